@@ -1,0 +1,85 @@
+"""numapin: a NUMA-aware launcher for multi-GPU PyTorch.
+
+Importing this package reads nothing and imports neither torch nor pynvml nor libnuma; each public name is imported
+from its module when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from numapin.errors import (
+        BindingRefused,
+        LibnumaError,
+        MachineError,
+        MachineFileError,
+        NumapinError,
+        NvmlError,
+        PlanError,
+        UsageError,
+    )
+    from numapin.plan import Bind, Memory, Plan, RankPlan, Request, make_plan
+    from numapin.topology.discover import discover
+    from numapin.topology.model import Allowed, Core, Gpu, Link, Nic, Node, Package, Topology
+
+__version__ = "0.1.0"
+
+_HOME = {
+    **dict.fromkeys(
+        (
+            "BindingRefused",
+            "LibnumaError",
+            "MachineError",
+            "MachineFileError",
+            "NumapinError",
+            "NvmlError",
+            "PlanError",
+            "UsageError",
+        ),
+        "numapin.errors",
+    ),
+    **dict.fromkeys(("Allowed", "Core", "Gpu", "Link", "Nic", "Node", "Package", "Topology"), "numapin.topology.model"),
+    **dict.fromkeys(("Bind", "Memory", "Plan", "RankPlan", "Request", "make_plan"), "numapin.plan"),
+    "discover": "numapin.topology.discover",
+}
+
+__all__ = [  # noqa: RUF022 - grouped by stage, in the order in which a program uses them
+    "discover",
+    "Topology",
+    "Package",
+    "Node",
+    "Core",
+    "Gpu",
+    "Nic",
+    "Link",
+    "Allowed",
+    "make_plan",
+    "Request",
+    "Bind",
+    "Memory",
+    "Plan",
+    "RankPlan",
+    "NumapinError",
+    "UsageError",
+    "MachineError",
+    "MachineFileError",
+    "LibnumaError",
+    "NvmlError",
+    "PlanError",
+    "BindingRefused",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name from its module on first use (PEP 562)."""
+    if name not in _HOME:
+        msg = f"module 'numapin' has no attribute {name!r}"
+        raise AttributeError(msg)
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    """List the public names for completion."""
+    return sorted([*__all__, "__version__"])

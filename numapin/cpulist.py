@@ -1,0 +1,83 @@
+"""Linux list strings: "0-3,8" <-> frozenset of int. Pure.
+
+Comes in: a string from the kernel, a user or a JSON file; or a set of CPU or node numbers. Goes out: the other one.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+_ITEM = re.compile(r"(\d{1,7})(?:-(\d{1,7})(?::(\d{1,7})/(\d{1,7}))?)?", re.ASCII)
+MAX_ID = 1 << 20
+"""Larger than any CPU or node number Linux can be built for (NR_CPUS is at most 8192); a range beyond it is a typo."""
+
+
+def parse(text: str) -> frozenset[int]:
+    """Parse a Linux list string into a set.
+
+    Accepts single numbers, ranges, and the kernel's grouped ranges ("0-31:2/8" is the first 2 of every 8),
+    separated by commas; white space around items and an empty string (the empty set) are fine.
+    Raises ValueError that names the bad item.
+    Source: Documentation/admin-guide/kernel-parameters.rst, "cpu lists".
+    """
+    return frozenset(number for item in text.split(",") for number in _numbers(item.strip(), text))
+
+
+def render(numbers: Iterable[int]) -> str:
+    """Render numbers as the shortest sorted Linux list string; the empty set is the empty string."""
+    ordered = sorted(set(numbers))
+    if not ordered:
+        return ""
+    breaks = [i + 1 for i, (a, b) in enumerate(pairwise(ordered)) if b != a + 1]
+    starts, ends = [0, *breaks], [*breaks, len(ordered)]
+    return ",".join(_run(ordered[start], ordered[end - 1]) for start, end in zip(starts, ends, strict=True))
+
+
+def parse_mask(text: str) -> frozenset[int]:
+    """Parse a hexadecimal mask of comma-separated 32-bit words, most significant first ("00000001,0000000f").
+
+    The "0x" that hwloc writes before each word is accepted, and so is an empty word, which hwloc writes for zero.
+    Raises ValueError that quotes the mask.
+    """
+    words = [word.strip().removeprefix("0x") for word in text.strip().split(",")]
+    if any(not re.fullmatch(r"[0-9a-fA-F]{0,8}", word) for word in words) or len(words) > MAX_ID // 32:
+        msg = f"{_short(text)!r} is not a CPU mask of hexadecimal 32-bit words"
+        raise ValueError(msg)
+    value = int("".join(word.rjust(8, "0") for word in words), 16)
+    return frozenset(_bits(value))
+
+
+def _numbers(item: str, text: str) -> range | list[int]:
+    if not item and not text.strip():
+        return range(0)
+    match = _ITEM.fullmatch(item)
+    if match is None:
+        msg = f"{_short(item)!r} in {_short(text)!r} is not a number or a range such as 0-3"
+        raise ValueError(msg)
+    first = int(match[1])
+    last = int(match[2] or first)
+    used, group = int(match[3] or 1), int(match[4] or 1)
+    if last < first or last >= MAX_ID or not 1 <= used <= group:
+        msg = f"range {item!r} in {_short(text)!r} runs backwards or too far"
+        raise ValueError(msg)
+    return [number for number in range(first, last + 1) if (number - first) % group < used]
+
+
+def _run(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first}-{last}"
+
+
+def _bits(value: int) -> Iterator[int]:
+    while value:
+        low = value & -value
+        yield low.bit_length() - 1
+        value ^= low
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:57]}..."

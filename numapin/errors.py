@@ -1,0 +1,72 @@
+"""The error tree. Every error says what failed, on what, and what was seen; its hint is the next command to type.
+
+::
+
+    NumapinError               exit status 1
+    ├── UsageError             2   an option or value that cannot be
+    ├── MachineError           3   the machine cannot be read
+    │   ├── MachineFileError   3   a machine file is malformed: names the file and the line or element
+    │   ├── LibnumaError       3   libnuma is missing or refuses to work
+    │   └── NvmlError          3   the NVIDIA management library failed in a way that leaves no GPU list
+    ├── PlanError              4   no feasible plan
+    └── BindingRefused         5   the kernel refused a binding under --strict
+
+Comes in: nothing. Goes out: exceptions that every stage raises and that `numapin.cli` turns into an exit status.
+"""
+
+from __future__ import annotations
+
+
+class NumapinError(Exception):
+    """Report a failure to the user.
+
+    `message` is what failed, on what, and what was seen; `hint` is the next command to type or the remedy.
+    Pickles with both, because errors cross process borders.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message, hint)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        """Return the message, with the hint on a line of its own when there is one."""
+        return f"{self.message}\n  hint: {self.hint}" if self.hint else self.message
+
+
+class UsageError(NumapinError):
+    """An option or value names something that does not exist or cannot be combined."""
+
+    exit_code = 2
+
+
+class MachineError(NumapinError):
+    """The machine, or a description of one, cannot be read."""
+
+    exit_code = 3
+
+
+class MachineFileError(MachineError):
+    """A machine file is malformed; the message names the file and the line or element."""
+
+
+class LibnumaError(MachineError):
+    """libnuma is missing, or a call into it failed."""
+
+
+class NvmlError(MachineError):
+    """The NVIDIA management library is there but cannot say which GPUs exist."""
+
+
+class PlanError(NumapinError):
+    """No plan satisfies the request on this machine."""
+
+    exit_code = 4
+
+
+class BindingRefused(NumapinError):  # noqa: N818 - reads as what happened, like asyncio.CancelledError
+    """The kernel refused a binding and the user asked for --strict."""
+
+    exit_code = 5

@@ -1,0 +1,386 @@
+"""The machine as data. Pure.
+
+Comes in: what `build` made of the readings, or JSON (schema numapin.topology/1). Goes out: one frozen `Topology` that
+every later stage reads and none changes.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from numapin import cpulist
+from numapin.errors import MachineFileError
+from numapin.fields import Fields
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+SCHEMA: Final = "numapin.topology/1"
+
+
+class NodeKind(StrEnum):
+    """What a NUMA node is made of."""
+
+    CPU = "cpu"
+    """It has CPUs."""
+    MEMORY = "memory"
+    """Memory without CPUs: CXL, HBM, persistent memory."""
+    GPU = "gpu"
+    """The memory of a GPU, shown as a node (POWER9, Grace). Never used for host memory."""
+
+
+class LinkKind(StrEnum):
+    """How two PCI devices reach each other, nearest first, in the words of `nvidia-smi topo -m`.
+
+    NVLink has no word here: it is "NV<count>".
+    """
+
+    SAME_BOARD = "PSB"
+    ONE_SWITCH = "PIX"
+    SWITCHES = "PXB"
+    HOST_BRIDGE = "PHB"
+    SAME_NODE = "NODE"
+    SYSTEM = "SYS"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Package:
+    """One processor package (socket)."""
+
+    id: int
+    nodes: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One NUMA node, by the kernel's number. `distances` are the kernel's (ACPI SLIT: 10 is local)."""
+
+    id: int
+    kind: NodeKind
+    cpus: frozenset[int]
+    package: int | None = None
+    memory_bytes: int | None = None
+    free_bytes: int | None = None
+    distances: Mapping[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check that the kind agrees with the CPUs."""
+        if bool(self.cpus) != (self.kind is NodeKind.CPU):
+            msg = f"node {self.id} of kind {self.kind.value!r} has CPUs {cpulist.render(self.cpus)!r}"
+            raise ValueError(msg)
+
+    def distance_to(self, node: int) -> float:
+        """Return the distance to another node; an unknown distance is the farthest."""
+        return self.distances.get(node, 10 if node == self.id else float("inf"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Core:
+    """One physical core. `id` is its lowest CPU; `l3` is the lowest CPU of the group that shares its L3 cache."""
+
+    id: int
+    cpus: frozenset[int]
+    node: int | None = None
+    package: int | None = None
+    l3: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check that the core has CPUs."""
+        if not self.cpus:
+            msg = f"core {self.id} has no CPUs"
+            raise ValueError(msg)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pcie:
+    """A PCI Express link: generation and lanes now and at most; None is unknown."""
+
+    gen: int | None = None
+    width: int | None = None
+    max_gen: int | None = None
+    max_width: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mig:
+    """One MIG instance of a GPU."""
+
+    uuid: str
+    name: str | None = None
+
+
+class NodeSource(StrEnum):
+    """Where a GPU's node comes from, most trusted first."""
+
+    SYSFS = "sysfs"
+    PCI_PARENT = "pci-parent"
+    NVML_MEMORY = "nvml-memory-affinity"
+    LOCAL_CPUS = "local-cpus"
+    NVML_CPUS = "nvml-cpu-affinity"
+    NCCL_FILE = "nccl-topology-file"
+    USER = "gpu-nodes-option"
+    SINGLE = "single-node"
+    """The machine has one node."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One NVIDIA GPU. `index` is NVML's order, `cuda_index` the CUDA runtime's; the two are different name spaces.
+
+    `visible` says whether CUDA sees the GPU at all; `cuda_index` is None where it does not, or where its order cannot
+    be known (GPUs of different kinds without CUDA_DEVICE_ORDER=PCI_BUS_ID).
+    """
+
+    index: int
+    cuda_index: int | None = None
+    visible: bool = True
+    uuid: str | None = None
+    pci: str | None = None
+    name: str | None = None
+    node: int | None = None
+    node_source: NodeSource | None = None
+    cpus: frozenset[int] | None = None
+    pcie: Pcie = Pcie()
+    mig: tuple[Mig, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check that a node has a source and that only visible GPUs have a CUDA index."""
+        if (self.node is None) != (self.node_source is None):
+            msg = f"GPU {self.index} has node {self.node} from source {self.node_source}"
+            raise ValueError(msg)
+        if self.cuda_index is not None and not self.visible:
+            msg = f"GPU {self.index} is not visible but has CUDA index {self.cuda_index}"
+            raise ValueError(msg)
+
+    @property
+    def label(self) -> str:
+        """Name the GPU for people and in `links`."""
+        return f"gpu{self.index}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nic:
+    """One network device: "ethernet" or "infiniband" (RoCE and EFA devices that show verbs are "infiniband")."""
+
+    name: str
+    pci: str | None = None
+    node: int | None = None
+    kind: str = "ethernet"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """How device `a` reaches device `b`: a `LinkKind` word, or "NV<links>"."""
+
+    a: str
+    b: str
+    kind: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allowed:
+    """The CPUs and nodes that this process may use (cpuset, affinity)."""
+
+    cpus: frozenset[int]
+    nodes: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """One machine. Sequences are sorted by number; `notes` are what the readers could not tell, with the remedy."""
+
+    host: str | None
+    source: str
+    packages: tuple[Package, ...]
+    nodes: tuple[Node, ...]
+    cores: tuple[Core, ...]
+    allowed: Allowed
+    gpus: tuple[Gpu, ...] = ()
+    nics: tuple[Nic, ...] = ()
+    links: tuple[Link, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check that numbers are unique and that what refers to a node or package refers to one that is here."""
+        for what, ids in (
+            ("node", [node.id for node in self.nodes]),
+            ("package", [package.id for package in self.packages]),
+            ("CPU", [cpu for core in self.cores for cpu in core.cpus]),
+            ("GPU", [gpu.index for gpu in self.gpus]),
+            ("CUDA index", [gpu.cuda_index for gpu in self.gpus if gpu.cuda_index is not None]),
+        ):
+            _require_unique(what, ids)
+        self._require_known_nodes()
+
+    def _require_known_nodes(self) -> None:
+        known = {node.id for node in self.nodes}
+        for what, node in (
+            *((f"core {core.id}", core.node) for core in self.cores),
+            *((gpu.label, gpu.node) for gpu in self.gpus),
+            *((nic.name, nic.node) for nic in self.nics),
+            *((f"package {package.id}", node) for package in self.packages for node in package.nodes),
+        ):
+            if node is not None and node not in known:
+                msg = f"{what} is on node {node}, which the machine does not have"
+                raise ValueError(msg)
+
+    @property
+    def cpus(self) -> frozenset[int]:
+        """Return every online CPU."""
+        return frozenset(cpu for core in self.cores for cpu in core.cpus)
+
+    @property
+    def cpu_nodes(self) -> tuple[Node, ...]:
+        """Return the nodes that have CPUs."""
+        return tuple(node for node in self.nodes if node.kind is NodeKind.CPU)
+
+    @property
+    def visible_gpus(self) -> tuple[Gpu, ...]:
+        """Return the GPUs that CUDA sees, in CUDA's order; those of unknown order last, in NVML's."""
+        visible = (gpu for gpu in self.gpus if gpu.visible)
+        return tuple(sorted(visible, key=lambda g: (g.cuda_index is None, g.cuda_index or 0, g.index)))
+
+    def node(self, node_id: int) -> Node | None:
+        """Return the node of that number, or None."""
+        return next((node for node in self.nodes if node.id == node_id), None)
+
+    def restrict(self, allowed: Allowed) -> Topology:
+        """Return the same machine with less of it allowed; what was not allowed before stays so."""
+        both = Allowed(cpus=self.allowed.cpus & allowed.cpus, nodes=self.allowed.nodes & allowed.nodes)
+        return replace(self, allowed=both)
+
+    def to_json(self) -> dict[str, object]:
+        """Return the JSON form (schema numapin.topology/1); `json.dumps` takes it as it is."""
+        return {
+            "schema": SCHEMA,
+            "host": self.host,
+            "source": self.source,
+            "packages": [{"id": p.id, "nodes": cpulist.render(p.nodes)} for p in self.packages],
+            "nodes": [_node_to_json(node) for node in self.nodes],
+            "cores": [
+                {"id": c.id, "cpus": cpulist.render(c.cpus), "node": c.node, "package": c.package, "l3": c.l3}
+                for c in self.cores
+            ],
+            "allowed": {"cpus": cpulist.render(self.allowed.cpus), "nodes": cpulist.render(self.allowed.nodes)},
+            "gpus": [_gpu_to_json(gpu) for gpu in self.gpus],
+            "nics": [{"name": n.name, "pci": n.pci, "node": n.node, "kind": n.kind} for n in self.nics],
+            "links": [{"a": link.a, "b": link.b, "kind": link.kind} for link in self.links],
+            "notes": list(self.notes),
+        }
+
+    @classmethod
+    def from_json(cls, text: str, *, source: str = "JSON") -> Topology:
+        """Read the JSON form. Raises MachineFileError that names `source` and the line or element."""
+        try:
+            top = Fields.top(source, json.loads(text))
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise MachineFileError(
+                f"{source}: not JSON: {error}", "save a machine with: numapin topo --save FILE"
+            ) from None
+        top.expect_schema(SCHEMA)
+        allowed = top.mapping("allowed")
+        try:
+            return cls(
+                host=top.optional_text("host"),
+                source=top.text("source"),
+                packages=top.each("packages", lambda f: Package(id=f.number("id"), nodes=f.numbers("nodes"))),
+                nodes=top.each("nodes", _node_from_json),
+                cores=top.each("cores", _core_from_json),
+                allowed=Allowed(cpus=allowed.numbers("cpus"), nodes=allowed.numbers("nodes")),
+                gpus=top.each("gpus", _gpu_from_json),
+                nics=top.each("nics", _nic_from_json),
+                links=top.each("links", lambda f: Link(a=f.text("a"), b=f.text("b"), kind=f.text("kind"))),
+                notes=top.texts("notes") if "notes" in top.values else (),
+            )
+        except ValueError as error:
+            raise MachineFileError(
+                f"{source}: {error}", "save the machine again with: numapin topo --save FILE"
+            ) from None
+
+
+def _require_unique(what: str, ids: Iterable[int]) -> None:
+    seen: set[int] = set()
+    for number in ids:
+        if number in seen:
+            msg = f"{what} {number} appears twice"
+            raise ValueError(msg)
+        seen.add(number)
+
+
+def _node_to_json(node: Node) -> dict[str, object]:
+    return {
+        "id": node.id,
+        "kind": node.kind.value,
+        "cpus": cpulist.render(node.cpus),
+        "package": node.package,
+        "memory_bytes": node.memory_bytes,
+        "free_bytes": node.free_bytes,
+        "distances": {str(other): distance for other, distance in sorted(node.distances.items())},
+    }
+
+
+def _gpu_to_json(gpu: Gpu) -> dict[str, object]:
+    return {
+        "index": gpu.index,
+        "cuda_index": gpu.cuda_index,
+        "visible": gpu.visible,
+        "uuid": gpu.uuid,
+        "pci": gpu.pci,
+        "name": gpu.name,
+        "node": gpu.node,
+        "node_source": gpu.node_source.value if gpu.node_source else None,
+        "cpus": None if gpu.cpus is None else cpulist.render(gpu.cpus),
+        "pcie": {
+            "gen": gpu.pcie.gen,
+            "width": gpu.pcie.width,
+            "max_gen": gpu.pcie.max_gen,
+            "max_width": gpu.pcie.max_width,
+        },
+        "mig": [{"uuid": mig.uuid, "name": mig.name} for mig in gpu.mig],
+    }
+
+
+def _node_from_json(f: Fields) -> Node:
+    return Node(
+        id=f.number("id"),
+        kind=NodeKind(f.text("kind")),
+        cpus=f.numbers("cpus"),
+        package=f.optional_number("package"),
+        memory_bytes=f.optional_number("memory_bytes"),
+        free_bytes=f.optional_number("free_bytes"),
+        distances=f.number_map("distances"),
+    )
+
+
+def _core_from_json(f: Fields) -> Core:
+    return Core(
+        id=f.number("id"),
+        cpus=f.numbers("cpus"),
+        node=f.optional_number("node"),
+        package=f.optional_number("package"),
+        l3=f.optional_number("l3"),
+    )
+
+
+def _gpu_from_json(f: Fields) -> Gpu:
+    pcie, source = f.mapping("pcie"), f.optional_text("node_source")
+    return Gpu(
+        index=f.number("index"),
+        cuda_index=f.optional_number("cuda_index"),
+        visible=f.flag("visible"),
+        uuid=f.optional_text("uuid"),
+        pci=f.optional_text("pci"),
+        name=f.optional_text("name"),
+        node=f.optional_number("node"),
+        node_source=None if source is None else NodeSource(source),
+        cpus=f.optional_numbers("cpus"),
+        pcie=Pcie(**{key: pcie.optional_number(key) for key in ("gen", "width", "max_gen", "max_width")}),
+        mig=f.each("mig", lambda m: Mig(uuid=m.text("uuid"), name=m.optional_text("name"))),
+    )
+
+
+def _nic_from_json(f: Fields) -> Nic:
+    return Nic(name=f.text("name"), pci=f.optional_text("pci"), node=f.optional_number("node"), kind=f.text("kind"))
