@@ -20,7 +20,8 @@ if TYPE_CHECKING:
         PlanError,
         UsageError,
     )
-    from numapin.plan import Bind, Memory, Plan, RankPlan, Request, make_plan
+    from numapin.plan import Plan, RankPlan, make_plan
+    from numapin.request import Bind, Memory, Request
     from numapin.topology.discover import discover
     from numapin.topology.model import Allowed, Core, Gpu, Link, Nic, Node, Package, Topology
 
@@ -41,7 +42,8 @@ _HOME = {
         "numapin.errors",
     ),
     **dict.fromkeys(("Allowed", "Core", "Gpu", "Link", "Nic", "Node", "Package", "Topology"), "numapin.topology.model"),
-    **dict.fromkeys(("Bind", "Memory", "Plan", "RankPlan", "Request", "make_plan"), "numapin.plan"),
+    **dict.fromkeys(("Plan", "RankPlan", "make_plan"), "numapin.plan"),
+    **dict.fromkeys(("Bind", "Memory", "Request"), "numapin.request"),
     "discover": "numapin.topology.discover",
 }
 

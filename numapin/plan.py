@@ -1,0 +1,236 @@
+"""Stage 2: which CPUs and which memory each rank must use. Pure.
+
+Comes in: a `Topology` and a `Request`. Goes out: a `Plan` (schema numapin.plan/1) that says for each rank what it gets
+and why. The same input gives the same plan.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from numapin import cpulist
+from numapin.allot import allot
+from numapin.errors import MachineFileError, UsageError
+from numapin.fields import Fields
+from numapin.request import Bind, Memory, Request
+from numapin.topology.model import NodeKind
+
+if TYPE_CHECKING:
+    from numapin.allot import Draft, Machine
+    from numapin.topology.model import Node, Topology
+
+SCHEMA: Final = "numapin.plan/1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuRef:
+    """A GPU by its names."""
+
+    index: int
+    uuid: str | None
+    pci: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPlan:
+    """What one rank gets. `node` is its GPU's node, `nodes` those of its memory policy; `reason` says why.
+
+    `exact` is False where the rank got less than was asked. `num_threads` is the number of physical cores that are its
+    share.
+    """
+
+    local_rank: int
+    gpu: GpuRef | None
+    node: int | None
+    cpus: frozenset[int]
+    nodes: frozenset[int]
+    memory: Memory
+    num_threads: int
+    exact: bool
+    reason: str
+
+    def to_json(self) -> dict[str, object]:
+        """Return the JSON form of one rank."""
+        gpu = self.gpu and {"index": self.gpu.index, "uuid": self.gpu.uuid, "pci": self.gpu.pci}
+        return {
+            "local_rank": self.local_rank,
+            "gpu": gpu,
+            "node": self.node,
+            "cpus": cpulist.render(self.cpus),
+            "nodes": cpulist.render(self.nodes),
+            "memory": self.memory.value,
+            "num_threads": self.num_threads,
+            "exact": self.exact,
+            "reason": self.reason,
+        }
+
+    @classmethod
+    def from_fields(cls, f: Fields) -> RankPlan:
+        """Read the JSON form of one rank."""
+        gpu = f.optional_mapping("gpu")
+        return cls(
+            local_rank=f.number("local_rank"),
+            gpu=None
+            if gpu is None
+            else GpuRef(index=gpu.number("index"), uuid=gpu.optional_text("uuid"), pci=gpu.optional_text("pci")),
+            node=f.optional_number("node"),
+            cpus=f.numbers("cpus"),
+            nodes=f.numbers("nodes"),
+            memory=Memory(f.text("memory")),
+            num_threads=f.number("num_threads"),
+            exact=f.flag("exact"),
+            reason=f.text("reason"),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What every rank of one host gets, in the order of local ranks; `warnings` are for the user, once."""
+
+    bind: Bind
+    memory: Memory
+    ranks: tuple[RankPlan, ...]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def exact(self) -> bool:
+        """Return whether every rank got what was asked."""
+        return all(rank.exact for rank in self.ranks)
+
+    def to_json(self) -> dict[str, object]:
+        """Return the JSON form (schema numapin.plan/1)."""
+        return {
+            "schema": SCHEMA,
+            "bind": self.bind.value,
+            "memory": self.memory.value,
+            "ranks": [rank.to_json() for rank in self.ranks],
+            "warnings": list(self.warnings),
+        }
+
+    @classmethod
+    def from_json(cls, text: str, *, source: str = "JSON") -> Plan:
+        """Read the JSON form. Raises MachineFileError that names `source` and the element."""
+        try:
+            top = Fields.top(source, json.loads(text))
+            top.expect_schema(SCHEMA)
+            return cls(
+                bind=Bind(top.text("bind")),
+                memory=Memory(top.text("memory")),
+                ranks=top.each("ranks", RankPlan.from_fields),
+                warnings=top.texts("warnings"),
+            )
+        except (ValueError, RecursionError) as error:
+            raise MachineFileError(f"{source}: {error}", "write a plan with: numapin plan --json") from None
+
+
+def make_plan(topology: Topology, request: Request) -> Plan:
+    """Decide which CPUs and memory each rank of this host uses.
+
+    1. Usable CPUs are the allowed ones, less `reserve_cpus`, less all but one of each core's without SMT.
+    2. Rank n uses GPU n mod G. Without GPUs, ranks are spread over the nodes.
+    3. A rank's home is its GPU's node; a home without usable CPUs is replaced by the nearest node that has some.
+    4. The mode makes a pool of CPUs of the home.
+    5. Ranks of one pool share it, or split it by whole cores (`exclusive`, `cpus_per_rank`), in the order of their
+       GPUs' PCI addresses, so that renumbering GPUs moves no CPUs.
+    6. A rank's thread count is its part of the physical cores of its pool.
+    7. Its memory is on its GPU's node (the package's nodes for `socket`), or the nearest allowed one.
+
+    Raises PlanError where no CPU is left or exclusive ranks outnumber the cores, and UsageError for a CPU, node or GPU
+    that does not exist.
+    """
+    machine, drafts = allot(topology, request)
+    ranks = tuple(_with_memory(machine, request, draft) for draft in drafts)
+    warnings = (*topology.notes, *(f"rank {r.local_rank}: {r.reason}" for r in ranks if not r.exact))
+    return Plan(
+        bind=request.bind,
+        memory=request.policy,
+        ranks=ranks,
+        warnings=(*warnings, *_idle_warning(machine, request, ranks)),
+    )
+
+
+# --- 7. memory -------------------------------------------------------------------------------------------------------
+
+
+def _with_memory(machine: Machine, request: Request, draft: Draft) -> RankPlan:
+    draft, memory, nodes = _memory(machine, request, draft)
+    gpu = draft.gpu
+    return RankPlan(
+        local_rank=draft.local_rank,
+        gpu=None if gpu is None else GpuRef(index=gpu.index, uuid=gpu.uuid, pci=gpu.pci),
+        node=draft.home,
+        cpus=draft.cpus,
+        nodes=nodes,
+        memory=memory,
+        num_threads=draft.num_threads,
+        exact=draft.exact,
+        reason="; ".join(draft.why),
+    )
+
+
+def _memory(machine: Machine, request: Request, draft: Draft) -> tuple[Draft, Memory, frozenset[int]]:
+    policy = request.policy
+    under_cpus = frozenset(n.id for n in machine.topology.cpu_nodes if n.cpus & draft.cpus)
+    if request.memory_nodes is not None:
+        return draft, policy, _named_nodes(machine, request.memory_nodes)
+    if policy in (Memory.NONE, Memory.LOCAL):
+        return draft, policy, under_cpus
+    if len(machine.nodes) == 1:
+        return draft.because("one NUMA node: memory can be nowhere else"), Memory.NONE, under_cpus
+    usable = _memory_nodes(machine)
+    if policy is Memory.INTERLEAVE and usable:
+        return draft, policy, frozenset(node.id for node in usable)
+    if draft.home is None or not usable:
+        return draft, Memory.NONE, under_cpus
+    return _home_memory(machine, request, draft, usable)
+
+
+def _home_memory(
+    machine: Machine, request: Request, draft: Draft, usable: list[Node]
+) -> tuple[Draft, Memory, frozenset[int]]:
+    """Take the home's nodes, or the nearest with allowed memory, even where the CPUs had to come from elsewhere."""
+    assert draft.home is not None  # noqa: S101 - the caller asked
+    wanted = machine.package_nodes(draft.home) if request.bind is Bind.SOCKET else frozenset({draft.home})
+    nodes = wanted & {node.id for node in usable}
+    nearest = machine.nearest(draft.home, usable)
+    if nodes or nearest is None:
+        return draft, request.policy, nodes
+    why = f"no allowed memory on node {draft.home}; node {nearest.id} is the nearest"
+    return draft.because(why, exact=False), request.policy, frozenset({nearest.id})
+
+
+def _memory_nodes(machine: Machine) -> list[Node]:
+    """Return the allowed nodes with CPUs and memory; a node may have CPUs and no memory (unpopulated channels)."""
+    allowed = machine.topology.allowed.nodes
+    return [node for node in machine.topology.cpu_nodes if node.id in allowed and node.memory_bytes != 0]
+
+
+def _named_nodes(machine: Machine, named: frozenset[int]) -> frozenset[int]:
+    allowed = machine.topology.allowed.nodes
+    usable = frozenset(n.id for n in machine.topology.nodes if n.kind is not NodeKind.GPU and n.id in allowed)
+    if not named or named - usable:
+        raise UsageError(
+            f"--memory: nodes {cpulist.render(named - usable) or 'none'} are not host memory this process may use; "
+            f"there are {cpulist.render(usable)}",
+            "see them with: numapin topo",
+        )
+    return named
+
+
+# --- warnings --------------------------------------------------------------------------------------------------------
+
+
+def _idle_warning(machine: Machine, request: Request, ranks: tuple[RankPlan, ...]) -> tuple[str, ...]:
+    """Say how many CPUs stay idle on nodes without a rank that `--bind socket` would use."""
+    if request.bind in (Bind.NONE, Bind.SOCKET):
+        return ()
+    homes = {rank.node for rank in ranks if rank.node is not None}
+    reachable = frozenset().union(*(machine.package_nodes(home) for home in homes)) if homes else frozenset()
+    used = frozenset().union(*(rank.cpus for rank in ranks))
+    idle = sorted(n for n in reachable - homes if machine.node_cpus[n] and not machine.node_cpus[n] & used)
+    if not idle:
+        return ()
+    count = sum(len(machine.node_cpus[node]) for node in idle)
+    return (f"{count} CPUs of nodes {cpulist.render(idle)}, which have no rank, stay idle; --bind socket uses them",)

@@ -1,0 +1,73 @@
+"""What the user asked for. Pure.
+
+Comes in: options, already parsed. Goes out: a `Request`, checked as far as it can be without a machine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from numapin.errors import UsageError
+
+
+class Bind(StrEnum):
+    """Which CPUs a rank may use, in torchrun's words."""
+
+    NONE = "none"
+    """All allowed CPUs."""
+    NODE = "node"
+    """All CPUs of its GPU's node, shared with the other ranks of that node."""
+    SOCKET = "socket"
+    """All CPUs of its GPU's package, those of nodes without a GPU included."""
+    EXCLUSIVE = "exclusive"
+    """A part of its GPU's node that no other rank gets."""
+    CORE_COMPLEX = "core-complex"
+    """The CPUs of one L3 cache of its GPU's node."""
+
+
+class Memory(StrEnum):
+    """The memory policy of a rank."""
+
+    NONE = "none"
+    LOCAL = "local"
+    """On the node of the CPU that touches the page first, whatever policy the launcher inherited."""
+    PREFERRED = "preferred"
+    """On the rank's nodes while they have room."""
+    BIND = "bind"
+    """On the rank's nodes or nowhere; a full node wakes the OOM killer."""
+    INTERLEAVE = "interleave"
+    """Page by page over all allowed nodes with CPUs, or over the nodes named."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What the user asked for.
+
+    `memory` None is `preferred`, or `none` with `--bind none`. `num_ranks` None is one rank per visible GPU, or one
+    rank where there is none. `gpus` are NVML indices, UUIDs or PCI addresses, in the order of the ranks.
+    """
+
+    bind: Bind = Bind.NODE
+    memory: Memory | None = None
+    memory_nodes: frozenset[int] | None = None
+    num_ranks: int | None = None
+    cpus_per_rank: int | None = None
+    smt: bool = True
+    reserve_cpus: frozenset[int] = frozenset()
+    gpus: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        """Check what can be checked without a machine. Raises UsageError."""
+        for option, number in (("--nproc-per-node", self.num_ranks), ("--cpus-per-rank", self.cpus_per_rank)):
+            if number is not None and number < 1:
+                raise UsageError(f"{option} is {number}; it must be at least 1", "numapin run --help")
+        if self.cpus_per_rank is not None and self.bind is Bind.NONE:
+            raise UsageError("--cpus-per-rank with --bind none binds nothing", "choose a mode, such as: --bind node")
+        if self.memory_nodes is not None and self.memory in (None, Memory.NONE, Memory.LOCAL):
+            raise UsageError(f"--memory {self.memory} takes no nodes", "name them with bind, preferred or interleave")
+
+    @property
+    def policy(self) -> Memory:
+        """Return the memory policy, the default put in."""
+        return self.memory or (Memory.NONE if self.bind is Bind.NONE else Memory.PREFERRED)

@@ -1,0 +1,338 @@
+"""Judge the readings. Pure.
+
+Comes in: `Readings` of one machine. Goes out: its `Topology`, in which every GPU's node has a source, or is None.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from numapin import cpulist
+from numapin.errors import UsageError
+from numapin.topology.model import (
+    Allowed,
+    Core,
+    Gpu,
+    Link,
+    LinkKind,
+    Nic,
+    Node,
+    NodeKind,
+    NodeSource,
+    Package,
+    Pcie,
+    Topology,
+)
+from numapin.topology.readings import CpuReading, NodeReading, NvmlReading, PciReading, Readings
+from numapin.topology.visible import apply_visibility
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+
+def build(readings: Readings, *, visible_devices: str | None = None, device_order: str | None = None) -> Topology:
+    """Turn readings into a topology; the two texts are CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER.
+
+    Raises MachineFileError (through `Topology`'s own checks, ValueError) only where readings contradict themselves in
+    a way that no rule below settles.
+    """
+    cpus = {reading.cpu: reading for reading in readings.cpus}
+    nodes = _nodes(readings, cpus)
+    cores = _cores(cpus, nodes)
+    gpus, visibility_notes = apply_visibility(
+        _gpus(readings, nodes), visible_devices=visible_devices, device_order=device_order
+    )
+    allowed_nodes = frozenset(node.id for node in nodes)
+    return Topology(
+        host=readings.host,
+        source=readings.source,
+        packages=_packages(cpus, nodes),
+        nodes=nodes,
+        cores=cores,
+        allowed=Allowed(
+            cpus=_within(readings.allowed_cpus, frozenset(cpus)), nodes=_within(readings.allowed_nodes, allowed_nodes)
+        ),
+        gpus=gpus,
+        nics=_nics(readings, nodes),
+        links=_links(readings, gpus, nodes),
+        notes=(*readings.notes, *_nvml_notes(readings), *_node_notes(nodes, gpus), *visibility_notes),
+    )
+
+
+def with_gpu_nodes(topology: Topology, gpu_nodes: Mapping[str, int]) -> Topology:
+    """Put GPUs on the nodes that the user named; keys are NVML indices, UUIDs or PCI addresses.
+
+    The user's word wins over every reading, and a note says what it replaced. Raises UsageError for a GPU or a node
+    that is not there, or a node without CPUs.
+    """
+    chosen = {find_gpu(topology, key, option="--gpu-nodes").index: node for key, node in gpu_nodes.items()}
+    for node in chosen.values():
+        _require_cpu_node(topology, node)
+    replaced = tuple(
+        f"--gpu-nodes puts {gpu.label} on node {chosen[gpu.index]}; {gpu.node_source} says node {gpu.node}"
+        for gpu in topology.gpus
+        if gpu.index in chosen and gpu.node not in (None, chosen[gpu.index])
+    )
+    gpus = tuple(
+        replace(gpu, node=chosen[gpu.index], node_source=NodeSource.USER) if gpu.index in chosen else gpu
+        for gpu in topology.gpus
+    )
+    kept = tuple(note for note in topology.notes if note not in _node_notes(topology.nodes, topology.gpus))
+    return replace(topology, gpus=gpus, notes=(*kept, *_node_notes(topology.nodes, gpus), *replaced))
+
+
+def find_gpu(topology: Topology, key: str, *, option: str) -> Gpu:
+    """Return the GPU with that NVML index, UUID (or a unique beginning of one) or PCI address, or raise UsageError."""
+    from numapin.topology.readings import pci_address
+
+    wanted = key.strip()
+    address = pci_address(wanted)
+    matches = [
+        gpu
+        for gpu in topology.gpus
+        if wanted == str(gpu.index)
+        or (address is not None and gpu.pci == address)
+        or (wanted.startswith("GPU-") and gpu.uuid is not None and gpu.uuid.startswith(wanted))
+    ]
+    if len(matches) == 1:
+        return matches[0]
+    problem = "names more than one GPU" if matches else "names no GPU of this machine"
+    there = ", ".join(f"{gpu.index} ({gpu.pci or gpu.uuid})" for gpu in topology.gpus) or "none"
+    raise UsageError(f"{option}: {key!r} {problem}; there are: {there}", "list them with: numapin topo")
+
+
+def _require_cpu_node(topology: Topology, node: int) -> None:
+    usable = frozenset(n.id for n in topology.cpu_nodes)
+    if node not in usable:
+        raise UsageError(
+            f"--gpu-nodes: node {node} has no CPUs or does not exist; nodes with CPUs: {cpulist.render(usable)}",
+            "list them with: numapin topo",
+        )
+
+
+# --- nodes, cores, packages ------------------------------------------------------------------------------------------
+
+
+def _nodes(readings: Readings, cpus: Mapping[int, CpuReading]) -> tuple[Node, ...]:
+    own = frozenset(gpu.own_node for gpu in readings.nvml.gpus or () if gpu.own_node is not None)
+    gpu_memory = readings.gpu_memory_nodes | own
+    # A kernel without NUMA shows no node at all; it behaves as one node 0, which libnuma and hwloc also make up.
+    seen = readings.nodes or (NodeReading(id=0, cpus=frozenset(cpus), distances={0: 10}),)
+    return tuple(_node(reading, cpus, gpu_memory) for reading in sorted(seen, key=lambda r: r.id))
+
+
+def _node(reading: NodeReading, cpus: Mapping[int, CpuReading], gpu_memory: frozenset[int]) -> Node:
+    online = reading.cpus & cpus.keys()
+    packages = {cpus[cpu].package for cpu in online}
+    without_cpus = NodeKind.GPU if reading.id in gpu_memory else NodeKind.MEMORY
+    return Node(
+        id=reading.id,
+        kind=NodeKind.CPU if online else without_cpus,
+        cpus=online,
+        package=packages.pop() if len(packages) == 1 else None,
+        memory_bytes=reading.memory_bytes,
+        free_bytes=reading.free_bytes,
+        distances=dict(reading.distances),
+    )
+
+
+def _cores(cpus: Mapping[int, CpuReading], nodes: tuple[Node, ...]) -> tuple[Core, ...]:
+    homes = _unique_homes(nodes)
+    left = set(cpus)
+    cores = []
+    for cpu in sorted(cpus):
+        if cpu not in left:
+            continue
+        reading = cpus[cpu]
+        members = frozenset(reading.siblings & left | {cpu})  # a sibling list that overlaps another loses to the first
+        left -= members
+        core_nodes = {homes.get(member) for member in members}
+        cores.append(
+            Core(
+                id=cpu,
+                cpus=members,
+                node=core_nodes.pop() if len(core_nodes) == 1 else None,
+                package=reading.package,
+                l3=min(reading.l3) if reading.l3 else None,
+            )
+        )
+    return tuple(cores)
+
+
+def _unique_homes(nodes: tuple[Node, ...]) -> dict[int, int]:
+    """Map each CPU to its node, leaving out CPUs that several nodes claim (seen on machines with broken firmware)."""
+    homes: dict[int, int] = {}
+    contested: set[int] = set()
+    for node in nodes:
+        contested |= homes.keys() & node.cpus
+        homes.update(dict.fromkeys(node.cpus, node.id))
+    return {cpu: node for cpu, node in homes.items() if cpu not in contested}
+
+
+def _packages(cpus: Mapping[int, CpuReading], nodes: tuple[Node, ...]) -> tuple[Package, ...]:
+    ids = sorted({reading.package for reading in cpus.values() if reading.package is not None})
+    members = {p: frozenset(cpu for cpu, reading in cpus.items() if reading.package == p) for p in ids}
+    return tuple(Package(id=p, nodes=frozenset(n.id for n in nodes if n.cpus & members[p])) for p in ids)
+
+
+def _within(allowed: frozenset[int] | None, there: frozenset[int]) -> frozenset[int]:
+    return there if allowed is None else allowed & there
+
+
+# --- GPUs and their nodes --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Evidence:
+    """What is known about where one device is."""
+
+    pci: PciReading | None
+    nvml: NvmlReading | None
+    nccl_node: int | None
+    nodes: tuple[Node, ...]
+
+    def only_cpu_node(self, candidates: Iterable[int] | None) -> int | None:
+        """Return the one node with CPUs among the candidates, or None where there is none or more than one."""
+        with_cpus = {node.id for node in self.nodes if node.kind is NodeKind.CPU} & set(candidates or ())
+        return with_cpus.pop() if len(with_cpus) == 1 else None
+
+    def node_around(self, cpus: frozenset[int] | None) -> int | None:
+        """Return the one node in which these CPUs lie, or None."""
+        around = [node.id for node in self.nodes if cpus and cpus <= node.cpus]
+        return around[0] if len(around) == 1 else None
+
+
+_LADDER: Final[tuple[tuple[NodeSource, Callable[[_Evidence], int | None]], ...]] = (
+    (NodeSource.SYSFS, lambda e: e.only_cpu_node([e.pci.node] if e.pci and e.pci.node is not None else None)),
+    (NodeSource.PCI_PARENT, lambda e: e.only_cpu_node(e.pci.parent_nodes[:1] if e.pci else None)),
+    (NodeSource.NVML_MEMORY, lambda e: e.only_cpu_node(e.nvml.memory_nodes if e.nvml else None)),
+    (NodeSource.LOCAL_CPUS, lambda e: e.node_around(e.pci.local_cpus if e.pci else None)),
+    (NodeSource.NVML_CPUS, lambda e: e.node_around(e.nvml.cpus if e.nvml else None)),
+    (NodeSource.NCCL_FILE, lambda e: e.only_cpu_node([e.nccl_node] if e.nccl_node is not None else None)),
+    (NodeSource.SINGLE, lambda e: e.only_cpu_node(node.id for node in e.nodes)),
+)
+
+
+def _locate(evidence: _Evidence) -> tuple[int, NodeSource] | tuple[None, None]:
+    """Ask the sources in order; a source that names a node without CPUs (GPU memory, CXL) knows nothing."""
+    for source, ask in _LADDER:
+        node = ask(evidence)
+        if node is not None:
+            return node, source
+    return None, None
+
+
+def _gpus(readings: Readings, nodes: tuple[Node, ...]) -> tuple[Gpu, ...]:
+    pci = {reading.address: reading for reading in readings.pci if reading.is_gpu}
+    if readings.nvml.gpus is not None:
+        return tuple(_gpu(g.index, pci.get(g.pci), g, readings, nodes) for g in readings.nvml.gpus)
+    ordered = sorted(pci.values(), key=lambda r: (r.index is None, r.index or 0, pci_order(r.address)))
+    return tuple(
+        _gpu(position if reading.index is None else reading.index, reading, None, readings, nodes)
+        for position, reading in enumerate(ordered)
+    )
+
+
+def pci_order(address: str | None) -> tuple[int, str]:
+    """Sort PCI addresses as numbers: a domain above 0xffff is longer, so that length comes first."""
+    return (len(address or ""), address or "")
+
+
+def _gpu(
+    index: int, pci: PciReading | None, nvml: NvmlReading | None, readings: Readings, nodes: tuple[Node, ...]
+) -> Gpu:
+    address = nvml.pci if nvml else (pci.address if pci else None)
+    node, source = _locate(_Evidence(pci=pci, nvml=nvml, nccl_node=readings.nccl_nodes.get(address or ""), nodes=nodes))
+    told = (pci.local_cpus if pci else None) or (nvml.cpus if nvml else None)
+    return Gpu(
+        index=index,
+        uuid=nvml.uuid if nvml else (pci.uuid if pci else None),
+        pci=address,
+        name=(nvml.name if nvml else None) or (pci.name if pci else None),
+        node=node,
+        node_source=source,
+        cpus=next((n.cpus for n in nodes if n.id == node), told),
+        pcie=_merge_pcie(nvml.pcie if nvml else Pcie(), pci.pcie if pci else Pcie()),
+        mig=nvml.mig if nvml else (),
+    )
+
+
+def _merge_pcie(first: Pcie, second: Pcie) -> Pcie:
+    def pick(a: int | None, b: int | None) -> int | None:
+        return b if a is None else a
+
+    return Pcie(
+        gen=pick(first.gen, second.gen),
+        width=pick(first.width, second.width),
+        max_gen=pick(first.max_gen, second.max_gen),
+        max_width=pick(first.max_width, second.max_width),
+    )
+
+
+def _nics(readings: Readings, nodes: tuple[Node, ...]) -> tuple[Nic, ...]:
+    found = []
+    for reading in readings.pci:
+        nccl_node = readings.nccl_nodes.get(reading.address)
+        node, _ = _locate(_Evidence(pci=reading, nvml=None, nccl_node=nccl_node, nodes=nodes))
+        found += [Nic(name=name, pci=reading.address, node=node, kind=kind) for name, kind in reading.interfaces]
+    return tuple(sorted(found, key=lambda nic: (nic.name, nic.pci or "")))
+
+
+# --- links -----------------------------------------------------------------------------------------------------------
+
+
+def _links(readings: Readings, gpus: tuple[Gpu, ...], nodes: tuple[Node, ...]) -> tuple[Link, ...]:
+    """List GPU-GPU and GPU-NIC links: NVML's word where it has one, else what the PCI tree shows."""
+    told = {frozenset((a, b)): word for a, b, word in readings.nvml.links}
+    tree = {reading.address: reading for reading in readings.pci}
+    links = []
+    for position, gpu in enumerate(gpus):
+        for other in gpus[position + 1 :]:
+            word = told.get(frozenset((gpu.index, other.index)))
+            word = word or _pci_link(tree.get(gpu.pci or ""), tree.get(other.pci or ""), gpu.node, other.node)
+            links += [Link(a=gpu.label, b=other.label, kind=word)] if word else []
+        for nic in _nics(readings, nodes):
+            word = _pci_link(tree.get(gpu.pci or ""), tree.get(nic.pci or ""), gpu.node, nic.node)
+            links += [Link(a=gpu.label, b=nic.name, kind=word)] if word else []
+    return tuple(links)
+
+
+def _pci_link(a: PciReading | None, b: PciReading | None, node_a: int | None, node_b: int | None) -> str | None:
+    """Name the way between two PCI devices, or None where nothing tells."""
+    if a is None or b is None:
+        return None
+    common = next((bridge for bridge in a.parents if bridge in b.parents), None)
+    if common is not None:
+        # One switch is its upstream port above one downstream port a device.
+        single = a.parents.index(common) <= 1 and b.parents.index(common) <= 1
+        return LinkKind.ONE_SWITCH if single else LinkKind.SWITCHES
+    if a.host_bridge is not None and a.host_bridge == b.host_bridge:
+        return LinkKind.HOST_BRIDGE
+    if node_a is None or node_b is None:
+        return None
+    return LinkKind.SAME_NODE if node_a == node_b else LinkKind.SYSTEM
+
+
+# --- notes -----------------------------------------------------------------------------------------------------------
+
+
+def _nvml_notes(readings: Readings) -> tuple[str, ...]:
+    """Pass on why NVML told nothing only where there is an NVIDIA GPU that it should have told of."""
+    silent = readings.nvml.gpus is None and not any(reading.is_gpu for reading in readings.pci)
+    return () if silent else readings.nvml.notes
+
+
+def _node_notes(nodes: tuple[Node, ...], gpus: tuple[Gpu, ...]) -> tuple[str, ...]:
+    notes = []
+    with_cpus = [node for node in nodes if node.kind is NodeKind.CPU]
+    if len(with_cpus) > 1 and sum(len(n.cpus) for n in with_cpus) > len(
+        frozenset().union(*(n.cpus for n in with_cpus))
+    ):
+        notes.append("several NUMA nodes list the same CPUs: the firmware's tables are wrong; check with: numactl -H")
+    unknown = [gpu for gpu in gpus if gpu.node is None]
+    if unknown:
+        names = ", ".join(f"{gpu.label} ({gpu.pci})" for gpu in unknown)
+        example = f"--gpu-nodes {unknown[0].index}=NODE,…"
+        notes.append(f"the NUMA node of {names} is unknown; if you know it, say so with {example} or NCCL_TOPO_FILE")
+    return tuple(notes)

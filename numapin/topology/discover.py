@@ -1,0 +1,146 @@
+"""Read a machine. Edge: the only place that puts the readers together.
+
+Comes in: the live host, or a path to a description of one. Goes out: one `Topology`. Called once, in the launcher.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from numapin.errors import MachineError, MachineFileError, UsageError
+from numapin.topology.build import build, with_gpu_nodes
+from numapin.topology.model import Topology
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numapin.topology.readings import Readings
+
+_MAX_FILE_BYTES: Final = 64 << 20  # hwloc's XML of a machine with 64 nodes is under 4 MB
+
+
+def discover(
+    *,
+    root: Path | None = None,
+    machine: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    gpu_nodes: Mapping[str, int] | None = None,
+) -> Topology:
+    """Read the live host, a sysfs root below `root`, or the machine file `machine`.
+
+    `environ` gives CUDA_VISIBLE_DEVICES, CUDA_DEVICE_ORDER and NCCL_TOPO_FILE, which apply to the live host only: they
+    say nothing about another machine. `gpu_nodes` maps GPUs (index, UUID, PCI address) to nodes and wins over what was
+    read. Raises MachineError and its kinds, and UsageError for a GPU or node that is not there.
+    """
+    if root is not None and machine is not None:
+        raise UsageError("--root and --machine both name a machine", "give one of them")
+    if machine is not None:
+        topology = load(machine)
+    elif root is not None:
+        topology = _built(read_root(root), root)
+    else:
+        topology = read_host(environ or {})
+    return with_gpu_nodes(topology, gpu_nodes) if gpu_nodes else topology
+
+
+def read_host(environ: Mapping[str, str]) -> Topology:
+    """Read the live host through sysfs, libnuma and NVML."""
+    from numapin.topology.libnuma import read_libnuma
+    from numapin.topology.nvml import read_nvml
+
+    from_sysfs = read_root(Path("/"), source="live")
+    nccl_nodes, nccl_notes = _nccl_nodes(environ.get("NCCL_TOPO_FILE"))
+    readings = replace(
+        from_sysfs,
+        host=os.uname().nodename,
+        allowed_cpus=frozenset(os.sched_getaffinity(0)),
+        nvml=read_nvml(),
+        nccl_nodes=nccl_nodes,
+        notes=(*from_sysfs.notes, *nccl_notes),
+    )
+    nodes = read_libnuma()
+    if nodes is not None:
+        readings = replace(readings, nodes=nodes.nodes, allowed_nodes=nodes.allowed_nodes)
+    elif len(readings.nodes) > 1:
+        note = (
+            "the kernel forbids get_mempolicy (seccomp): nodes come from sysfs; add --cap-add SYS_NICE to the container"
+        )
+        readings = replace(readings, notes=(*readings.notes, note))
+    try:
+        return build(
+            readings,
+            visible_devices=environ.get("CUDA_VISIBLE_DEVICES"),
+            device_order=environ.get("CUDA_DEVICE_ORDER"),
+        )
+    except ValueError as error:
+        raise MachineError(f"this machine contradicts itself: {error}", "check it with: numactl -H") from None
+
+
+def read_root(root: Path, *, source: str | None = None) -> Readings:
+    """Read a sysfs root: a directory that holds sys/ and, as far as captured, proc/."""
+    from numapin.topology.sysfs import read_sysfs
+
+    return read_sysfs(root, source=source or f"root {root}")
+
+
+def load(path: Path) -> Topology:
+    """Read a machine file: our JSON, hwloc 2 or 3 XML, or NCCL topology XML; the content says which."""
+    text = read_text(path)
+    start = text.lstrip()[:1]
+    if start == "{":
+        return Topology.from_json(text, source=str(path))
+    if start == "<":
+        return _built(_read_xml(text, path), path)
+    raise MachineFileError(
+        f"{path}: line 1: neither JSON nor XML but {text[:20]!r}", "write a machine file with: numapin topo --save FILE"
+    )
+
+
+def read_text(path: Path) -> str:
+    """Read a text file of bounded size. Raises MachineError that names the file."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_FILE_BYTES + 1)
+        text = data.decode("utf-8-sig")
+    except OSError as error:
+        raise MachineError(f"{path}: {error.strerror}", "write a machine file with: numapin topo --save FILE") from None
+    except UnicodeDecodeError as error:
+        raise MachineFileError(
+            f"{path}: byte {error.start} is not UTF-8", "is it compressed? unpack it first"
+        ) from None
+    if len(data) > _MAX_FILE_BYTES:
+        raise MachineFileError(f"{path}: larger than {_MAX_FILE_BYTES >> 20} MiB", "is it a machine file?")
+    return text
+
+
+def _read_xml(text: str, path: Path) -> Readings:
+    # hwloc's outermost element is <topology>, NCCL's is <system>; whichever stands first decides, wrong ones are told
+    # by the parser itself.
+    from numapin.topology.hwloc import parse_hwloc
+    from numapin.topology.nccl import parse_nccl
+
+    hwloc, nccl = text.find("<topology"), text.find("<system")
+    if nccl >= 0 and (hwloc < 0 or nccl < hwloc):
+        return parse_nccl(text, source=str(path))
+    return parse_hwloc(text, source=str(path))
+
+
+def _built(readings: Readings, path: Path) -> Topology:
+    """Build the topology of a described machine; a contradiction in it is the file's fault."""
+    try:
+        return build(readings)
+    except ValueError as error:
+        raise MachineFileError(f"{path}: {error}", "capture the machine again") from None
+
+
+def _nccl_nodes(path: str | None) -> tuple[dict[str, int], tuple[str, ...]]:
+    """Read the file that NCCL itself would use; NCCL goes on without one it cannot read, and so do we, with a note."""
+    from numapin.topology.nccl import nccl_nodes
+
+    try:
+        return (nccl_nodes(read_text(Path(path)), source=path) if path else {}), ()
+    except MachineError as error:
+        return {}, (f"NCCL_TOPO_FILE was not used: {error.message}",)
