@@ -85,7 +85,7 @@ def _usable_cpus(topology: Topology, request: Request) -> frozenset[int]:
             f"--reserve-cpus: CPUs {cpulist.render(unknown)} do not exist; online are {cpulist.render(topology.cpus)}",
             "see them with: numapin topo",
         )
-    allowed = topology.allowed.cpus
+    allowed = topology.allowed.cpus & topology.cpus  # a machine file may allow CPUs that are offline
     usable = allowed - request.reserve_cpus
     if not request.smt:
         usable = frozenset(min(core.cpus & usable) for core in topology.cores if core.cpus & usable)
@@ -167,10 +167,10 @@ def _far_apart(nodes: Sequence[Node], count: int) -> list[int]:
 def _pooled(machine: Machine, request: Request, seat: Draft) -> Draft:
     if request.bind is Bind.NONE:
         return replace(seat, pool=machine.usable, bound=False, exact=True).because("--bind none: all allowed CPUs")
-    if seat.home is None:
+    if seat.gpu is not None and seat.home is None or not seat.exact:
         return replace(seat, pool=machine.usable, bound=False)
-    source = _open_home(machine, request, seat.home)
-    if source is None:
+    source = None if seat.home is None else _open_home(machine, request, seat.home)
+    if seat.home is None or source is None:
         return replace(seat, pool=machine.usable, bound=False).because("no node has usable CPUs", exact=False)
     if source != seat.home:
         distance = machine.nodes[seat.home].distances.get(source, "unknown")

@@ -11,15 +11,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from numapin import cpulist
-from numapin.allot import allot
-from numapin.errors import MachineFileError, UsageError
+from numapin.errors import MachineFileError
 from numapin.fields import Fields
-from numapin.request import Bind, Memory, Request
-from numapin.topology.model import NodeKind
+from numapin.request import Bind, Memory
 
 if TYPE_CHECKING:
     from numapin.allot import Draft, Machine
-    from numapin.topology.model import Node, Topology
+    from numapin.request import Request
+    from numapin.topology.model import Topology
 
 SCHEMA: Final = "numapin.plan/1"
 
@@ -140,6 +139,9 @@ def make_plan(topology: Topology, request: Request) -> Plan:
     Raises PlanError where no CPU is left or exclusive ranks outnumber the cores, and UsageError for a CPU, node or GPU
     that does not exist.
     """
+    # Imported here because each rank reads its slice of a plan through this module before its own program starts.
+    from numapin.allot import allot
+
     machine, drafts = allot(topology, request)
     ranks = tuple(_with_memory(machine, request, draft) for draft in drafts)
     warnings = (*topology.notes, *(f"rank {r.local_rank}: {r.reason}" for r in ranks if not r.exact))
@@ -151,11 +153,10 @@ def make_plan(topology: Topology, request: Request) -> Plan:
     )
 
 
-# --- 7. memory -------------------------------------------------------------------------------------------------------
-
-
 def _with_memory(machine: Machine, request: Request, draft: Draft) -> RankPlan:
-    draft, memory, nodes = _memory(machine, request, draft)
+    from numapin.allot_memory import memory_of
+
+    draft, memory, nodes = memory_of(machine, request, draft)
     gpu = draft.gpu
     return RankPlan(
         local_rank=draft.local_rank,
@@ -168,58 +169,6 @@ def _with_memory(machine: Machine, request: Request, draft: Draft) -> RankPlan:
         exact=draft.exact,
         reason="; ".join(draft.why),
     )
-
-
-def _memory(machine: Machine, request: Request, draft: Draft) -> tuple[Draft, Memory, frozenset[int]]:
-    policy = request.policy
-    under_cpus = frozenset(n.id for n in machine.topology.cpu_nodes if n.cpus & draft.cpus)
-    if request.memory_nodes is not None:
-        return draft, policy, _named_nodes(machine, request.memory_nodes)
-    if policy in (Memory.NONE, Memory.LOCAL):
-        return draft, policy, under_cpus
-    if len(machine.nodes) == 1:
-        return draft.because("one NUMA node: memory can be nowhere else"), Memory.NONE, under_cpus
-    usable = _memory_nodes(machine)
-    if policy is Memory.INTERLEAVE and usable:
-        return draft, policy, frozenset(node.id for node in usable)
-    if draft.home is None or not usable:
-        return draft, Memory.NONE, under_cpus
-    return _home_memory(machine, request, draft, usable)
-
-
-def _home_memory(
-    machine: Machine, request: Request, draft: Draft, usable: list[Node]
-) -> tuple[Draft, Memory, frozenset[int]]:
-    """Take the home's nodes, or the nearest with allowed memory, even where the CPUs had to come from elsewhere."""
-    assert draft.home is not None  # noqa: S101 - the caller asked
-    wanted = machine.package_nodes(draft.home) if request.bind is Bind.SOCKET else frozenset({draft.home})
-    nodes = wanted & {node.id for node in usable}
-    nearest = machine.nearest(draft.home, usable)
-    if nodes or nearest is None:
-        return draft, request.policy, nodes
-    why = f"no allowed memory on node {draft.home}; node {nearest.id} is the nearest"
-    return draft.because(why, exact=False), request.policy, frozenset({nearest.id})
-
-
-def _memory_nodes(machine: Machine) -> list[Node]:
-    """Return the allowed nodes with CPUs and memory; a node may have CPUs and no memory (unpopulated channels)."""
-    allowed = machine.topology.allowed.nodes
-    return [node for node in machine.topology.cpu_nodes if node.id in allowed and node.memory_bytes != 0]
-
-
-def _named_nodes(machine: Machine, named: frozenset[int]) -> frozenset[int]:
-    allowed = machine.topology.allowed.nodes
-    usable = frozenset(n.id for n in machine.topology.nodes if n.kind is not NodeKind.GPU and n.id in allowed)
-    if not named or named - usable:
-        raise UsageError(
-            f"--memory: nodes {cpulist.render(named - usable) or 'none'} are not host memory this process may use; "
-            f"there are {cpulist.render(usable)}",
-            "see them with: numapin topo",
-        )
-    return named
-
-
-# --- warnings --------------------------------------------------------------------------------------------------------
 
 
 def _idle_warning(machine: Machine, request: Request, ranks: tuple[RankPlan, ...]) -> tuple[str, ...]:

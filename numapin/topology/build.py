@@ -6,6 +6,7 @@ Comes in: `Readings` of one machine. Goes out: its `Topology`, in which every GP
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import TYPE_CHECKING, Final
 
 from numapin import cpulist
@@ -43,6 +44,7 @@ def build(readings: Readings, *, visible_devices: str | None = None, device_orde
     gpus, visibility_notes = apply_visibility(
         _gpus(readings, nodes), visible_devices=visible_devices, device_order=device_order
     )
+    nics = _nics(readings, nodes)
     allowed_nodes = frozenset(node.id for node in nodes)
     return Topology(
         host=readings.host,
@@ -54,8 +56,8 @@ def build(readings: Readings, *, visible_devices: str | None = None, device_orde
             cpus=_within(readings.allowed_cpus, frozenset(cpus)), nodes=_within(readings.allowed_nodes, allowed_nodes)
         ),
         gpus=gpus,
-        nics=_nics(readings, nodes),
-        links=_links(readings, gpus, nodes),
+        nics=nics,
+        links=_links(readings, gpus, nics),
         notes=(*readings.notes, *_nvml_notes(readings), *_node_notes(nodes, gpus), *visibility_notes),
     )
 
@@ -66,16 +68,22 @@ def with_gpu_nodes(topology: Topology, gpu_nodes: Mapping[str, int]) -> Topology
     The user's word wins over every reading, and a note says what it replaced. Raises UsageError for a GPU or a node
     that is not there, or a node without CPUs.
     """
-    chosen = {find_gpu(topology, key, option="--gpu-nodes").index: node for key, node in gpu_nodes.items()}
-    for node in chosen.values():
+    chosen: dict[int, int] = {}
+    for key, node in gpu_nodes.items():
+        gpu = find_gpu(topology, key, option="--gpu-nodes")
         _require_cpu_node(topology, node)
+        if chosen.setdefault(gpu.index, node) != node:
+            raise UsageError(f"--gpu-nodes puts {gpu.label} on nodes {chosen[gpu.index]} and {node}", "name it once")
+    cpus = {node.id: node.cpus for node in topology.nodes}
     replaced = tuple(
         f"--gpu-nodes puts {gpu.label} on node {chosen[gpu.index]}; {gpu.node_source} says node {gpu.node}"
         for gpu in topology.gpus
         if gpu.index in chosen and gpu.node not in (None, chosen[gpu.index])
     )
     gpus = tuple(
-        replace(gpu, node=chosen[gpu.index], node_source=NodeSource.USER) if gpu.index in chosen else gpu
+        replace(gpu, node=node, node_source=NodeSource.USER, cpus=cpus[node])
+        if (node := chosen.get(gpu.index)) is not None
+        else gpu
         for gpu in topology.gpus
     )
     kept = tuple(note for note in topology.notes if note not in _node_notes(topology.nodes, topology.gpus))
@@ -123,7 +131,7 @@ def _nodes(readings: Readings, cpus: Mapping[int, CpuReading]) -> tuple[Node, ..
 
 
 def _node(reading: NodeReading, cpus: Mapping[int, CpuReading], gpu_memory: frozenset[int]) -> Node:
-    online = reading.cpus & cpus.keys()
+    online = reading.cpus.intersection(cpus)
     packages = {cpus[cpu].package for cpu in online}
     without_cpus = NodeKind.GPU if reading.id in gpu_memory else NodeKind.MEMORY
     return Node(
@@ -228,9 +236,11 @@ def _gpus(readings: Readings, nodes: tuple[Node, ...]) -> tuple[Gpu, ...]:
     if readings.nvml.gpus is not None:
         return tuple(_gpu(g.index, pci.get(g.pci), g, readings, nodes) for g in readings.nvml.gpus)
     ordered = sorted(pci.values(), key=lambda r: (r.index is None, r.index or 0, pci_order(r.address)))
+    told = {reading.index for reading in ordered}
+    free = (number for number in count() if number not in told)
     return tuple(
-        _gpu(position if reading.index is None else reading.index, reading, None, readings, nodes)
-        for position, reading in enumerate(ordered)
+        _gpu(next(free) if reading.index is None else reading.index, reading, None, readings, nodes)
+        for reading in ordered
     )
 
 
@@ -282,7 +292,7 @@ def _nics(readings: Readings, nodes: tuple[Node, ...]) -> tuple[Nic, ...]:
 # --- links -----------------------------------------------------------------------------------------------------------
 
 
-def _links(readings: Readings, gpus: tuple[Gpu, ...], nodes: tuple[Node, ...]) -> tuple[Link, ...]:
+def _links(readings: Readings, gpus: tuple[Gpu, ...], nics: tuple[Nic, ...]) -> tuple[Link, ...]:
     """List GPU-GPU and GPU-NIC links: NVML's word where it has one, else what the PCI tree shows."""
     told = {frozenset((a, b)): word for a, b, word in readings.nvml.links}
     tree = {reading.address: reading for reading in readings.pci}
@@ -292,7 +302,7 @@ def _links(readings: Readings, gpus: tuple[Gpu, ...], nodes: tuple[Node, ...]) -
             word = told.get(frozenset((gpu.index, other.index)))
             word = word or _pci_link(tree.get(gpu.pci or ""), tree.get(other.pci or ""), gpu.node, other.node)
             links += [Link(a=gpu.label, b=other.label, kind=word)] if word else []
-        for nic in _nics(readings, nodes):
+        for nic in nics:
             word = _pci_link(tree.get(gpu.pci or ""), tree.get(nic.pci or ""), gpu.node, nic.node)
             links += [Link(a=gpu.label, b=nic.name, kind=word)] if word else []
     return tuple(links)

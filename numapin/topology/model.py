@@ -276,7 +276,7 @@ class Topology:
         """Read the JSON form. Raises MachineFileError that names `source` and the line or element."""
         try:
             top = Fields.top(source, json.loads(text))
-        except (json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:  # ValueError: also for a number of thousands of digits
             raise MachineFileError(
                 f"{source}: not JSON: {error}", "save a machine with: numapin topo --save FILE"
             ) from None

@@ -1,0 +1,181 @@
+"""Apply a binding to this process and read it back. Edge.
+
+Comes in: one rank's `RankPlan`. Goes out: `Applied`, which is what the kernel says afterwards, not what was asked.
+Called in each rank before its program starts (`rank.py`), and in a forked child of the launcher (`rehearse`) so that
+what the kernel refuses is known, and said once, before any rank exists.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from numapin import cpulist, native
+from numapin.errors import BindingRefused, NumapinError
+from numapin.request import Memory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numapin.plan import Plan, RankPlan
+
+_MODES: Final = {
+    Memory.LOCAL: native.MPOL_LOCAL,
+    Memory.PREFERRED: native.MPOL_PREFERRED,
+    Memory.BIND: native.MPOL_BIND,
+    Memory.INTERLEAVE: native.MPOL_INTERLEAVE,
+}
+_NAMES: Final = {
+    native.MPOL_DEFAULT: Memory.NONE,
+    native.MPOL_PREFERRED: Memory.PREFERRED,
+    native.MPOL_PREFERRED_MANY: Memory.PREFERRED,
+    **{mode: memory for memory, mode in _MODES.items()},
+}
+_REMEDY: Final = {
+    errno.EPERM: "seccomp forbids it; run the container with --cap-add SYS_NICE (Kubernetes: securityContext)",
+    errno.ENOSYS: "the kernel has no NUMA support; use --memory none",
+    errno.EINVAL: "the kernel does not know the policy or does not allow the node; see: numapin topo",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    """What the kernel says after binding. `memory` is None where it refuses to tell.
+
+    `shortfalls` are what could not be done as planned, each with its remedy.
+    """
+
+    cpus: frozenset[int]
+    memory: Memory | None
+    nodes: frozenset[int]
+    shortfalls: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, object]:
+        """Return the JSON form; the rank writes it to its run directory."""
+        return {
+            "cpus": cpulist.render(self.cpus),
+            "memory": self.memory.value if self.memory else None,
+            "nodes": cpulist.render(self.nodes),
+            "shortfalls": list(self.shortfalls),
+        }
+
+
+def apply(rank: RankPlan) -> Applied:
+    """Bind this thread, and all it starts later, to the rank's CPUs and memory; then ask the kernel what holds.
+
+    Must be called while the process has one thread: Linux binds threads, not processes. Raises nothing for what the
+    kernel refuses: that is in `shortfalls`.
+    """
+    shortfalls = tuple(_bind_cpus(rank)), tuple(_bind_memory(rank))
+    memory, nodes = _read_policy()
+    return Applied(
+        cpus=frozenset(os.sched_getaffinity(0)), memory=memory, nodes=nodes, shortfalls=sum(shortfalls, start=())
+    )
+
+
+def rehearse(plan: Plan, *, strict: bool) -> Plan:
+    """Try every rank's binding in a forked child and return the plan with what this kernel refuses said in it.
+
+    A rank whose memory policy is refused keeps its CPUs and relies on first touch. With `strict`, anything that cannot
+    be carried out exactly raises BindingRefused instead.
+    """
+    shortfalls = _try_in_child(plan)
+    ranks = tuple(_degraded(rank, found) for rank, found in zip(plan.ranks, shortfalls, strict=True))
+    said = dict.fromkeys(text for found in shortfalls for text in found)  # once each, in order
+    result = replace(plan, ranks=ranks, warnings=(*plan.warnings, *said))
+    if strict and not result.exact:
+        inexact = next(rank for rank in ranks if not rank.exact)
+        raise BindingRefused(
+            f"--strict: rank {inexact.local_rank} cannot be bound exactly: {inexact.reason}",
+            "see every decision with: numapin plan; without --strict the rank runs with what it gets",
+        )
+    return result
+
+
+def _bind_cpus(rank: RankPlan) -> Iterator[str]:
+    try:
+        os.sched_setaffinity(0, rank.cpus)
+    except OSError as error:
+        yield f"CPUs {cpulist.render(rank.cpus)} were refused ({error.strerror}); the launcher's CPUs are kept"
+        return
+    # The kernel drops CPUs outside the cpuset silently.
+    missing = rank.cpus - os.sched_getaffinity(0)
+    if missing:
+        yield f"CPUs {cpulist.render(missing)} were dropped by the cpuset; see: cat /proc/self/cgroup"
+
+
+def _bind_memory(rank: RankPlan) -> Iterator[str]:
+    if rank.memory is Memory.NONE:
+        return
+    try:
+        yield from _set_policy(rank)
+    except OSError as error:
+        remedy = _REMEDY.get(error.errno or 0, "use --memory none to do without")
+        yield f"memory policy {rank.memory.value!r} was refused ({error.strerror}): first touch decides; {remedy}"
+
+
+def _set_policy(rank: RankPlan) -> Iterator[str]:
+    if rank.memory is Memory.LOCAL:
+        native.set_memory_policy(native.MPOL_LOCAL, ())
+    elif rank.memory is Memory.PREFERRED and len(rank.nodes) > 1:
+        yield from _prefer_many(rank)
+    else:
+        native.set_memory_policy(_MODES[rank.memory], rank.nodes)
+
+
+def _prefer_many(rank: RankPlan) -> Iterator[str]:
+    """Prefer all nodes where the kernel can (5.15), else the GPU's own node, or the first."""
+    try:
+        native.set_memory_policy(native.MPOL_PREFERRED_MANY, rank.nodes)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        first = rank.node if rank.node in rank.nodes else min(rank.nodes)
+        native.set_memory_policy(native.MPOL_PREFERRED, (first,))
+        yield f"this kernel prefers one node only: node {first} of {cpulist.render(rank.nodes)}; Linux 5.15 prefers all"
+
+
+def _read_policy() -> tuple[Memory | None, frozenset[int]]:
+    try:
+        mode, nodes = native.get_memory_policy()
+    except OSError:
+        return None, frozenset()  # seccomp forbids asking too; `memory: null` says so
+    return _NAMES.get(mode), nodes
+
+
+def _degraded(rank: RankPlan, shortfalls: list[str]) -> RankPlan:
+    return replace(rank, exact=False, reason="; ".join((rank.reason, *shortfalls))) if shortfalls else rank
+
+
+def _try_in_child(plan: Plan) -> list[list[str]]:
+    """Apply each rank's binding in turn in a forked child; the launcher itself stays as it is."""
+    answer = _in_child(lambda: [list(apply(rank).shortfalls) for rank in plan.ranks])
+    return [list(map(str, found)) for found in answer]
+
+
+def _in_child(work: Callable[[], list[list[str]]]) -> list[list[str]]:
+    """Run `work` in a forked child and return what it returned. The child leaves by os._exit: no cleanup runs twice."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            os.close(reader)
+            with os.fdopen(writer, "w") as pipe:
+                json.dump(work(), pipe)
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        text = pipe.read()
+    _, status = os.waitpid(pid, 0)
+    if status != 0:
+        raise NumapinError(
+            f"the trial of the bindings ended with wait status {status}", "try again with: --bind none --memory none"
+        )
+    answer: list[list[str]] = json.loads(text)
+    return answer

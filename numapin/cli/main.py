@@ -1,0 +1,74 @@
+"""`numapin`: the group of commands, and how an error becomes a message and an exit status. Edge.
+
+Comes in: sys.argv. Goes out: an exit status (0 ok; 1 a rank failed; 2 usage; 3 machine; 4 no plan; 5 refused).
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Final
+
+import click
+
+from numapin import __version__
+from numapin.errors import NumapinError
+
+_COMMANDS: Final = {
+    "run": "Run a training script, one bound rank per GPU. Replaces torchrun.",
+    "topo": "Show the machine: packages, NUMA nodes, caches, cores, GPUs, NICs.",
+    "plan": "Show what `run` would bind, without starting anything.",
+}
+
+
+class _LazyGroup(click.Group):
+    """Import a command's module only when it is the one that runs: `topo` must not pay for `run`'s torch."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """List commands in the order in which a user meets them."""
+        del ctx
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import one command."""
+        del ctx
+        if cmd_name not in _COMMANDS:
+            return None
+        command: click.Command = getattr(import_module(f"numapin.cli.{cmd_name}"), cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands without importing them."""
+        del ctx
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
+
+
+@click.group(
+    cls=_LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog='Shell completion: eval "$(_NUMAPIN_COMPLETE=bash_source numapin)" (or zsh_source, fish_source).',
+)
+@click.version_option(__version__, prog_name="numapin")
+def numapin() -> None:
+    """Run multi-GPU PyTorch with every rank on the CPUs and the memory of its GPU's NUMA node.
+
+    \b
+    Examples:
+      numapin topo                     see the machine
+      numapin plan                     see what each rank would get
+      numapin run train.py             start one bound rank per GPU
+    """  # noqa: D301 - \b is click's mark for a paragraph that is kept as it is
+
+
+def main() -> None:
+    """Run the command line and leave with its status."""
+    try:
+        numapin.main(prog_name="numapin")
+    except NumapinError as error:
+        click.echo(f"{click.style('numapin: error:', fg='red', bold=True)} {error}", err=True)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""Where text goes. Edge.
+
+Comes in: rich renderables of `view`, and warnings. Goes out: text on stdout or stderr, coloured on a terminal only.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rich.console import RenderableType
+
+_FILE_WIDTH = 160  # columns where the output is no terminal: logs wrap at nothing
+
+
+def show(renderable: RenderableType, *, err: bool = False) -> None:
+    """Print a table or tree, as wide as the terminal."""
+    from rich.console import Console
+
+    stream = sys.stderr if err else sys.stdout
+    width = None if stream.isatty() else _FILE_WIDTH
+    Console(file=stream, width=width, highlight=False, soft_wrap=False, emoji=False, markup=False).print(renderable)
+
+
+def warn(texts: Iterable[str]) -> None:
+    """Print warnings on stderr, a line each."""
+    for text in texts:
+        click.echo(f"{click.style('numapin: warning:', fg='yellow')} {text}", err=True)

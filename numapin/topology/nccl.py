@@ -1,0 +1,107 @@
+"""NCCL topology XML as readings. Pure.
+
+Comes in: the file that NCCL_TOPO_FILE names or NCCL_TOPO_DUMP_FILE wrote. Goes out: `Readings`, or only the nodes of
+its PCI devices, which is what a cloud image's file is for: the hypervisor hides them from sysfs.
+Source: NCCL's graph/xml.cc and topo.cc.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from numapin.topology import xmlfile
+from numapin.topology.model import Pcie
+from numapin.topology.pci import pcie_generation, pcie_width
+from numapin.topology.readings import CpuReading, NodeReading, PciReading, Readings, pci_address
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numapin.topology.xmlfile import Element
+
+_HINT: Final = "let NCCL write the file again, with NCCL_TOPO_DUMP_FILE=topology.xml in a job's environment"
+_NO_CORES: Final = "an NCCL topology file tells no cores: every CPU counts as a core of its own, SMT siblings too"
+_NO_CPUS: Final = "this NCCL topology file tells no CPUs (affinity is missing): it is of use as NCCL_TOPO_FILE only"
+
+
+def parse_nccl(text: str, *, source: str) -> Readings:
+    """Read NCCL topology XML. Raises MachineFileError that names `source` and the line or element.
+
+    It tells CPUs, nodes, GPUs and NICs; neither cores, packages, caches, memory nor distances.
+    """
+    elements = _cpu_elements(text, source)
+    nodes = sorted(
+        (node, cpus) for element, cpus in elements.items() if (node := element.optional_id("numaid")) is not None
+    )
+    all_cpus = sorted(frozenset[int]().union(*elements.values()))
+    return Readings(
+        host=None,
+        source=source,
+        cpus=tuple(CpuReading(cpu=cpu, siblings=frozenset({cpu})) for cpu in all_cpus),
+        nodes=tuple(NodeReading(id=node, cpus=cpus) for node, cpus in nodes),
+        pci=tuple(device for element, cpus in elements.items() for device in _read_pci(element, cpus)),
+        notes=(_NO_CORES if all_cpus else _NO_CPUS,),
+    )
+
+
+def nccl_nodes(text: str, *, source: str) -> dict[str, int]:
+    """Return the node of every PCI address in NCCL topology XML. Raises MachineFileError as `parse_nccl` does."""
+    return {
+        address: node
+        for element in _cpu_elements(text, source)
+        if (node := element.optional_id("numaid")) is not None
+        for device, _ in element.walk()
+        if device.tag == "pci" and (address := _address(device)) is not None
+    }
+
+
+def _cpu_elements(text: str, source: str) -> dict[Element, frozenset[int]]:
+    """Return the <cpu> elements, which are NUMA nodes, with their CPUs."""
+    root = xmlfile.parse(text, source=source, hint=_HINT)
+    if root.tag != "system" or root.text("version") is None:
+        raise root.error("this is not NCCL's topology, which begins with <system version=…>")
+    seen: set[int] = set()
+    for element in root.named("cpu"):
+        node = element.optional_id("numaid")
+        if node is not None and node in seen:
+            raise element.error(f"numaid={node} appears twice: the file describes several hosts")
+        seen |= set() if node is None else {node}
+    return {element: element.mask("affinity") or frozenset() for element in root.named("cpu")}
+
+
+def _address(pci: Element) -> str | None:
+    """Return a <pci>'s address; None for a switch that the file's author made up (bus ffff:ff)."""
+    address = pci_address(pci.text("busid") or "")
+    return None if address is None or address.startswith("ffff:ff:") else address
+
+
+def _read_pci(cpu: Element, cpus: frozenset[int]) -> Iterator[PciReading]:
+    for pci, above in cpu.walk():
+        pci_class = (pci.text("class") or "").lower().removeprefix("0x")
+        address = _address(pci) if pci.tag == "pci" else None
+        gpu, nic = next(pci.named("gpu"), None), next(pci.named("nic"), None)
+        is_gpu, is_nic = gpu is not None or pci_class.startswith("03"), nic is not None or pci_class.startswith("02")
+        if address is None or not (is_gpu or is_nic):
+            continue
+        yield PciReading(
+            address=address,
+            is_gpu=is_gpu,
+            node=cpu.optional_id("numaid"),
+            local_cpus=cpus or None,
+            parents=tuple(filter(None, (pci_address(bridge.text("busid") or "") for bridge in above))),
+            pcie=_pcie(pci),
+            index=gpu.number("dev") if gpu else None,  # NVML's number
+            interfaces=() if is_gpu else _interfaces(nic, pci_class, address),
+        )
+
+
+def _pcie(pci: Element) -> Pcie:
+    """Return what the link can do at most, which is what NCCL plans with (it copies the kernel's max_link_speed)."""
+    return Pcie(max_gen=pcie_generation(pci.text("link_speed")), max_width=pcie_width(pci.number("link_width")))
+
+
+def _interfaces(nic: Element | None, pci_class: str, address: str) -> tuple[tuple[str, str], ...]:
+    """Name a NIC's interfaces as NCCL does, or by its address: the files of cloud images leave the names to NCCL."""
+    kind = "infiniband" if pci_class.startswith("0207") else "ethernet"
+    names = [name for net in nic.named("net") if (name := net.text("name"))] if nic else []
+    return tuple((name, kind) for name in names or [address])

@@ -1,0 +1,228 @@
+"""What CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER make of the GPUs. Pure.
+
+Comes in: the GPUs in NVML's order, and the two variables. Goes out: the same GPUs with `visible` and `cuda_index`, and
+notes on what would surprise.
+
+The rules are those of NVIDIA's documents (CUDA Programming Guide, "CUDA Environment Variables"; MIG User Guide, "CUDA
+Device Enumeration"), and, where these are silent, what driver 580.159.04 did on two H200s when it was given each form:
+
+- The first entry says of what kind the list is: indices, "GPU-" or "MIG-". An entry of another kind is a bad entry.
+- A bad entry ends the list; what stands before it counts. A list that starts with one ("", "-1", "NoDevFiles", "void")
+  hides every GPU.
+- An index is what C's strtol reads: white space, a sign and decimal digits; what follows the digits is ignored ("0x1",
+  "0-1" and "0;1" are 0). It counts in CUDA's order, not in NVML's.
+- A UUID is 32 hexadecimal digits in either case; dashes do not matter, and what follows the 32 is ignored. Fewer digits
+  are enough if one GPU alone starts so, with nothing after them. A blank before "GPU-" is not skipped.
+- A device that is named twice before the list ends makes CUDA refuse to start (CUDA_ERROR_INVALID_DEVICE).
+
+MIG: drivers before R570 show a process a single MIG instance and no other device beside it; later ones show one
+instance of each GPU instance, beside whole GPUs. A `Gpu` has one CUDA index, so the older rule is modelled.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from numapin.topology.model import Gpu
+
+_INDEX: Final = re.compile(r"[ \t\n\v\f\r]*([+-]?0*\d{1,9})(?!\d)", re.ASCII)
+_HEX: Final = re.compile(r"[0-9a-f]+")
+_UUID_DIGITS: Final = 32
+_HIDE_ALL: Final = frozenset({"", "-1", "nodevfiles", "void", "none"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Device:
+    """What one entry names: a GPU, or one MIG instance of it."""
+
+    gpu: Gpu
+    mig: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Choice:
+    """The devices that CUDA shows, in its order; None is that nobody can tell from here."""
+
+    devices: tuple[_Device, ...] | None
+    notes: tuple[str, ...] = ()
+
+
+def apply_visibility(
+    gpus: tuple[Gpu, ...], *, visible_devices: str | None, device_order: str | None
+) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
+    """Return the GPUs, in the order given, with `visible` and `cuda_index` set as CUDA sees them, and notes.
+
+    `visible_devices` and `device_order` are the values of CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER, None where unset.
+    Where it cannot be known which GPUs CUDA shows, or in which order, all stay visible and none has a CUDA index.
+    """
+    if not gpus:
+        return (), ()
+    choice = _one_mig_only(_choose(gpus, visible_devices, device_order))
+    if choice.devices is None:
+        return tuple(replace(gpu, visible=True, cuda_index=None) for gpu in gpus), choice.notes
+    cuda_index = {device.gpu.index: position for position, device in enumerate(choice.devices)}
+    seen = (replace(gpu, visible=gpu.index in cuda_index, cuda_index=cuda_index.get(gpu.index)) for gpu in gpus)
+    return tuple(seen), choice.notes
+
+
+def _choose(gpus: tuple[Gpu, ...], visible_devices: str | None, device_order: str | None) -> _Choice:
+    in_order, why_unknown = _cuda_order(gpus, device_order)
+    if visible_devices is None:
+        return _Choice(devices=None, notes=(why_unknown,)) if why_unknown else _Choice(devices=_whole(in_order))
+    choice = _read_list(visible_devices, in_order)
+    if why_unknown and choice.devices and _kind(visible_devices) == "":  # how many is known, but not which
+        return _Choice(devices=None, notes=(*choice.notes, why_unknown))
+    return choice
+
+
+def _whole(gpus: Iterable[Gpu]) -> tuple[_Device, ...]:
+    return tuple(_Device(gpu=gpu) for gpu in gpus)
+
+
+# --- CUDA's order ----------------------------------------------------------------------------------------------------
+
+
+def _cuda_order(gpus: tuple[Gpu, ...], device_order: str | None) -> tuple[tuple[Gpu, ...], str]:
+    """Return the GPUs in CUDA's order before any list, and why that is unknown ("" where it is known).
+
+    CUDA sorts by PCI address if it is told to, and else by speed (FASTEST_FIRST); GPUs of one name are equally fast,
+    and keep the order of their addresses.
+    """
+    if len(gpus) == 1:
+        return gpus, ""
+    if any(gpu.pci is None for gpu in gpus):
+        return gpus, "CUDA's order of the GPUs is unknown, as is the PCI address of some; name them by UUID"
+    names = {gpu.name for gpu in gpus}
+    by_address = tuple(sorted(gpus, key=lambda gpu: [int(part, 16) for part in re.split("[:.]", gpu.pci or "")]))
+    if device_order == "PCI_BUS_ID" or (len(names) == 1 and None not in names):
+        return by_address, ""
+    shown = ", ".join(sorted(name or "unknown" for name in names))
+    return by_address, (
+        f"CUDA puts the fastest of unlike GPUs first ({shown}), so that its order is unknown; "
+        "type: export CUDA_DEVICE_ORDER=PCI_BUS_ID"
+    )
+
+
+# --- the list --------------------------------------------------------------------------------------------------------
+
+
+def _read_list(text: str, gpus: tuple[Gpu, ...]) -> _Choice:
+    """Read a list against the GPUs in CUDA's order, up to its first bad entry."""
+    entries, find = text.split(","), _FINDERS[_kind(text)]
+    devices: list[_Device] = []
+    for position, entry in enumerate(entries):
+        found = find(entry, gpus)
+        if isinstance(found, str):
+            if _kind(text) == _kind(entry) != "" and any(gpu.uuid is None for gpu in gpus):
+                return _Choice(devices=None, notes=(_unchecked(text),))
+            return _Choice(devices=tuple(devices), notes=_loss(text, entries[position:], found, alone=not devices))
+        if found in devices:
+            note = f"CUDA_VISIBLE_DEVICES={text} names {_named(found)} twice, with which CUDA refuses to start"
+            return _Choice(devices=(), notes=(f"{note}; name each device once",))
+        devices.append(found)
+    return _Choice(devices=tuple(devices))
+
+
+def _unchecked(text: str) -> str:
+    unknown = "the UUIDs of some GPUs are unknown, as without a driver"
+    return f"CUDA_VISIBLE_DEVICES={text} cannot be checked: {unknown}; see what this says: nvidia-smi -L"
+
+
+def _loss(text: str, rest: list[str], why: str, *, alone: bool) -> tuple[str, ...]:
+    """Say what is lost where `rest` of a list starts with a bad entry; `alone`, it is the whole list."""
+    if alone and rest[0].strip().lower() in _HIDE_ALL:
+        return (f"CUDA_VISIBLE_DEVICES={text} hides every GPU from CUDA; to use them: unset CUDA_VISIBLE_DEVICES",)
+    if not any(entry.strip() for entry in rest):  # "0,1," loses nothing
+        return ()
+    loss = "CUDA sees no GPU" if alone else "CUDA ignores it and everything after it"
+    return (f"CUDA_VISIBLE_DEVICES={text}: {why}, so {loss}; see what there is: nvidia-smi -L",)
+
+
+def _kind(entry: str) -> str:
+    """Return "GPU-", "MIG-", or "" for an index and anything else."""
+    return next((prefix for prefix in _FINDERS if prefix and entry.startswith(prefix)), "")
+
+
+def _named(device: _Device) -> str:
+    return device.gpu.label if device.mig is None else f"a MIG instance of {device.gpu.label}"
+
+
+def _find_index(entry: str, gpus: tuple[Gpu, ...]) -> _Device | str:
+    match = _INDEX.match(entry)
+    if match is None:
+        return _other_kind(entry) if _kind(entry) else f"{entry!r} is not an index"
+    number = int(match[1])
+    return _Device(gpu=gpus[number]) if 0 <= number < len(gpus) else f"there is no device {number}"
+
+
+def _find_gpu(entry: str, gpus: tuple[Gpu, ...]) -> _Device | str:
+    known = [(gpu.uuid, _Device(gpu=gpu)) for gpu in gpus if gpu.uuid is not None]
+    return _find_uuid(entry, "GPU-", known)
+
+
+def _find_mig(entry: str, gpus: tuple[Gpu, ...]) -> _Device | str:
+    known = {mig.uuid: _Device(gpu=gpu, mig=mig.uuid) for gpu in gpus for mig in gpu.mig}
+    if entry in known:
+        return known[entry]
+    if not entry.startswith("MIG-GPU-"):
+        return _find_uuid(entry, "MIG-", list(known.items()))
+    # Before R470: MIG-GPU-<UUID of the GPU>/<GPU instance>/<compute instance>. Later drivers do not list the instances
+    # by these numbers, so that only the GPU can be checked.
+    parent, _, numbers = entry.removeprefix("MIG-").partition("/")
+    split = [(gpu.uuid, _Device(gpu=gpu, mig=f"{gpu.uuid}/{numbers}")) for gpu in gpus if gpu.uuid and gpu.mig]
+    return _find_uuid(parent, "GPU-", split)
+
+
+def _find_uuid(entry: str, prefix: str, known: list[tuple[str, _Device]]) -> _Device | str:
+    """Find the device whose UUID is that of `entry`, or alone starts with it."""
+    if not entry.startswith(prefix):
+        blank = entry.lstrip().startswith(prefix)
+        return f"CUDA does not skip the blank in {entry!r}" if blank else _other_kind(entry)
+    digits = _digits(entry, prefix)[:_UUID_DIGITS]
+    if not _HEX.fullmatch(digits):
+        return f"{entry!r} is not a UUID"
+    fits = [device for uuid, device in known if _digits(uuid, prefix).startswith(digits)]
+    if len(fits) == 1:
+        return fits[0]
+    return f"several UUIDs start with {entry!r}" if fits else f"there is no {entry!r}"
+
+
+def _digits(uuid: str, prefix: str) -> str:
+    return uuid.removeprefix(prefix).replace("-", "").lower()
+
+
+def _other_kind(entry: str) -> str:
+    return f"{entry!r} is of another kind than the first entry"
+
+
+_FINDERS: Final[Mapping[str, Callable[[str, tuple[Gpu, ...]], _Device | str]]] = {
+    "": _find_index,
+    "GPU-": _find_gpu,
+    "MIG-": _find_mig,
+}
+"""What reads the entries of a list of each kind: the device that an entry names, or why it names none."""
+
+
+# --- MIG -------------------------------------------------------------------------------------------------------------
+
+
+def _one_mig_only(choice: _Choice) -> _Choice:
+    """Keep only the first device that is split into MIG instances, if there is one."""
+    devices = choice.devices or ()
+    split = next((device for device in devices if device.gpu.mig), None)
+    if split is None:
+        return choice
+    notes = choice.notes
+    if len(devices) > 1:
+        alone = "drivers before R570 show a process one MIG instance and nothing beside it"
+        remedy = "start a run for each instance, or list whole GPUs only, by UUID"
+        notes += (f"only {_named(split)} counts as visible to CUDA: {alone}; {remedy}",)
+    if split.mig is None:
+        first = f"export CUDA_VISIBLE_DEVICES={split.gpu.mig[0].uuid}"
+        notes += (f"{split.gpu.label} is split into MIG instances, of which CUDA takes the first; choose: {first}",)
+    return _Choice(devices=(split,), notes=notes)

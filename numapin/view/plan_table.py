@@ -1,0 +1,73 @@
+"""A plan as a table. Pure.
+
+Comes in: a `Plan`. Goes out: one compact row a rank, with or without the reasons; or shell lines.
+"""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from numapin import cpulist
+from numapin.request import Memory
+
+if TYPE_CHECKING:
+    from numapin.plan import GpuRef, Plan, RankPlan
+
+
+def plan_table(plan: Plan, *, reasons: bool = False) -> Table:
+    """Return a table of rank, GPU, node, CPUs, memory and threads; a star marks a rank that got less than asked."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading, right in (("rank", True), ("GPU", False), ("node", True)):
+        table.add_column(heading, justify="right" if right else "left", no_wrap=True)
+    table.add_column("CPUs", overflow="fold", ratio=2 if reasons else None)
+    table.add_column("memory", no_wrap=True)
+    table.add_column("threads", justify="right", no_wrap=True)
+    if reasons:
+        table.add_column("reason", overflow="fold", ratio=5)
+    for rank in plan.ranks:
+        table.add_row(*_cells(rank), *([rank.reason] if reasons else []))
+    return table
+
+
+def environment_lines(plan: Plan) -> list[str]:
+    """Return one line a rank that a shell can evaluate, for wrappers that bind by other means."""
+    return [
+        " ".join(
+            f"{name}={shlex.quote(value)}"
+            for name, value in (
+                ("LOCAL_RANK", str(rank.local_rank)),
+                ("NUMAPIN_GPU", (rank.gpu.uuid or str(rank.gpu.index)) if rank.gpu else ""),
+                ("NUMAPIN_CPUS", cpulist.render(rank.cpus)),
+                ("NUMAPIN_MEMORY", rank.memory.value),
+                ("NUMAPIN_NODES", cpulist.render(rank.nodes)),
+                ("OMP_NUM_THREADS", str(rank.num_threads)),
+            )
+        )
+        for rank in plan.ranks
+    ]
+
+
+def _cells(rank: RankPlan) -> tuple[str, ...]:
+    return (
+        f"{rank.local_rank}{'' if rank.exact else '*'}",
+        _gpu_cell(rank.gpu),
+        "-" if rank.node is None else str(rank.node),
+        cpulist.render(rank.cpus),
+        _memory_cell(rank),
+        str(rank.num_threads),
+    )
+
+
+def _gpu_cell(gpu: GpuRef | None) -> str:
+    if gpu is None:
+        return "-"
+    return f"{gpu.index} {gpu.pci.removeprefix('0000:')}" if gpu.pci else str(gpu.index)
+
+
+def _memory_cell(rank: RankPlan) -> str:
+    if rank.memory in (Memory.NONE, Memory.LOCAL):
+        return rank.memory.value
+    return f"{rank.memory.value} {cpulist.render(rank.nodes)}"

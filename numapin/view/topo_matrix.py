@@ -1,0 +1,62 @@
+"""A topology as a matrix. Pure.
+
+Comes in: a `Topology`. Goes out: GPU x GPU/NIC links with CPU and NUMA affinity, in the manner of `nvidia-smi topo -m`,
+and the distances between nodes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from numapin import cpulist
+
+if TYPE_CHECKING:
+    from numapin.topology.model import Topology
+
+_LEGEND: Final = (
+    ("NV#", "bonded set of # NVLinks"),
+    ("PSB", "on one board"),
+    ("PIX", "through at most one PCIe switch"),
+    ("PXB", "through several PCIe switches, not a host bridge"),
+    ("PHB", "through a PCIe host bridge"),
+    ("NODE", "between PCIe host bridges of one NUMA node"),
+    ("SYS", "between NUMA nodes"),
+    ("?", "not told by this machine"),
+)
+
+
+def topo_matrix(topology: Topology) -> Group:
+    """Return the device matrix, the legend of the words in it, and the node distances."""
+    devices = Table(box=None, pad_edge=False, header_style="bold")
+    names = [*(gpu.label for gpu in topology.gpus), *(nic.name for nic in topology.nics)]
+    for heading in ("", *names, "CPUs", "node"):
+        devices.add_column(heading, no_wrap=heading != "CPUs", overflow="fold")
+    words = {frozenset((link.a, link.b)): link.kind for link in topology.links}
+    for name, cpus, node in _rows(topology):
+        cells = ["X" if other == name else words.get(frozenset((name, other)), "?") for other in names]
+        devices.add_row(Text(name, style="bold"), *cells, cpus, node)
+    used = {"NV#" if word.startswith("NV") else word for word in words.values()} | {"?"}
+    legend = Text("\n".join(f"  {word:5}{meaning}" for word, meaning in _LEGEND if word in used), style="dim")
+    parts = (devices, Text(""), legend, Text("")) if names else (Text("no GPU and no NIC"), Text(""))
+    return Group(*parts, _distances(topology))
+
+
+def _rows(topology: Topology) -> list[tuple[str, str, str]]:
+    gpus = [(gpu.label, "" if gpu.cpus is None else cpulist.render(gpu.cpus), gpu.node) for gpu in topology.gpus]
+    nics = [(nic.name, "", nic.node) for nic in topology.nics]
+    return [(name, cpus, "?" if node is None else str(node)) for name, cpus, node in (*gpus, *nics)]
+
+
+def _distances(topology: Topology) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("node distances")
+    for node in topology.nodes:
+        table.add_column(str(node.id), justify="right", no_wrap=True)
+    for node in topology.nodes:
+        row = (str(node.distances.get(other.id, "?")) for other in topology.nodes)
+        table.add_row(Text(str(node.id), style="bold"), *row)
+    return table

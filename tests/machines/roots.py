@@ -1,0 +1,271 @@
+"""Turn a machine's facts (NAME.toml) into what a real machine shows: a sysfs/proc tree, NVML readings, an NCCL file.
+
+The facts are data: packages, nodes, how SMT siblings are numbered, host bridges with their node, devices by their path.
+The tree has Linux's own layout, lists and masks both, so that other readers (hwloc) can be held against ours.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from numapin import cpulist
+from numapin.topology.readings import NvmlReading, NvmlReadings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+HERE = Path(__file__).parent
+NAMES = tuple(sorted(path.stem for path in HERE.glob("*.toml")))
+_CPU, _NODE = "sys/devices/system/cpu", "sys/devices/system/node"
+_MAX_CPUS = 512  # the width of the masks we write, like a kernel's NR_CPUS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """The facts of one machine, as the TOML file has them (tests/machines/README.md says what each key means)."""
+
+    name: str
+    facts: str
+    packages: list[dict[str, Any]]
+    nodes: list[dict[str, Any]] = field(default_factory=list)
+    no_node_directory: bool = False
+    smt: int = 1
+    siblings: str = "apart"
+    l3_cores: int | None = None
+    distance: dict[str, int] = field(default_factory=lambda: {"package": 12, "other": 32})
+    offline: str = ""
+    gpu: str = ""
+    nvlinks: int = 0
+    bridges: dict[str, Any] = field(default_factory=dict)
+    gpus: list[dict[str, Any]] = field(default_factory=list)
+    nics: list[dict[str, Any]] = field(default_factory=list)
+    nccl: dict[str, list[str]] = field(default_factory=dict)
+    allowed: dict[str, str] = field(default_factory=dict)
+    requests: list[dict[str, Any]] = field(default_factory=list)
+
+    @cached_property
+    def present(self) -> frozenset[int]:
+        """Return every CPU, offline ones included."""
+        return frozenset[int]().union(*(cpulist.parse(p["cpus"]) for p in self.packages))
+
+    @cached_property
+    def online(self) -> frozenset[int]:
+        """Return the online CPUs."""
+        return self.present - cpulist.parse(self.offline)
+
+    @cached_property
+    def cpu_nodes(self) -> dict[int, frozenset[int]]:
+        """Return the online CPUs of each node that has some."""
+        found = {node["id"]: cpulist.parse(node.get("cpus", "")) & self.online for node in self.nodes}
+        return {node: cpus for node, cpus in found.items() if cpus}
+
+
+def load(name: str) -> Machine:
+    """Read the facts of one machine."""
+    return Machine(name=name, **tomllib.loads((HERE / f"{name}.toml").read_text()))
+
+
+def write_root(machine: Machine, root: Path) -> Path:
+    """Write the machine's sys/ and proc/ below `root`, and return it."""
+    for path, text in (*_cpu_files(machine), *_node_files(machine), *_pci_files(machine), *_proc_files(machine)):
+        at = root / path
+        at.parent.mkdir(parents=True, exist_ok=True)
+        at.write_text(f"{text}\n")
+    links = root / "sys/bus/pci/devices"
+    links.mkdir(parents=True)
+    for path in _pci_paths(machine):
+        (links / path.rpartition("/")[2]).symlink_to(f"../../../devices/{path}")
+    return root
+
+
+def nvml_readings(machine: Machine) -> NvmlReadings:
+    """Return what NVML shows: by default what it takes from the kernel, the device's local CPUs and node."""
+    gpus = tuple(_nvml_reading(machine, index, gpu) for index, gpu in enumerate(machine.gpus))
+    pairs = [(a, b) for a in range(len(gpus)) for b in range(a + 1, len(gpus))] if machine.nvlinks else []
+    return NvmlReadings(gpus=gpus, links=tuple((a, b, f"NV{machine.nvlinks}") for a, b in pairs))
+
+
+def nccl_xml(machine: Machine) -> str | None:
+    """Return the topology file that the cloud's image ships for NCCL, or None where the facts name none."""
+    if not machine.nccl:
+        return None
+    cpus = [
+        f'<cpu numaid="{node}" affinity="{_mask(machine.cpu_nodes[int(node)])}" arch="x86_64">'
+        + "".join(f'<pci busid="{address}" class="0x030200" link_width="16"/>' for address in addresses)
+        + "</cpu>"
+        for node, addresses in machine.nccl.items()
+    ]
+    return f'<system version="1">{"".join(cpus)}</system>\n'
+
+
+def uuid(index: int) -> str:
+    """Return the made-up UUID of a GPU by its NVML index."""
+    return f"GPU-{index:08x}-0000-4000-8000-00000000000{index:x}"
+
+
+# --- CPUs and nodes --------------------------------------------------------------------------------------------------
+
+
+def _cpu_files(machine: Machine) -> Iterator[tuple[str, str]]:
+    yield f"{_CPU}/online", cpulist.render(machine.online)
+    yield f"{_CPU}/possible", cpulist.render(machine.present)
+    yield f"{_CPU}/present", cpulist.render(machine.present)
+    for cpu in machine.present - machine.online:
+        yield f"{_CPU}/cpu{cpu}/online", "0"  # an offline CPU shows no topology
+    for package in machine.packages:
+        cpus = cpulist.parse(package["cpus"])
+        cores = _cores(machine, sorted(cpus))
+        size = machine.l3_cores or 0
+        for number, core in enumerate(cores):
+            start = number // size * size if size else 0
+            l3 = frozenset[int]().union(*cores[start : start + size])
+            for cpu in core & machine.online:
+                yield from _topology_files(machine, cpu, package["id"], number, {"thread": core, "core": cpus})
+                if size:
+                    yield from _cache_files(machine, cpu, l3)
+
+
+def _cores(machine: Machine, cpus: list[int]) -> list[frozenset[int]]:
+    """Pair SMT siblings within a package: numbered side by side (POWER), or one round after the other (x86)."""
+    count = len(cpus) // machine.smt
+    if machine.siblings == "adjacent":
+        return [frozenset(cpus[i * machine.smt : (i + 1) * machine.smt]) for i in range(count)]
+    return [frozenset(cpus[i::count]) for i in range(count)]
+
+
+def _topology_files(
+    machine: Machine, cpu: int, package: int, core: int, groups: dict[str, frozenset[int]]
+) -> Iterator[tuple[str, str]]:
+    at = f"{_CPU}/cpu{cpu}/topology"
+    yield f"{at}/physical_package_id", str(package)
+    yield f"{at}/core_id", str(core)
+    for word, cpus in groups.items():
+        yield f"{at}/{word}_siblings", _mask(cpus & machine.online)
+        yield f"{at}/{word}_siblings_list", cpulist.render(cpus & machine.online)
+
+
+def _cache_files(machine: Machine, cpu: int, l3: frozenset[int]) -> Iterator[tuple[str, str]]:
+    at = f"{_CPU}/cpu{cpu}/cache/index3"
+    values = {"level": "3", "type": "Unified", "size": "16384K", "shared_cpu_map": _mask(l3 & machine.online)}
+    yield from ((f"{at}/{name}", value) for name, value in values.items())
+
+
+def _node_files(machine: Machine) -> Iterator[tuple[str, str]]:
+    if machine.no_node_directory:
+        return
+    ids = sorted(node["id"] for node in machine.nodes)
+    yield f"{_NODE}/online", cpulist.render(ids)
+    yield f"{_NODE}/possible", f"0-{ids[-1]}"
+    for node in machine.nodes:
+        at, cpus = f"{_NODE}/node{node['id']}", machine.cpu_nodes.get(node["id"], frozenset())
+        kilobytes = node.get("gib", 64) << 20
+        yield f"{at}/cpulist", cpulist.render(cpus)
+        yield f"{at}/cpumap", _mask(cpus)
+        yield f"{at}/distance", " ".join(str(_distance(machine, node["id"], other)) for other in ids)
+        yield f"{at}/meminfo", _meminfo(node["id"], kilobytes)
+
+
+def _meminfo(node: int, kilobytes: int) -> str:
+    return f"Node {node} MemTotal: {kilobytes:14} kB\nNode {node} MemFree: {kilobytes // 2:15} kB"
+
+
+def _distance(machine: Machine, a: int, b: int) -> int:
+    """Return 10 for a node itself, the far one where a node without CPUs takes part, else that of the packages."""
+    if a == b:
+        return 10
+    if a not in machine.cpu_nodes or b not in machine.cpu_nodes:
+        return machine.distance.get("memory", machine.distance["other"])
+    package = {n["id"]: n.get("package") for n in machine.nodes}
+    return machine.distance["package" if package[a] == package[b] is not None else "other"]
+
+
+# --- PCI -------------------------------------------------------------------------------------------------------------
+
+
+def _pci_paths(machine: Machine) -> dict[str, dict[str, Any]]:
+    """Return the facts of each device by its path below sys/devices, the bridges on the way included."""
+    devices = {device["at"]: device for device in (*machine.gpus, *machine.nics)}
+    above = {path.rsplit("/", up)[0] for path in devices for up in range(1, path.count("/"))}
+    return {**{path: {"bridge": True} for path in above}, **devices}
+
+
+def _pci_files(machine: Machine) -> Iterator[tuple[str, str]]:
+    for path, device in _pci_paths(machine).items():
+        at, values = f"sys/devices/{path}", _attributes(machine, path, device)
+        yield from ((f"{at}/{name}", value) for name, value in values.items())
+        if "name" in device:
+            folder = "infiniband" if device.get("kind") == "infiniband" else "net"
+            yield f"{at}/{folder}/{device['name']}/uevent", ""
+
+
+def _attributes(machine: Machine, path: str, device: dict[str, Any]) -> dict[str, str]:
+    nvidia, nic = device in machine.gpus, device in machine.nics
+    values = {
+        "class": "0x030200" if nvidia else "0x020000" if nic else "0x060400",
+        "vendor": "0x10de" if nvidia else "0x15b3",
+        "device": "0x20b0",
+        "local_cpus": _mask(_local_cpus(machine, path, device)),
+        "local_cpulist": cpulist.render(_local_cpus(machine, path, device)),
+    }
+    if nvidia:
+        speeds = {"current_link_speed": "16.0 GT/s PCIe", "max_link_speed": "16.0 GT/s PCIe"}
+        values |= {**speeds, "current_link_width": "16", "max_link_width": "16"}
+    node = _kernel_node(machine, path, device)
+    return values if node is None else {**values, "numa_node": str(node)}
+
+
+def _bridge(machine: Machine, path: str) -> dict[str, Any]:
+    """Return the facts of a device's host bridge; the short form in the file is its node alone."""
+    facts = machine.bridges[path.partition("/")[0]]
+    return facts if isinstance(facts, dict) else {"node": facts}
+
+
+def _kernel_node(machine: Machine, path: str, device: dict[str, Any]) -> int | None:
+    """Return what the kernel writes to numa_node: the host bridge's node, -1 for unknown, None for no such file."""
+    node: int | None = device.get("numa_node", _bridge(machine, path).get("node"))
+    return node
+
+
+def _local_cpus(machine: Machine, path: str, device: dict[str, Any]) -> frozenset[int]:
+    """Return the CPUs of the device's node; the kernel shows all online CPUs where the node is unknown."""
+    listed = _bridge(machine, path).get("local_cpus")
+    node = _kernel_node(machine, path, device)
+    return cpulist.parse(listed) if listed else machine.cpu_nodes.get(-1 if node is None else node, machine.online)
+
+
+# --- the driver and the process --------------------------------------------------------------------------------------
+
+
+def _proc_files(machine: Machine) -> Iterator[tuple[str, str]]:
+    for gpu in machine.gpus:
+        at = f"proc/driver/nvidia/gpus/{gpu['at'].rpartition('/')[2]}"
+        yield f"{at}/information", f"Model: \t\t {machine.gpu}\nGPU UUID: \t {uuid(machine.gpus.index(gpu))}"
+        if "own_node" in gpu:
+            yield f"{at}/numa_status", f"Node:      {gpu['own_node']}\nStatus:    online"
+    nodes = cpulist.render(node["id"] for node in machine.nodes) or "0"
+    cpus = machine.allowed.get("cpus", cpulist.render(machine.online))
+    yield "proc/self/status", f"Cpus_allowed_list:\t{cpus}\nMems_allowed_list:\t{machine.allowed.get('nodes', nodes)}"
+
+
+def _nvml_reading(machine: Machine, index: int, gpu: dict[str, Any]) -> NvmlReading:
+    path, node = gpu["at"], _kernel_node(machine, gpu["at"], gpu)
+    known = node is not None and node in machine.cpu_nodes
+    return NvmlReading(
+        index=index,
+        uuid=uuid(index),
+        pci=path.rpartition("/")[2],
+        name=machine.gpu,
+        memory_nodes=frozenset({node} if known and node is not None else machine.cpu_nodes),
+        cpus=_local_cpus(machine, path, gpu),
+        own_node=gpu.get("own_node"),
+    )
+
+
+def _mask(cpus: frozenset[int]) -> str:
+    value = sum(1 << cpu for cpu in cpus)
+    words = range(_MAX_CPUS // 32 - 1, -1, -1)
+    return ",".join(f"{value >> 32 * word & 0xFFFFFFFF:08x}" for word in words)

@@ -1,0 +1,115 @@
+"""A training script that trains nothing: it writes what the kernel says about its rank to $PROBE_OUT/<RANK>.json.
+
+    numapin run probe.py [--torch]
+
+It asks the kernel by itself, through libnuma's bare system calls and /proc, and imports nothing of numapin, so that it
+can contradict it. With --torch it imports torch first and lets it start its threads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import mmap
+import os
+import re
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Final
+
+MAPPING_BYTES: Final = 32 << 20
+MODES: Final = ("default", "preferred", "bind", "interleave", "local", "preferred-many")
+"""MPOL_*, by number: include/uapi/linux/mempolicy.h."""
+MAX_NODES: Final = 1024
+SHOWN: Final = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "OMP_NUM_THREADS", "NUMAPIN_BINDING", "CUDA_VISIBLE_DEVICES")
+
+
+def main() -> None:
+    """Touch memory, ask the kernel, write the answers."""
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait)
+    thread.start()
+    torch_threads = _use_torch() if "--torch" in sys.argv else None
+    mapping = _touched_mapping()
+    address = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
+    answers = {
+        "pid": os.getpid(),
+        "threads": _threads(),
+        "torch_threads": torch_threads,
+        "policy": _policy(),
+        "pages": _pages(address),
+        "numa_maps": {"mapping": _numa_maps(address=address), "heap": _numa_maps(name="heap")},
+        "env": {name: os.environ.get(name) for name in SHOWN},
+    }
+    done.set()
+    thread.join()
+    folder = Path(os.environ["PROBE_OUT"])
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{os.environ.get('RANK', '0')}.json").write_text(json.dumps(answers, indent=1))
+
+
+def _use_torch() -> int:
+    import torch
+
+    torch.ones(512, 512).mm(torch.ones(512, 512))
+    return torch.get_num_threads()
+
+
+def _touched_mapping() -> mmap.mmap:
+    """Map private anonymous memory and write to each page, so that the kernel must place them."""
+    mapping = mmap.mmap(-1, MAPPING_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    for offset in range(0, MAPPING_BYTES, mmap.PAGESIZE):
+        mapping[offset] = 1
+    return mapping
+
+
+def _threads() -> list[dict[str, str]]:
+    """Return name, CPUs and nodes of every thread of this process."""
+    threads = []
+    for task in sorted(Path("/proc/self/task").iterdir()):
+        fields = dict(line.split(":\t", 1) for line in (task / "status").read_text().splitlines() if ":\t" in line)
+        threads.append(
+            {"name": fields["Name"], "cpus": fields["Cpus_allowed_list"], "nodes": fields["Mems_allowed_list"]}
+        )
+    return threads
+
+
+def _policy() -> dict[str, object]:
+    """Return the mode and nodes of this thread's memory policy, or the error's name."""
+    mode, mask = ctypes.c_int(), (ctypes.c_ulong * (MAX_NODES // 64))()
+    libnuma = ctypes.CDLL("libnuma.so.1", use_errno=True)
+    if libnuma.get_mempolicy(ctypes.byref(mode), mask, ctypes.c_ulong(MAX_NODES + 1), None, 0):
+        return {"error": errno.errorcode[ctypes.get_errno()]}
+    nodes = [node for node in range(MAX_NODES) if mask[node // 64] >> node % 64 & 1]
+    return {"mode": MODES[mode.value & 0xFF], "nodes": nodes}
+
+
+def _pages(address: int) -> dict[str, object]:
+    """Return how many pages of the mapping are on which node, from move_pages as a question, or the error's name."""
+    count = MAPPING_BYTES // mmap.PAGESIZE
+    pages = (ctypes.c_void_p * count)(*range(address, address + MAPPING_BYTES, mmap.PAGESIZE))
+    status = (ctypes.c_int * count)()
+    libnuma = ctypes.CDLL("libnuma.so.1", use_errno=True)
+    if libnuma.move_pages(0, ctypes.c_ulong(count), pages, None, status, 0):
+        return {"error": errno.errorcode[ctypes.get_errno()]}
+    return {str(node): num for node, num in sorted(Counter(status).items())}
+
+
+def _numa_maps(*, address: int | None = None, name: str | None = None) -> dict[str, object] | None:
+    """Return policy and pages per node of the mapping that holds the address or has the name, from numa_maps."""
+    lines = [line.split() for line in Path("/proc/self/numa_maps").read_text().splitlines()]
+    if address is not None:
+        lines = [words for words in lines if int(words[0], 16) <= address][-1:]  # lines are sorted and show only starts
+    else:
+        lines = [words for words in lines if name in words]
+    for _, policy, *words in lines:
+        found = (re.fullmatch(r"N(\d+)=(\d+)", word) for word in words)
+        return {"policy": policy, "pages": {match[1]: int(match[2]) for match in found if match}}
+    return None
+
+
+if __name__ == "__main__":
+    main()

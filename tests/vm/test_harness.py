@@ -1,0 +1,162 @@
+"""The machines are what their files say, and the limits put on jobs hold: checked without numapin."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from numapin import cpulist
+from tests.vm.machine import HERE, REPOSITORY, Job, VmFailedError, VmMachine, VmResult, boot, cache, missing
+
+if TYPE_CHECKING:
+    from tests.vm.conftest import Boot
+
+pytestmark = pytest.mark.vm
+
+PROBE = (sys.executable, str(HERE / "probe.py"))
+# Job.env cannot say $OUT, which is known inside only.
+PROBE_HERE = ("sh", "-c", 'PROBE_OUT=$OUT exec "$@"', "probe")
+FACTS = (
+    "cd /sys; for f in devices/system/node/node*/cpulist devices/system/node/node*/distance "
+    "devices/system/cpu/cpu*/topology/thread_siblings_list bus/pci/devices/*/numa_node; "
+    "do printf '%s\\t%s\\n' $f \"$(cat $f)\"; done"
+)
+
+
+@pytest.fixture(scope="module", params=["two-nodes", "four-nodes", "memory-only"])
+def booted(request: pytest.FixtureRequest, boot_machine: Boot) -> VmResult:
+    """Boot each machine once and run the jobs that every test below looks at."""
+    return boot_machine(
+        request.param,
+        [
+            Job(name="facts", argv=["sh", "-c", FACTS]),
+            Job(name="numactl", argv=["numactl", "-H"]),
+            Job(name="bound", argv=[*PROBE_HERE, "numactl", "--cpunodebind=1", "--membind=1", *PROBE]),
+            Job(name="refused", argv=[*PROBE_HERE, *PROBE], refuse_policy=True),
+            Job(name="cpuset", argv=[*PROBE_HERE, *PROBE], cpuset=("1-2", "1")),
+            Job(name="impossible", argv=["true"], cpuset=("1-2", "63")),
+            Job(name="shm", argv=["df", "-k", "--output=size", "/dev/shm"]),
+            Job(name="slow", argv=["sleep", "60"], timeout_s=1),
+            Job(name="writes", argv=["sh", "-c", f"echo changed > {HERE}/written-by-vm && cat {HERE}/written-by-vm"]),
+        ],
+        timeout_s=110,
+    )
+
+
+def _facts(result: VmResult) -> dict[str, str]:
+    """Return file -> content below /sys."""
+    job = result.jobs["facts"]
+    assert job.status == 0, job.shown()
+    return dict(line.split("\t", 1) for line in job.stdout.splitlines())
+
+
+def _probe(result: VmResult, job: str) -> dict[str, Any]:
+    answers = result.jobs[job].json("0.json")
+    assert isinstance(answers, dict)
+    return answers
+
+
+def test_nodes_have_the_cpus_and_distances_of_the_file(booted: VmResult) -> None:
+    """The kernel shows the nodes, their CPUs and their distances as the machine's file gives them."""
+    facts = _facts(booted)
+    for number, (node, row) in enumerate(zip(booted.machine.nodes, booted.machine.distances, strict=True)):
+        assert cpulist.parse(facts[f"devices/system/node/node{number}/cpulist"]) == node.cpus
+        assert facts[f"devices/system/node/node{number}/distance"].split() == [str(distance) for distance in row]
+    assert f"devices/system/node/node{len(booted.machine.nodes)}/cpulist" not in facts
+
+
+def test_cores_have_the_threads_of_the_file(booted: VmResult) -> None:
+    """The kernel groups CPUs into cores of the file's number of threads."""
+    siblings = {v for file, v in _facts(booted).items() if file.endswith("thread_siblings_list")}
+    assert {len(cpulist.parse(group)) for group in siblings} == {booted.machine.threads}
+    assert len(siblings) == booted.machine.sockets * booted.machine.cores
+
+
+def test_devices_that_play_gpus_are_on_their_nodes(booted: VmResult) -> None:
+    """Each GPU's address exists in sysfs with its node; other devices know none but their bridges."""
+    facts = _facts(booted)
+    shown = {gpu.address: facts.get(f"bus/pci/devices/{gpu.address}/numa_node") for gpu in booted.machine.gpus}
+    assert shown == {gpu.address: str(gpu.node) for gpu in booted.machine.gpus}
+
+
+def test_numactl_agrees_on_the_nodes(booted: VmResult) -> None:
+    """numactl, a second oracle, lists the same CPUs for each node."""
+    job = booted.jobs["numactl"]
+    lines = [line.split("cpus:")[1].split() for line in job.stdout.splitlines() if "cpus:" in line]
+    assert [{int(cpu) for cpu in line} for line in lines] == [node.cpus for node in booted.machine.nodes], job.shown()
+
+
+def test_probe_reports_the_binding_it_was_started_with(booted: VmResult) -> None:
+    """Under numactl --cpunodebind=1 --membind=1 every thread, the policy and every page are on node 1."""
+    answers = _probe(booted, "bound")
+    assert [cpulist.parse(thread["cpus"]) for thread in answers["threads"]] == [booted.machine.nodes[1].cpus] * 2
+    assert answers["policy"] == {"mode": "bind", "nodes": [1]}
+    assert answers["pages"] == {"1": 8192}
+    assert set(answers["numa_maps"]["mapping"]["pages"]) == {"1"}
+    assert answers["numa_maps"]["mapping"]["policy"] == "bind:1"
+
+
+def test_seccomp_refuses_policy_calls_and_nothing_else(booted: VmResult) -> None:
+    """Under refuse_policy.py the policy calls give EPERM, while the program runs on and numa_maps still answers."""
+    answers = _probe(booted, "refused")
+    assert answers["policy"] == answers["pages"] == {"error": "EPERM"}
+    assert sum(answers["numa_maps"]["mapping"]["pages"].values()) == 8192
+    assert booted.jobs["refused"].status == 0
+
+
+def test_cpuset_limits_cpus_and_memory(booted: VmResult) -> None:
+    """In a cpuset of CPUs 1-2 and node 1, threads see only those and pages are on node 1."""
+    answers = _probe(booted, "cpuset")
+    assert [(thread["cpus"], thread["nodes"]) for thread in answers["threads"]] == [("1-2", "1")] * 2
+    assert answers["pages"] == {"1": 8192}
+
+
+def test_job_that_cannot_enter_its_cpuset_has_no_status(booted: VmResult) -> None:
+    """A cpuset the kernel refuses keeps the job from running, and stderr says why."""
+    job = booted.jobs["impossible"]
+    assert job.status is None
+    assert "rror" in job.stderr
+
+
+def test_shared_memory_is_as_small_as_in_docker(booted: VmResult) -> None:
+    """/dev/shm has 64 MiB."""
+    assert booted.jobs["shm"].stdout.split() == ["1K-blocks", "65536"]
+
+
+def test_job_over_its_time_limit_is_ended(booted: VmResult) -> None:
+    """A job that runs longer than its limit ends with status 124, and the next one runs."""
+    assert booted.jobs["slow"].status == 124
+    assert booted.jobs["writes"].status == 0, booted.jobs["writes"].shown()
+
+
+def test_writes_stay_in_the_machine(booted: VmResult) -> None:
+    """A job may write anywhere and reads it back; the host's file system does not change."""
+    assert booted.jobs["writes"].stdout == "changed\n"
+    assert not (HERE / "written-by-vm").exists()
+
+
+@pytest.mark.skipif(missing() is not None, reason=missing() or "")
+def test_machine_that_hangs_is_ended_with_its_console_in_the_error(tmp_path: Path) -> None:
+    """A machine over its time limit is killed, and the error ends with what its console said."""
+    with pytest.raises(VmFailedError, match=r"did not finish in 25 s[\s\S]*still here"):
+        boot(
+            VmMachine.load("memory-only"),
+            [Job(name="hang", argv=["sh", "-c", "echo still here > /dev/console; sleep 100"])],
+            share=tmp_path,
+            timeout_s=25,
+        )
+    processes = (path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if os.access(path, os.R_OK))
+    assert not any(str(tmp_path).encode() in cmdline for cmdline in processes)
+
+
+@pytest.mark.skipif(missing() is not None, reason=missing() or "")
+def test_make_vm_has_nothing_to_do_the_second_time() -> None:
+    """make_vm.py on a full cache folder changes nothing and succeeds."""
+    before = (cache() / "ready.json").stat()
+    assert subprocess.run([sys.executable, REPOSITORY / "scripts" / "make_vm.py"], check=False).returncode == 0
+    assert (cache() / "ready.json").stat().st_mtime_ns == before.st_mtime_ns
