@@ -44,7 +44,12 @@ def main() -> None:
 
     torch.manual_seed(0)
     net = nn.Sequential(
-        nn.Conv2d(3, 16, 3, stride=2), nn.ReLU(), nn.Conv2d(16, 32, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.LazyLinear(4)
+        nn.Conv2d(3, 16, 3, stride=2),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, stride=2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.LazyLinear(4),
     )
     net(torch.zeros(1, 3, 32, 32))  # gives the lazy layer its size
     model = DistributedDataParallel(net.to(device))

@@ -38,8 +38,9 @@ class Machine:
         self.usable = usable
         self.nodes = {node.id: node for node in topology.nodes}
         self.core_of = {cpu: core for core in topology.cores for cpu in core.cpus & usable}
-        self.node_cpus = {node.id: node.cpus & usable for node in topology.cpu_nodes}
-        self.open_nodes = [node for node in topology.cpu_nodes if self.node_cpus[node.id]]
+        self.cpu_nodes = topology.cpu_nodes
+        self.node_cpus = {node.id: node.cpus & usable for node in self.cpu_nodes}
+        self.open_nodes = [node for node in self.cpu_nodes if self.node_cpus[node.id]]
 
     def cores(self, cpus: Iterable[int]) -> list[Core]:
         """Return the cores of these CPUs, those that share an L3 side by side, then by their lowest CPU."""
@@ -53,7 +54,7 @@ class Machine:
     def package_nodes(self, node: int) -> frozenset[int]:
         """Return the nodes with CPUs of this node's package, or the node alone where its package is unknown."""
         package = self.nodes[node].package
-        return frozenset(n.id for n in self.topology.cpu_nodes if package is not None and n.package == package) | {node}
+        return frozenset(n.id for n in self.cpu_nodes if package is not None and n.package == package) | {node}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,14 +151,20 @@ def _spread(machine: Machine, request: Request, num_ranks: int) -> list[Draft]:
 
 
 def _far_apart(nodes: Sequence[Node], count: int) -> list[int]:
-    """Choose up to `count` nodes: the lowest first, then always the one farthest from those chosen."""
-    chosen = [nodes[0]]
-    nearest = {node.id: nodes[0].distance_to(node.id) for node in nodes[1:]}
+    """Choose up to `count` nodes: the lowest first, then always the one farthest from those chosen.
+
+    That is the one whose nearest chosen node is farthest; at a tie the one farther from all of them together, which
+    fills packages evenly; then the lowest.
+    """
     by_id = {node.id: node for node in nodes}
-    while nearest and len(chosen) < count:
-        pick = by_id[max(nearest, key=lambda n: (nearest[n], -n))]
+    chosen = [nodes[0]]
+    away = {node.id: (nodes[0].distance_to(node.id),) * 2 for node in nodes[1:]}  # from the nearest, from all
+    while away and len(chosen) < count:
+        pick = by_id[max(away, key=lambda n: (*away[n], -n))]
         chosen.append(pick)
-        nearest = {n: min(d, pick.distance_to(n)) for n, d in nearest.items() if n != pick.id}
+        del away[pick.id]
+        steps = {n: pick.distance_to(n) for n in away}
+        away = {n: (min(near, steps[n]), total + steps[n]) for n, (near, total) in away.items()}
     return [node.id for node in chosen]
 
 
@@ -167,7 +174,7 @@ def _far_apart(nodes: Sequence[Node], count: int) -> list[int]:
 def _pooled(machine: Machine, request: Request, seat: Draft) -> Draft:
     if request.bind is Bind.NONE:
         return replace(seat, pool=machine.usable, bound=False, exact=True).because("--bind none: all allowed CPUs")
-    if seat.gpu is not None and seat.home is None or not seat.exact:
+    if not seat.exact:  # its reason is there already
         return replace(seat, pool=machine.usable, bound=False)
     source = None if seat.home is None else _open_home(machine, request, seat.home)
     if seat.home is None or source is None:
@@ -300,7 +307,7 @@ def _share(machine: Machine, request: Request, draft: Draft, cores: list[Core], 
     draft = replace(draft, cpus=cpus, num_threads=len(cores))
     if wanted is not None and len(cpus) < wanted:
         return draft.because(f"{len(cpus)} CPUs instead of {wanted}: {sharers} ranks split the pool", exact=False)
-    return draft.because(f"its own {len(cores)} cores of a pool of {sharers} ranks")
+    return draft.because(f"its own {len(cores)} cores" + (f" of a pool of {sharers} ranks" if sharers > 1 else ""))
 
 
 def _overcommitted(machine: Machine, request: Request, group: list[Draft], cores: list[Core]) -> list[Draft]:

@@ -23,7 +23,7 @@ def memory_of(machine: Machine, request: Request, draft: Draft) -> tuple[Draft, 
     Raises UsageError for named nodes that are no host memory of this process.
     """
     policy = request.policy
-    under_cpus = frozenset(n.id for n in machine.topology.cpu_nodes if n.cpus & draft.cpus)
+    under_cpus = frozenset(n.id for n in machine.cpu_nodes if not n.cpus.isdisjoint(draft.cpus))
     if request.memory_nodes is not None:
         return draft, policy, _named_nodes(machine, request.memory_nodes)
     if policy in (Memory.NONE, Memory.LOCAL):
@@ -46,8 +46,8 @@ def _home_memory(
     assert draft.home is not None  # noqa: S101 - the caller asked
     wanted = machine.package_nodes(draft.home) if request.bind is Bind.SOCKET else frozenset({draft.home})
     nodes = wanted & {node.id for node in usable}
-    nearest = machine.nearest(draft.home, usable)
-    if nodes or nearest is None:
+    nearest = None if nodes else machine.nearest(draft.home, usable)
+    if nearest is None:
         return draft, request.policy, nodes
     why = f"no allowed memory on node {draft.home}; node {nearest.id} is the nearest"
     return draft.because(why, exact=False), request.policy, frozenset({nearest.id})
@@ -56,12 +56,13 @@ def _home_memory(
 def _memory_nodes(machine: Machine) -> list[Node]:
     """Return the allowed nodes with CPUs and memory; a node may have CPUs and no memory (unpopulated channels)."""
     allowed = machine.topology.allowed.nodes
-    return [node for node in machine.topology.cpu_nodes if node.id in allowed and node.memory_bytes != 0]
+    return [node for node in machine.cpu_nodes if node.id in allowed and node.memory_bytes != 0]
 
 
 def _named_nodes(machine: Machine, named: frozenset[int]) -> frozenset[int]:
     allowed = machine.topology.allowed.nodes
-    usable = frozenset(n.id for n in machine.topology.nodes if n.kind is not NodeKind.GPU and n.id in allowed)
+    nodes = machine.topology.nodes
+    usable = frozenset(n.id for n in nodes if n.kind is not NodeKind.GPU and n.id in allowed and n.memory_bytes != 0)
     if not named or named - usable:
         raise UsageError(
             f"--memory: nodes {cpulist.render(named - usable) or 'none'} are not host memory this process may use; "

@@ -10,10 +10,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
 _ITEM = re.compile(r"(\d{1,7})(?:-(\d{1,7})(?::(\d{1,7})/(\d{1,7}))?)?", re.ASCII)
-MAX_ID = 1 << 20
+MAX_ID = 1 << 16
 """Larger than any CPU or node number Linux can be built for (NR_CPUS is at most 8192); a range beyond it is a typo."""
 
 
@@ -25,7 +25,16 @@ def parse(text: str) -> frozenset[int]:
     Raises ValueError that names the bad item.
     Source: Documentation/admin-guide/kernel-parameters.rst, "cpu lists".
     """
-    return frozenset(number for item in text.split(",") for number in _numbers(item.strip(), text))
+    numbers: set[int] = set()
+    left = 4 * MAX_ID  # what repeated ranges may add up to: a file of nothing else must not take minutes
+    for item in text.split(","):
+        found = _numbers(item.strip(), text)
+        left -= len(found)
+        if left < 0:
+            msg = f"{_short(text)!r} lists the same numbers again and again"
+            raise ValueError(msg)
+        numbers.update(found)
+    return frozenset(numbers)
 
 
 def render(numbers: Iterable[int]) -> str:
@@ -48,8 +57,8 @@ def parse_mask(text: str) -> frozenset[int]:
     if any(not re.fullmatch(r"[0-9a-fA-F]{0,8}", word) for word in words) or len(words) > MAX_ID // 32:
         msg = f"{_short(text)!r} is not a CPU mask of hexadecimal 32-bit words"
         raise ValueError(msg)
-    value = int("".join(word.rjust(8, "0") for word in words), 16)
-    return frozenset(_bits(value))
+    values = [int(word or "0", 16) for word in reversed(words)]
+    return frozenset(32 * i + bit for i, value in enumerate(values) if value for bit in range(32) if value >> bit & 1)
 
 
 def _numbers(item: str, text: str) -> range | list[int]:
@@ -70,13 +79,6 @@ def _numbers(item: str, text: str) -> range | list[int]:
 
 def _run(first: int, last: int) -> str:
     return str(first) if first == last else f"{first}-{last}"
-
-
-def _bits(value: int) -> Iterator[int]:
-    while value:
-        low = value & -value
-        yield low.bit_length() - 1
-        value ^= low
 
 
 def _short(text: str) -> str:

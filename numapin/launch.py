@@ -153,7 +153,9 @@ def launch(plan: Plan, job: Job, run_dir: str) -> None:
 
 def command_of(job: Job) -> list[str]:
     """Return the command that each rank becomes after binding, "${local_rank}" not yet put in."""
-    return _config(_rendezvous(job.arguments, 1))[1]
+    arguments = _rendezvous(job.arguments, 1)
+    arguments.log_dir = os.devnull
+    return _config(arguments)[1]
 
 
 def _shim(command: Sequence[str]) -> list[str]:

@@ -1,4 +1,4 @@
-#!/usr/bin/env python3  # noqa: INP001 - scripts are not a package
+#!/usr/bin/env python3
 """Unpack QEMU, a Linux kernel and numactl from Debian packages into a cache folder, for the VM tests.
 
     python3 scripts/make_vm.py          # or: make vm

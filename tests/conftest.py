@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))  # pytest's importlib mode does not, and `tests.nvml.fake` is imported by tests
+from tests.nvml import fake
 
-from tests.nvml import fake  # noqa: E402 - needs the line above
+ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(scope="session")

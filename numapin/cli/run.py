@@ -20,6 +20,8 @@ from numapin.plan import make_plan
 from numapin.topology.build import find_gpu
 
 if TYPE_CHECKING:
+    from argparse import ArgumentParser
+
     from numapin.launch import Job
     from numapin.plan import Plan
     from numapin.request import Request
@@ -54,14 +56,14 @@ def run(arguments: tuple[str, ...]) -> None:
 
     topology = topology_from(options)
     plan = rehearse(make_plan(topology, request), strict=options["strict"])
-    _announce(plan, quiet=options["quiet"] and not options["dry_run"])
+    _announce(plan, topology, quiet=options["quiet"] and not options["dry_run"])
     _export_gpus(topology, request)
     (_print_commands if options["dry_run"] else _launch)(plan, job)
 
 
-def _parse(arguments: tuple[str, ...]) -> tuple[Job, dict[str, Any]]:
-    """Let torch's parser read the line; what is ours in it goes through click, as in `numapin plan`."""
-    from numapin.launch import OwnOption, make_parser, parse
+def make_run_parser() -> ArgumentParser:
+    """Return the installed torch's torchrun parser, with the binding options added."""
+    from numapin.launch import OwnOption, make_parser
 
     own = [
         OwnOption(
@@ -72,7 +74,14 @@ def _parse(arguments: tuple[str, ...]) -> tuple[Job, dict[str, Any]]:
         )
         for option in _OWN
     ]
-    job = parse(arguments, make_parser(own, description=_DESCRIPTION, epilog=_EPILOG))
+    return make_parser(own, description=_DESCRIPTION, epilog=_EPILOG)
+
+
+def _parse(arguments: tuple[str, ...]) -> tuple[Job, dict[str, Any]]:
+    """Let torch's parser read the line; what is ours in it goes through click, as in `numapin plan`."""
+    from numapin.launch import parse
+
+    job = parse(arguments, make_run_parser())
     return job, click.Command("run", params=list(_OWN)).make_context("numapin run", list(job.own)).params
 
 
@@ -88,11 +97,13 @@ def _export_gpus(topology: Topology, request: Request) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(uuid for uuid in uuids if uuid)
 
 
-def _announce(plan: Plan, *, quiet: bool) -> None:
+def _announce(plan: Plan, topology: Topology, *, quiet: bool) -> None:
     if not quiet:
         from numapin.view.plan_table import plan_table
 
         show(plan_table(plan), err=True)
+        if len(topology.nodes) == 1:
+            click.echo("numapin: this machine has one NUMA node: all memory is local, whatever is bound", err=True)
     warn(plan.warnings)
 
 

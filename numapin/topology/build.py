@@ -81,8 +81,8 @@ def with_gpu_nodes(topology: Topology, gpu_nodes: Mapping[str, int]) -> Topology
         if gpu.index in chosen and gpu.node not in (None, chosen[gpu.index])
     )
     gpus = tuple(
-        replace(gpu, node=node, node_source=NodeSource.USER, cpus=cpus[node])
-        if (node := chosen.get(gpu.index)) is not None
+        replace(gpu, node=home, node_source=NodeSource.USER, cpus=cpus[home])
+        if (home := chosen.get(gpu.index)) is not None
         else gpu
         for gpu in topology.gpus
     )

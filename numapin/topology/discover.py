@@ -131,7 +131,8 @@ def _read_xml(text: str, path: Path) -> Readings:
 def _built(readings: Readings, path: Path) -> Topology:
     """Build the topology of a described machine; a contradiction in it is the file's fault."""
     try:
-        return build(readings)
+        # Whatever order CUDA has there, the PCI order is what a plan for that machine can be written in.
+        return build(readings, device_order="PCI_BUS_ID")
     except ValueError as error:
         raise MachineFileError(f"{path}: {error}", "capture the machine again") from None
 

@@ -96,7 +96,7 @@ def _read_cpus(objects: list[Placed], machine: Element) -> tuple[CpuReading, ...
         cpu = pu.id("os_index")
         if cpu in around:
             raise pu.error(f"os_index={cpu} appears twice")
-        around[cpu] = {element.attributes.get("type"): element for element in reversed(above)}  # the nearest one stays
+        around[cpu] = {element.attributes.get("type"): element for element in above}
         for element in above:
             members[element].add(cpu)
     if not around:

@@ -32,8 +32,9 @@ def read_libnuma() -> LibnumaReadings | None:
     Raises LibnumaError where the library is not installed.
     """
     lib = load()
-    # numa(3): no other function may be called where this one fails. It fails on ENOSYS and EPERM of get_mempolicy.
-    if lib.numa_available() == -1:
+    # numa(3): no other function may be called where the first one fails. libnuma 2.0.16 takes EPERM, which is seccomp's
+    # answer, for success; later ones do not: ask again.
+    if lib.numa_available() == -1 or lib.get_mempolicy(None, None, 0, None, 0) != 0:
         return None
     existing = _members(ctypes.c_void_p.in_dll(lib, "numa_nodes_ptr").value)
     return LibnumaReadings(

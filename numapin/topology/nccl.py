@@ -60,13 +60,16 @@ def _cpu_elements(text: str, source: str) -> dict[Element, frozenset[int]]:
     root = xmlfile.parse(text, source=source, hint=_HINT)
     if root.tag != "system" or root.text("version") is None:
         raise root.error("this is not NCCL's topology, which begins with <system version=…>")
+    elements = list(root.named("cpu"))
+    if not elements:
+        raise root.error("there is no <cpu> in it")
     seen: set[int] = set()
-    for element in root.named("cpu"):
+    for element in elements:
         node = element.optional_id("numaid")
-        if node is not None and node in seen:
+        if node in seen:
             raise element.error(f"numaid={node} appears twice: the file describes several hosts")
         seen |= set() if node is None else {node}
-    return {element: element.mask("affinity") or frozenset() for element in root.named("cpu")}
+    return {element: element.mask("affinity") or frozenset() for element in elements}
 
 
 def _address(pci: Element) -> str | None:

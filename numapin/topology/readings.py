@@ -1,6 +1,7 @@
 """What a reader saw, before it is judged. Pure.
 
-Every reader (sysfs, libnuma, NVML, hwloc XML, NCCL XML) fills some of these; `build` decides what to believe.
+Comes in: whatever a reader (sysfs, libnuma, NVML, hwloc XML, NCCL XML) found. Goes out: plain records, which `build`
+judges: it decides what to believe.
 Unknown is None throughout: a reader never turns -1 into a node.
 """
 

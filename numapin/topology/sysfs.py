@@ -28,8 +28,8 @@ _ALLOWED: Final = {
     "cpus": re.compile(r"^Cpus_allowed_list:\s*(\S*)", re.MULTILINE),
     "mems": re.compile(r"^Mems_allowed_list:\s*(\S*)", re.MULTILINE),
 }
-# The kernel's answer before the administrator's wish; without a prefix in a cpuset file system of its own.
-_CPUSET_FILES: Final = ("cpuset.{}.effective", "cpuset.effective_{}", "cpuset.{}", "{}")
+# cgroup v2, cgroup v1, and a cpuset file system of its own, which knows no prefix.
+_CPUSET_FILES: Final = ("cpuset.{}.effective", "cpuset.{}", "{}")
 
 
 def read_sysfs(root: Path, *, source: str) -> Readings:

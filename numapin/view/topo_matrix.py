@@ -36,10 +36,11 @@ def topo_matrix(topology: Topology) -> Group:
     for heading in ("", *names, "CPUs", "node"):
         devices.add_column(heading, no_wrap=heading != "CPUs", overflow="fold")
     words = {frozenset((link.a, link.b)): link.kind for link in topology.links}
+    used = set()
     for name, cpus, node in _rows(topology):
         cells = ["X" if other == name else words.get(frozenset((name, other)), "?") for other in names]
+        used |= {"NV#" if word.startswith("NV") else word for word in cells}
         devices.add_row(Text(name, style="bold"), *cells, cpus, node)
-    used = {"NV#" if word.startswith("NV") else word for word in words.values()} | {"?"}
     legend = Text("\n".join(f"  {word:5}{meaning}" for word, meaning in _LEGEND if word in used), style="dim")
     parts = (devices, Text(""), legend, Text("")) if names else (Text("no GPU and no NIC"), Text(""))
     return Group(*parts, _distances(topology))

@@ -53,13 +53,13 @@ typedef struct {
     unsigned long words[MAX_WORDS];
 } Mask;
 
-typedef struct Device {
-    struct Device *parent; /* of a MIG instance; NULL for a GPU */
-    int present;
+typedef struct {
+    int present; /* of a MIG instance */
     char uuid[TEXT], pci[TEXT], name[TEXT];
     Mask cpus, memory;
-    int numa_node, mig_mode; /* -1: the file does not tell */
-    unsigned pcie[4];        /* 0: likewise */
+    int numa_node;    /* -2: the file does not tell */
+    int mig_mode;     /* -1: likewise */
+    unsigned pcie[4]; /* 0: likewise */
     int far_end[MAX_LINKS];
     char far_pci[MAX_LINKS][TEXT];
     int ancestor[MAX_GPUS]; /* -1: likewise */
@@ -82,10 +82,10 @@ static char driver[TEXT];
 
 static void copy(char *to, size_t size, const char *from) { snprintf(to, size, "%s", from); }
 
-static void clear(Device *device, Device *parent) {
+static void clear(Device *device) {
     memset(device, 0, sizeof *device);
-    device->parent = parent;
-    device->numa_node = device->mig_mode = -1;
+    device->numa_node = -2;
+    device->mig_mode = -1;
     for (int i = 0; i < MAX_LINKS; i++) device->far_end[i] = LINK_NONE;
     for (int i = 0; i < MAX_GPUS; i++) device->ancestor[i] = -1;
 }
@@ -147,8 +147,8 @@ static int read_ancestor(Device *gpu, const char *text) {
 
 static Device *begin_gpu(void) {
     if (num_gpus == MAX_GPUS) return NULL;
-    for (int i = 0; i < MAX_MIG; i++) clear(&instances[num_gpus][i], &gpus[num_gpus]);
-    clear(&gpus[num_gpus], NULL);
+    for (int i = 0; i < MAX_MIG; i++) clear(&instances[num_gpus][i]);
+    clear(&gpus[num_gpus]);
     return &gpus[num_gpus++];
 }
 
@@ -177,7 +177,7 @@ static int read_data(FILE *file) {
     Device *device = &machine;
     num_gpus = 0;
     driver[0] = '\0';
-    clear(&machine, NULL);
+    clear(&machine);
     while (fgets(line, sizeof line, file)) {
         int length = 0;
         line[strcspn(line, "\n")] = '\0';
@@ -218,7 +218,7 @@ static int refusal(const Device *device, const char *question) {
 static int begin(const char *function, const Device *device, const char *question) {
     record(function);
     if (num_inits == 0) return UNINITIALIZED;
-    return device ? refusal(device->parent ? device->parent : device, question) : INVALID_ARGUMENT;
+    return device ? refusal(device, question) : INVALID_ARGUMENT;
 }
 
 #define BEGIN(device, question)                                                                                        \
@@ -411,10 +411,10 @@ int nvmlDeviceGetMemoryAffinity(Device *device, unsigned size, unsigned long *no
     return give_mask(nodes, size, &device->memory);
 }
 
-int nvmlDeviceGetNumaNodeId(Device *device, unsigned *node) {
+int nvmlDeviceGetNumaNodeId(Device *device, int *node) {
     BEGIN(device, "numa_node");
-    if (device->numa_node < 0) return NOT_SUPPORTED;
-    *node = (unsigned)device->numa_node;
+    if (device->numa_node < -1) return NOT_SUPPORTED;
+    *node = device->numa_node;
     return SUCCESS;
 }
 

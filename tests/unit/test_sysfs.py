@@ -99,6 +99,13 @@ def device(root: Path, address: str, files: Mapping[str, str | bytes], *, below:
     return root
 
 
+def allowed(root: Path) -> tuple[str | None, str | None]:
+    """Return the allowed CPUs and nodes as list strings."""
+    readings = read(root)
+    cpus, nodes = readings.allowed_cpus, readings.allowed_nodes
+    return (None if cpus is None else cpulist.render(cpus), None if nodes is None else cpulist.render(nodes))
+
+
 def only_pci(root: Path) -> PciReading:
     """Return the one PCI device that the reader shows."""
     (reading,) = read(root).pci
@@ -250,28 +257,28 @@ class TestAllowed:
         """The kernel's own word for this process comes first."""
         status = "Name:\tx\nCpus_allowed:\tf\nCpus_allowed_list:\t0-1,9\nMems_allowed_list:\t1\n"
         cgroup = {"proc/self/cgroup": "0::/", "proc/mounts": "c /cg cgroup2 rw 0 0", "cg/cpuset.cpus.effective": "3"}
-        readings = read(write(machine, {"proc/self/status": status, **cgroup}))
-        assert (readings.allowed_cpus, readings.allowed_nodes) == ({0, 1, 9}, {1})
+        assert allowed(write(machine, {"proc/self/status": status, **cgroup})) == ("0-1,9", "1")
 
     def test_from_cgroup_v1(self, machine: Path) -> None:
         """The cpuset controller's mount and path lead to the lists."""
         write(machine, {"proc/self/cgroup": "9:cpu,cpuacct:/other\n7:cpuset:/job", "cg/cpuset/job/cpuset.cpus": "2-3"})
         write(machine, {"proc/mounts": "cgroup /cg/cpu cgroup rw,cpu 0 0\ncgroup /cg/cpuset cgroup rw,cpuset 0 0"})
         write(machine, {"cg/cpuset/job/cpuset.mems": "1", "cg/cpu/other/cpuset.cpus": "0"})
-        assert (read(machine).allowed_cpus, read(machine).allowed_nodes) == ({2, 3}, {1})
+        assert allowed(machine) == ("2-3", "1")
 
     def test_from_cgroup_v2(self, machine: Path) -> None:
-        """The nearest group with the cpuset controller tells."""
+        """The nearest group with the cpuset controller tells; an empty list means that it is the one above."""
         write(machine, {"proc/self/cgroup": "0::/slice/job", "proc/mounts": "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0"})
         write(machine, {"sys/fs/cgroup/slice/cpuset.cpus.effective": "0,8", "sys/fs/cgroup/cpuset.cpus.effective": "1"})
         write(machine, {"sys/fs/cgroup/slice/job/cpuset.mems.effective": "0"})
-        assert (read(machine).allowed_cpus, read(machine).allowed_nodes) == ({0, 8}, {0})
+        write(machine, {"sys/fs/cgroup/slice/job/cpuset.cpus.effective": ""})
+        assert allowed(machine) == ("0,8", "0")
 
     def test_from_the_cpuset_file_system(self, machine: Path) -> None:
         """Old systems mount cpusets at /dev/cpuset, where files have no prefix."""
         write(machine, {"proc/self/cpuset": "/dummy", "proc/mounts": "none /dev/cpuset cpuset rw 0 0"})
         write(machine, {"dev/cpuset/dummy/cpus": "1-2", "dev/cpuset/dummy/mems": "0-1"})
-        assert (read(machine).allowed_cpus, read(machine).allowed_nodes) == ({1, 2}, {0, 1})
+        assert allowed(machine) == ("1-2", "0-1")
 
     @pytest.mark.parametrize("cgroup", ["", "garbage", "0::/\0", "::", "7:cpuset:/gone"])
     def test_unknown(self, machine: Path, cgroup: str) -> None:
@@ -279,7 +286,7 @@ class TestAllowed:
         write(
             machine, {"proc/self/cgroup": cgroup, "proc/mounts": "x\nc /cg cgroup rw,cpuset 0 0\nc /cg cgroup2 rw 0 0"}
         )
-        assert (read(machine).allowed_cpus, read(machine).allowed_nodes) == (None, None)
+        assert allowed(machine) == (None, None)
 
     def test_the_host_name(self, machine: Path) -> None:
         """The kernel's name comes before the file in /etc; without both it is unknown."""
@@ -299,7 +306,8 @@ class TestGpus:
         write(machine, {"sys/devices/pci0000:16/0000:16:02.0/numa_node": "1"})
         write(machine, {"sys/devices/pci0000:16/0000:16:02.0/0000:17:00.0/numa_node": "0"})
         gpu = only_pci(machine)
-        assert (gpu.address, gpu.is_gpu, gpu.node, gpu.local_cpus) == ("0000:18:00.0", True, 1, {2, 3, 10, 11})
+        assert (gpu.address, gpu.is_gpu, gpu.node) == ("0000:18:00.0", True, 1)
+        assert cpulist.render(gpu.local_cpus or ()) == "2-3,10-11"
         assert (gpu.parents, gpu.parent_nodes) == (("0000:17:00.0", "0000:16:02.0"), (0, 1))
         assert gpu.host_bridge == "pci0000:16"
         assert (gpu.name, gpu.uuid, gpu.index, gpu.interfaces) == (None, None, None, ())
@@ -327,7 +335,7 @@ class TestGpus:
     def test_local_cpus_from_a_mask(self, machine: Path) -> None:
         """Where only the mask is there, it tells; CPUs that are not online are left out."""
         device(machine, "0000:18:00.0", {"vendor": "0x10de", "class": "0x030000", "local_cpus": "ffffffff,0000ff03"})
-        assert only_pci(machine).local_cpus == {0, 1, 8, 9, 10, 11}
+        assert cpulist.render(only_pci(machine).local_cpus or ()) == "0-1,8-11"
 
     @pytest.mark.parametrize(
         ("files", "found"),
@@ -487,16 +495,24 @@ class TestErrors:
         assert [(gpu.node, gpu.pcie) for gpu in readings.pci] == [(None, Pcie())]
 
 
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder in which each captured machine is unpacked once."""
+    return tmp_path_factory.mktemp("captures")
+
+
 @pytest.fixture
-def capture(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+def capture(request: pytest.FixtureRequest, unpacked: Path) -> Path:
     """Unpack a captured machine."""
     archive = CAPTURES / f"{request.param}.tar.bz2"
     if not archive.is_file():
         pytest.skip("captured machines are not beside this checkout")
-    with tarfile.open(archive) as tar:
-        tar.extraction_filter = lambda member, _path: member
-        tar.extractall(tmp_path)  # noqa: S202 - a file of our own, links and modes as captured
-    return tmp_path / str(request.param)
+    root = unpacked / str(request.param)
+    if not root.exists():
+        with tarfile.open(archive) as tar:
+            tar.extraction_filter = lambda member, _path: member
+            tar.extractall(unpacked)  # noqa: S202 - files of our own, links and modes as captured
+    return root
 
 
 class TestCaptures:
@@ -515,8 +531,7 @@ class TestCaptures:
         assert {gpu.node for gpu in readings.pci} == {None}
         assert cores(readings)[101] == "100-103"
         assert caches(readings)[88] == "88-95"
-        assert readings.allowed_cpus == set(range(176))
-        assert readings.allowed_nodes == {0, 8, *range(250, 256)}
+        assert allowed(capture) == ("0-175", "0,8,250-255")
 
     @pytest.mark.parametrize("capture", ["fakeheteromemtiers"], indirect=True)
     def test_sparse_nodes(self, capture: Path) -> None:
@@ -531,8 +546,7 @@ class TestCaptures:
         readings = read(capture)
         assert len(readings.nodes) == 8
         assert cpulist.render(cpu.cpu for cpu in readings.cpus) == "0-3,5-15"
-        assert cpulist.render(readings.allowed_cpus or ()) == "0-6,12-15"
-        assert cpulist.render(readings.allowed_nodes or ()) == "1-4"
+        assert allowed(capture) == ("0-6,12-15", "1-4")
 
     @pytest.mark.parametrize("capture", ["2pa-pcidomain32bits"], indirect=True)
     def test_a_32_bit_domain(self, capture: Path) -> None:
@@ -586,5 +600,5 @@ def test_the_live_machine() -> None:
         pytest.skip("/sys is not mounted")
     readings = read(Path("/"))
     assert os.sched_getaffinity(0) <= {cpu.cpu for cpu in readings.cpus}
-    assert readings.allowed_cpus == os.sched_getaffinity(0)
+    assert allowed(Path("/"))[0] == cpulist.render(os.sched_getaffinity(0))
     assert all(cpu.cpu in cpu.siblings for cpu in readings.cpus)

@@ -77,14 +77,14 @@ class VmMachine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One command to run in the machine; it may write files below $OUT, which is `JobResult.out` afterwards.
+    """One command to run in the machine; what it writes below $PROBE_OUT is in `JobResult.out` afterwards.
 
-    `cpuset` limits it to (CPUs, nodes) by a cgroup v2; `refuse_policy` puts it under the seccomp filter of
-    refuse_policy.py.
+    LD_LIBRARY_PATH in `env` comes before the machine's own. `cpuset` limits the command to (CPUs, nodes) by a cgroup
+    v2; `refuse_policy` puts it under the seccomp filter of refuse_policy.py.
     """
 
     name: str
-    argv: Sequence[str]
+    argv: Sequence[str | Path]
     env: Mapping[str, str] = field(default_factory=dict)
     cpuset: tuple[str, str] | None = None
     refuse_policy: bool = False
@@ -194,7 +194,7 @@ def _qemu_command(machine: VmMachine, share: Path) -> list[str]:
         *_shared_folder("root", Path("/"), "readonly=on"),
         *_shared_folder("share", share, "readonly=off"),
         *("-kernel", str(cache() / "vmlinuz"), "-initrd", str(cache() / "initrd.gz")),
-        *("-append", "console=ttyS0 quiet panic=-1"),
+        *("-append", "console=ttyS0 quiet panic=-1 mitigations=off"),
         *("-display", "none", "-vga", "none", "-nic", "none", "-serial", "stdio", "-no-reboot"),
     ]
 
@@ -233,21 +233,15 @@ def _shared_folder(tag: str, path: Path, mode: str) -> list[str]:
 def _job_script(job: Job) -> str:
     """Write the shell lines that run one job and leave stdout, stderr, status and seconds in its folder."""
     folder = shlex.quote(str(SHARE / job.name))
-    argv = [sys.executable, str(HERE / "refuse_policy.py"), *job.argv] if job.refuse_policy else [*job.argv]
-    timed = [
-        "timeout",
-        "-k",
-        "5",
-        str(job.timeout_s),
-        "env",
-        *(f"{k}={v}" for k, v in _environment(job).items()),
-        *argv,
-    ]
+    wrapper = [sys.executable, str(HERE / "refuse_policy.py")] if job.refuse_policy else []
+    environment = [f"{name}={value}" for name, value in _environment(job).items()]
+    words = ["timeout", "-k", "5", str(job.timeout_s), "env", *environment, *wrapper, *map(str, job.argv)]
     enter = _enter_cpuset(*job.cpuset, name=job.name) if job.cpuset else "true"
+    run = f"{shlex.join(words)}; echo $? > {folder}/status"
     return "\n".join(
         (
             "began=$(cut -d. -f1 /proc/uptime)",
-            f"( {enter} && {{ {shlex.join(timed)}; echo $? > {folder}/status; }} ) > {folder}/stdout 2> {folder}/stderr",
+            f"( {enter} && {{ {run}; }} ) > {folder}/stdout 2> {folder}/stderr",
             f"echo $(($(cut -d. -f1 /proc/uptime) - began)) > {folder}/seconds",
         )
     )
@@ -269,15 +263,16 @@ def _enter_cpuset(cpus: str, nodes: str, *, name: str) -> str:
 
 def _environment(job: Job) -> dict[str, str]:
     guest = cache() / "guest"
+    libraries = [job.env["LD_LIBRARY_PATH"]] if "LD_LIBRARY_PATH" in job.env else []
     return {
         "PATH": f"{Path(sys.executable).parent}:{guest / 'usr/bin'}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
-        "LD_LIBRARY_PATH": ":".join(str(guest / base) for base in _LIBRARIES),
         "HOME": "/run/tmp",
         "TMPDIR": "/run/tmp",
         "PYTHONPATH": str(REPOSITORY),
         "PYTHONDONTWRITEBYTECODE": "1",
-        "OUT": str(SHARE / job.name),
+        "PROBE_OUT": str(SHARE / job.name),
         **job.env,
+        "LD_LIBRARY_PATH": ":".join([*libraries, *(str(guest / base) for base in _LIBRARIES)]),
     }
 
 

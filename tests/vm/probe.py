@@ -41,7 +41,7 @@ def main() -> None:
         "torch_threads": torch_threads,
         "policy": _policy(),
         "pages": _pages(address),
-        "numa_maps": {"mapping": _numa_maps(address=address), "heap": _numa_maps(name="heap")},
+        "numa_maps": {"mapping": _numa_maps(f"{address:x}"), "heap": _numa_maps("heap")},
         "env": {name: os.environ.get(name) for name in SHOWN},
     }
     done.set()
@@ -61,6 +61,7 @@ def _use_torch() -> int:
 def _touched_mapping() -> mmap.mmap:
     """Map private anonymous memory and write to each page, so that the kernel must place them."""
     mapping = mmap.mmap(-1, MAPPING_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    mapping.madvise(mmap.MADV_DONTFORK)  # else the kernel may merge it with its neighbour into one line of numa_maps
     for offset in range(0, MAPPING_BYTES, mmap.PAGESIZE):
         mapping[offset] = 1
     return mapping
@@ -98,16 +99,13 @@ def _pages(address: int) -> dict[str, object]:
     return {str(node): num for node, num in sorted(Counter(status).items())}
 
 
-def _numa_maps(*, address: int | None = None, name: str | None = None) -> dict[str, object] | None:
-    """Return policy and pages per node of the mapping that holds the address or has the name, from numa_maps."""
-    lines = [line.split() for line in Path("/proc/self/numa_maps").read_text().splitlines()]
-    if address is not None:
-        lines = [words for words in lines if int(words[0], 16) <= address][-1:]  # lines are sorted and show only starts
-    else:
-        lines = [words for words in lines if name in words]
-    for _, policy, *words in lines:
-        found = (re.fullmatch(r"N(\d+)=(\d+)", word) for word in words)
-        return {"policy": policy, "pages": {match[1]: int(match[2]) for match in found if match}}
+def _numa_maps(which: str) -> dict[str, object] | None:
+    """Return policy and pages per node of the numa_maps line that starts at the address `which`, or has that name."""
+    for line in Path("/proc/self/numa_maps").read_text().splitlines():
+        start, policy, *words = line.split()
+        if which == start or which in words:
+            found = (re.fullmatch(r"N(\d+)=(\d+)", word) for word in words)
+            return {"policy": policy, "pages": {match[1]: int(match[2]) for match in found if match}}
     return None
 
 

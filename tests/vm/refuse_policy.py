@@ -29,10 +29,11 @@ RETURN: Final = 0x06
 """BPF_RET | BPF_K"""
 
 NUMBERS: Final = {
-    # machine: (AUDIT_ARCH, mbind, set_mempolicy, get_mempolicy, migrate_pages, move_pages, set_mempolicy_home_node)
     "x86_64": (0xC000003E, 237, 238, 239, 256, 279, 450),
     "aarch64": (0xC00000B7, 235, 237, 236, 238, 239, 450),
 }
+"""AUDIT_ARCH_*, then the numbers of mbind, set_mempolicy, get_mempolicy, migrate_pages, move_pages and
+set_mempolicy_home_node, by machine."""
 
 
 class _Instruction(ctypes.Structure):
@@ -55,7 +56,7 @@ def refuse_policy_calls() -> None:
         (RETURN, 0, 0, RET_ALLOW),
         (RETURN, 0, 0, RET_ERRNO | errno.EPERM),
     ]
-    instructions = (_Instruction * len(program))(*program)
+    instructions = (_Instruction * len(program))(*(_Instruction(*line) for line in program))
     _prctl(PR_SET_NO_NEW_PRIVS, 1)
     _prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(_Program(len(program), instructions)))
 

@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.vm
 
-PROBE = (sys.executable, str(HERE / "probe.py"))
-# Job.env cannot say $OUT, which is known inside only.
-PROBE_HERE = ("sh", "-c", 'PROBE_OUT=$OUT exec "$@"', "probe")
+PROBE = (sys.executable, HERE / "probe.py")
 FACTS = (
     "cd /sys; for f in devices/system/node/node*/cpulist devices/system/node/node*/distance "
     "devices/system/cpu/cpu*/topology/thread_siblings_list bus/pci/devices/*/numa_node; "
@@ -36,11 +34,11 @@ def booted(request: pytest.FixtureRequest, boot_machine: Boot) -> VmResult:
         [
             Job(name="facts", argv=["sh", "-c", FACTS]),
             Job(name="numactl", argv=["numactl", "-H"]),
-            Job(name="bound", argv=[*PROBE_HERE, "numactl", "--cpunodebind=1", "--membind=1", *PROBE]),
-            Job(name="refused", argv=[*PROBE_HERE, *PROBE], refuse_policy=True),
-            Job(name="cpuset", argv=[*PROBE_HERE, *PROBE], cpuset=("1-2", "1")),
+            Job(name="bound", argv=["numactl", "--cpunodebind=1", "--membind=1", *PROBE]),
+            Job(name="refused", argv=PROBE, refuse_policy=True),
+            Job(name="cpuset", argv=PROBE, cpuset=("1-2", "1")),
             Job(name="impossible", argv=["true"], cpuset=("1-2", "63")),
-            Job(name="shm", argv=["df", "-k", "--output=size", "/dev/shm"]),
+            Job(name="shm", argv=["df", "-k", "--output=size", "/dev/shm"]),  # noqa: S108 - the mount itself
             Job(name="slow", argv=["sleep", "60"], timeout_s=1),
             Job(name="writes", argv=["sh", "-c", f"echo changed > {HERE}/written-by-vm && cat {HERE}/written-by-vm"]),
         ],
@@ -124,7 +122,7 @@ def test_job_that_cannot_enter_its_cpuset_has_no_status(booted: VmResult) -> Non
 
 
 def test_shared_memory_is_as_small_as_in_docker(booted: VmResult) -> None:
-    """/dev/shm has 64 MiB."""
+    """Shared memory has 64 MiB."""
     assert booted.jobs["shm"].stdout.split() == ["1K-blocks", "65536"]
 
 

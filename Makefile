@@ -1,0 +1,41 @@
+# Two commands do everything on a fresh machine: `make demo` runs the main job, `make test` passes the tests.
+# What each target needs it sets up first: scripts/setup.sh makes the virtual environment in $(VENV).
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test check lint format types vm bench clean
+
+demo: $(READY)  ## run the main job: bound ranks on the example, on GPUs where there are any
+	$(BIN)/python scripts/demo.py
+
+test: $(READY)  ## run the tests; those in virtual machines need `make vm` once
+	$(BIN)/python -m pytest
+
+check: lint types test  ## what CI runs
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(READY)  ## rewrite the code in the project's format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(READY)
+	$(BIN)/mypy
+
+vm:  ## unpack QEMU and a kernel into .cache/vm for the tests on machines with several NUMA nodes
+	python3 scripts/make_vm.py
+
+bench: $(READY)  ## measure start-up and planning against torchrun; results on stdout
+	$(BIN)/python bench/launch.py
+	$(BIN)/python bench/plan.py
+
+$(READY): pyproject.toml constraints.txt scripts/setup.sh
+	sh scripts/setup.sh $(VENV)
+	touch $@
+
+clean:
+	rm -rf $(VENV) .cache .pytest_cache .mypy_cache .ruff_cache dist build

@@ -1,0 +1,34 @@
+#!/bin/sh
+# Make the virtual environment that the Makefile uses: setup.sh FOLDER
+# Installs libnuma1 (and Python's venv module, where Debian split it off) with apt where that is possible; else says
+# what is missing and how to get it.
+set -eu
+venv=$1
+python=${PYTHON:-python3}
+
+packages=""
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || {
+    echo "numapin needs Python 3.11 or newer; found: $("$python" --version 2>&1 || echo none)" >&2
+    echo "  set PYTHON=/path/to/python3.11 and try again" >&2
+    exit 1
+}
+"$python" -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null || packages="$packages libnuma1"
+"$python" -c 'import ensurepip, venv' 2>/dev/null || packages="$packages python3-venv"
+
+if [ -n "$packages" ]; then
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+        echo "installing$packages"
+        # shellcheck disable=SC2086 # several words on purpose
+        apt-get install -y -q $packages >/dev/null 2>&1 || {
+            apt-get update -q
+            apt-get install -y -q $packages
+        }
+    else
+        echo "missing:$packages" >&2
+        echo "  as root: apt-get install$packages   (Fedora: dnf install numactl-libs python3)" >&2
+        exit 1
+    fi
+fi
+
+[ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'

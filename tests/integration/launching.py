@@ -1,0 +1,67 @@
+"""Start numapin and torchrun as a user does, in a process of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+NUMAPIN = (sys.executable, "-m", "numapin.cli.main")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
+REFUSE_POLICY = (sys.executable, str(Path(__file__).resolve().parents[1] / "vm" / "refuse_policy.py"))
+
+# What this test run itself was given must not reach the launchers under test.
+_DROPPED = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "NUMAPIN_RUN_DIR", "XDG_RUNTIME_DIR")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """A command that ended."""
+
+    status: int
+    out: str
+    err: str
+
+    def json_lines(self) -> list[dict[str, str]]:
+        """Return what ranks printed as JSON, a line each, in the order of their ranks."""
+        return sorted(
+            (json.loads(line) for line in self.out.splitlines() if line.startswith("{")), key=lambda d: int(d["RANK"])
+        )
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """Return this process's environment, cleaned, with changes."""
+    return {key: value for key, value in os.environ.items() if key not in _DROPPED} | changes
+
+
+def call(*command: str, cwd: Path | None = None, timeout_s: float = 120, **changes: str) -> Done:
+    """Run a command to its end."""
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=timeout_s, check=False, cwd=cwd, env=environment(**changes)
+    )
+    return Done(status=done.returncode, out=done.stdout, err=done.stderr)
+
+
+def numapin(*arguments: str, cwd: Path | None = None, **changes: str) -> Done:
+    """Run numapin to its end."""
+    return call(*NUMAPIN, *arguments, cwd=cwd, **changes)
+
+
+def torchrun(*arguments: str, cwd: Path | None = None, **changes: str) -> Done:
+    """Run torchrun to its end."""
+    return call(*TORCHRUN, *arguments, cwd=cwd, **changes)
+
+
+def script(folder: Path, text: str, name: str = "train.py") -> str:
+    """Write a script and return its path."""
+    path = folder / name
+    path.write_text(text)
+    return str(path)
+
+
+def observed(run_dir: Path) -> list[dict[str, dict[str, str]]]:
+    """Return the records that ranks left in the one run below `run_dir`, by name: rank, then restart."""
+    return [json.loads(path.read_text()) for path in sorted(run_dir.glob("run-*/observed-*.json"))]

@@ -1,0 +1,148 @@
+"""On machines with GPUs: the model of what CUDA sees, NCCL training, and a launcher that leaves CUDA alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from numapin.topology.discover import discover
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+NUMAPIN = [sys.executable, "-m", "numapin.cli.main"]
+CUDA_SEES = """
+import torch
+print([str(torch.cuda.get_device_properties(i).uuid) for i in range(torch.cuda.device_count())])
+"""
+
+
+def gpu_uuids() -> list[str]:
+    """Return the UUIDs of the GPUs here, in NVML's order."""
+    try:
+        listed = subprocess.run(
+            ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"], capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return []
+    return listed.stdout.split()
+
+
+UUIDS = gpu_uuids()
+needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not UUIDS, reason="no NVIDIA GPU here (nvidia-smi)")]
+needs_gpus = [pytest.mark.multigpu, pytest.mark.skipif(len(UUIDS) < 2, reason="fewer than two NVIDIA GPUs here")]
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run `numapin run` and return what it printed."""
+    return subprocess.run(
+        [*NUMAPIN, "run", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+
+class TestVisibility:
+    """CUDA_VISIBLE_DEVICES as the driver of this machine reads it."""
+
+    pytestmark = needs_gpu
+
+    @pytest.mark.parametrize(
+        "value",
+        [
+            None,
+            "",
+            "0",
+            " 0",
+            "0 ",
+            "1,0",
+            "0,9,1",
+            "9,0",
+            "-1,0",
+            "0,-1,1",
+            "0,0",
+            "0,1,0",
+            "0,,1",
+            "0x,1",
+            "0,junk",
+            "NoDevFiles",
+            "{u0}",
+            "{u1},{u0}",
+            "{u0:.12},{u1}",
+            "GPU-",
+            "{u0},{u0}",
+            "{u0},1",
+            "0,{u1}",
+            "{U0}",
+        ],
+    )
+    def test_like_the_driver(self, value: str | None) -> None:
+        """The model names the same GPUs in the same order as CUDA itself does."""
+        names = {"u0": UUIDS[0], "u1": UUIDS[-1], "U0": UUIDS[0].upper()}
+        text = None if value is None else value.format(**names)
+        environment = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
+        environment |= {} if text is None else {"CUDA_VISIBLE_DEVICES": text}
+        # PYTORCH_NVML_BASED_CUDA_CHECK unset: the count comes from the driver where uuids are read.
+        asked = subprocess.run(
+            [sys.executable, "-c", CUDA_SEES], capture_output=True, text=True, check=True, env=environment
+        )
+        modelled = [str(gpu.uuid).removeprefix("GPU-") for gpu in discover(environ=environment).visible_gpus]
+        assert str(modelled) == asked.stdout.strip(), text
+
+
+class TestTraining:
+    """The main job with NCCL."""
+
+    @pytest.mark.gpu
+    @pytest.mark.skipif(not UUIDS, reason="no NVIDIA GPU here (nvidia-smi)")
+    def test_one_gpu(self) -> None:
+        """One visible GPU makes one rank, which trains on it."""
+        done = run(str(REPOSITORY / "examples/train_ddp.py"), CUDA_VISIBLE_DEVICES=UUIDS[-1])
+        assert done.returncode == 0, done.stderr
+        assert "on 1 ranks (cuda)" in done.stdout
+
+    @pytest.mark.multigpu
+    @pytest.mark.skipif(len(UUIDS) < 2, reason="fewer than two NVIDIA GPUs here")
+    def test_all_gpus(self) -> None:
+        """Without a number of ranks, each visible GPU gets one."""
+        done = run(str(REPOSITORY / "examples/train_ddp.py"))
+        assert done.returncode == 0, done.stderr
+        assert f"on {len(UUIDS)} ranks (cuda)" in done.stdout
+
+    @pytest.mark.multigpu
+    @pytest.mark.skipif(len(UUIDS) < 2, reason="fewer than two NVIDIA GPUs here")
+    def test_gpus_option(self, tmp_path: Path) -> None:
+        """--gpus gives rank 0 the GPU named first, by UUID."""
+        script = tmp_path / "uuid.py"
+        script.write_text(
+            "import os, json, torch\n"
+            "rank = int(os.environ['LOCAL_RANK'])\n"
+            "seen = 'GPU-' + str(torch.cuda.get_device_properties(rank).uuid)\n"
+            "print(json.dumps([rank, seen, json.loads(os.environ['NUMAPIN_BINDING'])['gpu']['uuid']]), flush=True)\n"
+        )
+        done = run("--gpus", "1,0", str(script))
+        assert done.returncode == 0, done.stderr
+        told = sorted(json.loads(line) for line in done.stdout.splitlines())
+        assert told == [[0, UUIDS[1], UUIDS[1]], [1, UUIDS[0], UUIDS[0]]]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not UUIDS, reason="no NVIDIA GPU here (nvidia-smi)")
+def test_launcher_leaves_cuda_alone(tmp_path: Path) -> None:
+    """While ranks run, the launcher has not loaded the CUDA driver and holds no GPU device open."""
+    script = tmp_path / "parent.py"
+    script.write_text(
+        "import os, json\n"
+        "launcher = f'/proc/{os.getppid()}'\n"
+        "fds = [os.readlink(f'{launcher}/fd/{fd}') for fd in os.listdir(f'{launcher}/fd')]\n"
+        "print(json.dumps(['libcuda.so' in open(f'{launcher}/maps').read(), [f for f in fds if 'nvidia' in f]]))\n"
+    )
+    done = run("--nproc-per-node", "1", str(script))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [False, []]

@@ -1,0 +1,336 @@
+"""`numapin run` end to end: bindings that hold, faults that end well, bad input that is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.integration.launching import (
+    NUMAPIN,
+    REFUSE_POLICY,
+    TORCHRUN,
+    Done,
+    call,
+    environment,
+    numapin,
+    observed,
+    script,
+    torchrun,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+pytestmark = pytest.mark.torch
+
+CPUS = sorted(os.sched_getaffinity(0))
+DUMP = """
+import json, os
+status = open("/proc/self/status").read()
+cpus = next(line.split()[1] for line in status.splitlines() if line.startswith("Cpus_allowed_list"))
+print(json.dumps(dict(os.environ) | {"cpus": cpus}), flush=True)
+"""
+needs_two_cpus = pytest.mark.skipif(len(CPUS) < 2, reason="fewer than two CPUs may be used here")
+
+
+class TestBinding:
+    """What ranks get."""
+
+    def test_one_rank_without_gpus(self, tmp_path: Path) -> None:
+        """Without --nproc-per-node and without GPUs there is one rank, with all allowed CPUs."""
+        done = numapin("run", script(tmp_path, DUMP), CUDA_VISIBLE_DEVICES="")
+        assert done.status == 0, done.err
+        (rank,) = done.json_lines()
+        assert json.loads(rank["NUMAPIN_BINDING"])["cpus"] == rank["cpus"]
+
+    @needs_two_cpus
+    def test_exclusive_ranks_are_where_the_plan_says(self, tmp_path: Path) -> None:
+        """The kernel shows each exclusive rank on its own cores, from its first instruction on."""
+        done = numapin("run", "--nproc-per-node", "2", "--bind", "exclusive", script(tmp_path, DUMP))
+        assert done.status == 0, done.err
+        ranks = done.json_lines()
+        assert [rank["cpus"] for rank in ranks] == [json.loads(rank["NUMAPIN_BINDING"])["cpus"] for rank in ranks]
+        assert ranks[0]["cpus"] != ranks[1]["cpus"]
+
+    def test_plan_and_observations_are_recorded(self, tmp_path: Path) -> None:
+        """The run directory holds the plan, the command, and what each rank asked for and got."""
+        done = numapin("run", "--nproc-per-node", "2", script(tmp_path, DUMP), NUMAPIN_RUN_DIR=str(tmp_path / "runs"))
+        assert done.status == 0, done.err
+        records = observed(tmp_path / "runs")
+        assert [record["local_rank"] for record in records] == [0, 1]
+        for record in records:
+            assert record["requested"]["cpus"] == record["applied"]["cpus"]
+        (folder,) = (tmp_path / "runs").iterdir()
+        assert folder.stat().st_mode & 0o777 == 0o700
+        assert json.loads((folder / "plan.json").read_text())["schema"] == "numapin.plan/1"
+
+    def test_thread_count(self, tmp_path: Path) -> None:
+        """OMP_NUM_THREADS is the rank's share of the cores where it is unset, and the user's where it is set."""
+        path = script(tmp_path, DUMP)
+        done = numapin("run", "--nproc-per-node", "1", path)
+        assert done.json_lines()[0]["OMP_NUM_THREADS"] == str(
+            json.loads(done.json_lines()[0]["NUMAPIN_BINDING"])["num_threads"]
+        )
+        assert "OMP_NUM_THREADS" not in done.err
+        done = numapin("run", "--nproc-per-node", "2", path, OMP_NUM_THREADS="7")
+        assert [rank["OMP_NUM_THREADS"] for rank in done.json_lines()] == ["7", "7"]
+
+    @needs_two_cpus
+    def test_inside_a_restricted_launcher(self, tmp_path: Path) -> None:
+        """A launcher that may use one CPU plans inside it."""
+        done = call("taskset", "-c", str(CPUS[-1]), *NUMAPIN, "run", "--nproc-per-node", "2", script(tmp_path, DUMP))
+        assert done.status == 0, done.err
+        assert [rank["cpus"] for rank in done.json_lines()] == [str(CPUS[-1])] * 2
+
+    def test_numa_binding_is_bind(self, tmp_path: Path) -> None:
+        """The --numa-binding X of torchrun is taken as --bind X, and torch's own binder stays off."""
+        runs = tmp_path / "runs"
+        done = numapin(
+            "run",
+            "--numa-binding",
+            "socket",
+            script(tmp_path, DUMP),
+            NUMAPIN_RUN_DIR=str(runs),
+            CUDA_VISIBLE_DEVICES="",
+        )
+        assert done.status == 0, done.err
+        assert json.loads(next(runs.glob("run-*/plan.json")).read_text())["bind"] == "socket"
+
+    def test_dry_run_starts_nothing(self, tmp_path: Path) -> None:
+        """--dry-run prints each rank's exact command and starts none."""
+        marker = tmp_path / "ran"
+        path = script(tmp_path, f"open({str(marker)!r}, 'w')")
+        done = numapin("run", "--dry-run", "--nproc-per-node", "2", path, "--name", "a b")
+        assert done.status == 0, done.err
+        assert [line.partition(":")[0] for line in done.out.splitlines()] == ["rank 0", "rank 1"]
+        assert all(line.endswith(f"-u {path} --name 'a b'") for line in done.out.splitlines())
+        assert not marker.exists()
+
+    def test_quiet(self, tmp_path: Path) -> None:
+        """The table of bindings is on stderr, and --quiet hides it."""
+        path = script(tmp_path, "")
+        assert "rank  GPU  node  CPUs" in numapin("run", "--nproc-per-node", "1", path).err
+        assert numapin("run", "--quiet", "--nproc-per-node", "1", path).err == ""
+
+    def test_nothing_is_left_behind(self, tmp_path: Path) -> None:
+        """After a run neither a run directory nor torch's log folder is left in the temporary directory."""
+        temporary = tmp_path / "tmp"
+        temporary.mkdir()
+        assert numapin("run", "--nproc-per-node", "2", script(tmp_path, DUMP), TMPDIR=str(temporary)).status == 0
+        assert [path for path in temporary.rglob("*") if path.is_file() or "torchelastic" in path.name] == []
+
+
+class TestMemoryPolicy:
+    """What happens where the kernel takes or refuses a memory policy. Several nodes are tested in tests/vm."""
+
+    ASK = "import sys; sys.path.insert(0, sys.argv[1]); from numapin import native; print(native.get_memory_policy())"
+
+    def test_policy_survives_exec(self, tmp_path: Path) -> None:
+        """A policy that names its node is what the kernel says inside the user's script."""
+        asked = script(tmp_path, self.ASK)
+        done = numapin("run", "--memory", "bind=0", "--nproc-per-node", "1", asked, str(Path(__file__).parents[2]))
+        assert done.status == 0, done.err
+        assert done.out.strip() == "(2, frozenset({0}))"
+
+    def test_refused_policy_is_told_once_and_the_run_goes_on(self, tmp_path: Path) -> None:
+        """Under a seccomp filter the ranks keep their CPUs, and the launcher says so once, with the remedy."""
+        done = call(
+            *REFUSE_POLICY,
+            *NUMAPIN,
+            "run",
+            "--memory",
+            "bind=0",
+            "--nproc-per-node",
+            "2",
+            script(tmp_path, DUMP),
+            NUMAPIN_RUN_DIR=str(tmp_path / "runs"),
+        )
+        assert done.status == 0, done.err
+        assert done.err.count("memory policy 'bind' was refused") == 1, done.err
+        assert "--cap-add SYS_NICE" in done.err
+        for record in observed(tmp_path / "runs"):
+            assert record["applied"]["cpus"] == record["requested"]["cpus"]
+            assert record["applied"]["memory"] is None
+            assert "refused" in record["requested"]["reason"]
+
+    def test_strict_refuses_before_any_rank(self, tmp_path: Path) -> None:
+        """With --strict a refused policy is exit status 5, and no rank was started."""
+        marker = tmp_path / "ran"
+        path = script(tmp_path, f"open({str(marker)!r}, 'w')")
+        done = call(*REFUSE_POLICY, *NUMAPIN, "run", "--strict", "--memory", "bind=0", "--nproc-per-node", "2", path)
+        assert done.status == 5, done.err
+        assert "--strict: rank 0 cannot be bound exactly" in done.err
+        assert not marker.exists()
+
+
+class TestFaults:
+    """Ranks and launchers that die."""
+
+    @pytest.mark.parametrize(
+        ("text", "told"),
+        [
+            ("import sys; sys.exit(3)", "exitcode  : 3"),
+            ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "Signal 9 (SIGKILL)"),
+        ],
+        ids=["exit code", "signal"],
+    )
+    def test_a_rank_that_dies(self, tmp_path: Path, text: str, told: str) -> None:
+        """The status and the story are torchrun's, under the script's own name."""
+        path = script(tmp_path, text)
+        ours, theirs = numapin("run", "--nproc-per-node", "2", path), torchrun("--nproc-per-node", "2", path)
+        assert ours.status == theirs.status == 1
+        for done in (ours, theirs):
+            assert told in done.err
+            assert f"{path} FAILED" in done.err
+
+    def test_recorded_error(self, tmp_path: Path) -> None:
+        """The traceback that torch's @record writes in a rank reaches the launcher's report."""
+        path = script(
+            tmp_path,
+            "from torch.distributed.elastic.multiprocessing.errors import record\n"
+            "@record\n"
+            "def main():\n"
+            "    raise KeyError('the root cause')\n"
+            "main()\n",
+        )
+        done = numapin("run", "--nproc-per-node", "1", path)
+        assert done.status == 1
+        assert "KeyError: 'the root cause'" in done.err.partition("Root Cause (first observed failure)")[2]
+
+    def test_restarted_rank_has_the_same_binding(self, tmp_path: Path) -> None:
+        """A worker group that is restarted is bound as before."""
+        path = script(
+            tmp_path,
+            "import os, sys, time; first = os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'; time.sleep(2 * first); sys.exit(first)",
+        )
+        done = numapin(
+            "run",
+            "--max-restarts",
+            "1",
+            "--nproc-per-node",
+            "2",
+            "--bind",
+            "exclusive" if len(CPUS) > 1 else "node",
+            path,
+            NUMAPIN_RUN_DIR=str(tmp_path / "runs"),
+        )
+        assert done.status == 0, done.err
+        records = observed(tmp_path / "runs")
+        assert [(record["local_rank"], record["restart"]) for record in records] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+        for first, second in (records[:2], records[2:]):
+            assert first["applied"] == second["applied"]
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda s: s.name)
+    def test_signal_to_the_launcher(self, tmp_path: Path, number: signal.Signals) -> None:
+        """A launcher that is told to stop leaves no rank behind, and its status is torchrun's."""
+        statuses = []
+        for command in ([*NUMAPIN, "run"], [*TORCHRUN]):
+            status, pids = interrupted(tmp_path, command, number)
+            assert len(pids) == 2
+            assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+            statuses.append(status)
+        assert statuses[0] == statuses[1]
+
+    def test_unresolvable_host_name(self, tmp_path: Path) -> None:
+        """A host whose own name no server knows starts as fast as any other: nothing asks for it."""
+        path = script(tmp_path, "import os; print(os.environ['MASTER_ADDR'])")
+        probe = call("unshare", "--uts", "true") if shutil.which("unshare") else Done(status=1, out="", err="")
+        if probe.status != 0:
+            pytest.skip("no right to make a UTS namespace here (unshare --uts)")
+        lookups = tmp_path / "lookups"
+        lookups.mkdir()
+        (lookups / "sitecustomize.py").write_text(
+            "import socket\n"
+            "def refuse(*args, **kwargs):\n"
+            "    if args[0] not in (None, '127.0.0.1', 'localhost'): raise AssertionError(f'asked for {args[0]}')\n"
+            "    return real(*args, **kwargs)\n"
+            "real, socket.getaddrinfo = socket.getaddrinfo, refuse\n"
+            "socket.gethostbyaddr = socket.gethostbyname = refuse\n"
+        )
+        line = f"hostname nowhere.invalid && exec {' '.join(NUMAPIN)} run --nproc-per-node 1 {path}"
+        done = call("unshare", "--uts", "sh", "-c", line, PYTHONPATH=str(lookups))
+        assert done.status == 0, done.err
+        assert done.out.strip() == "127.0.0.1"
+
+
+def interrupted(tmp_path: Path, command: Sequence[str], number: signal.Signals) -> tuple[int, list[int]]:
+    """Start two ranks that sleep, signal their launcher, and return its status and the ranks' process numbers."""
+    folder = tmp_path / command[2]
+    folder.mkdir()
+    path = script(folder, f"import os, time; open(f'{folder}/{{os.getpid()}}.pid', 'w'); time.sleep(100)")
+    with subprocess.Popen(
+        [*command, "--nproc-per-node", "2", path],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=environment(),
+    ) as process:
+        deadline = time.monotonic() + 60
+        while len(list(folder.glob("*.pid"))) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(number)
+        status = process.wait(timeout=60)
+    return status, [int(pid.stem) for pid in folder.glob("*.pid")]
+
+
+class TestBadInput:
+    """Each mistake has a status, a message that names it, and a hint; no rank is started."""
+
+    @pytest.mark.parametrize(
+        ("arguments", "status", "told"),
+        [
+            (["missing.py"], 2, "missing.py does not exist in "),
+            (["--no-python", "no-such-program"], 2, "no-such-program does not exist"),
+            (["--bind", "nodes", "s.py"], 2, "'nodes' is not one of 'none', 'node', 'socket'"),
+            (["--memory", "bnd", "s.py"], 2, "'bnd' is not one of none, local, preferred"),
+            (["--memory", "bind=63", "s.py"], 2, "nodes 63 are not host memory this process may use; there are 0"),
+            (["--memory", "bind=x", "s.py"], 2, "'x' in 'x' is not a number or a range such as 0-3"),
+            (["--memory", "local=0", "s.py"], 2, "--memory local takes no nodes"),
+            (["--reserve-cpus", "4000-4001", "s.py"], 2, "CPUs 4000-4001 do not exist; online are 0"),
+            (["--reserve-cpus", "3-1", "s.py"], 2, "range '3-1' in '3-1' runs backwards"),
+            (["--gpus", "77", "s.py"], 2, "--gpus: '77' names no GPU of this machine; there are: "),
+            (["--gpu-nodes", "0", "s.py"], 2, "'0' is not GPU=NODE"),
+            (["--gpu-nodes", "99=0", "s.py"], 2, "--gpu-nodes: '99' names no GPU"),
+            (["--cpus-per-rank", "0", "s.py"], 2, "0 is not in the range x>=1"),
+            (["--nproc-per-node", "many", "s.py"], 2, "--nproc-per-node many: Unsupported nproc_per_node value"),
+            (["--nproc-per-node", "0", "s.py"], 2, "--nproc-per-node is 0; it must be at least 1"),
+            (["--nnodes", "two", "s.py"], 2, "--nnodes 'two' is not a number or MIN:MAX"),
+            (["--bind", "none", "--cpus-per-rank", "1", "s.py"], 2, "--cpus-per-rank with --bind none binds nothing"),
+            (["--bind", "exclusive", "--nproc-per-node", "5000", "s.py"], 4, "want cores of their own but share"),
+            (["--reserve-cpus", f"0-{os.cpu_count()}", "s.py"], 2, "do not exist"),
+            (["--reserve-cpus", ",".join(map(str, CPUS)), "s.py"], 4, "no CPU is left"),
+        ],
+    )
+    def test_told(self, tmp_path: Path, arguments: list[str], status: int, told: str) -> None:
+        """The status is that of the kind of error, and the message names what was seen."""
+        script(tmp_path, "raise SystemExit('a rank was started')", "s.py")
+        done = numapin("run", *arguments, cwd=tmp_path)
+        assert (done.status, told in done.err) == (status, True), done.err
+        assert "a rank was started" not in done.err
+        assert "Traceback" not in done.err
+
+    def test_missing_libnuma(self, tmp_path: Path) -> None:
+        """Without libnuma, which py-libnuma shows as an AttributeError, the status is 3 and the package is named."""
+        stand_in = tmp_path / "numa"
+        stand_in.mkdir()
+        (stand_in / "__init__.py").write_text("raise AttributeError('undefined symbol: numa_num_possible_nodes')")
+        for command in (["topo"], ["run", "--nproc-per-node", "1", script(tmp_path, "")]):
+            done = numapin(*command, PYTHONPATH=str(tmp_path))
+            assert done.status == 3, done.err
+            assert "libnuma could not be loaded" in done.err
+            assert "apt-get install libnuma1" in done.err
+
+    def test_run_directory_of_somebody_else(self, tmp_path: Path) -> None:
+        """A folder in the temporary directory that others can write to is refused, not used."""
+        (tmp_path / f"numapin-{os.getuid()}").mkdir(mode=0o777)
+        (tmp_path / f"numapin-{os.getuid()}").chmod(0o777)
+        done = numapin("run", "--nproc-per-node", "1", script(tmp_path, ""), TMPDIR=str(tmp_path))
+        assert done.status == 2
+        assert "is not a private folder of this user" in done.err

@@ -1,0 +1,165 @@
+"""`numapin run` takes what torchrun takes, and its ranks see what torchrun's see."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.integration.launching import numapin, script, torchrun
+
+if TYPE_CHECKING:
+    import argparse
+    from pathlib import Path
+
+pytestmark = pytest.mark.torch
+
+DUMP_ENVIRONMENT = """
+import json, os, sys
+print(json.dumps(dict(os.environ) | {"argv": " ".join(sys.argv[1:])}), flush=True)
+"""
+
+
+def torch_parser() -> argparse.ArgumentParser:
+    """Return torchrun's own parser."""
+    from torch.distributed.run import get_args_parser
+
+    return get_args_parser()
+
+
+def our_parser() -> argparse.ArgumentParser:
+    """Return the parser of `numapin run`, as the command builds it."""
+    from numapin.cli.run import make_run_parser
+
+    return make_run_parser()
+
+
+def parsed(parser: argparse.ArgumentParser, arguments: list[str]) -> dict[str, object] | str:
+    """Return what a parser makes of arguments, or the error it prints."""
+    err = io.StringIO()
+    with contextlib.redirect_stderr(err):
+        try:
+            values = vars(parser.parse_args(arguments))
+        except SystemExit:
+            return err.getvalue().rpartition("error: ")[2]
+    return {key: str(value) for key, value in values.items() if key not in ("numapin_own", "nproc_per_node")}
+
+
+def test_every_option_of_torchrun_is_ours() -> None:
+    """Each action of torch's parser is in ours, with the same spellings, default, choices and destination."""
+    ours = {action.dest: action for action in our_parser()._actions}
+    for action in torch_parser()._actions:
+        mine = ours[action.dest]
+        assert mine.option_strings == action.option_strings
+        assert mine.choices == action.choices
+        assert action.dest == "nproc_per_node" or mine.default == action.default
+
+
+def test_help_shows_every_option_of_torchrun() -> None:
+    """--help lists torchrun's options as torchrun does, ours in a group of their own, and leaves with status 0."""
+    done = numapin("run", "--help", COLUMNS="100")
+    assert done.status == 0
+    words = set(done.out.replace(",", " ").replace("[", " ").replace("]", " ").split())
+    for action in torch_parser()._actions:
+        assert set(action.option_strings) <= words
+    assert "binding options (numapin):" in done.out
+    assert {"--bind", "--memory", "--cpus-per-rank", "--no-smt", "--reserve-cpus", "--gpus", "--strict"} <= words
+
+
+def test_every_abbreviation_means_what_it_means_to_torchrun() -> None:
+    """Each beginning of each of torch's long options parses, or fails, exactly as in torchrun."""
+    torch, ours = torch_parser(), our_parser()
+    names = [name for action in torch._actions for name in action.option_strings if name.startswith("--")]
+    tried = {name[:length] for name in names for length in range(3, len(name) + 1)} - {"--h", "--he", "--hel", "--help"}
+    values = ["1", "spawn", "node"]  # one of them fits each option that has choices
+    for beginning, value in itertools.product(sorted(tried), values):
+        for arguments in ([f"{beginning}={value}", "s.py"], [beginning, value, "s.py", "--bind", "x"]):
+            assert parsed(ours, arguments) == parsed(torch, arguments), arguments
+
+
+def test_our_options_have_no_abbreviations_and_stop_at_the_script() -> None:
+    """Ours must be typed whole, may be given with =, and belong to the script once it has been named."""
+    parser = our_parser()
+    assert "unrecognized arguments: --reserve" in str(parsed(parser, ["--reserve=0", "s.py"]))
+    namespace = parser.parse_args(["--bind=socket", "--no-smt", "s.py", "--bind", "mine"])
+    assert namespace.numapin_own == ["--bind", "socket", "--no-smt"]
+    assert namespace.training_script_args == ["--bind", "mine"]
+
+
+DIFFERENT = {
+    "MASTER_PORT": "a free port",
+    "MASTER_ADDR": "127.0.0.1 instead of the host's name",
+    "TORCHELASTIC_RUN_ID": "random",
+    "TORCHELASTIC_ERROR_FILE": "a temporary folder",
+    "OMP_NUM_THREADS": "the rank's thread count instead of 1",
+    "NUMAPIN_BINDING": "ours",
+    "NUMAPIN_RUN_DIR": "ours",
+}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--nproc-per-node", "2"],
+        ["--nproc_per_node=2", "--role", "trainer", "--max_restarts", "2", "--standalone"],
+        ["--nproc-p", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--rdzv-id", "job7"],
+        ["--nproc-per-node", "2", "--virtual-local-rank"],
+        ["--nnodes", "1", "--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port", "0"],
+    ],
+    ids=["plain", "spellings", "c10d", "virtual", "static"],
+)
+def test_ranks_see_the_environment_of_torchrun(tmp_path: Path, options: list[str]) -> None:
+    """Every variable of a rank has torchrun's value, but for the documented differences."""
+    dump = script(tmp_path, DUMP_ENVIRONMENT)
+    theirs = torchrun(*options, dump, "--lr", "a b")
+    ours = numapin("run", *options, dump, "--lr", "a b")
+    assert (ours.status, theirs.status) == (0, 0), ours.err
+    assert len(ours.json_lines()) == len(theirs.json_lines()) > 0
+    for mine, other in zip(ours.json_lines(), theirs.json_lines(), strict=True):
+        keys = (mine.keys() | other.keys()) - DIFFERENT.keys()
+        assert {key: mine.get(key) for key in keys} == {key: other.get(key) for key in keys}
+        assert mine["MASTER_ADDR"] in ("127.0.0.1", "localhost")
+
+
+def test_module_and_program_and_run_path(tmp_path: Path) -> None:
+    """-m runs a module, --no-python a program, --run-path a script in runpy; all bound, with their arguments."""
+    path = script(tmp_path, DUMP_ENVIRONMENT, "module_of_ours.py")
+    for options in (
+        ["-m", "module_of_ours"],
+        ["--no-python", "python3", path],
+        ["--run-path", path],
+    ):
+        done = numapin("run", "--nproc-per-node", "1", *options, "x", "y z", cwd=tmp_path, PYTHONPATH=str(tmp_path))
+        assert done.status == 0, done.err
+        (rank,) = done.json_lines()
+        assert rank["argv"] == "x y z"
+        assert '"local_rank": 0' in rank["NUMAPIN_BINDING"]
+
+
+def test_pet_variables(tmp_path: Path) -> None:
+    """PET_* variables, which Kubernetes operators set, mean what they mean to torchrun."""
+    done = numapin(
+        "run", script(tmp_path, DUMP_ENVIRONMENT), PET_NPROC_PER_NODE="2", PET_ROLE="operator", PET_NNODES="1"
+    )
+    assert done.status == 0, done.err
+    assert [rank["ROLE_NAME"] for rank in done.json_lines()] == ["operator", "operator"]
+
+
+def test_redirects_and_tee(tmp_path: Path) -> None:
+    """--redirects and --tee write the same files below --log-dir as torchrun does."""
+    said = script(tmp_path, "import sys; print('to out', flush=True); print('to err', file=sys.stderr, flush=True)")
+    options = ["--nproc-per-node", "2", "--rdzv-id", "x", "--redirects", "3", "--tee", "1"]
+    texts = {}
+    for name, launcher in (("ours", numapin), ("theirs", torchrun)):
+        folder = tmp_path / name
+        arguments = [*options, "--log-dir", str(folder), said]
+        done = launcher("run", *arguments) if launcher is numapin else launcher(*arguments)
+        assert done.status == 0, done.err
+        assert done.out.count("to out") == 2
+        files = set(folder.rglob("*.log"))
+        texts[name] = sorted((path.relative_to(folder).parts[1:], path.read_text()) for path in files)
+    assert texts["ours"] == texts["theirs"]
+    assert len(texts["ours"]) == 4

@@ -1,0 +1,241 @@
+"""Properties of plans over generated machines and requests."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from numapin.errors import PlanError, UsageError
+from numapin.plan import Plan, RankPlan, make_plan
+from numapin.request import Bind, Memory, Request
+from numapin.topology.model import NodeKind, Topology
+from tests.machines.grids import grid
+
+deterministic = settings(max_examples=150, deadline=None)
+
+
+@st.composite
+def machines(draw: st.DrawFn) -> Topology:
+    """Draw a machine: any shape, sparse ids, memory-only, GPU and empty nodes, GPUs anywhere, some of it allowed."""
+    packages, nodes, cores = draw(st.integers(1, 2)), draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    smt, l3 = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([None, 1, 2]))
+    num_cpus = packages * nodes * (l3 or 1) * cores * smt
+    ids = draw(st.lists(st.integers(0, 300), min_size=packages * nodes + 2, max_size=packages * nodes + 2, unique=True))
+    node_ids, memory_nodes, gpu_nodes = sorted(ids[:-2]), ids[-2:-1], ids[-1:]
+    cpu_ids = (
+        draw(st.permutations(range(num_cpus))) if draw(st.booleans()) else [3 * cpu + 1 for cpu in range(num_cpus)]
+    )
+    cpus = draw(st.frozensets(st.sampled_from(sorted(cpu_ids)))) if draw(st.booleans()) else None
+    return grid(
+        packages=packages,
+        nodes=nodes,
+        l3=l3,
+        cores=cores,
+        smt=smt,
+        node_ids=node_ids,
+        cpu_ids=cpu_ids,
+        memory_nodes=memory_nodes,
+        gpu_nodes=gpu_nodes,
+        gpus=draw(st.lists(st.none() | st.sampled_from(node_ids), max_size=5)),
+        memoryless=draw(st.lists(st.sampled_from(node_ids), max_size=2)),
+        allowed_cpus=cpus,
+        allowed_nodes=draw(st.none() | st.frozensets(st.sampled_from(sorted(ids)))),
+    )
+
+
+@st.composite
+def requests(draw: st.DrawFn, topology: Topology) -> Request:
+    """Draw what a user might ask of this machine; not every wish can be met."""
+    bind = draw(st.sampled_from(Bind))
+    few_cpus = st.frozensets(st.sampled_from(sorted(topology.cpus)), max_size=2)
+    return Request(
+        bind=bind,
+        memory=draw(st.none() | st.sampled_from(Memory)),
+        num_ranks=draw(st.none() | st.integers(1, 7)),
+        cpus_per_rank=None if bind is Bind.NONE else draw(st.none() | st.integers(1, 5)),
+        smt=draw(st.booleans()),
+        reserve_cpus=draw(few_cpus),
+    )
+
+
+@dataclass(frozen=True)
+class Case:
+    """A machine, a request, and the plan, or None where the request cannot be met."""
+
+    topology: Topology
+    request: Request
+    plan: Plan | None
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    """Draw a case; whatever make_plan raises but PlanError fails the test that asked."""
+    topology = draw(machines())
+    request = draw(requests(topology))
+    return Case(topology, request, _plan_or_none(topology, request))
+
+
+def _plan_or_none(topology: Topology, request: Request) -> Plan | None:
+    try:
+        return make_plan(topology, request)
+    except PlanError:
+        return None
+
+
+def _bound(case: Case) -> list[RankPlan]:
+    """Return the ranks that were bound to their node's pool."""
+    assert case.plan is not None
+    bound = case.request.bind is not Bind.NONE
+    return [rank for rank in case.plan.ranks if bound and rank.node is not None]
+
+
+def _splits(request: Request) -> bool:
+    return request.bind is Bind.EXCLUSIVE or request.cpus_per_rank is not None
+
+
+@deterministic
+@given(cases())
+def test_every_rank_gets_usable_cpus_a_thread_and_a_reason(case: Case) -> None:
+    """No rank is empty-handed, and none uses what is not allowed, reserved, or a second thread without SMT."""
+    if case.plan is None:
+        return
+    usable = case.topology.allowed.cpus - case.request.reserve_cpus
+    num_gpus = len(case.topology.visible_gpus)
+    assert [r.local_rank for r in case.plan.ranks] == list(range(case.request.num_ranks or max(1, num_gpus)))
+    for rank in case.plan.ranks:
+        assert rank.cpus
+        assert rank.cpus <= usable
+        assert rank.num_threads >= 1
+        assert rank.reason
+        assert case.request.smt or all(len(rank.cpus & core.cpus) <= 1 for core in case.topology.cores)
+
+
+@deterministic
+@given(cases())
+def test_no_plan_only_where_there_is_none(case: Case) -> None:
+    """A request is refused for want of CPUs only: none usable, or fewer cores than exclusive ranks."""
+    if case.plan is not None:
+        return
+    usable = case.topology.allowed.cpus - case.request.reserve_cpus
+    num_ranks = case.request.num_ranks or max(1, len(case.topology.gpus))
+    per_node = [
+        sum(bool(core.cpus & usable) for core in case.topology.cores if core.node == node.id)
+        for node in case.topology.cpu_nodes
+    ]
+    assert not usable or (case.request.bind is Bind.EXCLUSIVE and min(filter(None, per_node)) < num_ranks)
+
+
+@deterministic
+@given(cases())
+def test_ranks_that_split_a_pool_share_no_core(case: Case) -> None:
+    """Exclusive ranks are disjoint core by core; with --cpus-per-rank a core is shared whole, and said so, or not."""
+    if case.plan is None or not _splits(case.request):
+        return
+    ranks = _bound(case)
+    for core in case.topology.cores:
+        users = [rank for rank in ranks if rank.cpus & core.cpus]
+        assert len(users) <= 1 or case.request.bind is not Bind.EXCLUSIVE
+        assert len(users) <= 1 or (len({rank.cpus for rank in users}) == 1 and not any(rank.exact for rank in users))
+
+
+@deterministic
+@given(cases())
+def test_thread_counts_never_exceed_the_cores(case: Case) -> None:
+    """Ranks on the same cores have together no more threads than cores, unless there are more ranks than cores."""
+    if case.plan is None:
+        return
+    core_of = {cpu: core.id for core in case.topology.cores for cpu in core.cpus}
+    groups: dict[frozenset[int], list[RankPlan]] = {}
+    for rank in _bound(case):
+        groups.setdefault(rank.cpus, []).append(rank)
+    for cpus, ranks in groups.items():
+        cores = {core_of[cpu] for cpu in cpus}
+        assert sum(rank.num_threads for rank in ranks) <= max(len(cores), len(ranks))
+
+
+@deterministic
+@given(cases())
+def test_bound_ranks_are_at_home_or_say_why_not(case: Case) -> None:
+    """A rank's CPUs are its node's (its package's for `socket`), or nowhere near and then not exact."""
+    if case.plan is None:
+        return
+    nodes = {node.id: node for node in case.topology.nodes}
+    for rank in _bound(case):
+        assert rank.node is not None
+        near = {rank.node}
+        if case.request.bind is Bind.SOCKET:
+            near = {n for n, node in nodes.items() if node.package == nodes[rank.node].package}
+        at_home = rank.cpus <= frozenset().union(*(nodes[n].cpus for n in near))
+        assert at_home or not rank.exact
+
+
+@deterministic
+@given(cases())
+def test_memory_is_allowed_host_memory(case: Case) -> None:
+    """The nodes of a policy are allowed, have memory and CPUs; a GPU's node never appears."""
+    if case.plan is None:
+        return
+    nodes = {node.id: node for node in case.topology.nodes}
+    for rank in case.plan.ranks:
+        assert all(nodes[n].kind is NodeKind.CPU for n in rank.nodes)
+        if rank.memory in (Memory.PREFERRED, Memory.BIND, Memory.INTERLEAVE):
+            assert rank.nodes
+            assert rank.nodes <= case.topology.allowed.nodes
+            assert all(nodes[n].memory_bytes for n in rank.nodes)
+
+
+@deterministic
+@given(st.data())
+def test_renumbering_gpus_permutes_the_plan(data: st.DataObject) -> None:
+    """New NVML and CUDA numbers move ranks to other GPUs; the same PCI address gets the same CPUs and nodes."""
+    topology = data.draw(machines().filter(lambda t: t.gpus))
+    drawn = data.draw(requests(topology))
+    request = replace(drawn, num_ranks=len(topology.gpus) * data.draw(st.integers(1, 2)))
+    indices = data.draw(st.permutations(range(len(topology.gpus))))
+    order = data.draw(st.permutations(range(len(topology.gpus))))
+    renumbered = [
+        replace(gpu, index=index, cuda_index=cuda)
+        for gpu, index, cuda in zip(topology.gpus, indices, order, strict=True)
+    ]
+    other = replace(topology, gpus=tuple(sorted(renumbered, key=lambda gpu: gpu.index)))
+    assert _by_address(_plan_or_none(other, request)) == _by_address(_plan_or_none(topology, request))
+
+
+def _by_address(plan: Plan | None) -> list[tuple[str | None, frozenset[int], frozenset[int], Memory, int, bool]] | None:
+    if plan is None:
+        return None
+    ranks = [(r.gpu.pci if r.gpu else None, r.cpus, r.nodes, r.memory, r.num_threads, r.exact) for r in plan.ranks]
+    return sorted(ranks, key=lambda rank: rank[0] or "")
+
+
+@deterministic
+@given(cases())
+def test_plans_are_repeatable_and_go_to_json_and_back(case: Case) -> None:
+    """The same input gives the same plan; topology and plan survive JSON; a plan from a saved machine is the same."""
+    saved = Topology.from_json(json.dumps(case.topology.to_json()))
+    assert saved == case.topology
+    assert _plan_or_none(saved, case.request) == case.plan
+    if case.plan is not None:
+        assert Plan.from_json(json.dumps(case.plan.to_json())) == case.plan
+
+
+@deterministic
+@given(machines(), st.lists(st.text(max_size=12) | st.sampled_from(["0", "1", "GPU-00", "0000:10:00.0"]), max_size=3))
+def test_unknown_names_are_usage_errors(topology: Topology, gpus: list[str]) -> None:
+    """Whatever --gpus, --reserve-cpus and --memory name, the answer is a plan, a UsageError or a PlanError."""
+    nodes = frozenset({0, 7, 400})
+    for request in (
+        Request(gpus=tuple(gpus)),
+        Request(reserve_cpus=frozenset({0, 5000})),
+        Request(memory=Memory.BIND, memory_nodes=nodes),
+    ):
+        try:
+            plan = make_plan(topology, request)
+        except (UsageError, PlanError) as error:
+            assert error.message  # noqa: PT017 - both outcomes are right
+            assert error.hint  # noqa: PT017
+        else:
+            assert plan.ranks

@@ -1,0 +1,87 @@
+"""Linux list strings and masks: the forms that exist, and what a bad one says."""
+
+from __future__ import annotations
+
+import pytest
+
+from numapin import cpulist
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        ("", set()),
+        ("  \n", set()),
+        ("0", {0}),
+        ("0-3,8", {0, 1, 2, 3, 8}),
+        (" 5 , 2-3\n", {2, 3, 5}),
+        ("3,1-3,1", {1, 2, 3}),
+        ("007", {7}),
+        ("0-31:2/8", {0, 1, 8, 9, 16, 17, 24, 25}),
+        ("0-10:1/3", {0, 3, 6, 9}),
+        ("4-4:1/1", {4}),
+    ],
+)
+def test_parse(text: str, numbers: set[int]) -> None:
+    """Numbers, ranges and grouped ranges in any order are a set."""
+    assert cpulist.parse(text) == numbers
+
+
+@pytest.mark.parametrize(
+    ("text", "quoted"),
+    [
+        ("0,,1", "'' in '0,,1'"),
+        ("0-", "'0-'"),
+        ("-1", "'-1'"),
+        ("a", "'a'"),
+        ("1.5", "'1.5'"),
+        ("0x1", "'0x1'"),
+        ("٣", "'٣'"),  # a digit to int(), not to the kernel
+        ("3-1", "runs backwards"),
+        ("0-31:0/8", "runs backwards or too far"),
+        ("0-31:9/8", "runs backwards or too far"),
+        ("0-9999999", "too far"),
+        ("12345678", "'12345678'"),
+    ],
+)
+def test_bad_items_are_named(text: str, quoted: str) -> None:
+    """A ValueError quotes the item that is wrong."""
+    with pytest.raises(ValueError, match=quoted.replace("(", r"\(")):
+        cpulist.parse(text)
+
+
+def test_long_text_is_quoted_in_part() -> None:
+    """A message stays a line, whatever the file holds."""
+    with pytest.raises(ValueError, match=r"x\.\.\.") as caught:
+        cpulist.parse("x" * 5000)
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"), [((), ""), ((4,), "4"), ((3, 1, 2, 2), "1-3"), ((0, 2, 3, 9), "0,2-3,9"), ((1, 2), "1-2")]
+)
+def test_render(numbers: tuple[int, ...], text: str) -> None:
+    """Any numbers are rendered as the shortest sorted list."""
+    assert cpulist.render(numbers) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        ("00000001,0000000f", {0, 1, 2, 3, 32}),
+        ("f", {0, 1, 2, 3}),
+        ("0x00000001,,0x00000080", {7, 64}),
+        ("0000,00000000\n", set()),
+        ("", set()),
+    ],
+)
+def test_parse_mask(text: str, numbers: set[int]) -> None:
+    """The kernel's masks, and hwloc's with 0x and empty words, are a set."""
+    assert cpulist.parse_mask(text) == numbers
+
+
+@pytest.mark.parametrize("text", ["g", "123456789", "0x0x1", "-1", "0xf...f", "1 2", "," * 40000])
+def test_bad_masks_are_quoted(text: str) -> None:
+    """What is no mask is a ValueError that shows it."""
+    with pytest.raises(ValueError, match="not a CPU mask"):
+        cpulist.parse_mask(text)

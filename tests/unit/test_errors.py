@@ -1,0 +1,40 @@
+"""The error tree: exit statuses, text, and the way across process borders."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from numapin import errors
+
+EXIT_CODES = {
+    errors.NumapinError: 1,
+    errors.UsageError: 2,
+    errors.MachineError: 3,
+    errors.MachineFileError: 3,
+    errors.LibnumaError: 3,
+    errors.NvmlError: 3,
+    errors.PlanError: 4,
+    errors.BindingRefused: 5,
+}
+
+
+def test_every_error_has_its_exit_status() -> None:
+    """The table above is the contract, and no error class stands outside it."""
+    classes = [kind for kind in vars(errors).values() if isinstance(kind, type)]
+    assert {kind: getattr(kind, "exit_code", None) for kind in classes} == EXIT_CODES
+
+
+@pytest.mark.parametrize("kind", EXIT_CODES)
+def test_errors_pickle_with_message_and_hint(kind: type[errors.NumapinError]) -> None:
+    """A rank's error reaches the launcher whole."""
+    copy = pickle.loads(pickle.dumps(kind("GPU 9 is not there", "numapin topo")))  # noqa: S301 - our own bytes
+    assert type(copy) is kind
+    assert (copy.message, copy.hint) == ("GPU 9 is not there", "numapin topo")
+    assert str(copy) == "GPU 9 is not there\n  hint: numapin topo"
+
+
+def test_without_a_hint_the_text_is_the_message() -> None:
+    """There is no empty hint line."""
+    assert str(errors.PlanError("no CPU is left")) == "no CPU is left"

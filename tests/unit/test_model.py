@@ -1,0 +1,194 @@
+"""The topology: its invariants, queries and JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import FrozenInstanceError, fields, replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from numapin.errors import MachineFileError
+from numapin.topology.model import (
+    Allowed,
+    Core,
+    Gpu,
+    Link,
+    Mig,
+    Nic,
+    Node,
+    NodeKind,
+    NodeSource,
+    Package,
+    Pcie,
+    Topology,
+)
+from tests.machines.grids import gpu, grid
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+CPU = frozenset({0})
+
+
+def _full() -> Topology:
+    """Return a topology in which every field is set."""
+    one = replace(
+        gpu(0, 1), cpus=frozenset({2, 3}), pcie=Pcie(gen=5, width=16, max_gen=5, max_width=16), mig=(Mig(uuid="MIG-1"),)
+    )
+    return replace(
+        grid(gpu_nodes=[9], memory_nodes=[8]),
+        host="h",
+        gpus=(one, gpu(1, None, visible=False)),
+        nics=(Nic(name="eth0", pci="0000:01:00.0", node=0), Nic(name="mlx5_0", kind="infiniband")),
+        links=(Link(a="gpu0", b="gpu1", kind="NV4"),),
+        notes=("a note",),
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Node(id=0, kind=NodeKind.CPU, cpus=frozenset()), "node 0 of kind 'cpu' has CPUs ''"),
+        (lambda: Node(id=3, kind=NodeKind.GPU, cpus=CPU), "node 3 of kind 'gpu' has CPUs '0'"),
+        (lambda: Core(id=0, cpus=frozenset()), "core 0 has no CPUs"),
+        (lambda: Gpu(index=0, node=1), "GPU 0 has node 1 from source None"),
+        (lambda: Gpu(index=0, node_source=NodeSource.SYSFS), "GPU 0 has node None from source sysfs"),
+        (lambda: Gpu(index=2, visible=False, cuda_index=0), "GPU 2 is not visible but has CUDA index 0"),
+        (lambda: replace(grid(), gpus=(gpu(0, 7),)), "gpu0 is on node 7, which the machine does not have"),
+        (lambda: replace(grid(), nics=(Nic(name="e", node=7),)), "e is on node 7, which the machine does not have"),
+        (lambda: replace(grid(), cores=(Core(id=0, cpus=CPU, node=7),)), "core 0 is on node 7, which"),
+        (lambda: replace(grid(), packages=(Package(id=0, nodes=frozenset({7})),)), "package 0 is on node 7, which"),
+        (lambda: replace(grid(), nodes=grid().nodes * 2), "node 0 appears twice"),
+        (lambda: replace(grid(), packages=grid().packages * 2), "package 0 appears twice"),
+        (lambda: replace(grid(), cores=grid().cores * 2), "CPU 0 appears twice"),
+        (lambda: replace(grid(), gpus=(gpu(0, 0), gpu(0, 1))), "GPU 0 appears twice"),
+        (lambda: replace(grid(), gpus=(gpu(1, 0), replace(gpu(0, 1), cuda_index=1))), "CUDA index 1 appears twice"),
+    ],
+)
+def test_invariants(make: Callable[[], object], message: str) -> None:
+    """A topology that contradicts itself cannot be made."""
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_distance_to() -> None:
+    """A node is 10 from itself unless told otherwise; an unknown distance is the farthest."""
+    node = Node(id=0, kind=NodeKind.CPU, cpus=CPU, distances={1: 21})
+    assert [node.distance_to(other) for other in (0, 1, 2)] == [10, 21, float("inf")]
+
+
+def test_queries() -> None:
+    """CPUs, CPU nodes, nodes by number, and GPUs in CUDA's order, the hidden ones left out."""
+    topology = replace(
+        _full(), gpus=(replace(gpu(0, 0), cuda_index=1), gpu(1, 0, visible=False), replace(gpu(2, 1), cuda_index=0))
+    )
+    assert topology.cpus == frozenset(range(16))
+    assert [node.id for node in topology.cpu_nodes] == [0, 1]
+    assert [topology.node(8), topology.node(77)] == [topology.nodes[2], None]
+    assert [g.index for g in topology.visible_gpus] == [2, 0]
+    unordered = replace(topology, gpus=(replace(gpu(1, 0), cuda_index=None), replace(gpu(0, 0), cuda_index=None)))
+    assert [g.index for g in unordered.visible_gpus] == [0, 1]
+
+
+def test_restrict_only_ever_takes_away() -> None:
+    """Restricting twice leaves what both allow; the machine itself stays whole."""
+    topology = grid()
+    once = topology.restrict(Allowed(cpus=frozenset({0, 1, 99}), nodes=frozenset({0})))
+    twice = once.restrict(Allowed(cpus=frozenset({1, 2}), nodes=frozenset({0, 1})))
+    assert once.allowed == Allowed(cpus=frozenset({0, 1}), nodes=frozenset({0}))
+    assert twice.allowed == Allowed(cpus=frozenset({1}), nodes=frozenset({0}))
+    assert replace(twice, allowed=topology.allowed) == topology
+
+
+def test_json_keys_are_the_contract() -> None:
+    """The keys of numapin.topology/1 and their spelling; unknown is null, sets are list strings."""
+    data = json.loads(json.dumps(_full().to_json()))
+    assert list(data) == [
+        *("schema", "host", "source", "packages", "nodes", "cores", "allowed", "gpus", "nics", "links", "notes")
+    ]
+    assert data["schema"] == "numapin.topology/1"
+    assert data["packages"] == [{"id": 0, "nodes": "0-1"}]
+    assert data["nodes"][2] == {
+        "id": 8,
+        "kind": "memory",
+        "cpus": "",
+        "package": None,
+        "memory_bytes": 64 << 30,
+        "free_bytes": None,
+        "distances": {"0": 32, "1": 32, "8": 10, "9": 32},
+    }
+    assert data["cores"][0] == {"id": 0, "cpus": "0,8", "node": 0, "package": 0, "l3": 0}
+    assert data["allowed"] == {"cpus": "0-15", "nodes": "0-1,8-9"}
+    assert data["gpus"][0] == {
+        "index": 0,
+        "cuda_index": 0,
+        "visible": True,
+        "uuid": "GPU-00000000-0000-4000-8000-000000000000",
+        "pci": "0000:10:00.0",
+        "name": "T4",
+        "node": 1,
+        "node_source": "sysfs",
+        "cpus": "2-3",
+        "pcie": {"gen": 5, "width": 16, "max_gen": 5, "max_width": 16},
+        "mig": [{"uuid": "MIG-1", "name": None}],
+    }
+    assert [data["gpus"][1][key] for key in ("cuda_index", "visible", "node", "node_source", "cpus")] == [
+        *(None, False, None, None, None)
+    ]
+    assert data["nics"][1] == {"name": "mlx5_0", "pci": None, "node": None, "kind": "infiniband"}
+    assert (data["links"], data["notes"]) == ([{"a": "gpu0", "b": "gpu1", "kind": "NV4"}], ["a note"])
+
+
+def test_json_reads_back() -> None:
+    """A saved topology is the topology; files from before there were notes are read too."""
+    data = _full().to_json()
+    assert Topology.from_json(json.dumps(data)) == _full()
+    del data["notes"]
+    assert Topology.from_json(json.dumps(data)) == replace(_full(), notes=())
+
+
+@pytest.mark.parametrize("part", [_full(), _full().nodes[0], _full().cores[0], _full().gpus[0], _full().allowed])
+def test_parts_are_frozen(part: Any) -> None:
+    """No stage changes what the one before it made."""
+    with pytest.raises(FrozenInstanceError):
+        setattr(part, fields(part)[0].name, None)
+
+
+def _edited(edit: Callable[[Any], object]) -> str:
+    data = json.loads(json.dumps(_full().to_json()))
+    edit(data)
+    return json.dumps(data)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "m.json: not JSON: Expecting value: line 1"),
+        (
+            '{"schema": "numapin.topology/1",',
+            "m.json: not JSON: Expecting property name enclosed in double quotes: line 1",
+        ),
+        ("[" * 100_000, "m.json: not JSON: maximum recursion depth"),
+        ("9" * 5000, "m.json: not JSON: Exceeds the limit"),
+        ("[]", "m.json: top level: expected an object, found []"),
+        ("{}", "m.json: schema: expected 'numapin.topology/1', found nothing"),
+        (_edited(lambda d: d.update(schema="numapin.topology/2")), "found 'numapin.topology/2'"),
+        (_edited(lambda d: d["nodes"][1].update(cpus="7-x")), "m.json: nodes[1].cpus: '7-x'"),
+        (_edited(lambda d: d["nodes"][0]["distances"].update({"1": -1})), "m.json: nodes[0].distances.1: expected"),
+        (_edited(lambda d: d["nodes"][0].update(kind="tape")), "m.json: nodes[0]: 'tape' is not a valid NodeKind"),
+        (_edited(lambda d: d["nodes"][0].update(kind="gpu")), "m.json: nodes[0]: node 0 of kind 'gpu' has CPUs"),
+        (_edited(lambda d: d["gpus"][0].update(node=-1)), "m.json: gpus[0].node: expected a non-negative integer"),
+        (_edited(lambda d: d["gpus"][0].update(node_source="guess")), "'guess' is not a valid NodeSource"),
+        (_edited(lambda d: d["gpus"][0].update(node=5)), "m.json: gpu0 is on node 5, which the machine does not have"),
+        (_edited(lambda d: d["cores"].append(d["cores"][0])), "m.json: CPU 0 appears twice"),
+        (_edited(lambda d: d.update(allowed=None)), "m.json: allowed: expected an object, found nothing"),
+    ],
+)
+def test_bad_files_are_named_with_the_element(text: str, message: str) -> None:
+    """A malformed or truncated file says which file, which line or element, and how to get a good one."""
+    with pytest.raises(MachineFileError) as caught:
+        Topology.from_json(text, source="m.json")
+    assert message in caught.value.message
+    assert caught.value.message.startswith("m.json: ")
+    assert "numapin topo --save FILE" in caught.value.hint

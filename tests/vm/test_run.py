@@ -1,0 +1,266 @@
+"""`numapin run` on machines with several nodes: ranks, threads and pages are where the plan says, by the kernel's word.
+
+One boot a machine runs all commands on it; the tests look at what the probe found in each rank. What share of a rank's
+pages is local under plain torchrun is recorded, not judged: chance decides it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from numapin import cpulist
+from tests.nvml import fake
+from tests.vm.machine import HERE, SHARE, Job, JobResult, VmMachine, VmResult
+
+if TYPE_CHECKING:
+
+    from tests.vm.conftest import Boot
+
+pytestmark = [pytest.mark.vm, pytest.mark.timeout(400)]
+
+PROBE = HERE / "probe.py"
+NUMAPIN = (sys.executable, "-m", "numapin.cli.main", "run")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")
+MODES = {"preferred": ("preferred", "preferred-many"), "bind": ("bind",), "interleave": ("interleave",)}
+
+
+@pytest.fixture(scope="module")
+def nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the stand-in for NVML."""
+    if fake.compiler() is None:
+        pytest.skip("no C compiler: install gcc")
+    return fake.build(tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture(scope="module")
+def two_nodes(boot_machine: Boot, nvml: Path) -> VmResult:
+    """Run on the two-node machine: as it is, under Docker's limits, in a cpuset, without GPUs, and by torchrun."""
+    machine = VmMachine.load("two-nodes")
+    gpus = _gpus(machine, nvml)
+    return boot_machine(
+        machine.name,
+        [
+            _torchrun(2),
+            _run("default", "--nproc-per-node", "2", env=gpus),
+            _run("bind", "--memory", "bind", "--bind", "exclusive", "--nproc-per-node", "4", env=gpus),
+            _run("torch", env=gpus, probe=("--torch",)),
+            _run("refused", env=gpus, refuse_policy=True),
+            _run("strict", "--strict", env=gpus, refuse_policy=True),
+            _run("cpuset", env=gpus, cpuset=("5-7", "1")),
+            _run("no-gpus", "--nproc-per-node", "2"),
+        ],
+        timeout_s=300,
+    )
+
+
+@pytest.fixture(scope="module")
+def four_nodes(boot_machine: Boot, nvml: Path) -> VmResult:
+    """Run on the machine of two packages and four nodes, whose NVML order is not its node order."""
+    machine = VmMachine.load("four-nodes")
+    gpus = _gpus(machine, nvml)
+    jobs = [_torchrun(4), _run("default", env=gpus), _run("socket", "--bind", "socket", "--no-smt", env=gpus)]
+    return boot_machine(machine.name, jobs, timeout_s=200)
+
+
+@pytest.fixture(scope="module")
+def memory_only(boot_machine: Boot, nvml: Path) -> VmResult:
+    """Run on the machine whose third node has memory and no CPUs."""
+    machine = VmMachine.load("memory-only")
+    gpus = _gpus(machine, nvml)
+    jobs = [
+        _torchrun(2),
+        _run("default", env=gpus),
+        _run("no-gpus", "--nproc-per-node", "3"),
+        _run("interleave", "--memory", "interleave", env=gpus),
+    ]
+    return boot_machine(machine.name, jobs, timeout_s=200)
+
+
+def _run(
+    name: str, *options: str, probe: tuple[str, ...] = (), env: dict[str, str] | None = None, **limits: Any
+) -> Job:
+    """Return a job that runs the probe under numapin and keeps the run directory."""
+    run_dir = {"NUMAPIN_RUN_DIR": str(SHARE / name)}
+    return Job(name=name, argv=[*NUMAPIN, *options, PROBE, *probe], env={**(env or {}), **run_dir}, **limits)
+
+
+def _torchrun(num_ranks: int) -> Job:
+    return Job(name="torchrun", argv=[*TORCHRUN, "--nproc-per-node", str(num_ranks), PROBE])
+
+
+def _gpus(machine: VmMachine, library: Path) -> dict[str, str]:
+    """Return the environment in which the machine's GPUs are seen, in the order of its file."""
+    gpus = [fake.FakeGpu(uuid=_uuid(i), pci=f"0000{gpu.address}") for i, gpu in enumerate(machine.gpus)]
+    data = library.with_name(f"{machine.name}.nvml")
+    data.write_text(fake.render(gpus))
+    return {"FAKE_NVML_DATA": str(data), "LD_LIBRARY_PATH": str(library.parent)}
+
+
+def _uuid(index: int) -> str:
+    return f"GPU-00000000-0000-0000-0000-{index:012d}"
+
+
+def _plan(job: JobResult) -> dict[str, Any]:
+    """Return plan.json of the job's one run."""
+    found = list(job.out.glob("**/plan.json"))
+    assert len(found) == 1, f"{len(found)} files plan.json; {job.shown()}"
+    plan = json.loads(found[0].read_text())
+    assert plan["schema"] == "numapin.plan/1"
+    assert isinstance(plan, dict)
+    return plan
+
+
+def _ranks(job: JobResult) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Return for each rank its slice of the plan and what its probe found; the job must have succeeded."""
+    assert job.status == 0, job.shown()
+    return [(rank, _probe(job, rank["local_rank"])) for rank in _plan(job)["ranks"]]
+
+
+def _probe(job: JobResult, rank: int) -> dict[str, Any]:
+    found = job.json(f"{rank}.json")
+    assert isinstance(found, dict)
+    return found
+
+
+def _assert_as_planned(job: JobResult) -> None:
+    """Compare every rank's threads, policy and pages, as the kernel tells them, with the plan."""
+    for rank, found in _ranks(job):
+        assert len(found["threads"]) >= 2
+        assert {thread["cpus"] for thread in found["threads"]} == {rank["cpus"]}, rank["reason"]
+        assert found["policy"]["mode"] in MODES[rank["memory"]]
+        assert found["policy"]["nodes"] == sorted(cpulist.parse(rank["nodes"]))
+        assert found["env"]["OMP_NUM_THREADS"] == str(rank["num_threads"])
+        _assert_pages_on(cpulist.parse(rank["nodes"]), found)
+
+
+def _assert_pages_on(nodes: frozenset[int], found: dict[str, Any]) -> None:
+    """Check that all of the mapping is on these nodes, by move_pages where it may be asked and by numa_maps."""
+    told = [found["numa_maps"]["mapping"]["pages"], *([found["pages"]] if "error" not in found["pages"] else [])]
+    for pages in told:
+        assert {int(node) for node in pages} <= nodes
+        assert sum(pages.values()) == 8192
+
+
+def _gpu_nodes(result: VmResult, job: str) -> list[int]:
+    """Return the node of each rank's GPU, from the machine's file and not from the plan."""
+    node_of = {gpu.address: gpu.node for gpu in result.machine.gpus}
+    return [node_of[rank["gpu"]["pci"]] for rank in _plan(result.jobs[job])["ranks"]]
+
+
+@pytest.mark.parametrize("job", ["default", "bind", "torch", "cpuset", "no-gpus"])
+def test_two_nodes_hold_the_plan(two_nodes: VmResult, job: str) -> None:
+    """On two nodes every thread, policy and page of each rank is where the plan says."""
+    _assert_as_planned(two_nodes.jobs[job])
+
+
+@pytest.mark.parametrize("job", ["default", "socket"])
+def test_four_nodes_hold_the_plan(four_nodes: VmResult, job: str) -> None:
+    """On four nodes every thread, policy and page of each rank is where the plan says."""
+    _assert_as_planned(four_nodes.jobs[job])
+
+
+@pytest.mark.parametrize("job", ["default", "no-gpus", "interleave"])
+def test_memory_only_node_holds_the_plan(memory_only: VmResult, job: str) -> None:
+    """Next to a memory-only node every thread, policy and page of each rank is where the plan says."""
+    _assert_as_planned(memory_only.jobs[job])
+
+
+def test_ranks_are_on_the_nodes_of_their_gpus(two_nodes: VmResult) -> None:
+    """Rank n is on the node that the machine's file gives GPU n."""
+    ranks = _ranks(two_nodes.jobs["default"])
+    assert _gpu_nodes(two_nodes, "default") == [0, 1]
+    assert [(rank["cpus"], rank["nodes"]) for rank, _ in ranks] == [("0-3", "0"), ("4-7", "1")]
+
+
+def test_rank_follows_its_gpu_where_nvml_order_is_not_node_order(four_nodes: VmResult) -> None:
+    """GPUs on nodes 2, 0, 3, 1 put ranks 0 to 3 there, two threads of one core each."""
+    ranks = _ranks(four_nodes.jobs["default"])
+    assert _gpu_nodes(four_nodes, "default") == [2, 0, 3, 1]
+    assert [rank["cpus"] for rank, _ in ranks] == ["4-5", "0-1", "6-7", "2-3"]
+    assert [rank["num_threads"] for rank, _ in ranks] == [1] * 4
+
+
+def test_socket_mode_prefers_all_nodes_of_the_package(four_nodes: VmResult) -> None:
+    """With --bind socket --no-smt a rank gets one thread of each core of its package and prefers both its nodes."""
+    for (rank, found), node in zip(_ranks(four_nodes.jobs["socket"]), _gpu_nodes(four_nodes, "socket"), strict=True):
+        assert (rank["cpus"], rank["nodes"]) == (("0,2", "0-1") if node < 2 else ("4,6", "2-3"))
+        assert found["policy"]["mode"] == "preferred-many"
+
+
+def test_exclusive_ranks_share_no_cpu(two_nodes: VmResult) -> None:
+    """Four exclusive ranks on two GPUs of two nodes have four disjoint pairs of CPUs."""
+    cpus = [cpulist.parse(found["threads"][0]["cpus"]) for _, found in _ranks(two_nodes.jobs["bind"])]
+    assert [len(each) for each in cpus] == [2] * 4
+    assert len(frozenset().union(*cpus)) == 8
+
+
+def test_torch_starts_its_threads_inside_the_binding(two_nodes: VmResult) -> None:
+    """A rank that imports torch runs as many threads as planned; that they are bound, the plan's test has seen."""
+    for rank, found in _ranks(two_nodes.jobs["torch"]):
+        assert found["torch_threads"] == rank["num_threads"] == 4
+        assert len(found["threads"]) >= 5
+
+
+def test_refused_policy_keeps_cpus_and_first_touch(two_nodes: VmResult) -> None:
+    """Where seccomp refuses memory policies, ranks keep their CPUs, pages are local all the same, and it is said."""
+    job = two_nodes.jobs["refused"]
+    for (rank, found), node in zip(_ranks(job), _gpu_nodes(two_nodes, "refused"), strict=True):
+        assert found["policy"] == {"error": "EPERM"}
+        assert {thread["cpus"] for thread in found["threads"]} == {rank["cpus"]}
+        _assert_pages_on(frozenset({node}), found)
+        assert not rank["exact"]
+    assert "SYS_NICE" in job.stderr, job.shown()
+
+
+def test_refused_policy_is_an_error_under_strict(two_nodes: VmResult) -> None:
+    """With --strict a refused policy is exit status 5, before any rank starts."""
+    job = two_nodes.jobs["strict"]
+    assert job.status == 5, job.shown()
+    assert not list(job.out.glob("*.json"))
+
+
+def test_cpuset_moves_a_rank_to_the_nearest_node_and_says_so(two_nodes: VmResult) -> None:
+    """In a cpuset of node 1, the rank of the GPU on node 0 runs on node 1; its plan is not exact and tells why."""
+    (first, _), (second, _) = _ranks(two_nodes.jobs["cpuset"])
+    assert (first["cpus"], first["nodes"], second["cpus"], second["nodes"]) == ("5-7", "1", "5-7", "1")
+    assert (first["exact"], second["exact"]) == (False, True)
+    assert "node 1" in first["reason"]
+
+
+def test_ranks_without_gpus_are_spread_over_nodes_with_cpus(two_nodes: VmResult, memory_only: VmResult) -> None:
+    """Without GPUs ranks are spread over the nodes, and a memory-only node gets none."""
+    assert [rank["nodes"] for rank, _ in _ranks(two_nodes.jobs["no-gpus"])] == ["0", "1"]
+    assert {rank["nodes"] for rank, _ in _ranks(memory_only.jobs["no-gpus"])} == {"0", "1"}
+
+
+def test_interleave_leaves_the_memory_only_node_alone(memory_only: VmResult) -> None:
+    """--memory interleave spreads pages evenly over the nodes with CPUs and puts none on the memory-only node."""
+    for _, found in _ranks(memory_only.jobs["interleave"]):
+        pages = found["pages"]
+        assert set(pages) == {"0", "1"}
+        assert abs(pages["0"] - pages["1"]) <= 1024  # huge pages are dealt out whole
+
+
+@pytest.mark.parametrize("machine", ["two_nodes", "four_nodes", "memory_only"])
+def test_local_share_with_and_without_numapin(request: pytest.FixtureRequest, machine: str) -> None:
+    """With numapin all pages are on the GPU's node; torchrun's share is recorded where NUMAPIN_RESULTS names a folder."""
+    result: VmResult = request.getfixturevalue(machine)
+    assert result.jobs["torchrun"].status == 0, result.jobs["torchrun"].shown()
+    nodes = _gpu_nodes(result, "default")
+    rows = [
+        {"command": job, "rank": rank, "gpu_node": node, "pages": pages, "local": pages.get(str(node), 0) / 8192}
+        for job in ("torchrun", "default")
+        for rank, node in enumerate(nodes)
+        for pages in [_probe(result.jobs[job], rank)["pages"]]
+    ]
+    assert all(row["local"] == 1 for row in rows if row["command"] == "default"), rows
+    if folder := os.environ.get("NUMAPIN_RESULTS"):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        content = {"machine": result.machine.name, "probe": "32 MiB touched once by one thread", "rows": rows}
+        (Path(folder) / f"vm-pages-{result.machine.name}.json").write_text(json.dumps(content, indent=1) + "\n")
