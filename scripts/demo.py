@@ -1,8 +1,8 @@
 """Run the main job and show what it did: `make demo`.
 
 Starts examples/train_ddp.py under `numapin run`, on all GPUs with NCCL where there are any, else as two ranks on the
-CPU with gloo. Then prints what each rank asked for and what the kernel says it got, and fails where the two differ or the
-loss did not fall.
+CPU with gloo. Then prints what each rank asked for and what the kernel says it got, and fails where the two differ or
+the loss did not fall.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 NUMAPIN = (sys.executable, "-m", "numapin.cli.main")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
@@ -37,10 +38,10 @@ def environment(**changes: str) -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if key not in _DROPPED} | changes
 
 
-def call(*command: str, cwd: Path | None = None, timeout_s: float = 120, **changes: str) -> Done:
+def call(*command: str, cwd: Path | None = None, **changes: str) -> Done:
     """Run a command to its end."""
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=timeout_s, check=False, cwd=cwd, env=environment(**changes)
+        command, capture_output=True, text=True, timeout=120, check=False, cwd=cwd, env=environment(**changes)
     )
     return Done(status=done.returncode, out=done.stdout, err=done.stderr)
 
@@ -62,6 +63,6 @@ def script(folder: Path, text: str, name: str = "train.py") -> str:
     return str(path)
 
 
-def observed(run_dir: Path) -> list[dict[str, dict[str, str]]]:
+def observed(run_dir: Path) -> list[dict[str, Any]]:
     """Return the records that ranks left in the one run below `run_dir`, by name: rank, then restart."""
     return [json.loads(path.read_text()) for path in sorted(run_dir.glob("run-*/observed-*.json"))]

@@ -209,7 +209,10 @@ class TestFaults:
         """A worker group that is restarted is bound as before."""
         path = script(
             tmp_path,
-            "import os, sys, time; first = os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'; time.sleep(2 * first); sys.exit(first)",
+            "import os, sys, time\n"
+            "first = os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'\n"
+            "time.sleep(2 * first)  # until both ranks have left their record\n"
+            "sys.exit(first)\n",
         )
         done = numapin(
             "run",

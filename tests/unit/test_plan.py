@@ -298,8 +298,10 @@ def test_more_ranks_than_cores_still_have_a_thread_each() -> None:
 def test_exclusive_ranks_on_overlapping_nodes_are_disjoint() -> None:
     """Firmware that lists a CPU on two nodes does not make two exclusive ranks share it."""
     topology = grid(smt=1, gpus=[0, 1])
-    nodes = tuple(replace(node, cpus=frozenset(range(8))) for node in topology.nodes)
-    assert _cpus(make_plan(replace(topology, nodes=nodes), Request(bind=Bind.EXCLUSIVE))) == ["0-3", "4-7"]
+    both = tuple(replace(node, cpus=frozenset(range(8))) for node in topology.nodes)
+    assert _cpus(make_plan(replace(topology, nodes=both), Request(bind=Bind.EXCLUSIVE))) == ["0-3", "4-7"]
+    partly = replace(grid(smt=1, gpus=[1, 0]), nodes=(both[0], topology.nodes[1]))
+    assert _cpus(make_plan(partly, Request(bind=Bind.EXCLUSIVE))) == ["4-7", "0-3"]
 
 
 def test_allowed_cpus_that_are_offline_are_not_used() -> None:
@@ -394,6 +396,12 @@ def test_no_idle_warning_where_socket_would_not_help() -> None:
     """Nodes of other packages, and nodes without usable CPUs, are not idle for want of a mode."""
     assert make_plan(grid(packages=2, nodes=1, gpus=[0]), Request()).warnings == ()
     assert make_plan(_limited(grid(gpus=[0]), "0-3"), Request()).warnings == ()
+
+
+def test_a_node_that_took_over_is_not_idle() -> None:
+    """A node without a GPU whose CPUs serve the rank of an empty node is in use."""
+    (warning,) = make_plan(_limited(grid(gpus=[0]), "4-7"), Request()).warnings
+    assert warning.startswith("rank 0: ")
 
 
 def test_notes_of_the_machine_come_first() -> None:
