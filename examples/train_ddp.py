@@ -1,9 +1,7 @@
 """A small real DDP training: a convolutional net on synthetic images, from a pinned loader with non_blocking copies.
 
-    numapin run examples/train_ddp.py [--epochs 3] [--batch-size 64]
-
-Nothing in it knows of numapin: `torchrun examples/train_ddp.py` runs it too, unbound. Each image is noise with one
-bright quadrant, and the quadrant is the label, so that the loss falls where the training works.
+Nothing in it knows of numapin: `numapin run` binds it, `torchrun` runs it too. Each image is noise with one bright
+quadrant, which is the label, so that the loss falls where the training works.
 """
 
 import argparse
@@ -33,7 +31,6 @@ def main() -> None:
     """Train for some epochs and print the mean loss of each on rank 0."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--batch-size", type=int, default=64)
     arguments = parser.parse_args()
 
     on_gpu = torch.cuda.is_available()
@@ -56,14 +53,14 @@ def main() -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     dataset = Quadrants()
     sampler = DistributedSampler(dataset)
-    loader = DataLoader(dataset, arguments.batch_size, sampler=sampler, num_workers=1, pin_memory=on_gpu)
+    loader = DataLoader(dataset, 64, sampler=sampler, num_workers=1, pin_memory=on_gpu)
 
     losses = []
     for epoch in range(arguments.epochs):
         sampler.set_epoch(epoch)
         total = torch.zeros(1, device=device)
-        for images, labels in loader:
-            images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+        for batch in loader:
+            images, labels = (tensor.to(device, non_blocking=True) for tensor in batch)
             loss = nn.functional.cross_entropy(model(images), labels)
             optimizer.zero_grad()
             loss.backward()

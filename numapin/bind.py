@@ -143,6 +143,8 @@ def _read_policy() -> tuple[Memory | None, frozenset[int]]:
         mode, nodes = native.get_memory_policy()
     except OSError:
         return None, frozenset()  # seccomp forbids asking too; `memory: null` says so
+    if mode == native.MPOL_PREFERRED and not nodes:
+        return Memory.LOCAL, nodes  # how kernels before 5.14 tell MPOL_LOCAL
     return _NAMES.get(mode), nodes
 
 

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from numapin.plan import Plan
 
 _PACKAGE_PARENT: Final = str(Path(__file__).resolve().parent.parent)
-_RANK: Final = f"import sys; sys.path.insert(0, {_PACKAGE_PARENT!r}); from numapin.rank import main; main()"
+# Appended, so that nothing beside this package can take the place of a standard module in the shim.
+_RANK: Final = f"import sys; sys.path.append({_PACKAGE_PARENT!r}); from numapin.rank import main; main()"
 _RUN_PATH: Final = (
     "import sys; from torch.distributed.elastic.multiprocessing.errors import record; "
     "from torch.distributed.run import run_script_path; record(run_script_path)(*sys.argv[1:])"
@@ -144,6 +145,7 @@ def launch(plan: Plan, job: Job, run_dir: str) -> None:
     rundir.write_json(run_dir, rundir.COMMAND, {"argv": sys.argv, "pid": os.getpid()})
     config, command = _config(arguments)
     os.environ["NUMAPIN_RUN_DIR"] = run_dir
+    rundir.hand_over_plan(plan.to_json(), os.environ)
     # torch leaves some 300 000 objects that live until the end: without them the last collections take a third of a
     # second less.
     gc.freeze()

@@ -16,6 +16,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from numapin import bind, rundir
+from numapin.errors import NumapinError
 from numapin.plan import Plan
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ def main() -> None:
     local_rank = sys.argv[1].removeprefix("--local-rank=")
     command = [part for part in (sys.argv[2].removeprefix("--exec="),) if part] + sys.argv[3:]
     run_dir = os.environ["NUMAPIN_RUN_DIR"]
-    rank = _read_plan(run_dir).ranks[int(local_rank)]
+    text, source = rundir.take_plan(os.environ)
+    rank = Plan.from_json(text, source=source).ranks[int(local_rank)]
     applied = bind.apply(rank)
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     record = {
@@ -43,17 +45,14 @@ def main() -> None:
         "requested": rank.to_json(),
         "applied": applied.to_json(),
     }
-    rundir.write_json(run_dir, f"observed-{local_rank}-{restart}.json", record)
     _tell_surprises(rank, applied)
+    try:
+        rundir.write_json(run_dir, f"observed-{local_rank}-{restart}.json", record)
+    except NumapinError as error:  # a full disk is no reason to lose the job
+        sys.stderr.write(f"numapin: rank {local_rank}: no record of the binding: {error.message}\n")
     os.environ["NUMAPIN_BINDING"] = json.dumps(rank.to_json())
     os.environ.setdefault("OMP_NUM_THREADS", str(rank.num_threads))
     _become(command)
-
-
-def _read_plan(run_dir: str) -> Plan:
-    path = os.path.join(run_dir, rundir.PLAN)
-    with open(path, encoding="utf-8") as file:
-        return Plan.from_json(file.read(), source=path)
 
 
 def _tell_surprises(rank: RankPlan, applied: bind.Applied) -> None:

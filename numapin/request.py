@@ -64,8 +64,8 @@ class Request:
                 raise UsageError(f"{option} is {number}; it must be at least 1", "numapin run --help")
         if self.cpus_per_rank is not None and self.bind is Bind.NONE:
             raise UsageError("--cpus-per-rank with --bind none binds nothing", "choose a mode, such as: --bind node")
-        if self.memory_nodes is not None and self.memory in (None, Memory.NONE, Memory.LOCAL):
-            raise UsageError(f"--memory {self.memory} takes no nodes", "name them with bind, preferred or interleave")
+        if self.memory_nodes is not None and self.policy in (Memory.NONE, Memory.LOCAL):
+            raise UsageError(f"--memory {self.policy} takes no nodes", "name them with bind, preferred or interleave")
 
     @property
     def policy(self) -> Memory:

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Final
 from numapin.errors import NumapinError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, MutableMapping
 
 PLAN: Final = "plan.json"
 COMMAND: Final = "command.json"
+_PLAN_VARIABLE: Final = "NUMAPIN_PLAN"
+_MAX_VARIABLE_BYTES: Final = 100_000
 
 
 def create(environ: Mapping[str, str]) -> str:
@@ -44,12 +46,38 @@ def remove(path: str) -> None:
 
 
 def write_json(folder: str, name: str, content: object) -> None:
-    """Write a JSON file into the folder, whole or not at all."""
+    """Write a JSON file into the folder, whole or not at all. Raises NumapinError that names it."""
     temporary = os.path.join(folder, f".{name}.{os.getpid()}")
-    with open(temporary, "w", encoding="utf-8") as file:
-        json.dump(content, file, indent=1)
-        file.write("\n")
-    os.replace(temporary, os.path.join(folder, name))
+    try:
+        os.makedirs(folder, mode=0o700, exist_ok=True)  # $XDG_RUNTIME_DIR goes when the user logs out; the job goes on
+        with open(temporary, "w", encoding="utf-8") as file:
+            json.dump(content, file, indent=1)
+            file.write("\n")
+        os.replace(temporary, os.path.join(folder, name))
+    except OSError as error:
+        raise NumapinError(
+            f"{os.path.join(folder, name)} cannot be written: {error.strerror}", "name another with NUMAPIN_RUN_DIR=DIR"
+        ) from None
+
+
+def hand_over_plan(plan: dict[str, object], environ: MutableMapping[str, str]) -> None:
+    """Put the plan where ranks find it, those too that are restarted days after somebody cleaned /tmp up.
+
+    That is their environment, while it fits in the 128 KiB that Linux allows a variable; else plan.json.
+    """
+    text = json.dumps(plan, separators=(",", ":"))
+    if len(text) < _MAX_VARIABLE_BYTES:
+        environ[_PLAN_VARIABLE] = text
+
+
+def take_plan(environ: MutableMapping[str, str]) -> tuple[str, str]:
+    """Return the plan's JSON and where it came from, and take it out of the environment."""
+    text = environ.pop(_PLAN_VARIABLE, None)
+    if text is not None:
+        return text, _PLAN_VARIABLE
+    path = os.path.join(environ["NUMAPIN_RUN_DIR"], PLAN)
+    with open(path, encoding="utf-8") as file:
+        return file.read(), path
 
 
 def _base(environ: Mapping[str, str]) -> str:

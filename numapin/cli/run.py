@@ -10,6 +10,7 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from numapin import rundir
 from numapin.bind import rehearse
@@ -43,7 +44,23 @@ _OWN = (
 )
 
 
+class _RunCommand(click.Command):
+    """A command whose options torch's parser reads.
+
+    Completion knows ours and files only: importing torch for torchrun's would take a second at each key.
+    """
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete our options and file names."""
+        del ctx
+        names = [(name, option.help) for option in _OWN for name in (*option.opts, *option.secondary_opts)]
+        if incomplete.startswith("-"):
+            return [CompletionItem(name, help=text) for name, text in names if name.startswith(incomplete)]
+        return [CompletionItem(incomplete, type="file")]
+
+
 @click.command(
+    cls=_RunCommand,
     short_help="Run a training script, one bound rank per GPU.",
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": []},
     add_help_option=False,

@@ -234,13 +234,32 @@ def _locate(evidence: _Evidence) -> tuple[int, NodeSource] | tuple[None, None]:
 def _gpus(readings: Readings, nodes: tuple[Node, ...]) -> tuple[Gpu, ...]:
     pci = {reading.address: reading for reading in readings.pci if reading.is_gpu}
     if readings.nvml.gpus is not None:
-        return tuple(_gpu(g.index, pci.get(g.pci), g, readings, nodes) for g in readings.nvml.gpus)
+        told_by_nvml = (_without_cpuset(gpu, readings, nodes) for gpu in readings.nvml.gpus)
+        return tuple(_gpu(gpu.index, pci.get(gpu.pci), gpu, readings, nodes) for gpu in told_by_nvml)
     ordered = sorted(pci.values(), key=lambda r: (r.index is None, r.index or 0, pci_order(r.address)))
     told = {reading.index for reading in ordered}
     free = (number for number in count() if number not in told)
     return tuple(
         _gpu(next(free) if reading.index is None else reading.index, reading, None, readings, nodes)
         for reading in ordered
+    )
+
+
+def _without_cpuset(gpu: NvmlReading, readings: Readings, nodes: tuple[Node, ...]) -> NvmlReading:
+    """Drop NVML affinities that may be no more than the launcher's own cpuset.
+
+    NVML answers from inside the cpuset: under one that holds a single node, a GPU of unknown place would look local to
+    it. An affinity that covers all that is allowed, where not all is allowed, tells nothing.
+    """
+    cpus, memory = gpu.cpus, gpu.memory_nodes
+    online = frozenset(reading.cpu for reading in readings.cpus)
+    allowed_cpus = _within(readings.allowed_cpus, online)
+    with_cpus = frozenset(node.id for node in nodes if node.kind is NodeKind.CPU)
+    allowed_nodes = _within(readings.allowed_nodes, with_cpus)
+    return replace(
+        gpu,
+        cpus=None if cpus and allowed_cpus != online and cpus >= allowed_cpus else cpus,
+        memory_nodes=None if memory and allowed_nodes != with_cpus and memory >= allowed_nodes else memory,
     )
 
 

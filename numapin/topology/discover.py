@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from numapin import cpulist
 from numapin.errors import MachineError, MachineFileError, UsageError
 from numapin.topology.build import build, with_gpu_nodes
 from numapin.topology.model import Topology
@@ -53,18 +54,19 @@ def read_host(environ: Mapping[str, str]) -> Topology:
 
     from_sysfs = read_root(Path("/"), source="live")
     nccl_nodes, nccl_notes = _nccl_nodes(environ.get("NCCL_TOPO_FILE"))
+    online, num_nodes = frozenset(reading.cpu for reading in from_sysfs.cpus), len(from_sysfs.nodes)
     readings = replace(
         from_sysfs,
         host=os.uname().nodename,
         allowed_cpus=frozenset(os.sched_getaffinity(0)),
         nvml=read_nvml(),
         nccl_nodes=nccl_nodes,
-        notes=(*from_sysfs.notes, *nccl_notes),
+        notes=(*from_sysfs.notes, *nccl_notes, *(_inherited_affinity_notes(online) if num_nodes > 1 else ())),
     )
     nodes = read_libnuma()
     if nodes is not None:
         readings = replace(readings, nodes=nodes.nodes, allowed_nodes=nodes.allowed_nodes)
-    elif len(readings.nodes) > 1:
+    elif num_nodes > 1:
         note = (
             "the kernel forbids get_mempolicy (seccomp): nodes come from sysfs; add --cap-add SYS_NICE to the container"
         )
@@ -135,6 +137,30 @@ def _built(readings: Readings, path: Path) -> Topology:
         return build(readings, device_order="PCI_BUS_ID")
     except ValueError as error:
         raise MachineFileError(f"{path}: {error}", "capture the machine again") from None
+
+
+def _inherited_affinity_notes(online: frozenset[int]) -> tuple[str, ...]:
+    """Say where this process was given fewer CPUs than its cpuset allows, as one task of srun or mpirun is.
+
+    The kernel cuts a wish for all CPUs down to the cpuset; the wish is taken back at once.
+    """
+    inherited = frozenset(os.sched_getaffinity(0))
+    if inherited >= online:
+        return ()
+    try:
+        os.sched_setaffinity(0, online)
+        possible = frozenset(os.sched_getaffinity(0))
+    except OSError:
+        return ()
+    finally:
+        os.sched_setaffinity(0, inherited)
+    if possible <= inherited:
+        return ()
+    note = (
+        f"the launcher was started on CPUs {cpulist.render(inherited)} only, and plans inside them; CPUs "
+        f"{cpulist.render(possible)} could be used: srun --cpu-bind=none, mpirun --bind-to none, no taskset"
+    )
+    return (note,)
 
 
 def _nccl_nodes(path: str | None) -> tuple[dict[str, int], tuple[str, ...]]:

@@ -439,3 +439,29 @@ def test_gpus_without_an_address_are_listed_by_uuid() -> None:
 def test_pci_addresses_have_one_spelling(text: str, address: str | None) -> None:
     """NVML's, hwloc's and the kernel's spelling become the kernel's."""
     assert pci_address(text) == address
+
+
+def test_affinity_that_is_only_the_cpuset_tells_nothing() -> None:
+    """Under a cpuset of one node, an NVML affinity that covers all that is allowed does not make a GPU local to it."""
+    readings = Readings(
+        host=None,
+        source="test",
+        cpus=tuple(CpuReading(cpu=cpu, siblings=frozenset({cpu})) for cpu in range(8)),
+        nodes=tuple(NodeReading(id=n, cpus=frozenset(range(4 * n, 4 * n + 4))) for n in (0, 1)),
+        nvml=NvmlReadings(
+            gpus=(
+                NvmlReading(
+                    index=0,
+                    uuid="GPU-0",
+                    pci="0000:01:00.0",
+                    cpus=frozenset(range(4)),
+                    memory_nodes=frozenset({0}),
+                ),
+            )
+        ),
+    )
+    assert build(readings).gpus[0].node == 0
+    inside = replace(readings, allowed_cpus=frozenset(range(4)), allowed_nodes=frozenset({0}))
+    assert build(inside).gpus[0].node is None
+    elsewhere = replace(readings, allowed_cpus=frozenset(range(2, 8)), allowed_nodes=frozenset({0, 1}))
+    assert build(elsewhere).gpus[0].node == 0

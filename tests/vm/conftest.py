@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import pytest
 
-from tests.vm.machine import Job, VmMachine, VmResult, boot, missing
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from tests.vm.machine import Batch, VmMachine, VmResult, boot, missing
 
 
 class Boot(Protocol):
-    """Boot a machine by its name, run jobs in it, and return what they did."""
+    """Boot a machine by its name, run a batch in it, and return what its jobs did."""
 
-    def __call__(self, name: str, jobs: Sequence[Job], *, timeout_s: float = 150) -> VmResult:
+    def __call__(self, name: str, batch: Batch, *, timeout_s: float) -> VmResult:
         """Skip the test, with what is missing, where no machine can be booted."""
 
 
@@ -25,7 +22,7 @@ def boot_machine(tmp_path_factory: pytest.TempPathFactory) -> Boot:
     if reason := missing():
         pytest.skip(reason)
 
-    def run(name: str, jobs: Sequence[Job], *, timeout_s: float = 150) -> VmResult:
-        return boot(VmMachine.load(name), jobs, share=tmp_path_factory.mktemp(name), timeout_s=timeout_s)
+    def run(name: str, batch: Batch, *, timeout_s: float) -> VmResult:
+        return boot(VmMachine.load(name), batch, share=tmp_path_factory.mktemp(name), timeout_s=timeout_s)
 
     return run

@@ -79,8 +79,8 @@ class VmMachine:
 class Job:
     """One command to run in the machine; what it writes below $PROBE_OUT is in `JobResult.out` afterwards.
 
-    LD_LIBRARY_PATH in `env` comes before the machine's own. `cpuset` limits the command to (CPUs, nodes) by a cgroup
-    v2; `refuse_policy` puts it under the seccomp filter of refuse_policy.py.
+    `cpuset` limits the command to (CPUs, nodes) by a cgroup v2; `refuse_policy` puts it under the seccomp filter of
+    refuse_policy.py.
     """
 
     name: str
@@ -92,8 +92,20 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """What one boot runs. `libraries` is a folder put first on LD_LIBRARY_PATH.
+
+    Modules named in `preload` are imported once, and the jobs that are `python -m MODULE` start with them imported.
+    """
+
+    jobs: Sequence[Job]
+    libraries: Path | None = None
+    preload: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobResult:
-    """What one job did. `status` is None where it never ended; 124 is its own time limit."""
+    """What one job did. `status` is None where it was never waited for, 124 at its time limit."""
 
     status: int | None
     stdout: str
@@ -135,17 +147,15 @@ def missing() -> str | None:
     return None if (cache() / "ready.json").exists() else "QEMU and a kernel are not unpacked: run `make vm`"
 
 
-def boot(machine: VmMachine, jobs: Sequence[Job], *, share: Path, timeout_s: float = 150) -> VmResult:
-    """Boot `machine`, run `jobs` one after another, power off, and return what they did.
+def boot(machine: VmMachine, batch: Batch, *, share: Path, timeout_s: float) -> VmResult:
+    """Boot `machine`, run the jobs of `batch` one after another, power off, and return what they did.
 
-    `share` is an empty folder, which holds the script before and the results after. Raises VmFailedError with the
+    `share` is an empty folder, which holds the jobs before and the results after. Raises VmFailedError with the
     console's tail where the machine does not finish in `timeout_s`.
     """
-    for job in jobs:
-        (share / job.name).mkdir()
-    (share / "batch.sh").write_text("\n".join(["cd /run/tmp", *map(_job_script, jobs), ""]))
+    _write_batch(machine, batch, share)
     console = _run_qemu(_qemu_command(machine, share), console=share / "console", timeout_s=timeout_s)
-    results = {job.name: _job_result(share / job.name) for job in jobs}
+    results = {job.name: _job_result(share / job.name) for job in batch.jobs}
     return VmResult(machine=machine, jobs=results, console=console)
 
 
@@ -154,7 +164,7 @@ def _run_qemu(command: list[str], *, console: Path, timeout_s: float) -> str:
     libraries = ":".join(str(cache() / side / base) for side in ("host", "guest") for base in _LIBRARIES)
     with console.open("wb") as out:
         qemu = subprocess.Popen(
-            command,
+            ["setpriv", "--pdeathsig", "KILL", *command],  # a test run that is killed leaves no machine behind
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
@@ -230,60 +240,53 @@ def _shared_folder(tag: str, path: Path, mode: str) -> list[str]:
     ]
 
 
-def _job_script(job: Job) -> str:
-    """Write the shell lines that run one job and leave stdout, stderr, status and seconds in its folder."""
-    folder = shlex.quote(str(SHARE / job.name))
-    wrapper = [sys.executable, str(HERE / "refuse_policy.py")] if job.refuse_policy else []
-    environment = [f"{name}={value}" for name, value in _environment(job).items()]
-    words = ["timeout", "-k", "5", str(job.timeout_s), "env", *environment, *wrapper, *map(str, job.argv)]
-    enter = _enter_cpuset(*job.cpuset, name=job.name) if job.cpuset else "true"
-    run = f"{shlex.join(words)}; echo $? > {folder}/status"
-    return "\n".join(
-        (
-            "began=$(cut -d. -f1 /proc/uptime)",
-            f"( {enter} && {{ {run}; }} ) > {folder}/stdout 2> {folder}/stderr",
-            f"echo $(($(cut -d. -f1 /proc/uptime) - began)) > {folder}/seconds",
-        )
-    )
+def _write_batch(machine: VmMachine, batch: Batch, share: Path) -> None:
+    """Write what agent.py reads, and the shell script that starts it."""
+    for job in batch.jobs:
+        (share / job.name).mkdir()
+    told = {
+        "gpus": [gpu.address for gpu in machine.gpus],
+        "preload": [*batch.preload],
+        "jobs": [_told(job) for job in batch.jobs],
+    }
+    (share / "jobs.json").write_text(json.dumps(told))
+    assignments = [f"{name}={value}" for name, value in _environment(batch.libraries).items()]
+    start = shlex.join(["env", "-i", *assignments, sys.executable, str(HERE / "agent.py")])
+    (share / "batch.sh").write_text(f"cd /run/tmp\n{start}\n")
 
 
-def _enter_cpuset(cpus: str, nodes: str, *, name: str) -> str:
-    """Write the shell commands that put the current subshell into a cgroup with these CPUs and nodes."""
-    group = shlex.quote(f"/sys/fs/cgroup/{name}")
-    return " && ".join(
-        (
-            "echo +cpuset > /sys/fs/cgroup/cgroup.subtree_control",
-            f"mkdir -p {group}",
-            f"echo {cpus} > {group}/cpuset.cpus",
-            f"echo {nodes} > {group}/cpuset.mems",
-            f"sh -c 'echo $PPID' > {group}/cgroup.procs",  # $$ would be the batch's own shell
-        )
-    )
+def _told(job: Job) -> dict[str, object]:
+    return {
+        "name": job.name,
+        "argv": [*map(str, job.argv)],
+        "env": {"PROBE_OUT": str(SHARE / job.name), **job.env},
+        "cpuset": job.cpuset,
+        "refuse_policy": job.refuse_policy,
+        "timeout_s": job.timeout_s,
+    }
 
 
-def _environment(job: Job) -> dict[str, str]:
+def _environment(libraries: Path | None) -> dict[str, str]:
     guest = cache() / "guest"
-    libraries = [job.env["LD_LIBRARY_PATH"]] if "LD_LIBRARY_PATH" in job.env else []
+    searched = [*([libraries] if libraries else []), *(guest / base for base in _LIBRARIES)]
     return {
         "PATH": f"{Path(sys.executable).parent}:{guest / 'usr/bin'}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
+        "LD_LIBRARY_PATH": ":".join(map(str, searched)),
         "HOME": "/run/tmp",
         "TMPDIR": "/run/tmp",
         "PYTHONPATH": str(REPOSITORY),
         "PYTHONDONTWRITEBYTECODE": "1",
-        "PROBE_OUT": str(SHARE / job.name),
-        **job.env,
-        "LD_LIBRARY_PATH": ":".join([*libraries, *(str(guest / base) for base in _LIBRARIES)]),
     }
 
 
 def _job_result(folder: Path) -> JobResult:
-    status, seconds = _text(folder / "status"), _text(folder / "seconds")
+    result = json.loads(_text(folder / "result.json") or "{}")
     return JobResult(
-        status=int(status) if status else None,
+        status=result.get("status"),
+        seconds=result.get("seconds"),
         stdout=_text(folder / "stdout"),
         stderr=_text(folder / "stderr"),
         out=folder,
-        seconds=float(seconds) if seconds else None,
     )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from numapin import cpulist
-from tests.vm.machine import HERE, REPOSITORY, Job, VmFailedError, VmMachine, VmResult, boot, cache, missing
+from tests.vm.machine import HERE, REPOSITORY, Batch, Job, VmFailedError, VmMachine, VmResult, boot, cache, missing
 
 if TYPE_CHECKING:
     from tests.vm.conftest import Boot
@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.vm
 
 PROBE = (sys.executable, HERE / "probe.py")
+WRITTEN = HERE / "written-by-vm"
 FACTS = (
     "cd /sys; for f in devices/system/node/node*/cpulist devices/system/node/node*/distance "
-    "devices/system/cpu/cpu*/topology/thread_siblings_list bus/pci/devices/*/numa_node; "
+    "devices/system/cpu/cpu*/topology/thread_siblings_list bus/pci/devices/*/{numa_node,class,vendor}; "
     "do printf '%s\\t%s\\n' $f \"$(cat $f)\"; done"
 )
 
@@ -29,21 +30,18 @@ FACTS = (
 @pytest.fixture(scope="module", params=["two-nodes", "four-nodes", "memory-only"])
 def booted(request: pytest.FixtureRequest, boot_machine: Boot) -> VmResult:
     """Boot each machine once and run the jobs that every test below looks at."""
-    return boot_machine(
-        request.param,
-        [
-            Job(name="facts", argv=["sh", "-c", FACTS]),
-            Job(name="numactl", argv=["numactl", "-H"]),
-            Job(name="bound", argv=["numactl", "--cpunodebind=1", "--membind=1", *PROBE]),
-            Job(name="refused", argv=PROBE, refuse_policy=True),
-            Job(name="cpuset", argv=PROBE, cpuset=("1-2", "1")),
-            Job(name="impossible", argv=["true"], cpuset=("1-2", "63")),
-            Job(name="shm", argv=["df", "-k", "--output=size", "/dev/shm"]),  # noqa: S108 - the mount itself
-            Job(name="slow", argv=["sleep", "60"], timeout_s=1),
-            Job(name="writes", argv=["sh", "-c", f"echo changed > {HERE}/written-by-vm && cat {HERE}/written-by-vm"]),
-        ],
-        timeout_s=110,
-    )
+    jobs = [
+        Job(name="facts", argv=["bash", "-c", FACTS]),
+        Job(name="numactl", argv=["numactl", "-H"]),
+        Job(name="bound", argv=["numactl", "--cpunodebind=1", "--membind=1", *PROBE]),
+        Job(name="refused", argv=PROBE, refuse_policy=True),
+        Job(name="cpuset", argv=PROBE, cpuset=("1-2", "1")),
+        Job(name="impossible", argv=["echo", "ran"], cpuset=("1-2", "63")),
+        Job(name="shm", argv=["df", "-k", "--output=size", "/dev/shm"]),  # noqa: S108 - the mount itself
+        Job(name="slow", argv=["sleep", "60"], timeout_s=1),
+        Job(name="writes", argv=["sh", "-c", f"echo changed > {WRITTEN} && cat {WRITTEN}"]),
+    ]
+    return boot_machine(request.param, Batch(jobs=jobs), timeout_s=110)
 
 
 def _facts(result: VmResult) -> dict[str, str]:
@@ -76,10 +74,12 @@ def test_cores_have_the_threads_of_the_file(booted: VmResult) -> None:
 
 
 def test_devices_that_play_gpus_are_on_their_nodes(booted: VmResult) -> None:
-    """Each GPU's address exists in sysfs with its node; other devices know none but their bridges."""
+    """Each GPU's address exists in sysfs with its node, a GPU's class and NVIDIA's vendor number."""
     facts = _facts(booted)
-    shown = {gpu.address: facts.get(f"bus/pci/devices/{gpu.address}/numa_node") for gpu in booted.machine.gpus}
-    assert shown == {gpu.address: str(gpu.node) for gpu in booted.machine.gpus}
+    for gpu in booted.machine.gpus:
+        shown = [facts[f"bus/pci/devices/{gpu.address}/{file}"] for file in ("numa_node", "class", "vendor")]
+        assert shown == [str(gpu.node), "0x030200", "0x10de"]
+    assert list(facts.values()).count("0x10de") == len(booted.machine.gpus)
 
 
 def test_numactl_agrees_on_the_nodes(booted: VmResult) -> None:
@@ -114,11 +114,11 @@ def test_cpuset_limits_cpus_and_memory(booted: VmResult) -> None:
     assert answers["pages"] == {"1": 8192}
 
 
-def test_job_that_cannot_enter_its_cpuset_has_no_status(booted: VmResult) -> None:
-    """A cpuset the kernel refuses keeps the job from running, and stderr says why."""
+def test_job_that_cannot_enter_its_cpuset_does_not_run(booted: VmResult) -> None:
+    """A cpuset that the kernel refuses ends the job before its command, and stderr says why."""
     job = booted.jobs["impossible"]
-    assert job.status is None
-    assert "rror" in job.stderr
+    assert (job.status, job.stdout) == (1, "")
+    assert "cpuset.mems does not take '63'" in job.stderr
 
 
 def test_shared_memory_is_as_small_as_in_docker(booted: VmResult) -> None:
@@ -135,7 +135,7 @@ def test_job_over_its_time_limit_is_ended(booted: VmResult) -> None:
 def test_writes_stay_in_the_machine(booted: VmResult) -> None:
     """A job may write anywhere and reads it back; the host's file system does not change."""
     assert booted.jobs["writes"].stdout == "changed\n"
-    assert not (HERE / "written-by-vm").exists()
+    assert not WRITTEN.exists()
 
 
 @pytest.mark.skipif(missing() is not None, reason=missing() or "")
@@ -144,7 +144,7 @@ def test_machine_that_hangs_is_ended_with_its_console_in_the_error(tmp_path: Pat
     with pytest.raises(VmFailedError, match=r"did not finish in 25 s[\s\S]*still here"):
         boot(
             VmMachine.load("memory-only"),
-            [Job(name="hang", argv=["sh", "-c", "echo still here > /dev/console; sleep 100"])],
+            Batch(jobs=[Job(name="hang", argv=["sh", "-c", "echo still here > /dev/console; sleep 100"])]),
             share=tmp_path,
             timeout_s=25,
         )
