@@ -6,7 +6,7 @@ Comes in: `Readings` of one machine. Goes out: its `Topology`, in which every GP
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import combinations, count
 from typing import TYPE_CHECKING, Final
 
 from numapin import cpulist
@@ -312,25 +312,24 @@ def _nics(readings: Readings, nodes: tuple[Node, ...]) -> tuple[Nic, ...]:
 
 
 def _links(readings: Readings, gpus: tuple[Gpu, ...], nics: tuple[Nic, ...]) -> tuple[Link, ...]:
-    """List GPU-GPU and GPU-NIC links: NVML's word where it has one, else what the PCI tree shows."""
-    told = {frozenset((a, b)): word for a, b, word in readings.nvml.links}
+    """List the links between all GPUs and NICs: NVML's word where it has one, else what the PCI tree shows."""
+    told = {frozenset((f"gpu{a}", f"gpu{b}")): word for a, b, word in readings.nvml.links}
     tree = {reading.address: reading for reading in readings.pci}
-    links = []
-    for position, gpu in enumerate(gpus):
-        for other in gpus[position + 1 :]:
-            word = told.get(frozenset((gpu.index, other.index)))
-            word = word or _pci_link(tree.get(gpu.pci or ""), tree.get(other.pci or ""), gpu.node, other.node)
-            links += [Link(a=gpu.label, b=other.label, kind=word)] if word else []
-        for nic in nics:
-            word = _pci_link(tree.get(gpu.pci or ""), tree.get(nic.pci or ""), gpu.node, nic.node)
-            links += [Link(a=gpu.label, b=nic.name, kind=word)] if word else []
-    return tuple(links)
+    devices = [(gpu.label, tree.get(gpu.pci or ""), gpu.node) for gpu in gpus]
+    devices += [(nic.name, tree.get(nic.pci or ""), nic.node) for nic in nics]
+    pairs = (
+        (a, b, told.get(frozenset((a, b))) or _pci_link(pci_a, pci_b, node_a, node_b))
+        for (a, pci_a, node_a), (b, pci_b, node_b) in combinations(devices, 2)
+    )
+    return tuple(Link(a=a, b=b, kind=word) for a, b, word in pairs if word)
 
 
 def _pci_link(a: PciReading | None, b: PciReading | None, node_a: int | None, node_b: int | None) -> str | None:
     """Name the way between two PCI devices, or None where nothing tells."""
     if a is None or b is None:
         return None
+    if a is b:
+        return LinkKind.SAME_BOARD  # two names of one device: the network and the verbs side of a NIC
     common = next((bridge for bridge in a.parents if bridge in b.parents), None)
     if common is not None:
         # One switch is its upstream port above one downstream port a device.

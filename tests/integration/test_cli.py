@@ -1,0 +1,202 @@
+"""`numapin topo`, `plan` and the group: what they print, how fast they start, what they say of bad machine files."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from numapin.topology.model import Topology
+from tests.integration.launching import call, numapin
+
+if TYPE_CHECKING:
+    from tests.nvml.fake import FakeNvml
+
+GOLDEN = Path(__file__).resolve().parents[1] / "machines" / "golden"
+
+
+@pytest.fixture
+def dgx(tmp_path: Path) -> str:
+    """Give a machine file of a DGX A100: GPU pairs on nodes 3, 1, 7, 5 of 8."""
+    golden = json.loads((GOLDEN / "2pkg-8node-smt2-8gpu-pairs.json").read_text())
+    path = tmp_path / "dgx.json"
+    path.write_text(json.dumps(golden["topology"]))
+    return str(path)
+
+
+class TestStart:
+    """Commands that people type often start at once."""
+
+    @pytest.mark.parametrize(
+        "command", [["topo"], ["topo", "--json"], ["plan", "--nproc-per-node", "2"], ["plan", "--help"], ["--help"]]
+    )
+    def test_without_torch(self, command: list[str]) -> None:
+        """Neither topo nor plan nor any help but run's imports torch."""
+        code = f"import sys; from numapin.cli.main import numapin; numapin({command!r}, standalone_mode=False)"
+        done = call(sys.executable, "-c", f"{code}; sys.exit('torch' in sys.modules)")
+        assert done.status == 0, done.err
+
+    def test_topo_takes_at_most_150_ms(self) -> None:
+        """`numapin topo --format json` ends within 0.15 s; the best of ten."""
+        times_s = []
+        for _ in range(10):
+            start = time.perf_counter()
+            assert numapin("topo", "--format", "json").status == 0
+            times_s.append(time.perf_counter() - start)
+        assert min(times_s) <= 0.15, f"median {statistics.median(times_s):.3f} s"
+
+
+class TestTopo:
+    """What `numapin topo` shows."""
+
+    def test_json_is_the_contract(self) -> None:
+        """--json and --format json print a topology that reads back, and nothing else on stdout."""
+        texts = [numapin("topo", *options).out for options in (["--json"], ["--format", "json"])]
+        for text in texts:
+            assert json.loads(text)["schema"] == "numapin.topology/1"
+            assert json.loads(json.dumps(Topology.from_json(text).to_json())) == json.loads(text)
+
+    def test_save_and_read_back(self, tmp_path: Path) -> None:
+        """A machine file that --save wrote gives the same topology with --machine."""
+        path = str(tmp_path / "here.json")
+        assert numapin("topo", "--save", path).status == 0
+        assert json.loads(numapin("topo", "--json", "--machine", path).out) == json.loads(Path(path).read_text())
+
+    def test_tree(self, dgx: str) -> None:
+        """The tree shows packages, nodes with distances, L3 groups, GPUs and where their node comes from."""
+        lines = numapin("topo", "--machine", dgx).out.splitlines()
+        assert lines[0].startswith("2pkg-8node-smt2-8gpu-pairs  128 cores, 256 CPUs")
+        assert sum(line.startswith(("├── package", "└── package")) for line in lines) == 2
+        gpu0 = next(i for i, line in enumerate(lines) if "gpu0 " in line)
+        assert [line for line in lines[:gpu0] if "── node " in line][-1].startswith("│   └── node 3  ")
+        assert "cuda:0" in lines[gpu0]
+        assert "node from sysfs" in lines[gpu0]
+        assert any("L3" in line and "x 2 threads" in line for line in lines)
+        assert any("distances" in line for line in lines)
+
+    def test_matrix(self, dgx: str) -> None:
+        """The matrix has a row a GPU with links, CPUs and node, the meaning of its words, and the node distances."""
+        lines = numapin("topo", "--format", "matrix", "--machine", dgx).out.splitlines()
+        row = next(line for line in lines if line.startswith("gpu0 ")).split()
+        assert row[1] == "X"
+        assert row[-1] == "3"
+        assert "node distances" in "\n".join(lines)
+
+    def test_fits_the_terminal(self, dgx: str) -> None:
+        """No line is wider than the terminal."""
+        for form in ("tree", "matrix"):
+            code = "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]) >> 8)"
+            done = call(
+                *(sys.executable, "-c", code, sys.executable, "-m", "numapin.cli.main"),
+                *("topo", "--format", form, "--machine", dgx),
+                COLUMNS="100",
+                TERM="dumb",
+            )
+            assert done.status == 0
+            assert max(len(line) for line in done.out.splitlines()) <= 100
+
+    def test_nvml(self, fake_nvml: FakeNvml, tmp_path: Path) -> None:
+        """GPUs that NVML tells of are shown, through the real pynvml."""
+        recorded = (Path(__file__).parents[1] / "nvml" / "h200-x2-vm.nvml").read_text()
+        environment = fake_nvml.environment(tmp_path, recorded)
+        done = numapin("topo", "--json", cwd=None, **environment)
+        gpus = json.loads(done.out)["gpus"]
+        assert [(gpu["name"], gpu["cuda_index"], gpu["visible"]) for gpu in gpus] == [
+            ("NVIDIA H200", i, True) for i in (0, 1)
+        ]
+        assert {gpu["node_source"] for gpu in gpus} <= {"nvml-memory-affinity", "single-node"}
+
+
+class TestPlan:
+    """What `numapin plan` shows."""
+
+    def test_table_with_reasons(self, dgx: str) -> None:
+        """A row a rank with the reason; the idle half of the machine is told on stderr."""
+        done = numapin("plan", "--machine", dgx)
+        assert done.status == 0
+        rows = [line.split() for line in done.out.splitlines() if line.strip()[:1].isdigit()]
+        assert [row[3] for row in rows if len(row) > 8] == ["3", "3", "1", "1", "7", "7", "5", "5"]
+        assert "128 CPUs of nodes 0,2,4,6, which have no rank, stay idle; --bind socket uses them" in done.err
+
+    def test_env_lines_are_shell(self, dgx: str) -> None:
+        """--format env gives lines that a shell evaluates."""
+        lines = numapin("plan", "--machine", dgx, "--format", "env", "--nproc-per-node", "1").out
+        done = call("sh", "-c", f'{lines} ; echo "$NUMAPIN_CPUS/$NUMAPIN_NODES/$LOCAL_RANK"'.replace("\n", " "))
+        assert done.out.strip() == "48-63,176-191/3/0"
+
+    def test_json(self, dgx: str) -> None:
+        """--json prints the plan's contract and leaves warnings to stderr."""
+        plan = json.loads(numapin("plan", "--machine", dgx, "--json", "--bind", "exclusive").out)
+        assert plan["schema"] == "numapin.plan/1"
+        assert plan["ranks"][0]["cpus"] == "48-55,176-183"
+
+    def test_strict(self, dgx: str) -> None:
+        """--strict is status 5 where a rank gets less than asked, status 0 where all is exact."""
+        assert numapin("plan", "--machine", dgx, "--strict").status == 0
+        assert numapin("plan", "--machine", dgx, "--strict", "--cpus-per-rank", "200").status == 5
+
+
+BAD_FILES = {
+    "empty": (b"", "line 1: neither JSON nor XML"),
+    "truncated JSON": (b'{"schema": "numapin.topology/1", "host"', "not JSON"),
+    "another schema": (b'{"schema": "numapin.plan/1"}', "schema: expected 'numapin.topology/1'"),
+    "an element": (
+        b'{"schema":"numapin.topology/1","host":null,"source":"x","packages":[{"id":-1}],'
+        b'"allowed":{"cpus":"0","nodes":"0"}}',
+        "packages[0].id: expected a non-negative integer",
+    ),
+    "truncated hwloc": (b'<?xml version="1.0"?>\n<topology version="2.0">\n<object', "line 3"),
+    "hwloc 1": (b'<topology><object type="Machine"/></topology>', "lstopo --of xml"),
+    "truncated NCCL": (b'<system version="1">\n<cpu numaid="0"', "line 2"),
+    "binary": (b"\x89PNG\r\n\x1a\n\xff", "is not UTF-8"),
+}
+
+
+class TestBadMachines:
+    """Descriptions of machines that cannot be read are status 3, with the file and the place."""
+
+    @pytest.mark.parametrize("kind", BAD_FILES)
+    @pytest.mark.parametrize("command", ["topo", "plan"])
+    def test_file(self, tmp_path: Path, kind: str, command: str) -> None:
+        """The message names the file and the line or element."""
+        content, told = BAD_FILES[kind]
+        path = tmp_path / "machine"
+        path.write_bytes(content)
+        done = numapin(command, "--machine", str(path))
+        assert (done.status, str(path) in done.err, told in done.err) == (3, True, True), done.err
+        assert "hint:" in done.err
+
+    def test_missing_file_and_root(self, tmp_path: Path) -> None:
+        """A file that is not there, and a root without sys, are named."""
+        done = numapin("topo", "--machine", str(tmp_path / "nope.json"))
+        assert (done.status, "nope.json: No such file" in done.err) == (3, True), done.err
+        done = numapin("topo", "--root", str(tmp_path))
+        assert (done.status, f"{tmp_path}" in done.err, "sys/devices/system" in done.err) == (3, True, True), done.err
+
+    def test_both(self, tmp_path: Path) -> None:
+        """Two machines at once are a usage error."""
+        done = numapin("topo", "--root", str(tmp_path), "--machine", str(tmp_path))
+        assert done.status == 2
+
+
+def test_completion_of_run() -> None:
+    """The shell completes our options of `run` without importing torch."""
+    done = call(
+        *(sys.executable, "-m", "numapin.cli.main"),
+        COMP_WORDS="numapin run --b",
+        COMP_CWORD="2",
+        _NUMAPIN_COMPLETE="bash_complete",
+    )
+    assert done.out.splitlines() == ["plain,--bind"]
+
+
+def test_no_colour_in_files(dgx: str) -> None:
+    """Text that does not go to a terminal has no escape codes."""
+    for command in (["topo"], ["plan"], ["topo", "--format", "matrix"]):
+        done = numapin(*command, "--machine", dgx)
+        assert "\x1b" not in done.out + done.err
