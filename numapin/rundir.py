@@ -65,6 +65,7 @@ def hand_over_plan(plan: dict[str, object], environ: MutableMapping[str, str]) -
 
     That is their environment, while it fits in the 128 KiB that Linux allows a variable; else plan.json.
     """
+    environ.pop(_PLAN_VARIABLE, None)
     text = json.dumps(plan, separators=(",", ":"))
     if len(text) < _MAX_VARIABLE_BYTES:
         environ[_PLAN_VARIABLE] = text
