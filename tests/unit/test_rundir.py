@@ -75,7 +75,7 @@ def test_files_are_whole_or_not_there(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     """A path through a file is an error with a remedy, not a traceback."""
     (tmp_path / "file").write_text("")
-    with pytest.raises(NumapinError, match="file/run/a.json cannot be written: Not a directory"):
+    with pytest.raises(NumapinError, match=r"file/run/a\.json cannot be written: Not a directory"):
         rundir.write_json(str(tmp_path / "file" / "run"), "a.json", {})
     with pytest.raises(NumapinError, match="cannot be made") as caught:
         rundir.create({"NUMAPIN_RUN_DIR": str(tmp_path / "file")})

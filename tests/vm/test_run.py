@@ -6,6 +6,7 @@ pages is local under plain torchrun is recorded, not judged: chance decides it.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import sys
@@ -51,7 +52,7 @@ def two_nodes(boot_machine: Boot, nvml: Path) -> VmResult:
         _run("strict", "--strict", env=gpus, refuse_policy=True),
         _run("cpuset", env=gpus, cpuset=("5-7", "1")),
     ]
-    return boot_machine("two-nodes", Batch(jobs=jobs, libraries=nvml.parent, preload=PRELOAD), timeout_s=250)
+    return boot_machine("two-nodes", _batch(jobs, nvml), timeout_s=250)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +66,7 @@ def four_nodes(boot_machine: Boot, nvml: Path) -> VmResult:
         _run("gpus", "--gpus", "0,3", env=gpus),
         _run("no-nvml", "--nproc-per-node", "4", env={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}),
     ]
-    return boot_machine("four-nodes", Batch(jobs=jobs, libraries=nvml.parent, preload=PRELOAD), timeout_s=250)
+    return boot_machine("four-nodes", _batch(jobs, nvml), timeout_s=250)
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +80,16 @@ def memory_only(boot_machine: Boot, nvml: Path) -> VmResult:
         _run("interleave", "--memory", "interleave", env=gpus),
         _run("torch", "--nproc-per-node", "1", env=gpus, probe=("--torch",)),
     ]
-    return boot_machine("memory-only", Batch(jobs=jobs, libraries=nvml.parent, preload=PRELOAD), timeout_s=250)
+    return boot_machine("memory-only", _batch(jobs, nvml), timeout_s=250)
+
+
+def _batch(jobs: list[Job], nvml: Path) -> Batch:
+    """Return the jobs with the stand-in for NVML, and with torch imported before the first."""
+    spec = importlib.util.find_spec("torch")
+    assert spec is not None
+    assert spec.origin is not None
+    libraries = [Path(spec.origin).with_name("lib") / name for name in ("libtorch_cpu.so", "libtorch_python.so")]
+    return Batch(jobs=jobs, libraries=nvml.parent, preload=PRELOAD, read_ahead=[*filter(Path.exists, libraries)])
 
 
 def _run(name: str, *options: str, probe: tuple[str, ...] = (), env: dict[str, str], **limits: Any) -> Job:
