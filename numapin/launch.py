@@ -118,8 +118,10 @@ def make_parser(own: Sequence[OwnOption], *, description: str, epilog: str) -> a
             metavar=option.metavar if option.takes_value else None,
             help=option.help.replace("%", "%%"),
         )
-    if "PET_NPROC_PER_NODE" not in os.environ:
-        parser.set_defaults(nproc_per_node=None)
+    # None tells that the user left it to us; older torches give the port a default like any other.
+    for name in ("nproc_per_node", "master_port"):
+        if f"PET_{name.upper()}" not in os.environ:
+            parser.set_defaults(**{name: None})
     return parser
 
 
