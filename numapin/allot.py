@@ -57,9 +57,15 @@ class Machine:
         return frozenset(n.id for n in self.cpu_nodes if package is not None and n.package == package) | {node}
 
 
+_BIND_NONE: Final = "--bind none: all allowed CPUs"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """A rank while it is being planned. `home` None is unknown or, without a GPU and with `--bind none`, open."""
+    """A rank while it is being planned. `home` is the node it belongs to, None where there is none or it is unknown.
+
+    A rank that is not `bound` gets all usable CPUs.
+    """
 
     local_rank: int
     gpu: Gpu | None
@@ -103,11 +109,26 @@ def _usable_cpus(topology: Topology, request: Request) -> frozenset[int]:
 
 
 def _seats(machine: Machine, request: Request) -> list[Draft]:
-    gpus = _chosen_gpus(machine.topology, request)
+    """Seat every rank on its GPU, or on a node where there are no GPUs; each seat says why, and whether it is bound."""
+    gpus = _rank_gpus(machine.topology, request)
     num_ranks = request.num_ranks or max(1, len(gpus))
     if not gpus:
         return _spread(machine, request, num_ranks)
+    if request.rank_gpus is not None and num_ranks > len(gpus):
+        raise UsageError(
+            f"--virtual-local-rank shows each rank one GPU; there are {num_ranks} ranks and {len(gpus)} GPUs",
+            "start fewer ranks with --nproc-per-node",
+        )
     return [_seat(rank, gpus[rank % len(gpus)], request) for rank in range(num_ranks)]
+
+
+def _rank_gpus(topology: Topology, request: Request) -> tuple[Gpu | None, ...]:
+    """Return the GPUs in the order of the ranks; None is one that cannot be known."""
+    if request.rank_gpus is not None:
+        by_index = {gpu.index: gpu for gpu in topology.gpus}
+        return tuple(None if index is None else by_index[index] for index in request.rank_gpus)
+    chosen = _chosen_gpus(topology, request)
+    return tuple(None if request.gpus is None and gpu.cuda_index is None else gpu for gpu in chosen)
 
 
 def _chosen_gpus(topology: Topology, request: Request) -> tuple[Gpu, ...]:
@@ -120,33 +141,38 @@ def _chosen_gpus(topology: Topology, request: Request) -> tuple[Gpu, ...]:
         names = ", ".join(gpu.label for gpu in hidden) or "nothing"
         seen = ", ".join(gpu.label for gpu in visible) or "none"
         raise UsageError(f"--gpus names {names}; CUDA_VISIBLE_DEVICES shows {seen}", "unset CUDA_VISIBLE_DEVICES")
-    if len(set(chosen_indices := [gpu.index for gpu in chosen])) < len(chosen):
-        raise UsageError(f"--gpus names a GPU twice: {chosen_indices}", "for several ranks per GPU: --nproc-per-node N")
+    indices = [gpu.index for gpu in chosen]
+    if len(set(indices)) < len(indices):
+        raise UsageError(f"--gpus names a GPU twice: {indices}", "for several ranks per GPU: --nproc-per-node N")
     return chosen
 
 
-def _seat(rank: int, gpu: Gpu, request: Request) -> Draft:
-    if gpu.cuda_index is None and request.gpus is None:
-        return Draft(local_rank=rank, gpu=None, home=None, bound=False).because(
-            f"not bound: which GPU is CUDA device {rank} is unknown without CUDA_DEVICE_ORDER=PCI_BUS_ID", exact=False
+def _seat(rank: int, gpu: Gpu | None, request: Request) -> Draft:
+    free = Draft(local_rank=rank, gpu=gpu, home=gpu.node if gpu else None, bound=False)
+    if request.bind is Bind.NONE:
+        return free.because(_BIND_NONE)
+    if gpu is None:
+        return free.because(
+            "not bound: its GPU is unknown; CUDA_DEVICE_ORDER=PCI_BUS_ID gives CUDA a known order", exact=False
         )
-    draft = Draft(local_rank=rank, gpu=gpu, home=gpu.node)
     name = f"GPU {gpu.index}" + (f" ({gpu.pci})" if gpu.pci else "")
     if gpu.node is None:
-        return replace(draft, bound=False).because(f"not bound: the node of {name} is unknown", exact=False)
-    return draft.because(f"{name} is on node {gpu.node} ({gpu.node_source})")
+        return free.because(f"not bound: the node of {name} is unknown", exact=False)
+    return replace(free, bound=True).because(f"{name} is on node {gpu.node} ({gpu.node_source})")
 
 
 def _spread(machine: Machine, request: Request, num_ranks: int) -> list[Draft]:
     """Spread ranks without GPUs: over nodes that lie as far apart as possible, neighbouring ranks side by side."""
-    if request.bind is Bind.NONE or not machine.open_nodes:
-        return [Draft(local_rank=rank, gpu=None, home=None, bound=False) for rank in range(num_ranks)]
-    homes = sorted(_far_apart(machine.open_nodes, num_ranks))
+    free = [Draft(local_rank=rank, gpu=None, home=None, bound=False) for rank in range(num_ranks)]
+    if request.bind is Bind.NONE:
+        return [draft.because(_BIND_NONE) for draft in free]
+    if not machine.open_nodes:
+        return [draft.because("not bound: no node has usable CPUs", exact=False) for draft in free]
+    nodes = sorted(_far_apart(machine.open_nodes, num_ranks))
+    homes = [nodes[rank * len(nodes) // num_ranks] for rank in range(num_ranks)]
     return [
-        Draft(local_rank=rank, gpu=None, home=(home := homes[rank * len(homes) // num_ranks])).because(
-            f"no GPU: rank {rank} of {num_ranks} is spread to node {home}"
-        )
-        for rank in range(num_ranks)
+        replace(draft, home=home, bound=True).because(f"no GPU: rank {rank} of {num_ranks} is spread to node {home}")
+        for rank, (draft, home) in enumerate(zip(free, homes, strict=True))
     ]
 
 
@@ -172,12 +198,10 @@ def _far_apart(nodes: Sequence[Node], count: int) -> list[int]:
 
 
 def _pooled(machine: Machine, request: Request, seat: Draft) -> Draft:
-    if request.bind is Bind.NONE:
-        return replace(seat, pool=machine.usable, bound=False, exact=True).because("--bind none: all allowed CPUs")
-    if not seat.exact:  # its reason is there already
-        return replace(seat, pool=machine.usable, bound=False)
-    source = None if seat.home is None else _open_home(machine, request, seat.home)
-    if seat.home is None or source is None:
+    if not seat.bound or seat.home is None:
+        return replace(seat, pool=machine.usable)
+    source = _open_home(machine, request, seat.home)
+    if source is None:
         return replace(seat, pool=machine.usable, bound=False).because("no node has usable CPUs", exact=False)
     if source != seat.home:
         distance = machine.nodes[seat.home].distances.get(source, "unknown")

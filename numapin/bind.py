@@ -11,10 +11,10 @@ import errno
 import json
 import os
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from numapin import cpulist, native
-from numapin.errors import BindingRefused, NumapinError
+from numapin.errors import NumapinError
 from numapin.request import Memory
 
 if TYPE_CHECKING:
@@ -69,11 +69,9 @@ def apply(rank: RankPlan) -> Applied:
     Must be called while the process has one thread: Linux binds threads, not processes. Raises nothing for what the
     kernel refuses: that is in `shortfalls`.
     """
-    shortfalls = tuple(_bind_cpus(rank)), tuple(_bind_memory(rank))
+    shortfalls = (*_bind_cpus(rank), *_bind_memory(rank))
     memory, nodes = _read_policy()
-    return Applied(
-        cpus=frozenset(os.sched_getaffinity(0)), memory=memory, nodes=nodes, shortfalls=sum(shortfalls, start=())
-    )
+    return Applied(cpus=frozenset(os.sched_getaffinity(0)), memory=memory, nodes=nodes, shortfalls=shortfalls)
 
 
 def rehearse(plan: Plan, *, strict: bool) -> Plan:
@@ -82,17 +80,13 @@ def rehearse(plan: Plan, *, strict: bool) -> Plan:
     A rank whose memory policy is refused keeps its CPUs and relies on first touch. With `strict`, anything that cannot
     be carried out exactly raises BindingRefused instead.
     """
-    shortfalls = _try_in_child(plan)
+    shortfalls = _in_child(lambda: [list(apply(rank).shortfalls) for rank in plan.ranks])
     ranks = tuple(_degraded(rank, found) for rank, found in zip(plan.ranks, shortfalls, strict=True))
     said = dict.fromkeys(text for found in shortfalls for text in found)  # once each, in order
-    result = replace(plan, ranks=ranks, warnings=(*plan.warnings, *said))
-    if strict and not result.exact:
-        inexact = next(rank for rank in ranks if not rank.exact)
-        raise BindingRefused(
-            f"--strict: rank {inexact.local_rank} cannot be bound exactly: {inexact.reason}",
-            "see every decision with: numapin plan; without --strict the rank runs with what it gets",
-        )
-    return result
+    rehearsed = replace(plan, ranks=ranks, warnings=(*plan.warnings, *said))
+    if strict:
+        rehearsed.require_exact()
+    return rehearsed
 
 
 def _bind_cpus(rank: RankPlan) -> Iterator[str]:
@@ -118,12 +112,10 @@ def _bind_memory(rank: RankPlan) -> Iterator[str]:
 
 
 def _set_policy(rank: RankPlan) -> Iterator[str]:
-    if rank.memory is Memory.LOCAL:
-        native.set_memory_policy(native.MPOL_LOCAL, ())
-    elif rank.memory is Memory.PREFERRED and len(rank.nodes) > 1:
+    if rank.memory is Memory.PREFERRED and len(rank.nodes) > 1:
         yield from _prefer_many(rank)
     else:
-        native.set_memory_policy(_MODES[rank.memory], rank.nodes)
+        native.set_memory_policy(_MODES[rank.memory], () if rank.memory is Memory.LOCAL else rank.nodes)
 
 
 def _prefer_many(rank: RankPlan) -> Iterator[str]:
@@ -152,32 +144,33 @@ def _degraded(rank: RankPlan, shortfalls: list[str]) -> RankPlan:
     return replace(rank, exact=False, reason="; ".join((rank.reason, *shortfalls))) if shortfalls else rank
 
 
-def _try_in_child(plan: Plan) -> list[list[str]]:
-    """Apply each rank's binding in turn in a forked child; the launcher itself stays as it is."""
-    answer = _in_child(lambda: [list(apply(rank).shortfalls) for rank in plan.ranks])
-    return [list(map(str, found)) for found in answer]
-
-
 def _in_child(work: Callable[[], list[list[str]]]) -> list[list[str]]:
-    """Run `work` in a forked child and return what it returned. The child leaves by os._exit: no cleanup runs twice."""
+    """Run `work` in a forked child and return what it returned. The child leaves by os._exit: no cleanup runs twice.
+
+    Raises NumapinError with the child's own error.
+    """
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
-        status = 1
         try:
             os.close(reader)
             with os.fdopen(writer, "w") as pipe:
-                json.dump(work(), pipe)
-            status = 0
+                json.dump(_answer(work), pipe)
         finally:
-            os._exit(status)
+            os._exit(0)
     os.close(writer)
     with os.fdopen(reader) as pipe:
         text = pipe.read()
     _, status = os.waitpid(pid, 0)
-    if status != 0:
-        raise NumapinError(
-            f"the trial of the bindings ended with wait status {status}", "try again with: --bind none --memory none"
-        )
-    answer: list[list[str]] = json.loads(text)
-    return answer
+    answer: dict[str, Any] = json.loads(text) if text else {"error": f"wait status {status}"}
+    if "error" in answer:
+        raise NumapinError(f"the bindings could not be tried: {answer['error']}", "see the plan with: numapin plan")
+    found: list[list[str]] = answer["found"]
+    return found
+
+
+def _answer(work: Callable[[], list[list[str]]]) -> dict[str, object]:
+    try:
+        return {"found": work()}
+    except (NumapinError, OSError) as error:
+        return {"error": str(error)}

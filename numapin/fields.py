@@ -6,8 +6,9 @@ that names the file and the element, such as "dgx.json: nodes[3].distances: …"
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeVar
+import json
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
 
 from numapin import cpulist
 from numapin.errors import MachineFileError
@@ -16,23 +17,27 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 T = TypeVar("T")
-_REGENERATE: Final = "write the file again with: numapin topo --save FILE"
 
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """One JSON object, and where it stands in which file."""
+    """One JSON object, where it stands in which file, and the hint for an error in it."""
 
     source: str
     where: str
     values: dict[str, object]
+    hint: str
 
     @classmethod
-    def top(cls, source: str, value: object) -> Fields:
-        """Wrap a file's outermost value, which must be an object."""
+    def top(cls, source: str, text: str, *, hint: str) -> Fields:
+        """Decode a file's text, whose outermost value must be an object."""
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError) as error:  # numbers of thousands of digits are a ValueError too
+            raise MachineFileError(f"{source}: not JSON: {error}", hint) from None
         if not isinstance(value, dict):
-            raise _bad(source, "top level", "an object", value)
-        return cls(source, "", value)
+            raise MachineFileError(f"{source}: top level: {_expected('an object', value)}", hint)
+        return cls(source, "", value, hint)
 
     def text(self, key: str) -> str:
         """Return a string."""
@@ -43,7 +48,7 @@ class Fields:
         value = self.values.get(key)
         if value is not None and not isinstance(value, str):
             raise self._wrong(key, "a string or null", value)
-        return value
+        return None if value is None else self._encodable(key, value)
 
     def number(self, key: str) -> int:
         """Return a non-negative integer."""
@@ -73,7 +78,7 @@ class Fields:
         try:
             return None if text is None else cpulist.parse(text)
         except ValueError as error:
-            raise MachineFileError(f"{self.source}: {self._at(key)}: {error}", _REGENERATE) from None
+            raise self.error(key, str(error)) from None
 
     def texts(self, key: str) -> tuple[str, ...]:
         """Return a list of strings."""
@@ -81,7 +86,7 @@ class Fields:
         for value in values:
             if not isinstance(value, str):
                 raise self._wrong(key, "a list of strings", value)
-        return tuple(str(value) for value in values)
+        return tuple(self._encodable(key, str(value)) for value in values)
 
     def number_map(self, key: str) -> dict[int, int]:
         """Return an object whose keys and values are non-negative integers."""
@@ -95,7 +100,7 @@ class Fields:
         value = self.values.get(key)
         if not isinstance(value, dict):
             raise self._wrong(key, "an object", value)
-        return Fields(self.source, self._at(key), value)
+        return replace(self, where=self._at(key), values=value)
 
     def optional_mapping(self, key: str) -> Fields | None:
         """Return an object or None."""
@@ -112,13 +117,12 @@ class Fields:
             raise self._wrong("schema", repr(schema), found)
 
     def _decoded(self, at: str, value: object, decode: Callable[[Fields], T]) -> T:
-        where = self._at(at)
         if not isinstance(value, dict):
-            raise _bad(self.source, where, "an object", value)
+            raise self._wrong(at, "an object", value)
         try:
-            return decode(Fields(self.source, where, value))
+            return decode(replace(self, where=self._at(at), values=value))
         except ValueError as error:
-            raise MachineFileError(f"{self.source}: {where}: {error}", _REGENERATE) from None
+            raise self.error(at, str(error)) from None
 
     def _list(self, key: str) -> list[object]:
         value = self.values.get(key)
@@ -131,14 +135,24 @@ class Fields:
             raise self._wrong(key, wanted, None)
         return value
 
+    def _encodable(self, key: str, value: str) -> str:
+        """Refuse half of a surrogate pair, which JSON can spell and no terminal or file can show."""
+        if any("\ud800" <= char <= "\udfff" for char in value):
+            raise self._wrong(key, "text that can be encoded", value)
+        return value
+
     def _at(self, key: str) -> str:
         return f"{self.where}.{key}" if self.where else key
 
+    def error(self, key: str, problem: str) -> MachineFileError:
+        """Return the error that says what is wrong with an element; the key "" is this object itself."""
+        at = self._at(key) if key else self.where
+        return MachineFileError(": ".join(part for part in (self.source, at, problem) if part), self.hint)
+
     def _wrong(self, key: str, wanted: str, found: object) -> MachineFileError:
-        return _bad(self.source, self._at(key), wanted, found)
+        return self.error(key, _expected(wanted, found))
 
 
-def _bad(source: str, where: str, wanted: str, found: object) -> MachineFileError:
+def _expected(wanted: str, found: object) -> str:
     shown = "nothing" if found is None else repr(found)
-    shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
-    return MachineFileError(f"{source}: {where}: expected {wanted}, found {shown}", _REGENERATE)
+    return f"expected {wanted}, found {shown if len(shown) <= 60 else f'{shown[:57]}...'}"

@@ -6,12 +6,11 @@ and why. The same input gives the same plan.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from numapin import cpulist
-from numapin.errors import MachineFileError
+from numapin.errors import BindingRefused
 from numapin.fields import Fields
 from numapin.request import Bind, Memory
 
@@ -98,6 +97,15 @@ class Plan:
         """Return whether every rank got what was asked."""
         return all(rank.exact for rank in self.ranks)
 
+    def require_exact(self) -> None:
+        """Raise BindingRefused, which is what --strict means, unless every rank got what was asked."""
+        for rank in self.ranks:
+            if not rank.exact:
+                raise BindingRefused(
+                    f"--strict: rank {rank.local_rank} cannot be bound exactly: {rank.reason}",
+                    "see every decision with: numapin plan; without --strict the rank runs with what it gets",
+                )
+
     def to_json(self) -> dict[str, object]:
         """Return the JSON form (schema numapin.plan/1)."""
         return {
@@ -111,17 +119,17 @@ class Plan:
     @classmethod
     def from_json(cls, text: str, *, source: str = "JSON") -> Plan:
         """Read the JSON form. Raises MachineFileError that names `source` and the element."""
+        top = Fields.top(source, text, hint="write a plan with: numapin plan --json")
+        top.expect_schema(SCHEMA)
         try:
-            top = Fields.top(source, json.loads(text))
-            top.expect_schema(SCHEMA)
             return cls(
                 bind=Bind(top.text("bind")),
                 memory=Memory(top.text("memory")),
                 ranks=top.each("ranks", RankPlan.from_fields),
                 warnings=top.texts("warnings"),
             )
-        except (ValueError, RecursionError) as error:
-            raise MachineFileError(f"{source}: {error}", "write a plan with: numapin plan --json") from None
+        except ValueError as error:
+            raise top.error("", str(error)) from None
 
 
 def make_plan(topology: Topology, request: Request) -> Plan:
@@ -144,12 +152,11 @@ def make_plan(topology: Topology, request: Request) -> Plan:
 
     machine, drafts = allot(topology, request)
     ranks = tuple(_with_memory(machine, request, draft) for draft in drafts)
-    warnings = (*topology.notes, *(f"rank {r.local_rank}: {r.reason}" for r in ranks if not r.exact))
     return Plan(
         bind=request.bind,
         memory=request.policy,
         ranks=ranks,
-        warnings=(*warnings, *_idle_warning(machine, request, ranks)),
+        warnings=(*topology.warnings, *_inexact_warnings(ranks), *_idle_warning(machine, request, ranks)),
     )
 
 
@@ -169,6 +176,15 @@ def _with_memory(machine: Machine, request: Request, draft: Draft) -> RankPlan:
         exact=draft.exact,
         reason="; ".join(draft.why),
     )
+
+
+def _inexact_warnings(ranks: tuple[RankPlan, ...]) -> list[str]:
+    """Say once each why ranks got less than was asked."""
+    why: dict[str, list[int]] = {}
+    for rank in ranks:
+        if not rank.exact:
+            why.setdefault(rank.reason, []).append(rank.local_rank)
+    return [f"rank{'s' if len(told) > 1 else ''} {cpulist.render(told)}: {reason}" for reason, told in why.items()]
 
 
 def _idle_warning(machine: Machine, request: Request, ranks: tuple[RankPlan, ...]) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from numapin import bind, rundir
@@ -30,42 +31,52 @@ def main() -> None:
     does not exist and 126 where it cannot be executed, as a shell does.
     """
     local_rank = sys.argv[1].removeprefix("--local-rank=")
-    command = [part for part in (sys.argv[2].removeprefix("--exec="),) if part] + sys.argv[3:]
-    run_dir = os.environ["NUMAPIN_RUN_DIR"]
+    program, rest = sys.argv[2].removeprefix("--exec="), sys.argv[3:]
     text, source = rundir.take_plan(os.environ)
     rank = Plan.from_json(text, source=source).ranks[int(local_rank)]
     applied = bind.apply(rank)
-    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    _tell_surprises(rank, applied)
+    _record(rank, applied)
+    os.environ["NUMAPIN_BINDING"] = json.dumps(rank.to_json())
+    os.environ.setdefault("OMP_NUM_THREADS", str(rank.num_threads))
+    _become([program, *rest] if program else rest)
+
+
+def _record(rank: RankPlan, applied: bind.Applied) -> None:
+    """Write what was requested and what holds into the run directory."""
+    restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     record = {
         "schema": "numapin.observed/1",
         "local_rank": rank.local_rank,
-        "rank": int(os.environ.get("RANK", local_rank)),
-        "restart": int(restart),
+        "rank": int(os.environ["RANK"]),
+        "restart": restart,
         "pid": os.getpid(),
         "requested": rank.to_json(),
         "applied": applied.to_json(),
     }
-    _tell_surprises(rank, applied)
     try:
-        rundir.write_json(run_dir, f"observed-{local_rank}-{restart}.json", record)
+        rundir.write_json(os.environ["NUMAPIN_RUN_DIR"], f"observed-{rank.local_rank}-{restart}.json", record)
     except NumapinError as error:  # a full disk is no reason to lose the job
-        sys.stderr.write(f"numapin: rank {local_rank}: no record of the binding: {error.message}\n")
-    os.environ["NUMAPIN_BINDING"] = json.dumps(rank.to_json())
-    os.environ.setdefault("OMP_NUM_THREADS", str(rank.num_threads))
-    _become(command)
+        _say(f"rank {rank.local_rank}: no record of the binding: {error.message}")
 
 
 def _tell_surprises(rank: RankPlan, applied: bind.Applied) -> None:
     """Say what the launcher's rehearsal did not foresee; what it did is in the reason, and was said once."""
     for text in applied.shortfalls:
         if text not in rank.reason:
-            sys.stderr.write(f"numapin: rank {rank.local_rank}: {text}\n")
-    sys.stderr.flush()
+            _say(f"rank {rank.local_rank}: {text}")
+
+
+def _say(text: str) -> None:
+    """Write to stderr, which may be closed or full: that is no reason to lose the job either."""
+    with suppress(OSError, AttributeError):
+        sys.stderr.write(f"numapin: {text}\n")
+        sys.stderr.flush()
 
 
 def _become(command: list[str]) -> None:
     try:
         os.execvp(command[0], command)  # noqa: S606 - the user's own command
     except OSError as error:
-        sys.stderr.write(f"numapin: {command[0]}: {error.strerror}\n")
+        _say(f"{command[0]}: {error.strerror}")
         os._exit(127 if isinstance(error, FileNotFoundError) else 126)

@@ -45,7 +45,8 @@ class Request:
     """What the user asked for.
 
     `memory` None is `preferred`, or `none` with `--bind none`. `num_ranks` None is one rank per visible GPU, or one
-    rank where there is none. `gpus` are NVML indices, UUIDs or PCI addresses, in the order of the ranks.
+    rank where there is none. `gpus` are NVML indices, UUIDs or PCI addresses, in the order of the ranks. `rank_gpus`
+    is for ranks that see one GPU each (--virtual-local-rank): the NVML index of every rank's, None where it is unknown.
     """
 
     bind: Bind = Bind.NODE
@@ -56,6 +57,7 @@ class Request:
     smt: bool = True
     reserve_cpus: frozenset[int] = frozenset()
     gpus: tuple[str, ...] | None = None
+    rank_gpus: tuple[int | None, ...] | None = None
 
     def __post_init__(self) -> None:
         """Check what can be checked without a machine. Raises UsageError."""

@@ -9,40 +9,49 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from numapin.errors import NumapinError, UsageError
+from numapin.errors import NumapinError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, MutableMapping
+    from collections.abc import Iterator, Mapping, MutableMapping
 
 PLAN: Final = "plan.json"
 COMMAND: Final = "command.json"
+_LOCK: Final = "lock"
+_NEW: Final = ".new-"
+_RUN: Final = "run-"
+_REMEDY: Final = "name another with NUMAPIN_RUN_DIR=DIR"
 _PLAN_VARIABLE: Final = "NUMAPIN_PLAN"
 _MAX_VARIABLE_BYTES: Final = 100_000
 
 
-def create(environ: Mapping[str, str]) -> str:
-    """Make this run's folder (mode 0700) and return its path; folders of runs whose launcher died are removed."""
-    import time  # here and below, because each rank imports this module before its own program starts
+@contextmanager
+def run_directory(environ: Mapping[str, str]) -> Iterator[str]:
+    """Make this run's folder (mode 0700) and yield its path.
 
-    base = _base(environ)
-    _sweep(base)
-    path = os.path.join(base, f"{_prefix()}{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+    The default one goes with a run that ended well; after one that failed it stays for what the error report names,
+    until the next run. In a folder that the user named with NUMAPIN_RUN_DIR everything stays. Raises NumapinError where
+    it cannot be made or where somebody else controls it.
+    """
+    import fcntl  # here and below, because each rank imports this module before its own program starts
+
+    named = environ.get("NUMAPIN_RUN_DIR")
     try:
-        os.makedirs(path, mode=0o700)
+        base = os.path.abspath(named) if named else _default_base(environ)
+        if not named:
+            _sweep(base)
+        new = _make(base)
     except OSError as error:
-        raise NumapinError(
-            f"the run directory {path} cannot be made: {error.strerror}", "name another with NUMAPIN_RUN_DIR=DIR"
-        ) from None
-    return path
-
-
-def remove(path: str) -> None:
-    """Remove a run's folder."""
-    import shutil
-
-    shutil.rmtree(path, ignore_errors=True)
+        raise NumapinError(f"no run directory can be made: {error}", _REMEDY) from None
+    path = os.path.join(base, _RUN + os.path.basename(new).removeprefix(_NEW))
+    with open(os.path.join(new, _LOCK), "w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # says to the sweep of other runs that this one lives
+        os.rename(new, path)
+        yield path
+    if not named:
+        _remove(path)
 
 
 def write_json(folder: str, name: str, content: object) -> None:
@@ -55,20 +64,21 @@ def write_json(folder: str, name: str, content: object) -> None:
             file.write("\n")
         os.replace(temporary, os.path.join(folder, name))
     except OSError as error:
-        raise NumapinError(
-            f"{os.path.join(folder, name)} cannot be written: {error.strerror}", "name another with NUMAPIN_RUN_DIR=DIR"
-        ) from None
+        raise NumapinError(f"{os.path.join(folder, name)} cannot be written: {error.strerror}", _REMEDY) from None
 
 
-def hand_over_plan(plan: dict[str, object], environ: MutableMapping[str, str]) -> None:
+def hand_over_plan(plan: dict[str, object], environ: MutableMapping[str, str]) -> bool:
     """Put the plan where ranks find it, those too that are restarted days after somebody cleaned /tmp up.
 
-    That is their environment, while it fits in the 128 KiB that Linux allows a variable; else plan.json.
+    That is their environment, while it fits in the 128 KiB that Linux allows a variable. Returns whether it did; else
+    the ranks read plan.json.
     """
     environ.pop(_PLAN_VARIABLE, None)
     text = json.dumps(plan, separators=(",", ":"))
-    if len(text) < _MAX_VARIABLE_BYTES:
+    fits = len(text) < _MAX_VARIABLE_BYTES
+    if fits:
         environ[_PLAN_VARIABLE] = text
+    return fits
 
 
 def take_plan(environ: MutableMapping[str, str]) -> tuple[str, str]:
@@ -81,38 +91,54 @@ def take_plan(environ: MutableMapping[str, str]) -> tuple[str, str]:
         return file.read(), path
 
 
-def _base(environ: Mapping[str, str]) -> str:
-    named = environ.get("NUMAPIN_RUN_DIR")
-    if named:
-        return os.path.abspath(named)
+def _make(base: str) -> str:
+    import tempfile
+    import time
+
+    os.makedirs(base, mode=0o700, exist_ok=True)
+    return tempfile.mkdtemp(prefix=f"{_NEW}{time.strftime('%Y%m%d-%H%M%S')}-{os.uname().nodename}-", dir=base)
+
+
+def _default_base(environ: Mapping[str, str]) -> str:
     runtime = environ.get("XDG_RUNTIME_DIR")
     if runtime and os.access(runtime, os.W_OK):
-        return os.path.join(runtime, "numapin")
+        return os.path.join(os.path.abspath(runtime), "numapin")
     return _private(os.path.join(environ.get("TMPDIR") or "/tmp", f"numapin-{os.getuid()}"))  # noqa: S108 - made 0700
 
 
 def _private(path: str) -> str:
     """Make a folder in a directory that others can write to, and refuse one that another user put there first."""
-    os.makedirs(path, mode=0o700, exist_ok=True)
+    path = os.path.abspath(path)
+    if not os.path.lexists(path):
+        os.mkdir(path, mode=0o700)
     found = os.lstat(path)
     if found.st_uid != os.getuid() or found.st_mode & 0o077 or os.path.islink(path):
-        raise UsageError(
-            f"{path} is not a private folder of this user", "remove it, or name another with NUMAPIN_RUN_DIR=DIR"
-        )
+        raise NumapinError(f"{path} is not a private folder of this user", f"remove it, or {_REMEDY}")
     return path
 
 
 def _sweep(base: str) -> None:
-    """Remove folders left by launchers of this host that were killed; names end with the launcher's process number."""
+    """Remove folders of runs that are over: those whose lock nobody holds, which is so however a launcher died."""
+    for name in os.listdir(base) if os.path.isdir(base) else ():
+        folder = os.path.join(base, name)
+        if name.startswith(_RUN) and not _lives(folder):
+            _remove(folder)
+
+
+def _lives(folder: str) -> bool:
+    import fcntl
+
     try:
-        names = os.listdir(base)
+        with open(os.path.join(folder, _LOCK), encoding="utf-8") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
     except OSError:
-        return  # nothing there yet
-    for name in names:
-        pid = name.rpartition("-")[2]
-        if name.startswith(_prefix()) and pid.isdecimal() and not os.path.exists(f"/proc/{pid}"):
-            remove(os.path.join(base, name))
+        return True
+    return False
 
 
-def _prefix() -> str:
-    return f"run-{os.uname().nodename}-"
+def _remove(path: str) -> None:
+    import shutil
+
+    shutil.rmtree(path, ignore_errors=True)

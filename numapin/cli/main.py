@@ -5,6 +5,8 @@ Comes in: sys.argv. Goes out: an exit status (0 ok; 1 a rank failed; 2 usage; 3 
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from importlib import import_module
 from typing import Final
@@ -12,6 +14,7 @@ from typing import Final
 import click
 
 from numapin import __version__
+from numapin.cli.output import say
 from numapin.errors import NumapinError
 
 _COMMANDS: Final = {
@@ -62,12 +65,18 @@ def numapin() -> None:
 
 
 def main() -> None:
-    """Run the command line and leave with its status."""
+    """Run the command line and leave with its status; on Ctrl-C die by SIGINT, so that a shell's loop ends too."""
     try:
-        numapin.main(prog_name="numapin")
+        sys.exit(numapin.main(prog_name="numapin", standalone_mode=False))
     except NumapinError as error:
-        click.echo(f"{click.style('numapin: error:', fg='red', bold=True)} {error}", err=True)
+        say(f"{click.style('numapin: error:', fg='red', bold=True)} {error}")
         sys.exit(error.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.Abort:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
 
 
 if __name__ == "__main__":

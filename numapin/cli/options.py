@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,11 +18,7 @@ from numapin.request import Bind, Memory, Request
 from numapin.topology.discover import discover
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from numapin.topology.model import Topology
-
-F = TypeVar("F", bound="Callable[..., Any]")
 
 
 # click.ParamType takes a type argument since click 8.2 only; hence the ignores below.
@@ -43,9 +39,9 @@ class CpuList(click.ParamType):  # type: ignore[type-arg]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryChoice:
-    """A memory policy and the nodes named with it."""
+    """A memory policy, None for the default, and the nodes named with it."""
 
-    policy: Memory
+    policy: Memory | None
     nodes: frozenset[int] | None = None
 
 
@@ -69,18 +65,28 @@ class GpuNodes(click.ParamType):  # type: ignore[type-arg]
 
     name = "GPU=NODE,…"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, int]:  # noqa: ANN401
-        """Parse the pairs."""
-        if isinstance(value, dict):
+    def convert(
+        self,
+        value: Any,  # noqa: ANN401 - click's signature
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> tuple[tuple[str, int], ...]:
+        """Parse the pairs, whatever they name."""
+        if isinstance(value, tuple):
             return value
-        pairs = [item.strip().rpartition("=") for item in value.split(",")]
-        wrong = [
-            item for (gpu, _, node), item in zip(pairs, value.split(","), strict=True) if not (gpu and node.isdecimal())
-        ]
-        if wrong:
-            self.fail(f"{wrong[0]!r} is not GPU=NODE, such as 0=1", param, ctx)
-        return {gpu: int(node) for gpu, _, node in pairs}
+        pairs = tuple(item.strip().rpartition("=") for item in value.split(","))
+        for gpu, equals, node in pairs:
+            if not (gpu and node.isdecimal()):
+                self.fail(f"{gpu + equals + node!r} is not GPU=NODE, such as 0=1", param, ctx)
+        return tuple((gpu, int(node)) for gpu, _, node in pairs)
 
+
+GPU_NODES = click.Option(
+    ["--gpu-nodes"],
+    type=GpuNodes(),
+    metavar="GPU=NODE,…",
+    help="The NUMA nodes of GPUs, where the machine does not tell or is wrong: 0=1,1=1.",
+)
 
 BINDING: tuple[click.Option, ...] = (
     click.Option(
@@ -105,12 +111,7 @@ BINDING: tuple[click.Option, ...] = (
         help="GPUs to use, in the order of the ranks: NVML indices, UUIDs or PCI addresses. "
         "Exported as CUDA_VISIBLE_DEVICES.",
     ),
-    click.Option(
-        ["--gpu-nodes"],
-        type=GpuNodes(),
-        metavar="GPU=NODE,…",
-        help="The NUMA nodes of GPUs, where the machine does not tell or is wrong: 0=1,1=1.",
-    ),
+    GPU_NODES,
     click.Option(["--strict"], is_flag=True, help="Fail (status 5) where anything cannot be bound exactly as asked."),
 )
 
@@ -130,23 +131,12 @@ MACHINE: tuple[click.Option, ...] = (
 )
 
 
-def with_options(options: Sequence[click.Option]) -> Callable[[F], F]:
-    """Return a decorator that adds the options to a click command."""
-
-    def add(command: F) -> F:
-        assert isinstance(command, click.Command)  # noqa: S101 - applied above @click.command
-        command.params.extend(options)
-        return command
-
-    return add
-
-
 def request_from(values: dict[str, Any], *, num_ranks: int | None, numa_binding: str | None = None) -> Request:
     """Make a request of parsed binding options; `numa_binding` is torchrun's option, which --bind overrules."""
-    memory = values["memory"] or MemoryChoice(policy=Memory.NONE)
+    memory = values["memory"] or MemoryChoice(policy=None)
     return Request(
         bind=Bind(values["bind"] or numa_binding or Bind.NODE),
-        memory=memory.policy if values["memory"] else None,
+        memory=memory.policy,
         memory_nodes=memory.nodes,
         num_ranks=num_ranks,
         cpus_per_rank=values["cpus_per_rank"],
@@ -156,11 +146,11 @@ def request_from(values: dict[str, Any], *, num_ranks: int | None, numa_binding:
     )
 
 
-def topology_from(values: dict[str, Any]) -> Topology:
+def topology_from(
+    *, gpu_nodes: tuple[tuple[str, int], ...] | None, root: Path | None = None, machine: Path | None = None
+) -> Topology:
     """Read the machine that the options name; this one where they name none."""
-    return discover(
-        root=values.get("root"), machine=values.get("machine"), environ=os.environ, gpu_nodes=values.get("gpu_nodes")
-    )
+    return discover(root=root, machine=machine, environ=os.environ, gpu_nodes=dict(gpu_nodes or ()))
 
 
 def _gpu_keys(text: str | None) -> tuple[str, ...] | None:

@@ -6,6 +6,7 @@ Comes in: rich renderables of `view`, and warnings. Goes out: text on stdout or 
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING
 
 import click
@@ -19,15 +20,25 @@ _FILE_WIDTH = 160  # columns where the output is no terminal: logs wrap at nothi
 
 
 def show(renderable: RenderableType, *, err: bool = False) -> None:
-    """Print a table or tree, as wide as the terminal."""
+    """Print a table or tree, as wide as the terminal. What cannot be written to stderr is dropped: it stops no job."""
     from rich.console import Console
 
     stream = sys.stderr if err else sys.stdout
+    if stream is None:
+        return  # closed by whoever started us
     width = None if stream.isatty() else _FILE_WIDTH
-    Console(file=stream, width=width, highlight=False, soft_wrap=False, emoji=False, markup=False).print(renderable)
+    console = Console(file=stream, width=width, highlight=False, soft_wrap=False, emoji=False, markup=False)
+    with suppress(OSError) if err else nullcontext():
+        console.print(renderable)
 
 
 def warn(texts: Iterable[str]) -> None:
     """Print warnings on stderr, a line each."""
     for text in texts:
-        click.echo(f"{click.style('numapin: warning:', fg='yellow')} {text}", err=True)
+        say(f"{click.style('numapin: warning:', fg='yellow')} {text}")
+
+
+def say(text: str) -> None:
+    """Print a line on stderr, if that can be written."""
+    with suppress(OSError):
+        click.echo(text, err=True)

@@ -6,22 +6,49 @@ Comes in: the machine and the binding options. Goes out: the plan as a table wit
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from numapin.cli.options import BINDING, MACHINE, request_from, topology_from, with_options
+from numapin.cli.options import BINDING, MACHINE, request_from, topology_from
 from numapin.cli.output import show, warn
-from numapin.errors import BindingRefused
 from numapin.plan import make_plan
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
 
-@with_options([*BINDING, *MACHINE])
-@click.command(short_help="Show what run would bind.")
+    from numapin.plan import Plan
+
+
+def _show_table(plan: Plan) -> None:
+    from numapin.view.plan_table import plan_table
+
+    show(plan_table(plan, reasons=True))
+
+
+def _show_json(plan: Plan) -> None:
+    click.echo(json.dumps(plan.to_json(), indent=1, ensure_ascii=False))
+
+
+def _show_environment(plan: Plan) -> None:
+    from numapin.view.plan_table import environment_lines
+
+    click.echo("\n".join(environment_lines(plan)))
+
+
+_FORMATS: Final[dict[str, Callable[[Plan], None]]] = {
+    "table": _show_table,
+    "json": _show_json,
+    "env": _show_environment,
+}
+
+
+@click.command(params=[*BINDING, *MACHINE])
 @click.option("--nproc-per-node", type=click.IntRange(min=1), metavar="N", help="Ranks; default: one per visible GPU.")
-@click.option("--format", "form", type=click.Choice(["table", "json", "env"]), default="table", help="How to show it.")
+@click.option("--format", "form", type=click.Choice(list(_FORMATS)), default="table", help="How to show it.")
 @click.option("--json", "form", flag_value="json", help="The same as --format json.")
-def plan(form: str, nproc_per_node: int | None, **values: Any) -> None:  # noqa: ANN401 - click passes options by name
+def plan(form: str, nproc_per_node: int | None, root: Path | None, machine: Path | None, **binding: Any) -> None:  # noqa: ANN401 - click passes options by name
     """Show which CPUs and which memory each rank would get, and why, without starting anything.
 
     \b
@@ -30,18 +57,9 @@ def plan(form: str, nproc_per_node: int | None, **values: Any) -> None:  # noqa:
       numapin plan --machine dgx.json --bind socket  for another one
       numapin plan --nproc-per-node 4 --json         for scripts
     """  # noqa: D301 - \b is click's mark for a paragraph that is kept as it is
-    made = make_plan(topology_from(values), request_from(values, num_ranks=nproc_per_node))
-    if form == "json":
-        click.echo(json.dumps(made.to_json(), indent=1, ensure_ascii=False))
-    elif form == "env":
-        from numapin.view.plan_table import environment_lines
-
-        click.echo("\n".join(environment_lines(made)))
-    else:
-        from numapin.view.plan_table import plan_table
-
-        show(plan_table(made, reasons=True))
+    topology = topology_from(gpu_nodes=binding["gpu_nodes"], root=root, machine=machine)
+    made = make_plan(topology, request_from(binding, num_ranks=nproc_per_node))
+    _FORMATS[form](made)
     warn(made.warnings)
-    if values["strict"] and not made.exact:
-        inexact = next(rank for rank in made.ranks if not rank.exact)
-        raise BindingRefused(f"--strict: rank {inexact.local_rank}: {inexact.reason}", "without --strict it would run")
+    if binding["strict"]:
+        made.require_exact()

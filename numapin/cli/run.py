@@ -7,26 +7,28 @@ from __future__ import annotations
 
 import os
 import shlex
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
 
-from numapin import rundir
 from numapin.bind import rehearse
 from numapin.cli.options import BINDING, request_from, topology_from
-from numapin.cli.output import show, warn
+from numapin.cli.output import say, show, warn
 from numapin.errors import UsageError
 from numapin.plan import make_plan
-from numapin.topology.build import find_gpu
+from numapin.rundir import run_directory
+from numapin.topology.visible import apply_visibility
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser
+    from collections.abc import Mapping
 
-    from numapin.launch import Job
     from numapin.plan import Plan
     from numapin.request import Request
     from numapin.topology.model import Topology
+    from numapin.torchrun import Job
 
 _DESCRIPTION = (
     "Run a training script with one rank per GPU, each bound to the CPUs and the memory of its GPU's NUMA node."
@@ -69,18 +71,24 @@ class _RunCommand(click.Command):
 def run(arguments: tuple[str, ...]) -> None:
     """Run a training script, one bound rank per GPU. Replaces torchrun."""
     job, options = _parse(arguments)
-    request = request_from(options, num_ranks=job.num_ranks, numa_binding=job.numa_binding)
 
-    topology = topology_from(options)
+    topology = topology_from(gpu_nodes=options["gpu_nodes"])
+    request = request_from(options, num_ranks=_num_ranks(job, topology), numa_binding=job.numa_binding)
+    environment = _gpu_environment(topology, request)
+    if job.arguments.virtual_local_rank:
+        request = replace(request, rank_gpus=_gpus_of_virtual_ranks(topology, {**os.environ, **environment}))
     plan = rehearse(make_plan(topology, request), strict=options["strict"])
+
     _announce(plan, topology, quiet=options["quiet"] and not options["dry_run"])
-    _export_gpus(topology, request)
-    (_print_commands if options["dry_run"] else _launch)(plan, job)
+    if options["dry_run"]:
+        _print_commands(plan, job, environment)
+    else:
+        _launch(plan, job, environment)
 
 
 def make_run_parser() -> ArgumentParser:
     """Return the installed torch's torchrun parser, with the binding options added."""
-    from numapin.launch import OwnOption, make_parser
+    from numapin.torchrun import OwnOption, make_parser
 
     own = [
         OwnOption(
@@ -95,23 +103,61 @@ def make_run_parser() -> ArgumentParser:
 
 
 def _parse(arguments: tuple[str, ...]) -> tuple[Job, dict[str, Any]]:
-    """Let torch's parser read the line; what is ours in it goes through click, as in `numapin plan`."""
-    from numapin.launch import parse
+    """Let torch's parser read the line; what is ours in it goes through click, as in `numapin plan`.
 
+    Importing torch starts OpenMP, which moves this thread where OMP_PROC_BIND or GOMP_CPU_AFFINITY say so; the plan is
+    for the CPUs that were given to the launcher.
+    """
+    given = os.sched_getaffinity(0)
+    from numapin.torchrun import parse
+
+    os.sched_setaffinity(0, given)
     job = parse(arguments, make_run_parser())
     return job, click.Command("run", params=list(_OWN)).make_context("numapin run", list(job.own)).params
 
 
-def _export_gpus(topology: Topology, request: Request) -> None:
+def _num_ranks(job: Job, topology: Topology) -> int | None:
+    """Return the number of ranks, None for one per GPU.
+
+    GPUs without a UUID are those that no driver told of: sysfs shows them in containers, too, that may not use them.
+    """
+    from numapin.torchrun import number_of_ranks
+
+    wanted, usable = job.nproc_per_node, any(gpu.uuid for gpu in topology.visible_gpus)
+    if wanted is None:
+        return None if usable else 1
+    if wanted == "gpu" and not usable:
+        raise UsageError("--nproc-per-node gpu: CUDA shows no GPU", "see why with: numapin topo")
+    if wanted in ("gpu", "auto") and usable:
+        return None
+    return number_of_ranks(wanted)
+
+
+def _gpu_environment(topology: Topology, request: Request) -> dict[str, str]:
     """Show CUDA the GPUs that --gpus named, by UUID, in the order of the ranks."""
     if request.gpus is None:
-        return
-    uuids = [find_gpu(topology, key, option="--gpus").uuid for key in request.gpus]
-    if None in uuids:
-        raise UsageError(
-            "--gpus needs the UUIDs of the GPUs, which only NVML tells", "see what is missing with: numapin topo"
-        )
-    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(uuid for uuid in uuids if uuid)
+        return {}
+    gpus = [topology.find_gpu(key, option="--gpus") for key in request.gpus]
+    for gpu in gpus:
+        if gpu.uuid is None:
+            raise UsageError(
+                f"--gpus: the UUID of {gpu.label} is unknown; only NVML tells", "see why with: numapin topo"
+            )
+        if gpu.mig:
+            raise UsageError(
+                f"--gpus: {gpu.label} is cut into {len(gpu.mig)} MIG instances, which it cannot choose from",
+                f"name one: CUDA_VISIBLE_DEVICES={gpu.mig[0].uuid}",
+            )
+    return {"CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in gpus if gpu.uuid)}
+
+
+def _gpus_of_virtual_ranks(topology: Topology, environ: Mapping[str, str]) -> tuple[int | None, ...]:
+    """Return the GPU that each rank sees alone: torch gives rank n entry n of CUDA_VISIBLE_DEVICES, or n."""
+    listed = environ.get("CUDA_VISIBLE_DEVICES")
+    entries = [str(n) for n in range(len(topology.gpus))] if listed is None else listed.split(",")
+    order = environ.get("CUDA_DEVICE_ORDER")
+    seen = (apply_visibility(topology.gpus, visible_devices=entry.strip(), device_order=order)[0] for entry in entries)
+    return tuple(next((gpu.index for gpu in gpus if gpu.cuda_index == 0), None) for gpus in seen)
 
 
 def _announce(plan: Plan, topology: Topology, *, quiet: bool) -> None:
@@ -120,28 +166,21 @@ def _announce(plan: Plan, topology: Topology, *, quiet: bool) -> None:
 
         show(plan_table(plan), err=True)
         if len(topology.nodes) == 1:
-            click.echo("numapin: this machine has one NUMA node: all memory is local, whatever is bound", err=True)
+            say("numapin: this machine has one NUMA node: all memory is local, whatever is bound")
     warn(plan.warnings)
 
 
-def _print_commands(plan: Plan, job: Job) -> None:
-    from numapin.launch import command_of
-
-    words = command_of(job)
+def _print_commands(plan: Plan, job: Job, environment: dict[str, str]) -> None:
+    """Print the command that each rank becomes, with what is put into its environment, as a shell would take it."""
     for rank in plan.ranks:
-        line = shlex.join(word.replace("${local_rank}", str(rank.local_rank)) for word in words)
-        click.echo(
-            f"rank {rank.local_rank}: OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', rank.num_threads)} {line}"
-        )
+        threads = os.environ.get("OMP_NUM_THREADS", str(rank.num_threads))
+        variables = [f"{name}={value}" for name, value in {**environment, "OMP_NUM_THREADS": threads}.items()]
+        click.echo(f"rank {rank.local_rank}: {' '.join(variables)} {shlex.join(job.command_of(rank.local_rank))}")
 
 
-def _launch(plan: Plan, job: Job) -> None:
+def _launch(plan: Plan, job: Job, environment: dict[str, str]) -> None:
     from numapin.launch import launch
 
-    run_dir = rundir.create(os.environ)
-    kept = "NUMAPIN_RUN_DIR" in os.environ  # a folder that the user named is the user's
-    try:
+    os.environ.update(environment)
+    with run_directory(os.environ) as run_dir:
         launch(plan, job, run_dir)
-    finally:
-        if not kept:
-            rundir.remove(run_dir)

@@ -6,14 +6,14 @@ every later stage reads and none changes.
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from numapin import cpulist
-from numapin.errors import MachineFileError
+from numapin.errors import UsageError
 from numapin.fields import Fields
+from numapin.topology.address import pci_address
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -44,6 +44,13 @@ class LinkKind(StrEnum):
     HOST_BRIDGE = "PHB"
     SAME_NODE = "NODE"
     SYSTEM = "SYS"
+
+
+class NicKind(StrEnum):
+    """What a network device speaks; RoCE and EFA devices that show verbs count as InfiniBand."""
+
+    ETHERNET = "ethernet"
+    INFINIBAND = "infiniband"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,13 +122,13 @@ class Mig:
 class NodeSource(StrEnum):
     """Where a GPU's node comes from, most trusted first."""
 
+    USER = "gpu-nodes-option"
     SYSFS = "sysfs"
     PCI_PARENT = "pci-parent"
     NVML_MEMORY = "nvml-memory-affinity"
     LOCAL_CPUS = "local-cpus"
     NVML_CPUS = "nvml-cpu-affinity"
     NCCL_FILE = "nccl-topology-file"
-    USER = "gpu-nodes-option"
     SINGLE = "single-node"
     """The machine has one node."""
 
@@ -160,15 +167,23 @@ class Gpu:
         """Name the GPU for people and in `links`."""
         return f"gpu{self.index}"
 
+    def goes_by(self, name: str) -> bool:
+        """Say whether that is its NVML index, a beginning of its UUID, or its PCI address in any spelling."""
+        return (
+            name == str(self.index)
+            or (name.startswith("GPU-") and (self.uuid or "").startswith(name))
+            or (self.pci is not None and self.pci == pci_address(name))
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nic:
-    """One network device: "ethernet" or "infiniband" (RoCE and EFA devices that show verbs are "infiniband")."""
+    """One network device."""
 
     name: str
     pci: str | None = None
     node: int | None = None
-    kind: str = "ethernet"
+    kind: NicKind = NicKind.ETHERNET
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,9 +258,30 @@ class Topology:
         visible = (gpu for gpu in self.gpus if gpu.visible)
         return tuple(sorted(visible, key=lambda g: (g.cuda_index is None, g.cuda_index or 0, g.index)))
 
-    def node(self, node_id: int) -> Node | None:
-        """Return the node of that number, or None."""
-        return next((node for node in self.nodes if node.id == node_id), None)
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Return all that the user should know: the `notes`, and what is wrong with the machine as it is described."""
+        return (*self.notes, *_overlap_warning(self.cpu_nodes), *_unknown_nodes_warning(self.gpus))
+
+    def find_gpu(self, key: str, *, option: str) -> Gpu:
+        """Return the GPU that `key`, which stands in `option`, names (see `Gpu.goes_by`). Raises UsageError."""
+        matches = [gpu for gpu in self.gpus if gpu.goes_by(key.strip())]
+        if len(matches) == 1:
+            return matches[0]
+        problem = "names more than one GPU" if matches else "names no GPU of this machine"
+        there = ", ".join(f"{gpu.index} ({gpu.pci or gpu.uuid})" for gpu in self.gpus) or "none"
+        raise UsageError(f"{option}: {key!r} {problem}; there are: {there}", "list them with: numapin topo")
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Return what the user should know of this machine."""
+        return self.notes
+
+    def find_gpu(self, key: str, *, option: str) -> Gpu:
+        """Return the GPU with that NVML index, UUID (or a unique beginning of one) or PCI address."""
+        from numapin.topology.build import find_gpu
+
+        return find_gpu(self, key, option=option)
 
     def restrict(self, allowed: Allowed) -> Topology:
         """Return the same machine with less of it allowed; what was not allowed before stays so."""
@@ -266,7 +302,7 @@ class Topology:
             ],
             "allowed": {"cpus": cpulist.render(self.allowed.cpus), "nodes": cpulist.render(self.allowed.nodes)},
             "gpus": [_gpu_to_json(gpu) for gpu in self.gpus],
-            "nics": [{"name": n.name, "pci": n.pci, "node": n.node, "kind": n.kind} for n in self.nics],
+            "nics": [asdict(nic) | {"kind": nic.kind.value} for nic in self.nics],
             "links": [{"a": link.a, "b": link.b, "kind": link.kind} for link in self.links],
             "notes": list(self.notes),
         }
@@ -274,12 +310,7 @@ class Topology:
     @classmethod
     def from_json(cls, text: str, *, source: str = "JSON") -> Topology:
         """Read the JSON form. Raises MachineFileError that names `source` and the line or element."""
-        try:
-            top = Fields.top(source, json.loads(text))
-        except (ValueError, RecursionError) as error:  # ValueError: also for a number of thousands of digits
-            raise MachineFileError(
-                f"{source}: not JSON: {error}", "save a machine with: numapin topo --save FILE"
-            ) from None
+        top = Fields.top(source, text, hint="write a machine file with: numapin topo --save FILE")
         top.expect_schema(SCHEMA)
         allowed = top.mapping("allowed")
         try:
@@ -296,9 +327,7 @@ class Topology:
                 notes=top.texts("notes") if "notes" in top.values else (),
             )
         except ValueError as error:
-            raise MachineFileError(
-                f"{source}: {error}", "save the machine again with: numapin topo --save FILE"
-            ) from None
+            raise top.error("", str(error)) from None
 
 
 def _require_unique(what: str, ids: Iterable[int]) -> None:
@@ -308,6 +337,21 @@ def _require_unique(what: str, ids: Iterable[int]) -> None:
             msg = f"{what} {number} appears twice"
             raise ValueError(msg)
         seen.add(number)
+
+
+def _overlap_warning(nodes: tuple[Node, ...]) -> tuple[str, ...]:
+    listed_twice = sum(len(node.cpus) for node in nodes) > len(frozenset().union(*(node.cpus for node in nodes)))
+    text = "several NUMA nodes list the same CPUs: the firmware's tables are wrong; check with: numactl -H"
+    return (text,) if listed_twice else ()
+
+
+def _unknown_nodes_warning(gpus: tuple[Gpu, ...]) -> tuple[str, ...]:
+    unknown = [gpu for gpu in gpus if gpu.node is None]
+    if not unknown:
+        return ()
+    names = ", ".join(f"{gpu.label} ({gpu.pci})" for gpu in unknown)
+    option = f"--gpu-nodes {unknown[0].index}=NODE,…"
+    return (f"the NUMA node of {names} is unknown; if you know it, say so with {option} or NCCL_TOPO_FILE",)
 
 
 def _node_to_json(node: Node) -> dict[str, object]:
@@ -333,13 +377,8 @@ def _gpu_to_json(gpu: Gpu) -> dict[str, object]:
         "node": gpu.node,
         "node_source": gpu.node_source.value if gpu.node_source else None,
         "cpus": None if gpu.cpus is None else cpulist.render(gpu.cpus),
-        "pcie": {
-            "gen": gpu.pcie.gen,
-            "width": gpu.pcie.width,
-            "max_gen": gpu.pcie.max_gen,
-            "max_width": gpu.pcie.max_width,
-        },
-        "mig": [{"uuid": mig.uuid, "name": mig.name} for mig in gpu.mig],
+        "pcie": asdict(gpu.pcie),
+        "mig": [asdict(mig) for mig in gpu.mig],
     }
 
 
@@ -383,4 +422,6 @@ def _gpu_from_json(f: Fields) -> Gpu:
 
 
 def _nic_from_json(f: Fields) -> Nic:
-    return Nic(name=f.text("name"), pci=f.optional_text("pci"), node=f.optional_number("node"), kind=f.text("kind"))
+    return Nic(
+        name=f.text("name"), pci=f.optional_text("pci"), node=f.optional_number("node"), kind=NicKind(f.text("kind"))
+    )

@@ -181,7 +181,13 @@ class TestBadMachines:
     def test_both(self, tmp_path: Path) -> None:
         """Two machines at once are a usage error."""
         done = numapin("topo", "--root", str(tmp_path), "--machine", str(tmp_path))
-        assert done.status == 2
+        assert (done.status, "--root and --machine both name a machine" in done.err) == (2, True), done.err
+
+    @pytest.mark.parametrize("path", ["/", ".", "/proc/nope/file"])
+    def test_save_where_nothing_can_be_written(self, path: str) -> None:
+        """A path that is no file is told by name."""
+        done = numapin("topo", "--save", path)
+        assert (done.status, f"{path} cannot be written" in done.err) == (1, True), done.err
 
 
 def test_completion_of_run() -> None:

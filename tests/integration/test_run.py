@@ -29,8 +29,6 @@ from tests.integration.launching import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-pytestmark = pytest.mark.torch
-
 CPUS = sorted(os.sched_getaffinity(0))
 DUMP = """
 import json, os
@@ -113,6 +111,34 @@ class TestBinding:
         assert [line.partition(":")[0] for line in done.out.splitlines()] == ["rank 0", "rank 1"]
         assert all(line.endswith(f"-u {path} --name 'a b'") for line in done.out.splitlines())
         assert not marker.exists()
+
+    @needs_two_cpus
+    @pytest.mark.parametrize("variable", [{"OMP_PROC_BIND": "true"}, {"GOMP_CPU_AFFINITY": str(CPUS[-1])}], ids=str)
+    def test_openmp_variables_do_not_shrink_the_plan(self, tmp_path: Path, variable: dict[str, str]) -> None:
+        """Importing torch moves the launcher's thread where OpenMP is told to bind; the plan is for what was given."""
+        done = numapin("run", "--nproc-per-node", "2", "--bind", "exclusive", script(tmp_path, DUMP), **variable)
+        assert done.status == 0, done.err
+        assert {rank["cpus"] for rank in done.json_lines()} == {str(cpu) for cpu in CPUS[:2]}
+
+    def test_dollar_signs_are_torchruns(self, tmp_path: Path) -> None:
+        """Arguments get the rank's number and "$" as in torchrun, program names stay; --dry-run shows the same."""
+        path = script(tmp_path, "import sys; print(sys.argv[1:])", "p$$q.py")
+        options = ["--nproc-per-node", "1", "--no-python", "python3", path, "cost$$5", "$local_rank"]
+        ours, theirs = numapin("run", *options), torchrun(*options)
+        assert ours.out == theirs.out
+        program = tmp_path / "tool$$x"
+        program.write_text('#!/bin/sh\necho "$@"\n')
+        program.chmod(0o755)
+        options = ["--nproc-per-node", "1", "--no-python", str(program), "a$$b"]
+        assert numapin("run", *options).out == torchrun(*options).out == "a$b\n"
+        assert numapin("run", "--dry-run", *options).out.endswith("tool$$x' 'a$b'\n")
+
+    @pytest.mark.parametrize("redirect", ["2>&-", "2>/dev/full"])
+    def test_stderr_that_cannot_be_written(self, tmp_path: Path, redirect: str) -> None:
+        """A closed or full stderr stops no job."""
+        command = " ".join([*NUMAPIN, "run", "--nproc-per-node", "1", script(tmp_path, "print('ran')"), redirect])
+        done = call("sh", "-c", command)
+        assert (done.status, done.out) == (0, "ran\n")
 
     def test_quiet(self, tmp_path: Path) -> None:
         """The table of bindings is on stderr, and --quiet hides it."""
@@ -231,6 +257,33 @@ class TestFaults:
         for first, second in (records[:2], records[2:]):
             assert first["applied"] == second["applied"]
 
+    def test_report_names_an_error_file_that_is_there(self, tmp_path: Path) -> None:
+        """After a failure the file that torch's report names can be read; the next run takes it away."""
+        path = script(
+            tmp_path,
+            "from torch.distributed.elastic.multiprocessing.errors import record\n"
+            "@record\n"
+            "def main():\n"
+            "    raise KeyError('root cause')\n"
+            "main()\n",
+        )
+        done = numapin("run", "--nproc-per-node", "1", path, TMPDIR=str(tmp_path))
+        named = next(line.split()[-1] for line in done.err.splitlines() if "error_file:" in line)
+        assert "root cause" in Path(named).read_text()
+        assert numapin("run", "--nproc-per-node", "1", script(tmp_path, ""), TMPDIR=str(tmp_path)).status == 0
+        assert not Path(named).exists()
+
+    def test_interrupt_while_starting(self, tmp_path: Path) -> None:
+        """Ctrl-C before the ranks start ends the launcher by SIGINT, as torchrun does, so that a shell's loop ends."""
+        with subprocess.Popen(
+            [*NUMAPIN, "run", "--nproc-per-node", "1", script(tmp_path, "")],
+            stderr=subprocess.DEVNULL,
+            env=environment(),
+        ) as process:
+            time.sleep(0.6)  # it is importing torch then
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=30) == -signal.SIGINT
+
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda s: s.name)
     def test_signal_to_the_launcher(self, tmp_path: Path, number: signal.Signals) -> None:
         """A launcher that is told to stop leaves no rank behind, and its status is torchrun's."""
@@ -304,7 +357,15 @@ class TestBadInput:
             (["--cpus-per-rank", "0", "s.py"], 2, "0 is not in the range x>=1"),
             (["--nproc-per-node", "many", "s.py"], 2, "--nproc-per-node many: Unsupported nproc_per_node value"),
             (["--nproc-per-node", "0", "s.py"], 2, "--nproc-per-node is 0; it must be at least 1"),
-            (["--nnodes", "two", "s.py"], 2, "--nnodes 'two' is not a number or MIN:MAX"),
+            (
+                ["--nnodes", "two", "s.py"],
+                2,
+                "torchrun does not take this: invalid literal for int() with base 10: 'two'",
+            ),
+            (["--nnodes", "2:1", "s.py"], 2, "torchrun does not take this: min_nodes must be > 0 and <= max_nodes"),
+            (["--max-restarts=-1", "s.py"], 2, "torchrun does not take this: max_restarts must be >= 0"),
+            (["--no-python", "-m", "python3"], 2, "torchrun does not take this: Don't use both the '--no-python' flag"),
+            (["--nproc-per-node", "gpu", "s.py"], 2, "--nproc-per-node gpu: CUDA shows no GPU"),
             (["--bind", "none", "--cpus-per-rank", "1", "s.py"], 2, "--cpus-per-rank with --bind none binds nothing"),
             (["--bind", "exclusive", "--nproc-per-node", "5000", "s.py"], 4, "want cores of their own but share"),
             (["--reserve-cpus", f"0-{os.cpu_count()}", "s.py"], 2, "do not exist"),
@@ -314,7 +375,7 @@ class TestBadInput:
     def test_told(self, tmp_path: Path, arguments: list[str], status: int, told: str) -> None:
         """The status is that of the kind of error, and the message names what was seen."""
         script(tmp_path, "raise SystemExit('a rank was started')", "s.py")
-        done = numapin("run", *arguments, cwd=tmp_path)
+        done = numapin("run", *arguments, cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
         assert (done.status, told in done.err) == (status, True), done.err
         assert "a rank was started" not in done.err
         assert "Traceback" not in done.err
@@ -330,10 +391,19 @@ class TestBadInput:
             assert "libnuma could not be loaded" in done.err
             assert "apt-get install libnuma1" in done.err
 
+    @pytest.mark.parametrize("value", ["/proc/nope", "/dev/null"])
+    def test_unusable_temporary_directory(self, tmp_path: Path, value: str) -> None:
+        """A TMPDIR in which nothing can be made is told, with the way out."""
+        done = numapin("run", "--nproc-per-node", "1", script(tmp_path, ""), TMPDIR=value)
+        assert done.status == 1
+        assert "no run directory can be made" in done.err
+        assert "NUMAPIN_RUN_DIR=DIR" in done.err
+        assert "Traceback" not in done.err
+
     def test_run_directory_of_somebody_else(self, tmp_path: Path) -> None:
         """A folder in the temporary directory that others can write to is refused, not used."""
         (tmp_path / f"numapin-{os.getuid()}").mkdir(mode=0o777)
         (tmp_path / f"numapin-{os.getuid()}").chmod(0o777)
         done = numapin("run", "--nproc-per-node", "1", script(tmp_path, ""), TMPDIR=str(tmp_path))
-        assert done.status == 2
+        assert done.status == 1
         assert "is not a private folder of this user" in done.err

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     import argparse
     from pathlib import Path
 
-pytestmark = pytest.mark.torch
-
 DUMP_ENVIRONMENT = """
 import json, os, sys
 print(json.dumps(dict(os.environ) | {"argv": " ".join(sys.argv[1:])}), flush=True)

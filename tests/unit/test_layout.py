@@ -31,7 +31,7 @@ ONLY_IN = {
     "pynvml": ("topology.nvml",),
     "ctypes": ("native", "topology.libnuma"),
     "numa": ("native", "topology.libnuma"),
-    "torch": ("launch", "data", "pinned", "bench"),
+    "torch": ("launch", "torchrun", "data", "pinned", "bench"),
     "click": ("cli",),
     "rich": ("cli", "view"),
 }

@@ -76,8 +76,9 @@ def test_unknown_cuda_order_binds_nothing() -> None:
     assert [(rank.gpu, rank.node, rank.exact) for rank in plan.ranks] == [(None, None, False)] * 2
     assert _cpus(plan) == ["0-15"] * 2
     assert plan.ranks[1].reason.startswith(
-        "not bound: which GPU is CUDA device 1 is unknown without CUDA_DEVICE_ORDER=PCI_BUS_ID"
+        "not bound: its GPU is unknown; CUDA_DEVICE_ORDER=PCI_BUS_ID gives CUDA a known order"
     )
+    assert [text for text in plan.warnings if "not bound" in text] == [f"ranks 0-1: {plan.ranks[0].reason}"]
 
 
 def test_an_unknown_node_is_not_bound() -> None:
@@ -153,7 +154,6 @@ def test_modes(bind: Bind, cpus: list[str], threads: list[int]) -> None:
 @pytest.mark.parametrize(
     ("bind", "reason"),
     [
-        (Bind.NONE, "--bind none: all allowed CPUs; shared by 3 ranks"),
         (Bind.NODE, "all 4 CPUs of node 1; shared by 2 ranks"),
         (Bind.SOCKET, "all 16 CPUs of package 0 (nodes 0-3); shared by 2 ranks"),
         (Bind.EXCLUSIVE, "all 4 CPUs of node 1; its own 2 cores of a pool of 2 ranks"),
@@ -164,6 +164,22 @@ def test_reasons(bind: Bind, reason: str) -> None:
     """Each decision is told in the order in which it was made."""
     plan = make_plan(_eight(gpus=[1, 1, 5]), Request(bind=bind))
     assert plan.ranks[0].reason == f"GPU 0 (0000:10:00.0) is on node 1 (sysfs); {reason}"
+
+
+def test_reason_of_bind_none() -> None:
+    """Without binding the GPU's node plays no part."""
+    plan = make_plan(_eight(gpus=[1, 1, 5]), Request(bind=Bind.NONE))
+    assert plan.ranks[0].reason == "--bind none: all allowed CPUs; shared by 3 ranks"
+
+
+def test_ranks_that_see_one_gpu_each() -> None:
+    """With --virtual-local-rank every rank has the GPU of its own entry, one GPU twice or unknown ones included."""
+    topology = _eight(gpus=[1, 3, 5])
+    plan = make_plan(topology, Request(rank_gpus=(2, 0, 2, None)))
+    assert [rank.node for rank in plan.ranks] == [5, 1, 5, None]
+    assert [rank.exact for rank in plan.ranks] == [True, True, True, False]
+    with pytest.raises(UsageError, match="there are 3 ranks and 2 GPUs"):
+        make_plan(topology, Request(rank_gpus=(0, 1), num_ranks=3))
 
 
 def test_bind_none_on_an_unknown_node_is_exact() -> None:
@@ -576,9 +592,9 @@ def test_json_is_the_contract() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "plan.json: Expecting property name"),
-        ("9" * 5000, "plan.json: Exceeds the limit"),
-        ("[" * 100_000, "plan.json: maximum recursion depth"),
+        ("{", "plan.json: not JSON: Expecting property name"),
+        ("9" * 5000, "plan.json: not JSON: Exceeds the limit"),
+        ("[" * 100_000, "plan.json: not JSON: maximum recursion depth"),
         (
             '{"schema": "numapin.topology/1"}',
             "plan.json: schema: expected 'numapin.plan/1', found 'numapin.topology/1'",

@@ -9,13 +9,11 @@ from pathlib import Path
 import pytest
 
 from numapin import rundir
-from numapin.errors import NumapinError, UsageError
-
-HOST = os.uname().nodename
+from numapin.errors import NumapinError
 
 
 def test_the_named_folder_comes_first(tmp_path: Path) -> None:
-    """NUMAPIN_RUN_DIR beats XDG_RUNTIME_DIR, which beats the temporary directory."""
+    """NUMAPIN_RUN_DIR beats XDG_RUNTIME_DIR, which beats the temporary directory; only what the user named stays."""
     named, runtime, temporary = (tmp_path / name for name in ("named", "runtime", "tmp"))
     for path in (runtime, temporary):
         path.mkdir()
@@ -25,18 +23,18 @@ def test_the_named_folder_comes_first(tmp_path: Path) -> None:
         ("XDG_RUNTIME_DIR", runtime / "numapin"),
         ("TMPDIR", temporary / f"numapin-{os.getuid()}"),
     ):
-        path = Path(rundir.create(environ))
-        assert path.parent == base
-        assert path.stat().st_mode & 0o777 == 0o700
-        rundir.remove(str(path))
-        assert not path.exists()
+        with rundir.run_directory(environ) as made:
+            path = Path(made)
+            assert path.parent == base
+            assert path.stat().st_mode & 0o777 == 0o700
+        assert path.exists() == (variable == "NUMAPIN_RUN_DIR")
         del environ[variable]
 
 
 def test_a_runtime_directory_that_is_gone_is_passed_over(tmp_path: Path) -> None:
     """XDG_RUNTIME_DIR that does not exist, as after su or in cron, falls back to the temporary directory."""
-    path = rundir.create({"XDG_RUNTIME_DIR": str(tmp_path / "gone"), "TMPDIR": str(tmp_path)})
-    assert path.startswith(str(tmp_path / f"numapin-{os.getuid()}"))
+    with rundir.run_directory({"XDG_RUNTIME_DIR": str(tmp_path / "gone"), "TMPDIR": str(tmp_path)}) as path:
+        assert path.startswith(str(tmp_path / f"numapin-{os.getuid()}"))
 
 
 @pytest.mark.parametrize("how", ["open to others", "a link"])
@@ -49,19 +47,40 @@ def test_a_folder_that_others_control_is_refused(tmp_path: Path, how: str) -> No
     else:
         path.mkdir()
         path.chmod(0o770)
-    with pytest.raises(UsageError, match="is not a private folder of this user") as caught:
-        rundir.create({"TMPDIR": str(tmp_path)})
+    with (
+        pytest.raises(NumapinError, match="is not a private folder of this user") as caught,
+        rundir.run_directory({"TMPDIR": str(tmp_path)}),
+    ):
+        pass
     assert "NUMAPIN_RUN_DIR" in caught.value.hint
 
 
-def test_folders_of_dead_launchers_are_swept(tmp_path: Path) -> None:
-    """A run whose launcher is gone is removed; one that lives, one of another host and other files stay."""
-    dead, alive = f"run-{HOST}-20260101-000000-4194999", f"run-{HOST}-20260101-000000-{os.getpid()}"
-    others = ["run-another-host-20260101-000000-4194999", "notes", f"run-{HOST}-x"]
-    for name in (dead, alive, *others):
-        (tmp_path / name).mkdir()
-    created = Path(rundir.create({"NUMAPIN_RUN_DIR": str(tmp_path)}))
-    assert {path.name for path in tmp_path.iterdir()} == {alive, *others, created.name}
+@pytest.mark.parametrize("variable", ["XDG_RUNTIME_DIR", "NUMAPIN_RUN_DIR"])
+def test_only_runs_that_are_over_are_swept(tmp_path: Path, variable: str) -> None:
+    """Runs whose lock nobody holds go from the default place; live ones, others, and all that the user named stay."""
+    environ = {variable: str(tmp_path)}
+    base = tmp_path / "numapin" if variable == "XDG_RUNTIME_DIR" else tmp_path
+    for name in ("run-killed", "run-old", "notes"):
+        (base / name).mkdir(parents=True)
+    (base / "run-killed" / "lock").write_text("")
+    with rundir.run_directory(environ) as live:
+        # flock is per open file: this process's second run sees the first one's lock as another process would.
+        with rundir.run_directory({**environ, "TMPDIR": str(tmp_path)}):
+            assert Path(live).is_dir()
+        left = {path.name for path in base.iterdir()}
+    named = {"run-killed", "run-old"} if variable == "NUMAPIN_RUN_DIR" else set()
+    assert left >= {"notes", Path(live).name} | named
+    assert ("run-killed" in left, "run-old" in left) == ((True, True) if named else (False, False))
+
+
+def test_a_run_that_failed_leaves_its_folder_until_the_next(tmp_path: Path) -> None:
+    """What torch's error report names is there to be read; the next run takes it away."""
+    environ = {"XDG_RUNTIME_DIR": str(tmp_path)}
+    with pytest.raises(KeyError), rundir.run_directory(environ) as failed:
+        raise KeyError
+    assert Path(failed).is_dir()
+    with rundir.run_directory(environ):
+        assert not Path(failed).exists()
 
 
 def test_files_are_whole_or_not_there(tmp_path: Path) -> None:
@@ -77,8 +96,11 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(NumapinError, match=r"file/run/a\.json cannot be written: Not a directory"):
         rundir.write_json(str(tmp_path / "file" / "run"), "a.json", {})
-    with pytest.raises(NumapinError, match="cannot be made") as caught:
-        rundir.create({"NUMAPIN_RUN_DIR": str(tmp_path / "file")})
+    with (
+        pytest.raises(NumapinError, match="no run directory can be made") as caught,
+        rundir.run_directory({"NUMAPIN_RUN_DIR": str(tmp_path / "file")}),
+    ):
+        pass
     assert caught.value.hint == "name another with NUMAPIN_RUN_DIR=DIR"
 
 

@@ -30,8 +30,6 @@ def main() -> None:
     for address in batch["gpus"]:
         dress_up(address)
     (CGROUPS / "cgroup.subtree_control").write_text("+cpuset")
-    for file in batch["read_ahead"]:
-        Path(file).read_bytes()
     for module in batch["preload"]:
         importlib.import_module(module)
     for job in batch["jobs"]:

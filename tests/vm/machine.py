@@ -96,14 +96,11 @@ class Batch:
     """What one boot runs. `libraries` is a folder put first on LD_LIBRARY_PATH.
 
     Modules named in `preload` are imported once, and the jobs that are `python -m MODULE` start with them imported.
-    Files in `read_ahead` are read before: page by page, as the loader does it, the first import of torch takes twice
-    the time.
     """
 
     jobs: Sequence[Job]
     libraries: Path | None = None
     preload: Sequence[str] = ()
-    read_ahead: Sequence[Path] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,7 +247,6 @@ def _write_batch(machine: VmMachine, batch: Batch, share: Path) -> None:
     told = {
         "gpus": [gpu.address for gpu in machine.gpus],
         "preload": [*batch.preload],
-        "read_ahead": [*map(str, batch.read_ahead)],
         "jobs": [_told(job) for job in batch.jobs],
     }
     (share / "jobs.json").write_text(json.dumps(told))

@@ -6,7 +6,6 @@ pages is local under plain torchrun is recorded, not judged: chance decides it.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import sys
@@ -85,11 +84,7 @@ def memory_only(boot_machine: Boot, nvml: Path) -> VmResult:
 
 def _batch(jobs: list[Job], nvml: Path) -> Batch:
     """Return the jobs with the stand-in for NVML, and with torch imported before the first."""
-    spec = importlib.util.find_spec("torch")
-    assert spec is not None
-    assert spec.origin is not None
-    libraries = [Path(spec.origin).with_name("lib") / name for name in ("libtorch_cpu.so", "libtorch_python.so")]
-    return Batch(jobs=jobs, libraries=nvml.parent, preload=PRELOAD, read_ahead=[*filter(Path.exists, libraries)])
+    return Batch(jobs=jobs, libraries=nvml.parent, preload=PRELOAD)
 
 
 def _run(name: str, *options: str, probe: tuple[str, ...] = (), env: dict[str, str], **limits: Any) -> Job:
