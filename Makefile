@@ -30,8 +30,8 @@ vm:  ## unpack QEMU and a kernel into .cache/vm for the tests on machines with s
 	python3 scripts/make_vm.py
 
 bench: $(READY)  ## measure start-up and planning against torchrun; results on stdout
-	$(BIN)/python bench/launch.py
-	$(BIN)/python bench/plan.py
+	$(BIN)/python -m bench.launch
+	$(BIN)/python -m bench.plan
 
 $(READY): pyproject.toml constraints.txt scripts/setup.sh
 	sh scripts/setup.sh $(VENV)

@@ -1,8 +1,9 @@
-"""Start-up time and memory of `numapin run` against torchrun: python bench/launch.py [--help].
+"""Start-up time and memory of `numapin run` against torchrun: python -m bench.launch [--help].
 
-Every repeat runs each launcher once, in turn, so that a machine that slows down slows all of them. Wall time is from
-before the launcher starts to after it ended; for the all-reduce, to the moment when rank 0 has its first result.
-Memory is the launcher's largest resident set (ru_maxrss). Prints a table, and writes all raw figures with --output.
+Every repeat runs each launcher once, in turn, so that a machine that slows down slows all of them. "total" is from
+before the launcher starts to after it ended; "first" to the first line of a rank, which for the all-reduce rank 0
+prints when it has the result. RSS is the largest resident set of the launcher and its ranks (ru_maxrss of wait4): with
+the printing script that is the launcher's. Prints a table, and writes all raw figures with --output.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-PRINTS = "print('hello')\n"
+PRINTS = "import time; print('MARK', time.time(), flush=True)\n"
 ALL_REDUCE = """
 import os, time, torch, torch.distributed as dist
 on_gpu = torch.cuda.is_available()
@@ -29,7 +31,7 @@ x = torch.ones(1, device="cuda" if on_gpu else "cpu")
 dist.all_reduce(x)
 assert x.item() == dist.get_world_size()
 if dist.get_rank() == 0:
-    print("REDUCED", time.time(), flush=True)
+    print("MARK", time.time(), flush=True)
 dist.destroy_process_group()
 """
 
@@ -51,7 +53,7 @@ def main() -> None:
         runs = measure(peers, str(script), arguments.repeats)
     report(runs)
     if arguments.output:
-        result = {"machine": machine(), "argv": sys.argv[1:], "commands": peers, "runs": runs}
+        result = {"machine": machine(), "argv": sys.argv[1:], "commands": peers, "runs": [asdict(run) for run in runs]}
         arguments.output.write_text(json.dumps(result, indent=1) + "\n")
 
 
@@ -65,54 +67,61 @@ def launchers(ranks: int, *, numa_binding: bool) -> dict[str, list[str]]:
     return commands
 
 
-def measure(peers: dict[str, list[str]], script: str, repeats: int) -> list[dict[str, object]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One run of one launcher. `first_s` is the time to the first output of a rank, None where there was none."""
+
+    launcher: str
+    repeat: int
+    total_s: float
+    first_s: float | None
+    max_rss_mb: float
+    status: int
+    stderr: str
+
+
+def measure(peers: dict[str, list[str]], script: str, repeats: int) -> list[Run]:
     """Run every launcher once to warm the page cache, then `repeats` times in turn."""
-    runs: list[dict[str, object]] = []
-    for repeat in range(-1, repeats):
-        for name, command in peers.items():
-            run = one_run([*command, script])
-            if repeat >= 0:
-                runs.append({"launcher": name, "repeat": repeat, **run})
-    return runs
+    runs = [one_run(name, repeat, [*peers[name], script]) for repeat in range(-1, repeats) for name in peers]
+    return [run for run in runs if run.repeat >= 0]
 
 
-def one_run(command: list[str]) -> dict[str, object]:
-    """Run one launcher and return its wall time, memory and status."""
+def one_run(name: str, repeat: int, command: list[str]) -> Run:
+    """Run one launcher and return its times, memory and status."""
     start = time.time()
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         process = subprocess.Popen(command, stdout=out, stderr=err)
         _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
         end = time.time()
+        process.returncode = os.waitstatus_to_exitcode(status)
         out.seek(0)
         err.seek(0)
-        text, errors = out.read(), err.read()
-    reduced = [float(line.split()[1]) for line in text.splitlines() if line.startswith("REDUCED")]
-    result: dict[str, object] = {
-        "wall_s": round((reduced[0] if reduced else end) - start, 4),
-        "total_s": round(end - start, 4),
-        "max_rss_mb": round(usage.ru_maxrss / 1024, 1),
-        "status": process.returncode,
-    }
-    if process.returncode:
-        result["stderr"] = errors[-2000:]
-    return result
+        marks = [float(line.split()[1]) for line in out.read().splitlines() if line.startswith("MARK")]
+        errors = err.read()
+    return Run(
+        launcher=name,
+        repeat=repeat,
+        total_s=round(end - start, 4),
+        first_s=round(min(marks) - start, 4) if marks else None,
+        max_rss_mb=round(usage.ru_maxrss / 1024, 1),
+        status=process.returncode,
+        stderr=errors[-2000:] if process.returncode else "",
+    )
 
 
-def report(runs: list[dict[str, object]]) -> None:
+def report(runs: list[Run]) -> None:
     """Print medians, spreads, and ratios to torchrun pair by pair."""
-    names = list(dict.fromkeys(str(run["launcher"]) for run in runs))
-    walls = {name: [float(str(r["wall_s"])) for r in runs if r["launcher"] == name] for name in names}
-    memory = {name: [float(str(r["max_rss_mb"])) for r in runs if r["launcher"] == name] for name in names}
-    failed = sum(run["status"] != 0 for run in runs)
-    print(f"{'launcher':32}{'median s':>10}{'min':>8}{'max':>8}{'ratio':>8}{'MB':>8}{'MB more':>9}")
-    for name in names:
-        ratio = statistics.median(a / b for a, b in zip(walls[name], walls["torchrun"], strict=True))
-        median, peak = statistics.median(walls[name]), statistics.median(memory[name])
-        more = peak - statistics.median(memory["torchrun"])
-        spread = f"{median:10.3f}{min(walls[name]):8.3f}{max(walls[name]):8.3f}"
-        print(f"{name:32}{spread}{ratio:8.3f}{peak:8.1f}{more:9.1f}")
-    print(f"failed runs: {failed}")
+    print(f"{'launcher':31}{'what':10}{'median':>8}{'min':>9}{'max':>9}{'ratio':>8}")
+    columns = {"total s": "total_s", "first s": "first_s", "RSS MB": "max_rss_mb"}
+    for name in dict.fromkeys(run.launcher for run in runs):
+        for what, field in columns.items():
+            mine, theirs = ([getattr(r, field) for r in runs if r.launcher == who] for who in (name, "torchrun"))
+            if None in mine or None in theirs:
+                continue  # a run failed; the last line says how many
+            ratio = statistics.median(a / b for a, b in zip(mine, theirs, strict=True))
+            figures = f"{statistics.median(mine):9.3f}{min(mine):9.3f}{max(mine):9.3f}{ratio:8.3f}"
+            print(f"{name:31}{what:9}{figures}")
+    print(f"failed runs: {sum(run.status != 0 for run in runs)} of {len(runs)}")
 
 
 def machine() -> dict[str, object]:

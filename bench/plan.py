@@ -1,4 +1,4 @@
-"""Time of make_plan on a large machine, and of `numapin topo`: python bench/plan.py.
+"""Time of make_plan on a large machine, and of `numapin topo`: python -m bench.plan.
 
 The machine has 64 nodes, 4096 CPUs (2 per core) and 64 GPUs. Prints the median and the spread of 30 calls a mode.
 """
@@ -9,17 +9,19 @@ import statistics
 import subprocess
 import sys
 import time
+from typing import TYPE_CHECKING
 
-from numapin import Allowed, Bind, Core, Gpu, Node, Package, Request, Topology, make_plan
-from numapin.topology.model import NodeKind, NodeSource
+from numapin import Bind, Request, make_plan
+from tests.machines.grids import grid  # the machine that the test of this bound plans for, too
 
-NODES, CORES_A_NODE, GPUS = 64, 32, 64
+if TYPE_CHECKING:
+    from numapin import Topology
 
 
 def main() -> None:
     """Measure and print."""
-    topology = large_machine()
-    print(f"make_plan, {NODES} nodes, {len(topology.cpus)} CPUs, {GPUS} GPUs, 30 calls")
+    topology = grid(packages=8, nodes=8, l3=4, cores=8, smt=2, gpus=[n * 5 % 64 for n in range(64)])
+    print(f"make_plan, {len(topology.nodes)} nodes, {len(topology.cpus)} CPUs, {len(topology.gpus)} GPUs, 30 calls")
     for bind in Bind:
         times_ms = [call_ms(topology, bind) for _ in range(30)]
         print(f"  {bind:14} median {statistics.median(times_ms):6.2f} ms  max {max(times_ms):6.2f} ms")
@@ -39,45 +41,6 @@ def topo_s() -> float:
     start = time.perf_counter()
     subprocess.run([sys.executable, "-m", "numapin.cli.main", "topo", "--json"], check=True, stdout=subprocess.DEVNULL)
     return time.perf_counter() - start
-
-
-def large_machine() -> Topology:
-    """Return the machine: SMT siblings are CPU n and n + 2048, L3 groups have 8 cores, packages 8 nodes."""
-    half = NODES * CORES_A_NODE
-    cores = tuple(
-        Core(
-            id=c,
-            cpus=frozenset({c, c + half}),
-            node=c // CORES_A_NODE,
-            package=c // CORES_A_NODE // 8,
-            l3=c // 8 * 8,
-        )
-        for c in range(half)
-    )
-    nodes = tuple(
-        Node(
-            id=n,
-            kind=NodeKind.CPU,
-            cpus=frozenset(cpu for core in cores[n * CORES_A_NODE : (n + 1) * CORES_A_NODE] for cpu in core.cpus),
-            package=n // 8,
-            memory_bytes=64 << 30,
-            distances={other: 10 if other == n else 12 if other // 8 == n // 8 else 32 for other in range(NODES)},
-        )
-        for n in range(NODES)
-    )
-    gpus = tuple(
-        Gpu(index=g, cuda_index=g, pci=f"{g:04x}:01:00.0", node=g * 5 % NODES, node_source=NodeSource.SYSFS)
-        for g in range(GPUS)
-    )
-    return Topology(
-        host="large",
-        source="bench",
-        packages=tuple(Package(id=p, nodes=frozenset(range(p * 8, p * 8 + 8))) for p in range(8)),
-        nodes=nodes,
-        cores=cores,
-        allowed=Allowed(cpus=frozenset(range(2 * half)), nodes=frozenset(range(NODES))),
-        gpus=gpus,
-    )
 
 
 if __name__ == "__main__":
