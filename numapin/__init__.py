@@ -16,7 +16,6 @@ if TYPE_CHECKING:
         MachineError,
         MachineFileError,
         NumapinError,
-        NvmlError,
         PlanError,
         UsageError,
     )
@@ -35,7 +34,6 @@ _HOME = {
             "MachineError",
             "MachineFileError",
             "NumapinError",
-            "NvmlError",
             "PlanError",
             "UsageError",
         ),
@@ -68,7 +66,6 @@ __all__ = [  # noqa: RUF022 - grouped by stage, in the order in which a program 
     "MachineError",
     "MachineFileError",
     "LibnumaError",
-    "NvmlError",
     "PlanError",
     "BindingRefused",
 ]

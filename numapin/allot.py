@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from numapin import cpulist
 from numapin.errors import PlanError, UsageError
 from numapin.request import Bind, Request
-from numapin.topology.build import find_gpu, pci_order
+from numapin.topology.address import pci_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -135,7 +135,7 @@ def _chosen_gpus(topology: Topology, request: Request) -> tuple[Gpu, ...]:
     visible = topology.visible_gpus
     if request.gpus is None:
         return visible
-    chosen = tuple(find_gpu(topology, key, option="--gpus") for key in request.gpus)
+    chosen = tuple(topology.find_gpu(key, option="--gpus") for key in request.gpus)
     hidden = [gpu for gpu in chosen if gpu not in visible]
     if hidden or not chosen:
         names = ", ".join(gpu.label for gpu in hidden) or "nothing"
@@ -275,9 +275,9 @@ def _groups(drafts: list[Draft]) -> list[list[Draft]]:
     return [sorted(group, key=_seat_order) for group in groups.values()]
 
 
-def _seat_order(draft: Draft) -> tuple[tuple[int, str], str, int]:
+def _seat_order(draft: Draft) -> tuple[tuple[int, ...], str, int]:
     gpu = draft.gpu
-    return (pci_order(gpu.pci) if gpu else (0, ""), (gpu.uuid or "") if gpu else "", draft.local_rank)
+    return (pci_order(gpu.pci) if gpu else (), (gpu.uuid or "") if gpu else "", draft.local_rank)
 
 
 def _dealt_complexes(machine: Machine, group: list[Draft]) -> list[Draft]:

@@ -1,6 +1,7 @@
 """Linux list strings: "0-3,8" <-> frozenset of int. Pure.
 
-Comes in: a string from the kernel, a user or a JSON file; or a set of CPU or node numbers. Goes out: the other one.
+Comes in: a string or a mask from the kernel, a user or a file; or a set of CPU or node numbers. Goes out: the other
+one.
 """
 
 from __future__ import annotations
@@ -47,6 +48,16 @@ def render(numbers: Iterable[int]) -> str:
     return ",".join(_run(ordered[start], ordered[end - 1]) for start, end in zip(starts, ends, strict=True))
 
 
+def from_words(words: Iterable[int], *, word_bits: int) -> frozenset[int]:
+    """Return the numbers of the set bits of a mask; `words` are non-negative, the least significant first."""
+    return frozenset(
+        position * word_bits + bit
+        for position, word in enumerate(words)
+        for bit in range(word.bit_length())
+        if word >> bit & 1
+    )
+
+
 def parse_mask(text: str) -> frozenset[int]:
     """Parse a hexadecimal mask of comma-separated 32-bit words, most significant first ("00000001,0000000f").
 
@@ -57,8 +68,7 @@ def parse_mask(text: str) -> frozenset[int]:
     if any(not re.fullmatch(r"[0-9a-fA-F]{0,8}", word) for word in words) or len(words) > MAX_ID // 32:
         msg = f"{_short(text)!r} is not a CPU mask of hexadecimal 32-bit words"
         raise ValueError(msg)
-    values = [int(word or "0", 16) for word in reversed(words)]
-    return frozenset(32 * i + bit for i, value in enumerate(values) if value for bit in range(32) if value >> bit & 1)
+    return from_words((int(word or "0", 16) for word in reversed(words)), word_bits=32)
 
 
 def _numbers(item: str, text: str) -> range | list[int]:

@@ -6,8 +6,7 @@
     ├── UsageError             2   an option or value that cannot be
     ├── MachineError           3   the machine cannot be read
     │   ├── MachineFileError   3   a machine file is malformed: names the file and the line or element
-    │   ├── LibnumaError       3   libnuma is missing or refuses to work
-    │   └── NvmlError          3   the NVIDIA management library failed in a way that leaves no GPU list
+    │   └── LibnumaError       3   libnuma is missing or refuses to work
     ├── PlanError              4   no feasible plan
     └── BindingRefused         5   the kernel refused a binding under --strict
 
@@ -54,10 +53,6 @@ class MachineFileError(MachineError):
 
 class LibnumaError(MachineError):
     """libnuma is missing, or a call into it failed."""
-
-
-class NvmlError(MachineError):
-    """The NVIDIA management library is there but cannot say which GPUs exist."""
 
 
 class PlanError(NumapinError):

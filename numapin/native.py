@@ -13,12 +13,18 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
+from numapin import cpulist
 from numapin.errors import LibnumaError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+INSTALL_LIBNUMA: Final = (
+    "install it with: apt-get install libnuma1 (Debian, Ubuntu) or: dnf install numactl-libs (Fedora, RHEL)"
+)
 
 MPOL_DEFAULT: Final = 0
 MPOL_PREFERRED: Final = 1
@@ -52,8 +58,6 @@ _SIGNATURES: Final = {
     ),
 }
 
-_loaded: dict[str, Any] = {}
-
 
 def set_memory_policy(mode: int, nodes: Iterable[int]) -> None:
     """Set this thread's memory policy; threads and processes started later inherit it, and so does exec.
@@ -75,8 +79,7 @@ def get_memory_policy() -> tuple[int, frozenset[int]]:
     """Return this thread's memory policy: an MPOL constant (flags masked off) and its nodes. Raises OSError."""
     mode, mask = ctypes.c_int(), _Mask()
     _call("get_mempolicy", ctypes.byref(mode), mask, _MAX_NODES, None, 0)
-    bits = (i * _WORD_BITS + bit for i, word in enumerate(mask) for bit in range(_WORD_BITS) if word >> bit & 1)
-    return mode.value & ~_MODE_FLAGS, frozenset(bits)
+    return mode.value & ~_MODE_FLAGS, cpulist.from_words(mask, word_bits=_WORD_BITS)
 
 
 def nodes_of_pages(addresses: Sequence[int], *, pid: int = 0) -> tuple[int, ...]:
@@ -99,14 +102,11 @@ def _call(name: str, *arguments: object) -> None:
         raise OSError(number, f"{name}: {os.strerror(number)}")
 
 
+@cache
 def _function(name: str) -> Any:  # noqa: ANN401 - a ctypes function
-    if name not in _loaded:
-        try:
-            function = getattr(ctypes.CDLL("libnuma.so.1", use_errno=True), name)
-        except (OSError, AttributeError) as error:
-            raise LibnumaError(
-                f"libnuma cannot be used: {error}", "install it with: apt-get install libnuma1"
-            ) from None
-        function.argtypes, function.restype = _SIGNATURES[name], ctypes.c_long
-        _loaded[name] = function
-    return _loaded[name]
+    try:
+        function = getattr(ctypes.CDLL("libnuma.so.1", use_errno=True), name)
+    except (OSError, AttributeError) as error:
+        raise LibnumaError(f"libnuma cannot be used: {error}", INSTALL_LIBNUMA) from None
+    function.argtypes, function.restype = _SIGNATURES[name], ctypes.c_long
+    return function

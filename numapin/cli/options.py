@@ -150,7 +150,7 @@ def topology_from(
     *, gpu_nodes: tuple[tuple[str, int], ...] | None, root: Path | None = None, machine: Path | None = None
 ) -> Topology:
     """Read the machine that the options name; this one where they name none."""
-    return discover(root=root, machine=machine, environ=os.environ, gpu_nodes=dict(gpu_nodes or ()))
+    return discover(root=root, machine=machine, environ=os.environ, gpu_nodes=gpu_nodes or ())
 
 
 def _gpu_keys(text: str | None) -> tuple[str, ...] | None:

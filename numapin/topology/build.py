@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from numapin import cpulist
 from numapin.errors import UsageError
+from numapin.topology.address import pci_order
 from numapin.topology.model import (
     Allowed,
     Core,
@@ -29,14 +30,13 @@ from numapin.topology.readings import CpuReading, NodeReading, NvmlReading, PciR
 from numapin.topology.visible import apply_visibility
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 
 def build(readings: Readings, *, visible_devices: str | None = None, device_order: str | None = None) -> Topology:
     """Turn readings into a topology; the two texts are CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER.
 
-    Raises MachineFileError (through `Topology`'s own checks, ValueError) only where readings contradict themselves in
-    a way that no rule below settles.
+    Raises ValueError (`Topology`'s own checks) where readings contradict themselves and no rule below settles it.
     """
     cpus = {reading.cpu: reading for reading in readings.cpus}
     nodes = _nodes(readings, cpus)
@@ -58,56 +58,44 @@ def build(readings: Readings, *, visible_devices: str | None = None, device_orde
         gpus=gpus,
         nics=nics,
         links=_links(readings, gpus, nics),
-        notes=(*readings.notes, *_nvml_notes(readings), *_node_notes(nodes, gpus), *visibility_notes),
+        notes=(*readings.notes, *_nvml_notes(readings), *visibility_notes),
     )
 
 
-def with_gpu_nodes(topology: Topology, gpu_nodes: Mapping[str, int]) -> Topology:
-    """Put GPUs on the nodes that the user named; keys are NVML indices, UUIDs or PCI addresses.
+def with_gpu_nodes(topology: Topology, pairs: Iterable[tuple[str, int]]) -> Topology:
+    """Put GPUs on the nodes that the user named, by pairs of a GPU (see `Topology.find_gpu`) and a node.
 
     The user's word wins over every reading, and a note says what it replaced. Raises UsageError for a GPU or a node
-    that is not there, or a node without CPUs.
+    that is not there, a node without CPUs, and a GPU on two nodes.
     """
-    chosen: dict[int, int] = {}
-    for key, node in gpu_nodes.items():
-        gpu = find_gpu(topology, key, option="--gpu-nodes")
-        _require_cpu_node(topology, node)
-        if chosen.setdefault(gpu.index, node) != node:
-            raise UsageError(f"--gpu-nodes puts {gpu.label} on nodes {chosen[gpu.index]} and {node}", "name it once")
+    homes = _homes(topology, pairs)
     cpus = {node.id: node.cpus for node in topology.nodes}
-    replaced = tuple(
-        f"--gpu-nodes puts {gpu.label} on node {chosen[gpu.index]}; {gpu.node_source} says node {gpu.node}"
-        for gpu in topology.gpus
-        if gpu.index in chosen and gpu.node not in (None, chosen[gpu.index])
-    )
     gpus = tuple(
-        replace(gpu, node=home, node_source=NodeSource.USER, cpus=cpus[home])
-        if (home := chosen.get(gpu.index)) is not None
-        else gpu
+        gpu
+        if (home := homes.get(gpu.index)) is None
+        else replace(gpu, node=home, node_source=NodeSource.USER, cpus=cpus[home])
         for gpu in topology.gpus
     )
-    kept = tuple(note for note in topology.notes if note not in _node_notes(topology.nodes, topology.gpus))
-    return replace(topology, gpus=gpus, notes=(*kept, *_node_notes(topology.nodes, gpus), *replaced))
-
-
-def find_gpu(topology: Topology, key: str, *, option: str) -> Gpu:
-    """Return the GPU with that NVML index, UUID (or a unique beginning of one) or PCI address, or raise UsageError."""
-    from numapin.topology.readings import pci_address
-
-    wanted = key.strip()
-    address = pci_address(wanted)
-    matches = [
-        gpu
+    replaced = tuple(
+        f"--gpu-nodes puts {gpu.label} on node {homes[gpu.index]}; {gpu.node_source} says node {gpu.node}"
         for gpu in topology.gpus
-        if wanted == str(gpu.index)
-        or (address is not None and gpu.pci == address)
-        or (wanted.startswith("GPU-") and gpu.uuid is not None and gpu.uuid.startswith(wanted))
-    ]
-    if len(matches) == 1:
-        return matches[0]
-    problem = "names more than one GPU" if matches else "names no GPU of this machine"
-    there = ", ".join(f"{gpu.index} ({gpu.pci or gpu.uuid})" for gpu in topology.gpus) or "none"
-    raise UsageError(f"{option}: {key!r} {problem}; there are: {there}", "list them with: numapin topo")
+        if gpu.index in homes and gpu.node not in (None, homes[gpu.index])
+    )
+    moved = frozenset(gpu.label for gpu in gpus if gpu.index in homes)
+    nodes = {nic.name: nic.node for nic in topology.nics} | {gpu.label: gpu.node for gpu in gpus}
+    links = _with_moved(topology.links, moved, nodes)
+    return replace(topology, gpus=gpus, links=links, notes=(*topology.notes, *replaced))
+
+
+def _homes(topology: Topology, pairs: Iterable[tuple[str, int]]) -> dict[int, int]:
+    """Return the node that the user names for each GPU, by the GPU's index."""
+    homes: dict[int, int] = {}
+    for key, node in pairs:
+        gpu = topology.find_gpu(key, option="--gpu-nodes")
+        _require_cpu_node(topology, node)
+        if homes.setdefault(gpu.index, node) != node:
+            raise UsageError(f"--gpu-nodes puts {gpu.label} on nodes {homes[gpu.index]} and {node}", "name it once")
+    return homes
 
 
 def _require_cpu_node(topology: Topology, node: int) -> None:
@@ -195,12 +183,13 @@ def _within(allowed: frozenset[int] | None, there: frozenset[int]) -> frozenset[
 class _Evidence:
     """What is known about where one device is."""
 
-    pci: PciReading | None
-    nvml: NvmlReading | None
-    nccl_node: int | None
     nodes: tuple[Node, ...]
+    pci: PciReading
+    nvml_nodes: frozenset[int] | None = None
+    nvml_cpus: frozenset[int] | None = None
+    nccl_node: int | None = None
 
-    def only_cpu_node(self, candidates: Iterable[int] | None) -> int | None:
+    def only_cpu_node(self, candidates: Iterable[int | None] | None) -> int | None:
         """Return the one node with CPUs among the candidates, or None where there is none or more than one."""
         with_cpus = {node.id for node in self.nodes if node.kind is NodeKind.CPU} & set(candidates or ())
         return with_cpus.pop() if len(with_cpus) == 1 else None
@@ -211,13 +200,14 @@ class _Evidence:
         return around[0] if len(around) == 1 else None
 
 
+# `NodeSource` in its order, but for the user's word, which `with_gpu_nodes` adds.
 _LADDER: Final[tuple[tuple[NodeSource, Callable[[_Evidence], int | None]], ...]] = (
-    (NodeSource.SYSFS, lambda e: e.only_cpu_node([e.pci.node] if e.pci and e.pci.node is not None else None)),
-    (NodeSource.PCI_PARENT, lambda e: e.only_cpu_node(e.pci.parent_nodes[:1] if e.pci else None)),
-    (NodeSource.NVML_MEMORY, lambda e: e.only_cpu_node(e.nvml.memory_nodes if e.nvml else None)),
-    (NodeSource.LOCAL_CPUS, lambda e: e.node_around(e.pci.local_cpus if e.pci else None)),
-    (NodeSource.NVML_CPUS, lambda e: e.node_around(e.nvml.cpus if e.nvml else None)),
-    (NodeSource.NCCL_FILE, lambda e: e.only_cpu_node([e.nccl_node] if e.nccl_node is not None else None)),
+    (NodeSource.SYSFS, lambda e: e.only_cpu_node([e.pci.node])),
+    (NodeSource.PCI_PARENT, lambda e: e.only_cpu_node(e.pci.parent_nodes[:1])),
+    (NodeSource.NVML_MEMORY, lambda e: e.only_cpu_node(e.nvml_nodes)),
+    (NodeSource.LOCAL_CPUS, lambda e: e.node_around(e.pci.local_cpus)),
+    (NodeSource.NVML_CPUS, lambda e: e.node_around(e.nvml_cpus)),
+    (NodeSource.NCCL_FILE, lambda e: e.only_cpu_node([e.nccl_node])),
     (NodeSource.SINGLE, lambda e: e.only_cpu_node(node.id for node in e.nodes)),
 )
 
@@ -233,16 +223,25 @@ def _locate(evidence: _Evidence) -> tuple[int, NodeSource] | tuple[None, None]:
 
 def _gpus(readings: Readings, nodes: tuple[Node, ...]) -> tuple[Gpu, ...]:
     pci = {reading.address: reading for reading in readings.pci if reading.is_gpu}
-    if readings.nvml.gpus is not None:
-        told_by_nvml = (_without_cpuset(gpu, readings, nodes) for gpu in readings.nvml.gpus)
-        return tuple(_gpu(gpu.index, pci.get(gpu.pci), gpu, readings, nodes) for gpu in told_by_nvml)
-    ordered = sorted(pci.values(), key=lambda r: (r.index is None, r.index or 0, pci_order(r.address)))
-    told = {reading.index for reading in ordered}
-    free = (number for number in count() if number not in told)
-    return tuple(
-        _gpu(next(free) if reading.index is None else reading.index, reading, None, readings, nodes)
-        for reading in ordered
-    )
+    if readings.nvml.gpus is None:
+        return tuple(
+            _gpu(_as_nvml(index, reading), reading, readings, nodes) for index, reading in _numbered(pci.values())
+        )
+    told = (_without_cpuset(gpu, readings, nodes) for gpu in readings.nvml.gpus)
+    return tuple(_gpu(gpu, pci.get(gpu.pci, PciReading(address=gpu.pci)), readings, nodes) for gpu in told)
+
+
+def _numbered(devices: Iterable[PciReading]) -> Iterator[tuple[int, PciReading]]:
+    """Number GPUs as their source does; the others take the numbers that are left, in the order of their addresses."""
+    ordered = sorted(devices, key=lambda r: (r.index is None, r.index or 0, pci_order(r.address)))
+    taken = {reading.index for reading in ordered}
+    free = (number for number in count() if number not in taken)
+    return ((next(free) if reading.index is None else reading.index, reading) for reading in ordered)
+
+
+def _as_nvml(index: int, reading: PciReading) -> NvmlReading:
+    """Return what is left for NVML to say of a GPU where there is no NVML: who it is."""
+    return NvmlReading(index=index, uuid=reading.uuid, pci=reading.address)
 
 
 def _without_cpuset(gpu: NvmlReading, readings: Readings, nodes: tuple[Node, ...]) -> NvmlReading:
@@ -263,27 +262,26 @@ def _without_cpuset(gpu: NvmlReading, readings: Readings, nodes: tuple[Node, ...
     )
 
 
-def pci_order(address: str | None) -> tuple[int, str]:
-    """Sort PCI addresses as numbers: a domain above 0xffff is longer, so that length comes first."""
-    return (len(address or ""), address or "")
-
-
-def _gpu(
-    index: int, pci: PciReading | None, nvml: NvmlReading | None, readings: Readings, nodes: tuple[Node, ...]
-) -> Gpu:
-    address = nvml.pci if nvml else (pci.address if pci else None)
-    node, source = _locate(_Evidence(pci=pci, nvml=nvml, nccl_node=readings.nccl_nodes.get(address or ""), nodes=nodes))
-    told = (pci.local_cpus if pci else None) or (nvml.cpus if nvml else None)
+def _gpu(nvml: NvmlReading, pci: PciReading, readings: Readings, nodes: tuple[Node, ...]) -> Gpu:
+    node, source = _locate(
+        _Evidence(
+            nodes=nodes,
+            pci=pci,
+            nvml_nodes=nvml.memory_nodes,
+            nvml_cpus=nvml.cpus,
+            nccl_node=readings.nccl_nodes.get(nvml.pci),
+        )
+    )
     return Gpu(
-        index=index,
-        uuid=nvml.uuid if nvml else (pci.uuid if pci else None),
-        pci=address,
-        name=(nvml.name if nvml else None) or (pci.name if pci else None),
+        index=nvml.index,
+        uuid=nvml.uuid,
+        pci=nvml.pci,
+        name=nvml.name or pci.name,
         node=node,
         node_source=source,
-        cpus=next((n.cpus for n in nodes if n.id == node), told),
-        pcie=_merge_pcie(nvml.pcie if nvml else Pcie(), pci.pcie if pci else Pcie()),
-        mig=nvml.mig if nvml else (),
+        cpus=next((n.cpus for n in nodes if n.id == node), pci.local_cpus or nvml.cpus),
+        pcie=_merge_pcie(nvml.pcie, pci.pcie),
+        mig=nvml.mig,
     )
 
 
@@ -303,7 +301,7 @@ def _nics(readings: Readings, nodes: tuple[Node, ...]) -> tuple[Nic, ...]:
     found = []
     for reading in readings.pci:
         nccl_node = readings.nccl_nodes.get(reading.address)
-        node, _ = _locate(_Evidence(pci=reading, nvml=None, nccl_node=nccl_node, nodes=nodes))
+        node, _ = _locate(_Evidence(nodes=nodes, pci=reading, nccl_node=nccl_node))
         found += [Nic(name=name, pci=reading.address, node=node, kind=kind) for name, kind in reading.interfaces]
     return tuple(sorted(found, key=lambda nic: (nic.name, nic.pci or "")))
 
@@ -337,9 +335,25 @@ def _pci_link(a: PciReading | None, b: PciReading | None, node_a: int | None, no
         return LinkKind.ONE_SWITCH if single else LinkKind.SWITCHES
     if a.host_bridge is not None and a.host_bridge == b.host_bridge:
         return LinkKind.HOST_BRIDGE
-    if node_a is None or node_b is None:
+    return _by_nodes(node_a, node_b)
+
+
+def _by_nodes(a: int | None, b: int | None) -> LinkKind | None:
+    """Name the way between devices of different host bridges."""
+    if a is None or b is None:
         return None
-    return LinkKind.SAME_NODE if node_a == node_b else LinkKind.SYSTEM
+    return LinkKind.SAME_NODE if a == b else LinkKind.SYSTEM
+
+
+def _with_moved(links: tuple[Link, ...], moved: frozenset[str], nodes: Mapping[str, int | None]) -> tuple[Link, ...]:
+    """Say NODE or SYS anew for the links of moved devices; nearer words do not depend on nodes."""
+    by_nodes = {LinkKind.SAME_NODE, LinkKind.SYSTEM}
+    return tuple(
+        replace(link, kind=_by_nodes(nodes.get(link.a), nodes.get(link.b)) or link.kind)
+        if link.kind in by_nodes and moved & {link.a, link.b}
+        else link
+        for link in links
+    )
 
 
 # --- notes -----------------------------------------------------------------------------------------------------------
@@ -349,18 +363,3 @@ def _nvml_notes(readings: Readings) -> tuple[str, ...]:
     """Pass on why NVML told nothing only where there is an NVIDIA GPU that it should have told of."""
     silent = readings.nvml.gpus is None and not any(reading.is_gpu for reading in readings.pci)
     return () if silent else readings.nvml.notes
-
-
-def _node_notes(nodes: tuple[Node, ...], gpus: tuple[Gpu, ...]) -> tuple[str, ...]:
-    notes = []
-    with_cpus = [node for node in nodes if node.kind is NodeKind.CPU]
-    if len(with_cpus) > 1 and sum(len(n.cpus) for n in with_cpus) > len(
-        frozenset().union(*(n.cpus for n in with_cpus))
-    ):
-        notes.append("several NUMA nodes list the same CPUs: the firmware's tables are wrong; check with: numactl -H")
-    unknown = [gpu for gpu in gpus if gpu.node is None]
-    if unknown:
-        names = ", ".join(f"{gpu.label} ({gpu.pci})" for gpu in unknown)
-        example = f"--gpu-nodes {unknown[0].index}=NODE,…"
-        notes.append(f"the NUMA node of {names} is unknown; if you know it, say so with {example} or NCCL_TOPO_FILE")
-    return tuple(notes)

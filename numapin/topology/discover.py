@@ -16,11 +16,12 @@ from numapin.topology.build import build, with_gpu_nodes
 from numapin.topology.model import Topology
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from numapin.topology.readings import Readings
 
-_MAX_FILE_BYTES: Final = 64 << 20  # hwloc's XML of a machine with 64 nodes is under 4 MB
+_SAVE: Final = "write a machine file with: numapin topo --save FILE"
+_MAX_FILE_BYTES: Final = 64 << 20  # lstopo writes about 30 MB for 4096 CPUs
 
 
 def discover(
@@ -28,31 +29,31 @@ def discover(
     root: Path | None = None,
     machine: Path | None = None,
     environ: Mapping[str, str] | None = None,
-    gpu_nodes: Mapping[str, int] | None = None,
+    gpu_nodes: Iterable[tuple[str, int]] = (),
 ) -> Topology:
     """Read the live host, a sysfs root below `root`, or the machine file `machine`.
 
     `environ` gives CUDA_VISIBLE_DEVICES, CUDA_DEVICE_ORDER and NCCL_TOPO_FILE, which apply to the live host only: they
-    say nothing about another machine. `gpu_nodes` maps GPUs (index, UUID, PCI address) to nodes and wins over what was
-    read. Raises MachineError and its kinds, and UsageError for a GPU or node that is not there.
+    say nothing about another machine. `gpu_nodes` are pairs of a GPU (index, UUID, PCI address) and its node, which win
+    over what was read. Raises MachineError and its kinds, and UsageError for a GPU or node that is not there.
     """
     if root is not None and machine is not None:
         raise UsageError("--root and --machine both name a machine", "give one of them")
     if machine is not None:
-        topology = load(machine)
+        topology = _load(machine)
     elif root is not None:
-        topology = _built(read_root(root), root)
+        topology = _built(_read_root(root), root)
     else:
-        topology = read_host(environ or {})
-    return with_gpu_nodes(topology, gpu_nodes) if gpu_nodes else topology
+        topology = _read_host(environ or {})
+    return with_gpu_nodes(topology, gpu_nodes)
 
 
-def read_host(environ: Mapping[str, str]) -> Topology:
+def _read_host(environ: Mapping[str, str]) -> Topology:
     """Read the live host through sysfs, libnuma and NVML."""
     from numapin.topology.libnuma import read_libnuma
     from numapin.topology.nvml import read_nvml
 
-    from_sysfs = read_root(Path("/"), source="live")
+    from_sysfs = _read_root(Path("/"), source="live")
     nccl_nodes, nccl_notes = _nccl_nodes(environ.get("NCCL_TOPO_FILE"))
     online, num_nodes = frozenset(reading.cpu for reading in from_sysfs.cpus), len(from_sysfs.nodes)
     readings = replace(
@@ -81,53 +82,52 @@ def read_host(environ: Mapping[str, str]) -> Topology:
         raise MachineError(f"this machine contradicts itself: {error}", "check it with: numactl -H") from None
 
 
-def read_root(root: Path, *, source: str | None = None) -> Readings:
+def _read_root(root: Path, *, source: str | None = None) -> Readings:
     """Read a sysfs root: a directory that holds sys/ and, as far as captured, proc/."""
     from numapin.topology.sysfs import read_sysfs
 
     return read_sysfs(root, source=source or f"root {root}")
 
 
-def load(path: Path) -> Topology:
-    """Read a machine file: our JSON, hwloc 2 or 3 XML, or NCCL topology XML; the content says which."""
-    text = read_text(path)
+def _load(path: Path) -> Topology:
+    """Load a machine file: our JSON, hwloc 2 or 3 XML, or NCCL topology XML; the content says which."""
+    text = _read_text(path)
     start = text.lstrip()[:1]
     if start == "{":
         return Topology.from_json(text, source=str(path))
     if start == "<":
-        return _built(_read_xml(text, path), path)
-    raise MachineFileError(
-        f"{path}: line 1: neither JSON nor XML but {text[:20]!r}", "write a machine file with: numapin topo --save FILE"
-    )
+        return _built(_read_xml(text, source=str(path)), path)
+    raise MachineFileError(f"{path}: line 1: neither JSON nor XML but {text[:20]!r}", _SAVE)
 
 
-def read_text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     """Read a text file of bounded size. Raises MachineError that names the file."""
     try:
         with path.open("rb") as file:
             data = file.read(_MAX_FILE_BYTES + 1)
-        text = data.decode("utf-8-sig")
     except OSError as error:
-        raise MachineError(f"{path}: {error.strerror}", "write a machine file with: numapin topo --save FILE") from None
+        raise MachineError(f"{path}: {error.strerror}", _SAVE) from None
+    if len(data) > _MAX_FILE_BYTES:
+        raise MachineFileError(f"{path}: larger than {_MAX_FILE_BYTES >> 20} MiB, which no machine's is", _SAVE)
+    try:
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise MachineFileError(
             f"{path}: byte {error.start} is not UTF-8", "is it compressed? unpack it first"
         ) from None
-    if len(data) > _MAX_FILE_BYTES:
-        raise MachineFileError(f"{path}: larger than {_MAX_FILE_BYTES >> 20} MiB", "is it a machine file?")
-    return text
 
 
-def _read_xml(text: str, path: Path) -> Readings:
-    # hwloc's outermost element is <topology>, NCCL's is <system>; whichever stands first decides, wrong ones are told
-    # by the parser itself.
-    from numapin.topology.hwloc import parse_hwloc
-    from numapin.topology.nccl import parse_nccl
+def _read_xml(text: str, *, source: str) -> Readings:
+    """Let the reader read that knows the document's outermost element."""
+    from numapin.topology import xmlfile
+    from numapin.topology.hwloc import read_hwloc
+    from numapin.topology.nccl import read_nccl
 
-    hwloc, nccl = text.find("<topology"), text.find("<system")
-    if nccl >= 0 and (hwloc < 0 or nccl < hwloc):
-        return parse_nccl(text, source=str(path))
-    return parse_hwloc(text, source=str(path))
+    readers = {"topology": read_hwloc, "system": read_nccl}
+    root = xmlfile.parse(text, source=source)
+    if root.tag not in readers:
+        raise root.error("this is neither hwloc's XML, which begins with <topology>, nor NCCL's, with <system>")
+    return readers[root.tag](root)
 
 
 def _built(readings: Readings, path: Path) -> Topology:
@@ -165,9 +165,10 @@ def _inherited_affinity_notes(online: frozenset[int]) -> tuple[str, ...]:
 
 def _nccl_nodes(path: str | None) -> tuple[dict[str, int], tuple[str, ...]]:
     """Read the file that NCCL itself would use; NCCL goes on without one it cannot read, and so do we, with a note."""
+    from numapin.topology import xmlfile
     from numapin.topology.nccl import nccl_nodes
 
     try:
-        return (nccl_nodes(read_text(Path(path)), source=path) if path else {}), ()
+        return (nccl_nodes(xmlfile.parse(_read_text(Path(path)), source=path)) if path else {}), ()
     except MachineError as error:
         return {}, (f"NCCL_TOPO_FILE was not used: {error.message}",)

@@ -1,6 +1,6 @@
 """hwloc XML (versions 2 and 3) as readings. Pure.
 
-Comes in: what `lstopo --of xml` wrote. Goes out: `Readings`.
+Comes in: the <topology> that `lstopo --of xml` wrote. Goes out: `Readings`.
 Source: hwloc's topology-xml.c and hwloc2.dtd, which serves version 3 too. Version 3 differs in what is read here in two
 places: `osdev_type` is a set of bits instead of a number, and HostName belongs to the topology instead of the machine.
 """
@@ -12,8 +12,17 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from numapin.topology import xmlfile
-from numapin.topology.readings import CpuReading, NodeReading, PciReading, Readings, pci_address
+from numapin.topology.address import pci_address
+from numapin.topology.model import NicKind
+from numapin.topology.readings import (
+    DISPLAY,
+    CpuReading,
+    NodeReading,
+    PciReading,
+    Readings,
+    nic_kind,
+    pci_class,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,20 +32,19 @@ if TYPE_CHECKING:
     Placed = tuple[Element, tuple[Element, ...]]
     """An object and the elements above it, nearest first."""
 
-_HINT: Final = "write the file again with hwloc 2 or 3: lstopo --of xml machine.xml"
 _LATENCY: Final = 1 << 2  # HWLOC_DISTANCES_KIND_VALUE_LATENCY (MEANS_LATENCY in version 2)
 _IO: Final = frozenset({"Bridge", "PCIDev", "OSDev", "Misc"})
 _PCI_TYPE: Final = re.compile(r"([0-9a-f]{4}) \[([0-9a-f]{4}):[0-9a-f]{4}\].*", re.IGNORECASE)
+_NVIDIA: Final = "10de"
 _NVML: Final = re.compile(r"nvml([0-9]{1,4})")
 _BRIDGE_PCI: Final = re.compile(r"([0-9a-f]{4,8}):\[([0-9a-f]{2})-[0-9a-f]{2}\]")
 
 
-def parse_hwloc(text: str, *, source: str) -> Readings:
-    """Read hwloc XML. Raises MachineFileError that names `source` and the line or element.
+def read_hwloc(root: Element) -> Readings:
+    """Read hwloc XML. Raises MachineFileError that names the file, the line and the element.
 
     It tells neither free memory nor PCI Express generations (`pci_link_speed` is a bandwidth).
     """
-    root = xmlfile.parse(text, source=source, hint=_HINT)
     version = _version(root)
     machine = next(root.named("object"), None)
     if machine is None or machine.text("type") != "Machine":
@@ -47,7 +55,7 @@ def parse_hwloc(text: str, *, source: str) -> Readings:
     with_cpus = frozenset(node.id for node in nodes if node.cpus)
     return Readings(
         host=_info(machine, "HostName") or _info(root, "HostName"),
-        source=source,
+        source=root.source,
         cpus=cpus,
         nodes=nodes,
         allowed_cpus=_allowed(machine, "allowed_cpuset"),
@@ -62,8 +70,6 @@ def parse_hwloc(text: str, *, source: str) -> Readings:
 
 
 def _version(root: Element) -> int:
-    if root.tag != "topology":
-        raise root.error("this is not hwloc's XML, which begins with <topology>")
     version = root.text("version")
     match = re.fullmatch(r"([23])\.[0-9.]{1,8}", version or "")
     if match is None:
@@ -186,20 +192,19 @@ def _numbers(matrix: Element, tag: str) -> list[int]:
 def _read_pci(objects: list[Placed], with_cpus: frozenset[int], version: int) -> Iterator[PciReading]:
     for device, above in _of_type(objects, "PCIDev"):
         match = _PCI_TYPE.fullmatch(device.text("pci_type") or "")
-        pci_class, vendor = (match[1], match[2].lower()) if match else ("", "")
+        device_class, vendor = (pci_class(match[1]) or 0, match[2].lower()) if match else (0, "")
         below = [element for element, _ in device.walk() if element.attributes.get("type") == "OSDev"]
         nvml = next((element for element in below if _NVML.fullmatch(element.text("name") or "")), None)
-        if nvml or (vendor == "10de" and pci_class.startswith("03")):
+        if nvml or (vendor == _NVIDIA and device_class >> 8 == DISPLAY):
             model = _info(nvml, "GPUModel") if nvml else None
             yield replace(
                 _device(device, above, with_cpus),
-                is_gpu=True,
                 # Its CUDA and OpenCL devices are numbered too, in other orders.
                 index=int((nvml.text("name") or "")[4:]) if nvml else None,
                 uuid=_info(nvml, "NVIDIAUUID") if nvml else None,
                 name=model or _info(device, "PCIDevice"),
             )
-        elif interfaces := tuple(_interfaces(below, pci_class, version)):
+        elif interfaces := tuple(_interfaces(below, nic_kind(device_class), version)):
             yield replace(_device(device, above, with_cpus), interfaces=interfaces)
 
 
@@ -214,7 +219,6 @@ def _device(device: Element, above: tuple[Element, ...], with_cpus: frozenset[in
     parents = (pci_address(bridge.text("pci_busid") or "") for bridge in bridges)
     return PciReading(
         address=address,
-        is_gpu=False,
         node=min(nodes) if len(nodes) == 1 else None,
         local_cpus=home.mask("cpuset"),
         parents=tuple(parent for parent in parents if parent),
@@ -228,10 +232,10 @@ def _root_bus(bridge: Element) -> str | None:
     return f"pci{match[1]}:{match[2]}" if match and (bridge.text("bridge_type") or "").startswith("0-") else None
 
 
-def _interfaces(devices: list[Element], pci_class: str, version: int) -> Iterator[tuple[str, str]]:
+def _interfaces(devices: list[Element], network: NicKind, version: int) -> Iterator[tuple[str, NicKind]]:
     # Version 2 numbers the types (2 network, 3 OpenFabrics), version 3 adds them up (16 network, 32 OpenFabrics).
-    network = "infiniband" if pci_class == "0207" else "ethernet"
-    kinds = {2: network, 3: "infiniband"} if version == 2 else {16: network, 32: "infiniband", 48: "infiniband"}
+    verbs = NicKind.INFINIBAND
+    kinds = {2: network, 3: verbs} if version == 2 else {16: network, 32: verbs, 48: verbs}
     for device in devices:
         name, kind = device.text("name"), kinds.get(device.number("osdev_type") or 0)
         if name and kind:

@@ -12,10 +12,10 @@ import ctypes
 from dataclasses import dataclass
 from typing import Any
 
+from numapin import cpulist
 from numapin.errors import LibnumaError
+from numapin.native import INSTALL_LIBNUMA
 from numapin.topology.readings import NodeReading
-
-_INSTALL = "install it with: apt-get install libnuma1 (Debian, Ubuntu) or: dnf install numactl-libs (Fedora, RHEL)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ def load() -> Any:  # noqa: ANN401 - a ctypes.CDLL, whose attributes are untyped
     try:
         from numa import LIBNUMA
     except (AttributeError, OSError, ImportError) as error:
-        raise LibnumaError(f"libnuma could not be loaded: {error}", _INSTALL) from None
+        raise LibnumaError(f"libnuma could not be loaded: {error}", INSTALL_LIBNUMA) from None
     LIBNUMA.numa_bitmask_free.argtypes = [ctypes.c_void_p]
     LIBNUMA.numa_bitmask_free.restype = None
     return LIBNUMA
@@ -90,5 +90,5 @@ def _members(address: int | None) -> frozenset[int]:
         raise LibnumaError("libnuma returned no bitmask", "check the library with: numactl -H")
     mask = bitmask_t.from_address(address)
     bits = ctypes.sizeof(ctypes.c_ulong) * 8
-    words = [(mask.maskp[i], i * bits) for i in range((mask.size + bits - 1) // bits)]
-    return frozenset(base + bit for word, base in words if word for bit in range(bits) if word >> bit & 1)
+    words = (mask.maskp[i] for i in range((mask.size + bits - 1) // bits))
+    return cpulist.from_words(words, word_bits=bits)

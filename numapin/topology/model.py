@@ -6,7 +6,7 @@ every later stage reads and none changes.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
@@ -17,6 +17,8 @@ from numapin.topology.address import pci_address
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+    from _typeshed import DataclassInstance
 
 SCHEMA: Final = "numapin.topology/1"
 
@@ -272,17 +274,6 @@ class Topology:
         there = ", ".join(f"{gpu.index} ({gpu.pci or gpu.uuid})" for gpu in self.gpus) or "none"
         raise UsageError(f"{option}: {key!r} {problem}; there are: {there}", "list them with: numapin topo")
 
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """Return what the user should know of this machine."""
-        return self.notes
-
-    def find_gpu(self, key: str, *, option: str) -> Gpu:
-        """Return the GPU with that NVML index, UUID (or a unique beginning of one) or PCI address."""
-        from numapin.topology.build import find_gpu
-
-        return find_gpu(self, key, option=option)
-
     def restrict(self, allowed: Allowed) -> Topology:
         """Return the same machine with less of it allowed; what was not allowed before stays so."""
         both = Allowed(cpus=self.allowed.cpus & allowed.cpus, nodes=self.allowed.nodes & allowed.nodes)
@@ -290,22 +281,7 @@ class Topology:
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON form (schema numapin.topology/1); `json.dumps` takes it as it is."""
-        return {
-            "schema": SCHEMA,
-            "host": self.host,
-            "source": self.source,
-            "packages": [{"id": p.id, "nodes": cpulist.render(p.nodes)} for p in self.packages],
-            "nodes": [_node_to_json(node) for node in self.nodes],
-            "cores": [
-                {"id": c.id, "cpus": cpulist.render(c.cpus), "node": c.node, "package": c.package, "l3": c.l3}
-                for c in self.cores
-            ],
-            "allowed": {"cpus": cpulist.render(self.allowed.cpus), "nodes": cpulist.render(self.allowed.nodes)},
-            "gpus": [_gpu_to_json(gpu) for gpu in self.gpus],
-            "nics": [asdict(nic) | {"kind": nic.kind.value} for nic in self.nics],
-            "links": [{"a": link.a, "b": link.b, "kind": link.kind} for link in self.links],
-            "notes": list(self.notes),
-        }
+        return {"schema": SCHEMA, **_to_json(self)}
 
     @classmethod
     def from_json(cls, text: str, *, source: str = "JSON") -> Topology:
@@ -354,32 +330,23 @@ def _unknown_nodes_warning(gpus: tuple[Gpu, ...]) -> tuple[str, ...]:
     return (f"the NUMA node of {names} is unknown; if you know it, say so with {option} or NCCL_TOPO_FILE",)
 
 
-def _node_to_json(node: Node) -> dict[str, object]:
-    return {
-        "id": node.id,
-        "kind": node.kind.value,
-        "cpus": cpulist.render(node.cpus),
-        "package": node.package,
-        "memory_bytes": node.memory_bytes,
-        "free_bytes": node.free_bytes,
-        "distances": {str(other): distance for other, distance in sorted(node.distances.items())},
-    }
+def _to_json(part: DataclassInstance) -> dict[str, object]:
+    return {f.name: _value_to_json(getattr(part, f.name)) for f in fields(part)}
 
 
-def _gpu_to_json(gpu: Gpu) -> dict[str, object]:
-    return {
-        "index": gpu.index,
-        "cuda_index": gpu.cuda_index,
-        "visible": gpu.visible,
-        "uuid": gpu.uuid,
-        "pci": gpu.pci,
-        "name": gpu.name,
-        "node": gpu.node,
-        "node_source": gpu.node_source.value if gpu.node_source else None,
-        "cpus": None if gpu.cpus is None else cpulist.render(gpu.cpus),
-        "pcie": asdict(gpu.pcie),
-        "mig": [asdict(mig) for mig in gpu.mig],
-    }
+def _value_to_json(value: object) -> object:
+    """Write sets of CPUs or nodes as list strings, choices as their words, and parts as objects."""
+    match value:
+        case frozenset():
+            return cpulist.render(value)
+        case StrEnum():
+            return value.value
+        case tuple():
+            return [_value_to_json(item) for item in value]
+        case dict():
+            return {str(node): distance for node, distance in sorted(value.items())}
+        case _:
+            return _to_json(value) if is_dataclass(value) and not isinstance(value, type) else value
 
 
 def _node_from_json(f: Fields) -> Node:
@@ -395,13 +362,8 @@ def _node_from_json(f: Fields) -> Node:
 
 
 def _core_from_json(f: Fields) -> Core:
-    return Core(
-        id=f.number("id"),
-        cpus=f.numbers("cpus"),
-        node=f.optional_number("node"),
-        package=f.optional_number("package"),
-        l3=f.optional_number("l3"),
-    )
+    places = {key: f.optional_number(key) for key in ("node", "package", "l3")}
+    return Core(id=f.number("id"), cpus=f.numbers("cpus"), **places)
 
 
 def _gpu_from_json(f: Fields) -> Gpu:
@@ -422,6 +384,5 @@ def _gpu_from_json(f: Fields) -> Gpu:
 
 
 def _nic_from_json(f: Fields) -> Nic:
-    return Nic(
-        name=f.text("name"), pci=f.optional_text("pci"), node=f.optional_number("node"), kind=NicKind(f.text("kind"))
-    )
+    name, pci, node = f.text("name"), f.optional_text("pci"), f.optional_number("node")
+    return Nic(name=name, pci=pci, node=node, kind=NicKind(f.text("kind")))

@@ -1,7 +1,7 @@
 """NCCL topology XML as readings. Pure.
 
-Comes in: the file that NCCL_TOPO_FILE names or NCCL_TOPO_DUMP_FILE wrote. Goes out: `Readings`, or only the nodes of
-its PCI devices, which is what a cloud image's file is for: the hypervisor hides them from sysfs.
+Comes in: the <system> of the file that NCCL_TOPO_FILE names or NCCL_TOPO_DUMP_FILE wrote. Goes out: `Readings`, or only
+the nodes of its PCI devices, which is what a cloud image's file is for: the hypervisor hides them from sysfs.
 Source: NCCL's graph/xml.cc and topo.cc.
 """
 
@@ -9,34 +9,43 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from numapin.topology import xmlfile
-from numapin.topology.model import Pcie
-from numapin.topology.pci import pcie_generation, pcie_width
-from numapin.topology.readings import CpuReading, NodeReading, PciReading, Readings, pci_address
+from numapin.topology.address import pci_address
+from numapin.topology.model import NicKind, Pcie
+from numapin.topology.readings import (
+    DISPLAY,
+    NETWORK,
+    CpuReading,
+    NodeReading,
+    PciReading,
+    Readings,
+    nic_kind,
+    pci_class,
+    pcie_generation,
+    pcie_width,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numapin.topology.xmlfile import Element
 
-_HINT: Final = "let NCCL write the file again, with NCCL_TOPO_DUMP_FILE=topology.xml in a job's environment"
 _NO_CORES: Final = "an NCCL topology file tells no cores: every CPU counts as a core of its own, SMT siblings too"
 _NO_CPUS: Final = "this NCCL topology file tells no CPUs (affinity is missing): it is of use as NCCL_TOPO_FILE only"
 
 
-def parse_nccl(text: str, *, source: str) -> Readings:
-    """Read NCCL topology XML. Raises MachineFileError that names `source` and the line or element.
+def read_nccl(root: Element) -> Readings:
+    """Read NCCL topology XML. Raises MachineFileError that names the file, the line and the element.
 
     It tells CPUs, nodes, GPUs and NICs; neither cores, packages, caches, memory nor distances.
     """
-    elements = _cpu_elements(text, source)
+    elements = _cpu_elements(root)
     nodes = sorted(
         (node, cpus) for element, cpus in elements.items() if (node := element.optional_id("numaid")) is not None
     )
     all_cpus = sorted(frozenset[int]().union(*elements.values()))
     return Readings(
         host=None,
-        source=source,
+        source=root.source,
         cpus=tuple(CpuReading(cpu=cpu, siblings=frozenset({cpu})) for cpu in all_cpus),
         nodes=tuple(NodeReading(id=node, cpus=cpus) for node, cpus in nodes),
         pci=tuple(device for element, cpus in elements.items() for device in _read_pci(element, cpus)),
@@ -44,22 +53,19 @@ def parse_nccl(text: str, *, source: str) -> Readings:
     )
 
 
-def nccl_nodes(text: str, *, source: str) -> dict[str, int]:
-    """Return the node of every PCI address in NCCL topology XML. Raises MachineFileError as `parse_nccl` does."""
+def nccl_nodes(root: Element) -> dict[str, int]:
+    """Return the node of every PCI address in NCCL topology XML. Raises MachineFileError as `read_nccl` does."""
     return {
         address: node
-        for element in _cpu_elements(text, source)
+        for element in _cpu_elements(root)
         if (node := element.optional_id("numaid")) is not None
         for device, _ in element.walk()
         if device.tag == "pci" and (address := _address(device)) is not None
     }
 
 
-def _cpu_elements(text: str, source: str) -> dict[Element, frozenset[int]]:
+def _cpu_elements(root: Element) -> dict[Element, frozenset[int]]:
     """Return the <cpu> elements, which are NUMA nodes, with their CPUs."""
-    root = xmlfile.parse(text, source=source, hint=_HINT)
-    if root.tag != "system" or root.text("version") is None:
-        raise root.error("this is not NCCL's topology, which begins with <system version=…>")
     elements = list(root.named("cpu"))
     if not elements:
         raise root.error("there is no <cpu> in it")
@@ -80,21 +86,21 @@ def _address(pci: Element) -> str | None:
 
 def _read_pci(cpu: Element, cpus: frozenset[int]) -> Iterator[PciReading]:
     for pci, above in cpu.walk():
-        pci_class = (pci.text("class") or "").lower().removeprefix("0x")
+        device_class = pci_class(pci.text("class")) or 0
         address = _address(pci) if pci.tag == "pci" else None
         gpu, nic = next(pci.named("gpu"), None), next(pci.named("nic"), None)
-        is_gpu, is_nic = gpu is not None or pci_class.startswith("03"), nic is not None or pci_class.startswith("02")
+        is_gpu = gpu is not None or device_class >> 8 == DISPLAY
+        is_nic = nic is not None or device_class >> 8 == NETWORK
         if address is None or not (is_gpu or is_nic):
             continue
         yield PciReading(
             address=address,
-            is_gpu=is_gpu,
             node=cpu.optional_id("numaid"),
             local_cpus=cpus or None,
             parents=tuple(filter(None, (pci_address(bridge.text("busid") or "") for bridge in above))),
             pcie=_pcie(pci),
             index=gpu.number("dev") if gpu else None,  # NVML's number
-            interfaces=() if is_gpu else _interfaces(nic, pci_class, address),
+            interfaces=() if is_gpu else _interfaces(nic, nic_kind(device_class), address),
         )
 
 
@@ -103,8 +109,7 @@ def _pcie(pci: Element) -> Pcie:
     return Pcie(max_gen=pcie_generation(pci.text("link_speed")), max_width=pcie_width(pci.number("link_width")))
 
 
-def _interfaces(nic: Element | None, pci_class: str, address: str) -> tuple[tuple[str, str], ...]:
+def _interfaces(nic: Element | None, kind: NicKind, address: str) -> tuple[tuple[str, NicKind], ...]:
     """Name a NIC's interfaces as NCCL does, or by its address: the files of cloud images leave the names to NCCL."""
-    kind = "infiniband" if pci_class.startswith("0207") else "ethernet"
     names = [name for net in nic.named("net") if (name := net.text("name"))] if nic else []
     return tuple((name, kind) for name in names or [address])

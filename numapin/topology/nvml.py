@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, Final
 
+from numapin import cpulist
+from numapin.topology.address import pci_address
 from numapin.topology.model import LinkKind, Mig, Pcie
-from numapin.topology.readings import NvmlReading, NvmlReadings, pci_address
+from numapin.topology.readings import NvmlReading, NvmlReadings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -55,6 +57,7 @@ class _Device:
 
     handle: object
     reading: NvmlReading
+    mig_mode: bool
     far_ends: Counter[str]
 
 
@@ -97,16 +100,21 @@ def _read(nvml: ModuleType) -> NvmlReadings:
             devices.append(_device(nvml, index))
         except nvml.NVMLError as error:
             notes.append(f"GPU {index} (in NVML's order) is left out: {_words(error)}; see what this says: nvidia-smi")
-    gpus = tuple(device.reading for device in devices)
-    notes += [_empty_mig_note(gpu.index) for gpu in gpus if gpu.mig_enabled and not gpu.mig]
-    return NvmlReadings(gpus=gpus, links=_links(nvml, devices), notes=tuple(notes))
+    notes += [_empty_mig_note(device.reading.index) for device in devices if device.mig_mode and not device.reading.mig]
+    return NvmlReadings(
+        gpus=tuple(device.reading for device in devices), links=_links(nvml, devices), notes=tuple(notes)
+    )
 
 
 def _device(nvml: ModuleType, index: int) -> _Device:
     """Read one GPU. Raises NVMLError where it is lost, or does not say who it is."""
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    mode = _ask(nvml, nvml.nvmlDeviceGetMigMode, handle)
+    mig_mode = bool(mode and mode[0])
     reading = _reading(nvml, index, handle)
-    return _Device(handle=handle, reading=reading, far_ends=_far_ends(nvml, handle))
+    if mig_mode:
+        reading = replace(reading, mig=tuple(_mig_instances(nvml, handle)))
+    return _Device(handle=handle, reading=reading, mig_mode=mig_mode, far_ends=_far_ends(nvml, handle))
 
 
 def _reading(nvml: ModuleType, index: int, handle: object) -> NvmlReading:
@@ -116,7 +124,6 @@ def _reading(nvml: ModuleType, index: int, handle: object) -> NvmlReading:
     pci = pci_address(_text(nvml.nvmlDeviceGetPciInfo(handle).busId))
     if pci is None:
         raise nvml.NVMLError(nvml.NVML_ERROR_INVALID_STATE)
-    mode = ask(nvml.nvmlDeviceGetMigMode)
     own_node = ask(nvml.nvmlDeviceGetNumaNodeId)
     return NvmlReading(
         index=index,
@@ -132,8 +139,6 @@ def _reading(nvml: ModuleType, index: int, handle: object) -> NvmlReading:
             max_gen=ask(nvml.nvmlDeviceGetMaxPcieLinkGeneration),
             max_width=ask(nvml.nvmlDeviceGetMaxPcieLinkWidth),
         ),
-        mig=tuple(_mig_instances(nvml, handle)) if mode and mode[0] else (),
-        mig_enabled=bool(mode and mode[0]),
     )
 
 
@@ -207,13 +212,7 @@ def _mask(words: Iterable[int] | None) -> frozenset[int] | None:
     No GPU is far from every CPU: NVML leaves the mask empty where it does not know, for one under a cpuset that
     excludes the GPU's own CPUs (seen in rapidsai/dask-cuda#1381).
     """
-    numbers = (
-        position * _WORD_BITS + bit
-        for position, word in enumerate(words or ())
-        for bit in range(word.bit_length())
-        if word >> bit & 1
-    )
-    return frozenset(numbers) or None
+    return cpulist.from_words(words or (), word_bits=_WORD_BITS) or None
 
 
 def _text(value: str | bytes) -> str:

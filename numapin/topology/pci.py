@@ -1,4 +1,4 @@
-"""GPUs and network devices from /sys/bus/pci and /proc/driver/nvidia below any root directory. Reads files.
+"""GPUs and network devices from /sys/bus/pci and /proc/driver/nvidia below any root directory. Edge.
 
 Comes in: a `Tree` and the online CPUs. Goes out: a `PciReading` for each NVIDIA GPU and each NIC with an interface, and
 the nodes that are GPU memory.
@@ -11,8 +11,18 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from numapin.topology.model import Pcie
-from numapin.topology.readings import PciReading, pci_address
+from numapin.topology.address import pci_address
+from numapin.topology.model import NicKind, Pcie
+from numapin.topology.readings import (
+    CONTROLLER_3D,
+    DISPLAY,
+    NETWORK,
+    PciReading,
+    nic_kind,
+    pci_class,
+    pcie_generation,
+    pcie_width,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -21,13 +31,9 @@ if TYPE_CHECKING:
 
 _DEVICES: Final = "sys/bus/pci/devices"
 _DRIVER: Final = "proc/driver/nvidia/gpus"
-_DISPLAY, _NETWORK, _3D_CONTROLLER, _INFINIBAND = 0x03, 0x02, 0x0302, 0x0207
 _NVIDIA: Final = 0x10DE
 _HEXADECIMAL: Final = re.compile(r"(?:0x)?([0-9a-fA-F]{1,8})")
 _HOST_BRIDGE: Final = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
-_GENERATIONS: Final = {"2.5": 1, "5": 2, "8": 3, "16": 4, "32": 5, "64": 6}
-# An unreachable device reads as all ones, which the kernel shows as width 63.
-_WIDTHS: Final = frozenset({1, 2, 4, 8, 12, 16, 32})
 
 
 def read_pci(tree: Tree, online: frozenset[int]) -> Iterator[PciReading]:
@@ -35,13 +41,13 @@ def read_pci(tree: Tree, online: frozenset[int]) -> Iterator[PciReading]:
     driver = {address: name for name in tree.names(_DRIVER) if (address := pci_address(name))}
     for name in tree.names(_DEVICES):
         address, at = pci_address(name), f"{_DEVICES}/{name}"
-        pci_class = _hexadecimal(tree.text(f"{at}/class"))
-        if address is None or pci_class is None:
+        device_class = pci_class(tree.text(f"{at}/class"))
+        if address is None or device_class is None:
             continue
-        if _is_gpu(tree, at, pci_class, known_to_driver=address in driver):
+        if _is_gpu(tree, at, device_class, known_to_driver=address in driver):
             model, uuid = _information(tree.text(f"{_DRIVER}/{driver.get(address)}/information") or "")
-            yield replace(_device(tree, at, address, online), is_gpu=True, name=model, uuid=uuid)
-        elif interfaces := _interfaces(tree, at, pci_class):
+            yield replace(_device(tree, at, address, online), name=model, uuid=uuid)
+        elif interfaces := _interfaces(tree, at, device_class):
             yield replace(_device(tree, at, address, online), interfaces=interfaces)
 
 
@@ -52,23 +58,12 @@ def read_gpu_memory_nodes(tree: Tree) -> frozenset[int]:
     return frozenset(int(match[1]) for match in matches if match)
 
 
-def pcie_generation(speed: str | None) -> int | None:
-    """Return the PCI Express generation of a speed as the kernel writes it ("16.0 GT/s PCIe", "8 GT/s")."""
-    match = re.match(r"([0-9]{1,3}(?:\.[0-9])?) GT/s", speed or "")
-    return _GENERATIONS.get(match[1].removesuffix(".0")) if match else None
-
-
-def pcie_width(lanes: int | None) -> int | None:
-    """Return a number of lanes that exists, or None."""
-    return lanes if lanes in _WIDTHS else None
-
-
-def _is_gpu(tree: Tree, at: str, pci_class: int, *, known_to_driver: bool) -> bool:
-    if pci_class >> 16 != _DISPLAY:
+def _is_gpu(tree: Tree, at: str, device_class: int, *, known_to_driver: bool) -> bool:
+    if device_class >> 8 != DISPLAY:
         return False
     vendor = _vendor(tree, at)
     if vendor is None:  # some captures have the class alone: a VGA device may then be the board's own
-        return known_to_driver or pci_class >> 8 == _3D_CONTROLLER
+        return known_to_driver or device_class == CONTROLLER_3D
     return vendor == _NVIDIA
 
 
@@ -84,7 +79,6 @@ def _device(tree: Tree, at: str, address: str, online: frozenset[int]) -> PciRea
     parent_nodes = (tree.number(f"{path}/numa_node") for path in parents.values())
     return PciReading(
         address=address,
-        is_gpu=False,
         node=tree.number(f"{at}/numa_node"),
         parent_nodes=tuple(node for node in parent_nodes if node is not None),
         local_cpus=None if local_cpus is None else local_cpus & online,
@@ -120,16 +114,15 @@ def _pcie(tree: Tree, at: str) -> Pcie:
     )
 
 
-def _interfaces(tree: Tree, at: str, pci_class: int) -> tuple[tuple[str, str], ...]:
+def _interfaces(tree: Tree, at: str, device_class: int) -> tuple[tuple[str, NicKind], ...]:
     """Return the names below a network device; a virtio device has its own directory in between."""
-    if pci_class >> 16 != _NETWORK:
+    if device_class >> 8 != NETWORK:
         return ()
-    network = "infiniband" if pci_class >> 8 == _INFINIBAND else "ethernet"
     places = [at, *(f"{at}/{name}" for name in tree.names(at) if name.startswith("virtio"))]
     return tuple(
         (name, kind)
         for place in places
-        for folder, kind in (("net", network), ("infiniband", "infiniband"))
+        for folder, kind in (("net", nic_kind(device_class)), ("infiniband", NicKind.INFINIBAND))
         for name in tree.names(f"{place}/{folder}")
     )
 

@@ -9,25 +9,44 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from numapin.topology.model import Mig, Pcie
+from numapin.topology.model import Mig, NicKind, Pcie
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_PCI = re.compile(r"(?:([0-9a-fA-F]{1,8}):)?([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\.([0-7])", re.ASCII)
+DISPLAY: Final = 0x03
+NETWORK: Final = 0x02
+"""Base classes of PCI devices: the upper half of `pci_class`."""
+CONTROLLER_3D: Final = 0x0302
+_INFINIBAND: Final = 0x0207
+_CLASS: Final = re.compile(r"(?:0x)?([0-9a-fA-F]{4})(?:[0-9a-fA-F]{2})?")
+_GENERATIONS: Final = {"2.5": 1, "5": 2, "8": 3, "16": 4, "32": 5, "64": 6}
+# An unreachable device reads as all ones, which the kernel shows as width 63.
+_WIDTHS: Final = frozenset({1, 2, 4, 8, 12, 16, 32})
 
 
-def pci_address(text: str) -> str | None:
-    """Return a PCI address in the kernel's spelling ("0000:1b:00.0"), or None where the text is not one.
+def pci_class(text: str | None) -> int | None:
+    """Return base class and subclass (0x0302) of what the kernel and NCCL ("0x030200") or hwloc ("0302") write."""
+    match = _CLASS.fullmatch(text or "")
+    return int(match[1], 16) if match else None
 
-    NVML writes 8 domain digits and upper case, hwloc and the kernel 4 and lower case; domains above 0xffff keep theirs.
-    """
-    match = _PCI.fullmatch(text.strip())
-    if match is None:
-        return None
-    return f"{int(match[1] or '0', 16):04x}:{match[2]}:{match[3]}.{match[4]}".lower()
+
+def nic_kind(pci_class: int | None) -> NicKind:
+    """Return what a network device's own class says of it; adapters that can be both say Ethernet."""
+    return NicKind.INFINIBAND if pci_class == _INFINIBAND else NicKind.ETHERNET
+
+
+def pcie_generation(speed: str | None) -> int | None:
+    """Return the PCI Express generation of a speed as the kernel writes it ("16.0 GT/s PCIe", "8 GT/s")."""
+    match = re.match(r"([0-9]{1,3}(?:\.[0-9])?) GT/s", speed or "")
+    return _GENERATIONS.get(match[1].removesuffix(".0")) if match else None
+
+
+def pcie_width(lanes: int | None) -> int | None:
+    """Return a number of lanes that exists, or None."""
+    return lanes if lanes in _WIDTHS else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,12 +75,11 @@ class PciReading:
     """One PCI device that is a GPU or a NIC.
 
     `parents` are the addresses of the bridges above it, nearest first; `host_bridge` names the root it hangs from;
-    `parent_nodes` are the nodes of those bridges that tell one, nearest first; `interfaces` are (name, kind) of network
-    devices. `node` is None where the kernel says -1 or nothing.
+    `parent_nodes` are the nodes of those bridges that tell one, nearest first; `interfaces` are (name, kind) of a NIC.
+    `node` is None where the kernel says -1 or nothing.
     """
 
     address: str
-    is_gpu: bool
     node: int | None = None
     parent_nodes: tuple[int, ...] = ()
     local_cpus: frozenset[int] | None = None
@@ -72,7 +90,12 @@ class PciReading:
     uuid: str | None = None
     index: int | None = None
     """The driver's number for a GPU, where the source has one (hwloc: nvml3)."""
-    interfaces: tuple[tuple[str, str], ...] = ()
+    interfaces: tuple[tuple[str, NicKind], ...] = ()
+
+    @property
+    def is_gpu(self) -> bool:
+        """Say whether it is a GPU; a NIC has at least one interface, or it is not read."""
+        return not self.interfaces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +103,7 @@ class NvmlReading:
     """One GPU as NVML shows it. `memory_nodes` and `cpus` are None where NVML does not support the question."""
 
     index: int
-    uuid: str
+    uuid: str | None
     pci: str
     name: str | None = None
     memory_nodes: frozenset[int] | None = None
@@ -89,7 +112,6 @@ class NvmlReading:
     """The NUMA node that is this GPU's own memory."""
     pcie: Pcie = Pcie()
     mig: tuple[Mig, ...] = ()
-    mig_enabled: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

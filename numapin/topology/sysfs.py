@@ -1,4 +1,4 @@
-"""CPUs, caches, nodes and the cpuset from /sys and /proc below any root directory. Reads files.
+"""CPUs, caches, nodes and the cpuset from /sys and /proc below any root directory. Edge.
 
 Comes in: a root; "/" is the live machine, anything else a capture (hwloc-gather-topology) with sys/ and proc/ in it.
 Goes out: `Readings`. A machine with 256 CPUs takes some milliseconds: what a core, an L3 cache or a package shares is
@@ -18,7 +18,7 @@ from numapin.topology.readings import CpuReading, NodeReading, Readings
 from numapin.topology.tree import CAPTURE, Tree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
 _SYSTEM: Final = "sys/devices/system"
@@ -55,11 +55,7 @@ def _online_cpus(tree: Tree) -> frozenset[int]:
     if not tree.names(_SYSTEM):
         raise MachineError(f"{tree.root}/{_SYSTEM} is not there: {tree.root or '/'} is not a machine's root", CAPTURE)
     present = _numbered(tree, _CPU, "cpu")
-    listed = tree.numbers(f"{_CPU}/online")
-    if listed is None:  # kernels before 2.6.27
-        online = frozenset(cpu for cpu in present if tree.number(f"{_CPU}/cpu{cpu}/online") != 0)
-    else:
-        online = listed.intersection(present)
+    online = (tree.numbers(f"{_CPU}/online") or frozenset()).intersection(present)
     if not online:
         raise MachineError(f"{tree.root}/{_CPU} shows no online CPU (cpu0, cpu1, … and the file online)", CAPTURE)
     return online
@@ -150,20 +146,37 @@ def _allowed(tree: Tree, what: str) -> frozenset[int] | None:
 def _cpuset_directories(tree: Tree) -> Iterator[str]:
     """Yield where this process's cpuset may be: cgroup v1, cgroup v2 (nearest first), the cpuset file system."""
     mounts = [line.split() for line in (tree.text("proc/mounts") or "").splitlines()]
-    groups = [line.split(":", 2) for line in (tree.text("proc/self/cgroup") or "").splitlines() if line.count(":") > 1]
-    own = tree.text("proc/self/cpuset")
     for _device, at, kind, options, *_rest in (mount for mount in mounts if len(mount) > 3):
-        if kind == "cgroup" and "cpuset" in options.split(","):
-            yield from (f"{at}/{path}" for _, names, path in groups if "cpuset" in names.split(","))
-        elif kind == "cgroup2":
-            yield from (f"{at}{above}" for _, names, path in groups if not names for above in _upwards(path))
-        elif kind == "cpuset" and own:
-            yield f"{at}/{own}"
+        if kind in _CPUSETS and (kind != "cgroup" or "cpuset" in options.split(",")):
+            yield from (f"{at}/{path.strip('/')}" for path in _CPUSETS[kind](tree))
 
 
-def _upwards(path: str) -> list[str]:
-    parts = path.split("/")
-    return ["/".join(parts[:end]) for end in range(len(parts), 0, -1)]
+def _in_cgroup1(tree: Tree) -> list[str]:
+    return [path for names, path in _cgroups(tree) if "cpuset" in names.split(",")]
+
+
+def _in_cgroup2(tree: Tree) -> list[str]:
+    parts = [path.split("/") for names, path in _cgroups(tree) if not names]
+    return ["/".join(path[:end]) for path in parts for end in range(len(path), 0, -1)]
+
+
+def _in_cpuset_file_system(tree: Tree) -> list[str]:
+    own = tree.text("proc/self/cpuset")
+    return [own] if own else []
+
+
+_CPUSETS: Final[Mapping[str, Callable[[Tree], list[str]]]] = {
+    "cgroup": _in_cgroup1,
+    "cgroup2": _in_cgroup2,
+    "cpuset": _in_cpuset_file_system,
+}
+"""Kind of file system -> the paths of this process's cpuset below its mount, nearest first."""
+
+
+def _cgroups(tree: Tree) -> Iterator[tuple[str, str]]:
+    """Yield the controllers and the path of each cgroup of this process; version 2 names no controllers."""
+    lines = (line.split(":", 2) for line in (tree.text("proc/self/cgroup") or "").splitlines())
+    return ((line[1], line[2]) for line in lines if len(line) == 3)
 
 
 def _numbered(tree: Tree, path: str, word: str) -> list[int]:

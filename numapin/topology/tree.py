@@ -1,4 +1,4 @@
-"""A directory tree of small kernel files below any root. Reads files, writes none.
+"""A directory tree of small kernel files below any root. Edge.
 
 Comes in: a root directory ("/" is the live machine) and paths below it. Goes out: text, numbers and sets. A file that
 is missing, unreadable or garbled is unknown (None); only a garbled CPU or node list is an error that names the file,

@@ -25,6 +25,8 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from numapin.topology.address import pci_order
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
@@ -98,7 +100,7 @@ def _cuda_order(gpus: tuple[Gpu, ...], device_order: str | None) -> tuple[tuple[
     if any(gpu.pci is None for gpu in gpus):
         return gpus, "CUDA's order of the GPUs is unknown, as is the PCI address of some; name them by UUID"
     names = {gpu.name for gpu in gpus}
-    by_address = tuple(sorted(gpus, key=lambda gpu: [int(part, 16) for part in re.split("[:.]", gpu.pci or "")]))
+    by_address = tuple(sorted(gpus, key=lambda gpu: pci_order(gpu.pci)))
     if device_order == "PCI_BUS_ID" or (len(names) == 1 and None not in names):
         return by_address, ""
     shown = ", ".join(sorted(name or "unknown" for name in names))

@@ -1,7 +1,8 @@
 """XML machine files as plain elements that know their line. Pure.
 
 Comes in: the text of a file that anybody may have written. Goes out: a tree of `Element`, or a MachineFileError that
-names the file and the line. Entity declarations are refused, and size and depth bounded, so no file is expensive.
+names the file and the line. Entity declarations are refused and depth is bounded, and who reads the file bounds its
+size, so no file is expensive.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from numapin.errors import MachineFileError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Bounds, not formats: lstopo writes about 30 MB for 4096 CPUs, a mask of 8192 CPUs has 2816 characters, and PCI trees
-# are some 20 bridges deep.
-_MAX_CHARACTERS: Final = 64 << 20
+_HINT: Final = (
+    "write the file again, with hwloc 2 or 3: lstopo --of xml FILE, or by NCCL: NCCL_TOPO_DUMP_FILE=FILE in a job's "
+    "environment"
+)
+# Bounds, not formats: a mask of 8192 CPUs has 2816 characters, and PCI trees are some 20 bridges deep.
 _MAX_MASK: Final = 4096
 _MAX_DEPTH: Final = 100
 _NUMBER: Final = re.compile(r"\d{1,18}", re.ASCII)
@@ -28,13 +31,9 @@ _NUMBER: Final = re.compile(r"\d{1,18}", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Element:
-    """One element: what it is, where it stands in which file, and what it holds. Equal only to itself.
-
-    `hint` is how the user gets a good file of this kind.
-    """
+    """One element: what it is, where it stands in which file, and what it holds. Equal only to itself."""
 
     source: str
-    hint: str
     tag: str
     line: int
     attributes: dict[str, str]
@@ -92,7 +91,7 @@ class Element:
 
     def error(self, problem: str) -> MachineFileError:
         """Make an error that names the file, the line and the element."""
-        return MachineFileError(f"{self.source}: line {self.line}: <{self.tag}>: {problem}", self.hint)
+        return MachineFileError(f"{self.source}: line {self.line}: <{self.tag}>: {problem}", _HINT)
 
 
 @lru_cache(maxsize=256)
@@ -101,28 +100,26 @@ def _parse_mask(text: str) -> frozenset[int]:
     return cpulist.parse_mask(text)
 
 
-def parse(text: str, *, source: str, hint: str) -> Element:
+def parse(text: str, *, source: str) -> Element:
     """Parse an XML document and return its root.
 
     An encoding declaration does not count, because `text` is decoded already; a DOCTYPE is accepted and not followed.
-    Raises MachineFileError, with `hint`, for whatever is not well-formed, declares an entity or passes the bounds.
+    Raises MachineFileError for whatever is not well-formed, declares an entity or passes the bounds.
     """
-    if len(text) > _MAX_CHARACTERS:
-        raise MachineFileError(f"{source}: {len(text)} characters are too many for a machine file", hint)
-    builder = _Builder(source, hint)
+    builder = _Builder(source)
     try:
         builder.parser.Parse(text.encode(errors="replace"), True)
     except expat.ExpatError as error:
         where = f"line {error.lineno}, column {error.offset + 1}"
-        raise MachineFileError(f"{source}: {where}: not XML: {expat.ErrorString(error.code)}", hint) from None
+        raise MachineFileError(f"{source}: {where}: not XML: {expat.ErrorString(error.code)}", _HINT) from None
     return builder.top.children[0]
 
 
 class _Builder:
     """Collects expat's events into elements."""
 
-    def __init__(self, source: str, hint: str) -> None:
-        self.source, self.hint = source, hint
+    def __init__(self, source: str) -> None:
+        self.source = source
         self.top = self.element("", {}, 0)
         self.open = [self.top]
         self.parser = expat.ParserCreate(encoding="utf-8")
@@ -140,7 +137,7 @@ class _Builder:
         self.open.append(element)
 
     def element(self, tag: str, attributes: dict[str, str], line: int) -> Element:
-        return Element(source=self.source, hint=self.hint, tag=tag, line=line, attributes=attributes)
+        return Element(source=self.source, tag=tag, line=line, attributes=attributes)
 
     def end(self, _tag: str) -> None:
         self.open.pop()
@@ -153,4 +150,4 @@ class _Builder:
 
     def refusal(self, problem: str) -> MachineFileError:
         line = self.parser.CurrentLineNumber
-        return MachineFileError(f"{self.source}: line {line}: {problem}", self.hint)
+        return MachineFileError(f"{self.source}: line {line}: {problem}", _HINT)

@@ -116,7 +116,8 @@ class TestBinding:
     @pytest.mark.parametrize("variable", [{"OMP_PROC_BIND": "true"}, {"GOMP_CPU_AFFINITY": str(CPUS[-1])}], ids=str)
     def test_openmp_variables_do_not_shrink_the_plan(self, tmp_path: Path, variable: dict[str, str]) -> None:
         """Importing torch moves the launcher's thread where OpenMP is told to bind; the plan is for what was given."""
-        done = numapin("run", "--nproc-per-node", "2", "--bind", "exclusive", script(tmp_path, DUMP), **variable)
+        ranks = ("--nproc-per-node", "2", "--bind", "exclusive")
+        done = numapin("run", *ranks, script(tmp_path, DUMP), cwd=None, **variable)
         assert done.status == 0, done.err
         assert {rank["cpus"] for rank in done.json_lines()} == {str(cpu) for cpu in CPUS[:2]}
 

@@ -119,14 +119,9 @@ def _cpu_files(machine: Machine) -> Iterator[tuple[str, str]]:
     for package in machine.packages:
         cpus = cpulist.parse(package["cpus"])
         cores = _cores(machine, sorted(cpus))
-        size = machine.l3_cores or 0
         for number, core in enumerate(cores):
-            start = number // size * size if size else 0
-            l3 = frozenset[int]().union(*cores[start : start + size])
-            for cpu in core & machine.online:
-                yield from _topology_files(machine, cpu, package["id"], number, {"thread": core, "core": cpus})
-                if size:
-                    yield from _cache_files(machine, cpu, l3)
+            yield from _topology_files(machine, package["id"], number, {"thread": core, "core": cpus})
+        yield from _cache_files(machine, cores)
 
 
 def _cores(machine: Machine, cpus: list[int]) -> list[frozenset[int]]:
@@ -138,20 +133,25 @@ def _cores(machine: Machine, cpus: list[int]) -> list[frozenset[int]]:
 
 
 def _topology_files(
-    machine: Machine, cpu: int, package: int, core: int, groups: dict[str, frozenset[int]]
+    machine: Machine, package: int, core: int, groups: dict[str, frozenset[int]]
 ) -> Iterator[tuple[str, str]]:
-    at = f"{_CPU}/cpu{cpu}/topology"
-    yield f"{at}/physical_package_id", str(package)
-    yield f"{at}/core_id", str(core)
+    """Yield the files of each online CPU of a core; `groups` are the CPUs of the core and of its package."""
+    values = {"physical_package_id": str(package), "core_id": str(core)}
     for word, cpus in groups.items():
-        yield f"{at}/{word}_siblings", _mask(cpus & machine.online)
-        yield f"{at}/{word}_siblings_list", cpulist.render(cpus & machine.online)
+        values[f"{word}_siblings"] = _mask(cpus & machine.online)
+        values[f"{word}_siblings_list"] = cpulist.render(cpus & machine.online)
+    for cpu in groups["thread"] & machine.online:
+        yield from ((f"{_CPU}/cpu{cpu}/topology/{name}", value) for name, value in values.items())
 
 
-def _cache_files(machine: Machine, cpu: int, l3: frozenset[int]) -> Iterator[tuple[str, str]]:
-    at = f"{_CPU}/cpu{cpu}/cache/index3"
-    values = {"level": "3", "type": "Unified", "size": "16384K", "shared_cpu_map": _mask(l3 & machine.online)}
-    yield from ((f"{at}/{name}", value) for name, value in values.items())
+def _cache_files(machine: Machine, cores: list[frozenset[int]]) -> Iterator[tuple[str, str]]:
+    """Yield the files of the L3 caches of a package, each of which `l3_cores` cores share."""
+    size = machine.l3_cores or 0
+    for start in range(0, len(cores), size) if size else ():
+        l3 = frozenset[int]().union(*cores[start : start + size]) & machine.online
+        values = {"level": "3", "type": "Unified", "size": "16384K", "shared_cpu_map": _mask(l3)}
+        for cpu in l3:
+            yield from ((f"{_CPU}/cpu{cpu}/cache/index3/{name}", value) for name, value in values.items())
 
 
 def _node_files(machine: Machine) -> Iterator[tuple[str, str]]:

@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from numapin.errors import MachineFileError, NumapinError
-from numapin.topology.hwloc import parse_hwloc
+from numapin.topology import xmlfile
+from numapin.topology.hwloc import read_hwloc
 from numapin.topology.model import (
     Allowed,
     Core,
@@ -29,11 +30,13 @@ from numapin.topology.model import (
     Pcie,
     Topology,
 )
-from numapin.topology.nccl import nccl_nodes, parse_nccl
+from numapin.topology.nccl import nccl_nodes, read_nccl
 from numapin.topology.sysfs import read_sysfs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from numapin.topology.readings import Readings
 
 HWLOC: Final = """<?xml version="1.0" encoding="UTF-8"?>
 <!DOCTYPE topology SYSTEM "hwloc2.dtd">
@@ -153,10 +156,20 @@ def only_machine_file_errors() -> Iterator[None]:
         assert error.hint  # noqa: PT017
 
 
+def parse_hwloc(text: str, *, source: str = "fuzz") -> Readings:
+    """Read hwloc's XML."""
+    return read_hwloc(xmlfile.parse(text, source=source))
+
+
+def parse_nccl(text: str, *, source: str = "fuzz") -> Readings:
+    """Read NCCL's XML."""
+    return read_nccl(xmlfile.parse(text, source=source))
+
+
 def test_the_good_documents_are_good() -> None:
     """What is damaged below is read whole first, or the fuzzing would test nothing but the first check."""
-    assert len(parse_hwloc(HWLOC, source="fuzz").pci) == 2
-    assert len(parse_nccl(NCCL, source="fuzz").pci) == 3
+    assert len(parse_hwloc(HWLOC).pci) == 2
+    assert len(parse_nccl(NCCL).pci) == 3
     assert Topology.from_json(JSON) == TOPOLOGY
 
 
@@ -165,7 +178,7 @@ def test_the_good_documents_are_good() -> None:
 def test_damaged_hwloc_xml(text: str) -> None:
     """The hwloc reader names the file or reads on."""
     with only_machine_file_errors():
-        parse_hwloc(text, source="fuzz")
+        parse_hwloc(text)
 
 
 @FUZZ
@@ -173,9 +186,9 @@ def test_damaged_hwloc_xml(text: str) -> None:
 def test_damaged_nccl_xml(text: str) -> None:
     """Both NCCL readers name the file or read on."""
     with only_machine_file_errors():
-        parse_nccl(text, source="fuzz")
+        parse_nccl(text)
     with only_machine_file_errors():
-        nccl_nodes(text, source="fuzz")
+        nccl_nodes(xmlfile.parse(text, source="fuzz"))
 
 
 @FUZZ

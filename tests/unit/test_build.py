@@ -9,8 +9,9 @@ import pytest
 
 from numapin import cpulist
 from numapin.errors import UsageError
-from numapin.topology.build import build, find_gpu, with_gpu_nodes
-from numapin.topology.model import Allowed, NodeKind, NodeSource, Package, Pcie, Topology
+from numapin.topology.address import pci_address, pci_order
+from numapin.topology.build import build, with_gpu_nodes
+from numapin.topology.model import Allowed, NicKind, NodeKind, NodeSource, Package, Pcie, Topology
 from numapin.topology.readings import (
     CpuReading,
     NodeReading,
@@ -18,7 +19,6 @@ from numapin.topology.readings import (
     NvmlReadings,
     PciReading,
     Readings,
-    pci_address,
 )
 from tests.machines.grids import gpu, grid
 
@@ -39,8 +39,12 @@ def _node(node: int, cpus: str, **rest: Any) -> NodeReading:
     return NodeReading(id=node, cpus=cpulist.parse(cpus), **rest)
 
 
-def _device(address: str = PCI, *, is_gpu: bool = True, **rest: Any) -> PciReading:
-    return PciReading(address=address, is_gpu=is_gpu, **rest)
+def _device(address: str = PCI, **rest: Any) -> PciReading:
+    return PciReading(address=address, **rest)
+
+
+def _interfaces(*names: str, kind: NicKind = NicKind.ETHERNET) -> tuple[tuple[str, NicKind], ...]:
+    return tuple((name, kind) for name in names)
 
 
 def _nvml(index: int = 0, pci: str = PCI, **rest: Any) -> NvmlReading:
@@ -217,12 +221,14 @@ def test_on_one_cpu_node_that_node_is_the_answer() -> None:
     one = (_node(0, "0-3"), _node(4, ""))
     topology = build(_readings(nodes=one, pci=(_device(),)))
     assert [(g.node, g.node_source) for g in topology.gpus] == [(0, NodeSource.SINGLE)]
+    assert topology.warnings == ()
+
+
+def test_an_unknown_node_has_a_warning_with_the_remedy() -> None:
+    """It is no note of a reader but follows from the topology; it names the GPU and both ways to tell."""
+    topology = build(_readings(pci=(_device(),)))
     assert topology.notes == ()
-
-
-def test_an_unknown_node_has_a_note_with_the_remedy() -> None:
-    """The note names the GPU by number and address, and both ways to tell."""
-    (note,) = build(_readings(pci=(_device(),))).notes
+    (note,) = topology.warnings
     assert note == (
         f"the NUMA node of gpu0 ({PCI}) is unknown; if you know it, say so with --gpu-nodes 0=NODE,… or NCCL_TOPO_FILE"
     )
@@ -277,7 +283,7 @@ def test_nvml_that_sees_no_gpu_is_believed() -> None:
 def test_nvml_notes_only_where_a_gpu_is_missed() -> None:
     """A machine without GPUs does not complain that NVML is missing."""
     silent = NvmlReadings(gpus=None, notes=("no NVML",))
-    nic = _device(OTHER, is_gpu=False, interfaces=(("eth0", "ethernet"),))
+    nic = _device(OTHER, interfaces=_interfaces("eth0"))
     assert build(_readings(nvml=silent, pci=(nic,))).notes == ()
     assert "no NVML" in build(_readings(nvml=silent, pci=(_device(node=0),))).notes
 
@@ -285,8 +291,8 @@ def test_nvml_notes_only_where_a_gpu_is_missed() -> None:
 def test_nics_are_sorted_and_located() -> None:
     """Every interface of a device is a NIC; its node comes down the same ladder, NCCL's file included."""
     nics = (
-        _device(OTHER, is_gpu=False, interfaces=(("mlx5_0", "infiniband"), ("ib0", "infiniband"))),
-        _device(PCI, is_gpu=False, node=1, interfaces=(("eth0", "ethernet"),)),
+        _device(OTHER, interfaces=_interfaces("mlx5_0", "ib0", kind=NicKind.INFINIBAND)),
+        _device(PCI, node=1, interfaces=_interfaces("eth0")),
     )
     topology = build(_readings(pci=nics, nccl_nodes={OTHER: 0}))
     assert [(n.name, n.pci, n.node, n.kind) for n in topology.nics] == [
@@ -317,7 +323,7 @@ def test_link_words(a: dict[str, Any], b: dict[str, Any], word: str | None) -> N
     """The words of nvidia-smi topo -m, from the PCI tree, between GPUs and to NICs alike; unknown is no link."""
     gpus = build(_readings(pci=(_device(PCI, **a), _device(OTHER, **b))))
     assert [(link.a, link.b, link.kind) for link in gpus.links] == ([("gpu0", "gpu1", word)] if word else [])
-    nic = _device(OTHER, is_gpu=False, interfaces=(("eth0", "ethernet"),), **b)
+    nic = _device(OTHER, interfaces=_interfaces("eth0"), **b)
     to_nic = build(_readings(pci=(_device(PCI, **a), nic)))
     assert [(link.a, link.b, link.kind) for link in to_nic.links] == ([("gpu0", "eth0", word)] if word else [])
 
@@ -345,31 +351,51 @@ def _unknown() -> Topology:
 
 @pytest.mark.parametrize("key", ["0", " 0 ", PCI, "00000000:10:00.0", "10:00.0"])
 def test_the_users_word_wins(key: str) -> None:
-    """--gpu-nodes places a GPU by any of its names, and the note that its node is unknown goes."""
-    topology = with_gpu_nodes(_unknown(), {key: 1})
+    """--gpu-nodes places a GPU by any of its names, and the warning that its node is unknown goes."""
+    topology = with_gpu_nodes(_unknown(), [(key, 1)])
     first = topology.gpus[0]
     assert (first.node, first.node_source, first.cpus) == (1, NodeSource.USER, frozenset({2, 3}))
-    assert topology.notes == ()
+    assert topology.warnings == ()
     assert topology.gpus[1] == _unknown().gpus[1]
 
 
 def test_what_the_user_replaces_is_noted() -> None:
     """The note says what was read; a GPU that stays where it was read has none."""
-    topology = with_gpu_nodes(_unknown(), {"0": 0, "1": 0})
+    topology = with_gpu_nodes(_unknown(), [("0", 0), ("1", 0)])
     assert topology.notes == ("--gpu-nodes puts gpu1 on node 0; sysfs says node 1",)
-    assert with_gpu_nodes(_unknown(), {"0": 0, "1": 1}).notes == ()
+    assert with_gpu_nodes(_unknown(), [("0", 0), ("1", 1)]).notes == ()
+
+
+def test_the_links_of_a_moved_gpu_are_judged_anew() -> None:
+    """NODE and SYS follow the node that the user names; nearer words, and those between others, stay."""
+    nic = _device("0000:30:00.0", node=1, interfaces=_interfaces("eth0"))
+    nvml = NvmlReadings(gpus=(_nvml(0, PCI), _nvml(1, OTHER), _nvml(2, "0000:40:00.0")), links=((0, 2, "NV4"),))
+    pci = (_device(PCI, node=0), _device(OTHER, node=1), _device("0000:40:00.0", node=0), nic)
+    topology = build(_readings(nvml=nvml, pci=pci))
+    words = {(link.a, link.b): link.kind for link in topology.links}
+    assert words == {
+        ("gpu0", "gpu1"): "SYS",
+        ("gpu0", "gpu2"): "NV4",
+        ("gpu0", "eth0"): "SYS",
+        ("gpu1", "gpu2"): "SYS",
+        ("gpu1", "eth0"): "NODE",
+        ("gpu2", "eth0"): "SYS",
+    }
+    moved = {(link.a, link.b): link.kind for link in with_gpu_nodes(topology, [("0", 1)]).links}
+    assert moved == words | {("gpu0", "gpu1"): "NODE", ("gpu0", "eth0"): "NODE"}
 
 
 @pytest.mark.parametrize(
     ("gpu_nodes", "message"),
     [
-        ({"7": 0}, "--gpu-nodes: '7' names no GPU of this machine; there are: 0 (0000:10:00.0), 1 (0000:20:00.0)"),
-        ({"0": 9}, "--gpu-nodes: node 9 has no CPUs or does not exist; nodes with CPUs: 0-1"),
-        ({"0": 4}, "--gpu-nodes: node 4 has no CPUs or does not exist; nodes with CPUs: 0-1"),
-        ({"0": 0, PCI: 1}, "--gpu-nodes puts gpu0 on nodes 0 and 1"),
+        ([("7", 0)], "--gpu-nodes: '7' names no GPU of this machine; there are: 0 (0000:10:00.0), 1 (0000:20:00.0)"),
+        ([("0", 9)], "--gpu-nodes: node 9 has no CPUs or does not exist; nodes with CPUs: 0-1"),
+        ([("0", 4)], "--gpu-nodes: node 4 has no CPUs or does not exist; nodes with CPUs: 0-1"),
+        ([("0", 0), (PCI, 1)], "--gpu-nodes puts gpu0 on nodes 0 and 1"),
+        ([("0", 1), ("0", 0)], "--gpu-nodes puts gpu0 on nodes 1 and 0"),
     ],
 )
-def test_bad_gpu_nodes_are_refused(gpu_nodes: dict[str, int], message: str) -> None:
+def test_bad_gpu_nodes_are_refused(gpu_nodes: list[tuple[str, int]], message: str) -> None:
     """A GPU or node that is not there is named, with what is."""
     with pytest.raises(UsageError) as caught:
         with_gpu_nodes(_unknown(), gpu_nodes)
@@ -389,7 +415,7 @@ def test_bad_gpu_nodes_are_refused(gpu_nodes: dict[str, int], message: str) -> N
 )
 def test_find_gpu(key: str, index: int) -> None:
     """A GPU has an NVML index, a UUID of which a unique beginning is enough, and a PCI address in any spelling."""
-    assert find_gpu(grid(gpus=[0, 1]), key, option="--gpus").index == index
+    assert grid(gpus=[0, 1]).find_gpu(key, option="--gpus").index == index
 
 
 @pytest.mark.parametrize(
@@ -406,7 +432,7 @@ def test_find_gpu(key: str, index: int) -> None:
 def test_find_gpu_says_what_there_is(key: str, problem: str) -> None:
     """The message has the option, the key, the problem and the list; the hint how to see more."""
     with pytest.raises(UsageError) as caught:
-        find_gpu(grid(gpus=[0, 1]), key, option="--gpus")
+        grid(gpus=[0, 1]).find_gpu(key, option="--gpus")
     assert caught.value.message == f"--gpus: {key!r} {problem}; there are: 0 (0000:10:00.0), 1 (0000:11:00.0)"
     assert caught.value.hint == "list them with: numapin topo"
 
@@ -414,13 +440,13 @@ def test_find_gpu_says_what_there_is(key: str, problem: str) -> None:
 def test_find_gpu_on_a_machine_without_gpus() -> None:
     """There are none to list."""
     with pytest.raises(UsageError, match="there are: none"):
-        find_gpu(grid(), "0", option="--gpus")
+        grid().find_gpu("0", option="--gpus")
 
 
 def test_gpus_without_an_address_are_listed_by_uuid() -> None:
     """NVML always knows the UUID."""
     with pytest.raises(UsageError, match=r"there are: 0 \(GPU-00000000-"):
-        find_gpu(replace(grid(), gpus=(replace(gpu(0, 0), pci=None),)), "5", option="--gpus")
+        replace(grid(), gpus=(replace(gpu(0, 0), pci=None),)).find_gpu("5", option="--gpus")
 
 
 @pytest.mark.parametrize(
@@ -439,6 +465,13 @@ def test_gpus_without_an_address_are_listed_by_uuid() -> None:
 def test_pci_addresses_have_one_spelling(text: str, address: str | None) -> None:
     """NVML's, hwloc's and the kernel's spelling become the kernel's."""
     assert pci_address(text) == address
+
+
+def test_pci_addresses_are_ordered_as_numbers() -> None:
+    """A domain above 0xffff comes last, however its text sorts; what is unknown or no address comes first."""
+    ordered = [None, "0000:0a:00.0", "0000:0a:01.0", "0000:a0:00.0", "0001:00:00.0", "10000:01:00.0"]
+    assert sorted({*ordered}, key=pci_order) == ordered
+    assert pci_order("GPU-1") == ()
 
 
 def test_affinity_that_is_only_the_cpuset_tells_nothing() -> None:

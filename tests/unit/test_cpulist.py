@@ -80,6 +80,15 @@ def test_parse_mask(text: str, numbers: set[int]) -> None:
     assert cpulist.parse_mask(text) == numbers
 
 
+@pytest.mark.parametrize(
+    ("words", "word_bits", "numbers"),
+    [([], 64, set()), ([0, 0], 64, set()), ([5, 1 << 63], 64, {0, 2, 127}), ([1 << 31, 1], 32, {31, 32})],
+)
+def test_from_words(words: list[int], word_bits: int, numbers: set[int]) -> None:
+    """The first word holds the lowest numbers."""
+    assert cpulist.from_words(words, word_bits=word_bits) == numbers
+
+
 @pytest.mark.parametrize("text", ["g", "123456789", "0x0x1", "-1", "0xf...f", "1 2", "," * 40000])
 def test_bad_masks_are_quoted(text: str) -> None:
     """What is no mask is a ValueError that shows it."""

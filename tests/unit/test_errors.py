@@ -14,7 +14,6 @@ EXIT_CODES = {
     errors.MachineError: 3,
     errors.MachineFileError: 3,
     errors.LibnumaError: 3,
-    errors.NvmlError: 3,
     errors.PlanError: 4,
     errors.BindingRefused: 5,
 }

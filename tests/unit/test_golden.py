@@ -17,6 +17,7 @@ import pytest
 from numapin import cpulist
 from numapin.plan import Plan, make_plan
 from numapin.request import Bind, Memory, Request
+from numapin.topology import xmlfile
 from numapin.topology.build import build
 from numapin.topology.model import NodeKind, NodeSource, Topology
 from numapin.topology.nccl import nccl_nodes
@@ -41,7 +42,7 @@ def readings_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Rea
         machine = load(name)
         from_sysfs = read_sysfs(write_root(machine, tmp_path_factory.mktemp("root")), source=name)
         xml = nccl_xml(machine)
-        nccl = nccl_nodes(xml, source="nccl.xml") if xml else {}
+        nccl = nccl_nodes(xmlfile.parse(xml, source="nccl.xml")) if xml else {}
         return replace(from_sysfs, nvml=nvml_readings(machine), nccl_nodes=nccl)
 
     return read
@@ -256,6 +257,6 @@ def test_memory_of_special_machines(readings_of: Callable[[str], Readings]) -> N
 def test_firmware_that_lists_cpus_twice_is_reported(readings_of: Callable[[str], Readings]) -> None:
     """Overlapping nodes are used as they are told, with a note; exclusive ranks still share no CPU."""
     topology = build(readings_of("2node-every-node-lists-all"))
-    assert any("list the same CPUs" in note for note in topology.notes)
+    assert any("list the same CPUs" in note for note in topology.warnings)
     first, second = make_plan(topology, Request(bind=Bind.EXCLUSIVE)).ranks
     assert not first.cpus & second.cpus

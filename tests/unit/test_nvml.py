@@ -111,7 +111,7 @@ class TestAnswers:
         result = _read(fake_nvml, tmp_path, [replace(_gpu(0), mig_mode=True, mig=mig), _gpu(1)])
         assert result.gpus is not None
         assert result.gpus[0].mig == tuple(Mig(uuid=uuid, name=name) for _, uuid, name in mig)
-        assert [gpu.mig_enabled for gpu in result.gpus] == [True, False]
+        assert result.gpus[1].mig == ()
         assert result.notes == ()
 
     def test_mig_mode_without_instances(self, fake_nvml: FakeNvml, tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ class TestSilence:
             ("memory", {"memory_nodes": None}),
             ("numa_node", {"own_node": None}),
             ("pcie", {"pcie": Pcie()}),
-            ("mig_mode", {"mig_enabled": False, "mig": ()}),
+            ("mig_mode", {"mig": ()}),
             ("mig", {"mig": ()}),
         ],
     )
