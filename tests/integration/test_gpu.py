@@ -130,7 +130,8 @@ class TestTraining:
             "import os, json, torch\n"
             "rank = int(os.environ['LOCAL_RANK'])\n"
             "seen = 'GPU-' + str(torch.cuda.get_device_properties(rank).uuid)\n"
-            "print(json.dumps([rank, seen, json.loads(os.environ['NUMAPIN_BINDING'])['gpu']['uuid']]), flush=True)\n"
+            "planned = json.loads(os.environ['NUMAPIN_BINDING'])['gpu']['uuid']\n"
+            "os.write(1, (json.dumps([rank, seen, planned]) + '\\n').encode())  # in one piece: ranks share the pipe\n"
         )
         done = run("--gpus", "1,0", str(script))
         assert done.returncode == 0, done.stderr
@@ -147,8 +148,9 @@ def test_launcher_leaves_cuda_alone(tmp_path: Path) -> None:
         "import os, json, torch\n"
         "torch.ones(1, device='cuda')\n"
         "def devices(pid):\n"
-        "    fds = [os.readlink(f'/proc/{pid}/fd/{fd}') for fd in os.listdir(f'/proc/{pid}/fd')]\n"
-        "    return sorted({fd for fd in fds if '/dev/nvidia' in fd})\n"
+        "    links = [f'/proc/{pid}/fd/{fd}' for fd in os.listdir(f'/proc/{pid}/fd')]\n"
+        "    open_files = {os.readlink(link) for link in links if os.path.lexists(link)}\n"
+        "    return sorted(path for path in open_files if '/dev/nvidia' in path)\n"
         "print(json.dumps([devices(os.getppid()), devices('self')]))\n"
     )
     done = run("--nproc-per-node", "1", str(script))

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 DUMP_ENVIRONMENT = """
 import json, os, sys
-print(json.dumps(dict(os.environ) | {"argv": " ".join(sys.argv[1:])}), flush=True)
+line = json.dumps(dict(os.environ) | {"argv": " ".join(sys.argv[1:])}) + "\\n"
+os.write(1, line.encode())  # in one piece: ranks share the pipe
 """
 
 
