@@ -360,6 +360,7 @@ def _with_moved(links: tuple[Link, ...], moved: frozenset[str], nodes: Mapping[s
 
 
 def _nvml_notes(readings: Readings) -> tuple[str, ...]:
-    """Pass on why NVML told nothing only where there is an NVIDIA GPU that it should have told of."""
-    silent = readings.nvml.gpus is None and not any(reading.is_gpu for reading in readings.pci)
+    """Pass on why NVML told nothing where it is broken, or there is an NVIDIA GPU that it should have told of."""
+    unasked = readings.nvml.gpus is None and not readings.nvml.broken
+    silent = unasked and not any(reading.is_gpu for reading in readings.pci)
     return () if silent else readings.nvml.notes

@@ -50,6 +50,9 @@ _REMEDIES: Final = {
 }
 """By nvmlReturn_t."""
 
+_NO_DRIVER: Final = frozenset({9, 12})
+"""What NVML answers where there is no driver: "driver not loaded" and, from pynvml, "library not found"."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Device:
@@ -86,7 +89,7 @@ def read_nvml() -> NvmlReadings:
 
 def _silent(what: str, error: Any) -> NvmlReadings:  # noqa: ANN401 - pynvml is untyped
     remedy = _REMEDIES.get(error.value, "see what this says: nvidia-smi")
-    return NvmlReadings(gpus=None, notes=(f"{what}: {_words(error)}; {remedy}",))
+    return NvmlReadings(gpus=None, broken=error.value not in _NO_DRIVER, notes=(f"{what}: {_words(error)}; {remedy}",))
 
 
 def _words(error: object) -> str:

@@ -118,10 +118,12 @@ class NvmlReading:
 class NvmlReadings:
     """All that NVML told. `gpus` is None where there was no NVML to ask, and `notes` then say why.
 
-    `links` are (GPU index, GPU index, word): "NV<count>" or a `LinkKind` word.
+    `broken` says that there is a driver which should have answered, not merely none. `links` are (GPU index, GPU index,
+    word): "NV<count>" or a `LinkKind` word.
     """
 
     gpus: tuple[NvmlReading, ...] | None
+    broken: bool = False
     links: tuple[tuple[int, int, str], ...] = ()
     notes: tuple[str, ...] = ()
 

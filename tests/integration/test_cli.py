@@ -206,3 +206,14 @@ def test_no_colour_in_files(dgx: str) -> None:
     for command in (["topo"], ["plan"], ["topo", "--format", "matrix"]):
         done = numapin(*command, "--machine", dgx)
         assert "\x1b" not in done.out + done.err
+
+
+def test_a_broken_driver_is_told(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    """A driver that does not match its library is told by `topo` and by `run`, which goes on without GPUs."""
+    environment = fake_nvml.environment(tmp_path, "fail init 18\n")
+    (tmp_path / "train.py").write_text("print('ran')")
+    for command in (["topo"], ["run", str(tmp_path / "train.py")]):
+        done = numapin(*command, cwd=None, **environment)
+        assert done.status == 0, done.err
+        assert "NVML did not start" in done.err
+        assert "reboot" in done.err

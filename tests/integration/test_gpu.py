@@ -125,7 +125,7 @@ class TestTraining:
     @pytest.mark.skipif(len(UUIDS) < 2, reason="fewer than two NVIDIA GPUs here")
     def test_gpus_option(self, tmp_path: Path) -> None:
         """--gpus gives rank 0 the GPU named first, by UUID."""
-        script = tmp_path / "uuid.py"
+        script = tmp_path / "seen.py"
         script.write_text(
             "import os, json, torch\n"
             "rank = int(os.environ['LOCAL_RANK'])\n"

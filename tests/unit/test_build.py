@@ -285,6 +285,8 @@ def test_nvml_notes_only_where_a_gpu_is_missed() -> None:
     silent = NvmlReadings(gpus=None, notes=("no NVML",))
     nic = _device(OTHER, interfaces=_interfaces("eth0"))
     assert build(_readings(nvml=silent, pci=(nic,))).notes == ()
+    broken = replace(silent, broken=True)
+    assert build(_readings(nvml=broken, pci=(nic,))).notes == ("no NVML",)
     assert "no NVML" in build(_readings(nvml=silent, pci=(_device(node=0),))).notes
 
 
