@@ -268,12 +268,15 @@ class TestNoNvml:
         """Each way to fail is no GPU list, and a note with NVML's words and the remedy."""
         result = _read(fake_nvml, tmp_path, [_gpu(0)], fails={"init": code})
         assert (result.gpus, result.links, len(result.notes)) == (None, (), 1)
+        assert result.broken == (code != 9)
         assert result.notes[0].startswith(f"NVML did not start: {words}; {remedy}")
 
     def test_uncounted(self, fake_nvml: FakeNvml, tmp_path: Path) -> None:
         """An NVML that starts and cannot count leaves no GPU list either, and is shut down."""
         result = _read(fake_nvml, tmp_path, [_gpu(0)], fails={"count": 999})
-        assert result == NvmlReadings(gpus=None, notes=(f"NVML cannot count the GPUs: Unknown Error; {_SEE}",))
+        assert result == NvmlReadings(
+            gpus=None, broken=True, notes=(f"NVML cannot count the GPUs: Unknown Error; {_SEE}",)
+        )
         assert _calls(tmp_path)["nvmlShutdown"] == 1
 
     def test_missing_library(self, tmp_path: Path) -> None:
