@@ -142,7 +142,7 @@ def request_from(values: dict[str, Any], *, num_ranks: int | None, numa_binding:
         cpus_per_rank=values["cpus_per_rank"],
         smt=values["smt"],
         reserve_cpus=values["reserve_cpus"] or frozenset(),
-        gpus=_gpu_keys(values["gpus"]),
+        gpus=gpu_keys(values["gpus"]),
     )
 
 
@@ -153,7 +153,8 @@ def topology_from(
     return discover(root=root, machine=machine, environ=os.environ, gpu_nodes=gpu_nodes or ())
 
 
-def _gpu_keys(text: str | None) -> tuple[str, ...] | None:
+def gpu_keys(text: str | None) -> tuple[str, ...] | None:
+    """Split the value of --gpus into what names each GPU. Raises UsageError for an empty entry."""
     if text is None:
         return None
     keys = tuple(key.strip() for key in text.split(","))

@@ -14,7 +14,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from numapin.bind import rehearse
-from numapin.cli.options import BINDING, request_from, topology_from
+from numapin.cli.options import BINDING, gpu_keys, request_from, topology_from
 from numapin.cli.output import say, show, warn
 from numapin.errors import UsageError
 from numapin.plan import make_plan
@@ -73,11 +73,9 @@ def run(arguments: tuple[str, ...]) -> None:
     job, options = _parse(arguments)
 
     topology = topology_from(gpu_nodes=options["gpu_nodes"])
-    request = request_from(options, num_ranks=_num_ranks(job, topology), numa_binding=job.numa_binding)
-    environment = _gpu_environment(topology, request)
-    if job.arguments.virtual_local_rank:
-        request = replace(request, rank_gpus=_gpus_of_virtual_ranks(topology, {**os.environ, **environment}))
-    plan = rehearse(make_plan(topology, request), strict=options["strict"])
+    environment = _gpu_environment(topology, options["gpus"])
+    plan = make_plan(topology, _request(job, options, topology, environment))
+    plan = rehearse(plan, strict=options["strict"])
 
     _announce(plan, topology, quiet=options["quiet"] and not options["dry_run"])
     if options["dry_run"]:
@@ -116,6 +114,14 @@ def _parse(arguments: tuple[str, ...]) -> tuple[Job, dict[str, Any]]:
     return job, click.Command("run", params=list(_OWN)).make_context("numapin run", list(job.own)).params
 
 
+def _request(job: Job, options: dict[str, Any], topology: Topology, environment: Mapping[str, str]) -> Request:
+    """Put together what the binding options, torchrun's options and the GPUs that CUDA shows ask for."""
+    request = request_from(options, num_ranks=_num_ranks(job, topology), numa_binding=job.numa_binding)
+    if not job.arguments.virtual_local_rank:
+        return request
+    return replace(request, rank_gpus=_gpus_of_virtual_ranks(topology, {**os.environ, **environment}))
+
+
 def _num_ranks(job: Job, topology: Topology) -> int | None:
     """Return the number of ranks, None for one per GPU.
 
@@ -133,11 +139,11 @@ def _num_ranks(job: Job, topology: Topology) -> int | None:
     return number_of_ranks(wanted)
 
 
-def _gpu_environment(topology: Topology, request: Request) -> dict[str, str]:
-    """Show CUDA the GPUs that --gpus named, by UUID, in the order of the ranks."""
-    if request.gpus is None:
+def _gpu_environment(topology: Topology, named: str | None) -> dict[str, str]:
+    """Return what shows CUDA the GPUs that --gpus named, by UUID, in the order of the ranks."""
+    gpus = [topology.find_gpu(key, option="--gpus") for key in gpu_keys(named) or ()]
+    if not gpus:
         return {}
-    gpus = [topology.find_gpu(key, option="--gpus") for key in request.gpus]
     for gpu in gpus:
         if gpu.uuid is None:
             raise UsageError(
