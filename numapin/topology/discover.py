@@ -165,10 +165,12 @@ def _inherited_affinity_notes(online: frozenset[int]) -> tuple[str, ...]:
 
 def _nccl_nodes(path: str | None) -> tuple[dict[str, int], tuple[str, ...]]:
     """Read the file that NCCL itself would use; NCCL goes on without one it cannot read, and so do we, with a note."""
+    if not path:
+        return {}, ()
     from numapin.topology import xmlfile
     from numapin.topology.nccl import nccl_nodes
 
     try:
-        return (nccl_nodes(xmlfile.parse(_read_text(Path(path)), source=path)) if path else {}), ()
+        return nccl_nodes(xmlfile.parse(_read_text(Path(path)), source=path)), ()
     except MachineError as error:
         return {}, (f"NCCL_TOPO_FILE was not used: {error.message}",)
