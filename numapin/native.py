@@ -59,6 +59,15 @@ _SIGNATURES: Final = {
 }
 
 
+def can_load(library: str) -> bool:
+    """Return whether the dynamic linker finds and loads a shared library."""
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
+
+
 def set_memory_policy(mode: int, nodes: Iterable[int]) -> None:
     """Set this thread's memory policy; threads and processes started later inherit it, and so does exec.
 

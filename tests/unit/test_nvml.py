@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from numapin.topology.model import LinkKind, Mig, Pcie
-from numapin.topology.nvml import read_nvml
 from numapin.topology.readings import NvmlReading, NvmlReadings
 from tests.nvml.fake import FakeGpu, render
 
@@ -286,14 +285,12 @@ class TestNoNvml:
         if result.gpus is not None:
             pytest.skip("this machine has a real NVML, which the loader takes where the first one is broken")
         assert (result.gpus, len(result.notes)) == (None, 1)
-        assert result.notes[0].startswith(
-            "NVML could not be loaded: NVML Shared Library Not Found; install the NVIDIA "
-        )
+        assert result.notes[0].startswith("NVML could not be loaded: no libnvidia-ml.so.1; install the NVIDIA ")
 
-    def test_missing_pynvml(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_missing_pynvml(self, fake_nvml: FakeNvml, tmp_path: Path) -> None:
         """Without pynvml there is no GPU list, and the note says what to install."""
-        monkeypatch.setitem(sys.modules, "pynvml", None)
-        result = read_nvml()
+        (tmp_path / "pynvml.py").write_text("raise ImportError('no pynvml')", encoding="utf-8")
+        result = _read_in(fake_nvml.environment(tmp_path, render([_gpu(0)])) | {"PYTHONPATH": str(tmp_path)})
         assert result.gpus is None
         assert result.notes[0].endswith("type: pip install nvidia-ml-py")
 
