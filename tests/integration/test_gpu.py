@@ -39,7 +39,6 @@ def gpu_uuids() -> list[str]:
 
 UUIDS = gpu_uuids()
 needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not UUIDS, reason="no NVIDIA GPU here (nvidia-smi)")]
-needs_gpus = [pytest.mark.multigpu, pytest.mark.skipif(len(UUIDS) < 2, reason="fewer than two NVIDIA GPUs here")]
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
