@@ -69,7 +69,7 @@ def apply(rank: RankPlan) -> Applied:
     Must be called while the process has one thread: Linux binds threads, not processes. Raises nothing for what the
     kernel refuses: that is in `shortfalls`.
     """
-    shortfalls = (*_bind_cpus(rank), *_bind_memory(rank))
+    shortfalls = (*_bind_cpus(rank.cpus), *_bind_memory(rank.memory, rank.nodes, first=rank.node))
     memory, nodes = _read_policy()
     return Applied(cpus=frozenset(os.sched_getaffinity(0)), memory=memory, nodes=nodes, shortfalls=shortfalls)
 
@@ -89,45 +89,53 @@ def rehearse(plan: Plan, *, strict: bool) -> Plan:
     return rehearsed
 
 
-def _bind_cpus(rank: RankPlan) -> Iterator[str]:
+def bind_thread(*, cpus: frozenset[int], memory: Memory | None, nodes: frozenset[int]) -> tuple[str, ...]:
+    """Bind the calling thread, and what it starts later, to CPUs and memory; return what was refused, with the remedy.
+
+    Empty `cpus` and None for `memory` leave what there is.
+    """
+    return (*(_bind_cpus(cpus) if cpus else ()), *(_bind_memory(memory, nodes, first=None) if memory else ()))
+
+
+def _bind_cpus(cpus: frozenset[int]) -> Iterator[str]:
     try:
-        os.sched_setaffinity(0, rank.cpus)
+        os.sched_setaffinity(0, cpus)
     except OSError as error:
-        yield f"CPUs {cpulist.render(rank.cpus)} were refused ({error.strerror}); the launcher's CPUs are kept"
+        yield f"CPUs {cpulist.render(cpus)} were refused ({error.strerror}); the launcher's CPUs are kept"
         return
     # The kernel drops CPUs outside the cpuset silently.
-    missing = rank.cpus - os.sched_getaffinity(0)
+    missing = cpus - os.sched_getaffinity(0)
     if missing:
         yield f"CPUs {cpulist.render(missing)} were dropped by the cpuset; see: cat /proc/self/cgroup"
 
 
-def _bind_memory(rank: RankPlan) -> Iterator[str]:
-    if rank.memory is Memory.NONE:
+def _bind_memory(memory: Memory, nodes: frozenset[int], *, first: int | None) -> Iterator[str]:
+    if memory is Memory.NONE:
         return
     try:
-        yield from _set_policy(rank)
+        yield from _set_policy(memory, nodes, first)
     except OSError as error:
         remedy = _REMEDY.get(error.errno or 0, "use --memory none to do without")
-        yield f"memory policy {rank.memory.value!r} was refused ({error.strerror}): first touch decides; {remedy}"
+        yield f"memory policy {memory.value!r} was refused ({error.strerror}): first touch decides; {remedy}"
 
 
-def _set_policy(rank: RankPlan) -> Iterator[str]:
-    if rank.memory is Memory.PREFERRED and len(rank.nodes) > 1:
-        yield from _prefer_many(rank)
+def _set_policy(memory: Memory, nodes: frozenset[int], first: int | None) -> Iterator[str]:
+    if memory is Memory.PREFERRED and len(nodes) > 1:
+        yield from _prefer_many(nodes, first)
     else:
-        native.set_memory_policy(_MODES[rank.memory], () if rank.memory is Memory.LOCAL else rank.nodes)
+        native.set_memory_policy(_MODES[memory], () if memory is Memory.LOCAL else nodes)
 
 
-def _prefer_many(rank: RankPlan) -> Iterator[str]:
+def _prefer_many(nodes: frozenset[int], first: int | None) -> Iterator[str]:
     """Prefer all nodes where the kernel can (5.15), else the GPU's own node, or the first."""
     try:
-        native.set_memory_policy(native.MPOL_PREFERRED_MANY, rank.nodes)
+        native.set_memory_policy(native.MPOL_PREFERRED_MANY, nodes)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        first = rank.node if rank.node in rank.nodes else min(rank.nodes)
-        native.set_memory_policy(native.MPOL_PREFERRED, (first,))
-        yield f"this kernel prefers one node only: node {first} of {cpulist.render(rank.nodes)}; Linux 5.15 prefers all"
+        node = first if first in nodes else min(nodes)
+        native.set_memory_policy(native.MPOL_PREFERRED, (node,))
+        yield f"this kernel prefers one node only: node {node} of {cpulist.render(nodes)}; Linux 5.15 prefers all"
 
 
 def _read_policy() -> tuple[Memory | None, frozenset[int]]:

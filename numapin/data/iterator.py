@@ -1,0 +1,116 @@
+"""torch's multi-process iterator with our queues, workers and slots. Edge.
+
+Comes in: a torch DataLoader and its `DataPath`. Goes out: its batches, in torch's order and with torch's seeds, errors
+and time-outs: all of that is torch's own code. What is ours is what it calls: the context that makes its queues, the
+worker_init_fn, and the opening of a batch when it is due.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import torch.multiprocessing
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
+
+from numapin import containers
+from numapin.data.opening import Parcel
+from numapin.data.queues import TaskQueue
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+    from numapin.data.path import DataPath, Lane
+
+_NAME: Final = "enumerate(DataLoader)#{}.__next__"  # torch's name for the range that profilers show
+
+
+class _Changed:
+    """A loader with some attributes changed, for torch's iterator to read; the user's loader stays as it is."""
+
+    def __init__(self, loader: DataLoader[Any], **changes: object) -> None:
+        self._loader = loader
+        self.__dict__.update(changes)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the loader has
+        return getattr(self._loader, name)
+
+
+class _Context:
+    """A multiprocessing context whose queues are ours: torch's iterator makes the one for results first."""
+
+    def __init__(self, base: Any, lane: Lane) -> None:  # noqa: ANN401 - a context or torch.multiprocessing
+        self._base, self._queues = base, iter([lane.results])
+
+    def Queue(self) -> Any:  # noqa: N802, ANN401 - multiprocessing's name
+        """Return the next queue."""
+        return next(self._queues, None) or TaskQueue()
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - Process, Event
+        return getattr(self._base, name)
+
+
+class RingIterator(_MultiProcessingDataLoaderIter):
+    """Yields a loader's batches through a lane."""
+
+    def __init__(self, loader: DataLoader[Any], path: DataPath) -> None:
+        """Start the workers. Raises what torch's iterator raises."""
+        moves = path.options.cuda_device is not None
+        pins = not moves and loader.pin_memory and torch.cuda.is_available()
+        self._path, self._lane = path, path.lane(loader, pins=pins)
+        self._last_s: float | None = None
+        if pins:
+            self._lane.results.open_in_thread(path.bind_this_thread, self._lane.opener.open)
+        changed = _Changed(
+            loader,
+            multiprocessing_context=_Context(loader.multiprocessing_context or torch.multiprocessing, self._lane),
+            worker_init_fn=path.worker_start(self._lane, loader, pins=pins or moves),
+            pin_memory=loader.pin_memory and not moves,
+        )
+        super().__init__(changed)
+        self._profile_name = _NAME.format(_MultiProcessingDataLoaderIter.__name__)
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:  # noqa: ANN401, FBT001, FBT002 - torch's
+        self._last_s = None
+        self._lane.opener.restart()
+        super()._reset(loader, first_iter)
+
+    def _next_data(self) -> Any:  # noqa: ANN401 - the user's batch
+        began_s = time.perf_counter()
+        self._path.check()
+        self._lane.reclaim()
+        data: Any = super()._next_data()  # type: ignore[no-untyped-call]
+        self._lane.results.look_ahead()
+        now_s = time.perf_counter()
+        stepped_s = None if self._last_s is None else now_s - self._last_s
+        self._path.counts.note_step(waited_s=now_s - began_s, stepped_s=stepped_s)
+        self._last_s = now_s
+        return data
+
+    def _process_data(self, data: Any, worker_idx: int) -> Any:  # noqa: ANN401 - torch's
+        if isinstance(data, Parcel):
+            data = self._lane.opener.open(data)
+        return super()._process_data(data, worker_idx)
+
+    def _shutdown_workers(self) -> None:
+        super()._shutdown_workers()
+        if getattr(self, "_shutdown", False):
+            gone = not any(worker.is_alive() for worker in self._workers)
+            self._task_info = {}
+            self._lane.end(workers_are_gone=gone)
+
+
+class DeviceIterator(_SingleProcessDataLoaderIter):
+    """torch's iterator without workers, with its batches put on the device."""
+
+    def __init__(self, loader: DataLoader[Any], device: torch.device) -> None:
+        super().__init__(_Changed(loader, pin_memory=True))
+        self._device = device
+        self._profile_name = _NAME.format(_SingleProcessDataLoaderIter.__name__)
+
+    def _next_data(self) -> Any:  # noqa: ANN401 - the user's batch
+        data = super()._next_data()
+        return containers.rebuild(data, self._move, is_leaf=lambda value: hasattr(value, "to"))
+
+    def _move(self, value: Any) -> Any:  # noqa: ANN401 - a tensor, or anything else with `to`
+        return value.to(self._device, non_blocking=True)

@@ -1,0 +1,279 @@
+"""What a loader has for its whole life: where its memory belongs, its rings, its stream, its counts. Edge.
+
+Comes in: a torch DataLoader and our options. Goes out: for each iterator a `Lane`, through which its batches come.
+
+Kept beside the loader, not in it, so that frameworks may copy, pickle and rebuild loaders as they like.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from numapin import bind, cuda, pinned
+from numapin.data.locality import Locality, find_locality
+from numapin.data.opening import Copier, Lender, Mover, Opener, Parcel
+from numapin.data.parcel import Head, Miss
+from numapin.data.queues import ResultQueue
+from numapin.data.ring import Ring, RingSpec
+from numapin.data.stats import Counts, Stats
+from numapin.data.worker import Rank, WorkerStart
+from numapin.errors import BindingRefused, UsageError
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+_HINTS = {
+    Miss.NO_SLOT: "the loop keeps more batches than there are slots: .clone() what is kept, or raise pinned_budget=",
+    Miss.KEPT: "collate_fn or the dataset keeps tensors of earlier batches: .clone() what is kept there",
+    Miss.UNSUPPORTED: "sparse, quantised, nested, subclassed or requires_grad tensors travel in torch's shared memory",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Our options, as the user gave them. `device` None: batches stay on the host. `pinned_budget` in bytes."""
+
+    device: torch.device | None = None
+    pinned_budget: int | None = None
+    node: int | None = None
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be."""
+        if self.device is not None and self.device.type not in ("cuda", "cpu"):
+            raise UsageError(f"device={str(self.device)!r}: batches can be put on cuda or cpu", 'say device="cuda"')
+        if self.device is not None and self.device.type == "cuda" and not torch.cuda.is_available():
+            raise UsageError(f"device={str(self.device)!r}: CUDA shows no GPU", "see why with: numapin topo")
+        if self.pinned_budget is not None and self.pinned_budget < 0:
+            raise UsageError(f"pinned_budget={self.pinned_budget}: bytes cannot be fewer than 0", "0 does without a ring")
+
+    @property
+    def cuda_device(self) -> torch.device | None:
+        """Return the GPU that batches go to, None where they stay on the host."""
+        return self.device if self.device is not None and self.device.type == "cuda" else None
+
+
+_paths: weakref.WeakKeyDictionary[DataLoader[Any], DataPath] = weakref.WeakKeyDictionary()
+
+
+def path_of(loader: DataLoader[Any], options: Options) -> DataPath:
+    """Return the loader's data path, made at the first call; it ends with the loader."""
+    path = _paths.get(loader)
+    if path is None:
+        path = _paths[loader] = DataPath(options)
+        weakref.finalize(loader, path.close).atexit = False  # at exit the kernel takes everything back
+    return path
+
+
+@cache
+def _this_rank(pid: int) -> Rank:
+    del pid  # makes a forked child ask again
+    return Rank.this()
+
+
+class Lane:
+    """One iterator's way: a ring, the queue that batches arrive in, and what opens them."""
+
+    def __init__(self, path: DataPath, ring: Ring | None, opener: Opener) -> None:
+        self._path, self.ring, self.opener = path, ring, opener
+        self.results = ResultQueue(self._accept)
+
+    def _accept(self, head: Head, body: memoryview) -> Parcel:
+        self._path.note_arrival(head)
+        parcel = Parcel(head, body, None)
+        if self.ring is not None:
+            if head.slot is not None:
+                parcel.view = self.ring.lend(head.generation, head.slot, head.used_bytes, worker=head.worker)
+            self.ring.want(head.wanted_bytes)
+        self.opener.arrived(parcel)
+        return parcel
+
+    def reclaim(self) -> None:
+        """Give the workers what is no longer needed."""
+        self.opener.poll()
+        if self.ring is not None:
+            self.ring.reclaim()
+
+    def end(self, *, workers_are_gone: bool) -> None:
+        """Give the ring back; one that a living worker may still write to is not used again."""
+        ring, self.ring = self.ring, None
+        if ring is not None:
+            self._path.take_back(ring, is_usable=workers_are_gone)
+
+
+class DataPath:
+    """One loader's data path."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.counts = Counts()
+        self._notes: dict[str, None] = {}
+        self._idle: list[Ring] = []
+        self._rings: weakref.WeakSet[Ring] = weakref.WeakSet()
+        self._mover: Mover | None = None
+        self._locality: Locality | None = None
+        self._is_closed = False
+
+    def lane(self, loader: DataLoader[Any], *, pins: bool) -> Lane:
+        """Return the way for a new iterator."""
+        return Lane(self, self._take_ring(loader, pins=pins), self._opener(pins=pins))
+
+    def worker_start(self, lane: Lane, loader: DataLoader[Any], *, pins: bool) -> WorkerStart:
+        """Return what the lane's workers run first."""
+        return WorkerStart(
+            control=lane.ring.control if lane.ring else None,
+            rank=_this_rank(os.getpid()),
+            locality=self.locality,
+            pins=pins,
+            moves=self.options.cuda_device is not None,
+            then=loader.worker_init_fn,
+        )
+
+    @property
+    def locality(self) -> Locality:
+        """Return where memory, workers and pin thread belong."""
+        if self._locality is None:
+            index = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+            if self.options.cuda_device is not None:
+                index = self._device_index
+            self._locality = find_locality(environ=os.environ, node=self.options.node, device_index=index)
+        return self._locality
+
+    @property
+    def _device_index(self) -> int:
+        device = self.options.cuda_device
+        return torch.cuda.current_device() if device is None or device.index is None else device.index
+
+    def bind_this_thread(self) -> None:
+        """Bring the calling thread to the rank's node, and let it work beside captures of CUDA graphs."""
+        where = self.locality
+        for refused in bind.bind_thread(cpus=where.cpus, memory=where.memory, nodes=where.nodes):
+            self.tell(refused)
+        if torch.cuda.is_initialized() and (driver := cuda.driver()) is not None:
+            driver.relax_capture()
+
+    def note_arrival(self, head: Head) -> None:
+        """Count a batch, and say at once, once a reason, why one did not travel in a slot."""
+        self.counts.note_arrival(head)
+        if head.miss is not None and (hint := _HINTS.get(Miss(head.miss))) is not None:
+            self.tell(f"a batch went torch's way: {head.miss}; {hint}", is_refusal=False)
+
+    def tell(self, text: str, *, is_refusal: bool = True) -> None:
+        """Say something once; a refusal is an error at the next batch under `strict`."""
+        if text in self._notes:
+            return
+        self._notes[text] = None
+        if is_refusal and self.options.strict:
+            return
+        sys.stderr.write(f"numapin: warning: {_rank_label()}{text}\n")
+
+    def check(self) -> None:
+        """Raise BindingRefused under `strict` where something could not be done as asked."""
+        if self._notes and self.options.strict:
+            raise BindingRefused(next(iter(self._notes)), "do without strict=True to go on as the kernel allows")
+
+    def take_back(self, ring: Ring, *, is_usable: bool) -> None:
+        """Keep a ring for the next iterator, or close it."""
+        if not is_usable or self._is_closed:
+            ring.close()
+            return
+        ring.recover()
+        self._idle.append(ring)
+
+    def close(self) -> None:
+        """Close the rings that no iterator uses; those in use are closed when it gives them back."""
+        self._is_closed = True
+        while self._idle:
+            self._idle.pop().close()
+
+    def stats(self) -> Stats:
+        """Return the counts so far."""
+        counts, rings = self.counts, list(self._rings)
+        pages = sum((ring.pages for ring in rings), start=type(rings[0].pages)()) if rings else {}
+        nodes = self.locality.nodes
+        is_known = bool(pages) and bool(nodes) and all(ring.is_verified for ring in rings)
+        mover = self._mover
+        return Stats(
+            batches=counts.batches,
+            bytes=counts.num_bytes,
+            hits=counts.hits,
+            misses=dict(counts.misses),
+            wait_s_per_batch=counts.waited_s / counts.batches if counts.batches else None,
+            wait_share=min(1.0, counts.waited_s / counts.stepped_s) if counts.stepped_s else None,
+            transfer_gbps=mover.timed_bytes / mover.timed_ms / 1e6 if mover and mover.timed_ms else None,
+            slots=sum(ring.num_slots for ring in rings),
+            slot_bytes=max((ring.slot_bytes for ring in rings), default=0),
+            slots_on_loan=sum(ring.num_on_loan for ring in rings),
+            pinned_bytes=sum(ring.pinned_bytes for ring in rings),
+            nodes=tuple(sorted(nodes)),
+            share_on_node=sum(pages[node] for node in nodes) / sum(pages.values()) if is_known else None,
+            placement=self.locality.reason,
+            notes=tuple(self._notes),
+        )
+
+    def _opener(self, *, pins: bool) -> Opener:
+        device = self.options.cuda_device
+        if device is not None:
+            self._mover = self._mover or Mover(torch.device("cuda", self._device_index))
+            return self._mover
+        if (pins or torch.cuda.is_initialized()) and not _can_lend():
+            self.tell("this CUDA driver cannot tell when a slot is free again, so batches are copied; update it to R555")
+            return Copier(pins=pins)
+        return Lender()
+
+    def _take_ring(self, loader: DataLoader[Any], *, pins: bool) -> Ring | None:
+        if self._idle:
+            return self._idle.pop()
+        if self.options.pinned_budget == 0:
+            return None
+        moves = self.options.cuda_device is not None
+        needs_cuda = pins or moves
+        spec = RingSpec(
+            num_workers=loader.num_workers,
+            slots_per_worker=(loader.prefetch_factor or 2) + -(-4 // loader.num_workers),
+            locality=self.locality,
+            device=self._device_index if needs_cuda else 0,
+            driver=cuda.driver() if needs_cuda else None,
+            reader=_no_reader if moves else _reader,
+            budget_bytes=self._budget_bytes,
+            tell=self.tell,
+            poison=os.environ.get("NUMAPIN_POISON") == "1",
+        )
+        try:
+            ring = Ring(spec)
+        except OSError as error:
+            self.tell(f"no ring, so batches go torch's way: memfd_create: {error.strerror}")
+            return None
+        self._rings.add(ring)
+        return ring
+
+    def _budget_bytes(self) -> int | None:
+        if self.options.pinned_budget is not None:
+            return max(0, self.options.pinned_budget - sum(ring.num_bytes for ring in self._rings))
+        return pinned.budget(node=min(self.locality.nodes, default=None)).limit_bytes
+
+
+def _reader() -> cuda.Driver | None:
+    """Return the driver of the GPUs that may be reading what the user copies from; None as long as there are none."""
+    return cuda.driver() if torch.cuda.is_initialized() else None
+
+
+def _no_reader() -> None:
+    """Say that slots are read by our own copies only, which end before the slot is let go of."""
+
+
+def _can_lend() -> bool:
+    driver = cuda.driver()
+    return driver is not None and driver.can_record_contexts
+
+
+def _rank_label() -> str:
+    rank = os.environ.get("RANK")
+    return f"rank {rank}: " if rank is not None else ""

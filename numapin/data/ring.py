@@ -1,0 +1,311 @@
+"""The rank's end of the ring: memory for slots, and who may write them. Edge.
+
+Comes in: how large a slot must be, as real batches tell. Goes out: views of slots, lent until the last reference to
+anything over them is gone and no copy reads them.
+
+The ring grows in the background, in generations: memory of the memfd is put on the rank's node, touched, checked, locked
+for DMA and only then published, piece by piece, so that the first slots serve while later ones are prepared.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+import time
+import weakref
+from collections import Counter, deque
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from numapin import native, region
+from numapin.data.quarantine import Quarantine
+from numapin.data.slots import MAX_GENERATIONS, NOT_READY, TAKEN, Control, Generation, align
+from numapin.errors import NumapinError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numapin.cuda import Driver
+    from numapin.data.locality import Locality
+
+_PIECE_BYTES: Final = 256 << 20  # at most this much is locked in one call; no slot crosses a piece
+_HUGE_PAGE_BYTES: Final = 2 << 20
+_GROWTH: Final = 1.25  # a larger generation has this much room to spare
+_LAST_LOOK_S: Final = 0.05  # how often the memory of a closed ring is asked for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RingSpec:
+    """What a ring is made of.
+
+    `driver` locks the memory for DMA on `device`, None does without. `reader` finds the driver of whatever may still
+    read a slot after its last reference in this process is gone, None where nothing can. `budget_bytes` is asked when
+    memory is needed (None: no bound). `tell` is told of everything that is not as it should be.
+    """
+
+    num_workers: int
+    slots_per_worker: int
+    locality: Locality
+    device: int
+    driver: Driver | None
+    reader: Callable[[], Driver | None]
+    budget_bytes: Callable[[], int | None]
+    tell: Callable[[str], None]
+    poison: bool = False
+
+
+class _Loan(weakref.ref[memoryview]):
+    """Notes the end of everything over one slot."""
+
+    __slots__ = ("slot",)
+
+    def __new__(cls, view: memoryview, ended: Callable[[_Loan], None], slot: int) -> _Loan:
+        del slot
+        return super().__new__(cls, view, ended)  # type: ignore[arg-type]
+
+    def __init__(self, view: memoryview, ended: Callable[[_Loan], None], slot: int) -> None:
+        super().__init__(view, ended)  # type: ignore[call-arg]
+        self.slot = slot
+
+
+@dataclass(slots=True)
+class _Memory:
+    """A generation's memory in the rank: its view, and the pieces that are locked, as (address, bytes)."""
+
+    generation: Generation
+    view: memoryview
+    locked: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def address(self) -> int:
+        return torch.frombuffer(self.view, dtype=torch.uint8, count=1).data_ptr()
+
+
+class Ring:
+    """The slots of one iterator. For one thread, but for `lend`, and for references, which may end on any."""
+
+    def __init__(self, spec: RingSpec) -> None:
+        """Make an empty ring: no slot exists until `want`. Raises OSError where there is no memfd."""
+        self.spec = spec
+        self.control = Control.create(num_workers=spec.num_workers, slots_per_worker=spec.slots_per_worker)
+        self.pages: Counter[int | None] = Counter()  # node -> pages, as the kernel says
+        self.is_verified = True
+        self.quarantine = Quarantine(spec.reader)
+        self._pid = os.getpid()
+        self._memories: dict[int, _Memory] = {}  # by number of generation
+        self._loans: dict[int, _Loan] = {}
+        self._ended: deque[int] = deque()  # filled by weakref callbacks, on any thread: they do nothing else
+        self._stamp = 1
+        self._known = [-1] * spec.num_workers  # the newest generation that each worker knows of
+        self._builder: threading.Thread | None = None
+        self._refused_bytes: int | None = None  # slots of this size were refused
+        self._is_closed = False
+        self._lock = threading.Lock()  # for the life of the memory: builder against close
+
+    @property
+    def slot_bytes(self) -> int:
+        """Return the size of the newest slots, 0 before there are any."""
+        number = self.control.num_generations
+        return self.control.generation(number - 1).slot_bytes if number else 0
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Return how much memory is locked for DMA."""
+        return sum(size for memory in list(self._memories.values()) for _, size in list(memory.locked))
+
+    @property
+    def num_slots(self) -> int:
+        """Return how many slots there are, of all generations."""
+        return sum(memory.generation.num_slots for memory in list(self._memories.values()))
+
+    @property
+    def num_bytes(self) -> int:
+        """Return how much memory the slots have."""
+        return sum(memory.generation.num_bytes for memory in list(self._memories.values()))
+
+    @property
+    def num_on_loan(self) -> int:
+        """Return how many slots the rank holds: referred to, or in quarantine."""
+        return len(self._loans)
+
+    def want(self, num_bytes: int) -> None:
+        """Have slots of at least `num_bytes` made in the background, unless they are there, under way or refused."""
+        size = self.slot_bytes
+        if num_bytes <= size or self._builder is not None or self._is_closed:
+            return
+        if self.control.num_generations == MAX_GENERATIONS:
+            return
+        slot_bytes = align(int(num_bytes * _GROWTH) if size else num_bytes, mmap.PAGESIZE)
+        if self._refused_bytes is not None and slot_bytes >= self._refused_bytes:
+            return
+        self._builder = threading.Thread(target=self._build, args=(slot_bytes,), name="numapin-ring", daemon=True)
+        self._builder.start()
+
+    def lend(self, generation: int, slot: int, num_bytes: int, *, worker: int) -> memoryview:
+        """Return a view of a slot that a worker has filled; the slot is lent until the view and all over it are gone."""
+        self._known[worker] = generation
+        memory = self._memories[generation]
+        start = memory.generation.start_of(slot)
+        view = memory.view[start : start + num_bytes]
+        self._loans[slot] = _Loan(view, self._note_end, slot)
+        return view
+
+    def reclaim(self) -> None:
+        """Give the workers the slots that are no longer needed here."""
+        if self._ended:
+            self.quarantine.admit(self._ended.popleft() for _ in range(len(self._ended)))
+        for slot in self.quarantine.passed():
+            self._free(slot)
+        if len(self._memories) > 1:
+            self._retire()
+
+    def recover(self) -> None:
+        """Take back what the workers held. Only when they are all gone."""
+        for memory in self._memories.values():
+            first = memory.generation.first_slot
+            for slot in range(first, first + memory.generation.num_slots):
+                if self.control.state(slot) == TAKEN and slot not in self._loans:
+                    self._set_free(slot)
+        self._known = [-1] * self.spec.num_workers
+
+    def close(self) -> None:
+        """Give all memory back, now or, where batches still refer to it, when the last of them is gone."""
+        with self._lock:
+            was_closed, self._is_closed = self._is_closed, True
+        if was_closed or os.getpid() != self._pid:
+            return
+        self.reclaim()
+        if self._loans or self._builder is not None:
+            threading.Thread(target=self._close_later, name="numapin-reclaim", daemon=True).start()
+        else:
+            self._destroy()
+
+    def _note_end(self, loan: _Loan) -> None:
+        if os.getpid() == self._pid:  # not in a child that the user forked
+            self._ended.append(loan.slot)
+
+    def _free(self, slot: int) -> None:
+        del self._loans[slot]
+        if self.spec.poison:
+            self._poison(slot)
+        self._set_free(slot)
+
+    def _set_free(self, slot: int) -> None:
+        self._stamp += 1
+        self.control.set_state(slot, self._stamp)
+
+    def _poison(self, slot: int) -> None:
+        """Overwrite a free slot, so that whoever still reads it finds out at once."""
+        for memory in self._memories.values():
+            generation = memory.generation
+            if generation.first_slot <= slot < generation.first_slot + generation.num_slots:
+                start = generation.start_of(slot)
+                torch.frombuffer(memory.view, dtype=torch.uint8, count=generation.slot_bytes, offset=start).fill_(0xA5)
+
+    def _retire(self) -> None:
+        """Give back the memory of generations that no worker takes slots from any more, once all of it is free."""
+        newest = min(self._known)
+        for number in [number for number in self._memories if number < newest]:
+            generation = self._memories[number].generation
+            slots = range(generation.first_slot, generation.first_slot + generation.num_slots)
+            if all(self.control.state(slot) != TAKEN for slot in slots):
+                self._release(self._memories.pop(number))
+                self._punch(generation.offset, generation.num_bytes)
+
+    def _release(self, memory: _Memory) -> None:
+        for address, size in memory.locked:
+            if self.spec.driver is not None:
+                self.spec.driver.unregister(self.spec.device, address)
+            region.PINNED.remove(size)
+
+    def _destroy(self) -> None:
+        for memory in self._memories.values():
+            self._release(memory)
+        self._memories.clear()
+        self.control.close()
+
+    def _close_later(self) -> None:
+        while self._loans or self._builder is not None:
+            time.sleep(_LAST_LOOK_S)
+            self.reclaim()
+        self._destroy()
+
+    def _build(self, slot_bytes: int) -> None:
+        """Make a generation; runs on a thread of its own."""
+        try:
+            self._make(slot_bytes)
+        except (NumapinError, OSError) as error:
+            self._refused_bytes = slot_bytes
+            self.spec.tell(f"no pinned slots of {slot_bytes} bytes, so batches go torch's way: {error}")
+        finally:
+            self._builder = None
+
+    def _make(self, slot_bytes: int) -> None:
+        generation = self._design(slot_bytes)
+        os.ftruncate(self.control.fd, generation.offset + generation.num_bytes)
+        mapped = mmap.mmap(self.control.fd, generation.num_bytes, offset=generation.offset)
+        memory = _Memory(generation, memoryview(mapped))
+        number = self.control.num_generations
+        per_piece = max(1, _PIECE_BYTES // slot_bytes)
+        for first in range(0, generation.num_slots, per_piece):
+            count = min(per_piece, generation.num_slots - first)
+            self._prepare(memory, first * slot_bytes, count * slot_bytes)
+            if not first:
+                self._memories[number] = memory
+                self.control.publish(generation)
+            for slot in range(generation.first_slot + first, generation.first_slot + first + count):
+                self._set_free(slot)
+            if self._is_closed:
+                return
+
+    def _design(self, slot_bytes: int) -> Generation:
+        """Decide how many slots there will be: as many as the pipeline needs, fewer where the budget is small."""
+        spec, number = self.spec, self.control.num_generations
+        budget = spec.budget_bytes()
+        per_worker = spec.slots_per_worker
+        if budget is not None:
+            per_worker = min(per_worker, budget // slot_bytes // spec.num_workers)
+        if per_worker == 0:
+            message = f"{spec.num_workers} workers need {spec.num_workers * slot_bytes} bytes, the budget is {budget}"
+            raise NumapinError(message, "raise pinned_budget=, or use fewer workers; see numapin.pinned.budget()")
+        if per_worker < spec.slots_per_worker:
+            spec.tell(f"{per_worker} slots a worker instead of {spec.slots_per_worker}: the budget is {budget} bytes")
+        last = self.control.generation(number - 1) if number else None
+        end = last.offset + last.num_bytes if last else self.control.num_bytes
+        first_slot = last.first_slot + last.num_slots if last else 0
+        return Generation(align(end, _HUGE_PAGE_BYTES), slot_bytes, first_slot, per_worker * spec.num_workers)
+
+    def _prepare(self, memory: _Memory, start: int, num_bytes: int) -> None:
+        """Put a piece on the node, touch it, check it, lock it."""
+        spec, locality, address = self.spec, self.spec.locality, memory.address + start
+        try:
+            placed = region.place(
+                address,
+                num_bytes,
+                nodes=locality.nodes,
+                cpus=locality.cpus,
+                num_machine_nodes=locality.num_machine_nodes,
+            )
+            if spec.driver is not None:
+                spec.driver.register(spec.device, address, num_bytes)
+                memory.locked.append((address, num_bytes))
+                region.PINNED.add(num_bytes)
+        except (NumapinError, OSError):
+            self._punch(memory.generation.offset + start, num_bytes)
+            raise
+        for shortfall in placed.shortfalls:
+            spec.tell(shortfall)
+        self.pages.update(placed.pages or {})
+        self.is_verified = self.is_verified and placed.pages is not None
+
+    def _punch(self, offset: int, num_bytes: int) -> None:
+        """Give memory back to the kernel; where it refuses, the memory is freed with the ring."""
+        with suppress(OSError):
+            native.punch_hole(self.control.fd, offset, num_bytes)
+
+
+assert NOT_READY == 0  # noqa: S101 - a new memfd reads as zeros

@@ -1,0 +1,173 @@
+"""The ring as both sides see it: the control page, and a worker's own slots. Edge (maps memory).
+
+Comes in: the ring's memfd. Goes out: slots to write batches into, without a lock between processes.
+
+The memfd begins with a control page of 64-bit words, followed by generations of slots. A generation's record is written
+once, before it is counted, and never changes. A slot's word is written by one side at a time: the rank makes a slot free
+by writing a positive stamp (the larger, the later it was released); its worker takes it by writing TAKEN. Slots of a
+generation go round the workers, so that every worker owns the same number and a killed worker can hold nothing of
+others.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import weakref
+from dataclasses import dataclass
+from multiprocessing.context import get_spawning_popen
+from multiprocessing.reduction import DupFd
+from typing import Any, Final, Self
+
+MAX_GENERATIONS: Final = 8
+ALIGNMENT: Final = 256  # bytes; what cudaMalloc gives, so that every dtype and vector load fits
+NOT_READY: Final = 0
+TAKEN: Final = -1
+
+_RECORD_WORDS: Final = 4
+_STATES_AT: Final = 1 + MAX_GENERATIONS * _RECORD_WORDS
+_WORD_BYTES: Final = 8
+
+
+def align(num_bytes: int, to: int = ALIGNMENT) -> int:
+    """Return the next multiple of `to` bytes."""
+    return -(-num_bytes // to) * to
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """Slots of one size. `offset` is where they begin in the memfd; slot numbers go on from generation to generation."""
+
+    offset: int
+    slot_bytes: int
+    first_slot: int
+    num_slots: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the length in the memfd."""
+        return self.slot_bytes * self.num_slots
+
+    def start_of(self, slot: int) -> int:
+        """Return where a slot begins, in bytes from the generation's own start."""
+        return (slot - self.first_slot) * self.slot_bytes
+
+    def slots_of(self, worker: int, num_workers: int) -> range:
+        """Return the numbers of a worker's own slots."""
+        return range(self.first_slot + worker, self.first_slot + self.num_slots, num_workers)
+
+
+class Control:
+    """The control page, mapped: generation records and one word a slot. Travels to child processes."""
+
+    def __init__(self, fd: int, num_bytes: int, num_workers: int) -> None:
+        self.fd, self.num_bytes, self.num_workers = fd, num_bytes, num_workers
+        self._words = memoryview(mmap.mmap(fd, num_bytes)).cast("q")
+
+    @classmethod
+    def create(cls, *, num_workers: int, slots_per_worker: int) -> Self:
+        """Make an empty memfd with a control page, for generations of `slots_per_worker` each.
+
+        Raises OSError where the kernel has no memfd or refuses the memory.
+        """
+        num_bytes = align((_STATES_AT + MAX_GENERATIONS * num_workers * slots_per_worker) * _WORD_BYTES, mmap.PAGESIZE)
+        fd = os.memfd_create("numapin-ring")
+        os.ftruncate(fd, num_bytes)
+        return cls(fd, num_bytes, num_workers)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Give the descriptor to a process that is being started."""
+        fd = DupFd(self.fd) if get_spawning_popen() is not None else self.fd
+        return _attach, (fd, self.num_bytes, self.num_workers)
+
+    @property
+    def num_generations(self) -> int:
+        """Return how many generations are published."""
+        return self._words[0]
+
+    def generation(self, number: int) -> Generation:
+        """Return a published generation, counted from 0."""
+        start = 1 + number * _RECORD_WORDS
+        return Generation(*self._words[start : start + _RECORD_WORDS])
+
+    def publish(self, generation: Generation) -> None:
+        """Publish a further generation; its slots become usable one by one, with `set_state`."""
+        number = self.num_generations
+        words = (generation.offset, generation.slot_bytes, generation.first_slot, generation.num_slots)
+        for i, word in enumerate(words, 1 + number * _RECORD_WORDS):
+            self._words[i] = word
+        self._words[0] = number + 1
+
+    def state(self, slot: int) -> int:
+        """Return a slot's word: NOT_READY, TAKEN, or the stamp of its release."""
+        return self._words[_STATES_AT + slot]
+
+    def set_state(self, slot: int, state: int) -> None:
+        """Write a slot's word."""
+        self._words[_STATES_AT + slot] = state
+
+    def close(self) -> None:
+        """Close the memfd in this process; what is mapped stays mapped."""
+        os.close(self.fd)
+
+
+def _attach(fd: Any, num_bytes: int, num_workers: int) -> Control:
+    return Control(fd if isinstance(fd, int) else fd.detach(), num_bytes, num_workers)
+
+
+class OwnSlots:
+    """A worker's own slots, mapped when first used."""
+
+    def __init__(self, control: Control, worker: int) -> None:
+        self._control, self._worker = control, worker
+        self._maps: dict[int, memoryview] = {}
+        self._kept: dict[int, weakref.ref[memoryview]] = {}
+        self._stamps: dict[int, int] = {}
+        self.generation = -1  # the newest in which this worker has a slot; it never goes back to an older one
+
+    def take(self) -> tuple[int, memoryview] | None:
+        """Take the free slot that was released last, whose memory is likeliest to be in a cache; None: none is free.
+
+        A slot whose memory something in this worker still refers to (a collate_fn may keep what it made) is not free.
+        """
+        self._advance()
+        if self.generation < 0:
+            return None
+        slots = self._control.generation(self.generation).slots_of(self._worker, self._control.num_workers)
+        free = [(stamp, slot) for slot in slots if (stamp := self._control.state(slot)) > 0 and not self._is_kept(slot)]
+        if not free:
+            return None
+        stamp, slot = max(free)
+        self._control.set_state(slot, TAKEN)
+        view = self._view(slot)
+        self._stamps[slot], self._kept[slot] = stamp, weakref.ref(view)
+        return slot, view
+
+    def give_back(self, slot: int) -> None:
+        """Make a slot free again that was taken but not sent."""
+        self._control.set_state(slot, self._stamps[slot])
+
+    def num_kept(self) -> int:
+        """Return how many free slots cannot be used because this worker still refers to them."""
+        return sum(self._is_kept(slot) and self._control.state(slot) > 0 for slot in self._kept)
+
+    def _advance(self) -> None:
+        for number in range(self._control.num_generations - 1, self.generation, -1):
+            if self._control.state(self._control.generation(number).first_slot + self._worker) != NOT_READY:
+                self.generation = number
+                self._kept.clear()  # of slots that are not taken again
+                return
+
+    def _is_kept(self, slot: int) -> bool:
+        view = self._kept.get(slot)
+        return view is not None and view() is not None
+
+    def _view(self, slot: int) -> memoryview:
+        """Return a new view of a slot: it lives as long as anything made over it."""
+        generation = self._control.generation(self.generation)
+        whole = self._maps.get(self.generation)
+        if whole is None:
+            mapped = mmap.mmap(self._control.fd, generation.num_bytes, offset=generation.offset)
+            whole = self._maps[self.generation] = memoryview(mapped)
+        start = generation.start_of(slot)
+        return whole[start : start + generation.slot_bytes]

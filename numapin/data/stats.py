@@ -1,0 +1,71 @@
+"""What a loader has done: counted while it runs, read with `DataLoader.stats()`.
+
+Comes in: heads of batches, times. Goes out: `Stats`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from numapin.data.parcel import Head
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stats:
+    """What a loader has done since it was made, over all its iterators. None: unknown, or not applicable.
+
+    batches: yielded. bytes: of the tensors and arrays in them, where workers sent them. hits: batches that travelled in
+    a slot as a whole; misses: reason -> batches that did not. wait_s_per_batch: mean time inside next(); wait_share: of
+    the time between two batches, the part spent there, 0 to 1. transfer_gbps: of the copies to the device, in 1e9
+    bytes a second, sampled. slots, slot_bytes, slots_on_loan, pinned_bytes: of the rings that there are now; on loan are
+    slots that the rank refers to or that a copy may still read. share_on_node: of the ring's pages on `nodes`, 0 to 1,
+    as the kernel says. notes: what could not be done as asked, each with its remedy.
+    """
+
+    batches: int
+    bytes: int
+    hits: int
+    misses: dict[str, int]
+    wait_s_per_batch: float | None
+    wait_share: float | None
+    transfer_gbps: float | None
+    slots: int
+    slot_bytes: int
+    slots_on_loan: int
+    pinned_bytes: int
+    nodes: tuple[int, ...]
+    share_on_node: float | None
+    placement: str
+    notes: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Counts:
+    """The running counts of one loader."""
+
+    batches: int = 0
+    num_bytes: int = 0
+    hits: int = 0
+    misses: Counter[str] = field(default_factory=Counter)
+    waited_s: float = 0.0
+    stepped_s: float = 0.0
+    steps: int = 0
+
+    def note_arrival(self, head: Head) -> None:
+        """Count a batch that came from a worker."""
+        self.num_bytes += head.wanted_bytes
+        if head.miss is not None:
+            self.misses[head.miss] += 1
+        elif head.slot is not None:
+            self.hits += 1
+
+    def note_step(self, *, waited_s: float, stepped_s: float | None) -> None:
+        """Count a batch that was yielded; `stepped_s` is the time since the one before, None for the first."""
+        self.batches += 1
+        self.waited_s += waited_s
+        if stepped_s is not None:
+            self.steps += 1
+            self.stepped_s += stepped_s
