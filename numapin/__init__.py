@@ -1,7 +1,7 @@
 """numapin: a NUMA-aware launcher for multi-GPU PyTorch.
 
 Importing this package reads nothing and imports neither torch nor pynvml nor libnuma; each public name is imported
-from its module when it is first used.
+from its module when it is first used. Of them only `DataLoader`, which is a torch class, brings torch.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from numapin import pinned
+    from numapin.data.loader import DataLoader
     from numapin.errors import (
         BindingRefused,
         LibnumaError,
@@ -43,7 +45,9 @@ _HOME = {
     **dict.fromkeys(("Plan", "RankPlan", "make_plan"), "numapin.plan"),
     **dict.fromkeys(("Bind", "Memory", "Request"), "numapin.request"),
     "discover": "numapin.topology.discover",
+    "DataLoader": "numapin.data.loader",
 }
+_MODULES = ("pinned",)
 
 __all__ = [  # noqa: RUF022 - grouped by stage, in the order in which a program uses them
     "discover",
@@ -61,6 +65,8 @@ __all__ = [  # noqa: RUF022 - grouped by stage, in the order in which a program 
     "Memory",
     "Plan",
     "RankPlan",
+    "DataLoader",
+    "pinned",
     "NumapinError",
     "UsageError",
     "MachineError",
@@ -72,7 +78,9 @@ __all__ = [  # noqa: RUF022 - grouped by stage, in the order in which a program 
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name from its module on first use (PEP 562)."""
+    """Import a public name from its module, or a public module, on first use (PEP 562)."""
+    if name in _MODULES:
+        return import_module(f"numapin.{name}")
     if name not in _HOME:
         msg = f"module 'numapin' has no attribute {name!r}"
         raise AttributeError(msg)

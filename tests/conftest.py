@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.cuda import fake as fake_driver
 from tests.nvml import fake
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -18,3 +23,22 @@ def fake_nvml() -> fake.FakeNvml:
         pytest.skip("no C compiler on PATH to build the stand-in NVML with; type: apt-get install gcc libc6-dev")
     folder = ROOT / ".cache" / "fake-nvml"
     return fake.FakeNvml(library=fake.build(folder), old_library=fake.build(folder, old=True))
+
+
+@pytest.fixture
+def fake_cuda() -> Iterator[fake_driver.FakeCuda]:
+    """Give the stand-in CUDA driver, as new, in the place of the real one."""
+    yield from _fake_cuda(old=False)
+
+
+@pytest.fixture
+def old_fake_cuda() -> Iterator[fake_driver.FakeCuda]:
+    """Give the stand-in of a CUDA driver before R555, as new, in the place of the real one."""
+    yield from _fake_cuda(old=True)
+
+
+def _fake_cuda(*, old: bool) -> Iterator[fake_driver.FakeCuda]:
+    if fake_driver.compiler() is None:
+        pytest.skip("no C compiler on PATH to build the stand-in CUDA driver with; type: apt-get install gcc libc6-dev")
+    with fake_driver.installed(fake_driver.build(ROOT / ".cache" / "fake-cuda", old=old)) as fake_cuda:
+        yield fake_cuda

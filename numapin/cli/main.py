@@ -21,6 +21,7 @@ _COMMANDS: Final = {
     "run": "Run a training script, one bound rank per GPU. Replaces torchrun.",
     "topo": "Show the machine: packages, NUMA nodes, caches, cores, GPUs, NICs.",
     "plan": "Show what `run` would bind, without starting anything.",
+    "bench": "Measure: numapin's DataLoader against its peers.",
 }
 
 

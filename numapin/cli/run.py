@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
+from numapin import preload
 from numapin.bind import rehearse
 from numapin.cli.options import BINDING, gpu_keys, request_from, topology_from
 from numapin.cli.output import say, show, warn
-from numapin.errors import UsageError
+from numapin.errors import BindingRefused, UsageError
 from numapin.plan import make_plan
 from numapin.rundir import run_directory
 from numapin.topology.visible import apply_visibility
@@ -41,6 +42,13 @@ _EPILOG = """examples:
 
 _OWN = (
     *BINDING,
+    click.Option(
+        ["--dataloader"],
+        type=click.Choice(["torch", "numapin"]),
+        default="torch",
+        help="Whose data path the ranks' torch DataLoaders take: torch's own (default), or numapin's, without a change "
+        "to the script.",
+    ),
     click.Option(["--dry-run"], is_flag=True, help="Show the plan and the command of each rank, and start nothing."),
     click.Option(["--quiet"], is_flag=True, help="Do not show the table of bindings at the start."),
 )
@@ -73,7 +81,7 @@ def run(arguments: tuple[str, ...]) -> None:
     job, options = _parse(arguments)
 
     topology = topology_from(gpu_nodes=options["gpu_nodes"])
-    environment = _gpu_environment(topology, options["gpus"])
+    environment = {**_gpu_environment(topology, options["gpus"]), **_loader_environment(job, options)}
     plan = make_plan(topology, _request(job, options, topology, environment))
     plan = rehearse(plan, strict=options["strict"])
 
@@ -157,6 +165,19 @@ def _gpu_environment(topology: Topology, named: str | None) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in gpus if gpu.uuid)}
 
 
+def _loader_environment(job: Job, options: dict[str, Any]) -> dict[str, str]:
+    """Return what gives the ranks the wanted data path; say, or with --strict refuse, where it cannot reach them."""
+    if options["dataloader"] == "numapin":
+        reason = preload.refusal(job.command)
+        if reason and options["strict"]:
+            raise BindingRefused(f"--strict: --dataloader numapin cannot work: {reason}", preload.REMEDY)
+        if reason:
+            warn([f"--dataloader numapin cannot work: {reason}; {preload.REMEDY}"])
+        elif not preload.is_python(job.command):
+            say(f"numapin: --dataloader numapin reaches the Python processes that {job.command[0]} starts, if any")
+    return preload.environment(options["dataloader"], os.environ)
+
+
 def _gpus_of_virtual_ranks(topology: Topology, environ: Mapping[str, str]) -> tuple[int | None, ...]:
     """Return the GPU that each rank sees alone: torch gives rank n entry n of CUDA_VISIBLE_DEVICES, or n."""
     listed = environ.get("CUDA_VISIBLE_DEVICES")
@@ -180,7 +201,9 @@ def _print_commands(plan: Plan, job: Job, environment: dict[str, str]) -> None:
     """Print the command that each rank becomes, with what is put into its environment, as a shell would take it."""
     for rank in plan.ranks:
         threads = os.environ.get("OMP_NUM_THREADS", str(rank.num_threads))
-        variables = [f"{name}={value}" for name, value in {**environment, "OMP_NUM_THREADS": threads}.items()]
+        variables = [
+            f"{name}={shlex.quote(value)}" for name, value in {**environment, "OMP_NUM_THREADS": threads}.items()
+        ]
         click.echo(f"rank {rank.local_rank}: {' '.join(variables)} {shlex.join(job.command_of(rank.local_rank))}")
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
 import torch.utils.data
-from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
 
 from numapin.data.iterator import DeviceIterator, RingIterator
 from numapin.data.path import DataPath, Options, path_of
@@ -135,4 +135,4 @@ def iterator_of(loader: torch.utils.data.DataLoader[Any], options: Options) -> _
         return RingIterator(loader, path_of(loader, options))
     if options.cuda_device is not None:
         return DeviceIterator(loader, options.cuda_device)
-    return torch.utils.data.DataLoader._get_iterator(loader)  # noqa: SLF001 - torch's own way
+    return _SingleProcessDataLoaderIter(loader)

@@ -118,11 +118,16 @@ class Packer:
             return None
         taken = self._slots.take()
         if taken is None:
-            kept = Miss.KEPT if self._slots.num_kept() else Miss.NO_SLOT
-            self.refusal = Miss.STARTING if self._slots.generation < 0 else kept
+            self.refusal = self._why_none(self._slots)
             return None
         slot, view = taken
         return _Packing(slot, view, torch.frombuffer(view, dtype=torch.uint8, count=1).data_ptr())
+
+    @staticmethod
+    def _why_none(slots: OwnSlots) -> Miss:
+        if slots.is_starting():
+            return Miss.STARTING
+        return Miss.KEPT if slots.keeps_free_slots() else Miss.NO_SLOT
 
     def _head(self, number: int, pickler: _BatchPickler) -> Head:
         packing = self._packing if pickler.storages else None

@@ -12,7 +12,7 @@ import sys
 import weakref
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -27,9 +27,13 @@ from numapin.data.worker import Rank, WorkerStart
 from numapin.errors import BindingRefused, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch.utils.data import DataLoader
 
-_HINTS = {
+_MAX_COPY_THREADS: Final = 4
+
+_HINTS: Final = {
     Miss.NO_SLOT: "the loop keeps more batches than there are slots: .clone() what is kept, or raise pinned_budget=",
     Miss.KEPT: "collate_fn or the dataset keeps tensors of earlier batches: .clone() what is kept there",
     Miss.UNSUPPORTED: "sparse, quantised, nested, subclassed or requires_grad tensors travel in torch's shared memory",
@@ -133,6 +137,7 @@ class DataPath:
             locality=self.locality,
             pins=pins,
             moves=self.options.cuda_device is not None,
+            copy_threads=_cpus_per_worker(loader.num_workers, os.environ),
             then=loader.worker_init_fn,
         )
 
@@ -237,7 +242,7 @@ class DataPath:
         needs_cuda = pins or moves
         spec = RingSpec(
             num_workers=loader.num_workers,
-            slots_per_worker=(loader.prefetch_factor or 2) + -(-4 // loader.num_workers),
+            prefetch=loader.prefetch_factor or 2,
             locality=self.locality,
             device=self._device_index if needs_cuda else 0,
             driver=cuda.driver() if needs_cuda else None,
@@ -258,6 +263,14 @@ class DataPath:
         if self.options.pinned_budget is not None:
             return max(0, self.options.pinned_budget - sum(ring.num_bytes for ring in self._rings))
         return pinned.budget(node=min(self.locality.nodes, default=None)).limit_bytes
+
+
+def _cpus_per_worker(num_workers: int, environ: Mapping[str, str]) -> int:
+    """Return how many CPUs there are for each worker of this rank, if the ranks of this host share them evenly."""
+    ranks = environ.get("LOCAL_WORLD_SIZE", "1")
+    num_ranks = int(ranks) if ranks.isdecimal() and int(ranks) else 1
+    share = min(len(os.sched_getaffinity(0)), (os.cpu_count() or 1) // num_ranks)
+    return max(1, min(share // num_workers, _MAX_COPY_THREADS))
 
 
 def _reader() -> cuda.Driver | None:

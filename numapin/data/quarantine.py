@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
+from numapin.cuda import CudaRefused
 from numapin.data.capture import no_capture, watch_captures
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
     from numapin.cuda import Driver, Event
 
@@ -25,6 +26,7 @@ class Quarantine:
 
     def __init__(self, find_driver: Callable[[], Driver | None]) -> None:
         self._find_driver = find_driver
+        watch_captures()
         self._waiting: list[int] = []  # not yet covered by an event
         self._covered: deque[tuple[list[Event], list[int]]] = deque()
 
@@ -36,33 +38,40 @@ class Quarantine:
         """Take slots in that nothing refers to."""
         self._waiting.extend(slots)
 
-    def passed(self) -> Iterator[int]:
-        """Yield and forget the slots that no copy can read any more.
+    def passed(self) -> list[int]:
+        """Return and forget the slots that no copy can read any more.
 
         While a CUDA graph is being captured nothing passes: recording an event would break the capture.
         """
         if not (self._waiting or self._covered):
-            return
+            return []
         driver = self._find_driver()
         if driver is None:
-            yield from self._waiting
-            self._waiting.clear()
-            return
-        watch_captures()
+            slots, self._waiting = self._waiting, []
+            return slots
         with no_capture() as is_quiet:
-            if is_quiet:
-                self._cover(driver)
-                yield from self._ended(driver)
+            if not is_quiet:
+                return []
+            self._cover(driver)
+            return self._ended(driver)
 
     def _cover(self, driver: Driver) -> None:
-        if self._waiting:
-            events = [driver.record(device) for device in driver.active_devices()]
-            self._covered.append((events, self._waiting))
-            self._waiting = []
+        """Record an event on every device for the slots that wait for one; what is refused is tried again later."""
+        events: list[Event] = []
+        try:
+            if self._waiting:
+                events.extend(driver.record(device) for device in driver.active_devices())
+                self._covered.append((events, self._waiting))
+                self._waiting = []
+        except CudaRefused:  # a capture that torch does not know of: the slots stay where they are
+            for event in events:
+                driver.recycle(event)
 
-    def _ended(self, driver: Driver) -> Iterator[int]:
+    def _ended(self, driver: Driver) -> list[int]:
+        ended: list[int] = []
         while self._covered and all(driver.has_passed(event) for event in self._covered[0][0]):
             events, slots = self._covered.popleft()
             for event in events:
                 driver.recycle(event)
-            yield from slots
+            ended += slots
+        return ended

@@ -34,7 +34,11 @@ class TaskQueue(Channel):
 
     def put(self, task: object) -> None:
         """Send a task; never waits."""
-        self.send(bytes(ForkingPickler.dumps(task)))
+        try:
+            message = pickle.dumps(task)
+        except (pickle.PicklingError, TypeError, AttributeError):  # indices of a kind that only processes can hand over
+            message = bytes(ForkingPickler.dumps(task))
+        self.send(message)
 
     def get(self, timeout: float | None = None) -> Any:  # noqa: ANN401 - torch's tasks
         """Return the next task; raises queue.Empty after `timeout` seconds."""

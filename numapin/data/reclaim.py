@@ -88,28 +88,10 @@ class Reclaimer:
 
         with no_capture() as is_free:
             if is_free:
-                events = self._record() if self._driver.can_record_contexts else self._wait()
-                self._batches.append(_Batch(self._unfenced, events))
+                fence = self._driver.record if self._driver.can_record_contexts else _wait_for
+                events = [fence(device) for device in self._driver.active_devices()]
+                self._batches.append(_Batch(self._unfenced, [event for event in events if event is not None]))
                 self._unfenced = []
-
-    def _record(self) -> list[Event]:
-        events: list[Event] = []
-        try:
-            events.extend(map(self._driver.record, self._driver.active_devices()))
-        except (
-            CudaRefused
-        ):  # a capture that torch does not know of, or a context that a failed kernel has left unusable
-            for event in events:
-                self._driver.recycle(event)
-            raise
-        return events
-
-    def _wait(self) -> list[Event]:
-        import torch
-
-        for device in self._driver.active_devices():
-            torch.cuda.synchronize(device)
-        return []
 
     def _release(self, batch: _Batch) -> None:
         while batch.events and self._driver.has_passed(batch.events[-1]):
@@ -126,6 +108,15 @@ class Reclaimer:
             with suppress(Empty):
                 self._dead.put(self._dead.get(timeout=pause_s))  # wait for one, and leave it to work_off
             pause_s = min(2 * (pause_s or 0.001), _LONGEST_PAUSE_S) if self.work_off() else None
+
+
+def _wait_for(device: int) -> None:
+    import torch
+
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError as error:  # a kernel's failure
+        raise CudaRefused(str(error)) from None
 
 
 def reclaimer(driver: Driver) -> Reclaimer:

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 _PIECE_BYTES: Final = 256 << 20  # at most this much is locked in one call; no slot crosses a piece
 _HUGE_PAGE_BYTES: Final = 2 << 20
 _GROWTH: Final = 1.25  # a larger generation has this much room to spare
+_SPARE_SLOTS: Final = 4  # the loop's batch, the one before, and two whose copies are under way
+_CATCH_UP_S: Final = 0.05
+_LOOK_S: Final = 0.0001
 _LAST_LOOK_S: Final = 0.05  # how often the memory of a closed ring is asked for
 
 
@@ -48,7 +51,7 @@ class RingSpec:
     """
 
     num_workers: int
-    slots_per_worker: int
+    prefetch: int
     locality: Locality
     device: int
     driver: Driver | None
@@ -56,6 +59,11 @@ class RingSpec:
     budget_bytes: Callable[[], int | None]
     tell: Callable[[str], None]
     poison: bool = False
+
+    @property
+    def slots_per_worker(self) -> int:
+        """Return how many slots a worker needs: one for each batch it may be asked for, and its share of the spare."""
+        return self.prefetch + -(-_SPARE_SLOTS // self.num_workers)
 
 
 class _Loan(weakref.ref[memoryview]):
@@ -158,10 +166,25 @@ class Ring:
         """Give the workers the slots that are no longer needed here."""
         if self._ended:
             self.quarantine.admit(self._ended.popleft() for _ in range(len(self._ended)))
-        for slot in self.quarantine.passed():
-            self._free(slot)
+        self._free_passed()
+        if len(self.quarantine) > _SPARE_SLOTS:
+            self._wait_for_copies()
         if len(self._memories) > 1:
             self._retire()
+
+    def _free_passed(self) -> None:
+        for slot in self.quarantine.passed():
+            self._free(slot)
+
+    def _wait_for_copies(self) -> None:
+        """Let the GPU catch up: a loop that runs far ahead of it leaves the workers without slots.
+
+        Not for long: what the GPU does may depend on what this thread does next.
+        """
+        until_s = time.monotonic() + _CATCH_UP_S
+        while len(self.quarantine) > _SPARE_SLOTS and time.monotonic() < until_s:
+            time.sleep(_LOOK_S)
+            self._free_passed()
 
     def recover(self) -> None:
         """Take back what the workers held. Only when they are all gone."""

@@ -133,8 +133,7 @@ class OwnSlots:
         self._advance()
         if self.generation < 0:
             return None
-        slots = self._control.generation(self.generation).slots_of(self._worker, self._control.num_workers)
-        free = [(stamp, slot) for slot in slots if (stamp := self._control.state(slot)) > 0 and not self._is_kept(slot)]
+        free = [(stamp, slot) for slot in self._own() if (stamp := self._control.state(slot)) > 0 and not self._is_kept(slot)]
         if not free:
             return None
         stamp, slot = max(free)
@@ -147,9 +146,16 @@ class OwnSlots:
         """Make a slot free again that was taken but not sent."""
         self._control.set_state(slot, self._stamps[slot])
 
-    def num_kept(self) -> int:
-        """Return how many free slots cannot be used because this worker still refers to them."""
-        return sum(self._is_kept(slot) and self._control.state(slot) > 0 for slot in self._kept)
+    def is_starting(self) -> bool:
+        """Return whether some slots of this worker are still being prepared."""
+        return self.generation < 0 or any(self._control.state(slot) == NOT_READY for slot in self._own())
+
+    def keeps_free_slots(self) -> bool:
+        """Return whether there are free slots that cannot be used because this worker still refers to them."""
+        return any(self._is_kept(slot) and self._control.state(slot) > 0 for slot in self._own())
+
+    def _own(self) -> range:
+        return self._control.generation(self.generation).slots_of(self._worker, self._control.num_workers)
 
     def _advance(self) -> None:
         for number in range(self._control.num_generations - 1, self.generation, -1):

@@ -9,8 +9,11 @@ from __future__ import annotations
 import os
 import select
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
 from pathlib import Path
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
 
     from numapin.data.locality import Locality
 
+_LARGE_BYTES: Final = 4 << 20  # below this, handing work to threads costs more than it saves
+
 _state: _Worker | None = None
 
 
@@ -38,6 +43,8 @@ class _Worker:
     """What this worker process has; one of these, made by `WorkerStart`."""
 
     packer: Packer
+    copy_threads: int
+    threads: ThreadPoolExecutor
 
 
 class Rank:
@@ -85,7 +92,7 @@ def _take_rank(fd: Any) -> Rank:
 class WorkerStart:
     """The worker_init_fn that every worker of ours runs; the user's own comes last.
 
-    `pins`: batches must end up in pinned memory; `moves`: on a device.
+    `pins`: batches must end up in pinned memory; `moves`: on a device. `copy_threads` stack a large batch.
     """
 
     control: Control | None
@@ -93,6 +100,7 @@ class WorkerStart:
     locality: Locality
     pins: bool
     moves: bool
+    copy_threads: int
     then: Callable[[int], None] | None
 
     def __call__(self, worker: int) -> None:
@@ -104,7 +112,10 @@ class WorkerStart:
         if torch.cuda._is_in_bad_fork():  # noqa: SLF001 - torch has no public way to ask
             _let_go_of_gpus()
         slots = OwnSlots(self.control, worker) if self.control else None
-        _state = _Worker(Packer(slots, worker=worker, pins=self.pins, moves=self.moves))
+        packer = Packer(slots, worker=worker, pins=self.pins, moves=self.moves)
+        # torch's number of threads is a thread's own
+        threads = ThreadPoolExecutor(self.copy_threads, "numapin-copy", partial(torch.set_num_threads, 1))
+        _state = _Worker(packer, self.copy_threads, threads)
         if slots:
             collate.default_collate_fn_map[torch.Tensor] = collate_tensor
         if self.then is not None:
@@ -138,8 +149,27 @@ def collate_tensor(batch: Any, *, collate_fn_map: Any = None) -> torch.Tensor:  
     if type(first) is torch.Tensor and _can_stack(first) and all(tensor.shape == size for tensor in batch):
         out = _state.packer.allocate(first.dtype, (len(batch), *size)) if _state else None
         if out is not None:
-            return torch.stack(batch, 0, out=out)
+            return _stack(batch, out)
     return _torch_collate(batch, collate_fn_map=collate_fn_map)  # type: ignore[no-any-return]
+
+
+def _stack(batch: Any, out: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 - a sequence of tensors
+    """Stack into `out`; a large batch on as many threads as the rank has CPUs for each worker."""
+    parts = _state.copy_threads if _state and out.nbytes >= _LARGE_BYTES else 1
+    if parts == 1:
+        return torch.stack(batch, 0, out=out)
+    assert _state is not None  # noqa: S101 - parts says so
+    cuts = [len(batch) * part // parts for part in range(parts + 1)]
+    others = [
+        _state.threads.submit(torch.stack, batch[first:last], 0, out=out[first:last])
+        for first, last in pairwise(cuts[1:])
+    ]
+    try:
+        torch.stack(batch[: cuts[1]], 0, out=out[: cuts[1]])
+    finally:
+        for other in others:
+            other.result()
+    return out
 
 
 def _can_stack(tensor: torch.Tensor) -> bool:

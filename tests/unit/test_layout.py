@@ -29,7 +29,7 @@ IMPURE = {"os", "pathlib", "subprocess", "ctypes", "torch", "pynvml", "numa", "c
 # Library -> the only modules that may import it, as far as they exist; a package stands for all that is in it.
 ONLY_IN = {
     "pynvml": ("topology.nvml",),
-    "ctypes": ("native", "topology.libnuma"),
+    "ctypes": ("native", "cuda", "topology.libnuma"),
     "numa": ("native", "topology.libnuma"),
     "torch": ("launch", "torchrun", "data", "pinned", "bench"),
     "click": ("cli",),

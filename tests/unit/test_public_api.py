@@ -12,15 +12,17 @@ import numapin
 NAMES = [
     *("discover", "Topology", "Package", "Node", "Core", "Gpu", "Nic", "Link", "Allowed"),
     *("make_plan", "Request", "Bind", "Memory", "Plan", "RankPlan"),
+    "DataLoader",
     *("NumapinError", "UsageError", "MachineError", "MachineFileError", "LibnumaError"),
     *("PlanError", "BindingRefused"),
 ]
+MODULES = ["pinned"]
 
 
 def test_exported_names_are_the_intended_ones() -> None:
     """A name is added to or taken from the public API on purpose only."""
-    assert sorted(numapin.__all__) == sorted(NAMES)
-    assert dir(numapin) == sorted([*NAMES, "__version__"])
+    assert sorted(numapin.__all__) == sorted([*NAMES, *MODULES])
+    assert dir(numapin) == sorted([*NAMES, *MODULES, "__version__"])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -30,6 +32,14 @@ def test_every_name_can_be_imported(name: str) -> None:
     assert value.__name__ == name
     assert value.__module__.startswith("numapin.")
     assert value.__doc__
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_module_is_there_without_an_import_of_its_own(name: str) -> None:
+    """`import numapin` is enough for `numapin.pinned.empty(…)`: in a new interpreter, where nothing imported it yet."""
+    code = f"import numapin; print(numapin.{name}.__name__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == (f"numapin.{name}\n", "")
 
 
 def test_other_names_are_attribute_errors() -> None:
@@ -43,7 +53,7 @@ def test_other_names_are_attribute_errors() -> None:
     [
         "import numapin",
         "from numapin import discover, make_plan",
-        "from numapin import *",
+        "from numapin import pinned",
         "from numapin import make_plan, Request; import numapin; assert numapin.__version__",
     ],
 )

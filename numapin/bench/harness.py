@@ -1,0 +1,174 @@
+"""Run a benchmark: warm-up, repeats, peers in turn, each in fresh processes. Edge.
+
+Comes in: a `Benchmark`. Goes out: one `Run` after the other. Every repeat runs every peer of a case once, in turn, so
+that a machine that slows down slows all of them; a peer's threads, pinned pools and workers end with its processes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Final, cast
+
+from numapin.bench.model import Run, combine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from numapin.bench.model import Benchmark, Case, Peer
+
+_GRACE_S: Final = 10.0  # torch's workers notice within 5 s that they are not needed any more
+_CLEAN_UP_S: Final = 2.0
+_POLL_S: Final = 0.2
+
+
+class _CannotMeasure(Exception):  # noqa: N818 - reads as what happened
+    """A peer's process said, or showed by ending, that it has no figures; the text is the reason."""
+
+
+def measure(
+    benchmark: Benchmark, *, repeats: int, timeout_s: float, starts: Callable[[Case, Peer, int], None]
+) -> Iterator[Run]:
+    """Run each case's peers `repeats` times, interleaved, and yield each run when it is over.
+
+    `starts` is called before each. A peer that cannot be measured, or is not done after `timeout_s` seconds, gives a
+    run that says why, and is left out of the case's later repeats.
+    """
+    for case in benchmark.cases:
+        left_out: set[str] = set()
+        for repeat in range(repeats):
+            for peer in (peer for peer in case.peers if peer.name not in left_out):
+                starts(case, peer, repeat)
+                run = _run(benchmark, case, peer, repeat, timeout_s)
+                left_out |= {peer.name} if run.skipped is not None else set()
+                yield run
+
+
+def _run(benchmark: Benchmark, case: Case, peer: Peer, repeat: int, timeout_s: float) -> Run:
+    try:
+        answers = _answers(benchmark.module, peer, timeout_s)
+    except _CannotMeasure as reason:
+        return Run(case=case.name, peer=peer.name, repeat=repeat, skipped=str(reason))
+    return Run(
+        case=case.name,
+        peer=peer.name,
+        repeat=repeat,
+        figures=combine([answer["figures"] for answer in answers], summed=benchmark.summed),
+        details=tuple(answer["details"] for answer in answers),
+    )
+
+
+def _answers(module: str, peer: Peer, timeout_s: float) -> list[dict[str, Any]]:
+    """Start the peer's processes, let all begin to measure at once when all are warm, and return what they said."""
+    deadline = time.monotonic() + timeout_s
+    with ExitStack() as stack:
+        children = [stack.enter_context(closing(_Child(module, spec))) for spec in peer.specs]
+        for child in children:
+            child.answer(deadline)
+        for child in children:
+            child.go()
+        answers = [child.answer(deadline) for child in children]
+        for child in children:
+            child.stop()
+        return answers
+
+
+class _Child:
+    """A measuring process, in a session of its own, and all that it started: gone when it is closed."""
+
+    def __init__(self, module: str, spec: Mapping[str, object]) -> None:
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - `close` does
+        command = [sys.executable, "-m", module, json.dumps(spec)]
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=self._errors, bufsize=0, start_new_session=True
+        )
+        self._stdin, self._stdout = cast("IO[bytes]", self._process.stdin), cast("IO[bytes]", self._process.stdout)
+        self._heard = b""
+        self._members: list[int] = []  # when it was told to stop
+
+    def close(self) -> None:
+        """Give a process that was told to stop the time to close its loader; then end what is left of its session."""
+        members = self._members or _session(self._process.pid)
+        if self._members:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_GRACE_S)
+        self._end_session()
+        self._process.wait()
+        _remove_leftovers(members)
+        for file in (self._stdin, self._stdout, self._errors):
+            file.close()
+
+    def _end_session(self) -> None:
+        """Ask all that is left to end, and kill it if it does not; multiprocessing's tracker cleans up in between."""
+        deadline = time.monotonic() + _CLEAN_UP_S
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGTERM)
+            while _session(self._process.pid) and time.monotonic() < deadline:
+                time.sleep(_CLEAN_UP_S / 100)
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def go(self) -> None:
+        """Let it measure."""
+        with suppress(BrokenPipeError):  # it has just died: `answer` will tell
+            self._stdin.write(b"\n")
+
+    def stop(self) -> None:
+        """Let it end."""
+        self._members = _session(self._process.pid)
+        self._stdin.close()
+
+    def answer(self, deadline: float) -> dict[str, Any]:
+        """Return the next thing it says. Raises _CannotMeasure where that is a reason, its end, or late."""
+        content: dict[str, Any] = json.loads(self._line(deadline))
+        for word, prefix in (("skipped", ""), ("failed", "failed: ")):
+            if word in content:
+                raise _CannotMeasure(f"{prefix}{content[word]}")
+        return content
+
+    def _line(self, deadline: float) -> bytes:
+        while b"\n" not in self._heard:
+            if time.monotonic() > deadline:
+                raise _CannotMeasure("failed: not done within its time; more with --timeout")
+            ended = self._process.poll() is not None  # its workers may hold the pipe open
+            if select.select([self._stdout], [], [], 0 if ended else _POLL_S)[0]:
+                heard = os.read(self._stdout.fileno(), 1 << 16)
+            else:
+                heard = b""
+            if not heard and ended:
+                raise _CannotMeasure(self._epitaph())
+            self._heard += heard
+        line, _, self._heard = self._heard.partition(b"\n")
+        return line
+
+    def _epitaph(self) -> str:
+        """Say how it ended, with the last line that it wrote on stderr."""
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").split("\n")
+        last = next((line for line in reversed(lines) if line.strip()), "nothing on stderr")
+        return f"failed: ended with status {self._process.returncode}: {last.strip()}"
+
+
+def _session(leader: int) -> list[int]:
+    """Return the processes of a session that have not ended; of zombies only their parents can dispose."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            state, _parent, _group, session = (path / "stat").read_text().rpartition(")")[2].split()[:4]
+            found += [int(path.name)] if int(session) == leader and state != "Z" else []
+    return found
+
+
+def _remove_leftovers(pids: Iterable[int]) -> None:
+    """Remove the files of batches that torch's workers were about to unlink when they ended."""
+    for pid in pids:
+        for path in Path("/dev/shm").glob(f"torch_{pid}_*"):  # noqa: S108 - where torch puts them
+            path.unlink(missing_ok=True)

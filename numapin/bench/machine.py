@@ -1,0 +1,99 @@
+"""What a benchmark's figures depend on. Edge.
+
+Comes in: /proc, the installed packages, and torch, which a process of its own asks for GPUs so that the caller neither
+imports torch nor holds a GPU. Goes out: plain JSON values; None where something is not known.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+_PACKAGES: Final = ("numapin", "torch", "numpy", "spdl-core", "torchdata")
+_ASK_TORCH_S: Final = 120.0  # the first import of torch from a cold disk
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """The host, the versions, and the GPUs that torch sees. `no_gpu` is why it sees none."""
+
+    cpu: str | None
+    num_cpus: int
+    memory_bytes: int
+    kernel: str
+    python: str
+    versions: dict[str, str | None]
+    cuda: str | None
+    driver: str | None
+    gpus: tuple[str, ...]
+    no_gpu: str | None
+
+    def to_json(self) -> dict[str, object]:
+        """Return the JSON form."""
+        return asdict(self)
+
+
+def read_machine() -> Machine:
+    """Read this host. Takes about as long as an import of torch."""
+    seen = _ask_torch()
+    return Machine(
+        cpu=_cpu_model(),
+        num_cpus=len(os.sched_getaffinity(0)),
+        memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        kernel=platform.release(),
+        python=platform.python_version(),
+        versions={name: _version(name) for name in _PACKAGES},
+        cuda=seen.get("cuda"),
+        driver=_driver(),
+        gpus=tuple(seen.get("gpus", ())),
+        no_gpu=seen.get("no_gpu"),
+    )
+
+
+def _ask_torch() -> dict[str, Any]:
+    command = [sys.executable, "-m", "numapin.bench.machine"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_TORCH_S, check=True)
+        answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    except subprocess.CalledProcessError as error:
+        return {"no_gpu": f"torch cannot be asked: {(error.stderr.strip().splitlines() or ['no message'])[-1]}"}
+    except subprocess.TimeoutExpired:
+        return {"no_gpu": f"torch did not answer within {_ASK_TORCH_S:.0f} s"}
+    return answer
+
+
+def _gpus() -> dict[str, object]:
+    import torch
+
+    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    why = "torch is built without CUDA" if torch.version.cuda is None else "torch sees no GPU"
+    return {"cuda": torch.version.cuda, "gpus": names, "no_gpu": None if names else why}
+
+
+def _cpu_model() -> str | None:
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)
+
+
+def _driver() -> str | None:
+    """Return the driver's first line, such as "NVRM version: … 580.65.06 …"; None where there is none."""
+    path = Path("/proc/driver/nvidia/version")
+    return path.read_text(encoding="utf-8").splitlines()[0] if path.exists() else None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(_gpus()) + "\n")

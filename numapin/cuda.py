@@ -1,0 +1,257 @@
+"""CUDA driver calls that torch lacks, typed and checked. Edge.
+
+Comes in: device ordinals (torch's own numbers), addresses, sizes in bytes. Goes out: events, or CudaRefused with the
+driver's name for what it refused.
+
+The driver API and not the runtime, because a failed cudaHostRegister leaves a runtime error pending, which surfaces at
+an unrelated kernel launch later on; the driver keeps no such state. Both share the primary contexts, and so torch's.
+Source: CUDA Driver API reference (CUDA 12). Signatures and checks are tables; a call that fails raises.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from contextlib import contextmanager
+from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_void_p
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, Final
+
+from numapin.errors import NumapinError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_LIBRARY: Final = "libcuda.so.1"
+
+_SUCCESS: Final = 0
+_NOT_READY: Final = 600
+_MEMHOSTREGISTER_PORTABLE: Final = 1  # registered for every context, so that one call serves all devices
+_EVENT_DISABLE_TIMING: Final = 2
+_CAPTURE_MODE_RELAXED: Final = 2
+
+# Argument types by name; each returns a CUresult. All release the GIL: a call may wait for a lock of the driver whose
+# holder wants the GIL (a host function in Python).
+_SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
+    "cuInit": (c_uint,),
+    "cuDeviceGetCount": (POINTER(c_int),),
+    "cuDeviceGet": (POINTER(c_int), c_int),
+    "cuDevicePrimaryCtxRetain": (POINTER(c_void_p), c_int),
+    "cuCtxPushCurrent_v2": (c_void_p,),
+    "cuCtxPopCurrent_v2": (POINTER(c_void_p),),
+    "cuMemHostRegister_v2": (c_void_p, c_size_t, c_uint),
+    "cuMemHostUnregister": (c_void_p,),
+    "cuEventCreate": (POINTER(c_void_p), c_uint),
+    "cuCtxRecordEvent": (c_void_p, c_void_p),
+    "cuDevicePrimaryCtxGetState": (c_int, POINTER(c_uint), POINTER(c_int)),
+    "cuEventQuery": (c_void_p,),
+    "cuThreadExchangeStreamCaptureMode": (POINTER(c_int),),
+    "cuGetErrorName": (c_int, POINTER(c_char_p)),
+    "cuGetErrorString": (c_int, POINTER(c_char_p)),
+}
+_OPTIONAL: Final = frozenset({"cuCtxRecordEvent"})  # since CUDA 12.5, driver R555
+
+_LOOK_AT_THE_LOG: Final = "see what the driver says: dmesg | grep -i nvrm"
+_HINTS: Final = {
+    "CUDA_ERROR_OUT_OF_MEMORY": "pin less, with a smaller pinned_budget=, or give the container more memory",
+    "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED": "capture through torch.cuda.CUDAGraph; numapin waits for these captures",
+    "CUDA_ERROR_NOT_FOUND": "update the driver to R555 or later",
+}
+
+
+class CudaRefused(NumapinError):  # noqa: N818 - reads as what happened, like BindingRefused
+    """The CUDA driver refused a call; `name` is its name for the result, such as "CUDA_ERROR_OUT_OF_MEMORY"."""
+
+    def __init__(self, message: str, hint: str = "", *, name: str = "CUDA_ERROR_UNKNOWN") -> None:
+        super().__init__(message, hint)
+        self.name = name
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A CUDA event of a device's primary context; `handle` is the driver's CUevent."""
+
+    device: int
+    handle: int
+
+
+def driver() -> Driver | None:
+    """Return the driver of this process, loaded once; None where there is none, or no GPU that it can use.
+
+    It initialises the driver (cuInit), which spoils CUDA in later forks of this process: call it only in a process
+    that uses CUDA. A child forked after that gets None, because CUDA does not work there.
+    """
+    loaded = _load()
+    return loaded if loaded is not None and loaded.pid == os.getpid() else None
+
+
+@cache
+def _load() -> Driver | None:
+    try:
+        return Driver(_LIBRARY)
+    except (OSError, AttributeError, CudaRefused):  # no library; an ancient one; no device
+        return None
+
+
+class Driver:
+    """The calls, on devices by their ordinals, from any thread. A call that fails raises CudaRefused.
+
+    While a stream captures a CUDA graph in global mode (the default), `has_passed` breaks the capture, in whatever
+    thread, unless that thread has relaxed its capture mode. `record` breaks it in every mode.
+    """
+
+    def __init__(self, library: str) -> None:
+        """Load and initialise. Raises OSError or AttributeError (a call is missing), CudaRefused (cuInit failed)."""
+        self.pid = os.getpid()
+        self._call = self._functions(ctypes.CDLL(library))
+        self._get_state, self._query = self._call["cuDevicePrimaryCtxGetState"], self._call["cuEventQuery"]
+        self._record: Any = self._call.get("cuCtxRecordEvent")
+        self._call["cuInit"](0)
+        ordinals = range(self._out(c_int(), "cuDeviceGetCount"))
+        # The driver writes whether a device is active to a place of its own: threads never read each other's answer.
+        places = tuple(c_int() for _ in ordinals)
+        self._states = tuple(
+            (ordinal, self._device(ordinal), place, byref(place)) for ordinal, place in enumerate(places)
+        )
+        self._contexts: dict[int, int] = {}
+        self._idle: tuple[list[Event], ...] = tuple([] for _ in ordinals)
+
+    @property
+    def can_record_contexts(self) -> bool:
+        """Whether the driver has cuCtxRecordEvent (CUDA 12.5, driver R555), and so whether `record` works."""
+        return self._record is not None
+
+    def active_devices(self) -> tuple[int, ...]:
+        """Return the ordinals, rising, of the devices whose primary context is active in this process."""
+        found, flags = [], byref(c_uint())
+        for ordinal, device, active, place in self._states:
+            self._get_state(device, flags, place)
+            if active.value:
+                found.append(ordinal)
+        return tuple(found)
+
+    def register(self, device: int, address: int, num_bytes: int) -> None:
+        """Page-lock `num_bytes` from `address` on, for every device.
+
+        Creates the primary context of `device` if it has none. Touch the pages before: the call holds locks of the
+        whole driver while it pins. Harmless to a capture.
+        """
+        with self.relaxed_capture(), self._current(device):
+            self._call["cuMemHostRegister_v2"](address, num_bytes, _MEMHOSTREGISTER_PORTABLE)
+
+    def unregister(self, device: int, address: int) -> None:
+        """Undo the `register` that began at `address`. Harmless to a capture."""
+        with self.relaxed_capture(), self._current(device):
+            self._call["cuMemHostUnregister"](address)
+
+    def record(self, device: int) -> Event:
+        """Return an event that passes when all that any stream of the device's context was given so far is done.
+
+        Call it inside `data.capture.no_capture`: during a capture it fails (CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) and
+        breaks the capture. Fails too where the context is not active, or the driver is too old.
+        """
+        try:
+            event = self._idle[device].pop()
+        except IndexError:
+            event = self._new_event(device)
+        try:
+            self._record(self._contexts[device], event.handle)
+        except CudaRefused:
+            self.recycle(event)
+            raise
+        return event
+
+    def has_passed(self, event: Event) -> bool:
+        """Return whether all that came before the event is done. A kernel's failure may surface here."""
+        return bool(self._query(event.handle))
+
+    def recycle(self, event: Event) -> None:
+        """Take back an event that nobody asks about any more, for a later `record`."""
+        self._idle[event.device].append(event)
+
+    def relax_capture(self) -> None:
+        """Let this thread ask about events, register and unregister beside any capture, for good."""
+        self._call["cuThreadExchangeStreamCaptureMode"](byref(c_int(_CAPTURE_MODE_RELAXED)))
+
+    @contextmanager
+    def relaxed_capture(self) -> Iterator[None]:
+        """Let this thread ask about events, register and unregister beside any capture, inside the block."""
+        mode = c_int(_CAPTURE_MODE_RELAXED)
+        self._call["cuThreadExchangeStreamCaptureMode"](byref(mode))
+        try:
+            yield
+        finally:
+            self._call["cuThreadExchangeStreamCaptureMode"](byref(mode))  # the call had left the former mode there
+
+    def _new_event(self, device: int) -> Event:
+        if not self.can_record_contexts:
+            raise _refused("CUDA_ERROR_NOT_FOUND", "this CUDA driver has no cuCtxRecordEvent")
+        if device not in self.active_devices():
+            raise _refused("CUDA_ERROR_INVALID_CONTEXT", f"no CUDA context to record is active on device {device}")
+        with self._current(device):
+            return Event(device, self._out(c_void_p(), "cuEventCreate", _EVENT_DISABLE_TIMING))
+
+    @contextmanager
+    def _current(self, device: int) -> Iterator[None]:
+        """Make the device's primary context this thread's current one, inside the block."""
+        if device not in self._contexts:  # two threads at once retain it twice: once too often, but the same one
+            self._contexts[device] = self._out(c_void_p(), "cuDevicePrimaryCtxRetain", self._device(device))
+        self._call["cuCtxPushCurrent_v2"](self._contexts[device])
+        try:
+            yield
+        finally:
+            self._out(c_void_p(), "cuCtxPopCurrent_v2")
+
+    def _device(self, ordinal: int) -> int:
+        return self._out(c_int(), "cuDeviceGet", ordinal)
+
+    def _out(self, value: Any, name: str, *arguments: int) -> int:  # noqa: ANN401 - a ctypes number
+        """Call a function that writes its answer to its first argument, and return the answer."""
+        self._call[name](byref(value), *arguments)
+        return int(value.value)
+
+    def _functions(self, library: ctypes.CDLL) -> dict[str, Any]:
+        present = [name for name in _SIGNATURES if name not in _OPTIONAL or hasattr(library, name)]
+        functions = {name: library[name] for name in present}
+        for name, function in functions.items():
+            function.argtypes, function.restype = _SIGNATURES[name], c_int
+            function.errcheck = partial(_CHECKS.get(name, _succeeded), self)
+        return functions
+
+    def _refusal(self, result: int, function: Any, arguments: tuple[object, ...]) -> CudaRefused:  # noqa: ANN401
+        name, text = (self._text(call, result) for call in ("cuGetErrorName", "cuGetErrorString"))
+        told = zip(function.argtypes, arguments, strict=True)
+        given = (hex(value) if kind is c_void_p else str(value) for kind, value in told if isinstance(value, int))
+        return _refused(name, f"{function.__name__}({', '.join(given)}) failed: {name}, {text}")
+
+    def _text(self, call: str, result: int) -> str:
+        text = c_char_p()
+        self._call[call](result, byref(text))
+        return f"CUresult {result}" if text.value is None else text.value.decode()
+
+
+def _refused(name: str, message: str) -> CudaRefused:
+    return CudaRefused(message, _HINTS.get(name, _LOOK_AT_THE_LOG), name=name)
+
+
+def _succeeded(driver: Driver, result: int, function: Any, arguments: tuple[object, ...]) -> int:  # noqa: ANN401
+    if result != _SUCCESS:
+        raise driver._refusal(result, function, arguments)  # noqa: SLF001
+    return result
+
+
+def _passed(driver: Driver, result: int, function: Any, arguments: tuple[object, ...]) -> bool:  # noqa: ANN401
+    return result != _NOT_READY and _succeeded(driver, result, function, arguments) == _SUCCESS
+
+
+def _unchecked(_driver: Driver, result: int, _function: object, _arguments: tuple[object, ...]) -> int:
+    return result
+
+
+# What is made of a CUresult, where it is not _succeeded. An unknown result has neither name nor text.
+_CHECKS: Final[dict[str, Callable[..., int]]] = {
+    "cuEventQuery": _passed,
+    "cuGetErrorName": _unchecked,
+    "cuGetErrorString": _unchecked,
+}

@@ -1,0 +1,231 @@
+"""Page-locked memory on a NUMA node of one's choice, for user code. Edge.
+
+Comes in: shapes, or whatever a loader yields. Goes out: ordinary tensors over page-locked memory near the GPU, and what
+the kernel says about where tensors lie and how much more may be locked.
+
+For buffers that live a while: each `empty` maps, touches and registers memory of its own (0.2 to 0.5 s a GB), rounded
+up to pages. Batches of a DataLoader have the loader's ring for that.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import operator
+import os
+import warnings
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from numapin import containers
+from numapin.budget import read_room
+from numapin.cuda import CudaRefused, Driver, driver
+from numapin.data.locality import Locality, find_locality
+from numapin.data.reclaim import Locked, reclaimer
+from numapin.errors import MachineError, NumapinError, UsageError
+from numapin.region import PINNED, find_pages, place
+
+if TYPE_CHECKING:
+    import torch
+
+T = TypeVar("T")
+
+_LIVE: Final = Path("/")
+_SEE_BUDGET: Final = "see what may be locked here: numapin.pinned.budget()"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """How much this rank may page-lock.
+
+    `limit_bytes` may be locked beyond what is locked now, None where the machine shows no bound, and `reason` says what
+    set it; `pinned_bytes` is what numapin has locked in this process, `torch_pinned_bytes` what torch's own allocator
+    has, cached blocks included (None: this torch does not tell). RLIMIT_MEMLOCK plays no part: NVIDIA's open driver
+    does not ask it.
+    """
+
+    limit_bytes: int | None
+    pinned_bytes: int
+    torch_pinned_bytes: int | None
+    reason: str
+
+
+def empty(shape: int | Iterable[int], dtype: torch.dtype | None = None, *, node: int | None = None) -> torch.Tensor:
+    """Return an uninitialised CPU tensor whose memory lies on `node` and, where CUDA is available, is page-locked.
+
+    `shape` is a size or several; `dtype` None is torch's default. `node` None is the current device's node (under
+    `numapin run`, the rank's), or what the memory policy decides where that is unknown. The memory lives as long as any
+    tensor, view or numpy array over it, and on until no device can be reading it; it is shared with forked children.
+    Warns (RuntimeWarning) where the kernel puts pages elsewhere. Raises UsageError for a negative size or for a node
+    that is not there, NumapinError where memory runs out or the driver refuses to lock it.
+    """
+    import torch
+
+    sizes = _sizes(shape)
+    dtype = torch.get_default_dtype() if dtype is None else dtype
+    num_bytes = math.prod(sizes) * dtype.itemsize
+    device = _current_device()
+    home = _home(node, device)
+    if num_bytes == 0:
+        return torch.empty(sizes, dtype=dtype, device="cpu")
+    cuda = None if device is None else _working_driver()
+    view, flat = _placed(num_bytes, home)
+    if cuda is not None and device is not None:
+        _lock(cuda, device, view, flat.data_ptr())
+    return flat.view(dtype).view(sizes)
+
+
+def pin(obj: T, *, node: int | None = None) -> T:
+    """Return `obj` with every tensor in it copied as by `empty`; tensors that are page-locked stay the same object.
+
+    Looks into containers by the rules of torch's `pin_memory`: mappings, sequences and named tuples keep their type,
+    an object with a `pin_memory` method is asked for its own result, anything else (numpy arrays, strings, None) stays
+    as it is. Tensors that are more than dense CPU memory (sparse, quantised, subclasses, requires_grad, CUDA) are left
+    to torch's own `Tensor.pin_memory` and its errors.
+    """
+    import torch
+
+    def pin_one(value: Any) -> Any:  # noqa: ANN401 - whatever a batch is made of
+        if not isinstance(value, torch.Tensor):
+            return value.pin_memory()
+        return _pin_tensor(value, node)
+
+    result: T = containers.rebuild(obj, pin_one, is_leaf=lambda value: hasattr(value, "pin_memory"))
+    return result
+
+
+def where(tensor: torch.Tensor) -> dict[int | None, int]:
+    """Return how many pages of a CPU tensor's storage lie on each node; None counts those never touched.
+
+    The whole storage, which views share, and pages that it covers in part. Raises UsageError for a tensor elsewhere or
+    without dense memory, MachineError where the kernel does not tell (Docker's seccomp profile).
+    """
+    import torch
+
+    if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+        seen = f"this tensor's .device is {tensor.device} and its .layout {tensor.layout}"
+        raise UsageError(f"where() tells about dense CPU tensors; {seen}", "ask about its CPU copy or its values()")
+    storage = tensor.untyped_storage()
+    if storage.nbytes() == 0:
+        return {}
+    pages = find_pages(storage.data_ptr(), storage.nbytes())
+    if pages is None:
+        raise MachineError(
+            f"the kernel does not tell where the {storage.nbytes()} bytes of this tensor lie: move_pages is refused",
+            "run the container with --cap-add SYS_NICE (Kubernetes: securityContext)",
+        )
+    return pages
+
+
+def budget(*, node: int | None = None, num_ranks: int | None = None, root: Path = _LIVE) -> Budget:
+    """Return what this rank may page-lock on `node` (None: as in `empty`, once CUDA is in use), and what is locked.
+
+    The limit is half of what is free: of the cgroup's memory limits, of the host's memory, of the node's; divided among
+    the `num_ranks` of this host (None: LOCAL_WORLD_SIZE, else one). Raises UsageError for a node that is not there.
+    """
+    import torch
+
+    device = _current_device() if torch.cuda.is_initialized() else None  # a question must not make a CUDA context
+    is_live = root == _LIVE
+    home = _home(node, device) if is_live else find_locality(environ={}, node=node, device_index=device, root=root)
+    num_ranks = _local_world_size() if num_ranks is None else num_ranks
+    room = read_room(root, nodes=home.nodes, num_ranks=num_ranks)
+    return Budget(
+        limit_bytes=room.num_bytes,
+        pinned_bytes=PINNED.total,
+        torch_pinned_bytes=_torch_pinned_bytes(),
+        reason=room.reason,
+    )
+
+
+def _sizes(shape: int | Iterable[int]) -> tuple[int, ...]:
+    sizes = tuple(map(operator.index, shape if isinstance(shape, Iterable) else (shape,)))
+    if any(size < 0 for size in sizes):
+        raise UsageError(f"shape {sizes} has a negative size", "give the size of each dimension")
+    return sizes
+
+
+def _current_device() -> int | None:
+    import torch
+
+    return torch.cuda.current_device() if torch.cuda.is_available() else None
+
+
+@cache
+def _home(node: int | None, device: int | None) -> Locality:
+    return find_locality(environ=os.environ, node=node, device_index=device)
+
+
+def _placed(num_bytes: int, home: Locality) -> tuple[memoryview, torch.Tensor]:
+    """Map memory and bring it onto the home's nodes; a view that lives as long as what is over it, and its bytes.
+
+    Shared, so that a write after a fork does not move a page away from under the device.
+    """
+    import torch
+
+    try:
+        view = memoryview(mmap.mmap(-1, num_bytes))
+        flat = torch.frombuffer(view, dtype=torch.uint8)
+        placement = place(
+            flat.data_ptr(), num_bytes, nodes=home.nodes, cpus=home.cpus, num_machine_nodes=home.num_machine_nodes
+        )
+    except (OSError, OverflowError) as error:
+        raise NumapinError(f"no memory for {num_bytes} bytes: {error}", _SEE_BUDGET) from None
+    for shortfall in placement.shortfalls:
+        warnings.warn(f"numapin.pinned: {shortfall}", RuntimeWarning, stacklevel=3)
+    return view, flat
+
+
+def _working_driver() -> Driver:
+    """Return the driver, after it was given back what can be. Raises NumapinError where there is none."""
+    from numapin.data.capture import watch_captures
+
+    cuda = driver()
+    if cuda is None:
+        raise NumapinError("torch sees a GPU, but libcuda.so.1 cannot be used here", "check it with: nvidia-smi")
+    watch_captures()
+    reclaimer(cuda).work_off()
+    return cuda
+
+
+def _lock(cuda: Driver, device: int, view: memoryview, address: int) -> None:
+    """Page-lock what `view` shows, until nothing refers to the view any more."""
+    try:
+        cuda.register(device, address, view.nbytes)
+    except CudaRefused as error:
+        raise NumapinError(f"{view.nbytes} bytes could not be page-locked: {error.message}", _SEE_BUDGET) from error
+    PINNED.add(view.nbytes)
+    locked = Locked(memory=view.obj, address=address, num_bytes=view.nbytes, device=device)
+    weakref.finalize(view, reclaimer(cuda).bury, locked).atexit = False  # at exit the driver lets go of everything
+
+
+def _pin_tensor(tensor: torch.Tensor, node: int | None) -> torch.Tensor:
+    import torch
+
+    is_plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided and tensor.device.type == "cpu"
+    if not is_plain or tensor.is_quantized or tensor.requires_grad:
+        return tensor.pin_memory()
+    if tensor.is_pinned():
+        return tensor
+    strides = torch.empty_like(tensor, device="meta").stride()  # as torch keeps them: dense, and in the same order
+    return empty(tensor.numel(), tensor.dtype, node=node).as_strided(tensor.shape, strides).copy_(tensor)
+
+
+def _local_world_size() -> int:
+    text = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    return int(text) if text.isascii() and text.isdigit() and int(text) else 1
+
+
+def _torch_pinned_bytes() -> int | None:
+    """Return the bytes of the blocks that torch's allocator holds, by the name torch has had for it (2.13; before)."""
+    import torch
+
+    read = getattr(torch.cuda, "host_memory_stats", None)
+    if read is None:
+        return None
+    stats = read()  # empty before CUDA is initialised: nothing can be locked then
+    return int(stats.get("reserved_bytes.current", stats.get("allocated_bytes.current", 0)))

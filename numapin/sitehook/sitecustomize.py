@@ -1,0 +1,107 @@
+"""What `numapin run --dataloader numapin` puts before a rank's own program. Edge.
+
+Comes in: an interpreter that starts with this file's folder on PYTHONPATH, and NUMAPIN_DATALOADER. Goes out: the same
+interpreter, in which the first iterator of a torch DataLoader calls `numapin.data.install.install()` before it is made.
+torch loads untouched and when the program says so; a program that iterates no DataLoader never imports numapin.
+
+Python runs one `sitecustomize`, the first on its path. So this one takes its folder off the path and imports the name
+again: the one that it hides, if any, becomes `sys.modules["sitecustomize"]`, and its errors, or the error that there is
+none, go to `site` as they would without us.
+
+Every Python of a rank's process tree runs this, an interpreter without numapin perhaps: only sys, os and _thread, which
+are there anyway, and no syntax newer than Python 3.8.
+"""  # noqa: INP001 - a folder that is put on the path is no package
+
+from __future__ import annotations
+
+import _thread
+import os
+import sys
+
+TYPE_CHECKING = False  # as typing's own, which would cost each interpreter 3 ms
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
+
+_TORCH = "torch.utils.data.dataloader"
+
+
+class _Watch:
+    """A finder that finds nothing itself: it has the loader of torch's DataLoader call `_arm` when it has finished."""
+
+    @classmethod
+    def find_spec(cls, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """Return what the other finders find for torch's module, None for every other."""
+        del path, target
+        if name != _TORCH:
+            return None
+        import importlib.util
+
+        sys.meta_path.remove(cls)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            _after(spec.loader)
+        return spec
+
+
+def _after(loader: Any) -> None:  # noqa: ANN401 - whatever the path's own finder returned
+    """Call `_arm` once this loader has run its module. The module's loader and spec stay the ordinary ones."""
+
+    def exec_module(module: ModuleType) -> None:
+        del loader.exec_module  # this function, which hid the method
+        loader.exec_module(module)
+        _arm(module.DataLoader)
+
+    loader.exec_module = exec_module
+
+
+def _arm(cls: Any) -> None:  # noqa: ANN401 - torch's class, which cannot be imported for its type here
+    """Put `numapin.data.install` before the first iterator of a loader.
+
+    Not now: torch imports its DataLoader while it is itself half imported, and most processes iterate none.
+    """
+    torchs_own, lock, installed = cls._get_iterator, _thread.allocate_lock(), False
+
+    def _get_iterator(self: Any) -> Any:  # noqa: ANN401 - as torch's
+        nonlocal installed
+        if installed:  # asked by what was installed, to which this is torch's own
+            return torchs_own(self)
+        with lock:  # other threads wait until it is decided who makes iterators
+            if not installed:
+                _install()
+                installed = True
+        return cls._get_iterator(self)
+
+    cls._get_iterator = _get_iterator
+
+
+def _install() -> None:
+    """Take torch's loaders over; where this interpreter cannot, say why in a line and leave them as they are."""
+    try:
+        from numapin.data.install import install
+    except (ImportError, SyntaxError) as error:  # another interpreter: without numapin, or too old for it
+        from contextlib import suppress
+
+        with suppress(OSError, AttributeError):  # stderr may be full or closed
+            sys.stderr.write(
+                f"numapin: warning: {sys.executable} cannot import numapin ({error}): torch's own DataLoader is used; "
+                "hint: install numapin for that interpreter\n"
+            )
+    else:
+        install()
+
+
+def _start() -> None:
+    """Watch for torch, and hand over to the sitecustomize that this one hides."""
+    folder = os.path.dirname(__file__)  # noqa: PTH120 - pathlib costs 4 ms
+    sys.path[:] = [entry for entry in sys.path if entry != folder]
+    if os.environ.get("NUMAPIN_DATALOADER") == "numapin":
+        sys.meta_path.insert(0, _Watch)
+    del sys.modules[__name__]
+    __import__(__name__)
+
+
+if __name__ == "sitecustomize":
+    _start()

@@ -1,0 +1,198 @@
+"""Datasets, samplers and functions for workers; at module level, so that spawned workers can import them.
+
+Comes in: sizes and delays. Goes out: rows of 16 KiB, which is more than what a loader may leave in its messages.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+ROW = (64, 64)
+
+
+def row(index: int, shape: tuple[int, ...] = ROW) -> torch.Tensor:
+    """Return a float32 row in which every element tells of the index."""
+    return torch.arange(float(torch.Size(shape).numel())).reshape(shape).add_(1000 * index)
+
+
+class Rows(Dataset[Any]):
+    """`size` rows as dicts of a tensor, its index and a string; each takes `delay_s` to make."""
+
+    def __init__(self, size: int = 48, *, delay_s: float = 0.0, shape: tuple[int, ...] = ROW) -> None:
+        self.size, self.delay_s, self.shape = size, delay_s, shape
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return self.size
+
+    def __getitem__(self, index: int) -> Any:
+        """Return row `index`; IndexError beyond the end."""
+        if not 0 <= index < self.size:
+            raise IndexError(index)
+        time.sleep(self.delay_s)
+        return {"x": row(index, self.shape), "index": index, "name": f"row {index}"}
+
+
+class ListedRows(Rows):
+    """Rows that are read a batch at a time."""
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Return the rows of one batch, marked as read together."""
+        return [self[index] | {"together": len(indices)} for index in indices]
+
+
+class GrowingRows(Rows):
+    """Rows of 4 KiB, 8 KiB, 12 KiB and so on, by stretches of eight, then small ones again."""
+
+    def __getitem__(self, index: int) -> Any:
+        """Return row `index`, of its own length."""
+        time.sleep(self.delay_s)
+        return row(index, (1024 * (1 + index // 8 % 6),))
+
+
+class Stream(IterableDataset[Any]):
+    """An iterable dataset: worker w yields `lengths[w]` rows; without workers all are yielded."""
+
+    def __init__(self, *lengths: int, claims: int | None = None) -> None:
+        self.lengths, self.claims = lengths, claims
+
+    def __len__(self) -> int:
+        """Return the length that this dataset claims to have, whether that is true or not."""
+        if self.claims is None:
+            raise TypeError("this stream has no length")
+        return self.claims
+
+    def __repr__(self) -> str:
+        """Return a text without an address: torch's warnings have it."""
+        return f"Stream{self.lengths}"
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield this worker's rows."""
+        info = get_worker_info()
+        shares = range(len(self.lengths)) if info is None else (info.id,)
+        for share in shares:
+            for index in range(self.lengths[share]):
+                yield row(100 * share + index), share
+
+
+class Seeds(Dataset[Any]):
+    """What a worker's random number generators and its worker info say, an item at a time."""
+
+    def __len__(self) -> int:
+        """Return the number of items."""
+        return 24
+
+    def __getitem__(self, index: int) -> Any:
+        """Draw from torch, random and numpy, and tell of the worker."""
+        info = get_worker_info()
+        told = info and (info.id, info.num_workers, info.seed, type(info.dataset).__name__, info.dataset is self)
+        drawn = (torch.initial_seed(), torch.rand(1024), random.random(), np.random.rand())  # noqa: NPY002, S311
+        # `threads` too: torch gives each worker one.
+        return {"index": index, "info": told, "drawn": drawn, "threads": torch.get_num_threads() if info else None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class At(Dataset[Any]):
+    """Rows, but one index does something else first."""
+
+    index: int
+    act: Callable[[], object]
+    size: int = 24
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return self.size
+
+    def __getitem__(self, index: int) -> Any:
+        """Return row `index`, or whatever the act does."""
+        if index == self.index:
+            self.act()
+        return row(index)
+
+
+class CountingSampler:
+    """Indices in order; `drawn` is how many were asked for since the start."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.drawn = size, 0
+
+    def __iter__(self) -> Iterator[int]:
+        """Yield indices and count them."""
+        for index in range(self.size):
+            self.drawn += 1
+            yield index
+
+    def __len__(self) -> int:
+        """Return the number of indices."""
+        return self.size
+
+
+class ManyArgumentsError(Exception):
+    """An exception that cannot be made again from one text."""
+
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__(f"{first} and {second}")
+
+
+@dataclass(frozen=True, slots=True)
+class Raise:
+    """Raise an exception made of these arguments when called."""
+
+    kind: type[BaseException]
+    arguments: tuple[Any, ...] = ("row 7 is broken: \u00e9\u2028",)
+
+    def __call__(self, *_: object) -> Any:
+        """Raise it."""
+        raise self.kind(*self.arguments)
+
+
+def raise_from() -> None:
+    """Raise an exception that has a cause."""
+    try:
+        {}["missing"]  # type: ignore[index]
+    except KeyError as error:
+        raise ValueError("the row has no such field") from error
+
+
+def kill_worker() -> None:
+    """Kill this process with SIGKILL."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def crash_worker() -> None:
+    """End this process as a segmentation fault does."""
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def exit_worker() -> None:
+    """Exit with status 3."""
+    sys.exit(3)
+
+
+def sleep_long() -> None:
+    """Take longer than the time-out of the test."""
+    time.sleep(2)
+
+
+def lock_of(_rows: object) -> object:
+    """Collate to something that no pickler takes."""
+    return threading.Lock()
+
+
+def with_history(rows: list[torch.Tensor]) -> torch.Tensor:
+    """Collate to a tensor in the middle of an autograd graph, which torch refuses to send."""
+    return torch.stack(rows).requires_grad_() * 2

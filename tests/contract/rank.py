@@ -1,0 +1,108 @@
+"""A program that uses a loader, for tests of how such a program ends: python -m tests.contract.rank LOADER SCENE METHOD.
+
+Comes in: the loader's class as module:class, what to do, and the start method of the workers. Goes out: "ready" on
+stdout once batches flow; then what the scene says.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pkgutil
+import signal
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from tests.contract.datasets import Rows
+from tests.contract.watching import pass_first_batches
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.contract.watching import LoaderClass
+
+
+def started(kind: LoaderClass, method: str, **arguments: Any) -> tuple[Any, Any]:
+    """Return a loader and an iterator that is past its first batches, and say that it is."""
+    loader: Any = kind(Rows(100_000), batch_size=2, num_workers=2, multiprocessing_context=method, **arguments)
+    iterator = iter(loader)
+    pass_first_batches(loader, iterator)
+    print("ready", flush=True)  # noqa: T201 - the test waits for it
+    return loader, iterator
+
+
+def run_on(kind: LoaderClass, method: str) -> None:
+    """Take batches for ever."""
+    for _ in started(kind, method)[1]:
+        time.sleep(0.001)
+
+
+def stop_stepping(kind: LoaderClass, method: str) -> None:
+    """Hold a batch and take no more, so that workers wait for room."""
+    held = started(kind, method)
+    time.sleep(1000)
+    del held
+
+
+def hold_in_thread(kind: LoaderClass, method: str) -> None:
+    """Make and run the loader in a thread that ends, then sleep: workers follow the process, not the thread."""
+    held: list[Any] = []
+    thread = threading.Thread(target=lambda: held.extend(started(kind, method)))
+    thread.start()
+    thread.join()
+    assert len([next(held[1]) for _ in range(200)]) == 200
+    print("alive", flush=True)  # noqa: T201 - the test waits for it
+    time.sleep(1000)
+
+
+def leave(kind: LoaderClass, method: str) -> None:
+    """End the program in the middle of an epoch, with everything still there."""
+    globals()["kept"] = [started(kind, method, persistent_workers=True), started(kind, method)]
+
+
+def leave_holding(kind: LoaderClass, method: str) -> None:
+    """End the program with batches in a global, and the loader gone."""
+    loader, iterator = started(kind, method)
+    globals()["kept"] = [next(iterator) for _ in range(40)]
+    del loader, iterator
+
+
+def exit_early(kind: LoaderClass, method: str) -> None:
+    """Exit with status 5 in the middle of an epoch."""
+    for _ in started(kind, method)[1]:
+        sys.exit(5)
+
+
+def fail_early(kind: LoaderClass, method: str) -> None:
+    """End by an exception in the middle of an epoch."""
+    for batch in started(kind, method)[1]:
+        raise ValueError(f"the loss of {len(batch)} is not a number")
+
+
+def chain_handler(kind: LoaderClass, method: str) -> None:
+    """Set a handler for SIGCHLD first; it is called still for a child of the user's."""
+    calls: list[int] = []
+    signal.signal(signal.SIGCHLD, lambda number, _: calls.append(number))
+    held = started(kind, method)
+    assert callable(signal.getsignal(signal.SIGCHLD))
+    child = multiprocessing.get_context("fork").Process(target=os.getpid)
+    child.start()
+    child.join()
+    deadline = time.monotonic() + 5
+    while not calls and time.monotonic() < deadline:
+        time.sleep(0.01)
+    print(f"called {bool(calls)}", flush=True)  # noqa: T201 - what the test reads
+    del held
+
+
+SCENES: dict[str, Callable[[LoaderClass, str], None]] = {
+    scene.__name__: scene
+    for scene in (
+        *(run_on, stop_stepping, hold_in_thread, leave, leave_holding, exit_early, fail_early, chain_handler),
+    )
+}
+
+if __name__ == "__main__":
+    SCENES[sys.argv[2]](pkgutil.resolve_name(sys.argv[1]), sys.argv[3])

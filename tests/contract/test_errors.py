@@ -1,0 +1,305 @@
+"""Errors: type and text of every wrong argument, and of whatever the user's own code raises."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch.utils.data import IterableDataset, SequentialSampler
+
+from tests.contract.datasets import (
+    At,
+    ManyArgumentsError,
+    Raise,
+    Rows,
+    Stream,
+    crash_worker,
+    exit_worker,
+    kill_worker,
+    lock_of,
+    raise_from,
+    row,
+    sleep_long,
+    with_history,
+)
+from tests.contract.watching import (
+    TORCH,
+    Failure,
+    LoaderClass,
+    assert_as_torch,
+    events,
+    failure,
+    pass_first_batches,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+ROWS, STREAM = Rows(8), Stream(4, 4)
+WRONG: list[dict[str, Any]] = [
+    {"num_workers": -1},
+    {"num_workers": "two"},
+    {"timeout": -1},
+    {"timeout": 1},
+    {"prefetch_factor": 2},
+    {"prefetch_factor": 0, "num_workers": 1},
+    {"prefetch_factor": -1, "num_workers": 1},
+    {"prefetch_factor": "a", "num_workers": 1},
+    {"persistent_workers": True},
+    {"dataset": STREAM, "shuffle": True},
+    {"dataset": STREAM, "sampler": [1]},
+    {"dataset": STREAM, "batch_sampler": [[1]]},
+    {"sampler": [1], "shuffle": True},
+    {"sampler": 5},
+    {"sampler": [100]},
+    {"sampler": ["first"], "num_workers": 1},
+    {"batch_sampler": [[1]], "batch_size": 2},
+    {"batch_sampler": [[1]], "shuffle": True},
+    {"batch_sampler": [[1]], "sampler": [1]},
+    {"batch_sampler": [[1]], "drop_last": True},
+    {"batch_sampler": [5], "num_workers": 1},
+    {"batch_size": None, "drop_last": True},
+    {"batch_size": 0},
+    {"batch_size": -3},
+    {"batch_size": True},
+    {"batch_size": "four"},
+    {"drop_last": "yes"},
+    {"dataset": [], "shuffle": True},
+    {"dataset": 5},
+    {"dataset": object()},
+    {"dataset": iter([1, 2])},
+    {"dataset": None, "num_workers": 1},
+    {"shuffle": True, "generator": 5},
+    {"generator": 5, "num_workers": 1},
+    {"collate_fn": 5},
+    {"collate_fn": 5, "num_workers": 1},
+    {"worker_init_fn": 5, "num_workers": 1},
+    {"multiprocessing_context": "fork"},
+    {"multiprocessing_context": "thread", "num_workers": 1},
+    {"multiprocessing_context": 5, "num_workers": 1},
+    {"multiprocessing_context": "spawn", "num_workers": 1, "collate_fn": lambda rows: rows},
+    {"multiprocessing_context": "forkserver", "num_workers": 1, "worker_init_fn": lambda _: None},
+    {"no_such_option": 1},
+    {"sampler": SequentialSampler([]), "num_workers": 1},
+]
+
+
+def outcome(kind: LoaderClass, *positional: Any, **arguments: Any) -> object:
+    """Return the first exception on the way from arguments to a whole epoch, or what was seen without any."""
+    try:
+        loader = kind(*positional, **arguments)
+        iterator = iter(loader)
+    except Exception as error:  # noqa: BLE001 - whatever it is, torch's must be the same
+        return failure(error)
+    return tuple(events(iterator, 20))
+
+
+@pytest.mark.parametrize("arguments", WRONG, ids=str)
+@pytest.mark.filterwarnings("ignore:Got pickle error")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # torch's __del__, of half an iterator
+def test_wrong_arguments(loader_class: LoaderClass, arguments: dict[str, Any]) -> None:
+    """Each fails when torch does, with the same type and text; the two that torch lets pass, pass."""
+    ours, theirs = (outcome(kind, **{"dataset": ROWS, **arguments}) for kind in (loader_class, TORCH))
+    assert ours == theirs
+    assert "Failure" in repr(theirs) or "SequentialSampler" in str(arguments)
+
+
+@pytest.mark.parametrize("num_positional", [0, 13, 14, 20])
+def test_positional_arguments(loader_class: LoaderClass, num_positional: int) -> None:
+    """Thirteen may be given by position, in torch's order; one more is torch's error, and so is none."""
+    defaults = (ROWS, 1, None, None, None, 0, None, False, False, 0, None, None, None, *range(10))
+    ours, theirs = (outcome(kind, *defaults[:num_positional]) for kind in (loader_class, TORCH))
+    assert ours == theirs
+
+
+def test_the_warning_about_pickling(loader_class: LoaderClass) -> None:
+    """What cannot be sent to a spawned worker gives torch's warning before torch's error."""
+    arguments: dict[str, Any] = {"num_workers": 1, "multiprocessing_context": "spawn", "collate_fn": lambda rows: rows}
+    with pytest.warns(UserWarning, match="Got pickle error when attempting to start a worker Process"):
+        outcome(loader_class, ROWS, **arguments)
+
+
+class BrokenStream(IterableDataset[Any]):
+    """A stream that ends with an exception."""
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield three rows and fail."""
+        yield from map(row, range(3))
+        raise ValueError("the shard is truncated")
+
+
+class BrokenInRank:
+    """A batch that fails while it is being unpickled."""
+
+    def __init__(self, rows: list[Any]) -> None:
+        self.rows = torch.stack(rows)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Make the receiver fail."""
+        return Raise(ValueError, ("cannot be made again",)), ()
+
+
+def failing_sampler(after: int) -> Iterator[Any]:
+    """Yield indices, then fail."""
+    yield from range(after)
+    raise LookupError("the sampler has no more")
+
+
+class FailingSampler:
+    """A sampler that fails after some indices."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield indices, then fail."""
+        return failing_sampler(self.after)
+
+
+def nested(*_: object) -> None:
+    """Raise a group of exceptions."""
+    raise ExceptionGroup("two at once", [ValueError(1), KeyError(2)])
+
+
+ACTS: dict[str, Callable[..., object]] = {
+    "ValueError": Raise(ValueError),
+    "KeyError": Raise(KeyError, ("field",)),
+    "IndexError": Raise(IndexError),
+    "StopIteration": Raise(StopIteration),
+    "own": Raise(ManyArgumentsError, (1, 2)),
+    "OSError": Raise(FileNotFoundError, (2, "No such file", "/data/7.jpg")),
+    "MemoryError": Raise(MemoryError, ()),
+    "UnicodeDecodeError": Raise(UnicodeDecodeError, ("utf-8", b"\xff", 0, 1, "invalid")),
+    "chained": raise_from,
+    "group": nested,
+}
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("name", ACTS)
+def test_errors_in_the_dataset(loader_class: LoaderClass, name: str, workers: int) -> None:
+    """They come in place of their batch, with torch's type and text; the batches after them come as torch's do.
+
+    A StopIteration ends the epoch, as with torch.
+    """
+    arguments = {"dataset": At(index=7, act=ACTS[name]), "batch_size": 2, "num_workers": workers}
+    theirs = assert_as_torch(loader_class, lambda: arguments)
+    assert any(isinstance(event, Failure) for event in theirs.epochs[0]) or name == "StopIteration"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"collate_fn": Raise(ValueError)},
+        {"collate_fn": BrokenInRank},
+        {"sampler": FailingSampler(0)},
+        {"sampler": FailingSampler(7)},
+        {"batch_sampler": FailingSampler(3)},
+        {"dataset": BrokenStream()},
+        {"dataset": [torch.zeros(3), torch.zeros(4)], "batch_size": 2},
+        {"dataset": [torch.zeros(3), None], "batch_size": 2},
+        {"dataset": [lambda: 1]},
+        {"dataset": [{"x": 1}, {"y": 1}], "batch_size": 2},
+        {"dataset": [torch.zeros(5000), torch.zeros(5001)] * 9, "batch_size": 2},
+        {"dataset": [[torch.zeros(5000)], [torch.zeros(5000)] * 2] * 9, "batch_size": 2},
+    ],
+)
+def test_errors_in_collating_and_sampling(loader_class: LoaderClass, arguments: dict[str, Any], workers: int) -> None:
+    """Collate functions, samplers and the default collation fail as with torch's loader."""
+    ours, theirs = (
+        outcome(kind, **{"dataset": Rows(24, shape=(9,)), "num_workers": workers, **arguments})
+        for kind in (loader_class, TORCH)
+    )
+    assert ours == theirs
+    assert "Failure" in repr(theirs) or (workers == 0 and arguments.get("collate_fn") is BrokenInRank)
+
+
+def test_an_error_under_a_persistent_worker(loader_class: LoaderClass) -> None:
+    """After an epoch with an error the next one has it too, and no batch of the epoch before."""
+    arguments = {"dataset": At(index=7, act=Raise(ValueError)), "num_workers": 2, "persistent_workers": True}
+    assert_as_torch(loader_class, lambda: arguments, (None, 9, None))
+
+
+def after_pause(act: Callable[[], object]) -> Callable[[], object]:
+    """Act when the rank has taken all earlier batches and waits; an exit would break off what is being sent."""
+
+    def paused() -> object:
+        time.sleep(0.3)
+        return act()
+
+    return paused
+
+
+@pytest.mark.parametrize(
+    ("act", "cause"),
+    [
+        (kill_worker, "DataLoader worker (pid) is killed by signal: Killed. "),
+        (crash_worker, "DataLoader worker (pid) is killed by signal: Segmentation fault. "),
+        (exit_worker, "DataLoader worker (pid) exited unexpectedly with exit code 3. Details are lost due to"),
+    ],
+)
+def test_a_worker_that_dies(loader_class: LoaderClass, act: Callable[[], object], cause: str) -> None:
+    """Torch's RuntimeError comes at once, caused by torch's own account of it, and no other worker is left."""
+    dataset = At(index=90, act=after_pause(act), size=200)
+    iterator = iter(loader_class(dataset, batch_size=2, num_workers=2))
+    start = time.monotonic()
+    with pytest.raises(RuntimeError) as caught:
+        list(iterator)
+    assert time.monotonic() - start < 3
+    texts = [failure(error).text for error in (caught.value, caught.value.__cause__) if error]
+    assert texts[-1].startswith(cause)
+    assert len(texts) == 1 or texts[0] == "DataLoader worker (pid) exited unexpectedly"
+    del iterator, caught
+    assert not multiprocessing.active_children()
+
+
+def test_a_worker_killed_while_the_ring_runs(loader_class: LoaderClass) -> None:
+    """A worker that the system kills is told at the next batches, and the batches in hand stay what they were."""
+    loader = loader_class(Rows(2000, delay_s=0.001), batch_size=2, num_workers=2)
+    iterator: Any = iter(loader)
+    held = [batch["x"] for batch in pass_first_batches(loader, iterator)]
+    expected = [batch.clone() for batch in held]
+    start = time.monotonic()
+    iterator._workers[1].kill()
+    with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid"):
+        list(iterator)
+    assert time.monotonic() - start < 3
+    assert all(map(torch.equal, held, expected))
+
+
+def test_timeout(loader_class: LoaderClass) -> None:
+    """A batch that takes too long is torch's error, as soon as the time is over."""
+    loader = loader_class(At(index=9, act=sleep_long), batch_size=2, num_workers=1, timeout=0.4)
+    iterator = iter(loader)
+    for _ in range(4):
+        next(iterator)
+    start = time.monotonic()
+    with pytest.raises(RuntimeError, match=r"^DataLoader timed out after 0.4 seconds$"):
+        next(iterator)
+    assert 0.3 < time.monotonic() - start < 2
+
+
+def test_exit_without_workers(loader_class: LoaderClass) -> None:
+    """Without workers sys.exit in the dataset is the program's own exit."""
+    with pytest.raises(SystemExit, match="3"):
+        list(loader_class(At(index=3, act=exit_worker)))
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("collate", [lock_of, with_history])
+def test_a_batch_that_cannot_be_sent(own_class: LoaderClass, collate: Callable[[Any], object]) -> None:
+    """It is an error in the rank that says why, where torch waits for ever; the loader goes on with the next batch."""
+    dataset = At(index=-1, act=threading.Lock, size=6)
+    loader = own_class(dataset, batch_size=2, num_workers=1, collate_fn=collate)
+    told = list(events(iter(loader)))
+    assert len(told) == 3
+    texts = [event.text for event in told if isinstance(event, Failure)]
+    assert len(texts) == 3
+    assert all("pickle" in text or "serialize non-leaf" in text for text in texts)

@@ -1,0 +1,146 @@
+"""Iterators that are abandoned or forgotten leave nothing behind: no memory, descriptors, processes, threads."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import multiprocessing
+import os
+import threading
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.contract.datasets import At, Raise, Rows
+from tests.contract.watching import LoaderClass, pass_first_batches, settle
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+DATASET = Rows(400, delay_s=0.0005)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holdings:
+    """What this process holds."""
+
+    descriptors: int
+    children: int
+    threads: int
+    shared_maps: int
+
+    @classmethod
+    def now(cls) -> Holdings:
+        """Count, after letting cycles and threads that are about to end go."""
+        settle()
+        maps = Path("/proc/self/maps").read_text().splitlines()
+        return cls(
+            descriptors=len(os.listdir("/proc/self/fd")),  # noqa: PTH208 - names only
+            children=len(multiprocessing.active_children()),
+            threads=threading.active_count(),
+            shared_maps=sum(" rw-s " in line for line in maps),
+        )
+
+
+def resident_bytes() -> int:
+    """Return this process's resident memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE
+
+
+def grown(before: Holdings, patience_s: float = 3.0) -> dict[str, tuple[int, int]]:
+    """Return what is held more of than before, once nothing is or patience ends: threads end in their own time."""
+    end = time.monotonic() + patience_s
+    while True:
+        then, now = asdict(before), asdict(Holdings.now())
+        more = {name: (then[name], now[name]) for name in then if now[name] > then[name]}
+        if not more or time.monotonic() > end:
+            return more
+        time.sleep(0.02)
+
+
+def abandon(loader: Any, num_batches: int) -> None:
+    """Take some batches and forget the iterator."""
+    list(itertools.islice(loader, num_batches))
+
+
+def warmed(loader_class: LoaderClass) -> Holdings:
+    """Return what is held once everything that a process has only one of is there, and the rest is gone."""
+    abandon(loader_class(DATASET, batch_size=4, num_workers=2), 10)
+    time.sleep(0.1)
+    return Holdings.now()
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_abandoned_a_hundred_times(loader_class: LoaderClass, persistent: bool) -> None:  # noqa: FBT001
+    """A hundred epochs of one loader, each left after some batches, hold what ten do."""
+    loader = loader_class(DATASET, batch_size=4, num_workers=1, persistent_workers=persistent)
+    taken = itertools.cycle([0, 1, 3, 9, 24])
+    for _ in range(10):
+        abandon(loader, next(taken))
+    time.sleep(0.1)
+    held, memory = Holdings.now(), resident_bytes()
+    for _ in range(90):
+        abandon(loader, next(taken))
+    assert not grown(held)
+    assert resident_bytes() - memory < 16 << 20
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("num_batches", [0, 2, 40, 100])
+def test_forgotten(loader_class: LoaderClass, num_batches: int, persistent: bool) -> None:  # noqa: FBT001
+    """A loader that is deleted at any point of an epoch, and never closed, leaves nothing."""
+    before = warmed(loader_class)
+    loader = loader_class(DATASET, batch_size=4, num_workers=2, persistent_workers=persistent)
+    iterator: Any = iter(loader)
+    workers = iterator._workers
+    list(itertools.islice(iterator, num_batches))
+    assert all(worker.is_alive() for worker in workers) or num_batches == 100
+    del loader, iterator, workers
+    assert not grown(before)
+
+
+def test_kept_batches_keep_their_memory_only(loader_class: LoaderClass) -> None:
+    """Of a loader that is gone, batches in hand keep memory, and at most a thread that waits for the last of them."""
+    before = warmed(loader_class)
+    loader = loader_class(DATASET, batch_size=4, num_workers=2)
+    iterator = iter(loader)
+    kept = [batch["x"] for batch in pass_first_batches(loader, iterator)]
+    del loader, iterator
+    time.sleep(0.1)
+    now = Holdings.now()
+    assert now.children == before.children
+    assert now.threads <= before.threads + 1
+    assert now.shared_maps > before.shared_maps
+    kept.clear()
+    assert not grown(before)
+
+
+def test_after_an_error(own_class: LoaderClass) -> None:
+    """An iterator that raised is held by its exception's cycle; when that goes, its workers end within a second.
+
+    Torch's take five seconds each: by then the collector has taken its queues apart.
+    """
+    loader = own_class(At(index=3, act=Raise(ValueError), size=400), num_workers=2)
+    gc.disable()
+    try:
+        with pytest.raises(ValueError, match="is broken"):
+            list(loader)
+        start = time.monotonic()
+        settle()
+    finally:
+        gc.enable()
+    assert time.monotonic() - start < 1
+    assert not multiprocessing.active_children()
+
+
+def test_close(own_class: LoaderClass) -> None:
+    """close() ends workers that stay, as does the end of a with block; the loader can be iterated again afterwards."""
+    with own_class(DATASET, batch_size=4, num_workers=2, persistent_workers=True) as loader:
+        first = [batch["index"].tolist() for batch in loader]
+        assert len(multiprocessing.active_children()) == 2
+    assert not multiprocessing.active_children()
+    assert [batch["index"].tolist() for batch in loader] == first
+    loader.close()
+    loader.close()
+    assert not multiprocessing.active_children()

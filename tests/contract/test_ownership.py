@@ -1,0 +1,315 @@
+"""Each batch is its holder's for ever: nobody writes to it, and nobody sees what the holder writes.
+
+All of this is about slots that are lent again, so the batches in hand are those that came through the ring.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import itertools
+import os
+import pickle
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch.utils.data import default_collate
+
+from tests.contract.datasets import Rows, row
+from tests.contract.describe import assert_same_batches, describe
+from tests.contract.watching import TORCH, LoaderClass, assert_as_torch, hits, pass_first_batches, settle
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+SIZE = 240  # rows; more batches of them than any ring of this size has slots
+DATASET = Rows(SIZE, delay_s=0.0005)
+
+
+def through_ring(loader: Any) -> Iterator[tuple[int, Any]]:
+    """Yield the numbers and batches of an epoch, from the first that came through the ring."""
+    iterator = iter(loader)
+    skipped = len(pass_first_batches(loader, iterator, num_hits=1))
+    yield from enumerate(iterator, skipped)
+
+
+def assert_mostly_ring(loader: Any) -> None:
+    """Fail where slots did not come back: fewer than half of an epoch's batches came through the ring."""
+    through = hits(loader)
+    assert through is None or through >= SIZE // 4 // 2, loader.stats()
+
+
+def expected(number: int) -> torch.Tensor:
+    """Return the tensor of batch `number` of four rows."""
+    return torch.stack([row(4 * number + i) for i in range(4)])
+
+
+def test_a_list_of_batches_edited_in_place(loader_class: LoaderClass) -> None:
+    """Every batch of a list can be edited, and no edit shows in another batch."""
+    loader = loader_class(DATASET, batch_size=4, num_workers=2)
+    batches = dict(through_ring(loader))
+    for number, batch in batches.items():
+        assert torch.equal(batch["x"], expected(number)), number
+        batch["x"].add_(number).mul_(2)
+    for number, batch in batches.items():
+        assert torch.equal(batch["x"], (expected(number) + number) * 2), number
+
+
+def test_a_batch_edited_while_others_come(loader_class: LoaderClass) -> None:
+    """The holder's edits stay while the workers go on, and reach no later batch."""
+    loader = loader_class(DATASET, batch_size=4, num_workers=2)
+    held: list[torch.Tensor] = []
+    for number, batch in through_ring(loader):
+        assert torch.equal(batch["x"], expected(number)), number
+        assert all((tensor == -1).all() for tensor in held)
+        held = [*held[-2:], batch["x"].fill_(-1)]
+    assert_mostly_ring(loader)
+
+
+class Cycle:
+    """Holds a tensor and itself."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor, self.me = tensor, self
+
+
+class Saved:
+    """Holds a tensor only as what autograd saved for backward."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.weight = torch.ones(4, 64, 64, requires_grad=True)
+        self.sum = (self.weight * tensor).sum()
+
+    def values(self) -> torch.Tensor:
+        """Return the saved tensor: the gradient of the weights."""
+        self.sum.backward(retain_graph=True)
+        gradient = self.weight.grad
+        assert gradient is not None
+        self.weight.grad = None
+        return gradient
+
+
+KEPT: dict[str, tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]] = {
+    "tensor": (lambda tensor: tensor, lambda kept: kept),
+    "numpy": (lambda tensor: tensor.numpy(), torch.from_numpy),
+    "numpy-view": (lambda tensor: tensor.numpy()[1:, ::2].T, lambda kept: torch.from_numpy(kept)),
+    "memoryview": (lambda tensor: memoryview(tensor.numpy()), lambda kept: torch.frombuffer(kept, dtype=torch.float32)),
+    "row": (lambda tensor: tensor[2, 5:], lambda kept: kept),
+    "transposed": (lambda tensor: tensor.t_() if tensor.dim() == 2 else tensor.transpose(0, 2), lambda kept: kept),
+    "bytes-view": (lambda tensor: tensor.view(torch.uint8), lambda kept: kept),
+    "detached": (lambda tensor: tensor.detach(), lambda kept: kept),
+    "storage": (
+        lambda tensor: (tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()),
+        lambda kept: torch.empty(0).set_(*kept),
+    ),
+    "alias": (lambda tensor: torch.Tensor().set_(tensor), lambda kept: kept),
+    "dlpack": (torch.from_dlpack, lambda kept: kept),
+    "parameter": (lambda tensor: torch.nn.Parameter(tensor), lambda kept: kept.detach()),
+    "saved-for-backward": (Saved, Saved.values),
+    "cycle": (Cycle, lambda kept: kept.tensor),
+    "shallow-copy": (lambda tensor: copy.copy({"x": tensor}), lambda kept: kept["x"]),
+    "unbound": (lambda tensor: tensor.unbind()[3], lambda kept: kept),
+    "iterator": (lambda tensor: itertools.chain(iter(tensor)), lambda kept: torch.stack(list(copy.copy(kept)))),
+}
+
+
+@pytest.mark.parametrize("way", [way for way in KEPT if way != "iterator"])
+def test_whatever_keeps_a_batch(loader_class: LoaderClass, way: str) -> None:
+    """A batch lives as long as anything that shows its memory: all others are dropped, and the rest of the epoch runs."""
+    keep, values = KEPT[way]
+    loader = loader_class(DATASET, batch_size=4, num_workers=2)
+    kept = []
+    for number, batch in through_ring(loader):
+        if len(kept) < 5:
+            kept.append((number, keep(batch["x"])))
+        del batch
+    settle()
+    assert len(kept) == 5
+    for number, held in kept:
+        assert torch.equal(values(held), values(keep(expected(number)))), number
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_batches_outlive_everything(loader_class: LoaderClass, persistent: bool) -> None:  # noqa: FBT001
+    """Batches of an epoch stay true through the next ones, and when iterator and loader are gone; edits still work."""
+    loader: Any = loader_class(DATASET, batch_size=4, num_workers=2, persistent_workers=persistent)
+    held = dict(itertools.islice(through_ring(loader), 20))
+    list(loader)
+    numpys = {number: batch["x"].numpy() for number, batch in through_ring(loader)}
+    if hasattr(loader, "close"):
+        loader.close()
+    del loader
+    settle()
+    again = list(loader_class(DATASET, batch_size=4, num_workers=2))
+    for number, batch in held.items():
+        assert torch.equal(batch["x"], expected(number)), number
+        assert batch["x"].zero_().sum() == 0
+    for number, array in numpys.items():
+        assert torch.equal(torch.from_numpy(array), expected(number)), number
+    assert len(again) == SIZE // 4
+
+
+def test_what_is_made_of_a_batch(loader_class: LoaderClass) -> None:
+    """Copies, pickles and files of a tensor have its bytes and no more, as of torch's; flags and methods work too."""
+    sizes: dict[str, tuple[int, ...]] = {}
+    for name, kind in (("ours", loader_class), ("torch's", TORCH)):
+        number, batch = list(through_ring(kind(DATASET, batch_size=4, num_workers=1)))[20]
+        tensor = batch["x"]
+        file = io.BytesIO()
+        torch.save(tensor, file)
+        copies = (copy.deepcopy(tensor), pickle.loads(pickle.dumps(tensor)), torch.load(io.BytesIO(file.getvalue())))  # noqa: S301
+        assert all(torch.equal(made, expected(number)) for made in copies)
+        sizes[name] = (tensor.untyped_storage().nbytes(), len(file.getvalue()) // 1024, len(pickle.dumps(tensor)) // 1024)
+        assert tensor.requires_grad_().sum().backward() is None
+        assert tensor.grad.shape == tensor.shape
+        assert tensor.detach().resize_(2, 5).shape == (2, 5)
+        assert torch.equal(tensor.detach().share_memory_()[1], expected(number)[1])
+    assert sizes["ours"] == sizes["torch's"]
+
+
+def square(tasks: Any, results: Any) -> None:
+    """Receive tensors, square them in place, and send them back."""
+    for tensor in iter(tasks.get, None):
+        results.put(tensor.mul_(2))
+    tasks.get()  # stay until what was sent has been taken
+
+
+def test_a_batch_sent_on_to_another_process(loader_class: LoaderClass) -> None:
+    """A batch can be put into a torch queue; what the other process makes of it comes back."""
+    context = torch.multiprocessing.get_context("fork")
+    tasks, results = context.Queue(), context.Queue()
+    process = context.Process(target=square, args=(tasks, results))
+    process.start()
+    batches = list(itertools.islice(through_ring(loader_class(DATASET, batch_size=4, num_workers=1)), 10))
+    for number, batch in batches:
+        tasks.put(batch["x"])
+        assert torch.equal(results.get(timeout=20), 2 * expected(number))
+    tasks.put(None)
+    tasks.put(None)
+    process.join()
+
+
+class Hoarder:
+    """A collate function that keeps batches in the worker, and returns each with the one three before it."""
+
+    def __init__(self) -> None:
+        self.kept: list[Any] = []
+
+    def __call__(self, rows: list[Any]) -> Any:
+        """Return this batch and an earlier one."""
+        self.kept = [*self.kept[-3:], default_collate(rows)]
+        return self.kept[-1], self.kept[0]
+
+
+class Views:
+    """A collate function that keeps a view of the first batch and returns it again and again."""
+
+    view: torch.Tensor | None = None
+
+    def __call__(self, rows: list[Any]) -> Any:
+        """Return this batch, and two rows of the first."""
+        batch = default_collate(rows)["x"]
+        self.view = batch[:2, 7] if self.view is None else self.view
+        return batch, self.view
+
+
+def dropping(rows: list[Any]) -> Any:
+    """Collate three times and return one of the results."""
+    return [default_collate(rows) for _ in range(3)][1]
+
+
+def beside_shared(rows: list[Any]) -> Any:
+    """Return a batch beside a tensor that lies in torch's shared memory."""
+    return default_collate(rows) | {"shared": row(1).share_memory_()}
+
+
+class FirstHalf:
+    """A collate function that is an odd one for the first half of the rows, and the default one from there on."""
+
+    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
+        self.collate = collate
+
+    def __call__(self, rows: list[Any]) -> Any:
+        """Collate by either."""
+        return (self.collate if rows[0]["index"] < SIZE // 2 else default_collate)(rows)
+
+
+@pytest.mark.parametrize("make", [Hoarder, Views])
+def test_batches_kept_in_the_worker(loader_class: LoaderClass, make: Callable[[], Any]) -> None:
+    """What a collate function keeps is still true when it is sent with a later batch."""
+    ours, theirs = (
+        [describe(batch) for batch in kind(DATASET, batch_size=4, num_workers=2, collate_fn=make())]
+        for kind in (loader_class, TORCH)
+    )
+    assert_same_batches(ours, theirs)
+
+
+@pytest.mark.parametrize("collate", [dropping, beside_shared])
+def test_batches_that_are_not_sent(loader_class: LoaderClass, collate: Callable[[list[Any]], Any]) -> None:
+    """What is collated and dropped, or sent by torch's way, gives its slot back: batches use the ring afterwards."""
+    loader = loader_class(DATASET, batch_size=4, num_workers=2, collate_fn=FirstHalf(collate))
+    iterator = iter(loader)
+    first = list(itertools.islice(iterator, SIZE // 4 // 2 + 6))  # six may have been collated ahead
+    before = hits(loader)
+    for number, batch in enumerate([*first[-6:], *iterator], SIZE // 4 // 2):
+        assert torch.equal(batch["x"], expected(number)), number
+    assert before is None or hits(loader) - before >= 16, loader.stats()  # type: ignore[operator, attr-defined]
+
+
+class NestedCollate(Rows):
+    """A dataset that collates by itself, a row at a time."""
+
+    def __getitem__(self, index: int) -> Any:
+        """Return four rows, collated."""
+        return default_collate([super(NestedCollate, self).__getitem__(index + i) for i in range(-3, 1)])
+
+
+def test_a_dataset_that_collates(loader_class: LoaderClass) -> None:
+    """Collating inside the dataset, and the results once more, gives what torch gives."""
+    arguments = {"dataset": NestedCollate(60), "sampler": range(3, 60), "batch_size": 3, "num_workers": 2}
+    assert_as_torch(loader_class, lambda: arguments)
+
+
+class SharedRows(Rows):
+    """Rows that lie in torch's shared memory, as users do to see in the rank what workers write."""
+
+    def __init__(self) -> None:
+        super().__init__(40)
+        self.memory = torch.stack([row(i) for i in range(40)]).share_memory_()
+
+    def __getitem__(self, index: int) -> Any:
+        """Return the shared row itself."""
+        time.sleep(0.002)
+        return self.memory[index]
+
+
+def test_memory_that_the_user_shares(loader_class: LoaderClass) -> None:
+    """A tensor in torch's shared memory is sent as itself, not as a copy: what the rank writes, the dataset has."""
+    written = []
+    for kind in (loader_class, TORCH):
+        dataset = SharedRows()
+        for batch in kind(dataset, batch_size=None, num_workers=1):
+            batch.fill_(-7)
+        written.append(int((dataset.memory == -7).sum()))
+    assert written[0] == written[1] == 40 * 64 * 64
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # Python 3.12 on forks beside threads
+def test_a_fork_by_the_user(loader_class: LoaderClass) -> None:
+    """A child of the rank that drops its copies of batches, and collects, frees nothing of the rank's."""
+    loader = loader_class(DATASET, batch_size=4, num_workers=2)
+    held: dict[int, Any] = {}
+    for number, batch in through_ring(loader):
+        held[number] = batch["x"]
+        if len(held) == 12:
+            child = os.fork()
+            if child == 0:
+                right = all(torch.equal(tensor, expected(key)) for key, tensor in held.items())
+                held.clear()
+                del batch
+                settle()
+                os._exit(0 if right else 1)
+            assert os.waitpid(child, 0)[1] == 0
+    assert all(torch.equal(tensor, expected(number)) for number, tensor in held.items())

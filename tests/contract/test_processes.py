@@ -1,0 +1,151 @@
+"""How a program that uses a loader ends, in processes of their own: exits, signals, and who is left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.contract.rank import SCENES
+from tests.contract.watching import TORCH
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.contract.watching import LoaderClass
+
+ROOT = Path(__file__).resolve().parents[2]
+METHODS = ("fork", "spawn", "forkserver")
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program in a session of its own, so that whatever it starts can be found."""
+
+    process: subprocess.Popen[str]
+
+    def members(self) -> list[int]:
+        """Return the processes of its session that live, zombies left out."""
+        return [pid for pid, state, session in _processes() if session == self.process.pid and state not in "ZX"]
+
+    def wait_for(self, word: str) -> None:
+        """Wait until it prints this line."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.strip() == word:
+                return
+        pytest.fail(f"ended without {word!r}: {self.process.communicate()[1]}")
+
+    def seconds_to_end(self, limit_s: float = 20.0) -> float:
+        """Return how long it takes until no member lives; fail at the limit."""
+        start = time.monotonic()
+        while self.members():
+            assert time.monotonic() - start < limit_s, f"still there: {self.members()}"
+            self.process.poll()
+            time.sleep(0.01)
+        return time.monotonic() - start
+
+
+def _processes() -> Iterator[tuple[int, str, int]]:
+    """Yield process id, state and session of every process."""
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                fields = Path(entry.path, "stat").read_text().rpartition(")")[2].split()
+                yield int(entry.name), fields[0], int(fields[3])
+
+
+@contextlib.contextmanager
+def running(kind: LoaderClass, scene: str, method: str = "fork") -> Iterator[Program]:
+    """Start a scene with a loader class; nothing of it outlives the block."""
+    assert scene in SCENES
+    name = f"{kind.__module__}:{kind.__qualname__}"
+    command = [sys.executable, "-W", "ignore", "-m", "tests.contract.rank", name, scene, method]
+    with subprocess.Popen(
+        command, cwd=ROOT, text=True, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        program = Program(process)
+        try:
+            yield program
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module", params=["run_on", "stop_stepping"])
+def killed(request: pytest.FixtureRequest, own_class: LoaderClass) -> dict[str, tuple[int, float]]:
+    """Kill three programs, one of each start method; give how many processes they were and how long these lived on."""
+    found = {}
+    with contextlib.ExitStack() as stack:
+        programs = {method: stack.enter_context(running(own_class, request.param, method)) for method in METHODS}
+        for method, program in programs.items():
+            program.wait_for("ready")
+            members = len(program.members())
+            program.process.kill()
+            found[method] = (members, program.seconds_to_end())
+    return found
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_killed(killed: dict[str, tuple[int, float]], method: str) -> None:
+    """After SIGKILL no worker, server or tracker lives for two seconds, whether batches flow or workers wait."""
+    members, seconds = killed[method]
+    assert members >= 3  # the program and two workers
+    assert seconds < 2
+
+
+def test_made_in_a_thread_that_ends(loader_class: LoaderClass) -> None:
+    """Workers that a thread started live on when it ends, deliver, and end with the program."""
+    with running(loader_class, "hold_in_thread") as program:
+        program.wait_for("ready")
+        program.wait_for("alive")
+        assert len(program.members()) == 3
+        program.process.terminate()
+        assert program.seconds_to_end() < (20 if loader_class is TORCH else 2)
+
+
+@pytest.mark.parametrize("whole_group", [False, True], ids=["program", "group"])
+def test_interrupted(loader_class: LoaderClass, whole_group: bool) -> None:  # noqa: FBT001
+    """Ctrl-C, to the program alone or to all as a terminal sends it: ends as torch's does, at once, nobody left."""
+    ends = []
+    with running(loader_class, "run_on") as ours, running(TORCH, "run_on") as theirs:
+        for program in (ours, theirs):
+            program.wait_for("ready")
+            (os.killpg if whole_group else os.kill)(program.process.pid, signal.SIGINT)
+            seconds = program.seconds_to_end()
+            err = program.process.communicate()[1]
+            ends.append((program.process.returncode, err.splitlines()[-1], seconds < 3))
+    assert ends[0] == ends[1] == (-signal.SIGINT, "KeyboardInterrupt", True)
+
+
+@pytest.mark.parametrize(
+    ("scene", "status", "last"),
+    [
+        ("leave", 0, ""),
+        ("leave_holding", 0, ""),
+        ("exit_early", 5, ""),
+        ("fail_early", 1, "ValueError: the loss of 3 is not a number"),
+    ],
+)
+def test_ends_in_the_middle(loader_class: LoaderClass, scene: str, status: int, last: str) -> None:
+    """A program may end at any point: its own status, its own message and no other, nobody left."""
+    with running(loader_class, scene) as program:
+        out, err = program.process.communicate(timeout=60)
+        assert "ready" in out
+        assert (program.process.returncode, err.strip().splitlines()[-1:]) == (status, [last] if last else [])
+        assert program.seconds_to_end() < 2
+
+
+def test_handler_for_children(loader_class: LoaderClass) -> None:
+    """A handler for SIGCHLD that was there before the loader is called still."""
+    with running(loader_class, "chain_handler") as program:
+        out, err = program.process.communicate(timeout=60)
+        assert (out, err) == ("ready\ncalled True\n", "")

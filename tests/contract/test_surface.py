@@ -1,0 +1,227 @@
+"""What user code and frameworks touch on a loader besides its batches."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import itertools
+import multiprocessing
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DistributedSampler, RandomSampler
+
+from tests.contract.datasets import Rows, Seeds, Stream
+from tests.contract.describe import assert_same_batches, describe
+from tests.contract.watching import TORCH, LoaderClass, assert_as_torch, failure, pass_first_batches, watch
+
+FROZEN = ("batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers")
+OWN = ("device", "pinned_budget", "node", "strict")
+GIVEN: dict[str, Any] = {
+    "dataset": Rows(20),
+    "batch_size": 3,
+    "sampler": RandomSampler(range(20)),
+    "num_workers": 1,
+    "collate_fn": torch.utils.data.default_collate,
+    "pin_memory": False,
+    "drop_last": True,
+    "timeout": 7,
+    "worker_init_fn": print,
+    "generator": torch.Generator(),
+    "prefetch_factor": 3,
+    "persistent_workers": True,
+    "in_order": False,
+    "multiprocessing_context": multiprocessing.get_context("fork"),
+}
+
+
+def collated(rows: list[Any]) -> Any:
+    """Collate as the default does; known by its identity."""
+    return torch.utils.data.default_collate(rows)
+
+
+def send_epoch(loader: Any, results: Any) -> None:
+    """Run an epoch in another process and send what was seen."""
+    results.put([describe(batch) for batch in loader])
+
+
+def test_signature(loader_class: LoaderClass) -> None:
+    """Torch's parameters come first, in its order, with its defaults; ours follow and are keywords."""
+    ours, theirs = (list(inspect.signature(kind).parameters.values()) for kind in (loader_class, TORCH))
+    facts = [[(p.name, p.kind, p.default) for p in parameters] for parameters in (ours[: len(theirs)], theirs)]
+    assert facts[0] == facts[1]
+    assert {p.kind for p in ours[len(theirs) :]} <= {inspect.Parameter.KEYWORD_ONLY}
+
+
+def test_own_options(own_class: LoaderClass) -> None:
+    """Ours are these, may be left out, and are readable attributes."""
+    parameters = inspect.signature(own_class).parameters
+    assert [(name, parameters[name].default) for name in OWN] == [(name, False if name == "strict" else None) for name in OWN]
+    loader = own_class(Rows())
+    assert [getattr(loader, name) for name in OWN] == [None, None, None, False]
+
+
+@pytest.mark.parametrize("given", [{"dataset": Rows(4)}, GIVEN, {"dataset": Stream(3), "batch_size": None}], ids=len)
+def test_attributes(loader_class: LoaderClass, given: dict[str, Any]) -> None:
+    """Whatever torch keeps of its arguments is there under its name, and is the very object that was given."""
+    ours, theirs = loader_class(**given), TORCH(**given)
+    for name, value in vars(theirs).items():
+        mine = getattr(ours, name)
+        assert mine is value or mine == value or type(mine) is type(value), name
+    for name, value in given.items():
+        assert getattr(ours, name) is value or getattr(ours, name) == value, name
+    assert vars(theirs).keys() <= vars(ours).keys()  # Lightning reads vars()
+
+
+def test_made_again_from_its_attributes(loader_class: LoaderClass) -> None:
+    """As Lightning does it: same class, same attributes, another sampler."""
+    first = loader_class(**GIVEN)
+    names = [name for name in inspect.signature(loader_class).parameters if hasattr(first, name)]
+    arguments = {name: getattr(first, name) for name in names}
+    dropped = ("sampler", "shuffle", "batch_sampler", "worker_init_fn")
+    arguments = {name: value for name, value in arguments.items() if name not in dropped}
+    again = type(first)(**arguments, sampler=DistributedSampler(GIVEN["dataset"], 2, 1, shuffle=False))
+    assert [batch["index"].tolist() for batch in again] == [[1, 3, 5], [7, 9, 11], [13, 15, 17]]
+
+
+@pytest.mark.parametrize("name", FROZEN)
+def test_frozen_attributes(loader_class: LoaderClass, name: str) -> None:
+    """Setting these on a loader that exists is torch's error."""
+    errors = []
+    for kind in (loader_class, TORCH):
+        with pytest.raises(ValueError, match=f"{name} attribute should not be set after") as caught:
+            setattr(kind(Rows()), name, 2)
+        errors.append(failure(caught.value))
+    assert errors[0] == errors[1]
+
+
+def test_start_method_can_be_changed(loader_class: LoaderClass) -> None:
+    """The start method is a property that checks what it is given, after init too."""
+    loader: Any = loader_class(Rows(), num_workers=1)
+    loader.multiprocessing_context = "fork"
+    assert loader.multiprocessing_context.get_start_method() == "fork"
+    with pytest.raises(ValueError, match="should specify a valid start method"):
+        loader.multiprocessing_context = "thread"
+
+
+def test_class(loader_class: LoaderClass) -> None:
+    """It is a torch DataLoader of that name, takes a type between brackets, and gives torch's iterators."""
+    assert issubclass(loader_class, TORCH)
+    assert loader_class.__name__ == "DataLoader"
+    loader = loader_class[int](Rows(), num_workers=1)  # type: ignore[index]
+    assert isinstance(loader, loader_class)
+    iterator = iter(loader)
+    assert isinstance(iterator, torch.utils.data.dataloader._MultiProcessingDataLoaderIter)
+    assert iter(iterator) is iterator
+    assert len(iterator) == 48
+    with pytest.raises(NotImplementedError):
+        pickle.dumps(iterator)
+
+
+def test_subclass_of_the_users(loader_class: LoaderClass) -> None:
+    """A class that sets attributes before init, gives arguments of its own and overrides methods works as with torch."""
+
+    class Counted(loader_class):  # type: ignore[valid-type, misc]
+        def __init__(self, dataset: Any, *, every: int, **rest: Any) -> None:
+            self.every = every
+            super().__init__(dataset, collate_fn=collated, **rest)
+
+        def __iter__(self) -> Any:
+            return itertools.islice(super().__iter__(), 0, None, self.every)
+
+        def __len__(self) -> int:
+            return int(super().__len__()) // self.every
+
+    loader = Counted(Rows(12), every=2, num_workers=2)
+    assert [batch["index"].item() for batch in loader] == [0, 2, 4, 6, 8, 10]
+    assert len(loader) == 6
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_length(loader_class: LoaderClass, drop_last: bool) -> None:  # noqa: FBT001
+    """The number of batches, of a map dataset, a sampler, and as claimed by a stream; without one it is torch's error."""
+    arguments: dict[str, Any] = {"batch_size": 5, "drop_last": drop_last}
+    for dataset in (Rows(48), Stream(9, claims=48), Stream(9)):
+        lengths: list[object] = []
+        for kind in (loader_class, TORCH):
+            try:
+                lengths.append(len(kind(dataset, **arguments)))
+            except TypeError as error:
+                lengths.append(failure(error))
+        assert lengths[0] == lengths[1]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_warning_about_a_streams_length(loader_class: LoaderClass, workers: int) -> None:
+    """A stream that yields more than len() said gives torch's warning, with each batch that is too many."""
+
+    def made(kind: LoaderClass) -> Any:
+        loader = kind(Stream(9, 9, claims=6), batch_size=2, num_workers=workers)
+        assert len(loader) == 3
+        return loader
+
+    theirs = watch(lambda: made(TORCH))
+    assert watch(lambda: made(loader_class)) == theirs
+    assert "was reported to be 6" in theirs.warnings[0]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_profiler_range(loader_class: LoaderClass, workers: int) -> None:
+    """The profiler shows the wait for a batch under torch's name; tools look for it."""
+
+    def ranges(kind: LoaderClass) -> set[str]:
+        loader = kind(Rows(4), num_workers=workers)
+        with torch.autograd.profiler.profile() as profile:
+            list(loader)
+        return {event.name for event in profile.function_events if "DataLoader" in event.name}
+
+    names = ranges(loader_class)
+    assert names == ranges(TORCH)
+    assert len(names) == 1
+
+
+def test_copies(loader_class: LoaderClass) -> None:
+    """A copy, shallow or deep or from a pickle, is frozen as the loader is and yields what it would, also afterwards."""
+    loader = loader_class(Rows(12), batch_size=2, num_workers=1, shuffle=True)
+    list(loader)
+    for same in (copy.copy(loader), copy.deepcopy(loader), pickle.loads(pickle.dumps(loader))):  # noqa: S301
+        assert type(same) is loader_class
+        assert watch(lambda same=same: same) == watch(lambda: loader)  # type: ignore[misc]
+        with pytest.raises(ValueError, match="should not be set after"):
+            same.batch_size = 9
+
+
+def test_a_loader_sent_to_a_spawned_process(loader_class: LoaderClass) -> None:
+    """A process that is given the loader gets its batches; with workers of its own."""
+    context = multiprocessing.get_context("spawn")
+    loader = loader_class(Rows(12), batch_size=2, num_workers=1, multiprocessing_context="fork")
+    expected = [describe(batch) for batch in loader]
+    results = context.Queue()
+    process = context.Process(target=send_epoch, args=(loader, results))
+    process.start()
+    assert_same_batches(results.get(timeout=60), expected)
+    process.join()
+
+
+def test_two_iterators_at_once(loader_class: LoaderClass) -> None:
+    """Two iterators over one loader each see the whole epoch, in step or one ahead of the other."""
+    loader = loader_class(Rows(200, delay_s=0.001), batch_size=2, num_workers=1)
+    expected = [describe(batch) for batch in TORCH(Rows(200), batch_size=2)]
+    first, second = iter(loader), iter(loader)
+    ahead = [describe(batch) for batch in pass_first_batches(loader, first)]
+    pairs = [(describe(a), describe(b)) for a, b in zip(first, second, strict=False)]
+    assert_same_batches([*ahead, *(a for a, _ in pairs)], expected)
+    assert_same_batches([*(b for _, b in pairs), *map(describe, second)], expected)
+
+
+def test_a_persistent_iterator_is_one(loader_class: LoaderClass) -> None:
+    """With workers that stay a second iter() starts the same iterator again; no batch of the first one comes."""
+    loader = loader_class(Seeds(), num_workers=2, persistent_workers=True)
+    first = iter(loader)
+    next(first)
+    assert iter(loader) is first
+    assert [batch["index"].item() for batch in first] == list(range(24))
+    arguments = {"dataset": Seeds(), "num_workers": 2, "persistent_workers": True}
+    assert_as_torch(loader_class, lambda: arguments, (1, 3, 5, None))

@@ -1,0 +1,192 @@
+"""The same batches, in the same order, with the same random draws and warnings: a grid of arguments and datasets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch.utils.data import (
+    ChainDataset,
+    DistributedSampler,
+    StackDataset,
+    Subset,
+    TensorDataset,
+    WeightedRandomSampler,
+    default_collate,
+)
+from torch.utils.data.datapipes.iter import IterableWrapper
+from torch.utils.data.datapipes.map import SequenceWrapper
+
+from tests.contract.datasets import CountingSampler, GrowingRows, ListedRows, Rows, Stream, row
+from tests.contract.watching import (
+    TORCH,
+    Epochs,
+    LoaderClass,
+    Seen,
+    assert_as_torch,
+    assert_same_seen,
+    hits,
+    pass_first_batches,
+    watch,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # three workers, two cores
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """What makes a loader's arguments, and the epochs to run."""
+
+    arguments: Callable[[], dict[str, Any]]
+    epochs: Epochs = (None,)
+    ordered: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Fresh:
+    """An argument that is made anew for each loader, because it has a state."""
+
+    make: Callable[[], object]
+
+
+def case(*, epochs: Epochs = (None,), ordered: bool = True, **arguments: Any) -> Case:
+    """Make a case of a loader's arguments."""
+
+    def made() -> dict[str, Any]:
+        return {key: value.make() if isinstance(value, Fresh) else value for key, value in arguments.items()}
+
+    return Case(arguments=made, epochs=epochs, ordered=ordered)
+
+
+def seeded() -> torch.Generator:
+    """Return a generator with a seed of its own."""
+    return torch.Generator().manual_seed(5)
+
+
+def summed(rows: list[Any]) -> tuple[torch.Tensor, int]:
+    """Collate to something that the default would not."""
+    return torch.stack([item["x"] for item in rows]).sum(dim=0), len(rows)
+
+
+SLOW = Rows(delay_s=0.002)  # slow enough for a ring to be built before the end
+WORKERS = (0, 1, 2, 3)
+CASES = {
+    **{f"plain-{n}": case(dataset=SLOW, batch_size=5, num_workers=n) for n in WORKERS},
+    **{f"drop-last-{n}": case(dataset=Rows(), batch_size=5, drop_last=True, num_workers=n) for n in WORKERS},
+    **{f"shuffle-{n}": case(dataset=Rows(), batch_size=4, shuffle=True, num_workers=n) for n in (0, 2)},
+    **{
+        f"shuffle-generator-{n}": case(
+            dataset=SLOW, batch_size=4, shuffle=True, generator=Fresh(seeded), num_workers=n, epochs=(None, None)
+        )
+        for n in (0, 3)
+    },
+    **{
+        f"prefetch-{p}-{n}": case(dataset=SLOW, batch_size=3, prefetch_factor=p, num_workers=n)
+        for p in (1, 4)
+        for n in (1, 2)
+    },
+    **{f"unbatched-{n}": case(dataset=SLOW, batch_size=None, num_workers=n) for n in (0, 2)},
+    **{f"stream-{n}": case(dataset=Stream(21, 4, 11), batch_size=4, num_workers=n) for n in WORKERS},
+    **{f"stream-drop-last-{n}": case(dataset=Stream(21, 4), batch_size=4, drop_last=True, num_workers=n) for n in (0, 2)},
+    **{f"stream-unbatched-{n}": case(dataset=Stream(9, 0, 5), batch_size=None, num_workers=n) for n in (0, 3)},
+    "stream-length-true": case(dataset=Stream(20, 20, claims=40), batch_size=4, num_workers=2),
+    **{
+        f"batch-sampler-{n}": case(dataset=SLOW, batch_sampler=[[0, 1], [5], [7, 6, 5, 4], [2] * 9] * 4, num_workers=n)
+        for n in (0, 2)
+    },
+    "sampler": case(dataset=SLOW, batch_size=4, sampler=[3, 1, 4, 1, 5, 9, 2, 6] * 5, num_workers=2),
+    "sampler-weighted": case(
+        dataset=SLOW,
+        batch_size=4,
+        sampler=Fresh(lambda: WeightedRandomSampler([0.1, 0.9] * 24, 40, generator=seeded())),
+        num_workers=2,
+    ),
+    "sampler-distributed": case(
+        dataset=SLOW, batch_size=4, sampler=Fresh(lambda: DistributedSampler(SLOW, 2, 1)), num_workers=2, epochs=(None, None)
+    ),
+    **{f"getitems-{n}": case(dataset=ListedRows(delay_s=0.001), batch_size=4, num_workers=n) for n in (0, 2)},
+    "getitems-unbatched": case(dataset=ListedRows(), batch_size=None, num_workers=1),
+    "collate": case(dataset=SLOW, batch_size=4, collate_fn=summed, num_workers=2),
+    "collate-default-given": case(dataset=SLOW, batch_size=4, collate_fn=default_collate, num_workers=2),
+    "growing": case(dataset=GrowingRows(96, delay_s=0.004), batch_size=2, num_workers=2),
+    "growing-shuffled": case(
+        dataset=GrowingRows(96, delay_s=0.004), batch_size=1, shuffle=True, generator=Fresh(seeded), num_workers=2
+    ),
+    "tensors": case(dataset=TensorDataset(torch.rand(40, 32, 64), torch.arange(40)), batch_size=6, num_workers=2),
+    "stack": case(dataset=StackDataset(x=Rows(20), y=Rows(20)), batch_size=6, num_workers=1),
+    "subset": case(dataset=Subset(Rows(), [5, 3, 1]), batch_size=2, num_workers=1),
+    "chain": case(dataset=ChainDataset([Stream(3, 4), Stream(5, 2)]), batch_size=3, num_workers=2),
+    "empty": case(dataset=Rows(0), batch_size=2, num_workers=2),
+    "one-batch-many-workers": case(dataset=Rows(2), batch_size=8, num_workers=3),
+    "timeout-not-reached": case(dataset=SLOW, batch_size=4, num_workers=2, timeout=30),
+    **{f"pin-memory-{n}": case(dataset=SLOW, batch_size=4, num_workers=n, pin_memory=True) for n in (0, 2)},
+    "abandoned": case(dataset=SLOW, batch_size=2, num_workers=2, shuffle=True, epochs=(3, None, 0, None)),
+    **{
+        f"persistent-{n}": case(
+            dataset=SLOW, batch_size=3, shuffle=True, num_workers=n, persistent_workers=True, epochs=(None, 4, None)
+        )
+        for n in (1, 2)
+    },
+    "persistent-stream": case(
+        dataset=Stream(21, 4), batch_size=3, num_workers=2, persistent_workers=True, epochs=(None, 2, None)
+    ),
+    **{
+        f"any-order-{n}": case(dataset=SLOW, batch_size=3, num_workers=n, in_order=False, ordered=False)
+        for n in (0, 1, 3)
+    },
+    "any-order-stream": case(dataset=Stream(21, 4), batch_size=3, num_workers=2, in_order=False, ordered=False),
+    "datapipe-iterable": case(
+        dataset=Fresh(lambda: IterableWrapper([row(i) for i in range(40)]).shuffle().sharding_filter()),
+        batch_size=3,
+        shuffle=True,
+        num_workers=2,
+        epochs=(None, None),
+    ),
+    "datapipe-map": case(dataset=Fresh(lambda: SequenceWrapper([row(i) for i in range(20)])), batch_size=3, num_workers=2),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_same_batches_as_torch(loader_class: LoaderClass, name: str) -> None:
+    """Batches, their order and number, warnings and the state of every generator after each step are torch's."""
+    chosen = CASES[name]
+    theirs = assert_as_torch(loader_class, chosen.arguments, chosen.epochs, ordered=chosen.ordered)
+    assert any(theirs.epochs) or name == "empty", "this case compares nothing"
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_the_same_batches_in_processes_started_anew(loader_class: LoaderClass, method: str) -> None:
+    """Spawned workers get the dataset and send the batches that forked ones do."""
+
+    def made(kind: LoaderClass, context: str) -> Seen:
+        arguments: dict[str, Any] = {"batch_size": 4, "num_workers": 2, "shuffle": True, "persistent_workers": True}
+        return watch(lambda: kind(SLOW, multiprocessing_context=context, **arguments), (None, 3, None))
+
+    assert_same_seen(made(loader_class, method), made(TORCH, "fork"))
+
+
+@pytest.mark.parametrize(("prefetch", "workers"), [(1, 2), (3, 2), (2, 3)])
+def test_the_same_number_of_batches_ahead(loader_class: LoaderClass, prefetch: int, workers: int) -> None:
+    """The sampler is asked for prefetch_factor * num_workers batches at once, then for one with each batch taken."""
+
+    def asked(kind: LoaderClass) -> list[int]:
+        sampler = CountingSampler(40)
+        loader = kind(Rows(), batch_size=2, sampler=sampler, num_workers=workers, prefetch_factor=prefetch)
+        return [sampler.drawn for _ in loader]
+
+    ours, theirs = asked(loader_class), asked(TORCH)
+    assert ours == theirs
+    assert ours[0] == 2 * (prefetch * workers + 1)
+
+
+def test_the_grid_goes_through_the_ring(own_class: LoaderClass) -> None:
+    """The dataset of the grid is slow enough, and its rows are large enough, for batches to come through the ring."""
+    loader = own_class(SLOW, batch_size=2, num_workers=2)
+    pass_first_batches(loader, iter(loader), num_hits=1)
+    assert hits(loader)

@@ -1,0 +1,62 @@
+"""Batches of every kind arrive as torch delivers them, whether a ring carries them or not."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from tests.contract.describe import Described, assert_same_batches, describe
+from tests.contract.watching import TORCH, LoaderClass, Seen, assert_same_seen, hits, watch
+from tests.contract.zoo import KINDS, TORCHS_WAY, from_zoo
+
+# What torch's kernels say of layouts that are young; they say it once a process.
+pytestmark = pytest.mark.filterwarnings("ignore:(?s).*ATen")
+
+ROUNDS = 10
+
+
+class Paced:
+    """Indices, a few milliseconds apart, so that a ring is built before the last one."""
+
+    def __init__(self, size: int, pause_s: float) -> None:
+        self.size, self.pause_s = size, pause_s
+
+    def __len__(self) -> int:
+        """Return the number of indices."""
+        return self.size
+
+    def __getitem__(self, index: int) -> int:
+        """Return the index, after a pause."""
+        time.sleep(self.pause_s)
+        return index
+
+
+@pytest.fixture(scope="module")
+def torchs() -> dict[str, list[Described]]:
+    """Give torch's batches of each kind, by kind; one loader delivers them all."""
+    batches = list(map(describe, TORCH(Paced(ROUNDS * len(KINDS), 0.0), collate_fn=from_zoo, num_workers=1)))
+    return {kind: batches[number :: len(KINDS)] for number, kind in enumerate(KINDS)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_batch_of_each_kind(loader_class: LoaderClass, torchs: dict[str, list[Described]], kind: str) -> None:
+    """Values, dtypes, strides, classes, identity and sharing of storages are torch's, batch for batch, in the ring."""
+    indices = range(KINDS.index(kind), ROUNDS * len(KINDS), len(KINDS))
+    dataset = Paced(ROUNDS * len(KINDS), 0.004)
+    loader = loader_class(dataset, sampler=indices, collate_fn=from_zoo, num_workers=1)
+    assert_same_batches([describe(batch) for batch in loader], torchs[kind])
+    assert hits(loader) != 0 or kind in TORCHS_WAY, "no batch came through the ring"
+
+
+@pytest.mark.parametrize("method", [None, "fork", "spawn", "forkserver"])
+def test_all_kinds_in_turn(loader_class: LoaderClass, method: str | None) -> None:
+    """One loader carries them all, in epochs of workers that stay; without workers where the method is None."""
+
+    def made(of: LoaderClass, context: str | None) -> Seen:
+        workers: dict[str, Any] = {"multiprocessing_context": context, "num_workers": 1, "persistent_workers": True}
+        dataset = Paced(2 * len(KINDS), 0.001)
+        return watch(lambda: of(dataset, collate_fn=from_zoo, **(workers if context else {})), (20, None))
+
+    assert_same_seen(made(loader_class, method), made(TORCH, "fork" if method else None))

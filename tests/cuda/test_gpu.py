@@ -1,0 +1,133 @@
+"""What the stand-in claims, asked of the real driver: numapin/cuda.py and data/capture.py beside torch on a GPU."""
+
+from __future__ import annotations
+
+import mmap
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+from numapin import cuda
+from numapin.cuda import CudaRefused, Driver
+from numapin.data.capture import no_capture, watch_captures
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch can use")]
+
+NUM_BYTES = 64 << 20
+CYCLES = 1 << 30  # about half a second of a GPU
+BREAK_A_CAPTURE = """
+import torch
+from numapin import cuda
+torch.ones(1, device="cuda")
+driver, name = cuda.driver(), None
+event = driver.record(0)
+try:
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        try:
+            {call}
+        except cuda.CudaRefused as error:
+            name = error.name
+except RuntimeError:
+    print("broken by", name)
+"""
+
+
+@pytest.fixture
+def driver() -> Driver:
+    """Give the real driver, with torch's context active on device 0."""
+    torch.ones(1, device="cuda:0")
+    found = cuda.driver()
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def memory() -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Give touched anonymous memory of whole pages."""
+    array = np.frombuffer(mmap.mmap(-1, NUM_BYTES), dtype=np.uint8)
+    array[:] = 1
+    return array
+
+
+def in_thread(call: Callable[[], object]) -> Any:
+    """Run a call in a new thread, which has no current context and the default capture mode."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call).result()
+
+
+def test_registered_memory_is_pinned_for_torch(driver: Driver, memory: np.ndarray[Any, Any]) -> None:
+    """Torch takes it for pinned between register and unregister, which work from any thread."""
+    tensor = torch.from_numpy(memory)
+    in_thread(lambda: driver.register(0, memory.ctypes.data, memory.nbytes))
+    assert tensor.is_pinned()
+    assert int(tensor.to("cuda", non_blocking=True).sum()) == NUM_BYTES
+    driver.unregister(0, memory.ctypes.data)
+    assert not tensor.is_pinned()
+
+
+def test_a_refusal_leaves_no_error_behind(driver: Driver, memory: np.ndarray[Any, Any]) -> None:
+    """After a refused registration torch's next launch is as good as ever."""
+    driver.register(0, memory.ctypes.data, memory.nbytes)
+    with pytest.raises(CudaRefused) as caught:
+        driver.register(0, memory.ctypes.data, memory.nbytes)
+    driver.unregister(0, memory.ctypes.data)
+    assert caught.value.name == "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED"
+    assert int(torch.ones(8, device="cuda").sum()) == 8
+
+
+def test_an_event_waits_for_every_stream(driver: Driver) -> None:
+    """A record in a thread that never saw a stream covers work on a side stream, and only what came before it."""
+    early = in_thread(lambda: driver.record(0))
+    torch.cuda.synchronize()
+    untyped: Any = torch.cuda
+    with untyped.stream(untyped.Stream()):
+        untyped._sleep(CYCLES)
+    late = in_thread(lambda: driver.record(0))
+    assert driver.has_passed(early)
+    assert not in_thread(lambda: driver.has_passed(late))
+    torch.cuda.synchronize()
+    assert driver.has_passed(late)
+    driver.recycle(early)
+    driver.recycle(late)
+
+
+def test_a_capture_goes_through_beside_us(driver: Driver, memory: np.ndarray[Any, Any]) -> None:
+    """Queries and registrations of relaxed threads leave a capture whole, and records are told to wait."""
+    watch_captures()
+    event, graph, ones = driver.record(0), torch.cuda.CUDAGraph(), torch.ones(8, device="cuda")
+    torch.cuda.synchronize()
+
+    def meddle() -> bool:
+        driver.register(0, memory.ctypes.data, memory.nbytes)
+        driver.unregister(0, memory.ctypes.data)
+        with driver.relaxed_capture(), no_capture() as free:
+            return driver.has_passed(event) and not free
+
+    with torch.cuda.graph(graph):
+        ones.mul_(2)
+        assert in_thread(meddle)
+        assert meddle()
+    graph.replay()
+    assert int(ones.sum()) == 16
+    with no_capture() as free:
+        assert free
+        driver.recycle(driver.record(0))
+
+
+@pytest.mark.parametrize("call", ["driver.record(0)", "driver.has_passed(event)"])
+def test_what_breaks_a_capture(call: str) -> None:
+    """The record that `no_capture` prevents, and the query of a thread that is not relaxed, do break a capture."""
+    code = BREAK_A_CAPTURE.format(call=call)
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True
+    )
+    assert run.stdout.strip() == "broken by CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"

@@ -1,0 +1,91 @@
+"""`numapin bench loader` as a user runs it, on a machine without a GPU too."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from numapin.bench.loader import CASES, PEERS
+from tests.integration.launching import call, numapin
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SHORT = ("--repeats", "2", "--seconds", "0.2", "--warm-up", "0", "--batches", "1")
+
+
+def test_transport(tmp_path: Path) -> None:
+    """The report has both peers' figures of both repeats, the ratio, the machine and the command; the file is alike."""
+    path = tmp_path / "loader.json"
+    peers = "torch,numapin-transport"
+    done = numapin("bench", "loader", "--cases", "transport", "--peers", peers, *SHORT, "--json", "--output", str(path))
+    assert done.status == 0, done.err
+    report = json.loads(done.out)
+    assert report == json.loads(path.read_text())
+    assert (report["schema"], report["benchmark"]) == ("numapin.bench/1", "loader")
+    assert report["command"][1:3] == ["bench", "loader"]
+    assert report["machine"]["versions"]["torch"]
+    (case,) = report["cases"]
+    torchs, ours = case["peers"]
+    assert (torchs["name"], ours["name"]) == ("torch", "numapin-transport")
+    for peer in case["peers"]:
+        assert peer["skipped"] is None
+        assert len(peer["figures"]["batches_per_s"]["values"]) == 2
+        gbps = peer["figures"]["batches_per_s"]["median"] * (CASES["transport"].batch_bytes + 256 * 8) / 1e9
+        assert peer["figures"]["gbps"]["median"] == pytest.approx(gbps)
+        assert peer["figures"]["first_batch_s"]["low"] > 0
+    assert torchs["figures"]["ratio"]["values"] == [1.0, 1.0]
+    assert ours["figures"]["hits"]["low"] > 0
+    assert ours["details"][0]["stats"]["hits"] > 0
+
+
+def test_table_and_what_was_skipped() -> None:
+    """Without a GPU the table shows the case that runs and says of the other why it does not."""
+    done = numapin(
+        "bench", "loader", "--cases", "38MB,transport", "--peers", "torch", "--quick", CUDA_VISIBLE_DEVICES=""
+    )
+    assert done.status == 0, done.err
+    lines = done.out.splitlines()
+    case = next(i for i, line in enumerate(lines) if line.startswith("38MB "))
+    assert lines[case + 1].startswith("  skipped: torch ")
+    assert [line.split()[0] for line in lines[-2:]] == ["peer", "torch"]
+
+
+def test_nothing_to_measure() -> None:
+    """Where no case can run the status is 1, with the reason and what would run."""
+    done = numapin("bench", "loader", "--cases", "38MB", "--peers", "torch", CUDA_VISIBLE_DEVICES="")
+    assert done.status == 1
+    assert "nothing was measured: torch" in done.err
+    assert "--cases transport" in done.err
+
+
+@pytest.mark.parametrize(("option", "known"), [("--cases", CASES), ("--peers", PEERS)])
+def test_unknown_names(option: str, known: dict[str, object]) -> None:
+    """A case or peer that does not exist is a usage error that names those that do."""
+    done = numapin("bench", "loader", option, "torhc")
+    assert done.status == 2
+    message = " ".join(done.err.split())
+    assert "'torhc' is not one of" in message
+    assert all(name in message for name in known)
+
+
+def test_a_file_that_cannot_be_written_is_told_at_once(tmp_path: Path) -> None:
+    """Before anything is measured."""
+    path = str(tmp_path / "nowhere" / "loader.json")
+    done = numapin("bench", "loader", "--cases", "transport", "--timeout", "1", "--output", path)
+    assert done.status == 1
+    assert f"{path} cannot be written" in done.err
+
+
+def test_help_imports_no_torch() -> None:
+    """Neither the help nor the names of cases and peers need torch."""
+    code = (
+        "import sys; from numapin.cli.main import numapin; "
+        "numapin(['bench', 'loader', '--help'], standalone_mode=False); sys.exit('torch' in sys.modules)"
+    )
+    done = call(sys.executable, "-c", code)
+    assert done.status == 0, done.err
+    assert "numapin bench loader --quick" in done.out

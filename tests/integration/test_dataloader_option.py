@@ -1,0 +1,301 @@
+"""`numapin run --dataloader=numapin`: the hook is in every Python of a rank, and disturbs nothing else there.
+
+`install` is a stand-in here, which each script puts in the place of numapin.data.install; test_frameworks.py has the
+real one.
+"""
+
+from __future__ import annotations
+
+import json
+import py_compile
+import sys
+from pathlib import Path
+
+import pytest
+
+from numapin import preload
+from tests.integration.launching import Done, call, numapin, script
+
+BASE_PYTHON: str = getattr(sys, "_base_executable", sys.executable)  # of a virtual environment: the one below it
+RUN = ("run", "--nproc-per-node", "1", "--quiet")
+
+# Says "installed" and counts the iterators that torch's class makes from then on.
+STAND_IN = """
+import os, sys, types
+at_start = sorted({"torch", "numapin", "typing"} & sys.modules.keys())
+def install():
+    import torch.utils.data
+    cls = torch.utils.data.DataLoader
+    own = cls._get_iterator
+    def taken(self):
+        os.write(1, b"taken\\n")
+        return own(self)
+    cls._get_iterator = taken
+    os.write(1, b"installed\\n")
+sys.modules["numapin.data.install"] = types.ModuleType("numapin.data.install")
+sys.modules["numapin.data.install"].install = install
+"""
+ITERATE = "from torch.utils.data import DataLoader\nlist(DataLoader(range(4)))\n"
+STATE = """
+import json, sys
+module = sys.modules.get("sitecustomize")
+print(json.dumps([sys.path[1:], str(module), getattr(module, "__file__", None), sys.modules.get("seen") is not None]))
+"""
+
+
+def start(choice: str, *arguments: str, cwd: Path, program: str = sys.executable, **changes: str) -> Done:
+    """Start Python with the environment of a rank under --dataloader CHOICE."""
+    changes |= preload.environment(choice, changes)
+    return call(program, *arguments, cwd=cwd, **changes)
+
+
+class TestTakingOver:
+    """When and where `install` is called."""
+
+    def test_at_the_first_iterator(self, tmp_path: Path) -> None:
+        """Nothing is imported for the script, nothing taken over while it imports torch; then once, for all loaders."""
+        text = (
+            f"{STAND_IN}print('at start', at_start, flush=True)\n"
+            "from torch.utils.data import DataLoader\n"
+            "print('loader', sorted(name for name in sys.modules if name.startswith('numapin')), flush=True)\n"
+            "loader = DataLoader(range(4), batch_size=2)\n"
+            "for _ in range(2): print([batch.tolist() for batch in loader], flush=True)\n"
+            "import torch.utils.data.dataloader as module\n"
+            "print(type(module.__loader__).__name__, vars(module.__loader__).keys() & {'exec_module'})\n"
+        )
+        done = numapin(*RUN, "--dataloader=numapin", script(tmp_path, text))
+        assert done.status == 0, done.err
+        assert done.out.splitlines() == [
+            "at start []",
+            "loader ['numapin.data.install']",
+            "installed",
+            *("taken", "[[0, 1], [2, 3]]") * 2,
+            "SourceFileLoader set()",
+        ]
+
+    @pytest.mark.parametrize("options", [[], ["--dataloader", "torch"]], ids=["default", "torch"])
+    def test_torch_is_the_default(self, tmp_path: Path, options: list[str]) -> None:
+        """Without the option and with =torch nothing is taken over, even inside a run that has it."""
+        path = script(tmp_path, STAND_IN + ITERATE)
+        done = numapin(*RUN, *options, path, cwd=None, **preload.environment("numapin", {}))
+        assert (done.status, done.out) == (0, ""), done.err
+
+    @pytest.mark.parametrize(
+        "command",
+        [
+            ["-m", "module_of_ours"],
+            ["--no-python", sys.executable, "-u", "module_of_ours.py"],
+            ["--no-python", "sh", "-c", f"{sys.executable} module_of_ours.py"],
+            ["--run-path", "module_of_ours.py"],
+        ],
+        ids=["module", "no-python", "shell", "run-path"],
+    )
+    def test_however_the_script_is_started(self, tmp_path: Path, command: list[str]) -> None:
+        """-m, --no-python, --run-path, and a program that starts Python."""
+        script(tmp_path, STAND_IN + ITERATE, "module_of_ours.py")
+        done = numapin(*RUN, "--dataloader=numapin", *command, cwd=tmp_path)
+        assert (done.status, done.out) == (0, "installed\ntaken\n"), done.err
+        assert ("reaches the Python processes that sh starts" in done.err) == ("sh" in command)
+
+    def test_children_of_torch_multiprocessing(self, tmp_path: Path) -> None:
+        """Processes of torch.multiprocessing.spawn are taken over each for itself, as ranks of one process are."""
+        text = (
+            f"{STAND_IN}def work(i):\n"
+            "    from torch.utils.data import DataLoader\n"
+            "    list(DataLoader(range(4)))\n"
+            "if __name__ == '__main__':\n"
+            "    import torch.multiprocessing\n"
+            "    torch.multiprocessing.spawn(work, nprocs=2)\n"
+        )
+        done = numapin(*RUN, "--dataloader=numapin", script(tmp_path, text))
+        assert done.status == 0, done.err
+        assert sorted(done.out.split()) == ["installed"] * 2 + ["taken"] * 2
+
+    @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+    def test_workers(self, tmp_path: Path, method: str) -> None:
+        """Workers start as ever, and nothing is taken over in them, which iterate no loader."""
+        text = (
+            f"{STAND_IN}import torch\n"
+            "class Data(torch.utils.data.Dataset):\n"
+            "    def __len__(self): return 2\n"
+            "    def __getitem__(self, i): return os.getpid()\n"
+            "if __name__ == '__main__':\n"
+            f"    loader = torch.utils.data.DataLoader(Data(), num_workers=1, multiprocessing_context='{method}')\n"
+            "    assert os.getpid() not in torch.cat(list(loader)).tolist()\n"
+        )
+        done = start("numapin", script(tmp_path, text), cwd=tmp_path)
+        assert (done.status, done.out, done.err) == (0, "installed\ntaken\n", "")
+
+    def test_what_a_rank_starts(self, tmp_path: Path) -> None:
+        """A subprocess is reached as the rank is, unless its environment says NUMAPIN_DATALOADER=torch."""
+        child = script(tmp_path, STAND_IN + ITERATE, "child.py")
+        text = (
+            "import os, subprocess, sys\n"
+            "for env in ({}, {'NUMAPIN_DATALOADER': 'torch'}):\n"
+            f"    subprocess.run([sys.executable, {child!r}], check=True, env=os.environ | env)\n"
+        )
+        done = start("numapin", script(tmp_path, text), cwd=tmp_path)
+        assert (done.status, done.out, done.err) == (0, "installed\ntaken\n", "")
+
+    def test_threads(self, tmp_path: Path) -> None:
+        """Threads that make their first iterators at once install once, and all get the new ones."""
+        text = (
+            f"{STAND_IN}import threading, time\n"
+            "from torch.utils.data import DataLoader\n"
+            "quick = install\n"
+            "def slow(): time.sleep(0.2); quick()\n"
+            "sys.modules['numapin.data.install'].install = slow\n"
+            "threads = [threading.Thread(target=lambda: list(DataLoader([1]))) for _ in range(4)]\n"
+            "for act in ('start', 'join'): [getattr(thread, act)() for thread in threads]\n"
+        )
+        done = start("numapin", script(tmp_path, text), cwd=tmp_path)
+        assert (done.status, done.out.split(), done.err) == (0, ["installed"] + ["taken"] * 4, "")
+
+    def test_subclasses(self, tmp_path: Path) -> None:
+        """A subclass that makes its own iterators is left alone, and one that asks torch's for them is taken over."""
+        text = (
+            f"{STAND_IN}from torch.utils.data import DataLoader\n"
+            "class Own(DataLoader):\n"
+            "    def _get_iterator(self): return iter('ab')\n"
+            "class Asking(DataLoader):\n"
+            "    def _get_iterator(self): return super()._get_iterator()\n"
+            "print(list(Own([1])), flush=True)\n"
+            "print(len(list(Asking([1, 2]))))\n"
+        )
+        done = start("numapin", script(tmp_path, text), cwd=tmp_path)
+        assert (done.status, done.out.splitlines()) == (0, ["['a', 'b']", "installed", "taken", "2"]), done.err
+
+
+class TestOtherCustomizations:
+    """Python starts as it would without us."""
+
+    @pytest.mark.parametrize("path", [None, "", "lib", "{0}/lib:lib::", "{0}/nowhere:{0}"], ids=str)
+    @pytest.mark.parametrize("where", ["nowhere", "lib", "."])
+    def test_path_and_sitecustomize(self, tmp_path: Path, path: str | None, where: str) -> None:
+        """sys.path and the sitecustomize that is found, if any, are the same, wherever one lies."""
+        for folder in ("nowhere", "lib"):
+            (tmp_path / folder).mkdir()
+        script(
+            tmp_path / where, "import sys, types; sys.modules['seen'] = types.ModuleType('seen')", "sitecustomize.py"
+        )
+        changes = {} if path is None else {"PYTHONPATH": path.format(tmp_path)}
+        states = [start(choice, script(tmp_path, STATE), cwd=tmp_path, **changes) for choice in ("torch", "numapin")]
+        assert states[0] == states[1]
+        assert states[0].err == ""
+
+    def test_the_hidden_one_is_itself(self, tmp_path: Path) -> None:
+        """It runs once, under its own name, file and spec, and is what `import sitecustomize` gives."""
+        text = "print(__name__, __file__, __spec__.origin, flush=True)\nmark = 1\n"
+        path = script(tmp_path, text, "sitecustomize.py")
+        code = "import sitecustomize, sys; print(sitecustomize.mark, sys.modules['sitecustomize'].__file__)"
+        done = start("numapin", "-c", code, cwd=tmp_path, PYTHONPATH=str(tmp_path))
+        assert done.out.splitlines() == [f"sitecustomize {path} {path}", f"1 {path}"]
+
+    @pytest.mark.parametrize(
+        "text",
+        ["1 / 0", "import no_such_module", "raise ImportError('x', name='sitecustomize')"],
+    )
+    def test_its_errors(self, tmp_path: Path, text: str) -> None:
+        """What it raises is told, or not told, in the same words as without us, and Python starts."""
+        script(tmp_path, text, "sitecustomize.py")
+        ends = [start(choice, "-c", STATE, cwd=tmp_path, PYTHONPATH=str(tmp_path)) for choice in ("torch", "numapin")]
+        assert ends[0] == ends[1]
+        assert ends[0].status == 0
+
+    def test_its_exit(self, tmp_path: Path) -> None:
+        """One that leaves the interpreter still does."""
+        script(tmp_path, "import os; os.write(2, b'left'); os._exit(3)", "sitecustomize.py")
+        done = start("numapin", "-c", "print('ran')", cwd=tmp_path, PYTHONPATH=str(tmp_path))
+        assert done == Done(status=3, out="", err="left")
+
+    def test_after_its_errors_loaders_are_taken_over(self, tmp_path: Path) -> None:
+        """A broken sitecustomize of the user's does not take --dataloader away."""
+        script(tmp_path, "1 / 0", "sitecustomize.py")
+        path = script(tmp_path, STAND_IN + ITERATE)
+        done = start("numapin", path, cwd=tmp_path, PYTHONPATH=str(tmp_path))
+        assert (done.status, done.out) == (0, "installed\ntaken\n")
+        assert "ZeroDivisionError" in done.err
+
+    def test_usercustomize(self, tmp_path: Path) -> None:
+        """The user's own customisation runs afterwards."""
+        version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+        folder = tmp_path / "lib" / version / "site-packages"
+        folder.mkdir(parents=True)
+        script(folder, "print('usercustomize')", "usercustomize.py")
+        for choice in ("torch", "numapin"):  # in the base interpreter: a virtual environment has no user site
+            done = start(choice, "-c", "", cwd=tmp_path, program=BASE_PYTHON, PYTHONUSERBASE=str(tmp_path))
+            assert (done.out, done.err) == ("usercustomize\n", "")
+
+    def test_cost(self, tmp_path: Path) -> None:
+        """The hook, compiled as pip leaves it, takes an interpreter's start less than 2 ms; the best of five."""
+        hook = Path(preload.environment("numapin", {})["PYTHONPATH"]) / "sitecustomize.py"
+        py_compile.compile(script(tmp_path, hook.read_text(), hook.name))
+        changes = {"NUMAPIN_DATALOADER": "numapin", "PYTHONPATH": str(tmp_path)}
+        times_us = []
+        for _ in range(5):
+            lines = call(sys.executable, "-X", "importtime", "-c", "", cwd=tmp_path, **changes).err.splitlines()
+            rows = [line.removeprefix("import time:").split("|") for line in lines if "|" in line]
+            times_us.append(max(int(row[1]) for row in rows if row[2].strip() == "sitecustomize"))
+        assert min(times_us) < 2000
+
+
+class TestWhereItCannotWork:
+    """What is said, once, and where."""
+
+    def test_interpreter_without_numapin(self, tmp_path: Path) -> None:
+        """Another interpreter, without numapin, says so at its first iterator and keeps torch's loader."""
+        folder = tmp_path / "torch" / "utils" / "data"
+        folder.mkdir(parents=True)
+        loader = (
+            "class DataLoader:\n"
+            "    def _get_iterator(self): return iter('ab')\n"
+            "    def __iter__(self): return self._get_iterator()\n"
+        )
+        script(folder, loader, "dataloader.py")
+        code = "from torch.utils.data.dataloader import DataLoader as D; print(list(D()), list(D()))"
+        done = start("numapin", "-c", code, cwd=tmp_path, program=BASE_PYTHON)
+        assert (done.status, done.out) == (0, "['a', 'b'] ['a', 'b']\n")
+        (line,) = done.err.splitlines()
+        assert line.startswith(f"numapin: warning: {BASE_PYTHON} cannot import numapin (No module named")
+        assert "torch's own DataLoader is used; hint: install numapin" in line
+
+    def test_refusing_interpreter(self, tmp_path: Path) -> None:
+        """An option that keeps the hook out is told before the start with the remedy, and is status 5 with --strict."""
+        command = ("--no-python", sys.executable, "-I", script(tmp_path, "print('ran')"))
+        done = numapin(*RUN, "--dataloader=numapin", *command)
+        assert (done.status, done.out) == (0, "ran\n"), done.err
+        (line,) = (line for line in done.err.splitlines() if "--dataloader" in line)
+        assert f"--dataloader numapin cannot work: {sys.executable} -I reads no PYTHONPATH" in line
+        assert "from numapin.data.install import install; install()" in line
+        done = numapin(*RUN, "--dataloader=numapin", "--strict", *command)
+        assert (done.status, done.out) == (5, "")
+        assert f"--strict: --dataloader numapin cannot work: {sys.executable} -I " in done.err
+
+    def test_other_words_are_refused(self, tmp_path: Path) -> None:
+        """A loader that does not exist is a usage error that names those that do."""
+        done = numapin(*RUN, "--dataloader", "dali", script(tmp_path, "print('ran')"))
+        assert (done.status, done.out) == (2, "")
+        assert "'dali' is not one of 'torch', 'numapin'" in done.err
+
+
+def test_dry_run_shows_the_environment(tmp_path: Path) -> None:
+    """--dry-run prints what each rank gets, as a shell would take it."""
+    path = script(tmp_path, "import json, os; print(json.dumps(os.environ.get('PYTHONPATH')))")
+    done = numapin(*RUN, "--dataloader=numapin", "--dry-run", path, PYTHONPATH="a b")
+    assert done.status == 0, done.err
+    line = done.out.partition("rank 0: ")[2]
+    assert "NUMAPIN_DATALOADER=numapin" in line
+    expected = preload.environment("numapin", {"PYTHONPATH": "a b"})["PYTHONPATH"]
+    assert json.loads(call("sh", "-c", line).out) == expected
+
+
+def test_help_and_completion() -> None:
+    """The option is in run --help with its words, and the shell completes it."""
+    assert "--dataloader torch|numapin" in " ".join(numapin("run", "--help", COLUMNS="100").out.split())
+    done = call(
+        *(sys.executable, "-m", "numapin.cli.main"),
+        COMP_WORDS="numapin run --da",
+        COMP_CWORD="2",
+        _NUMAPIN_COMPLETE="bash_complete",
+    )
+    assert done.out.splitlines() == ["plain,--dataloader"]

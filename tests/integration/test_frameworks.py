@@ -1,0 +1,207 @@
+"""Frameworks that copy or re-create loaders: the real packages, with numapin's data path.
+
+Accelerate 1.15 copies fifteen attributes of a loader into a plain torch DataLoader, which it keeps as
+`base_dataloader`; Lightning 2.6 calls `type(loader)(...)` again with a sampler of its own. Each test is a script in a
+process of its own, because both change classes of torch for good.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.integration.launching import Done, call, numapin, script
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.skipif(find_spec("numapin.data.install") is None, reason="numapin.data.install is not there")
+needs_accelerate = pytest.mark.skipif(find_spec("accelerate") is None, reason="no accelerate; type: pip install .[dev]")
+needs_lightning = pytest.mark.skipif(
+    find_spec("pytorch_lightning") is None, reason="no pytorch_lightning; type: pip install .[dev]"
+)
+
+RUN = ("run", "--quiet", "--dataloader=numapin")
+
+DATA = """
+import json, os, warnings
+warnings.simplefilter("ignore")  # of the frameworks
+import torch
+import torch.utils.data
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 16
+    def __getitem__(self, i):
+        return torch.full((2048,), float(i))
+
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return (torch.full((2048,), float(i)) for i in range(16))
+
+def whose(thing):
+    return type(thing).__module__.partition(".")[0] + "." + type(thing).__name__
+
+def tell(loader, iterator, batches):
+    rows = sorted(int(row[0]) for batch in batches for row in batch)
+    found = {"RANK": os.environ.get("RANK", "0"), "loader": whose(loader), "iterator": whose(iterator), "rows": rows}
+    os.write(1, (json.dumps(found) + "\\n").encode())  # in one piece: ranks share the pipe
+"""
+
+ACCELERATE = """
+from accelerate import Accelerator
+accelerator = Accelerator(cpu=True)
+loader = accelerator.prepare({loader})
+batches = list(loader)
+tell(loader.base_dataloader, iter(loader.base_dataloader), batches)
+if accelerator.num_processes > 1: torch.distributed.destroy_process_group()
+"""
+
+LIGHTNING = """
+import logging
+logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+import pytorch_lightning
+
+seen = []
+
+class Module(pytorch_lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(2048, 1)
+    def training_step(self, batch):
+        seen.append(batch)
+        return self.layer(batch).sum()
+    predict_step = training_step
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+trainer = pytorch_lightning.Trainer(
+    accelerator="cpu", devices=int(os.environ.get("WORLD_SIZE", "1")), max_epochs=1, logger=False,
+    enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+)
+"""
+
+
+def lines_about_loaders(done: Done) -> list[str]:
+    """Return what numapin said of DataLoaders on stderr."""
+    return re.findall(r"^numapin: .*DataLoader.*$", done.err, re.MULTILINE)
+
+
+def told(done: Done) -> list[dict[str, Any]]:
+    """Return what the script's ranks told of their loaders, in the order of the ranks."""
+    return [dict(line) for line in done.json_lines()]
+
+
+def alone(tmp_path: Path, text: str) -> Done:
+    """Run a script as a user does who knows nothing of `numapin run`."""
+    done = call(sys.executable, script(tmp_path, text))
+    assert done.status == 0, done.err
+    return done
+
+
+@needs_accelerate
+class TestAccelerate:
+    """`Accelerator.prepare`, whose copy is a plain torch DataLoader."""
+
+    def test_under_the_option(self, tmp_path: Path) -> None:
+        """The copies of an unmodified script's loader get our iterator in each rank, each rank says so in a line."""
+        loader = "torch.utils.data.DataLoader(Data(), batch_size=2, num_workers=1)"
+        done = numapin(*RUN, "--nproc-per-node", "2", script(tmp_path, DATA + ACCELERATE.format(loader=loader)))
+        assert done.status == 0, done.err
+        found = told(done)
+        assert [rank["loader"] for rank in found] == ["torch.DataLoader"] * 2
+        assert all(rank["iterator"].startswith("numapin.") for rank in found)
+        assert sorted([*found[0]["rows"], *found[1]["rows"]]) == list(range(16))  # a shard each, no sample lost
+        assert len(lines_about_loaders(done)) == 2
+
+    @pytest.mark.parametrize("dataset", ["Data", "Stream"])
+    def test_copy_of_our_loader(self, tmp_path: Path, dataset: str) -> None:
+        """Without the option the copy of a numapin.DataLoader is ours all the same, and a line says so."""
+        loader = f"__import__('numapin').DataLoader({dataset}(), batch_size=2, num_workers=1)"
+        done = alone(tmp_path, DATA + ACCELERATE.format(loader=loader))
+        (found,) = told(done)
+        assert found["loader"] == "torch.DataLoader"
+        assert found["iterator"].startswith("numapin.")
+        assert found["rows"] == list(range(16))
+        assert len(lines_about_loaders(done)) == 1
+
+    def test_other_loaders_stay_torchs(self, tmp_path: Path) -> None:
+        """A torch DataLoader beside ours, over the same dataset and batch sampler, is nobody's copy."""
+        text = (
+            "import numapin\n"
+            "ours = numapin.DataLoader(Data(), batch_size=2, num_workers=1)\n"
+            "theirs = torch.utils.data.DataLoader(ours.dataset, batch_sampler=ours.batch_sampler, num_workers=1)\n"
+            "list(ours)\n"
+            "tell(theirs, iter(theirs), list(theirs))\n"
+        )
+        (found,) = told(alone(tmp_path, DATA + text))
+        assert found["iterator"] == "torch._MultiProcessingDataLoaderIter"
+
+    def test_skip_first_batches(self, tmp_path: Path) -> None:
+        """A copy of the copy, which resuming mid-epoch makes, is ours too, and not told a second time."""
+        loader = "__import__('numapin').DataLoader(Data(), batch_size=2, num_workers=1)"
+        text = (
+            f"{ACCELERATE.format(loader=loader)}"
+            "rest = accelerator.skip_first_batches(loader, 3)\n"
+            "tell(rest.base_dataloader, iter(rest.base_dataloader), list(rest))\n"
+        )
+        done = alone(tmp_path, DATA + text)
+        _, rest = told(done)
+        assert rest["iterator"].startswith("numapin.")
+        assert rest["rows"] == list(range(6, 16))
+        assert len(lines_about_loaders(done)) == 1
+
+
+@needs_lightning
+class TestLightning:
+    """`Trainer`, which makes a loader of the same class again."""
+
+    def test_under_the_option(self, tmp_path: Path) -> None:
+        """Each DDP rank's loader, re-created with a DistributedSampler, gets our iterator; a line a rank says so."""
+        text = (
+            "loader = torch.utils.data.DataLoader(Data(), batch_size=2, num_workers=1)\n"
+            "trainer.fit(Module(), loader)\n"
+            "assert trainer.train_dataloader is not loader\n"
+            "assert type(trainer.train_dataloader.sampler).__name__ == 'DistributedSampler'\n"
+            "tell(trainer.train_dataloader, iter(trainer.train_dataloader), seen)\n"
+            "torch.distributed.destroy_process_group()\n"
+        )
+        done = numapin(*RUN, "--nproc-per-node", "2", script(tmp_path, DATA + LIGHTNING + text))
+        assert done.status == 0, done.err
+        found = told(done)
+        assert [rank["loader"] for rank in found] == ["torch.DataLoader"] * 2
+        assert all(rank["iterator"].startswith("numapin.") for rank in found)
+        assert sorted([*found[0]["rows"], *found[1]["rows"]]) == list(range(16))
+        assert len(lines_about_loaders(done)) == 2
+
+    @pytest.mark.parametrize("where", ["argument", "hook"])
+    def test_our_loader_again(self, tmp_path: Path, where: str) -> None:
+        """Prediction's new loader is a numapin.DataLoader with the arguments of the first, ours among them.
+
+        Lightning reads them from `vars(loader)` where the loader is an argument, and from the recorded call of
+        `__init__` where it was made in a hook.
+        """
+        text = (
+            "import numapin\n"
+            "def make():\n"
+            "    return numapin.DataLoader(Data(), batch_size=2, num_workers=1, timeout=50, prefetch_factor=3,\n"
+            "                              device=None, pinned_budget=1 << 20, node=0, strict=False)\n"
+            "class Hooked(Module):\n"
+            "    def predict_dataloader(self): return make()\n"
+            "first = make()\n"
+            f"trainer.predict(Module(), first) if {where == 'argument'} else trainer.predict(Hooked())\n"
+            "again = trainer.predict_dataloaders\n"
+            "assert again is not first\n"
+            "assert type(again) is numapin.DataLoader\n"
+            "names = 'num_workers timeout prefetch_factor device pinned_budget node strict'.split()\n"
+            "assert [getattr(again, name) for name in names] == [1, 50, 3, None, 1 << 20, 0, False]\n"
+            "assert again.batch_sampler.batch_size == 2\n"
+            "tell(again, iter(again), seen)\n"
+        )
+        (found,) = told(alone(tmp_path, DATA + LIGHTNING + text))
+        assert found["iterator"].startswith("numapin.")
+        assert found["rows"] == list(range(16))
