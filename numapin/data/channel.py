@@ -3,9 +3,9 @@
 Comes in: bytes. Goes out: the same bytes in the reading process, whole and in order per writer.
 
 torch's queues hand every message to a feeder thread and take a lock that all workers share; a worker that is killed
-holding it stops the others. Here a message is cut into frames of at most PIPE_BUF bytes, which the kernel writes whole or
-not at all (pipe(7)), each with its writer's number: nothing is shared but the pipe, and a message of a few hundred bytes
-costs one system call on each side. What does not fit into the pipe is left to a thread that waits for room.
+holding it stops the others. Here a message is cut into frames of at most PIPE_BUF bytes, which the kernel writes whole
+or not at all (pipe(7)), each with its writer's number: nothing is shared but the pipe, and a message of a few hundred
+bytes costs one system call on each side. What does not fit into the pipe is left to a thread that waits for room.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`numapin.DataLoader`. Edge.
 
-Comes in: the arguments of torch's DataLoader, and four of ours. Goes out: the same batches as torch's, in memory that is
-near the GPU and locked for DMA, or on the GPU.
+Comes in: the arguments of torch's DataLoader, and four of ours. Goes out: the same batches as torch's, in memory that
+is near the GPU and locked for DMA, or on the GPU.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
 import torch.utils.data
-from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from numapin.data.iterator import DeviceIterator, RingIterator
+from numapin.data.install import install, mark
+from numapin.data.iterator import iterator_of
 from numapin.data.path import DataPath, Options, path_of
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     Use torch's own for batches of a few hundred bytes, and for CUDA tensors made in workers.
     """
 
-    def __init__(  # noqa: PLR0913 - torch's signature
+    def __init__(  # noqa: PLR0913, PLR0917 - torch's signature
         self,
         dataset: Dataset[T_co],
         batch_size: int | None = 1,
@@ -92,9 +93,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             generator,
             prefetch_factor=prefetch_factor,
             persistent_workers=persistent_workers,
-            pin_memory_device=pin_memory_device,
+            pin_memory_device=mark(pin_memory_device, self._options),
             in_order=in_order,
         )
+        install(only_copies=True)
 
     def stats(self) -> Stats:
         """Return what this loader has done so far: batches, bytes, waits, hits and misses, memory and where it lies."""
@@ -126,13 +128,3 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
         return iterator_of(self, self._options)
-
-
-def iterator_of(loader: torch.utils.data.DataLoader[Any], options: Options) -> _BaseDataLoaderIter:
-    """Return a new iterator over any torch DataLoader, by our data path."""
-    if loader.num_workers:
-        loader.check_worker_number_rationality()
-        return RingIterator(loader, path_of(loader, options))
-    if options.cuda_device is not None:
-        return DeviceIterator(loader, options.cuda_device)
-    return _SingleProcessDataLoaderIter(loader)

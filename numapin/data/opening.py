@@ -7,7 +7,6 @@ Comes in: `Parcel`s. Goes out: batches, over the slot itself (`Lender`), or over
 from __future__ import annotations
 
 from collections import deque
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -61,7 +60,7 @@ class Opener(Protocol):
 
 
 class Lender:
-    """Opens batches over the slot itself: nothing is copied, and the slot is theirs until the last reference is gone."""
+    """Opens batches over the slot itself: nothing is copied; the slot is theirs until the last reference is gone."""
 
     def arrived(self, parcel: Parcel) -> None:
         """Do nothing."""
@@ -145,6 +144,7 @@ class Mover:
         self._reading: deque[tuple[torch.cuda.Event, memoryview]] = deque()  # slots that copies still read
         self._timings: deque[tuple[torch.cuda.Event, torch.cuda.Event, int]] = deque()
         self._idle: list[torch.cuda.Event] = []
+        self._streams: dict[tuple[int, int, int], torch.cuda.Stream] = {}
         self._num_ahead = 0
         self._num_copies = 0
 
@@ -162,7 +162,7 @@ class Mover:
             self._start(parcel, parcel.view)
         copy = parcel.copy
         if copy is not None:
-            stream = torch.cuda.current_stream(self.device)
+            stream = self._consumer()
             stream.wait_event(copy.event)
             copy.buffer.record_stream(stream)
         return unpack(parcel.body, _over_copy(parcel.head, parcel.view, copy.buffer if copy else None, self.move))
@@ -190,15 +190,22 @@ class Mover:
         if len(self._reading) >= _IN_FLIGHT:
             self._reading[-_IN_FLIGHT][0].synchronize()
         event = self._idle.pop() if self._idle else torch.cuda.Event(blocking=True)
-        with torch.cuda.device(self.device) if torch.cuda.current_device() != self.device.index else nullcontext():
-            before = torch.cuda.current_stream()
-            torch.cuda.set_stream(self._stream)  # in less than half the time of torch.cuda.stream()
-            try:
-                parcel.copy = _Copy(self._copy(view), event)
-                event.record(self._stream)
-            finally:
-                torch.cuda.set_stream(before)
+        before = torch.cuda.current_device()
+        current = _get_stream(before)
+        torch.cuda.set_stream(self._stream)  # a fifth of what torch.cuda.stream() costs
+        try:
+            parcel.copy = _Copy(self._copy(view), event)
+            event.record(self._stream)
+        finally:
+            _set_stream(current)
         self._reading.append((event, view))
+
+    def _consumer(self) -> torch.cuda.Stream:
+        """Return the current stream of the device."""
+        key = _get_stream(self.device.index)
+        if key not in self._streams:
+            self._streams[key] = torch.cuda.current_stream(self.device)
+        return self._streams[key]
 
     def _copy(self, view: memoryview) -> torch.Tensor:
         """Return the slot's bytes on the device, once the stream is there."""
@@ -216,3 +223,15 @@ class Mover:
         event = torch.cuda.Event(enable_timing=True)
         event.record(self._stream)
         return event
+
+
+def _get_stream(index: int) -> tuple[int, int, int]:
+    """Return a device's current stream, as torch's own numbers: a tenth of what torch.cuda.current_stream costs."""
+    key: tuple[int, int, int] = torch._C._cuda_getCurrentStream(index)  # noqa: SLF001
+    return key
+
+
+def _set_stream(key: tuple[int, int, int]) -> None:
+    """Make a stream, and its device, the current one."""
+    stream_id, device_index, device_type = key
+    torch._C._cuda_setStream(stream_id=stream_id, device_index=device_index, device_type=device_type)  # noqa: SLF001

@@ -2,8 +2,8 @@
 
 Comes in: a batch of any type, and the worker's slots. Goes out: the message for the rank.
 
-A batch has at most one slot, asked for at its first tensor; room in it is handed out upwards. What does not fit, or what
-only torch can send, stays in the pickle and goes torch's own way.
+A batch has at most one slot, asked for at its first tensor; room in it is handed out upwards. What does not fit, or
+what only torch can send, stays in the pickle and goes torch's own way.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from numapin.data.slots import align
 if TYPE_CHECKING:
     from numapin.data.slots import OwnSlots
 
-_MAX_STORAGE_RATIO: Final = 4  # a view's whole storage is sent, so that views go on sharing it, up to this many times it
+_MAX_STORAGE_RATIO: Final = (
+    4  # a view's whole storage is sent, so that views go on sharing it, up to this many times it
+)
 _SMALL_BYTES: Final = 1024  # plain memory below this stays in the pickle
 
 

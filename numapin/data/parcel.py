@@ -40,9 +40,9 @@ _PLAIN, _PARCEL = 0, 1
 class Head(NamedTuple):
     """What the rank must know of a batch before it is unpickled.
 
-    `storages` are (offset, length) in the slot, in bytes; `buffers` names the storage of each out-of-band buffer, in the
-    order of the pickle: n >= 0 for a tensor's, ~n for plain memory (numpy's), None for a tensor that went torch's way.
-    `wanted_bytes` is what a slot must have for such a batch.
+    `storages` are (offset, length) in the slot, in bytes; `buffers` names the storage of each out-of-band buffer, in
+    the order of the pickle: n >= 0 for a tensor's, ~n for plain memory (numpy's), None for a tensor that went torch's
+    way. `wanted_bytes` is what a slot must have for such a batch.
     """
 
     number: int
@@ -91,7 +91,7 @@ class Place(NamedTuple):
 def tensor_over(
     storage: torch.UntypedStorage, start: int, dtype: torch.dtype, size: tuple[int, ...], stride: tuple[int, ...]
 ) -> torch.Tensor:
-    """Return a tensor over a storage: `start` in bytes, size and stride in elements. It is no view of another tensor."""
+    """Return a tensor over a storage, no view of another: `start` in bytes, size and stride in elements."""
     return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, start // dtype.itemsize, size, stride)
 
 

@@ -12,11 +12,13 @@ import sys
 import weakref
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from numapin import bind, cuda, pinned
+from numapin import bind, cuda
+from numapin.budget import read_room
 from numapin.data.locality import Locality, find_locality
 from numapin.data.opening import Copier, Lender, Mover, Opener, Parcel
 from numapin.data.parcel import Head, Miss
@@ -56,7 +58,9 @@ class Options:
         if self.device is not None and self.device.type == "cuda" and not torch.cuda.is_available():
             raise UsageError(f"device={str(self.device)!r}: CUDA shows no GPU", "see why with: numapin topo")
         if self.pinned_budget is not None and self.pinned_budget < 0:
-            raise UsageError(f"pinned_budget={self.pinned_budget}: bytes cannot be fewer than 0", "0 does without a ring")
+            raise UsageError(
+                f"pinned_budget={self.pinned_budget}: bytes cannot be fewer than 0", "0 does without a ring"
+            )
 
     @property
     def cuda_device(self) -> torch.device | None:
@@ -98,6 +102,11 @@ class Lane:
             self.ring.want(head.wanted_bytes)
         self.opener.arrived(parcel)
         return parcel
+
+    def prepare(self) -> None:
+        """Begin to make the slots that batches need, once the loop has its first batch: it must not wait for them."""
+        if self.ring is not None:
+            self.ring.prepare()
 
     def reclaim(self) -> None:
         """Give the workers what is no longer needed."""
@@ -229,7 +238,9 @@ class DataPath:
             self._mover = self._mover or Mover(torch.device("cuda", self._device_index))
             return self._mover
         if (pins or torch.cuda.is_initialized()) and not _can_lend():
-            self.tell("this CUDA driver cannot tell when a slot is free again, so batches are copied; update it to R555")
+            self.tell(
+                "this CUDA driver cannot tell when a slot is free again, so batches are copied; update it to R555"
+            )
             return Copier(pins=pins)
         return Lender()
 
@@ -262,15 +273,19 @@ class DataPath:
     def _budget_bytes(self) -> int | None:
         if self.options.pinned_budget is not None:
             return max(0, self.options.pinned_budget - sum(ring.num_bytes for ring in self._rings))
-        return pinned.budget(node=min(self.locality.nodes, default=None)).limit_bytes
+        return read_room(Path("/"), nodes=self.locality.nodes, num_ranks=_num_ranks(os.environ)).num_bytes
 
 
 def _cpus_per_worker(num_workers: int, environ: Mapping[str, str]) -> int:
     """Return how many CPUs there are for each worker of this rank, if the ranks of this host share them evenly."""
-    ranks = environ.get("LOCAL_WORLD_SIZE", "1")
-    num_ranks = int(ranks) if ranks.isdecimal() and int(ranks) else 1
-    share = min(len(os.sched_getaffinity(0)), (os.cpu_count() or 1) // num_ranks)
-    return max(1, min(share // num_workers, _MAX_COPY_THREADS))
+    share = min(len(os.sched_getaffinity(0)), (os.cpu_count() or 1) // _num_ranks(environ))
+    return max(1, min(-(-share // num_workers), _MAX_COPY_THREADS))
+
+
+def _num_ranks(environ: Mapping[str, str]) -> int:
+    """Return how many ranks share this host."""
+    text = environ.get("LOCAL_WORLD_SIZE", "")
+    return max(1, int(text)) if text.isdecimal() else 1
 
 
 def _reader() -> cuda.Driver | None:

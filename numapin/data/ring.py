@@ -3,8 +3,8 @@
 Comes in: how large a slot must be, as real batches tell. Goes out: views of slots, lent until the last reference to
 anything over them is gone and no copy reads them.
 
-The ring grows in the background, in generations: memory of the memfd is put on the rank's node, touched, checked, locked
-for DMA and only then published, piece by piece, so that the first slots serve while later ones are prepared.
+The ring grows in the background, in generations: memory of the memfd is put on the rank's node, touched, checked,
+locked for DMA and only then published, piece by piece, so that the first slots serve while later ones are prepared.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import weakref
 from collections import Counter, deque
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -66,20 +67,6 @@ class RingSpec:
         return self.prefetch + -(-_SPARE_SLOTS // self.num_workers)
 
 
-class _Loan(weakref.ref[memoryview]):
-    """Notes the end of everything over one slot."""
-
-    __slots__ = ("slot",)
-
-    def __new__(cls, view: memoryview, ended: Callable[[_Loan], None], slot: int) -> _Loan:
-        del slot
-        return super().__new__(cls, view, ended)  # type: ignore[arg-type]
-
-    def __init__(self, view: memoryview, ended: Callable[[_Loan], None], slot: int) -> None:
-        super().__init__(view, ended)  # type: ignore[call-arg]
-        self.slot = slot
-
-
 @dataclass(slots=True)
 class _Memory:
     """A generation's memory in the rank: its view, and the pieces that are locked, as (address, bytes)."""
@@ -97,7 +84,7 @@ class Ring:
     """The slots of one iterator. For one thread, but for `lend`, and for references, which may end on any."""
 
     def __init__(self, spec: RingSpec) -> None:
-        """Make an empty ring: no slot exists until `want`. Raises OSError where there is no memfd."""
+        """Make an empty ring: no slot exists until `prepare`. Raises OSError where there is no memfd."""
         self.spec = spec
         self.control = Control.create(num_workers=spec.num_workers, slots_per_worker=spec.slots_per_worker)
         self.pages: Counter[int | None] = Counter()  # node -> pages, as the kernel says
@@ -105,11 +92,12 @@ class Ring:
         self.quarantine = Quarantine(spec.reader)
         self._pid = os.getpid()
         self._memories: dict[int, _Memory] = {}  # by number of generation
-        self._loans: dict[int, _Loan] = {}
+        self._loans: dict[int, weakref.ref[memoryview]] = {}
         self._ended: deque[int] = deque()  # filled by weakref callbacks, on any thread: they do nothing else
         self._stamp = 1
         self._known = [-1] * spec.num_workers  # the newest generation that each worker knows of
         self._builder: threading.Thread | None = None
+        self._wanted_bytes = 0
         self._refused_bytes: int | None = None  # slots of this size were refused
         self._is_closed = False
         self._lock = threading.Lock()  # for the life of the memory: builder against close
@@ -141,25 +129,29 @@ class Ring:
         return len(self._loans)
 
     def want(self, num_bytes: int) -> None:
-        """Have slots of at least `num_bytes` made in the background, unless they are there, under way or refused."""
+        """Note that slots of at least `num_bytes` are needed."""
+        self._wanted_bytes = max(self._wanted_bytes, num_bytes)
+
+    def prepare(self) -> None:
+        """Have the slots that are needed made in the background, unless they are there, under way or refused."""
         size = self.slot_bytes
-        if num_bytes <= size or self._builder is not None or self._is_closed:
+        if self._wanted_bytes <= size or self._builder is not None or self._is_closed:
             return
         if self.control.num_generations == MAX_GENERATIONS:
             return
-        slot_bytes = align(int(num_bytes * _GROWTH) if size else num_bytes, mmap.PAGESIZE)
+        slot_bytes = align(int(self._wanted_bytes * _GROWTH) if size else self._wanted_bytes, mmap.PAGESIZE)
         if self._refused_bytes is not None and slot_bytes >= self._refused_bytes:
             return
         self._builder = threading.Thread(target=self._build, args=(slot_bytes,), name="numapin-ring", daemon=True)
         self._builder.start()
 
     def lend(self, generation: int, slot: int, num_bytes: int, *, worker: int) -> memoryview:
-        """Return a view of a slot that a worker has filled; the slot is lent until the view and all over it are gone."""
+        """Return a view of a slot that a worker has filled: lent until the view and all that is over it are gone."""
         self._known[worker] = generation
         memory = self._memories[generation]
         start = memory.generation.start_of(slot)
         view = memory.view[start : start + num_bytes]
-        self._loans[slot] = _Loan(view, self._note_end, slot)
+        self._loans[slot] = weakref.ref(view, partial(self._note_end, slot))
         return view
 
     def reclaim(self) -> None:
@@ -207,9 +199,9 @@ class Ring:
         else:
             self._destroy()
 
-    def _note_end(self, loan: _Loan) -> None:
+    def _note_end(self, slot: int, _reference: object) -> None:
         if os.getpid() == self._pid:  # not in a child that the user forked
-            self._ended.append(loan.slot)
+            self._ended.append(slot)
 
     def _free(self, slot: int) -> None:
         del self._loans[slot]
@@ -270,8 +262,7 @@ class Ring:
     def _make(self, slot_bytes: int) -> None:
         generation = self._design(slot_bytes)
         os.ftruncate(self.control.fd, generation.offset + generation.num_bytes)
-        mapped = mmap.mmap(self.control.fd, generation.num_bytes, offset=generation.offset)
-        memory = _Memory(generation, memoryview(mapped))
+        memory = _Memory(generation, self.control.map(generation))
         number = self.control.num_generations
         per_piece = max(1, _PIECE_BYTES // slot_bytes)
         for first in range(0, generation.num_slots, per_piece):

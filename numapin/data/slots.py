@@ -3,9 +3,9 @@
 Comes in: the ring's memfd. Goes out: slots to write batches into, without a lock between processes.
 
 The memfd begins with a control page of 64-bit words, followed by generations of slots. A generation's record is written
-once, before it is counted, and never changes. A slot's word is written by one side at a time: the rank makes a slot free
-by writing a positive stamp (the larger, the later it was released); its worker takes it by writing TAKEN. Slots of a
-generation go round the workers, so that every worker owns the same number and a killed worker can hold nothing of
+once, before it is counted, and never changes. A slot's word is written by one side at a time: the rank makes a slot
+free by writing a positive stamp (the larger, the later it was released); its worker takes it by writing TAKEN. Slots of
+a generation go round the workers, so that every worker owns the same number and a killed worker can hold nothing of
 others.
 """
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 import mmap
 import os
 import weakref
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
@@ -36,7 +37,7 @@ def align(num_bytes: int, to: int = ALIGNMENT) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """Slots of one size. `offset` is where they begin in the memfd; slot numbers go on from generation to generation."""
+    """Slots of one size. `offset` is where they begin in the memfd; slot numbers go on from one to the next."""
 
     offset: int
     slot_bytes: int
@@ -98,6 +99,13 @@ class Control:
             self._words[i] = word
         self._words[0] = number + 1
 
+    def map(self, generation: Generation) -> memoryview:
+        """Map a generation's memory into this process, in huge pages where the machine lets shared memory have them."""
+        mapped = mmap.mmap(self.fd, generation.num_bytes, offset=generation.offset)
+        with suppress(OSError):  # a kernel without huge pages
+            mapped.madvise(mmap.MADV_HUGEPAGE)
+        return memoryview(mapped)
+
     def state(self, slot: int) -> int:
         """Return a slot's word: NOT_READY, TAKEN, or the stamp of its release."""
         return self._words[_STATES_AT + slot]
@@ -111,7 +119,7 @@ class Control:
         os.close(self.fd)
 
 
-def _attach(fd: Any, num_bytes: int, num_workers: int) -> Control:
+def _attach(fd: Any, num_bytes: int, num_workers: int) -> Control:  # noqa: ANN401 - DupFd has no public type
     return Control(fd if isinstance(fd, int) else fd.detach(), num_bytes, num_workers)
 
 
@@ -133,7 +141,8 @@ class OwnSlots:
         self._advance()
         if self.generation < 0:
             return None
-        free = [(stamp, slot) for slot in self._own() if (stamp := self._control.state(slot)) > 0 and not self._is_kept(slot)]
+        states = ((self._control.state(slot), slot) for slot in self._own())
+        free = [(stamp, slot) for stamp, slot in states if stamp > 0 and not self._is_kept(slot)]
         if not free:
             return None
         stamp, slot = max(free)
@@ -173,7 +182,6 @@ class OwnSlots:
         generation = self._control.generation(self.generation)
         whole = self._maps.get(self.generation)
         if whole is None:
-            mapped = mmap.mmap(self._control.fd, generation.num_bytes, offset=generation.offset)
-            whole = self._maps[self.generation] = memoryview(mapped)
+            whole = self._maps[self.generation] = self._control.map(generation)
         start = generation.start_of(slot)
         return whole[start : start + generation.slot_bytes]

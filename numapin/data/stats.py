@@ -20,9 +20,9 @@ class Stats:
     batches: yielded. bytes: of the tensors and arrays in them, where workers sent them. hits: batches that travelled in
     a slot as a whole; misses: reason -> batches that did not. wait_s_per_batch: mean time inside next(); wait_share: of
     the time between two batches, the part spent there, 0 to 1. transfer_gbps: of the copies to the device, in 1e9
-    bytes a second, sampled. slots, slot_bytes, slots_on_loan, pinned_bytes: of the rings that there are now; on loan are
-    slots that the rank refers to or that a copy may still read. share_on_node: of the ring's pages on `nodes`, 0 to 1,
-    as the kernel says. notes: what could not be done as asked, each with its remedy.
+    bytes a second, sampled. slots, slot_bytes, slots_on_loan, pinned_bytes: of the rings that there are now; on loan
+    are slots that the rank refers to or that a copy may still read. share_on_node: of the ring's pages on `nodes`, 0 to
+    1, as the kernel says. placement: why these nodes. notes: what could not be done as asked, each with its remedy.
     """
 
     batches: int

@@ -84,7 +84,7 @@ class Rank:
         os._exit(1)
 
 
-def _take_rank(fd: Any) -> Rank:
+def _take_rank(fd: Any) -> Rank:  # noqa: ANN401 - DupFd has no public type
     return Rank(None if fd is None else fd.detach())
 
 
@@ -187,8 +187,8 @@ def _let_go_of_gpus() -> None:
     CUDA cannot be used in a forked child anyway. The numbers stay taken, so that a library that still has them cannot
     hit another file.
     """
-    with suppress(OSError), open(os.devnull, "rb") as nothing:
-        for entry in os.listdir("/proc/self/fd"):
+    with suppress(OSError), Path(os.devnull).open("rb") as nothing:
+        for entry in list(Path("/proc/self/fd").iterdir()):
             with suppress(OSError):
-                if str(Path("/proc/self/fd", entry).readlink()).startswith("/dev/nvidia"):
-                    os.dup2(nothing.fileno(), int(entry), inheritable=False)
+                if str(entry.readlink()).startswith("/dev/nvidia"):
+                    os.dup2(nothing.fileno(), int(entry.name), inheritable=False)

@@ -33,11 +33,16 @@ class Paced:
         return index
 
 
-@pytest.fixture(scope="module")
-def torchs() -> dict[str, list[Described]]:
-    """Give torch's batches of each kind, by kind; one loader delivers them all."""
+def delivered_by_torch() -> dict[str, list[Described]]:
+    """Return torch's batches of each kind, by kind; one loader delivers them all."""
     batches = list(map(describe, TORCH(Paced(ROUNDS * len(KINDS), 0.0), collate_fn=from_zoo, num_workers=1)))
     return {kind: batches[number :: len(KINDS)] for number, kind in enumerate(KINDS)}
+
+
+@pytest.fixture(scope="module")
+def torchs() -> dict[str, list[Described]]:
+    """Give torch's batches of each kind."""
+    return delivered_by_torch()
 
 
 @pytest.mark.parametrize("kind", KINDS)
