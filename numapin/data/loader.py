@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
 import torch.utils.data
-from torch.utils.data.dataloader import _BaseDataLoaderIter
-
 from numapin.data.install import install, mark
 from numapin.data.iterator import iterator_of
 from numapin.data.path import DataPath, Options, path_of
@@ -22,6 +20,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from torch.utils.data import Dataset, Sampler
+    from torch.utils.data.dataloader import _BaseDataLoaderIter
 
     from numapin.data.stats import Stats
 

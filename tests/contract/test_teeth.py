@@ -8,7 +8,7 @@ import pytest
 
 from tests.contract import broken, test_errors, test_lifetime, test_ownership, test_rng, test_surface, test_values, test_zoo
 from tests.contract.describe import Described
-from tests.contract.watching import TORCH, LoaderClass
+from tests.contract.watching import TORCH, LoaderClass, failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,16 +64,18 @@ def test_a_broken_loader_is_caught(
     kind: LoaderClass, test: Callable[..., object], arguments: tuple[Any, ...]
 ) -> None:
     """The test fails for the loader with this fault."""
-    with pytest.raises((AssertionError, pytest.fail.Exception)):
+    with pytest.raises((AssertionError, pytest.fail.Exception)) as caught:
         test(kind, *arguments)
+    failure(caught.value)  # lets go of the loader
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("kind", "name"), KINDS_CAUGHT)
 def test_a_broken_batch_is_caught(kind: LoaderClass, name: str, torchs: dict[str, list[Described]]) -> None:
     """The comparison of batches fails for what this loader does to them."""
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError) as caught:
         test_zoo.test_a_batch_of_each_kind(kind, torchs, name)
+    failure(caught.value)
 
 
 def test_a_locked_batch_is_caught() -> None:

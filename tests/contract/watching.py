@@ -141,8 +141,9 @@ def _batches(events: Sequence[Described | Failure]) -> list[Described]:
 
 
 def hits(loader: DataLoader[Any]) -> int | None:
-    """Return how many batches came through the ring; None for torch's own loader, which has none."""
-    return None if type(loader).__module__.startswith("torch.") else loader.stats().hits  # type: ignore[attr-defined]
+    """Return how many batches came through the ring; None for a loader that has none, as torch's own."""
+    stats: Any = getattr(loader, "stats", None)
+    return None if stats is None else int(stats().hits)
 
 
 def pass_first_batches(loader: DataLoader[Any], iterator: Iterator[Any], num_hits: int = 4) -> list[Any]:
