@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
 import torch.utils.data
+
 from numapin.data.install import install, mark
 from numapin.data.iterator import iterator_of
 from numapin.data.path import DataPath, Options, path_of

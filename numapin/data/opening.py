@@ -16,7 +16,7 @@ from numapin.data.capture import no_capture
 from numapin.data.parcel import Head, Place, unpack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     Spare = Callable[[int, int], object]  # what stands for plain memory (start, length) of the slot
 
@@ -27,17 +27,17 @@ _TIMED_EVERY: Final = 16  # copies; two more events each
 
 @dataclass(slots=True)
 class Parcel:
-    """A batch that has arrived: its head, its pickle, the slot that it lies in, and its copy where one was started."""
+    """A batch that has arrived: its head, its pickle, the memory that its parts lie in, and their copies if started."""
 
     head: Head
     body: memoryview
-    view: memoryview | None
-    copy: _Copy | None = None
+    views: tuple[memoryview | None, ...] = (None, None)
+    copies: tuple[_Copy | None, ...] | None = None
 
 
 @dataclass(slots=True)
 class _Copy:
-    """A slot's bytes on the device, once `event` has passed."""
+    """A part's bytes on the device, once `event` has passed."""
 
     buffer: torch.Tensor
     event: torch.cuda.Event
@@ -77,13 +77,15 @@ class Lender:
 
 
 def _lent(parcel: Parcel) -> Iterator[object]:
-    head, view = parcel.head, parcel.view
+    """Yield what stands for each out-of-band buffer: its own stretch of the slot."""
     places: dict[int, Place] = {}
-    for number in head.buffers:
-        if number is None or view is None:
+    for number in parcel.head.buffers:
+        if number is None:
             yield _as_it_is
             continue
-        start, size = head.storages[number if number >= 0 else ~number]
+        part, start, size = parcel.head.storages[number if number >= 0 else ~number]
+        view = parcel.views[part]
+        assert view is not None  # noqa: S101 - the worker has written it
         if number < 0:
             yield view[start : start + size]
             continue
@@ -93,17 +95,20 @@ def _lent(parcel: Parcel) -> Iterator[object]:
         yield places[number]
 
 
-def _over_copy(head: Head, view: memoryview | None, buffer: torch.Tensor | None, move: object) -> Iterator[object]:
-    """Yield what stands for each out-of-band buffer where the slot was copied to `buffer` as a whole."""
-    storage = buffer.untyped_storage() if buffer is not None else None
-    for number in head.buffers:
-        if number is None or view is None or storage is None:
-            yield move
-        elif number < 0:
-            start, size = head.storages[~number]
+def _over_copies(parcel: Parcel, buffers: Sequence[torch.Tensor | None], mover: object) -> Iterator[object]:
+    """Yield what stands for each out-of-band buffer where the parts were copied to `buffers` as a whole."""
+    storages = [None if buffer is None else buffer.untyped_storage() for buffer in buffers]
+    for number in parcel.head.buffers:
+        if number is None:
+            yield mover
+            continue
+        part, start, size = parcel.head.storages[number if number >= 0 else ~number]
+        view, storage = parcel.views[part], storages[part]
+        assert view is not None and storage is not None  # noqa: S101, PT018 - the worker has written it
+        if number < 0:
             yield memoryview(bytearray(view[start : start + size]))  # numpy's: stays on the host, out of the slot
         else:
-            yield Place(storage, head.storages[number][0])
+            yield Place(storage, start)
 
 
 def _as_it_is(tensor: Any) -> Any:  # noqa: ANN401 - whatever torch has rebuilt
@@ -121,11 +126,12 @@ class Copier:
 
     def open(self, parcel: Parcel) -> Any:  # noqa: ANN401 - the user's batch
         """Return the batch, in one allocation of torch's; the slot is free at once."""
-        buffer = None
-        if parcel.view is not None:
-            source = torch.frombuffer(parcel.view, dtype=torch.uint8)
-            buffer = torch.empty(len(source), dtype=torch.uint8, pin_memory=self._pins).copy_(source)
-        return unpack(parcel.body, _over_copy(parcel.head, parcel.view, buffer, _as_it_is))
+        buffers = [None if view is None else self._copy(view) for view in parcel.views]
+        return unpack(parcel.body, _over_copies(parcel, buffers, _as_it_is))
+
+    def _copy(self, view: memoryview) -> torch.Tensor:
+        source = torch.frombuffer(view, dtype=torch.uint8)
+        return torch.empty(len(view), dtype=torch.uint8, pin_memory=self._pins).copy_(source)
 
     def poll(self) -> None:
         """Do nothing."""
@@ -150,22 +156,24 @@ class Mover:
 
     def arrived(self, parcel: Parcel) -> None:
         """Start the copy of a batch that is not due yet, if few enough are under way."""
-        if parcel.view is not None and self._num_ahead < _AHEAD:
+        if self._num_ahead < _AHEAD:
             self._num_ahead += 1
-            self._start(parcel, parcel.view)
+            self._start(parcel)
 
     def open(self, parcel: Parcel) -> Any:  # noqa: ANN401 - the user's batch
         """Return the batch on the device, for the current stream to use; waits for nothing on the host."""
-        if parcel.copy is not None:
+        if parcel.copies is None:
+            self._start(parcel)
+        else:
             self._num_ahead -= 1
-        elif parcel.view is not None:
-            self._start(parcel, parcel.view)
-        copy = parcel.copy
-        if copy is not None:
-            stream = self._consumer()
-            stream.wait_event(copy.event)
-            copy.buffer.record_stream(stream)
-        return unpack(parcel.body, _over_copy(parcel.head, parcel.view, copy.buffer if copy else None, self.move))
+        stream = self._consumer()
+        buffers: list[torch.Tensor | None] = []
+        for copy in parcel.copies or ():
+            if copy is not None:
+                stream.wait_event(copy.event)
+                copy.buffer.record_stream(stream)
+            buffers.append(copy.buffer if copy else None)
+        return unpack(parcel.body, _over_copies(parcel, buffers, self.move))
 
     def move(self, tensor: Any) -> Any:  # noqa: ANN401 - a tensor of any kind
         """Return a tensor that went torch's way, on the device."""
@@ -186,19 +194,23 @@ class Mover:
                 began, ended, size = self._timings.popleft()
                 self.timed_bytes, self.timed_ms = self.timed_bytes + size, self.timed_ms + began.elapsed_time(ended)
 
-    def _start(self, parcel: Parcel, view: memoryview) -> None:
+    def _start(self, parcel: Parcel) -> None:
         if len(self._reading) >= _IN_FLIGHT:
             self._reading[-_IN_FLIGHT][0].synchronize()
-        event = self._idle.pop() if self._idle else torch.cuda.Event(blocking=True)
-        before = torch.cuda.current_device()
-        current = _get_stream(before)
+        current = _get_stream(torch.cuda.current_device())
         torch.cuda.set_stream(self._stream)  # a fifth of what torch.cuda.stream() costs
         try:
-            parcel.copy = _Copy(self._copy(view), event)
-            event.record(self._stream)
+            parcel.copies = tuple(None if view is None else self._begin(view) for view in parcel.views)
         finally:
             _set_stream(current)
+
+    def _begin(self, view: memoryview) -> _Copy:
+        """Begin to copy a part, on our stream."""
+        event = self._idle.pop() if self._idle else torch.cuda.Event(blocking=True)
+        copy = _Copy(self._copy(view), event)
+        event.record(self._stream)
         self._reading.append((event, view))
+        return copy
 
     def _consumer(self) -> torch.cuda.Stream:
         """Return the current stream of the device."""

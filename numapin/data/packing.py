@@ -2,8 +2,8 @@
 
 Comes in: a batch of any type, and the worker's slots. Goes out: the message for the rank.
 
-A batch has at most one slot, asked for at its first tensor; room in it is handed out upwards. What does not fit, or
-what only torch can send, stays in the pickle and goes torch's own way.
+A batch has at most one slot, asked for at its first tensor; room in it is handed out upwards. What does not fit is
+spilled to memory of its own; what only torch can send stays in the pickle and goes torch's own way.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import pickle
 import threading
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 from torch.multiprocessing.reductions import reduce_tensor
 
-from numapin.data.parcel import Head, Miss, encode, move, rebuild, tensor_over
+from numapin.data.parcel import SLOT, SPILL, Head, Miss, encode, move, rebuild, tensor_over
 from numapin.data.slots import align
 
 if TYPE_CHECKING:
@@ -31,13 +31,14 @@ _SMALL_BYTES: Final = 1024  # plain memory below this stays in the pickle
 
 
 @dataclass(slots=True)
-class _Packing:
-    """The slot that one batch is being written into."""
+class _Part:
+    """Memory that one batch is being written into: its slot, or what it spills to. `at`: slot number, file offset."""
 
-    slot: int
+    at: int
     view: memoryview
     address: int
     end: int = 0
+    is_sent: bool = False
 
     def reserve(self, num_bytes: int) -> int | None:
         """Return the offset of free room; None where there is not enough."""
@@ -48,8 +49,20 @@ class _Packing:
         return start
 
     def storage(self, start: int, num_bytes: int) -> torch.UntypedStorage:
-        """Return a range of the slot as a storage of its own."""
+        """Return a range as a storage of its own."""
         return torch.frombuffer(self.view, dtype=torch.uint8, count=num_bytes, offset=start).untyped_storage()
+
+
+def _part(taken: tuple[int, memoryview] | None) -> _Part | None:
+    return _Part(*taken, torch.frombuffer(taken[1], dtype=torch.uint8, count=1).data_ptr()) if taken else None
+
+
+class Room(NamedTuple):
+    """Where something lies in a batch's memory: which part (SLOT or SPILL), the offset in it, the length, in bytes."""
+
+    part: int
+    start: int
+    num_bytes: int
 
 
 class Packer:
@@ -57,73 +70,81 @@ class Packer:
 
     def __init__(self, slots: OwnSlots | None, *, worker: int, pins: bool, moves: bool) -> None:
         self._slots, self._worker, self.pins, self.moves = slots, worker, pins, moves
-        self._packing: _Packing | None = None
         self._thread = threading.get_ident()
-        self._asked = False
-        self.refusal: Miss | None = None  # why this batch has no room (left)
+        self._parts: list[_Part | None] = [None, None]
+        self._is_asked = False
+        self.refusal: Miss | None = None  # why this batch has no room in a slot
 
     def allocate(self, dtype: torch.dtype, size: tuple[int, ...]) -> torch.Tensor | None:
-        """Return an uninitialised contiguous tensor in this batch's slot; None where there is no room."""
+        """Return an uninitialised contiguous tensor in this batch's memory; None where there is none."""
         num_bytes = dtype.itemsize * torch.Size(size).numel()
-        start = self.reserve(num_bytes) if num_bytes and threading.get_ident() == self._thread else None
-        if start is None or self._packing is None:
+        room = self.reserve(num_bytes) if num_bytes and threading.get_ident() == self._thread else None
+        if room is None:
             return None
-        tensor: torch.Tensor = torch.empty(0, dtype=dtype).set_(self._packing.storage(start, num_bytes))
+        tensor: torch.Tensor = torch.empty(0, dtype=dtype).set_(self._storage(room))
         return tensor.resize_(size)
 
-    def reserve(self, num_bytes: int) -> int | None:
-        """Return the offset of `num_bytes` in this batch's slot; None, with the reason in `refusal`, without room."""
-        if not self._asked:
-            self._packing, self._asked = self._take(), True
-        start = self._packing.reserve(num_bytes) if self._packing else None
-        if start is None:
-            self.refusal = self.refusal or Miss.TOO_LARGE
-        return start
-
-    def write(self, start: int, source: memoryview) -> None:
-        """Copy plain memory into the slot."""
-        assert self._packing is not None  # noqa: S101 - reserve() has said yes
-        self._packing.view[start : start + len(source)] = source
-
-    def copy(self, start: int, storage: torch.UntypedStorage, base: int, num_bytes: int) -> None:
-        """Copy `num_bytes` of a storage, from byte `base` on, into the slot."""
-        assert self._packing is not None  # noqa: S101 - reserve() has said yes
-        source = tensor_over(storage, base, torch.uint8, (num_bytes,), (1,))
-        torch.empty(0, dtype=torch.uint8).set_(self._packing.storage(start, num_bytes)).copy_(source)
-
-    def find(self, address: int) -> int | None:
-        """Return where in this batch's slot an address lies; None outside it."""
-        if self._packing is None:
+    def reserve(self, num_bytes: int) -> Room | None:
+        """Return room in this batch's slot; outside it, with the reason in `refusal`, where there is none; or None."""
+        if self._slots is None:
+            self.refusal = Miss.NO_RING
             return None
-        start = address - self._packing.address
-        return start if 0 <= start < len(self._packing.view) else None
+        if not self._is_asked:
+            self._parts[SLOT], self._is_asked = _part(self._slots.take()), True
+            if self._parts[SLOT] is None:
+                self.refusal = self._why_none(self._slots)
+        if (room := self._reserve_in(SLOT, num_bytes)) is not None:
+            return room
+        self.refusal = self.refusal or Miss.TOO_LARGE
+        if self._parts[SPILL] is None:
+            self._parts[SPILL] = _part(self._slots.spill())
+        return self._reserve_in(SPILL, num_bytes)
+
+    def write(self, room: Room, source: memoryview) -> None:
+        """Copy plain memory into its room."""
+        part = self._parts[room.part]
+        assert part is not None  # noqa: S101 - reserve() has said yes
+        part.view[room.start : room.start + room.num_bytes] = source
+
+    def copy(self, room: Room, storage: torch.UntypedStorage, base: int) -> None:
+        """Copy a storage, from byte `base` on, into its room."""
+        source = tensor_over(storage, base, torch.uint8, (room.num_bytes,), (1,))
+        torch.empty(0, dtype=torch.uint8).set_(self._storage(room)).copy_(source)
+
+    def find(self, address: int, num_bytes: int) -> Room | None:
+        """Return where in this batch's memory an address lies; None outside it."""
+        for number, part in enumerate(self._parts):
+            if part is not None and 0 <= address - part.address < part.end:
+                return Room(number, address - part.address, num_bytes)
+        return None
 
     def pack(self, number: int, batch: object) -> bytes:
         """Return the message for a batch, and be ready for the next one. Raises what pickling the batch raises."""
         pickler = _BatchPickler(self)
-        is_sent = False
         try:
             pickler.dump(batch)
-            is_sent = bool(pickler.storages)
+            for room in pickler.storages:
+                part = self._parts[room.part]
+                assert part is not None  # noqa: S101 - there is something in it
+                part.is_sent = True
             return encode(self._head(number, pickler), pickler.body)
+        except BaseException:
+            for part in filter(None, self._parts):
+                part.is_sent = False
+            raise
         finally:
             pickler.clear_memo()  # it refers to itself, and would keep the batch until the garbage collector comes
-            self._finish(is_sent=is_sent)
+            self._finish()
 
-    def drop(self) -> None:
-        """Give back the slot of a batch that is not sent."""
-        self._finish(is_sent=False)
+    def _reserve_in(self, number: int, num_bytes: int) -> Room | None:
+        part = self._parts[number]
+        start = part.reserve(num_bytes) if part is not None else None
+        return None if start is None else Room(number, start, num_bytes)
 
-    def _take(self) -> _Packing | None:
-        if self._slots is None:
-            self.refusal = Miss.NO_RING
-            return None
-        taken = self._slots.take()
-        if taken is None:
-            self.refusal = self._why_none(self._slots)
-            return None
-        slot, view = taken
-        return _Packing(slot, view, torch.frombuffer(view, dtype=torch.uint8, count=1).data_ptr())
+    def _storage(self, room: Room) -> torch.UntypedStorage:
+        part = self._parts[room.part]
+        assert part is not None  # noqa: S101 - reserve() has said yes
+        return part.storage(room.start, room.num_bytes)
 
     @staticmethod
     def _why_none(slots: OwnSlots) -> Miss:
@@ -132,23 +153,24 @@ class Packer:
         return Miss.KEPT if slots.keeps_free_slots() else Miss.NO_SLOT
 
     def _head(self, number: int, pickler: _BatchPickler) -> Head:
-        packing = self._packing if pickler.storages else None
         return Head(
             number=number,
             worker=self._worker,
             generation=self._slots.generation if self._slots else -1,
-            slot=packing.slot if packing else None,
-            used_bytes=packing.end if packing else 0,
+            parts=tuple((part.at, part.end) if part is not None and part.is_sent else None for part in self._parts),
             wanted_bytes=pickler.wanted_bytes,
             miss=pickler.miss.value if pickler.miss else None,
-            storages=tuple(pickler.storages),
+            storages=tuple((room.part, room.start, room.num_bytes) for room in pickler.storages),
             buffers=tuple(pickler.buffers),
         )
 
-    def _finish(self, *, is_sent: bool) -> None:
-        if self._packing is not None and self._slots is not None and not is_sent:
-            self._slots.give_back(self._packing.slot)
-        self._packing, self._asked, self.refusal = None, False, None
+    def _finish(self) -> None:
+        slot, spill = self._parts
+        if self._slots is not None and slot is not None and not slot.is_sent:
+            self._slots.give_back(slot.at)
+        if self._slots is not None and spill is not None and spill.end:
+            self._slots.keep_spill(spill.end)
+        self._parts, self._is_asked, self.refusal = [None, None], False, None
 
 
 class _BatchPickler(ForkingPickler):
@@ -161,7 +183,7 @@ class _BatchPickler(ForkingPickler):
         self._token = bytearray(1)  # stands for a tensor among the out-of-band buffers
         self._next: int | None = None
         self._copied: dict[int, list[tuple[int, int, int]]] = {}  # storage -> copied ranges (begin, end, number)
-        self.storages: list[tuple[int, int]] = []
+        self.storages: list[Room] = []
         self.buffers: list[int | None] = []
         self.wanted_bytes = 0
         self.miss: Miss | None = None
@@ -183,7 +205,7 @@ class _BatchPickler(ForkingPickler):
         found = self._place(tensor) if _is_plain(tensor) else None
         if found is None:
             if tensor.layout is not torch.strided or tensor.numel():
-                self.miss = self.miss or self._packer.refusal or Miss.UNSUPPORTED
+                self.miss = self.miss or Miss.UNSUPPORTED
             return self._leave(tensor, reduce_tensor) if self._packer.moves else NotImplemented
         number, start = found
         return rebuild, (self._stand_in(number), tensor.dtype, tuple(tensor.shape), tensor.stride(), start)
@@ -206,12 +228,12 @@ class _BatchPickler(ForkingPickler):
         if raw.nbytes < _SMALL_BYTES:
             return True
         self.wanted_bytes += align(raw.nbytes)
-        start = self._packer.reserve(raw.nbytes)
-        if start is None:
-            self.miss = self.miss or self._packer.refusal
+        room = self._packer.reserve(raw.nbytes)
+        self.miss = self.miss or self._packer.refusal
+        if room is None:
             return True
-        self._packer.write(start, raw)
-        self.buffers.append(~self._add(start, raw.nbytes))
+        self._packer.write(room, raw)
+        self.buffers.append(~self._add(room))
         return False
 
     def _place(self, tensor: torch.Tensor) -> tuple[int, int] | None:
@@ -224,29 +246,30 @@ class _BatchPickler(ForkingPickler):
             if first <= begin and end <= last:
                 return number, begin - first
         first, last = (0, size) if size <= _MAX_STORAGE_RATIO * (end - begin) else (begin, end)
-        start = self._bring(storage, address, first, last)
-        if start is None:
+        room = self._bring(storage, address, first, last)
+        self.miss = self.miss or self._packer.refusal
+        if room is None:
             return None
-        number = self._add(start, last - first)
+        number = self._add(room)
         self._copied.setdefault(address, []).append((first, last, number))
         return number, begin - first
 
-    def _bring(self, storage: torch.UntypedStorage, address: int, first: int, last: int) -> int | None:
-        """Return where in the slot bytes `first` to `last` of a storage are, copying them there if need be."""
+    def _bring(self, storage: torch.UntypedStorage, address: int, first: int, last: int) -> Room | None:
+        """Return where in the batch's memory bytes `first` to `last` of a storage are; copy them there if need be."""
         self.wanted_bytes += align(last - first)
-        inside = self._packer.find(address + first)
+        inside = self._packer.find(address + first, last - first)
         if inside is not None:
             return inside
         if storage.is_shared() and not self._packer.pins:
-            self.miss = self.miss or self._packer.refusal or Miss.SHARED
+            self.miss = self.miss or Miss.SHARED
             return None
-        start = self._packer.reserve(last - first)
-        if start is not None:
-            self._packer.copy(start, storage, first, last - first)
-        return start
+        room = self._packer.reserve(last - first)
+        if room is not None:
+            self._packer.copy(room, storage, first)
+        return room
 
-    def _add(self, start: int, num_bytes: int) -> int:
-        self.storages.append((start, num_bytes))
+    def _add(self, room: Room) -> int:
+        self.storages.append(room)
         return len(self.storages) - 1
 
 

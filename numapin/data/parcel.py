@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Miss(StrEnum):
-    """Why a batch, or a part of it, did not travel in a slot."""
+    """Why a batch, or a part of it, was not in a slot: it was spilled or, for the last three, went torch's way."""
 
     STARTING = "the ring was being set up"
     NO_SLOT = "no slot was free"
@@ -33,6 +33,8 @@ class Miss(StrEnum):
     NO_RING = "there is no ring"
 
 
+SLOT, SPILL = 0, 1  # the parts of a batch's memory
+
 _HEAD: Final = struct.Struct("<BI")  # kind, length of the head that follows
 _PLAIN, _PARCEL = 0, 1
 
@@ -40,19 +42,19 @@ _PLAIN, _PARCEL = 0, 1
 class Head(NamedTuple):
     """What the rank must know of a batch before it is unpickled.
 
-    `storages` are (offset, length) in the slot, in bytes; `buffers` names the storage of each out-of-band buffer, in
-    the order of the pickle: n >= 0 for a tensor's, ~n for plain memory (numpy's), None for a tensor that went torch's
-    way. `wanted_bytes` is what a slot must have for such a batch.
+    `parts` are what was written: (slot, bytes) and (file offset of the spilled memory, bytes), None where nothing was.
+    `storages` are (part, offset, length) in bytes; `buffers` names the storage of each out-of-band buffer, in the order
+    of the pickle: n >= 0 for a tensor's, ~n for plain memory (numpy's), None for a tensor that went torch's way.
+    `wanted_bytes` is what a slot must have for such a batch.
     """
 
     number: int
     worker: int
     generation: int
-    slot: int | None
-    used_bytes: int
+    parts: tuple[tuple[int, int] | None, ...]
     wanted_bytes: int
     miss: str | None
-    storages: tuple[tuple[int, int], ...]
+    storages: tuple[tuple[int, int, int], ...]
     buffers: tuple[int | None, ...]
 
 

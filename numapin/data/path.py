@@ -95,10 +95,9 @@ class Lane:
 
     def _accept(self, head: Head, body: memoryview) -> Parcel:
         self._path.note_arrival(head)
-        parcel = Parcel(head, body, None)
+        parcel = Parcel(head, body)
         if self.ring is not None:
-            if head.slot is not None:
-                parcel.view = self.ring.lend(head.generation, head.slot, head.used_bytes, worker=head.worker)
+            parcel.views = self.ring.lend(head)
             self.ring.want(head.wanted_bytes)
         self.opener.arrived(parcel)
         return parcel
@@ -177,7 +176,7 @@ class DataPath:
         """Count a batch, and say at once, once a reason, why one did not travel in a slot."""
         self.counts.note_arrival(head)
         if head.miss is not None and (hint := _HINTS.get(Miss(head.miss))) is not None:
-            self.tell(f"a batch went torch's way: {head.miss}; {hint}", is_refusal=False)
+            self.tell(f"a batch travelled outside the ring: {head.miss}; {hint}", is_refusal=False)
 
     def tell(self, text: str, *, is_refusal: bool = True) -> None:
         """Say something once; a refusal is an error at the next batch under `strict`."""

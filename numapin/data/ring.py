@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from numapin.cuda import Driver
     from numapin.data.locality import Locality
+    from numapin.data.parcel import Head
 
 _PIECE_BYTES: Final = 256 << 20  # at most this much is locked in one call; no slot crosses a piece
 _HUGE_PAGE_BYTES: Final = 2 << 20
@@ -94,6 +95,8 @@ class Ring:
         self._memories: dict[int, _Memory] = {}  # by number of generation
         self._loans: dict[int, weakref.ref[memoryview]] = {}
         self._ended: deque[int] = deque()  # filled by weakref callbacks, on any thread: they do nothing else
+        self._spills: dict[int, weakref.ref[memoryview]] = {}  # by offset
+        self._ended_spills: deque[tuple[int, int]] = deque()
         self._stamp = 1
         self._known = [-1] * spec.num_workers  # the newest generation that each worker knows of
         self._builder: threading.Thread | None = None
@@ -145,7 +148,15 @@ class Ring:
         self._builder = threading.Thread(target=self._build, args=(slot_bytes,), name="numapin-ring", daemon=True)
         self._builder.start()
 
-    def lend(self, generation: int, slot: int, num_bytes: int, *, worker: int) -> memoryview:
+    def lend(self, head: Head) -> tuple[memoryview | None, memoryview | None]:
+        """Return views of the slot and of the spilled memory that a batch is in, None where it is not there."""
+        slot, spill = head.parts
+        return (
+            None if slot is None else self._lend_slot(head.generation, *slot, worker=head.worker),
+            None if spill is None else self._lend_spill(*spill),
+        )
+
+    def _lend_slot(self, generation: int, slot: int, num_bytes: int, *, worker: int) -> memoryview:
         """Return a view of a slot that a worker has filled: lent until the view and all that is over it are gone."""
         self._known[worker] = generation
         memory = self._memories[generation]
@@ -154,8 +165,18 @@ class Ring:
         self._loans[slot] = weakref.ref(view, partial(self._note_end, slot))
         return view
 
+    def _lend_spill(self, offset: int, num_bytes: int) -> memoryview:
+        """Map what a worker spilled; its memory goes back to the kernel when nothing refers to the view any more."""
+        view = self.control.map(offset, num_bytes)
+        self._spills[offset] = weakref.ref(view, partial(self._note_spill_end, (offset, num_bytes)))
+        return view
+
     def reclaim(self) -> None:
-        """Give the workers the slots that are no longer needed here."""
+        """Give the workers the slots that are no longer needed here, and the kernel what was spilled."""
+        while self._ended_spills:
+            offset, num_bytes = self._ended_spills.popleft()
+            del self._spills[offset]
+            self._punch(offset, align(num_bytes, mmap.PAGESIZE))
         if self._ended:
             self.quarantine.admit(self._ended.popleft() for _ in range(len(self._ended)))
         self._free_passed()
@@ -186,6 +207,9 @@ class Ring:
                 if self.control.state(slot) == TAKEN and slot not in self._loans:
                     self._set_free(slot)
         self._known = [-1] * self.spec.num_workers
+        if not self._spills:  # what was never received
+            first = self.control.spills_of(0)
+            self._punch(first, self.control.spills_of(self.spec.num_workers) - first)
 
     def close(self) -> None:
         """Give all memory back, now or, where batches still refer to it, when the last of them is gone."""
@@ -198,6 +222,10 @@ class Ring:
             threading.Thread(target=self._close_later, name="numapin-reclaim", daemon=True).start()
         else:
             self._destroy()
+
+    def _note_spill_end(self, spill: tuple[int, int], _reference: object) -> None:
+        if os.getpid() == self._pid:
+            self._ended_spills.append(spill)
 
     def _note_end(self, slot: int, _reference: object) -> None:
         if os.getpid() == self._pid:  # not in a child that the user forked
@@ -261,8 +289,7 @@ class Ring:
 
     def _make(self, slot_bytes: int) -> None:
         generation = self._design(slot_bytes)
-        os.ftruncate(self.control.fd, generation.offset + generation.num_bytes)
-        memory = _Memory(generation, self.control.map(generation))
+        memory = _Memory(generation, self.control.map(generation.offset, generation.num_bytes))
         number = self.control.num_generations
         per_piece = max(1, _PIECE_BYTES // slot_bytes)
         for first in range(0, generation.num_slots, per_piece):

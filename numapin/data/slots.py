@@ -7,6 +7,9 @@ once, before it is counted, and never changes. A slot's word is written by one s
 free by writing a positive stamp (the larger, the later it was released); its worker takes it by writing TAKEN. Slots of
 a generation go round the workers, so that every worker owns the same number and a killed worker can hold nothing of
 others.
+
+A batch without a slot is spilled: behind the slots every worker has a stretch of the memfd of its own, so large that it
+is never used twice, in which it takes fresh memory for one batch; the rank gives that back to the kernel.
 """
 
 from __future__ import annotations
@@ -22,12 +25,15 @@ from typing import Any, Final, Self
 
 MAX_GENERATIONS: Final = 8
 ALIGNMENT: Final = 256  # bytes; what cudaMalloc gives, so that every dtype and vector load fits
+SPILL_BYTES: Final = 4 << 30  # address space, not memory, that one spilled batch may use
 NOT_READY: Final = 0
 TAKEN: Final = -1
 
+_HUGE_PAGE_BYTES: Final = 2 << 20
 _RECORD_WORDS: Final = 4
 _STATES_AT: Final = 1 + MAX_GENERATIONS * _RECORD_WORDS
 _WORD_BYTES: Final = 8
+_STRETCH_BITS: Final = 50  # of the file offsets that one worker spills to; the slots are below all of them
 
 
 def align(num_bytes: int, to: int = ALIGNMENT) -> int:
@@ -73,7 +79,11 @@ class Control:
         """
         num_bytes = align((_STATES_AT + MAX_GENERATIONS * num_workers * slots_per_worker) * _WORD_BYTES, mmap.PAGESIZE)
         fd = os.memfd_create("numapin-ring")
-        os.ftruncate(fd, num_bytes)
+        try:
+            os.ftruncate(fd, (num_workers + 1) << _STRETCH_BITS)  # nothing but a number: pages come when written
+        except OSError:  # RLIMIT_FSIZE
+            os.close(fd)
+            raise
         return cls(fd, num_bytes, num_workers)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -99,9 +109,16 @@ class Control:
             self._words[i] = word
         self._words[0] = number + 1
 
-    def map(self, generation: Generation) -> memoryview:
-        """Map a generation's memory into this process, in huge pages where the machine lets shared memory have them."""
-        mapped = mmap.mmap(self.fd, generation.num_bytes, offset=generation.offset)
+    def spills_of(self, worker: int) -> int:
+        """Return the offset in the memfd from which a worker spills."""
+        return (worker + 1) << _STRETCH_BITS
+
+    def map(self, offset: int, num_bytes: int) -> memoryview:
+        """Map a range of the memfd into this process, in huge pages where the machine lets shared memory have them.
+
+        Raises OSError where there is no address space left.
+        """
+        mapped = mmap.mmap(self.fd, num_bytes, offset=offset)
         with suppress(OSError):  # a kernel without huge pages
             mapped.madvise(mmap.MADV_HUGEPAGE)
         return memoryview(mapped)
@@ -131,6 +148,7 @@ class OwnSlots:
         self._maps: dict[int, memoryview] = {}
         self._kept: dict[int, weakref.ref[memoryview]] = {}
         self._stamps: dict[int, int] = {}
+        self._spill_at = control.spills_of(worker)
         self.generation = -1  # the newest in which this worker has a slot; it never goes back to an older one
 
     def take(self) -> tuple[int, memoryview] | None:
@@ -154,6 +172,17 @@ class OwnSlots:
     def give_back(self, slot: int) -> None:
         """Make a slot free again that was taken but not sent."""
         self._control.set_state(slot, self._stamps[slot])
+
+    def spill(self) -> tuple[int, memoryview] | None:
+        """Return fresh memory for one batch and its offset in the memfd; None where there is no address space."""
+        try:
+            return self._spill_at, self._control.map(self._spill_at, SPILL_BYTES)
+        except OSError:
+            return None
+
+    def keep_spill(self, num_bytes: int) -> None:
+        """Go on behind the memory last spilled to: it is the rank's now."""
+        self._spill_at += align(num_bytes, _HUGE_PAGE_BYTES)
 
     def is_starting(self) -> bool:
         """Return whether some slots of this worker are still being prepared."""
@@ -182,6 +211,6 @@ class OwnSlots:
         generation = self._control.generation(self.generation)
         whole = self._maps.get(self.generation)
         if whole is None:
-            whole = self._maps[self.generation] = self._control.map(generation)
+            whole = self._maps[self.generation] = self._control.map(generation.offset, generation.num_bytes)
         start = generation.start_of(slot)
         return whole[start : start + generation.slot_bytes]

@@ -9,6 +9,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from numapin.data.parcel import SLOT
+
 if TYPE_CHECKING:
     from numapin.data.parcel import Head
 
@@ -59,7 +61,7 @@ class Counts:
         self.num_bytes += head.wanted_bytes
         if head.miss is not None:
             self.misses[head.miss] += 1
-        elif head.slot is not None:
+        elif head.parts[SLOT] is not None:
             self.hits += 1
 
     def note_step(self, *, waited_s: float, stepped_s: float | None) -> None:
