@@ -9,7 +9,8 @@ Comes in: the arguments of torch's DataLoader. Goes out: batches::
     worker      what is installed in a worker
     packing     a batch into a slot, in the worker
     parcel      what travels: the pickle and where the tensors lie
-    opening     a parcel into a batch, in the rank: over the slot, or over a copy on the GPU
+    opening     a parcel into a batch, in the rank: over the slot, or over copies
+    transfer    the same on the GPU: one copy a batch, ahead of time
     ring        memory for slots: placed, touched, checked, locked, lent
     slots       the control page that rank and workers share
     quarantine  when a slot that nobody refers to may be written again

@@ -20,11 +20,12 @@ import torch
 from numapin import bind, cuda
 from numapin.budget import read_room
 from numapin.data.locality import Locality, find_locality
-from numapin.data.opening import Copier, Lender, Mover, Opener, Parcel
+from numapin.data.opening import Copier, Lender, Opener, Parcel
 from numapin.data.parcel import Head, Miss
 from numapin.data.queues import ResultQueue
 from numapin.data.ring import Ring, RingSpec
 from numapin.data.stats import Counts, Stats
+from numapin.data.transfer import Mover
 from numapin.data.worker import Rank, WorkerStart
 from numapin.errors import BindingRefused, UsageError
 
@@ -241,7 +242,7 @@ class DataPath:
                 "this CUDA driver cannot tell when a slot is free again, so batches are copied; update it to R555"
             )
             return Copier(pins=pins)
-        return Lender()
+        return Lender(pins=pins)
 
     def _take_ring(self, loader: DataLoader[Any], *, pins: bool) -> Ring | None:
         if self._idle:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import random
 import warnings
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ class _FaultyIterator(_MultiProcessingDataLoaderIter):
     fault: Any
 
     def _next_data(self) -> Any:
-        return self.fault(super()._next_data)  # type: ignore[no-untyped-call]
+        return self.fault(super()._next_data)
 
 
 class Faulty(DataLoader[Any]):
@@ -176,7 +177,7 @@ class Reverses(DataLoader[Any]):
 
     @property
     def _index_sampler(self) -> Any:
-        return list(super()._index_sampler)[::-1]  # type: ignore[misc, arg-type]
+        return list(super()._index_sampler)[::-1]
 
 
 class DropsLast(DataLoader[Any]):
@@ -184,7 +185,7 @@ class DropsLast(DataLoader[Any]):
 
     @property
     def _index_sampler(self) -> Any:
-        return list(super()._index_sampler)[:-1]  # type: ignore[misc, arg-type]
+        return list(super()._index_sampler)[:-1]
 
 
 class LooksAhead(DataLoader[Any]):
@@ -207,7 +208,7 @@ class Wraps(DataLoader[Any]):
 
     def __init__(self, *arguments: Any, **rest: Any) -> None:
         super().__init__(*arguments, **rest)
-        self.collate_fn = lambda rows: default_collate(rows)
+        self.collate_fn = partial(default_collate)
 
 
 class Renames(DataLoader[Any]):

@@ -6,13 +6,34 @@ own contract.
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
 import os
 import pkgutil
+from typing import TYPE_CHECKING
 
 import pytest
 from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from tests.contract.watching import LoaderClass
+from tests.contract.datasets import Paced
+from tests.contract.describe import Described, describe
+from tests.contract.zoo import KINDS, ROUNDS, from_zoo
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.contract.watching import LoaderClass
+
+
+@pytest.fixture(autouse=True)
+def _no_iterator_lives_on() -> Iterator[None]:
+    """End what a failed test left running: torch's iterators take five seconds a worker to be collected in a cycle."""
+    yield
+    if multiprocessing.active_children():
+        for thing in gc.get_objects():
+            if issubclass(type(thing), _MultiProcessingDataLoaderIter):
+                thing._shutdown_workers()
 
 
 @pytest.fixture(scope="session")
@@ -28,3 +49,11 @@ def own_class(loader_class: LoaderClass) -> LoaderClass:
     if loader_class is DataLoader:
         pytest.skip("torch's own loader does less")
     return loader_class
+
+
+@pytest.fixture(scope="session")
+def torchs() -> dict[str, list[Described]]:
+    """Give torch's batches of each kind, by kind; one loader delivers them all."""
+    loader = DataLoader(Paced(ROUNDS * len(KINDS), 0.0), collate_fn=from_zoo, num_workers=1)
+    batches = [describe(batch) for batch in loader]
+    return {kind: batches[number :: len(KINDS)] for number, kind in enumerate(KINDS)}

@@ -47,6 +47,22 @@ class Rows(Dataset[Any]):
         return {"x": row(index, self.shape), "index": index, "name": f"row {index}"}
 
 
+class Paced(Dataset[int]):
+    """Indices, a few milliseconds apart, so that a ring is built before the last one."""
+
+    def __init__(self, size: int, pause_s: float) -> None:
+        self.size, self.pause_s = size, pause_s
+
+    def __len__(self) -> int:
+        """Return the number of indices."""
+        return self.size
+
+    def __getitem__(self, index: int) -> int:
+        """Return the index, after a pause."""
+        time.sleep(self.pause_s)
+        return index
+
+
 class ListedRows(Rows):
     """Rows that are read a batch at a time."""
 

@@ -130,8 +130,8 @@ def _content(tensor: torch.Tensor) -> object:
     return tuple(tensor.shape), tensor.stride(), _digest(flat.view(torch.uint8).numpy().tobytes())
 
 
-@_plain.register
-def _(value: np.ndarray, tensors: list[torch.Tensor]) -> object:  # type: ignore[type-arg]
+@_plain.register(np.ndarray)
+def _(value: np.ndarray[Any, Any], tensors: list[torch.Tensor]) -> object:
     content = _plain(value.tolist(), tensors) if value.dtype.hasobject else _digest(value.tobytes())
     return type(value), value.dtype.descr, value.shape, value.strides, value.flags.writeable, content
 

@@ -1,7 +1,7 @@
-"""A program that uses a loader, for tests of how such a program ends: python -m tests.contract.rank LOADER SCENE METHOD.
+"""A program that uses a loader, for tests of how such a program ends.
 
-Comes in: the loader's class as module:class, what to do, and the start method of the workers. Goes out: "ready" on
-stdout once batches flow; then what the scene says.
+Started as: python -m tests.contract.rank LOADER SCENE METHOD. Comes in: the loader's class as module:class, what to do,
+and the start method of the workers. Goes out: "ready" on stdout once batches flow; then what the scene says.
 """
 
 from __future__ import annotations

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,13 +15,9 @@ from tests.contract.datasets import (
     Raise,
     Rows,
     Stream,
-    crash_worker,
-    exit_worker,
-    kill_worker,
     lock_of,
     raise_from,
     row,
-    sleep_long,
     with_history,
 )
 from tests.contract.watching import (
@@ -33,7 +27,6 @@ from tests.contract.watching import (
     assert_as_torch,
     events,
     failure,
-    pass_first_batches,
 )
 
 if TYPE_CHECKING:
@@ -225,71 +218,6 @@ def test_an_error_under_a_persistent_worker(loader_class: LoaderClass) -> None:
     """After an epoch with an error the next one has it too, and no batch of the epoch before."""
     arguments = {"dataset": At(index=7, act=Raise(ValueError)), "num_workers": 2, "persistent_workers": True}
     assert_as_torch(loader_class, lambda: arguments, (None, 9, None))
-
-
-def after_pause(act: Callable[[], object]) -> Callable[[], object]:
-    """Act when the rank has taken all earlier batches and waits; an exit would break off what is being sent."""
-
-    def paused() -> object:
-        time.sleep(0.3)
-        return act()
-
-    return paused
-
-
-@pytest.mark.parametrize(
-    ("act", "cause"),
-    [
-        (kill_worker, "DataLoader worker (pid) is killed by signal: Killed. "),
-        (crash_worker, "DataLoader worker (pid) is killed by signal: Segmentation fault. "),
-        (exit_worker, "DataLoader worker (pid) exited unexpectedly with exit code 3. Details are lost due to"),
-    ],
-)
-def test_a_worker_that_dies(loader_class: LoaderClass, act: Callable[[], object], cause: str) -> None:
-    """Torch's RuntimeError comes at once, caused by torch's own account of it, and no other worker is left."""
-    dataset = At(index=90, act=after_pause(act), size=200)
-    iterator = iter(loader_class(dataset, batch_size=2, num_workers=2))
-    start = time.monotonic()
-    with pytest.raises(RuntimeError) as caught:
-        list(iterator)
-    assert time.monotonic() - start < 3
-    texts = [failure(error).text for error in (caught.value, caught.value.__cause__) if error]
-    assert texts[-1].startswith(cause)
-    assert len(texts) == 1 or texts[0] == "DataLoader worker (pid) exited unexpectedly"
-    del iterator, caught
-    assert not multiprocessing.active_children()
-
-
-def test_a_worker_killed_while_the_ring_runs(loader_class: LoaderClass) -> None:
-    """A worker that the system kills is told at the next batches, and the batches in hand stay what they were."""
-    loader = loader_class(Rows(2000, delay_s=0.001), batch_size=2, num_workers=2)
-    iterator: Any = iter(loader)
-    held = [batch["x"] for batch in pass_first_batches(loader, iterator)]
-    expected = [batch.clone() for batch in held]
-    start = time.monotonic()
-    iterator._workers[1].kill()
-    with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid"):
-        list(iterator)
-    assert time.monotonic() - start < 3
-    assert all(map(torch.equal, held, expected))
-
-
-def test_timeout(loader_class: LoaderClass) -> None:
-    """A batch that takes too long is torch's error, as soon as the time is over."""
-    loader = loader_class(At(index=9, act=sleep_long), batch_size=2, num_workers=1, timeout=0.4)
-    iterator = iter(loader)
-    for _ in range(4):
-        next(iterator)
-    start = time.monotonic()
-    with pytest.raises(RuntimeError, match=r"^DataLoader timed out after 0.4 seconds$"):
-        next(iterator)
-    assert 0.3 < time.monotonic() - start < 2
-
-
-def test_exit_without_workers(loader_class: LoaderClass) -> None:
-    """Without workers sys.exit in the dataset is the program's own exit."""
-    with pytest.raises(SystemExit, match="3"):
-        list(loader_class(At(index=3, act=exit_worker)))
 
 
 @pytest.mark.timeout(20)

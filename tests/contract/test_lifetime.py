@@ -136,7 +136,9 @@ def test_after_an_error(own_class: LoaderClass) -> None:
 
 def test_close(own_class: LoaderClass) -> None:
     """close() ends workers that stay, as does the end of a with block; the loader can be iterated again afterwards."""
-    with own_class(DATASET, batch_size=4, num_workers=2, persistent_workers=True) as loader:
+    made: Any = own_class(DATASET, batch_size=4, num_workers=2, persistent_workers=True)
+    with made as loader:
+        assert loader is made
         first = [batch["index"].tolist() for batch in loader]
         assert len(multiprocessing.active_children()) == 2
     assert not multiprocessing.active_children()

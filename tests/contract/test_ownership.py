@@ -10,16 +10,13 @@ import io
 import itertools
 import os
 import pickle
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from torch.utils.data import default_collate
 
 from tests.contract.datasets import Rows, row
-from tests.contract.describe import assert_same_batches, describe
-from tests.contract.watching import TORCH, LoaderClass, assert_as_torch, hits, pass_first_batches, settle
+from tests.contract.watching import TORCH, LoaderClass, hits, pass_first_batches, settle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -94,8 +91,8 @@ class Saved:
 KEPT: dict[str, tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]] = {
     "tensor": (lambda tensor: tensor, lambda kept: kept),
     "numpy": (lambda tensor: tensor.numpy(), torch.from_numpy),
-    "numpy-view": (lambda tensor: tensor.numpy()[1:, ::2].T, lambda kept: torch.from_numpy(kept)),
-    "memoryview": (lambda tensor: memoryview(tensor.numpy()), lambda kept: torch.frombuffer(kept, dtype=torch.float32)),
+    "numpy-view": (lambda tensor: tensor.numpy()[1:, ::2].T, torch.from_numpy),
+    "memoryview": (lambda tensor: tensor.numpy().data, lambda kept: torch.frombuffer(kept, dtype=torch.float32)),
     "row": (lambda tensor: tensor[2, 5:], lambda kept: kept),
     "transposed": (lambda tensor: tensor.t_() if tensor.dim() == 2 else tensor.transpose(0, 2), lambda kept: kept),
     "bytes-view": (lambda tensor: tensor.view(torch.uint8), lambda kept: kept),
@@ -104,23 +101,25 @@ KEPT: dict[str, tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tenso
         lambda tensor: (tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()),
         lambda kept: torch.empty(0).set_(*kept),
     ),
-    "alias": (lambda tensor: torch.Tensor().set_(tensor), lambda kept: kept),
-    "dlpack": (torch.from_dlpack, lambda kept: kept),
-    "parameter": (lambda tensor: torch.nn.Parameter(tensor), lambda kept: kept.detach()),
+    "alias": (
+        lambda tensor: torch.Tensor().set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape),
+        lambda kept: kept,
+    ),
+    "dlpack": (torch.utils.dlpack.from_dlpack, lambda kept: kept),
+    "parameter": (torch.nn.Parameter, lambda kept: kept.detach()),
     "saved-for-backward": (Saved, Saved.values),
     "cycle": (Cycle, lambda kept: kept.tensor),
     "shallow-copy": (lambda tensor: copy.copy({"x": tensor}), lambda kept: kept["x"]),
     "unbound": (lambda tensor: tensor.unbind()[3], lambda kept: kept),
-    "iterator": (lambda tensor: itertools.chain(iter(tensor)), lambda kept: torch.stack(list(copy.copy(kept)))),
 }
 
 
-@pytest.mark.parametrize("way", [way for way in KEPT if way != "iterator"])
+@pytest.mark.parametrize("way", KEPT)
 def test_whatever_keeps_a_batch(loader_class: LoaderClass, way: str) -> None:
-    """A batch lives as long as anything that shows its memory: all others are dropped, and the rest of the epoch runs."""
+    """A batch lives as long as anything that shows its memory: all others are dropped while the epoch runs on."""
     keep, values = KEPT[way]
     loader = loader_class(DATASET, batch_size=4, num_workers=2)
-    kept = []
+    kept: list[tuple[int, Any]] = []
     for number, batch in through_ring(loader):
         if len(kept) < 5:
             kept.append((number, keep(batch["x"])))
@@ -161,7 +160,11 @@ def test_what_is_made_of_a_batch(loader_class: LoaderClass) -> None:
         torch.save(tensor, file)
         copies = (copy.deepcopy(tensor), pickle.loads(pickle.dumps(tensor)), torch.load(io.BytesIO(file.getvalue())))  # noqa: S301
         assert all(torch.equal(made, expected(number)) for made in copies)
-        sizes[name] = (tensor.untyped_storage().nbytes(), len(file.getvalue()) // 1024, len(pickle.dumps(tensor)) // 1024)
+        sizes[name] = (
+            tensor.untyped_storage().nbytes(),
+            len(file.getvalue()) // 1024,
+            len(pickle.dumps(tensor)) // 1024,
+        )
         assert tensor.requires_grad_().sum().backward() is None
         assert tensor.grad.shape == tensor.shape
         assert tensor.detach().resize_(2, 5).shape == (2, 5)
@@ -189,111 +192,6 @@ def test_a_batch_sent_on_to_another_process(loader_class: LoaderClass) -> None:
     tasks.put(None)
     tasks.put(None)
     process.join()
-
-
-class Hoarder:
-    """A collate function that keeps batches in the worker, and returns each with the one three before it."""
-
-    def __init__(self) -> None:
-        self.kept: list[Any] = []
-
-    def __call__(self, rows: list[Any]) -> Any:
-        """Return this batch and an earlier one."""
-        self.kept = [*self.kept[-3:], default_collate(rows)]
-        return self.kept[-1], self.kept[0]
-
-
-class Views:
-    """A collate function that keeps a view of the first batch and returns it again and again."""
-
-    view: torch.Tensor | None = None
-
-    def __call__(self, rows: list[Any]) -> Any:
-        """Return this batch, and two rows of the first."""
-        batch = default_collate(rows)["x"]
-        self.view = batch[:2, 7] if self.view is None else self.view
-        return batch, self.view
-
-
-def dropping(rows: list[Any]) -> Any:
-    """Collate three times and return one of the results."""
-    return [default_collate(rows) for _ in range(3)][1]
-
-
-def beside_shared(rows: list[Any]) -> Any:
-    """Return a batch beside a tensor that lies in torch's shared memory."""
-    return default_collate(rows) | {"shared": row(1).share_memory_()}
-
-
-class FirstHalf:
-    """A collate function that is an odd one for the first half of the rows, and the default one from there on."""
-
-    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
-        self.collate = collate
-
-    def __call__(self, rows: list[Any]) -> Any:
-        """Collate by either."""
-        return (self.collate if rows[0]["index"] < SIZE // 2 else default_collate)(rows)
-
-
-@pytest.mark.parametrize("make", [Hoarder, Views])
-def test_batches_kept_in_the_worker(loader_class: LoaderClass, make: Callable[[], Any]) -> None:
-    """What a collate function keeps is still true when it is sent with a later batch."""
-    ours, theirs = (
-        [describe(batch) for batch in kind(DATASET, batch_size=4, num_workers=2, collate_fn=make())]
-        for kind in (loader_class, TORCH)
-    )
-    assert_same_batches(ours, theirs)
-
-
-@pytest.mark.parametrize("collate", [dropping, beside_shared])
-def test_batches_that_are_not_sent(loader_class: LoaderClass, collate: Callable[[list[Any]], Any]) -> None:
-    """What is collated and dropped, or sent by torch's way, gives its slot back: batches use the ring afterwards."""
-    loader = loader_class(DATASET, batch_size=4, num_workers=2, collate_fn=FirstHalf(collate))
-    iterator = iter(loader)
-    first = list(itertools.islice(iterator, SIZE // 4 // 2 + 6))  # six may have been collated ahead
-    before = hits(loader)
-    for number, batch in enumerate([*first[-6:], *iterator], SIZE // 4 // 2):
-        assert torch.equal(batch["x"], expected(number)), number
-    assert before is None or hits(loader) - before >= 16, loader.stats()  # type: ignore[operator, attr-defined]
-
-
-class NestedCollate(Rows):
-    """A dataset that collates by itself, a row at a time."""
-
-    def __getitem__(self, index: int) -> Any:
-        """Return four rows, collated."""
-        return default_collate([super(NestedCollate, self).__getitem__(index + i) for i in range(-3, 1)])
-
-
-def test_a_dataset_that_collates(loader_class: LoaderClass) -> None:
-    """Collating inside the dataset, and the results once more, gives what torch gives."""
-    arguments = {"dataset": NestedCollate(60), "sampler": range(3, 60), "batch_size": 3, "num_workers": 2}
-    assert_as_torch(loader_class, lambda: arguments)
-
-
-class SharedRows(Rows):
-    """Rows that lie in torch's shared memory, as users do to see in the rank what workers write."""
-
-    def __init__(self) -> None:
-        super().__init__(40)
-        self.memory = torch.stack([row(i) for i in range(40)]).share_memory_()
-
-    def __getitem__(self, index: int) -> Any:
-        """Return the shared row itself."""
-        time.sleep(0.002)
-        return self.memory[index]
-
-
-def test_memory_that_the_user_shares(loader_class: LoaderClass) -> None:
-    """A tensor in torch's shared memory is sent as itself, not as a copy: what the rank writes, the dataset has."""
-    written = []
-    for kind in (loader_class, TORCH):
-        dataset = SharedRows()
-        for batch in kind(dataset, batch_size=None, num_workers=1):
-            batch.fill_(-7)
-        written.append(int((dataset.memory == -7).sum()))
-    assert written[0] == written[1] == 40 * 64 * 64
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # Python 3.12 on forks beside threads

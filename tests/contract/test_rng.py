@@ -103,7 +103,13 @@ def test_worker_init_fn_runs_after_seeding_and_before_loading(loader_class: Load
 
 @pytest.mark.parametrize(
     "init",
-    [fail_in_worker_one, Raise(ValueError), Raise(KeyError, ("shard",)), Raise(ManyArgumentsError, (1, 2)), "no function"],
+    [
+        fail_in_worker_one,
+        Raise(ValueError),
+        Raise(KeyError, ("shard",)),
+        Raise(ManyArgumentsError, (1, 2)),
+        "no function",
+    ],
     ids=str,
 )
 def test_errors_of_worker_init_fn(loader_class: LoaderClass, init: Any) -> None:

@@ -58,7 +58,9 @@ def test_signature(loader_class: LoaderClass) -> None:
 def test_own_options(own_class: LoaderClass) -> None:
     """Ours are these, may be left out, and are readable attributes."""
     parameters = inspect.signature(own_class).parameters
-    assert [(name, parameters[name].default) for name in OWN] == [(name, False if name == "strict" else None) for name in OWN]
+    assert [(name, parameters[name].default) for name in OWN] == [
+        (name, False if name == "strict" else None) for name in OWN
+    ]
     loader = own_class(Rows())
     assert [getattr(loader, name) for name in OWN] == [None, None, None, False]
 
@@ -121,7 +123,7 @@ def test_class(loader_class: LoaderClass) -> None:
 
 
 def test_subclass_of_the_users(loader_class: LoaderClass) -> None:
-    """A class that sets attributes before init, gives arguments of its own and overrides methods works as with torch."""
+    """A class that sets attributes before init, gives arguments of its own and overrides methods works."""
 
     class Counted(loader_class):  # type: ignore[valid-type, misc]
         def __init__(self, dataset: Any, *, every: int, **rest: Any) -> None:
@@ -141,7 +143,7 @@ def test_subclass_of_the_users(loader_class: LoaderClass) -> None:
 
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_length(loader_class: LoaderClass, drop_last: bool) -> None:  # noqa: FBT001
-    """The number of batches, of a map dataset, a sampler, and as claimed by a stream; without one it is torch's error."""
+    """The number of batches of a map dataset, and as claimed by a stream; a stream without one is torch's error."""
     arguments: dict[str, Any] = {"batch_size": 5, "drop_last": drop_last}
     for dataset in (Rows(48), Stream(9, claims=48), Stream(9)):
         lengths: list[object] = []
@@ -183,7 +185,7 @@ def test_profiler_range(loader_class: LoaderClass, workers: int) -> None:
 
 
 def test_copies(loader_class: LoaderClass) -> None:
-    """A copy, shallow or deep or from a pickle, is frozen as the loader is and yields what it would, also afterwards."""
+    """A copy, shallow or deep or from a pickle, made after an epoch, is frozen too and yields what the loader does."""
     loader = loader_class(Rows(12), batch_size=2, num_workers=1, shuffle=True)
     list(loader)
     for same in (copy.copy(loader), copy.deepcopy(loader), pickle.loads(pickle.dumps(loader))):  # noqa: S301

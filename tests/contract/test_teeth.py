@@ -1,4 +1,4 @@
-"""The contract's tests fail for loaders that break it: each broken loader is caught by the test that is there for it."""
+"""The contract's tests fail for loaders that break it: each broken one is caught by the test that is there for it."""
 
 from __future__ import annotations
 
@@ -6,18 +6,22 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.contract import broken, test_errors, test_lifetime, test_ownership, test_rng, test_surface, test_values, test_zoo
-from tests.contract.describe import Described
-from tests.contract.watching import TORCH, LoaderClass, failure
+from tests.contract import (
+    broken,
+    test_errors,
+    test_lifetime,
+    test_ownership,
+    test_rng,
+    test_surface,
+    test_values,
+    test_zoo,
+)
+from tests.contract.watching import TORCH, LoaderClass
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-
-@pytest.fixture(scope="module")
-def torchs() -> dict[str, list[Described]]:
-    """Give torch's batches of each kind."""
-    return test_zoo.delivered_by_torch()
+    from tests.contract.describe import Described
 
 
 CAUGHT: list[tuple[LoaderClass, Callable[..., object], tuple[Any, ...]]] = [
@@ -62,23 +66,21 @@ KINDS_CAUGHT = [
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("kind", "test", "arguments"), CAUGHT, ids=lambda value: getattr(value, "__name__", str(value)))
-def test_a_broken_loader_is_caught(
-    kind: LoaderClass, test: Callable[..., object], arguments: tuple[Any, ...]
-) -> None:
+@pytest.mark.parametrize(
+    ("kind", "test", "arguments"), CAUGHT, ids=lambda value: getattr(value, "__name__", str(value))
+)
+def test_a_broken_loader_is_caught(kind: LoaderClass, test: Callable[..., object], arguments: tuple[Any, ...]) -> None:
     """The test fails for the loader with this fault."""
-    with pytest.raises((AssertionError, pytest.fail.Exception, RuntimeError)) as caught:
+    with pytest.raises((AssertionError, pytest.fail.Exception, RuntimeError)):
         test(kind, *arguments)
-    failure(caught.value)  # lets go of the loader
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("kind", "name"), KINDS_CAUGHT)
 def test_a_broken_batch_is_caught(kind: LoaderClass, name: str, torchs: dict[str, list[Described]]) -> None:
     """The comparison of batches fails for what this loader does to them."""
-    with pytest.raises(AssertionError) as caught:
+    with pytest.raises(AssertionError):
         test_zoo.test_a_batch_of_each_kind(kind, torchs, name)
-    failure(caught.value)
 
 
 def test_torchs_own_loader_passes(torchs: dict[str, list[Described]]) -> None:

@@ -93,7 +93,10 @@ CASES = {
     },
     **{f"unbatched-{n}": case(dataset=SLOW, batch_size=None, num_workers=n) for n in (0, 2)},
     **{f"stream-{n}": case(dataset=Stream(21, 4, 11), batch_size=4, num_workers=n) for n in WORKERS},
-    **{f"stream-drop-last-{n}": case(dataset=Stream(21, 4), batch_size=4, drop_last=True, num_workers=n) for n in (0, 2)},
+    **{
+        f"stream-drop-last-{n}": case(dataset=Stream(21, 4), batch_size=4, drop_last=True, num_workers=n)
+        for n in (0, 2)
+    },
     **{f"stream-unbatched-{n}": case(dataset=Stream(9, 0, 5), batch_size=None, num_workers=n) for n in (0, 3)},
     "stream-length-true": case(dataset=Stream(20, 20, claims=40), batch_size=4, num_workers=2),
     **{
@@ -108,7 +111,11 @@ CASES = {
         num_workers=2,
     ),
     "sampler-distributed": case(
-        dataset=SLOW, batch_size=4, sampler=Fresh(lambda: DistributedSampler(SLOW, 2, 1)), num_workers=2, epochs=(None, None)
+        dataset=SLOW,
+        batch_size=4,
+        sampler=Fresh(lambda: DistributedSampler(SLOW, 2, 1)),
+        num_workers=2,
+        epochs=(None, None),
     ),
     **{f"getitems-{n}": case(dataset=ListedRows(delay_s=0.001), batch_size=4, num_workers=n) for n in (0, 2)},
     "getitems-unbatched": case(dataset=ListedRows(), batch_size=None, num_workers=1),
@@ -148,7 +155,9 @@ CASES = {
         num_workers=2,
         epochs=(None, None),
     ),
-    "datapipe-map": case(dataset=Fresh(lambda: SequenceWrapper([row(i) for i in range(20)])), batch_size=3, num_workers=2),
+    "datapipe-map": case(
+        dataset=Fresh(lambda: SequenceWrapper([row(i) for i in range(20)])), batch_size=3, num_workers=2
+    ),
 }
 
 

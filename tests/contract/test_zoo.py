@@ -2,47 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
 
+from tests.contract.datasets import Paced
 from tests.contract.describe import Described, assert_same_batches, describe
 from tests.contract.watching import TORCH, LoaderClass, Seen, assert_same_seen, hits, watch
-from tests.contract.zoo import KINDS, TORCHS_WAY, from_zoo
+from tests.contract.zoo import KINDS, ROUNDS, TORCHS_WAY, from_zoo
 
 # What torch's kernels say of layouts that are young; they say it once a process.
 pytestmark = pytest.mark.filterwarnings("ignore:(?s).*ATen")
-
-ROUNDS = 10
-
-
-class Paced:
-    """Indices, a few milliseconds apart, so that a ring is built before the last one."""
-
-    def __init__(self, size: int, pause_s: float) -> None:
-        self.size, self.pause_s = size, pause_s
-
-    def __len__(self) -> int:
-        """Return the number of indices."""
-        return self.size
-
-    def __getitem__(self, index: int) -> int:
-        """Return the index, after a pause."""
-        time.sleep(self.pause_s)
-        return index
-
-
-def delivered_by_torch() -> dict[str, list[Described]]:
-    """Return torch's batches of each kind, by kind; one loader delivers them all."""
-    batches = list(map(describe, TORCH(Paced(ROUNDS * len(KINDS), 0.0), collate_fn=from_zoo, num_workers=1)))
-    return {kind: batches[number :: len(KINDS)] for number, kind in enumerate(KINDS)}
-
-
-@pytest.fixture(scope="module")
-def torchs() -> dict[str, list[Described]]:
-    """Give torch's batches of each kind."""
-    return delivered_by_torch()
 
 
 @pytest.mark.parametrize("kind", KINDS)

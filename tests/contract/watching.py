@@ -151,7 +151,8 @@ def pass_first_batches(loader: DataLoader[Any], iterator: Iterator[Any], num_hit
 
     The first batches go torch's way, until a ring is built; tests of what a ring could break start after them.
     """
-    taken, end = [], time.monotonic() + _RING_PATIENCE_S
+    taken: list[Any] = []
+    end = time.monotonic() + _RING_PATIENCE_S
     while (through := hits(loader)) is not None and through < num_hits:
         assert time.monotonic() < end, f"only {through} of {len(taken)} batches came through the ring"
         taken.append(next(iterator))

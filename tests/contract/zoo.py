@@ -102,6 +102,13 @@ def leaf(k: int) -> torch.Tensor:
     return tensor
 
 
+def tagged(k: int) -> torch.Tensor:
+    """Return a tensor with an attribute, which torch does not send."""
+    tensor = row(k)
+    tensor.__dict__["tag"] = "lost"
+    return tensor
+
+
 def structured(k: int) -> np.ndarray[Any, Any]:
     """Return a NumPy array of records."""
     return np.array([(k, 0.5, "a")] * 900, dtype=[("number", "<i8"), ("share", "<f4"), ("name", "<U3")])
@@ -157,7 +164,7 @@ ZOO: dict[str, Callable[[int], Any]] = {
     "jagged": lambda k: torch.nested.nested_tensor([row(k, (50, 40)), row(k, (60, 40))], layout=torch.jagged),
     "storage": lambda k: row(k).untyped_storage(),
     "packed-sequence": lambda k: pack_sequence([row(k, (40, 90)), row(k, (30, 90))]),
-    "attributes": lambda k: setattr(tensor := row(k), "tag", "lost") or tensor,
+    "attributes": tagged,
     # Containers
     "tuple": lambda k: (row(k), k),
     "list": lambda k: [row(k), [row(k + 1)], ()],
@@ -189,12 +196,13 @@ ZOO: dict[str, Callable[[int], Any]] = {
     "numpy-read-only": lambda k: np.broadcast_to(np.arange(100.0) + k, (50, 100)),
     "numpy-structured": structured,
     "numpy-objects": lambda k: np.array([k, "text", None], dtype=object),
-    "numpy-scalar": lambda k: (np.float32(k), np.int64(k), np.bool_(True)),  # noqa: FBT003
+    "numpy-scalar": lambda k: (np.float32(k), np.int64(k), np.bool_(True)),
     "numpy-of-tensor": lambda k: {"array": row(k).numpy(), "tensor": row(k)},
 }
 
 
 KINDS = tuple(ZOO)
+ROUNDS = 10  # of all kinds; a ring is there after the first few
 
 # What no ring carries: no tensor or array of some size in it, or one that only torch knows how to send.
 TORCHS_WAY = frozenset(

@@ -1,0 +1,81 @@
+"""Workers that die, exit or take too long: torch's error, at once."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from tests.contract.datasets import At, Rows, crash_worker, exit_worker, kill_worker, sleep_long
+from tests.contract.watching import LoaderClass, failure, pass_first_batches
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def after_pause(act: Callable[[], object]) -> Callable[[], object]:
+    """Act when the rank has taken all earlier batches and waits; an exit would break off what is being sent."""
+
+    def paused() -> object:
+        time.sleep(0.3)
+        return act()
+
+    return paused
+
+
+@pytest.mark.parametrize(
+    ("act", "cause"),
+    [
+        (kill_worker, "DataLoader worker (pid) is killed by signal: Killed. "),
+        (crash_worker, "DataLoader worker (pid) is killed by signal: Segmentation fault. "),
+        (exit_worker, "DataLoader worker (pid) exited unexpectedly with exit code 3. Details are lost due to"),
+    ],
+)
+def test_a_worker_that_dies(loader_class: LoaderClass, act: Callable[[], object], cause: str) -> None:
+    """Torch's RuntimeError comes at once, caused by torch's own account of it, and no other worker is left."""
+    dataset = At(index=90, act=after_pause(act), size=200)
+    iterator = iter(loader_class(dataset, batch_size=2, num_workers=2))
+    start = time.monotonic()
+    with pytest.raises(RuntimeError) as caught:
+        list(iterator)
+    assert time.monotonic() - start < 3
+    texts = [failure(error).text for error in (caught.value, caught.value.__cause__) if error]
+    assert texts[-1].startswith(cause)
+    assert len(texts) == 1 or texts[0] == "DataLoader worker (pid) exited unexpectedly"
+    del iterator, caught
+    assert not multiprocessing.active_children()
+
+
+def test_a_worker_killed_while_the_ring_runs(loader_class: LoaderClass) -> None:
+    """A worker that the system kills is told at the next batches, and the batches in hand stay what they were."""
+    loader = loader_class(Rows(2000, delay_s=0.001), batch_size=2, num_workers=2)
+    iterator: Any = iter(loader)
+    held = [batch["x"] for batch in pass_first_batches(loader, iterator)]
+    expected = [batch.clone() for batch in held]
+    start = time.monotonic()
+    iterator._workers[1].kill()
+    with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid"):
+        list(iterator)
+    assert time.monotonic() - start < 3
+    assert all(map(torch.equal, held, expected))
+
+
+def test_timeout(loader_class: LoaderClass) -> None:
+    """A batch that takes too long is torch's error, as soon as the time is over."""
+    loader = loader_class(At(index=9, act=sleep_long), batch_size=2, num_workers=1, timeout=0.4)
+    iterator = iter(loader)
+    for _ in range(4):
+        next(iterator)
+    start = time.monotonic()
+    with pytest.raises(RuntimeError, match=r"^DataLoader timed out after 0.4 seconds$"):
+        next(iterator)
+    assert 0.3 < time.monotonic() - start < 2
+
+
+def test_exit_without_workers(loader_class: LoaderClass) -> None:
+    """Without workers sys.exit in the dataset is the program's own exit."""
+    with pytest.raises(SystemExit, match="3"):
+        list(loader_class(At(index=3, act=exit_worker)))

@@ -1,0 +1,124 @@
+"""Memory in the worker: what a collate function keeps, drops or shares must be as true as with torch's loader."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch.utils.data import default_collate
+
+from tests.contract.datasets import Rows, row
+from tests.contract.describe import assert_same_batches, describe
+from tests.contract.test_ownership import DATASET, SIZE, expected
+from tests.contract.watching import TORCH, LoaderClass, assert_as_torch, hits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Hoarder:
+    """A collate function that keeps batches in the worker, and returns each with the one three before it."""
+
+    def __init__(self) -> None:
+        self.kept: list[Any] = []
+
+    def __call__(self, rows: list[Any]) -> Any:
+        """Return this batch and an earlier one."""
+        self.kept = [*self.kept[-3:], default_collate(rows)]
+        return self.kept[-1], self.kept[0]
+
+
+class Views:
+    """A collate function that keeps a view of the first batch and returns it again and again."""
+
+    view: torch.Tensor | None = None
+
+    def __call__(self, rows: list[Any]) -> Any:
+        """Return this batch, and two rows of the first."""
+        batch = default_collate(rows)["x"]
+        self.view = batch[:2, 7] if self.view is None else self.view
+        return batch, self.view
+
+
+def dropping(rows: list[Any]) -> Any:
+    """Collate three times and return one of the results."""
+    return [default_collate(rows) for _ in range(3)][1]
+
+
+def beside_shared(rows: list[Any]) -> Any:
+    """Return a batch beside a tensor that lies in torch's shared memory."""
+    return default_collate(rows) | {"shared": row(1).share_memory_()}
+
+
+class FirstHalf:
+    """A collate function that is an odd one for the first half of the rows, and the default one from there on."""
+
+    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
+        self.collate = collate
+
+    def __call__(self, rows: list[Any]) -> Any:
+        """Collate by either."""
+        return (self.collate if rows[0]["index"] < SIZE // 2 else default_collate)(rows)
+
+
+@pytest.mark.parametrize("make", [Hoarder, Views])
+def test_batches_kept_in_the_worker(loader_class: LoaderClass, make: Callable[[], Any]) -> None:
+    """What a collate function keeps is still true when it is sent with a later batch."""
+    ours, theirs = (
+        [describe(batch) for batch in kind(DATASET, batch_size=4, num_workers=2, collate_fn=make())]
+        for kind in (loader_class, TORCH)
+    )
+    assert_same_batches(ours, theirs)
+
+
+@pytest.mark.parametrize("collate", [dropping, beside_shared])
+def test_batches_that_are_not_sent(loader_class: LoaderClass, collate: Callable[[list[Any]], Any]) -> None:
+    """What is collated and dropped, or sent by torch's way, gives its slot back: batches use the ring afterwards."""
+    loader = loader_class(DATASET, batch_size=4, num_workers=2, collate_fn=FirstHalf(collate))
+    iterator = iter(loader)
+    first = list(itertools.islice(iterator, SIZE // 4 // 2 + 6))  # six may have been collated ahead
+    before = hits(loader)
+    for number, batch in enumerate([*first[-6:], *iterator], SIZE // 4 // 2):
+        assert torch.equal(batch["x"], expected(number)), number
+    assert before is None or hits(loader) - before >= 16, loader.stats()  # type: ignore[operator, attr-defined]
+
+
+class NestedCollate(Rows):
+    """A dataset that collates by itself, a row at a time."""
+
+    def __getitem__(self, index: int) -> Any:
+        """Return four rows, collated."""
+        return default_collate([super(NestedCollate, self).__getitem__(index + i) for i in range(-3, 1)])
+
+
+def test_a_dataset_that_collates(loader_class: LoaderClass) -> None:
+    """Collating inside the dataset, and the results once more, gives what torch gives."""
+    arguments = {"dataset": NestedCollate(60), "sampler": range(3, 60), "batch_size": 3, "num_workers": 2}
+    assert_as_torch(loader_class, lambda: arguments)
+
+
+class SharedRows(Rows):
+    """Rows that lie in torch's shared memory, as users do to see in the rank what workers write."""
+
+    def __init__(self) -> None:
+        super().__init__(40)
+        self.memory = torch.stack([row(i) for i in range(40)]).share_memory_()
+
+    def __getitem__(self, index: int) -> Any:
+        """Return the shared row itself."""
+        time.sleep(0.002)
+        return self.memory[index]
+
+
+def test_memory_that_the_user_shares(loader_class: LoaderClass) -> None:
+    """A tensor in torch's shared memory is sent as itself, not as a copy: what the rank writes, the dataset has."""
+    written = []
+    for kind in (loader_class, TORCH):
+        dataset = SharedRows()
+        for batch in kind(dataset, batch_size=None, num_workers=1):
+            batch.fill_(-7)
+        written.append(int((dataset.memory == -7).sum()))
+    assert written[0] == written[1] == 40 * 64 * 64
