@@ -44,6 +44,7 @@ _SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "cuMemHostUnregister": (c_void_p,),
     "cuEventCreate": (POINTER(c_void_p), c_uint),
     "cuCtxRecordEvent": (c_void_p, c_void_p),
+    "cuMemcpyHtoDAsync_v2": (c_void_p, c_void_p, c_size_t, c_void_p),
     "cuDevicePrimaryCtxGetState": (c_int, POINTER(c_uint), POINTER(c_int)),
     "cuEventQuery": (c_void_p,),
     "cuThreadExchangeStreamCaptureMode": (POINTER(c_int),),
@@ -107,6 +108,7 @@ class Driver:
         self._call = self._functions(ctypes.CDLL(library))
         self._get_state, self._query = self._call["cuDevicePrimaryCtxGetState"], self._call["cuEventQuery"]
         self._record: Any = self._call.get("cuCtxRecordEvent")
+        self._copy = self._call["cuMemcpyHtoDAsync_v2"]
         self._call["cuInit"](0)
         ordinals = range(self._out(c_int(), "cuDeviceGetCount"))
         # The driver writes whether a device is active to a place of its own: threads never read each other's answer.
@@ -169,6 +171,13 @@ class Driver:
     def recycle(self, event: Event) -> None:
         """Take back an event that nobody asks about any more, for a later `record`."""
         self._idle[event.device].append(event)
+
+    def copy_to_device(self, target: int, source: int, num_bytes: int, stream: int) -> None:
+        """Put a copy from host memory to a device on a stream (a CUstream): addresses, bytes.
+
+        Both must stay until the stream is past it; half of what Tensor.copy_ costs the host.
+        """
+        self._copy(target, source, num_bytes, stream)
 
     def relax_capture(self) -> None:
         """Let this thread ask about events, register and unregister beside any capture, for good."""

@@ -235,7 +235,11 @@ class DataPath:
     def _opener(self, *, pins: bool) -> Opener:
         device = self.options.cuda_device
         if device is not None:
-            self._mover = self._mover or Mover(torch.device("cuda", self._device_index))
+            if self._mover is None:
+                driver = cuda.driver()
+                if driver is None:
+                    raise UsageError(f"device={str(device)!r}: libcuda.so.1 cannot be used", "see: numapin topo")
+                self._mover = Mover(torch.device("cuda", self._device_index), driver)
             return self._mover
         if (pins or torch.cuda.is_initialized()) and not _can_lend():
             self.tell(

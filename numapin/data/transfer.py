@@ -17,6 +17,7 @@ from numapin.data.parcel import Place, unpack
 from numapin.data.slots import align
 
 if TYPE_CHECKING:
+    from numapin.cuda import Driver
     from numapin.data.opening import Parcel
     from numapin.data.parcel import Head
 
@@ -69,8 +70,8 @@ def small_runs(head: Head, part: int) -> tuple[tuple[int, int], ...]:
 class Mover:
     """Opens batches on a device: one copy a batch, on one stream for the loader's life, ordered by events."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, device: torch.device, driver: Driver) -> None:
+        self.device, self._driver = device, driver
         self.timed_bytes, self.timed_ms = 0, 0.0
         self._stream = torch.cuda.Stream(device)
         self._reading: deque[tuple[torch.cuda.Event, memoryview]] = deque()  # slots that copies still read
@@ -138,7 +139,8 @@ class Mover:
 
     def _begin(self, head: Head, part: int, view: memoryview) -> _Copy:
         event = self._idle.pop() if self._idle else torch.cuda.Event(blocking=True)
-        buffer = self._copy(view)
+        buffer = torch.empty(len(view), dtype=torch.uint8, device=self.device)
+        self._copy(view, buffer)
         runs = small_runs(head, part)
         small = torch.cat([buffer[first:last] for first, last in runs]) if runs else None
         event.record(self._stream)
@@ -152,17 +154,14 @@ class Mover:
             self._streams[key] = torch.cuda.current_stream(self.device)
         return self._streams[key]
 
-    def _copy(self, view: memoryview) -> torch.Tensor:
-        """Return the slot's bytes on the device, once the stream is there."""
-        source = torch.frombuffer(view, dtype=torch.uint8)
-        buffer = torch.empty(len(view), dtype=torch.uint8, device=self.device)
+    def _copy(self, view: memoryview, buffer: torch.Tensor) -> None:
+        """Put the copy on our stream; one in some is timed."""
+        source = torch.frombuffer(view, dtype=torch.uint8, count=1).data_ptr()
         self._num_copies += 1
-        if self._num_copies % _TIMED_EVERY:
-            return buffer.copy_(source, non_blocking=True)
-        began = self._mark()
-        buffer.copy_(source, non_blocking=True)
-        self._timings.append((began, self._mark(), len(view)))
-        return buffer
+        began = None if self._num_copies % _TIMED_EVERY else self._mark()
+        self._driver.copy_to_device(buffer.data_ptr(), source, len(view), self._stream.cuda_stream)
+        if began is not None:
+            self._timings.append((began, self._mark(), len(view)))
 
     def _mark(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)

@@ -276,3 +276,12 @@ def test_the_hot_calls_are_cheap(driver: Driver, fake_cuda: FakeCuda) -> None:
     for _ in range(100):
         took = {name: min(took[name], timeit(call, timer=thread_time, number=100)) for name, call in calls.items()}
     assert {name: ratio for name in took if (ratio := took[name] / took["bare"]) > 10} == {}
+
+
+def test_a_copy_moves_the_bytes(driver: Driver) -> None:
+    """A copy takes addresses and a number of bytes, and nothing beside them changes; no address is refused."""
+    source, target = ctypes.create_string_buffer(b"abcdef", 6), ctypes.create_string_buffer(b"......", 6)
+    driver.copy_to_device(ctypes.addressof(target), ctypes.addressof(source), 4, 0)
+    assert target.raw == b"abcd.."
+    with pytest.raises(CudaRefused):
+        driver.copy_to_device(0, ctypes.addressof(source), 4, 0)
