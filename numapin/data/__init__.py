@@ -13,6 +13,7 @@ Comes in: the arguments of torch's DataLoader. Goes out: batches::
     transfer    the same on the GPU: one copy a batch, ahead of time
     ring        memory for slots: placed, touched, checked, locked, lent
     slots       the control page that rank and workers share
+    spill       memory of its own for a batch without a slot
     quarantine  when a slot that nobody refers to may be written again
     capture     keeps our events out of CUDA-graph captures
     channel     messages without locks

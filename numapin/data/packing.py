@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import pickle
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -20,6 +21,7 @@ from torch.multiprocessing.reductions import reduce_tensor
 
 from numapin.data.parcel import SLOT, SPILL, Head, Miss, encode, move, rebuild, tensor_over
 from numapin.data.slots import align
+from numapin.data.spill import Spill
 
 if TYPE_CHECKING:
     from numapin.data.slots import OwnSlots
@@ -32,7 +34,7 @@ _SMALL_BYTES: Final = 1024  # plain memory below this stays in the pickle
 
 @dataclass(slots=True)
 class _Part:
-    """Memory that one batch is being written into: its slot, or what it spills to. `at`: slot number, file offset."""
+    """Memory that one batch is being written into: its slot, or what it spills to. `at`: the number of either."""
 
     at: int
     view: memoryview
@@ -53,8 +55,8 @@ class _Part:
         return torch.frombuffer(self.view, dtype=torch.uint8, count=num_bytes, offset=start).untyped_storage()
 
 
-def _part(taken: tuple[int, memoryview] | None) -> _Part | None:
-    return _Part(*taken, torch.frombuffer(taken[1], dtype=torch.uint8, count=1).data_ptr()) if taken else None
+def _part(at: int, view: memoryview) -> _Part:
+    return _Part(at, view, torch.frombuffer(view, dtype=torch.uint8, count=1).data_ptr())
 
 
 class Room(NamedTuple):
@@ -72,6 +74,8 @@ class Packer:
         self._slots, self._worker, self.pins, self.moves = slots, worker, pins, moves
         self._thread = threading.get_ident()
         self._parts: list[_Part | None] = [None, None]
+        self._spill: Spill | None = None
+        self._num_spilled = 0
         self._is_asked = False
         self.refusal: Miss | None = None  # why this batch has no room in a slot
 
@@ -90,14 +94,16 @@ class Packer:
             self.refusal = Miss.NO_RING
             return None
         if not self._is_asked:
-            self._parts[SLOT], self._is_asked = _part(self._slots.take()), True
-            if self._parts[SLOT] is None:
+            taken, self._is_asked = self._slots.take(), True
+            if taken is None:
                 self.refusal = self._why_none(self._slots)
+            else:
+                self._parts[SLOT] = _part(*taken)
         if (room := self._reserve_in(SLOT, num_bytes)) is not None:
             return room
         self.refusal = self.refusal or Miss.TOO_LARGE
         if self._parts[SPILL] is None:
-            self._parts[SPILL] = _part(self._slots.spill())
+            self._begin_spill()
         return self._reserve_in(SPILL, num_bytes)
 
     def write(self, room: Room, source: memoryview) -> None:
@@ -127,14 +133,29 @@ class Packer:
                 part = self._parts[room.part]
                 assert part is not None  # noqa: S101 - there is something in it
                 part.is_sent = True
-            return encode(self._head(number, pickler), pickler.body)
+            message = encode(self._head(number, pickler), pickler.body)
+            self._send_spill()
         except BaseException:
             for part in filter(None, self._parts):
                 part.is_sent = False
             raise
+        else:
+            return message
         finally:
             pickler.clear_memo()  # it refers to itself, and would keep the batch until the garbage collector comes
             self._finish()
+
+    def _begin_spill(self) -> None:
+        """Get memory of its own for this batch; without it the batch goes torch's way."""
+        with suppress(OSError):
+            self._spill = Spill()
+            self._num_spilled += 1
+            self._parts[SPILL] = _part(self._num_spilled, self._spill.view)
+
+    def _send_spill(self) -> None:
+        part = self._parts[SPILL]
+        if part is not None and part.is_sent and self._spill is not None and self._slots is not None:
+            self._spill.send(self._slots.handover, self._worker, part.at)
 
     def _reserve_in(self, number: int, num_bytes: int) -> Room | None:
         part = self._parts[number]
@@ -157,19 +178,27 @@ class Packer:
             number=number,
             worker=self._worker,
             generation=self._slots.generation if self._slots else -1,
+            oldest_generation=self._slots.oldest() if self._slots else -1,
             parts=tuple((part.at, part.end) if part is not None and part.is_sent else None for part in self._parts),
-            wanted_bytes=pickler.wanted_bytes,
-            miss=pickler.miss.value if pickler.miss else None,
+            # What was collated and then dropped took room, too.
+            wanted_bytes=max(pickler.wanted_bytes, sum(part.end for part in self._parts if part is not None)),
+            miss=self._miss(pickler),
             storages=tuple((room.part, room.start, room.num_bytes) for room in pickler.storages),
             buffers=tuple(pickler.buffers),
         )
 
+    @staticmethod
+    def _miss(pickler: _BatchPickler) -> str | None:
+        """Return why the batch is not in a slot as a whole; memory that was shared before takes nothing from that."""
+        return None if pickler.miss is None or (pickler.miss is Miss.SHARED and pickler.storages) else str(pickler.miss)
+
     def _finish(self) -> None:
-        slot, spill = self._parts
+        slot = self._parts[SLOT]
         if self._slots is not None and slot is not None and not slot.is_sent:
             self._slots.give_back(slot.at)
-        if self._slots is not None and spill is not None and spill.end:
-            self._slots.keep_spill(spill.end)
+        if self._spill is not None:
+            self._spill.close()
+            self._spill = None
         self._parts, self._is_asked, self.refusal = [None, None], False, None
 
 

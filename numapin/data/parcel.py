@@ -42,15 +42,17 @@ _PLAIN, _PARCEL = 0, 1
 class Head(NamedTuple):
     """What the rank must know of a batch before it is unpickled.
 
-    `parts` are what was written: (slot, bytes) and (file offset of the spilled memory, bytes), None where nothing was.
-    `storages` are (part, offset, length) in bytes; `buffers` names the storage of each out-of-band buffer, in the order
-    of the pickle: n >= 0 for a tensor's, ~n for plain memory (numpy's), None for a tensor that went torch's way.
-    `wanted_bytes` is what a slot must have for such a batch.
+    `generation` is the slot's, `oldest_generation` the oldest that the worker still needs. `parts` are what was
+    written: (slot, bytes) and (number of the spilled memory, bytes), None where nothing was. `storages` are (part,
+    offset, length) in bytes; `buffers` names the storage of each out-of-band buffer, in the order of the pickle: n >= 0
+    for a tensor's, ~n for plain memory (numpy's), None for a tensor that went torch's way. `wanted_bytes` is what a slot
+    must have for such a batch.
     """
 
     number: int
     worker: int
     generation: int
+    oldest_generation: int
     parts: tuple[tuple[int, int] | None, ...]
     wanted_bytes: int
     miss: str | None

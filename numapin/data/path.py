@@ -99,7 +99,7 @@ class Lane:
         parcel = Parcel(head, body)
         if self.ring is not None:
             parcel.views = self.ring.lend(head)
-            self.ring.want(head.wanted_bytes)
+            self.ring.want(head)
         self.opener.arrived(parcel)
         return parcel
 

@@ -23,8 +23,10 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from numapin import native, region
+from numapin.data.parcel import Miss
 from numapin.data.quarantine import Quarantine
-from numapin.data.slots import MAX_GENERATIONS, NOT_READY, TAKEN, Control, Generation, align
+from numapin.data.slots import MAX_FACTOR, MAX_GENERATIONS, NOT_READY, TAKEN, Control, Generation, align
+from numapin.data.spill import map_shared
 from numapin.errors import NumapinError
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ _GROWTH: Final = 1.25  # a larger generation has this much room to spare
 _SPARE_SLOTS: Final = 4  # the loop's batch, the one before, and two whose copies are under way
 _CATCH_UP_S: Final = 0.05
 _LOOK_S: Final = 0.0001
+_MANY_SHORT: Final = 2  # batches a worker: a loop that goes on keeping batches, and not one that once fell behind
 _LAST_LOOK_S: Final = 0.05  # how often the memory of a closed ring is asked for
 
 
@@ -95,12 +98,12 @@ class Ring:
         self._memories: dict[int, _Memory] = {}  # by number of generation
         self._loans: dict[int, weakref.ref[memoryview]] = {}
         self._ended: deque[int] = deque()  # filled by weakref callbacks, on any thread: they do nothing else
-        self._spills: dict[int, weakref.ref[memoryview]] = {}  # by offset
-        self._ended_spills: deque[tuple[int, int]] = deque()
         self._stamp = 1
-        self._known = [-1] * spec.num_workers  # the newest generation that each worker knows of
+        self._needed = [-1] * spec.num_workers  # the oldest generation that each worker may still use or refer to
         self._builder: threading.Thread | None = None
         self._wanted_bytes = 0
+        self._num_short = 0  # batches that found no slot since the last generation
+        self._factor = 1  # how many times the slots that the pipeline needs there are to be
         self._refused_bytes: int | None = None  # slots of this size were refused
         self._is_closed = False
         self._lock = threading.Lock()  # for the life of the memory: builder against close
@@ -131,18 +134,26 @@ class Ring:
         """Return how many slots the rank holds: referred to, or in quarantine."""
         return len(self._loans)
 
-    def want(self, num_bytes: int) -> None:
-        """Note that slots of at least `num_bytes` are needed."""
-        self._wanted_bytes = max(self._wanted_bytes, num_bytes)
+    def want(self, head: Head) -> None:
+        """Note what a batch would have needed."""
+        self._wanted_bytes = max(self._wanted_bytes, head.wanted_bytes)
+        self._num_short += head.miss == Miss.NO_SLOT
 
     def prepare(self) -> None:
-        """Have the slots that are needed made in the background, unless they are there, under way or refused."""
+        """Have slots made in the background where batches need larger ones, or a few times found none free.
+
+        Not where they are under way, were refused, or have grown in number twice.
+        """
+        if self._builder is not None or self._is_closed or self.control.num_generations == MAX_GENERATIONS:
+            return
         size = self.slot_bytes
-        if self._wanted_bytes <= size or self._builder is not None or self._is_closed:
+        if self._wanted_bytes > size:
+            slot_bytes = align(int(self._wanted_bytes * _GROWTH) if size else self._wanted_bytes, mmap.PAGESIZE)
+        elif self._num_short >= _MANY_SHORT * self.spec.num_workers and self._factor < MAX_FACTOR:
+            self._factor, slot_bytes = 2 * self._factor, size
+        else:
             return
-        if self.control.num_generations == MAX_GENERATIONS:
-            return
-        slot_bytes = align(int(self._wanted_bytes * _GROWTH) if size else self._wanted_bytes, mmap.PAGESIZE)
+        self._num_short = 0
         if self._refused_bytes is not None and slot_bytes >= self._refused_bytes:
             return
         self._builder = threading.Thread(target=self._build, args=(slot_bytes,), name="numapin-ring", daemon=True)
@@ -151,32 +162,29 @@ class Ring:
     def lend(self, head: Head) -> tuple[memoryview | None, memoryview | None]:
         """Return views of the slot and of the spilled memory that a batch is in, None where it is not there."""
         slot, spill = head.parts
+        self._needed[head.worker] = head.oldest_generation
         return (
-            None if slot is None else self._lend_slot(head.generation, *slot, worker=head.worker),
-            None if spill is None else self._lend_spill(*spill),
+            None if slot is None else self._lend_slot(head.generation, *slot),
+            None if spill is None else self._map_spill(*spill, worker=head.worker),
         )
 
-    def _lend_slot(self, generation: int, slot: int, num_bytes: int, *, worker: int) -> memoryview:
+    def _lend_slot(self, generation: int, slot: int, num_bytes: int) -> memoryview:
         """Return a view of a slot that a worker has filled: lent until the view and all that is over it are gone."""
-        self._known[worker] = generation
         memory = self._memories[generation]
         start = memory.generation.start_of(slot)
         view = memory.view[start : start + num_bytes]
         self._loans[slot] = weakref.ref(view, partial(self._note_end, slot))
         return view
 
-    def _lend_spill(self, offset: int, num_bytes: int) -> memoryview:
-        """Map what a worker spilled; its memory goes back to the kernel when nothing refers to the view any more."""
-        view = self.control.map(offset, num_bytes)
-        self._spills[offset] = weakref.ref(view, partial(self._note_spill_end, (offset, num_bytes)))
-        return view
+    def _map_spill(self, number: int, num_bytes: int, *, worker: int) -> memoryview:
+        fd = self.control.handover.take(worker, number)
+        try:
+            return map_shared(fd, num_bytes)
+        finally:
+            os.close(fd)
 
     def reclaim(self) -> None:
-        """Give the workers the slots that are no longer needed here, and the kernel what was spilled."""
-        while self._ended_spills:
-            offset, num_bytes = self._ended_spills.popleft()
-            del self._spills[offset]
-            self._punch(offset, align(num_bytes, mmap.PAGESIZE))
+        """Give the workers the slots that are no longer needed here."""
         if self._ended:
             self.quarantine.admit(self._ended.popleft() for _ in range(len(self._ended)))
         self._free_passed()
@@ -206,10 +214,8 @@ class Ring:
             for slot in range(first, first + memory.generation.num_slots):
                 if self.control.state(slot) == TAKEN and slot not in self._loans:
                     self._set_free(slot)
-        self._known = [-1] * self.spec.num_workers
-        if not self._spills:  # what was never received
-            first = self.control.spills_of(0)
-            self._punch(first, self.control.spills_of(self.spec.num_workers) - first)
+        self._needed = [-1] * self.spec.num_workers
+        self.control.handover.discard()
 
     def close(self) -> None:
         """Give all memory back, now or, where batches still refer to it, when the last of them is gone."""
@@ -222,10 +228,6 @@ class Ring:
             threading.Thread(target=self._close_later, name="numapin-reclaim", daemon=True).start()
         else:
             self._destroy()
-
-    def _note_spill_end(self, spill: tuple[int, int], _reference: object) -> None:
-        if os.getpid() == self._pid:
-            self._ended_spills.append(spill)
 
     def _note_end(self, slot: int, _reference: object) -> None:
         if os.getpid() == self._pid:  # not in a child that the user forked
@@ -251,8 +253,8 @@ class Ring:
 
     def _retire(self) -> None:
         """Give back the memory of generations that no worker takes slots from any more, once all of it is free."""
-        newest = min(self._known)
-        for number in [number for number in self._memories if number < newest]:
+        oldest = min(self._needed)
+        for number in [number for number in self._memories if number < oldest]:
             generation = self._memories[number].generation
             slots = range(generation.first_slot, generation.first_slot + generation.num_slots)
             if all(self.control.state(slot) != TAKEN for slot in slots):
@@ -289,7 +291,8 @@ class Ring:
 
     def _make(self, slot_bytes: int) -> None:
         generation = self._design(slot_bytes)
-        memory = _Memory(generation, self.control.map(generation.offset, generation.num_bytes))
+        os.ftruncate(self.control.fd, generation.offset + generation.num_bytes)
+        memory = _Memory(generation, map_shared(self.control.fd, generation.num_bytes, offset=generation.offset))
         number = self.control.num_generations
         per_piece = max(1, _PIECE_BYTES // slot_bytes)
         for first in range(0, generation.num_slots, per_piece):
@@ -307,14 +310,14 @@ class Ring:
         """Decide how many slots there will be: as many as the pipeline needs, fewer where the budget is small."""
         spec, number = self.spec, self.control.num_generations
         budget = spec.budget_bytes()
-        per_worker = spec.slots_per_worker
+        per_worker = wanted = spec.slots_per_worker * self._factor
         if budget is not None:
             per_worker = min(per_worker, budget // slot_bytes // spec.num_workers)
         if per_worker == 0:
             message = f"{spec.num_workers} workers need {spec.num_workers * slot_bytes} bytes, the budget is {budget}"
             raise NumapinError(message, "raise pinned_budget=, or use fewer workers; see numapin.pinned.budget()")
-        if per_worker < spec.slots_per_worker:
-            spec.tell(f"{per_worker} slots a worker instead of {spec.slots_per_worker}: the budget is {budget} bytes")
+        if per_worker < wanted:
+            spec.tell(f"{per_worker} slots a worker instead of {wanted}: the budget is {budget} bytes")
         last = self.control.generation(number - 1) if number else None
         end = last.offset + last.num_bytes if last else self.control.num_bytes
         first_slot = last.first_slot + last.num_slots if last else 0

@@ -7,9 +7,6 @@ once, before it is counted, and never changes. A slot's word is written by one s
 free by writing a positive stamp (the larger, the later it was released); its worker takes it by writing TAKEN. Slots of
 a generation go round the workers, so that every worker owns the same number and a killed worker can hold nothing of
 others.
-
-A batch without a slot is spilled: behind the slots every worker has a stretch of the memfd of its own, so large that it
-is never used twice, in which it takes fresh memory for one batch; the rank gives that back to the kernel.
 """
 
 from __future__ import annotations
@@ -17,23 +14,23 @@ from __future__ import annotations
 import mmap
 import os
 import weakref
-from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
 from typing import Any, Final, Self
 
+from numapin.data.spill import Handover, map_shared
+
 MAX_GENERATIONS: Final = 8
+MAX_FACTOR: Final = 4  # a generation may have this many times the slots that the pipeline needs
 ALIGNMENT: Final = 256  # bytes; what cudaMalloc gives, so that every dtype and vector load fits
-SPILL_BYTES: Final = 4 << 30  # address space, not memory, that one spilled batch may use
 NOT_READY: Final = 0
 TAKEN: Final = -1
 
-_HUGE_PAGE_BYTES: Final = 2 << 20
 _RECORD_WORDS: Final = 4
-_STATES_AT: Final = 1 + MAX_GENERATIONS * _RECORD_WORDS
+_RECORDS_AT: Final = 1  # word 0 counts the generations
+_STATES_AT: Final = _RECORDS_AT + MAX_GENERATIONS * _RECORD_WORDS
 _WORD_BYTES: Final = 8
-_STRETCH_BITS: Final = 50  # of the file offsets that one worker spills to; the slots are below all of them
 
 
 def align(num_bytes: int, to: int = ALIGNMENT) -> int:
@@ -67,8 +64,8 @@ class Generation:
 class Control:
     """The control page, mapped: generation records and one word a slot. Travels to child processes."""
 
-    def __init__(self, fd: int, num_bytes: int, num_workers: int) -> None:
-        self.fd, self.num_bytes, self.num_workers = fd, num_bytes, num_workers
+    def __init__(self, fd: int, num_bytes: int, num_workers: int, handover: Handover) -> None:
+        self.fd, self.num_bytes, self.num_workers, self.handover = fd, num_bytes, num_workers, handover
         self._words = memoryview(mmap.mmap(fd, num_bytes)).cast("q")
 
     @classmethod
@@ -77,19 +74,17 @@ class Control:
 
         Raises OSError where the kernel has no memfd or refuses the memory.
         """
-        num_bytes = align((_STATES_AT + MAX_GENERATIONS * num_workers * slots_per_worker) * _WORD_BYTES, mmap.PAGESIZE)
+        num_bytes = align(
+            (_STATES_AT + MAX_GENERATIONS * MAX_FACTOR * num_workers * slots_per_worker) * _WORD_BYTES, mmap.PAGESIZE
+        )
         fd = os.memfd_create("numapin-ring")
-        try:
-            os.ftruncate(fd, (num_workers + 1) << _STRETCH_BITS)  # nothing but a number: pages come when written
-        except OSError:  # RLIMIT_FSIZE
-            os.close(fd)
-            raise
-        return cls(fd, num_bytes, num_workers)
+        os.ftruncate(fd, num_bytes)
+        return cls(fd, num_bytes, num_workers, Handover())
 
     def __reduce__(self) -> tuple[object, ...]:
         """Give the descriptor to a process that is being started."""
-        fd = DupFd(self.fd) if get_spawning_popen() is not None else self.fd
-        return _attach, (fd, self.num_bytes, self.num_workers)
+        fd = DupFd(self.fd) if get_spawning_popen() is not None else None
+        return _attach, (fd, self.num_bytes, self.num_workers, self.handover)
 
     @property
     def num_generations(self) -> int:
@@ -98,30 +93,16 @@ class Control:
 
     def generation(self, number: int) -> Generation:
         """Return a published generation, counted from 0."""
-        start = 1 + number * _RECORD_WORDS
+        start = _RECORDS_AT + number * _RECORD_WORDS
         return Generation(*self._words[start : start + _RECORD_WORDS])
 
     def publish(self, generation: Generation) -> None:
         """Publish a further generation; its slots become usable one by one, with `set_state`."""
         number = self.num_generations
         words = (generation.offset, generation.slot_bytes, generation.first_slot, generation.num_slots)
-        for i, word in enumerate(words, 1 + number * _RECORD_WORDS):
+        for i, word in enumerate(words, _RECORDS_AT + number * _RECORD_WORDS):
             self._words[i] = word
         self._words[0] = number + 1
-
-    def spills_of(self, worker: int) -> int:
-        """Return the offset in the memfd from which a worker spills."""
-        return (worker + 1) << _STRETCH_BITS
-
-    def map(self, offset: int, num_bytes: int) -> memoryview:
-        """Map a range of the memfd into this process, in huge pages where the machine lets shared memory have them.
-
-        Raises OSError where there is no address space left.
-        """
-        mapped = mmap.mmap(self.fd, num_bytes, offset=offset)
-        with suppress(OSError):  # a kernel without huge pages
-            mapped.madvise(mmap.MADV_HUGEPAGE)
-        return memoryview(mapped)
 
     def state(self, slot: int) -> int:
         """Return a slot's word: NOT_READY, TAKEN, or the stamp of its release."""
@@ -132,12 +113,13 @@ class Control:
         self._words[_STATES_AT + slot] = state
 
     def close(self) -> None:
-        """Close the memfd in this process; what is mapped stays mapped."""
+        """Close the descriptors in this process; what is mapped stays mapped."""
         os.close(self.fd)
+        self.handover.close()
 
 
-def _attach(fd: Any, num_bytes: int, num_workers: int) -> Control:  # noqa: ANN401 - DupFd has no public type
-    return Control(fd if isinstance(fd, int) else fd.detach(), num_bytes, num_workers)
+def _attach(fd: Any, num_bytes: int, num_workers: int, handover: Handover) -> Control:  # noqa: ANN401 - a DupFd
+    return Control(fd.detach(), num_bytes, num_workers, handover)
 
 
 class OwnSlots:
@@ -148,7 +130,6 @@ class OwnSlots:
         self._maps: dict[int, memoryview] = {}
         self._kept: dict[int, weakref.ref[memoryview]] = {}
         self._stamps: dict[int, int] = {}
-        self._spill_at = control.spills_of(worker)
         self.generation = -1  # the newest in which this worker has a slot; it never goes back to an older one
 
     def take(self) -> tuple[int, memoryview] | None:
@@ -169,20 +150,25 @@ class OwnSlots:
         self._stamps[slot], self._kept[slot] = stamp, weakref.ref(view)
         return slot, view
 
+    @property
+    def handover(self) -> Handover:
+        """Return the way for what is spilled."""
+        return self._control.handover
+
     def give_back(self, slot: int) -> None:
         """Make a slot free again that was taken but not sent."""
         self._control.set_state(slot, self._stamps[slot])
 
-    def spill(self) -> tuple[int, memoryview] | None:
-        """Return fresh memory for one batch and its offset in the memfd; None where there is no address space."""
-        try:
-            return self._spill_at, self._control.map(self._spill_at, SPILL_BYTES)
-        except OSError:
-            return None
-
-    def keep_spill(self, num_bytes: int) -> None:
-        """Go on behind the memory last spilled to: it is the rank's now."""
-        self._spill_at += align(num_bytes, _HUGE_PAGE_BYTES)
+    def oldest(self) -> int:
+        """Return the oldest generation in which this worker still refers to a slot, or may take one."""
+        if self.generation > 0:
+            first = self._control.generation(self.generation).first_slot
+            self._kept = {slot: view for slot, view in self._kept.items() if slot >= first or view() is not None}
+            for number in range(self.generation):
+                generation = self._control.generation(number)
+                if any(slot < generation.first_slot + generation.num_slots for slot in self._kept):
+                    return number
+        return self.generation
 
     def is_starting(self) -> bool:
         """Return whether some slots of this worker are still being prepared."""
@@ -199,7 +185,6 @@ class OwnSlots:
         for number in range(self._control.num_generations - 1, self.generation, -1):
             if self._control.state(self._control.generation(number).first_slot + self._worker) != NOT_READY:
                 self.generation = number
-                self._kept.clear()  # of slots that are not taken again
                 return
 
     def _is_kept(self, slot: int) -> bool:
@@ -211,6 +196,8 @@ class OwnSlots:
         generation = self._control.generation(self.generation)
         whole = self._maps.get(self.generation)
         if whole is None:
-            whole = self._maps[self.generation] = self._control.map(generation.offset, generation.num_bytes)
+            whole = self._maps[self.generation] = map_shared(
+                self._control.fd, generation.num_bytes, offset=generation.offset
+            )
         start = generation.start_of(slot)
         return whole[start : start + generation.slot_bytes]

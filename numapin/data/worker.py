@@ -146,7 +146,7 @@ def collate_tensor(batch: Any, *, collate_fn_map: Any = None) -> torch.Tensor:  
     """Stack tensors as torch's default collate does, straight into the batch's slot where there is room."""
     first = batch[0]
     size = first.shape
-    if type(first) is torch.Tensor and _can_stack(first) and all(tensor.shape == size for tensor in batch):
+    if _can_stack(first) and all(type(tensor) is torch.Tensor and tensor.shape == size for tensor in batch):
         out = _state.packer.allocate(first.dtype, (len(batch), *size)) if _state else None
         if out is not None:
             return _stack(batch, out)

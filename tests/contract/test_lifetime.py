@@ -48,7 +48,7 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE
 
 
-def grown(before: Holdings, patience_s: float = 3.0) -> dict[str, tuple[int, int]]:
+def grown(before: Holdings, patience_s: float = 1.5) -> dict[str, tuple[int, int]]:
     """Return what is held more of than before, once nothing is or patience ends: threads end in their own time."""
     end = time.monotonic() + patience_s
     while True:

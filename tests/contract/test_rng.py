@@ -83,12 +83,11 @@ def test_workers_have_torchs_seeds(loader_class: LoaderClass, workers: int) -> N
     assert_as_torch(loader_class, lambda: arguments, (None, 2, None))
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_spawned_workers_have_torchs_seeds(loader_class: LoaderClass, method: str) -> None:
+def test_workers_started_anew_have_torchs_seeds(loader_class: LoaderClass) -> None:
     """The same where workers start anew, with an init function, over two epochs of workers that stay."""
     arguments: dict[str, Any] = {"num_workers": 1, "worker_init_fn": reseed, "persistent_workers": True}
     arguments |= {"collate_fn": first_of}
-    ours = watch(lambda: loader_class(Marked(), multiprocessing_context=method, **arguments), (None, None))
+    ours = watch(lambda: loader_class(Marked(), multiprocessing_context="forkserver", **arguments), (None, None))
     assert ours == watch(lambda: TORCH(Marked(), multiprocessing_context="fork", **arguments), (None, None))
     assert not [event for event in ours.epochs[0] if isinstance(event, Failure)]
 

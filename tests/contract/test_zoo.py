@@ -19,13 +19,13 @@ pytestmark = pytest.mark.filterwarnings("ignore:(?s).*ATen")
 def test_a_batch_of_each_kind(loader_class: LoaderClass, torchs: dict[str, list[Described]], kind: str) -> None:
     """Values, dtypes, strides, classes, identity and sharing of storages are torch's, batch for batch, in the ring."""
     indices = range(KINDS.index(kind), ROUNDS * len(KINDS), len(KINDS))
-    dataset = Paced(ROUNDS * len(KINDS), 0.004)
+    dataset = Paced(ROUNDS * len(KINDS), 0.006)
     loader = loader_class(dataset, sampler=indices, collate_fn=from_zoo, num_workers=1)
     assert_same_batches([describe(batch) for batch in loader], torchs[kind])
     assert hits(loader) != 0 or kind in TORCHS_WAY, "no batch came through the ring"
 
 
-@pytest.mark.parametrize("method", [None, "fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("method", [None, "fork", "spawn"])
 def test_all_kinds_in_turn(loader_class: LoaderClass, method: str | None) -> None:
     """One loader carries them all, in epochs of workers that stay; without workers where the method is None."""
 

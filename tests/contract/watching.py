@@ -28,7 +28,7 @@ TORCH = DataLoader
 LoaderClass: TypeAlias = type[DataLoader[Any]]
 Epochs: TypeAlias = tuple[int | None, ...]
 
-_RING_PATIENCE_S = 5.0
+_RING_PATIENCE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,15 +151,14 @@ def pass_first_batches(loader: DataLoader[Any], iterator: Iterator[Any], num_hit
 
     The first batches go torch's way, until a ring is built; tests of what a ring could break start after them.
     """
-    taken: list[Any] = []
+    taken = [next(iterator)]  # spawned workers take seconds to be there
     end = time.monotonic() + _RING_PATIENCE_S
     while (through := hits(loader)) is not None and through < num_hits:
         assert time.monotonic() < end, f"only {through} of {len(taken)} batches came through the ring"
         taken.append(next(iterator))
-    return taken or list(itertools.islice(iterator, 8))
+    return taken if through is not None else [*taken, *itertools.islice(iterator, 7)]
 
 
 def settle() -> None:
     """Let go of everything that only cycles hold."""
-    gc.collect()
     gc.collect()

@@ -1,0 +1,103 @@
+"""Memory of its own for a batch that has no slot, and its way to the rank. Edge.
+
+Comes in (worker): how much was written. Goes out (rank): a mapping of the same memory.
+
+A memfd a batch, which needs no /dev/shm and goes when both sides have let go of it, however they end. Its descriptor
+travels over a socket, ahead of the batch's message, and is closed on both sides as soon as the memory is mapped.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import socket
+import struct
+from contextlib import suppress
+from multiprocessing.context import get_spawning_popen
+from multiprocessing.reduction import DupFd
+from typing import Any, Final
+
+SPILL_BYTES: Final = 4 << 30  # address space, not memory, that one spilled batch may use
+
+_TAG: Final = struct.Struct("<qq")  # worker, number
+
+
+def map_shared(fd: int, num_bytes: int, *, offset: int = 0) -> memoryview:
+    """Map a range of a memfd, in huge pages where the machine lets shared memory have them. Raises OSError."""
+    mapped = mmap.mmap(fd, num_bytes, offset=offset)
+    with suppress(OSError):  # a kernel without huge pages
+        mapped.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(mapped)
+
+
+class Spill:
+    """Fresh memory for one batch, in its worker."""
+
+    def __init__(self) -> None:
+        """Raises OSError where there is no descriptor or no address space."""
+        self._fd = os.memfd_create("numapin-spill")
+        try:
+            os.ftruncate(self._fd, SPILL_BYTES)  # a number only: pages come when written
+            self.view = map_shared(self._fd, SPILL_BYTES)
+        except OSError:
+            self.close()
+            raise
+
+    def send(self, handover: Handover, worker: int, number: int) -> None:
+        """Hand the descriptor to the rank. Raises OSError where the rank is gone."""
+        handover.send(worker, number, self._fd)
+
+    def close(self) -> None:
+        """Close the descriptor; the memory stays as long as a view of it."""
+        os.close(self._fd)
+
+
+class Handover:
+    """A socket on which workers hand descriptors to the rank. Travels to child processes."""
+
+    def __init__(self, ends: tuple[socket.socket, socket.socket] | None = None) -> None:
+        self._rank, self._workers = ends or socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        if ends is None:
+            self._rank.setblocking(False)  # a descriptor is there before the message that speaks of it
+        self._early: dict[tuple[int, int], int] = {}
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Give the workers' end, twice, to a process that is being started."""
+        return _attach, (DupFd(self._workers.fileno()) if get_spawning_popen() is not None else None,)
+
+    def send(self, worker: int, number: int, fd: int) -> None:
+        """Send a descriptor under its batch's number; waits where the rank has not taken many before it."""
+        socket.send_fds(self._workers, [_TAG.pack(worker, number)], [fd])
+
+    def take(self, worker: int, number: int) -> int:
+        """Return the descriptor of a batch whose message has arrived; the caller closes it.
+
+        Raises OSError EMFILE where this process has too many open files: the kernel has dropped the descriptor then.
+        """
+        while (worker, number) not in self._early:
+            tag, fds, _flags, _address = socket.recv_fds(self._rank, _TAG.size, 1)
+            if not fds:
+                raise OSError(errno.EMFILE, "a descriptor from a worker was lost; raise the limit: ulimit -n")
+            self._early[_TAG.unpack(tag)] = fds[0]
+        return self._early.pop((worker, number))
+
+    def discard(self) -> None:
+        """Close what was never taken. Only when the workers are gone."""
+        with suppress(BlockingIOError):
+            while True:
+                _tag, fds, _flags, _address = socket.recv_fds(self._rank, _TAG.size, 1)
+                for fd in fds:
+                    os.close(fd)
+        while self._early:
+            os.close(self._early.popitem()[1])
+
+    def close(self) -> None:
+        """Close both ends in this process."""
+        self._rank.close()
+        self._workers.close()
+
+
+def _attach(fd: Any) -> Handover:  # noqa: ANN401 - DupFd has no public type
+    workers = socket.socket(fileno=fd.detach())
+    return Handover((workers, workers))

@@ -1,0 +1,26 @@
+"""What started processes run in tests of what travels to them; without torch, which takes seconds to import."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from numapin.data.spill import map_shared
+
+if TYPE_CHECKING:
+    from numapin.data.channel import Channel
+    from numapin.data.slots import Control
+
+WAIT_S: Final = 20
+
+
+def echo(inbox: Channel, outbox: Channel) -> None:
+    """Send the next message back, reversed."""
+    outbox.number = 7
+    outbox.send(inbox.receive(WAIT_S)[::-1])
+
+
+def write(control: Control) -> None:
+    """Write slot 0's word, and into the memory of the first generation."""
+    control.set_state(0, 41)
+    generation = control.generation(0)
+    map_shared(control.fd, generation.num_bytes, offset=generation.offset)[:5] = b"child"

@@ -1,0 +1,139 @@
+"""Both ends of a ring in one process: what a worker packs, the rank opens.
+
+Comes in: batches. Goes out: the parcels that the rank gets of them, over the ring's own memory.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from numapin import cuda
+from numapin.data.locality import Locality
+from numapin.data.opening import Lender, Parcel
+from numapin.data.packing import Packer
+from numapin.data.parcel import decode
+from numapin.data.ring import Ring, RingSpec
+from numapin.data.slots import OwnSlots
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numapin.data.parcel import Head
+
+WAIT_S: Final = 20
+ANYWHERE: Final = Locality(nodes=frozenset(), cpus=frozenset(), memory=None, num_machine_nodes=1, reason="a test")
+
+
+def make_spec(told: list[str] | None = None, **changes: Any) -> RingSpec:
+    """Return what a ring for one worker is made of: five slots, in memory that nothing but this process reads."""
+    told = [] if told is None else told
+    spec = RingSpec(
+        num_workers=1,
+        prefetch=1,
+        locality=ANYWHERE,
+        device=0,
+        driver=None,
+        reader=lambda: None,
+        budget_bytes=lambda: None,
+        tell=told.append,
+    )
+    return replace(spec, **changes)
+
+
+def gpu() -> dict[str, Any]:
+    """Return what has a ring's memory locked for, and read by, the GPU whose driver is found: the stand-in's."""
+    driver = cuda.driver()
+    assert driver is not None
+    return {"driver": driver, "reader": lambda: driver}
+
+
+@contextmanager
+def made(**changes: Any) -> Iterator[Ring]:
+    """Make an empty ring, and close it after the block."""
+    ring = Ring(make_spec(**changes))
+    try:
+        yield ring
+    finally:
+        ring.close()
+
+
+def build(ring: Ring, num_bytes: int) -> None:
+    """Ask for slots of `num_bytes`, and wait until they are there or refused."""
+    ring.want(num_bytes)
+    ring.prepare()
+    wait_until_built(ring)
+
+
+def wait_until_built(ring: Ring) -> None:
+    """Wait until no slots are being made."""
+    if (builder := ring._builder) is not None:
+        builder.join(WAIT_S)
+    assert ring._builder is None
+
+
+def wait_until_closed(ring: Ring) -> None:
+    """Wait until a closed ring has given its descriptor back."""
+    until_s = time.monotonic() + WAIT_S
+    while is_open(ring) and time.monotonic() < until_s:
+        time.sleep(0.005)
+    assert not is_open(ring)
+
+
+def is_open(ring: Ring) -> bool:
+    """Return whether the ring's descriptor is open in this process."""
+    try:
+        return str(Path(f"/proc/self/fd/{ring.control.fd}").readlink()).startswith("/memfd:numapin-ring")
+    except FileNotFoundError:
+        return False
+
+
+def held_bytes(ring: Ring) -> int:
+    """Return how much memory the kernel holds for the ring's memfd, its control page included."""
+    return 512 * os.fstat(ring.control.fd).st_blocks
+
+
+class Loopback:
+    """A ring, and worker 0's end of it."""
+
+    def __init__(self, ring: Ring, *, pins: bool = False, moves: bool = False) -> None:
+        self.ring = ring
+        self.slots = OwnSlots(ring.control, 0)
+        self.packer = Packer(self.slots, worker=0, pins=pins, moves=moves)
+
+    def post(self, batch: object) -> tuple[Head, memoryview]:
+        """Pack a batch, and return what arrives."""
+        head, body = decode(self.packer.pack(0, batch))
+        assert head is not None
+        return head, body
+
+    def send(self, batch: object) -> Parcel:
+        """Return the parcel of a batch, as the rank has it."""
+        head, body = self.post(batch)
+        return Parcel(head, body, self.ring.lend(head))
+
+    def states(self) -> list[int]:
+        """Return the words of all slots."""
+        return [self.ring.control.state(slot) for slot in range(self.ring.num_slots)]
+
+    def num_free(self) -> int:
+        """Return how many slots could be taken, if nothing referred to them."""
+        return sum(state > 0 for state in self.states())
+
+
+@contextmanager
+def loopback(slot_bytes: int, *, pins: bool = False, moves: bool = False, **changes: Any) -> Iterator[Loopback]:
+    """Make a ring of slots of at least `slot_bytes`, none if 0, and close it after the block."""
+    with made(**changes) as ring:
+        if slot_bytes:
+            build(ring, slot_bytes)
+        yield Loopback(ring, pins=pins, moves=moves)
+
+
+def lent(loop: Loopback, batch: object) -> Any:
+    """Return a batch as the loop has it: over its slot, or wherever it travelled."""
+    return Lender(pins=False).open(loop.send(batch))

@@ -1,0 +1,123 @@
+"""What the tests of the loader on a GPU share: data that tells which sample it is, loaders past their first batches.
+
+Comes in: nothing, or a loader. Goes out: datasets, iterators whose batches come through the ring, verdicts on batches.
+"""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.data import Dataset
+
+from numapin.region import PINNED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+ROOT = Path(__file__).resolve().parents[2]
+BATCH = 4
+MIB = 1 << 20
+CYCLES = 100_000_000  # of a GPU's clock: 50 ms of an H200
+
+needs_gpu = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch can use"),
+    pytest.mark.filterwarnings("ignore:This process:DeprecationWarning"),  # Python 3.12 on forks beside threads
+]
+
+
+class Filled(Dataset[torch.Tensor]):
+    """Sample i is `num_bytes` of int32, all of them i: whatever is overwritten shows."""
+
+    def __init__(self, size: int = 4000, num_bytes: int = MIB) -> None:
+        self.size, self.num_elements = size, num_bytes // 4
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return self.size
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        """Return sample `index`."""
+        return torch.full((self.num_elements,), index, dtype=torch.int32)
+
+
+def is_right(batch: torch.Tensor, number: int) -> bool:
+    """Return whether this is batch `number` of `Filled`, on whatever device."""
+    samples = torch.arange(number * BATCH, (number + 1) * BATCH, dtype=torch.int32, device=batch.device)
+    return bool((batch == samples[:, None]).all())
+
+
+def wrong_ones(batches: Sequence[torch.Tensor] | torch.Tensor, first: int) -> list[int]:
+    """Return the numbers of the batches of `Filled` that are not what they must be; the first one is `first`."""
+    return [number for number, batch in enumerate(batches, first) if not is_right(batch, number)]
+
+
+def warmed(loader: Any, num_hits: int = 8, pause_s: float = 0.005) -> tuple[Iterator[Any], int]:
+    """Return an iterator of a numapin.DataLoader whose batches come through the ring, and its next batch's number."""
+    iterator, number, end = iter(loader), 0, time.monotonic() + 40  # spawned workers import torch first
+    while loader.stats().hits < num_hits:
+        assert time.monotonic() < end, f"no ring: {loader.stats()}"
+        next(iterator)
+        number += 1
+        time.sleep(pause_s)
+    return iterator, number
+
+
+def lies_in_ring(loader: Any, tensor: torch.Tensor) -> bool:
+    """Return whether a tensor's memory is a slot of the loader's."""
+    memories = [memory for ring in loader._path._rings for memory in ring._memories.values()]
+    return any(0 <= tensor.data_ptr() - memory.address < memory.generation.num_bytes for memory in memories)
+
+
+def wait_until(condition: Callable[[], bool], limit_s: float = 5.0) -> float:
+    """Wait for what another thread or process does, and return how long it took; fail at the limit."""
+    start = time.monotonic()
+    while not condition():
+        assert time.monotonic() - start < limit_s, f"waited in vain for {limit_s} s"
+        time.sleep(0.002)
+    return time.monotonic() - start
+
+
+def settled_pinned_bytes() -> int:
+    """Return what numapin has locked here, once what earlier tests dropped had two seconds to be unlocked."""
+    gc.collect()
+    end = time.monotonic() + 2
+    while PINNED.total and time.monotonic() < end:
+        time.sleep(0.01)
+    return PINNED.total
+
+
+def assert_no_error_is_pending() -> None:
+    """Fail where a CUDA error was left behind: it surfaces at the next launch, or when that is waited for."""
+    torch.cuda.synchronize()
+    assert int(torch.ones(8, device="cuda").sum()) == 8
+    torch.cuda.synchronize()
+
+
+def run_program(scene: str, argument: str) -> str:
+    """Run a scene of gpu_program to its end and return what it printed; fail where it failed."""
+    command = [sys.executable, "-m", "tests.integration.gpu_program", scene, argument]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@contextmanager
+def copies_to_device() -> Iterator[list[str]]:
+    """Give a list that has, after the block, CUDA's own names for the copies from the host that ran inside it."""
+    torch.cuda.synchronize()
+    found: list[str] = []
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        yield found
+        torch.cuda.synchronize()
+    events: Any = seen.events()
+    found += [event.name for event in events if event.name.startswith("Memcpy HtoD")]

@@ -1,0 +1,114 @@
+"""Programs of their own for tests on a GPU: python -m tests.integration.gpu_program SCENE ARGUMENT.
+
+Comes in: what to do. Goes out: a line on stdout, which the test reads.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import resource
+import sys
+import time
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import numapin
+from numapin.data import quarantine
+from numapin.region import PINNED
+from tests.integration.gpu_loading import (
+    BATCH,
+    CYCLES,
+    MIB,
+    Filled,
+    assert_no_error_is_pending,
+    is_right,
+    warmed,
+    wrong_ones,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def say(line: str) -> None:
+    """Print a line at once."""
+    print(line, flush=True)  # noqa: T201 - what the test reads
+
+
+def train(method: str) -> None:
+    """Hold a GiB of the GPU and copy batches to it for ever; "ready" once they come through the ring."""
+    held = torch.ones(1024 * MIB, dtype=torch.uint8, device="cuda")
+    dataset = Filled(4_000_000)
+    loader: Any = numapin.DataLoader(
+        dataset, BATCH, num_workers=2, pin_memory=True, multiprocessing_context=method, persistent_workers=True
+    )
+    iterator, _ = warmed(loader)
+    say("ready")
+    while True:
+        held[: BATCH * MIB].view(torch.int32).view(BATCH, -1).copy_(next(iterator), non_blocking=True)
+
+
+def capture(guard: str) -> None:
+    """Capture a CUDA graph while slots wait to be let go of, with our guard or without; "whole" or "broken"."""
+    if guard == "unguarded":
+        vars(quarantine)["no_capture"] = lambda: nullcontext(True)  # "no capture is in progress"
+    loader: Any = numapin.DataLoader(Filled(), BATCH, num_workers=2, pin_memory=True)
+    iterator, _ = warmed(loader)
+    held, ones, graph = [next(iterator) for _ in range(3)], torch.ones(8, device="cuda"), torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            ones.mul_(2)
+            held.clear()
+            next(iterator)
+    except RuntimeError:
+        say("broken")
+    else:
+        graph.replay()
+        say("whole" if int(ones.sum()) == 16 else "wrong")
+    os._exit(0)
+
+
+def vanish(what: str) -> None:
+    """Drop a loader, or close it, while its copies wait on the device; what the batches and the ring came to."""
+    loader: Any = numapin.DataLoader(Filled(), BATCH, num_workers=2, device="cuda")
+    iterator, first = warmed(loader)
+    cuda: Any = torch.cuda
+    with cuda.stream(loader._path._mover._stream):
+        cuda._sleep(4 * CYCLES)
+    batches = [next(iterator) for _ in range(3)]
+    del iterator
+    if what == "closed":
+        loader.close()
+    kept = loader if what == "closed" else None
+    del loader
+    gc.collect()
+    time.sleep(0.01)
+    wrong = wrong_ones(batches, first)
+    assert_no_error_is_pending()
+    end = time.monotonic() + 2
+    while PINNED.total and time.monotonic() < end:
+        time.sleep(0.01)
+    say(json.dumps({"wrong": wrong, "pinned_bytes": PINNED.total}))
+    del kept
+
+
+def limited(kind: str) -> None:
+    """Load with `ulimit -l 64`, to the device or to be copied; what came of it, as JSON."""
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (64 << 10, 64 << 10))
+    torch.ones(1, device="cuda")
+    options: dict[str, Any] = {"device": "cuda"} if kind == "device" else {"pin_memory": True}
+    loader: Any = numapin.DataLoader(Filled(800, 1 << 16), BATCH, num_workers=2, **options)
+    wrong = [n for n, batch in enumerate(loader) if not is_right(batch.to("cuda", non_blocking=True), n)]
+    assert_no_error_is_pending()
+    stats = loader.stats()
+    say(json.dumps({"wrong": wrong, "batches": stats.batches, "hits": stats.hits, "notes": stats.notes}))
+
+
+SCENES: dict[str, Callable[[str], None]] = {"train": train, "capture": capture, "vanish": vanish, "limited": limited}
+
+if __name__ == "__main__":
+    SCENES[sys.argv[1]](sys.argv[2])

@@ -1,0 +1,328 @@
+"""On a GPU: when a slot may be written again, whatever still reads it, captures, and the end of loaders and ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+import numapin
+from numapin.data.quarantine import Quarantine
+from numapin.data.ring import Ring
+from numapin.region import PINNED
+from tests.contract.test_processes import Program
+from tests.integration.gpu_loading import (
+    BATCH,
+    CYCLES,
+    MIB,
+    ROOT,
+    Filled,
+    assert_no_error_is_pending,
+    is_right,
+    lies_in_ring,
+    needs_gpu,
+    run_program,
+    settled_pinned_bytes,
+    wait_until,
+    warmed,
+    wrong_ones,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+pytestmark = needs_gpu
+
+
+NUM_COPIES = 32
+METHODS = ("fork", "spawn", "forkserver")
+HOST: dict[str, Any] = {"pin_memory": True}
+DEVICE: dict[str, Any] = {"device": "cuda"}
+
+cuda: Any = torch.cuda  # its streams have no types
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _cuda_is_in_use() -> None:
+    torch.ones(1, device="cuda")
+
+
+def late(batch: torch.Tensor, destination: torch.Tensor) -> None:
+    """Copy on the current stream, which has something else to do first."""
+    cuda._sleep(CYCLES)
+    destination.copy_(batch, non_blocking=True)
+
+
+def on_the_current_stream(iterator: Iterator[Any], destination: torch.Tensor, _side: Any) -> None:
+    """Copy as a plain loop does."""
+    late(next(iterator), destination)
+
+
+def on_a_side_stream(iterator: Iterator[Any], destination: torch.Tensor, side: Any) -> None:
+    """Step and copy inside a stream block."""
+    with cuda.stream(side):
+        late(next(iterator), destination)
+
+
+def from_a_prefetcher(iterator: Iterator[Any], destination: torch.Tensor, side: Any) -> None:
+    """Step outside the stream block, copy inside: the stream at next() says nothing."""
+    batch = next(iterator)
+    with cuda.stream(side):
+        late(batch, destination)
+
+
+def let_everything_pass(patch: pytest.MonkeyPatch) -> None:
+    """Take the quarantine away: a slot is free as soon as nothing in this process refers to it."""
+
+    def at_once(quarantine: Quarantine) -> list[int]:
+        slots, quarantine._waiting = quarantine._waiting, []
+        return slots
+
+    patch.setattr(Quarantine, "passed", at_once)
+    patch.setattr(Ring, "_wait_for_copies", lambda _: None)
+
+
+def wrong_copies(way: Callable[..., None], device: str = "cuda:0") -> list[int]:
+    """Copy batches by a way, drop each at once, go on loading, and return the numbers of those that came out wrong."""
+    destinations = torch.zeros((NUM_COPIES, BATCH, MIB // 4), dtype=torch.int32, device=device)
+    with numapin.DataLoader(Filled(), BATCH, num_workers=1, **HOST) as loader:
+        iterator, first = warmed(loader)
+        before = loader.stats().hits
+        with torch.cuda.device(device):
+            torch.cuda.synchronize()
+            side = cuda.Stream()
+            for destination in destinations:
+                way(iterator, destination, side)
+            torch.cuda.synchronize()
+        assert loader.stats().hits - before >= NUM_COPIES // 4, loader.stats()
+        del iterator
+    return wrong_ones(destinations, first)
+
+
+class TestQuarantine:
+    """Copies that the user issued with non_blocking=True from batches that he dropped at once."""
+
+    @pytest.mark.parametrize("way", [on_the_current_stream, on_a_side_stream, from_a_prefetcher])
+    def test_with_it_all_is_right(self, way: Callable[..., None]) -> None:
+        """No slot is written while a copy waits to read it, on a stream that we were told of or not."""
+        assert wrong_copies(way) == []
+
+    @pytest.mark.parametrize("way", [on_the_current_stream, on_a_side_stream, from_a_prefetcher])
+    def test_without_it_batches_are_overwritten(
+        self, way: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The same schedule shows other batches' samples: what the test above checks can fail."""
+        let_everything_pass(monkeypatch)
+        assert wrong_copies(way) != []
+
+    @pytest.mark.parametrize("is_on", [True, False])
+    @pytest.mark.multigpu
+    @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two GPUs that torch can use")
+    def test_on_another_gpu(self, is_on: bool, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: FBT001
+        """The quarantine covers every GPU in use, not only the one that was current when the loader was made."""
+        if not is_on:
+            let_everything_pass(monkeypatch)
+        assert (wrong_copies(from_a_prefetcher, "cuda:1") == []) is is_on
+
+    def test_a_kept_view_is_enough(self) -> None:
+        """A batch of which only a view is left is not written, however long it is kept."""
+        with numapin.DataLoader(Filled(), BATCH, num_workers=1, **HOST) as loader:
+            iterator, first = warmed(loader)
+            views = [next(iterator)[:, 5:7] for _ in range(3)]
+            assert any(lies_in_ring(loader, view) for view in views)
+            for batch in itertools.islice(iterator, 40):
+                batch.to("cuda", non_blocking=True)
+            assert wrong_ones(views, first) == []
+            del iterator
+
+
+def take(iterator: Iterator[Any], num_batches: int) -> list[Any]:
+    """Return the next batches."""
+    return [next(iterator) for _ in range(num_batches)]
+
+
+class TestCaptures:
+    """CUDA graphs are captured, in the default global mode, in the middle of an epoch."""
+
+    @pytest.mark.parametrize("num_taken", [1, 12])
+    @pytest.mark.parametrize("options", [HOST, DEVICE], ids=["host", "device"])
+    def test_beside_a_thread_that_loads(self, options: dict[str, Any], num_taken: int) -> None:
+        """Batches dropped before, and steps of another thread during the capture, leave it and the batches whole."""
+        ones = torch.ones(8, device="cuda")
+        with numapin.DataLoader(Filled(), BATCH, num_workers=2, **options) as loader, ThreadPoolExecutor(1) as pool:
+            iterator, number = warmed(loader)
+            for _ in range(3):
+                held = take(iterator, 3)
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph):
+                    ones.mul_(2)
+                    held.clear()
+                    taken = pool.submit(take, iterator, num_taken).result()
+                    ones.add_(1)
+                graph.replay()
+                assert wrong_ones(taken, number + 3) == []
+                number += 3 + num_taken
+            assert ones.tolist() == [15] * 8  # 1, 3, 7, 15
+            taken.clear()
+            self.assert_ring_goes_on(loader, iterator, number)
+            del iterator
+
+    def test_in_the_thread_that_loads(self) -> None:
+        """In host mode next() is harmless inside the block that captures."""
+        ones, graph = torch.ones(8, device="cuda"), torch.cuda.CUDAGraph()
+        with numapin.DataLoader(Filled(), BATCH, num_workers=2, **HOST) as loader:
+            iterator, number = warmed(loader)
+            held = take(iterator, 3)
+            with torch.cuda.graph(graph):
+                ones.mul_(2)
+                held.clear()
+                taken = take(iterator, 6)
+            graph.replay()
+            assert ones.tolist() == [2] * 8
+            assert wrong_ones(taken, number + 3) == []
+            taken.clear()
+            self.assert_ring_goes_on(loader, iterator, number + 9)
+            del iterator
+
+    def assert_ring_goes_on(self, loader: Any, iterator: Iterator[Any], number: int) -> None:
+        """Fail unless slots come back after the captures: most of the next batches are in the ring again, and right."""
+        before, destination = loader.stats().hits, torch.empty((BATCH, MIB // 4), dtype=torch.int32, device="cuda")
+        for next_number in range(number, number + 40):
+            destination.copy_(next(iterator), non_blocking=True)
+            assert is_right(destination, next_number)
+        assert loader.stats().hits - before >= 24, loader.stats()
+        assert loader.stats().slots_on_loan < loader.stats().slots
+        assert_no_error_is_pending()
+
+    @pytest.mark.parametrize(("guard", "outcome"), [("guarded", "whole"), ("unguarded", "broken")])
+    def test_the_guard_is_needed(self, guard: str, outcome: str) -> None:
+        """Slots that are let go of during a capture would break it, did the quarantine not wait for its end."""
+        assert run_program("capture", guard).strip() == outcome
+
+
+class TestOutliving:
+    """Batches that are kept when their loader is gone."""
+
+    def test_on_the_host(self) -> None:
+        """The ring's memory is unlocked with the last of them and not before; until then it is theirs, and pinned."""
+        before = settled_pinned_bytes()
+        loader = numapin.DataLoader(Filled(), BATCH, num_workers=2, **HOST)
+        iterator, first = warmed(loader)
+        numbered = zip(range(first, first + 4), iterator, strict=False)
+        kept = {number: batch for number, batch in numbered if lies_in_ring(loader, batch)}
+        assert kept
+        del iterator, numbered
+        loader.close()
+        del loader
+        while kept:
+            time.sleep(0.2)
+            assert PINNED.total > before
+            assert all(batch.is_pinned() and is_right(batch, number) for number, batch in kept.items())
+            kept.popitem()
+        wait_until(lambda: PINNED.total == before, limit_s=2)
+        assert_no_error_is_pending()
+
+    def test_on_the_device(self) -> None:
+        """Nothing stays locked for batches that lie on the GPU, and they stay right."""
+        before = settled_pinned_bytes()
+        with numapin.DataLoader(Filled(), BATCH, num_workers=2, **DEVICE) as loader:
+            iterator, first = warmed(loader)
+            kept = take(iterator, 20)
+            assert loader.stats().pinned_bytes > 0
+            del iterator
+        wait_until(lambda: PINNED.total == before, limit_s=2)
+        assert wrong_ones(kept, first) == []
+
+    @pytest.mark.parametrize("what", ["closed", "dropped"])
+    def test_copies_to_the_device_outlive_their_loader(self, what: str) -> None:
+        """Batches in hand are right when their copies ended after the loader; then nothing of it stays locked."""
+        assert json.loads(run_program("vanish", what)) == {"wrong": [], "pinned_bytes": 0}
+
+    def test_a_copy_outlives_them_all(self) -> None:
+        """The memory stays locked while a copy waits to read it, when loader and batches are gone already."""
+        before, destination = settled_pinned_bytes(), torch.zeros((BATCH, MIB // 4), dtype=torch.int32, device="cuda")
+        loader = numapin.DataLoader(Filled(), BATCH, num_workers=2, **HOST)
+        iterator, number = warmed(loader)
+        batch, passed = next(iterator), cuda.Event()
+        assert lies_in_ring(loader, batch)
+        cuda._sleep(8 * CYCLES)
+        destination.copy_(batch, non_blocking=True)
+        passed.record()
+        del iterator, batch
+        loader.close()
+        del loader
+        assert PINNED.total > before or passed.query()
+        wait_until(lambda: PINNED.total == before, limit_s=3)
+        assert passed.query()
+        assert is_right(destination, number)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Death:
+    """How a rank with `num_processes` ended: until no process was left, and until its GPU memory was back."""
+
+    num_processes: int
+    processes_s: float
+    memory_s: float
+
+
+def start_training(stack: contextlib.ExitStack, method: str) -> Program:
+    """Start a rank in a session of its own; nothing of it outlives the stack."""
+    command = [sys.executable, "-m", "tests.integration.gpu_program", "train", method]
+    process = stack.enter_context(
+        subprocess.Popen(
+            command, cwd=ROOT, text=True, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+    )
+
+    def end() -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+    stack.callback(end)
+    return Program(process)
+
+
+def kill(program: Program) -> Death:
+    """Kill a rank that holds a GiB of the GPU and measure what follows."""
+    num_processes, free = len(program.members()), torch.cuda.mem_get_info()[0]
+    start, ends = time.monotonic(), [0.0, 0.0]
+    program.process.kill()
+    while not all(ends) and time.monotonic() - start < 10:
+        program.process.poll()
+        if not ends[0] and not program.members():
+            ends[0] = time.monotonic() - start
+        if not ends[1] and torch.cuda.mem_get_info()[0] >= free + 1024 * MIB:
+            ends[1] = time.monotonic() - start
+        time.sleep(0.01)
+    return Death(num_processes=num_processes, processes_s=ends[0] or 10, memory_s=ends[1] or 10)
+
+
+@pytest.fixture(scope="module")
+def deaths() -> dict[str, Death]:
+    """Kill three ranks, one of each start method of their workers."""
+    with contextlib.ExitStack() as stack:
+        programs = {method: start_training(stack, method) for method in METHODS}
+        for program in programs.values():
+            program.wait_for("ready")
+        return {method: kill(program) for method, program in programs.items()}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_killed_rank(deaths: dict[str, Death], method: str) -> None:
+    """Two seconds after SIGKILL no worker, server or tracker lives, and the rank's GPU memory is free again."""
+    death = deaths[method]
+    assert death.num_processes >= 3  # the rank and two workers
+    assert death.processes_s < 2
+    assert death.memory_s < 2

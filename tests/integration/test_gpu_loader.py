@@ -1,0 +1,241 @@
+"""On a GPU: how batches come to the device, and what lies in pinned memory."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+import numapin
+from tests.contract.zoo import Pinnable
+from tests.integration import launching
+from tests.integration.gpu_loading import (
+    BATCH,
+    CYCLES,
+    MIB,
+    Filled,
+    assert_no_error_is_pending,
+    copies_to_device,
+    is_right,
+    lies_in_ring,
+    needs_gpu,
+    warmed,
+    wrong_ones,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+pytestmark = needs_gpu
+
+cuda: Any = torch.cuda  # its streams have no types
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _cuda_is_in_use() -> None:
+    torch.ones(1, device="cuda")
+
+
+class Fields(Dataset[dict[str, torch.Tensor]]):
+    """Batches of 200 tensors of 4 KiB."""
+
+    def __len__(self) -> int:
+        """Return the number of batches."""
+        return 40
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        """Return batch `index`: field f is filled with 1000 f + index."""
+        time.sleep(0.002)
+        return {f"field {field}": torch.full((1024,), 1000.0 * field + index) for field in range(200)}
+
+
+class Turns(Dataset[torch.Tensor]):
+    """Sample i, which no worker makes before it is its turn: an error says so where it has to wait for seconds."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.turn = multiprocessing.get_context("fork").RawValue("q", 0)
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return self.size
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        """Return sample `index` once the samples before it have been received."""
+        end = time.monotonic() + 5
+        while self.turn.value < index:
+            assert time.monotonic() < end, f"sample {self.turn.value} is held back until sample {index} is there"
+            time.sleep(0.0005)
+        return torch.full((MIB // 4,), index, dtype=torch.int32)
+
+
+class TestMoving:
+    """How batches come to the device, and what the loop may do with them."""
+
+    @pytest.mark.filterwarnings("ignore")  # what the profiler says of itself
+    def test_one_copy_a_batch(self) -> None:
+        """CUDA's own trace shows one copy a batch of 200 tensors, each from pinned memory."""
+        with numapin.DataLoader(Fields(), batch_size=None, num_workers=2, device="cuda") as loader:
+            list(loader)
+            before = loader.stats().hits
+            with copies_to_device() as copies:
+                batches = list(loader)
+            assert loader.stats().hits - before == len(batches) == 40, loader.stats()
+        assert copies == ["Memcpy HtoD (Pinned -> Device)"] * 40
+        for index, batch in enumerate(batches):
+            assert [float(value) for value in torch.stack([*batch.values()])[:, -1].cpu()] == [
+                1000 * field + index for field in range(200)
+            ]
+
+    def test_no_wait_for_the_next_batch(self) -> None:
+        """Batch k is returned while batch k+1 cannot be made before k has been received."""
+        dataset = Turns(60)
+        with numapin.DataLoader(dataset, batch_size=None, num_workers=2, device="cuda") as loader:
+            for index, sample in enumerate(loader):
+                assert bool((sample == index).all())
+                dataset.turn.value = index + 1
+                time.sleep(0.005)
+            assert loader.stats().hits >= 10, loader.stats()
+
+    @pytest.mark.parametrize("is_guarded", [True, False])
+    def test_a_consumer_waits_for_the_copy(self, is_guarded: bool, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: FBT001
+        """Whatever stream is current at next() sees the batch, however late the copy is; not so without our event."""
+        if not is_guarded:
+            monkeypatch.setattr(torch.cuda.Stream, "wait_event", lambda *_: None)
+        copies: Any = lambda loader: loader._path._mover._stream  # noqa: E731 - only a name
+        assert (self.wrong_after(lambda loader, _: self.delay(copies(loader)), num_batches=12) == []) is is_guarded
+
+    @pytest.mark.parametrize("is_guarded", [True, False])
+    def test_memory_waits_for_its_consumer(self, is_guarded: bool, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: FBT001
+        """A batch that was dropped is not written over before the consumer's stream has read it: record_stream."""
+        if not is_guarded:
+            monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: None)
+        assert (self.wrong_after(lambda _, consumer: self.delay(consumer), num_batches=24) == []) is is_guarded
+
+    def wrong_after(self, delay: Callable[[Any, Any], None], num_batches: int) -> list[int]:
+        """Read batches on a stream of the loop's own, each after a delay, and return the numbers of wrong ones."""
+        consumer = cuda.Stream()
+        seen = torch.zeros((num_batches, BATCH, MIB // 4), dtype=torch.int32, device="cuda")
+        with numapin.DataLoader(Filled(), BATCH, num_workers=2, device="cuda") as loader:
+            iterator, first = warmed(loader)
+            torch.cuda.synchronize()
+            for destination in seen:
+                with cuda.stream(consumer):
+                    batch = next(iterator)
+                    delay(loader, consumer)
+                    destination.copy_(batch)
+                    del batch
+            torch.cuda.synchronize()
+            del iterator
+        return wrong_ones(seen, first)
+
+    @staticmethod
+    def delay(stream: Any) -> None:
+        """Give a stream something else to do first."""
+        with cuda.stream(stream):
+            cuda._sleep(CYCLES)
+
+    def test_a_loop_that_moves_batches_itself(self) -> None:
+        """.to(), .cuda() and .to() of a device without a number return the same tensor: a script works unchanged."""
+        with numapin.DataLoader(Filled(200, 1 << 16), BATCH, num_workers=2, device="cuda", pin_memory=True) as loader:
+            for number, batch in enumerate(loader):
+                assert batch.to("cuda", non_blocking=True) is batch.to("cuda:0") is batch.cuda() is batch
+                assert is_right(batch, number)
+
+    @pytest.mark.multigpu
+    @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two GPUs that torch can use")
+    def test_another_gpu(self) -> None:
+        """device="cuda:1" puts batches there, for that GPU's current stream, and leaves the current device alone."""
+        with numapin.DataLoader(Filled(), BATCH, num_workers=2, device="cuda:1") as loader:
+            iterator, first = warmed(loader)
+            batches = [next(iterator) for _ in range(20)]
+            del iterator
+        assert torch.cuda.current_device() == 0
+        assert {batch.device for batch in batches} == {torch.device("cuda", 1)}
+        assert wrong_ones(batches, first) == []
+
+
+def in_pairs(samples: list[torch.Tensor]) -> dict[str, Any]:
+    """Collate to a batch, a view of it, a label for each sample, and a class of the user's."""
+    batch = torch.stack(samples)
+    return {"x": batch, "part": batch[1:, 3:9], "label": batch[:, 0].clone(), "mine": Pinnable(batch + 1)}
+
+
+class TestPinnedBatches:
+    """Host mode: batches in pinned memory, for the loop to copy."""
+
+    def test_pinned_already(self) -> None:
+        """Tensors and views are pinned, and .pin_memory() is the same memory; a type's own pin_memory() is asked."""
+        with numapin.DataLoader(Filled(), BATCH, num_workers=2, pin_memory=True, collate_fn=in_pairs) as loader:
+            iterator, number = warmed(loader)
+            batch = next(iterator)
+            assert lies_in_ring(loader, batch["x"])
+            assert lies_in_ring(loader, batch["mine"].data)
+            del iterator
+        tensors = [batch["x"], batch["part"], batch["label"], batch["x"][2], batch["x"].view(torch.uint8)]
+        assert all(tensor.is_pinned() for tensor in tensors)
+        assert all(tensor.pin_memory().data_ptr() == tensor.data_ptr() for tensor in tensors)
+        assert batch["mine"].pinned
+        assert batch["mine"].data.is_pinned()
+        assert is_right(batch["x"], number)
+        assert is_right(batch["mine"].data - 1, number)
+
+    def test_no_allocation_in_steady_state(self) -> None:
+        """CUDA's own host allocator is not asked for memory once the ring is there."""
+        tell: Any = getattr(torch.cuda, "host_memory_stats", dict)
+        if "num_host_alloc" not in tell():
+            pytest.skip("this torch does not count its allocations of pinned memory")
+        destination = torch.empty((BATCH, MIB // 4), dtype=torch.int32, device="cuda")
+        with numapin.DataLoader(Filled(), BATCH, num_workers=2, pin_memory=True) as loader:
+            iterator, first = warmed(loader, num_hits=16)
+            before, hits = tell()["num_host_alloc"], loader.stats().hits
+            for number in range(first, first + 100):
+                destination.copy_(next(iterator), non_blocking=True)
+                assert is_right(destination, number)
+            assert tell()["num_host_alloc"] == before
+            assert loader.stats().hits - hits >= 90, loader.stats()
+            del iterator
+        assert_no_error_is_pending()
+
+
+UNMODIFIED = """
+import time, torch
+from torch.utils.data import DataLoader, Dataset
+
+class Rows(Dataset):
+    def __len__(self):
+        return 1200
+    def __getitem__(self, index):
+        return torch.full((1 << 16,), index, dtype=torch.int32)
+
+wrong, not_pinned = [], 0
+loader = DataLoader(Rows(), batch_size=4, num_workers=2, pin_memory=True)
+for number, batch in enumerate(loader):
+    not_pinned += not batch.is_pinned()
+    batch = batch.to("cuda", non_blocking=True)
+    if batch[:, -1].tolist() != list(range(4 * number, 4 * number + 4)):
+        wrong.append(number)
+    time.sleep(0.002)
+"""
+TELL = """
+import json
+from numapin.data.path import Options, path_of
+print(json.dumps({"wrong": wrong, "not_pinned": not_pinned, "hits": path_of(loader, Options()).stats().hits}))
+"""
+
+
+def test_an_unmodified_script(tmp_path: Path) -> None:
+    """`numapin run --dataloader=numapin` gives torch's own DataLoader pinned batches from the ring."""
+    pytest.importorskip("click", reason="numapin run needs click")
+    path = launching.script(tmp_path, UNMODIFIED + TELL)
+    done = launching.numapin("run", "--nproc-per-node", "1", "--quiet", "--dataloader=numapin", path)
+    assert done.status == 0, done.err
+    told = json.loads(done.out.splitlines()[-1])
+    assert told["hits"] > 100, done.err
+    assert (told["wrong"], told["not_pinned"]) == ([], 0)

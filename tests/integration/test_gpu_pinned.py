@@ -1,0 +1,168 @@
+"""On a GPU: page-locked memory for user code, and registrations that the driver refuses."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+import numapin
+from numapin import pinned
+from numapin.cuda import CudaRefused, Driver
+from numapin.errors import BindingRefused, MachineError
+from tests.contract.zoo import Pair, Pinnable
+from tests.integration.gpu_loading import (
+    BATCH,
+    CYCLES,
+    MIB,
+    Filled,
+    assert_no_error_is_pending,
+    copies_to_device,
+    is_right,
+    needs_gpu,
+    run_program,
+    settled_pinned_bytes,
+    wait_until,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = needs_gpu
+
+OPTIONS: dict[str, dict[str, Any]] = {"host": {"pin_memory": True}, "device": {"device": "cuda"}}
+
+cuda: Any = torch.cuda
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _cuda_is_in_use() -> None:
+    torch.ones(1, device="cuda")
+
+
+class TestMemory:
+    """numapin.pinned beside the real driver."""
+
+    @pytest.mark.filterwarnings("ignore")  # what the profiler says of itself
+    def test_a_copy_is_one_from_pinned_memory(self) -> None:
+        """CUDA's own trace calls a copy of it, and of a view, pinned; one of ordinary memory is not, so it can fail."""
+        tensor, plain = pinned.empty((64, MIB), torch.uint8), torch.zeros((64, MIB), dtype=torch.uint8)
+        tensor.fill_(3)
+        assert tensor.is_pinned()
+        with copies_to_device() as copies:
+            whole, part = tensor.to("cuda", non_blocking=True), tensor[3:5].to("cuda", non_blocking=True)
+            plain.to("cuda")
+        assert sorted(set(copies)) == ["Memcpy HtoD (Pageable -> Device)", "Memcpy HtoD (Pinned -> Device)"]
+        assert copies.count("Memcpy HtoD (Pinned -> Device)") == 2
+        assert (int(whole.sum()), int(part.sum())) == (3 * 64 * MIB, 3 * 2 * MIB)
+
+    def test_where_it_lies(self) -> None:
+        """Every page of it is on one node, by what the kernel says of memory that the driver has locked."""
+        try:
+            pages = pinned.where(pinned.empty(64 * MIB, torch.uint8))
+        except MachineError as error:
+            pytest.skip(str(error))
+        assert list(pages.values()) == [64 * MIB // 4096]
+        assert None not in pages
+
+    def test_freed_when_the_copy_has_ended(self) -> None:
+        """What was dropped stays locked while a copy waits to read it, on a stream that we never hear of; no longer."""
+        before, destination = settled_pinned_bytes(), torch.zeros(64 * MIB, dtype=torch.uint8, device="cuda")
+        tensor = pinned.empty(64 * MIB, torch.uint8).fill_(5)
+        assert pinned.budget().pinned_bytes == before + 64 * MIB
+        side, passed = cuda.Stream(), cuda.Event()
+        torch.cuda.synchronize()
+        with cuda.stream(side):
+            cuda._sleep(8 * CYCLES)
+            destination.copy_(tensor, non_blocking=True)
+            passed.record()
+        del tensor
+        assert pinned.budget().pinned_bytes == before + 64 * MIB or passed.query()
+        wait_until(lambda: pinned.budget().pinned_bytes == before, limit_s=4)
+        assert passed.query()
+        assert int((destination == 5).sum()) == 64 * MIB
+        assert_no_error_is_pending()
+
+    def test_nested_containers(self) -> None:
+        """Each tensor is pinned, containers keep their types, a type's own pin_memory() is asked, the rest stays."""
+        array, already = np.arange(3), pinned.empty(5).fill_(1)
+        batch: Any = OrderedDict(
+            a=[torch.ones(3), "text", None], b=Pair(torch.arange(7), already), c=Pinnable(torch.zeros(2)), d=array
+        )
+        result = pinned.pin(batch)
+        assert list(result) == list("abcd")
+        assert type(result) is OrderedDict
+        assert type(result["b"]) is Pair
+        assert result["a"][1:] == ["text", None]
+        assert result["b"].right is already
+        assert result["c"].pinned
+        assert result["d"] is array
+        assert all(tensor.is_pinned() for tensor in (result["a"][0], result["b"].left, result["c"].data))
+        assert torch.equal(result["b"].left.to("cuda", non_blocking=True).cpu(), torch.arange(7))
+
+    def test_torchs_bytes_beside_ours(self) -> None:
+        """The budget tells what torch's own allocator has locked, too."""
+        held = torch.empty(32 * MIB, dtype=torch.uint8, pin_memory=True)
+        told = pinned.budget().torch_pinned_bytes
+        assert told is None or told >= held.nbytes
+
+
+def out_of_memory(_driver: Driver, _device: int, _address: int, num_bytes: int) -> None:
+    """Refuse as a driver does that cannot lock more."""
+    raise CudaRefused(f"{num_bytes} bytes refused", "pin less", name="CUDA_ERROR_OUT_OF_MEMORY")
+
+
+def overlapping(driver: Driver, device: int, address: int, num_bytes: int) -> None:
+    """Have the real driver refuse: the range is registered already."""
+    register(driver, device, address, num_bytes)
+    try:
+        register(driver, device, address, num_bytes)
+    finally:
+        driver.unregister(device, address)
+
+
+register = Driver.register
+
+
+class TestRefusals:
+    """A registration that fails costs the ring, never the batches."""
+
+    @pytest.mark.parametrize("refuse", [out_of_memory, overlapping])
+    @pytest.mark.parametrize("kind", OPTIONS)
+    def test_torchs_way(
+        self, kind: str, refuse: Callable[..., None], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        """It is said once, batches go torch's way and are right, and no CUDA error is left for the next launch."""
+        before = settled_pinned_bytes()
+        monkeypatch.setattr(Driver, "register", refuse)
+        with numapin.DataLoader(Filled(400, 1 << 16), BATCH, num_workers=2, **OPTIONS[kind]) as loader:
+            for number, batch in enumerate(loader):
+                assert batch.is_pinned() or kind == "device"
+                assert is_right(batch.to("cuda", non_blocking=True), number)
+            wait_until(lambda: bool(loader.stats().notes))
+            stats = loader.stats()
+        assert_no_error_is_pending()
+        assert (stats.batches, stats.hits, stats.pinned_bytes) == (100, 0, 0)
+        assert len([note for note in stats.notes if "no pinned slots" in note]) == 1
+        assert capfd.readouterr().err.count("no pinned slots") == 1
+        assert settled_pinned_bytes() == before
+
+    def test_strict(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """With strict=True the refusal is an error at one of the next batches."""
+        monkeypatch.setattr(Driver, "register", overlapping)
+        loader = numapin.DataLoader(Filled(4000, 1 << 16), BATCH, num_workers=2, pin_memory=True, strict=True)
+        with pytest.raises(BindingRefused, match="ALREADY_REGISTERED"):
+            list(loader)
+        assert_no_error_is_pending()
+
+    @pytest.mark.parametrize("kind", OPTIONS)
+    def test_a_limit_on_locked_memory(self, kind: str) -> None:
+        """Under `ulimit -l 64` batches are right and no error is pending, whether this driver asks the limit or not."""
+        told = json.loads(run_program("limited", kind))
+        assert (told["wrong"], told["batches"]) == ([], 200)
+        refused = [note for note in told["notes"] if "no pinned slots" in note]
+        assert bool(refused) != bool(told["hits"]), told

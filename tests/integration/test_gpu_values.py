@@ -1,0 +1,145 @@
+"""On a GPU: batches of every kind that device="cuda" yields, beside what torch's loader and .to() give."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+import numapin
+from tests.contract.datasets import Paced
+from tests.contract.describe import describe
+from tests.contract.zoo import KINDS, ZOO
+from tests.integration.gpu_loading import needs_gpu
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = [
+    *needs_gpu,
+    pytest.mark.filterwarnings("ignore"),  # what torch says of layouts that are young, and of gradients not sent
+]
+
+NOT_MOVED = frozenset({"meta", "storage", "packed-sequence"})  # the last one has a test of its own
+MOVED = tuple(kind for kind in KINDS if kind not in NOT_MOVED)
+# Containers that torch's pin_memory looks into, and what no ring carries.
+CONTAINERS = (
+    *("tuple", "list", "named-tuple", "typed-tuple", "ordered-dict", "default-dict", "user-dict", "odd-keys"),
+    *("numpy-of-tensor", "numpy", "text", "bytes", "none", "number", "sparse", "leaf-with-gradient", "subclass"),
+    *("expanded", "transposed", "every-other", "bfloat16", "complex64", "bool", "sixty-tensors", "zero-size"),
+)
+CUSTOM = ("dataclass", "frozen-dataclass", "remade")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _cuda_is_in_use() -> None:
+    torch.ones(1, device="cuda")
+
+
+class OfKinds:
+    """A collate function that returns a batch of each kind in turn."""
+
+    def __init__(self, kinds: tuple[str, ...]) -> None:
+        self.kinds = kinds
+
+    def __call__(self, indices: list[int]) -> Any:
+        """Return the batch that the first index tells."""
+        return ZOO[self.kinds[indices[0] % len(self.kinds)]](indices[0])
+
+
+class _TensorsApart(pickle.Pickler):
+    """Pickles all of a batch but its tensors, which `tensors` has, each once."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self.tensors: dict[int, torch.Tensor] = {}
+
+    def persistent_id(self, thing: object) -> int | None:
+        """Name a tensor, wherever in the batch it is."""
+        if not isinstance(thing, torch.Tensor):
+            return None
+        self.tensors[id(thing)] = thing
+        return id(thing)
+
+
+class _TensorsBack(pickle.Unpickler):
+    """Puts other tensors in the places of those that were taken apart."""
+
+    def __init__(self, file: io.BytesIO, tensors: dict[int, torch.Tensor]) -> None:
+        super().__init__(file)
+        self.tensors = tensors
+
+    def persistent_load(self, name: int) -> torch.Tensor:
+        """Return what belongs there."""
+        return self.tensors[name]
+
+
+def mapped(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Return a batch with every tensor changed, in whatever containers and types of the user's."""
+    file = io.BytesIO()
+    apart = _TensorsApart(file)
+    apart.dump(batch)
+    file.seek(0)
+    return _TensorsBack(file, {name: change(tensor) for name, tensor in apart.tensors.items()}).load()
+
+
+def from_device(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor on the host that must be on the GPU."""
+    assert tensor.device == torch.device("cuda", 0), f"{type(tensor)} of {tensor.shape} is on {tensor.device}"
+    return tensor.cpu()
+
+
+def different_kinds(ours: list[Any], theirs: list[Any], kinds: tuple[str, ...]) -> list[str]:
+    """Return the kinds of batches that are not what .to("cuda") makes of torch's, tensor by tensor."""
+    moved = [describe(mapped(mapped(batch, lambda tensor: tensor.to("cuda")), from_device)) for batch in theirs]
+    pairs = zip(ours, moved, itertools.cycle(kinds), strict=False)
+    assert len(ours) == len(moved)
+    return [kind for batch, other, kind in pairs if describe(mapped(batch, from_device)) != other]
+
+
+class TestBatchesOnTheDevice:
+    """device="cuda" beside torch's loader and a .to() of each tensor."""
+
+    def test_every_kind_kept_for_ever(self) -> None:
+        """Values, dtypes and containers of three epochs, all kept, are torch's; host arrays stay what they were."""
+        arguments: dict[str, Any] = {"num_workers": 2, "collate_fn": OfKinds(MOVED)}
+        theirs = list(torch.utils.data.DataLoader(Paced(2 * len(MOVED), 0.001), **arguments))
+        with numapin.DataLoader(Paced(2 * len(MOVED), 0.001), device="cuda", **arguments) as loader:
+            epochs = [list(loader) for _ in range(3)]
+            assert loader.stats().hits >= len(MOVED), loader.stats()
+        for epoch in epochs:
+            assert different_kinds(epoch, theirs, MOVED) == []
+
+    @pytest.mark.parametrize("kind", CONTAINERS)
+    def test_without_workers(self, kind: str) -> None:
+        """Containers and tensors of all kinds are moved when there is no worker, too."""
+        arguments: dict[str, Any] = {"collate_fn": OfKinds((kind,))}
+        theirs = list(torch.utils.data.DataLoader(Paced(3, 0.0), **arguments))
+        ours = list(numapin.DataLoader(Paced(3, 0.0), device="cuda", **arguments))
+        assert different_kinds(ours, theirs, (kind,)) == []
+
+    @pytest.mark.xfail(strict=True, reason="without workers only containers are looked into, with workers every type")
+    @pytest.mark.parametrize("kind", CUSTOM)
+    def test_custom_types_without_workers(self, kind: str) -> None:
+        """Tensors in types that have no .to() are moved without workers as they are with them."""
+        arguments: dict[str, Any] = {"collate_fn": OfKinds((kind,))}
+        theirs = list(torch.utils.data.DataLoader(Paced(3, 0.0), **arguments))
+        ours = list(numapin.DataLoader(Paced(3, 0.0), device="cuda", **arguments))
+        assert different_kinds(ours, theirs, (kind,)) == []
+
+    @pytest.mark.xfail(strict=True, reason="a PackedSequence refuses batch_sizes on a GPU", raises=ValueError)
+    def test_packed_sequences(self) -> None:
+        """A PackedSequence is moved as its own .to() does it: batch_sizes stay on the host."""
+        arguments: dict[str, Any] = {"num_workers": 1, "collate_fn": OfKinds(("packed-sequence",))}
+        for ours, theirs in zip(
+            numapin.DataLoader(Paced(30, 0.001), device="cuda", **arguments),
+            torch.utils.data.DataLoader(Paced(30, 0.001), **arguments),
+            strict=True,
+        ):
+            assert ours.data.is_cuda
+            assert torch.equal(ours.batch_sizes, theirs.batch_sizes)
+            assert torch.equal(ours.data.cpu(), theirs.data)

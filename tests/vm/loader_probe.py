@@ -1,0 +1,254 @@
+"""A training script that only loads: it writes what the kernel says about its batches to $PROBE_OUT/<RANK>.json.
+
+    numapin run loader_probe.py placement
+    python loader_probe.py SCENARIO [NODE]
+
+Comes in: what to load, as one of SCENARIOS, and the node to ask for. Goes out: for each loader the nodes of its pages
+(move_pages and numa_maps), CPUs and memory policy of its workers (/proc/<pid>), and its own `stats()`.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+import torch.utils.data
+
+import numapin
+from numapin import native
+from numapin.errors import BindingRefused
+from tests.vm import probe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MIB: Final = 1 << 20
+ROWS: Final = 32
+NUM_WORKERS: Final = 2
+LEFT_FREE_MIB: Final = 16
+RING: Final = "memfd:numapin-ring"
+
+
+class Rows(torch.utils.data.Dataset[torch.Tensor]):
+    """Rows that hold their own number, as int32; ROWS of them are `batch_mib`."""
+
+    def __init__(self, num_batches: int, batch_mib: int) -> None:
+        self.num_batches, self.row_length = num_batches, batch_mib * MIB // ROWS // 4
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return ROWS * self.num_batches
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        """Return a row."""
+        return torch.full((self.row_length,), index, dtype=torch.int32)
+
+
+@dataclass(slots=True)
+class Seen:
+    """What was seen of one loader while it ran. Pages by node are counted over batches, in the ring and elsewhere."""
+
+    num_batches: int = 0
+    num_in_ring: int = 0
+    ring_pages: dict[str, int] = field(default_factory=dict)
+    other_pages: dict[str, int] = field(default_factory=dict)
+    ring_mapping: dict[str, object] | None = None
+    workers: list[dict[str, object]] = field(default_factory=list)
+    rank_threads: list[str] = field(default_factory=list)
+    rank_cpus: list[str] = field(default_factory=list)
+    stats: dict[str, Any] = field(default_factory=dict)
+
+
+def load(
+    loader: torch.utils.data.DataLoader[torch.Tensor], *, in_ring: int | None = None, kept: list[Any] | None = None
+) -> Seen:
+    """Iterate until `in_ring` batches lay in the ring, or to the end, and ask the kernel about each; fill `kept`."""
+    seen = Seen(rank_cpus=[_cpus("self")])
+    for number, batch in enumerate(loader):
+        rows = torch.arange(number * ROWS, number * ROWS + ROWS, dtype=torch.int32)
+        assert (batch == rows[:, None]).all(), "not the batch that is due"  # reads, and so maps, every page
+        _note(seen, batch, loader)
+        if kept is not None:
+            kept.append(batch)
+        if in_ring is not None and seen.num_in_ring >= in_ring:
+            seen.workers = [_worker(child.pid) for child in multiprocessing.active_children()]
+            seen.rank_threads = sorted({thread["cpus"] for thread in probe._threads()})
+            break
+        time.sleep(0.02 if in_ring else 0)  # the ring is made meanwhile
+    assert all(batch[0, 0] == number * ROWS for number, batch in enumerate(kept or [])), "a batch was overwritten"
+    seen.rank_cpus.append(_cpus("self"))
+    seen.stats = _stats(loader)
+    return seen
+
+
+def _note(seen: Seen, batch: torch.Tensor, loader: torch.utils.data.DataLoader[torch.Tensor]) -> None:
+    """Count where a batch's pages are, while it is lent."""
+    mapping, stats = _mapping(batch.data_ptr()), _stats(loader)
+    is_in_ring = mapping is not None and mapping[1] == stats["slots"] * stats["slot_bytes"]
+    seen.num_batches += 1
+    pages = seen.ring_pages if is_in_ring else seen.other_pages
+    pages |= Counter(pages) + Counter(_pages(batch))
+    if is_in_ring and mapping is not None:
+        seen.num_in_ring += 1
+        seen.ring_mapping = probe._numa_maps(f"{mapping[0]:x}")
+
+
+def _stats(loader: torch.utils.data.DataLoader[torch.Tensor]) -> dict[str, Any]:
+    return asdict(loader.stats()) if isinstance(loader, numapin.DataLoader) else {"slots": 0, "slot_bytes": 0}
+
+
+def _pages(batch: torch.Tensor) -> dict[str, int]:
+    """Return node -> pages as move_pages says, nothing where it is refused."""
+    try:
+        pages = native.nodes_of_range(batch.data_ptr(), batch.nbytes)
+    except OSError:
+        return {}
+    return {str(node): num for node, num in pages.items()}
+
+
+def _mapping(address: int) -> tuple[int, int] | None:
+    """Return start and length of the ring's mapping that holds an address, None where it is another's."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        start, end = (int(word, 16) for word in line.split(maxsplit=1)[0].split("-"))
+        if start <= address < end:
+            return (start, end - start) if RING in line else None
+    return None
+
+
+def _worker(pid: int | None) -> dict[str, object]:
+    """Return the CPUs of all threads of a process, and the policies of its memory but for the ring's."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    lines = Path(f"/proc/{pid}/numa_maps").read_text().splitlines()
+    return {
+        "cpus": sorted({_cpus(f"{pid}/task/{task.name}") for task in tasks}),
+        "policies": sorted({line.split()[1] for line in lines if RING not in line}),
+    }
+
+
+def _cpus(process: str) -> str:
+    found = re.search(r"Cpus_allowed_list:\t(.*)", Path(f"/proc/{process}/status").read_text())
+    assert found is not None
+    return found[1]
+
+
+def _loader(
+    node: int | None, *, batch_mib: int = 2, num_batches: int = 500, **options: Any
+) -> numapin.DataLoader[torch.Tensor]:
+    rows = Rows(num_batches, batch_mib)
+    return numapin.DataLoader(rows, batch_size=ROWS, num_workers=NUM_WORKERS, node=node, **options)
+
+
+def _torchs_loader(*, batch_mib: int, num_batches: int) -> torch.utils.data.DataLoader[torch.Tensor]:
+    return torch.utils.data.DataLoader(Rows(num_batches, batch_mib), batch_size=ROWS, num_workers=NUM_WORKERS)
+
+
+def placement(node: int | None) -> dict[str, object]:
+    """Load with torch's loader and with ours, and bind a thread as torch's pin thread is bound."""
+    torchs = load(_torchs_loader(batch_mib=2, num_batches=10))
+    loader = _loader(node)
+    ours = load(loader, in_ring=10)
+    return {"torch": asdict(torchs), "numapin": asdict(ours), "pin_thread": _pin_thread(loader)}
+
+
+def _pin_thread(loader: numapin.DataLoader[torch.Tensor]) -> dict[str, object]:
+    """Return CPUs and policy of a thread that binds itself as torch's pin thread does where there is a GPU."""
+    found: dict[str, object] = {}
+
+    def work() -> None:
+        loader._path.bind_this_thread()
+        found.update(cpus=_cpus("thread-self"), policy=probe._policy())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    return found | {"rank_cpus": _cpus("self"), "rank_policy": probe._policy()}
+
+
+def refused(node: int | None) -> dict[str, object]:
+    """Load where the kernel refuses memory policies; then strictly; then without numa_maps, the last that tells."""
+    polite = load(_loader(node), in_ring=10)
+    try:
+        load(_loader(node, strict=True))
+        error = None
+    except BindingRefused as caught:
+        error = {"message": caught.message, "hint": caught.hint}
+    subprocess.run(["mount", "--bind", "/dev/null", f"/proc/{os.getpid()}/numa_maps"], check=True)
+    blind = _loader(node)
+    for _ in blind:
+        if blind.stats().hits:
+            break
+    return {"polite": asdict(polite), "strict": error, "blind": _stats(blind)}
+
+
+def full(node: int | None) -> dict[str, object]:
+    """Load where the node has next to no free memory, with a budget that asks for it all the same."""
+    assert node is not None
+    _fill(node)
+    return asdict(load(_loader(node, batch_mib=8, num_batches=100, pinned_budget=256 * MIB), in_ring=10))
+
+
+def _fill(node: int) -> None:
+    """Leave a node little free memory: most is taken offline, in a tenth of the time that touching it would take."""
+    folder = Path(f"/sys/devices/system/node/node{node}")
+    for block in folder.glob("memory*/state"):
+        with suppress(OSError):  # the kernel's own memory stays
+            block.write_text("offline")
+    free = re.search(r"MemFree:\s+(\d+) kB", (folder / "meminfo").read_text())
+    assert free is not None
+    num_huge_pages = max(0, int(free[1]) // 1024 - LEFT_FREE_MIB) // 2
+    (folder / "hugepages/hugepages-2048kB/nr_hugepages").write_text(str(num_huge_pages))
+
+
+def shm(node: int | None) -> dict[str, object]:
+    """Load batches of which /dev/shm holds one, with torch's loader and with ours, and keep them all."""
+    torchs: Any = iter(_torchs_loader(batch_mib=38, num_batches=6))
+    error = None
+    try:
+        list(torchs)
+    except RuntimeError as caught:
+        error = str(caught).splitlines()[-1]
+    torchs._shutdown_workers()
+    return {"torch": error, "numapin": asdict(load(_loader(node, batch_mib=38, num_batches=8), kept=[]))}
+
+
+def limited(node: int | None) -> dict[str, object]:
+    """Load in a cgroup of 256 MiB, of which an eighth's half is this rank's: few slots of 2 MiB, and none of 12."""
+    group = Path("/sys/fs/cgroup/loader-limited")
+    (group.parent / "cgroup.subtree_control").write_text("+memory")
+    group.mkdir()
+    (group / "memory.max").write_text(str(256 * MIB))
+    (group / "cgroup.procs").write_text("0")
+    os.environ["LOCAL_WORLD_SIZE"] = "8"
+    few = load(_loader(node), in_ring=10)
+    none = load(_loader(node, batch_mib=12, num_batches=12))
+    return {"few": asdict(few), "none": asdict(none)}
+
+
+SCENARIOS: Final[dict[str, Callable[[int | None], dict[str, object]]]] = {
+    scenario.__name__: scenario for scenario in (placement, refused, full, shm, limited)
+}
+
+
+def main() -> None:
+    """Play the scenario and write what was seen."""
+    scenario, *rest = sys.argv[1:]
+    torch.set_num_threads(1)  # threads that wait by spinning are dear where eight CPUs are emulated by two
+    answers = SCENARIOS[scenario](int(rest[0]) if rest else None)
+    rank = os.environ.get("RANK", "0")
+    Path(os.environ["PROBE_OUT"], f"{rank}.json").write_text(json.dumps(answers, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,221 @@
+"""`numapin.DataLoader` on a machine with two nodes: ring, workers and pin thread are on the rank's node, by the kernel.
+
+One boot runs all jobs; the tests look at what the probe saw of each loader. Where torch's loader puts batches is
+recorded, not judged: in an unbound process chance decides it. The bad days of a container are here too: policies that
+seccomp refuses, a full node, a /dev/shm of 64 MiB, a small memory limit.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from numapin import cpulist
+from tests.nvml import fake
+from tests.vm.machine import HERE, SHARE, Batch, Job, JobResult, VmMachine, VmResult, cache
+
+if TYPE_CHECKING:
+    from tests.vm.conftest import Boot
+
+pytestmark = [pytest.mark.vm, pytest.mark.timeout(450)]
+
+PRELOAD = ("torch.distributed.run", "torch.distributed.launcher.api", "numapin.data.loader")
+RUN = (sys.executable, "-m", "numapin.cli.main", "run", "--nproc-per-node", "2", HERE / "loader_probe.py", "placement")
+ALONE = (sys.executable, "-m", "tests.vm.loader_probe")
+NODE = 1
+"""What a loader outside `numapin run` asks for: not the node that a process is likelier to start on."""
+PAGE_BYTES = 4096
+SYS_NICE = "--cap-add SYS_NICE"
+
+
+@pytest.fixture(scope="module")
+def two_nodes(boot_machine: Boot, tmp_path_factory: pytest.TempPathFactory) -> VmResult:
+    """Load under `numapin run` and alone, then on each bad day."""
+    if fake.compiler() is None:
+        pytest.skip("no C compiler: install gcc")
+    nvml = fake.build(tmp_path_factory.mktemp("nvml"))
+    jobs = [
+        Job(name="run", argv=RUN, env={**_gpus(nvml), "NUMAPIN_RUN_DIR": str(SHARE / "run")}, timeout_s=200),
+        *(Job(name=name, argv=[*ALONE, name, str(NODE)]) for name in ("placement", "shm", "limited")),
+        Job(name="refused", argv=[*ALONE, "refused", str(NODE)], refuse_policy=True),
+        Job(name="full", argv=[*ALONE, "full", str(NODE)]),  # the last: the node stays full
+    ]
+    return boot_machine("two-nodes", Batch(jobs=jobs, libraries=nvml.parent, preload=PRELOAD), timeout_s=400)
+
+
+def _gpus(library: Path) -> dict[str, str]:
+    """Return the environment in which the stand-in for NVML shows the machine's GPUs."""
+    gpus = [
+        fake.FakeGpu(uuid=f"GPU-00000000-0000-0000-0000-{i:012d}", pci=f"0000{gpu.address}")
+        for i, gpu in enumerate(VmMachine.load("two-nodes").gpus)
+    ]
+    data = library.with_name("two-nodes.nvml")
+    data.write_text(fake.render(gpus))
+    return {"FAKE_NVML_DATA": str(data)}
+
+
+def _found(result: VmResult, job: str, rank: int = 0) -> dict[str, Any]:
+    """Return what the probe saw; the job must have succeeded."""
+    assert result.jobs[job].status == 0, result.jobs[job].shown()
+    found = result.jobs[job].json(f"{rank}.json")
+    assert isinstance(found, dict)
+    return found
+
+
+def _cases(result: VmResult) -> dict[str, tuple[int, dict[str, Any]]]:
+    """Return the node and what was seen of each process that loaded near it: the two ranks and the one alone."""
+    ranks = {f"rank {rank}": (gpu.node, _found(result, "run", rank)) for rank, gpu in enumerate(result.machine.gpus)}
+    return {**ranks, "alone": (NODE, _found(result, "placement"))}
+
+
+CASES = pytest.mark.parametrize("case", ["rank 0", "rank 1", "alone"])
+
+
+def _warnings(job: JobResult) -> list[str]:
+    return [line for line in job.stderr.splitlines() if line.startswith("numapin: warning: ")]
+
+
+def _assert_ring_on(node: int, seen: dict[str, Any]) -> None:
+    """Check that every page of the ring is on the node: its batches' by move_pages, all of them by numa_maps."""
+    stats = seen["stats"]
+    num_pages = stats["slots"] * stats["slot_bytes"] // PAGE_BYTES
+    assert seen["num_in_ring"] == 10
+    assert seen["ring_pages"] == {str(node): 10 * stats["slot_bytes"] // PAGE_BYTES}
+    assert seen["ring_mapping"]["pages"] == {str(node): num_pages}
+    assert (stats["nodes"], stats["share_on_node"]) == ([node], 1.0)
+
+
+@CASES
+def test_ring_is_on_the_node(two_nodes: VmResult, case: str) -> None:
+    """All pages of every batch in the ring, and of the whole ring, are on the rank's node, and the stats say so."""
+    node, found = _cases(two_nodes)[case]
+    _assert_ring_on(node, found["numapin"])
+    assert found["numapin"]["stats"]["notes"] == []
+
+
+@CASES
+def test_batches_before_the_ring_are_on_the_node(two_nodes: VmResult, case: str) -> None:
+    """Batches that came before there was a ring are on the rank's node too: its workers' policy placed them."""
+    node, found = _cases(two_nodes)[case]
+    assert found["numapin"]["other_pages"].keys() == {str(node)}
+
+
+@CASES
+def test_workers_have_the_cpus_and_the_policy(two_nodes: VmResult, case: str) -> None:
+    """Every thread of every worker is on the node's CPUs, and its memory is to come from the node."""
+    node, found = _cases(two_nodes)[case]
+    assert len(found["numapin"]["workers"]) == 2
+    for worker in found["numapin"]["workers"]:
+        assert [cpulist.parse(cpus) for cpus in worker["cpus"]] == [two_nodes.machine.nodes[node].cpus]
+        assert f"prefer:{node}" in worker["policies"]
+        assert "default" not in worker["policies"]
+
+
+@CASES
+def test_pin_thread_is_bound_and_the_rank_is_not_touched(two_nodes: VmResult, case: str) -> None:
+    """What binds the pin thread gives it the node's CPUs and policy; the process keeps those that it had."""
+    node, found = _cases(two_nodes)[case]
+    pin = found["pin_thread"]
+    assert cpulist.parse(pin["cpus"]) == two_nodes.machine.nodes[node].cpus
+    assert pin["policy"] == {"mode": "preferred", "nodes": [node]}
+    before = found["torch"]["rank_cpus"][0]
+    seen = found["numapin"]
+    assert {before} == {*seen["rank_cpus"], *seen["rank_threads"], pin["rank_cpus"]}
+    if case == "alone":
+        assert cpulist.parse(before) == frozenset(range(8))
+        assert pin["rank_policy"]["mode"] == "default"
+
+
+def test_small_shared_memory_does_not_matter(two_nodes: VmResult) -> None:
+    """Batches of 38 MiB with 64 MiB of /dev/shm: torch's loader fails; ours yields them, and they can all be kept."""
+    found = _found(two_nodes, "shm")
+    assert "No space left on device" in found["torch"]
+    assert found["numapin"]["num_batches"] == 8
+    assert found["numapin"]["ring_pages"].keys() | found["numapin"]["other_pages"].keys() == {str(NODE)}
+
+
+def test_refused_policy_leaves_first_touch_and_is_said_once(two_nodes: VmResult) -> None:
+    """Where seccomp refuses policies and move_pages, the ring is on the node all the same; the remedy is said once."""
+    job, found = two_nodes.jobs["refused"], _found(two_nodes, "refused")["polite"]
+    stats = found["stats"]
+    assert found["num_in_ring"] == 10
+    assert found["ring_pages"] == {}  # move_pages is refused
+    assert found["ring_mapping"]["pages"] == {str(NODE): stats["slots"] * stats["slot_bytes"] // PAGE_BYTES}
+    assert stats["share_on_node"] == 1.0
+    assert [cpulist.parse(cpus) for w in found["workers"] for cpus in w["cpus"]] == [frozenset(range(4, 8))] * 2
+    assert len(stats["notes"]) == 1
+    assert "first touch decides" in stats["notes"][0]
+    assert SYS_NICE in stats["notes"][0]
+    assert found["rank_cpus"] == ["0-7", "0-7"]
+    assert sum(stats["notes"][0] in line for line in _warnings(job)) == 2, job.shown()  # of the polite and the blind
+
+
+def test_refused_policy_is_an_error_when_strict(two_nodes: VmResult) -> None:
+    """With strict=True the loader raises BindingRefused with the same remedy."""
+    error = _found(two_nodes, "refused")["strict"]
+    assert error is not None
+    assert SYS_NICE in error["message"]
+    assert "strict=True" in error["hint"]
+
+
+def test_what_cannot_be_verified_is_said(two_nodes: VmResult) -> None:
+    """Without move_pages and numa_maps the share is unknown, and is said to be unverified."""
+    stats = _found(two_nodes, "refused")["blind"]
+    assert stats["hits"] > 0
+    assert stats["share_on_node"] is None
+    assert any("unverified" in note for note in stats["notes"])
+
+
+def test_full_node_is_said_with_shares(two_nodes: VmResult) -> None:
+    """Where the node is full, pages land elsewhere: loading goes on, and stats and stderr tell which share."""
+    found = _found(two_nodes, "full")
+    stats, pages = found["stats"], found["ring_mapping"]["pages"]
+    assert found["num_in_ring"] == 10
+    assert sum(pages.values()) == stats["slots"] * stats["slot_bytes"] // PAGE_BYTES
+    assert pages["0"] > 0
+    assert stats["share_on_node"] == pytest.approx(pages.get(str(NODE), 0) / sum(pages.values()))
+    said = f"{1 - stats['share_on_node']:.1%} on node 0"
+    assert [note for note in stats["notes"] if said in note and "numactl -H" in note], stats["notes"]
+    assert [line for line in _warnings(two_nodes.jobs["full"]) if said in line]
+
+
+def test_small_memory_limit_makes_fewer_slots_then_none(two_nodes: VmResult) -> None:
+    """In a small cgroup there are fewer slots, where not even one a worker fits none; each is said once."""
+    found, job = _found(two_nodes, "limited"), two_nodes.jobs["limited"]
+    few, none = found["few"]["stats"], found["none"]["stats"]
+    assert found["few"]["num_in_ring"] == 10
+    assert few["slots"] in (2, 4, 6)
+    assert (none["slots"], found["none"]["num_batches"]) == (0, 12)
+    assert [len(few["notes"]), len(none["notes"])] == [1, 1]
+    assert "slots a worker instead of 4" in few["notes"][0]
+    assert "the budget is" in none["notes"][0]
+    assert len(_warnings(job)) == 2, job.shown()
+
+
+def test_local_share_of_torchs_batches_is_recorded(two_nodes: VmResult) -> None:
+    """Ours is 1 everywhere; both are written down if NUMAPIN_RESULTS names a folder."""
+    rows = [
+        {"process": case, "loader": loader, "node": node, "pages": pages, "local": pages.get(str(node), 0) / total}
+        for case, (node, found) in _cases(two_nodes).items()
+        for loader, where in (("torch", "other_pages"), ("numapin", "ring_pages"))
+        for pages in [found[loader][where]]
+        for total in [sum(pages.values())]
+    ]
+    assert all(row["local"] == 1 for row in rows if row["loader"] == "numapin"), rows
+    if folder := os.environ.get("NUMAPIN_RESULTS"):
+        made = json.loads((cache() / "ready.json").read_text())
+        content = {
+            "machine": two_nodes.machine.name,
+            "versions": {"torch": version("torch"), "kernel": made["kernel"], "qemu": made["qemu"]},
+            "probe": "10 batches of 2 MiB, 2 workers; rank 0 and 1 under numapin run, alone with node=1",
+            "rows": rows,
+        }
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        path = Path(folder) / f"vm-ring-{two_nodes.machine.name}.json"
+        path.write_text(json.dumps(content, indent=1) + "\n")
