@@ -82,22 +82,39 @@ def place(
 ) -> Placement:
     """Bring fresh memory onto `nodes`, touch every page of it, and ask the kernel where the pages are.
 
+    See `settle` and `check`. Raises OSError ENOMEM where memory runs out.
+    """
+    refused = settle(address, num_bytes, nodes=nodes, cpus=cpus, num_machine_nodes=num_machine_nodes)
+    found = check(address, num_bytes, nodes=nodes, num_machine_nodes=num_machine_nodes)
+    return Placement(pages=found.pages, shortfalls=(*refused, *found.shortfalls))
+
+
+def settle(
+    address: int, num_bytes: int, *, nodes: frozenset[int], cpus: frozenset[int], num_machine_nodes: int
+) -> tuple[str, ...]:
+    """Bring fresh memory onto `nodes` and touch every page of it; return what was refused, each with its remedy.
+
     `address` is page aligned and the memory, private or shared, was never written: what is in it may be zeroed. No
     `nodes`: the memory policy of the calling thread decides. Where the kernel refuses to set the range's policy, a
     thread on `cpus` touches it. The calling thread's own CPUs and policy stay as they are.
-    On a machine with one node there is nothing to choose and nothing to ask: `pages` says what must be.
     Raises OSError ENOMEM where memory runs out.
     """
-    if num_machine_nodes == 1:
-        _touch(address, num_bytes)
-        return Placement(pages=dict.fromkeys(nodes, -(-num_bytes // mmap.PAGESIZE)) or None)
-    refused = tuple(_prefer(address, num_bytes, nodes)) if nodes else ()
+    refused = tuple(_prefer(address, num_bytes, nodes)) if nodes and num_machine_nodes > 1 else ()
     if refused:
-        refused += tuple(_touch_from(cpus, address, num_bytes))
-    else:
-        _touch(address, num_bytes)
+        return refused + tuple(_touch_from(cpus, address, num_bytes))
+    _touch(address, num_bytes)
+    return ()
+
+
+def check(address: int, num_bytes: int, *, nodes: frozenset[int], num_machine_nodes: int) -> Placement:
+    """Ask the kernel where pages are that were touched, best of a whole mapping at once (see `find_pages`).
+
+    On a machine with one node there is nothing to ask: `pages` says what must be.
+    """
+    if num_machine_nodes == 1:
+        return Placement(pages=dict.fromkeys(nodes, -(-num_bytes // mmap.PAGESIZE)) or None)
     pages = find_pages(address, num_bytes)
-    return Placement(pages=pages, shortfalls=(*refused, *_strays(pages, nodes)))
+    return Placement(pages=pages, shortfalls=tuple(_strays(pages, nodes)))
 
 
 def find_pages(address: int, num_bytes: int, *, numa_maps: Path = NUMA_MAPS) -> dict[int | None, int] | None:

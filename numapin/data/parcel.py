@@ -45,8 +45,8 @@ class Head(NamedTuple):
     `generation` is the slot's, `oldest_generation` the oldest that the worker still needs. `parts` are what was
     written: (slot, bytes) and (number of the spilled memory, bytes), None where nothing was. `storages` are (part,
     offset, length) in bytes; `buffers` names the storage of each out-of-band buffer, in the order of the pickle: n >= 0
-    for a tensor's, ~n for plain memory (numpy's), None for a tensor that went torch's way. `wanted_bytes` is what a slot
-    must have for such a batch.
+    for a tensor's, ~n for plain memory (numpy's), None for a tensor that went torch's way. `wanted_bytes` is what a
+    slot must have for such a batch.
     """
 
     number: int

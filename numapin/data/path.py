@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import weakref
 from dataclasses import dataclass
 from functools import cache
@@ -95,6 +96,8 @@ class Lane:
         self.results = ResultQueue(self._accept)
 
     def _accept(self, head: Head, body: memoryview) -> Parcel:
+        if head.miss == Miss.STARTING and self.ring is not None and self.ring.is_refused:
+            head = head._replace(miss=Miss.NO_RING.value)
         self._path.note_arrival(head)
         parcel = Parcel(head, body)
         if self.ring is not None:
@@ -158,6 +161,10 @@ class DataPath:
             if self.options.cuda_device is not None:
                 index = self._device_index
             self._locality = find_locality(environ=os.environ, node=self.options.node, device_index=index)
+            if self._locality.cpus or self._locality.memory:  # what is refused there is refused to the workers, too
+                trial = threading.Thread(target=self.bind_this_thread, name="numapin-trial")
+                trial.start()
+                trial.join()
         return self._locality
 
     @property
@@ -269,7 +276,7 @@ class DataPath:
         try:
             ring = Ring(spec)
         except OSError as error:
-            self.tell(f"no ring, so batches go torch's way: memfd_create: {error.strerror}")
+            self.tell(f"no ring, so batches go torch's way: {error.strerror}")
             return None
         self._rings.add(ring)
         return ring

@@ -115,6 +115,11 @@ class Ring:
         return self.control.generation(number - 1).slot_bytes if number else 0
 
     @property
+    def is_refused(self) -> bool:
+        """Return whether there are no slots and will be none."""
+        return self._refused_bytes is not None and not self._memories
+
+    @property
     def pinned_bytes(self) -> int:
         """Return how much memory is locked for DMA."""
         return sum(size for memory in list(self._memories.values()) for _, size in list(memory.locked))
@@ -285,7 +290,8 @@ class Ring:
             self._make(slot_bytes)
         except (NumapinError, OSError) as error:
             self._refused_bytes = slot_bytes
-            self.spec.tell(f"no pinned slots of {slot_bytes} bytes, so batches go torch's way: {error}")
+            reason = f"{error.message}; {error.hint}" if isinstance(error, NumapinError) else str(error)
+            self.spec.tell(f"no slots of {slot_bytes} bytes, so batches get memory of their own: {reason}")
         finally:
             self._builder = None
 
@@ -305,6 +311,7 @@ class Ring:
                 self._set_free(slot)
             if self._is_closed:
                 return
+        self._check(memory)
 
     def _design(self, slot_bytes: int) -> Generation:
         """Decide how many slots there will be: as many as the pipeline needs, fewer where the budget is small."""
@@ -317,17 +324,18 @@ class Ring:
             message = f"{spec.num_workers} workers need {spec.num_workers * slot_bytes} bytes, the budget is {budget}"
             raise NumapinError(message, "raise pinned_budget=, or use fewer workers; see numapin.pinned.budget()")
         if per_worker < wanted:
-            spec.tell(f"{per_worker} slots a worker instead of {wanted}: the budget is {budget} bytes")
+            slots = "1 slot" if per_worker == 1 else f"{per_worker} slots"
+            spec.tell(f"{slots} a worker instead of {wanted}: the budget is {budget} bytes")
         last = self.control.generation(number - 1) if number else None
         end = last.offset + last.num_bytes if last else self.control.num_bytes
         first_slot = last.first_slot + last.num_slots if last else 0
         return Generation(align(end, _HUGE_PAGE_BYTES), slot_bytes, first_slot, per_worker * spec.num_workers)
 
     def _prepare(self, memory: _Memory, start: int, num_bytes: int) -> None:
-        """Put a piece on the node, touch it, check it, lock it."""
+        """Put a piece on the node, touch it, lock it."""
         spec, locality, address = self.spec, self.spec.locality, memory.address + start
         try:
-            placed = region.place(
+            refused = region.settle(
                 address,
                 num_bytes,
                 nodes=locality.nodes,
@@ -341,10 +349,22 @@ class Ring:
         except (NumapinError, OSError):
             self._punch(memory.generation.offset + start, num_bytes)
             raise
-        for shortfall in placed.shortfalls:
+        for shortfall in refused:
             spec.tell(shortfall)
-        self.pages.update(placed.pages or {})
-        self.is_verified = self.is_verified and placed.pages is not None
+
+    def _check(self, memory: _Memory) -> None:
+        """Ask the kernel where a generation's pages are."""
+        locality = self.spec.locality
+        found = region.check(
+            memory.address,
+            memory.generation.num_bytes,
+            nodes=locality.nodes,
+            num_machine_nodes=locality.num_machine_nodes,
+        )
+        for shortfall in found.shortfalls:
+            self.spec.tell(shortfall)
+        self.pages.update(found.pages or {})
+        self.is_verified = self.is_verified and found.pages is not None
 
     def _punch(self, offset: int, num_bytes: int) -> None:
         """Give memory back to the kernel; where it refuses, the memory is freed with the ring."""

@@ -16,14 +16,12 @@ from numapin import cuda
 from numapin.data.locality import Locality
 from numapin.data.opening import Lender, Parcel
 from numapin.data.packing import Packer
-from numapin.data.parcel import decode
+from numapin.data.parcel import Head, decode
 from numapin.data.ring import Ring, RingSpec
 from numapin.data.slots import OwnSlots
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from numapin.data.parcel import Head
 
 WAIT_S: Final = 20
 ANYWHERE: Final = Locality(nodes=frozenset(), cpus=frozenset(), memory=None, num_machine_nodes=1, reason="a test")
@@ -62,9 +60,25 @@ def made(**changes: Any) -> Iterator[Ring]:
         ring.close()
 
 
+def make_head(**changes: Any) -> Head:
+    """Return the head of a batch that has nothing in memory."""
+    head = Head(
+        number=0,
+        worker=0,
+        generation=0,
+        oldest_generation=0,
+        parts=(None, None),
+        wanted_bytes=0,
+        miss=None,
+        storages=(),
+        buffers=(),
+    )
+    return head._replace(**changes)
+
+
 def build(ring: Ring, num_bytes: int) -> None:
-    """Ask for slots of `num_bytes`, and wait until they are there or refused."""
-    ring.want(num_bytes)
+    """Have slots made for batches of `num_bytes`, and wait until they are there or refused."""
+    ring.want(make_head(wanted_bytes=num_bytes))
     ring.prepare()
     wait_until_built(ring)
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 pytestmark = needs_gpu
 
 
-NUM_COPIES = 32
+NUM_COPIES = 24
 METHODS = ("fork", "spawn", "forkserver")
 HOST: dict[str, Any] = {"pin_memory": True}
 DEVICE: dict[str, Any] = {"device": "cuda"}

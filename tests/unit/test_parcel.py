@@ -26,6 +26,7 @@ HEAD: Final = Head(
     number=7,
     worker=3,
     generation=2,
+    oldest_generation=1,
     parts=((11, 4096), (1 << 51, 512)),
     wanted_bytes=1 << 40,
     miss=None,

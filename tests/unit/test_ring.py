@@ -27,6 +27,7 @@ from tests.data.loopback import (
     is_open,
     lent,
     made,
+    make_head,
     make_spec,
     wait_until_built,
     wait_until_closed,
@@ -56,9 +57,8 @@ class TestMaking:
     def test_there_are_enough_slots(self, num_workers: int, prefetch: int, num_slots: int) -> None:
         """One for each batch that a worker may be asked for, and four to spare; as large as the largest batch."""
         with made(num_workers=num_workers, prefetch=prefetch) as ring:
-            ring.want(PAGE)
-            ring.want(2 * PAGE + 1)
-            ring.want(1)
+            for size in (PAGE, 2 * PAGE + 1, 1):
+                ring.want(make_head(wanted_bytes=size))
             build(ring, 0)
             assert (ring.num_slots, ring.slot_bytes, ring.num_bytes) == (num_slots, 3 * PAGE, num_slots * 3 * PAGE)
 
@@ -73,7 +73,7 @@ class TestMaking:
         with made() as ring:
             build(ring, PAGE)
             for size in (1, PAGE):
-                ring.want(size)
+                ring.want(make_head(wanted_bytes=size))
                 ring.prepare()
                 assert ring._builder is None
             assert ring.control.num_generations == 1
@@ -88,7 +88,7 @@ class TestMaking:
 
         monkeypatch.setattr(region, "place", place_slowly)
         with made() as ring:
-            ring.want(PAGE)
+            ring.want(make_head(wanted_bytes=PAGE))
             ring.prepare()
             builder = ring._builder
             ring.prepare()
@@ -369,7 +369,7 @@ class TestClosing:
         """A late wish is no error."""
         ring = Ring(make_spec())
         ring.close()
-        ring.want(PAGE)
+        ring.want(make_head(wanted_bytes=PAGE))
         ring.prepare()
         assert ring._builder is None
 

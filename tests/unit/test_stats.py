@@ -9,18 +9,16 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from torch.utils.data import DataLoader
 
-from numapin.data.parcel import Head, Miss
+from numapin.data.parcel import Miss
 from numapin.data.path import DataPath, Options
 from numapin.data.stats import Counts, Stats
-from tests.data.loopback import ANYWHERE, build
+from tests.data.loopback import ANYWHERE, build, make_head
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PAGE: Final = os.sysconf("SC_PAGE_SIZE")
-HEAD: Final = Head(
-    number=0, worker=0, generation=0, parts=((0, 100), None), wanted_bytes=100, miss=None, storages=(), buffers=()
-)
+HEAD: Final = make_head(parts=((0, 100), None), wanted_bytes=100)
 
 
 class TestArrivals:

@@ -9,11 +9,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from numapin.data.parcel import Head, tensor_over
+from numapin.data.parcel import tensor_over
 from numapin.data.transfer import _Copy, small_runs
+from tests.data.loopback import make_head
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from numapin.data.parcel import Head
 
 BATCH_BYTES: Final = 4 << 20
 BYTES: Final = torch.randint(0, 256, (BATCH_BYTES,), dtype=torch.uint8, generator=torch.Generator().manual_seed(7))
@@ -21,13 +24,8 @@ BYTES: Final = torch.randint(0, 256, (BATCH_BYTES,), dtype=torch.uint8, generato
 
 def head_of(storages: Sequence[tuple[int, int]], num_bytes: int = BATCH_BYTES) -> Head:
     """Return the head of a batch whose storages are (start, length) in its slot."""
-    return Head(
-        number=0,
-        worker=0,
-        generation=0,
+    return make_head(
         parts=((0, num_bytes), None),
-        wanted_bytes=num_bytes,
-        miss=None,
         storages=tuple((0, start, size) for start, size in storages),
         buffers=tuple(range(len(storages))),
     )
