@@ -116,16 +116,22 @@ class DeviceIterator(_SingleProcessDataLoaderIter):
     """torch's iterator without workers, with its batches put on the device."""
 
     def __init__(self, loader: DataLoader[Any], device: torch.device) -> None:
-        super().__init__(_Changed(loader, pin_memory=True))
+        super().__init__(_Changed(loader, pin_memory=False))
         self._device = device
         self._profile_name = _NAME.format(_SingleProcessDataLoaderIter.__name__)
 
     def _next_data(self) -> Any:  # noqa: ANN401 - the user's batch
         data = super()._next_data()  # type: ignore[no-untyped-call]
-        return containers.rebuild(data, self._move, is_leaf=lambda value: hasattr(value, "to"))
+        return containers.rebuild(data, self._move, is_leaf=_can_move)
 
     def _move(self, value: Any) -> Any:  # noqa: ANN401 - a tensor, or anything else with `to`
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided and value.is_contiguous():
+            value = value.pin_memory()
         return value.to(self._device, non_blocking=True)
+
+
+def _can_move(value: object) -> bool:
+    return hasattr(value, "to") and not isinstance(value, torch.UntypedStorage | torch.TypedStorage)
 
 
 def iterator_of(loader: DataLoader[Any], options: Options) -> _BaseDataLoaderIter:

@@ -37,7 +37,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     device: where batches are to be. None: on the host (pinned with pin_memory=True), for the loop to copy. A GPU
         ("cuda", 1, torch.device): on it, all tensors of a batch with one copy, started before the batch is due, ordered
-        with the stream that is current at next(). The loop needs no .to(); one that is there does nothing.
+        with the stream that is current at next(). The loop needs no .to(); one that is there does nothing. Memory that
+        numpy arrays have stays on the host. With num_workers=0 only what is in containers, or has .to(), is moved.
     pinned_budget: at most this many bytes are locked by this loader; None: what `numapin.pinned.budget()` allows; 0: no
         ring. Where it is short there are fewer slots, then none.
     node: the NUMA node for memory, workers and pin thread; None: what `numapin run` planned, else the node of the GPU.

@@ -58,6 +58,9 @@ class Opener(Protocol):
     def restart(self) -> None:
         """Forget parcels that have arrived and are never opened."""
 
+    def drain(self) -> None:
+        """Let go of all slots that copies of ours read, once these have ended."""
+
 
 class Lender:
     """Opens batches over the slot itself: nothing is copied; the slot is theirs until the last reference is gone.
@@ -79,6 +82,9 @@ class Lender:
         """Do nothing: the ring hears of the end of references by itself."""
 
     def restart(self) -> None:
+        """Do nothing."""
+
+    def drain(self) -> None:
         """Do nothing."""
 
     def _lend(self, parcel: Parcel, part: int, start: int, size: int) -> Place:
@@ -105,6 +111,9 @@ class Copier:
         """Do nothing."""
 
     def restart(self) -> None:
+        """Do nothing."""
+
+    def drain(self) -> None:
         """Do nothing."""
 
     def _place(self, parcel: Parcel, part: int, start: int, size: int) -> Place:

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 from torch.multiprocessing.reductions import reduce_tensor
+from torch.nn.utils.rnn import PackedSequence
 
-from numapin.data.parcel import SLOT, SPILL, Head, Miss, encode, move, rebuild, tensor_over
+from numapin.data.parcel import SLOT, SPILL, Head, Miss, encode, move, packed_sequence, rebuild, tensor_over
 from numapin.data.slots import align
 from numapin.data.spill import Spill
 
@@ -226,6 +227,10 @@ class _BatchPickler(ForkingPickler):
         """Reduce a tensor to its place in the slot; leave everything else as it is."""
         if type(thing) is torch.Tensor:
             return self._reduce(thing)
+        if self._packer.moves and type(thing) is PackedSequence:
+            return packed_sequence, (thing.data, thing.batch_sizes.tolist(), *thing[2:])
+        if isinstance(thing, torch.Tensor | torch.UntypedStorage | torch.TypedStorage):
+            self.miss = self.miss or Miss.UNSUPPORTED
         if self._packer.moves and isinstance(thing, torch.Tensor):
             return self._leave(thing, ForkingPickler._extra_reducers.get(type(thing), _reduce_by_value))  # type: ignore[attr-defined] # noqa: SLF001
         return NotImplemented

@@ -99,7 +99,7 @@ def tensor_over(
     return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, start // dtype.itemsize, size, stride)
 
 
-# The two functions that the pickle of a batch calls in the rank.
+# The three functions that the pickle of a batch calls in the rank.
 def rebuild(place: Place, dtype: torch.dtype, size: tuple[int, ...], stride: tuple[int, ...], start: int) -> Any:  # noqa: ANN401
     """Return a tensor over its place; `start` is in bytes from the beginning of its storage."""
     return tensor_over(place.storage, place.start + start, dtype, size, stride)
@@ -108,3 +108,8 @@ def rebuild(place: Place, dtype: torch.dtype, size: tuple[int, ...], stride: tup
 def move(mover: Callable[[Any], Any], build: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:  # noqa: ANN401
     """Return what went torch's way, moved to where the batch is going."""
     return mover(build(*arguments))
+
+
+def packed_sequence(data: Any, batch_sizes: list[int], *indices: Any) -> Any:  # noqa: ANN401
+    """Return a PackedSequence on a device: its batch sizes have to be on the host."""
+    return torch.nn.utils.rnn.PackedSequence(data, torch.tensor(batch_sizes), *indices)

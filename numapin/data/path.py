@@ -121,6 +121,8 @@ class Lane:
         """Give the ring back; one that a living worker may still write to is not used again."""
         ring, self.ring = self.ring, None
         if ring is not None:
+            self.results.forget()
+            self.opener.drain()
             self._path.take_back(ring, is_usable=workers_are_gone)
 
 

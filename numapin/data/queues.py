@@ -93,6 +93,10 @@ class ResultQueue(Channel):
             self.fill()
             self._results.extend(self._decode(message) for message in self.arrived())
 
+    def forget(self) -> None:
+        """Drop what has arrived and was not asked for: it holds slots."""
+        self._results.clear()
+
     def cancel_join_thread(self) -> None:
         """Do not wait at exit until all is read."""
         self.cancel_flush()

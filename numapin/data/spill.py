@@ -13,10 +13,13 @@ import mmap
 import os
 import socket
 import struct
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 SPILL_BYTES: Final = 4 << 30  # address space, not memory, that one spilled batch may use
 
@@ -56,19 +59,19 @@ class Spill:
 class Handover:
     """A socket on which workers hand descriptors to the rank. Travels to child processes."""
 
-    def __init__(self, ends: tuple[socket.socket, socket.socket] | None = None) -> None:
-        self._rank, self._workers = ends or socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        if ends is None:
-            self._rank.setblocking(False)  # a descriptor is there before the message that speaks of it
+    def __init__(self, ends: tuple[int, int] | None = None) -> None:
+        # Descriptors and not socket objects: those complain when the garbage collector comes upon them before us.
+        self._rank, self._workers = ends or _socket_pair()
         self._early: dict[tuple[int, int], int] = {}
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Give the workers' end, twice, to a process that is being started."""
-        return _attach, (DupFd(self._workers.fileno()) if get_spawning_popen() is not None else None,)
+        """Give the workers' end to a process that is being started."""
+        return _attach, (DupFd(self._workers) if get_spawning_popen() is not None else None,)
 
     def send(self, worker: int, number: int, fd: int) -> None:
         """Send a descriptor under its batch's number; waits where the rank has not taken many before it."""
-        socket.send_fds(self._workers, [_TAG.pack(worker, number)], [fd])
+        with _socket(self._workers) as end:
+            socket.send_fds(end, [_TAG.pack(worker, number)], [fd])
 
     def take(self, worker: int, number: int) -> int:
         """Return the descriptor of a batch whose message has arrived; the caller closes it.
@@ -76,28 +79,46 @@ class Handover:
         Raises OSError EMFILE where this process has too many open files: the kernel has dropped the descriptor then.
         """
         while (worker, number) not in self._early:
-            tag, fds, _flags, _address = socket.recv_fds(self._rank, _TAG.size, 1)
-            if not fds:
-                raise OSError(errno.EMFILE, "a descriptor from a worker was lost; raise the limit: ulimit -n")
-            self._early[_TAG.unpack(tag)] = fds[0]
+            self._receive()
         return self._early.pop((worker, number))
 
     def discard(self) -> None:
         """Close what was never taken. Only when the workers are gone."""
         with suppress(BlockingIOError):
             while True:
-                _tag, fds, _flags, _address = socket.recv_fds(self._rank, _TAG.size, 1)
-                for fd in fds:
-                    os.close(fd)
+                self._receive()
         while self._early:
             os.close(self._early.popitem()[1])
 
     def close(self) -> None:
         """Close both ends in this process."""
-        self._rank.close()
-        self._workers.close()
+        os.close(self._rank)
+        os.close(self._workers)
+
+    def _receive(self) -> None:
+        with _socket(self._rank) as end:
+            tag, fds, _flags, _address = socket.recv_fds(end, _TAG.size, 1)
+        if not fds:
+            raise OSError(errno.EMFILE, "a descriptor from a worker was lost; raise the limit: ulimit -n")
+        self._early[_TAG.unpack(tag)] = fds[0]
+
+
+def _socket_pair() -> tuple[int, int]:
+    rank, workers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    rank.setblocking(False)  # a descriptor is there before the message that speaks of it
+    return rank.detach(), workers.detach()
+
+
+@contextmanager
+def _socket(fd: int) -> Iterator[socket.socket]:
+    """Give the socket that a descriptor is, and leave the descriptor open."""
+    end = socket.socket(fileno=fd)
+    try:
+        yield end
+    finally:
+        end.detach()
 
 
 def _attach(fd: Any) -> Handover:  # noqa: ANN401 - DupFd has no public type
-    workers = socket.socket(fileno=fd.detach())
+    workers = fd.detach()
     return Handover((workers, workers))

@@ -5,7 +5,9 @@ Comes in: `Parcel`s. Goes out: batches on the device, for whatever stream is cur
 
 from __future__ import annotations
 
+import time
 from collections import deque
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 _AHEAD: Final = 2  # batches whose copies are started before they are due
 _IN_FLIGHT: Final = 4  # copies; more would leave the workers without slots
+_DRAIN_S: Final = 1.0
 _TIMED_EVERY: Final = 16  # copies; two more events each
 _SPLIT_BYTES: Final = 2 << 20  # what is small gets memory of its own in batches from here on
 
@@ -109,6 +112,15 @@ class Mover:
         """Forget what was started ahead: those parcels are never opened."""
         self._num_ahead = 0
 
+    def drain(self) -> None:
+        """Let go of all slots, once their copies have ended: a few milliseconds, or until a capture has ended."""
+        until_s = time.monotonic() + _DRAIN_S
+        while self._reading and time.monotonic() < until_s:
+            with no_capture() as is_quiet:
+                if is_quiet:
+                    self._reading[-1][0].synchronize()
+            self.poll()
+
     def poll(self) -> None:
         """Let go of the slots whose copies have ended. Asks nothing while a CUDA graph is captured: it may not."""
         if not self._reading:
@@ -123,12 +135,13 @@ class Mover:
     def _start(self, parcel: Parcel) -> dict[int, _Copy]:
         """Start the copies of a batch's parts on our stream."""
         self._wait_for_room()
-        current = _get_stream(torch.cuda.current_device())
-        torch.cuda.set_stream(self._stream)  # a fifth of what torch.cuda.stream() costs
-        try:
-            return {part: self._begin(parcel.head, part, view) for part, view in enumerate(parcel.views) if view}
-        finally:
-            _set_stream(current)
+        with no_capture() as is_quiet, nullcontext() if is_quiet else self._driver.relaxed_capture():
+            current = _get_stream(torch.cuda.current_device())
+            torch.cuda.set_stream(self._stream)  # a fifth of what torch.cuda.stream() costs
+            try:
+                return {part: self._begin(parcel.head, part, view) for part, view in enumerate(parcel.views) if view}
+            finally:
+                _set_stream(current)
 
     def _wait_for_room(self) -> None:
         """Let the GPU catch up, so that a loop which runs far ahead of it does not leave the workers without slots."""

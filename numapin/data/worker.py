@@ -6,6 +6,7 @@ slots, and which ends when the rank does.
 
 from __future__ import annotations
 
+import gc
 import os
 import select
 import threading
@@ -110,6 +111,7 @@ class WorkerStart:
         bind.bind_thread(cpus=where.cpus, memory=where.memory, nodes=where.nodes)  # the rank has told what is refused
         self.rank.end_with()
         if torch.cuda._is_in_bad_fork():  # noqa: SLF001 - torch has no public way to ask
+            gc.freeze()  # CUDA events among the rank's garbage, collected here, would abort this process
             _let_go_of_gpus()
         slots = OwnSlots(self.control, worker) if self.control else None
         packer = Packer(slots, worker=worker, pins=self.pins, moves=self.moves)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from numapin.data.spill import map_shared
+from numapin.data.spill import Spill, map_shared
 
 if TYPE_CHECKING:
     from numapin.data.channel import Channel
     from numapin.data.slots import Control
+    from numapin.data.spill import Handover
 
 WAIT_S: Final = 20
 
@@ -24,3 +25,11 @@ def write(control: Control) -> None:
     control.set_state(0, 41)
     generation = control.generation(0)
     map_shared(control.fd, generation.num_bytes, offset=generation.offset)[:5] = b"child"
+
+
+def hand_over(handover: Handover) -> None:
+    """Send memory as worker 3's seventh."""
+    made = Spill()
+    made.view[:5] = b"child"
+    made.send(handover, 3, 7)
+    made.close()

@@ -147,8 +147,8 @@ class TestRefusals:
             stats = loader.stats()
         assert_no_error_is_pending()
         assert (stats.batches, stats.hits, stats.pinned_bytes) == (100, 0, 0)
-        assert len([note for note in stats.notes if "no pinned slots" in note]) == 1
-        assert capfd.readouterr().err.count("no pinned slots") == 1
+        assert len([note for note in stats.notes if "no slots of" in note]) == 1
+        assert capfd.readouterr().err.count("no slots of") == 1
         assert settled_pinned_bytes() == before
 
     def test_strict(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,5 +164,5 @@ class TestRefusals:
         """Under `ulimit -l 64` batches are right and no error is pending, whether this driver asks the limit or not."""
         told = json.loads(run_program("limited", kind))
         assert (told["wrong"], told["batches"]) == ([], 200)
-        refused = [note for note in told["notes"] if "no pinned slots" in note]
+        refused = [note for note in told["notes"] if "no slots of" in note]
         assert bool(refused) != bool(told["hits"]), told

@@ -131,7 +131,6 @@ class TestBatchesOnTheDevice:
         ours = list(numapin.DataLoader(Paced(3, 0.0), device="cuda", **arguments))
         assert different_kinds(ours, theirs, (kind,)) == []
 
-    @pytest.mark.xfail(strict=True, reason="a PackedSequence refuses batch_sizes on a GPU", raises=ValueError)
     def test_packed_sequences(self) -> None:
         """A PackedSequence is moved as its own .to() does it: batch_sizes stay on the host."""
         arguments: dict[str, Any] = {"num_workers": 1, "collate_fn": OfKinds(("packed-sequence",))}

