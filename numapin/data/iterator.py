@@ -15,6 +15,7 @@ from torch.autograd import profiler
 from torch.utils.data.dataloader import _DatasetKind, _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
 
 from numapin import containers
+from numapin.data import worker
 from numapin.data.opening import Parcel
 from numapin.data.path import path_of
 from numapin.data.queues import TaskQueue
@@ -49,7 +50,11 @@ class _Context:
         """Return the next queue."""
         return next(self._queues, None) or TaskQueue()
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - Process, Event
+    def Process(self, *, target: Any, args: tuple[Any, ...]) -> Any:  # noqa: N802, ANN401 - multiprocessing's name
+        """Return a worker process, not yet started."""
+        return self._base.Process(target=worker.begin, args=(target, args))
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - Event
         return getattr(self._base, name)
 
 
@@ -107,7 +112,7 @@ class RingIterator(_MultiProcessingDataLoaderIter):
     def _shutdown_workers(self) -> None:
         super()._shutdown_workers()
         if getattr(self, "_shutdown", False):
-            gone = not any(worker.is_alive() for worker in self._workers)
+            gone = not any(process.is_alive() for process in self._workers)
             self._task_info = {}
             self._lane.end(workers_are_gone=gone)
 

@@ -120,6 +120,7 @@ class Mover:
                 if is_quiet:
                     self._reading[-1][0].synchronize()
             self.poll()
+        self._idle.clear()
 
     def poll(self) -> None:
         """Let go of the slots whose copies have ended. Asks nothing while a CUDA graph is captured: it may not."""

@@ -110,8 +110,7 @@ class WorkerStart:
         where = self.locality
         bind.bind_thread(cpus=where.cpus, memory=where.memory, nodes=where.nodes)  # the rank has told what is refused
         self.rank.end_with()
-        if torch.cuda._is_in_bad_fork():  # noqa: SLF001 - torch has no public way to ask
-            gc.freeze()  # CUDA events among the rank's garbage, collected here, would abort this process
+        if _is_in_bad_fork():
             _let_go_of_gpus()
         slots = OwnSlots(self.control, worker) if self.control else None
         packer = Packer(slots, worker=worker, pins=self.pins, moves=self.moves)
@@ -122,6 +121,18 @@ class WorkerStart:
             collate.default_collate_fn_map[torch.Tensor] = collate_tensor
         if self.then is not None:
             self.then(worker)
+
+
+def begin(target: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    """Run a worker. What it inherited by fork is not its to collect: destroying a CUDA event would abort it."""
+    if _is_in_bad_fork():
+        gc.freeze()
+    target(*arguments)
+
+
+def _is_in_bad_fork() -> bool:
+    """Return whether this process was forked from one that uses CUDA."""
+    return bool(torch.cuda._is_in_bad_fork())  # noqa: SLF001 - torch has no public way to ask
 
 
 def pack(number: int, batch: object, *, where: str) -> bytes:
