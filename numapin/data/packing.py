@@ -229,7 +229,7 @@ class _BatchPickler(ForkingPickler):
             return self._reduce(thing)
         if self._packer.moves and type(thing) is PackedSequence:
             return packed_sequence, (thing.data, thing.batch_sizes.tolist(), *thing[2:])
-        if isinstance(thing, torch.Tensor | torch.UntypedStorage | torch.TypedStorage):
+        if isinstance(thing, torch.Tensor):
             self.miss = self.miss or Miss.UNSUPPORTED
         if self._packer.moves and isinstance(thing, torch.Tensor):
             return self._leave(thing, ForkingPickler._extra_reducers.get(type(thing), _reduce_by_value))  # type: ignore[attr-defined] # noqa: SLF001
