@@ -14,8 +14,10 @@ import ctypes
 import errno
 import mmap
 import os
+import weakref
 from array import array
 from collections import Counter
+from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -81,6 +83,12 @@ _SIGNATURES: Final[dict[str, tuple[str | None, type, tuple[Any, ...]]]] = {
         (ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int),
     ),
     "madvise": (_LIBC, ctypes.c_int, (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)),
+    "mmap": (
+        _LIBC,
+        ctypes.c_ssize_t,  # the address; no mapping of ours lies in the half that is negative
+        (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64),
+    ),
+    "munmap": (_LIBC, ctypes.c_int, (ctypes.c_void_p, ctypes.c_size_t)),
     "fallocate": (_LIBC, ctypes.c_int, (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)),
     "read": (_LIBC, ctypes.c_ssize_t, (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t)),
 }
@@ -152,6 +160,43 @@ def populate(address: int, num_bytes: int) -> None:
     EINVAL before Linux 5.14.
     """
     _call("madvise", address, num_bytes, MADV_POPULATE_WRITE)
+
+
+Memory = ctypes.Array[ctypes.c_ubyte]
+"""A range of memory: something that memoryviews are made of, and that lives as long as anything over it."""
+
+
+def map_shared(fd: int, num_bytes: int, *, offset: int = 0) -> Memory:
+    """Map a range of a file, shared and writable, in huge pages where the machine lets shared memory have them.
+
+    Unlike mmap.mmap it holds no descriptor. Unmapped with the last thing over it. Raises OSError.
+    """
+    address = _call("mmap", None, num_bytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, offset)
+    memory = (ctypes.c_ubyte * num_bytes).from_address(address)
+    weakref.finalize(memory, _call, "munmap", address, num_bytes).atexit = False
+    with suppress(OSError):  # a kernel without huge pages
+        _call("madvise", address, num_bytes, mmap.MADV_HUGEPAGE)
+    return memory
+
+
+def window(memory: Memory, start: int, num_bytes: int) -> Memory:
+    """Return a range of a range, in bytes. It is an object of its own, whose end a weakref can tell; it keeps `memory`.
+
+    A slice of a memoryview is no such thing: it keeps what the memoryview was made of, and not the memoryview.
+    """
+    part = (ctypes.c_ubyte * num_bytes).from_address(ctypes.addressof(memory) + start)
+    part.whole = memory  # type: ignore[attr-defined] # ctypes objects take any attribute
+    return part
+
+
+def view_of(memory: Memory) -> memoryview:
+    """Return a view of bytes, which keeps the memory, as all that is made of it does."""
+    return memoryview(memory).cast("B")
+
+
+def address_of(memory: Memory) -> int:
+    """Return where a range begins."""
+    return ctypes.addressof(memory)
 
 
 def zero(address: int, num_bytes: int) -> None:

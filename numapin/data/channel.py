@@ -20,6 +20,7 @@ from collections import deque
 from contextlib import suppress
 from multiprocessing import util
 from multiprocessing.connection import Pipe
+from multiprocessing.context import assert_spawning
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class Channel:
 
     def __getstate__(self) -> tuple[Connection, Connection]:
         """Give the two ends to a process that is being started; fails anywhere else, as multiprocessing's queues do."""
+        assert_spawning(self)
         return self._reader, self._writer
 
     def __setstate__(self, state: tuple[Connection, Connection]) -> None:

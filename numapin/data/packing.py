@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _MAX_STORAGE_RATIO: Final = (
     4  # a view's whole storage is sent, so that views go on sharing it, up to this many times it
 )
+_LARGEST_ITEM_BYTES: Final = 16  # so that views of another dtype into the same range begin at a multiple of theirs
 _SMALL_BYTES: Final = 1024  # plain memory below this stays in the pickle
 
 
@@ -279,7 +280,8 @@ class _BatchPickler(ForkingPickler):
         for first, last, number in self._copied.get(address, ()):
             if first <= begin and end <= last:
                 return number, begin - first
-        first, last = (0, size) if size <= _MAX_STORAGE_RATIO * (end - begin) else (begin, end)
+        whole = size <= _MAX_STORAGE_RATIO * (end - begin)
+        first, last = (0, size) if whole else (begin - begin % _LARGEST_ITEM_BYTES, end)
         room = self._bring(storage, address, first, last)
         self.miss = self.miss or self._packer.refusal
         if room is None:

@@ -229,7 +229,7 @@ class DataPath:
             hits=counts.hits,
             misses=dict(counts.misses),
             wait_s_per_batch=counts.waited_s / counts.batches if counts.batches else None,
-            wait_share=min(1.0, counts.waited_s / counts.stepped_s) if counts.stepped_s else None,
+            wait_share=min(1.0, counts.waited_in_steps_s / counts.stepped_s) if counts.stepped_s else None,
             transfer_gbps=mover.timed_bytes / mover.timed_ms / 1e6 if mover and mover.timed_ms else None,
             slots=sum(ring.num_slots for ring in rings),
             slot_bytes=max((ring.slot_bytes for ring in rings), default=0),

@@ -26,7 +26,6 @@ from numapin import native, region
 from numapin.data.parcel import Miss
 from numapin.data.quarantine import Quarantine
 from numapin.data.slots import MAX_FACTOR, MAX_GENERATIONS, NOT_READY, TAKEN, Control, Generation, align
-from numapin.data.spill import map_shared
 from numapin.errors import NumapinError
 
 if TYPE_CHECKING:
@@ -73,15 +72,19 @@ class RingSpec:
 
 @dataclass(slots=True)
 class _Memory:
-    """A generation's memory in the rank: its view, and the pieces that are locked, as (address, bytes)."""
+    """A generation's memory in the rank, and the pieces that are locked, as (address, bytes)."""
 
     generation: Generation
-    view: memoryview
+    memory: native.Memory
     locked: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def address(self) -> int:
-        return torch.frombuffer(self.view, dtype=torch.uint8, count=1).data_ptr()
+        return native.address_of(self.memory)
+
+    @property
+    def view(self) -> memoryview:
+        return native.view_of(self.memory)
 
 
 class Ring:
@@ -96,7 +99,7 @@ class Ring:
         self.quarantine = Quarantine(spec.reader)
         self._pid = os.getpid()
         self._memories: dict[int, _Memory] = {}  # by number of generation
-        self._loans: dict[int, weakref.ref[memoryview]] = {}
+        self._loans: dict[int, weakref.ref[native.Memory]] = {}
         self._ended: deque[int] = deque()  # filled by weakref callbacks, on any thread: they do nothing else
         self._stamp = 1
         self._needed = [-1] * spec.num_workers  # the oldest generation that each worker may still use or refer to
@@ -176,15 +179,14 @@ class Ring:
     def _lend_slot(self, generation: int, slot: int, num_bytes: int) -> memoryview:
         """Return a view of a slot that a worker has filled: lent until the view and all that is over it are gone."""
         memory = self._memories[generation]
-        start = memory.generation.start_of(slot)
-        view = memory.view[start : start + num_bytes]
-        self._loans[slot] = weakref.ref(view, partial(self._note_end, slot))
-        return view
+        lease = native.window(memory.memory, memory.generation.start_of(slot), memory.generation.slot_bytes)
+        self._loans[slot] = weakref.ref(lease, partial(self._note_end, slot))
+        return native.view_of(lease)[:num_bytes]
 
     def _map_spill(self, number: int, num_bytes: int, *, worker: int) -> memoryview:
         fd = self.control.handover.take(worker, number)
         try:
-            return map_shared(fd, num_bytes)
+            return native.view_of(native.map_shared(fd, num_bytes))
         finally:
             os.close(fd)
 
@@ -214,7 +216,7 @@ class Ring:
 
     def recover(self) -> None:
         """Take back what the workers held. Only when they are all gone."""
-        for memory in self._memories.values():
+        for memory in list(self._memories.values()):  # the builder may add one
             first = memory.generation.first_slot
             for slot in range(first, first + memory.generation.num_slots):
                 if self.control.state(slot) == TAKEN and slot not in self._loans:
@@ -297,8 +299,10 @@ class Ring:
 
     def _make(self, slot_bytes: int) -> None:
         generation = self._design(slot_bytes)
+        if generation is None:
+            return
         os.ftruncate(self.control.fd, generation.offset + generation.num_bytes)
-        memory = _Memory(generation, map_shared(self.control.fd, generation.num_bytes, offset=generation.offset))
+        memory = _Memory(generation, native.map_shared(self.control.fd, generation.num_bytes, offset=generation.offset))
         number = self.control.num_generations
         per_piece = max(1, _PIECE_BYTES // slot_bytes)
         for first in range(0, generation.num_slots, per_piece):
@@ -313,20 +317,25 @@ class Ring:
                 return
         self._check(memory)
 
-    def _design(self, slot_bytes: int) -> Generation:
-        """Decide how many slots there will be: as many as the pipeline needs, fewer where the budget is small."""
+    def _design(self, slot_bytes: int) -> Generation | None:
+        """Decide how many slots there will be: as many as the pipeline needs, fewer where the budget is small.
+
+        None where that would be no more of the same size than there are.
+        """
         spec, number = self.spec, self.control.num_generations
         budget = spec.budget_bytes()
         per_worker = wanted = spec.slots_per_worker * self._factor
         if budget is not None:
             per_worker = min(per_worker, budget // slot_bytes // spec.num_workers)
+        last = self.control.generation(number - 1) if number else None
+        if last is not None and slot_bytes == last.slot_bytes and per_worker * spec.num_workers <= last.num_slots:
+            return None
         if per_worker == 0:
             message = f"{spec.num_workers} workers need {spec.num_workers * slot_bytes} bytes, the budget is {budget}"
             raise NumapinError(message, "raise pinned_budget=, or use fewer workers; see numapin.pinned.budget()")
         if per_worker < wanted:
             slots = "1 slot" if per_worker == 1 else f"{per_worker} slots"
             spec.tell(f"{slots} a worker instead of {wanted}: the budget is {budget} bytes")
-        last = self.control.generation(number - 1) if number else None
         end = last.offset + last.num_bytes if last else self.control.num_bytes
         first_slot = last.first_slot + last.num_slots if last else 0
         return Generation(align(end, _HUGE_PAGE_BYTES), slot_bytes, first_slot, per_worker * spec.num_workers)

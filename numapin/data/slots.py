@@ -19,7 +19,8 @@ from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
 from typing import Any, Final, Self
 
-from numapin.data.spill import Handover, map_shared
+from numapin import native
+from numapin.data.spill import Handover
 
 MAX_GENERATIONS: Final = 8
 MAX_FACTOR: Final = 4  # a generation may have this many times the slots that the pipeline needs
@@ -66,7 +67,7 @@ class Control:
 
     def __init__(self, fd: int, num_bytes: int, num_workers: int, handover: Handover) -> None:
         self.fd, self.num_bytes, self.num_workers, self.handover = fd, num_bytes, num_workers, handover
-        self._words = memoryview(mmap.mmap(fd, num_bytes)).cast("q")
+        self._words = native.view_of(native.map_shared(fd, num_bytes)).cast("q")
 
     @classmethod
     def create(cls, *, num_workers: int, slots_per_worker: int) -> Self:
@@ -127,8 +128,8 @@ class OwnSlots:
 
     def __init__(self, control: Control, worker: int) -> None:
         self._control, self._worker = control, worker
-        self._maps: dict[int, memoryview] = {}
-        self._kept: dict[int, weakref.ref[memoryview]] = {}
+        self._maps: dict[int, native.Memory] = {}
+        self._kept: dict[int, weakref.ref[native.Memory]] = {}
         self._stamps: dict[int, int] = {}
         self.generation = -1  # the newest in which this worker has a slot; it never goes back to an older one
 
@@ -146,9 +147,9 @@ class OwnSlots:
             return None
         stamp, slot = max(free)
         self._control.set_state(slot, TAKEN)
-        view = self._view(slot)
-        self._stamps[slot], self._kept[slot] = stamp, weakref.ref(view)
-        return slot, view
+        memory = self._window(slot)
+        self._stamps[slot], self._kept[slot] = stamp, weakref.ref(memory)
+        return slot, native.view_of(memory)
 
     @property
     def handover(self) -> Handover:
@@ -191,13 +192,11 @@ class OwnSlots:
         view = self._kept.get(slot)
         return view is not None and view() is not None
 
-    def _view(self, slot: int) -> memoryview:
-        """Return a new view of a slot: it lives as long as anything made over it."""
+    def _window(self, slot: int) -> native.Memory:
+        """Return a slot's memory: it lives as long as anything made over it."""
         generation = self._control.generation(self.generation)
         whole = self._maps.get(self.generation)
         if whole is None:
-            whole = self._maps[self.generation] = map_shared(
-                self._control.fd, generation.num_bytes, offset=generation.offset
-            )
-        start = generation.start_of(slot)
-        return whole[start : start + generation.slot_bytes]
+            fd, offset = self._control.fd, generation.offset
+            whole = self._maps[self.generation] = native.map_shared(fd, generation.num_bytes, offset=offset)
+        return native.window(whole, generation.start_of(slot), generation.slot_bytes)

@@ -9,7 +9,6 @@ travels over a socket, ahead of the batch's message, and is closed on both sides
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 import socket
 import struct
@@ -18,20 +17,14 @@ from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
 from typing import TYPE_CHECKING, Any, Final
 
+from numapin import native
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SPILL_BYTES: Final = 4 << 30  # address space, not memory, that one spilled batch may use
 
 _TAG: Final = struct.Struct("<qq")  # worker, number
-
-
-def map_shared(fd: int, num_bytes: int, *, offset: int = 0) -> memoryview:
-    """Map a range of a memfd, in huge pages where the machine lets shared memory have them. Raises OSError."""
-    mapped = mmap.mmap(fd, num_bytes, offset=offset)
-    with suppress(OSError):  # a kernel without huge pages
-        mapped.madvise(mmap.MADV_HUGEPAGE)
-    return memoryview(mapped)
 
 
 class Spill:
@@ -42,7 +35,7 @@ class Spill:
         self._fd = os.memfd_create("numapin-spill")
         try:
             os.ftruncate(self._fd, SPILL_BYTES)  # a number only: pages come when written
-            self.view = map_shared(self._fd, SPILL_BYTES)
+            self.view = native.view_of(native.map_shared(self._fd, SPILL_BYTES))
         except OSError:
             self.close()
             raise

@@ -53,8 +53,8 @@ class Counts:
     hits: int = 0
     misses: Counter[str] = field(default_factory=Counter)
     waited_s: float = 0.0
+    waited_in_steps_s: float = 0.0
     stepped_s: float = 0.0
-    steps: int = 0
 
     def note_arrival(self, head: Head) -> None:
         """Count a batch that came from a worker."""
@@ -69,5 +69,5 @@ class Counts:
         self.batches += 1
         self.waited_s += waited_s
         if stepped_s is not None:
-            self.steps += 1
+            self.waited_in_steps_s += waited_s
             self.stepped_s += stepped_s

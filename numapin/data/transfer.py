@@ -47,11 +47,11 @@ class _Copy:
         """Return what is allocated on the device."""
         return (self.buffer,) if self.small is None else (self.buffer, self.small)
 
-    def place(self, start: int) -> Place:
-        """Return where the storage is that begins at `start` in the part."""
+    def place(self, start: int, num_bytes: int) -> Place:
+        """Return where the storage is that has `num_bytes` from `start` in the part on."""
         base = 0
         for first, last in self.runs:
-            if self.small is not None and first <= start < last:
+            if self.small is not None and first <= start and start + num_bytes <= last:
                 return Place(self.small.untyped_storage(), base + start - first)
             base += last - first
         return Place(self.buffer.untyped_storage(), start)
@@ -65,8 +65,9 @@ def small_runs(head: Head, part: int) -> tuple[tuple[int, int], ...]:
     runs: list[tuple[int, int]] = []
     for where, start, size in sorted(head.storages):
         if where == part and is_small(size, written[1]):
-            joins = bool(runs) and runs[-1][1] == start
-            runs[-1:] = [(runs[-1][0], start + align(size))] if joins else [*runs[-1:], (start, start + align(size))]
+            end = start + align(size)
+            joins = bool(runs) and start <= runs[-1][1]
+            runs[-1:] = [(runs[-1][0], max(end, runs[-1][1]))] if joins else [*runs[-1:], (start, end)]
     return tuple((first, min(last, written[1])) for first, last in runs)
 
 
@@ -101,7 +102,7 @@ class Mover:
             for tensor in copy.tensors:
                 tensor.record_stream(stream)
         return unpack(
-            parcel.body, stand_ins(parcel, lambda part, start, _: copies[part].place(start), copied, self.move)
+            parcel.body, stand_ins(parcel, lambda part, start, size: copies[part].place(start, size), copied, self.move)
         )
 
     def move(self, tensor: Any) -> Any:  # noqa: ANN401 - a tensor of any kind

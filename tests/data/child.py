@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from numapin.data.spill import Spill, map_shared
+from numapin import native
+from numapin.data.spill import Spill
 
 if TYPE_CHECKING:
     from numapin.data.channel import Channel
@@ -24,7 +25,7 @@ def write(control: Control) -> None:
     """Write slot 0's word, and into the memory of the first generation."""
     control.set_state(0, 41)
     generation = control.generation(0)
-    map_shared(control.fd, generation.num_bytes, offset=generation.offset)[:5] = b"child"
+    native.view_of(native.map_shared(control.fd, generation.num_bytes, offset=generation.offset))[:5] = b"child"
 
 
 def hand_over(handover: Handover) -> None:

@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -167,6 +168,17 @@ class TestSend:
             channel.send(b"%d" % number)
         assert read_all(channel, 200) == [b"%d" % number for number in range(200)]
 
+    def test_nothing_overtakes_what_waits(self, channel: Channel) -> None:
+        """Although there is room in the pipe again: the message queues up behind the backlog."""
+        waiting: list[list[bytes]] = []
+        late: Any = SimpleNamespace(
+            is_busy=lambda: True, add=lambda frames: waiting.append(list(frames)), discard=lambda: None
+        )
+        channel._late = late
+        channel.send(b"small")
+        assert not channel.fill()
+        assert [frame[-5:] for frames in waiting for frame in frames] == [b"small"]
+
     def test_a_small_message_costs_no_thread(self, channel: Channel) -> None:
         """The usual message is one system call."""
         channel.send(b"small")
@@ -244,7 +256,6 @@ class TestProcesses:
         inbox.close()
         outbox.close()
 
-    @pytest.mark.xfail(reason="pickle takes the bare descriptor numbers", strict=True)
     def test_it_cannot_be_pickled_elsewhere(self, channel: Channel) -> None:
         """Like multiprocessing's queues: only into a process that is being started."""
         with pytest.raises(RuntimeError, match="inheritance"):

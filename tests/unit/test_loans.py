@@ -263,7 +263,6 @@ class TestSpills:
             del view
             assert (num_mapped(), num_open()) == (0, 0)
 
-    @pytest.mark.xfail(reason="Python's mmap has a descriptor of its own", strict=True)
     def test_it_costs_no_descriptor(self) -> None:
         """A loop may keep more batches than it may open files."""
         with made() as ring:

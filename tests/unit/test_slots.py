@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 import torch
 
+from numapin import native
 from numapin.data import slots
 from numapin.data.slots import ALIGNMENT, NOT_READY, TAKEN, Control, Generation, OwnSlots, align
-from numapin.data.spill import map_shared
 from tests.data import child
 
 if TYPE_CHECKING:
@@ -32,6 +32,10 @@ def control() -> Iterator[Control]:
     made = Control.create(num_workers=NUM_WORKERS, slots_per_worker=PER_WORKER)
     yield made
     made.close()
+
+
+def _mapped(fd: int, num_bytes: int, *, offset: int = 0) -> memoryview:
+    return native.view_of(native.map_shared(fd, num_bytes, offset=offset))
 
 
 def publish(control: Control, *, ready: int = NUM_WORKERS * PER_WORKER) -> Generation:
@@ -103,12 +107,12 @@ class TestControl:
         process.join(WAIT_S)
         assert process.exitcode == 0
         assert control.state(0) == 41
-        assert bytes(map_shared(control.fd, 5, offset=generation.offset)) == b"child"
+        assert bytes(_mapped(control.fd, 5, offset=generation.offset)) == b"child"
 
     def test_what_is_mapped_outlives_the_descriptor(self) -> None:
         """A batch may be alive after the ring is closed."""
         control = Control.create(num_workers=1, slots_per_worker=1)
-        memory = map_shared(control.fd, 4096)
+        memory = _mapped(control.fd, 4096)
         control.close()
         memory[:4] = b"here"
         assert bytes(memory[:4]) == b"here"
@@ -149,7 +153,7 @@ class TestTake:
         assert found is not None
         slot, view = found
         view[:] = b"\x07" * len(view)
-        memory = map_shared(control.fd, generation.num_bytes, offset=generation.offset)
+        memory = _mapped(control.fd, generation.num_bytes, offset=generation.offset)
         assert [set(memory[at : at + SLOT_BYTES]) for at in range(0, len(memory), SLOT_BYTES)] == [
             {7} if number == slot else {0} for number in range(6)
         ]

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from numapin import native
 from numapin.data import spill
-from numapin.data.spill import Handover, Spill, map_shared
+from numapin.data.spill import Handover, Spill
 from tests.data import child
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def received(handover: Handover, worker: int, number: int) -> bytes:
     """Return how the memory of a batch begins."""
     fd = handover.take(worker, number)
     try:
-        return bytes(map_shared(fd, 4096)[:5])
+        return bytes(native.view_of(native.map_shared(fd, 4096))[:5])
     finally:
         os.close(fd)
 
@@ -90,7 +91,8 @@ def test_what_was_never_taken_is_closed(handover: Handover) -> None:
 
 def test_a_descriptor_that_was_lost_is_an_error(handover: Handover) -> None:
     """The kernel drops it where the rank has too many open files: the wait would be for ever."""
-    socket.send_fds(handover._workers, [spill._TAG.pack(0, 1)], [])
+    with socket.socket(fileno=os.dup(handover._workers)) as end:
+        end.send(spill._TAG.pack(0, 1))
     with pytest.raises(OSError, match="ulimit -n"):
         handover.take(0, 1)
 

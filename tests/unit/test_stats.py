@@ -98,7 +98,6 @@ class TestStats:
         path.counts.note_step(waited_s=3.0, stepped_s=None)
         assert path.stats().wait_share is None
 
-    @pytest.mark.xfail(reason="the first batch's wait is in the share, its step is not", strict=True)
     def test_the_share_is_of_the_steps(self, path: DataPath) -> None:
         """The start of an epoch, before its first batch, is in neither."""
         path.counts.note_step(waited_s=30.0, stepped_s=None)
