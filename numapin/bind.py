@@ -101,7 +101,7 @@ def _bind_cpus(cpus: frozenset[int]) -> Iterator[str]:
     try:
         os.sched_setaffinity(0, cpus)
     except OSError as error:
-        yield f"CPUs {cpulist.render(cpus)} were refused ({error.strerror}); the launcher's CPUs are kept"
+        yield f"CPUs {cpulist.render(cpus)} were refused ({error.strerror}); the CPUs there are stay"
         return
     # The kernel drops CPUs outside the cpuset silently.
     missing = cpus - os.sched_getaffinity(0)

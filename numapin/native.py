@@ -14,7 +14,6 @@ import ctypes
 import errno
 import mmap
 import os
-import weakref
 from array import array
 from collections import Counter
 from contextlib import suppress
@@ -83,12 +82,6 @@ _SIGNATURES: Final[dict[str, tuple[str | None, type, tuple[Any, ...]]]] = {
         (ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int),
     ),
     "madvise": (_LIBC, ctypes.c_int, (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)),
-    "mmap": (
-        _LIBC,
-        ctypes.c_ssize_t,  # the address; no mapping of ours lies in the half that is negative
-        (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64),
-    ),
-    "munmap": (_LIBC, ctypes.c_int, (ctypes.c_void_p, ctypes.c_size_t)),
     "fallocate": (_LIBC, ctypes.c_int, (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)),
     "read": (_LIBC, ctypes.c_ssize_t, (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t)),
 }
@@ -166,27 +159,25 @@ Memory = ctypes.Array[ctypes.c_ubyte]
 """A range of memory: something that memoryviews are made of, and that lives as long as anything over it."""
 
 
-def map_shared(fd: int, num_bytes: int, *, offset: int = 0) -> Memory:
+def map_shared(fd: int, num_bytes: int, *, offset: int = 0) -> mmap.mmap:
     """Map a range of a file, shared and writable, in huge pages where the machine lets shared memory have them.
 
-    Unlike mmap.mmap it holds no descriptor. Unmapped with the last thing over it. Raises OSError.
+    It holds a descriptor of its own, and is unmapped when the last thing made of it is gone. Raises OSError.
     """
-    address = _call("mmap", None, num_bytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, offset)
-    memory = (ctypes.c_ubyte * num_bytes).from_address(address)
-    weakref.finalize(memory, _call, "munmap", address, num_bytes).atexit = False
+    mapped = mmap.mmap(fd, num_bytes, offset=offset)
     with suppress(OSError):  # a kernel without huge pages
-        _call("madvise", address, num_bytes, mmap.MADV_HUGEPAGE)
-    return memory
+        mapped.madvise(mmap.MADV_HUGEPAGE)
+    return mapped
 
 
-def window(memory: Memory, start: int, num_bytes: int) -> Memory:
-    """Return a range of a range, in bytes. It is an object of its own, whose end a weakref can tell; it keeps `memory`.
+def window(address: int, num_bytes: int, *, owner: object) -> Memory:
+    """Return a range of memory as an object of its own, whose end a weakref can tell; it keeps `owner`, who unmaps.
 
     A slice of a memoryview is no such thing: it keeps what the memoryview was made of, and not the memoryview.
     """
-    part = (ctypes.c_ubyte * num_bytes).from_address(ctypes.addressof(memory) + start)
-    part.whole = memory  # type: ignore[attr-defined] # ctypes objects take any attribute
-    return part
+    memory = (ctypes.c_ubyte * num_bytes).from_address(address)
+    memory.owner = owner  # type: ignore[attr-defined] # ctypes objects take any attribute
+    return memory
 
 
 def view_of(memory: Memory) -> memoryview:
@@ -194,9 +185,9 @@ def view_of(memory: Memory) -> memoryview:
     return memoryview(memory).cast("B")
 
 
-def address_of(memory: Memory) -> int:
-    """Return where a range begins."""
-    return ctypes.addressof(memory)
+def address_of(memory: mmap.mmap) -> int:
+    """Return where a mapping begins."""
+    return ctypes.addressof(ctypes.c_ubyte.from_buffer(memory))
 
 
 def zero(address: int, num_bytes: int) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 NUM_SAMPLES: Final = 512
 BASELINE: Final = "torch"
 PEAK: Final = "pinned-peak"
-_GIL_S: Final = 1e-4  # of pure Python a sample
+_GIL_NS: Final = 100_000  # a sample
 _WORKERS_EACH: Final = 12  # with several GPUs at once
 _ITEM_BYTES: Final = {"float32": 4, "int64": 8, "uint8": 1}
 
@@ -123,12 +123,11 @@ def loader_benchmark(options: Options, *, num_gpus: int, no_gpu: str | None) -> 
     """Return the benchmark for a machine with so many GPUs; without one the cases that need it say `no_gpu`."""
     num_gpus = num_gpus if options.all_gpus else min(num_gpus, 1)
     several = _WORKERS_EACH if num_gpus > 1 else None
-    gil_loops = _calibrate()
     cases = []
     for name in options.cases:
         default = CASES[name]
         case = replace(default, num_workers=options.num_workers or several or default.num_workers)
-        cases.append(_case(case, options, num_gpus=num_gpus, no_gpu=no_gpu, gil_loops=gil_loops))
+        cases.append(_case(case, options, num_gpus=num_gpus, no_gpu=no_gpu))
     return Benchmark(
         name="loader",
         module="numapin.bench.loader_case",
@@ -141,14 +140,15 @@ def loader_benchmark(options: Options, *, num_gpus: int, no_gpu: str | None) -> 
     )
 
 
-def _case(case: LoaderCase, options: Options, *, num_gpus: int, no_gpu: str | None, gil_loops: int) -> Case:
+def _case(case: LoaderCase, options: Options, *, num_gpus: int, no_gpu: str | None) -> Case:
     if case.on_device and not num_gpus:
         return Case(name=case.name, about=case.about, skipped=no_gpu or "torch sees no GPU")
     gpus = range(num_gpus) if case.on_device else (None,)
     unfit = _FOR_HOSTS_ONLY if case.on_device else _FOR_DEVICES_ONLY
     common = {
         "case": asdict(case),
-        "gil_loops": gil_loops if case.work is Work.GIL else 0,
+        "gil_ns": _GIL_NS if case.work is Work.GIL else 0,
+        "num_ranks": max(1, num_gpus),
         "seconds": options.seconds,
         "warm_up_s": options.warm_up_s,
         "num_batches": options.num_batches,
@@ -161,20 +161,12 @@ def _case(case: LoaderCase, options: Options, *, num_gpus: int, no_gpu: str | No
     return Case(name=case.name, about=case.about + (f", {num_gpus} GPUs at once" if num_gpus > 1 else ""), peers=peers)
 
 
-def _calibrate() -> int:
-    """Return how many turns of `spin` take 0.1 ms here; measured once, so that all peers get the same work."""
-    turns = 20_000
-    times_s = []
-    for _ in range(20):
-        start = time.perf_counter()
-        spin(turns)
-        times_s.append(time.perf_counter() - start)
-    return max(1, round(turns * _GIL_S / min(times_s)))
+def spin(cpu_ns: int) -> None:
+    """Work in Python, which holds the GIL, for so much CPU time of this thread.
 
-
-def spin(turns: int) -> int:
-    """Work in pure Python, which holds the GIL."""
-    total = 0
-    for number in range(turns):
-        total += number
-    return total
+    CPU time, and neither turns nor time on the wall: turns take twice as long where two workers share a core, and the
+    wall's time passes, too, while another thread has the GIL.
+    """
+    until_ns = time.thread_time_ns() + cpu_ns
+    while time.thread_time_ns() < until_ns:
+        pass

@@ -7,6 +7,7 @@ main thread's CPU time a batch, the time to the first batch, and for numapin wha
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -70,7 +71,8 @@ def _measure_peak(spec: dict[str, Any], harness: Harness) -> None:
 
 def _measure_peer(spec: dict[str, Any], harness: Harness, device: torch.device | None) -> None:
     case = LoaderCase(**{**spec["case"], "shape": tuple(spec["case"]["shape"]), "work": Work(spec["case"]["work"])})
-    dataset = InMemory(case, spec["gil_loops"])
+    dataset = InMemory(case, spec["gil_ns"])
+    os.environ["LOCAL_WORLD_SIZE"] = str(spec["num_ranks"])  # as in a rank: the CPUs are shared
     source = BUILDERS[spec["peer"]](Setup(case=case, dataset=dataset, device=device))
     start = time.perf_counter()
     batches = iter(source.batches)

@@ -25,14 +25,14 @@ _DTYPES: Final = {"float32": torch.float32, "int64": torch.int64, "uint8": torch
 class InMemory(Dataset[Any]):
     """Samples as the case wants them. Pickles as its arguments, so that a spawned worker makes its own."""
 
-    def __init__(self, case: LoaderCase, gil_loops: int) -> None:
-        self._case, self._gil_loops = case, gil_loops
+    def __init__(self, case: LoaderCase, gil_ns: int) -> None:
+        self._case, self._gil_ns = case, gil_ns
         makers: dict[Work, Callable[[LoaderCase], Callable[[int], Any]]] = {Work.DECODE: _images}
         self._sample = makers.get(case.work, _dicts if case.num_tensors else _tensors)(case)
 
     def __reduce__(self) -> tuple[type[InMemory], tuple[LoaderCase, int]]:
         """Pickle the arguments only."""
-        return InMemory, (self._case, self._gil_loops)
+        return InMemory, (self._case, self._gil_ns)
 
     def __len__(self) -> int:
         """Return a number that no run reaches."""
@@ -40,7 +40,7 @@ class InMemory(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:  # noqa: ANN401 - a tuple or a dict of tensors
         """Return a sample, after the work that the case asks for."""
-        spin(self._gil_loops)
+        spin(self._gil_ns)
         return self._sample(index % NUM_SAMPLES)
 
 

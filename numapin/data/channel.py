@@ -143,7 +143,7 @@ class Channel:
         """Do not wait, when this process ends, for what the pipe had no room for."""
         self.is_flushed_at_exit = False
         if self._late is not None:
-            self._late.is_drained = True
+            self._late.is_abandoned = True
 
     def close(self) -> None:
         """Close both ends in this process; what the pipe had no room for is lost."""
@@ -168,7 +168,7 @@ class _LateWriter:
         self._frames: deque[bytes] = deque()
         self._changed = threading.Condition()
         self._discarded = False
-        self.is_drained = False  # set: nobody waits for what is left
+        self.is_abandoned = False  # nobody waits for what is left
         threading.Thread(target=self._run, name="numapin-channel", daemon=True).start()
 
     def is_busy(self) -> bool:
@@ -191,7 +191,7 @@ class _LateWriter:
     def drain(self) -> None:
         """Wait until all is written."""
         with self._changed:
-            self._changed.wait_for(lambda: self.is_drained or not self._frames)
+            self._changed.wait_for(lambda: self.is_abandoned or not self._frames)
 
     def _run(self) -> None:
         room = select.poll()

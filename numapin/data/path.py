@@ -1,4 +1,4 @@
-"""What a loader has for its whole life: where its memory belongs, its rings, its stream, its counts. Edge.
+"""What a loader has for its whole life: where its memory belongs, its rings, what opens batches, its counts. Edge.
 
 Comes in: a torch DataLoader and our options. Goes out: for each iterator a `Lane`, through which its batches come.
 
@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import weakref
+from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -133,6 +134,7 @@ class DataPath:
         self.options = options
         self.counts = Counts()
         self._notes: dict[str, None] = {}
+        self._refusal: str | None = None
         self._idle: list[Ring] = []
         self._rings: weakref.WeakSet[Ring] = weakref.WeakSet()
         self._mover: Mover | None = None
@@ -141,7 +143,9 @@ class DataPath:
 
     def lane(self, loader: DataLoader[Any], *, pins: bool) -> Lane:
         """Return the way for a new iterator."""
-        return Lane(self, self._take_ring(loader, pins=pins), self._opener(pins=pins))
+        self._is_closed = False
+        opener = self._opener(pins=pins)
+        return Lane(self, self._take_ring(loader, opener, pins=pins), opener)
 
     def worker_start(self, lane: Lane, loader: DataLoader[Any], *, pins: bool) -> WorkerStart:
         """Return what the lane's workers run first."""
@@ -189,18 +193,19 @@ class DataPath:
             self.tell(f"a batch travelled outside the ring: {head.miss}; {hint}", is_refusal=False)
 
     def tell(self, text: str, *, is_refusal: bool = True) -> None:
-        """Say something once; a refusal is an error at the next batch under `strict`."""
+        """Say something once; a refusal is not said but an error at the next batch under `strict`."""
         if text in self._notes:
             return
         self._notes[text] = None
         if is_refusal and self.options.strict:
+            self._refusal = self._refusal or text
             return
         sys.stderr.write(f"numapin: warning: {_rank_label()}{text}\n")
 
     def check(self) -> None:
         """Raise BindingRefused under `strict` where something could not be done as asked."""
-        if self._notes and self.options.strict:
-            raise BindingRefused(next(iter(self._notes)), "do without strict=True to go on as the kernel allows")
+        if self._refusal is not None:
+            raise BindingRefused(self._refusal, "do without strict=True to go on as the kernel allows")
 
     def take_back(self, ring: Ring, *, is_usable: bool) -> None:
         """Keep a ring for the next iterator, or close it."""
@@ -219,7 +224,7 @@ class DataPath:
     def stats(self) -> Stats:
         """Return the counts so far."""
         counts, rings = self.counts, list(self._rings)
-        pages = sum((ring.pages for ring in rings), start=type(rings[0].pages)()) if rings else {}
+        pages = sum((ring.pages for ring in rings), start=Counter[int | None]())
         nodes = self.locality.nodes
         is_known = bool(pages) and bool(nodes) and all(ring.is_verified for ring in rings)
         mover = self._mover
@@ -257,20 +262,19 @@ class DataPath:
             return Copier(pins=pins)
         return Lender(pins=pins)
 
-    def _take_ring(self, loader: DataLoader[Any], *, pins: bool) -> Ring | None:
+    def _take_ring(self, loader: DataLoader[Any], opener: Opener, *, pins: bool) -> Ring | None:
         if self._idle:
             return self._idle.pop()
         if self.options.pinned_budget == 0:
             return None
-        moves = self.options.cuda_device is not None
-        needs_cuda = pins or moves
+        needs_cuda = pins or self.options.cuda_device is not None
         spec = RingSpec(
             num_workers=loader.num_workers,
             prefetch=loader.prefetch_factor or 2,
             locality=self.locality,
             device=self._device_index if needs_cuda else 0,
             driver=cuda.driver() if needs_cuda else None,
-            reader=_no_reader if moves else _reader,
+            reader=_reader if isinstance(opener, Lender) else _no_reader,
             budget_bytes=self._budget_bytes,
             tell=self.tell,
             poison=os.environ.get("NUMAPIN_POISON") == "1",
@@ -278,7 +282,7 @@ class DataPath:
         try:
             ring = Ring(spec)
         except OSError as error:
-            self.tell(f"no ring, so batches go torch's way: {error.strerror}")
+            self.tell(f"no ring, so batches go torch's way: {error.strerror}; see: ulimit -n")
             return None
         self._rings.add(ring)
         return ring
@@ -292,7 +296,7 @@ class DataPath:
 def _cpus_per_worker(num_workers: int, environ: Mapping[str, str]) -> int:
     """Return how many CPUs there are for each worker of this rank, if the ranks of this host share them evenly."""
     share = min(len(os.sched_getaffinity(0)), (os.cpu_count() or 1) // _num_ranks(environ))
-    return max(1, min(-(-share // num_workers), _MAX_COPY_THREADS))
+    return max(1, min(share // num_workers, _MAX_COPY_THREADS))
 
 
 def _num_ranks(environ: Mapping[str, str]) -> int:

@@ -3,8 +3,9 @@
 Comes in: how large a slot must be, as real batches tell. Goes out: views of slots, lent until the last reference to
 anything over them is gone and no copy reads them.
 
-The ring grows in the background, in generations: memory of the memfd is put on the rank's node, touched, checked,
-locked for DMA and only then published, piece by piece, so that the first slots serve while later ones are prepared.
+The ring grows in the background, in generations: memory of the memfd is put on the rank's node, touched, locked for
+DMA and only then published, piece by piece, so that the first slots serve while later ones are prepared; where its pages
+are is checked at the end.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ import torch
 from numapin import native, region
 from numapin.data.parcel import Miss
 from numapin.data.quarantine import Quarantine
-from numapin.data.slots import MAX_FACTOR, MAX_GENERATIONS, NOT_READY, TAKEN, Control, Generation, align
+from numapin.data.slots import MAX_FACTOR, MAX_GENERATIONS, TAKEN, Control, Generation, align
+from numapin.data.spill import map_spilled
 from numapin.errors import NumapinError
 
 if TYPE_CHECKING:
@@ -75,16 +77,9 @@ class _Memory:
     """A generation's memory in the rank, and the pieces that are locked, as (address, bytes)."""
 
     generation: Generation
-    memory: native.Memory
+    mapped: mmap.mmap
+    address: int
     locked: list[tuple[int, int]] = field(default_factory=list)
-
-    @property
-    def address(self) -> int:
-        return native.address_of(self.memory)
-
-    @property
-    def view(self) -> memoryview:
-        return native.view_of(self.memory)
 
 
 class Ring:
@@ -179,14 +174,15 @@ class Ring:
     def _lend_slot(self, generation: int, slot: int, num_bytes: int) -> memoryview:
         """Return a view of a slot that a worker has filled: lent until the view and all that is over it are gone."""
         memory = self._memories[generation]
-        lease = native.window(memory.memory, memory.generation.start_of(slot), memory.generation.slot_bytes)
+        start = memory.address + memory.generation.start_of(slot)
+        lease = native.window(start, memory.generation.slot_bytes, owner=memory.mapped)
         self._loans[slot] = weakref.ref(lease, partial(self._note_end, slot))
         return native.view_of(lease)[:num_bytes]
 
     def _map_spill(self, number: int, num_bytes: int, *, worker: int) -> memoryview:
         fd = self.control.handover.take(worker, number)
         try:
-            return native.view_of(native.map_shared(fd, num_bytes))
+            return map_spilled(fd, num_bytes)
         finally:
             os.close(fd)
 
@@ -232,7 +228,7 @@ class Ring:
             return
         self.reclaim()
         if self._loans or self._builder is not None:
-            threading.Thread(target=self._close_later, name="numapin-reclaim", daemon=True).start()
+            threading.Thread(target=self._close_later, name="numapin-close", daemon=True).start()
         else:
             self._destroy()
 
@@ -256,7 +252,9 @@ class Ring:
             generation = memory.generation
             if generation.first_slot <= slot < generation.first_slot + generation.num_slots:
                 start = generation.start_of(slot)
-                torch.frombuffer(memory.view, dtype=torch.uint8, count=generation.slot_bytes, offset=start).fill_(0xA5)
+                torch.frombuffer(memory.mapped, dtype=torch.uint8, count=generation.slot_bytes, offset=start).fill_(
+                    0xA5
+                )
 
     def _retire(self) -> None:
         """Give back the memory of generations that no worker takes slots from any more, once all of it is free."""
@@ -302,7 +300,8 @@ class Ring:
         if generation is None:
             return
         os.ftruncate(self.control.fd, generation.offset + generation.num_bytes)
-        memory = _Memory(generation, native.map_shared(self.control.fd, generation.num_bytes, offset=generation.offset))
+        mapped = native.map_shared(self.control.fd, generation.num_bytes, offset=generation.offset)
+        memory = _Memory(generation, mapped, native.address_of(mapped))
         number = self.control.num_generations
         per_piece = max(1, _PIECE_BYTES // slot_bytes)
         for first in range(0, generation.num_slots, per_piece):
@@ -379,6 +378,3 @@ class Ring:
         """Give memory back to the kernel; where it refuses, the memory is freed with the ring."""
         with suppress(OSError):
             native.punch_hole(self.control.fd, offset, num_bytes)
-
-
-assert NOT_READY == 0  # noqa: S101 - a new memfd reads as zeros

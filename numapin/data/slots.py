@@ -25,7 +25,7 @@ from numapin.data.spill import Handover
 MAX_GENERATIONS: Final = 8
 MAX_FACTOR: Final = 4  # a generation may have this many times the slots that the pipeline needs
 ALIGNMENT: Final = 256  # bytes; what cudaMalloc gives, so that every dtype and vector load fits
-NOT_READY: Final = 0
+NOT_READY: Final = 0  # as a new memfd reads
 TAKEN: Final = -1
 
 _RECORD_WORDS: Final = 4
@@ -67,7 +67,7 @@ class Control:
 
     def __init__(self, fd: int, num_bytes: int, num_workers: int, handover: Handover) -> None:
         self.fd, self.num_bytes, self.num_workers, self.handover = fd, num_bytes, num_workers, handover
-        self._words = native.view_of(native.map_shared(fd, num_bytes)).cast("q")
+        self._words = memoryview(native.map_shared(fd, num_bytes)).cast("q")
 
     @classmethod
     def create(cls, *, num_workers: int, slots_per_worker: int) -> Self:
@@ -128,7 +128,7 @@ class OwnSlots:
 
     def __init__(self, control: Control, worker: int) -> None:
         self._control, self._worker = control, worker
-        self._maps: dict[int, native.Memory] = {}
+        self._maps: dict[int, tuple[mmap.mmap, int]] = {}  # with the address
         self._kept: dict[int, weakref.ref[native.Memory]] = {}
         self._stamps: dict[int, int] = {}
         self.generation = -1  # the newest in which this worker has a slot; it never goes back to an older one
@@ -195,8 +195,8 @@ class OwnSlots:
     def _window(self, slot: int) -> native.Memory:
         """Return a slot's memory: it lives as long as anything made over it."""
         generation = self._control.generation(self.generation)
-        whole = self._maps.get(self.generation)
-        if whole is None:
-            fd, offset = self._control.fd, generation.offset
-            whole = self._maps[self.generation] = native.map_shared(fd, generation.num_bytes, offset=offset)
-        return native.window(whole, generation.start_of(slot), generation.slot_bytes)
+        if self.generation not in self._maps:
+            mapped = native.map_shared(self._control.fd, generation.num_bytes, offset=generation.offset)
+            self._maps[self.generation] = mapped, native.address_of(mapped)
+        whole, address = self._maps[self.generation]
+        return native.window(address + generation.start_of(slot), generation.slot_bytes, owner=whole)

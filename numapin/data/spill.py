@@ -1,6 +1,6 @@
 """Memory of its own for a batch that has no slot, and its way to the rank. Edge.
 
-Comes in (worker): how much was written. Goes out (rank): a mapping of the same memory.
+Comes in (worker): the bytes of a batch. Goes out (rank): a mapping of the same memory.
 
 A memfd a batch, which needs no /dev/shm and goes when both sides have let go of it, however they end. Its descriptor
 travels over a socket, ahead of the batch's message, and is closed on both sides as soon as the memory is mapped.
@@ -16,6 +16,8 @@ from contextlib import contextmanager, suppress
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
 from typing import TYPE_CHECKING, Any, Final
+
+import torch
 
 from numapin import native
 
@@ -35,7 +37,7 @@ class Spill:
         self._fd = os.memfd_create("numapin-spill")
         try:
             os.ftruncate(self._fd, SPILL_BYTES)  # a number only: pages come when written
-            self.view = native.view_of(native.map_shared(self._fd, SPILL_BYTES))
+            self.view = memoryview(native.map_shared(self._fd, SPILL_BYTES))
         except OSError:
             self.close()
             raise
@@ -47,6 +49,15 @@ class Spill:
     def close(self) -> None:
         """Close the descriptor; the memory stays as long as a view of it."""
         os.close(self._fd)
+
+
+def map_spilled(fd: int, num_bytes: int) -> memoryview:
+    """Map what a worker spilled. The mapping holds no descriptor, so that a loop may keep more batches than files.
+
+    torch unmaps it when its last reference is gone; a finalizer of ours might do so while garbage still looks at it.
+    """
+    owner = torch.from_file(f"/proc/self/fd/{fd}", shared=True, size=num_bytes, dtype=torch.uint8)
+    return native.view_of(native.window(owner.data_ptr(), num_bytes, owner=owner))
 
 
 class Handover:

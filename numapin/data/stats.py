@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class Stats:
     """What a loader has done since it was made, over all its iterators. None: unknown, or not applicable.
 
-    batches: yielded. bytes: of the tensors and arrays in them, where workers sent them. hits: batches that travelled in
+    batches: yielded. bytes: of slot that batches from workers needed. hits: batches that travelled in
     a slot as a whole; misses: reason -> batches that did not. wait_s_per_batch: mean time inside next(); wait_share: of
     the time between two batches, the part spent there, 0 to 1. transfer_gbps: of the copies to the device, in 1e9
     bytes a second, sampled. slots, slot_bytes, slots_on_loan, pinned_bytes: of the rings that there are now; on loan

@@ -25,7 +25,7 @@ def write(control: Control) -> None:
     """Write slot 0's word, and into the memory of the first generation."""
     control.set_state(0, 41)
     generation = control.generation(0)
-    native.view_of(native.map_shared(control.fd, generation.num_bytes, offset=generation.offset))[:5] = b"child"
+    memoryview(native.map_shared(control.fd, generation.num_bytes, offset=generation.offset))[:5] = b"child"
 
 
 def hand_over(handover: Handover) -> None:

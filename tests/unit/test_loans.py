@@ -106,14 +106,14 @@ class TestLending:
             del one
             ring.reclaim()
             start = address - ring._memories[0].address
-            assert set(ring._memories[0].view[start : start + PAGE]) == {0xA5}
+            assert set(ring._memories[0].mapped[start : start + PAGE]) == {0xA5}
             assert torch.equal(other, BATCH)
 
     def test_without_poison_nothing_is_written(self, loop: Loopback) -> None:
         """It is for debugging: it costs a write of every slot."""
         at = lent(loop, BATCH).data_ptr() - loop.ring._memories[0].address
         loop.ring.reclaim()
-        assert bytes(loop.ring._memories[0].view[at : at + 4000]) == BATCH.numpy().tobytes()
+        assert bytes(loop.ring._memories[0].mapped[at : at + 4000]) == BATCH.numpy().tobytes()
 
     def test_what_dead_workers_held_is_taken_back(self, loop: Loopback) -> None:
         """But not what the loop still refers to."""

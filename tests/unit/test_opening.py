@@ -49,7 +49,7 @@ def ramp(num_elements: int) -> torch.Tensor:
 def within(tensor: torch.Tensor, loop: Loopback) -> bool:
     """Return whether a tensor lies in the ring's slots."""
     memory = loop.ring._memories[0]
-    return 0 <= tensor.data_ptr() - memory.address < len(memory.view)
+    return 0 <= tensor.data_ptr() - memory.address < len(memory.mapped)
 
 
 class TestBoth:
@@ -119,7 +119,7 @@ class TestLender:
         assert within(tensor, loop)
         memory = loop.ring._memories[0]
         at = tensor.data_ptr() - memory.address
-        memory.view[at : at + 4] = np.float32(-7).tobytes()
+        memory.mapped[at : at + 4] = np.float32(-7).tobytes()
         assert tensor[0] == -7
 
     @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from numapin.data.opening import Copier, copied, stand_ins
 from numapin.data.packing import Packer
 from numapin.data.parcel import SLOT, SPILL, Miss, decode, unpack
 from tests.data.batches import Sample, bytes_of, in_slot, ramp, same
-from tests.data.loopback import Loopback, loopback
+from tests.data.loopback import Loopback, lent, loopback
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -182,7 +182,7 @@ class TestAllocate:
         tensor.fill_(2.5)
         head, _ = loop.post([tensor])
         assert (head.storages, head.parts[SLOT]) == (((SLOT, 0, tensor.nbytes),), (4, -(-tensor.nbytes // 256) * 256))
-        slot = loop.ring._memories[0].view[4 * SLOT_BYTES : 5 * SLOT_BYTES]
+        slot = loop.ring._memories[0].mapped[4 * SLOT_BYTES : 5 * SLOT_BYTES]
         assert bytes(slot[: tensor.nbytes]) == bytes_of(tensor)
 
     def test_two_do_not_overlap(self, loop: Loopback) -> None:
@@ -230,6 +230,20 @@ class TestEnd:
                 loop.packer.pack(0, [ramp(100), np.arange(1000), Unpicklable()])
             assert loop.num_free() == 5
         in_slot(loop, ramp(100))
+
+    def test_so_does_one_that_cannot_be_sent(self, loop: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What it spilled finds no way to the rank: all of it is in memory by then."""
+
+        def refuse(*_args: object) -> None:
+            raise OSError(109, "Too many references: cannot splice")
+
+        batch = [ramp(100), ramp(32 * KIB)]
+        with monkeypatch.context() as patch:
+            patch.setattr(loop.ring.control.handover, "send", refuse)
+            with pytest.raises(OSError, match="Too many references"):
+                loop.packer.pack(0, batch)
+        assert loop.num_free() == 5
+        assert same(lent(loop, batch), batch)
 
     @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
     def test_so_does_one_that_is_interrupted(self, loop: Loopback, error: type[BaseException]) -> None:

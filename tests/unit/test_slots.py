@@ -35,7 +35,7 @@ def control() -> Iterator[Control]:
 
 
 def _mapped(fd: int, num_bytes: int, *, offset: int = 0) -> memoryview:
-    return native.view_of(native.map_shared(fd, num_bytes, offset=offset))
+    return memoryview(native.map_shared(fd, num_bytes, offset=offset))
 
 
 def publish(control: Control, *, ready: int = NUM_WORKERS * PER_WORKER) -> Generation:

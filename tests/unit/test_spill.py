@@ -41,7 +41,7 @@ def received(handover: Handover, worker: int, number: int) -> bytes:
     """Return how the memory of a batch begins."""
     fd = handover.take(worker, number)
     try:
-        return bytes(native.view_of(native.map_shared(fd, 4096))[:5])
+        return bytes(memoryview(native.map_shared(fd, 4096))[:5])
     finally:
         os.close(fd)
 
