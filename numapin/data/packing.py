@@ -91,7 +91,7 @@ class Packer:
         return tensor.resize_(size)
 
     def reserve(self, num_bytes: int) -> Room | None:
-        """Return room in this batch's slot, else in what it spills to, else None; `refusal` says why not in the slot."""
+        """Return room in this batch's slot, else in what it spills to, else None; `refusal`: why not in the slot."""
         if self._slots is None:
             self.refusal = Miss.NO_RING
             return None

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Miss(StrEnum):
-    """Why a batch, or a part of it, was not in a slot: it was spilled or, where that was not possible, went torch's way."""
+    """Why a batch, or a part of it, was not in a slot: it was spilled or, where it could not be, went torch's way."""
 
     STARTING = "the ring was being set up"
     NO_SLOT = "no slot was free"

@@ -4,8 +4,8 @@ Comes in: how large a slot must be, as real batches tell. Goes out: views of slo
 anything over them is gone and no copy reads them.
 
 The ring grows in the background, in generations: memory of the memfd is put on the rank's node, touched, locked for
-DMA and only then published, piece by piece, so that the first slots serve while later ones are prepared; where its pages
-are is checked at the end.
+DMA and only then published, piece by piece, so that the first slots serve while later ones are prepared; where its
+pages are is checked at the end.
 """
 
 from __future__ import annotations
