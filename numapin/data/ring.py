@@ -24,9 +24,11 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from numapin import native, region
+from numapin.cuda import CudaRefused
+from numapin.data.capture import no_capture
 from numapin.data.parcel import Miss
 from numapin.data.quarantine import Quarantine
-from numapin.data.slots import MAX_FACTOR, MAX_GENERATIONS, TAKEN, Control, Generation, align
+from numapin.data.slots import GONE, MAX_FACTOR, MAX_GENERATIONS, NOT_READY, TAKEN, Control, Generation, align
 from numapin.data.spill import map_spilled
 from numapin.errors import NumapinError
 
@@ -205,6 +207,9 @@ class Ring:
 
         Not for long: what the GPU does may depend on what this thread does next.
         """
+        with no_capture() as is_quiet:
+            if not is_quiet:
+                return  # nothing can pass
         until_s = time.monotonic() + _CATCH_UP_S
         while len(self.quarantine) > _SPARE_SLOTS and time.monotonic() < until_s:
             time.sleep(_LOOK_S)
@@ -279,10 +284,11 @@ class Ring:
         self.control.close()
 
     def _close_later(self) -> None:
-        while self._loans or self._builder is not None:
-            time.sleep(_LAST_LOOK_S)
-            self.reclaim()
-        self._destroy()
+        with suppress(CudaRefused):  # a kernel has failed, and with it the context: the process is at its end
+            while self._loans or self._builder is not None:
+                time.sleep(_LAST_LOOK_S)
+                self.reclaim()
+            self._destroy()
 
     def _build(self, slot_bytes: int) -> None:
         """Make a generation; runs on a thread of its own."""
@@ -290,10 +296,19 @@ class Ring:
             self._make(slot_bytes)
         except (NumapinError, OSError) as error:
             self._refused_bytes = slot_bytes
+            self._give_up_rest()
             reason = f"{error.message}; {error.hint}" if isinstance(error, NumapinError) else str(error)
             self.spec.tell(f"no slots of {slot_bytes} bytes, so batches get memory of their own: {reason}")
         finally:
             self._builder = None
+
+    def _give_up_rest(self) -> None:
+        """Mark what is missing of the newest generation, so that no worker takes it for being under way."""
+        number = self.control.num_generations
+        generation = self.control.generation(number - 1) if number else None
+        for slot in range(generation.first_slot, generation.first_slot + generation.num_slots) if generation else ():
+            if self.control.state(slot) == NOT_READY:
+                self.control.set_state(slot, GONE)
 
     def _make(self, slot_bytes: int) -> None:
         generation = self._design(slot_bytes)

@@ -27,6 +27,7 @@ MAX_FACTOR: Final = 4  # a generation may have this many times the slots that th
 ALIGNMENT: Final = 256  # bytes; what cudaMalloc gives, so that every dtype and vector load fits
 NOT_READY: Final = 0  # as a new memfd reads
 TAKEN: Final = -1
+GONE: Final = -2  # it was to be, but its memory was refused
 
 _RECORD_WORDS: Final = 4
 _RECORDS_AT: Final = 1  # word 0 counts the generations
