@@ -19,7 +19,7 @@ from numapin import cpulist
 from numapin.topology.tree import Tree
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 _NODES: Final = "sys/devices/system/node"
@@ -61,6 +61,12 @@ def read_room(root: Path, *, nodes: frozenset[int], num_ranks: int) -> Room:
     free_bytes, what = min(bounds)
     reason = f"{SHARE:.0%} of {_gib(free_bytes)} {what}, divided among {num_ranks} rank{'s' if num_ranks > 1 else ''}"
     return Room(num_bytes=int(free_bytes * SHARE) // num_ranks, reason=reason)
+
+
+def num_ranks_of(environ: Mapping[str, str]) -> int:
+    """Return how many ranks share this host, as LOCAL_WORLD_SIZE says; 1 where it says nothing."""
+    text = environ.get("LOCAL_WORLD_SIZE", "")
+    return max(1, int(text)) if text.isascii() and text.isdecimal() else 1
 
 
 def _cgroup_bounds(tree: Tree) -> Iterator[tuple[int, str]]:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from numapin import containers
-from numapin.budget import read_room
+from numapin.budget import num_ranks_of, read_room
 from numapin.cuda import CudaRefused, Driver, driver
 from numapin.data.locality import Locality, find_locality
 from numapin.data.reclaim import Locked, reclaimer
@@ -132,7 +132,7 @@ def budget(*, node: int | None = None, num_ranks: int | None = None, root: Path 
     device = _current_device() if torch.cuda.is_initialized() else None  # a question must not make a CUDA context
     is_live = root == _LIVE
     home = _home(node, device) if is_live else find_locality(environ={}, node=node, device_index=device, root=root)
-    num_ranks = _local_world_size() if num_ranks is None else num_ranks
+    num_ranks = num_ranks_of(os.environ) if num_ranks is None else num_ranks
     room = read_room(root, nodes=home.nodes, num_ranks=num_ranks)
     return Budget(
         limit_bytes=room.num_bytes,
@@ -213,11 +213,6 @@ def _pin_tensor(tensor: torch.Tensor, node: int | None) -> torch.Tensor:
         return tensor
     strides = torch.empty_like(tensor, device="meta").stride()  # as torch keeps them: dense, and in the same order
     return empty(tensor.numel(), tensor.dtype, node=node).as_strided(tensor.shape, strides).copy_(tensor)
-
-
-def _local_world_size() -> int:
-    text = os.environ.get("LOCAL_WORLD_SIZE", "1")
-    return int(text) if text.isascii() and text.isdigit() and int(text) else 1
 
 
 def _torch_pinned_bytes() -> int | None:

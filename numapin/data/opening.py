@@ -6,9 +6,10 @@ Comes in: `Parcel`s. Goes out: batches, over the slot itself (`Lender`), or over
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -43,26 +44,27 @@ class Parcel:
         return torch.frombuffer(view, dtype=torch.uint8, count=num_bytes, offset=start)
 
 
-class Opener(Protocol):
-    """Makes batches of parcels; `arrived` is told of a parcel before it is due."""
+class Opener(ABC):
+    """Makes batches of parcels."""
 
-    def arrived(self, parcel: Parcel) -> None:
-        """Begin what can be begun."""
-
+    @abstractmethod
     def open(self, parcel: Parcel) -> Any:  # noqa: ANN401 - the user's batch
         """Return the batch."""
 
-    def poll(self) -> None:
-        """Let go of slots that are no longer read."""
+    def arrived(self, parcel: Parcel) -> None:  # noqa: B027 - most have nothing to do
+        """Begin what can be begun before a parcel is due."""
 
-    def restart(self) -> None:
+    def restart(self) -> None:  # noqa: B027
         """Forget parcels that have arrived and are never opened."""
 
-    def drain(self) -> None:
+    def poll(self) -> None:  # noqa: B027
+        """Let go of slots that copies of ours no longer read."""
+
+    def drain(self) -> None:  # noqa: B027
         """Let go of all slots that copies of ours read, once these have ended."""
 
 
-class Lender:
+class Lender(Opener):
     """Opens batches over the slot itself: nothing is copied; the slot is theirs until the last reference is gone.
 
     But for what is small beside its batch: whoever keeps the labels of all batches must not keep all images with them.
@@ -71,21 +73,9 @@ class Lender:
     def __init__(self, *, pins: bool) -> None:
         self._pins = pins
 
-    def arrived(self, parcel: Parcel) -> None:
-        """Do nothing."""
-
     def open(self, parcel: Parcel) -> Any:  # noqa: ANN401 - the user's batch
         """Return the batch; every storage is its own, as if it had been allocated for it."""
         return unpack(parcel.body, stand_ins(parcel, partial(self._lend, parcel), _lent))
-
-    def poll(self) -> None:
-        """Do nothing: the ring hears of the end of references by itself."""
-
-    def restart(self) -> None:
-        """Do nothing."""
-
-    def drain(self) -> None:
-        """Do nothing."""
 
     def _lend(self, parcel: Parcel, part: int, start: int, size: int) -> Place:
         tensor = parcel.bytes(part, start, size)
@@ -94,27 +84,15 @@ class Lender:
         return Place(tensor.untyped_storage(), 0)
 
 
-class Copier:
+class Copier(Opener):
     """Opens batches over copies in host memory of torch's own, for drivers on which a slot cannot be lent safely."""
 
     def __init__(self, *, pins: bool) -> None:
         self._pins = pins
 
-    def arrived(self, parcel: Parcel) -> None:
-        """Do nothing."""
-
     def open(self, parcel: Parcel) -> Any:  # noqa: ANN401 - the user's batch
         """Return the batch; the slot is free at once."""
         return unpack(parcel.body, stand_ins(parcel, partial(self._place, parcel), copied))
-
-    def poll(self) -> None:
-        """Do nothing."""
-
-    def restart(self) -> None:
-        """Do nothing."""
-
-    def drain(self) -> None:
-        """Do nothing."""
 
     def _place(self, parcel: Parcel, part: int, start: int, size: int) -> Place:
         source = parcel.bytes(part, start, size)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from numapin import bind, cuda
-from numapin.budget import read_room
+from numapin.budget import num_ranks_of, read_room
 from numapin.data.locality import Locality, find_locality
 from numapin.data.opening import Copier, Lender, Opener, Parcel
 from numapin.data.parcel import Head, Miss
@@ -290,19 +290,13 @@ class DataPath:
     def _budget_bytes(self) -> int | None:
         if self.options.pinned_budget is not None:
             return max(0, self.options.pinned_budget - sum(ring.num_bytes for ring in self._rings))
-        return read_room(Path("/"), nodes=self.locality.nodes, num_ranks=_num_ranks(os.environ)).num_bytes
+        return read_room(Path("/"), nodes=self.locality.nodes, num_ranks=num_ranks_of(os.environ)).num_bytes
 
 
 def _cpus_per_worker(num_workers: int, environ: Mapping[str, str]) -> int:
     """Return how many CPUs there are for each worker of this rank, if the ranks of this host share them evenly."""
-    share = min(len(os.sched_getaffinity(0)), (os.cpu_count() or 1) // _num_ranks(environ))
+    share = min(len(os.sched_getaffinity(0)), (os.cpu_count() or 1) // num_ranks_of(environ))
     return max(1, min(share // num_workers, _MAX_COPY_THREADS))
-
-
-def _num_ranks(environ: Mapping[str, str]) -> int:
-    """Return how many ranks share this host."""
-    text = environ.get("LOCAL_WORLD_SIZE", "")
-    return max(1, int(text)) if text.isdecimal() else 1
 
 
 def _reader() -> cuda.Driver | None:

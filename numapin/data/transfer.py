@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from numapin.data.capture import no_capture
-from numapin.data.opening import copied, is_small, stand_ins
+from numapin.data.opening import Opener, copied, is_small, stand_ins
 from numapin.data.parcel import Place, unpack
 from numapin.data.slots import align
 
@@ -71,7 +71,7 @@ def small_runs(head: Head, part: int) -> tuple[tuple[int, int], ...]:
     return tuple((first, min(last, written[1])) for first, last in runs)
 
 
-class Mover:
+class Mover(Opener):
     """Opens batches on a device: one copy a batch, on one stream for the loader's life, ordered by events."""
 
     def __init__(self, device: torch.device, driver: Driver) -> None:
