@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from numapin import cpulist, native
-from numapin.errors import NumapinError
+from numapin.errors import LibnumaError, NumapinError
 from numapin.request import Memory
 
 if TYPE_CHECKING:
@@ -117,6 +117,8 @@ def _bind_memory(memory: Memory, nodes: frozenset[int], *, first: int | None) ->
     except OSError as error:
         remedy = _REMEDY.get(error.errno or 0, "use --memory none to do without")
         yield f"memory policy {memory.value!r} was refused ({error.strerror}): first touch decides; {remedy}"
+    except LibnumaError as error:
+        yield f"memory policy {memory.value!r} cannot be set: {error.message}; {error.hint}"
 
 
 def _set_policy(memory: Memory, nodes: frozenset[int], first: int | None) -> Iterator[str]:

@@ -55,7 +55,7 @@ class Ledger:
     """How many bytes of this process's memory numapin has page-locked. Not for finalizers: it takes a lock."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer may come while it is held
         self._bytes: dict[int, int] = {}
 
     def add(self, num_bytes: int) -> None:

@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 import torch.multiprocessing
+from torch._utils import ExceptionWrapper
 from torch.autograd import profiler
 from torch.utils.data.dataloader import _DatasetKind, _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
 
@@ -80,8 +81,8 @@ class RingIterator(_MultiProcessingDataLoaderIter):
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:  # noqa: ANN401, FBT001, FBT002 - torch's
         self._last_s = None
-        self._lane.opener.restart()
         super()._reset(loader, first_iter)
+        self._lane.opener.restart()
 
     def __next__(self) -> Any:  # noqa: ANN401 - the user's batch
         """Return the next batch. torch's range for profilers costs 8 us, and nobody sees it while none runs."""
@@ -105,16 +106,27 @@ class RingIterator(_MultiProcessingDataLoaderIter):
         return data
 
     def _process_data(self, data: Any, worker_idx: int) -> Any:  # noqa: ANN401 - torch's
+        # First, so that an error costs no task.
+        data = super()._process_data(data, worker_idx)  # type: ignore[no-untyped-call]
         if isinstance(data, Parcel):
             data = self._lane.opener.open(data)
-        return super()._process_data(data, worker_idx)  # type: ignore[no-untyped-call]
+        if isinstance(data, ExceptionWrapper):
+            data.reraise()
+        return data
 
     def _shutdown_workers(self) -> None:
-        super()._shutdown_workers()
-        if getattr(self, "_shutdown", False):
-            gone = not any(process.is_alive() for process in self._workers)
-            self._task_info = {}
-            self._lane.end(workers_are_gone=gone)
+        """End the workers and give the ring back, also where the iterator never got as far as having workers."""
+        if "_lane" not in self.__dict__:
+            return
+        try:
+            if hasattr(self, "_shutdown"):
+                self.__dict__.setdefault("_workers_status", [True] * len(self._workers))
+                super()._shutdown_workers()
+        finally:
+            if getattr(self, "_shutdown", True):  # not when Python ends
+                gone = not any(process.is_alive() for process in getattr(self, "_workers", ()))
+                self._task_info = {}
+                self._lane.end(workers_are_gone=gone)
 
 
 class DeviceIterator(_SingleProcessDataLoaderIter):
@@ -141,9 +153,17 @@ def _can_move(value: object) -> bool:
 
 def iterator_of(loader: DataLoader[Any], options: Options) -> _BaseDataLoaderIter:
     """Return a new iterator over any torch DataLoader, by our data path."""
+    if loader.num_workers and _pins_elsewhere(loader):
+        return _MultiProcessingDataLoaderIter(loader)
     if loader.num_workers:
         loader.check_worker_number_rationality()
         return RingIterator(loader, path_of(loader, options))
     if options.cuda_device is not None:
         return DeviceIterator(loader, options.cuda_device)
     return _SingleProcessDataLoaderIter(loader)
+
+
+def _pins_elsewhere(loader: DataLoader[Any]) -> bool:
+    """Return whether batches are to be pinned for an accelerator that is no NVIDIA GPU."""
+    accelerator = torch.accelerator.current_accelerator() if loader.pin_memory else None
+    return accelerator is not None and accelerator.type != "cuda" and torch.accelerator.is_available()

@@ -45,6 +45,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     strict: raise numapin.BindingRefused at the next batch where the kernel or the driver refuses what is needed for
         this; without it that is said once, on stderr and in `stats().notes`.
 
+    A child that is forked shares the batches' memory, which is written again when this process is done with them: give
+    it copies (.clone()).
     Raises, besides what torch's raises, numapin.UsageError for a device, node or budget that cannot be.
     Use torch's own for batches of a few hundred bytes, and for CUDA tensors made in workers.
     """

@@ -12,6 +12,7 @@ import sys
 import threading
 import weakref
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -77,7 +78,7 @@ _paths: weakref.WeakKeyDictionary[DataLoader[Any], DataPath] = weakref.WeakKeyDi
 def path_of(loader: DataLoader[Any], options: Options) -> DataPath:
     """Return the loader's data path, made at the first call; it ends with the loader."""
     path = _paths.get(loader)
-    if path is None:
+    if path is None or path.pid != os.getpid():  # a forked child must not share its parent's rings
         path = _paths[loader] = DataPath(options)
         weakref.finalize(loader, path.close).atexit = False  # at exit the kernel takes everything back
     return path
@@ -123,15 +124,18 @@ class Lane:
         ring, self.ring = self.ring, None
         if ring is not None:
             self.results.forget()
-            self.opener.drain()
-            self._path.take_back(ring, is_usable=workers_are_gone)
+            try:
+                self.opener.drain()
+            finally:
+                self._path.take_back(ring, is_usable=workers_are_gone)
+                self.results.close()
 
 
 class DataPath:
     """One loader's data path."""
 
     def __init__(self, options: Options) -> None:
-        self.options = options
+        self.options, self.pid = options, os.getpid()
         self.counts = Counts()
         self._notes: dict[str, None] = {}
         self._refusal: str | None = None
@@ -200,7 +204,8 @@ class DataPath:
         if is_refusal and self.options.strict:
             self._refusal = self._refusal or text
             return
-        sys.stderr.write(f"numapin: warning: {_rank_label()}{text}\n")
+        with suppress(OSError, ValueError, AttributeError):  # stderr is closed: that is no reason to stop
+            sys.stderr.write(f"numapin: warning: {_rank_label()}{text}\n")
 
     def check(self) -> None:
         """Raise BindingRefused under `strict` where something could not be done as asked."""
@@ -263,14 +268,18 @@ class DataPath:
         return Lender(pins=pins)
 
     def _take_ring(self, loader: DataLoader[Any], opener: Opener, *, pins: bool) -> Ring | None:
-        if self._idle:
-            return self._idle.pop()
+        prefetch = loader.prefetch_factor or 2
+        while self._idle:
+            ring = self._idle.pop()
+            if (ring.spec.num_workers, ring.spec.prefetch) == (loader.num_workers, prefetch):
+                return ring
+            ring.close()
         if self.options.pinned_budget == 0:
             return None
         needs_cuda = pins or self.options.cuda_device is not None
         spec = RingSpec(
             num_workers=loader.num_workers,
-            prefetch=loader.prefetch_factor or 2,
+            prefetch=prefetch,
             locality=self.locality,
             device=self._device_index if needs_cuda else 0,
             driver=cuda.driver() if needs_cuda else None,
@@ -289,19 +298,22 @@ class DataPath:
 
     def _budget_bytes(self) -> int | None:
         if self.options.pinned_budget is not None:
-            return max(0, self.options.pinned_budget - sum(ring.num_bytes for ring in self._rings))
+            return max(0, self.options.pinned_budget - sum(ring.num_bytes for ring in list(self._rings)))
         return read_room(Path("/"), nodes=self.locality.nodes, num_ranks=num_ranks_of(os.environ)).num_bytes
 
 
 def _cpus_per_worker(num_workers: int, environ: Mapping[str, str]) -> int:
     """Return how many CPUs there are for each worker of this rank, if the ranks of this host share them evenly."""
     share = min(len(os.sched_getaffinity(0)), (os.cpu_count() or 1) // num_ranks_of(environ))
-    return max(1, min(share // num_workers, _MAX_COPY_THREADS))
+    return max(1, min(-(-share // num_workers), _MAX_COPY_THREADS))
 
 
 def _reader() -> cuda.Driver | None:
     """Return the driver of the GPUs that may be reading what the user copies from; None as long as there are none."""
-    return cuda.driver() if torch.cuda.is_initialized() else None
+    driver = cuda.driver() if torch.cuda.is_initialized() else None
+    return (
+        driver if driver is not None and driver.can_record_contexts else None
+    )  # without, only pageable slots are lent
 
 
 def _no_reader() -> None:

@@ -53,17 +53,19 @@ class Quarantine:
             if not is_quiet:
                 return []
             self._cover(driver)
-            return self._ended(driver)
+            with driver.relaxed_capture():  # beside captures that torch does not know of
+                return self._ended(driver)
 
     def _cover(self, driver: Driver) -> None:
         """Record an event on every device for the slots that wait for one; what is refused is tried again later."""
+        slots, self._waiting = self._waiting, []
         events: list[Event] = []
         try:
-            if self._waiting:
+            if slots:
                 events.extend(driver.record(device) for device in driver.active_devices())
-                self._covered.append((events, self._waiting))
-                self._waiting = []
+                self._covered.append((events, slots))
         except CudaRefused:  # a capture that torch does not know of: the slots stay where they are
+            self._waiting = slots
             for event in events:
                 driver.recycle(event)
 

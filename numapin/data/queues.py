@@ -103,10 +103,15 @@ class ResultQueue(Channel):
 
     def _decode(self, message: bytes) -> tuple[Any, Any]:
         head, body = decode(message)
-        return body if head is None else (head.number, self._accept(head, body))
+        if head is None:
+            return body  # type: ignore[no-any-return]
+        try:
+            return head.number, self._accept(head, body)
+        except Exception:  # noqa: BLE001 - whatever it is, it comes at this batch's turn, and no other batch is lost
+            return head.number, ExceptionWrapper(where="while a batch was taken in")
 
     def _opened(self, data: Any) -> Any:  # noqa: ANN401 - a parcel, or torch's end of a dataset
-        if self._open is None or isinstance(data, _IterableDatasetStopIteration):
+        if self._open is None or isinstance(data, _IterableDatasetStopIteration | ExceptionWrapper):
             return data
         try:
             return self._open(data)

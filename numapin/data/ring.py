@@ -162,7 +162,11 @@ class Ring:
         if self._refused_bytes is not None and slot_bytes >= self._refused_bytes:
             return
         self._builder = threading.Thread(target=self._build, args=(slot_bytes,), name="numapin-ring", daemon=True)
-        self._builder.start()
+        try:
+            self._builder.start()
+        except RuntimeError:  # no more threads
+            self._builder, self._refused_bytes = None, slot_bytes
+            self.spec.tell("no ring, so batches get memory of their own: no thread can be started; see: ulimit -u")
 
     def lend(self, head: Head) -> tuple[memoryview | None, memoryview | None]:
         """Return views of the slot and of the spilled memory that a batch is in, None where it is not there."""
@@ -294,7 +298,7 @@ class Ring:
         """Make a generation; runs on a thread of its own."""
         try:
             self._make(slot_bytes)
-        except (NumapinError, OSError) as error:
+        except (NumapinError, OSError, RuntimeError) as error:
             self._refused_bytes = slot_bytes
             self._give_up_rest()
             reason = f"{error.message}; {error.hint}" if isinstance(error, NumapinError) else str(error)

@@ -66,7 +66,7 @@ class Handover:
     def __init__(self, ends: tuple[int, int] | None = None) -> None:
         # Descriptors and not socket objects: those complain when the garbage collector comes upon them before us.
         self._rank, self._workers = ends or _socket_pair()
-        self._early: dict[tuple[int, int], int] = {}
+        self._early: dict[tuple[int, int], int | None] = {}  # None: lost
 
     def __reduce__(self) -> tuple[object, ...]:
         """Give the workers' end to a process that is being started."""
@@ -74,7 +74,7 @@ class Handover:
 
     def send(self, worker: int, number: int, fd: int) -> None:
         """Send a descriptor under its batch's number; waits where the rank has not taken many before it."""
-        with _socket(self._workers) as end:
+        with _socket(self._workers, waits=True) as end:
             socket.send_fds(end, [_TAG.pack(worker, number)], [fd])
 
     def take(self, worker: int, number: int) -> int:
@@ -84,7 +84,10 @@ class Handover:
         """
         while (worker, number) not in self._early:
             self._receive()
-        return self._early.pop((worker, number))
+        fd = self._early.pop((worker, number))
+        if fd is None:
+            raise OSError(errno.EMFILE, "a descriptor from a worker was lost; raise the limit: ulimit -n")
+        return fd
 
     def discard(self) -> None:
         """Close what was never taken. Only when the workers are gone."""
@@ -92,7 +95,9 @@ class Handover:
             while True:
                 self._receive()
         while self._early:
-            os.close(self._early.popitem()[1])
+            _tag, fd = self._early.popitem()
+            if fd is not None:
+                os.close(fd)
 
     def close(self) -> None:
         """Close both ends in this process."""
@@ -100,23 +105,21 @@ class Handover:
         os.close(self._workers)
 
     def _receive(self) -> None:
-        with _socket(self._rank) as end:
+        with _socket(self._rank, waits=False) as end:  # a descriptor is there before the message that speaks of it
             tag, fds, _flags, _address = socket.recv_fds(end, _TAG.size, 1)
-        if not fds:
-            raise OSError(errno.EMFILE, "a descriptor from a worker was lost; raise the limit: ulimit -n")
-        self._early[_TAG.unpack(tag)] = fds[0]
+        self._early[_TAG.unpack(tag)] = fds[0] if fds else None
 
 
 def _socket_pair() -> tuple[int, int]:
     rank, workers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    rank.setblocking(False)  # a descriptor is there before the message that speaks of it
     return rank.detach(), workers.detach()
 
 
 @contextmanager
-def _socket(fd: int) -> Iterator[socket.socket]:
+def _socket(fd: int, *, waits: bool) -> Iterator[socket.socket]:
     """Give the socket that a descriptor is, and leave the descriptor open."""
     end = socket.socket(fileno=fd)
+    end.setblocking(waits)  # whatever the user's default time-out is
     try:
         yield end
     finally:

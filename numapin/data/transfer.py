@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -80,7 +80,6 @@ class Mover(Opener):
         self._stream = torch.cuda.Stream(device)
         self._reading: deque[tuple[torch.cuda.Event, memoryview]] = deque()  # slots that copies still read
         self._timings: deque[tuple[torch.cuda.Event, torch.cuda.Event, int]] = deque()
-        self._idle: list[torch.cuda.Event] = []
         self._streams: dict[tuple[int, int, int], torch.cuda.Stream] = {}
         self._num_ahead = 0
         self._num_copies = 0
@@ -88,8 +87,9 @@ class Mover(Opener):
     def arrived(self, parcel: Parcel) -> None:
         """Start the copy of a batch that is not due yet, if few enough are under way."""
         if self._num_ahead < _AHEAD:
-            self._num_ahead += 1
-            parcel.begun = self._start(parcel)
+            with suppress(torch.OutOfMemoryError):  # when it is due it is tried again, and the loop hears of it
+                parcel.begun = self._start(parcel)
+                self._num_ahead += 1
 
     def open(self, parcel: Parcel) -> Any:  # noqa: ANN401 - the user's batch
         """Return the batch on the device, for the current stream to use; waits for nothing on the host."""
@@ -121,7 +121,6 @@ class Mover(Opener):
                 if is_quiet:
                     self._reading[-1][0].synchronize()
             self.poll()
-        self._idle.clear()
 
     def poll(self) -> None:
         """Let go of the slots whose copies have ended. Asks nothing while a CUDA graph is captured: it may not."""
@@ -129,7 +128,7 @@ class Mover(Opener):
             return
         with no_capture() as is_quiet:
             while is_quiet and self._reading and self._reading[0][0].query():
-                self._idle.append(self._reading.popleft()[0])
+                self._reading.popleft()
             while is_quiet and self._timings and self._timings[0][1].query():
                 began, ended, size = self._timings.popleft()
                 self.timed_bytes, self.timed_ms = self.timed_bytes + size, self.timed_ms + began.elapsed_time(ended)
@@ -138,12 +137,13 @@ class Mover(Opener):
         """Start the copies of a batch's parts on our stream."""
         self._wait_for_room()
         with no_capture() as is_quiet, nullcontext() if is_quiet else self._driver.relaxed_capture():
-            current = _get_stream(torch.cuda.current_device())
-            torch.cuda.set_stream(self._stream)  # a fifth of what torch.cuda.stream() costs
+            before = _get_stream(self.device.index), _get_stream(torch.cuda.current_device())
             try:
+                torch.cuda.set_stream(self._stream)  # a fifth of what torch.cuda.stream() costs
                 return {part: self._begin(parcel.head, part, view) for part, view in enumerate(parcel.views) if view}
             finally:
-                _set_stream(current)
+                for stream in before:  # of our device, and of the current one, which is then the current one again
+                    _set_stream(stream)
 
     def _wait_for_room(self) -> None:
         """Let the GPU catch up, so that a loop which runs far ahead of it does not leave the workers without slots."""
@@ -153,7 +153,7 @@ class Mover(Opener):
                     self._reading[-_IN_FLIGHT][0].synchronize()
 
     def _begin(self, head: Head, part: int, view: memoryview) -> _Copy:
-        event = self._idle.pop() if self._idle else torch.cuda.Event(blocking=True)
+        event = torch.cuda.Event(blocking=True)  # a new one: the loop may not have waited for an earlier one yet
         buffer = torch.empty(len(view), dtype=torch.uint8, device=self.device)
         self._copy(view, buffer)
         runs = small_runs(head, part)
