@@ -1,0 +1,130 @@
+"""numapin.DataLoader when things fail around it: errors come at their batch's turn, and nothing else is lost."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+import numapin
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROWS = 200
+
+
+class Numbers(torch.utils.data.Dataset[torch.Tensor]):
+    """Rows of 4 KiB that are filled with their index."""
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return ROWS
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        """Return a row."""
+        return torch.full((1024,), float(index))
+
+
+class Awkward:
+    """A batch that fails to arrive where its first row's index is a multiple of 40."""
+
+    def __init__(self, rows: list[torch.Tensor]) -> None:
+        self.rows = torch.stack(rows)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Refuse some."""
+        self.__dict__ = state
+        if self.rows[0, 0] % 40 == 0:
+            raise ValueError("this one does not arrive")
+
+
+def firsts(loader: Any) -> list[int]:
+    """Return the first row of every batch."""
+    return [int(batch[0, 0]) for batch in loader]
+
+
+def test_batches_that_fail_to_arrive_cost_no_others() -> None:
+    """Each raises at its turn; torch's loader stops handing out work instead."""
+    loader = numapin.DataLoader(Numbers(), 4, num_workers=2, collate_fn=Awkward)
+    iterator, errors, got = iter(loader), 0, []
+    while True:
+        try:
+            got.append(int(next(iterator).rows[0, 0]))
+        except StopIteration:
+            break
+        except ValueError:
+            errors += 1
+    assert (errors, got) == (5, [first for first in range(0, ROWS, 4) if first % 40])
+
+
+def test_the_number_of_workers_may_change() -> None:
+    """Between epochs, as torch allows: a ring made for fewer is not used again."""
+    loader = numapin.DataLoader(Numbers(), 4, num_workers=1)
+    for num_workers in (1, 2, 1):
+        loader.num_workers = num_workers
+        assert firsts(loader) == list(range(0, ROWS, 4))
+
+
+def test_children_forked_after_an_epoch_do_not_share_a_ring() -> None:
+    """Two of them iterate the same loader at once, and see their own batches."""
+    loader = numapin.DataLoader(Numbers(), 4, num_workers=1)
+    assert firsts(loader) == list(range(0, ROWS, 4))
+    children = [os.fork() or _leave(loader) for _ in range(2)]
+    assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children] == [0, 0]
+
+
+def _leave(loader: Any) -> int:
+    try:
+        os._exit(0 if all(firsts(loader) == list(range(0, ROWS, 4)) for _ in range(3)) else 1)
+    finally:
+        os._exit(2)
+
+
+def test_a_start_that_fails_leaks_nothing() -> None:
+    """A sampler that raises as the iterator is made takes no ring and no descriptor with it."""
+    failing = [False]
+
+    class Sampler:
+        """Batches of four, or an error."""
+
+        def __iter__(self) -> Iterator[list[int]]:
+            """Fail when told to."""
+            if failing[0]:
+                raise ValueError("no samples")
+            return iter([[row, row + 1, row + 2, row + 3] for row in range(0, ROWS, 4)])
+
+    loader = numapin.DataLoader(Numbers(), batch_sampler=Sampler(), num_workers=1)
+    assert firsts(loader) == list(range(0, ROWS, 4))
+    before, failing[0] = len(os.listdir("/proc/self/fd")), True  # noqa: PTH208
+    for _ in range(3):
+        with pytest.raises(ValueError, match="no samples"):
+            iter(loader)
+    failing[0] = False
+    assert len(os.listdir("/proc/self/fd")) <= before  # noqa: PTH208
+    assert firsts(loader) == list(range(0, ROWS, 4))
+
+
+def test_the_default_time_out_of_sockets_is_not_ours() -> None:
+    """A program may set one for its own."""
+    socket.setdefaulttimeout(0.01)
+    try:
+        assert firsts(numapin.DataLoader(Numbers(), 4, num_workers=1)) == list(range(0, ROWS, 4))
+    finally:
+        socket.setdefaulttimeout(None)
+
+
+def test_a_closed_stderr_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What would be said is in the notes."""
+    monkeypatch.setattr(sys, "stderr", None)
+    loader = numapin.DataLoader(Numbers(), 4, num_workers=1, pinned_budget=1)
+    assert firsts(loader) == list(range(0, ROWS, 4))
+    until_s = time.monotonic() + 5  # it is found out on a thread
+    while not loader.stats().notes and time.monotonic() < until_s:
+        time.sleep(0.01)
+    assert any("budget is 1 bytes" in note for note in loader.stats().notes)
