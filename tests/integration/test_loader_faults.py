@@ -127,4 +127,4 @@ def test_a_closed_stderr_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     until_s = time.monotonic() + 5  # it is found out on a thread
     while not loader.stats().notes and time.monotonic() < until_s:
         time.sleep(0.01)
-    assert any("budget is 1 bytes" in note for note in loader.stats().notes)
+    assert any("the budget is 1;" in note for note in loader.stats().notes)
