@@ -110,7 +110,7 @@ def _measure(benchmark: Benchmark, machine: Machine, settings: dict[str, Any], o
     def report() -> Report:
         return Report(
             benchmark=benchmark.name,
-            command=tuple(sys.argv),
+            command=("numapin", *sys.argv[1:]),
             machine=machine.to_json(),
             settings=settings,
             cases=summarise(benchmark, runs),
