@@ -27,9 +27,8 @@ from numapin.data.spill import Spill
 if TYPE_CHECKING:
     from numapin.data.slots import OwnSlots
 
-_MAX_STORAGE_RATIO: Final = (
-    4  # a view's whole storage is sent, so that views go on sharing it, up to this many times it
-)
+# A view's whole storage is sent, so that views go on sharing it, up to this many times the view.
+_MAX_STORAGE_RATIO: Final = 4
 _LARGEST_ITEM_BYTES: Final = 16  # so that views of another dtype into the same range begin at a multiple of theirs
 _SMALL_BYTES: Final = 1024  # plain memory below this stays in the pickle
 

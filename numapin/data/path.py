@@ -122,13 +122,13 @@ class Lane:
     def end(self, *, workers_are_gone: bool) -> None:
         """Give the ring back; one that a living worker may still write to is not used again."""
         ring, self.ring = self.ring, None
-        if ring is not None:
-            self.results.forget()
-            try:
-                self.opener.drain()
-            finally:
+        self.results.forget()
+        try:
+            self.opener.drain()
+        finally:
+            self.results.close()
+            if ring is not None:
                 self._path.take_back(ring, is_usable=workers_are_gone)
-                self.results.close()
 
 
 class DataPath:
@@ -268,18 +268,12 @@ class DataPath:
         return Lender(pins=pins)
 
     def _take_ring(self, loader: DataLoader[Any], opener: Opener, *, pins: bool) -> Ring | None:
-        prefetch = loader.prefetch_factor or 2
-        while self._idle:
-            ring = self._idle.pop()
-            if (ring.spec.num_workers, ring.spec.prefetch) == (loader.num_workers, prefetch):
-                return ring
-            ring.close()
         if self.options.pinned_budget == 0:
             return None
         needs_cuda = pins or self.options.cuda_device is not None
         spec = RingSpec(
             num_workers=loader.num_workers,
-            prefetch=prefetch,
+            prefetch=loader.prefetch_factor or 2,
             locality=self.locality,
             device=self._device_index if needs_cuda else 0,
             driver=cuda.driver() if needs_cuda else None,
@@ -288,6 +282,11 @@ class DataPath:
             tell=self.tell,
             poison=os.environ.get("NUMAPIN_POISON") == "1",
         )
+        while self._idle:
+            ring = self._idle.pop()
+            if ring.spec == spec:
+                return ring
+            ring.close()  # made for another number of workers, or not for DMA: both can be changed between epochs
         try:
             ring = Ring(spec)
         except OSError as error:
@@ -311,9 +310,8 @@ def _cpus_per_worker(num_workers: int, environ: Mapping[str, str]) -> int:
 def _reader() -> cuda.Driver | None:
     """Return the driver of the GPUs that may be reading what the user copies from; None as long as there are none."""
     driver = cuda.driver() if torch.cuda.is_initialized() else None
-    return (
-        driver if driver is not None and driver.can_record_contexts else None
-    )  # without, only pageable slots are lent
+    # Without contexts to record only pageable slots are lent, which a copy has left when its call returns.
+    return driver if driver is not None and driver.can_record_contexts else None
 
 
 def _no_reader() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import sys
@@ -108,6 +109,34 @@ def test_a_start_that_fails_leaks_nothing() -> None:
     failing[0] = False
     assert len(os.listdir("/proc/self/fd")) <= before  # noqa: PTH208
     assert firsts(loader) == list(range(0, ROWS, 4))
+
+
+@pytest.mark.parametrize("budget", [None, 0], ids=["ring", "no ring"])
+def test_an_epoch_leaves_no_descriptors(budget: int | None) -> None:
+    """It waits for no garbage collector to close them."""
+    loader = numapin.DataLoader(Numbers(), 4, num_workers=1, pinned_budget=budget)
+    assert firsts(loader) == list(range(0, ROWS, 4))
+    gc.collect()
+    gc.disable()
+    try:
+        before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+        for _ in range(3):
+            assert firsts(loader) == list(range(0, ROWS, 4))
+        assert len(os.listdir("/proc/self/fd")) <= before  # noqa: PTH208
+    finally:
+        gc.enable()
+
+
+def test_a_loader_that_is_changed_changes_its_ring() -> None:
+    """Between epochs, as torch allows: a ring is used again for what it was made for only."""
+    loader = numapin.DataLoader(Numbers(), 4, num_workers=1)
+    assert firsts(loader) == list(range(0, ROWS, 4))
+    (made,) = loader._path._idle
+    assert firsts(loader) == list(range(0, ROWS, 4))
+    assert loader._path._idle == [made]
+    loader.prefetch_factor = 3
+    assert firsts(loader) == list(range(0, ROWS, 4))
+    assert loader._path._idle != [made]
 
 
 def test_the_default_time_out_of_sockets_is_not_ours() -> None:
