@@ -30,7 +30,7 @@ vm:  ## unpack QEMU and a kernel into .cache/vm for the tests on machines with s
 	python3 scripts/make_vm.py
 
 bench: $(READY)  ## measure start-up and planning against torchrun; results on stdout
-	$(BIN)/python -m bench.launch
+	$(BIN)/numapin bench launch
 	$(BIN)/python -m bench.plan
 
 $(READY): pyproject.toml constraints.txt scripts/setup.sh

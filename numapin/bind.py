@@ -80,7 +80,7 @@ def rehearse(plan: Plan, *, strict: bool) -> Plan:
     A rank whose memory policy is refused keeps its CPUs and relies on first touch. With `strict`, anything that cannot
     be carried out exactly raises BindingRefused instead.
     """
-    shortfalls = _in_child(lambda: [list(apply(rank).shortfalls) for rank in plan.ranks])
+    shortfalls = in_child(lambda: [list(apply(rank).shortfalls) for rank in plan.ranks])
     ranks = tuple(_degraded(rank, found) for rank, found in zip(plan.ranks, shortfalls, strict=True))
     said = dict.fromkeys(text for found in shortfalls for text in found)  # once each, in order
     rehearsed = replace(plan, ranks=ranks, warnings=(*plan.warnings, *said))
@@ -154,7 +154,7 @@ def _degraded(rank: RankPlan, shortfalls: list[str]) -> RankPlan:
     return replace(rank, exact=False, reason="; ".join((rank.reason, *shortfalls))) if shortfalls else rank
 
 
-def _in_child(work: Callable[[], list[list[str]]]) -> list[list[str]]:
+def in_child(work: Callable[[], list[list[str]]]) -> list[list[str]]:
     """Run `work` in a forked child and return what it returned. The child leaves by os._exit: no cleanup runs twice.
 
     Raises NumapinError with the child's own error.

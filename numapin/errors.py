@@ -51,7 +51,11 @@ class MachineFileError(MachineError):
     """A machine file is malformed; the message names the file and the line or element."""
 
 
-class LibnumaError(MachineError):
+class LibraryError(MachineError):
+    """A shared library is missing, or lacks a function."""
+
+
+class LibnumaError(LibraryError):
     """libnuma is missing, or a call into it failed."""
 
 

@@ -5,7 +5,8 @@ topology/libnuma.py and cuda.py the only module that knows ctypes. Works on kern
 comes back as its own errno.
 
 The functions are libnuma's, which wraps the system calls of set_mempolicy(2), get_mempolicy(2), mbind(2) and
-move_pages(2) one to one, and libc's; both set errno. ctypes lets the GIL go while they run.
+move_pages(2) one to one, and libc's; both set errno; and that of stores.c, which cannot fail. ctypes lets the GIL go
+while they run.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from numapin import cpulist
-from numapin.errors import LibnumaError
+from numapin.errors import LibnumaError, LibraryError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 INSTALL_LIBNUMA: Final = (
     "install it with: apt-get install libnuma1 (Debian, Ubuntu) or: dnf install numactl-libs (Fedora, RHEL)"
 )
+
+INSTALL_STORES: Final = "install a C compiler (apt-get install gcc libc6-dev), then numapin again"
 
 MPOL_DEFAULT: Final = 0
 MPOL_PREFERRED: Final = 1
@@ -48,6 +51,7 @@ _Mask = ctypes.c_ulong * (_MAX_NODES // _WORD_BITS)
 
 _LIBNUMA: Final = "libnuma.so.1"
 _LIBC: Final = None  # what the process itself is linked with
+_STORES: Final = os.path.join(os.path.dirname(__file__), "libstores.so")  # stores.c, where it could be built
 _PAGES_PER_CALL: Final = 1 << 16  # 256 MiB of 4 KiB pages; between calls other threads get the GIL
 
 # Library, result type and argument types by name; each returns a negative number on error, errno set.
@@ -83,6 +87,11 @@ _SIGNATURES: Final[dict[str, tuple[str | None, type, tuple[Any, ...]]]] = {
     ),
     "madvise": (_LIBC, ctypes.c_int, (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)),
     "fallocate": (_LIBC, ctypes.c_int, (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)),
+    "numapin_stack_past_caches": (
+        _STORES,
+        ctypes.c_int,
+        (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t),
+    ),
     "read": (_LIBC, ctypes.c_ssize_t, (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t)),
 }
 
@@ -155,7 +164,7 @@ def populate(address: int, num_bytes: int) -> None:
     _call("madvise", address, num_bytes, MADV_POPULATE_WRITE)
 
 
-Memory = ctypes.Array[ctypes.c_ubyte]
+Window = ctypes.Array[ctypes.c_ubyte]
 """A range of memory: something that memoryviews are made of, and that lives as long as anything over it."""
 
 
@@ -170,7 +179,7 @@ def map_shared(fd: int, num_bytes: int, *, offset: int = 0) -> mmap.mmap:
     return mapped
 
 
-def window(address: int, num_bytes: int, *, owner: object) -> Memory:
+def window(address: int, num_bytes: int, *, owner: object) -> Window:
     """Return a range of memory as an object of its own, whose end a weakref can tell; it keeps `owner`, who unmaps.
 
     A slice of a memoryview is no such thing: it keeps what the memoryview was made of, and not the memoryview.
@@ -180,13 +189,13 @@ def window(address: int, num_bytes: int, *, owner: object) -> Memory:
     return memory
 
 
-def view_of(memory: Memory) -> memoryview:
+def view_of(memory: Window) -> memoryview:
     """Return a view of bytes, which keeps the memory, as all that is made of it does."""
     return memoryview(memory).cast("B")
 
 
-def address_of(memory: mmap.mmap) -> int:
-    """Return where a mapping begins."""
+def address_of(memory: mmap.mmap | memoryview) -> int:
+    """Return where a mapping, or a writable view, begins."""
     return ctypes.addressof(ctypes.c_ubyte.from_buffer(memory))
 
 
@@ -198,6 +207,26 @@ def zero(address: int, num_bytes: int) -> None:
             address += _call("read", fd, address, end - address)
     finally:
         os.close(fd)
+
+
+@cache
+def can_pass_caches() -> bool:
+    """Return whether `stack_past_caches` is there: on x86-64, where a C compiler was when numapin was installed."""
+    try:
+        _function("numapin_stack_past_caches")
+    except LibraryError:
+        return False
+    return True
+
+
+def stack_past_caches(target: int, sources: Iterable[int], num_bytes: int) -> None:
+    """Copy blocks of `num_bytes` each to `target`, one behind the other, with stores that leave the caches alone.
+
+    For memory that a GPU reads next and no CPU: the copy makes a third less traffic on the memory bus. Raises
+    LibraryError where `can_pass_caches` says no.
+    """
+    addresses = array("Q", sources)
+    _call("numapin_stack_past_caches", target, addresses.buffer_info()[0], len(addresses), num_bytes)
 
 
 def punch_hole(fd: int, offset: int, num_bytes: int) -> None:
@@ -241,6 +270,8 @@ def _function(name: str) -> Any:  # noqa: ANN401 - a ctypes function
     try:
         function = getattr(ctypes.CDLL(library, use_errno=True), name)
     except (OSError, AttributeError) as error:
+        if library == _STORES:
+            raise LibraryError(f"libstores.so cannot be used: {error}", INSTALL_STORES) from None
         raise LibnumaError(f"libnuma cannot be used: {error}", INSTALL_LIBNUMA) from None
     function.argtypes, function.restype = arguments, result
     return function

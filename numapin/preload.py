@@ -1,11 +1,11 @@
-"""How `numapin run --dataloader numapin` gets into the ranks: by their environment. Edge.
+"""How `numapin run --dataloader numapin` and `numapin trace` get into the ranks: by their environment. Edge.
 
 Comes in: the launcher's environment and the command that each rank becomes. Goes out: the variables that make Python
 run `sitehook/sitecustomize.py` before the program, or the reason why that cannot work.
 
 The environment is inherited, and that is meant: what a rank starts runs on the rank's CPUs and memory already, and
 children of torch.multiprocessing, wrappers such as `nsys profile python train.py`, and spawned workers are reached as
-the rank itself is. NUMAPIN_DATALOADER=torch in a child's environment switches it off there.
+the rank itself is. NUMAPIN_DATALOADER=torch and NUMAPIN_TRACE= in a child's environment switch it off there.
 """
 
 from __future__ import annotations
@@ -15,27 +15,33 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from numapin.trace.settings import VARIABLE as TRACE
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 VARIABLE: Final = "NUMAPIN_DATALOADER"
 REMEDY: Final = "put into the script: from numapin.data.install import install; install()"
+TRACE_REMEDY: Final = "use torch.profiler in the script, and read its trace with: numapin trace --read FILE"
 _FOLDER: Final = str(Path(__file__).resolve().parent / "sitehook")
 # A word of options: flags, then perhaps one that takes the rest of the word, or the next word, as its value.
 _OPTIONS: Final = re.compile(r"-(?P<flags>[^-cmWX]*)(?P<last>[cmWX]?)(?P<value>.*)", re.DOTALL)
 _REFUSING: Final = {"I": "reads no PYTHONPATH", "E": "reads no PYTHONPATH", "S": "runs no sitecustomize"}
 
 
-def environment(choice: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that give the ranks the loader `choice`, "torch" or "numapin".
+def environment(choice: str, environ: Mapping[str, str], *, trace: str = "") -> dict[str, str]:
+    """Return the variables that give the ranks the loader `choice`, "torch" or "numapin", and the tracing hook.
 
-    Entries of PYTHONPATH stay as they are, behind ours. "torch" switches off what an outer run switched on.
+    Entries of PYTHONPATH stay as they are, behind ours. "torch" and no trace switch off what an outer run switched on.
     """
-    if choice == "torch":
-        return {VARIABLE: choice} if VARIABLE in environ else {}
+    wanted = {VARIABLE: choice if choice != "torch" else "", TRACE: trace}
+    off = {VARIABLE: "torch", TRACE: ""}
+    changes = {name: value or off[name] for name, value in wanted.items() if value or name in environ}
+    if not any(wanted.values()):
+        return changes
     path = environ.get("PYTHONPATH")  # an empty one means none, and "FOLDER:" would mean the current folder, too
     entries = [entry for entry in path.split(os.pathsep) if entry != _FOLDER] if path else []
-    return {VARIABLE: choice, "PYTHONPATH": os.pathsep.join((_FOLDER, *entries))}
+    return {**changes, "PYTHONPATH": os.pathsep.join((_FOLDER, *entries))}
 
 
 def refusal(command: Sequence[str]) -> str | None:

@@ -44,12 +44,6 @@ class Placement:
     pages: dict[int | None, int] | None
     shortfalls: tuple[str, ...] = ()
 
-    def share_on(self, nodes: frozenset[int]) -> float | None:
-        """Return the share of the pages, 0 to 1, that lie on the nodes; None where that is unverified."""
-        if not self.pages:
-            return None
-        return sum(count for node, count in self.pages.items() if node in nodes) / sum(self.pages.values())
-
 
 class Ledger:
     """How many bytes of this process's memory numapin has page-locked. Not for finalizers: it takes a lock."""

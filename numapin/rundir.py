@@ -7,15 +7,18 @@ renamed, so that a reader never sees half of one.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
-from contextlib import contextmanager
+import stat
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 from numapin.errors import NumapinError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, MutableMapping
+    from typing import TextIO
 
 PLAN: Final = "plan.json"
 COMMAND: Final = "command.json"
@@ -24,6 +27,7 @@ _NEW: Final = ".new-"
 _RUN: Final = "run-"
 _REMEDY: Final = "name another with NUMAPIN_RUN_DIR=DIR"
 _PLAN_VARIABLE: Final = "NUMAPIN_PLAN"
+_MAX_FILE_BYTES: Final = 16 << 20
 _MAX_VARIABLE_BYTES: Final = 100_000
 
 
@@ -54,17 +58,76 @@ def run_directory(environ: Mapping[str, str]) -> Iterator[str]:
         _remove(path)
 
 
+def live_runs(environ: Mapping[str, str]) -> list[str]:
+    """Return the folders of the runs of this user that go on, oldest first.
+
+    Those in NUMAPIN_RUN_DIR, which inside a rank is its own run's folder; else in both default places, because a run
+    may have been started without XDG_RUNTIME_DIR, as from cron.
+    """
+    named = environ.get("NUMAPIN_RUN_DIR")
+    named = os.path.abspath(named) if named else None
+    if named and is_live(named):
+        return [named]
+    bases = [named] if named else [base for base in (_runtime_base(environ), _temporary_base(environ)) if base]
+    folders = [os.path.join(base, name) for base in bases if os.path.isdir(base) for name in os.listdir(base)]
+    live = (folder for folder in folders if os.path.basename(folder).startswith(_RUN) and is_live(folder))
+    return sorted(live, key=os.path.basename)  # names begin with the time
+
+
 def write_json(folder: str, name: str, content: object) -> None:
     """Write a JSON file into the folder, whole or not at all. Raises NumapinError that names it."""
-    temporary = os.path.join(folder, f".{name}.{os.getpid()}")
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)  # $XDG_RUNTIME_DIR goes when the user logs out; the job goes on
-        with open(temporary, "w", encoding="utf-8") as file:
-            json.dump(content, file, indent=1)
-            file.write("\n")
-        os.replace(temporary, os.path.join(folder, name))
     except OSError as error:
-        raise NumapinError(f"{os.path.join(folder, name)} cannot be written: {error.strerror}", _REMEDY) from None
+        raise _unwritten(os.path.join(folder, name), error, _REMEDY) from None
+    _replace(os.path.join(folder, name), content, _REMEDY)
+
+
+def write_json_to(path: str, content: object, *, remedy: str) -> None:
+    """Write JSON to what the user named: a regular file whole or not at all, through links; a device or pipe as it is.
+
+    Raises NumapinError that names it.
+    """
+    if not is_special(path):
+        _replace(os.path.realpath(path), content, remedy)  # the link stays, and what it leads to is replaced
+        return
+    try:
+        # Without O_NONBLOCK a pipe that nobody reads would hold whoever opens it.
+        descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        with open(descriptor, "w", encoding="utf-8") as file:
+            os.set_blocking(descriptor, True)
+            _dump(content, file)
+    except OSError as error:
+        raise _unwritten(path, error, remedy) from None
+
+
+def is_special(path: str) -> bool:
+    """Return whether there is something that a rename would replace by a regular file: a device, a pipe."""
+    return os.path.exists(path) and not os.path.isfile(os.path.realpath(path))
+
+
+def _replace(path: str, content: object, remedy: str) -> None:
+    """Write under another name and rename, so that nobody sees half of it; nothing is left of what failed."""
+    folder, name = os.path.split(path)
+    temporary = os.path.join(folder, f".{name}.{os.getpid()}")
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            _dump(content, file)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise _unwritten(path, error, remedy) from None
+    finally:
+        with suppress(OSError):  # after the rename it is not there; what cannot be removed has no better remedy
+            os.unlink(temporary)
+
+
+def _dump(content: object, file: TextIO) -> None:
+    json.dump(content, file, indent=1)
+    file.write("\n")
+
+
+def _unwritten(path: str, error: OSError, remedy: str) -> NumapinError:
+    return NumapinError(f"{path} cannot be written: {error.strerror}", remedy)
 
 
 def hand_over_plan(plan: dict[str, object], environ: MutableMapping[str, str]) -> bool:
@@ -87,8 +150,33 @@ def take_plan(environ: MutableMapping[str, str]) -> tuple[str, str]:
     if text is not None:
         return text, _PLAN_VARIABLE
     path = os.path.join(environ["NUMAPIN_RUN_DIR"], PLAN)
-    with open(path, encoding="utf-8") as file:
-        return file.read(), path
+    return read_text(path), path
+
+
+def read_text(path: str) -> str:
+    """Return the text of a file in a run directory. Raises OSError, also for one that no run can have written."""
+    with os.fdopen(_open(path), "rb") as file:
+        content = file.read(_MAX_FILE_BYTES + 1)
+    if len(content) > _MAX_FILE_BYTES:
+        raise OSError(errno.EFBIG, "larger than 16 MiB", path)
+    return content.decode(errors="replace")
+
+
+def _open(path: str) -> int:
+    """Open a regular file of this user, or of root, for reading; root, who may read all, is asked for no owner.
+
+    Whoever controls the folder may have put a pipe there, which would hold a reader that waits.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode):
+        problem = OSError(errno.EINVAL, "not a regular file", path)
+    elif os.geteuid() not in (0, found.st_uid) and found.st_uid != 0:
+        problem = OSError(errno.EACCES, "another user's file", path)
+    else:
+        return descriptor
+    os.close(descriptor)
+    raise problem
 
 
 def _make(base: str) -> str:
@@ -100,10 +188,16 @@ def _make(base: str) -> str:
 
 
 def _default_base(environ: Mapping[str, str]) -> str:
+    return _runtime_base(environ) or _private(_temporary_base(environ))
+
+
+def _runtime_base(environ: Mapping[str, str]) -> str | None:
     runtime = environ.get("XDG_RUNTIME_DIR")
-    if runtime and os.access(runtime, os.W_OK):
-        return os.path.join(os.path.abspath(runtime), "numapin")
-    return _private(os.path.join(environ.get("TMPDIR") or "/tmp", f"numapin-{os.getuid()}"))  # noqa: S108 - made 0700
+    return os.path.join(os.path.abspath(runtime), "numapin") if runtime and os.access(runtime, os.W_OK) else None
+
+
+def _temporary_base(environ: Mapping[str, str]) -> str:
+    return os.path.join(environ.get("TMPDIR") or "/tmp", f"numapin-{os.getuid()}")  # noqa: S108 - made 0700
 
 
 def _private(path: str) -> str:
@@ -121,20 +215,26 @@ def _sweep(base: str) -> None:
     """Remove folders of runs that are over: those whose lock nobody holds, which is so however a launcher died."""
     for name in os.listdir(base) if os.path.isdir(base) else ():
         folder = os.path.join(base, name)
-        if name.startswith(_RUN) and not _lives(folder):
+        if name.startswith(_RUN) and not is_live(folder):
             _remove(folder)
 
 
-def _lives(folder: str) -> bool:
+def is_live(folder: str) -> bool:
+    """Return whether a run's launcher is there: it holds the lock.
+
+    A relative path is no run's: it would be sought where this process is, and not where the one is that gave it.
+    """
     import fcntl
 
-    try:
-        with open(os.path.join(folder, _LOCK), encoding="utf-8") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except FileNotFoundError:
+    if not os.path.isabs(folder):
         return False
-    except OSError:
-        return True
+    try:
+        with os.fdopen(_open(os.path.join(folder, _LOCK)), "rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: whoever else asks must not look like a launcher
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        return error.errno != errno.EINVAL  # a lock that is no file is nobody's; one that may not be read is somebody's
     return False
 
 

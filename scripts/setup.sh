@@ -14,6 +14,13 @@ packages=""
 }
 "$python" -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null || packages="$packages libnuma1"
 "$python" -c 'import ensurepip, venv' 2>/dev/null || packages="$packages python3-venv"
+command -v cc >/dev/null || command -v gcc >/dev/null || {
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+        packages="$packages gcc libc6-dev"
+    else
+        echo "no C compiler: numapin works, but moves large batches more slowly" >&2
+    fi
+}
 
 if [ -n "$packages" ]; then
     if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then

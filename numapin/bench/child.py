@@ -1,8 +1,8 @@
 """How a measuring process talks with the harness. Edge.
 
-Comes in: its spec as JSON in the first argument, and on stdin a byte for "measure now", then the end of the file for
-"stop". Goes out: JSON lines on what was stdout: {"state": "warm"}, then {"figures": …, "details": …}, or {"skipped": …}
-or {"failed": …}. What anything else prints goes to stderr.
+Comes in, on stdin: a spec as a line of JSON, a byte for "measure now", then a byte before the next spec, or the end of
+the file. Goes out: JSON lines on what was stdout: {"state": "warm"}, then {"figures": …, "details": …}, or
+{"skipped": …} or {"failed": …}. What anything else prints goes to stderr.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import select
-import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -26,6 +25,17 @@ class Harness:
         """Keep stdout for this talk alone."""
         self._out = os.dup(_STDOUT)
         os.dup2(_STDERR, _STDOUT)
+
+    def next_spec(self) -> dict[str, Any] | None:
+        """Wait for what to measure; None is the end."""
+        line = bytearray()
+        while not line.endswith(b"\n"):
+            byte = os.read(_STDIN, 1)  # no more than the line: what follows is for others to read
+            if not byte:
+                return None
+            line += byte
+        spec: dict[str, Any] = json.loads(line)
+        return spec
 
     def wait_for_start(self, idle: Callable[[], object]) -> None:
         """Say that all is warm, and go on calling `idle` until the harness has heard so from every process."""
@@ -57,12 +67,13 @@ class Harness:
 
 
 def serve(measure: Callable[[dict[str, Any], Harness], None]) -> None:
-    """Measure what the first argument specifies. A library that is not installed is a reason to skip."""
+    """Measure what the harness asks for. A library that is not installed is a reason to skip."""
     harness = Harness()
-    try:
-        measure(json.loads(sys.argv[1]), harness)
-    except ModuleNotFoundError as error:
-        harness.skip(f"{error.name} is not installed")
-    except BaseException as error:
-        harness.fail(error)
-        raise
+    while (spec := harness.next_spec()) is not None:
+        try:
+            measure(spec, harness)
+        except ModuleNotFoundError as error:
+            harness.skip(f"{error.name} is not installed")
+        except BaseException as error:
+            harness.fail(error)
+            raise

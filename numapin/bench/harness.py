@@ -1,7 +1,8 @@
 """Run a benchmark: warm-up, repeats, peers in turn, each in fresh processes. Edge.
 
 Comes in: a `Benchmark`. Goes out: one `Run` after the other. Every repeat runs every peer of a case once, in turn, so
-that a machine that slows down slows all of them; a peer's threads, pinned pools and workers end with its processes.
+that a machine that slows down slows all of them. A peer's threads, pinned pools and workers end with its processes,
+which are its own unless the case names a session.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack, closing, suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, cast
 
@@ -42,19 +43,20 @@ def measure(
     `starts` is called before each. A peer that cannot be measured, or is not done after `timeout_s` seconds, gives a
     run that says why, and is left out of the case's later repeats.
     """
-    for case in benchmark.cases:
-        left_out: set[str] = set()
-        for repeat in range(repeats):
-            for peer in (peer for peer in case.peers if peer.name not in left_out):
-                starts(case, peer, repeat)
-                run = _run(benchmark, case, peer, repeat, timeout_s)
-                left_out |= {peer.name} if run.skipped is not None else set()
-                yield run
+    with closing(_Processes(benchmark.module, timeout_s)) as processes:
+        for case in benchmark.cases:
+            left_out: set[str] = set()
+            for repeat in range(repeats):
+                for peer in (peer for peer in case.peers if peer.name not in left_out):
+                    starts(case, peer, repeat)
+                    run = _run(benchmark, case, peer, repeat, processes)
+                    left_out |= {peer.name} if run.skipped is not None else set()
+                    yield run
 
 
-def _run(benchmark: Benchmark, case: Case, peer: Peer, repeat: int, timeout_s: float) -> Run:
+def _run(benchmark: Benchmark, case: Case, peer: Peer, repeat: int, processes: _Processes) -> Run:
     try:
-        answers = _answers(benchmark.module, peer, timeout_s)
+        answers = processes.answers(case, peer)
     except _CannotMeasure as reason:
         return Run(case=case.name, peer=peer.name, repeat=repeat, skipped=str(reason))
     return Run(
@@ -66,27 +68,62 @@ def _run(benchmark: Benchmark, case: Case, peer: Peer, repeat: int, timeout_s: f
     )
 
 
-def _answers(module: str, peer: Peer, timeout_s: float) -> list[dict[str, Any]]:
-    """Start the peer's processes, let all begin to measure at once when all are warm, and return what they said."""
-    deadline = time.monotonic() + timeout_s
-    with ExitStack() as stack:
-        children = [stack.enter_context(closing(_Child(module, spec))) for spec in peer.specs]
-        for child in children:
-            child.answer(deadline)
-        for child in children:
-            child.go()
-        answers = [child.answer(deadline) for child in children]
-        for child in children:
-            child.stop()
+class _Processes:
+    """The measuring processes: those of one run, or of one session until a case of another one comes."""
+
+    def __init__(self, module: str, timeout_s: float) -> None:
+        self._module, self._timeout_s = module, timeout_s
+        self._session: str | None = None
+        self._children: list[_Child] = []
+
+    def answers(self, case: Case, peer: Peer) -> list[dict[str, Any]]:
+        """Let the peer's processes begin to measure at once when all are warm, and return what they said."""
+        if case.session != self._session:
+            self._finish()
+        self._session = case.session
+        try:
+            answers = self._ask(peer, time.monotonic() + self._timeout_s)
+        except BaseException:
+            self.close()  # nobody knows what state they are in
+            raise
+        if case.session is None:
+            self._finish()
         return answers
+
+    def close(self) -> None:
+        """End all, and what they started."""
+        while self._children:
+            self._children.pop().close()
+
+    def _ask(self, peer: Peer, deadline: float) -> list[dict[str, Any]]:
+        while len(self._children) < len(peer.specs):
+            self._children.append(_Child(self._module))
+        asked = list(zip(self._children, peer.specs, strict=False))
+        for child, spec in asked:
+            child.take(spec)
+        for child, _ in asked:
+            child.answer(deadline)
+        for child, _ in asked:
+            child.go()
+        answers = [child.answer(deadline) for child, _ in asked]
+        if self._session is not None:
+            for child, _ in asked:
+                child.go()
+        return answers
+
+    def _finish(self) -> None:
+        """Let all end by themselves."""
+        for child in self._children:
+            child.stop()
+        self.close()
 
 
 class _Child:
     """A measuring process, in a session of its own, and all that it started: gone when it is closed."""
 
-    def __init__(self, module: str, spec: Mapping[str, object]) -> None:
+    def __init__(self, module: str) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - `close` does
-        command = [sys.executable, "-m", module, json.dumps(spec)]
+        command = [sys.executable, "-m", module]
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(
             command, stdin=pipe, stdout=pipe, stderr=self._errors, bufsize=0, start_new_session=True
@@ -116,10 +153,17 @@ class _Child:
                 time.sleep(_CLEAN_UP_S / 100)
             os.killpg(self._process.pid, signal.SIGKILL)
 
+    def take(self, spec: Mapping[str, object]) -> None:
+        """Give it what to measure."""
+        self._say(json.dumps(spec).encode() + b"\n")
+
     def go(self) -> None:
-        """Let it measure."""
+        """Let it measure; or, when it has, take what comes next."""
+        self._say(b"\n")
+
+    def _say(self, line: bytes) -> None:
         with suppress(BrokenPipeError):  # it has just died: `answer` will tell
-            self._stdin.write(b"\n")
+            self._stdin.write(line)
 
     def stop(self) -> None:
         """Let it end."""

@@ -1,4 +1,4 @@
-"""`numapin bench loader`: its cases and peers as data. Pure but for the calibration of the work that holds the GIL.
+"""`numapin bench loader`: its cases and peers as data. Pure but for the clock of the work that holds the GIL.
 
 Comes in: options. Goes out: a `Benchmark`, whose processes are `loader_case`. Imports no torch.
 """
@@ -136,7 +136,7 @@ def loader_benchmark(options: Options, *, num_gpus: int, no_gpu: str | None) -> 
             Comparison(name="ratio", figure="batches_per_s", against=BASELINE),
             Comparison(name="share_of_peak", figure="gbps", against=PEAK),
         ),
-        summed=frozenset({"batches_per_s", "gbps", "num_batches", "hits", "misses"}),
+        summed=frozenset({"batches_per_s", "gbps", "num_batches", "hits", "misses", "pinned_mb"}),
     )
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from numapin import pinned
 from numapin.bench.child import serve
 from numapin.bench.loader import PEAK, LoaderCase, Work
 from numapin.bench.loader_data import InMemory, num_bytes, require_intact, tensors
@@ -97,6 +98,7 @@ def _measure_peer(spec: dict[str, Any], harness: Harness, device: torch.device |
         "first_batch_s": first_batch_s,
         "num_batches": window.num_batches,
         **_hits(before, after),
+        **_pinned_mb(device),
     }
     harness.report(figures, details={"stats": after and dataclasses.asdict(after)}, idle=take)
     source.close()
@@ -141,6 +143,14 @@ def _window(
 def _finish(device: torch.device | None) -> None:
     if device is not None:
         torch.cuda.synchronize(device)
+
+
+def _pinned_mb(device: torch.device | None) -> dict[str, float]:
+    """Return how much is page-locked, by torch and by numapin; nothing where torch does not tell."""
+    budget = None if device is None else pinned.budget()
+    if budget is None or budget.torch_pinned_bytes is None:
+        return {}
+    return {"pinned_mb": (budget.torch_pinned_bytes + budget.pinned_bytes) / 1e6}
 
 
 def _hits(before: Any, after: Any) -> dict[str, float]:  # noqa: ANN401 - what numapin.DataLoader.stats() returns

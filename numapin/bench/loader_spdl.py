@@ -13,15 +13,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from torch.utils.data import BatchSampler, SequentialSampler
 
-from numapin.bench.loader_data import Fetch, InMemory, num_bytes
+from numapin.bench.loader_data import Fetch, num_bytes
 from numapin.bench.loader_peers import PREFETCH, Source, moved, record, to_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from numapin.bench.loader import LoaderCase
     from numapin.bench.loader_peers import Setup
 
 _ARENA_SLACK: Final = 1 << 20  # bytes: for alignment and small fields
@@ -53,7 +51,7 @@ def subprocess(setup: Setup) -> Source:
     sample_batch = Fetch(setup.dataset)(range(setup.case.batch_size))
     arena = spdl.SharedMemorySegmentPool(2 * num_bytes(sample_batch) + _ARENA_SLACK, PREFETCH * num_workers)
     iterable = spdl.iterate_in_subprocess(
-        partial(_in_subprocess, setup.case, setup.dataset),
+        partial(_in_subprocess, setup),
         buffer_size=PREFETCH * num_workers,
         daemon=True,
         arena=arena,
@@ -61,11 +59,11 @@ def subprocess(setup: Setup) -> Source:
     return _source(spdl.PipelineBuilder().add_source(iterable), 1, setup)
 
 
-def _in_subprocess(case: LoaderCase, dataset: InMemory) -> Iterator[Any]:
+def _in_subprocess(setup: Setup) -> Iterator[Any]:
     torch.set_num_threads(1)
-    indices = BatchSampler(SequentialSampler(dataset), case.batch_size, drop_last=True)
-    builder = _import().PipelineBuilder().add_source(indices).pipe(Fetch(dataset), concurrency=case.num_workers)
-    built = builder.add_sink(PREFETCH * case.num_workers).build(num_threads=case.num_workers)
+    fetch, num_threads = Fetch(setup.dataset), setup.case.num_workers
+    builder = _import().PipelineBuilder().add_source(setup.indices).pipe(fetch, concurrency=num_threads)
+    built = builder.add_sink(PREFETCH * num_threads).build(num_threads=num_threads)
     with built.auto_stop():
         yield from built.get_iterator()
 

@@ -25,12 +25,19 @@ class Peer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What all of its peers do. `about` is shown and goes into the result; `skipped` says why it cannot run here."""
+    """What all of its peers do. `about` is shown and goes into the result; `skipped` says why it cannot run here.
+
+    Cases of one `group` are a sweep over `num_bytes`. Neighbours of one `session` are measured by the same processes,
+    which is for what needs no fresh start: seconds a case less. Without one every peer of every repeat has its own.
+    """
 
     name: str
     about: str
     peers: tuple[Peer, ...] = ()
     skipped: str | None = None
+    group: str | None = None
+    num_bytes: int | None = None
+    session: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +109,8 @@ class CaseResult:
     about: str
     peers: tuple[PeerResult, ...]
     skipped: str | None
+    group: str | None = None
+    num_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +142,8 @@ def summarise(benchmark: Benchmark, runs: Iterable[Run]) -> tuple[CaseResult, ..
             name=case.name,
             about=case.about,
             skipped=case.skipped,
+            group=case.group,
+            num_bytes=case.num_bytes,
             peers=_peers(case, tuple(run for run in made if run.case == case.name), benchmark.comparisons),
         )
         for case in benchmark.cases

@@ -1,72 +1,194 @@
 """`numapin bench`: measure on this machine. Edge.
 
-Comes in: which benchmark, with which options. Goes out: a table or JSON (schema numapin.bench/1) on stdout, and a file.
+Comes in: which benchmark, with which options. Goes out: a table or JSON (schema numapin.bench/1) on stdout, and files.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from numapin.bench.loader import CASES, PEERS, Options, loader_benchmark
-from numapin.bench.model import Report, summarise
-from numapin.cli.output import show
-from numapin.errors import NumapinError
+from numapin.bench import alloc as alloc_cases
+from numapin.bench import launch as launch_cases
+from numapin.bench import loader as loader_cases
+from numapin.bench import overlap as overlap_cases
+from numapin.bench import transfer as transfer_cases
+from numapin.bench.machine import read_machine
+from numapin.cli.measuring import Defaults, Names, Sizes, run, shared_options, with_defaults
+from numapin.cli.output import say, write
+from numapin.view import bench_layouts as layouts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from numapin.bench.model import Report
+    from numapin.topology.model import Topology
 
-    from numapin.bench.machine import Machine
-    from numapin.bench.model import Benchmark, Case, Peer, Run
+_LOADER = Defaults(
+    quick={"repeats": 1, "seconds": 0.5, "warm_up": 0.5}, normal={"repeats": 5, "seconds": 3.0, "warm_up": 2.0}
+)
+_TRANSFER = Defaults(
+    quick={"repeats": 1, "seconds": 0.02, "sizes": transfer_cases.QUICK_SIZES},
+    normal={"repeats": 5, "seconds": 0.1, "sizes": transfer_cases.SIZES},
+)
+_ALLOC = Defaults(
+    quick={"repeats": 1, "samples": 3, "sizes": alloc_cases.QUICK_SIZES},
+    normal={"repeats": 5, "samples": 7, "sizes": alloc_cases.SIZES},
+)
+_OVERLAP = Defaults(quick={"repeats": 1, "seconds": 0.1}, normal={"repeats": 5, "seconds": 0.7})
+_LAUNCH = Defaults(quick={"repeats": 1}, normal={"repeats": 7})
 
-_QUICK = {"repeats": 1, "seconds": 0.5, "warm_up": 0.5}
-_NORMAL = {"repeats": 5, "seconds": 3.0, "warm_up": 2.0}
 
-
-# click.ParamType takes a type argument since click 8.2 only; hence the ignore.
-class Names(click.ParamType):  # type: ignore[type-arg]
-    """Names out of a known list, separated by commas."""
-
-    name = "LIST"
-
-    def __init__(self, kind: str, known: Collection[str]) -> None:
-        """Remember what the names are of."""
-        self._kind, self._known = kind, tuple(known)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:  # noqa: ANN401
-        """Split the list, or fail with the names that are known."""
-        if isinstance(value, tuple):
-            return value
-        names = tuple(dict.fromkeys(name.strip() for name in value.split(",")))
-        for name in names:
-            if name not in self._known:
-                self.fail(f"{self._kind} {name!r} is not one of {', '.join(self._known)}", param, ctx)
-        return names
+def _names(kind: str, known: Any, *, default: str | None = None) -> dict[str, Any]:  # noqa: ANN401 - an enum or a dict
+    return {"type": Names(kind, known), "default": ",".join(known) if default is None else default}
 
 
 @click.group()
 def bench() -> None:
-    """Measure on this machine, against peers in the same run."""
+    """Measure on this machine, with peers in turn in the same run."""
 
 
 @bench.command()
-@click.option("--cases", type=Names("case", CASES), default=",".join(CASES), help="Which batches; by default all.")
-@click.option("--peers", type=Names("peer", PEERS), default=",".join(PEERS), help="Whom to run; by default all.")
-@click.option("--repeats", type=click.IntRange(1), help="How often each peer runs, in turn. [default: 5]")
+@click.option("--sizes", type=Sizes(), help="How many bytes a copy has, such as 4K,64M,1G. [default: 4K to 1G]")
+@click.option("--peers", **_names("peer", transfer_cases.MEMORIES), help="Kinds of memory; by default all.")
+@click.option("--directions", **_names("direction", transfer_cases.Direction), help="h2d, d2h, both; by default all.")
+@click.option("--gpus", type=click.Choice(["one", "all"]), default="all", show_default=True, help="All: also at once.")
+@click.option("--seconds", type=click.FloatRange(0, min_open=True), help="Length of a window. [default: 0.1]")
+@shared_options(repeats=5, timeout_s=120)
+@click.option(
+    "--save", "machine_file", type=click.Path(path_type=Path), metavar="FILE",
+    help="Write a machine file that has GPUs of unknown node on the node that is fastest, if one is.",
+)  # fmt: skip
+def transfer(**given: Any) -> None:  # noqa: ANN401 - click passes options by name
+    """Copies between host and GPU: each kind of memory, from each NUMA node to each GPU.
+
+    \b
+    Examples:
+      numapin bench transfer --quick                   does everything run?
+      numapin bench transfer --plot transfer.svg       all sizes, and a picture
+      numapin bench transfer --sizes 64M --directions h2d --repeats 9
+      numapin bench transfer --save measured.json      where are GPUs whose node nobody tells?
+      numapin plan --machine measured.json
+    """  # noqa: D301 - \b is click's mark for a paragraph that is kept as it is
+    from numapin.cli.options import topology_from
+
+    given = with_defaults(given, _TRANSFER)
+    machine, topology = read_machine(), topology_from(gpu_nodes=None)
+    options = transfer_cases.Options(
+        sizes=given["sizes"], memories=given["peers"], directions=given["directions"], seconds=given["seconds"]
+    )
+    nodes = sorted({node.id for node in topology.cpu_nodes} & topology.allowed.nodes)
+    gpu_nodes = _gpu_nodes(topology, len(machine.gpus) if given["gpus"] == "all" else min(1, len(machine.gpus)))
+    benchmark = transfer_cases.transfer_benchmark(options, gpu_nodes=gpu_nodes, nodes=nodes, no_gpu=machine.no_gpu)
+    settings = {**asdict(options), "peers_are": transfer_cases.MEMORIES, "nodes": nodes, "gpu_nodes": gpu_nodes}
+    report = run(benchmark, machine, settings, given=given, layout=layouts.TRANSFER)
+    if given["machine_file"] is not None:
+        _save_measured(report, topology, nodes, num_gpus=len(gpu_nodes), path=given["machine_file"])
+
+
+def _gpu_nodes(topology: Topology, num_gpus: int) -> list[int | None]:
+    """Return the nodes of the first GPUs in torch's order, None where it is unknown."""
+    nodes = {gpu.cuda_index: gpu.node for gpu in topology.gpus}
+    return [nodes.get(index) for index in range(num_gpus)]
+
+
+def _save_measured(report: Report, topology: Topology, nodes: list[int], *, num_gpus: int, path: Path) -> None:
+    """Write the machine with what was measured; raise NumapinError, and write nothing, where that adds nothing."""
+    from numapin.bench.nearest import nearest_nodes, with_measured
+
+    verdicts = nearest_nodes(report.cases, num_gpus=num_gpus, nodes=nodes)
+    measured = with_measured(topology, verdicts)
+    write(json.dumps(measured.to_json(), indent=1, ensure_ascii=False) + "\n", path, option="--save")
+    for verdict in verdicts:
+        say(f"cuda:{verdict.gpu}: {verdict.reason}")
+    pairs = ",".join(f"{gpu.index}={gpu.node}" for gpu in measured.gpus if gpu.node_source == "measured")
+    say(f"plan with it: numapin plan --machine {path}; run with it: numapin run --gpu-nodes {pairs}")
+
+
+@bench.command()
+@click.option("--sizes", type=Sizes(), help="How many bytes, such as 4K,64M. [default: 4K to 128M]")
+@click.option("--peers", **_names("peer", alloc_cases.PEERS), help="Ways to get memory; by default all.")
+@click.option("--samples", type=click.IntRange(1), help="Allocations that a repeat is the median of. [default: 7]")
+@shared_options(repeats=5, timeout_s=120)
+def alloc(**given: Any) -> None:  # noqa: ANN401 - click passes options by name
+    """What memory costs: allocation, first write, second write, copy to the GPU, timed apart.
+
+    \b
+    Examples:
+      numapin bench alloc                              every way, 4 KiB to 128 MiB
+      numapin bench alloc --peers pin-cold,pin-pool    what one pin_memory() call takes
+      numapin bench alloc --sizes 1M --repeats 21 --json
+    """  # noqa: D301 - \b is click's mark for a paragraph that is kept as it is
+    given, machine = with_defaults(given, _ALLOC), read_machine()
+    benchmark = alloc_cases.alloc_benchmark(
+        given["sizes"],
+        given["peers"],
+        num_samples=given["samples"],
+        no_gpu=machine.no_gpu,
+    )
+    settings = {"sizes": given["sizes"], "num_samples": given["samples"], "peers_are": alloc_cases.PEERS}
+    run(benchmark, machine, settings, given=given, layout=layouts.ALLOC)
+
+
+@bench.command()
+@click.option("--cases", **_names("case", overlap_cases.STEPS), help="Kinds of steps; by default all.")
+@click.option("--peers", **_names("peer", overlap_cases.PEERS), help="Ways to copy; by default all.")
+@click.option("--seconds", type=click.FloatRange(0, min_open=True), help="Length of a window. [default: 0.7]")
+@shared_options(repeats=5, timeout_s=120)
+def overlap(**given: Any) -> None:  # noqa: ANN401 - click passes options by name
+    """A loop that loads, copies and computes: does pinning help it, and is the copy hidden?
+
+    \b
+    Examples:
+      numapin bench overlap                            every kind of step
+      numapin bench overlap --cases transfer-bound,compute-bound
+      numapin bench overlap --plot overlap.svg --output overlap.json
+    """  # noqa: D301 - \b is click's mark for a paragraph that is kept as it is
+    given, machine = with_defaults(given, _OVERLAP), read_machine()
+    benchmark = overlap_cases.overlap_benchmark(
+        given["cases"],
+        given["peers"],
+        seconds=given["seconds"],
+        no_gpu=machine.no_gpu,
+    )
+    settings = {"seconds": given["seconds"], "peers_are": overlap_cases.PEERS}
+    run(benchmark, machine, settings, given=given, layout=layouts.OVERLAP)
+
+
+@bench.command()
+@click.option("--scripts", **_names("script", launch_cases.SCRIPTS, default="print"), help="print, all-reduce.")
+@click.option("--peers", **_names("peer", launch_cases.PEERS, default="torchrun,numapin"), help="Which launchers.")
+@click.option("--ranks", type=click.IntRange(1), default=4, show_default=True, help="How many a launcher starts.")
+@shared_options(repeats=7, timeout_s=300)
+def launch(**given: Any) -> None:  # noqa: ANN401 - click passes options by name
+    """Start-up time and memory of `numapin run` and of torchrun.
+
+    \b
+    Examples:
+      numapin bench launch                             until every rank has printed a line
+      numapin bench launch --scripts all-reduce --ranks 2
+      numapin bench launch --peers torchrun,torchrun-numa,numapin
+    """  # noqa: D301 - \b is click's mark for a paragraph that is kept as it is
+    given = with_defaults(given, _LAUNCH)
+    benchmark = launch_cases.launch_benchmark(given["scripts"], given["peers"], num_ranks=given["ranks"])
+    settings = {
+        "num_ranks": given["ranks"],
+        "peers_are": {name: launch_cases.PEERS[name][1:] for name in given["peers"]},
+    }
+    run(benchmark, read_machine(), settings, given=given, layout=layouts.LAUNCH)
+
+
+@bench.command()
+@click.option("--cases", **_names("case", loader_cases.CASES), help="Which batches; by default all.")
+@click.option("--peers", **_names("peer", loader_cases.PEERS), help="Whom to run; by default all.")
 @click.option("--seconds", type=click.FloatRange(0, min_open=True), help="Length of a window. [default: 3]")
 @click.option("--warm-up", type=click.FloatRange(0), metavar="S", help="Seconds before the window. [default: 2]")
 @click.option("--batches", type=click.IntRange(1), default=10, show_default=True, help="At least so many a window.")
 @click.option("--workers", type=click.IntRange(1), help="Workers of every loader; by default as each case says.")
 @click.option("--gpus", type=click.Choice(["one", "all"]), default="one", show_default=True, help="All: all at once.")
-@click.option("--timeout", type=click.FloatRange(1), default=180, show_default=True, help="Seconds for one peer once.")
-@click.option("--quick", is_flag=True, help="One repeat with short windows: to see that everything runs.")
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-@click.option("--output", type=click.Path(path_type=Path), metavar="FILE", help="Write the report to a file as well.")
+@shared_options(repeats=5, timeout_s=180)
 def loader(**given: Any) -> None:  # noqa: ANN401 - click passes options by name
     """Batches per second of numapin.DataLoader, torch's and others', each in fresh processes.
 
@@ -78,12 +200,8 @@ def loader(**given: Any) -> None:  # noqa: ANN401 - click passes options by name
       numapin bench loader --gpus all --cases 38MB    one process a GPU, at once
       numapin bench loader --output loader.json       all figures, for later
     """  # noqa: D301 - \b is click's mark for a paragraph that is kept as it is
-    from numapin.bench.machine import read_machine
-    from numapin.view.bench_table import LOADER_COLUMNS, LOADER_LEGEND, bench_table
-
-    defaults = _QUICK if given["quick"] else _NORMAL
-    given |= {name: value for name, value in defaults.items() if given[name] is None}
-    options = Options(
+    given, machine = with_defaults(given, _LOADER), read_machine()
+    options = loader_cases.Options(
         cases=given["cases"],
         peers=given["peers"],
         num_workers=given["workers"],
@@ -92,82 +210,6 @@ def loader(**given: Any) -> None:  # noqa: ANN401 - click passes options by name
         num_batches=given["batches"],
         all_gpus=given["gpus"] == "all",
     )
-    machine = read_machine()
-    benchmark = loader_benchmark(options, num_gpus=len(machine.gpus), no_gpu=machine.no_gpu)
-    settings = {**asdict(options), "repeats": given["repeats"], "timeout_s": given["timeout"], "peers_are": PEERS}
-    report = _measure(benchmark, machine, settings, given["output"])
-    if given["as_json"]:
-        click.echo(_text(report), nl=False)
-    else:
-        show(bench_table(report, LOADER_COLUMNS, legend=LOADER_LEGEND))
-    _require_figures(report)
-
-
-def _measure(benchmark: Benchmark, machine: Machine, settings: dict[str, Any], output: Path | None) -> Report:
-    """Run the benchmark. The file is written after every run, so that one that is cut short leaves what it has."""
-    from numapin.bench import harness
-
-    def report() -> Report:
-        return Report(
-            benchmark=benchmark.name,
-            command=("numapin", *sys.argv[1:]),
-            machine=machine.to_json(),
-            settings=settings,
-            cases=summarise(benchmark, runs),
-        )
-
-    runs: list[Run] = []
-    if output is not None:
-        _save(report(), output)  # a file that cannot be written is told before the time is spent
-    starts = _progress(benchmark, settings["repeats"])
-    for run in harness.measure(benchmark, repeats=settings["repeats"], timeout_s=settings["timeout_s"], starts=starts):
-        runs.append(run)
-        if output is not None:
-            _save(report(), output)
-    _clear()
-    return report()
-
-
-def _progress(benchmark: Benchmark, repeats: int) -> Callable[[Case, Peer, int], None]:
-    """Return what shows, on a terminal, which run is on; a line that the next one overwrites."""
-    total = repeats * sum(len(case.peers) for case in benchmark.cases)
-    done = 0
-
-    def starts(case: Case, peer: Peer, repeat: int) -> None:
-        nonlocal done
-        done += 1
-        _clear()
-        if sys.stderr.isatty():
-            click.echo(f"{done}/{total}  {case.name}  {peer.name}  repeat {repeat + 1}", err=True, nl=False)
-
-    return starts
-
-
-def _clear() -> None:
-    if sys.stderr.isatty():
-        click.echo("\r\033[K", err=True, nl=False)
-
-
-def _require_figures(report: Report) -> None:
-    """Raise NumapinError where nothing at all could be measured."""
-    if any(peer.num_runs for case in report.cases for peer in case.peers):
-        return
-    cases = [case.skipped for case in report.cases]
-    peers = [peer.skipped for case in report.cases for peer in case.peers]
-    why = next((reason for reason in (*peers, *cases) if reason), "none of these peers fits these cases")
-    raise NumapinError(
-        f"nothing was measured: {why}", "what runs without a GPU: numapin bench loader --cases transport"
-    )
-
-
-def _text(report: Report) -> str:
-    return json.dumps(report.to_json(), indent=1, ensure_ascii=False) + "\n"
-
-
-def _save(report: Report, path: Path) -> None:
-    try:
-        temporary = path.with_name(f".{path.name}.new")
-        temporary.write_text(_text(report), encoding="utf-8")
-        temporary.replace(path)
-    except (OSError, ValueError) as error:  # with_name takes no path that ends in no name
-        raise NumapinError(f"{path} cannot be written: {error}", "choose another file for --output") from None
+    benchmark = loader_cases.loader_benchmark(options, num_gpus=len(machine.gpus), no_gpu=machine.no_gpu)
+    settings = {**asdict(options), "peers_are": loader_cases.PEERS}
+    run(benchmark, machine, settings, given=given, layout=layouts.LOADER)

@@ -21,7 +21,11 @@ _COMMANDS: Final = {
     "run": "Run a training script, one bound rank per GPU. Replaces torchrun.",
     "topo": "Show the machine: packages, NUMA nodes, caches, cores, GPUs, NICs.",
     "plan": "Show what `run` would bind, without starting anything.",
-    "bench": "Measure: numapin's DataLoader against its peers.",
+    "verify": "Show where a running job's threads and pages are, against its plan.",
+    "top": "Show live what each rank's threads, memory and GPU do.",
+    "doctor": "Say what keeps a job from being fast or safe here, and what mends it.",
+    "bench": "Measure: copies, allocation, overlap, start-up, DataLoaders.",
+    "trace": "Run a script under the profiler: where its steps' time goes, and what to change.",
 }
 
 
@@ -62,6 +66,7 @@ def numapin() -> None:
       numapin topo                     see the machine
       numapin plan                     see what each rank would get
       numapin run train.py             start one bound rank per GPU
+      numapin verify                   see that a running job is where it was planned
     """  # noqa: D301 - \b is click's mark for a paragraph that is kept as it is
 
 

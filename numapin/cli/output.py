@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from numapin.errors import NumapinError
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
     from rich.console import RenderableType
 
@@ -42,3 +45,13 @@ def say(text: str) -> None:
     """Print a line on stderr, if that can be written."""
     with suppress(OSError):
         click.echo(text, err=True)
+
+
+def write(text: str, path: Path, *, option: str) -> None:
+    """Write a file, whole or not at all. Raises NumapinError that names the option."""
+    try:
+        temporary = path.with_name(f".{path.name}.new")
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except (OSError, ValueError) as error:  # with_name takes no path that ends in no name
+        raise NumapinError(f"{path} cannot be written: {error}", f"choose another file for {option}") from None

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import shlex
+from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,16 +22,19 @@ from numapin.cli.output import say, show, warn
 from numapin.errors import BindingRefused, UsageError
 from numapin.plan import make_plan
 from numapin.rundir import run_directory
-from numapin.topology.visible import apply_visibility
+from numapin.topology.visible import first_visible
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from numapin.plan import Plan
+    from numapin.report import Report
     from numapin.request import Request
     from numapin.topology.model import Topology
     from numapin.torchrun import Job
+    from numapin.watch import Watching
 
 _DESCRIPTION = (
     "Run a training script with one rank per GPU, each bound to the CPUs and the memory of its GPU's NUMA node."
@@ -38,9 +43,10 @@ _EPILOG = """examples:
   numapin run train.py --lr 0.1                     one bound rank per visible GPU
   numapin run --bind exclusive --memory bind train.py
   numapin run --nnodes 2 --rdzv-backend c10d --rdzv-endpoint head:29500 train.py
-  numapin run --dry-run train.py                    show the plan and each rank's command"""
+  numapin run --dry-run train.py                    show the plan and each rank's command
+  numapin run --report placement.json train.py      and verify where threads and pages came to be"""
 
-_OWN = (
+OPTIONS = (
     *BINDING,
     click.Option(
         ["--dataloader"],
@@ -51,6 +57,21 @@ _OWN = (
     ),
     click.Option(["--dry-run"], is_flag=True, help="Show the plan and the command of each rank, and start nothing."),
     click.Option(["--quiet"], is_flag=True, help="Do not show the table of bindings at the start."),
+    click.Option(
+        ["--verify"], is_flag=True, help="Look where threads and pages are, soon after the start and near the end."
+    ),
+    click.Option(
+        ["--verify-after"],
+        type=click.FloatRange(min=0),
+        metavar="SECONDS",
+        help="How long after the ranks started to look first (10); implies --verify.",
+    ),
+    click.Option(
+        ["--report"],
+        type=click.Path(path_type=Path, dir_okay=False),
+        metavar="FILE",
+        help="Write what each rank requested, was given and has (JSON); implies --verify.",
+    ),
 )
 
 
@@ -63,7 +84,7 @@ class _RunCommand(click.Command):
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete our options and file names."""
         del ctx
-        names = [(name, option.help) for option in _OWN for name in (*option.opts, *option.secondary_opts)]
+        names = [(name, option.help) for option in OPTIONS for name in (*option.opts, *option.secondary_opts)]
         if incomplete.startswith("-"):
             return [CompletionItem(name, help=text) for name, text in names if name.startswith(incomplete)]
         return [CompletionItem(incomplete, type="file")]
@@ -78,10 +99,13 @@ class _RunCommand(click.Command):
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def run(arguments: tuple[str, ...]) -> None:
     """Run a training script, one bound rank per GPU. Replaces torchrun."""
-    job, options = _parse(arguments)
+    start(*parse(arguments))
 
+
+def start(job: Job, options: dict[str, Any], *, trace: str = "") -> None:
+    """Read the machine, plan, and run the job to its end; `trace` is what the hook in the ranks is told."""
     topology = topology_from(gpu_nodes=options["gpu_nodes"])
-    environment = {**_gpu_environment(topology, options["gpus"]), **_loader_environment(job, options)}
+    environment = {**_gpu_environment(topology, options["gpus"]), **_hook_environment(job, options, trace)}
     plan = make_plan(topology, _request(job, options, topology, environment))
     plan = rehearse(plan, strict=options["strict"])
 
@@ -89,11 +113,13 @@ def run(arguments: tuple[str, ...]) -> None:
     if options["dry_run"]:
         _print_commands(plan, job, environment)
     else:
-        _launch(plan, job, environment)
+        _launch(plan, job, environment, _watching(options))
 
 
-def make_run_parser() -> ArgumentParser:
-    """Return the installed torch's torchrun parser, with the binding options added."""
+def make_run_parser(
+    options: Sequence[click.Option] = (), *, command: str = "run", about: str = _DESCRIPTION, epilog: str = _EPILOG
+) -> ArgumentParser:
+    """Return the installed torch's torchrun parser, with our options added, and those of another command."""
     from numapin.torchrun import OwnOption, make_parser
 
     own = [
@@ -103,23 +129,28 @@ def make_run_parser() -> ArgumentParser:
             metavar=option.metavar or "|".join(getattr(option.type, "choices", ())) or option.type.name,
             help=option.help or "",
         )
-        for option in _OWN
+        for option in (*OPTIONS, *options)
     ]
-    return make_parser(own, description=_DESCRIPTION, epilog=_EPILOG)
+    parser = make_parser(own, description=about, epilog=epilog)
+    parser.prog = f"numapin {command}"
+    return parser
 
 
-def _parse(arguments: tuple[str, ...]) -> tuple[Job, dict[str, Any]]:
+def parse(
+    arguments: tuple[str, ...], options: Sequence[click.Option] = (), **command: str
+) -> tuple[Job, dict[str, Any]]:
     """Let torch's parser read the line; what is ours in it goes through click, as in `numapin plan`.
 
     Importing torch starts OpenMP, which moves this thread where OMP_PROC_BIND or GOMP_CPU_AFFINITY say so; the plan is
     for the CPUs that were given to the launcher.
     """
     given = os.sched_getaffinity(0)
-    from numapin.torchrun import parse
+    from numapin import torchrun
 
     os.sched_setaffinity(0, given)
-    job = parse(arguments, make_run_parser())
-    return job, click.Command("run", params=list(_OWN)).make_context("numapin run", list(job.own)).params
+    parser = make_run_parser(options, **command)
+    job = torchrun.parse(arguments, parser)
+    return job, click.Command("run", params=[*OPTIONS, *options]).make_context(parser.prog, list(job.own)).params
 
 
 def _request(job: Job, options: dict[str, Any], topology: Topology, environment: Mapping[str, str]) -> Request:
@@ -165,17 +196,19 @@ def _gpu_environment(topology: Topology, named: str | None) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in gpus if gpu.uuid)}
 
 
-def _loader_environment(job: Job, options: dict[str, Any]) -> dict[str, str]:
-    """Return what gives the ranks the wanted data path; say, or with --strict refuse, where it cannot reach them."""
-    if options["dataloader"] == "numapin":
-        reason = preload.refusal(job.command)
-        if reason and options["strict"]:
-            raise BindingRefused(f"--strict: --dataloader numapin cannot work: {reason}", preload.REMEDY)
-        if reason:
-            warn([f"--dataloader numapin cannot work: {reason}; {preload.REMEDY}"])
-        elif not preload.is_python(job.command):
-            say(f"numapin: --dataloader numapin reaches the Python processes that {job.command[0]} starts, if any")
-    return preload.environment(options["dataloader"], os.environ)
+def _hook_environment(job: Job, options: dict[str, Any], trace: str) -> dict[str, str]:
+    """Return what gives the ranks the wanted data path and the tracing; say, or refuse, where it cannot reach them."""
+    reason = preload.refusal(job.command)
+    wanted = "numapin trace" if trace else "--dataloader numapin" if options["dataloader"] == "numapin" else None
+    if trace and reason:
+        raise UsageError(f"numapin trace cannot work: {reason}", preload.TRACE_REMEDY)
+    if wanted and reason and options["strict"]:
+        raise BindingRefused(f"--strict: {wanted} cannot work: {reason}", preload.REMEDY)
+    if wanted and reason:
+        warn([f"{wanted} cannot work: {reason}; {preload.REMEDY}"])
+    elif wanted and not preload.is_python(job.command):
+        say(f"numapin: {wanted} reaches the Python processes that {job.command[0]} starts, if any")
+    return preload.environment(options["dataloader"], os.environ, trace=trace)
 
 
 def _gpus_of_virtual_ranks(topology: Topology, environ: Mapping[str, str]) -> tuple[int | None, ...]:
@@ -183,8 +216,7 @@ def _gpus_of_virtual_ranks(topology: Topology, environ: Mapping[str, str]) -> tu
     listed = environ.get("CUDA_VISIBLE_DEVICES")
     entries = [str(n) for n in range(len(topology.gpus))] if listed is None else listed.split(",")
     order = environ.get("CUDA_DEVICE_ORDER")
-    seen = (apply_visibility(topology.gpus, visible_devices=entry.strip(), device_order=order)[0] for entry in entries)
-    return tuple(next((gpu.index for gpu in gpus if gpu.cuda_index == 0), None) for gpus in seen)
+    return tuple(first_visible(topology.gpus, visible_devices=entry.strip(), device_order=order) for entry in entries)
 
 
 def _announce(plan: Plan, topology: Topology, *, quiet: bool) -> None:
@@ -207,9 +239,41 @@ def _print_commands(plan: Plan, job: Job, environment: dict[str, str]) -> None:
         click.echo(f"rank {rank.local_rank}: {' '.join(variables)} {shlex.join(job.command_of(rank.local_rank))}")
 
 
-def _launch(plan: Plan, job: Job, environment: dict[str, str]) -> None:
+def _launch(plan: Plan, job: Job, environment: dict[str, str], watch: Watching | None) -> None:
     from numapin.launch import launch
 
     os.environ.update(environment)
-    with run_directory(os.environ) as run_dir:
+    with run_directory(os.environ) as run_dir, _watched(run_dir, len(plan.ranks), watch):
         launch(plan, job, run_dir)
+
+
+def _watching(options: dict[str, Any]) -> Watching | None:
+    """Return what --verify, --verify-after and --report ask for. Raises UsageError for a folder that is no place."""
+    after_s, report = options["verify_after"], options["report"]
+    if not options["verify"] and after_s is None and report is None:
+        return None
+    from numapin.watch import Watching
+
+    if report is not None and not os.access(report.parent, os.W_OK):
+        raise UsageError(f"--report {report}: {report.parent} is no folder that can be written", "name another file")
+    return Watching(
+        after_s=10 if after_s is None else after_s, report=report, tell=_tell, warn=lambda text: warn([text])
+    )
+
+
+def _watched(run_dir: str, num_ranks: int, watch: Watching | None) -> AbstractContextManager[None]:
+    if watch is None:
+        return nullcontext()
+    from numapin.watch import watching
+
+    return watching(run_dir, num_ranks, watch)
+
+
+def _tell(report: Report, age_s: float) -> None:
+    """Say what was verified: a line where the plan holds, and what was found."""
+    from numapin.view.verify_table import findings_of, summary
+
+    when = f" {age_s:.0f} s ago" if age_s else ""
+    say(f"numapin: verified{when}: {summary(report)}")
+    for finding in findings_of(report, notes=False):
+        show(finding, err=True)

@@ -1,80 +1,145 @@
 """`numapin topo`: show the machine. Edge.
 
-Comes in: the machine that the options name. Goes out: a tree, a matrix or JSON on stdout, or a machine file.
+Comes in: the machine that the options name, and a plan if wanted. Goes out: a tree, a matrix, JSON, or a picture (SVG,
+HTML) on stdout or in a file; or a machine file.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from numapin.cli.options import GPU_NODES, MACHINE, topology_from
-from numapin.cli.output import show, warn
-from numapin.errors import NumapinError
+from numapin.cli.output import show, warn, write
+from numapin.errors import MachineFileError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from numapin.plan import Plan
     from numapin.topology.model import Topology
 
+_NEW_PLAN: Final = ""  # what --plan without a file means
 
-def _show_tree(topology: Topology) -> None:
+
+def _show_tree(topology: Topology, plan: Plan | None) -> None:
     from numapin.view.topo_tree import topo_tree
 
-    show(topo_tree(topology))
-    warn(topology.warnings)
+    show(topo_tree(topology, plan))
+    warn((plan or topology).warnings)
 
 
-def _show_matrix(topology: Topology) -> None:
+def _show_matrix(topology: Topology, _plan: Plan | None) -> None:
     from numapin.view.topo_matrix import topo_matrix
 
     show(topo_matrix(topology))
     warn(topology.warnings)
 
 
-def _show_json(topology: Topology) -> None:
+def _show_json(topology: Topology, _plan: Plan | None) -> None:
     click.echo(_text(topology), nl=False)
 
 
-_FORMATS: Final[dict[str, Callable[[Topology], None]]] = {
+def _svg(topology: Topology, plan: Plan | None) -> str:
+    from numapin.view.picture.layout import lay_out
+    from numapin.view.picture.svg import svg
+
+    return svg(lay_out(topology, plan))
+
+
+def _html(topology: Topology, plan: Plan | None) -> str:
+    from numapin.view.picture.page import page
+
+    return page(topology, plan)
+
+
+_SHOWN: Final[dict[str, Callable[[Topology, Plan | None], None]]] = {
     "tree": _show_tree,
     "matrix": _show_matrix,
     "json": _show_json,
 }
+_DRAWN: Final[dict[str, Callable[[Topology, Plan | None], str]]] = {"svg": _svg, "html": _html}
+_PLANNED: Final = ("tree", *_DRAWN)
 
 
 @click.command(params=[*MACHINE, GPU_NODES])
-@click.option("--format", "form", type=click.Choice(list(_FORMATS)), default="tree", help="How to show it.")
+@click.option("--format", "form", type=click.Choice([*_SHOWN, *_DRAWN]), default="tree", help="How to show it.")
 @click.option("--json", "form", flag_value="json", help="The same as --format json.")
+@click.option(
+    "--plan",
+    "plan_file",
+    is_flag=False,
+    flag_value=_NEW_PLAN,
+    metavar="[FILE]",
+    help="Mark each rank's CPUs, memory and GPU: of a plan.json, or of the plan that `numapin plan` would make.",
+)
+@click.option("--output", type=click.Path(path_type=Path), metavar="FILE", help="Where svg or html goes; else stdout.")
 @click.option("--save", type=click.Path(path_type=Path), metavar="FILE", help="Write a machine file instead.")
-def topo(form: str, save: Path | None, **machine: Any) -> None:  # noqa: ANN401 - click passes options by name
+def topo(
+    form: str,
+    plan_file: str | None,
+    output: Path | None,
+    save: Path | None,
+    **machine: Any,  # noqa: ANN401 - click passes options by name
+) -> None:
     """Show packages, NUMA nodes, L3 groups, cores, GPUs and NICs of this or another machine.
 
     \b
     Examples:
       numapin topo                        as a tree
       numapin topo --format matrix        how GPUs and NICs reach each other
+      numapin topo --format html --plan --output topo.html
+      numapin topo --format svg --plan RUN/plan.json > topo.svg
       numapin topo --save dgx.json        to plan for this machine elsewhere:
       numapin plan --machine dgx.json
     """  # noqa: D301 - \b is click's mark for a paragraph that is kept as it is
+    _check(form, plan_file, output)
     topology = topology_from(**machine)
     if save is not None:
-        _save(topology, save)
+        write(_text(topology), save, option="--save")
+        return
+    plan = None if plan_file is None else _plan(topology, plan_file)
+    if form in _SHOWN:
+        _SHOWN[form](topology, plan)
+        return
+    text = _DRAWN[form](topology, plan)
+    if output is None:
+        click.echo(text, nl=False)
     else:
-        _FORMATS[form](topology)
+        write(text, output, option="--output")
+    warn((plan or topology).warnings)
+
+
+def _check(form: str, plan_file: str | None, output: Path | None) -> None:
+    """Refuse what cannot be combined, and a page of source on a terminal. Raises UsageError."""
+    if plan_file is not None and form not in _PLANNED:
+        raise UsageError(f"--plan marks nothing with --format {form}", f"use --format {', '.join(_PLANNED)}")
+    if output is not None and form in _SHOWN:
+        raise UsageError(
+            f"--output is for {' and '.join(_DRAWN)}, not for {form}", f"numapin topo --format {form} > FILE"
+        )
+    if output is None and form in _DRAWN and sys.stdout.isatty():
+        hint = f"numapin topo --format {form} --output topo.{form}"
+        raise UsageError(f"--format {form} is a picture, and stdout is a terminal", hint)
+
+
+def _plan(topology: Topology, file: str) -> Plan:
+    """Read a saved plan, or make the one of `numapin plan`."""
+    from numapin.plan import Plan, make_plan
+    from numapin.request import Request
+
+    if file == _NEW_PLAN:
+        return make_plan(topology, Request())
+    try:
+        text = Path(file).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:  # no such file, or no text
+        raise MachineFileError(f"{file} cannot be read: {error}", "write a plan with: numapin plan --json") from None
+    return Plan.from_json(text, source=file)
 
 
 def _text(topology: Topology) -> str:
     return json.dumps(topology.to_json(), indent=1, ensure_ascii=False) + "\n"
-
-
-def _save(topology: Topology, path: Path) -> None:
-    try:
-        temporary = path.with_name(f".{path.name}.new")
-        temporary.write_text(_text(topology), encoding="utf-8")
-        temporary.replace(path)
-    except (OSError, ValueError) as error:  # with_name takes no path that ends in no name
-        raise NumapinError(f"{path} cannot be written: {error}", "choose another file for --save") from None

@@ -11,7 +11,8 @@ Comes in: the arguments of torch's DataLoader. Goes out: batches::
     parcel      what travels: the pickle and where the tensors lie
     opening     a parcel into a batch, in the rank: over the slot, or over copies
     transfer    the same on the GPU: one copy a batch, ahead of time
-    ring        memory for slots: placed, touched, locked, lent, checked
+    ring        slots, made as batches need them and lent to the loop
+    memory      their memory: placed, touched, locked, checked
     slots       the control page that rank and workers share
     spill       memory of its own for a batch without a slot
     quarantine  when a slot that nobody refers to may be written again

@@ -68,11 +68,11 @@ class Channel:
         if self._late is not None and self._late.is_busy():
             self._late.add(_frames(message, self.number))
             return
-        frames = _frames(message, self.number)
+        fd, frames = self._writer.fileno(), _frames(message, self.number)
         with suppress(BrokenPipeError):
             for frame in frames:
                 try:
-                    os.write(self._writer.fileno(), frame)
+                    os.write(fd, frame)
                 except BlockingIOError:
                     self._leave_to_thread(frame, frames)
                     return
@@ -139,7 +139,7 @@ class Channel:
         """Close the reading end in a process that only writes, so that a dead reader is noticed."""
         self._reader.close()
 
-    def cancel_flush(self) -> None:
+    def cancel_join_thread(self) -> None:
         """Do not wait, when this process ends, for what the pipe had no room for."""
         self.is_flushed_at_exit = False
         if self._late is not None:

@@ -7,6 +7,7 @@ worker_init_fn, and the opening of a batch when it is due.
 
 from __future__ import annotations
 
+import os
 import time
 from typing import TYPE_CHECKING, Any, Final
 
@@ -116,8 +117,8 @@ class RingIterator(_MultiProcessingDataLoaderIter):
 
     def _shutdown_workers(self) -> None:
         """End the workers and give the ring back, also where the iterator never got as far as having workers."""
-        if "_lane" not in self.__dict__:
-            return
+        if "_lane" not in self.__dict__ or self._path.pid != os.getpid():
+            return  # a child that the user forked has inherited the iterator, and not its workers
         try:
             if hasattr(self, "_shutdown"):
                 self.__dict__.setdefault("_workers_status", [True] * len(self._workers))

@@ -20,6 +20,7 @@ import torch
 from torch.multiprocessing.reductions import reduce_tensor
 from torch.nn.utils.rnn import PackedSequence
 
+from numapin import native
 from numapin.data.parcel import SLOT, SPILL, Head, Miss, encode, move, packed_sequence, rebuild, tensor_over
 from numapin.data.slots import align
 from numapin.data.spill import Spill
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 # A view's whole storage is sent, so that views go on sharing it, up to this many times the view.
 _MAX_STORAGE_RATIO: Final = 4
 _LARGEST_ITEM_BYTES: Final = 16  # so that views of another dtype into the same range begin at a multiple of theirs
+LARGE_BYTES: Final = 4 << 20  # from here on threads are worth their cost, and the caches are no place for a batch
 _SMALL_BYTES: Final = 1024  # plain memory below this stays in the pickle
 
 
@@ -57,7 +59,7 @@ class _Part:
 
 
 def _part(at: int, view: memoryview) -> _Part:
-    return _Part(at, view, torch.frombuffer(view, dtype=torch.uint8, count=1).data_ptr())
+    return _Part(at, view, native.address_of(view))
 
 
 class Room(NamedTuple):
@@ -73,6 +75,7 @@ class Packer:
 
     def __init__(self, slots: OwnSlots | None, *, worker: int, pins: bool, moves: bool) -> None:
         self._slots, self._worker, self.pins, self.moves = slots, worker, pins, moves
+        self.passes_caches = (pins or moves) and native.can_pass_caches()  # a GPU reads what is written, and no CPU
         self._thread = threading.get_ident()
         self._parts: list[_Part | None] = [None, None]
         self._spill: Spill | None = None
@@ -116,7 +119,11 @@ class Packer:
     def copy(self, room: Room, storage: torch.UntypedStorage, base: int) -> None:
         """Copy a storage, from byte `base` on, into its room."""
         source = tensor_over(storage, base, torch.uint8, (room.num_bytes,), (1,))
-        torch.empty(0, dtype=torch.uint8).set_(self._storage(room)).copy_(source)
+        target = torch.empty(0, dtype=torch.uint8).set_(self._storage(room))
+        if self.passes_caches and room.num_bytes >= LARGE_BYTES:
+            native.stack_past_caches(target.data_ptr(), [source.data_ptr()], room.num_bytes)
+        else:
+            target.copy_(source)
 
     def find(self, address: int, num_bytes: int) -> Room | None:
         """Return where in this batch's memory an address lies; None outside it."""
@@ -236,7 +243,7 @@ class _BatchPickler(ForkingPickler):
         return NotImplemented
 
     def _reduce(self, tensor: torch.Tensor) -> Any:  # noqa: ANN401 - pickle's interface
-        found = self._place(tensor) if _is_plain(tensor) else None
+        found = self._place(tensor) if is_plain(tensor) else None
         if found is None:
             if tensor.layout is not torch.strided or tensor.numel():
                 self.miss = self.miss or Miss.UNSUPPORTED
@@ -308,7 +315,7 @@ class _BatchPickler(ForkingPickler):
         return len(self.storages) - 1
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
+def is_plain(tensor: torch.Tensor) -> bool:
     """Return whether a tensor is nothing but strided bytes of this process's memory."""
     return not (
         tensor.requires_grad
@@ -318,6 +325,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
         or tensor.is_quantized
         or tensor.is_conj()
         or tensor.is_neg()
+        or tensor._is_zerotensor()  # noqa: SLF001 - what autograd uses for gradients that are zero: it has no memory
         or not tensor.numel()
     )
 

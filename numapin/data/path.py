@@ -8,6 +8,7 @@ Kept beside the loader, not in it, so that frameworks may copy, pickle and rebui
 from __future__ import annotations
 
 import os
+import platform
 import sys
 import threading
 import weakref
@@ -20,13 +21,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from numapin import bind, cuda
+from numapin import bind, cuda, native
 from numapin.budget import num_ranks_of, read_room
 from numapin.data.locality import Locality, find_locality
+from numapin.data.memory import RingSpec
 from numapin.data.opening import Copier, Lender, Opener, Parcel
 from numapin.data.parcel import Head, Miss
 from numapin.data.queues import ResultQueue
-from numapin.data.ring import Ring, RingSpec
+from numapin.data.ring import Ring
 from numapin.data.stats import Counts, Stats
 from numapin.data.transfer import Mover
 from numapin.data.worker import Rank, WorkerStart
@@ -38,6 +40,10 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 _MAX_COPY_THREADS: Final = 4
+
+_NO_STORES: Final = (
+    f"libstores.so cannot be loaded, so large batches take a third more of the memory bus; {native.INSTALL_STORES}"
+)
 
 _HINTS: Final = {
     Miss.NO_SLOT: "the loop keeps more batches than there are slots: .clone() what is kept, or raise pinned_budget=",
@@ -153,13 +159,15 @@ class DataPath:
 
     def worker_start(self, lane: Lane, loader: DataLoader[Any], *, pins: bool) -> WorkerStart:
         """Return what the lane's workers run first."""
+        if pins and platform.machine() == "x86_64" and not native.can_pass_caches():
+            self.tell(_NO_STORES, is_refusal=False)
         return WorkerStart(
             control=lane.ring.control if lane.ring else None,
             rank=_this_rank(os.getpid()),
             locality=self.locality,
             pins=pins,
             moves=self.options.cuda_device is not None,
-            copy_threads=_cpus_per_worker(loader.num_workers, os.environ),
+            num_copy_threads=_num_copy_threads(loader.num_workers, os.environ),
             then=loader.worker_init_fn,
         )
 
@@ -301,7 +309,7 @@ class DataPath:
         return read_room(Path("/"), nodes=self.locality.nodes, num_ranks=num_ranks_of(os.environ)).num_bytes
 
 
-def _cpus_per_worker(num_workers: int, environ: Mapping[str, str]) -> int:
+def _num_copy_threads(num_workers: int, environ: Mapping[str, str]) -> int:
     """Return how many CPUs there are for each worker of this rank, if the ranks of this host share them evenly."""
     share = min(len(os.sched_getaffinity(0)), (os.cpu_count() or 1) // num_ranks_of(environ))
     return max(1, min(-(-share // num_workers), _MAX_COPY_THREADS))

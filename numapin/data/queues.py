@@ -3,7 +3,7 @@
 Comes in (rank): tasks for a worker; (worker): batches. Goes out: the same on the other side, batches as `Parcel`s that
 the iterator opens when they are due.
 
-They answer to what torch's iterator and worker loop call: put, get, cancel_join_thread, close.
+They answer to what torch's iterator and worker loop call: put, get, and Channel's cancel_join_thread and close.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from numapin.data.opening import Parcel
 
+_ENOUGH: Final = 4  # batches: more than are copied ahead
 _RANK: Final = 0xFFFF  # the rank's own number as a writer; workers have theirs
 
 
@@ -43,10 +44,6 @@ class TaskQueue(Channel):
     def get(self, timeout: float | None = None) -> Any:  # noqa: ANN401 - torch's tasks
         """Return the next task; raises queue.Empty after `timeout` seconds."""
         return pickle.loads(self.receive(timeout))  # noqa: S301 - from our own rank
-
-    def cancel_join_thread(self) -> None:
-        """Do not wait at exit until all is read."""
-        self.cancel_flush()
 
 
 class ResultQueue(Channel):
@@ -85,21 +82,17 @@ class ResultQueue(Channel):
         if not self._results:
             self._results.append(self._decode(self.receive(timeout)))
         number, data = self._results.popleft()
-        return number, self._opened(data) if self._open is not None and isinstance(number, int) else data
+        return number, self._opened(data) if isinstance(number, int) else data
 
     def look_ahead(self) -> None:
-        """Take in what has arrived, so that what can be done ahead of time is begun."""
-        if self._open is None:
+        """Take in what has arrived, so that what can be done ahead of time is begun; nothing while enough is there."""
+        if self._open is None and len(self._results) < _ENOUGH:
             self.fill()
             self._results.extend(self._decode(message) for message in self.arrived())
 
     def forget(self) -> None:
         """Drop what has arrived and was not asked for: it holds slots."""
         self._results.clear()
-
-    def cancel_join_thread(self) -> None:
-        """Do not wait at exit until all is read."""
-        self.cancel_flush()
 
     def _decode(self, message: bytes) -> tuple[Any, Any]:
         head, body = decode(message)

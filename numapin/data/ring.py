@@ -1,15 +1,15 @@
-"""The rank's end of the ring: memory for slots, and who may write them. Edge.
+"""The rank's end of the ring: slots, and who may write them. Edge.
 
 Comes in: how large a slot must be, as real batches tell. Goes out: views of slots, lent until the last reference to
 anything over them is gone and no copy reads them.
 
-The ring grows in the background, in generations: memory of the memfd is put on the rank's node, touched, locked for
-DMA and only then published, piece by piece, so that the first slots serve while later ones are prepared; where its
-pages are is checked at the end.
+The ring grows in the background, in generations, whose memory is prepared and only then published, piece by piece: the
+first slots serve while later ones are prepared.
 """
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import os
 import threading
@@ -17,71 +17,31 @@ import time
 import weakref
 from collections import Counter, deque
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import torch
 
-from numapin import native, region
+from numapin import native
 from numapin.cuda import CudaRefused
 from numapin.data.capture import no_capture
+from numapin.data.memory import SPARE_SLOTS, Memory, design
 from numapin.data.parcel import Miss
 from numapin.data.quarantine import Quarantine
-from numapin.data.slots import GONE, MAX_FACTOR, MAX_GENERATIONS, NOT_READY, TAKEN, Control, Generation, align
+from numapin.data.slots import GONE, MAX_FACTOR, MAX_GENERATIONS, NOT_READY, TAKEN, Control, align
 from numapin.data.spill import map_spilled
 from numapin.errors import NumapinError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numapin.cuda import Driver
-    from numapin.data.locality import Locality
+    from numapin.data.memory import RingSpec
     from numapin.data.parcel import Head
 
 _PIECE_BYTES: Final = 256 << 20  # at most this much is locked in one call; no slot crosses a piece
-_HUGE_PAGE_BYTES: Final = 2 << 20
 _GROWTH: Final = 1.25  # a larger generation has this much room to spare
-_SPARE_SLOTS: Final = 4  # the loop's batch, the one before, and two whose copies are under way
 _CATCH_UP_S: Final = 0.05
 _LOOK_S: Final = 0.0001
 _MANY_SHORT: Final = 2  # batches a worker: a loop that goes on keeping batches, and not one that once fell behind
 _LAST_LOOK_S: Final = 0.05  # how often the memory of a closed ring is asked for
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RingSpec:
-    """What a ring is made of.
-
-    `driver` locks the memory for DMA on `device`, None does without. `reader` finds the driver of whatever may still
-    read a slot after its last reference in this process is gone, None where nothing can. `budget_bytes` is asked when
-    memory is needed (None: no bound). `tell` is told of everything that is not as it should be.
-    """
-
-    num_workers: int
-    prefetch: int
-    locality: Locality
-    device: int
-    driver: Driver | None
-    reader: Callable[[], Driver | None]
-    budget_bytes: Callable[[], int | None]
-    tell: Callable[[str], None]
-    poison: bool = False
-
-    @property
-    def slots_per_worker(self) -> int:
-        """Return how many slots a worker needs: one for each batch it may be asked for, and its share of the spare."""
-        return self.prefetch + -(-_SPARE_SLOTS // self.num_workers)
-
-
-@dataclass(slots=True)
-class _Memory:
-    """A generation's memory in the rank, and the pieces that are locked, as (address, bytes)."""
-
-    generation: Generation
-    mapped: mmap.mmap
-    address: int
-    locked: list[tuple[int, int]] = field(default_factory=list)
 
 
 class Ring:
@@ -91,12 +51,10 @@ class Ring:
         """Make an empty ring: no slot exists until `prepare`. Raises OSError where there is no memfd."""
         self.spec = spec
         self.control = Control.create(num_workers=spec.num_workers, slots_per_worker=spec.slots_per_worker)
-        self.pages: Counter[int | None] = Counter()  # node -> pages, as the kernel says
-        self.is_verified = True
         self.quarantine = Quarantine(spec.reader)
         self._pid = os.getpid()
-        self._memories: dict[int, _Memory] = {}  # by number of generation
-        self._loans: dict[int, weakref.ref[native.Memory]] = {}
+        self._memories: dict[int, Memory] = {}  # by number of generation
+        self._loans: dict[int, weakref.ref[native.Window]] = {}
         self._ended: deque[int] = deque()  # filled by weakref callbacks, on any thread: they do nothing else
         self._stamp = 1
         self._needed = [-1] * spec.num_workers  # the oldest generation that each worker may still use or refer to
@@ -106,7 +64,7 @@ class Ring:
         self._factor = 1  # how many times the slots that the pipeline needs there are to be
         self._refused_bytes: int | None = None  # slots of this size were refused
         self._is_closed = False
-        self._lock = threading.Lock()  # for the life of the memory: builder against close
+        self._closings = itertools.count()  # close may be called by a finalizer, in the middle of itself
 
     @property
     def slot_bytes(self) -> int:
@@ -118,6 +76,17 @@ class Ring:
     def is_refused(self) -> bool:
         """Return whether there are no slots and will be none."""
         return self._refused_bytes is not None and not self._memories
+
+    @property
+    def pages(self) -> Counter[int | None]:
+        """Return how many pages lie on each node, as far as the kernel has said."""
+        memories = list(self._memories.values())
+        return sum((Counter(memory.pages) for memory in memories if memory.pages), start=Counter())
+
+    @property
+    def is_verified(self) -> bool:
+        """Return whether the kernel has said where all pages lie."""
+        return all(memory.pages is not None for memory in list(self._memories.values()))
 
     @property
     def pinned_bytes(self) -> int:
@@ -197,7 +166,7 @@ class Ring:
         if self._ended:
             self.quarantine.admit(self._ended.popleft() for _ in range(len(self._ended)))
         self._free_passed()
-        if len(self.quarantine) > _SPARE_SLOTS:
+        if len(self.quarantine) > SPARE_SLOTS:
             self._wait_for_copies()
         if len(self._memories) > 1:
             self._retire()
@@ -215,15 +184,14 @@ class Ring:
             if not is_quiet:
                 return  # nothing can pass
         until_s = time.monotonic() + _CATCH_UP_S
-        while len(self.quarantine) > _SPARE_SLOTS and time.monotonic() < until_s:
+        while len(self.quarantine) > SPARE_SLOTS and time.monotonic() < until_s:
             time.sleep(_LOOK_S)
             self._free_passed()
 
     def recover(self) -> None:
         """Take back what the workers held. Only when they are all gone."""
         for memory in list(self._memories.values()):  # the builder may add one
-            first = memory.generation.first_slot
-            for slot in range(first, first + memory.generation.num_slots):
+            for slot in memory.generation.slots:
                 if self.control.state(slot) == TAKEN and slot not in self._loans:
                     self._set_free(slot)
         self._needed = [-1] * self.spec.num_workers
@@ -231,9 +199,8 @@ class Ring:
 
     def close(self) -> None:
         """Give all memory back, now or, where batches still refer to it, when the last of them is gone."""
-        with self._lock:
-            was_closed, self._is_closed = self._is_closed, True
-        if was_closed or os.getpid() != self._pid:
+        self._is_closed = True
+        if next(self._closings) or os.getpid() != self._pid:
             return
         self.reclaim()
         if self._loans or self._builder is not None:
@@ -259,7 +226,7 @@ class Ring:
         """Overwrite a free slot, so that whoever still reads it finds out at once."""
         for memory in self._memories.values():
             generation = memory.generation
-            if generation.first_slot <= slot < generation.first_slot + generation.num_slots:
+            if slot in generation.slots:
                 start = generation.start_of(slot)
                 torch.frombuffer(memory.mapped, dtype=torch.uint8, count=generation.slot_bytes, offset=start).fill_(
                     0xA5
@@ -270,20 +237,14 @@ class Ring:
         oldest = min(self._needed)
         for number in [number for number in self._memories if number < oldest]:
             generation = self._memories[number].generation
-            slots = range(generation.first_slot, generation.first_slot + generation.num_slots)
-            if all(self.control.state(slot) != TAKEN for slot in slots):
-                self._release(self._memories.pop(number))
-                self._punch(generation.offset, generation.num_bytes)
-
-    def _release(self, memory: _Memory) -> None:
-        for address, size in memory.locked:
-            if self.spec.driver is not None:
-                self.spec.driver.unregister(self.spec.device, address)
-            region.PINNED.remove(size)
+            if all(self.control.state(slot) != TAKEN for slot in generation.slots):
+                memory = self._memories.pop(number)
+                memory.unlock()
+                memory.give_back()
 
     def _destroy(self) -> None:
         for memory in self._memories.values():
-            self._release(memory)
+            memory.unlock()
         self._memories.clear()
         self.control.close()
 
@@ -310,90 +271,25 @@ class Ring:
         """Mark what is missing of the newest generation, so that no worker takes it for being under way."""
         number = self.control.num_generations
         generation = self.control.generation(number - 1) if number else None
-        for slot in range(generation.first_slot, generation.first_slot + generation.num_slots) if generation else ():
+        for slot in generation.slots if generation else ():
             if self.control.state(slot) == NOT_READY:
                 self.control.set_state(slot, GONE)
 
     def _make(self, slot_bytes: int) -> None:
-        generation = self._design(slot_bytes)
+        generation = design(self.control, self.spec, slot_bytes, factor=self._factor)
         if generation is None:
             return
-        os.ftruncate(self.control.fd, generation.offset + generation.num_bytes)
-        mapped = native.map_shared(self.control.fd, generation.num_bytes, offset=generation.offset)
-        memory = _Memory(generation, mapped, native.address_of(mapped))
+        memory = Memory.reserve(self.control.fd, generation, self.spec)
         number = self.control.num_generations
         per_piece = max(1, _PIECE_BYTES // slot_bytes)
         for first in range(0, generation.num_slots, per_piece):
             count = min(per_piece, generation.num_slots - first)
-            self._prepare(memory, first * slot_bytes, count * slot_bytes)
+            memory.prepare(first * slot_bytes, count * slot_bytes)
             if not first:
                 self._memories[number] = memory
                 self.control.publish(generation)
-            for slot in range(generation.first_slot + first, generation.first_slot + first + count):
+            for slot in generation.slots[first : first + count]:
                 self._set_free(slot)
             if self._is_closed:
                 return
-        self._check(memory)
-
-    def _design(self, slot_bytes: int) -> Generation | None:
-        """Decide how many slots there will be: as many as the pipeline needs, fewer where the budget is small.
-
-        None where that would be no more of the same size than there are.
-        """
-        spec, number = self.spec, self.control.num_generations
-        budget = spec.budget_bytes()
-        per_worker = wanted = spec.slots_per_worker * self._factor
-        if budget is not None:
-            per_worker = min(per_worker, budget // slot_bytes // spec.num_workers)
-        last = self.control.generation(number - 1) if number else None
-        if last is not None and slot_bytes == last.slot_bytes and per_worker * spec.num_workers <= last.num_slots:
-            return None
-        if per_worker == 0:
-            message = f"{spec.num_workers} workers need {spec.num_workers * slot_bytes} bytes, the budget is {budget}"
-            raise NumapinError(message, "raise pinned_budget=, or use fewer workers; see numapin.pinned.budget()")
-        if per_worker < wanted:
-            slots = "1 slot" if per_worker == 1 else f"{per_worker} slots"
-            spec.tell(f"{slots} a worker instead of {wanted}: the budget is {budget} bytes")
-        end = last.offset + last.num_bytes if last else self.control.num_bytes
-        first_slot = last.first_slot + last.num_slots if last else 0
-        return Generation(align(end, _HUGE_PAGE_BYTES), slot_bytes, first_slot, per_worker * spec.num_workers)
-
-    def _prepare(self, memory: _Memory, start: int, num_bytes: int) -> None:
-        """Put a piece on the node, touch it, lock it."""
-        spec, locality, address = self.spec, self.spec.locality, memory.address + start
-        try:
-            refused = region.settle(
-                address,
-                num_bytes,
-                nodes=locality.nodes,
-                cpus=locality.cpus,
-                num_machine_nodes=locality.num_machine_nodes,
-            )
-            if spec.driver is not None:
-                spec.driver.register(spec.device, address, num_bytes)
-                memory.locked.append((address, num_bytes))
-                region.PINNED.add(num_bytes)
-        except (NumapinError, OSError):
-            self._punch(memory.generation.offset + start, num_bytes)
-            raise
-        for shortfall in refused:
-            spec.tell(shortfall)
-
-    def _check(self, memory: _Memory) -> None:
-        """Ask the kernel where a generation's pages are."""
-        locality = self.spec.locality
-        found = region.check(
-            memory.address,
-            memory.generation.num_bytes,
-            nodes=locality.nodes,
-            num_machine_nodes=locality.num_machine_nodes,
-        )
-        for shortfall in found.shortfalls:
-            self.spec.tell(shortfall)
-        self.pages.update(found.pages or {})
-        self.is_verified = self.is_verified and found.pages is not None
-
-    def _punch(self, offset: int, num_bytes: int) -> None:
-        """Give memory back to the kernel; where it refuses, the memory is freed with the ring."""
-        with suppress(OSError):
-            native.punch_hole(self.control.fd, offset, num_bytes)
+        memory.check()

@@ -54,13 +54,18 @@ class Generation:
         """Return the length in the memfd."""
         return self.slot_bytes * self.num_slots
 
+    @property
+    def slots(self) -> range:
+        """Return the numbers of all slots."""
+        return range(self.first_slot, self.first_slot + self.num_slots)
+
     def start_of(self, slot: int) -> int:
         """Return where a slot begins, in bytes from the generation's own start."""
         return (slot - self.first_slot) * self.slot_bytes
 
     def slots_of(self, worker: int, num_workers: int) -> range:
         """Return the numbers of a worker's own slots."""
-        return range(self.first_slot + worker, self.first_slot + self.num_slots, num_workers)
+        return self.slots[worker::num_workers]
 
 
 class Control:
@@ -130,7 +135,7 @@ class OwnSlots:
     def __init__(self, control: Control, worker: int) -> None:
         self._control, self._worker = control, worker
         self._maps: dict[int, tuple[mmap.mmap, int]] = {}  # with the address
-        self._kept: dict[int, weakref.ref[native.Memory]] = {}
+        self._kept: dict[int, weakref.ref[native.Window]] = {}
         self._stamps: dict[int, int] = {}
         self.generation = -1  # the newest in which this worker has a slot; it never goes back to an older one
 
@@ -193,7 +198,7 @@ class OwnSlots:
         view = self._kept.get(slot)
         return view is not None and view() is not None
 
-    def _window(self, slot: int) -> native.Memory:
+    def _window(self, slot: int) -> native.Window:
         """Return a slot's memory: it lives as long as anything made over it."""
         generation = self._control.generation(self.generation)
         if self.generation not in self._maps:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from numapin import native
 from numapin.data.capture import no_capture
 from numapin.data.opening import Opener, copied, is_small, stand_ins
 from numapin.data.parcel import Place, unpack
@@ -137,12 +138,13 @@ class Mover(Opener):
         """Start the copies of a batch's parts on our stream."""
         self._wait_for_room()
         with no_capture() as is_quiet, nullcontext() if is_quiet else self._driver.relaxed_capture():
-            before = _get_stream(self.device.index), _get_stream(torch.cuda.current_device())
+            # The last one that is set again makes its device the current one.
+            before = [_get_stream(index) for index in dict.fromkeys((self.device.index, torch.cuda.current_device()))]
             try:
                 torch.cuda.set_stream(self._stream)  # a fifth of what torch.cuda.stream() costs
                 return {part: self._begin(parcel.head, part, view) for part, view in enumerate(parcel.views) if view}
             finally:
-                for stream in before:  # of our device, and of the current one, which is then the current one again
+                for stream in before:
                     _set_stream(stream)
 
     def _wait_for_room(self) -> None:
@@ -171,10 +173,9 @@ class Mover(Opener):
 
     def _copy(self, view: memoryview, buffer: torch.Tensor) -> None:
         """Put the copy on our stream; one in some is timed."""
-        source = torch.frombuffer(view, dtype=torch.uint8, count=1).data_ptr()
         self._num_copies += 1
         began = None if self._num_copies % _TIMED_EVERY else self._mark()
-        self._driver.copy_to_device(buffer.data_ptr(), source, len(view), self._stream.cuda_stream)
+        self._driver.copy_to_device(buffer.data_ptr(), native.address_of(view), len(view), self._stream.cuda_stream)
         if began is not None:
             self._timings.append((began, self._mark(), len(view)))
 

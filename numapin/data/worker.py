@@ -25,16 +25,14 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils import collate
 
-from numapin import bind
-from numapin.data.packing import Packer
+from numapin import bind, native
+from numapin.data.packing import LARGE_BYTES, Packer, is_plain
 from numapin.data.slots import Control, OwnSlots
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from numapin.data.locality import Locality
-
-_LARGE_BYTES: Final = 4 << 20  # below this, handing work to threads costs more than it saves
 
 _state: _Worker | None = None
 
@@ -44,8 +42,8 @@ class _Worker:
     """What this worker process has; one of these, made by `WorkerStart`."""
 
     packer: Packer
-    copy_threads: int
-    threads: ThreadPoolExecutor
+    num_copy_threads: int
+    pool: ThreadPoolExecutor
 
 
 class Rank:
@@ -93,7 +91,7 @@ def _take_rank(fd: Any) -> Rank:  # noqa: ANN401 - DupFd has no public type
 class WorkerStart:
     """The worker_init_fn that every worker of ours runs; the user's own comes last.
 
-    `pins`: batches must end up in pinned memory; `moves`: on a device. `copy_threads` stack a large batch.
+    `pins`: batches must end up in pinned memory; `moves`: on a device. `num_copy_threads` stack a large batch.
     """
 
     control: Control | None
@@ -101,7 +99,7 @@ class WorkerStart:
     locality: Locality
     pins: bool
     moves: bool
-    copy_threads: int
+    num_copy_threads: int
     then: Callable[[int], None] | None
 
     def __call__(self, worker: int) -> None:
@@ -115,8 +113,8 @@ class WorkerStart:
         slots = OwnSlots(self.control, worker) if self.control else None
         packer = Packer(slots, worker=worker, pins=self.pins, moves=self.moves)
         # torch's number of threads is a thread's own
-        threads = ThreadPoolExecutor(self.copy_threads, "numapin-copy", partial(torch.set_num_threads, 1))
-        _state = _Worker(packer, self.copy_threads, threads)
+        threads = ThreadPoolExecutor(self.num_copy_threads, "numapin-copy", partial(torch.set_num_threads, 1))
+        _state = _Worker(packer, self.num_copy_threads, threads)
         if slots:
             collate.default_collate_fn_map[torch.Tensor] = collate_tensor
         if self.then is not None:
@@ -157,32 +155,21 @@ _torch_collate: Final = collate.collate_tensor_fn
 
 def collate_tensor(batch: Any, *, collate_fn_map: Any = None) -> torch.Tensor:  # noqa: ANN401 - torch's signature
     """Stack tensors as torch's default collate does, straight into the batch's slot where there is room."""
+    out = _room_for(batch) if isinstance(batch, list | tuple) and get_worker_info() is not None else None
+    if out is None:
+        return _torch_collate(batch, collate_fn_map=collate_fn_map)  # type: ignore[no-any-return]
+    return _stack(batch, out)
+
+
+def _room_for(batch: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """Return memory for the batch, None where there is none or torch should stack: it words what it refuses."""
     first = batch[0]
-    size = first.shape
-    if _can_stack(first) and all(type(tensor) is torch.Tensor and tensor.shape == size for tensor in batch):
-        out = _state.packer.allocate(first.dtype, (len(batch), *size)) if _state else None
-        if out is not None:
-            return _stack(batch, out)
-    return _torch_collate(batch, collate_fn_map=collate_fn_map)  # type: ignore[no-any-return]
-
-
-def _stack(batch: Any, out: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 - a sequence of tensors
-    """Stack into `out`; a large batch on as many threads as the rank has CPUs for each worker."""
-    parts = _state.copy_threads if _state and out.nbytes >= _LARGE_BYTES else 1
-    if parts == 1:
-        return torch.stack(batch, 0, out=out)
-    assert _state is not None  # noqa: S101 - parts says so
-    cuts = [len(batch) * part // parts for part in range(parts + 1)]
-    others = [
-        _state.threads.submit(torch.stack, batch[first:last], 0, out=out[first:last])
-        for first, last in pairwise(cuts[1:])
-    ]
-    try:
-        torch.stack(batch[: cuts[1]], 0, out=out[: cuts[1]])
-    finally:
-        for other in others:
-            other.result()
-    return out
+    if _state is None or type(first) is not torch.Tensor or not _can_stack(first):
+        return None
+    shape = first.shape
+    if not all(type(other) is torch.Tensor and not other.is_nested and other.shape == shape for other in batch):
+        return None
+    return _state.packer.allocate(first.dtype, (len(batch), *shape))
 
 
 def _can_stack(tensor: torch.Tensor) -> bool:
@@ -190,8 +177,42 @@ def _can_stack(tensor: torch.Tensor) -> bool:
         tensor.layout is torch.strided
         and tensor.device.type == "cpu"
         and not (tensor.is_nested or tensor.is_quantized or tensor.requires_grad)
-        and get_worker_info() is not None
     )
+
+
+def _stack(batch: Sequence[torch.Tensor], out: torch.Tensor) -> torch.Tensor:
+    """Stack into `out`; a large batch on as many threads as the rank has CPUs for each worker."""
+    if _state is None or out.nbytes < LARGE_BYTES:
+        return torch.stack(batch, 0, out=out)  # type: ignore[arg-type] # it takes tuples, too
+    passes = _state.packer.passes_caches and all(_is_block(tensor, out.dtype) for tensor in batch)
+    stack: Callable[..., object] = _stack_past_caches if passes else torch.stack
+    num_parts = min(_state.num_copy_threads, len(batch))
+    cuts = [len(batch) * part // num_parts for part in range(num_parts + 1)]
+    parts = [partial(stack, batch[first:last], out=out[first:last]) for first, last in pairwise(cuts)]
+    others = [_begin(_state.pool, part) for part in parts[1:]]
+    try:
+        parts[0]()
+    finally:
+        for end in others:
+            end()
+    return out
+
+
+def _begin(pool: ThreadPoolExecutor, work: Callable[[], object]) -> Callable[[], object]:
+    """Let the pool do something; return what waits for its end, or does it where no thread can be started."""
+    try:
+        return pool.submit(work).result
+    except RuntimeError:
+        return work
+
+
+def _is_block(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Return whether a tensor's bytes are those of its elements in their order."""
+    return tensor.dtype is dtype and is_plain(tensor) and tensor.is_contiguous()
+
+
+def _stack_past_caches(batch: Sequence[torch.Tensor], *, out: torch.Tensor) -> None:
+    native.stack_past_caches(out.data_ptr(), [tensor.data_ptr() for tensor in batch], out.nbytes // len(batch))
 
 
 def _let_go_of_gpus() -> None:

@@ -1,8 +1,9 @@
-"""What `numapin run --dataloader numapin` puts before a rank's own program. Edge.
+"""What `numapin run --dataloader numapin` and `numapin trace` put before a rank's own program. Edge.
 
-Comes in: an interpreter that starts with this file's folder on PYTHONPATH, and NUMAPIN_DATALOADER. Goes out: the same
-interpreter, in which the first iterator of a torch DataLoader calls `numapin.data.install.install()` before it is made.
-torch loads untouched and when the program says so; a program that iterates no DataLoader never imports numapin.
+Comes in: an interpreter that starts with this file's folder on PYTHONPATH, and NUMAPIN_DATALOADER or NUMAPIN_TRACE.
+Goes out: the same interpreter, in which the first iterator of a torch DataLoader calls `numapin.data.install.install()`
+before it is made, or `numapin.trace.hook` counts batches and optimizer steps. torch loads when the program says so; a
+program that iterates no DataLoader, and is not traced, never imports numapin.
 
 Python runs one `sitecustomize`, the first on its path. So this one takes its folder off the path and imports the name
 again: the one that it hides, if any, becomes `sys.modules["sitecustomize"]`, and its errors, or the error that there is
@@ -20,48 +21,55 @@ import sys
 
 TYPE_CHECKING = False  # as typing's own, which would cost each interpreter 3 ms
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
     from typing import Any
 
-_TORCH = "torch.utils.data.dataloader"
+_LOADER = "torch.utils.data.dataloader"
+_OPTIMIZER = "torch.optim.optimizer"
 
 
 class _Watch:
-    """A finder that finds nothing itself: it has the loader of torch's DataLoader call `_arm` when it has finished."""
+    """A finder that finds nothing itself: it has the loaders of torch's modules call us when they have finished."""
+
+    todo: dict[str, Sequence[Callable[[Any], None]]] = {}  # module -> what to call with it  # noqa: RUF012
 
     @classmethod
     def find_spec(cls, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Return what the other finders find for torch's module, None for every other."""
+        """Return what the other finders find for torch's modules, None for every other."""
         del path, target
-        if name != _TORCH:
+        if name not in cls.todo:
             return None
         import importlib.util
 
-        sys.meta_path.remove(cls)
+        acts = cls.todo.pop(name)
+        if not cls.todo:
+            sys.meta_path.remove(cls)
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
-            _after(spec.loader)
+            _after(spec.loader, acts)
         return spec
 
 
-def _after(loader: Any) -> None:  # noqa: ANN401 - whatever the path's own finder returned
-    """Call `_arm` once this loader has run its module. The module's loader and spec stay the ordinary ones."""
+def _after(loader: Any, acts: Sequence[Callable[[Any], None]]) -> None:  # noqa: ANN401 - what the path's finder returned
+    """Call these once this loader has run its module. The module's loader and spec stay the ordinary ones."""
 
     def exec_module(module: ModuleType) -> None:
         del loader.exec_module  # this function, which hid the method
         loader.exec_module(module)
-        _arm(module.DataLoader)
+        for act in acts:
+            act(module)
 
     loader.exec_module = exec_module
 
 
-def _arm(cls: Any) -> None:  # noqa: ANN401 - torch's class, which cannot be imported for its type here
+def _arm(module: Any) -> None:  # noqa: ANN401 - torch's, which cannot be imported for its type here
     """Put `numapin.data.install` before the first iterator of a loader.
 
     Not now: torch imports its DataLoader while it is itself half imported, and most processes iterate none.
     """
+    cls = module.DataLoader
     torchs_own, lock, installed = cls._get_iterator, _thread.allocate_lock(), False
 
     def _get_iterator(self: Any) -> Any:  # noqa: ANN401 - as torch's
@@ -82,22 +90,39 @@ def _install() -> None:
     try:
         from numapin.data.install import install
     except (ImportError, SyntaxError) as error:  # another interpreter: without numapin, or too old for it
-        from contextlib import suppress
-
-        with suppress(OSError, AttributeError):  # stderr may be full or closed
-            sys.stderr.write(
-                f"numapin: warning: {sys.executable} cannot import numapin ({error}): torch's own DataLoader is used; "
-                "hint: install numapin for that interpreter\n"
-            )
+        _tell(error, "torch's own DataLoader is used")
     else:
         install()
+
+
+def _trace(module: Any) -> None:  # noqa: ANN401 - torch's
+    """Let `numapin trace` count what this module does; where this interpreter cannot, say why in a line."""
+    try:
+        from numapin.trace.hook import attach
+    except (ImportError, SyntaxError) as error:
+        _tell(error, "it is not traced")
+    else:
+        attach(module)
+
+
+def _tell(error: Exception, consequence: str) -> None:
+    from contextlib import suppress
+
+    with suppress(OSError, AttributeError):  # stderr may be full or closed
+        sys.stderr.write(
+            f"numapin: warning: {sys.executable} cannot import numapin ({error}): {consequence}; "
+            "hint: install numapin for that interpreter\n"
+        )
 
 
 def _start() -> None:
     """Watch for torch, and hand over to the sitecustomize that this one hides."""
     folder = os.path.dirname(__file__)  # noqa: PTH120 - pathlib costs 4 ms
     sys.path[:] = [entry for entry in sys.path if entry != folder]
-    if os.environ.get("NUMAPIN_DATALOADER") == "numapin":
+    loader = [_arm] if os.environ.get("NUMAPIN_DATALOADER") == "numapin" else []
+    trace = [_trace] if os.environ.get("NUMAPIN_TRACE") else []
+    _Watch.todo = {name: acts for name, acts in ((_LOADER, loader + trace), (_OPTIMIZER, trace)) if acts}
+    if _Watch.todo:
         sys.meta_path.insert(0, _Watch)
     del sys.modules[__name__]
     __import__(__name__)

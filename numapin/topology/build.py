@@ -62,8 +62,10 @@ def build(readings: Readings, *, visible_devices: str | None = None, device_orde
     )
 
 
-def with_gpu_nodes(topology: Topology, pairs: Iterable[tuple[str, int]]) -> Topology:
-    """Put GPUs on the nodes that the user named, by pairs of a GPU (see `Topology.find_gpu`) and a node.
+def with_gpu_nodes(
+    topology: Topology, pairs: Iterable[tuple[str, int]], *, source: NodeSource = NodeSource.USER
+) -> Topology:
+    """Put GPUs on the nodes that `source`, the user, named, by pairs of a GPU (see `Topology.find_gpu`) and a node.
 
     The user's word wins over every reading, and a note says what it replaced. Raises UsageError for a GPU or a node
     that is not there, a node without CPUs, and a GPU on two nodes.
@@ -71,9 +73,7 @@ def with_gpu_nodes(topology: Topology, pairs: Iterable[tuple[str, int]]) -> Topo
     homes = _homes(topology, pairs)
     cpus = {node.id: node.cpus for node in topology.nodes}
     gpus = tuple(
-        gpu
-        if (home := homes.get(gpu.index)) is None
-        else replace(gpu, node=home, node_source=NodeSource.USER, cpus=cpus[home])
+        gpu if (home := homes.get(gpu.index)) is None else replace(gpu, node=home, node_source=source, cpus=cpus[home])
         for gpu in topology.gpus
     )
     replaced = tuple(
@@ -200,7 +200,7 @@ class _Evidence:
         return around[0] if len(around) == 1 else None
 
 
-# `NodeSource` in its order, but for the user's word, which `with_gpu_nodes` adds.
+# `NodeSource` in its order, but for the user's word and what was measured, which `with_gpu_nodes` adds.
 _LADDER: Final[tuple[tuple[NodeSource, Callable[[_Evidence], int | None]], ...]] = (
     (NodeSource.SYSFS, lambda e: e.only_cpu_node([e.pci.node])),
     (NodeSource.PCI_PARENT, lambda e: e.only_cpu_node(e.pci.parent_nodes[:1])),

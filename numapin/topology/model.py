@@ -131,6 +131,8 @@ class NodeSource(StrEnum):
     LOCAL_CPUS = "local-cpus"
     NVML_CPUS = "nvml-cpu-affinity"
     NCCL_FILE = "nccl-topology-file"
+    MEASURED = "measured"
+    """By `numapin bench transfer --save`: the node from which copies are fastest."""
     SINGLE = "single-node"
     """The machine has one node."""
 

@@ -12,15 +12,15 @@ import contextlib
 from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from numapin import cpulist, native
 from numapin.topology.address import pci_address
 from numapin.topology.model import LinkKind, Mig, Pcie
-from numapin.topology.readings import NvmlReading, NvmlReadings
+from numapin.topology.readings import GpuLoad, NvmlReading, NvmlReadings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from types import ModuleType
 
 _WORD_BITS: Final = 64
@@ -89,6 +89,58 @@ def read_nvml() -> NvmlReadings:
             pynvml.nvmlShutdown()
 
 
+@contextlib.contextmanager
+def open_loads(uuids: Iterable[str]) -> Iterator[Callable[[], dict[str, GpuLoad]]]:
+    """Keep NVML started; yield what reads, at each call, how busy these GPUs are: UUID -> load.
+
+    A GPU that does not answer is left out, and all of them are where NVML does not start. Each takes 20 ms, over which
+    NVML counts the bytes.
+    """
+    nvml = _started()
+    if nvml is None:
+        yield dict
+        return
+    try:
+        handles = {uuid: handle for uuid in uuids if (handle := _handle(nvml, uuid)) is not None}
+        yield lambda: {uuid: load for uuid, handle in handles.items() if (load := _load(nvml, handle)) is not None}
+    finally:
+        with contextlib.suppress(nvml.NVMLError):
+            nvml.nvmlShutdown()
+
+
+def _started() -> ModuleType | None:
+    if not native.can_load("libnvidia-ml.so.1"):
+        return None
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS)
+    except pynvml.NVMLError:
+        return None
+    return cast("ModuleType", pynvml)
+
+
+def _handle(nvml: ModuleType, uuid: str) -> object | None:
+    try:
+        return cast("object", nvml.nvmlDeviceGetHandleByUUID(uuid))
+    except nvml.NVMLError:
+        return None
+
+
+def _load(nvml: ModuleType, handle: object) -> GpuLoad | None:
+    try:
+        rates = _ask(nvml, nvml.nvmlDeviceGetUtilizationRates, handle)
+        # What the GPU receives is what the host sends it; NVML's unit is 1000 bytes/s.
+        received = _ask(nvml, nvml.nvmlDeviceGetPcieThroughput, handle, nvml.NVML_PCIE_UTIL_RX_BYTES)
+    except nvml.NVMLError:
+        return None
+    return GpuLoad(
+        busy_share=None if rates is None else rates.gpu / 100, h2d_gbps=None if received is None else received / 1e6
+    )
+
+
 def _silent(what: str, error: Any) -> NvmlReadings:  # noqa: ANN401 - pynvml is untyped
     remedy = _REMEDIES.get(error.value, "see what this says: nvidia-smi")
     return NvmlReadings(gpus=None, broken=error.value not in _NO_DRIVER, notes=(f"{what}: {_words(error)}; {remedy}",))
@@ -107,7 +159,10 @@ def _read(nvml: ModuleType) -> NvmlReadings:
             notes.append(f"GPU {index} (in NVML's order) is left out: {_words(error)}; see what this says: nvidia-smi")
     notes += [_empty_mig_note(device.reading.index) for device in devices if device.mig_mode and not device.reading.mig]
     return NvmlReadings(
-        gpus=tuple(device.reading for device in devices), links=_links(nvml, devices), notes=tuple(notes)
+        gpus=tuple(device.reading for device in devices),
+        driver=_optional_text(_ask(nvml, nvml.nvmlSystemGetDriverVersion)),
+        links=_links(nvml, devices),
+        notes=tuple(notes),
     )
 
 
@@ -129,7 +184,7 @@ def _reading(nvml: ModuleType, index: int, handle: object) -> NvmlReading:
     pci = pci_address(_text(nvml.nvmlDeviceGetPciInfo(handle).busId))
     if pci is None:
         raise nvml.NVMLError(nvml.NVML_ERROR_INVALID_STATE)
-    own_node = ask(nvml.nvmlDeviceGetNumaNodeId)
+    own_node, persistence = ask(nvml.nvmlDeviceGetNumaNodeId), ask(nvml.nvmlDeviceGetPersistenceMode)
     return NvmlReading(
         index=index,
         uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
@@ -144,6 +199,7 @@ def _reading(nvml: ModuleType, index: int, handle: object) -> NvmlReading:
             max_gen=ask(nvml.nvmlDeviceGetMaxPcieLinkGeneration),
             max_width=ask(nvml.nvmlDeviceGetMaxPcieLinkWidth),
         ),
+        persistence=None if persistence is None else bool(persistence),
     )
 
 

@@ -112,20 +112,31 @@ class NvmlReading:
     """The NUMA node that is this GPU's own memory."""
     pcie: Pcie = Pcie()
     mig: tuple[Mig, ...] = ()
+    persistence: bool | None = None
+    """Whether the driver keeps the GPU initialised while nobody uses it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NvmlReadings:
     """All that NVML told. `gpus` is None where there was no NVML to ask, and `notes` then say why.
 
-    `broken` says that there is a driver which should have answered, not merely none. `links` are (GPU index, GPU index,
-    word): "NV<count>" or a `LinkKind` word.
+    `driver` is the version of the driver's libraries. `broken` says that there is a driver which should have answered,
+    not merely none. `links` are (GPU index, GPU index, word): "NV<count>" or a `LinkKind` word.
     """
 
     gpus: tuple[NvmlReading, ...] | None
+    driver: str | None = None
     broken: bool = False
     links: tuple[tuple[int, int, str], ...] = ()
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuLoad:
+    """What a GPU does now: the share of time in which a kernel ran, and what it receives over PCIe in 1e9 bytes/s."""
+
+    busy_share: float | None = None
+    h2d_gbps: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

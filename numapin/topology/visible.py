@@ -72,6 +72,12 @@ def apply_visibility(
     return tuple(seen), choice.notes
 
 
+def first_visible(gpus: tuple[Gpu, ...], *, visible_devices: str | None, device_order: str | None) -> int | None:
+    """Return the NVML index of the GPU that CUDA shows a process first, None where it shows none or nobody can tell."""
+    seen, _ = apply_visibility(gpus, visible_devices=visible_devices, device_order=device_order)
+    return next((gpu.index for gpu in seen if gpu.cuda_index == 0), None)
+
+
 def _choose(gpus: tuple[Gpu, ...], visible_devices: str | None, device_order: str | None) -> _Choice:
     in_order, why_unknown = _cuda_order(gpus, device_order)
     if visible_devices is None:

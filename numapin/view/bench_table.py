@@ -1,13 +1,13 @@
 """A benchmark's report as a table. Pure.
 
-Comes in: a `Report` and the columns that its benchmark is read by. Goes out: a heading and a row a peer for each case:
+Comes in: a `Report` and its `Layout`. Goes out: a heading and a row a peer for each case:
 medians, with lowest and highest in brackets; and what was skipped, with the reason.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from rich.console import Group
 from rich.table import Table
@@ -31,35 +31,32 @@ class Column:
     spread: bool = False
 
 
-LOADER_LEGEND: Final = "CPU ms: of the loop's thread, a batch; first s: until the first batch is there"
-LOADER_COLUMNS: Final = (
-    Column(figure="batches_per_s", heading="batches/s", form=",.1f", spread=True),
-    Column(figure="gbps", heading="GB/s", form=".2f"),
-    Column(figure="share_of_peak", heading="of peak", form=".0%"),
-    Column(figure="ratio", heading="x torch", form=".2f", spread=True),
-    Column(figure="main_cpu_ms", heading="CPU ms", form=".3f"),
-    Column(figure="first_batch_s", heading="first s", form=".2f"),
-    Column(figure="hits", heading="hits", form=",.0f"),
-    Column(figure="misses", heading="misses", form=",.0f"),
-)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """What is shown of a benchmark: the columns of its tables with a line on what they mean, and what is plotted."""
+
+    columns: tuple[Column, ...]
+    legend: str
+    plotted: tuple[Column, ...]
 
 
-def bench_table(report: Report, columns: Sequence[Column], *, legend: str) -> RenderableType:
+def bench_table(report: Report, layout: Layout) -> RenderableType:
     """Return the machine and the legend in a line each, then each case, without columns that none of its peers has."""
-    parts: list[RenderableType] = [Text(_machine(report)), Text(legend)]
+    parts: list[RenderableType] = [Text(machine_line(report)), Text(layout.legend)]
     for case in report.cases:
         parts += [Text(), Text(f"{case.name}  ", style="bold") + Text(case.about, style="not bold")]
-        parts += [Text(f"  skipped: {case.skipped}")] if case.skipped else [_table(case, columns), *_notes(case)]
+        parts += [Text(f"  skipped: {case.skipped}")] if case.skipped else [_table(case, layout.columns), *notes(case)]
     return Group(*parts)
 
 
-def _machine(report: Report) -> str:
+def machine_line(report: Report) -> str:
+    """Say in a line on what was measured."""
     machine, gpus = report.machine, report.machine.get("gpus")
     names = [str(gpu) for gpu in gpus] if isinstance(gpus, list | tuple) else []
     seen = ", ".join(f"{names.count(name)} {name}" for name in dict.fromkeys(names)) or "no GPU"
     versions = machine.get("versions")
     torch = versions.get("torch") if isinstance(versions, dict) else None
-    return f"{machine.get('num_cpus')} CPUs, {seen}; torch {torch}; median [lowest, highest]"
+    return f"{machine.get('num_cpus')} CPUs, {seen}; torch {torch}"
 
 
 def _table(case: CaseResult, columns: Sequence[Column]) -> Table:
@@ -81,7 +78,7 @@ def _cell(column: Column, spread: Spread | None) -> str:
     return f"{median} [{low}, {high}]" if column.spread and len(spread.values) > 1 else median
 
 
-def _notes(case: CaseResult) -> Iterator[Text]:
+def notes(case: CaseResult) -> Iterator[Text]:
     """Give a line for each peer that did not run, or not in every repeat."""
     for peer in case.peers:
         if peer.skipped is not None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from numapin import cpulist
-from numapin.request import Memory
+from numapin.view.words import policy
 
 if TYPE_CHECKING:
     from numapin.plan import GpuRef, Plan, RankPlan
@@ -50,24 +50,19 @@ def environment_lines(plan: Plan) -> list[str]:
     ]
 
 
-def _cells(rank: RankPlan) -> tuple[str, ...]:
-    return (
-        f"{rank.local_rank}{'' if rank.exact else '*'}",
-        _gpu_cell(rank.gpu),
-        "-" if rank.node is None else str(rank.node),
-        cpulist.render(rank.cpus),
-        _memory_cell(rank),
-        str(rank.num_threads),
-    )
-
-
-def _gpu_cell(gpu: GpuRef | None) -> str:
+def gpu_cell(gpu: GpuRef | None) -> str:
+    """Return a GPU's index and the part of its PCI address that tells it apart."""
     if gpu is None:
         return "-"
     return f"{gpu.index} {gpu.pci.removeprefix('0000:')}" if gpu.pci else str(gpu.index)
 
 
-def _memory_cell(rank: RankPlan) -> str:
-    if rank.memory in (Memory.NONE, Memory.LOCAL):
-        return rank.memory.value
-    return f"{rank.memory.value} {cpulist.render(rank.nodes)}"
+def _cells(rank: RankPlan) -> tuple[str, ...]:
+    return (
+        f"{rank.local_rank}{'' if rank.exact else '*'}",
+        gpu_cell(rank.gpu),
+        "-" if rank.node is None else str(rank.node),
+        cpulist.render(rank.cpus),
+        policy(rank),
+        str(rank.num_threads),
+    )

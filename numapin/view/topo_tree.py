@@ -1,6 +1,7 @@
 """A topology as a tree. Pure.
 
-Comes in: a `Topology`. Goes out: packages, nodes, L3 groups, cores, GPUs and NICs as a rich Tree, with distances.
+Comes in: a `Topology`, and a `Plan` or none. Goes out: packages, nodes, L3 groups, cores, GPUs and NICs as a rich Tree,
+with distances and the plan's ranks.
 """
 
 from __future__ import annotations
@@ -12,57 +13,53 @@ from rich.tree import Tree
 
 from numapin import cpulist
 from numapin.topology.model import NodeKind
+from numapin.view.marks import marks_of
+from numapin.view.words import NODE_KINDS, machine_size, memory, pcie_link, rank_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from numapin.topology.model import Core, Gpu, Nic, Node, Pcie, Topology
+    from numapin.plan import Plan
+    from numapin.topology.model import Core, Gpu, Nic, Node, Topology
+    from numapin.view.marks import Marks
 
 
-def topo_tree(topology: Topology) -> Tree:
-    """Return the tree; what has no package or no known node hangs from the machine itself, at the end."""
-    num_cpus, num_allowed = len(topology.cpus), len(topology.allowed.cpus)
-    allowed = "" if num_cpus == num_allowed else f", {num_allowed} allowed ({cpulist.render(topology.allowed.cpus)})"
+def topo_tree(topology: Topology, plan: Plan | None = None) -> Tree:
+    """Return the tree; what has no package or no known node hangs from the machine itself, at the end.
+
+    Nodes and GPUs name the ranks that the plan puts there. Raises UsageError for a plan of another machine.
+    """
+    marks = marks_of(topology, plan)
     host = Text(topology.host or topology.source, style="bold")
-    tree = Tree(host.append(f"  {len(topology.cores)} cores, {num_cpus} CPUs{allowed}", style="not bold"))
+    tree = Tree(host.append(f"  {machine_size(topology)}", style="not bold"))
     for package in topology.packages:
         branch = tree.add(Text(f"package {package.id}", style="bold"))
-        _add_nodes(branch, topology, (n for n in topology.nodes if n.package == package.id))
-    _add_nodes(tree, topology, (n for n in topology.nodes if n.package is None))
-    _add_devices(tree, topology, None)
+        _add_nodes(branch, topology, marks, (n for n in topology.nodes if n.package == package.id))
+    _add_nodes(tree, topology, marks, (n for n in topology.nodes if n.package is None))
+    _add_devices(tree, topology, marks, None)
     return tree
 
 
-def _add_nodes(branch: Tree, topology: Topology, nodes: Iterable[Node]) -> None:
+def _add_nodes(branch: Tree, topology: Topology, marks: Marks, nodes: Iterable[Node]) -> None:
     for node in nodes:
-        leaf = branch.add(_node_line(node, allowed=node.id in topology.allowed.nodes))
+        ranks = rank_names(marks.on(node.cpus))
+        leaf = branch.add(_node_line(node, ranks, allowed=node.id in topology.allowed.nodes))
         _add_cores(leaf, [core for core in topology.cores if core.cpus <= node.cpus])
-        _add_devices(leaf, topology, node.id)
+        _add_devices(leaf, topology, marks, node.id)
 
 
-def _node_line(node: Node, *, allowed: bool) -> Text:
+def _node_line(node: Node, ranks: str, *, allowed: bool) -> Text:
     line = Text(f"node {node.id}", style="bold green" if node.kind is NodeKind.CPU else "bold magenta")
-    kind = {NodeKind.CPU: "", NodeKind.MEMORY: "memory only", NodeKind.GPU: "GPU memory"}[node.kind]
     others = [f"{other}:{distance}" for other, distance in sorted(node.distances.items()) if other != node.id]
     facts = (
-        kind,
-        _memory(node),
+        ranks,
+        NODE_KINDS[node.kind],
+        memory(node),
         f"CPUs {cpulist.render(node.cpus)}" if node.cpus else "",
         f"distances {' '.join(others)}" if others else "",
         "" if allowed else "not allowed",
     )
     return line.append("  " + ", ".join(fact for fact in facts if fact), style="not bold default")
-
-
-def _memory(node: Node) -> str:
-    if node.memory_bytes is None:
-        return ""
-    free = "" if node.free_bytes is None else f" ({_gib(node.free_bytes)} free)"
-    return f"{_gib(node.memory_bytes)}{free}"
-
-
-def _gib(size_bytes: int) -> str:
-    return f"{size_bytes / 2**30:.1f} GiB"
 
 
 def _add_cores(leaf: Tree, cores: list[Core]) -> None:
@@ -75,27 +72,21 @@ def _add_cores(leaf: Tree, cores: list[Core]) -> None:
         leaf.add(Text(f"{what}  {len(group)} cores{smt}: CPUs {cpus}"))
 
 
-def _add_devices(branch: Tree, topology: Topology, node: int | None) -> None:
+def _add_devices(branch: Tree, topology: Topology, marks: Marks, node: int | None) -> None:
     for gpu in topology.gpus:
         if gpu.node == node:
-            branch.add(_gpu_line(gpu))
+            branch.add(_gpu_line(gpu, rank_names(marks.gpus.get(gpu.index, ()))))
     for nic in topology.nics:
         if nic.node == node:
             branch.add(_nic_line(nic))
 
 
-def _gpu_line(gpu: Gpu) -> Text:
+def _gpu_line(gpu: Gpu, ranks: str) -> Text:
     cuda = f"cuda:{gpu.cuda_index}" if gpu.cuda_index is not None else "" if gpu.visible else "hidden from CUDA"
     source = f"node from {gpu.node_source}" if gpu.node_source else "node unknown"
-    facts = (gpu.pci, cuda, gpu.name, _pcie(gpu.pcie), f"{len(gpu.mig)} MIG" if gpu.mig else "", source)
+    mig = f"{len(gpu.mig)} MIG" if gpu.mig else ""
+    facts = (ranks, gpu.pci, cuda, gpu.name, pcie_link(gpu.pcie), mig, source)
     return Text(gpu.label, style="bold cyan").append("  " + ", ".join(f for f in facts if f), style="not bold default")
-
-
-def _pcie(pcie: Pcie) -> str:
-    if pcie.gen is None or pcie.width is None:
-        return ""
-    full = pcie.gen == (pcie.max_gen or pcie.gen) and pcie.width == (pcie.max_width or pcie.width)
-    return f"PCIe {pcie.gen} x{pcie.width}" + ("" if full else f" of {pcie.max_gen} x{pcie.max_width}")
 
 
 def _nic_line(nic: Nic) -> Text:

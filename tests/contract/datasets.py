@@ -11,12 +11,13 @@ import signal
 import sys
 import threading
 import time
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import Dataset, IterableDataset, default_collate, get_worker_info
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -207,6 +208,18 @@ def sleep_long() -> None:
 def lock_of(_rows: object) -> object:
     """Collate to something that no pickler takes."""
     return threading.Lock()
+
+
+def collate_one_tensor(rows: Any) -> object:
+    """Give default_collate a tensor where a list of them is due."""
+    one: Any = torch.stack(rows)
+    return default_collate(one)
+
+
+def collate_deque(rows: Any) -> object:
+    """Give default_collate something that has a length and no slices."""
+    several: Any = deque(rows)
+    return default_collate(several)
 
 
 def with_history(rows: list[torch.Tensor]) -> torch.Tensor:

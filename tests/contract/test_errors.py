@@ -15,6 +15,8 @@ from tests.contract.datasets import (
     Raise,
     Rows,
     Stream,
+    collate_deque,
+    collate_one_tensor,
     lock_of,
     raise_from,
     row,
@@ -202,6 +204,8 @@ def test_errors_in_the_dataset(loader_class: LoaderClass, name: str, workers: in
         {"dataset": [{"x": 1}, {"y": 1}], "batch_size": 2},
         {"dataset": [torch.zeros(5000), torch.zeros(5001)] * 9, "batch_size": 2},
         {"dataset": [[torch.zeros(5000)], [torch.zeros(5000)] * 2] * 9, "batch_size": 2},
+        {"dataset": [torch.zeros(1 << 20)] * 20, "batch_size": 2, "collate_fn": collate_one_tensor},
+        {"dataset": [torch.zeros(1 << 20)] * 20, "batch_size": 2, "collate_fn": collate_deque},
     ],
 )
 def test_errors_in_collating_and_sampling(loader_class: LoaderClass, arguments: dict[str, Any], workers: int) -> None:

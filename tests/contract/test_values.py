@@ -77,6 +77,16 @@ def summed(rows: list[Any]) -> tuple[torch.Tensor, int]:
 SLOW = Rows(delay_s=0.002)  # slow enough for a ring to be built before the end
 WORKERS = (0, 1, 2, 3)
 CASES = {
+    # large enough for threads; a sample alone is fewer than there are threads
+    **{
+        f"large-by-{n}": case(
+            dataset=[torch.full((1 << 20,), float(i)) for i in range(6)] * 3, batch_size=n, num_workers=1
+        )
+        for n in (1, 2, 5)
+    },
+    "zero-tensors": case(
+        dataset=[torch.ones(1 << 20), torch._efficientzerotensor(1 << 20)] * 9, batch_size=2, num_workers=1
+    ),
     **{f"plain-{n}": case(dataset=SLOW, batch_size=5, num_workers=n) for n in WORKERS},
     **{f"drop-last-{n}": case(dataset=Rows(), batch_size=5, drop_last=True, num_workers=n) for n in WORKERS},
     **{f"shuffle-{n}": case(dataset=Rows(), batch_size=4, shuffle=True, num_workers=n) for n in (0, 2)},

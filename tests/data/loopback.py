@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from numapin import cuda
 from numapin.data.locality import Locality
+from numapin.data.memory import RingSpec
 from numapin.data.opening import Lender, Parcel
 from numapin.data.packing import Packer
 from numapin.data.parcel import Head, decode
-from numapin.data.ring import Ring, RingSpec
+from numapin.data.ring import Ring
 from numapin.data.slots import OwnSlots
 
 if TYPE_CHECKING:

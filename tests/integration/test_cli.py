@@ -33,7 +33,15 @@ class TestStart:
     """Commands that people type often start at once."""
 
     @pytest.mark.parametrize(
-        "command", [["topo"], ["topo", "--json"], ["plan", "--nproc-per-node", "2"], ["plan", "--help"], ["--help"]]
+        "command",
+        [
+            ["topo"],
+            ["topo", "--json"],
+            ["plan", "--nproc-per-node", "2"],
+            ["plan", "--help"],
+            ["verify", "--help"],
+            ["--help"],
+        ],
     )
     def test_without_torch(self, command: list[str]) -> None:
         """Neither topo nor plan nor any help but run's imports torch."""

@@ -26,7 +26,8 @@ class FakeGpu:
     """One GPU as the stand-in tells of it; None, or an empty set, is what it answers NOT_SUPPORTED to.
 
     `pcie` is generation and width now, then at most. `mig` are (number, UUID, name). `nvlinks` are far ends, one a
-    link: "switch", "npu", "off", or the PCI address of a GPU. `ancestors` maps later GPUs to nvmlGpuTopologyLevel_t.
+    link: "switch", "npu", "off", or the PCI address of a GPU. `load` is how busy, in percent, and what is received
+    over PCIe in kB/s. `ancestors` maps later GPUs to nvmlGpuTopologyLevel_t.
     `fails` maps questions (the words of the data file) to the nvmlReturn_t that refuses them.
     """
 
@@ -38,6 +39,8 @@ class FakeGpu:
     numa_node: int | None = None
     pcie: tuple[int, int, int, int] | None = (5, 16, 5, 16)
     mig_mode: bool | None = False
+    persistence: bool | None = None
+    load: tuple[int, int] | None = None
     mig: tuple[tuple[int, str, str], ...] = ()
     nvlinks: tuple[str, ...] = ()
     ancestors: Mapping[int, int] = field(default_factory=dict)
@@ -54,6 +57,8 @@ class FakeGpu:
             "numa_node": self.numa_node,
             "pcie": None if self.pcie is None else " ".join(map(str, self.pcie)),
             "mig_mode": None if self.mig_mode is None else int(self.mig_mode),
+            "persistence": None if self.persistence is None else int(self.persistence),
+            "load": None if self.load is None else " ".join(map(str, self.load)),
         }
         return [
             "gpu",

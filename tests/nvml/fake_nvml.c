@@ -20,6 +20,8 @@
  *   numa_node 8                    the node that is this GPU's own memory
  *   pcie 5 16 5 16                 generation and width now, then at most
  *   mig_mode 1
+ *   persistence 1                  persistence mode
+ *   load 87 24000000               GPU utilisation in percent, and what it receives over PCIe in kB/s
  *   mig 0 MIG-... NAME             one MIG instance: number, UUID, name
  *   nvlink 0 gpu 00000000:1C:00.0  one NVLink: number, far end (gpu, switch, npu or off), the far end's PCI address
  *   ancestor 1 50                  nvmlGpuTopologyLevel_t between this GPU and GPU 1
@@ -41,6 +43,7 @@ enum {
     UNKNOWN = 999
 };
 enum { MAX_GPUS = 64, MAX_MIG = 8, MAX_LINKS = 36, MAX_WORDS = 128, MAX_FAILS = 8, TEXT = 96 };
+enum { PCIE_SENT = 0, PCIE_RECEIVED = 1 };
 enum { LINK_GPU = 0, LINK_NPU = 1, LINK_SWITCH = 2, LINK_OFF = -1, LINK_NONE = -2 };
 
 typedef struct {
@@ -59,6 +62,8 @@ typedef struct {
     Mask cpus, memory;
     int numa_node;    /* -2: the file does not tell */
     int mig_mode;     /* -1: likewise */
+    int persistence;  /* -1: likewise */
+    int load[2];      /* -1: likewise */
     unsigned pcie[4]; /* 0: likewise */
     int far_end[MAX_LINKS];
     char far_pci[MAX_LINKS][TEXT];
@@ -73,6 +78,10 @@ typedef struct {
     char bus_id[32];
 } PciInfo;
 
+typedef struct {
+    unsigned gpu, memory;
+} Utilization;
+
 static Device gpus[MAX_GPUS], instances[MAX_GPUS][MAX_MIG], machine;
 static unsigned num_gpus;
 static int num_inits;
@@ -85,7 +94,7 @@ static void copy(char *to, size_t size, const char *from) { snprintf(to, size, "
 static void clear(Device *device) {
     memset(device, 0, sizeof *device);
     device->numa_node = -2;
-    device->mig_mode = -1;
+    device->mig_mode = device->persistence = device->load[0] = device->load[1] = -1;
     for (int i = 0; i < MAX_LINKS; i++) device->far_end[i] = LINK_NONE;
     for (int i = 0; i < MAX_GPUS; i++) device->ancestor[i] = -1;
 }
@@ -166,6 +175,8 @@ static int read_statement(Device *device, const char *word, const char *rest) {
     if (strcmp(word, "numa_node") == 0) return sscanf(rest, "%d", &device->numa_node) == 1;
     if (strcmp(word, "pcie") == 0) return sscanf(rest, "%u %u %u %u", pcie, pcie + 1, pcie + 2, pcie + 3) == 4;
     if (strcmp(word, "mig_mode") == 0) return sscanf(rest, "%d", &device->mig_mode) == 1;
+    if (strcmp(word, "persistence") == 0) return sscanf(rest, "%d", &device->persistence) == 1;
+    if (strcmp(word, "load") == 0) return sscanf(rest, "%d %d", &device->load[0], &device->load[1]) == 2;
     if (strcmp(word, "mig") == 0) return read_mig(device, rest);
     if (strcmp(word, "nvlink") == 0) return read_link(device, rest);
     if (strcmp(word, "ancestor") == 0) return read_ancestor(device, rest);
@@ -368,6 +379,28 @@ int nvmlDeviceGetMigMode(Device *device, unsigned *current, unsigned *pending) {
     BEGIN(device, "mig_mode");
     if (device->mig_mode < 0) return NOT_SUPPORTED;
     *current = *pending = (unsigned)device->mig_mode;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetPersistenceMode(Device *device, unsigned *mode) {
+    BEGIN(device, "persistence");
+    if (device->persistence < 0) return NOT_SUPPORTED;
+    *mode = (unsigned)device->persistence;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetUtilizationRates(Device *device, Utilization *rates) {
+    BEGIN(device, "busy");
+    if (device->load[0] < 0) return NOT_SUPPORTED;
+    rates->gpu = (unsigned)device->load[0];
+    rates->memory = 0;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetPcieThroughput(Device *device, int counter, unsigned *kilobytes) {
+    BEGIN(device, "throughput");
+    if (device->load[1] < 0) return NOT_SUPPORTED;
+    *kilobytes = counter == PCIE_RECEIVED ? (unsigned)device->load[1] : 1; /* 1: what was not asked for */
     return SUCCESS;
 }
 

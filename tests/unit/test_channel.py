@@ -219,11 +219,11 @@ def _send_and_sleep(channel: Channel) -> None:
 
 def _cancel_and_leave(channel: Channel) -> None:
     channel.send(LARGE)
-    channel.cancel_flush()
+    channel.cancel_join_thread()
 
 
 def _cancel_first(channel: Channel) -> None:
-    channel.cancel_flush()
+    channel.cancel_join_thread()
     channel.send(LARGE)
 
 
@@ -240,7 +240,7 @@ class TestProcesses:
 
     @pytest.mark.parametrize("work", [_cancel_and_leave, _cancel_first])
     def test_a_process_need_not_wait(self, channel: Channel, work: Callable[[Channel], None]) -> None:
-        """After cancel_flush, before or after the message, it ends although nobody reads."""
+        """After cancel_join_thread, before or after the message, it ends although nobody reads."""
         assert ended(forked(work, channel)) == 0
 
     @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])

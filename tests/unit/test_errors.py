@@ -13,6 +13,7 @@ EXIT_CODES = {
     errors.UsageError: 2,
     errors.MachineError: 3,
     errors.MachineFileError: 3,
+    errors.LibraryError: 3,
     errors.LibnumaError: 3,
     errors.PlanError: 4,
     errors.BindingRefused: 5,

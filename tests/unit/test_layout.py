@@ -20,9 +20,14 @@ MODULES = {
 }
 
 PURE = (
-    *("errors", "cpulist", "fields", "request", "allot", "allot_memory", "plan", "verify", "view"),
+    *("errors", "cpulist", "sizes", "openmp", "fields", "request", "allot", "allot_memory", "plan", "view"),
+    *("observed", "report", "verify", "top"),
     *("topology.address", "topology.model", "topology.readings", "topology.build", "topology.visible"),
     *("topology.hwloc", "topology.nccl", "topology.xmlfile"),
+    *("bench.model", "bench.transfer", "bench.alloc", "bench.overlap", "bench.launch", "bench.nearest"),
+    *(f"doctor.{name}" for name in ("model", "placement", "host", "software", "advice", "examine")),
+    *("trace.intervals", "trace.records", "trace.reading", "trace.analysis", "trace.findings", "trace.report"),
+    *("trace.settings", "trace.timeline"),
 )
 IMPURE = {"os", "pathlib", "subprocess", "ctypes", "torch", "pynvml", "numa", "click", "socket", "shutil", "tempfile"}
 
@@ -31,7 +36,7 @@ ONLY_IN = {
     "pynvml": ("topology.nvml",),
     "ctypes": ("native", "cuda", "topology.libnuma"),
     "numa": ("native", "topology.libnuma"),
-    "torch": ("launch", "torchrun", "data", "pinned", "bench"),
+    "torch": ("launch", "torchrun", "data", "pinned", "bench", "trace.hook"),
     "click": ("cli",),
     "rich": ("cli", "view"),
 }
@@ -39,10 +44,10 @@ ONLY_IN = {
 # A layer imports none of the layers after it; within one layer everything goes, but for cycles.
 LAYERS = (
     ("errors", "cpulist", "topology.address"),
-    ("fields", "request"),
+    ("fields", "request", "observed"),
     ("topology.model", "topology.readings"),
     ("topology.build", "topology.visible", "topology.hwloc", "topology.nccl", "topology.xmlfile"),
-    ("allot", "allot_memory", "plan", "verify"),
+    ("allot", "allot_memory", "plan", "report", "verify", "top"),
     ("cli",),
 )
 

@@ -93,9 +93,16 @@ class TestAnswers:
         assert {(gpu.memory_nodes, gpu.cpus) for gpu in result.gpus} == {(frozenset({0}), frozenset(range(32)))}
         assert result.links == ((0, 1, "NV18"),)
 
+    @pytest.mark.parametrize("mode", [True, False, None])
+    def test_persistence_mode(self, fake_nvml: FakeNvml, tmp_path: Path, *, mode: bool | None) -> None:
+        """On, off, or not told."""
+        result = _read(fake_nvml, tmp_path, [replace(_gpu(0), persistence=mode)])
+        assert result.gpus is not None
+        assert result.gpus[0].persistence is mode
+
     def test_no_gpus(self, fake_nvml: FakeNvml, tmp_path: Path) -> None:
         """A driver without GPUs is an empty list, not a missing one."""
-        assert _read(fake_nvml, tmp_path, []) == NvmlReadings(gpus=())
+        assert _read(fake_nvml, tmp_path, []) == NvmlReadings(gpus=(), driver="580.159.04")
 
     def test_high_and_sparse_numbers(self, fake_nvml: FakeNvml, tmp_path: Path) -> None:
         """CPU ids far above the number of CPUs, and the node ids of GPU memory, are not lost."""
@@ -165,7 +172,8 @@ class TestSilence:
         """A GPU that tells who it is and nothing else is kept, all else unknown."""
         bare = FakeGpu(uuid="GPU-a", pci="00000000:1B:00.0", name=None, pcie=None, mig_mode=None)
         result = _read(fake_nvml, tmp_path, [bare])
-        assert result == NvmlReadings(gpus=(NvmlReading(index=0, uuid="GPU-a", pci="0000:1b:00.0"),))
+        bare_reading = NvmlReading(index=0, uuid="GPU-a", pci="0000:1b:00.0")
+        assert result == NvmlReadings(gpus=(bare_reading,), driver="580.159.04")
 
     @pytest.mark.parametrize(
         ("question", "unknown"),

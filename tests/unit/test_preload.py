@@ -34,6 +34,14 @@ def test_torch_leaves_the_environment_alone() -> None:
     assert preload.environment("torch", {"NUMAPIN_DATALOADER": "numapin"}) == {"NUMAPIN_DATALOADER": "torch"}
 
 
+def test_tracing() -> None:
+    """Tracing puts the hook in without a data path; a run inside a traced one is not traced."""
+    assert preload.environment("torch", {}, trace="{}") == {"NUMAPIN_TRACE": "{}", "PYTHONPATH": FOLDER}
+    assert preload.environment("torch", {"NUMAPIN_TRACE": "{}"}) == {"NUMAPIN_TRACE": ""}
+    both = {"NUMAPIN_DATALOADER": "numapin", "NUMAPIN_TRACE": "{}", "PYTHONPATH": FOLDER}
+    assert preload.environment("numapin", {}, trace="{}") == both
+
+
 def test_the_folder_holds_nothing_else() -> None:
     """What is put on every rank's path can hide one module only."""
     assert [path.name for path in Path(FOLDER).glob("*.py")] == ["sitecustomize.py"]

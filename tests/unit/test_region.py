@@ -56,7 +56,6 @@ class TestPlace:
         """Touched, verified, nothing to complain of."""
         found = placed(memory)
         assert found == Placement(pages={0: 8})
-        assert found.share_on(frozenset({0})) == 1.0
         assert native.nodes_of_range(address_of(memory), len(memory)) == {0: 8}
 
     def test_the_caller_keeps_its_cpus_and_policy(self, memory: mmap.mmap) -> None:
@@ -82,7 +81,6 @@ class TestPlace:
         """The kernel refuses it; the pages are elsewhere; both are said with a remedy."""
         found = placed(memory, node=1000)
         assert found.pages == {0: 8}
-        assert found.share_on(frozenset({1000})) == 0.0
         refused, strays = found.shortfalls
         assert refused.startswith("memory on node 1000 was refused (mbind: Invalid argument): first touch decides; ")
         assert "see: numapin topo" in refused
@@ -93,7 +91,7 @@ class TestPlace:
         """A full node, and a kernel that takes mbind and ignores it, look the same: only the pages count."""
         monkeypatch.setattr(native, "nodes_of_range", lambda *_args: {0: 6, 1: 2})
         found = placed(memory)
-        assert found.share_on(frozenset({0})) == 0.75
+        assert found.pages == {0: 6, 1: 2}
         assert [text.partition(";")[0] for text in found.shortfalls] == [
             "not all pages are on node 0: 25.0% on node 1",
         ]
@@ -193,7 +191,6 @@ class TestRefused:
         monkeypatch.setattr("numapin.region.read_numa_maps", lambda *_args, **_rest: None)
         found = placed(memory)
         assert found.pages is None
-        assert found.share_on(frozenset({0})) is None
         assert found.shortfalls[0].startswith("where the pages lie is unverified")
         monkeypatch.undo()
         assert find_pages(address_of(memory), len(memory), numa_maps=tmp_path / "missing") == {0: 8}
@@ -240,12 +237,6 @@ class TestNumaMaps:
         native.populate(address_of(memory), 5 * PAGE)
         pages = read_numa_maps(address_of(memory), len(memory))
         assert pages == native.nodes_of_range(address_of(memory), len(memory)) == {0: 5, None: 3}
-
-
-def test_share_of_nothing() -> None:
-    """No pages have no share."""
-    assert Placement(pages={}).share_on(frozenset({0})) is None
-    assert Placement(pages={0: 1, 1: 1, None: 2}).share_on(frozenset({0, 1})) == 0.5
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")

@@ -104,6 +104,62 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     assert caught.value.hint == "name another with NUMAPIN_RUN_DIR=DIR"
 
 
+def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
+    """What cannot be renamed into place is taken away again."""
+    (tmp_path / "a.json" / "b").mkdir(parents=True)
+    with pytest.raises(NumapinError, match=r"a\.json cannot be written"):
+        rundir.write_json(str(tmp_path), "a.json", {})
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_links_and_pipes_stay_what_they_are(tmp_path: Path) -> None:
+    """Through a link what it leads to is replaced; a pipe is written to, and one that nobody reads is an error."""
+    link, target, pipe = (tmp_path / name for name in ("link", "target", "pipe"))
+    link.symlink_to(target)
+    rundir.write_json_to(str(link), {"n": 1}, remedy="")
+    assert (link.is_symlink(), json.loads(target.read_text())) == (True, {"n": 1})
+    os.mkfifo(pipe)
+    with pytest.raises(NumapinError, match="pipe cannot be written") as caught:
+        rundir.write_json_to(str(pipe), {}, remedy="use --report")
+    assert caught.value.hint == "use --report"
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    rundir.write_json_to(str(pipe), {"n": 2}, remedy="")
+    assert json.loads(os.read(reader, 100)) == {"n": 2}
+    os.close(reader)
+    assert pipe.is_fifo()
+
+
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [("pipe", "not a regular file"), ("large", "larger than 16 MiB"), ("folder", "not a regular file")],
+)
+def test_what_no_run_wrote_is_not_read(tmp_path: Path, what: str, told: str) -> None:
+    """A pipe, which would hold the reader, a folder, and a file without an end are errors, and no locks."""
+    path = tmp_path / "lock"
+    if what == "pipe":
+        os.mkfifo(path)
+    elif what == "folder":
+        path.mkdir()
+    else:
+        with path.open("wb") as file:
+            file.truncate(1 << 34)
+    with pytest.raises(OSError, match=told):
+        rundir.read_text(str(path))
+    assert not rundir.is_live(str(tmp_path))
+
+
+def test_another_users_file_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of neither this user nor root says nothing about this user's runs."""
+    path = tmp_path / "plan.json"
+    path.write_text("{}")
+    if os.getuid() == 0:
+        os.chown(path, 65533, 65533)
+    monkeypatch.setattr(os, "geteuid", lambda: 65534)
+    if path.stat().st_uid != 0:
+        with pytest.raises(PermissionError, match="another user's file"):
+            rundir.read_text(str(path))
+
+
 @pytest.mark.parametrize("size", [10, 200_000])
 def test_plans_reach_ranks(tmp_path: Path, size: int) -> None:
     """A plan goes through the environment, and one too large for that through plan.json."""

@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -83,7 +84,9 @@ def wait(pid: int, timeout_s: float) -> int:
         if done:
             return os.waitstatus_to_exitcode(status)
         time.sleep(0.05)
-    os.killpg(pid, signal.SIGKILL)
+    for end in (os.kill, os.killpg):  # it may not have come to have a session of its own yet
+        with suppress(ProcessLookupError):
+            end(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     return TIMED_OUT
 

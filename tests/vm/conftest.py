@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import pytest
 
+from tests.nvml import fake
 from tests.vm.machine import Batch, VmMachine, VmResult, boot, missing
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class Boot(Protocol):
@@ -26,3 +30,11 @@ def boot_machine(tmp_path_factory: pytest.TempPathFactory) -> Boot:
         return boot(VmMachine.load(name), batch, share=tmp_path_factory.mktemp(name), timeout_s=timeout_s)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the stand-in for NVML."""
+    if fake.compiler() is None:
+        pytest.skip("no C compiler: install gcc")
+    return fake.build(tmp_path_factory.mktemp("nvml"))

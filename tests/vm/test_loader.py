@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from numapin import cpulist
-from tests.nvml import fake
-from tests.vm.machine import HERE, SHARE, Batch, Job, JobResult, VmMachine, VmResult, cache
+from tests.vm import gpus
+from tests.vm.machine import HERE, SHARE, Batch, Job, JobResult, VmResult, cache
 
 if TYPE_CHECKING:
     from tests.vm.conftest import Boot
@@ -35,29 +35,20 @@ SYS_NICE = "--cap-add SYS_NICE"
 
 
 @pytest.fixture(scope="module")
-def two_nodes(boot_machine: Boot, tmp_path_factory: pytest.TempPathFactory) -> VmResult:
+def two_nodes(boot_machine: Boot, nvml: Path) -> VmResult:
     """Load under `numapin run` and alone, then on each bad day."""
-    if fake.compiler() is None:
-        pytest.skip("no C compiler: install gcc")
-    nvml = fake.build(tmp_path_factory.mktemp("nvml"))
     jobs = [
-        Job(name="run", argv=RUN, env={**_gpus(nvml), "NUMAPIN_RUN_DIR": str(SHARE / "run")}, timeout_s=200),
+        Job(
+            name="run",
+            argv=RUN,
+            env={**gpus.shown("two-nodes", nvml), "NUMAPIN_RUN_DIR": str(SHARE / "run")},
+            timeout_s=200,
+        ),
         *(Job(name=name, argv=[*ALONE, name, str(NODE)]) for name in ("placement", "shm", "limited")),
         Job(name="refused", argv=[*ALONE, "refused", str(NODE)], refuse_policy=True),
         Job(name="full", argv=[*ALONE, "full", str(NODE)]),  # the last: the node stays full
     ]
     return boot_machine("two-nodes", Batch(jobs=jobs, libraries=nvml.parent, preload=PRELOAD), timeout_s=400)
-
-
-def _gpus(library: Path) -> dict[str, str]:
-    """Return the environment in which the stand-in for NVML shows the machine's GPUs."""
-    gpus = [
-        fake.FakeGpu(uuid=f"GPU-00000000-0000-0000-0000-{i:012d}", pci=f"0000{gpu.address}")
-        for i, gpu in enumerate(VmMachine.load("two-nodes").gpus)
-    ]
-    data = library.with_name("two-nodes.nvml")
-    data.write_text(fake.render(gpus))
-    return {"FAKE_NVML_DATA": str(data)}
 
 
 def _found(result: VmResult, job: str, rank: int = 0) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from numapin import cpulist
-from tests.nvml import fake
-from tests.vm.machine import HERE, SHARE, Batch, Job, JobResult, VmMachine, VmResult, cache
+from tests.vm import gpus
+from tests.vm.machine import HERE, SHARE, Batch, Job, JobResult, VmResult, cache
 
 if TYPE_CHECKING:
     from tests.vm.conftest import Boot
@@ -32,24 +32,16 @@ MODES = {"preferred": ("preferred", "preferred-many"), "bind": ("bind",), "inter
 
 
 @pytest.fixture(scope="module")
-def nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the stand-in for NVML."""
-    if fake.compiler() is None:
-        pytest.skip("no C compiler: install gcc")
-    return fake.build(tmp_path_factory.mktemp("nvml"))
-
-
-@pytest.fixture(scope="module")
 def two_nodes(boot_machine: Boot, nvml: Path) -> VmResult:
     """Run on the two-node machine: as it is, under Docker's limits, in a cpuset, and by torchrun."""
-    gpus = _gpus("two-nodes", nvml)
+    shown = gpus.shown("two-nodes", nvml)
     jobs = [
         _torchrun(2),
-        _run("default", env=gpus),
-        _run("bind", "--memory", "bind", "--bind", "exclusive", "--nproc-per-node", "4", env=gpus),
-        _run("refused", env=gpus, refuse_policy=True),
-        _run("strict", "--strict", env=gpus, refuse_policy=True),
-        _run("cpuset", env=gpus, cpuset=("5-7", "1")),
+        _run("default", env=shown),
+        _run("bind", "--memory", "bind", "--bind", "exclusive", "--nproc-per-node", "4", env=shown),
+        _run("refused", env=shown, refuse_policy=True),
+        _run("strict", "--strict", env=shown, refuse_policy=True),
+        _run("cpuset", env=shown, cpuset=("5-7", "1")),
     ]
     return boot_machine("two-nodes", _batch(jobs, nvml), timeout_s=250)
 
@@ -57,12 +49,12 @@ def two_nodes(boot_machine: Boot, nvml: Path) -> VmResult:
 @pytest.fixture(scope="module")
 def four_nodes(boot_machine: Boot, nvml: Path) -> VmResult:
     """Run on the machine of two packages and four nodes, whose NVML order is not its node order."""
-    gpus = _gpus("four-nodes", nvml)
+    shown = gpus.shown("four-nodes", nvml)
     jobs = [
         _torchrun(4),
-        _run("default", env=gpus),
-        _run("socket", "--bind", "socket", "--no-smt", env=gpus),
-        _run("gpus", "--gpus", "0,3", env=gpus),
+        _run("default", env=shown),
+        _run("socket", "--bind", "socket", "--no-smt", env=shown),
+        _run("gpus", "--gpus", "0,3", env=shown),
         _run("no-nvml", "--nproc-per-node", "4", env={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}),
     ]
     return boot_machine("four-nodes", _batch(jobs, nvml), timeout_s=250)
@@ -71,13 +63,13 @@ def four_nodes(boot_machine: Boot, nvml: Path) -> VmResult:
 @pytest.fixture(scope="module")
 def memory_only(boot_machine: Boot, nvml: Path) -> VmResult:
     """Run on the machine whose third node has memory and no CPUs."""
-    gpus = _gpus("memory-only", nvml)
+    shown = gpus.shown("memory-only", nvml)
     jobs = [
         _torchrun(2),
-        _run("default", env=gpus),
+        _run("default", env=shown),
         _run("no-gpus", "--nproc-per-node", "3", env={"CUDA_VISIBLE_DEVICES": ""}),
-        _run("interleave", "--memory", "interleave", env=gpus),
-        _run("torch", "--nproc-per-node", "1", env=gpus, probe=("--torch",)),
+        _run("interleave", "--memory", "interleave", env=shown),
+        _run("torch", "--nproc-per-node", "1", env=shown, probe=("--torch",)),
     ]
     return boot_machine("memory-only", _batch(jobs, nvml), timeout_s=250)
 
@@ -95,18 +87,6 @@ def _run(name: str, *options: str, probe: tuple[str, ...] = (), env: dict[str, s
 
 def _torchrun(num_ranks: int) -> Job:
     return Job(name="torchrun", argv=[*TORCHRUN, "--nproc-per-node", str(num_ranks), PROBE])
-
-
-def _gpus(name: str, library: Path) -> dict[str, str]:
-    """Return the environment in which the stand-in shows the machine's GPUs, in the order of its file."""
-    gpus = [fake.FakeGpu(uuid=_uuid(i), pci=f"0000{gpu.address}") for i, gpu in enumerate(VmMachine.load(name).gpus)]
-    data = library.with_name(f"{name}.nvml")
-    data.write_text(fake.render(gpus))
-    return {"FAKE_NVML_DATA": str(data)}
-
-
-def _uuid(index: int) -> str:
-    return f"GPU-00000000-0000-0000-0000-{index:012d}"
 
 
 def _plan(job: JobResult) -> dict[str, Any]:
@@ -194,7 +174,7 @@ def test_chosen_gpus_are_nvml_indices_and_shown_to_cuda_by_uuid(four_nodes: VmRe
     """With --gpus 0,3 the ranks are on nodes 3 and 0, and CUDA sees these two GPUs in that order."""
     ranks = _ranks(four_nodes.jobs["gpus"])
     assert _gpu_nodes(four_nodes, "gpus") == [3, 0]
-    assert {found["env"]["CUDA_VISIBLE_DEVICES"] for _, found in ranks} == {f"{_uuid(0)},{_uuid(3)}"}
+    assert {found["env"]["CUDA_VISIBLE_DEVICES"] for _, found in ranks} == {f"{gpus.uuid(0)},{gpus.uuid(3)}"}
 
 
 def test_gpus_are_found_in_sysfs_without_nvml(four_nodes: VmResult) -> None:

@@ -1,0 +1,70 @@
+"""The process of `bench launch`: starts a launcher on a small script. Edge.
+
+Comes in: specs (see `launch.launch_benchmark`) from the harness. Goes out: `total_s` from before the launcher starts to
+after it ended, `first_s` to the first line of a rank, and `rss_mb`, the largest resident set of the launcher and its
+ranks (ru_maxrss of wait4): with the printing script that is the launcher's.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+import time
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from numapin.bench.child import serve
+from numapin.errors import NumapinError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numapin.bench.child import Harness
+
+
+def measure(spec: dict[str, Any], harness: Harness) -> None:
+    """Run one launcher, once its files are in the page cache."""
+    launcher = tuple(spec["command"])
+    _warm_up(launcher, spec["script"])
+    harness.wait_for_start(lambda: time.sleep(0.001))
+    harness.report(_run_script(launcher, spec["script"]), details={}, idle=lambda: time.sleep(0.001))
+
+
+@cache
+def _warm_up(launcher: tuple[str, ...], script: str) -> None:
+    _run_script(launcher, script)
+
+
+def _run_script(launcher: tuple[str, ...], script: str) -> dict[str, float]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "script.py")
+        path.write_text(script, encoding="utf-8")
+        return run((*launcher, str(path)))
+
+
+def run(command: Sequence[str]) -> dict[str, float]:
+    """Run a launcher to its end and return its figures. Raises NumapinError where it fails or no rank prints."""
+    start = time.time()
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(command, stdout=out, stderr=errors)
+        _, status, usage = os.wait4(process.pid, 0)
+        end = time.time()
+        process.returncode = os.waitstatus_to_exitcode(status)
+        marks = [float(line.split()[1]) for line in _lines(out) if line.startswith("MARK ")]
+        said = _lines(errors)
+    if process.returncode or not marks:
+        last = next((line for line in reversed(said) if line.strip()), "nothing on stderr")
+        raise NumapinError(f"{' '.join(command)} ended with status {process.returncode}: {last}")
+    return {"total_s": end - start, "first_s": min(marks) - start, "rss_mb": usage.ru_maxrss / 1024}
+
+
+def _lines(file: Any) -> list[str]:  # noqa: ANN401 - what tempfile gives
+    file.seek(0)
+    lines: list[str] = file.read().splitlines()
+    return lines
+
+
+if __name__ == "__main__":
+    serve(measure)

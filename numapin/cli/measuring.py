@@ -1,0 +1,208 @@
+"""What all benchmarks of `numapin bench` share: options, progress, files, the report. Edge.
+
+Comes in: a `Benchmark` and parsed options. Goes out: its `Report`, on stdout as a table or as JSON (schema
+numapin.bench/1), and in the files that were named: JSON, a plot as SVG.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+from numapin import sizes
+from numapin.bench.model import Report, summarise
+from numapin.cli.output import show, write
+from numapin.errors import NumapinError
+from numapin.view.bench_plot import bench_figure
+from numapin.view.bench_table import bench_table
+from numapin.view.plot import svg
+from numapin.view.sweep_table import sweep_table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+    from numapin.bench.machine import Machine
+    from numapin.bench.model import Benchmark, Case, Peer, Run
+    from numapin.view.bench_table import Layout
+
+F = TypeVar("F", bound="Callable[..., Any]")
+
+_WRITE_EVERY_S: Final = 5.0
+_MAX_SIZE: Final = 1 << 40
+
+
+# click.ParamType takes a type argument since click 8.2 only; hence the ignores.
+class Names(click.ParamType):  # type: ignore[type-arg]
+    """Names out of a known list, separated by commas."""
+
+    name = "LIST"
+
+    def __init__(self, kind: str, known: Collection[str]) -> None:
+        """Remember what the names are of."""
+        self._kind, self._known = kind, tuple(known)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:  # noqa: ANN401
+        """Split the list, or fail with the names that are known."""
+        if isinstance(value, tuple):
+            return value
+        names = tuple(dict.fromkeys(name.strip() for name in value.split(",")))
+        for name in names:
+            if name not in self._known:
+                self.fail(f"{self._kind} {name!r} is not one of {', '.join(self._known)}", param, ctx)
+        return names
+
+
+class Sizes(click.ParamType):  # type: ignore[type-arg]
+    """Sizes, separated by commas: 4K,64M,1G."""
+
+    name = "LIST"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:  # noqa: ANN401
+        """Return the sizes in bytes, rising."""
+        if isinstance(value, tuple):
+            return value
+        found = set()
+        for word in value.split(","):
+            try:
+                num_bytes = sizes.parse(word)
+            except ValueError as error:
+                self.fail(str(error), param, ctx)
+            if num_bytes > _MAX_SIZE:
+                self.fail(f"{word!r} is more than {sizes.render(_MAX_SIZE)}", param, ctx)
+            found.add(num_bytes)
+        return tuple(sorted(found))
+
+
+def shared_options(*, repeats: int, timeout_s: int) -> Callable[[F], F]:
+    """Return what gives a command the options that every benchmark has."""
+    path = click.Path(path_type=Path)
+    options = (
+        click.option("--repeats", type=click.IntRange(1), help=f"How often each runs, in turn. [default: {repeats}]"),
+        click.option(
+            "--timeout",
+            type=click.FloatRange(1),
+            default=timeout_s,
+            show_default=True,
+            help="Seconds for one peer once.",
+        ),
+        click.option("--quick", is_flag=True, help="One repeat, and little of it: to see that everything runs."),
+        click.option("--json", "as_json", is_flag=True, help="Print the report as JSON."),
+        click.option("--output", type=path, metavar="FILE", help="Write the report to a file as well."),
+        click.option("--plot", type=path, metavar="FILE", help="Draw the figures into an SVG file."),
+    )
+
+    def add(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Defaults:
+    """What stands for options that were not given, with --quick and without."""
+
+    quick: Mapping[str, object]
+    normal: Mapping[str, object]
+
+
+def with_defaults(given: Mapping[str, Any], either: Defaults) -> dict[str, Any]:
+    """Return the options, with the defaults where they were not given."""
+    defaults = either.quick if given["quick"] else either.normal
+    return {**given, **{name: value for name, value in defaults.items() if given[name] is None}}
+
+
+def run(
+    benchmark: Benchmark, machine: Machine, settings: Mapping[str, object], *, given: Mapping[str, Any], layout: Layout
+) -> Report:
+    """Measure, write the files, show. Raises NumapinError where nothing could be measured, or a file not be written."""
+    settings = {**settings, "repeats": given["repeats"], "timeout_s": given["timeout"]}
+    report = _measure(benchmark, machine, settings, given)
+    if given["plot"] is not None:
+        write(svg(bench_figure(report, layout.plotted)), given["plot"], option="--plot")
+    if given["as_json"]:
+        click.echo(_text(report), nl=False)
+    else:
+        is_sweep = any(case.group is not None for case in report.cases)
+        show(sweep_table(report, layout) if is_sweep else bench_table(report, layout))
+    _require_figures(report)
+    return report
+
+
+def _measure(
+    benchmark: Benchmark, machine: Machine, settings: Mapping[str, object], given: Mapping[str, Any]
+) -> Report:
+    """Run the benchmark. The file is written now and then, so that one that is cut short leaves what it has."""
+    from numapin.bench import harness
+
+    def report() -> Report:
+        return Report(
+            benchmark=benchmark.name,
+            command=("numapin", *sys.argv[1:]),
+            machine=machine.to_json(),
+            settings=settings,
+            cases=summarise(benchmark, runs),
+        )
+
+    def write_report() -> None:
+        if given["output"] is not None:
+            write(_text(report()), given["output"], option="--output")
+
+    runs: list[Run] = []
+    if given["plot"] is not None:
+        write("", given["plot"], option="--plot")  # a file that cannot be written is told before the time is spent
+    write_report()
+    written = time.monotonic()
+    starts = _progress(benchmark, given["repeats"])
+    for made in harness.measure(benchmark, repeats=given["repeats"], timeout_s=given["timeout"], starts=starts):
+        runs.append(made)
+        if time.monotonic() - written > _WRITE_EVERY_S:
+            write_report()
+            written = time.monotonic()
+    write_report()
+    _clear()
+    return report()
+
+
+def _progress(benchmark: Benchmark, repeats: int) -> Callable[[Case, Peer, int], None]:
+    """Return what shows, on a terminal, which run is on; a line that the next one overwrites."""
+    total = repeats * sum(len(case.peers) for case in benchmark.cases)
+    done = 0
+
+    def starts(case: Case, peer: Peer, repeat: int) -> None:
+        nonlocal done
+        done += 1
+        _clear()
+        if sys.stderr.isatty():
+            click.echo(f"{done}/{total}  {case.name}  {peer.name}  repeat {repeat + 1}", err=True, nl=False)
+
+    return starts
+
+
+def _clear() -> None:
+    if sys.stderr.isatty():
+        click.echo("\r\033[K", err=True, nl=False)
+
+
+def _require_figures(report: Report) -> None:
+    """Raise NumapinError where nothing at all could be measured."""
+    if any(peer.num_runs for case in report.cases for peer in case.peers):
+        return
+    cases = [case.skipped for case in report.cases]
+    peers = [peer.skipped for case in report.cases for peer in case.peers]
+    why = next((reason for reason in (*peers, *cases) if reason), "none of these peers fits these cases")
+    raise NumapinError(
+        f"nothing was measured: {why}",
+        "what runs without a GPU: numapin bench alloc, bench launch, bench loader --cases transport",
+    )
+
+
+def _text(report: Report) -> str:
+    return json.dumps(report.to_json(), indent=1, ensure_ascii=False) + "\n"

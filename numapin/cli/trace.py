@@ -1,0 +1,211 @@
+"""`numapin trace`: run a script under torch's profiler, or read a trace, and say what to change. Edge.
+
+Comes in: the command line of `numapin run`, or trace files. Goes out: tables or JSON (schema numapin.trace/1) on
+stdout; in the output folder a Chrome trace and a record for each rank, the report, and a timeline to look at.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import sys
+import time
+import zlib
+from contextlib import contextmanager
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from numapin.cli.output import say, show
+from numapin.cli.run import parse, start
+from numapin.errors import NumapinError, UsageError
+from numapin.trace.analysis import analyse
+from numapin.trace.reading import read_trace
+from numapin.trace.report import make_report
+from numapin.trace.settings import Settings
+from numapin.trace.timeline import timeline
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numapin.trace.report import Report
+
+_ABOUT: Final = (
+    "Run a script under torch's profiler, with all options of `numapin run`, and say where its steps' time goes: "
+    "compute, copies that nothing hides, waiting for data; which copies are pageable or blocking; what to change."
+)
+_EPILOG: Final = """examples:
+  numapin trace train.py --lr 0.1                   20 steps of each rank, after the first 10
+  numapin trace --steps 5 --skip 3 --nproc-per-node 2 train.py
+  numapin trace --read trace.json                   a Chrome trace that torch.profiler wrote, or a folder of ours
+  numapin trace --read trace.json --output DIR      with a timeline"""
+_TRACE: Final = ".trace.json"
+_LARGEST_BYTES: Final = 1 << 30  # takes some 10 GB of memory to read
+
+_JSON: Final = click.Option(
+    ["--json", "as_json"], is_flag=True, help="Print the report as JSON; what the script prints goes to stderr."
+)
+_OUTPUT: Final = click.Option(
+    ["--output"], type=click.Path(path_type=Path), metavar="DIR", help="Where to write. [numapin-trace-DATE]"
+)
+_OPTIONS: Final = (
+    click.Option(["--steps"], type=click.IntRange(1), default=20, metavar="N", help="Trace so many steps. [20]"),
+    click.Option(["--skip"], type=click.IntRange(1), default=10, metavar="N", help="After so many others. [10]"),
+    _OUTPUT,
+    _JSON,
+)
+
+
+@click.command(
+    short_help="Run a script under the profiler, and say what to change.",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": []},
+    add_help_option=False,
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def trace(arguments: tuple[str, ...]) -> None:
+    """Run a script under the profiler, and say where its time goes and what to change."""
+    if arguments and arguments[0].partition("=")[0] == "--read":
+        _read_command.main(list(arguments), prog_name="numapin trace", standalone_mode=False)
+    else:
+        _run(arguments)
+
+
+@click.command(params=[_OUTPUT, _JSON])
+@click.option("--read", "first", type=click.Path(path_type=Path), required=True)
+@click.argument("others", nargs=-1, type=click.Path(path_type=Path))
+def _read_command(first: Path, others: tuple[Path, ...], output: Path | None, *, as_json: bool) -> None:
+    """Read Chrome traces, of several ranks perhaps, or the folders of earlier runs."""
+    report = _read((first, *others))
+    if output is not None:
+        _write(report, output)
+    _show(report, as_json=as_json)
+
+
+def _run(arguments: tuple[str, ...]) -> None:
+    job, options = parse(arguments, _OPTIONS, command="trace", about=_ABOUT, epilog=_EPILOG)
+    folder = Path(options["output"] or time.strftime("numapin-trace-%Y%m%d-%H%M%S")).absolute()
+    settings = Settings(folder=str(folder), steps=options["steps"], skip=options["skip"])
+    if options["dry_run"]:
+        start(job, options, trace=settings.to_text())
+        return
+    _make(folder, settings)
+    try:
+        with _stdout_to_stderr(wanted=options["as_json"]):
+            start(job, options, trace=settings.to_text())
+    except BaseException:  # a rank failed, or Ctrl-C: what was traced until then is there
+        try:
+            _finish(folder, settings, as_json=options["as_json"])
+        except NumapinError as error:
+            say(f"numapin: {error}")
+        raise
+    _finish(folder, settings, as_json=options["as_json"])
+
+
+def _finish(folder: Path, settings: Settings, *, as_json: bool) -> None:
+    """Read what the ranks left, write and show the report."""
+    shutil.rmtree(settings.loads, ignore_errors=True)
+    report = _read((folder,), settings)
+    _write(report, folder)
+    _show(report, as_json=as_json)
+
+
+def _make(folder: Path, settings: Settings) -> None:
+    """Make the folder; the hosts of a job may share one. Raises UsageError where an earlier run's traces are there."""
+    try:
+        Path(settings.loads).mkdir(parents=True, exist_ok=True)
+        old = next(folder.glob("rank-*"), None)
+    except OSError as error:
+        raise NumapinError(f"{folder} cannot be made: {error.strerror}", "choose another with --output DIR") from None
+    if old is not None:
+        raise UsageError(f"--output {folder}: {old.name} of an earlier run is there", "choose another folder")
+
+
+@contextmanager
+def _stdout_to_stderr(*, wanted: bool) -> Iterator[None]:
+    """Let what the ranks print not get into the JSON."""
+    if not wanted:
+        yield
+        return
+    kept = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def _read(paths: Sequence[Path], settings: Settings | None = None) -> Report:
+    """Return the report on these files, and on the folders' files. Raises NumapinError where there is nothing."""
+    found = [file for path in paths for file in (sorted(path.glob(f"rank-*{_TRACE}")) if path.is_dir() else [path])]
+    notes = [note for path in paths if path.is_dir() for note in _missing(path, settings)]
+    if not found:
+        raise NumapinError(f"nothing was traced: {'; '.join(notes)}", _remedy(notes))
+    return make_report([analyse(read_trace(_load(path), source=path.name)) for path in found], notes)
+
+
+def _missing(folder: Path, settings: Settings | None) -> Iterator[str]:
+    """Say which ranks have no trace, or a shorter one, and why."""
+    records = [path for path in sorted(folder.glob("rank-*.json")) if not path.name.endswith(_TRACE)]
+    if not records:
+        yield f"{folder}: no rank took a batch from a torch DataLoader or stepped a torch optimizer"
+    for path in records:
+        record = _load(path)
+        if isinstance(record, dict) and record.get("reason"):
+            steps = f", {record.get('num_steps')} steps traced" if record.get("trace") else ""
+            asked = f"; {settings.skip} were to be skipped and {settings.steps} traced" if settings else ""
+            yield f"rank {record.get('rank')}: {record['reason']}{steps}{asked}"
+
+
+def _remedy(notes: Sequence[str]) -> str:
+    if any("the script ended" in note for note in notes):
+        return "give it more steps, or take fewer: numapin trace --skip 1 --steps 3 train.py"
+    return "use torch.profiler in the script, and read its trace with: numapin trace --read FILE"
+
+
+def _load(path: Path) -> object:
+    """Return a file's JSON, also a compressed one's. Raises NumapinError."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            content = file.read(_LARGEST_BYTES + 1)
+        if len(content) > _LARGEST_BYTES:
+            raise NumapinError(f"{path}: larger than 1 GiB, too large to read", "trace fewer steps: --steps 5")
+        return json.loads(content)
+    except (OSError, EOFError, zlib.error) as error:
+        raise NumapinError(f"{path} cannot be read: {error}", "name a file that torch.profiler wrote") from None
+    except (ValueError, RecursionError) as error:
+        raise NumapinError(f"{path}: not JSON, or cut off: {error}", "trace the script again") from None
+
+
+def _write(report: Report, folder: Path) -> None:
+    """Write the report and the timeline."""
+    template = files("numapin.trace").joinpath("timeline.html").read_text(encoding="utf-8")
+    texts = {
+        "report.json": json.dumps(report.to_json(), indent=1, ensure_ascii=False) + "\n",
+        "timeline.html": timeline(report, template),
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            temporary = folder / f".{name}"
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(folder / name)
+    except OSError as error:
+        raise NumapinError(
+            f"{folder} cannot be written: {error.strerror}", f"see the tables with: numapin trace --read {folder}"
+        ) from None
+    say(f"numapin: timeline and Chrome traces: {folder}")
+
+
+def _show(report: Report, *, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(report.to_json(), indent=1, ensure_ascii=False))
+    else:
+        from numapin.view.trace_table import trace_table
+
+        show(trace_table(report))

@@ -1,0 +1,86 @@
+"""`numapin verify`: is a running job where its plan says? Edge.
+
+Comes in: a run, or the processes of a job. Goes out: a table and findings, or JSON (schema numapin.report/1); status 0
+where the plan holds, 1 where it does not, 2 for no such job, 3 where it cannot be seen.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from numapin.cli.output import show
+from numapin.errors import MachineError, UsageError
+from numapin.observe import observe
+from numapin.running import find_run, job_of_processes
+from numapin.verify import verify as verify_job
+
+if TYPE_CHECKING:
+    from numapin.report import Report
+
+_STATUS: Final = {True: 0, False: 1, None: 3}
+
+
+# click.ParamType takes a type argument since click 8.2 only; hence the ignore.
+class Pids(click.ParamType):  # type: ignore[type-arg]
+    """Process ids, separated by commas."""
+
+    name = "PID,…"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:  # noqa: ANN401 - click's signature
+        """Split the list, or fail with what is no number."""
+        if isinstance(value, tuple):
+            return value
+        for text in value.split(","):
+            if not (text.strip().isascii() and text.strip().isdecimal()):
+                self.fail(f"{text!r} is not a process id", param, ctx)
+        return tuple(int(text) for text in value.split(","))
+
+
+@click.command()
+@click.argument("run", required=False)
+@click.option("--pid", "pids", type=Pids(), help="Ranks that others started, or their launcher (torchrun, srun).")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON, schema numapin.report/1.")
+@click.pass_context
+def verify(ctx: click.Context, run: str | None, pids: tuple[int, ...] | None, *, as_json: bool) -> None:
+    """Show where a running job's threads and pages are, against its plan.
+
+    RUN is a run directory or its name; without it, the only run of this user that goes on. With --pid the plan is what
+    `numapin plan` would give.
+
+    \b
+    Examples:
+      numapin verify                   the run that goes on
+      numapin verify --pid 4711        what torchrun, srun or python started
+      numapin verify --json            for scripts; status 1 where the plan does not hold
+    """  # noqa: D301 - \b is click's mark for a paragraph that is kept as it is
+    if run is not None and pids is not None:
+        raise UsageError("RUN and --pid both name a job", "give one of them")
+    try:
+        report = _report(run, pids)
+    except (OSError, ValueError, MemoryError) as error:  # what other programs wrote can be anything
+        told = str(error) or type(error).__name__
+        raise MachineError(
+            f"the job cannot be read: {told}", "run this as the job's user, or start it again"
+        ) from error
+    if as_json:
+        click.echo(json.dumps(report.to_json(), indent=1, ensure_ascii=False))
+    else:
+        from numapin.view.verify_table import verify_table
+
+        show(verify_table(report))
+    ctx.exit(_STATUS[report.holds])
+
+
+def _report(run: str | None, pids: tuple[int, ...] | None) -> Report:
+    """Find the job, look at it, and hold it against its plan."""
+    job = find_run(run, os.environ) if pids is None else job_of_processes(pids)
+    if not job.pids:
+        raise UsageError(f"{job.name}: no rank has started yet", "try again: numapin verify")
+    observed = observe(job.pids, gone=job.gone)
+    if all(rank.is_gone for rank in observed.ranks):
+        raise UsageError(f"{job.name}: the job ended while it was read", "see those that go on with: numapin verify")
+    return verify_job(job.plan, observed, applied=job.applied, run=job.name)

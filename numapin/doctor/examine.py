@@ -1,0 +1,71 @@
+"""Every check, in the order in which a report tells them. Pure.
+
+Comes in: `Readings` and the `Topology`. Goes out: one `Finding` a check. Those that only the running machine can answer
+are not asked of a captured one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from numapin.doctor import host, placement, software
+from numapin.doctor.model import Check
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numapin.doctor.model import Finding, Live, Readings
+    from numapin.topology.model import Topology
+
+NOT_ASKED: Final = "not asked: a captured machine"
+
+_TOLD: Final = Check(
+    name="topology",
+    where="what reading the machine left open",
+    why="What cannot be read is not used for binding.",
+)
+
+FROM_FILES: Final[tuple[Callable[[Readings, Topology], Finding], ...]] = (
+    placement.nodes,
+    placement.gpu_nodes,
+    placement.cpuset,
+    placement.node_memory,
+    placement.memlock,
+    placement.swap,
+    host.pcie_link,
+    host.iommu,
+    host.numa_balancing,
+    host.huge_pages,
+    host.shared_huge_pages,
+    host.governor,
+    host.smt,
+    host.kernel,
+)
+FROM_LIVE: Final[tuple[tuple[Check, Callable[[Live, Topology], Finding]], ...]] = (
+    (software.DRIVER, software.driver),
+    (software.LIBNUMA, software.libnuma),
+    (placement.POLICY, placement.memory_policy),
+    (placement.SHM, placement.shared_memory),
+    (software.OPENMP, software.openmp),
+    (software.DEVICE_ORDER, software.device_order),
+    (software.NCCL, software.nccl),
+    (software.NCCL_AFFINITY, software.nccl_affinity),
+    (software.PERSISTENCE, software.persistence),
+    (software.STORES, software.streaming_stores),
+)
+
+
+def examine(readings: Readings, topology: Topology) -> tuple[Finding, ...]:
+    """Make every check once."""
+    live = readings.live
+    return (
+        *(check(readings, topology) for check in FROM_FILES),
+        *(check.unknown(NOT_ASKED) if live is None else ask(live, topology) for check, ask in FROM_LIVE),
+        *_notes(readings, topology),
+    )
+
+
+def _notes(readings: Readings, topology: Topology) -> tuple[Finding, ...]:
+    """Pass on what the readers of the machine could not tell; what NVML says is in the driver's finding already."""
+    said = readings.live.nvml.notes if readings.live and readings.live.nvml.gpus is None else ()
+    return tuple(_TOLD.note(note) for note in topology.notes if note not in said)

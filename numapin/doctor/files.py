@@ -1,0 +1,107 @@
+"""What /proc and /sys below any root directory tell the doctor. Edge.
+
+Comes in: a root ("/" is the live machine), its `Topology`, and what the live machine answered. Goes out: `Readings`.
+What is missing, unreadable or garbled is unknown.
+Source: proc(5); Documentation/ABI/testing/sysfs-class-iommu, sysfs-kernel-iommu_groups, sysfs-devices-system-cpu;
+Documentation/admin-guide/sysctl/kernel.rst, mm/transhuge.rst.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+from numapin.doctor.model import Readings
+from numapin.topology.model import Pcie
+from numapin.topology.readings import pcie_generation, pcie_width
+from numapin.topology.tree import Tree
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from numapin.doctor.model import Live
+    from numapin.topology.model import Topology
+
+_CPU: Final = "sys/devices/system/cpu"
+_HUGE_PAGES: Final = "sys/kernel/mm/transparent_hugepage"
+_PCI: Final = "sys/bus/pci/devices"
+
+
+def read_files(root: Path, topology: Topology, *, live: Live | None) -> Readings:
+    """Read everything that the checks ask of files; the GPUs and CPUs to look for are those of `topology`."""
+    tree = Tree(os.fspath(root).rstrip("/"))
+    gpus = [gpu.pci for gpu in topology.gpus if gpu.pci]
+    return Readings(
+        kernel=_kernel(tree),
+        command_line=tree.text("proc/cmdline"),
+        memory=_memory(tree),
+        cgroups=tuple((tree.text("proc/self/cgroup") or "").splitlines()),
+        memlock=_match(tree.text("proc/self/limits"), r"^Max locked memory\s+(unlimited|[0-9]{1,19})\s"),
+        numa_balancing=_word(tree, "proc/sys/kernel/numa_balancing"),
+        huge_pages=_match(tree.text(f"{_HUGE_PAGES}/enabled"), r"\[(\w+)\]"),
+        shared_huge_pages=_match(tree.text(f"{_HUGE_PAGES}/shmem_enabled"), r"\[(\w+)\]"),
+        governors=_governors(tree, topology),
+        frequency_driver=_word(tree, f"{_CPU}/cpu{min(topology.cpus, default=0)}/cpufreq/scaling_driver"),
+        smt=_word(tree, f"{_CPU}/smt/control"),
+        iommus=tuple(tree.names("sys/class/iommu")),
+        iommu_types=_of_each(tree, gpus, "iommu_group/type"),
+        gpu_nodes=_of_each(tree, gpus, "numa_node"),
+        slots={gpu: slot for gpu in gpus if (slot := _slot(tree, gpu)) != Pcie()},
+        live=live,
+    )
+
+
+def read_module_version(root: Path) -> str | None:
+    """Return the version of the NVIDIA kernel module that is loaded, or None."""
+    text = Tree(os.fspath(root).rstrip("/")).text("proc/driver/nvidia/version")
+    return _match(text, r"^NVRM version:.*?\s([0-9]{3,4}(?:\.[0-9]{1,4}){1,2})\s")
+
+
+def read_confinement(root: Path) -> tuple[int | None, int | None]:
+    """Return the seccomp mode and the effective capabilities, as a bit mask, of this process; None where not told."""
+    status = Tree(os.fspath(root).rstrip("/")).text("proc/self/status")
+    mode, mask = _match(status, r"^Seccomp:\s*([0-9])$"), _match(status, r"^CapEff:\s*([0-9a-f]{1,16})$")
+    return None if mode is None else int(mode), None if mask is None else int(mask, 16)
+
+
+def _kernel(tree: Tree) -> str | None:
+    """Return the release of the kernel; captures often have /proc/version alone."""
+    return _word(tree, "proc/sys/kernel/osrelease") or _match(
+        tree.text("proc/version"), r"^Linux version ([\w.+~-]{1,64})\s"
+    )
+
+
+def _memory(tree: Tree) -> Mapping[str, int]:
+    lines = re.findall(r"^(\w+):\s+([0-9]{1,15}) kB$", tree.text("proc/meminfo") or "", re.MULTILINE)
+    return {key: int(kilobytes) * 1024 for key, kilobytes in lines}
+
+
+def _governors(tree: Tree, topology: Topology) -> Mapping[str, int]:
+    words = (_word(tree, f"{_CPU}/cpu{cpu}/cpufreq/scaling_governor") for cpu in sorted(topology.cpus))
+    return Counter(word for word in words if word and word.isidentifier())
+
+
+def _of_each(tree: Tree, gpus: list[str], name: str) -> Mapping[str, str]:
+    return {gpu: text for gpu in gpus if (text := _word(tree, f"{_PCI}/{gpu}/{name}"))}
+
+
+def _slot(tree: Tree, gpu: str) -> Pcie:
+    """Return what the port above a GPU can do; a device's entry is a link, so that `..` leads to that port."""
+    port = f"{_PCI}/{gpu}/.."
+    return Pcie(
+        max_gen=pcie_generation(tree.text(f"{port}/max_link_speed")),
+        max_width=pcie_width(tree.number(f"{port}/max_link_width")),
+    )
+
+
+def _word(tree: Tree, path: str) -> str | None:
+    """Return the one word that a file holds; None where it holds anything else."""
+    return _match(tree.text(path), r"\A([\w.+~-]{1,64})\Z")
+
+
+def _match(text: str | None, pattern: str) -> str | None:
+    match = re.search(pattern, text or "", re.MULTILINE | re.ASCII)
+    return match[1] if match else None

@@ -1,0 +1,28 @@
+"""Sizes of memory as people write them. Pure.
+
+Comes in: text such as "38.5M", or a number of bytes. Goes out: the number of bytes, or text such as "38.5 MiB".
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+_UNITS: Final = "KMGT"
+_SIZE: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s?(?:([KMGT])(?:i?B)?|B)?", re.ASCII | re.IGNORECASE)
+
+
+def parse(text: str) -> int:
+    """Return the bytes of a size: a number with K, M, G or T, each 1024 times the one before. Raises ValueError."""
+    match = _SIZE.fullmatch(text.strip())
+    size = 0 if match is None else int(float(match[1]) * 1024 ** (_UNITS.find((match[2] or " ").upper()) + 1))
+    if size < 1:
+        msg = f"{text!r} is no size, such as 38.5M or 1G"
+        raise ValueError(msg)
+    return size
+
+
+def render(num_bytes: int) -> str:
+    """Return a size with the largest unit that leaves at least 1 before the point."""
+    power = min(max(num_bytes, 1).bit_length() - 1, 10 * len(_UNITS)) // 10
+    return f"{num_bytes / 1024**power:.1f} {_UNITS[power - 1]}iB" if power else f"{num_bytes} B"

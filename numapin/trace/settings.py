@@ -1,0 +1,35 @@
+"""What `numapin trace` asks of its ranks, as it travels in their environment. Pure.
+
+Comes in: the command's options, or the text of NUMAPIN_TRACE. Goes out: the other of the two.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Final
+
+VARIABLE: Final = "NUMAPIN_TRACE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Trace `steps` steps after the first `skip` ones, into the folder."""
+
+    folder: str
+    steps: int
+    skip: int
+
+    @property
+    def loads(self) -> str:
+        """Return the folder in which workers note when they made batches, until the ranks' traces are written."""
+        return f"{self.folder}/.loads"
+
+    def to_text(self) -> str:
+        """Return what `from_text` reads."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_text(cls, text: str) -> Settings | None:
+        """Return the settings, None where the variable is not set or empty."""
+        return cls(**json.loads(text)) if text else None

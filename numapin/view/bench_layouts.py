@@ -1,0 +1,80 @@
+"""Which figures of each benchmark are shown and plotted, and under which headings. Pure.
+
+Comes in: nothing. Goes out: a `Layout` for each benchmark.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from numapin.view.bench_table import Column, Layout
+
+_RATE: Final = Column(figure="batches_per_s", heading="batches/s", form=",.1f", spread=True)
+LOADER: Final = Layout(
+    legend="median [lowest, highest]; CPU ms: of the loop's thread, a batch; first s: until the first batch is there",
+    columns=(
+        _RATE,
+        Column(figure="gbps", heading="GB/s", form=".2f"),
+        Column(figure="share_of_peak", heading="of peak", form=".0%"),
+        Column(figure="ratio", heading="x torch", form=".2f", spread=True),
+        Column(figure="main_cpu_ms", heading="CPU ms", form=".3f"),
+        Column(figure="first_batch_s", heading="first s", form=".2f"),
+        Column(figure="hits", heading="hits", form=",.0f"),
+        Column(figure="misses", heading="misses", form=",.0f"),
+        Column(figure="pinned_mb", heading="pinned MB", form=",.0f"),
+    ),
+    plotted=(_RATE,),
+)
+
+_TRANSFER: Final = (
+    Column(figure="gbps", heading="GB/s", spread=True),
+    Column(figure="us", heading="us", spread=True),
+    Column(figure="host_us", heading="host us", spread=True),
+)
+TRANSFER: Final = Layout(
+    legend="median ± farthest repeat; us: until a single copy is there; host us: of that, what the call keeps the host",
+    columns=_TRANSFER,
+    plotted=_TRANSFER,
+)
+
+_ALLOC: Final = (
+    Column(figure="alloc_us", heading="allocate", spread=True),
+    Column(figure="touch_us", heading="first write"),
+    Column(figure="again_us", heading="second write"),
+    Column(figure="copy_us", heading="copy to GPU"),
+)
+ALLOC: Final = Layout(
+    legend="median ± farthest repeat, in us of one thread; x pageable: allocation and first write together",
+    columns=(*_ALLOC, Column(figure="filled_ratio", heading="x pageable")),
+    plotted=_ALLOC,
+)
+
+_STEPS: Final = Column(figure="steps_per_s", heading="steps/s", form=",.1f", spread=True)
+_GAIN: Final = Column(figure="ratio", heading="x pageable", form=".2f", spread=True)
+_HIDDEN: Final = Column(figure="hidden_share", heading="hidden", form=".0%")
+OVERLAP: Final = Layout(
+    legend="median [lowest, highest]; host ms: a copy keeps the host; hidden: copies beside compute; busy: it computes",
+    columns=(
+        _STEPS,
+        _GAIN,
+        Column(figure="copy_ms", heading="copy ms", form=".2f"),
+        Column(figure="host_ms", heading="host ms", form=".2f"),
+        Column(figure="compute_ms", heading="compute ms", form=".2f"),
+        _HIDDEN,
+        Column(figure="busy_share", heading="busy", form=".0%"),
+    ),
+    plotted=(_STEPS, _GAIN, _HIDDEN),
+)
+
+_TOTAL: Final = Column(figure="total_s", heading="total s", form=".2f", spread=True)
+_FIRST: Final = Column(figure="first_s", heading="first s", form=".2f", spread=True)
+LAUNCH: Final = Layout(
+    legend="median [lowest, highest]; total s: the whole run; first s: to the first line of a rank; MB: at most",
+    columns=(
+        _TOTAL,
+        Column(figure="ratio", heading="x torchrun", form=".2f", spread=True),
+        _FIRST,
+        Column(figure="rss_mb", heading="MB", form=",.0f"),
+    ),
+    plotted=(_TOTAL, _FIRST),
+)

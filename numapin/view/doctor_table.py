@@ -1,0 +1,73 @@
+"""A doctor's report for people. Pure.
+
+Comes in: a `Report`. Goes out: findings grouped by severity, the worst first, with reason, source and remedy; a line
+each for what is well and for what could not be told; and the advice on pinning.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from rich.console import Group
+from rich.constrain import Constrain
+from rich.table import Table
+from rich.text import Text
+
+from numapin.doctor.model import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from rich.console import RenderableType
+
+    from numapin.doctor.advice import Advice
+    from numapin.doctor.model import Finding, Report
+
+_STYLES: Final = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.NOTE: "bold", None: "bold"}
+_WIDTH: Final = 100
+_NAME_WIDTH: Final = 18
+
+
+def doctor_table(report: Report) -> RenderableType:
+    """Return the whole report, at most 100 columns wide."""
+    parts: list[RenderableType] = []
+    for severity, style in _STYLES.items():
+        group = [finding for finding in report.findings if finding.severity is severity]
+        if group:
+            parts += [Text(f"{severity.value if severity else 'not known'} ({len(group)})", style=style)]
+            parts += [_table(map(_row, group) if severity is None else map(_full, group)), Text()]
+    well = [finding for finding in report.findings if finding.severity is Severity.OK]
+    parts += [Text(f"ok ({len(well)})", style="bold green"), _table(map(_row, well)), Text()]
+    return Group(*parts, Text("should you pin?", style="bold"), _table([_advice(report.advice)]))
+
+
+def _table(rows: Iterable[tuple[str, Text]]) -> RenderableType:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True, width=_NAME_WIDTH)
+    table.add_column(overflow="fold", ratio=1)
+    for name, text in rows:
+        table.add_row(f"  {name}", text)
+    return Constrain(table, _WIDTH)
+
+
+def _row(finding: Finding) -> tuple[str, Text]:
+    return finding.check, Text(finding.what)
+
+
+def _full(finding: Finding) -> tuple[str, Text]:
+    lines = [Text(finding.what), *_dim(("why", finding.why), ("from", finding.where)), *_remedy(finding.remedy)]
+    return finding.check, Text("\n").join(lines)
+
+
+def _advice(advice: Advice) -> tuple[str, Text]:
+    lines = [Text(advice.reason), *_remedy(advice.remedy)]
+    return advice.verdict.value if advice.verdict else "", Text("\n").join(lines)
+
+
+def _dim(*lines: tuple[str, str]) -> Iterator[Text]:
+    yield from (Text(f"{word}: {text}", style="dim") for word, text in lines)
+
+
+def _remedy(remedy: str | None) -> Iterator[Text]:
+    if remedy:
+        yield Text(f"do: {remedy}", style="cyan")

@@ -1,0 +1,112 @@
+"""A page around the picture. Pure.
+
+Comes in: a `Topology`, and a `Plan` or none. Goes out: one HTML file that needs no other: the picture, the same facts
+as tables, and buttons that choose light or dark and bring out a rank. Without its script all can still be read.
+"""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING, Final
+
+from numapin.view.marks import marks_of
+from numapin.view.picture.layout import lay_out
+from numapin.view.picture.style import RANK_COLOURS, rules, variables
+from numapin.view.picture.svg import element
+from numapin.view.picture.tables import node_details, nodes_table, plan_table, text_of
+
+if TYPE_CHECKING:
+    from numapin.plan import Plan
+    from numapin.topology.model import Topology
+
+_STYLE: Final = """
+body{margin:0 auto;padding:1rem 1.5rem 3rem;max-width:1448px;background:var(--page);color:var(--ink);
+font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif}
+h1{font-size:1.3rem;margin:.2rem 0}h2{font-size:1.05rem;margin:1.6rem 0 .4rem}
+header{display:flex;flex-wrap:wrap;gap:.5rem 1rem;align-items:baseline;justify-content:space-between}
+.scroll{overflow-x:auto}.np{display:block;max-width:100%;height:auto}
+table{border-collapse:collapse;font-size:.87rem;font-variant-numeric:tabular-nums}
+caption{text-align:left;color:var(--dim);padding-bottom:.3rem}
+th,td{text-align:left;vertical-align:top;padding:.25rem .9rem .25rem 0;
+border-bottom:1px solid var(--line);max-width:70ch;overflow-wrap:break-word}
+thead th{white-space:nowrap}
+summary{cursor:pointer;padding:.2rem 0}details{border-bottom:1px solid var(--line)}
+button{font:inherit;font-size:.85rem;color:var(--ink);background:var(--package);border:1px solid var(--edge);
+border-radius:5px;padding:.15rem .6rem;cursor:pointer}
+button.rank{color:var(--on)}button[aria-pressed=true]{outline:3px solid var(--ink);outline-offset:1px}
+:focus-visible{outline:3px solid var(--heat);outline-offset:2px}
+.ranks{display:flex;flex-wrap:wrap;gap:.5rem;margin:.4rem 0 .8rem}
+.np.only [data-ranks]:not(.on){opacity:.18}
+"""
+
+_SCRIPT: Final = """
+const root=document.documentElement,picture=document.querySelector("svg.np");
+const theme=document.getElementById("theme"),ranks=[...document.querySelectorAll("button.rank")];
+for(const button of document.querySelectorAll("button"))button.hidden=false;
+theme.onclick=()=>{const dark=getComputedStyle(root).getPropertyValue("--scheme").trim()==="dark";
+root.dataset.theme=dark?"light":"dark"};
+let kept=null;
+function bringOut(rank){picture.classList.toggle("only",rank!==null);
+for(const part of picture.querySelectorAll("[data-ranks]"))
+part.classList.toggle("on",rank!==null&&part.dataset.ranks.split(" ").includes(rank))}
+for(const button of ranks){const rank=button.dataset.rank;
+button.onclick=()=>{kept=kept===rank?null:rank;bringOut(kept);
+for(const other of ranks)other.setAttribute("aria-pressed",String(other.dataset.rank===kept))};
+button.onmouseenter=()=>bringOut(rank);button.onmouseleave=()=>bringOut(kept)}
+"""
+
+
+def page(topology: Topology, plan: Plan | None = None) -> str:
+    """Return the page. Raises UsageError for a plan of another machine."""
+    picture = lay_out(topology, plan)
+    marks = marks_of(topology, plan)
+    title = escape(picture.title)
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>{_themes()}{_STYLE}{rules()}</style>
+</head>
+<body>
+<header><h1>{title}</h1><button id="theme" type="button" hidden>Light or dark</button></header>
+{_rank_buttons(plan)}<main>
+<div class="scroll">
+{element(picture)}
+</div>
+{_warnings(topology, plan)}{nodes_table(topology, marks)}
+{plan_table(plan)}{node_details(topology, marks)}
+</main>
+<script>{_SCRIPT}</script>
+</body>
+</html>
+"""
+
+
+def _themes() -> str:
+    """Return the colours: the system's choice, until the button sets one."""
+    light, dark = (
+        f"--scheme:{name};color-scheme:{name};{variables(dark=name == 'dark')}" for name in ("light", "dark")
+    )
+    return (
+        f":root{{{light}}}\n@media (prefers-color-scheme:dark){{:root{{{dark}}}}}\n"
+        f':root[data-theme="light"]{{{light}}}\n:root[data-theme="dark"]{{{dark}}}'
+    )
+
+
+def _rank_buttons(plan: Plan | None) -> str:
+    buttons = [
+        f'<button class="rank" type="button" hidden aria-pressed="false" data-rank="{rank.local_rank}" '
+        f'style="background:{RANK_COLOURS[rank.local_rank % len(RANK_COLOURS)]}">rank {rank.local_rank}</button>'
+        for rank in ([] if plan is None else plan.ranks)
+    ]
+    return (
+        f'<div class="ranks" role="group" aria-label="Bring out a rank">{"".join(buttons)}</div>\n' if buttons else ""
+    )
+
+
+def _warnings(topology: Topology, plan: Plan | None) -> str:
+    texts = topology.warnings if plan is None else plan.warnings
+    items = "".join(f"<li>{text_of(text)}</li>" for text in texts)
+    return f"<h2>Warnings</h2>\n<ul>{items}</ul>\n" if items else ""

@@ -1,0 +1,111 @@
+"""The boxes as SVG. Pure.
+
+Comes in: a `Picture`. Goes out: an SVG element; with its own style, a file that follows the reader's light or dark.
+"""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING, Final
+
+from numapin.view.picture.model import Kind
+from numapin.view.picture.style import RANK_COLOURS, rules, variables
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numapin.view.picture.layout import Picture
+    from numapin.view.picture.model import Box, Label
+
+_ROUND: Final = {
+    Kind.PACKAGE: 6,
+    Kind.NODE: 5,
+    Kind.MEMORY_NODE: 5,
+    Kind.PANEL: 6,
+    Kind.GPU: 4,
+    Kind.NIC: 4,
+    Kind.CHIP: 3,
+    Kind.L3: 3,
+}
+
+
+def svg(picture: Picture) -> str:
+    """Return a file of its own."""
+    light, dark = (f".np{{{variables(dark=dark)}}}" for dark in (False, True))
+    style = f"<style>{light}\n@media (prefers-color-scheme:dark){{{dark}}}\n{rules()}</style>"
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{element(picture, style=style)}\n'
+
+
+def element(picture: Picture, *, style: str = "") -> str:
+    """Return the SVG element, for a page that has the style, or with it."""
+    box = picture.box
+    width, height = _number(box.width), _number(box.height)
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="np" viewBox="0 0 {width} {height}" width="{width}" '
+        f'height="{height}" role="img" aria-labelledby="np-title np-desc">'
+        f'<title id="np-title">{escape(picture.title)}</title><desc id="np-desc">{escape(picture.description)}</desc>'
+    )
+    return "\n".join((head, style, _definitions(box), *_drawn(box), "</svg>"))
+
+
+def _definitions(box: Box) -> str:
+    """Return the hatch of what is not allowed, and a striped fill for every set of ranks that shares something."""
+    shared = sorted({part.ranks for part in box.walk() if len(part.ranks) > 1})
+    hatch = (
+        '<pattern id="np-off" width="4" height="4" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+        '<rect class="hatched" width="4" height="4"/><path class="hatch" d="M0 0V4"/></pattern>'
+    )
+    return f"<defs>{hatch}{''.join(map(_stripes, shared))}</defs>"
+
+
+def _stripes(ranks: tuple[int, ...]) -> str:
+    step = 1 / len(ranks)
+    stops = "".join(
+        f'<stop offset="{_number(offset, 4)}" stop-color="{_colour(rank)}"/>'
+        for i, rank in enumerate(ranks)
+        for offset in (i * step, (i + 1) * step)
+    )
+    return f'<linearGradient id="{_gradient(ranks)}">{stops}</linearGradient>'
+
+
+def _drawn(box: Box) -> Iterator[str]:
+    place = f' transform="translate({_number(box.x)} {_number(box.y)})"' if box.x or box.y else ""
+    ranks = f' data-ranks="{" ".join(map(str, box.ranks))}"' if box.ranks else ""
+    title = f"<title>{escape(box.title)}</title>" if box.title else ""
+    yield f"<g{place}{ranks}>{title}{_rectangle(box)}{''.join(map(_text, box.labels))}"
+    for child in box.children:
+        yield from _drawn(child)
+    yield "</g>"
+
+
+def _rectangle(box: Box) -> str:
+    if box.kind is Kind.PLAIN:
+        return ""
+    classes = [
+        box.kind.value,
+        *(["off"] if box.off else []),
+        *([f"c{box.ranks[0] % len(RANK_COLOURS)}"] if len(box.ranks) == 1 else []),
+    ]
+    fill = f' style="fill:url(#{_gradient(box.ranks)})"' if len(box.ranks) > 1 else ""
+    heat = f' fill-opacity="{_number(box.heat, 2)}"' if box.heat is not None else ""
+    rounded = f' rx="{_ROUND[box.kind]}"' if box.kind in _ROUND else ""
+    size = f'width="{_number(box.width)}" height="{_number(box.height)}"'
+    return f'<rect class="{" ".join(classes)}" {size}{rounded}{fill}{heat}/>'
+
+
+def _text(label: Label) -> str:
+    classes = f"{label.ink.value} mid" if label.centred else label.ink.value
+    place = f'x="{_number(label.x)}" y="{_number(label.y)}" font-size="{_number(label.size)}"'
+    return f'<text class="{classes}" {place}>{escape(label.text)}</text>'
+
+
+def _gradient(ranks: tuple[int, ...]) -> str:
+    return "np-r" + "-".join(map(str, ranks))
+
+
+def _colour(rank: int) -> str:
+    return RANK_COLOURS[rank % len(RANK_COLOURS)]
+
+
+def _number(value: float, digits: int = 1) -> str:
+    return f"{round(value, digits):g}"

@@ -1,0 +1,54 @@
+"""Text of a known greatest width. Pure.
+
+Comes in: names that may come from a file that somebody else wrote. Goes out: text that can be shown, and that fits.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+_LONGEST_TITLE: Final = 300  # characters of a tooltip
+
+# Widths in em, at least those of DejaVu Sans and Verdana, the widest of the usual sans-serif fonts.
+_NARROW: Final = frozenset(" !'(),-./:;I[]`fijlrt|·")
+_BROAD: Final = frozenset("#%&+<=>@GMNOQWmw~…")
+_BOLD: Final = 1.13
+
+
+def printable(text: str) -> str:
+    """Replace what is no visible character: controls, direction marks, half surrogates, what XML forbids."""
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
+def title_text(*facts: str) -> str:
+    """Join facts, without empty ones, a line each; a long one is cut."""
+    return "\n".join(_cut(printable(fact), _LONGEST_TITLE) for fact in facts if fact)
+
+
+def width_of(text: str, size: float, *, bold: bool = False) -> float:
+    """Return the width that the text needs at most, in the unit of the font size."""
+    return sum(map(_em, text)) * size * (_BOLD if bold else 1)
+
+
+def fit(text: str, width: float, size: float, *, bold: bool = False) -> str:
+    """Shorten a text to a width; "" where not even two characters and the mark of what is missing fit."""
+    shown = printable(text[: int(width) + 1])  # no character is narrower than one unit
+    if shown == printable(text) and width_of(shown, size, bold=bold) <= width:
+        return shown
+    while shown and width_of(f"{shown}…", size, bold=bold) > width:
+        shown = shown[:-1]
+    return f"{shown.rstrip(' ,-')}…" if len(shown) > 1 else ""
+
+
+def _em(char: str) -> float:
+    if char in _NARROW:
+        return 0.42
+    if char in _BROAD:
+        return 1.0
+    if not char.isascii():
+        return 1.3
+    return 0.78 if char.isupper() else 0.65
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: length - 1]}…"

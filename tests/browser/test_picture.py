@@ -1,0 +1,128 @@
+"""The picture in a real browser: where text really is, and what light, dark and the buttons do."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from html import unescape
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from numapin.plan import make_plan
+from numapin.request import Bind, Request
+from numapin.view.picture.page import page
+from numapin.view.picture.style import COLOURS
+from tests.pictures import golden_machine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
+LARGE, SMALL = "2pkg-8node-smt2-8gpu-pairs", "1node-16cpu-1gpu-vm"
+
+# Runs in the page, when it is laid out; what it returns is read from the document that the browser prints.
+PROBE = """
+<script>
+const area=e=>{const r=e.getBoundingClientRect();return [r.left,r.top,r.right,r.bottom]};
+const texts=[...document.querySelectorAll("svg.np text")];
+const areas=texts.map(area);
+const overlaps=[],outside=[];
+for(let i=0;i<texts.length;i++){
+ for(let j=i+1;j<texts.length;j++){const a=areas[i],b=areas[j];
+  if(Math.min(a[2],b[2])-Math.max(a[0],b[0])>1&&Math.min(a[3],b[3])-Math.max(a[1],b[1])>3)
+   overlaps.push(texts[i].textContent+" on "+texts[j].textContent)}
+ let g=texts[i].parentNode;while(g&&!g.querySelector(":scope>rect"))g=g.parentNode;
+ const box=area(g.querySelector(":scope>rect"));
+ if(areas[i][0]<box[0]-1||areas[i][2]>box[2]+1)outside.push(texts[i].textContent)}
+const fill=()=>getComputedStyle(document.querySelector("svg.np rect.machine")).fill;
+const shown=rank=>[...document.querySelectorAll("svg.np [data-ranks]")]
+ .filter(e=>getComputedStyle(e).opacity==="1").map(e=>e.dataset.ranks);
+const result={count:texts.length,overlaps,outside,fill:fill(),all:shown().length,
+ wide:document.body.scrollWidth-innerWidth};
+document.getElementById("theme").click();result.toggled=fill();
+document.getElementById("theme").click();result.back=fill();
+const button=document.querySelector("button.rank");
+if(button){button.click();result.pressed=button.getAttribute("aria-pressed");result.shown=shown();
+ button.click();result.released=shown().length}
+const out=document.createElement("pre");out.id="result";out.textContent=JSON.stringify(result);
+document.body.append(out);
+</script>
+"""
+
+
+@pytest.fixture(scope="module")
+def chromium() -> str:
+    """Give the browser's path."""
+    found = next((path for path in map(shutil.which, PROGRAMS) if path), None)
+    if found is None:
+        pytest.skip(f"none of {', '.join(PROGRAMS)} on PATH; type: apt-get install chromium")
+    return found
+
+
+@pytest.fixture
+def probed(chromium: str, tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """Return a function that opens a page, light or dark, and returns what the probe found in it."""
+
+    def probe(text: str, *, dark: bool = False) -> dict[str, Any]:
+        file = tmp_path / "page.html"
+        file.write_text(text.replace("</body>", PROBE + "</body>"), encoding="utf-8")
+        command = [
+            *(
+                chromium,
+                "--headless",
+                "--disable-gpu",
+                f"--user-data-dir={tmp_path / 'profile'}",
+                "--window-size=1500,1000",
+            ),
+            *(["--no-sandbox"] if os.geteuid() == 0 else []),
+            f"--blink-settings=preferredColorScheme={0 if dark else 1}",
+            *("--dump-dom", file.as_uri()),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+        found = re.search(r'<pre id="result">(.*?)</pre>', done.stdout, re.DOTALL)
+        assert found, done.stderr
+        result: dict[str, Any] = json.loads(unescape(found[1]))
+        return result
+
+    return probe
+
+
+def _rgb(name: str, *, dark: bool) -> str:
+    colour = COLOURS[name][dark]
+    return f"rgb({', '.join(str(int(colour[at : at + 2], 16)) for at in (1, 3, 5))})"
+
+
+@pytest.mark.parametrize(
+    ("name", "bind", "dark"), [(LARGE, Bind.NODE, False), (LARGE, Bind.EXCLUSIVE, True), (SMALL, Bind.NODE, True)]
+)
+def test_text_is_where_it_belongs_in_light_and_dark(
+    name: str,
+    bind: Bind,
+    dark: bool,  # noqa: FBT001 - a parameter of the test
+    probed: Callable[..., dict[str, Any]],
+) -> None:
+    """No text lies on another or sticks out of its box; colours follow the system and the button; a rank lights up."""
+    topology = golden_machine(name)
+    result = probed(page(topology, make_plan(topology, Request(bind=bind))), dark=dark)
+    assert result["count"] > len(topology.cpus)
+    assert (result["overlaps"], result["outside"], result["wide"] <= 0) == ([], [], True)
+    assert result["fill"] == result["back"] == _rgb("page", dark=dark)
+    assert result["toggled"] == _rgb("page", dark=not dark)
+    assert result["pressed"] == "true"
+    assert result["shown"]
+    assert all("0" in ranks.split() for ranks in result["shown"])
+    assert result["released"] == result["all"] >= len(result["shown"])
+
+
+def test_the_probe_sees_overlaps(probed: Callable[..., dict[str, Any]]) -> None:
+    """The test above is not green because nothing was measured: texts that were put on each other are found."""
+    text = page(golden_machine(SMALL))
+    moved = re.sub(r'(<text class="strong" x=")[\d.]+(" y=")[\d.]+', r"\g<1>30\g<2>20", text)
+    result = probed(moved)
+    assert result["overlaps"]
+    assert probed(re.sub(r"(<text [^>]*font-size=\")[\d.]+", r"\g<1>99", text))["outside"]

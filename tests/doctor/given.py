@@ -1,0 +1,59 @@
+"""Machines for the doctor: a root directory with a few files changed, and what a running machine answers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from numapin.doctor.examine import examine
+from numapin.doctor.files import read_files
+from numapin.doctor.model import Live
+from numapin.topology.discover import discover
+from numapin.topology.readings import NvmlReadings
+from tests.machines.roots import load, write_root
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from numapin.doctor.model import Finding
+
+CALLS = ("get_mempolicy", "set_mempolicy", "mbind", "move_pages")
+
+
+def live(**changes: Any) -> Live:
+    """Return what a machine answers on which all is well, with changes."""
+    well: dict[str, Any] = {
+        "environ": {},
+        "refused": dict.fromkeys(CALLS),
+        "seccomp": 0,
+        "capabilities": 0,
+        "nvml": NvmlReadings(gpus=(), driver="580.159.04"),
+        "module_version": "580.159.04",
+        "libnuma": None,
+        "streaming_stores": True,
+        "nccl": {"nvidia-nccl-cu12": "2.30.3"},
+        "shm_bytes": 64 << 30,
+        "shm_free_bytes": 32 << 30,
+    }
+    return Live(**well | changes)
+
+
+def put(root: Path, files: Mapping[str, str | bytes | None]) -> None:
+    """Write files below a root; None makes a directory where the file should be, which nobody can read as a file."""
+    for path, content in files.items():
+        at = root / path
+        at.unlink(missing_ok=True)
+        (at if content is None else at.parent).mkdir(parents=True, exist_ok=True)
+        if content is not None:
+            at.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def findings(root: Path, *, answers: Live | None = None) -> dict[str, Finding]:
+    """Examine the machine below a root, and return what each check found."""
+    topology = discover(root=root)
+    return {finding.check: finding for finding in examine(read_files(root, topology, live=answers), topology)}
+
+
+def machine(folder: Path, name: str = "2node-interleaved-smt2-2gpu") -> Path:
+    """Write a known machine's root below a folder."""
+    return write_root(load(name), folder / "root")

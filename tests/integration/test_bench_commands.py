@@ -1,0 +1,144 @@
+"""`numapin bench transfer`, `alloc`, `overlap` and `launch` as a user runs them, on a machine without a GPU too."""
+
+from __future__ import annotations
+
+import json
+import sys
+import xml.etree.ElementTree as ET
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+import pytest
+
+from numapin.bench.nearest import Verdict, with_measured
+from numapin.topology.model import Topology
+from tests.integration.launching import call, numapin
+from tests.machines.grids import grid
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_alloc(tmp_path: Path) -> None:
+    """Report and picture have what can be measured here; what cannot is a skipped case that says why."""
+    path, plot = tmp_path / "alloc.json", tmp_path / "alloc.svg"
+    options = ("--sizes", "4K,1M", "--repeats", "2", "--samples", "2", "--output", str(path), "--plot", str(plot))
+    done = numapin("bench", "alloc", *options, "--json", CUDA_VISIBLE_DEVICES="")
+    assert done.status == 0, done.err
+    report = json.loads(done.out)
+    assert report == json.loads(path.read_text())
+    assert (report["schema"], report["benchmark"]) == ("numapin.bench/1", "alloc")
+    assert report["machine"]["versions"]["torch"]
+    small, large, skipped = report["cases"]
+    assert (small["num_bytes"], large["num_bytes"], small["group"]) == (4096, 1 << 20, "alloc")
+    assert skipped["skipped"].startswith("torch ")
+    assert "pinned-cold" in skipped["about"]
+    fresh = next(peer for peer in large["peers"] if peer["name"] == "fresh")
+    assert len(fresh["figures"]["touch_us"]["values"]) == 2
+    assert fresh["figures"]["touch_us"]["median"] > fresh["figures"]["again_us"]["median"]  # 256 page faults
+    words = [element.text or "" for element in ET.parse(plot).iter("{http://www.w3.org/2000/svg}title")]  # noqa: S314
+    assert any(word.startswith("fresh, 1 MiB: ") for word in words)
+
+
+def test_alloc_as_a_table() -> None:
+    """Sizes in rows, ways in columns; no line is too long for a terminal of 100 columns."""
+    done = numapin("bench", "alloc", "--quick", CUDA_VISIBLE_DEVICES="")
+    assert done.status == 0, done.err
+    lines = done.out.splitlines()
+    assert lines[0].endswith(f"torch {torch_version()}")
+    header = next(line.split() for line in lines if line.startswith("allocate"))
+    assert header == ["allocate", "pageable", "fresh"]
+    assert max(len(line.rstrip()) for line in lines) <= 100
+
+
+def test_launch() -> None:
+    """Both launchers' times, and numapin's over torchrun's in the same repeat."""
+    done = numapin("bench", "launch", "--ranks", "1", "--repeats", "1", "--json")
+    assert done.status == 0, done.err
+    (case,) = json.loads(done.out)["cases"]
+    torchs, ours = case["peers"]
+    assert (torchs["name"], ours["name"], ours["skipped"]) == ("torchrun", "numapin", None)
+    ratio = ours["figures"]["total_s"]["median"] / torchs["figures"]["total_s"]["median"]
+    assert ours["figures"]["ratio"]["median"] == pytest.approx(ratio)
+    assert 0 < ours["figures"]["first_s"]["median"] < ours["figures"]["total_s"]["median"]
+
+
+@pytest.mark.parametrize("name", ["transfer", "overlap"])
+def test_without_a_gpu_nothing_is_measured(name: str, tmp_path: Path) -> None:
+    """Status 1 with the reason and what would run; the report is written nevertheless."""
+    path, plot = tmp_path / "report.json", tmp_path / "plot.svg"
+    done = numapin("bench", name, "--quick", "--output", str(path), "--plot", str(plot), CUDA_VISIBLE_DEVICES="")
+    assert done.status == 1
+    assert "nothing was measured: torch" in done.err
+    assert "numapin bench alloc" in done.err
+    assert all(case["skipped"] for case in json.loads(path.read_text())["cases"])
+    assert ET.parse(plot).getroot().tag.endswith("svg")  # noqa: S314 - our own
+
+
+def test_nothing_is_saved_without_figures(tmp_path: Path) -> None:
+    """--save writes no machine file where nothing was measured."""
+    path = tmp_path / "machine.json"
+    assert numapin("bench", "transfer", "--quick", "--save", str(path), CUDA_VISIBLE_DEVICES="").status == 1
+    assert not path.exists()
+
+
+def test_a_measured_machine_file_is_a_machine_file(tmp_path: Path) -> None:
+    """`numapin plan --machine` believes it, and says where the node is from."""
+    text = numapin("plan", "--json", "--machine", str(measured_file(tmp_path)))
+    assert text.status == 0, text.err
+    (rank,) = json.loads(text.out)["ranks"]
+    assert rank["node"] == 1
+    assert "(measured)" in rank["reason"]
+
+
+def measured_file(folder: Path) -> Path:
+    """Write the machine file that --save would."""
+    machine = grid(packages=2, nodes=2, l3=1, cores=2, smt=1, gpus=[None])
+    found = with_measured(machine, [Verdict(gpu=0, node=1, reason="")])
+    path = folder / "measured.json"
+    path.write_text(json.dumps(found.to_json()))
+    assert Topology.from_json(path.read_text()).gpus[0].node_source == "measured"
+    return path
+
+
+@pytest.mark.parametrize("option", ["--output", "--plot"])
+def test_a_file_that_cannot_be_written_is_told_at_once(option: str, tmp_path: Path) -> None:
+    """Before anything is measured, with the option that named it."""
+    path = str(tmp_path / "nowhere" / "file")
+    done = numapin("bench", "alloc", "--quick", "--timeout", "1", option, path)
+    assert done.status == 1
+    assert f"{path} cannot be written" in done.err
+    assert option in done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("transfer", "--sizes", "4X"), "'4X' is no size"),
+        (("transfer", "--peers", "pinnned"), "'pinnned' is not one of pageable, pinned"),
+        (("overlap", "--cases", "all"), "'all' is not one of transfer-bound"),
+        (("launch", "--ranks", "0"), "0 is not in the range"),
+    ],
+)
+def test_wrong_input(arguments: tuple[str, ...], problem: str) -> None:
+    """A usage error, status 2, that names what was typed and what could have been."""
+    done = numapin("bench", *arguments)
+    assert done.status == 2
+    assert problem in " ".join(done.err.split())
+
+
+@pytest.mark.parametrize("name", ["transfer", "alloc", "overlap", "launch"])
+def test_help_imports_no_torch(name: str) -> None:
+    """The help needs no torch, and has examples."""
+    code = (
+        "import sys; from numapin.cli.main import numapin; "
+        f"numapin(['bench', '{name}', '--help'], standalone_mode=False); sys.exit('torch' in sys.modules)"
+    )
+    done = call(sys.executable, "-c", code)
+    assert done.status == 0, done.err
+    assert f"numapin bench {name} " in done.out
+
+
+def torch_version() -> str:
+    """Return the installed torch's version, without importing it."""
+    return metadata.version("torch")

@@ -1,0 +1,117 @@
+"""`numapin topo --format svg|html`, `--plan` and `--output`, as a user types them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from tests.integration.launching import call, numapin, script
+from tests.pictures import golden_machine
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def dgx(tmp_path: Path) -> str:
+    """Give a machine file of a DGX A100: GPU pairs on nodes 3, 1, 7, 5 of 8."""
+    path = tmp_path / "dgx.json"
+    path.write_text(json.dumps(golden_machine("2pkg-8node-smt2-8gpu-pairs").to_json()))
+    return str(path)
+
+
+def test_svg_to_stdout_and_html_to_a_file(dgx: str, tmp_path: Path) -> None:
+    """A pipe gets the SVG and nothing else; a file the page, whole; warnings go to stderr."""
+    drawn = numapin("topo", "--machine", dgx, "--format", "svg", "--plan")
+    assert drawn.status == 0
+    ET.fromstring(drawn.out)  # noqa: S314 - ours
+    assert "rank 7" in drawn.out
+    assert "128 CPUs of nodes 0,2,4,6" in drawn.err
+    path = tmp_path / "topo.html"
+    written = numapin("topo", "--machine", dgx, "--format", "html", "--output", str(path))
+    assert (written.status, written.out) == (0, "")
+    text = path.read_text()
+    assert text.startswith("<!doctype html>")
+    assert text.endswith("</html>\n")
+    assert "rank 0" not in text
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["dgx.json", "topo.html"]
+
+
+def test_pictures_import_no_torch(dgx: str) -> None:
+    """A picture with a plan is drawn without importing torch."""
+    command = ["topo", "--machine", dgx, "--format", "html", "--plan"]
+    code = f"import sys; from numapin.cli.main import numapin; numapin({command!r}, standalone_mode=False)"
+    assert call(sys.executable, "-c", f"{code}; sys.exit('torch' in sys.modules)").status == 0
+
+
+def test_tree_with_the_ranks(dgx: str) -> None:
+    """With --plan the tree names ranks on nodes and GPUs; without it, none."""
+    lines = numapin("topo", "--machine", dgx, "--plan").out.splitlines()
+    assert any("node 3  ranks 0-1, " in line for line in lines)
+    assert any("gpu2  rank 2, " in line for line in lines)
+    assert not any("node 0  rank" in line for line in lines)
+    assert "rank" not in numapin("topo", "--machine", dgx).out
+
+
+def test_a_saved_plan(dgx: str, tmp_path: Path) -> None:
+    """--plan FILE shows that plan, whatever options made it."""
+    plan = tmp_path / "plan.json"
+    plan.write_text(numapin("plan", "--machine", dgx, "--json", "--nproc-per-node", "2", "--bind", "exclusive").out)
+    done = numapin("topo", "--machine", dgx, "--format", "svg", "--plan", str(plan))
+    assert "2 ranks, bind exclusive" in done.out
+
+
+def test_the_plan_of_a_run(tmp_path: Path) -> None:
+    """The plan.json of a run's folder is shown on the machine that the run was on."""
+    ran = numapin(
+        *("run", "--nproc-per-node", "2", script(tmp_path, "print('ran')")), NUMAPIN_RUN_DIR=str(tmp_path / "runs")
+    )
+    assert ran.status == 0, ran.err
+    (plan,) = (tmp_path / "runs").glob("run-*/plan.json")
+    done = numapin("topo", "--plan", str(plan))
+    assert (done.status, "ranks 0-1" in done.out) == (0, True), done.err
+
+
+@pytest.mark.parametrize("form", ["svg", "html"])
+def test_a_terminal_is_spared_the_source(form: str, dgx: str) -> None:
+    """On a terminal a picture without --output is status 2 and the command that writes the file."""
+    code = "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]) >> 8)"
+    command = (sys.executable, "-m", "numapin.cli.main", "topo", "--format", form, "--machine", dgx)
+    done = call(sys.executable, "-c", code, *command, TERM="dumb")
+    assert done.status == 2
+    assert f"hint: numapin topo --format {form} --output topo.{form}" in done.out
+    assert "<svg" not in done.out
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "told"),
+    [
+        (["--format", "json", "--plan"], 2, "--plan marks nothing with --format json"),
+        (["--format", "matrix", "--plan", "x.json"], 2, "--plan marks nothing with --format matrix"),
+        (["--output", "x.txt"], 2, "--output is for svg and html, not for tree"),
+        (["--format", "svg", "--output", "/proc/nope/topo.svg"], 1, "choose another file for --output"),
+        (["--format", "svg", "--plan", "/proc/nope.json"], 3, "/proc/nope.json cannot be read: "),
+        (["--plan", "{dgx}"], 3, "schema: expected 'numapin.plan/1'"),
+        (["--plan", "{binary}"], 3, "cannot be read: 'utf-8' codec"),
+    ],
+)
+def test_what_cannot_be(options: list[str], status: int, told: str, dgx: str, tmp_path: Path) -> None:
+    """Options that do not go together, files that cannot be written or are no plan: status, reason, hint."""
+    binary = tmp_path / "binary"
+    binary.write_bytes(b"\xff\xfe\x00")
+    done = numapin("topo", "--machine", dgx, *(option.format(dgx=dgx, binary=binary) for option in options))
+    assert (done.status, told in done.err, "hint:" in done.err) == (status, True, True), done.err
+
+
+def test_a_plan_of_another_machine(dgx: str, tmp_path: Path) -> None:
+    """A plan that names what this machine has not is status 2, and says what."""
+    plan, other = tmp_path / "plan.json", tmp_path / "other.json"
+    plan.write_text(numapin("plan", "--machine", dgx, "--json").out)
+    other.write_text(json.dumps(golden_machine("1node-16cpu-1gpu-vm").to_json()))
+    done = numapin("topo", "--machine", str(other), "--plan", str(plan))
+    assert done.status == 2
+    assert "the plan is of another machine: rank 0 has CPUs 48-63,176-191" in done.err

@@ -1,0 +1,176 @@
+"""`numapin doctor` as a user runs it: here, under seccomp, with a stand-in driver, on captured machines."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.doctor.given import machine
+from tests.integration.launching import NUMAPIN, REFUSE_POLICY, call, numapin
+from tests.nvml import fake
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.integration.launching import Done
+
+GPUS = [
+    fake.FakeGpu(uuid="GPU-a", pci="00000000:10:00.0", name="NVIDIA A100", persistence=False, pcie=(1, 16, 4, 16)),
+    fake.FakeGpu(uuid="GPU-b", pci="00000000:20:00.0", name="NVIDIA T400", persistence=True, pcie=(4, 16, 4, 16)),
+]
+
+
+def _report(*arguments: str, **changes: str) -> tuple[int, dict[str, Any], dict[str, dict[str, Any]]]:
+    """Return status, report, and findings by check."""
+    return _read(numapin("doctor", "--json", *arguments, cwd=None, **changes))
+
+
+def _read(done: Done) -> tuple[int, dict[str, Any], dict[str, dict[str, Any]]]:
+    assert done.err == ""
+    report = json.loads(done.out)
+    return done.status, report, {finding["check"]: finding for finding in report["findings"]}
+
+
+@pytest.mark.parametrize("command", [["doctor"], ["doctor", "--help"]])
+def test_without_torch(command: list[str]) -> None:
+    """Neither the doctor nor its help imports torch."""
+    code = f"import sys; from numapin.cli.main import numapin; numapin({command!r}, standalone_mode=False)"
+    assert call(sys.executable, "-c", f"{code}; sys.exit(3 if 'torch' in sys.modules else 0)").status == 0
+
+
+def test_takes_at_most_half_a_second() -> None:
+    """The whole examination of this machine, the best of five."""
+    times_s = []
+    for _ in range(5):
+        start = time.perf_counter()
+        numapin("doctor")
+        times_s.append(time.perf_counter() - start)
+    assert min(times_s) < 0.5
+
+
+def test_json_is_the_contract() -> None:
+    """Every finding has the same fields, severities are known words or null, and the status follows from them."""
+    status, report, found = _report()
+    assert set(report) == {"schema", "host", "source", "findings", "advice"}
+    assert (report["schema"], report["source"], report["host"]) == ("numapin.doctor/1", "live", os.uname().nodename)
+    for finding in report["findings"]:
+        assert set(finding) == {"check", "severity", "what", "where", "why", "remedy"}
+        assert finding["severity"] in ("error", "warning", "note", "ok", None)
+        assert finding["why"].endswith(".")
+    assert status == any(finding["severity"] == "error" for finding in report["findings"])
+    assert found["kernel"]["what"].startswith(f"Linux {os.uname().release}")
+    assert set(report["advice"]) == {"verdict", "footprint_bytes", "room_bytes", "reason", "remedy"}
+
+
+def test_seccomp() -> None:
+    """Under the filter of Docker's default profile all four calls are refused by their names, and the rest is told."""
+    _, _, found = _read(call(*REFUSE_POLICY, *NUMAPIN, "doctor", "--json"))
+    finding = found["memory-policy"]
+    assert finding["severity"] == "warning"
+    for name in ("get_mempolicy", "set_mempolicy", "mbind", "move_pages"):
+        assert f"{name} (EPERM)" in finding["what"]
+    assert "seccomp mode 2" in finding["what"]
+    assert finding["remedy"].startswith("docker run ")
+
+
+def test_environment() -> None:
+    """Variables of the user's shell are what ranks would get."""
+    _, _, found = _report(OMP_PROC_BIND="spread", NCCL_IGNORE_CPU_AFFINITY="1")
+    assert found["openmp-affinity"]["remedy"] == "unset OMP_PROC_BIND"
+    assert found["nccl-affinity"]["severity"] == "warning"
+
+
+class TestDriver:
+    """With a stand-in NVML that the real pynvml loads."""
+
+    def test_gpus(self, fake_nvml: fake.FakeNvml, tmp_path: Path) -> None:
+        """Persistence, links and models come from NVML; a loader is judged with the GPUs that are there."""
+        environ = fake_nvml.environment(tmp_path, fake.render(GPUS))
+        _, report, found = _report("--workers", "2", "--batch-bytes", "1K", **environ)
+        assert found["persistence"]["what"] == "off for gpu0"
+        assert found["pcie-link"]["what"].startswith("gpu0 PCIe 1 x16 of PCIe 4 x16: idle GPUs lower their link")
+        assert found["device-order"]["severity"] == "warning"
+        assert found["driver"]["what"].startswith("580.159.04, kernel module ")
+        assert report["advice"]["verdict"] == "pin"
+        assert report["advice"]["footprint_bytes"] == 4096
+
+    def test_a_driver_that_does_not_match(self, fake_nvml: fake.FakeNvml, tmp_path: Path) -> None:
+        """It is an error with status 1 and told once."""
+        environ = fake_nvml.environment(tmp_path, fake.render(GPUS, fails={"init": 18}))
+        status, report, found = _report(**environ)
+        assert (status, found["driver"]["severity"]) == (1, "error")
+        assert "reboot" in found["driver"]["remedy"]
+        assert sum("NVML did not start" in finding["what"] for finding in report["findings"]) == 1
+
+
+def test_without_libnuma(tmp_path: Path) -> None:
+    """A libnuma that cannot be used is an error, and everything else is told all the same."""
+    compiler = fake.compiler()
+    if compiler is None:
+        pytest.skip("no C compiler on PATH to build an empty libnuma with; type: apt-get install gcc libc6-dev")
+    library = str(tmp_path / "libnuma.so.1")
+    subprocess.run([compiler, "-shared", "-x", "c", "/dev/null", "-o", library], check=True)
+    status, _, found = _report(LD_LIBRARY_PATH=str(tmp_path))
+    assert (status, found["libnuma"]["severity"]) == (1, "error")
+    assert found["libnuma"]["what"].startswith("libnuma could not be loaded: ")
+    assert "libnuma1" in found["libnuma"]["remedy"]
+    assert found["memory-policy"]["severity"] is None
+    assert found["nodes"]["severity"] is not None
+
+
+class TestCaptured:
+    """Machines that are not this one."""
+
+    def test_a_cut_off_gpu_is_status_1(self, tmp_path: Path) -> None:
+        """The finding is the capture's; what only a live machine answers is not asked."""
+        status, report, found = _report("--root", str(machine(tmp_path, "4node-cpuset-3gpu")), OMP_PROC_BIND="spread")
+        assert (status, found["cpuset"]["severity"]) == (1, "error")
+        assert report["source"].startswith("root ")
+        assert found["openmp-affinity"]["what"] == "not asked: a captured machine"
+
+    def test_gpu_nodes_mends_what_it_is_the_remedy_for(self, tmp_path: Path) -> None:
+        """With --gpu-nodes the GPUs that nobody placed are placed."""
+        root = str(machine(tmp_path, "2node-48cpu-8gpu-nosysfs"))
+        pairs = ",".join(f"{index}={index // 4}" for index in range(8))
+        assert _report("--root", root)[2]["gpu-nodes"]["severity"] == "warning"
+        assert _report("--root", root, "--gpu-nodes", pairs)[2]["gpu-nodes"]["severity"] == "ok"
+
+    def test_the_table_fits_80_columns(self, tmp_path: Path) -> None:
+        """Groups come worst first, each with its number; no line is wider than the terminal, and none is lost."""
+        root = str(machine(tmp_path, "4node-cpuset-3gpu"))
+        code = "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]) >> 8)"
+        done = call(sys.executable, "-c", code, *NUMAPIN, "doctor", "--root", root, COLUMNS="80", TERM="dumb")
+        lines = done.out.splitlines()
+        assert done.status == 1
+        assert max(map(len, lines)) <= 80
+        heads = [line.split(" (")[0] for line in lines if line[:1].isalpha()]
+        assert heads == ["error", "not known", "ok", "should you pin?"]
+        assert any("do: docker run --cpuset-cpus" in line for line in lines)
+
+    def test_no_colour_in_files(self, tmp_path: Path) -> None:
+        """Text that does not go to a terminal has no escape codes, and at most 100 columns."""
+        done = numapin("doctor", "--root", str(machine(tmp_path, "4node-cpuset-3gpu")))
+        assert "\x1b" not in done.out + done.err
+        assert max(map(len, done.out.splitlines())) <= 100
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "told"),
+    [
+        (("--batch-bytes", "much"), 2, "'much' is no size, such as 38.5M"),
+        (("--workers", "-1"), 2, "--workers"),
+        (("--prefetch-factor", "0"), 2, "--prefetch-factor"),
+        (("--root", "/nowhere"), 3, "/nowhere"),
+        (("--gpu-nodes", "99=0"), 2, "names no GPU of this machine"),
+    ],
+)
+def test_wrong_input(arguments: tuple[str, ...], status: int, told: str) -> None:
+    """Options and roots that cannot be are told by name, without a traceback."""
+    done = numapin("doctor", *arguments)
+    assert (done.status, told in done.err, "Traceback" in done.err) == (status, True, False), done.err

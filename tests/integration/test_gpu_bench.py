@@ -1,0 +1,116 @@
+"""On a GPU: each benchmark runs, and its figures are what must hold on any machine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from numapin import pinned
+from tests.integration.gpu_loading import needs_gpu
+from tests.integration.launching import numapin
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = needs_gpu
+
+Figures = dict[str, dict[str, float]]
+
+
+def bench(folder: Path, *arguments: str) -> dict[str, Figures]:
+    """Run a benchmark; return the medians by case, peer and figure. None may have been skipped."""
+    plot = folder / "plot.svg"
+    done = numapin("bench", *arguments, "--json", "--plot", str(plot))
+    assert done.status == 0, done.err
+    assert plot.read_text().startswith("<svg")
+    cases: list[dict[str, Any]] = json.loads(done.out)["cases"]
+    reasons = [peer["skipped"] for case in cases for peer in case["peers"]] + [case["skipped"] for case in cases]
+    assert set(reasons) == {None}
+    return {
+        case["name"]: {
+            peer["name"]: {name: spread["median"] for name, spread in peer["figures"].items()} for peer in case["peers"]
+        }
+        for case in cases
+    }
+
+
+def test_transfer(tmp_path: Path) -> None:
+    """At 64 MiB page-locked memory is faster than pageable, of which the call keeps the host for most of the copy."""
+    found = bench(tmp_path, "transfer", "--quick", "--repeats", "3", "--gpus", "one", "--sizes", "64M")
+    (name,) = (name for name in found if name.startswith("h2d "))
+    figures = found[name]
+    for locked in ("pinned", "registered", "ring"):
+        assert figures[locked]["gbps"] > 1.2 * figures["pageable"]["gbps"]
+        assert figures[locked]["host_share"] < 0.3
+        assert figures[locked]["gbps"] < 500  # no link to a host carries more: a copy that was not waited for
+    assert figures["pageable"]["host_share"] > 0.5
+    (both,) = (peers for name, peers in found.items() if name.startswith("both "))
+    assert both["pinned"]["gbps"] > 0.9 * figures["pinned"]["gbps"]
+
+
+def test_alloc(tmp_path: Path) -> None:
+    """At 16 MiB a fresh pinned block costs more than one from the pool; what is pinned has no page faults left."""
+    found = bench(tmp_path, "alloc", "--quick", "--sizes", "16M")["alloc 16777216"]
+    assert found["pinned-cold"]["alloc_us"] > 3 * found["pinned-pool"]["alloc_us"]
+    assert found["registered"]["alloc_us"] > 3 * found["pinned-pool"]["alloc_us"]
+    assert found["numapin"]["alloc_us"] > 3 * found["pinned-pool"]["alloc_us"]
+    assert found["fresh"]["touch_us"] > 1.5 * found["fresh"]["again_us"]
+    assert found["pinned-pool"]["touch_us"] < found["fresh"]["touch_us"]
+    assert found["pin-pool"]["alloc_us"] > found["pinned-pool"]["alloc_us"]  # it copies
+
+
+def test_overlap(tmp_path: Path) -> None:
+    """Only on a side stream are copies hidden behind compute; pinning gains where copies are most, little elsewhere."""
+    cases = ("transfer-bound", "compute-bound")
+    found = bench(tmp_path, "overlap", "--quick", "--seconds", "0.5", "--cases", ",".join(cases))
+    assert found["compute-bound"]["side-stream"]["hidden_share"] > 0.5
+    assert all(found[case][peer]["hidden_share"] < 0.05 for case in cases for peer in ("pageable", "pinned"))
+    assert found["transfer-bound"]["pinned"]["ratio"] > 1.1
+    assert 0.8 < found["compute-bound"]["pinned"]["ratio"] < found["transfer-bound"]["pinned"]["ratio"]
+    assert found["transfer-bound"]["pinned"]["host_ms"] < found["transfer-bound"]["pageable"]["host_ms"]
+    assert all(0 < peer["busy_share"] <= 1.02 for peers in found.values() for peer in peers.values())
+
+
+def test_saving_needs_more_than_one_node(tmp_path: Path) -> None:
+    """On a machine with one node --save says that there is nothing to measure, and writes nothing."""
+    topology = json.loads(numapin("topo", "--json").out)
+    if len([node for node in topology["nodes"] if node["cpus"]]) > 1:
+        pytest.skip("this machine has several NUMA nodes")
+    path = tmp_path / "machine.json"
+    done = numapin("bench", "transfer", "--quick", "--sizes", "1M", "--save", str(path))
+    assert done.status == 1
+    assert "nothing was saved" in done.err
+    assert not path.exists()
+
+
+class TestCallsThatDoNotExist:
+    """What the seed documents call, but torch does not have."""
+
+    def test_no_figure_of_pinned_memory_among_that_of_the_device(self) -> None:
+        """`memory_stats()` is about memory of the GPU; `numapin.pinned.budget()` tells what is pinned."""
+        torch.ones(1, device="cuda")
+        kept = torch.empty(1 << 20, dtype=torch.uint8, pin_memory=True)
+        stats = torch.cuda.memory_stats()
+        assert "pinned_memory_allocated" not in stats
+        assert not any("pinned" in name for name in stats)
+        assert (pinned.budget().torch_pinned_bytes or 0) >= kept.nbytes
+
+    def test_a_stream_copies_nothing(self) -> None:
+        """Copies are made by tensors, on the stream that is current."""
+        assert not hasattr(torch.cuda.Stream(), "copy_")
+        assert not hasattr(torch.cuda, "copy_")
+
+
+def test_pinning_starts_cuda() -> None:
+    """`.pin_memory()` makes a CUDA context: in a process that has used none, there is one afterwards."""
+    code = (
+        "import torch; from numapin.cuda import driver; torch.empty(1, pin_memory=True); "
+        "print(torch.cuda.is_initialized(), driver().active_devices())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split()[1] == "(0,)"

@@ -1,0 +1,166 @@
+"""`numapin top` on real jobs and in a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.integration.launching import NUMAPIN, Done, environment, numapin
+from tests.integration.waiting import waiting_job
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CPUS = sorted(os.sched_getaffinity(0))
+
+
+def _top(folder: Path, *options: str) -> Done:
+    return numapin("top", *options, NUMAPIN_RUN_DIR=str(folder / "runs"))
+
+
+class _Terminal:
+    """`numapin top` in a terminal of its own."""
+
+    def __init__(self, folder: Path, *options: str, **environ: str) -> None:
+        self.master, slave = pty.openpty()
+        changes = {"TERM": "xterm", "COLUMNS": "80", **environ}
+        self.process = subprocess.Popen(
+            [*NUMAPIN, "top", "--interval", "0.1", *options],
+            env=environment(NUMAPIN_RUN_DIR=str(folder / "runs"), **changes),
+            stdin=slave,
+            stdout=slave,
+            stderr=subprocess.PIPE,
+        )
+        os.close(slave)
+
+    def read_until(self, text: bytes, *, times: int = 1) -> None:
+        """Read what is drawn until `text` was there so often."""
+        seen = b""
+        while seen.count(text) < times:
+            assert select.select([self.master], [], [], 30)[0], seen
+            seen += os.read(self.master, 65536)
+
+    def end(self) -> tuple[int, str]:
+        """Wait for the end; return the status and what was said on stderr."""
+        _, err = self.process.communicate(timeout=30)
+        return self.process.returncode, err.decode()
+
+
+class TestOnce:
+    """One sample."""
+
+    def test_bound_job(self, tmp_path: Path) -> None:
+        """Of two ranks the JSON has CPUs, threads, pages and no GPU; the table has a row each."""
+        with waiting_job(tmp_path, *NUMAPIN, "run", "--nproc-per-node", "2", num_ranks=2):
+            table, told = _top(tmp_path, "--once", "--interval", "0.2"), _top(tmp_path, "--once", "--json")
+        assert (table.status, told.status) == (0, 0), table.err + told.err
+        assert [row.split()[0] for row in table.out.splitlines()[1:3]] == ["0", "1"]
+        seen = json.loads(told.out)
+        assert (seen["schema"], seen["ended"]) == ("numapin.top/1", False)
+        assert seen["interval_s"] == pytest.approx(1.0, abs=0.5)
+        assert seen["swap_in_pages_per_s"] >= 0
+        for rank in seen["ranks"]:
+            assert (rank["threads"], rank["threads_off_plan"], rank["gone"]) == (2, 0, False)
+            assert (rank["pinned_bytes"], rank["gpu_busy_share"]) == (0, None)
+
+    @pytest.mark.skipif(len(CPUS) < 2, reason="fewer than two CPUs may be used here")
+    def test_job_outside_of_its_plan(self, tmp_path: Path) -> None:
+        """Threads of a process that nobody bound are counted where the plan has fewer CPUs."""
+        with waiting_job(tmp_path, sys.executable) as pid:
+            os.sched_setaffinity(pid, {CPUS[1]})  # its main thread alone
+            command = ("taskset", "-c", str(CPUS[0]), *NUMAPIN, "top", "--once", "--json", "--pid", str(pid))
+            done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
+        (rank,) = json.loads(done.stdout)["ranks"]
+        assert (rank["pid"], rank["threads"], rank["threads_off_plan"]) == (pid, 2, 2)
+
+    def test_job_that_ends_meanwhile(self, tmp_path: Path) -> None:
+        """It is said, with status 0, and the JSON says so, too."""
+        command = [*NUMAPIN, "top", "--once", "--json", "--interval", "6"]
+        environ = environment(NUMAPIN_RUN_DIR=str(tmp_path / "runs"))
+        with waiting_job(tmp_path, *NUMAPIN, "run", "--nproc-per-node", "1", num_ranks=1):
+            top = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            time.sleep(2)
+        out, err = top.communicate(timeout=60)
+        assert (top.returncode, json.loads(out)["ended"]) == (0, True)
+        assert err.endswith("the job ended\n")
+
+
+class TestTerminal:
+    """Drawn again and again."""
+
+    def test_q_ends_it(self, tmp_path: Path) -> None:
+        """Frames are drawn until q is typed; then the status is 0."""
+        with waiting_job(tmp_path, *NUMAPIN, "run", "--nproc-per-node", "1", num_ranks=1):
+            terminal = _Terminal(tmp_path)
+            terminal.read_until(b"whole machine", times=3)
+            os.write(terminal.master, b"xq")
+            assert terminal.end() == (0, "")
+        os.close(terminal.master)
+
+    def test_interrupt_ends_it(self, tmp_path: Path) -> None:
+        """Ctrl-C is the usual end, too."""
+        with waiting_job(tmp_path, *NUMAPIN, "run", "--nproc-per-node", "1", num_ranks=1):
+            terminal = _Terminal(tmp_path)
+            terminal.read_until(b"whole machine")
+            terminal.process.send_signal(2)
+            assert terminal.end() == (0, "")
+        os.close(terminal.master)
+
+    def test_job_ends(self, tmp_path: Path) -> None:
+        """When the job ends, so does this, and says why."""
+        with waiting_job(tmp_path, *NUMAPIN, "run", "--nproc-per-node", "1", num_ranks=1):
+            terminal = _Terminal(tmp_path)
+            terminal.read_until(b"whole machine")
+        terminal.read_until(b"gone")
+        assert terminal.end() == (0, "numapin: the job ended\n")
+        os.close(terminal.master)
+
+    def test_terminal_that_goes(self, tmp_path: Path) -> None:
+        """A terminal that is closed is an error in words."""
+        with waiting_job(tmp_path, *NUMAPIN, "run", "--nproc-per-node", "1", num_ranks=1):
+            terminal = _Terminal(tmp_path)
+            terminal.read_until(b"whole machine")
+            os.close(terminal.master)
+            status, err = terminal.end()
+        assert status == 1
+        assert "the terminal is gone" in err
+        assert "Traceback" not in err
+
+
+class TestWrongInput:
+    """What cannot be shown."""
+
+    @pytest.mark.parametrize(
+        ("options", "told"),
+        [
+            (["--once"], "no run of numapin goes on"),
+            (["--once", "run-x"], "no run run-x goes on"),
+            (["--once", "--pid", "4194305"], "there is no process 4194305"),
+            (["--once", "--pid", "1", "run-x"], "both name a job"),
+            (["--once", "--interval", "0"], "0 is not in the range"),
+            (["--json"], "numapin top --once --json"),
+            ([], "stdout is no terminal"),
+        ],
+    )
+    def test_is_an_error(self, tmp_path: Path, options: list[str], told: str) -> None:
+        """It is said in words, with status 2."""
+        done = _top(tmp_path, *options)
+        assert (done.status, done.out) == (2, "")
+        assert told in done.err
+
+    def test_terminal_that_cannot_draw(self, tmp_path: Path) -> None:
+        """TERM=dumb is told to take one sample."""
+        terminal = _Terminal(tmp_path, TERM="dumb")
+        status, err = terminal.end()
+        os.close(terminal.master)
+        assert status == 2
+        assert "TERM=dumb" in err
+        assert "numapin top --once" in err

@@ -1,0 +1,285 @@
+"""`numapin trace` with scripts that stay as they are, on the CPU, through the real command."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.integration.launching import call, numapin, script
+from tests.trace.made import loop
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TRACE = ("trace", "--nproc-per-node", "1", "--quiet")
+TRAIN = """
+import sys, time, torch
+from torch.utils.data import DataLoader
+class Data(torch.utils.data.Dataset):
+    def __len__(self): return 48
+    def __getitem__(self, i): time.sleep({sleep}); return torch.ones(8)
+if __name__ == "__main__":
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for x in DataLoader(Data(), batch_size=4, num_workers={workers}):
+        optimizer.zero_grad(); model(x).sum().backward(); optimizer.step()
+    print("trained")
+"""
+
+
+def report(folder: Path) -> Any:
+    """Return the report that a run left."""
+    return json.loads((folder / "report.json").read_text())
+
+
+class TestTracing:
+    """A script under the hook."""
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_a_loop_that_waits(self, tmp_path: Path, workers: int) -> None:
+        """So many steps of a script are traced as were asked for; that it waits for its data, and how, is found."""
+        path = script(tmp_path, TRAIN.format(sleep=0.01, workers=workers))
+        done = numapin(*TRACE, "--steps", "4", "--skip", "3", "--output", "out", path, cwd=tmp_path)
+        assert done.status == 0, done.err
+        assert done.out.startswith("trained\n")
+        assert "waiting for data" in done.out
+        (rank,) = report(tmp_path / "out")["ranks"]
+        assert (rank["num_steps"], rank["num_batches"], rank["step_unit"]) == (4, 4, "optimizer step")
+        assert rank["parts"]["wait"]["share"] > 0.5
+        (finding,) = report(tmp_path / "out")["findings"]
+        assert ("num_workers=N" in finding["remedy"]) == (workers == 0)
+        assert not (tmp_path / "out" / ".loads").exists()
+
+    def test_workers_loads_are_in_the_trace(self, tmp_path: Path) -> None:
+        """What workers loaded lies on the clock of the rest: each of the traced batches was made before it was got."""
+        path = script(tmp_path, TRAIN.format(sleep=0.01, workers=2))
+        numapin(*TRACE, "--steps", "4", "--skip", "3", "--output", "out", path, cwd=tmp_path)
+        content = json.loads((tmp_path / "out" / "rank-0.trace.json").read_text())
+        loads = content["numapin"]["loads"]
+        assert len({pid for pid, _, _ in loads}) == 2
+        waits = [event for event in content["traceEvents"] if event["name"].startswith("enumerate(DataLoader)")]
+        base_ns = content["baseTimeNanoseconds"]
+        ended = sorted((end - base_ns) / 1000 for _, _, end in loads)
+        got = [wait["ts"] + wait["dur"] for wait in waits]
+        assert all(made < at for made, at in zip(ended[3:], got, strict=False))
+        assert all(0.03e9 < end - start < 1e9 for _, start, end in loads)
+
+    def test_inference_by_batches(self, tmp_path: Path) -> None:
+        """Without an optimizer, a step is a batch; numapin's loader is counted as torch's is."""
+        text = (
+            "import numapin, torch\n"
+            "if __name__ == '__main__':\n"
+            "    for x in numapin.DataLoader(torch.ones(40, 8), batch_size=2, num_workers=1): x.sum()\n"
+        )
+        done = numapin(*TRACE, "--steps", "5", "--output", "out", script(tmp_path, text), cwd=tmp_path)
+        assert done.status == 0, done.err
+        (rank,) = report(tmp_path / "out")["ranks"]
+        assert (rank["num_steps"], rank["step_unit"], rank["num_batches"]) == (5, "batch", 5)
+
+    def test_two_optimizers_and_accumulation(self, tmp_path: Path) -> None:
+        """Steps are those of the first optimizer: others that step as well, and batches between, make no more."""
+        text = (
+            "import torch\n"
+            "from torch.utils.data import DataLoader\n"
+            "ps = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]\n"
+            "os_ = [torch.optim.SGD([p], 0.1) for p in ps]\n"
+            "for i, x in enumerate(DataLoader(range(40))):\n"
+            "    sum(p.sum() for p in ps).backward()\n"
+            "    if i % 2: [o.step() for o in os_]\n"
+        )
+        done = numapin(*TRACE, "--steps", "3", "--skip", "4", "--output", "out", script(tmp_path, text), cwd=tmp_path)
+        assert done.status == 0, done.err
+        (rank,) = report(tmp_path / "out")["ranks"]
+        assert (rank["num_steps"], rank["step_unit"], rank["num_batches"]) == (3, "optimizer step", 6)
+
+    def test_json_and_two_ranks(self, tmp_path: Path) -> None:
+        """With --json stdout is JSON only, with both ranks; what the script prints is on stderr."""
+        path = script(tmp_path, TRAIN.format(sleep=0, workers=0))
+        out = ("--steps", "2", "--skip", "2", "--output", "out", "--json")
+        done = numapin("trace", "--nproc-per-node", "2", "--quiet", *out, path, cwd=tmp_path)
+        assert done.status == 0, done.err
+        assert [rank["rank"] for rank in json.loads(done.out)["ranks"]] == [0, 1]
+        assert done.err.count("trained") == 2
+        assert sorted(name.name for name in (tmp_path / "out").iterdir()) == [
+            *("rank-0.json", "rank-0.trace.json", "rank-1.json", "rank-1.trace.json", "report.json", "timeline.html")
+        ]
+
+    def test_with_numapins_data_path(self, tmp_path: Path) -> None:
+        """--dataloader=numapin and the tracing go together."""
+        path = script(tmp_path, TRAIN.format(sleep=0, workers=1))
+        options = ("--dataloader=numapin", "--steps", "2", "--skip", "2", "--output", "out")
+        done = numapin(*TRACE, *options, path, cwd=tmp_path)
+        assert done.status == 0, done.err
+        assert "numapin's data path here" in done.err
+        assert report(tmp_path / "out")["ranks"][0]["num_batches"] == 2
+
+    def test_warnings_as_errors_in_the_script(self, tmp_path: Path) -> None:
+        """A script whose warnings are errors is traced, and is not stopped by what the profiler warns of."""
+        text = "import warnings; warnings.simplefilter('error')\n" + TRAIN.format(sleep=0, workers=0)
+        done = numapin(*TRACE, "--steps", "2", "--skip", "2", "--output", "out", script(tmp_path, text), cwd=tmp_path)
+        assert (done.status, done.out.split()[0]) == (0, "trained"), done.err
+
+
+class TestWhatGoesWrong:
+    """Each time the script ends as it would without us, and what happened is said."""
+
+    def test_fewer_steps_than_asked_for(self, tmp_path: Path) -> None:
+        """What there is is reported, without the step that was cut short."""
+        path = script(tmp_path, TRAIN.format(sleep=0, workers=0))
+        done = numapin(*TRACE, "--steps", "50", "--skip", "3", "--output", "out", path, cwd=tmp_path)
+        assert done.status == 0, done.err
+        assert report(tmp_path / "out")["ranks"][0]["num_steps"] == 9
+        assert "the script ended after 12 optimizer steps and 12 batches, 9 steps traced" in done.out
+
+    def test_no_step_is_reached(self, tmp_path: Path) -> None:
+        """A script that ends before is an error, which says how far it came and what to type."""
+        path = script(tmp_path, TRAIN.format(sleep=0, workers=0))
+        done = numapin(*TRACE, "--skip", "50", "--output", "out", path, cwd=tmp_path)
+        assert (done.status, done.out) == (1, "trained\n")
+        assert "nothing was traced: rank 0: the script ended after 12 optimizer steps and 12 batches" in done.err
+        assert "hint: give it more steps" in done.err
+
+    def test_no_step_at_all(self, tmp_path: Path) -> None:
+        """A script without batches or steps of torch's is told apart, also one that never imports torch."""
+        done = numapin(*TRACE, "--output", "out", script(tmp_path, "print('ran')"), cwd=tmp_path)
+        assert (done.status, done.out) == (1, "ran\n")
+        assert "no rank took a batch from a torch DataLoader or stepped a torch optimizer" in done.err
+
+    def test_a_script_that_fails(self, tmp_path: Path) -> None:
+        """The rank's failure is the status, and its steps until then are reported."""
+        text = TRAIN.format(sleep=0, workers=0).replace("    print(", "    raise SystemExit(3)\n    print(")
+        done = numapin(*TRACE, "--skip", "2", "--output", "out", script(tmp_path, text), cwd=tmp_path)
+        assert done.status == 1
+        assert "the script ended after 12 optimizer steps" in done.out
+        assert "ChildFailedError" in done.err
+
+    def test_a_script_that_is_killed(self, tmp_path: Path) -> None:
+        """A process that had no chance to write leaves a record that says so."""
+        text = TRAIN.format(sleep=0, workers=0).replace("    print(", "    import os; os._exit(0)\n    print(")
+        done = numapin(*TRACE, "--skip", "50", "--output", "out", script(tmp_path, text), cwd=tmp_path)
+        assert done.status == 1
+        assert "rank 0: the process was killed, or is still running" in done.err
+
+    def test_a_script_that_profiles_itself(self, tmp_path: Path) -> None:
+        """Two profilers cannot run: the script's own does, and the script ends well."""
+        text = TRAIN.format(sleep=0, workers=0).replace(
+            "    for x in", "    from torch.profiler import profile\n    own = profile(); own.start()\n    for x in"
+        )
+        path = script(tmp_path, text.replace("    print(", "    own.stop()\n    print("))
+        done = numapin(*TRACE, "--steps", "2", "--skip", "2", "--output", "out", path, cwd=tmp_path)
+        assert "trained" in done.out, done.err
+        assert "is not traced" in done.err
+
+    def test_full_disk(self, tmp_path: Path) -> None:
+        """A folder that cannot take the trace costs the trace and not the script."""
+        text = TRAIN.format(sleep=0, workers=0)
+        limit = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        limit += "resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))\n"
+        done = numapin(
+            *TRACE, "--steps", "2", "--skip", "2", "--output", "out", script(tmp_path, limit + text), cwd=tmp_path
+        )
+        assert done.out.startswith("trained"), done.err
+        assert done.status == 1
+        assert "rank 0 is not traced" in done.err
+        assert not list((tmp_path / "out").glob("*trace.json"))
+
+    @pytest.mark.parametrize("number", ["0", "-3", "x"])
+    def test_numbers(self, number: str) -> None:
+        """Steps and skip are positive numbers."""
+        done = numapin(*TRACE, f"--steps={number}", "train.py")
+        assert done.status == 2
+
+    def test_earlier_traces_are_kept(self, tmp_path: Path) -> None:
+        """A folder with ranks in it is refused before anything starts."""
+        (tmp_path / "rank-0.json").touch()
+        done = numapin(*TRACE, "--output", str(tmp_path), script(tmp_path, "print('ran')"))
+        assert (done.status, done.out) == (2, "")
+        assert "rank-0.json of an earlier run is there" in done.err
+
+    def test_an_interpreter_that_the_hook_cannot_reach(self, tmp_path: Path) -> None:
+        """Python -I reads no PYTHONPATH: said before anything starts."""
+        command = ("--no-python", sys.executable, "-I", script(tmp_path, "print('ran')"))
+        done = numapin(*TRACE, "--output", str(tmp_path / "out"), *command)
+        assert (done.status, done.out) == (2, "")
+        assert "-I reads no PYTHONPATH" in done.err
+
+    def test_dry_run_makes_nothing(self, tmp_path: Path) -> None:
+        """--dry-run shows the commands and leaves no folder."""
+        done = numapin(*TRACE, "--dry-run", "--output", "out", script(tmp_path, ""), cwd=tmp_path)
+        assert done.status == 0, done.err
+        assert "NUMAPIN_TRACE=" in done.out
+        assert not (tmp_path / "out").exists()
+
+
+class TestReading:
+    """`numapin trace --read`."""
+
+    def test_a_users_trace_and_a_compressed_one(self, tmp_path: Path) -> None:
+        """Traces of the user's own are read, also .gz; with --output the picture is made."""
+        content = loop(wait=300, compute=700).content()
+        del content["numapin"]
+        (tmp_path / "a.json").write_text(json.dumps(content))
+        (tmp_path / "b.json.gz").write_bytes(gzip.compress(json.dumps(content).encode()))
+        done = numapin("trace", "--read", "a.json", "b.json.gz", "--output", "out", "--json", cwd=tmp_path)
+        assert done.status == 0, done.err
+        assert [rank["source"] for rank in json.loads(done.out)["ranks"]] == ["a.json", "b.json.gz"]
+        assert "data-lane" in (tmp_path / "out" / "timeline.html").read_text()
+
+    @pytest.mark.parametrize(
+        ("content", "seen"),
+        [
+            (None, "cannot be read"),
+            (b'{"traceEvents": [{"ph": "X", "ts": 1', "not JSON, or cut off"),
+            (b"\xff\xfe\x00", "not JSON, or cut off"),
+            (b"[" * 100_000, "not JSON, or cut off"),
+            (b'{"traceEvents": []}', "none of its 0 events"),
+            (b"17", "no Chrome trace"),
+        ],
+        ids=["missing", "cut off", "bytes", "deep", "empty", "number"],
+    )
+    def test_broken_files(self, tmp_path: Path, content: bytes | None, seen: str) -> None:
+        """The error names the file and what was seen, with a hint."""
+        if content is not None:
+            (tmp_path / "a.json").write_bytes(content)
+        done = numapin("trace", "--read", "a.json", cwd=tmp_path)
+        assert (done.status, done.out) == (1, "")
+        assert "a.json" in done.err
+        assert seen in done.err
+        assert "hint: " in done.err
+
+    @pytest.mark.parametrize("content", [b"no gzip", gzip.compress(b"{}" * 500)[:-20]], ids=["none", "cut off"])
+    def test_broken_gz(self, tmp_path: Path, content: bytes) -> None:
+        """A compressed file that is none, or half of one."""
+        (tmp_path / "a.json.gz").write_bytes(content)
+        done = numapin("trace", "--read", "a.json.gz", cwd=tmp_path)
+        assert (done.status, done.out) == (1, "")
+        assert "a.json.gz cannot be read" in done.err
+
+    def test_huge_files(self, tmp_path: Path) -> None:
+        """A file above a gigabyte is refused before it fills the memory."""
+        with (tmp_path / "a.json").open("wb") as file:
+            os.truncate(file.fileno(), (1 << 30) + 1)
+        done = numapin("trace", "--read", "a.json", cwd=tmp_path)
+        assert (done.status, "too large to read" in done.err) == (1, True), done.err
+
+    def test_an_empty_folder(self, tmp_path: Path) -> None:
+        """A folder without traces is an error that says so."""
+        done = numapin("trace", "--read", str(tmp_path))
+        assert done.status == 1
+        assert "nothing was traced" in done.err
+
+    def test_reading_does_not_import_torch(self, tmp_path: Path) -> None:
+        """A laptop without torch's start-up time reads traces."""
+        (tmp_path / "a.json").write_text(json.dumps(loop(compute=5).content()))
+        code = (
+            "import sys; from numapin.cli.main import numapin\n"
+            f"numapin.main(['trace', '--read', {str(tmp_path / 'a.json')!r}], standalone_mode=False)\n"
+            "print('torch' in sys.modules)"
+        )
+        done = call(sys.executable, "-c", code)
+        assert done.out.splitlines()[-1] == "False", done.err

@@ -1,0 +1,108 @@
+"""The timeline in a browser: it loads without an error, has its lanes and batches, and zooms."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import numapin
+from numapin.trace.analysis import analyse
+from numapin.trace.reading import read_trace
+from numapin.trace.report import make_report
+from numapin.trace.timeline import timeline
+from tests.trace.made import loop
+
+CHROMIUM = next(
+    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), ""
+)
+TEMPLATE = (Path(numapin.__file__).parent / "trace" / "timeline.html").read_text()
+
+# Put before the page's own script, and after it: what goes wrong, and what a user does.
+WATCH = """<script>window.wrong = []; addEventListener("error", (e) => wrong.push(e.message));
+console.error = (text) => wrong.push(String(text));</script>"""
+ACT = """<script>
+const seen = {}, one = document.querySelector("svg"), box = () => one.getAttribute("viewBox").split(" ").map(Number);
+const press = (key) => one.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
+seen.lanes = [...one.querySelectorAll("g.lane")].map((lane) => lane.dataset.lane);
+seen.charts = document.querySelectorAll("svg").length;
+seen.batches = one.querySelectorAll("rect.wait").length;
+seen.steps = one.querySelectorAll("rect.step").length;
+seen.whole = box();
+press("+"); press("+"); seen.zoomed = box();
+press("ArrowRight"); seen.moved = box();
+press("-"); press("0"); seen.back = box();
+const rect = one.getBoundingClientRect();
+one.dispatchEvent(new WheelEvent("wheel", { deltaY: -1, clientX: rect.left, bubbles: true, cancelable: true }));
+seen.wheeled = box();
+press("0");
+for (let i = 0; i < 100; i += 1) press("+");
+seen.deepest = box();
+press("0");
+const bar = one.querySelector("rect.pageable");
+bar.dispatchEvent(new PointerEvent("pointermove", { clientX: 200, clientY: 200, bubbles: true }));
+seen.tip = document.getElementById("tip").textContent;
+seen.width = rect.width; seen.bar = bar.getBoundingClientRect().width;
+seen.marks = document.querySelectorAll(".axis span").length;
+seen.rows = document.querySelectorAll("tbody tr").length;
+seen.wrong = wrong;
+document.title = JSON.stringify(seen);
+</script>"""
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Load the page of two ranks in Chromium, act as a user does, and return what the page says then."""
+    if not CHROMIUM:
+        pytest.skip("no Chromium on PATH; type: apt-get install chromium")
+    ranks = [loop(steps=6, wait=300, copy=200, compute=500, memory="Pageable"), loop(steps=3, copy=200, compute=500)]
+    analyses = [analyse(read_trace(made.content(rank=i), source="x")) for i, made in enumerate(ranks)]
+    text = timeline(make_report(analyses), TEMPLATE).replace("<style>", f"{WATCH}<style>", 1)
+    folder = tmp_path_factory.mktemp("page")
+    page = folder / "timeline.html"
+    page.write_text(text.replace("</body>", f"{ACT}</body>"))
+    options = ("--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}", "--dump-dom")
+    done = subprocess.run([CHROMIUM, *options, page.as_uri()], capture_output=True, text=True, timeout=200, check=False)
+    title = done.stdout.partition("<title>")[2].partition("</title>")[0]
+    assert title.startswith("{"), done.stderr
+    return json.loads(title)
+
+
+def test_it_loads(seen: Any) -> None:
+    """No error, both ranks, the five lanes in order, a bar for each of the six batches, six steps and nine rows."""
+    assert seen["wrong"] == []
+    assert seen["charts"] == 2
+    assert seen["lanes"] == ["load", "wait", "pin", "transfer", "compute"]
+    assert (seen["batches"], seen["steps"], seen["rows"]) == (6, 6, 9)
+    assert seen["marks"] > 4
+
+
+def test_a_bar_is_as_wide_as_what_it_shows(seen: Any) -> None:
+    """A copy of 200 us takes its share of the picture's width."""
+    assert seen["bar"] == pytest.approx(seen["width"] * 200 / seen["whole"][2], rel=0.1, abs=2)
+
+
+def test_keyboard(seen: Any) -> None:
+    """Plus zooms in around the middle, arrows move, 0 shows all again; there is a deepest zoom."""
+    whole, zoomed, moved = seen["whole"], seen["zoomed"], seen["moved"]
+    assert zoomed[2] == pytest.approx(whole[2] / 2.25)
+    assert zoomed[0] + zoomed[2] / 2 == pytest.approx(whole[0] + whole[2] / 2)
+    assert moved[0] > zoomed[0]
+    assert moved[2] == pytest.approx(zoomed[2])
+    assert seen["back"] == pytest.approx(whole)
+    assert 0 < seen["deepest"][2] < whole[2] / 1000
+
+
+def test_wheel(seen: Any) -> None:
+    """The wheel zooms in where the pointer is: here at the left end."""
+    assert seen["wheeled"][2] == pytest.approx(seen["whole"][2] / 1.25)
+    assert seen["wheeled"][0] == pytest.approx(seen["whole"][0], abs=1)
+
+
+def test_details(seen: Any) -> None:
+    """Pointing at a bar tells what it is."""
+    assert "Pageable to Device, 1.000 MB" in seen["tip"]

@@ -1,0 +1,199 @@
+"""`numapin verify` and `numapin run --verify` on real jobs. Machines with several nodes are in tests/vm."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+import pytest
+
+from numapin import rundir
+from numapin.errors import MachineError
+from tests.integration.launching import NUMAPIN, Done, call, numapin, script
+from tests.integration.waiting import JOB, waiting_job
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CPUS = sorted(os.sched_getaffinity(0))
+verify_command = import_module("numapin.cli.verify")
+needs_two_cpus = pytest.mark.skipif(len(CPUS) < 2, reason="fewer than two CPUs may be used here")
+needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+
+
+def _verify(folder: Path, *options: str) -> Done:
+    return numapin("verify", *options, NUMAPIN_RUN_DIR=str(folder / "runs"))
+
+
+class TestRunningJob:
+    """Jobs that go on while they are looked at."""
+
+    def test_bound_job_holds(self, tmp_path: Path) -> None:
+        """Of two ranks the table says that they hold, the JSON has what was applied to them, and the status is 0."""
+        with waiting_job(tmp_path, *NUMAPIN, "run", "--nproc-per-node", "2", num_ranks=2) as launcher:
+            table, report = _verify(tmp_path), _verify(tmp_path, "--json")
+            by_pid = _verify(tmp_path, "--json", "--pid", str(launcher))
+        assert (table.status, report.status) == (0, 0), table.err + report.err
+        rows = table.out.splitlines()[1:3]
+        assert [(row.split()[0], row.split()[4], row.split()[-1]) for row in rows] == [
+            ("0", "2/2", "holds"),
+            ("1", "2/2", "holds"),
+        ]
+        told = json.loads(report.out)
+        assert (told["schema"], told["holds"]) == ("numapin.report/1", True)
+        for rank in told["ranks"]:
+            assert rank["applied"]["cpus"] == rank["requested"]["cpus"]
+        assert json.loads(by_pid.out)["run"] == told["run"]
+
+    @needs_two_cpus
+    def test_moved_thread_is_found(self, tmp_path: Path) -> None:
+        """A thread that moved to a CPU that is not the rank's is told, and the status is 1."""
+        command = (*NUMAPIN, "run", "--nproc-per-node", "1", "--cpus-per-rank", "1")
+        with waiting_job(tmp_path, *command, moved_to=CPUS[1], num_ranks=1):
+            done = _verify(tmp_path)
+        assert done.status == 1, done.err
+        assert "rank 0: 1 thread 'python" in done.out
+        assert f"' of the rank may run on CPUs {CPUS[1]}; planned are {CPUS[0]}" in done.out
+        assert f"taskset --cpu-list --pid {CPUS[0]} " in done.out
+
+    @needs_two_cpus
+    def test_job_that_plain_python_runs(self, tmp_path: Path) -> None:
+        """A process that nobody bound is held against numapin's plan for one rank; narrower is fine."""
+        with waiting_job(tmp_path, sys.executable) as pid:
+            free = _verify(tmp_path, "--json", "--pid", str(pid))
+        assert free.status == 0, free.err
+        (rank,) = json.loads(free.out)["ranks"]
+        assert (rank["pid"], rank["applied"], rank["requested"]["local_rank"]) == (pid, None, 0)
+
+    @needs_two_cpus
+    def test_job_outside_of_what_may_be_used(self, tmp_path: Path) -> None:
+        """Seen from a shell that may use one CPU, whose plan has that CPU only, the same process is not bound."""
+        with waiting_job(tmp_path, sys.executable) as pid:
+            done = call("taskset", "-c", str(CPUS[0]), *NUMAPIN, "verify", "--pid", str(pid))
+        assert done.status == 1, done.err
+        assert "not bound: 2 of 2 threads may run on CPUs" in done.out
+
+    @needs_root
+    def test_process_of_another_user(self) -> None:
+        """A process of another user is an error with status 3 and the remedy."""
+        done = _as_nobody("sys.argv = ['numapin', 'verify', '--pid', sys.argv[1]]; main()")
+        assert (done.status, done.out) == (3, "")
+        assert f"process {os.getpid()} is another user's" in done.err
+        assert "as root" in done.err
+
+    @needs_root
+    def test_memory_of_another_user(self) -> None:
+        """Of another user's process the threads are seen, and of the memory that it may not be read."""
+        done = _as_nobody("print(json.dumps(observe({0: int(sys.argv[1])}).ranks[0].processes[0].to_json()))")
+        assert done.status == 0, done.err
+        told = json.loads(done.out)
+        assert told["threads"][0]["tid"] == os.getpid()
+        assert (told["memory"], told["policy"]) == (None, None)
+        assert "may not be read" in told["unreadable"]
+
+
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), ValueError("no number"), MemoryError()], ids=repr)
+def test_what_cannot_be_read_is_told_in_words(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """Whatever a read ends with is an error with status 3, never a traceback."""
+
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(verify_command, "find_run", fail)
+    with pytest.raises(MachineError, match="the job cannot be read: ") as caught:
+        verify_command.verify.main([], standalone_mode=False)
+    assert caught.value.exit_code == 3
+
+
+def _as_nobody(code: str) -> Done:
+    """Run code in a process of another user, given this process's id; what it needs was imported before."""
+    start = (
+        "import json, os, sys, numapin.cli.verify\n"
+        "from numapin.cli.main import main\n"
+        "from numapin.observe import observe\n"
+        "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+    )
+    return call(sys.executable, "-c", start + code, str(os.getpid()))
+
+
+class TestWrongInput:
+    """What names no job."""
+
+    @pytest.mark.parametrize(
+        ("options", "told"),
+        [
+            ([], "no run of numapin goes on"),
+            (["run-x"], "no run run-x goes on"),
+            (["--pid", "x"], "'x' is not a process id"),
+            (["--pid", "1,,2"], "'' is not a process id"),
+            (["--pid", "4194305"], "there is no process 4194305"),  # above the largest pid
+            (["run-x", "--pid", "1"], "both name a job"),
+        ],
+    )
+    def test_status_2(self, tmp_path: Path, options: list[str], told: str) -> None:
+        """It is a message with status 2."""
+        done = _verify(tmp_path, *options)
+        assert (done.status, done.out) == (2, "")
+        assert told in done.err
+
+    def test_job_that_ends_meanwhile(self, tmp_path: Path) -> None:
+        """Where all ranks are gone by the time they are read, the job has ended; without records it has not begun."""
+        plan = json.loads(numapin("plan", "--nproc-per-node", "1", "--json").out)
+        record = {"schema": "numapin.observed/1", "local_rank": 0, "restart": 0, "pid": 4194305, "applied": {}}
+        with rundir.run_directory({"NUMAPIN_RUN_DIR": str(tmp_path / "runs")}) as folder:
+            rundir.write_json(folder, rundir.PLAN, plan)
+            assert "no rank has started yet" in _verify(tmp_path).err
+            rundir.write_json(folder, "observed-0-0.json", record)
+            done = _verify(tmp_path)
+        assert done.status == 2
+        assert "the job ended while it was read" in done.err
+
+
+class TestRun:
+    """`numapin run --verify`."""
+
+    def test_one_line_where_the_plan_holds(self, tmp_path: Path) -> None:
+        """The launcher says in a line that the plan holds, and the report has every rank; the job is as without."""
+        report = tmp_path / "report.json"
+        job = (script(tmp_path, JOB), str(tmp_path / "ready"), str(report))
+        options = ("--nproc-per-node", "2", "--quiet", "--verify-after", "0.1", "--report", str(report))
+        done = numapin("run", *options, *job, TMPDIR=str(tmp_path))
+        assert done.status == 0, done.err
+        (line,) = [line for line in done.err.splitlines() if "numapin:" in line]
+        assert line.startswith("numapin: verified: the plan holds: 2 ranks, 2 processes, "), done.err
+        told = json.loads(report.read_text())
+        assert [rank["local_rank"] for rank in told["ranks"]] == [0, 1]
+        assert not list(tmp_path.rglob("run-*"))
+
+    @needs_two_cpus
+    def test_findings_do_not_fail_the_job(self, tmp_path: Path) -> None:
+        """A moved thread is told with its remedy while the job goes on; its status stays its own."""
+        report = tmp_path / "report.json"
+        code = f"import os; os.sched_setaffinity(0, {{{CPUS[1]}}})\n{JOB}"
+        job = (script(tmp_path, code), str(tmp_path / "ready"), str(report))
+        # Four seconds after the shim is when the script has begun, on a busy machine too.
+        options = ("--nproc-per-node", "1", "--cpus-per-rank", "1", "--verify-after", "4", "--report", str(report))
+        done = numapin("run", *options, *job)
+        assert done.status == 0, done.err
+        assert "numapin: verified: the plan does not hold" in done.err
+        assert "error: rank 0: " in done.err
+        assert json.loads(report.read_text())["holds"] is False
+
+    def test_run_that_ends_first(self, tmp_path: Path) -> None:
+        """Of a job that ends before the first look nothing is claimed."""
+        done = numapin("run", "--verify", "--nproc-per-node", "1", script(tmp_path, ""))
+        assert done.status == 0, done.err
+        assert "numapin: warning: the run was not verified: " in done.err
+        assert "numapin: verified" not in done.err
+
+    def test_report_that_cannot_be_written(self, tmp_path: Path) -> None:
+        """A report in a folder that does not exist is status 2, before any rank starts."""
+        marker = tmp_path / "ran"
+        path = script(tmp_path, f"open({str(marker)!r}, 'w')")
+        done = numapin("run", "--report", str(tmp_path / "no" / "report.json"), "--nproc-per-node", "1", path)
+        assert done.status == 2
+        assert "--report" in done.err
+        assert not marker.exists()

@@ -1,0 +1,51 @@
+"""A job that stays until it is told to end, for what looks at running jobs.
+
+Comes in: the command that starts its ranks. Goes out: the command's process id while all ranks are there.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from tests.integration.launching import environment, script
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+# Runs until the file named second is there, and, where it is a report, has a verdict; a third argument moves its thread
+# there as soon as it runs.
+JOB = """
+import os, sys, threading, time
+end = threading.Event()
+thread = threading.Thread(target=end.wait)
+thread.start()
+for cpu in sys.argv[3:]:
+    os.sched_setaffinity(thread.native_id, {int(cpu)})
+open(sys.argv[1] + os.environ.get("LOCAL_RANK", ""), "w").close()
+while not os.path.exists(sys.argv[2]) or '"holds": null' in open(sys.argv[2]).read():
+    time.sleep(0.05)
+end.set()
+"""
+
+
+@contextmanager
+def waiting_job(folder: Path, *command: str, moved_to: int | None = None, num_ranks: int = 0) -> Iterator[int]:
+    """Run the job; yield the process id of the command when all ranks are there, and end it after the body."""
+    arguments = [script(folder, JOB), str(folder / "ready"), str(folder / "end")]
+    moved = [] if moved_to is None else [str(moved_to)]
+    with subprocess.Popen(
+        [*command, *arguments, *moved], env=environment(NUMAPIN_RUN_DIR=str(folder / "runs")), stderr=subprocess.PIPE
+    ) as job:
+        try:
+            names = [f"ready{rank}" for rank in range(num_ranks)] or ["ready"]
+            while not all((folder / name).exists() for name in names):
+                assert job.poll() is None
+                time.sleep(0.05)
+            yield job.pid
+        finally:
+            (folder / "end").touch()
+            job.communicate()

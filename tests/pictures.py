@@ -1,0 +1,121 @@
+"""Machines to draw, and what is wrong with a drawing. For tests of the picture."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+from typing import TYPE_CHECKING
+
+from numapin.topology.model import Topology
+from tests.machines.roots import HERE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numapin.view.picture.model import Box, Kind
+
+_TOLERANCE = 0.2  # of a pixel: rounding
+
+# What people, or a broken driver, may have written into a machine file.
+HOSTILE = (
+    "<script>alert(1)</script>",
+    "\"'><svg onload=alert(1)>&amp;]]>",
+    "a\x00b\x1b[31mc\x7f\u2028d",
+    "\u202egnp.exe\ufffe\ufeff",
+    "W" * 10_000,
+    "\U0001f4a9 名前 ﷽" * 50,
+    "",
+)
+
+
+def golden_machine(name: str) -> Topology:
+    """Return the golden topology of a machine in tests/machines."""
+    golden = json.loads((HERE / "golden" / f"{name}.json").read_text())
+    return Topology.from_json(json.dumps(golden["topology"]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Area:
+    """A rectangle on the page, and what it is."""
+
+    what: str
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    def meets(self, other: Area) -> bool:
+        """Say whether the two share more than an edge."""
+        return (
+            min(self.right, other.right) - max(self.left, other.left) > _TOLERANCE
+            and min(self.bottom, other.bottom) - max(self.top, other.top) > _TOLERANCE
+        )
+
+    def holds(self, other: Area) -> bool:
+        """Say whether the other lies inside."""
+        return (
+            other.left >= self.left - _TOLERANCE
+            and other.top >= self.top - _TOLERANCE
+            and other.right <= self.right + _TOLERANCE
+            and other.bottom <= self.bottom + _TOLERANCE
+        )
+
+
+def problems(box: Box) -> list[str]:
+    """Return what is wrong with a layout: children outside, siblings or texts on each other, texts outside or cut."""
+    texts: list[Area] = []
+    found = list(_problems(box, 0, 0, texts))
+    by_top = sorted(texts, key=lambda area: area.top)
+    for i, text in enumerate(by_top):
+        for other in by_top[i + 1 :]:
+            if other.top >= text.bottom:
+                break
+            if text.meets(other):
+                found.append(f"{text.what} on {other.what}")
+    return found
+
+
+def _problems(box: Box, left: float, top: float, texts: list[Area]) -> Iterator[str]:
+    left, top = left + box.x, top + box.y
+    mine = Area(what=box.key or box.kind, left=left, top=top, right=left + box.width, bottom=top + box.height)
+    children = [_area(child, left, top) for child in box.children]
+    labels = list(_label_areas(box, left, top))
+    yield from (f"{child.what} outside {mine.what}" for child in (*children, *labels) if not mine.holds(child))
+    yield from (f"{a.what} on {b.what}" for a, b in _near(children) if a.meets(b))
+    yield from (f"{label.what} on {child.what}" for label in labels for child in children if label.meets(child))
+    texts += labels
+    for child in box.children:
+        yield from _problems(child, left, top, texts)
+
+
+def _area(box: Box, left: float, top: float) -> Area:
+    x, y = left + box.x, top + box.y
+    return Area(what=box.key or box.kind, left=x, top=y, right=x + box.width, bottom=y + box.height)
+
+
+def _label_areas(box: Box, left: float, top: float) -> Iterator[Area]:
+    for label in box.labels:
+        x = left + label.x - (label.width / 2 if label.centred else 0)
+        y = top + label.y
+        yield Area(
+            what=f"text {label.text!r} of {box.key or box.kind}",
+            left=x,
+            top=y - label.size * 0.8,
+            right=x + label.width,
+            bottom=y + label.size * 0.24,
+        )
+
+
+def _near(areas: list[Area]) -> Iterator[tuple[Area, Area]]:
+    """Yield all pairs of few; of many, those that follow each other in rows and in columns."""
+    if len(areas) < 200:
+        yield from combinations(areas, 2)
+        return
+    yield from pairwise(sorted(areas, key=lambda area: (area.top, area.left)))
+    yield from pairwise(sorted(areas, key=lambda area: (area.left, area.top)))
+
+
+def keys(box: Box, *kinds: Kind) -> list[str]:
+    """Return the keys of all boxes of these kinds, in drawing order."""
+    return [part.key for part in box.walk() if part.kind in kinds]

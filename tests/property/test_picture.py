@@ -1,0 +1,53 @@
+"""Properties of pictures of generated machines and plans."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree as ET
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from numapin.topology.model import Link, Nic
+from numapin.view.picture.layout import lay_out
+from numapin.view.picture.model import Kind
+from numapin.view.picture.svg import svg
+from tests.pictures import keys, problems
+from tests.property.test_plan import cases
+
+if TYPE_CHECKING:
+    from tests.property.test_plan import Case
+
+some = settings(max_examples=60, deadline=None)
+names = st.text(max_size=40)
+
+
+@some
+@given(cases(), st.data())
+def test_everything_is_drawn_once_and_nothing_overlaps(case: Case, data: st.DataObject) -> None:
+    """Whatever the machine, its names and its plan: each CPU, core, GPU and NIC is one box, on no other."""
+    nodes = [None, *(node.id for node in case.topology.nodes)]
+    nics = tuple(
+        Nic(name=name, node=data.draw(st.sampled_from(nodes))) for name in data.draw(st.lists(names, max_size=3))
+    )
+    topology = replace(
+        case.topology,
+        host=data.draw(names),
+        gpus=tuple(replace(gpu, name=data.draw(names)) for gpu in case.topology.gpus),
+        nics=nics,
+        links=tuple(Link(a="gpu0", b=nic.name, kind=data.draw(names)) for nic in nics),
+    )
+    picture = lay_out(topology, case.plan)
+    assert problems(picture.box) == []
+    drawn = Counter(keys(picture.box, Kind.CORE, Kind.CPU, Kind.GPU, Kind.NIC))
+    drawn.pop("", None)  # the legend's
+    wanted = (
+        *(f"core{core.id}" for core in topology.cores),
+        *(f"cpu{cpu}" for cpu in topology.cpus),
+        *(gpu.label for gpu in topology.gpus),
+        *(f"nic:{nic.name}" for nic in nics),
+    )
+    assert drawn == Counter(wanted)
+    ET.fromstring(svg(picture))  # noqa: S314 - ours

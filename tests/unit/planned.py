@@ -1,0 +1,24 @@
+"""What the tests of verify and top hold observations against.
+
+Comes in: nothing. Goes out: the plan of one rank, on node 1 of two, and the policy that it has.
+"""
+
+from __future__ import annotations
+
+from numapin.observed import Policy
+from numapin.plan import GpuRef, RankPlan
+from numapin.request import Memory
+
+MIB = 1 << 20
+PLANNED = RankPlan(
+    local_rank=0,
+    gpu=GpuRef(index=1, uuid="GPU-1", pci="0000:81:00.0"),
+    node=1,
+    cpus=frozenset(range(4, 8)),
+    nodes=frozenset({1}),
+    memory=Memory.PREFERRED,
+    num_threads=4,
+    exact=True,
+    reason="",
+)
+PREFER = Policy(mode="prefer", nodes=frozenset({1}))

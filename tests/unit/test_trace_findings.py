@@ -1,0 +1,216 @@
+"""Where the time of made loops went, and each finding: where it holds, and where it does not."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from rich.console import Console
+
+from numapin.trace.analysis import PARTS, Analysis, analyse
+from numapin.trace.findings import Finding, find
+from numapin.trace.reading import read_trace
+from numapin.trace.report import make_report
+from numapin.view.trace_table import trace_table
+from tests.trace.made import Made, loop
+
+if TYPE_CHECKING:
+    from typing import Any
+
+
+def analysed(made: Made, **ours: object) -> Analysis:
+    """Return the analysis of a made trace."""
+    return analyse(read_trace(made.content(**ours), source="x"))
+
+
+def found(made: Made) -> dict[str, Finding]:
+    """Return the findings by name."""
+    return {finding.what: finding for finding in find(analysed(made))}
+
+
+def shares(made: Made) -> dict[str, float]:
+    """Return the parts that took any time, as shares."""
+    analysis = analysed(made)
+    return {part: round(analysis.share(part), 2) for part in PARTS if analysis.share(part) > 0.005}
+
+
+class TestShares:
+    """Each moment counts once."""
+
+    def test_one_after_the_other(self) -> None:
+        """Parts that follow each other get their own lengths, and together all of the time."""
+        made = loop(wait=200, copy=100, compute=600, idle=100)
+        assert shares(made) == {"wait": 0.2, "copy": 0.1, "compute": 0.6, "other": 0.1}
+        analysis = analysed(made)
+        assert sum(analysis.parts_us.values()) == pytest.approx(analysis.window_us)
+        assert analysis.step_us == pytest.approx(1000)
+        assert [round(step["wait"]) for step in analysis.steps_us] == [200] * 4
+
+    def test_what_compute_hides_costs_nothing(self) -> None:
+        """Copies and waiting beside kernels count as compute; that the loop waited is kept."""
+        made = loop(copy=300, compute=1000, ahead=True)
+        for i in range(4):
+            made.wait(i * 1000 + 400, 500)
+        assert shares(made) == {"compute": 1.0}
+        assert analysed(made).waited_us == pytest.approx(2000)
+        assert analysed(made).num_batches == 4
+
+    def test_communication(self) -> None:
+        """NCCL's kernels are communication where they run alone."""
+        made = loop(steps=1, compute=600, idle=400)
+        made.kernel(500, 300, name="ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)")
+        assert shares(made) == {"compute": 0.6, "communication": 0.2, "other": 0.2}
+
+    def test_on_the_cpu_waiting_comes_first(self) -> None:
+        """Operators inside the loop's next() make the batch; they are no compute of the model."""
+        made = Made()
+        made.step(0, 0, 1000)
+        made.wait(0, 400, "_SingleProcessDataLoaderIter")
+        made.event("cpu_op", "aten::stack", 100, 200)
+        made.event("cpu_op", "aten::mm", 500, 300)
+        assert shares(made) == {"wait": 0.4, "compute": 0.3, "other": 0.3}
+
+    def test_devices_apart(self) -> None:
+        """A copy to one GPU is not hidden by another GPU's kernels."""
+        made = loop(steps=1, compute=1000)
+        made.copy(100, 200, device=1)
+        made.copy(500, 200, device=0)
+        by_copy = sorted(group.overlapped_us for group in analysed(made).groups)
+        assert by_copy == pytest.approx([200])  # equal copies are one group
+        assert analysed(made).groups[0].count == 2
+
+    def test_outside_the_steps(self) -> None:
+        """What went on before the first step and after the last one is not counted."""
+        made = loop(steps=1, compute=1000)
+        made.kernel(1000, 5000)
+        made.copy(-900, 500)
+        analysis = analysed(made)
+        assert shares(made) == {"compute": 1.0}
+        assert analysis.groups == ()
+
+
+class TestFindings:
+    """Each finding, where it holds and where it does not."""
+
+    @pytest.mark.parametrize(
+        ("made", "expected"),
+        [
+            (loop(copy=200, compute=800, memory="Pageable", called=220), {"pageable copies"}),
+            (loop(copy=5, compute=995, memory="Pageable"), {"bound by compute"}),
+            (loop(copy=200, compute=800, called=10, waited=190), {"pinned, but blocking"}),
+            (loop(copy=200, compute=800), {"asynchronous, but not overlapped"}),
+            (loop(copy=200, compute=1000, ahead=True), {"bound by compute"}),
+            (
+                loop(copy=20, compute=1000, ahead=True, called=10, waited=15),
+                {"bound by compute"},
+            ),
+            (loop(copy=100, compute=1000, memory="Pageable", waited=800), {"bound by compute", "pageable copies"}),
+            (loop(wait=300, compute=700), {"waiting for data"}),
+            (loop(wait=30, compute=970), {"bound by compute"}),
+            (loop(compute=500, idle=500), {"GPU idle"}),
+            (loop(compute=850, idle=150), set()),
+        ],
+        ids=[
+            *(
+                "pageable",
+                "few pageable",
+                "blocking",
+                "not overlapped",
+                "overlapped",
+                "hidden but blocking",
+                "behind kernels",
+            ),
+            *("waiting", "hardly waiting", "idle", "hardly idle"),
+        ],
+    )
+    def test_which(self, made: Made, expected: set[str]) -> None:
+        """The loops are told apart."""
+        assert set(found(made)) == expected
+
+    def test_pageable(self) -> None:
+        """The evidence has count, size, time, operator and shape; the remedy names what to type."""
+        finding = found(loop(copy=200, compute=800, memory="Pageable", called=220))["pageable copies"]
+        assert "4 copies of 4.0 MB" in finding.evidence
+        assert "aten::copy_ of shape [8, 4]" in finding.evidence
+        assert "pin_memory=True" in finding.remedy
+        assert finding.costs == pytest.approx(0.2, abs=0.005)
+
+    def test_pinned_advice_is_not_given_for_pageable_copies(self) -> None:
+        """A pageable copy that blocks is one finding, not two."""
+        assert "pinned, but blocking" not in found(loop(copy=200, compute=800, memory="Pageable", waited=150))
+
+    def test_on_which_stream(self) -> None:
+        """Copies that kernels wait for on their own stream are said to be there; on another stream they are not."""
+        same = found(loop(copy=200, compute=800))["asynchronous, but not overlapped"]
+        other = found(loop(copy=200, compute=800, stream=21))["asynchronous, but not overlapped"]
+        assert "on the stream of the kernels" in same.evidence
+        assert "on the stream of the kernels" not in other.evidence
+
+    def test_waiting_without_workers(self) -> None:
+        """A loop that loads its batches itself is told to have workers; one with workers to have more."""
+        made = Made()
+        for i in range(2):
+            made.step(i, i * 100, 100)
+            made.wait(i * 100, 50, "_SingleProcessDataLoaderIter")
+            made.kernel(i * 100 + 50, 50)
+        assert "num_workers=N" in found(made)["waiting for data"].remedy
+        assert "more workers" in found(loop(wait=300, compute=700))["waiting for data"].remedy
+
+    @pytest.mark.parametrize("seconds", [True, False])
+    def test_pinning(self, seconds: bool) -> None:  # noqa: FBT001 - a parameter
+        """Pinning in the loop is found; pinning in a thread beside it is not."""
+        made = loop(steps=1, compute=800, idle=200)
+        if seconds:
+            made.event("cpu_op", "aten::pin_memory", 800, 200)
+        else:
+            made.pins = [[5, loop(wait=10).loads[0][1], loop(wait=10).loads[0][2]]]
+        assert ("pinning in the loop" in found(made)) is seconds
+
+    def test_compute_bound_says_so(self) -> None:
+        """Where nothing can be won the remedy says nothing, and costs are 0."""
+        finding = found(loop(compute=1000))["bound by compute"]
+        assert (finding.costs, finding.remedy.startswith("nothing")) == (0.0, True)
+
+    def test_the_dearest_first(self) -> None:
+        """Findings come in the order of what they cost."""
+        costs = [finding.costs for finding in find(analysed(loop(wait=200, copy=500, compute=300)))]
+        assert costs == sorted(costs, reverse=True)
+        assert len(costs) == 2
+
+
+class TestReport:
+    """Ranks together."""
+
+    @staticmethod
+    def _report() -> Any:
+        slow = analysed(loop(wait=500, compute=500), rank=1)
+        return make_report([slow, analysed(loop(wait=100, compute=900), rank=0)], ["rank 2: killed"])
+
+    def test_json(self) -> None:
+        """The contract's fields, in milliseconds and shares; it is JSON as it stands."""
+        content = json.loads(json.dumps(self._report().to_json(), allow_nan=False))
+        assert content["schema"] == "numapin.trace/1"
+        assert [rank["rank"] for rank in content["ranks"]] == [0, 1]
+        assert content["ranks"][1]["parts"]["wait"] == {"ms": 0.5, "share": 0.5}
+        assert content["findings"][0]["ranks"] == ["1", "0"]
+        assert content["findings"][0]["costs"] == pytest.approx(0.5)
+        assert content["notes"] == ["rank 2: killed"]
+
+    def test_unknown_is_null(self) -> None:
+        """A copy without a size or a call has null for what they would tell."""
+        made = loop(compute=10)
+        made.event("gpu_memcpy", "Memcpy", 5, 2)
+        (copy,) = make_report([analysed(made)]).to_json()["ranks"][0]["copies"]
+        assert [copy[key] for key in ("direction", "source", "bytes", "blocking", "operator")] == [None] * 5
+
+    def test_table(self) -> None:
+        """The table has each rank's shares, findings with their ranks, and notes, in 100 columns."""
+        console = Console(width=100)
+        with console.capture() as capture:
+            console.print(trace_table(self._report()))
+        text = capture.get()
+        assert "waiting for data  all ranks" in text
+        assert "50.0%" in text
+        assert "note: rank 2: killed" in text
+        assert max(map(len, text.splitlines())) <= 100

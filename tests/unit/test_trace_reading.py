@@ -1,0 +1,211 @@
+"""Chrome traces of any kind become records, or an error that says what is missing."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from numapin.errors import NumapinError
+from numapin.trace.intervals import between, common, length, union, without
+from numapin.trace.reading import read_trace
+from tests.trace.made import COPIER, LOOP, Made, loop
+
+PAIRS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)).map(lambda pair: (min(pair), max(pair))))
+
+
+class TestIntervals:
+    """Sets of moments, against sets of whole numbers."""
+
+    @staticmethod
+    def _numbers(pairs: Any) -> set[int]:
+        return {n for start, end in pairs for n in range(int(start), int(end))}
+
+    @given(PAIRS, PAIRS)
+    def test_they_are_sets(self, one: list[tuple[int, int]], other: list[tuple[int, int]]) -> None:
+        """Union, intersection and difference hold exactly the moments that those of sets do."""
+        a, b = union(one), union(other)
+        assert self._numbers(a) == self._numbers(one)
+        assert length(a) == len(self._numbers(one))
+        assert self._numbers(common(a, b)) == self._numbers(one) & self._numbers(other)
+        assert self._numbers(without(a, b)) == self._numbers(one) - self._numbers(other)
+        assert all(first[1] < second[0] for first, second in pairwise(a))
+
+    @given(PAIRS, st.integers(0, 60), st.integers(0, 60))
+    def test_between(self, pairs: list[tuple[int, int]], start: int, end: int) -> None:
+        """The quick way to one stretch finds what the slow one does."""
+        assert self._numbers(between(union(pairs), start, end)) == self._numbers(pairs) & set(range(start, end))
+
+    def test_gap(self) -> None:
+        """Intervals closer than the gap become one; others do not."""
+        assert union([(0, 1), (2, 3), (9, 10)], gap=1) == ((0, 3), (9, 10))
+
+
+class TestCopies:
+    """What a copy read, wrote and cost."""
+
+    @pytest.mark.parametrize("memory", ["Pinned", "Pageable", "Managed"])
+    def test_memory_is_the_records(self, memory: str) -> None:
+        """The kind is the GPU record's, though the host's call has one name for all."""
+        copy = read_trace(loop(copy=100, memory=memory).content(), source="x").copies[0]
+        assert (copy.direction, copy.source, copy.target) == ("HtoD", memory, "Device")
+        assert (copy.num_bytes, copy.operator, copy.shapes) == (1_000_000, "aten::copy_", "[8, 4]")
+
+    @pytest.mark.parametrize(
+        ("name", "kinds"),
+        [
+            ("Memcpy HtoD (Unknown -> Device)", ("HtoD", None, "Device")),
+            ("Memcpy DtoH (Device -> Pinned)", ("DtoH", "Device", "Pinned")),
+            ("Memcpy PtoP (Device -> Device)", ("PtoP", "Device", "Device")),
+            ("CopyHostToDevice", (None, None, None)),
+        ],
+    )
+    def test_what_is_unknown_is_said(self, name: str, kinds: tuple[str | None, ...]) -> None:
+        """A kind that the trace does not tell is None, and counted in a note."""
+        made = loop(compute=10)
+        made.event("gpu_memcpy", name, 5, 10, bytes=8, device=0, stream=7)
+        trace = read_trace(made.content(), source="x")
+        assert (trace.copies[0].direction, trace.copies[0].source, trace.copies[0].target) == kinds
+        assert trace.copies[0].blocking is None
+        told = any(note.startswith("1 copies of a kind") for note in trace.notes)
+        assert told == (kinds in ((None, None, None), ("HtoD", None, "Device")))
+
+    @pytest.mark.parametrize(
+        ("called", "waited", "blocking"),
+        [(10, 0, False), (10, 990, True), (1000, 0, True), (60, 0, False)],
+        ids=["asynchronous", "synchronised", "staged", "slow call"],
+    )
+    def test_blocking(self, called: float, waited: float, blocking: bool) -> None:  # noqa: FBT001 - a parameter
+        """The host stood still if it waited in the same operator, or if its call was as long as the copy."""
+        made = loop(steps=1, copy=1000, called=called, waited=waited)
+        copy = read_trace(made.content(), source="x").copies[0]
+        assert copy.blocking is blocking
+        assert sum(end - start for start, end in copy.blocked) == pytest.approx((called + waited) * blocking)
+
+    def test_a_wait_elsewhere_is_not_the_copys(self) -> None:
+        """A synchronisation after the operator, or in another thread, does not make the copy a blocking one."""
+        made = loop(steps=1, copy=1000)
+        made.event("cuda_runtime", "cudaStreamSynchronize", 20, 900, correlation=0)
+        made.event("cuda_runtime", "cudaStreamSynchronize", 6, 900, tid=LOOP + 1, correlation=0)
+        assert read_trace(made.content(), source="x").copies[0].blocking is False
+
+    def test_names_of_older_torch(self) -> None:
+        """Before torch 2.0 categories were called Memcpy, Runtime, Kernel and Operator, and ids "external id"."""
+        made = loop(copy=100, compute=50)
+        old = {"gpu_memcpy": "Memcpy", "cuda_runtime": "Runtime", "kernel": "Kernel", "cpu_op": "Operator"}
+        for event in made.events:
+            event["cat"] = old.get(event["cat"], "Operator")
+            if "External id" in event["args"]:
+                event["args"]["external id"] = event["args"].pop("External id")
+        trace = read_trace(made.content(), source="x")
+        assert (len(trace.steps), len(trace.copies), len(trace.kernels)) == (4, 4, 4)
+        assert (trace.copies[0].operator, trace.copies[0].blocking) == ("aten::copy_", False)
+
+
+class TestSteps:
+    """What a step is."""
+
+    def test_marked(self) -> None:
+        """Steps that the profiler marked, counted from the first one's start; marks of the GPU's side are no steps."""
+        made = loop(wait=10, compute=90)
+        made.event("gpu_user_annotation", "ProfilerStep#0", 5, 100)
+        trace = read_trace(made.content(), source="x")
+        assert [(step.start, step.end) for step in trace.steps] == [
+            pytest.approx((n * 100, n * 100 + 100), abs=0.01) for n in range(4)
+        ]
+        assert (trace.rank, trace.step_unit) == (0, "optimizer step")
+
+    def test_one_that_was_cut_short(self) -> None:
+        """The last step of a script that ended in it is not counted."""
+        assert len(read_trace(loop(compute=9).content(num_steps=3), source="x").steps) == 3
+
+    @pytest.mark.parametrize(
+        ("names", "unit", "num_steps"),
+        [
+            (
+                ["Optimizer.step#SGD.step", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"],
+                "optimizer step",
+                2,
+            ),
+            (["enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"], "batch", 2),
+            ([], "whole trace", 1),
+        ],
+    )
+    def test_unmarked(self, names: list[str], unit: str, num_steps: int) -> None:
+        """The user's own traces may have no steps: optimizer steps make them, else batches, else all is one."""
+        made = Made()
+        for n in range(3):
+            for name in names:
+                made.event("user_annotation", name, n * 100, 5)
+            made.kernel(n * 100 + 10, 80)
+        trace = read_trace({"traceEvents": made.events}, source="x")
+        assert (trace.step_unit, len(trace.steps), trace.rank) == (unit, num_steps, None)
+
+    def test_loads_and_pins_lie_on_the_profilers_clock(self) -> None:
+        """What the hook timed, in nanoseconds since 1970, is put between what Kineto timed; parts of a pin are one."""
+        made = loop(wait=100, compute=100)
+        begin_ns = made.loads[1][1]
+        made.pins = [[5, begin_ns, begin_ns + 9000], [5, begin_ns + 1000, begin_ns + 2000], [6, begin_ns, begin_ns + 1]]
+        trace = read_trace(made.content(), source="x")
+        assert [load.start for load in trace.loads] == pytest.approx([-200, 0, 200, 400], abs=0.5)
+        assert [(pin.row, round(pin.end - pin.start, 3)) for pin in trace.pins] == [(5, 9.0), (6, 0.001)]
+
+
+class TestOddTraces:
+    """Files that are none, or half of one."""
+
+    @pytest.mark.parametrize(
+        ("content", "seen"),
+        [
+            ({}, "no list traceEvents"),
+            ({"traceEvents": {}}, "no list traceEvents"),
+            (17, "no list traceEvents"),
+            ({"traceEvents": []}, "none of its 0 events"),
+            ([{"ph": "M", "name": "process_name"}, None], "none of its 2 events"),
+            ([{"ph": "X", "ts": "soon", "dur": 1}, {"ph": "X", "ts": math.nan, "dur": 1}], "none of its 2 events"),
+        ],
+    )
+    def test_nothing_in_it(self, content: object, seen: str) -> None:
+        """The error names the file and what was seen."""
+        with pytest.raises(NumapinError, match=seen) as caught:
+            read_trace(content, source="my.json")
+        assert caught.value.message.startswith("my.json: ")
+        assert "numapin trace" in caught.value.hint
+
+    def test_broken_events_are_left_out(self) -> None:
+        """Events without a time, and arguments of other types, cost themselves only."""
+        made = loop(copy=100, compute=100)
+        odd: list[Any] = [None, [], {"ph": "X"}, {"ph": "X", "ts": 1, "dur": None}, {"ph": "X", "ts": [], "dur": 0}]
+        made.event("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 5, 10, bytes="many", device=True, stream=[])
+        made.events[-1]["tid"] = {"not": "a number"}
+        content = made.content(rank="none", loads=[[1], "x", None], pins=7)
+        content["traceEvents"] += odd
+        trace = read_trace(content, source="x")
+        assert (len(trace.copies), len(trace.kernels), trace.rank, trace.loads) == (5, 4, None, ())
+        assert trace.copies[1].num_bytes is None
+        assert trace.copies[1].device is None
+
+    def test_no_gpu(self) -> None:
+        """On the CPU the operators compute, and a note says what is missing."""
+        made = Made()
+        made.step(0, 0, 100)
+        made.event("cpu_op", "aten::mm", 10, 50)
+        trace = read_trace(made.content(), source="x")
+        assert [span.name for span in trace.operators] == ["aten::mm"]
+        assert any("no GPU did anything" in note for note in trace.notes)
+        assert any("no DataLoader was iterated" in note for note in trace.notes)
+
+    def test_calls_without_records(self) -> None:
+        """Where CUDA was called and the profiler got nothing from the GPU, that is told apart from no GPU."""
+        made = Made()
+        made.step(0, 0, 100)
+        made.event("cuda_runtime", "cudaLaunchKernel", 10, 5, correlation=1)
+        assert any("another profiler" in note for note in read_trace(made.content(), source="x").notes)
+
+    def test_streams(self) -> None:
+        """A copy keeps the stream it ran on."""
+        assert read_trace(loop(copy=9, compute=9, ahead=True).content(), source="x").copies[0].stream == COPIER

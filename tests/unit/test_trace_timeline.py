@@ -1,0 +1,84 @@
+"""The picture: its bars, their number, and nothing of a trace that could act in the page."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import numapin
+from numapin.trace.analysis import analyse
+from numapin.trace.reading import read_trace
+from numapin.trace.report import make_report
+from numapin.trace.timeline import timeline
+from tests.trace.made import Made, loop
+
+TEMPLATE = (Path(numapin.__file__).parent / "trace" / "timeline.html").read_text()
+
+
+def page(*made: Made) -> str:
+    """Return the page of made ranks."""
+    analyses = [analyse(read_trace(one.content(rank=i), source="x")) for i, one in enumerate(made)]
+    return timeline(make_report(analyses), TEMPLATE)
+
+
+def bars(text: str, kind: str) -> int:
+    """Return the number of bars of a kind."""
+    return text.count(f'<rect class="{kind}"')
+
+
+def test_lanes() -> None:
+    """Each rank has the five lanes, with a bar for every load, wait, copy and kernel, and a band for every step."""
+    text = page(loop(steps=7, wait=10, copy=20, compute=70), loop(steps=3, copy=20, compute=70, memory="Pageable"))
+    assert re.findall(r'data-lane="(\w+)"', text) == ["load", "wait", "pin", "transfer", "compute"] * 2
+    counted = {kind: bars(text, kind) for kind in ("load", "wait", "pin", "transfer", "pageable", "compute")}
+    assert counted == {"load": 7, "wait": 7, "pin": 0, "transfer": 7, "pageable": 3, "compute": 10}
+    assert len(re.findall(r'class="step s[01]"', text)) == 10
+    assert "pin <small>none</small>" in text
+
+
+def test_communication_has_a_row_of_its_own() -> None:
+    """Kernels of NCCL lie below the others, where both run at once."""
+    made = loop(steps=1, compute=100)
+    made.kernel(50, 50, name="ncclKernel_AllReduce")
+    tops = re.findall(r'<rect class="(?:compute|communication)" x="[\d.]+" y="([\d.]+)"', page(made))
+    assert len(set(tops)) == 2
+
+
+def test_large_traces_are_drawn_with_few_bars() -> None:
+    """200 000 kernels become some thousands of bars, which say how many they stand for."""
+    made = Made()
+    for i in range(20):
+        made.step(i, i * 10_000, 10_000)
+        for k in range(10_000):
+            made.kernel(i * 10_000 + k, 0.4)
+    text = page(made)
+    assert 300 < bars(text, "compute") <= 4000
+    assert sum(map(int, re.findall(r"(\d+) drawn as one", text))) == 200_000
+    spans = [
+        (float(x), float(w)) for x, w in re.findall(r'class="compute" x="([\d.]+)" y="[\d.]+" width="([\d.]+)"', text)
+    ]
+    assert spans[0][0] == 0
+    assert max(x + w for x, w in spans) == pytest.approx(199_999.4, abs=0.1)
+
+
+def test_it_needs_nothing_else_and_says_it_in_numbers() -> None:
+    """No address of anything elsewhere; a table with a row a step and a column a part that took time."""
+    text = page(loop(steps=3, wait=100, compute=900))
+    assert not re.search(r"https?://|src=|@import|url\(", text)
+    assert re.findall(r'scope="col">([^<]+)', text) == ["step", "all", "compute", "waiting for data"]
+    assert len(re.findall(r'<tr><th scope="row">\d', text)) == 3
+    assert "<td>0.100</td>" in text
+
+
+def test_names_are_text() -> None:
+    """Names of kernels and files with HTML in them stay text."""
+    made = loop(steps=1, compute=50, idle=50)
+    made.kernel(60, 5, name='<script>alert("x")</script>')
+    analysis = analyse(read_trace(made.content(rank=None), source="</script><b>file"))
+    text = timeline(make_report([analysis], ["<i>note</i>"]), TEMPLATE)
+    assert "<script>alert" not in text
+    assert "<b>file" not in text
+    assert "<i>note" not in text
+    assert "&lt;script&gt;alert" in text

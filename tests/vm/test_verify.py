@@ -1,0 +1,141 @@
+"""`numapin verify` on a machine with two nodes: green under `numapin run`, red with the right finding else.
+
+One boot runs a job whose first rank has itself verified while it misbehaves, and one that nobody bound.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.vm import gpus
+from tests.vm.machine import HERE, SHARE, Batch, Job, VmResult, cache
+
+if TYPE_CHECKING:
+    from tests.vm.conftest import Boot
+
+pytestmark = [pytest.mark.vm, pytest.mark.timeout(450)]
+
+PRELOAD = ("torch.distributed.run", "torch.distributed.launcher.api")
+PROBE = HERE / "verify_probe.py"
+RUN = (sys.executable, "-m", "numapin.cli.main", "run", "--verify-after", "3", "--report")
+REGION_MIB = 64
+LOOKS = (
+    ("green", "run", "numapin verify                # as started"),
+    ("thread", "run", "numapin verify                # a thread moved to CPU 4"),
+    ("pages", "run", "numapin verify                # all pages of rank 0 migrated from node 0 to node 1"),
+    ("unbound", "alone", "numapin verify --pid PID      # plain python with LOCAL_RANK=1 LOCAL_WORLD_SIZE=2"),
+)
+
+
+@pytest.fixture(scope="module")
+def two_nodes(boot_machine: Boot, nvml: Path) -> VmResult:
+    """Run the probe under numapin and alone."""
+    shown = gpus.shown("two-nodes", nvml)
+    rank = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    jobs = [
+        Job(name="run", argv=[*RUN, SHARE / "run" / "report.json", PROBE], env=shown, timeout_s=200),
+        Job(name="alone", argv=[sys.executable, PROBE, "self"], env={**shown, **rank}),
+    ]
+    return boot_machine("two-nodes", Batch(jobs=jobs, libraries=nvml.parent, preload=PRELOAD), timeout_s=400)
+
+
+def _look(result: VmResult, name: str, *, job: str = "run") -> tuple[int, dict[str, Any]]:
+    """Return the status and the report of one look of `numapin verify`."""
+    assert result.jobs[job].status == 0, result.jobs[job].shown()
+    found = result.jobs[job].json(f"{name}.json")
+    assert isinstance(found, dict)
+    assert found["report"] is not None, found["stderr"]
+    return found["status"], found["report"]
+
+
+def _errors(report: dict[str, Any]) -> dict[int, list[dict[str, str]]]:
+    """Return the findings of each rank, all of which must be errors here."""
+    found = {rank["local_rank"]: rank["findings"] for rank in report["ranks"]}
+    assert {finding["severity"] for findings in found.values() for finding in findings} <= {"error"}
+    return found
+
+
+def test_bound_job_is_green(two_nodes: VmResult) -> None:
+    """Under numapin run nothing is found: threads, policies and the 64 MiB of each rank are where they were planned."""
+    status, report = _look(two_nodes, "green")
+    assert (status, report["holds"], _errors(report)) == (0, True, {0: [], 1: []})
+    for rank, node in zip(report["ranks"], ("0", "1"), strict=True):
+        (process, *_) = rank["observed"]["processes"]
+        assert rank["applied"]["memory"] == "preferred"
+        assert process["policy"] == f"prefer:{node}"
+        anonymous = [pages["bytes_by_node"] for pages in process["memory"] if pages["kind"] == "anonymous"]
+        assert sum(pages[node] for pages in anonymous) >= REGION_MIB << 20
+        assert len(process["threads"]) == 2
+        assert {thread["cpus"] for thread in process["threads"]} == {("0-3", "4-7")[int(node)]}
+
+
+def test_table_of_a_green_job(two_nodes: VmResult) -> None:
+    """The table has a row a rank that holds, and fits a terminal of 100 columns."""
+    assert two_nodes.jobs["run"].status == 0, two_nodes.jobs["run"].shown()
+    lines = (two_nodes.jobs["run"].out / "green.txt").read_text().splitlines()
+    assert [line.split()[0] for line in lines[:3]] == ["rank", "0", "1"]
+    assert all(line.endswith("holds") for line in lines[1:3])
+    assert max(map(len, lines)) <= 115
+
+
+def test_moved_thread_is_found(two_nodes: VmResult) -> None:
+    """A thread on a CPU of the other node is an error of its rank, with the command that puts it back."""
+    status, report = _look(two_nodes, "thread")
+    errors = _errors(report)
+    assert (status, report["holds"], errors[1]) == (1, False, [])
+    (finding,) = errors[0]
+    assert finding["what"].endswith("of the rank may run on CPUs 4; planned are 0-3")
+    thread = finding["where"].partition("thread ")[2].partition(",")[0]
+    assert f"taskset --cpu-list --pid 0-3 {thread}" in finding["remedy"]
+    assert _look(two_nodes, "restored")[0] == 0
+
+
+def test_migrated_pages_are_found(two_nodes: VmResult) -> None:
+    """After migrate_pages the anonymous memory is an error: how much, where, and how to move it back."""
+    status, report = _look(two_nodes, "pages")
+    errors = _errors(report)
+    assert (status, report["holds"], errors[1]) == (1, False, [])
+    (finding,) = [finding for finding in errors[0] if "anonymous memory" in finding["what"]]
+    assert "MiB on node 1; planned is node 0" in finding["what"]
+    assert float(finding["what"].partition("elsewhere: ")[2].split()[0]) >= REGION_MIB
+    assert finding["remedy"].endswith(f"migratepages {report['ranks'][0]['pid']} 1 0")
+    assert not [finding for finding in errors[0] if "CPUs" in finding["what"]]
+
+
+def test_unbound_job_is_found(two_nodes: VmResult) -> None:
+    """A process that plain python started as rank 1 of 2 is held against numapin's plan for it: node 1."""
+    status, report = _look(two_nodes, "unbound", job="alone")
+    (rank,) = report["ranks"]
+    assert (status, report["holds"], rank["local_rank"], rank["applied"]) == (1, False, 1, None)
+    assert (rank["requested"]["cpus"], rank["requested"]["gpu"]["index"]) == ("4-7", 1)
+    unbound, policy = _errors(report)[1][:2]
+    assert unbound["what"].startswith("not bound: ")
+    assert unbound["what"].endswith("threads may run on CPUs 0-7; planned are 4-7")
+    assert policy["what"] == "the memory policy of the rank is default; planned is preferred 1"
+    assert "numapin run" in policy["remedy"]
+
+
+def test_report_of_the_run(two_nodes: VmResult) -> None:
+    """--report has requested, applied and observed of both ranks, and the launcher says the verdict in a line."""
+    job = two_nodes.jobs["run"]
+    assert job.status == 0, job.shown()
+    report: Any = job.json("report.json")
+    assert (report["schema"], len(report["ranks"])) == ("numapin.report/1", 2)
+    for rank in report["ranks"]:
+        assert rank["requested"]["cpus"] == rank["applied"]["cpus"]
+        assert rank["observed"]["processes"][0]["pid"] == rank["pid"]
+    assert "numapin: verified: the plan " in job.stderr, job.shown()
+    if folder := os.environ.get("NUMAPIN_RESULTS"):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        made = json.loads((cache() / "ready.json").read_text())
+        parts = [f"two-nodes, {made['qemu']}, {made['kernel']}: numapin run verify_probe.py\n"]
+        for name, of, command in LOOKS:
+            parts.append(f"\n$ {command}\n{(two_nodes.jobs[of].out / name).with_suffix('.txt').read_text()}")
+        lines = "".join(parts).splitlines()
+        (Path(folder) / "vm-verify-two-nodes.txt").write_text("".join(f"{line.rstrip()}\n" for line in lines))
