@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Boot(Protocol):
     """Boot a machine by its name, run a batch in it, and return what its jobs did."""
 
-    def __call__(self, name: str, batch: Batch, *, timeout_s: float) -> VmResult:
+    def __call__(self, name: str, batch: Batch) -> VmResult:
         """Skip the test, with what is missing, where no machine can be booted."""
 
 
@@ -26,8 +26,8 @@ def boot_machine(tmp_path_factory: pytest.TempPathFactory) -> Boot:
     if reason := missing():
         pytest.skip(reason)
 
-    def run(name: str, batch: Batch, *, timeout_s: float) -> VmResult:
-        return boot(VmMachine.load(name), batch, share=tmp_path_factory.mktemp(name), timeout_s=timeout_s)
+    def run(name: str, batch: Batch) -> VmResult:
+        return boot(VmMachine.load(name), batch, share=tmp_path_factory.mktemp(name))
 
     return run
 

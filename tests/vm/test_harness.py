@@ -11,12 +11,24 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from numapin import cpulist
-from tests.vm.machine import HERE, REPOSITORY, Batch, Job, VmFailedError, VmMachine, VmResult, boot, cache, missing
+from tests.vm.machine import (
+    HERE,
+    REPOSITORY,
+    TEST_LIMIT_S,
+    Batch,
+    Job,
+    VmFailedError,
+    VmMachine,
+    VmResult,
+    boot,
+    cache,
+    missing,
+)
 
 if TYPE_CHECKING:
     from tests.vm.conftest import Boot
 
-pytestmark = pytest.mark.vm
+pytestmark = [pytest.mark.vm, pytest.mark.timeout(TEST_LIMIT_S)]
 
 PROBE = (sys.executable, HERE / "probe.py")
 WRITTEN = HERE / "written-by-vm"
@@ -41,7 +53,7 @@ def booted(request: pytest.FixtureRequest, boot_machine: Boot) -> VmResult:
         Job(name="slow", argv=["sleep", "60"], timeout_s=1),
         Job(name="writes", argv=["sh", "-c", f"echo changed > {WRITTEN} && cat {WRITTEN}"]),
     ]
-    return boot_machine(request.param, Batch(jobs=jobs), timeout_s=110)
+    return boot_machine(request.param, Batch(jobs=jobs))
 
 
 def _facts(result: VmResult) -> dict[str, str]:
@@ -141,12 +153,12 @@ def test_writes_stay_in_the_machine(booted: VmResult) -> None:
 @pytest.mark.skipif(missing() is not None, reason=missing() or "")
 def test_machine_that_hangs_is_ended_with_its_console_in_the_error(tmp_path: Path) -> None:
     """A machine over its time limit is killed, and the error ends with what its console said."""
-    with pytest.raises(VmFailedError, match=r"did not finish in 25 s[\s\S]*still here"):
+    with pytest.raises(VmFailedError, match=r"did not finish in 40 s[\s\S]*still here"):
         boot(
             VmMachine.load("memory-only"),
             Batch(jobs=[Job(name="hang", argv=["sh", "-c", "echo still here > /dev/console; sleep 100"])]),
             share=tmp_path,
-            timeout_s=25,
+            timeout_s=40,
         )
     processes = (path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if os.access(path, os.R_OK))
     assert not any(str(tmp_path).encode() in cmdline for cmdline in processes)

@@ -18,12 +18,12 @@ import pytest
 
 from numapin import cpulist
 from tests.vm import gpus
-from tests.vm.machine import HERE, SHARE, Batch, Job, JobResult, VmResult, cache
+from tests.vm.machine import HERE, SHARE, TEST_LIMIT_S, Batch, Job, JobResult, VmResult, cache
 
 if TYPE_CHECKING:
     from tests.vm.conftest import Boot
 
-pytestmark = [pytest.mark.vm, pytest.mark.timeout(450)]
+pytestmark = [pytest.mark.vm, pytest.mark.timeout(TEST_LIMIT_S)]
 
 PRELOAD = ("torch.distributed.run", "torch.distributed.launcher.api", "numapin.data.loader")
 RUN = (sys.executable, "-m", "numapin.cli.main", "run", "--nproc-per-node", "2", HERE / "loader_probe.py", "placement")
@@ -42,13 +42,12 @@ def two_nodes(boot_machine: Boot, nvml: Path) -> VmResult:
             name="run",
             argv=RUN,
             env={**gpus.shown("two-nodes", nvml), "NUMAPIN_RUN_DIR": str(SHARE / "run")},
-            timeout_s=200,
         ),
         *(Job(name=name, argv=[*ALONE, name, str(NODE)]) for name in ("placement", "shm", "limited")),
         Job(name="refused", argv=[*ALONE, "refused", str(NODE)], refuse_policy=True),
         Job(name="full", argv=[*ALONE, "full", str(NODE)]),  # the last: the node stays full
     ]
-    return boot_machine("two-nodes", Batch(jobs=jobs, libraries=nvml.parent, preload=PRELOAD), timeout_s=400)
+    return boot_machine("two-nodes", Batch(jobs=jobs, libraries=nvml.parent, preload=PRELOAD))
 
 
 def _found(result: VmResult, job: str, rank: int = 0) -> dict[str, Any]:

@@ -17,12 +17,12 @@ import pytest
 
 from numapin import cpulist
 from tests.vm import gpus
-from tests.vm.machine import HERE, SHARE, Batch, Job, JobResult, VmResult, cache
+from tests.vm.machine import HERE, SHARE, TEST_LIMIT_S, Batch, Job, JobResult, VmResult, cache
 
 if TYPE_CHECKING:
     from tests.vm.conftest import Boot
 
-pytestmark = [pytest.mark.vm, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.vm, pytest.mark.timeout(TEST_LIMIT_S)]
 
 PRELOAD = ("torch.distributed.run", "torch.distributed.launcher.api")
 PROBE = HERE / "probe.py"
@@ -43,7 +43,7 @@ def two_nodes(boot_machine: Boot, nvml: Path) -> VmResult:
         _run("strict", "--strict", env=shown, refuse_policy=True),
         _run("cpuset", env=shown, cpuset=("5-7", "1")),
     ]
-    return boot_machine("two-nodes", _batch(jobs, nvml), timeout_s=250)
+    return boot_machine("two-nodes", _batch(jobs, nvml))
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def four_nodes(boot_machine: Boot, nvml: Path) -> VmResult:
         _run("gpus", "--gpus", "0,3", env=shown),
         _run("no-nvml", "--nproc-per-node", "4", env={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}),
     ]
-    return boot_machine("four-nodes", _batch(jobs, nvml), timeout_s=250)
+    return boot_machine("four-nodes", _batch(jobs, nvml))
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def memory_only(boot_machine: Boot, nvml: Path) -> VmResult:
         _run("interleave", "--memory", "interleave", env=shown),
         _run("torch", "--nproc-per-node", "1", env=shown, probe=("--torch",)),
     ]
-    return boot_machine("memory-only", _batch(jobs, nvml), timeout_s=250)
+    return boot_machine("memory-only", _batch(jobs, nvml))
 
 
 def _batch(jobs: list[Job], nvml: Path) -> Batch:

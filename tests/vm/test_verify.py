@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.vm import gpus
-from tests.vm.machine import HERE, SHARE, Batch, Job, VmResult, cache
+from tests.vm.machine import HERE, SHARE, TEST_LIMIT_S, Batch, Job, VmResult, cache
 
 if TYPE_CHECKING:
     from tests.vm.conftest import Boot
 
-pytestmark = [pytest.mark.vm, pytest.mark.timeout(450)]
+pytestmark = [pytest.mark.vm, pytest.mark.timeout(TEST_LIMIT_S)]
 
 PRELOAD = ("torch.distributed.run", "torch.distributed.launcher.api")
 PROBE = HERE / "verify_probe.py"
@@ -39,10 +39,10 @@ def two_nodes(boot_machine: Boot, nvml: Path) -> VmResult:
     shown = gpus.shown("two-nodes", nvml)
     rank = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
     jobs = [
-        Job(name="run", argv=[*RUN, SHARE / "run" / "report.json", PROBE], env=shown, timeout_s=200),
+        Job(name="run", argv=[*RUN, SHARE / "run" / "report.json", PROBE], env=shown),
         Job(name="alone", argv=[sys.executable, PROBE, "self"], env={**shown, **rank}),
     ]
-    return boot_machine("two-nodes", Batch(jobs=jobs, libraries=nvml.parent, preload=PRELOAD), timeout_s=400)
+    return boot_machine("two-nodes", Batch(jobs=jobs, libraries=nvml.parent, preload=PRELOAD))
 
 
 def _look(result: VmResult, name: str, *, job: str = "run") -> tuple[int, dict[str, Any]]:
