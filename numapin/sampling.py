@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.observe import LIVE, observe, thread_cpus
 from numapin.top import Sample
+from numapin.waited import find_waited, read_waited
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from numapin.observed import Observed
     from numapin.running import RunningJob
     from numapin.topology.readings import GpuLoad
+    from numapin.waited import Waited
 
 _PAGES_EVERY_S: Final = 10.0
 _REST: Final = 250  # after a reading of the pages that took a second of CPU, so many without: 0.4 % of a core
@@ -46,11 +48,17 @@ class Sampler:
             memory={rank.local_rank: rank for rank in self._observed.ranks},
             loads=self._loads(),
             swapped=read_swapped(),
+            waited={rank: waited for rank in self._pids if (waited := self._waited(rank)) is not None},
         )
+
+    def _waited(self, rank: int) -> Waited | None:
+        descriptor = self._steps[rank]
+        return None if descriptor is None else read_waited(self._pids[rank], descriptor)
 
     def _observe(self) -> Observed:
         began_s = time.process_time()
         observed = observe(self._pids)
+        self._steps = {rank: find_waited(pid) for rank, pid in self._pids.items()}
         took_s = time.process_time() - began_s
         self._next_pages_s = time.monotonic() + max(_PAGES_EVERY_S, _REST * took_s)
         return observed

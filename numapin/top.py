@@ -5,7 +5,7 @@ Comes in: two `Sample`s of a job and its plan. Goes out: `Top`: a row a rank, an
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from numapin.observed import Role
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from numapin.observed import ObservedRank
     from numapin.plan import Plan, RankPlan
+    from numapin.waited import Waited
 
 SCHEMA: Final = "numapin.top/1"
 
@@ -27,6 +28,7 @@ class Sample:
 
     `threads` are the CPUs of every thread of a rank and its descendants; `gone` are ranks whose process ended. `memory`
     may be older than the rest. `loads` are by the GPU's UUID. `swapped` are pages in and out since the machine started.
+    `waited` has the ranks that use `numapin.DataLoader`.
     """
 
     at_s: float
@@ -35,11 +37,15 @@ class Sample:
     memory: Mapping[int, ObservedRank]
     loads: Mapping[str, GpuLoad]
     swapped: tuple[int, int] | None
+    waited: Mapping[int, Waited] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopRank:
-    """One rank now. `remote_share` is of its pages, without those of files, the part on nodes outside the plan."""
+    """One rank now. `remote_share` is of its pages, without those of files, the part on nodes outside the plan.
+
+    `wait_share` is of the time that its loops took from batch to batch, the part in which they waited for the next.
+    """
 
     plan: RankPlan
     pid: int
@@ -48,6 +54,7 @@ class TopRank:
     num_off_plan: int
     remote_share: float | None
     pinned_bytes: int | None
+    wait_share: float | None
     load: GpuLoad
 
     def to_json(self) -> dict[str, Any]:
@@ -61,6 +68,7 @@ class TopRank:
             "threads_off_plan": self.num_off_plan,
             "remote_share": self.remote_share,
             "pinned_bytes": self.pinned_bytes,
+            "loader_wait_share": self.wait_share,
             "h2d_gbps": self.load.h2d_gbps,
             "gpu_busy_share": self.load.busy_share,
         }
@@ -102,11 +110,11 @@ def top(run: str, plan: Plan, *, before: Sample, now: Sample) -> Top:
     if before.swapped is not None and now.swapped is not None and interval_s > 0:
         (in_before, out_before), (in_now, out_now) = before.swapped, now.swapped
         swap_per_s = ((in_now - in_before) / interval_s, (out_now - out_before) / interval_s)
-    ranks = tuple(_rank(planned[rank], memory, now) for rank, memory in sorted(now.memory.items()))
+    ranks = tuple(_rank(planned[rank], memory, before, now) for rank, memory in sorted(now.memory.items()))
     return Top(run=run, interval_s=interval_s, ranks=ranks, swap_per_s=swap_per_s)
 
 
-def _rank(plan: RankPlan, memory: ObservedRank, now: Sample) -> TopRank:
+def _rank(plan: RankPlan, memory: ObservedRank, before: Sample, now: Sample) -> TopRank:
     threads = now.threads[plan.local_rank]
     by_node = memory.bytes_by_node(JUDGED)
     total = sum(by_node.values())
@@ -121,5 +129,13 @@ def _rank(plan: RankPlan, memory: ObservedRank, now: Sample) -> TopRank:
         num_off_plan=sum(not cpus <= plan.cpus for cpus in threads),
         remote_share=away / total if is_read and total and plan.nodes else None,
         pinned_bytes=sum(memory.bytes_by_node(LOCKED).values()) if is_read else None,
+        wait_share=_wait_share(before.waited.get(plan.local_rank), now.waited.get(plan.local_rank)),
         load=now.loads.get(uuid or "", GpuLoad()),
     )
+
+
+def _wait_share(before: Waited | None, now: Waited | None) -> float | None:
+    """Return the share between two samples; None without a loader of ours, or where no step ended meanwhile."""
+    if before is None or now is None or now.stepped_s <= before.stepped_s:
+        return None
+    return (now.waited_s - before.waited_s) / (now.stepped_s - before.stepped_s)

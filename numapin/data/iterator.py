@@ -102,7 +102,7 @@ class RingIterator(_MultiProcessingDataLoaderIter):
         self._lane.prepare()
         now_s = time.perf_counter()
         stepped_s = None if self._last_s is None else now_s - self._last_s
-        self._path.counts.note_step(waited_s=now_s - began_s, stepped_s=stepped_s)
+        self._path.note_step(waited_s=now_s - began_s, stepped_s=stepped_s)
         self._last_s = now_s
         return data
 

@@ -33,6 +33,7 @@ from numapin.data.stats import Counts, Stats
 from numapin.data.transfer import Mover
 from numapin.data.worker import Rank, WorkerStart
 from numapin.errors import BindingRefused, UsageError
+from numapin.waited import totals_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -142,7 +143,7 @@ class DataPath:
 
     def __init__(self, options: Options) -> None:
         self.options, self.pid = options, os.getpid()
-        self.counts = Counts()
+        self.counts, self._totals = Counts(), totals_of(self.pid)
         self._notes: dict[str, None] = {}
         self._refusal: str | None = None
         self._idle: list[Ring] = []
@@ -203,6 +204,12 @@ class DataPath:
         self.counts.note_arrival(head)
         if head.miss is not None and (hint := _HINTS.get(Miss(head.miss))) is not None:
             self.tell(f"a batch travelled outside the ring: {head.miss}; {hint}", is_refusal=False)
+
+    def note_step(self, *, waited_s: float, stepped_s: float | None) -> None:
+        """Count a batch that was yielded, for `stats()` and for who watches this process."""
+        self.counts.note_step(waited_s=waited_s, stepped_s=stepped_s)
+        if stepped_s is not None:
+            self._totals.add(waited_s=waited_s, stepped_s=stepped_s)
 
     def tell(self, text: str, *, is_refusal: bool = True) -> None:
         """Say something once; a refusal is not said but an error at the next batch under `strict`."""

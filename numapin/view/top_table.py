@@ -18,10 +18,13 @@ if TYPE_CHECKING:
 
     from numapin.top import Top, TopRank
 
-_HEADINGS: Final = ("rank", "GPU", "node", "CPUs", "off", "remote", "pinned", "H2D", "busy")
+_HEADINGS: Final = ("rank", "GPU", "node", "CPUs", "off", "remote", "pinned", "wait", "H2D", "busy")
 _LEFT: Final = ("GPU", "CPUs")
-_CPUS_WIDTH: Final = 17
-_LEGEND: Final = "off: threads that may leave the CPUs / all; remote: of its pages\npinned: MiB; H2D: GB/s; busy: GPU\n"
+_CPUS_WIDTH: Final = 12
+_LEGEND: Final = (
+    "off: threads that may leave the CPUs / all; remote: of its pages; pinned: MiB\n"
+    "wait: of a step, for the next batch of numapin.DataLoader; H2D: GB/s; busy: GPU\n"
+)
 
 
 def top_table(top: Top) -> RenderableType:
@@ -47,13 +50,14 @@ def _cells(rank: TopRank) -> tuple[str, ...]:
     cpus = cpus if len(cpus) <= _CPUS_WIDTH else f"{cpus[: _CPUS_WIDTH - 1]}…"
     head = (str(rank.plan.local_rank), gpu_cell(rank.plan.gpu), node, cpus)
     if rank.is_gone:
-        return (*head, "gone", "", "", "", "")
+        return (*head, "gone", "", "", "", "", "")
     pinned, h2d = rank.pinned_bytes, rank.load.h2d_gbps
     return (
         *head,
         f"{rank.num_off_plan}/{rank.num_threads}",
         _percent(rank.remote_share, digits=1),
         "-" if pinned is None else f"{pinned / 2**20:.0f}",
+        _percent(rank.wait_share),
         "-" if h2d is None else f"{h2d:.1f}",
         _percent(rank.load.busy_share),
     )

@@ -21,6 +21,7 @@ from numapin.sampling import read_swapped
 from numapin.top import Sample, Top, top
 from numapin.topology.readings import GpuLoad
 from numapin.view.top_table import top_table
+from numapin.waited import Waited
 from tests.nvml.fake import FakeGpu, render
 from tests.unit.planned import MIB, PLANNED, PREFER
 
@@ -110,6 +111,15 @@ class TestRows:
         (rank,) = _top(SAMPLE, plan=replace(PLANNED, gpu=gpu)).ranks
         assert rank.load == GpuLoad()
 
+    def test_wait_share(self) -> None:
+        """Of the time in steps between the samples the part spent waiting; unknown without a loader or a step."""
+        before = replace(SAMPLE, waited={0: Waited(waited_s=1.0, stepped_s=10.0)})
+        now = replace(SAMPLE, waited={0: Waited(waited_s=1.5, stepped_s=12.0)})
+        assert _top(now, before=before).ranks[0].wait_share == 0.25
+        assert _top(before, before=before).ranks[0].wait_share is None
+        assert _top(now).ranks[0].wait_share is None
+        assert _top(SAMPLE, before=before).ranks[0].wait_share is None
+
     def test_job_that_ended(self) -> None:
         """A job ended when all of its ranks are gone."""
         assert not _top(SAMPLE).has_ended
@@ -122,15 +132,15 @@ class TestTable:
     def test_row(self) -> None:
         """A row has GPU, node, CPUs, threads off them, remote share, MiB, GB/s and percent."""
         head, row, *_, swap = _shown(_top(replace(SAMPLE, at_s=101.0, swapped=(1010, 5000))))
-        assert head.split() == ["rank", "GPU", "node", "CPUs", "off", "remote", "pinned", "H2D", "busy"]
-        assert row.split() == ["0", "1", "81:00.0", "1", "4-7", "0/2", "0.0%", "0", "24.0", "87%"]
+        assert head.split() == ["rank", "GPU", "node", "CPUs", "off", "remote", "pinned", "wait", "H2D", "busy"]
+        assert row.split() == ["0", "1", "81:00.0", "1", "4-7", "0/2", "0.0%", "0", "-", "24.0", "87%"]
         assert swap == "swap: 10 pages/s in, 0 out (whole machine)"
 
     def test_unknown_is_a_dash(self) -> None:
         """What is unknown is a dash, never a zero."""
         blind = replace(SAMPLE, loads={}, memory={0: _memory(unreadable="no")}, swapped=None)
         _, row, *_, swap = _shown(_top(blind))
-        assert row.split()[-4:] == ["-", "-", "-", "-"]
+        assert row.split()[-5:] == ["-", "-", "-", "-", "-"]
         assert swap == "swap: the kernel does not say"
 
     def test_gone(self) -> None:
