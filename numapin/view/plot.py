@@ -104,7 +104,7 @@ def _words(figure: Figure) -> Iterator[str]:
     for panel in figure.panels:
         for series in panel.series:
             points = (
-                f"{_name(point.x)}: {point.y:.4g} ({point.low:.4g} to {point.high:.4g})" for point in series.points
+                f"{_name(point.x)}: {_number(point.y)} ({_number(point.low)} to {_number(point.high)})" for point in series.points
             )
             yield f"{panel.title}, {series.name}, {panel.y_label}: {', '.join(points)}."
 
@@ -124,6 +124,11 @@ def _label(x: float, y: float, text: str, *, css: str = "", anchor: str = "start
 
 def _line(x1: float, y1: float, x2: float, y2: float, attributes: str) -> str:
     return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" {attributes}/>'
+
+
+def _number(value: float) -> str:
+    """Write a number with four digits that count, and without an exponent where it is large."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def _colour(number: int) -> str:
@@ -159,7 +164,7 @@ def _panel(panel: Panel, names: Sequence[str]) -> Iterator[str]:
     to_y, ticks = _y_axis(points, log=panel.y_log)
     for tick in ticks:
         yield _line(0, to_y(tick), _PLOT_WIDTH, to_y(tick), 'class="g"')
-        yield _label(-6, to_y(tick) + 4, f"{tick:,.4g}", anchor="end")
+        yield _label(-6, to_y(tick) + 4, _number(tick), anchor="end")
     yield _line(0, _PLOT_HEIGHT, _PLOT_WIDTH, _PLOT_HEIGHT, 'class="a"')
     yield f'<g transform="rotate(-90)">{_label(-_PLOT_HEIGHT / 2, -54, panel.y_label, anchor="middle")}</g>'
     yield _label(_PLOT_WIDTH / 2, _PLOT_HEIGHT + 38, panel.x_label, anchor="middle")
@@ -234,5 +239,5 @@ def _bars(panel: Panel, names: Sequence[str], to_y: Callable[[float], float]) ->
 
 def _titled(shape: str, series: Series, point: Point, panel: Panel) -> str:
     """Give a shape the text that is shown when the pointer rests on it."""
-    words = f"{series.name}, {_name(point.x)}: {point.y:.4g} [{point.low:.4g}, {point.high:.4g}] {panel.y_label}"
+    words = f"{series.name}, {_name(point.x)}: {_number(point.y)} [{_number(point.low)}, {_number(point.high)}] {panel.y_label}"
     return f"<g><title>{_text(words)}</title>{shape}</g>"
