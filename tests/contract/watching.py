@@ -28,7 +28,7 @@ TORCH = DataLoader
 LoaderClass: TypeAlias = type[DataLoader[Any]]
 Epochs: TypeAlias = tuple[int | None, ...]
 
-_RING_PATIENCE_S = 10.0
+_RING_PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,12 +151,18 @@ def pass_first_batches(loader: DataLoader[Any], iterator: Iterator[Any], num_hit
 
     The first batches go torch's way, until a ring is built; tests of what a ring could break start after them.
     """
-    taken = [next(iterator)]  # spawned workers take seconds to be there
+    return list(first_batches(loader, iterator, num_hits))
+
+
+def first_batches(loader: DataLoader[Any], iterator: Iterator[Any], num_hits: int = 4) -> Iterator[Any]:
+    """Yield these batches, one after the other."""
+    yield next(iterator)  # spawned workers take seconds to be there
     end = time.monotonic() + _RING_PATIENCE_S
     while (through := hits(loader)) is not None and through < num_hits:
-        assert time.monotonic() < end, f"only {through} of {len(taken)} batches came through the ring"
-        taken.append(next(iterator))
-    return taken if through is not None else [*taken, *itertools.islice(iterator, 7)]
+        assert time.monotonic() < end, f"only {through} batches came through the ring"
+        yield next(iterator)
+    if through is None:
+        yield from itertools.islice(iterator, 7)
 
 
 def settle() -> None:
