@@ -103,10 +103,12 @@ def size_label(num_bytes: float) -> str:
 def _words(figure: Figure) -> Iterator[str]:
     for panel in figure.panels:
         for series in panel.series:
-            points = (
-                f"{_name(point.x)}: {_number(point.y)} ({_number(point.low)} to {_number(point.high)})" for point in series.points
-            )
+            points = (_point(point, "({} to {})") for point in series.points)
             yield f"{panel.title}, {series.name}, {panel.y_label}: {', '.join(points)}."
+
+
+def _point(point: Point, spread: str) -> str:
+    return f"{_name(point.x)}: {_number(point.y)} {spread.format(_number(point.low), _number(point.high))}"
 
 
 def _name(x: float | str) -> str:
@@ -239,5 +241,5 @@ def _bars(panel: Panel, names: Sequence[str], to_y: Callable[[float], float]) ->
 
 def _titled(shape: str, series: Series, point: Point, panel: Panel) -> str:
     """Give a shape the text that is shown when the pointer rests on it."""
-    words = f"{series.name}, {_name(point.x)}: {_number(point.y)} [{_number(point.low)}, {_number(point.high)}] {panel.y_label}"
+    words = f"{series.name}, {_point(point, '[{}, {}]')} {panel.y_label}"
     return f"<g><title>{_text(words)}</title>{shape}</g>"
