@@ -123,7 +123,9 @@ _QUEUED: Final = (_TIME, _SIGNAL, _REQUEUE, _QUEUE)
 class _Engine:
     """A resource manager: what it is called, how its script is submitted, its options, and what writes the script.
 
-    `spare_cores` are left to the system on each NUMA node where the machine file says how many there are.
+    `spare_cores` are left to the system on each NUMA node where the machine file says how many there are;
+    `memory_by_number` says that a whole node's memory cannot be asked for as such; `saved` is what to say of a job that
+    saves before its end and cannot be put back into the queue.
     """
 
     about: str
@@ -132,6 +134,8 @@ class _Engine:
     build: Callable[[JobRequest, dict[str, Any]], str]
     example: str
     spare_cores: int = 0
+    memory_by_number: bool = False
+    saved: str = ""
 
 
 _ENGINES: Final = {
@@ -157,6 +161,7 @@ _ENGINES: Final = {
             request, Pods(kind=Kind(values["kind"]), sys_nice=values["sys_nice"])
         ),
         example="--nodes 2 --machine dgx.json --container registry/image:tag --dataloader numapin",
+        memory_by_number=True,
         spare_cores=1,  # the static CPU manager demands CPUs that are nobody's
     ),
     "pbs": _Engine(
@@ -165,6 +170,8 @@ _ENGINES: Final = {
         options=(_FORM, *_QUEUED, _ACCOUNT, _MEMORY, _IMAGE, _SETUP),
         build=lambda request, _: pbs.build(request),
         example="--nodes 2 --gpus-per-node 4 --cpus-per-task 64 --time 12h --queue gpu",
+        memory_by_number=True,
+        saved="a PBS job cannot put itself back into the queue after --signal: submit it again",
     ),
     "lsf": _Engine(
         about="LSF",
@@ -206,6 +213,8 @@ def _command(name: str, engine: _Engine) -> click.Command:
 
     def write_script(**values: Any) -> None:  # noqa: ANN401 - click passes options by name
         text = engine.build(_request(engine, values), values)
+        if values.get("signal") and values.get("requeue") and engine.saved:
+            warn([engine.saved])
         if values["output"] is None:
             click.echo(text, nl=False)
         else:
@@ -263,14 +272,16 @@ def _request(engine: _Engine, values: dict[str, Any]) -> JobRequest:
 def _sized(request: JobRequest, topology: Topology, engine: _Engine, values: dict[str, Any]) -> JobRequest:
     """Take from the machine what was not given, and try the plan for it: better refused here than in the queue."""
     plan = make_plan(topology, request_from(values, num_ranks=request.ranks))
-    warn(plan.warnings)
     if values["strict"]:
         plan.require_exact()
     share = share_of(topology, gpus=request.gpus_per_node, smt=request.smt, spare_cores_per_node=engine.spare_cores)
+    if share.is_whole:
+        warn(plan.warnings)
+    all_of_it = share.is_whole and not engine.memory_by_number
     return replace(
         request,
         cpus_per_task=request.cpus_per_task or share.cpus_of(request.tasks_per_node),
-        memory_bytes=request.memory_bytes or _memory_of(share),
+        memory_bytes=request.memory_bytes or (None if all_of_it else _memory_of(share)),
         whole_nodes=share.is_whole and values["cpus_per_task"] is None,
     )
 

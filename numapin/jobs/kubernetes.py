@@ -116,7 +116,6 @@ def _job(request: JobRequest, pods: Pods) -> list[dict[str, object]]:
             "parallelism": request.nodes,
             "completionMode": "Indexed",
             **limits,
-            **_deadline(request),
             "template": {
                 "spec": {
                     **({"subdomain": name} if request.nodes > 1 else {}),
@@ -147,7 +146,6 @@ def _pytorchjob(request: JobRequest, pods: Pods) -> dict[str, object]:
             "runPolicy": {
                 "backoffLimit": _RETRIES if request.requeue else 0,
                 "cleanPodPolicy": "None",
-                **_deadline(request),
             },
             "pytorchReplicaSpecs": replicas,
         },
@@ -159,11 +157,17 @@ def _metadata(request: JobRequest) -> dict[str, object]:
     return {"name": job_name(request), **labels}
 
 
-def _deadline(request: JobRequest) -> dict[str, object]:
-    """Return the time limit, less what is left for saving: pods are told to stop then, and have that long for it."""
-    if request.time_s is None:
-        return {}
-    return {"activeDeadlineSeconds": request.time_s - (request.signal_s or 0)}
+def _limits(request: JobRequest) -> dict[str, object]:
+    """Return the time limit, less what is left for saving: a pod is told to stop then, and has that long for it.
+
+    It is the pod's: a Job's own limit would count the time in which no node was free, too.
+    """
+    spec: dict[str, object] = {}
+    if request.time_s:
+        spec["activeDeadlineSeconds"] = request.time_s - (request.signal_s or 0)
+    if request.signal_s:
+        spec["terminationGracePeriodSeconds"] = request.signal_s + 10  # the launcher ends after its ranks
+    return spec
 
 
 def _variables(request: JobRequest) -> list[dict[str, object]]:
@@ -175,8 +179,8 @@ def _variables(request: JobRequest) -> list[dict[str, object]]:
     values |= {"PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": f"{name}-0.{name}:{_PORT}", "PET_RDZV_ID": name}
     if request.requeue:
         values["PET_MAX_RESTARTS"] = str(_RETRIES)
-    address = {"name": "PET_LOCAL_ADDR", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
-    return [*({"name": name, "value": value} for name, value in values.items()), address]
+    given: list[dict[str, object]] = [{"name": name, "value": value} for name, value in values.items()]
+    return [*given, {"name": "PET_LOCAL_ADDR", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
 
 
 def _pod(request: JobRequest, pods: Pods, container: str, variables: list[dict[str, object]]) -> dict[str, object]:
@@ -195,14 +199,11 @@ def _pod(request: JobRequest, pods: Pods, container: str, variables: list[dict[s
     }
     if pods.sys_nice:
         described["securityContext"] = Noted(value={"capabilities": {"add": ["SYS_NICE"]}}, note=_SYS_NICE)
-    spec: dict[str, object] = {}
-    if request.signal_s:
-        spec["terminationGracePeriodSeconds"] = request.signal_s + 10  # the launcher ends after its ranks
     if request.dataloader:
-        return {**spec, "containers": [described]}
+        return {**_limits(request), "containers": [described]}
     described["volumeMounts"] = [{"name": "shm", "mountPath": "/dev/shm"}]  # noqa: S108 - the pod's own
     shm = Noted(value=[{"name": "shm", "emptyDir": {"medium": "Memory"}}], note=_SHM)
-    return {**spec, "containers": [described], "volumes": shm}
+    return {**_limits(request), "containers": [described], "volumes": shm}
 
 
 def _resources(request: JobRequest) -> dict[str, object]:

@@ -114,8 +114,8 @@ def run_to_its_end(request: JobRequest, start: str, *, timer_s: int | None = Non
     lines = [
         f"{start} &",
         "run=$!",
-        "heard=0 told=0",
-        "trap 'heard=$((heard + 1)); told=1; kill -USR1 \"$run\"' USR1",
+        f"heard=0{' told=0' if requeue else ''}",
+        f"trap 'heard=$((heard + 1)); {'told=1; ' if requeue else ''}kill -USR1 \"$run\"' USR1",
         "trap 'heard=$((heard + 1)); kill -TERM \"$run\"' TERM",
         *(_timer(timer_s) if timer_s else ()),
         "status=0",
