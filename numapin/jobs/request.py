@@ -73,6 +73,11 @@ class JobRequest:
         self._check_numbers()
         self._check_times()
         self._check_words()
+        if self.dataloader and self.form is Form.TASK:
+            raise UsageError(
+                "--dataloader numapin with --form task: numapin exec leaves the script's DataLoaders as they are",
+                "use --form node, or numapin.DataLoader in the script",
+            )
 
     @property
     def ranks(self) -> int:

@@ -212,6 +212,7 @@ _POD = ("--cpus-per-task", "4", "--mem-per-node", "8G")
         (["slurm", *_GOOD, "--mem-per-node", "1K", "train.py"], "--mem-per-node is 1024"),
         (["slurm", *_GOOD, "--bind", "none", "--cpus-per-rank", "2", "train.py"], "binds nothing"),
         (["slurm", *_GOOD, "--gpus", "0,,1", "train.py"], "empty entry"),
+        (["slurm", *_GOOD, "--form", "task", "--dataloader", "numapin", "train.py"], "use --form node"),
         (["slurm", *_GOOD, "-m", "--no-python", "train.py"], "choose one"),
         (["slurm", *_GOOD, "--", "-x.py"], "begins with a dash"),
         (["slurm", *_GOOD, ""], "no script"),
