@@ -9,13 +9,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from numapin.jobs import duration, shell
+from numapin.jobs.request import Form
 
 if TYPE_CHECKING:
     from numapin.jobs.request import JobRequest
 
-_ADDRESS: Final = """\
+_FIRST: Final = """\
 mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
-MASTER_ADDR=${hosts[0]}
+MASTER_ADDR=${hosts[0]}"""
+_PORT: Final = """\
 MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000)) # below the ports that Linux gives away by itself
 export MASTER_ADDR MASTER_PORT"""
 _RANK: Final = "RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID LOCAL_WORLD_SIZE={ranks}"
@@ -25,18 +27,24 @@ _MEETING: Final = 'PET_RDZV_CONF="is_host=$((SLURM_NODEID == 0))" PET_LOCAL_ADDR
 
 def build(request: JobRequest) -> str:
     """Return the script."""
-    meets = request.nodes > 1 or request.form == "task"
     requeue = 'scontrol requeue "$SLURM_JOB_ID"' if request.requeue else ""
     return shell.script(
         ["#!/bin/bash", *_directives(request)],
         shell.preparation(request),
-        _ADDRESS if meets else "",
+        _address(request),
         [
             "# Slurm binds nothing: numapin places each rank within the CPUs that the job has on its node.",
             "# shellcheck disable=SC2016 # the shell of each task puts these in",
             *shell.run_to_its_end(request, _srun(request), requeue=requeue),
         ],
     )
+
+
+def _address(request: JobRequest) -> str:
+    """Return the lines that say where rank 0 is: `numapin run` on a single node needs none."""
+    if request.nodes > 1:
+        return f"{_FIRST}\n{_PORT}"
+    return f"MASTER_ADDR=127.0.0.1\n{_PORT}" if request.form is Form.TASK else ""
 
 
 def _directives(request: JobRequest) -> list[str]:
