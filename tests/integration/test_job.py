@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.integration.launching import call, environment, numapin
 from tests.jobs.cases import HOSTILE, write
@@ -247,6 +248,20 @@ def test_pbs_has_a_timer(cluster: Cluster) -> None:
     start = time.monotonic()
     assert cluster.run(["pbs", *_LIMITED, "train.py"]) == 0  # would wait for whoever holds its output
     assert time.monotonic() - start < 20
+
+
+@pytest.mark.parametrize("index", ["0", "1"])
+def test_a_pod_starts_what_was_typed(index: str, cluster: Cluster) -> None:
+    """The container's command and arguments, as Kubernetes hands them over, start numapin on the words as they were."""
+    given = "--nodes 2 --gpus-per-node 4 --cpus-per-task 3 --mem-per-node 8G --container a/b:c --bind exclusive"
+    *_, document = yaml.safe_load_all(write(["kubernetes", *given.split(), *HOSTILE]))
+    (container,) = document["spec"]["template"]["spec"]["containers"]
+    words = [word.replace("$$", "$") for word in (*container["command"], *container["args"])]
+    path = f"{cluster.programs}:{os.environ['PATH']}"
+    own = environment(JOB_COMPLETION_INDEX=index, PATH=path, NOTED=str(cluster.noted))
+    subprocess.run(words, env=own, cwd=cluster.work, check=True)
+    assert cluster.calls("numapin") == [["run", "--bind=exclusive", *HOSTILE]]
+    assert cluster.environment()["PET_RDZV_CONF"] == f"is_host={int(index == '0')}"
 
 
 def test_two_nodes_meet(cluster: Cluster, tmp_path: Path) -> None:
