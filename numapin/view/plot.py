@@ -104,8 +104,7 @@ def _words(figure: Figure) -> Iterator[str]:
     for panel in figure.panels:
         for series in panel.series:
             points = (
-                f"{_name(point.x)}: {_number(point.y)} ({_number(point.low)} to {_number(point.high)})"
-                for point in series.points
+                f"{_name(point.x)}: {_number(point.y)} ({_number(point.low)} to {_number(point.high)})" for point in series.points
             )
             yield f"{panel.title}, {series.name}, {panel.y_label}: {', '.join(points)}."
 
