@@ -25,6 +25,7 @@ _COMMANDS: Final = {
     "top": "Show live what each rank's threads, memory and GPU do.",
     "doctor": "Say what keeps a job from being fast or safe here, and what mends it.",
     "bench": "Measure: copies, allocation, overlap, start-up, DataLoaders.",
+    "job": "Write job scripts: Slurm, MPI, Kubernetes, PBS, LSF.",
     "trace": "Run a script under the profiler: where its steps' time goes, and what to change.",
 }
 

@@ -26,6 +26,7 @@ PURE = (
     *("topology.hwloc", "topology.nccl", "topology.xmlfile"),
     *("bench.model", "bench.transfer", "bench.alloc", "bench.overlap", "bench.launch", "bench.nearest"),
     *(f"doctor.{name}" for name in ("model", "placement", "host", "software", "advice", "examine")),
+    "jobs",
     *("trace.intervals", "trace.records", "trace.reading", "trace.analysis", "trace.findings", "trace.report"),
     *("trace.settings", "trace.timeline"),
 )

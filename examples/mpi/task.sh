@@ -1,0 +1,27 @@
+#!/bin/bash
+
+set -euo pipefail
+
+MASTER_ADDR=$(mpirun -np 1 --hostfile hosts hostname)
+MASTER_PORT=$((10000 + RANDOM % 20000)) # below the ports that Linux gives away by itself
+export MASTER_ADDR MASTER_PORT
+
+forward=()
+for name in $(compgen -e); do
+    case $name in
+        PATH | LD_LIBRARY_PATH | PYTHONPATH | PYTHONHOME | VIRTUAL_ENV | CONDA_PREFIX | HOME | TMPDIR) ;;
+        MASTER_* | CUDA_* | NCCL_* | OMP_* | TORCH* | PYTORCH_* | NUMAPIN_* | HF_* | WANDB_*) ;;
+        *) continue ;;
+    esac
+    forward+=(-x "$name")
+done
+
+# mpirun binds nothing: numapin places each rank within the CPUs that it was given.
+# shellcheck disable=SC2016 # the shell of each task puts these in
+exec mpirun --hostfile hosts -np 16 --map-by ppr:8:node --bind-to none "${forward[@]}" \
+    bash -c '
+    ulimit -S -n 65536 2>/dev/null || ulimit -S -n "$(ulimit -H -n)"
+    export RANK=$OMPI_COMM_WORLD_RANK WORLD_SIZE=$OMPI_COMM_WORLD_SIZE LOCAL_RANK=$OMPI_COMM_WORLD_LOCAL_RANK LOCAL_WORLD_SIZE=$OMPI_COMM_WORLD_LOCAL_SIZE
+    exec "$@"' bash \
+    numapin exec -- \
+    python -u examples/train_ddp.py

@@ -1,0 +1,333 @@
+"""`numapin job`: scripts that start bound ranks below a resource manager. Edge.
+
+Comes in: what the job needs, a machine file, the script and its arguments. Goes out: a job script, on stdout or in a
+file; nothing is submitted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from numapin import cpulist, sizes
+from numapin.cli.options import BINDING, request_from, topology_from
+from numapin.cli.output import warn, write
+from numapin.errors import UsageError
+from numapin.jobs import duration, kubernetes, lsf, mpi, pbs, slurm
+from numapin.jobs.kubernetes import Kind, Pods
+from numapin.jobs.request import Form, JobRequest, Launch
+from numapin.jobs.share import Share, share_of
+from numapin.plan import make_plan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numapin.topology.model import Topology
+
+_MEMORY_PART: Final = 0.9  # of a node's memory; the rest is the system's
+
+
+class _Time(click.ParamType):  # type: ignore[type-arg] # as in cli/options.py
+    name = "TIME"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ANN401
+        """Parse a time; what engines read differently is none."""
+        try:
+            return duration.parse(value)
+        except ValueError as error:
+            self.fail(f"{error}; write 4:00:00, 1-12:00:00, 4h or 90m", param, ctx)
+
+
+class _Size(click.ParamType):  # type: ignore[type-arg]
+    name = "SIZE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ANN401
+        """Parse a size."""
+        try:
+            return sizes.parse(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+_SHAPE: Final = (
+    click.Option(["--nodes"], type=int, default=1, metavar="N", help="Machines; default: 1."),
+    click.Option(["--gpus-per-node"], type=int, metavar="N", help="GPUs of each; default: those of --machine."),
+    click.Option(["--ranks-per-node"], type=int, default=0, metavar="N", help="Ranks on each; default: one per GPU."),
+    click.Option(
+        ["--cpus-per-task"],
+        type=int,
+        metavar="N",
+        help="CPUs of each task that the manager starts: a node's launcher, or a rank with --form task. Default: the "
+        "share of --machine that goes with its GPUs.",
+    ),
+    click.Option(
+        ["--machine"],
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="A machine file of the cluster's nodes (topo --save), for CPUs and memory; the plan for it is tried.",
+    ),
+    click.Option(["--job-name"], default="", metavar="NAME", help="Default: the script's name."),
+)
+_PROGRAM: Final = (
+    click.Option(["-m", "--module"], is_flag=True, help="The script is a Python module."),
+    click.Option(["--no-python"], is_flag=True, help="The script is a program."),
+    click.Option(["--dataloader"], type=click.Choice(["torch", "numapin"]), default="torch", help="As in numapin run."),
+    click.Option(
+        ["--output"], type=click.Path(path_type=Path), metavar="FILE", help="Write the script here, not to stdout."
+    ),
+)
+_FORM: Final = click.Option(
+    ["--form"],
+    type=click.Choice([form.value for form in Form]),
+    default=Form.NODE.value,
+    help="node: numapin run once a node (default); task: numapin exec once a rank.",
+)
+_SETUP: Final = click.Option(
+    ["--setup"],
+    multiple=True,
+    metavar="LINE",
+    help="A shell line to run first, such as 'module load cuda'; repeatable.",
+)
+_IMAGE: Final = click.Option(["--container"], metavar="IMAGE", help="Run in this image, which must hold numapin.")
+_HOSTFILE: Final = click.Option(["--hostfile"], metavar="FILE", help="mpirun's file of hosts.")
+_TIME: Final = click.Option(["--time"], type=_Time(), help="Time limit: 4:00:00, 1-12:00:00, 4h, 90m.")
+_QUEUE: Final = click.Option(["--partition", "--queue", "queue"], metavar="NAME", help="Partition or queue.")
+_ACCOUNT: Final = click.Option(["--account"], metavar="NAME", help="Account or project that is charged.")
+_REQUEUE: Final = click.Option(
+    ["--requeue"], is_flag=True, help="Start the job again after a preemption or a lost node."
+)
+_SIGNAL: Final = click.Option(
+    ["--signal"],
+    type=int,
+    metavar="SECONDS",
+    help="So long before the time limit every rank gets SIGUSR1 (Kubernetes: SIGTERM), to save and end. With --requeue "
+    "the job then goes on in another turn, where its manager can do that.",
+)
+_MEMORY: Final = click.Option(["--mem-per-node"], type=_Size(), help="Memory of each node, such as 500G.")
+_KIND: Final = click.Option(
+    ["--form", "kind"],
+    type=click.Choice([kind.value for kind in Kind]),
+    default=Kind.JOB.value,
+    help="job: an Indexed Job and its Service (default); pytorchjob: for Kubeflow's training operator.",
+)
+_SYS_NICE: Final = click.Option(
+    ["--sys-nice/--no-sys-nice"], default=True, help="Whether pods may set memory policies (capability SYS_NICE)."
+)
+_QUEUED: Final = (_TIME, _SIGNAL, _REQUEUE, _QUEUE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Engine:
+    """A resource manager: what it is called, how its script is submitted, its options, and what writes the script.
+
+    `spare_cores` are left to the system on each NUMA node where the machine file says how many there are;
+    `memory_by_number` says that a whole node's memory cannot be asked for as such; `saved` is what to say of a job that
+    saves before its end and cannot be put back into the queue.
+    """
+
+    about: str
+    submit: str
+    options: tuple[click.Option, ...]
+    build: Callable[[JobRequest, dict[str, Any]], str]
+    example: str
+    spare_cores: int = 0
+    memory_by_number: bool = False
+    saved: str = ""
+
+
+_ENGINES: Final = {
+    "slurm": _Engine(
+        about="Slurm",
+        submit="sbatch FILE",
+        options=(_FORM, *_QUEUED, _ACCOUNT, _MEMORY, _IMAGE, _SETUP),
+        build=lambda request, _: slurm.build(request),
+        example="--nodes 4 --gpus-per-node 8 --time 24:00:00 --partition gpu --requeue --signal 300",
+    ),
+    "mpi": _Engine(
+        about="OpenMPI's mpirun",
+        submit="bash FILE",
+        options=(_FORM, _HOSTFILE, _IMAGE, _SETUP),
+        build=lambda request, _: mpi.build(request),
+        example="--form task --nodes 2 --gpus-per-node 8 --hostfile hosts",
+    ),
+    "kubernetes": _Engine(
+        about="Kubernetes",
+        submit="kubectl apply -f FILE",
+        options=(_KIND, *_QUEUED, _MEMORY, _IMAGE, _SYS_NICE),
+        build=lambda request, values: kubernetes.build(
+            request, Pods(kind=Kind(values["kind"]), sys_nice=values["sys_nice"])
+        ),
+        example="--nodes 2 --machine dgx.json --container registry/image:tag --dataloader numapin",
+        memory_by_number=True,
+        spare_cores=1,  # the static CPU manager demands CPUs that are nobody's
+    ),
+    "pbs": _Engine(
+        about="PBS",
+        submit="qsub FILE",
+        options=(_FORM, *_QUEUED, _ACCOUNT, _MEMORY, _IMAGE, _SETUP),
+        build=lambda request, _: pbs.build(request),
+        example="--nodes 2 --gpus-per-node 4 --cpus-per-task 64 --time 12h --queue gpu",
+        memory_by_number=True,
+        saved="a PBS job cannot put itself back into the queue after --signal: submit it again",
+    ),
+    "lsf": _Engine(
+        about="LSF",
+        submit="bsub < FILE",
+        options=(_FORM, *_QUEUED, _ACCOUNT, _IMAGE, _SETUP),
+        build=lambda request, _: lsf.build(request),
+        example="--nodes 2 --gpus-per-node 6 --time 12h --queue gpu",
+    ),
+}
+
+
+class _Engines(click.Group):
+    """The engines, and what is said of one that there is not."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the engine."""
+        if args and args[0] not in self.commands and not args[0].startswith("-"):
+            raise UsageError(f"there is no engine {args[0]!r}", f"choose one of: {', '.join(_ENGINES)}")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=_Engines)
+def job() -> None:
+    """Write a job script that starts bound ranks under a resource manager. Submits nothing.
+
+    \b
+    Examples:
+      numapin job slurm --nodes 4 --gpus-per-node 8 --time 24h train.py --lr 0.1 > job.sh; sbatch job.sh
+      numapin job slurm --form task --machine dgx.json train.py     one task per GPU
+      numapin job mpi --nodes 2 --gpus-per-node 8 --hostfile hosts train.py
+      numapin job kubernetes --nodes 2 --machine dgx.json --container registry/image:tag train.py
+    """  # noqa: D301 - \b is click's mark for a paragraph that is kept as it is
+
+
+def _command(name: str, engine: _Engine) -> click.Command:
+    """Return an engine's command."""
+
+    def write_script(**values: Any) -> None:  # noqa: ANN401 - click passes options by name
+        text = engine.build(_request(engine, values), values)
+        if values.get("signal") and values.get("requeue") and engine.saved:
+            warn([engine.saved])
+        if values["output"] is None:
+            click.echo(text, nl=False)
+        else:
+            write(text, values["output"], option="--output")
+
+    return click.Command(
+        name,
+        callback=write_script,
+        params=[
+            *_SHAPE,
+            *engine.options,
+            *_PROGRAM,
+            *BINDING,
+            click.Argument(["command"], nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]..."),
+        ],
+        help=f"Write a script for {engine.about}; the binding options go to numapin run or exec.\n\n\b\nExample:\n"
+        f"  numapin job {name} {engine.example} \\\n      --output FILE train.py --lr 0.1\n  {engine.submit}",
+        short_help=f"For {engine.about}: {engine.submit}",
+        context_settings={"allow_interspersed_args": False},
+    )
+
+
+def _request(engine: _Engine, values: dict[str, Any]) -> JobRequest:
+    """Put together what the options and the machine file say. Raises UsageError, and what a plan raises."""
+    form = Form(values.get("form") or Form.NODE)
+    request_from(values, num_ranks=None)  # for what is wrong with the binding options alone
+    topology = _machine(values)
+    gpus = _gpus(values["gpus_per_node"], topology)
+    request = JobRequest(
+        command=values["command"],
+        launch=_launch(values),
+        form=form,
+        name=values["job_name"],
+        nodes=values["nodes"],
+        gpus_per_node=gpus,
+        ranks_per_node=values["ranks_per_node"],
+        cpus_per_task=values["cpus_per_task"],
+        memory_bytes=values.get("mem_per_node"),
+        whole_nodes=topology is None and values["cpus_per_task"] is None,
+        smt=values["smt"],
+        time_s=values.get("time"),
+        signal_s=values.get("signal"),
+        requeue=values.get("requeue", False),
+        queue=values.get("queue"),
+        account=values.get("account"),
+        container=values.get("container"),
+        hostfile=values.get("hostfile"),
+        options=tuple(_typed(values)),
+        dataloader=values["dataloader"] == "numapin",
+        setup=values.get("setup", ()),
+    )
+    return request if topology is None else _sized(request, topology, engine, values)
+
+
+def _sized(request: JobRequest, topology: Topology, engine: _Engine, values: dict[str, Any]) -> JobRequest:
+    """Take from the machine what was not given, and try the plan for it: better refused here than in the queue."""
+    plan = make_plan(topology, request_from(values, num_ranks=request.ranks))
+    if values["strict"]:
+        plan.require_exact()
+    share = share_of(topology, gpus=request.gpus_per_node, smt=request.smt, spare_cores_per_node=engine.spare_cores)
+    if share.is_whole:
+        warn(plan.warnings)
+    all_of_it = share.is_whole and not engine.memory_by_number
+    return replace(
+        request,
+        cpus_per_task=request.cpus_per_task or share.cpus_of(request.tasks_per_node),
+        memory_bytes=request.memory_bytes or (None if all_of_it else _memory_of(share)),
+        whole_nodes=share.is_whole and values["cpus_per_task"] is None,
+    )
+
+
+def _memory_of(share: Share) -> int | None:
+    return None if share.memory_bytes is None else int(share.memory_bytes * _MEMORY_PART)
+
+
+def _machine(values: dict[str, Any]) -> Topology | None:
+    path = values["machine"]
+    return None if path is None else topology_from(gpu_nodes=values["gpu_nodes"], machine=path)
+
+
+def _gpus(given: int | None, topology: Topology | None) -> int:
+    """Return the number of GPUs a node. Raises UsageError where nothing tells."""
+    if given is not None:
+        return given
+    if topology is None:
+        raise UsageError(
+            "how many GPUs has a node?", "say so with --gpus-per-node N (0 for none), or --machine FILE (topo --save)"
+        )
+    return len(topology.gpus)
+
+
+def _launch(values: dict[str, Any]) -> Launch:
+    if values["module"] and values["no_python"]:
+        raise UsageError("--module with --no-python: a program is no module", "choose one")
+    return Launch.MODULE if values["module"] else Launch.PROGRAM if values["no_python"] else Launch.SCRIPT
+
+
+def _typed(values: dict[str, Any]) -> Iterator[str]:
+    """Return the binding options as numapin run and exec take them; what was not given is left to them."""
+    memory = values["memory"]
+    nodes = memory and memory.nodes is not None and f"={cpulist.render(memory.nodes)}"
+    given = {
+        "bind": values["bind"],
+        "memory": memory and f"{memory.policy}{nodes or ''}",
+        "cpus-per-rank": values["cpus_per_rank"],
+        "reserve-cpus": values["reserve_cpus"] and cpulist.render(values["reserve_cpus"]),
+        "gpus": values["gpus"],
+        "gpu-nodes": values["gpu_nodes"] and ",".join(f"{gpu}={node}" for gpu, node in values["gpu_nodes"]),
+    }
+    yield from (f"--{name}={value}" for name, value in given.items() if value)
+    yield from (["--no-smt"] if not values["smt"] else [])
+    yield from (["--strict"] if values["strict"] else [])
+
+
+for _name, _engine in _ENGINES.items():
+    job.add_command(_command(_name, _engine))

@@ -1,0 +1,345 @@
+"""`numapin job`: the scripts run by bash, with stand-ins for the manager's programs; the command's help and errors.
+
+The stand-ins are real programs on PATH: they write down what they were called with and become what they would start.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.integration.launching import call, environment, numapin
+from tests.jobs.cases import HOSTILE, write
+
+# Becomes the rest of its command line, as one task; options of one dash or two with a value of their own are named.
+_STARTER = """
+import json, os, sys
+name, words = os.path.basename(sys.argv[0]), sys.argv[1:]
+with open(os.path.join(os.environ["NOTED"], name), "a") as file:
+    print(json.dumps(words), file=file)
+takes = {"-np", "--map-by", "--bind-to", "-x", "--hostfile"}
+while words[0].startswith("-"):
+    words = words[2 if words[0] in takes else 1 :]
+ours = {"srun": {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_NODEID": "1",
+                 "SLURMD_NODENAME": "second"},
+        "mpirun": {"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+                   "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}}.get(name, {})
+os.environ.update(ours)
+os.execvp(words[0], words)
+"""
+_NOTER = """
+import json, os, signal, sys, time
+name = os.path.basename(sys.argv[0])
+with open(os.path.join(os.environ["NOTED"], name), "a") as file:
+    print(json.dumps(sys.argv[1:]), file=file)
+with open(os.path.join(os.environ["NOTED"], name + ".env"), "w") as file:
+    json.dump(dict(os.environ), file)
+if name in ("hostname", "scontrol"):
+    print("first\\nsecond" if "hostnames" in sys.argv else "first")
+if name == "numapin" and "WAIT" in os.environ:
+    heard = []
+    for number in (signal.SIGUSR1, signal.SIGTERM):
+        signal.signal(number, lambda number, frame: heard.append(number))
+    open(os.path.join(os.environ["NOTED"], "ready"), "w").close()
+    while not heard:
+        time.sleep(0.01)
+    time.sleep(0.3)  # to save
+    with open(os.path.join(os.environ["NOTED"], "heard"), "w") as file:
+        file.write(signal.Signals(heard[0]).name)
+    sys.exit(int(os.environ["WAIT"]))
+"""
+_STAND_INS = {
+    **dict.fromkeys(("srun", "mpirun"), _STARTER),
+    **dict.fromkeys(("numapin", "scontrol", "hostname", "apptainer"), _NOTER),
+}
+_MANAGER = {
+    "SLURM_JOB_NODELIST": "n[1-2]",
+    "SLURM_JOB_ID": "54321",
+    "PBS_NODEFILE": "/the/nodes of it",
+    "LSB_DJOB_HOSTFILE": "/the/hosts",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """A folder of stand-ins and what they wrote down."""
+
+    programs: Path
+    noted: Path
+    work: Path
+
+    def start(self, arguments: list[str], **changes: str) -> subprocess.Popen[str]:
+        """Start the script that `numapin job` writes, by bash."""
+        script = self.work.parent / "job.sh"
+        script.write_text(write(arguments))
+        path = f"{self.programs}:{os.environ['PATH']}"
+        own = _MANAGER | {"PBS_O_WORKDIR": str(self.work), "NOTED": str(self.noted), "PATH": path} | changes
+        return subprocess.Popen(
+            ["bash", str(script)],
+            env=environment(**own),
+            cwd=self.work,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, arguments: list[str], **changes: str) -> int:
+        """Run it to its end, which has nothing to complain of."""
+        with self.start(arguments, **changes) as script:
+            _, complaints = script.communicate(timeout=60)
+        assert complaints == ""
+        return script.returncode
+
+    def calls(self, program: str) -> list[list[str]]:
+        """Return the arguments of each call of a program."""
+        path = self.noted / program
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def environment(self, program: str = "numapin") -> dict[str, str]:
+        """Return the environment of a program's last call."""
+        given: dict[str, str] = json.loads((self.noted / f"{program}.env").read_text())
+        return given
+
+    def wait_for(self, name: str) -> None:
+        """Wait until a stand-in left a file."""
+        end = time.monotonic() + 30
+        while not (self.noted / name).exists():
+            assert time.monotonic() < end, name
+            time.sleep(0.01)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cluster:
+    """Give stand-ins for the programs of a cluster, in a folder whose name has to be quoted."""
+    folders = {name: tmp_path / f"it's {name}" for name in ("programs", "noted", "work")}
+    for folder in folders.values():
+        folder.mkdir()
+    for name, text in _STAND_INS.items():
+        program = folders["programs"] / name
+        program.write_text(f"#!{sys.executable} -IS\n{text}")
+        program.chmod(0o755)
+    return Cluster(**folders)
+
+
+_SHAPE = ["--nodes=2", "--gpus-per-node=4", "--cpus-per-task=3", "--bind=exclusive", "--gpu-nodes=0=1,1=1"]
+_RUN = [
+    *("run", "--nnodes=2", "--nproc-per-node=4", "--rdzv-backend=c10d", "--rdzv-endpoint=first:{port}"),
+    *("--rdzv-id={port}", "--bind=exclusive", "--gpu-nodes=0=1,1=1", *HOSTILE),
+]
+_EXEC = ["exec", "--bind=exclusive", "--gpu-nodes=0=1,1=1", "--", "python", "-u", *HOSTILE]
+
+
+@pytest.mark.parametrize("engine", ["slurm", "mpi", "pbs", "lsf"])
+@pytest.mark.parametrize("form", ["node", "task"])
+def test_every_word_arrives_as_it_was_typed(engine: str, form: str, cluster: Cluster) -> None:
+    """Quotes, newlines, dollars, backticks, dashes and nothing at all come through the script and its two shells."""
+    assert cluster.run([engine, "--form", form, *_SHAPE, *HOSTILE]) == 0
+    (words,) = cluster.calls("numapin")
+    given = cluster.environment()
+    assert words == [word.replace("{port}", given["MASTER_PORT"]) for word in (_RUN if form == "node" else _EXEC)]
+    assert given["MASTER_ADDR"] == "first"
+    assert 10000 <= int(given["MASTER_PORT"]) < 32768
+    assert list(cluster.work.iterdir()) == []  # nothing in the words was run
+
+
+@pytest.mark.parametrize("engine", ["slurm", "mpi", "pbs", "lsf"])
+def test_ranks_know_their_place(engine: str, cluster: Cluster) -> None:
+    """A task a rank has what env:// asks for; a task a node says whether it is the one that answers."""
+    cluster.run([engine, "--form", "task", *_SHAPE, "train.py"])
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    assert [cluster.environment()[name] for name in names] == ["5", "8", "1", "4"]
+    cluster.run([engine, "--form", "node", *_SHAPE, "train.py"])
+    assert cluster.environment()["PET_RDZV_CONF"] == "is_host=0"
+    assert cluster.environment()["PET_LOCAL_ADDR"] == ("second" if engine == "slurm" else "first")
+
+
+@pytest.mark.parametrize(
+    ("engine", "starter", "options"),
+    [
+        ("slurm", "srun", ["--cpu-bind=none", "--mem-bind=none", "--gpu-bind=none", "--cpus-per-task=3"]),
+        ("mpi", "mpirun", ["--bind-to", "none", "--map-by", "ppr:4:node", "-np", "8"]),
+        ("pbs", "mpirun", ["--hostfile", "/the/nodes of it", "--bind-to", "none"]),
+        ("lsf", "mpirun", ["--hostfile", "/the/hosts", "--bind-to", "none"]),
+    ],
+)
+def test_the_manager_binds_nothing(engine: str, starter: str, options: list[str], cluster: Cluster) -> None:
+    """What starts the tasks is told to leave CPUs and memory alone, on the hosts that the manager gave."""
+    cluster.run([engine, "--form", "task", *_SHAPE, "train.py"])
+    words = cluster.calls(starter)[-1]
+    assert set(options) <= set(words[: words.index("bash")])
+
+
+def test_mpirun_passes_on_what_a_rank_needs(cluster: Cluster) -> None:
+    """Variables of NCCL, CUDA and numapin reach other hosts, also with spaces in them; the shell's own do not."""
+    cluster.run(["mpi", *_SHAPE, "train.py"], NCCL_DEBUG="a b", PS9="x", NUMAPIN_RUN_DIR="/a b")
+    words = cluster.calls("mpirun")[-1]
+    passed = {words[at + 1] for at, word in enumerate(words) if word == "-x"}
+    assert passed >= {"NCCL_DEBUG", "NUMAPIN_RUN_DIR", "MASTER_ADDR", "MASTER_PORT", "PATH"}
+    assert not passed & {"PS9", "PWD", "NOTED"}
+
+
+def test_open_files_are_as_many_as_may_be(cluster: Cluster) -> None:
+    """The soft limit of 1024 open files, which eight ranks' workers exceed, is raised in each task."""
+    program = cluster.programs / "numapin"
+    program.write_text('#!/bin/sh\nulimit -S -n > "$NOTED/limit"\n')
+    assert cluster.run(["slurm", *_SHAPE, "train.py"]) == 0
+    assert int((cluster.noted / "limit").read_text()) >= 4096
+
+
+@pytest.mark.parametrize("engine", ["slurm", "mpi"])
+def test_images_of_apptainer(engine: str, cluster: Cluster) -> None:
+    """A .sif file is run by Apptainer, with the GPUs, around numapin."""
+    cluster.run([engine, *_SHAPE, "--container", "images/a.sif", *HOSTILE])
+    (words,) = cluster.calls("apptainer")
+    assert words[:5] == ["exec", "--nv", "images/a.sif", "numapin", "run"]
+    assert words[-len(HOSTILE) :] == list(HOSTILE)
+
+
+_LIMITED = [*_SHAPE, "--time", "1h", "--signal", "60"]
+
+
+@pytest.mark.parametrize("engine", ["slurm", "lsf"])
+@pytest.mark.parametrize("status", [0, 3])
+def test_a_job_that_saved_goes_back_into_the_queue(engine: str, status: int, cluster: Cluster) -> None:
+    """SIGUSR1 reaches the run; one that then ends well is put back, one that fails is not, and keeps its status."""
+    with cluster.start([engine, *_LIMITED, "--requeue", "train.py"], WAIT=str(status)) as script:
+        cluster.wait_for("ready")
+        script.send_signal(signal.SIGUSR1)
+        _, complaints = script.communicate(timeout=60)
+    assert (cluster.noted / "heard").read_text() == "SIGUSR1"
+    requeued = ["requeue", "54321"] in cluster.calls("scontrol")
+    assert requeued == (engine == "slurm" and status == 0)
+    assert script.returncode == (85 if engine == "lsf" and status == 0 else status), complaints
+
+
+@pytest.mark.parametrize("engine", ["slurm", "lsf"])
+def test_a_job_that_was_told_nothing_is_done(engine: str, cluster: Cluster) -> None:
+    """What ends well before its time is not started again."""
+    assert cluster.run([engine, *_LIMITED, "--requeue", "train.py"]) == 0
+    assert [words for words in cluster.calls("scontrol") if "requeue" in words] == []
+
+
+@pytest.mark.parametrize("options", [_LIMITED, _SHAPE])
+def test_an_end_that_was_asked_for_reaches_the_run(options: list[str], cluster: Cluster) -> None:
+    """SIGTERM to the script is SIGTERM to the run, and the script ends when the run has ended."""
+    with cluster.start(["slurm", *options, "train.py"], WAIT="7") as script:
+        cluster.wait_for("ready")
+        script.send_signal(signal.SIGTERM)
+        script.communicate(timeout=60)
+    assert (cluster.noted / "heard").read_text() == "SIGTERM"
+    assert script.returncode == 7
+
+
+def test_pbs_has_a_timer(cluster: Cluster) -> None:
+    """PBS sends nothing before the end: the script itself does, so long after its start, and leaves no timer behind."""
+    start = time.monotonic()
+    assert cluster.run(["pbs", *_SHAPE, "--time", "3s", "--signal", "2", "train.py"], WAIT="4") == 4
+    assert 1 <= time.monotonic() - start < 20
+    assert (cluster.noted / "heard").read_text() == "SIGUSR1"
+    start = time.monotonic()
+    assert cluster.run(["pbs", *_LIMITED, "train.py"]) == 0  # would wait for whoever holds its output
+    assert time.monotonic() - start < 20
+
+
+@pytest.mark.parametrize("index", ["0", "1"])
+def test_a_pod_starts_what_was_typed(index: str, cluster: Cluster) -> None:
+    """The container's command and arguments, as Kubernetes hands them over, start numapin on the words as they were."""
+    given = "--nodes 2 --gpus-per-node 4 --cpus-per-task 3 --mem-per-node 8G --container a/b:c --bind exclusive"
+    *_, document = yaml.safe_load_all(write(["kubernetes", *given.split(), *HOSTILE]))
+    (container,) = document["spec"]["template"]["spec"]["containers"]
+    words = [word.replace("$$", "$") for word in (*container["command"], *container["args"])]
+    path = f"{cluster.programs}:{os.environ['PATH']}"
+    own = environment(JOB_COMPLETION_INDEX=index, PATH=path, NOTED=str(cluster.noted))
+    subprocess.run(words, env=own, cwd=cluster.work, check=True)
+    assert cluster.calls("numapin") == [["run", "--bind=exclusive", *HOSTILE]]
+    assert cluster.environment()["PET_RDZV_CONF"] == f"is_host={int(index == '0')}"
+
+
+def test_two_nodes_meet(cluster: Cluster, tmp_path: Path) -> None:
+    """The Slurm script's two tasks, both on this host, meet over c10d and give every rank its place."""
+    starter = """
+import os, subprocess, sys
+words = sys.argv[1:]
+while words[0].startswith("-"):
+    words = words[1:]
+tasks = [subprocess.Popen(words, env={**os.environ, "SLURM_NODEID": str(node), "SLURMD_NODENAME": "127.0.0.1"})
+         for node in (1, 0)]
+sys.exit(max(task.wait() for task in tasks))
+"""
+    (cluster.programs / "srun").write_text(f"#!{sys.executable} -IS\n{starter}")
+    (cluster.programs / "scontrol").write_text("#!/bin/sh\necho 127.0.0.1\n")
+    root = Path(__file__).resolve().parents[2]
+    start = f"import sys; sys.path.insert(0, {str(root)!r}); from numapin.cli.main import main; main()"
+    (cluster.programs / "numapin").write_text(f"#!{sys.executable}\n{start}\n")
+    train = tmp_path / "train.py"
+    train.write_text(
+        "import json, os\nprint(json.dumps({k: os.environ[k] for k in ('RANK', 'WORLD_SIZE', 'MASTER_ADDR')}))\n"
+    )
+    given = ["--nodes", "2", "--gpus-per-node", "0", "--ranks-per-node", "1"]
+    with cluster.start(["slurm", *given, str(train)], SLURM_JOB_ID=str(os.getpid())) as script:
+        out, complaints = script.communicate(timeout=120)
+    assert script.returncode == 0, complaints
+    ranks = sorted((json.loads(line) for line in out.splitlines() if line.startswith("{")), key=lambda r: r["RANK"])
+    assert ranks == [{"RANK": str(n), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"} for n in range(2)]
+
+
+class TestCommand:
+    """`numapin job` as it is typed."""
+
+    def test_help_has_examples(self) -> None:
+        """The help of the command and of each engine shows how it is used, and how its script is submitted."""
+        assert "numapin job slurm --nodes 4" in numapin("job", "--help").out
+        for engine, submit in (("slurm", "sbatch FILE"), ("kubernetes", "kubectl apply -f FILE"), ("lsf", "bsub <")):
+            assert submit in numapin("job", engine, "--help").out
+
+    def test_without_torch(self) -> None:
+        """Neither a script nor its help needs torch."""
+        for words in (["job", "--help"], ["job", "slurm", "--gpus-per-node", "1", "train.py"]):
+            code = f"import sys; from numapin.cli.main import numapin; numapin({words!r}, standalone_mode=False)"
+            done = call(sys.executable, "-c", f"{code}; sys.exit('torch' in sys.modules)")
+            assert done.status == 0, done.err
+
+    @pytest.mark.parametrize(
+        ("line", "status", "message"),
+        [
+            ("sge train.py", 2, "choose one of: slurm, mpi, kubernetes, pbs, lsf"),
+            ("slurm --gpus-per-node 1 --nodes 0 train.py", 2, "--nodes is 0"),
+            ("slurm --gpus-per-node 1 --time soon train.py", 2, "'soon' is no time"),
+            ("slurm --machine /no/such train.py", 3, "/no/such"),
+            ("slurm --gpus-per-node 1 --output /no/such/job train.py", 1, "--output"),
+        ],
+    )
+    def test_errors_have_a_status_and_a_message(self, line: str, status: int, message: str) -> None:
+        """Usage is 2, a machine file 3; the message is on stderr, stdout stays empty."""
+        done = numapin("job", *line.split())
+        assert (done.status, done.out) == (status, "")
+        assert message in done.err
+
+    def test_words_that_are_no_text_are_refused(self) -> None:
+        """A file name that is not UTF-8 cannot be held by a script that is."""
+        done = subprocess.run(
+            [sys.executable, "-m", "numapin.cli.main", "job", "slurm", "--gpus-per-node", "1", b"\xff.py"],
+            capture_output=True,
+            env=environment(),
+            check=False,
+        )
+        assert (done.returncode, done.stdout) == (2, b"")
+        assert b"is not text" in done.stderr
+
+    @pytest.mark.parametrize(
+        ("words", "found"), [("numapin job ", "slurm"), ("numapin job slurm --for", "--form"), ("numapin jo", "job")]
+    )
+    def test_completion(self, words: str, found: str) -> None:
+        """Engines and options are completed by the shell."""
+        parts = words.split(" ")
+        done = numapin(_NUMAPIN_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD=str(len(parts) - 1))
+        assert found in done.out

@@ -1,0 +1,91 @@
+"""Job scripts that are held against recorded ones: a command line each. `{dgx}` is a machine file of a DGX A100."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from click.testing import CliRunner
+
+from numapin.cli.job import job
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+HERE = Path(__file__).resolve().parent
+_MACHINES = HERE.parent / "machines" / "golden"
+
+HOSTILE_SCRIPT = "a b'c\"$(x)\n.py"
+HOSTILE_ARGUMENTS = (
+    "two\nlines",
+    "$(touch gone)",
+    "`id`",
+    "",
+    " ",
+    "--",
+    "-x",
+    "ünï 🜁",
+    "\\",
+    "a'b",
+    'a"b',
+    "$HOME",
+    "!1",
+)
+HOSTILE = (HOSTILE_SCRIPT, *HOSTILE_ARGUMENTS)
+
+_QUEUED = "--time 1-12:00:00 --signal 300 --requeue --partition gpu"
+
+CASES: dict[str, str] = {
+    "slurm-one-node": "slurm --gpus-per-node 4 train.py --lr 0.1",
+    "slurm-node": f"slurm --nodes 4 --machine {{dgx}} {_QUEUED} --account physics --bind socket --memory bind=0,2"
+    " --dataloader numapin --job-name train-7b train.py --lr 0.1",
+    "slurm-task": "slurm --form task --nodes 2 --gpus-per-node 8 --cpus-per-task 16 --mem-per-node 500G --no-smt"
+    " --strict --time 90m --setup module\\ load\\ cuda -m package.train",
+    "slurm-pyxis": "slurm --form task --nodes 2 --gpus-per-node 8 --container nvcr.io#nvidia/pytorch:25.01-py3"
+    " train.py",
+    "slurm-apptainer": "slurm --nodes 2 --gpus-per-node 8 --container images/torch.sif --no-python ./train.sh",
+    "slurm-share": "slurm --nodes 2 --gpus-per-node 2 --machine {dgx} train.py",
+    "mpi-node": "mpi --nodes 2 --gpus-per-node 8 --hostfile my\\ hosts --bind exclusive --cpus-per-rank 4"
+    " train.py --lr 0.1",
+    "mpi-task": "mpi --form task --gpus-per-node 8 --container registry/image:tag --setup module\\ load\\ openmpi"
+    " train.py",
+    "kubernetes-one-node": "kubernetes --gpus-per-node 2 --cpus-per-task 16 --mem-per-node 64G --container a/b:c"
+    " train.py",
+    "kubernetes-job": f"kubernetes --nodes 2 --machine {{dgx}} {_QUEUED} --container registry/image:tag"
+    " --dataloader numapin --bind socket train.py --lr 0.1",
+    "kubernetes-pytorchjob": f"kubernetes --form pytorchjob --nodes 3 --machine {{dgx}} {_QUEUED} --no-sys-nice"
+    " --container registry/image:tag train.py --lr 0.1",
+    "pbs-node": f"pbs --nodes 2 --machine {{dgx}} {_QUEUED} --account physics train.py --lr 0.1",
+    "pbs-task": "pbs --form task --nodes 2 --gpus-per-node 4 --cpus-per-task 8 --time 12h --mem-per-node 100G train.py",
+    "lsf-node": f"lsf --nodes 2 --gpus-per-node 6 {_QUEUED} --account physics train.py --lr 0.1",
+    "lsf-task": "lsf --form task --nodes 2 --gpus-per-node 6 --cpus-per-task 7 --no-smt train.py --lr 0.1",
+}
+
+
+def dgx(folder: Path) -> Path:
+    """Write the machine file of a DGX A100: GPU pairs on nodes 3, 1, 7 and 5 of 8."""
+    golden = json.loads((_MACHINES / "2pkg-8node-smt2-8gpu-pairs.json").read_text())
+    path = folder / "dgx.json"
+    path.write_text(json.dumps(golden["topology"]))
+    return path
+
+
+def write(arguments: Sequence[str]) -> str:
+    """Return what `numapin job` prints, in this process. Raises what it raises."""
+    done = CliRunner().invoke(job, list(arguments), standalone_mode=False)
+    if done.exception is not None:
+        raise done.exception
+    return done.stdout
+
+
+def refusal(arguments: Sequence[str]) -> str:
+    """Return what `numapin job` says is wrong, with its hint."""
+    try:
+        write(arguments)
+    except click.ClickException as error:
+        return error.format_message()
+    except Exception as error:  # noqa: BLE001 - the test looks at the text, and which class gives it is tested below
+        return f"{type(error).__name__}: {error}"
+    return ""

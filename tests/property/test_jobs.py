@@ -1,0 +1,100 @@
+"""Times, names, words and YAML of job scripts, whatever they are."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from numapin.errors import UsageError
+from numapin.jobs import duration, kubernetes
+from numapin.jobs.request import JobRequest, name_of
+from numapin.jobs.shell import quote
+from numapin.jobs.yaml import document
+
+SECONDS = st.integers(1, 400 * 24 * 3600)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+VALUES = st.recursive(
+    st.one_of(st.booleans(), st.integers(), TEXT),
+    lambda inner: st.one_of(
+        st.dictionaries(TEXT, inner, max_size=4),
+        st.lists(st.one_of(TEXT, st.integers(), st.dictionaries(TEXT, inner, min_size=1, max_size=4)), max_size=4),
+    ),
+    max_leaves=20,
+)
+
+
+@given(SECONDS)
+def test_times_are_read_as_they_are_written(time_s: int) -> None:
+    """What an engine is given is the time that was meant, to the second, or to the minute begun."""
+    assert duration.parse(duration.with_days(time_s)) == time_s
+    assert duration.parse(f"{time_s}s") == time_s
+    assert duration.parse(f"{time_s // 3600}h{time_s // 60 % 60}m{time_s % 60}s") == time_s
+    hours, minutes = map(int, duration.hours_and_minutes(time_s).split(":"))
+    assert time_s <= (hours * 60 + minutes) * 60 < time_s + 60
+    hours, minutes, seconds = map(int, duration.clock(time_s).split(":"))
+    assert hours * 3600 + minutes * 60 + seconds == time_s
+
+
+@given(TEXT)
+def test_a_time_is_a_time_or_an_error(text: str) -> None:
+    """No text is taken for a time of zero, and none raises anything but ValueError."""
+    try:
+        time_s = duration.parse(text)
+    except ValueError:
+        time_s = None
+    assert time_s is None or time_s > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "time_s"),
+    [("4:00:00", 14400), ("1-12", 129600), ("1-12:30", 131400), ("2-00:00:01", 172801), ("1d2h", 93600), ("90m", 5400)],
+)
+def test_known_times(text: str, time_s: int) -> None:
+    """A few by hand."""
+    assert duration.parse(text) == time_s
+
+
+@given(TEXT.filter(lambda text: text != ""))
+def test_names_are_safe_or_refused(text: str) -> None:
+    """A name that is taken is letters, digits and a few marks; what is made of any script's name is taken, too."""
+    try:
+        taken = JobRequest(command=("a",), gpus_per_node=1, name=text).job_name
+    except UsageError as error:
+        assert repr(text) in error.message  # noqa: PT017 - most texts are refused, some are taken
+    else:
+        assert re.fullmatch(r"[A-Za-z0-9._+-]+", taken)
+    made = name_of(text)
+    assert JobRequest(command=("a",), gpus_per_node=1, name=made).job_name == made
+
+
+@given(TEXT.filter(lambda text: text and text[0] != "-" and "\0" not in text))
+def test_every_script_has_a_name_for_kubernetes(text: str) -> None:
+    """The name made of a script's is a DNS label with room for an index."""
+    name = kubernetes.job_name(JobRequest(command=(text,), gpus_per_node=1))
+    assert re.fullmatch(r"[a-z]([a-z0-9-]{0,50}[a-z0-9])?", name)
+
+
+@given(TEXT)
+def test_words_come_back_from_a_shells_reading(word: str) -> None:
+    """One word is one word."""
+    assert shlex.split(quote(word)) == [word]
+
+
+@given(st.dictionaries(TEXT, VALUES, min_size=1, max_size=5))
+def test_yaml_reads_back_as_what_was_written(value: dict[str, object]) -> None:
+    """PyYAML, which reads YAML 1.1, gives the same strings, numbers and booleans back; `no` and 1e3 stay strings."""
+    assert yaml.safe_load(document(value)) == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["no", "Yes", "null", "~", "1e3", "0x1f", "1:30", "2001-01-01", ".inf", "=", "<<", "-", "a: b", "#a", "", " a"],
+)
+def test_strings_that_look_like_something_else_stay_strings(text: str) -> None:
+    """What a YAML reader could take for a number, a date, a truth or nothing is quoted."""
+    assert yaml.safe_load(document({"a": text, text: "b"})) == {"a": text, text: "b"}
