@@ -89,11 +89,11 @@ def job_of_processes(pids: Sequence[int]) -> RunningJob:
 
     1. A process with LOCAL_RANK in its environment is a rank; of one without, its nearest descendants with it are. One
        that has neither is a rank, too.
-    2. Ranks of a run of numapin's have their plan in its run directory.
+    2. Ranks of a run of numapin's have their plan in its run directory; what a rank started stands for it.
     3. LOCAL_RANK numbers the others, or else their order. Their plan is what `numapin plan` gives for as many ranks and
        for the GPUs that CUDA_VISIBLE_DEVICES shows them.
 
-    Raises UsageError for a process that does not exist and MachineError for one of another user.
+    Raises UsageError for a process that does not exist, or that is in no rank of its run, and MachineError for one of another user.
     """
     children = children_of()
     ranks = list(dict.fromkeys(rank for pid in pids for rank in _ranks_below(pid, children)))
@@ -101,7 +101,12 @@ def job_of_processes(pids: Sequence[int]) -> RunningJob:
     folders = {environ.get("NUMAPIN_RUN_DIR", "") for environ in environs}
     if len(folders) == 1 and rundir.is_live(folder := folders.pop()):
         job = read_run(Path(folder))
-        return replace(job, pids={rank: pid for rank, pid in job.pids.items() if pid in ranks})
+        chosen = {
+            rank: pid for rank, pid in job.pids.items() if any(_is_within(named, pid, children) for named in ranks)
+        }
+        if not chosen:
+            raise UsageError(f"pid {','.join(map(str, pids))} belongs to no rank of run {job.name}", _LIST)
+        return replace(job, pids=chosen)
     numbers = _numbers(environs)
     return RunningJob(
         name=f"pid {','.join(map(str, pids))}",
@@ -164,6 +169,11 @@ def _title(folder: Path) -> str:
 
 def _text(path: Path) -> str:
     return rundir.read_text(str(path))
+
+
+def _is_within(pid: int, ancestor: int, children: Mapping[int, list[int]]) -> bool:
+    """Return whether a process is another, or was started by it or what it started."""
+    return pid == ancestor or any(_is_within(pid, child, children) for child in children.get(ancestor, []))
 
 
 def _ranks_below(pid: int, children: Mapping[int, list[int]]) -> list[int]:

@@ -266,6 +266,18 @@ def test_ranks_of_a_run_have_its_plan(environ: dict[str, str]) -> None:
             assert running.job_of_processes([second]).pids == {1: second}
 
 
+def test_what_a_rank_started_stands_for_it(environ: dict[str, str]) -> None:
+    """A worker's process id names its rank; one of a process that is in no rank of its run is an error."""
+    with _run(environ) as folder:
+        inherited = {"LOCAL_RANK": "0", "NUMAPIN_RUN_DIR": folder}
+        with _processes(inherited, inherited) as (rank, worker, stranger):
+            _record(folder, 0, rank)
+            assert running.job_of_processes([worker]).pids == {0: rank}
+            _record(folder, 0, worker)
+            with pytest.raises(UsageError, match=f"pid {stranger} belongs to no rank of run {Path(folder).name}"):
+                running.job_of_processes([stranger])
+
+
 def test_no_such_process() -> None:
     """A process that does not exist is an error with status 2 that names it."""
     with subprocess.Popen(["true"]) as ended:
