@@ -18,7 +18,6 @@ from numapin.errors import NumapinError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, MutableMapping
-    from typing import TextIO
 
 PLAN: Final = "plan.json"
 COMMAND: Final = "command.json"
@@ -80,24 +79,29 @@ def write_json(folder: str, name: str, content: object) -> None:
         os.makedirs(folder, mode=0o700, exist_ok=True)  # $XDG_RUNTIME_DIR goes when the user logs out; the job goes on
     except OSError as error:
         raise _unwritten(os.path.join(folder, name), error, _REMEDY) from None
-    _replace(os.path.join(folder, name), content, _REMEDY)
+    _replace(os.path.join(folder, name), _json(content), _REMEDY)
 
 
 def write_json_to(path: str, content: object, *, remedy: str) -> None:
-    """Write JSON to what the user named: a regular file whole or not at all, through links; a device or pipe as it is.
+    """Write JSON to what the user named, as `write_text_to` does."""
+    write_text_to(path, _json(content), remedy=remedy)
+
+
+def write_text_to(path: str, text: str, *, remedy: str) -> None:
+    """Write to what the user named: a regular file whole or not at all, through links; a device or pipe as it is.
 
     Raises NumapinError that names it.
     """
     if not is_special(path):
-        _replace(os.path.realpath(path), content, remedy)  # the link stays, and what it leads to is replaced
+        _replace(os.path.realpath(path), text, remedy)  # the link stays, and what it leads to is replaced
         return
     try:
         # Without O_NONBLOCK a pipe that nobody reads would hold whoever opens it.
         descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         with open(descriptor, "w", encoding="utf-8") as file:
             os.set_blocking(descriptor, True)
-            _dump(content, file)
-    except OSError as error:
+            file.write(text)
+    except (OSError, ValueError) as error:
         raise _unwritten(path, error, remedy) from None
 
 
@@ -106,28 +110,27 @@ def is_special(path: str) -> bool:
     return os.path.exists(path) and not os.path.isfile(os.path.realpath(path))
 
 
-def _replace(path: str, content: object, remedy: str) -> None:
+def _replace(path: str, text: str, remedy: str) -> None:
     """Write under another name and rename, so that nobody sees half of it; nothing is left of what failed."""
     folder, name = os.path.split(path)
     temporary = os.path.join(folder, f".{name}.{os.getpid()}")
     try:
         with open(temporary, "w", encoding="utf-8") as file:
-            _dump(content, file)
+            file.write(text)
         os.replace(temporary, path)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # text that is none, such as half of a surrogate pair
         raise _unwritten(path, error, remedy) from None
     finally:
         with suppress(OSError):  # after the rename it is not there; what cannot be removed has no better remedy
             os.unlink(temporary)
 
 
-def _dump(content: object, file: TextIO) -> None:
-    json.dump(content, file, indent=1)
-    file.write("\n")
+def _json(content: object) -> str:
+    return json.dumps(content, indent=1) + "\n"
 
 
-def _unwritten(path: str, error: OSError, remedy: str) -> NumapinError:
-    return NumapinError(f"{path} cannot be written: {error.strerror}", remedy)
+def _unwritten(path: str, error: OSError | ValueError, remedy: str) -> NumapinError:
+    return NumapinError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}", remedy)
 
 
 def hand_over_plan(plan: dict[str, object], environ: MutableMapping[str, str]) -> bool:

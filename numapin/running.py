@@ -93,7 +93,7 @@ def job_of_processes(pids: Sequence[int]) -> RunningJob:
     3. LOCAL_RANK numbers the others, or else their order. Their plan is what `numapin plan` gives for as many ranks and
        for the GPUs that CUDA_VISIBLE_DEVICES shows them.
 
-    Raises UsageError for a process that does not exist, or is in no rank of its run, and MachineError for another user's.
+    Raises UsageError for a process that does not exist or is in no rank of its run, MachineError for another user's.
     """
     children = children_of()
     ranks = list(dict.fromkeys(rank for pid in pids for rank in _ranks_below(pid, children)))

@@ -30,7 +30,7 @@ class Sampler:
     """Samples one job; `loads` reads its GPUs."""
 
     def __init__(self, job: RunningJob, loads: Callable[[], Mapping[str, GpuLoad]]) -> None:
-        self._pids, self._loads = job.pids, loads
+        self._pids, self._gone, self._loads = job.pids, job.gone, loads
         self._observed = self._observe()
 
     def sample(self) -> Sample:
@@ -38,13 +38,15 @@ class Sampler:
         if time.monotonic() >= self._next_pages_s:
             self._observed = self._observe()
         processes = {
-            rank.local_rank: {rank.pid, *(process.pid for process in rank.processes)} for rank in self._observed.ranks
+            rank.local_rank: {rank.pid, *(process.pid for process in rank.processes)}
+            for rank in self._observed.ranks
+            if rank.local_rank not in self._gone
         }
         cpus = {pid: thread_cpus(pid) for pids in processes.values() for pid in pids}
         return Sample(
             at_s=time.monotonic(),
-            threads={rank: tuple(one for pid in pids for one in cpus[pid]) for rank, pids in processes.items()},
-            gone=frozenset(rank for rank, pid in self._pids.items() if not cpus[pid]),
+            threads={rank: tuple(one for pid in processes.get(rank, ()) for one in cpus[pid]) for rank in self._pids},
+            gone=self._gone | {rank for rank, pid in self._pids.items() if not cpus.get(pid)},
             memory={rank.local_rank: rank for rank in self._observed.ranks},
             loads=self._loads(),
             swapped=read_swapped(),
@@ -52,13 +54,13 @@ class Sampler:
         )
 
     def _waited(self, rank: int) -> Waited | None:
-        descriptor = self._steps[rank]
+        descriptor = self._steps.get(rank)
         return None if descriptor is None else read_waited(self._pids[rank], descriptor)
 
     def _observe(self) -> Observed:
         began_s = time.process_time()
-        observed = observe(self._pids)
-        self._steps = {rank: find_waited(pid) for rank, pid in self._pids.items()}
+        observed = observe(self._pids, gone=self._gone)
+        self._steps = {rank: find_waited(pid) for rank, pid in self._pids.items() if rank not in self._gone}
         took_s = time.process_time() - began_s
         self._next_pages_s = time.monotonic() + max(_PAGES_EVERY_S, _REST * took_s)
         return observed

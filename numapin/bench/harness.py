@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, cast
 
 from numapin.bench.model import Run, combine
+from numapin.observe import children_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -147,11 +148,15 @@ class _Child:
     def _end_session(self) -> None:
         """Ask all that is left to end, and kill it if it does not; multiprocessing's tracker cleans up in between."""
         deadline = time.monotonic() + _CLEAN_UP_S
+        started = _below(self._process.pid, children_of())  # a launcher's ranks have sessions of their own
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGTERM)
             while _session(self._process.pid) and time.monotonic() < deadline:
                 time.sleep(_CLEAN_UP_S / 100)
             os.killpg(self._process.pid, signal.SIGKILL)
+        for pid in started:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def take(self, spec: Mapping[str, object]) -> None:
         """Give it what to measure."""
@@ -199,6 +204,11 @@ class _Child:
         lines = self._errors.read().decode(errors="replace").split("\n")
         last = next((line for line in reversed(lines) if line.strip()), "nothing on stderr")
         return f"failed: ended with status {self._process.returncode}: {last.strip()}"
+
+
+def _below(pid: int, children: Mapping[int, list[int]]) -> list[int]:
+    """Return all that a process started, and what that started."""
+    return [below for child in children.get(pid, []) for below in (child, *_below(child, children))]
 
 
 def _session(leader: int) -> list[int]:

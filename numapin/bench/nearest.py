@@ -36,9 +36,7 @@ class Verdict:
 
 def nearest_nodes(cases: Sequence[CaseResult], *, num_gpus: int, nodes: Sequence[int]) -> tuple[Verdict, ...]:
     """Judge each GPU by its largest copies from page-locked memory to the GPU, it alone."""
-    return tuple(
-        _nearest(gpu, {node: _gbps(cases, Place(gpu=gpu, node=node)) for node in nodes}) for gpu in range(num_gpus)
-    )
+    return tuple(_nearest(gpu, _row(cases, gpu, nodes)) for gpu in range(num_gpus))
 
 
 def with_measured(topology: Topology, verdicts: Iterable[Verdict]) -> Topology:
@@ -63,13 +61,18 @@ def with_measured(topology: Topology, verdicts: Iterable[Verdict]) -> Topology:
     return with_gpu_nodes(topology, pairs, source=NodeSource.MEASURED)
 
 
-def _gbps(cases: Sequence[CaseResult], place: Place) -> Spread | None:
+def _row(cases: Sequence[CaseResult], gpu: int, nodes: Sequence[int]) -> dict[int, Spread | None]:
+    """Return each node's figure, of the first kind of page-locked memory that all nodes have: kinds differ, too."""
+    rows = [{node: _gbps(cases, Place(gpu=gpu, node=node), kind) for node in nodes} for kind in _LOCKED]
+    return next((row for row in rows if None not in row.values()), rows[0])
+
+
+def _gbps(cases: Sequence[CaseResult], place: Place, kind: str) -> Spread | None:
     group = group_name(Direction.H2D, place)
     own = [case for case in cases if case.group == group]
     largest = max(own, key=lambda case: case.num_bytes or 0, default=None)
     peers = {peer.name: peer for peer in largest.peers} if largest else {}
-    spreads = (peers[name].figures.get("gbps") for name in _LOCKED if name in peers)
-    return next((spread for spread in spreads if spread is not None), None)
+    return peers[kind].figures.get("gbps") if kind in peers else None
 
 
 def _nearest(gpu: int, row: Mapping[int, Spread | None]) -> Verdict:
@@ -78,8 +81,7 @@ def _nearest(gpu: int, row: Mapping[int, Spread | None]) -> Verdict:
     if len(row) < 2:
         return Verdict(gpu=gpu, node=None, reason="with one NUMA node there is nothing to measure")
     if len(known) < len(row):
-        missing = ", ".join(str(node) for node in row if node not in known)
-        return Verdict(gpu=gpu, node=None, reason=f"no copies from page-locked memory of node {missing} were measured")
+        return Verdict(gpu=gpu, node=None, reason="no kind of page-locked memory was measured on every node")
     num_repeats = min(len(spread.values) for spread in known.values())
     if num_repeats < _MIN_REPEATS:
         return Verdict(

@@ -58,7 +58,7 @@ def bench() -> None:
 @click.option("--seconds", type=click.FloatRange(0, min_open=True), help="Length of a window. [default: 0.1]")
 @shared_options(repeats=5, timeout_s=120)
 @click.option(
-    "--save", "machine_file", type=click.Path(path_type=Path), metavar="FILE",
+    "--save", type=click.Path(path_type=Path), metavar="FILE",
     help="Write a machine file that has GPUs of unknown node on the node that is fastest, if one is.",
 )  # fmt: skip
 def transfer(**given: Any) -> None:  # noqa: ANN401 - click passes options by name
@@ -84,8 +84,8 @@ def transfer(**given: Any) -> None:  # noqa: ANN401 - click passes options by na
     benchmark = transfer_cases.transfer_benchmark(options, gpu_nodes=gpu_nodes, nodes=nodes, no_gpu=machine.no_gpu)
     settings = {**asdict(options), "peers_are": transfer_cases.MEMORIES, "nodes": nodes, "gpu_nodes": gpu_nodes}
     report = run(benchmark, machine, settings, given=given, layout=layouts.TRANSFER)
-    if given["machine_file"] is not None:
-        _save_measured(report, topology, nodes, num_gpus=len(gpu_nodes), path=given["machine_file"])
+    if given["save"] is not None:
+        _save_measured(report, topology, nodes, num_gpus=len(gpu_nodes), path=given["save"])
 
 
 def _gpu_nodes(topology: Topology, num_gpus: int) -> list[int | None]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -17,8 +18,8 @@ import click
 
 from numapin import sizes
 from numapin.bench.model import Report, summarise
-from numapin.cli.output import show, write
-from numapin.errors import NumapinError
+from numapin.cli.output import require_writable, show, write
+from numapin.errors import NumapinError, UsageError
 from numapin.view.bench_plot import bench_figure
 from numapin.view.bench_table import bench_table
 from numapin.view.plot import svg
@@ -124,16 +125,29 @@ def run(
 ) -> Report:
     """Measure, write the files, show. Raises NumapinError where nothing could be measured, or a file not be written."""
     settings = {**settings, "repeats": given["repeats"], "timeout_s": given["timeout"]}
+    _check_files(given)
     report = _measure(benchmark, machine, settings, given)
-    if given["plot"] is not None:
-        write(svg(bench_figure(report, layout.plotted)), given["plot"], option="--plot")
     if given["as_json"]:
         click.echo(_text(report), nl=False)
     else:
         is_sweep = any(case.group is not None for case in report.cases)
         show(sweep_table(report, layout) if is_sweep else bench_table(report, layout))
+    if given["output"] is not None:  # after it was shown: what is written may fail
+        write(_text(report), given["output"], option="--output")
+    if given["plot"] is not None:
+        write(svg(bench_figure(report, layout.plotted)), given["plot"], option="--plot")
     _require_figures(report)
     return report
+
+
+def _check_files(given: Mapping[str, Any]) -> None:
+    """Raise where a file cannot be written, or two are one, before the time is spent."""
+    files = {name: given[name] for name in ("output", "plot", "save") if given.get(name) is not None}
+    for name, path in files.items():
+        require_writable(path, option=f"--{name}")
+    if len({path.resolve() for path in files.values()}) < len(files):
+        names = " and ".join(f"--{name}" for name in files)
+        raise UsageError(f"{names} name one file twice", "give each a name of its own")
 
 
 def _measure(
@@ -151,22 +165,15 @@ def _measure(
             cases=summarise(benchmark, runs),
         )
 
-    def write_report() -> None:
-        if given["output"] is not None:
-            write(_text(report()), given["output"], option="--output")
-
     runs: list[Run] = []
-    if given["plot"] is not None:
-        write("", given["plot"], option="--plot")  # a file that cannot be written is told before the time is spent
-    write_report()
     written = time.monotonic()
     starts = _progress(benchmark, given["repeats"])
     for made in harness.measure(benchmark, repeats=given["repeats"], timeout_s=given["timeout"], starts=starts):
         runs.append(made)
-        if time.monotonic() - written > _WRITE_EVERY_S:
-            write_report()
+        if given["output"] is not None and time.monotonic() - written > _WRITE_EVERY_S:
+            with suppress(NumapinError):  # the last one says so
+                write(_text(report()), given["output"], option="--output")
             written = time.monotonic()
-    write_report()
     _clear()
     return report()
 

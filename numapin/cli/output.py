@@ -5,12 +5,14 @@ Comes in: rich renderables of `view`, and warnings. Goes out: text on stdout or 
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING
 
 import click
 
+from numapin import rundir
 from numapin.errors import NumapinError
 
 if TYPE_CHECKING:
@@ -48,10 +50,14 @@ def say(text: str) -> None:
 
 
 def write(text: str, path: Path, *, option: str) -> None:
-    """Write a file, whole or not at all. Raises NumapinError that names the option."""
-    try:
-        temporary = path.with_name(f".{path.name}.new")
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except (OSError, ValueError) as error:  # with_name takes no path that ends in no name
-        raise NumapinError(f"{path} cannot be written: {error}", f"choose another file for {option}") from None
+    """Write a file, whole or not at all; a device or pipe as it is. Raises NumapinError that names the option."""
+    rundir.write_text_to(str(path), text, remedy=f"choose another file for {option}")
+
+
+def require_writable(path: Path | None, *, option: str) -> None:
+    """Raise NumapinError where a file cannot be written later on, before time is spent on what it is to hold."""
+    if path is None:
+        return
+    place = path if path.exists() else path.parent
+    if path.is_dir() or not place.exists() or not os.access(place, os.W_OK):
+        raise NumapinError(f"{path} cannot be written", f"choose another file for {option}")

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from numapin.topology.readings import GpuLoad
 
 _ONCE: Final = "numapin top --once"
+_LOOK_EVERY_S: Final = 2.0  # with --pid, finding the job again asks NVML
 
 
 @click.command()
@@ -86,21 +87,27 @@ def _follow(
     loads: Callable[[], Mapping[str, GpuLoad]],
     wait: Callable[[], object],
 ) -> Iterator[Top]:
-    """Yield what the job did in each interval, until it ended; ranks that were restarted have new processes."""
+    """Yield what the job did in each interval, until it ended; ranks that are gone may have been restarted."""
+    sampler = Sampler(job, loads)
+    before, look_s = sampler.sample(), 0.0
     while True:
-        sampler = Sampler(job, loads)
-        before = sampler.sample()
-        seen = None
-        while seen is None or not seen.has_ended:
-            wait()
-            now = sampler.sample()
-            seen = compare(job.name, job.plan, before=before, now=now)
-            yield seen
-            before = now
+        wait()
+        now = sampler.sample()
+        seen = compare(job.name, job.plan, before=before, now=now)
+        yield seen
+        before = now
+        if not any(rank.is_gone for rank in seen.ranks) or time.monotonic() < look_s:
+            continue
+        look_s = time.monotonic() + _LOOK_EVERY_S
         try:
-            job = again()
+            found = again()
         except UsageError:
-            return
+            if seen.has_ended:
+                return
+            continue  # its launcher was killed, and some ranks go on
+        if found.pids != job.pids:
+            job, sampler = found, Sampler(found, loads)
+            before = sampler.sample()
 
 
 def _print(seen: Top, *, as_json: bool) -> None:

@@ -111,6 +111,17 @@ def test_a_file_that_cannot_be_written_is_told_at_once(option: str, tmp_path: Pa
     assert option in done.err
 
 
+def test_two_options_with_one_file(tmp_path: Path) -> None:
+    """A report and a plot that would overwrite each other are an error, and a report that is there stays."""
+    path = tmp_path / "file"
+    path.write_text("a report")
+    done = numapin(
+        "bench", "alloc", "--quick", "--output", str(path), "--plot", str(tmp_path / ".." / tmp_path.name / "file")
+    )
+    assert (done.status, path.read_text()) == (2, "a report")
+    assert "--output and --plot name one file twice" in done.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [

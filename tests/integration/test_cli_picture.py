@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
 
 from tests.integration.launching import call, numapin, script
 from tests.pictures import golden_machine
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture
@@ -39,6 +36,15 @@ def test_svg_to_stdout_and_html_to_a_file(dgx: str, tmp_path: Path) -> None:
     assert text.endswith("</html>\n")
     assert "rank 0" not in text
     assert sorted(p.name for p in tmp_path.iterdir()) == ["dgx.json", "topo.html"]
+
+
+def test_a_device_or_link_stays_what_it_is(dgx: str, tmp_path: Path) -> None:
+    """What --output names is written to, and not replaced, where it is no regular file."""
+    link, target, device = tmp_path / "link.svg", tmp_path / "target.svg", Path("/dev/null")
+    link.symlink_to(target)
+    for path in (link, device):
+        assert numapin("topo", "--machine", dgx, "--format", "svg", "--output", str(path)).status == 0
+    assert (link.is_symlink(), target.read_text()[:4], device.is_char_device()) == (True, "<svg", True)
 
 
 def test_pictures_import_no_torch(dgx: str) -> None:

@@ -52,7 +52,9 @@ def measure(spec, harness):
         sys.stderr.flush()
         os.kill(os.getpid(), 9)
     if do == "hang":
-        Path(spec["pid_file"]).write_text(str(subprocess.Popen(["sleep", "600"]).pid))
+        command = spec.get("starts", ["sleep", "600"])
+        started = subprocess.Popen(command, start_new_session="starts" in spec)
+        Path(spec["pid_file"]).write_text(str(started.pid))
         time.sleep(600)
     print("noise on stdout")
     os.system("echo more noise")
@@ -205,6 +207,15 @@ class TestProcesses:
         """A peer that hangs is ended after its time, with what it started."""
         pid_file = tmp_path / "pid"
         (run,) = measured(Peer(name="x", specs=({"do": "hang", "pid_file": str(pid_file)},)), timeout_s=1.5)
+        assert run.skipped == "failed: not done within its time; more with --timeout"
+        assert gone(int(pid_file.read_text()))
+
+    def test_timeout_of_a_launcher(self, tmp_path: Path) -> None:
+        """A rank with a session of its own, as torchrun makes, ends too, even if it does not take SIGTERM."""
+        pid_file = tmp_path / "pid"
+        rank = ["sh", "-c", "trap '' TERM; sleep 600 & wait"]
+        spec = {"do": "hang", "pid_file": str(pid_file), "starts": rank}
+        (run,) = measured(Peer(name="x", specs=(spec,)), timeout_s=1.5)
         assert run.skipped == "failed: not done within its time; more with --timeout"
         assert gone(int(pid_file.read_text()))
 

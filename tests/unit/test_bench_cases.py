@@ -184,8 +184,8 @@ class TestNearest:
             ({(0, 0): [50, 50, 50], (0, 1): [50, 50, 50]}, "no more than the spread"),
             ({(0, 0): [50, 50, 50], (0, 1): [50.9, 50.9, 50.9]}, "no more than the spread"),  # may be the pages
             ({(0, 0): [10, 10], (0, 1): [50, 50]}, "2 repeats are too few"),
-            ({(0, 0): [10, 10, 10]}, "of node 1 were measured"),
-            ({(0, 0): [10, 10, 10], (0, 1): []}, "of node 1 were measured"),
+            ({(0, 0): [10, 10, 10]}, "measured on every node"),
+            ({(0, 0): [10, 10, 10], (0, 1): []}, "measured on every node"),
         ],
     )
     def test_not_beyond_the_spread(self, row: dict[tuple[int, int], list[float]], why: str) -> None:
@@ -193,6 +193,16 @@ class TestNearest:
         (verdict,) = nearest_nodes(measured(row), num_gpus=1, nodes=[0, 1])
         assert verdict.node is None
         assert why in verdict.reason
+
+    def test_kinds_of_memory_are_not_mixed(self) -> None:
+        """Where one kind failed on a node, the nodes are compared by the next kind that all of them have."""
+        pinned = measured({(0, 0): [50, 50, 50], (0, 1): [50, 50, 50]})
+        registered = measured({(0, 0): [], (0, 1): [40, 40, 40]}, peer="registered")
+        cases = tuple(
+            replace(one, peers=one.peers + other.peers) for one, other in zip(pinned, registered, strict=True)
+        )
+        (verdict,) = nearest_nodes(cases, num_gpus=1, nodes=[0, 1])
+        assert "differ by no more than the spread" in verdict.reason
 
     def test_pageable_copies_tell_nothing(self) -> None:
         """What the CPU copies into the driver's buffer first is no evidence of where the GPU is."""

@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 import threading
+import time
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,11 +15,14 @@ from typing import TYPE_CHECKING
 import pytest
 from rich.console import Console
 
+from numapin.cli.top import _follow
+from numapin.errors import UsageError
 from numapin.observe import thread_cpus
 from numapin.observed import MemoryKind, ObservedRank, Pages, Process, Role
 from numapin.plan import GpuRef, Plan, RankPlan
 from numapin.request import Bind, Memory
-from numapin.sampling import read_swapped
+from numapin.running import RunningJob
+from numapin.sampling import Sampler, read_swapped
 from numapin.top import Sample, Top, top
 from numapin.topology.readings import GpuLoad
 from numapin.view.top_table import top_table
@@ -26,6 +31,8 @@ from tests.nvml.fake import FakeGpu, render
 from tests.unit.planned import MIB, PLANNED, PREFER
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.nvml.fake import FakeNvml
 
 
@@ -206,6 +213,52 @@ class TestReaders:
         if text is not None:
             (tmp_path / "proc/vmstat").write_text(text)
         assert read_swapped(root=tmp_path) == told
+
+
+@contextmanager
+def _processes(num: int) -> Iterator[list[int]]:
+    """Start processes that wait; yield their ids."""
+    with ExitStack() as stack:
+        started = [stack.enter_context(subprocess.Popen(["cat"], stdin=subprocess.PIPE)) for _ in range(num)]
+        yield [process.pid for process in started]
+
+
+def _job(pids: dict[int, int], *, gone: frozenset[int] = frozenset()) -> RunningJob:
+    ranks = tuple(replace(PLANNED, local_rank=rank) for rank in pids)
+    plan = Plan(bind=Bind.NODE, memory=PLANNED.memory, ranks=ranks)
+    return RunningJob(name="run-1", plan=plan, pids=pids, applied={}, gone=gone)
+
+
+class TestFollowing:
+    """Ranks that end and are restarted while somebody watches."""
+
+    def test_a_restarted_rank_is_found_while_another_lives(self) -> None:
+        """When one rank of two is gone, its new process is looked for; one that has none stays gone."""
+        with _processes(2) as (first, second), subprocess.Popen(["true"]) as ended:
+            ended.wait()
+            answers = [_job({0: first, 1: ended.pid}), _job({0: first, 1: second})]
+            follow = _follow(answers.pop(0), lambda: answers[0], dict, lambda: None)
+            assert [rank.is_gone for rank in next(follow).ranks] == [False, True]
+            assert [(rank.pid, rank.is_gone) for rank in next(follow).ranks] == [(first, False), (second, False)]
+
+    def test_a_launcher_that_was_killed(self) -> None:
+        """Where the run is over but a rank lives, that is shown; when all are gone, it ends."""
+
+        def over() -> RunningJob:
+            raise UsageError("the run is over", "")
+
+        with subprocess.Popen(["true"]) as ended:
+            ended.wait()
+            with _processes(1) as (first,):
+                follow = _follow(_job({0: first, 1: ended.pid}), over, dict, lambda: time.sleep(0.05))
+                assert [rank.is_gone for _ in range(2) for rank in next(follow).ranks] == [False, True] * 2
+            *_, last = follow
+            assert last.has_ended
+
+    def test_a_foreign_process_is_no_rank(self) -> None:
+        """A process id that is known to be another's by now has no threads and no pages in the table."""
+        sample = Sampler(_job({0: os.getpid()}, gone=frozenset({0})), dict).sample()
+        assert (sample.gone, sample.threads, sample.memory[0].processes) == (frozenset({0}), {0: ()}, ())
 
 
 _LOADS = """

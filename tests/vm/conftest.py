@@ -23,10 +23,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(f"{item.path.name} {_machine(item)}"))
 
 
-def _machine(item: pytest.Function) -> str | None:
+def _machine(item: pytest.Function) -> str:
     told = item.callspec.params if hasattr(item, "callspec") else {}
     named = next((name for name in _MACHINES if name in item.fixturenames), None)
-    return named or told.get("machine") or told.get("booted")
+    return named or str(told.get("machine") or told.get("booted"))
 
 
 class Boot(Protocol):
