@@ -2,7 +2,7 @@
 
 Comes in: a `Plan` and a `Job`. Goes out: ranks, run to their end by torch.distributed.elastic. Knows nothing of NUMA:
 every rank starts as the shim `rank.py`, which takes its slice of the plan. Worker variables, restarts, signals and exit
-behaviour are torchrun's own; README.md lists the differences.
+behaviour are torchrun's own; docs/moving-from-torchrun.md lists the differences.
 """
 
 from __future__ import annotations
