@@ -9,25 +9,20 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from typing import TYPE_CHECKING, Final, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
 
 _NUMBERS: Final = ("--local-rank", "--local-size")
 _FLAGS: Final = ("--strict", "--verbose")
 _PLAN: Final = "--plan"
 
 
-class Line(NamedTuple):
-    """What a line of `numapin exec` says that needs no click."""
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
-    options: dict[str, str]
-    command: tuple[str, ...]
+    from typing import TypeAlias
 
-    def number(self, option: str) -> int | None:
-        """Return the value of an option that is a number, None where it was not given."""
-        return int(self.options[option]) if option in self.options else None
+    Line: TypeAlias = tuple[dict[str, str], list[str]]
+    """The options of a line that needs no click, with their values, and the command."""
 
 
 def main() -> None:
@@ -47,7 +42,7 @@ def read_line(arguments: Sequence[str]) -> Line | None:
         word = words.pop(0)
         if word == "--" or not word.startswith("-"):
             command = words if word == "--" else [word, *words]
-            return Line(options, tuple(command)) if command else None
+            return (options, command) if command else None
         name, equals, value = word.partition("=")
         if name in _FLAGS and not equals:
             options[name] = ""
@@ -71,18 +66,21 @@ def _exec(arguments: Sequence[str]) -> None:
     from numapin.execute import enter, find_slice, has_plan
     from numapin.tasks import find_task
 
-    file = line.options.get(_PLAN)
+    options, command = line
+    file = options.get(_PLAN)
+    rank, size = (int(options[name]) if name in options else None for name in _NUMBERS)
     try:
-        if file is None and not has_plan(os.environ):
-            return
-        task = find_task(os.environ, rank=line.number("--local-rank"), size=line.number("--local-size"))
-        part = find_slice(task, os.environ, file=file)
+        part = None
+        if file is not None or has_plan(os.environ):
+            task = find_task(os.environ, rank=rank, size=size)
+            part = find_slice(task, os.environ, file=file)
         if part is not None:
-            enter(part, task, line.command, strict="--strict" in line.options, verbose="--verbose" in line.options)
+            enter(part, task, command, strict="--strict" in options, verbose="--verbose" in options)
     except NumapinError as error:
         from numapin.cli.main import fail
 
         fail(error)
+    gc.enable()
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ PURE = (
     *("observed", "report", "verify", "top"),
     *("topology.address", "topology.model", "topology.readings", "topology.build", "topology.visible"),
     *("topology.hwloc", "topology.nccl", "topology.xmlfile"),
-    *("bench.model", "bench.transfer", "bench.alloc", "bench.overlap", "bench.launch", "bench.nearest"),
+    *("bench.model", "bench.transfer", "bench.alloc", "bench.overlap", "bench.launch", "bench.exec", "bench.nearest"),
     *(f"doctor.{name}" for name in ("model", "placement", "host", "software", "advice", "examine")),
     "jobs",
     *("trace.intervals", "trace.records", "trace.reading", "trace.analysis", "trace.findings", "trace.report"),
