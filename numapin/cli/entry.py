@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Final
 _NUMBERS: Final = ("--local-rank", "--local-size")
 _FLAGS: Final = ("--strict", "--verbose")
 _PLAN: Final = "--plan"
+_MAX_DIGITS: Final = 6
 
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
     from typing import TypeAlias
 
     Line: TypeAlias = tuple[dict[str, str], list[str]]
@@ -49,8 +49,11 @@ def read_line(arguments: Sequence[str]) -> Line | None:
             continue
         if not equals and words:
             value = words.pop(0)
-        is_number = value.isascii() and value.isdecimal() and len(value) < 7
-        if not (is_number if name in _NUMBERS else name == _PLAN and value and not value.startswith("-")):
+        if name in _NUMBERS:
+            fits = value.isascii() and value.isdecimal() and len(value) <= _MAX_DIGITS
+        else:
+            fits = name == _PLAN and value != "" and not value.startswith("-")
+        if not fits:
             return None
         options[name] = value
     return None
