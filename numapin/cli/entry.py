@@ -15,6 +15,7 @@ _NUMBERS: Final = ("--local-rank", "--local-size")
 _FLAGS: Final = ("--strict", "--verbose")
 _PLAN: Final = "--plan"
 _MAX_DIGITS: Final = 6
+_NEVER: Final = {"--local-size": "0"}
 
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def read_line(arguments: Sequence[str]) -> Line | None:
         if not equals and words:
             value = words.pop(0)
         if name in _NUMBERS:
-            fits = value.isascii() and value.isdecimal() and len(value) <= _MAX_DIGITS
+            fits = value.isascii() and value.isdecimal() and len(value) <= _MAX_DIGITS and value != _NEVER.get(name)
         else:
             fits = name == _PLAN and value != "" and not value.startswith("-")
         if not fits:
