@@ -1,7 +1,8 @@
 """Bind this process as one of its host's tasks, and become the command. Edge.
 
 Comes in: which task this is, and a plan that was made once: a file, or what `numapin run` or a run directory left.
-Goes out: the command, in the same process, bound. Imports neither click nor a reader of the machine, so that it is quick.
+Goes out: the command, in the same process, bound. Imports neither click nor a reader of the machine:
+it must be quick.
 """
 
 from __future__ import annotations

@@ -6,15 +6,13 @@ import json
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from numapin import cpulist
 from tests.integration.launching import NUMAPIN, REFUSE_POLICY, TORCHRUN, Done, call, environment, numapin, script
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ENTRY = (sys.executable, "-m", "numapin.cli.entry")
 """The installed program, which reads plain lines without click; NUMAPIN is click's way."""
@@ -120,12 +118,10 @@ class TestPlan:
     @pytest.mark.parametrize("where", ["option", "run directory", "environment"])
     def test_its_part_of_it(self, dump: str, plan: str, tmp_path: Path, where: str) -> None:
         """The plan is a file that is named, plan.json in the run directory, or in the environment."""
-        with open(plan) as file:  # noqa: PTH123
-            text = file.read()
         options = {
             "option": (("--plan", plan), {}),
             "run directory": ((), {"NUMAPIN_RUN_DIR": str(tmp_path)}),
-            "environment": ((), {"NUMAPIN_PLAN": text}),
+            "environment": ((), {"NUMAPIN_PLAN": Path(plan).read_text()}),
         }[where]
         found = become(dump, *options[0], **options[1], **TASK)
         assert found["cpus"] == str(CPUS[1])
@@ -221,35 +217,40 @@ class TestLaunchers:
 
     @needs_two_cpus
     def test_numapin_run(self, dump: str) -> None:
-        """A rank of `numapin run` keeps what that gave it, also where all of them have LOCAL_RANK=0."""
+        """A rank of `numapin run` keeps what that gave it."""
         run = (*NUMAPIN, "run", "--quiet", "--nproc-per-node", "2", "--bind", "exclusive", "--no-python")
-        for options in ((), ("--virtual-local-rank",)):
-            if options:
-                run = (*run[:-1], *options, run[-1])
-            ranks = self._ranks(*run, *ENTRY, "exec", "--", sys.executable, dump, CUDA_VISIBLE_DEVICES="0,1")
-            assert sorted(rank["cpus"] for rank in ranks) == [str(cpu) for cpu in CPUS[:2]]
+        ranks = self._ranks(*run, *ENTRY, "exec", "--", sys.executable, dump)
+        assert [rank["cpus"] for rank in ranks] == [str(cpu) for cpu in CPUS[:2]]
 
     @needs_two_cpus
-    def test_a_manager_that_binds(self, dump: str, tmp_path: Path) -> None:
+    def test_a_virtual_local_rank(self, dump: str, plan: str) -> None:
+        """What `numapin run` gave counts, and not LOCAL_RANK, which --virtual-local-rank makes 0 in every rank."""
+        binding = json.dumps(json.loads(Path(plan).read_text())["ranks"][1])
+        (rank,) = self._ranks(
+            *ENTRY, "exec", "--", sys.executable, dump, **(TASK | {"LOCAL_RANK": "0"}), NUMAPIN_BINDING=binding
+        )
+        assert (rank["cpus"], json.loads(rank["NUMAPIN_BINDING"])["cpus"]) == (str(CPUS[1]), str(CPUS[1]))
+
+    def _below_mpirun(self, folder: Path, *command: str) -> tuple[str, ...]:
+        """Return a launcher that starts the command as task 1 of 2, with a shell between them."""
+        line = f"{' '.join(command)} {' '.join(ENTRY)} exec --verbose --bind exclusive -- {sys.executable} {folder}/train.py"
+        code = f"import os, subprocess, sys\ncommand = ['sh', '-c', {line + '; exit $?'!r}]\n"
+        code += f"sys.exit(subprocess.run(command, env=os.environ | {MPI}).returncode)"
+        return (sys.executable, script(folder, code, "mpirun.py"))
+
+    @needs_two_cpus
+    @pytest.mark.usefixtures("dump")
+    def test_a_manager_that_binds(self, tmp_path: Path) -> None:
         """CPUs that were given to this task alone are not split again, though it is one of two."""
-        wrapper = (
-            f"taskset -c {LAST} {' '.join(ENTRY)} exec --verbose --bind exclusive -- {sys.executable} {dump}; true"
-        )
-        launcher = script(
-            tmp_path,
-            f"import os, subprocess\nsubprocess.run(['sh', '-c', {wrapper!r}], check=True, env=os.environ | {MPI})",
-            "mpirun.py",
-        )
-        done = call(sys.executable, launcher)
+        done = call(*self._below_mpirun(tmp_path, "taskset", "-c", str(LAST)))
         assert done.json_lines()[0]["cpus"] == str(LAST)
         assert f"for this task alone: CPUs {LAST} are its own" in done.err
 
     @needs_two_cpus
-    def test_a_restricted_launcher(self, dump: str) -> None:
-        """CPUs that the launcher has, too, are shared by its ranks: rank 1 of 2 finds no core left on one."""
-        done = call(
-            "taskset", "-c", str(LAST), *ENTRY, "exec", "--bind", "exclusive", "--", sys.executable, dump, **TASK
-        )
+    @pytest.mark.usefixtures("dump")
+    def test_a_restricted_launcher(self, tmp_path: Path) -> None:
+        """CPUs that the launcher has, too, are shared by its ranks: one core is not enough for two of them."""
+        done = call("taskset", "-c", str(LAST), *self._below_mpirun(tmp_path))
         assert (done.status, "want cores of their own" in done.err) == (4, True), done.err
 
 
@@ -289,7 +290,7 @@ class TestErrors:
         """A line that cannot be read has status 2."""
         assert enter(*arguments, **TASK).status == 2
 
-    def test_a_policy_that_is_refused(self, dump: str) -> None:
+    def test_a_policy_that_is_refused(self) -> None:
         """Without --strict the rank runs, and says once what to do; with it the command does not start."""
         command = (*ENTRY, "exec", "--memory", "interleave=0")
         done = call(*REFUSE_POLICY, *command, "--", sys.executable, "-c", "print('ran')", **TASK)

@@ -211,7 +211,8 @@ class TestLine:
     @pytest.mark.parametrize(
         "line",
         ["", "--", "--help", "--bind node true", "--local-rank x true", "--local-rank -1 true", "--plan",
-         "--plan= true", "--plan --strict true", "--verbose=1 true", "--local-size 0 true", "- true", "--local-rank 9999999 true"],
+         "--plan= true", "--plan --strict true", "--verbose=1 true", "--local-size 0 true", "- true",
+         "--local-rank 9999999 true"],
     )  # fmt: skip
     def test_others_are_clicks(self, line: str) -> None:
         """Whatever is more, or wrong, is left to click, which has the messages."""
