@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from numapin import cpulist
 from tests.integration.launching import NUMAPIN, REFUSE_POLICY, TORCHRUN, Done, call, environment, numapin, script
+
+if TYPE_CHECKING:
+    from tests.nvml.fake import FakeNvml
 
 ENTRY = (sys.executable, "-m", "numapin.cli.entry")
 """The installed program, which reads plain lines without click; NUMAPIN is click's way."""
@@ -47,9 +51,14 @@ def plan(tmp_path: Path) -> str:
     return str(path)
 
 
+def start(*command: str, **changes: str) -> Done:
+    """Run a command to its end."""
+    return call(*command, cwd=None, **changes)
+
+
 def enter(*arguments: str, **changes: str) -> Done:
     """Run `numapin exec` as the installed program does."""
-    return call(*ENTRY, "exec", *arguments, **changes)
+    return start(*ENTRY, "exec", *arguments, **changes)
 
 
 def become(path: str, *arguments: str, **changes: str) -> dict[str, str]:
@@ -107,7 +116,7 @@ class TestBinding:
 
     def test_pipes_end_as_they_do(self) -> None:
         """Python ignores SIGPIPE; the command does not inherit that."""
-        done = call("sh", "-c", f"{' '.join(ENTRY)} exec -- yes | head -n 1", **TASK)
+        done = start("sh", "-c", f"{' '.join(ENTRY)} exec -- yes | head -n 1", **TASK)
         assert (done.status, done.out, done.err) == (0, "y\n", "")
 
 
@@ -142,10 +151,10 @@ class TestPlan:
     def test_what_the_manager_gave_is_kept_to(self, dump: str, plan: str) -> None:
         """Planned CPUs outside of what the task was given are not taken: said once, and refused with --strict."""
         taskset = ("taskset", "-c", str(CPUS[0]))
-        done = call(*taskset, *ENTRY, "exec", "--plan", plan, "--", sys.executable, dump, **TASK)
+        done = start(*taskset, *ENTRY, "exec", "--plan", plan, "--", sys.executable, dump, **TASK)
         assert done.json_lines()[0]["cpus"] == str(CPUS[0])
         assert done.err.count(f"planned CPUs {CPUS[1]} are not among those that this task was given") == 1
-        done = call(*taskset, *ENTRY, "exec", "--plan", plan, "--strict", "--", sys.executable, dump, **TASK)
+        done = start(*taskset, *ENTRY, "exec", "--plan", plan, "--strict", "--", sys.executable, dump, **TASK)
         assert (done.status, done.out) == (5, "")
 
     def test_without_reading_the_machine(self, plan: str) -> None:
@@ -156,7 +165,7 @@ class TestPlan:
             f"os.execvp = lambda *_: os._exit(any(name in sys.modules for name in {heavy}))\n"
             f"sys.argv = ['numapin', 'exec', '--plan', {plan!r}, 'true']; main()"
         )
-        done = call(sys.executable, "-c", code, **TASK)
+        done = start(sys.executable, "-c", code, **TASK)
         assert done.status == 0, done.err
 
     @pytest.mark.parametrize(
@@ -178,7 +187,7 @@ class TestPlan:
         if text is not None:
             path.write_text(text)
         for program in (ENTRY, NUMAPIN):
-            done = call(*program, "exec", "--plan", str(path), "true", **TASK)
+            done = start(*program, "exec", "--plan", str(path), "true", **TASK)
             assert (done.status, why in done.err, str(path) in done.err) == (status, True, True), done.err
             assert "numapin plan" in done.err
 
@@ -187,7 +196,7 @@ class TestLaunchers:
     """Below launchers that start ranks themselves."""
 
     def _ranks(self, *command: str, **changes: str) -> list[dict[str, Any]]:
-        done = call(*command, **changes)
+        done = start(*command, **changes)
         assert done.status == 0, done.err
         return done.json_lines()
 
@@ -233,7 +242,18 @@ class TestLaunchers:
 
     def _below_mpirun(self, folder: Path, *command: str) -> tuple[str, ...]:
         """Return a launcher that starts the command as task 1 of 2, with a shell between them."""
-        line = f"{' '.join(command)} {' '.join(ENTRY)} exec --verbose --bind exclusive -- {sys.executable} {folder}/train.py"
+        words = (
+            *command,
+            *ENTRY,
+            "exec",
+            "--verbose",
+            "--bind",
+            "exclusive",
+            "--",
+            sys.executable,
+            f"{folder}/train.py",
+        )
+        line = shlex.join(words)
         code = f"import os, subprocess, sys\ncommand = ['sh', '-c', {line + '; exit $?'!r}]\n"
         code += f"sys.exit(subprocess.run(command, env=os.environ | {MPI}).returncode)"
         return (sys.executable, script(folder, code, "mpirun.py"))
@@ -242,7 +262,7 @@ class TestLaunchers:
     @pytest.mark.usefixtures("dump")
     def test_a_manager_that_binds(self, tmp_path: Path) -> None:
         """CPUs that were given to this task alone are not split again, though it is one of two."""
-        done = call(*self._below_mpirun(tmp_path, "taskset", "-c", str(LAST)))
+        done = start(*self._below_mpirun(tmp_path, "taskset", "-c", str(LAST)))
         assert done.json_lines()[0]["cpus"] == str(LAST)
         assert f"for this task alone: CPUs {LAST} are its own" in done.err
 
@@ -250,8 +270,50 @@ class TestLaunchers:
     @pytest.mark.usefixtures("dump")
     def test_a_restricted_launcher(self, tmp_path: Path) -> None:
         """CPUs that the launcher has, too, are shared by its ranks: one core is not enough for two of them."""
-        done = call("taskset", "-c", str(LAST), *self._below_mpirun(tmp_path))
+        done = start("taskset", "-c", str(LAST), *self._below_mpirun(tmp_path))
         assert (done.status, "want cores of their own" in done.err) == (4, True), done.err
+
+
+class TestGpus:
+    """Tasks that see all GPUs, or one."""
+
+    @pytest.fixture
+    def two_gpus(self, fake_nvml: FakeNvml, tmp_path: Path) -> dict[str, str]:
+        """Give an environment in which NVML tells of two GPUs, as task 0 of 2."""
+        recorded = (Path(__file__).parents[1] / "nvml" / "h200-x2-vm.nvml").read_text()
+        return fake_nvml.environment(tmp_path, recorded) | TASK | {"LOCAL_RANK": "0"}
+
+    def _gpu(self, path: str, *options: str, **changes: str) -> dict[str, Any]:
+        gpu: dict[str, Any] = json.loads(become(path, *options, **changes)["NUMAPIN_BINDING"])["gpu"]
+        return gpu
+
+    def test_by_rank(self, dump: str, two_gpus: dict[str, str]) -> None:
+        """Rank n uses visible GPU n; --gpus chooses, and only that exports CUDA_VISIBLE_DEVICES, as UUIDs."""
+        assert self._gpu(dump, **two_gpus)["index"] == 0
+        assert self._gpu(dump, **two_gpus | {"CUDA_VISIBLE_DEVICES": "1,0"})["index"] == 1
+        found = become(dump, "--gpus", "1", **two_gpus)
+        gpu = json.loads(found["NUMAPIN_BINDING"])["gpu"]
+        assert (gpu["index"], gpu["uuid"]) == (1, found["CUDA_VISIBLE_DEVICES"])
+
+    def test_the_one_that_it_sees(self, dump: str, two_gpus: dict[str, str], tmp_path: Path) -> None:
+        """A task that sees one GPU uses it, whatever its rank: with a plan too, for which an index asks NVML."""
+        path = tmp_path / "two.json"
+        path.write_text(start(*NUMAPIN, "plan", "--json", **two_gpus).out)
+        uuid = json.loads(path.read_text())["ranks"][1]["gpu"]["uuid"]
+        for options in ((), ("--plan", str(path))):
+            for visible in ("1", uuid):
+                assert self._gpu(dump, *options, **two_gpus | {"CUDA_VISIBLE_DEVICES": visible})["uuid"] == uuid
+
+    def test_a_plan_needs_no_nvml(
+        self, dump: str, two_gpus: dict[str, str], fake_nvml: FakeNvml, tmp_path: Path
+    ) -> None:
+        """With a plan, and where a UUID or several GPUs are visible, NVML is not asked: here it would fail."""
+        path = tmp_path / "two.json"
+        path.write_text(start(*NUMAPIN, "plan", "--json", **two_gpus).out)
+        uuid = json.loads(path.read_text())["ranks"][1]["gpu"]["uuid"]
+        broken = fake_nvml.environment(tmp_path, "fail init 18\n") | TASK | {"LOCAL_RANK": "0"}
+        assert self._gpu(dump, "--plan", str(path), **broken | {"CUDA_VISIBLE_DEVICES": uuid})["uuid"] == uuid
+        assert self._gpu(dump, "--plan", str(path), **broken)["index"] == 0
 
 
 class TestErrors:
@@ -293,17 +355,17 @@ class TestErrors:
     def test_a_policy_that_is_refused(self) -> None:
         """Without --strict the rank runs, and says once what to do; with it the command does not start."""
         command = (*ENTRY, "exec", "--memory", "interleave=0")
-        done = call(*REFUSE_POLICY, *command, "--", sys.executable, "-c", "print('ran')", **TASK)
+        done = start(*REFUSE_POLICY, *command, "--", sys.executable, "-c", "print('ran')", **TASK)
         if "cannot install" in done.err:
             pytest.skip(done.err)
         assert (done.status, done.out, done.err.count("was refused")) == (0, "ran\n", 1), done.err
-        done = call(*REFUSE_POLICY, *command, "--strict", "--", sys.executable, "-c", "print('ran')", **TASK)
+        done = start(*REFUSE_POLICY, *command, "--strict", "--", sys.executable, "-c", "print('ran')", **TASK)
         assert (done.status, done.out) == (5, ""), done.err
 
     @pytest.mark.parametrize("redirect", ["2>&-", "2>/dev/full"])
     def test_stderr_that_cannot_be_written(self, redirect: str) -> None:
         """A closed or full stderr stops no job."""
-        done = call("sh", "-c", f"{' '.join(ENTRY)} exec --verbose -- echo ran {redirect}", **TASK)
+        done = start("sh", "-c", f"{' '.join(ENTRY)} exec --verbose -- echo ran {redirect}", **TASK)
         assert (done.status, done.out) == (0, "ran\n")
 
 
@@ -333,9 +395,9 @@ class TestVerbose:
 def test_help_and_completion() -> None:
     """--help has examples and imports no torch; options are completed."""
     code = "import sys; from numapin.cli.main import numapin; numapin(['exec', '--help'], standalone_mode=False)"
-    done = call(sys.executable, "-c", f"{code}; sys.exit('torch' in sys.modules)")
+    done = start(sys.executable, "-c", f"{code}; sys.exit('torch' in sys.modules)")
     assert (done.status, "srun --cpu-bind=none numapin exec" in done.out) == (0, True), done.err
-    done = call(*ENTRY, _NUMAPIN_COMPLETE="bash_complete", COMP_WORDS="numapin exec --lo", COMP_CWORD="2")
+    done = start(*ENTRY, _NUMAPIN_COMPLETE="bash_complete", COMP_WORDS="numapin exec --lo", COMP_CWORD="2")
     if "--local-rank" not in done.out:  # the program's name is in the variable's
         done = numapin(_NUMAPIN_COMPLETE="bash_complete", COMP_WORDS="numapin exec --lo", COMP_CWORD="2")
     assert "--local-rank" in done.out
