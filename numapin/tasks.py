@@ -32,7 +32,7 @@ Slurm's come after them: a batch script has SLURM_LOCALID=0, and what it starts 
 _SLURM: Final = "SLURM_LOCALID"
 _SLURM_SIZES: Final = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE")
 _MAX_DIGITS: Final = 6
-_GROUP: Final = re.compile(r"(\d{1,6})(?:\(x(\d{1,6})\))?", re.ASCII)
+_GROUP: Final = r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?"  # compiled only where Slurm needs it: `exec` must be quick
 _SAY: Final = "numapin exec --local-rank N --local-size N -- command"
 
 
@@ -155,7 +155,7 @@ def _slurm_size(environ: Mapping[str, str], variable: str) -> int | None:
     """Return the tasks of this host out of a list such as "4(x2),3", None where only SLURM_NODEID could tell."""
     counts: list[tuple[int, int]] = []  # so many tasks on so many hosts
     for group in environ[variable].split(","):
-        match = _GROUP.fullmatch(group)
+        match = re.fullmatch(_GROUP, group)
         if match is None:
             raise _malformed(environ, variable, "is no list of tasks per node, such as 4(x2),3")
         counts.append((int(match[1]), int(match[2] or 1)))
