@@ -150,7 +150,7 @@ def test_wrong_input(arguments: tuple[str, ...], problem: str) -> None:
     assert problem in " ".join(done.err.split())
 
 
-@pytest.mark.parametrize("name", ["transfer", "alloc", "overlap", "launch"])
+@pytest.mark.parametrize("name", ["transfer", "alloc", "overlap", "launch", "exec"])
 def test_help_imports_no_torch(name: str) -> None:
     """The help needs no torch, and has examples."""
     code = (
