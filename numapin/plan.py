@@ -156,7 +156,7 @@ def make_plan(topology: Topology, request: Request) -> Plan:
         bind=request.bind,
         memory=request.policy,
         ranks=ranks,
-        warnings=(*topology.warnings, *_inexact_warnings(ranks), *_idle_warning(machine, request, ranks)),
+        warnings=(*topology.warnings, *inexact_warnings(ranks), *_idle_warning(machine, request, ranks)),
     )
 
 
@@ -178,7 +178,7 @@ def _with_memory(machine: Machine, request: Request, draft: Draft) -> RankPlan:
     )
 
 
-def _inexact_warnings(ranks: tuple[RankPlan, ...]) -> list[str]:
+def inexact_warnings(ranks: tuple[RankPlan, ...]) -> list[str]:
     """Say once each why ranks got less than was asked."""
     why: dict[str, list[int]] = {}
     for rank in ranks:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -21,6 +22,8 @@ from numapin.errors import NumapinError
 from numapin.plan import Plan
 
 if TYPE_CHECKING:
+    from typing import NoReturn
+
     from numapin.plan import RankPlan
 
 
@@ -39,7 +42,7 @@ def main() -> None:
     _record(rank, applied)
     os.environ["NUMAPIN_BINDING"] = json.dumps(rank.to_json())
     os.environ.setdefault("OMP_NUM_THREADS", str(rank.num_threads))
-    _become([program, *rest] if program else rest)
+    become([program, *rest] if program else rest)
 
 
 def _record(rank: RankPlan, applied: bind.Applied) -> None:
@@ -88,9 +91,17 @@ def _say(text: str) -> None:
         sys.stderr.flush()
 
 
-def _become(command: list[str]) -> None:
+def become(command: list[str]) -> NoReturn:
+    """Become the command. Leaves with status 127 where it does not exist and 126 where it cannot be executed.
+
+    Python ignores SIGPIPE and SIGXFSZ, and what is ignored stays so across exec: `yes` would not end with `head`.
+    """
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
     try:
         os.execvp(command[0], command)  # noqa: S606 - the user's own command
     except OSError as error:
-        _say(f"{command[0]}: {error.strerror}")
-        os._exit(127 if isinstance(error, FileNotFoundError) else 126)
+        missing = isinstance(error, FileNotFoundError)
+        searched = missing and os.sep not in command[0]
+        _say(f"{command[0]}: {'command not found' if searched else error.strerror}")
+        os._exit(127 if missing else 126)

@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from numapin.bench import alloc as alloc_cases
+from numapin.bench import exec as exec_cases
 from numapin.bench import launch as launch_cases
 from numapin.bench import loader as loader_cases
 from numapin.bench import overlap as overlap_cases
@@ -38,6 +40,7 @@ _ALLOC = Defaults(
     normal={"repeats": 5, "samples": 7, "sizes": alloc_cases.SIZES},
 )
 _OVERLAP = Defaults(quick={"repeats": 1, "seconds": 0.1}, normal={"repeats": 5, "seconds": 0.7})
+_EXEC = Defaults(quick={"repeats": 1, "samples": 3}, normal={"repeats": 5, "samples": 21})
 _LAUNCH = Defaults(quick={"repeats": 1}, normal={"repeats": 7})
 
 
@@ -178,6 +181,32 @@ def launch(**given: Any) -> None:  # noqa: ANN401 - click passes options by name
         "peers_are": {name: launch_cases.PEERS[name][1:] for name in given["peers"]},
     }
     run(benchmark, read_machine(), settings, given=given, layout=layouts.LAUNCH)
+
+
+@bench.command(name="exec")
+@click.option("--peers", **_names("peer", exec_cases.PEERS), help="What stands before the command; by default all.")
+@click.option("--samples", type=click.IntRange(1), help="Pairs of starts that a repeat is the median of. [default: 21]")
+@shared_options(repeats=5, timeout_s=120)
+def exec_(**given: Any) -> None:  # noqa: ANN401 - click passes options by name
+    """What `numapin exec` adds to the start of a command, with a plan that is there and without.
+
+    \b
+    Examples:
+      numapin bench exec
+      numapin bench exec --peers numapin-plan --repeats 9 --json
+    """  # noqa: D301 - \b is click's mark for a paragraph that is kept as it is
+    from numapin.cli.options import topology_from
+    from numapin.plan import make_plan
+    from numapin.request import Request
+
+    given = with_defaults(given, _EXEC)
+    plan = make_plan(topology_from(gpu_nodes=None), Request(num_ranks=1))
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "plan.json")
+        path.write_text(json.dumps(plan.to_json()), encoding="utf-8")
+        benchmark = exec_cases.exec_benchmark(given["peers"], plan=str(path), num_samples=given["samples"])
+        settings = {"num_samples": given["samples"], "peers_are": {n: exec_cases.PEERS[n][1:] for n in given["peers"]}}
+        run(benchmark, read_machine(), settings, given=given, layout=layouts.EXEC)
 
 
 @bench.command()

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 from importlib import import_module
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -17,8 +17,12 @@ from numapin import __version__
 from numapin.cli.output import say
 from numapin.errors import NumapinError
 
+if TYPE_CHECKING:
+    from typing import NoReturn
+
 _COMMANDS: Final = {
     "run": "Run a training script, one bound rank per GPU. Replaces torchrun.",
+    "exec": "Bind one rank that srun, mpirun or torchrun started, and become its command.",
     "topo": "Show the machine: packages, NUMA nodes, caches, cores, GPUs, NICs.",
     "plan": "Show what `run` would bind, without starting anything.",
     "verify": "Show where a running job's threads and pages are, against its plan.",
@@ -59,7 +63,8 @@ class _LazyGroup(click.Group):
     epilog='Shell completion: eval "$(_NUMAPIN_COMPLETE=bash_source numapin)" (or zsh_source, fish_source).',
 )
 @click.version_option(__version__, prog_name="numapin")
-def numapin() -> None:
+@click.option("--local_rank", hidden=True, help="What `deepspeed --no_python` adds; LOCAL_RANK says the same.")
+def numapin(local_rank: str | None) -> None:
     """Run multi-GPU PyTorch with every rank on the CPUs and the memory of its GPU's NUMA node.
 
     \b
@@ -69,6 +74,7 @@ def numapin() -> None:
       numapin run train.py             start one bound rank per GPU
       numapin verify                   see that a running job is where it was planned
     """  # noqa: D301 - \b is click's mark for a paragraph that is kept as it is
+    del local_rank
 
 
 def main() -> None:
@@ -76,14 +82,19 @@ def main() -> None:
     try:
         sys.exit(numapin.main(prog_name="numapin", standalone_mode=False))
     except NumapinError as error:
-        say(f"{click.style('numapin: error:', fg='red', bold=True)} {error}")
-        sys.exit(error.exit_code)
+        fail(error)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
     except click.Abort:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
+
+
+def fail(error: NumapinError) -> NoReturn:
+    """Say what went wrong and leave with the error's status."""
+    say(f"{click.style('numapin: error:', fg='red', bold=True)} {error}")
+    sys.exit(error.exit_code)
 
 
 if __name__ == "__main__":

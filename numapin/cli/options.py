@@ -161,3 +161,21 @@ def gpu_keys(text: str | None) -> tuple[str, ...] | None:
     if not all(keys):
         raise UsageError(f"--gpus {text!r} has an empty entry", "for example: --gpus 0,2")
     return keys
+
+
+def gpu_environment(topology: Topology, named: str | None) -> dict[str, str]:
+    """Return what shows CUDA the GPUs that --gpus named, by UUID, in the order of the ranks."""
+    gpus = [topology.find_gpu(key, option="--gpus") for key in gpu_keys(named) or ()]
+    if not gpus:
+        return {}
+    for gpu in gpus:
+        if gpu.uuid is None:
+            raise UsageError(
+                f"--gpus: the UUID of {gpu.label} is unknown; only NVML tells", "see why with: numapin topo"
+            )
+        if gpu.mig:
+            raise UsageError(
+                f"--gpus: {gpu.label} is cut into {len(gpu.mig)} MIG instances, which it cannot choose from",
+                f"name one: CUDA_VISIBLE_DEVICES={gpu.mig[0].uuid}",
+            )
+    return {"CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in gpus if gpu.uuid)}

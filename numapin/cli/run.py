@@ -17,7 +17,7 @@ from click.shell_completion import CompletionItem
 
 from numapin import preload
 from numapin.bind import rehearse
-from numapin.cli.options import BINDING, gpu_keys, request_from, topology_from
+from numapin.cli.options import BINDING, gpu_environment, request_from, topology_from
 from numapin.cli.output import say, show, warn
 from numapin.errors import BindingRefused, UsageError
 from numapin.plan import make_plan
@@ -105,7 +105,7 @@ def run(arguments: tuple[str, ...]) -> None:
 def start(job: Job, options: dict[str, Any], *, trace: str = "") -> None:
     """Read the machine, plan, and run the job to its end; `trace` is what the hook in the ranks is told."""
     topology = topology_from(gpu_nodes=options["gpu_nodes"])
-    environment = {**_gpu_environment(topology, options["gpus"]), **_hook_environment(job, options, trace)}
+    environment = {**gpu_environment(topology, options["gpus"]), **_hook_environment(job, options, trace)}
     plan = make_plan(topology, _request(job, options, topology, environment))
     plan = rehearse(plan, strict=options["strict"])
 
@@ -176,24 +176,6 @@ def _num_ranks(job: Job, topology: Topology) -> int | None:
     if wanted in ("gpu", "auto") and usable:
         return None
     return number_of_ranks(wanted)
-
-
-def _gpu_environment(topology: Topology, named: str | None) -> dict[str, str]:
-    """Return what shows CUDA the GPUs that --gpus named, by UUID, in the order of the ranks."""
-    gpus = [topology.find_gpu(key, option="--gpus") for key in gpu_keys(named) or ()]
-    if not gpus:
-        return {}
-    for gpu in gpus:
-        if gpu.uuid is None:
-            raise UsageError(
-                f"--gpus: the UUID of {gpu.label} is unknown; only NVML tells", "see why with: numapin topo"
-            )
-        if gpu.mig:
-            raise UsageError(
-                f"--gpus: {gpu.label} is cut into {len(gpu.mig)} MIG instances, which it cannot choose from",
-                f"name one: CUDA_VISIBLE_DEVICES={gpu.mig[0].uuid}",
-            )
-    return {"CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in gpus if gpu.uuid)}
 
 
 def _hook_environment(job: Job, options: dict[str, Any], trace: str) -> dict[str, str]:

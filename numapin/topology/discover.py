@@ -157,7 +157,7 @@ def _inherited_affinity_notes(online: frozenset[int]) -> tuple[str, ...]:
     if possible <= inherited:
         return ()
     note = (
-        f"the launcher was started on CPUs {cpulist.render(inherited)} only, and plans inside them; CPUs "
+        f"numapin was started on CPUs {cpulist.render(inherited)} only, and plans inside them; CPUs "
         f"{cpulist.render(possible)} could be used: srun --cpu-bind=none, mpirun --bind-to none, no taskset"
     )
     return (note,)

@@ -78,3 +78,18 @@ LAUNCH: Final = Layout(
     ),
     plotted=(_TOTAL, _FIRST),
 )
+
+_ADDED: Final = Column(figure="added_ms", heading="added ms", form=".1f", spread=True)
+_LEAST: Final = Column(figure="least_ms", heading="at least ms", form=".1f", spread=True)
+EXEC: Final = Layout(
+    legend="median [lowest, highest] of the repeats; added: median of the pairs' differences; at least: between the "
+    "fastest of each",
+    columns=(
+        Column(figure="plain_ms", heading="plain ms", form=".1f"),
+        Column(figure="total_ms", heading="total ms", form=".1f"),
+        _ADDED,
+        _LEAST,
+        Column(figure="cpu_ms", heading="CPU ms", form=".1f"),
+    ),
+    plotted=(_ADDED, _LEAST),
+)

@@ -63,6 +63,18 @@ def test_launch() -> None:
     assert 0 < ours["figures"]["first_s"]["median"] < ours["figures"]["total_s"]["median"]
 
 
+def test_exec() -> None:
+    """A plain start, and what an interpreter and numapin add to it, the machine being read and not."""
+    done = numapin("bench", "exec", "--quick", "--json")
+    assert done.status == 0, done.err
+    (case,) = json.loads(done.out)["cases"]
+    assert [peer["name"] for peer in case["peers"]] == ["python", "numapin-plan", "numapin"]
+    for peer in case["peers"]:
+        figures = {name: spread["median"] for name, spread in peer["figures"].items()}
+        assert 0 < figures["plain_ms"] < figures["total_ms"]
+        assert 0 < figures["least_ms"] <= figures["total_ms"]
+
+
 @pytest.mark.parametrize("name", ["transfer", "overlap"])
 def test_without_a_gpu_nothing_is_measured(name: str, tmp_path: Path) -> None:
     """Status 1 with the reason and what would run; the report is written nevertheless."""
@@ -138,7 +150,7 @@ def test_wrong_input(arguments: tuple[str, ...], problem: str) -> None:
     assert problem in " ".join(done.err.split())
 
 
-@pytest.mark.parametrize("name", ["transfer", "alloc", "overlap", "launch"])
+@pytest.mark.parametrize("name", ["transfer", "alloc", "overlap", "launch", "exec"])
 def test_help_imports_no_torch(name: str) -> None:
     """The help needs no torch, and has examples."""
     code = (

@@ -134,6 +134,11 @@ class TestBinding:
         assert numapin("run", *options).out == torchrun(*options).out == "a$b\n"
         assert numapin("run", "--dry-run", *options).out.endswith("tool$$x' 'a$b'\n")
 
+    def test_pipes_end_as_they_do(self) -> None:
+        """The shim is Python, which ignores SIGPIPE; the rank's program does not inherit that, as under torchrun."""
+        done = numapin("run", "--quiet", "--nproc-per-node", "1", "--no-python", "sh", "-c", "yes | head -n 1")
+        assert (done.status, done.out, "roken pipe" in done.err) == (0, "y\n", False), done.err
+
     @pytest.mark.parametrize("redirect", ["2>&-", "2>/dev/full"])
     def test_stderr_that_cannot_be_written(self, tmp_path: Path, redirect: str) -> None:
         """A closed or full stderr stops no job."""

@@ -13,7 +13,17 @@ import pytest
 import torch
 
 from numapin import region
-from numapin.bench import alloc, alloc_case, buffers, launch_case, overlap, overlap_case, transfer, transfer_case
+from numapin.bench import (
+    alloc,
+    alloc_case,
+    buffers,
+    exec_case,
+    launch_case,
+    overlap,
+    overlap_case,
+    transfer,
+    transfer_case,
+)
 from numapin.errors import MachineError, NumapinError
 
 if TYPE_CHECKING:
@@ -225,6 +235,22 @@ class TestOverlap:
         assert figures["hidden_share"] == 0
         assert figures["host_ms"] >= figures["copy_ms"] > 0
         assert 0 < figures["busy_share"] < 1
+
+
+class TestExec:
+    """Starts with and without what stands before a command."""
+
+    def test_figures(self) -> None:
+        """Medians, the median of each pair's difference, and what is least of each."""
+        assert exec_case.figures([(1, 11, 5), (2, 10, 4), (3, 30, 9)]) == {
+            "plain_ms": 2, "total_ms": 11, "added_ms": 10, "least_ms": 9, "cpu_ms": 4,
+        }  # fmt: skip
+
+    def test_a_command_that_fails(self) -> None:
+        """It is an error, and no figure."""
+        assert exec_case.time_ms(["true"])[0] > 0
+        with pytest.raises(NumapinError, match="false ended with status 1"):
+            exec_case.time_ms(["false"])
 
 
 class TestLaunch:

@@ -21,10 +21,11 @@ MODULES = {
 
 PURE = (
     *("errors", "cpulist", "sizes", "openmp", "fields", "request", "allot", "allot_memory", "plan", "view"),
+    *("tasks", "slices"),
     *("observed", "report", "verify", "top"),
     *("topology.address", "topology.model", "topology.readings", "topology.build", "topology.visible"),
     *("topology.hwloc", "topology.nccl", "topology.xmlfile"),
-    *("bench.model", "bench.transfer", "bench.alloc", "bench.overlap", "bench.launch", "bench.nearest"),
+    *("bench.model", "bench.transfer", "bench.alloc", "bench.overlap", "bench.launch", "bench.exec", "bench.nearest"),
     *(f"doctor.{name}" for name in ("model", "placement", "host", "software", "advice", "examine")),
     "jobs",
     *("trace.intervals", "trace.records", "trace.reading", "trace.analysis", "trace.findings", "trace.report"),
@@ -45,10 +46,10 @@ ONLY_IN = {
 # A layer imports none of the layers after it; within one layer everything goes, but for cycles.
 LAYERS = (
     ("errors", "cpulist", "topology.address"),
-    ("fields", "request", "observed"),
+    ("fields", "request", "observed", "tasks"),
     ("topology.model", "topology.readings"),
     ("topology.build", "topology.visible", "topology.hwloc", "topology.nccl", "topology.xmlfile"),
-    ("allot", "allot_memory", "plan", "report", "verify", "top"),
+    ("allot", "allot_memory", "plan", "slices", "report", "verify", "top"),
     ("cli",),
 )
 

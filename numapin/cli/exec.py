@@ -1,0 +1,79 @@
+"""`numapin exec`: bind one rank that something else started. Edge.
+
+Comes in: the environment that a launcher gave this process, binding options or a plan, and a command. Goes out: the
+command, in the same process, bound. With a plan that is there, and no binding options, `entry` does the same sooner.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from numapin.cli.options import BINDING, gpu_environment, request_from, topology_from
+from numapin.errors import UsageError
+from numapin.execute import enter, find_slice
+from numapin.slices import has_own_cpus, plan_task
+from numapin.started_by import cpus_of_job, launcher_cpus
+from numapin.tasks import find_task
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numapin.slices import Slice
+    from numapin.tasks import Task
+
+_DECIDES: Final = [option.name for option in BINDING if option.name != "strict"]
+
+
+@click.command(name="exec", params=list(BINDING), context_settings={"allow_interspersed_args": False})
+@click.option(
+    "--plan",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Take this task's part of a plan that was made once (numapin plan --json), without reading the machine. "
+    "Default: plan.json in NUMAPIN_RUN_DIR, if it is there; else a plan is made.",
+)
+@click.option("--local-rank", type=click.IntRange(0, 999_999), metavar="N", help="This task's number on its host.")
+@click.option("--local-size", type=click.IntRange(1, 999_999), metavar="N", help="How many tasks its host has.")
+@click.option("--verbose", is_flag=True, help="Say on stderr what was found, planned and bound.")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.pass_context
+def exec(ctx: click.Context, /, command: tuple[str, ...], plan: Path | None, **given: Any) -> None:  # noqa: A001, ANN401 - the command's name; click passes options by name
+    """Bind this process as one rank of its host, and become COMMAND.
+
+    For ranks that something else starts: srun, mpirun, torchrun --no-python, accelerate launch --no_python,
+    deepspeed --no_python. The local rank is the launcher's: LOCAL_RANK, else Open MPI's, MPICH's, PMI's, PALS's,
+    Flux's or jsrun's variable, else SLURM_LOCALID. The command needs no change, and may be any program.
+
+    \b
+    Examples:
+      srun --cpu-bind=none numapin exec -- python train.py
+      mpirun --bind-to none -np 8 numapin exec --bind exclusive -- python train.py
+      torchrun --nproc-per-node 8 --no-python numapin exec -- python train.py
+      numapin plan --json > plan.json; srun numapin exec --plan plan.json -- python train.py
+      numapin exec --local-rank 1 --local-size 4 --verbose -- true     what would rank 1 of 4 get?
+    """  # noqa: D301 - \b is click's mark for a paragraph that is kept as it is
+    task = find_task(os.environ, rank=given["local_rank"], size=given["local_size"])
+    decides = [name for name in _DECIDES if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE]
+    if plan is not None and decides:
+        raise UsageError(
+            f"--plan {plan} has decided what --{decides[0].replace('_', '-')} says",
+            "give that option to: numapin plan --json",
+        )
+    part = None if decides else find_slice(task, os.environ, file=None if plan is None else os.fspath(plan))
+    enter(part or _planned(task, given), task, command, strict=given["strict"], verbose=given["verbose"])
+
+
+def _planned(task: Task, binding: Mapping[str, Any]) -> Slice:
+    """Read the machine as this task may use it, and plan."""
+    topology = topology_from(gpu_nodes=binding["gpu_nodes"])
+    request = request_from(dict(binding), num_ranks=None)
+    own_cpus = has_own_cpus(
+        topology.allowed.cpus, launcher=launcher_cpus(task), limit=cpus_of_job(os.environ), size=task.size
+    )
+    part = plan_task(topology, request, task, own_cpus=own_cpus)
+    os.environ.update(gpu_environment(topology, binding["gpus"]))
+    return part

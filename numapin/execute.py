@@ -1,0 +1,154 @@
+"""Bind this process as one of its host's tasks, and become the command. Edge.
+
+Comes in: which task this is, and a plan that was made once: a file, or what `numapin run` or a run directory left.
+Goes out: the command, in the same process, bound. Imports neither click nor a reader of the machine:
+it must be quick.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from numapin import bind, cpulist, rundir, slices
+from numapin.errors import BindingRefused, MachineError
+from numapin.fields import Fields
+from numapin.plan import Plan, RankPlan
+from numapin.rank import become
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from typing import NoReturn
+
+    from numapin.slices import Slice
+    from numapin.tasks import Task
+
+_BINDING: Final = "NUMAPIN_BINDING"
+_PLAN: Final = "NUMAPIN_PLAN"
+_WRITE_ONE: Final = "write one with: numapin plan --nproc-per-node N --json > FILE"
+_MAX_FILE_BYTES: Final = 16 << 20
+
+
+def find_slice(task: Task, environ: Mapping[str, str], *, file: str | None) -> Slice | None:
+    """Return this task's part of the plan that there is, inside the CPUs it may use; None where there is no plan.
+
+    1. `file`, as the user named it.
+    2. What `numapin run` gave this rank, for a command of its that starts this.
+    3. The plan in the environment or in the run directory.
+
+    Raises MachineError where it cannot be read and UsageError where it is not for this task.
+    """
+    found = _found(task, environ, file)
+    if found is None:
+        return None
+    return replace(found, rank=slices.inside(found.rank, frozenset(os.sched_getaffinity(0))))
+
+
+def has_plan(environ: Mapping[str, str]) -> bool:
+    """Return whether the environment has a plan, or names a run directory that has one."""
+    return _BINDING in environ or _PLAN in environ or _planned_file(environ) is not None
+
+
+def _found(task: Task, environ: Mapping[str, str], file: str | None) -> Slice | None:
+    if file is not None:
+        return _slice(_read(file), task, environ, source=file)
+    if _BINDING in environ and task.variable == "LOCAL_RANK":
+        top = Fields.top(_BINDING, environ[_BINDING], hint=f"unset {_BINDING}")
+        return slices.Slice(rank=RankPlan.from_fields(top), source=f"{_BINDING}, from numapin run")
+    if _PLAN in environ:
+        return _slice(environ[_PLAN], task, environ, source=_PLAN)
+    path = _planned_file(environ)
+    return None if path is None else _slice(_read(path), task, environ, source=path)
+
+
+def _planned_file(environ: Mapping[str, str]) -> str | None:
+    folder = environ.get("NUMAPIN_RUN_DIR")
+    path = os.path.join(folder, rundir.PLAN) if folder else None
+    return path if path and os.path.exists(path) else None
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            content = file.read(_MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise MachineError(f"{path} cannot be read: {error.strerror}", _WRITE_ONE) from None
+    if len(content) > _MAX_FILE_BYTES:
+        raise MachineError(f"{path} is larger than {_MAX_FILE_BYTES >> 20} MiB, which no plan is", _WRITE_ONE)
+    return content.decode(errors="replace")
+
+
+def _slice(text: str, task: Task, environ: Mapping[str, str], *, source: str) -> Slice:
+    plan = Plan.from_json(text, source=source)
+    only_gpu = _only_gpu(environ) if any(rank.gpu for rank in plan.ranks) else None
+    return slices.slice_of(plan, task, source=source, only_gpu=only_gpu)
+
+
+def _only_gpu(environ: Mapping[str, str]) -> str | None:
+    """Return the UUID, or its beginning, of the GPU that this task sees, None where it sees several or nobody can tell.
+
+    An index says nothing by itself: in a container or cgroup of its own every task's is 0. Only then NVML is asked.
+    """
+    visible = environ.get("CUDA_VISIBLE_DEVICES", "").strip()
+    if not visible or "," in visible:
+        return None
+    if visible.startswith("GPU-"):
+        return visible
+    from numapin.topology.discover import discover
+
+    seen = discover(environ=environ).visible_gpus
+    return seen[0].uuid if len(seen) == 1 else None
+
+
+# --- becoming the command --------------------------------------------------------------------------------------------
+
+
+def enter(part: Slice, task: Task, command: Sequence[str], *, strict: bool, verbose: bool) -> NoReturn:
+    """Bind this process, say what came of it, and become the command.
+
+    Raises BindingRefused with `strict`, where anything cannot be bound exactly as planned.
+    """
+    applied = bind.apply(part.rank)
+    missed = (*(() if part.rank.exact else (part.rank.reason,)), *applied.shortfalls)
+    if strict and missed:
+        raise BindingRefused(
+            f"--strict: rank {task.rank} cannot be bound exactly: {'; '.join(missed)}",
+            "see every decision with: numapin exec --verbose; without --strict the rank runs with what it gets",
+        )
+    if task.rank == 0:
+        say(f"warning: {text}" for text in part.warnings)
+    say(f"warning: rank {task.rank}: {text}" for text in missed)
+    if verbose:
+        say(f"rank {task.rank}: {text}" for text in _story(part, task, applied))
+    os.environ.pop(_PLAN, None)
+    os.environ[_BINDING] = json.dumps(part.rank.to_json())
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, part.rank.num_threads)))
+    become(list(command))
+
+
+def _story(part: Slice, task: Task, applied: bind.Applied) -> tuple[str, ...]:
+    """Say what was found, what was planned, and what holds."""
+    rank = part.rank
+    policy = applied.memory.value if applied.memory else "unknown"
+    held = f"{policy} {cpulist.render(applied.nodes)}".rstrip()
+    threads = os.environ.get("OMP_NUM_THREADS")
+    return (
+        f"this is {task}",
+        *(*task.notes, *part.notes),
+        f"the plan: {part.source}",
+        f"the reason: {rank.reason}",
+        f"bound to: CPUs {cpulist.render(applied.cpus)}, memory {held}",
+        f"OMP_NUM_THREADS={rank.num_threads}" if threads is None else f"OMP_NUM_THREADS={threads} was set, and stays",
+    )
+
+
+def say(texts: Iterable[str]) -> None:
+    """Write lines to stderr, each in one piece: tasks share it. One that is closed or full stops no job."""
+    for text in texts:
+        with suppress(OSError, AttributeError):
+            sys.stderr.write(f"numapin: {text}\n")
+            sys.stderr.flush()

@@ -1,0 +1,404 @@
+"""`numapin exec` as launchers start it: what the kernel says of the command that it became."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from numapin import cpulist
+from tests.integration.launching import NUMAPIN, REFUSE_POLICY, TORCHRUN, Done, call, environment, numapin, script
+
+if TYPE_CHECKING:
+    from tests.nvml.fake import FakeNvml
+
+ENTRY = (sys.executable, "-m", "numapin.cli.entry")
+"""The installed program, which reads plain lines without click; NUMAPIN is click's way."""
+
+CPUS = sorted(os.sched_getaffinity(0))
+LAST = CPUS[-1]
+TASK = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+MPI = {"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+DUMP = """
+import ctypes, json, os
+status = open("/proc/self/status").read()
+cpus = next(line.split()[1] for line in status.splitlines() if line.startswith("Cpus_allowed_list"))
+mode = ctypes.c_int(-1)
+ctypes.CDLL("libnuma.so.1").get_mempolicy(ctypes.byref(mode), None, 0, None, 0)
+environ = dict(os.environ) | {"RANK": os.environ.get("RANK", "0"), "cpus": cpus, "mode": str(mode.value)}
+os.write(1, (json.dumps(environ | {"pid": str(os.getpid())}) + "\\n").encode())  # in one piece: ranks share the pipe
+"""
+needs_two_cpus = pytest.mark.skipif(len(CPUS) < 2, reason="fewer than two CPUs may be used here")
+
+
+@pytest.fixture
+def dump(tmp_path: Path) -> str:
+    """Give a script that prints what the kernel says of it, and its environment."""
+    return script(tmp_path, DUMP)
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> str:
+    """Give a plan of two ranks with a CPU each."""
+    path = tmp_path / "plan.json"
+    path.write_text(numapin("plan", "--nproc-per-node", "2", "--bind", "exclusive", "--json").out)
+    return str(path)
+
+
+def start(*command: str, **changes: str) -> Done:
+    """Run a command to its end."""
+    return call(*command, cwd=None, **changes)
+
+
+def enter(*arguments: str, **changes: str) -> Done:
+    """Run `numapin exec` as the installed program does."""
+    return start(*ENTRY, "exec", *arguments, **changes)
+
+
+def become(path: str, *arguments: str, **changes: str) -> dict[str, str]:
+    """Return what the script says after `numapin exec` became it."""
+    done = enter(*arguments, "--", sys.executable, path, **changes)
+    assert done.status == 0, done.err
+    return done.json_lines()[0]
+
+
+class TestBinding:
+    """What the command finds."""
+
+    @needs_two_cpus
+    @pytest.mark.parametrize("variables", [TASK, MPI, {"SLURM_LOCALID": "1", "SLURM_STEP_TASKS_PER_NODE": "2(x3)"}])
+    def test_its_own_part(self, dump: str, variables: dict[str, str]) -> None:
+        """Below torchrun, mpirun and srun the kernel shows rank 1 of 2 on the second CPU."""
+        found = become(dump, "--bind", "exclusive", **variables)
+        assert found["cpus"] == str(CPUS[1])
+        binding = json.loads(found["NUMAPIN_BINDING"])
+        assert (binding["local_rank"], binding["cpus"]) == (1, found["cpus"])
+        assert found["OMP_NUM_THREADS"] == str(binding["num_threads"])
+
+    def test_memory_policy(self, dump: str) -> None:
+        """The policy is there before the command starts; `local` is MPOL_LOCAL, or MPOL_PREFERRED on older kernels."""
+        assert become(dump, "--memory", "local", **TASK)["mode"] in ("4", "1")
+        assert become(dump, "--memory", "interleave=0", **TASK)["mode"] == "3"
+
+    def test_the_thread_count_that_is_set_stays(self, dump: str) -> None:
+        """OMP_NUM_THREADS is the user's where it is set."""
+        assert become(dump, OMP_NUM_THREADS="7", **TASK)["OMP_NUM_THREADS"] == "7"
+
+    def test_it_is_the_same_process(self, dump: str) -> None:
+        """No process is put between the launcher and the command, with a plan and without."""
+        for options in ((), ("--bind", "none")):
+            process = subprocess.Popen(
+                [*ENTRY, "exec", *options, "--", sys.executable, dump], stdout=subprocess.PIPE, env=environment(**TASK)
+            )
+            out, _ = process.communicate(timeout=60)
+            assert json.loads(out)["pid"] == str(process.pid)
+
+    def test_given_rank(self, dump: str) -> None:
+        """--local-rank and --local-size win over what is set."""
+        found = become(dump, "--local-rank", "0", "--local-size", "3", **TASK)
+        assert json.loads(found["NUMAPIN_BINDING"])["local_rank"] == 0
+
+    def test_nothing_else_is_exported(self, dump: str) -> None:
+        """The command's environment has two variables more, and CUDA_VISIBLE_DEVICES as it was."""
+        found = become(dump, CUDA_VISIBLE_DEVICES="3,1", **TASK)
+        assert found["CUDA_VISIBLE_DEVICES"] == "3,1"
+        assert found.keys() - environment(**TASK).keys() - {"LC_CTYPE"} == {
+            *("NUMAPIN_BINDING", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"),
+            *({"RANK"} - environment().keys()),
+            *("cpus", "mode", "pid"),
+        }
+
+    def test_pipes_end_as_they_do(self) -> None:
+        """Python ignores SIGPIPE; the command does not inherit that."""
+        done = start("sh", "-c", f"{' '.join(ENTRY)} exec -- yes | head -n 1", **TASK)
+        assert (done.status, done.out, done.err) == (0, "y\n", "")
+
+
+class TestPlan:
+    """With a plan that was made once."""
+
+    @needs_two_cpus
+    @pytest.mark.parametrize("where", ["option", "run directory", "environment"])
+    def test_its_part_of_it(self, dump: str, plan: str, tmp_path: Path, where: str) -> None:
+        """The plan is a file that is named, plan.json in the run directory, or in the environment."""
+        options = {
+            "option": (("--plan", plan), {}),
+            "run directory": ((), {"NUMAPIN_RUN_DIR": str(tmp_path)}),
+            "environment": ((), {"NUMAPIN_PLAN": Path(plan).read_text()}),
+        }[where]
+        found = become(dump, *options[0], **options[1], **TASK)
+        assert found["cpus"] == str(CPUS[1])
+        assert "NUMAPIN_PLAN" not in found
+
+    def test_a_run_directory_without_a_plan(self, dump: str, tmp_path: Path) -> None:
+        """A plan is made then."""
+        assert become(dump, NUMAPIN_RUN_DIR=str(tmp_path), **TASK)["cpus"] == cpulist.render(CPUS)
+
+    @needs_two_cpus
+    def test_binding_options_make_a_new_one(self, dump: str, tmp_path: Path, plan: str) -> None:
+        """They overrule a plan that lies about; with --plan they contradict it."""
+        assert become(dump, "--bind", "node", NUMAPIN_RUN_DIR=str(tmp_path), **TASK)["cpus"] == cpulist.render(CPUS)
+        done = enter("--plan", plan, "--bind", "node", "true", **TASK)
+        assert (done.status, "has decided what --bind says" in done.err) == (2, True), done.err
+
+    @needs_two_cpus
+    def test_what_the_manager_gave_is_kept_to(self, dump: str, plan: str) -> None:
+        """Planned CPUs outside of what the task was given are not taken: said once, and refused with --strict."""
+        taskset = ("taskset", "-c", str(CPUS[0]))
+        done = start(*taskset, *ENTRY, "exec", "--plan", plan, "--", sys.executable, dump, **TASK)
+        assert done.json_lines()[0]["cpus"] == str(CPUS[0])
+        assert done.err.count(f"planned CPUs {CPUS[1]} are not among those that this task was given") == 1
+        done = start(*taskset, *ENTRY, "exec", "--plan", plan, "--strict", "--", sys.executable, dump, **TASK)
+        assert (done.status, done.out) == (5, "")
+
+    def test_without_reading_the_machine(self, plan: str) -> None:
+        """Neither click nor rich nor torch nor pynvml nor a reader of the machine is imported."""
+        heavy = ("click", "rich", "torch", "pynvml", "numapin.topology")
+        code = (
+            "import os, sys; from numapin.cli.entry import main\n"
+            f"os.execvp = lambda *_: os._exit(any(name in sys.modules for name in {heavy}))\n"
+            f"sys.argv = ['numapin', 'exec', '--plan', {plan!r}, 'true']; main()"
+        )
+        done = start(sys.executable, "-c", code, **TASK)
+        assert done.status == 0, done.err
+
+    @pytest.mark.parametrize(
+        ("text", "status", "why"),
+        [
+            (None, 3, "cannot be read: No such file"),
+            ("", 3, "not JSON"),
+            ("{}", 3, "schema"),
+            (
+                '{"schema": "numapin.plan/1", "bind": "node", "memory": "none", "ranks": [], "warnings": []}',
+                2,
+                "is for",
+            ),
+        ],
+    )
+    def test_what_is_no_plan(self, tmp_path: Path, text: str | None, status: int, why: str) -> None:
+        """The file is named, with what is wrong in it, and with what writes one; click says the same."""
+        path = tmp_path / "p.json"
+        if text is not None:
+            path.write_text(text)
+        for program in (ENTRY, NUMAPIN):
+            done = start(*program, "exec", "--plan", str(path), "true", **TASK)
+            assert (done.status, why in done.err, str(path) in done.err) == (status, True, True), done.err
+            assert "numapin plan" in done.err
+
+
+class TestLaunchers:
+    """Below launchers that start ranks themselves."""
+
+    def _ranks(self, *command: str, **changes: str) -> list[dict[str, Any]]:
+        done = start(*command, **changes)
+        assert done.status == 0, done.err
+        return done.json_lines()
+
+    @needs_two_cpus
+    def test_torchrun(self, dump: str) -> None:
+        """`torchrun --no-python numapin exec` gives each rank its own CPU."""
+        run = (*TORCHRUN, "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2", "--no-python")
+        ranks = self._ranks(*run, *ENTRY, "exec", "--bind", "exclusive", "--", sys.executable, dump)
+        assert [rank["cpus"] for rank in ranks] == [str(cpu) for cpu in CPUS[:2]]
+
+    @needs_two_cpus
+    def test_accelerate(self, dump: str) -> None:
+        """So does `accelerate launch --no_python`, which starts torch's launcher."""
+        pytest.importorskip("accelerate")
+        launch = (sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2")
+        options = ("--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--no_python")
+        ranks = self._ranks(*launch, *options, *ENTRY, "exec", "--bind", "exclusive", "--", sys.executable, dump)
+        assert [rank["cpus"] for rank in ranks] == [str(cpu) for cpu in CPUS[:2]]
+
+    @needs_two_cpus
+    def test_deepspeed(self, dump: str) -> None:
+        """Its variables are known, and so is the --local_rank=N that it puts behind the program."""
+        variables = {"LOCAL_RANK": "1", "LOCAL_SIZE": "2", "RANK": "1", "WORLD_SIZE": "2", "CROSS_SIZE": "1"}
+        command = ("--local_rank=1", "exec", "--bind", "exclusive", "--", sys.executable, dump)
+        (rank,) = self._ranks(*ENTRY, *command, **variables)
+        assert rank["cpus"] == str(CPUS[1])
+
+    @needs_two_cpus
+    def test_numapin_run(self, dump: str) -> None:
+        """A rank of `numapin run` keeps what that gave it."""
+        run = (*NUMAPIN, "run", "--quiet", "--nproc-per-node", "2", "--bind", "exclusive", "--no-python")
+        ranks = self._ranks(*run, *ENTRY, "exec", "--", sys.executable, dump)
+        assert [rank["cpus"] for rank in ranks] == [str(cpu) for cpu in CPUS[:2]]
+
+    @needs_two_cpus
+    def test_a_virtual_local_rank(self, dump: str, plan: str) -> None:
+        """What `numapin run` gave counts, and not LOCAL_RANK, which --virtual-local-rank makes 0 in every rank."""
+        binding = json.dumps(json.loads(Path(plan).read_text())["ranks"][1])
+        (rank,) = self._ranks(
+            *ENTRY, "exec", "--", sys.executable, dump, **(TASK | {"LOCAL_RANK": "0"}), NUMAPIN_BINDING=binding
+        )
+        assert (rank["cpus"], json.loads(rank["NUMAPIN_BINDING"])["cpus"]) == (str(CPUS[1]), str(CPUS[1]))
+
+    def _below_mpirun(self, folder: Path, *command: str) -> tuple[str, ...]:
+        """Return a launcher that starts the command as task 1 of 2, with a shell between them."""
+        words = (
+            *command,
+            *ENTRY,
+            "exec",
+            "--verbose",
+            "--bind",
+            "exclusive",
+            "--",
+            sys.executable,
+            f"{folder}/train.py",
+        )
+        line = shlex.join(words)
+        code = f"import os, subprocess, sys\ncommand = ['sh', '-c', {line + '; exit $?'!r}]\n"
+        code += f"sys.exit(subprocess.run(command, env=os.environ | {MPI}).returncode)"
+        return (sys.executable, script(folder, code, "mpirun.py"))
+
+    @needs_two_cpus
+    @pytest.mark.usefixtures("dump")
+    def test_a_manager_that_binds(self, tmp_path: Path) -> None:
+        """CPUs that were given to this task alone are not split again, though it is one of two."""
+        done = start(*self._below_mpirun(tmp_path, "taskset", "-c", str(LAST)))
+        assert done.json_lines()[0]["cpus"] == str(LAST)
+        assert f"for this task alone: CPUs {LAST} are its own" in done.err
+
+    @needs_two_cpus
+    @pytest.mark.usefixtures("dump")
+    def test_a_restricted_launcher(self, tmp_path: Path) -> None:
+        """CPUs that the launcher has, too, are shared by its ranks: one core is not enough for two of them."""
+        done = start("taskset", "-c", str(LAST), *self._below_mpirun(tmp_path))
+        assert (done.status, "want cores of their own" in done.err) == (4, True), done.err
+
+
+class TestGpus:
+    """Tasks that see all GPUs, or one."""
+
+    @pytest.fixture
+    def two_gpus(self, fake_nvml: FakeNvml, tmp_path: Path) -> dict[str, str]:
+        """Give an environment in which NVML tells of two GPUs, as task 0 of 2."""
+        recorded = (Path(__file__).parents[1] / "nvml" / "h200-x2-vm.nvml").read_text()
+        return fake_nvml.environment(tmp_path, recorded) | TASK | {"LOCAL_RANK": "0"}
+
+    def _gpu(self, path: str, *options: str, **changes: str) -> dict[str, Any]:
+        gpu: dict[str, Any] = json.loads(become(path, *options, **changes)["NUMAPIN_BINDING"])["gpu"]
+        return gpu
+
+    def test_by_rank(self, dump: str, two_gpus: dict[str, str]) -> None:
+        """Rank n uses visible GPU n; --gpus chooses, and only that exports CUDA_VISIBLE_DEVICES, as UUIDs."""
+        assert self._gpu(dump, **two_gpus)["index"] == 0
+        assert self._gpu(dump, **two_gpus | {"CUDA_VISIBLE_DEVICES": "1,0"})["index"] == 1
+        found = become(dump, "--gpus", "1", **two_gpus)
+        gpu = json.loads(found["NUMAPIN_BINDING"])["gpu"]
+        assert (gpu["index"], gpu["uuid"]) == (1, found["CUDA_VISIBLE_DEVICES"])
+
+    def test_the_one_that_it_sees(self, dump: str, two_gpus: dict[str, str], tmp_path: Path) -> None:
+        """A task that sees one GPU uses it, whatever its rank: with a plan too, for which an index asks NVML."""
+        path = tmp_path / "two.json"
+        path.write_text(start(*NUMAPIN, "plan", "--json", **two_gpus).out)
+        uuid = json.loads(path.read_text())["ranks"][1]["gpu"]["uuid"]
+        for options in ((), ("--plan", str(path))):
+            for visible in ("1", uuid):
+                assert self._gpu(dump, *options, **two_gpus | {"CUDA_VISIBLE_DEVICES": visible})["uuid"] == uuid
+
+    def test_a_plan_needs_no_nvml(
+        self, dump: str, two_gpus: dict[str, str], fake_nvml: FakeNvml, tmp_path: Path
+    ) -> None:
+        """With a plan, and where a UUID or several GPUs are visible, NVML is not asked: here it would fail."""
+        path = tmp_path / "two.json"
+        path.write_text(start(*NUMAPIN, "plan", "--json", **two_gpus).out)
+        uuid = json.loads(path.read_text())["ranks"][1]["gpu"]["uuid"]
+        broken = fake_nvml.environment(tmp_path, "fail init 18\n") | TASK | {"LOCAL_RANK": "0"}
+        assert self._gpu(dump, "--plan", str(path), **broken | {"CUDA_VISIBLE_DEVICES": uuid})["uuid"] == uuid
+        assert self._gpu(dump, "--plan", str(path), **broken)["index"] == 0
+
+
+class TestErrors:
+    """What is wrong is said, and the status says of what kind it is."""
+
+    def test_no_rank(self) -> None:
+        """Without a rank the variables are named."""
+        done = enter("true")
+        assert done.status == 2
+        assert "none of LOCAL_RANK, OMPI_COMM_WORLD_LOCAL_RANK" in done.err
+        assert "hint: " in done.err
+
+    @pytest.mark.parametrize("options", [(), ("--bind", "node")])
+    def test_contradictions(self, options: tuple[str, ...]) -> None:
+        """Ranks that contradict each other are named with their values, before the machine is read."""
+        done = enter(*options, "true", **{**TASK, **MPI, "LOCAL_RANK": "0"})
+        assert done.status == 2
+        assert "LOCAL_RANK=0 and LOCAL_WORLD_SIZE=2 contradict OMPI_COMM_WORLD_LOCAL_RANK=1" in done.err
+
+    @pytest.mark.parametrize(
+        ("command", "status", "why"),
+        [
+            ("no-such-program", 127, "no-such-program: command not found"),
+            ("./no-such-program", 127, "./no-such-program: No such file or directory"),
+            ("/", 126, "/: Permission denied"),
+        ],
+    )
+    def test_commands_that_cannot_be(self, plan: str, command: str, status: int, why: str) -> None:
+        """The status is a shell's, with a plan and without."""
+        for options in (("--plan", plan), ("--bind", "none")):
+            done = enter(*options, "--", command, **TASK)
+            assert (done.status, why in done.err) == (status, True), done.err
+
+    @pytest.mark.parametrize("arguments", [(), ("--",), ("--plan",), ("--local-size", "0", "true"), ("--nope", "true")])
+    def test_usage(self, arguments: tuple[str, ...]) -> None:
+        """A line that cannot be read has status 2."""
+        assert enter(*arguments, **TASK).status == 2
+
+    def test_a_policy_that_is_refused(self) -> None:
+        """Without --strict the rank runs, and says once what to do; with it the command does not start."""
+        command = (*ENTRY, "exec", "--memory", "interleave=0")
+        done = start(*REFUSE_POLICY, *command, "--", sys.executable, "-c", "print('ran')", **TASK)
+        if "cannot install" in done.err:
+            pytest.skip(done.err)
+        assert (done.status, done.out, done.err.count("was refused")) == (0, "ran\n", 1), done.err
+        done = start(*REFUSE_POLICY, *command, "--strict", "--", sys.executable, "-c", "print('ran')", **TASK)
+        assert (done.status, done.out) == (5, ""), done.err
+
+    @pytest.mark.parametrize("redirect", ["2>&-", "2>/dev/full"])
+    def test_stderr_that_cannot_be_written(self, redirect: str) -> None:
+        """A closed or full stderr stops no job."""
+        done = start("sh", "-c", f"{' '.join(ENTRY)} exec --verbose -- echo ran {redirect}", **TASK)
+        assert (done.status, done.out) == (0, "ran\n")
+
+
+class TestVerbose:
+    """What --verbose says."""
+
+    def test_all_that_was_found(self, plan: str) -> None:
+        """The task with who told, the plan, the reason, and what holds; nothing on stdout."""
+        done = enter("--verbose", "--plan", plan, "true", **TASK, SLURM_LOCALID="0")
+        assert done.out == ""
+        for text in (
+            "rank 1: this is rank 1 of 2 on this host (LOCAL_RANK=1, LOCAL_WORLD_SIZE=2)",
+            "SLURM_LOCALID=0 does not count beside LOCAL_RANK",
+            f"the plan: {plan}",
+            "the reason: no GPU: rank 1 of 2",
+            f"bound to: CPUs {CPUS[1 % len(CPUS)]}, memory",
+            "OMP_NUM_THREADS=1",
+        ):
+            assert text in done.err
+
+    def test_silent_without(self, plan: str) -> None:
+        """Where all went as planned nothing is said."""
+        assert enter("--plan", plan, "true", **TASK).err == ""
+        assert enter("true", **TASK).err == ""
+
+
+def test_help_and_completion() -> None:
+    """--help has examples and imports no torch; options are completed."""
+    code = "import sys; from numapin.cli.main import numapin; numapin(['exec', '--help'], standalone_mode=False)"
+    done = start(sys.executable, "-c", f"{code}; sys.exit('torch' in sys.modules)")
+    assert (done.status, "srun --cpu-bind=none numapin exec" in done.out) == (0, True), done.err
+    done = start(*ENTRY, _NUMAPIN_COMPLETE="bash_complete", COMP_WORDS="numapin exec --lo", COMP_CWORD="2")
+    if "--local-rank" not in done.out:  # the program's name is in the variable's
+        done = numapin(_NUMAPIN_COMPLETE="bash_complete", COMP_WORDS="numapin exec --lo", COMP_CWORD="2")
+    assert "--local-rank" in done.out
+    assert "--local-size" in done.out
