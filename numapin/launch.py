@@ -21,6 +21,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.launcher.api import elastic_launch
 
 from numapin import rundir
+from numapin.agent import in_place_of_torchs
 from numapin.errors import NumapinError
 from numapin.torchrun import configure, python
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator, Sequence
 
+    from numapin.agent import Care
     from numapin.plan import Plan
     from numapin.torchrun import Job
 
@@ -36,11 +38,11 @@ _PACKAGE_PARENT: Final = str(Path(__file__).resolve().parent.parent)
 _RANK: Final = f"import sys; sys.path.append({_PACKAGE_PARENT!r}); from numapin.rank import main; main()"
 
 
-def launch(plan: Plan, job: Job, run_dir: str) -> None:
+def launch(plan: Plan, job: Job, run_dir: str, care: Care) -> None:
     """Run the ranks to their end.
 
     Raises what torchrun raises: ChildFailedError where a rank failed, SignalException where the launcher was told to
-    stop (all ranks are gone then).
+    stop (all ranks are gone then); and what `care` raises before a restart.
     """
     arguments = copy.copy(job.arguments)
     if _logs_nothing(arguments):
@@ -52,7 +54,7 @@ def launch(plan: Plan, job: Job, run_dir: str) -> None:
     # torch leaves some 300 000 objects that live until the end: without them the last collections take a third of a
     # second less.
     gc.freeze()
-    with _without_name_lookups() if job.is_alone else nullcontext():
+    with _without_name_lookups() if job.is_alone else nullcontext(), in_place_of_torchs(care):
         record(elastic_launch(config, sys.executable))(*_shim(command))
 
 
@@ -78,8 +80,9 @@ def _shim(command: Sequence[str]) -> list[str]:
     """
     program, *rest = command
     is_python, program = program == python(), program.replace("$", "$$")
+    ids = ["--local-rank=${local_rank}", f"--launcher={os.getpid()}"]
     first = [f"--exec={program}"] if is_python else ["--exec=", program]
-    return ["-I", "-S", f"-c{_RANK.replace('$', '$$')}", "--local-rank=${local_rank}", *first, *rest]
+    return ["-I", "-S", f"-c{_RANK.replace('$', '$$')}", *ids, *first, *rest]
 
 
 def _meet_on_loopback(arguments: argparse.Namespace) -> None:

@@ -40,6 +40,7 @@ MPOL_INTERLEAVE: Final = 3
 MPOL_LOCAL: Final = 4
 MPOL_PREFERRED_MANY: Final = 5  # since Linux 5.15; EINVAL before
 
+PR_SET_PDEATHSIG: Final = 1
 MADV_POPULATE_WRITE: Final = 23  # since Linux 5.14; EINVAL before
 FALLOC_FL_KEEP_SIZE: Final = 1
 FALLOC_FL_PUNCH_HOLE: Final = 2
@@ -86,6 +87,7 @@ _SIGNATURES: Final[dict[str, tuple[str | None, type, tuple[Any, ...]]]] = {
         (ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int),
     ),
     "madvise": (_LIBC, ctypes.c_int, (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)),
+    "prctl": (_LIBC, ctypes.c_int, (ctypes.c_int, *(ctypes.c_ulong,) * 4)),
     "fallocate": (_LIBC, ctypes.c_int, (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)),
     "numapin_stack_past_caches": (
         _STORES,
@@ -119,6 +121,14 @@ def get_memory_policy() -> tuple[int, frozenset[int]]:
     mode, mask = ctypes.c_int(), _Mask()
     _call("get_mempolicy", ctypes.byref(mode), mask, _MAX_NODES, None, 0)
     return mode.value & ~_MODE_FLAGS, cpulist.from_words(mask, word_bits=_WORD_BITS)
+
+
+def end_with_parent(number: int) -> None:
+    """Have this process get a signal when the thread that started it ends, however it ends; exec keeps that.
+
+    What this process starts does not inherit it. Raises OSError: EINVAL.
+    """
+    _call("prctl", PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
 def nodes_of_pages(addresses: Sequence[int], *, pid: int = 0) -> tuple[int, ...]:

@@ -1,8 +1,9 @@
 """Stage 4: the shim that each rank starts as. Edge.
 
-Comes in: `--local-rank=N --exec=PROGRAM ARGUMENTS…`, as the launcher wrote it, and the run directory in
-NUMAPIN_RUN_DIR. Binds this process, records what the kernel says about it, and execs the user's command. Goes out: the
-user's program, in the same process, bound; with NUMAPIN_BINDING (its slice of the plan, JSON) in its environment.
+Comes in: `--local-rank=N --launcher=PID --exec=PROGRAM ARGUMENTS…`, as the launcher wrote it, and the run directory in
+NUMAPIN_RUN_DIR. Ties this process to its launcher's life, binds it, records what the kernel says about it, and execs
+the user's command. Goes out: the user's program, in the same process, bound; with NUMAPIN_BINDING (its slice of the
+plan, JSON) in its environment.
 
 It is started with `python -I -S`, without site-packages, so that it costs milliseconds: this module and what it imports
 may use the standard library only.
@@ -17,7 +18,7 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from numapin import bind, rundir
+from numapin import bind, mail, native, rundir
 from numapin.errors import NumapinError
 from numapin.plan import Plan
 
@@ -34,7 +35,8 @@ def main() -> None:
     does not exist and 126 where it cannot be executed, as a shell does.
     """
     local_rank = sys.argv[1].removeprefix("--local-rank=")
-    program, rest = sys.argv[2].removeprefix("--exec="), sys.argv[3:]
+    _end_with(int(sys.argv[2].removeprefix("--launcher=")))
+    program, rest = sys.argv[3].removeprefix("--exec="), sys.argv[4:]
     text, source = rundir.take_plan(os.environ)
     rank = Plan.from_json(text, source=source).ranks[int(local_rank)]
     applied = bind.apply(rank)
@@ -42,7 +44,18 @@ def main() -> None:
     _record(rank, applied)
     os.environ["NUMAPIN_BINDING"] = json.dumps(rank.to_json())
     os.environ.setdefault("OMP_NUM_THREADS", str(rank.num_threads))
+    mail.accept()
     become([program, *rest] if program else rest)
+
+
+def _end_with(launcher: int) -> None:
+    """End this process, and the program that it becomes, when the launcher is gone: nobody else would end it then.
+
+    By SIGKILL, because a launcher that could still ask its ranks to leave has done so.
+    """
+    native.end_with_parent(signal.SIGKILL)
+    if os.getppid() != launcher:  # it ended before that
+        os._exit(1)
 
 
 def _record(rank: RankPlan, applied: bind.Applied) -> None:

@@ -11,11 +11,13 @@ import argparse
 import copy
 import os
 import shutil
+import signal
 import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from torch.distributed import argparse_util
 from torch.distributed import run as torch_run
 from torch.distributed.elastic.utils.api import macros
 
@@ -48,7 +50,7 @@ class Job:
     """A parsed command line. `own` are the arguments that are not torchrun's, as typed; `arguments` torchrun's.
 
     `command` is what each rank becomes, "${local_rank}" not yet put in. `nproc_per_node` is None where the user left
-    it to us, and `port_chosen` says whether --master-port was given.
+    it to us, `port_chosen` says whether --master-port was given, and `shutdown_timeout_s` is None for torch's own time.
     """
 
     arguments: argparse.Namespace
@@ -57,6 +59,19 @@ class Job:
     nproc_per_node: str | None
     numa_binding: str | None
     port_chosen: bool
+    shutdown_timeout_s: int | None = None
+
+    @property
+    def min_nodes(self) -> int:
+        """Return how many hosts the job needs at least."""
+        least, _ = torch_run.parse_min_max_nnodes(self.arguments.nnodes)
+        return int(least)
+
+    @property
+    def signals(self) -> frozenset[signal.Signals]:
+        """Return the signals on which torch ends all ranks; torch warns of a word that is no signal's."""
+        words = {word.strip() for word in getattr(self.arguments, "signals_to_handle", "").split(",")}
+        return frozenset(number for number in signal.Signals if number.name in words)
 
     @property
     def is_alone(self) -> bool:
@@ -104,7 +119,7 @@ def make_parser(own: Sequence[OwnOption], *, description: str, epilog: str) -> a
     torch_parser = torch_run.get_args_parser()
     torch_parser.__class__ = _TorchFirst
     parser = cast("_TorchFirst", torch_parser)
-    parser.own = frozenset(name for option in own for name in option.names)
+    parser.own = frozenset(name for option in own for name in option.names) | _add_what_torch_lacks(parser)
     parser.prog, parser.description, parser.epilog = "numapin run", description, epilog
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.conflict_handler = "resolve"  # a later torch may take one of our names; then ours keeps its meaning
@@ -126,6 +141,35 @@ def make_parser(own: Sequence[OwnOption], *, description: str, epilog: str) -> a
     return parser
 
 
+def _add_what_torch_lacks(parser: argparse.ArgumentParser) -> frozenset[str]:
+    """Give an older torch the option --shutdown-timeout of torch 2.13; return the names that were added."""
+    names = ("--shutdown-timeout", "--shutdown_timeout")
+    if any(name in action.option_strings for action in parser._actions for name in names):  # noqa: SLF001 - no other way
+        return frozenset()
+    parser.add_argument(
+        *names,
+        action=argparse_util.env,
+        type=int,
+        default=None,
+        help="Time in seconds between asking ranks to end and killing them (30, or TORCH_ELASTIC_SHUTDOWN_TIMEOUT).",
+    )
+    return frozenset(names)
+
+
+def _shutdown_timeout_s(arguments: argparse.Namespace) -> int | None:
+    """Return the time that the option or torch's variable gives. Raises UsageError for what torch 2.13 refuses."""
+    given = arguments.shutdown_timeout
+    try:
+        seconds = int(os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) if given is None else given
+    except KeyError:
+        return None
+    except ValueError as error:
+        raise UsageError(f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT: {error}", "give seconds, such as 60") from None
+    if seconds < 0:
+        raise UsageError(f"--shutdown-timeout is {seconds}; it must not be negative", "give seconds, such as 60")
+    return int(seconds)
+
+
 def parse(arguments: Sequence[str], parser: argparse.ArgumentParser) -> Job:
     """Parse a command line as torchrun would.
 
@@ -136,13 +180,15 @@ def parse(arguments: Sequence[str], parser: argparse.ArgumentParser) -> Job:
     port_chosen = parsed.master_port is not None
     parsed.master_port = parsed.master_port or 29500
     _require_program(parsed)
+    command = _command(parsed)
     return Job(
         arguments=parsed,
         own=tuple(given["numapin_own"]),
-        command=_command(parsed),
+        command=command,
         nproc_per_node=given["nproc_per_node"],
         numa_binding=given["numa_binding"],
         port_chosen=port_chosen,
+        shutdown_timeout_s=_shutdown_timeout_s(parsed),
     )
 
 

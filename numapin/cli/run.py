@@ -9,17 +9,19 @@ import os
 import shlex
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
 
-from numapin import preload
+from numapin import lost, preload
 from numapin.bind import rehearse
 from numapin.cli.options import BINDING, gpu_environment, request_from, topology_from
 from numapin.cli.output import say, show, warn
-from numapin.errors import BindingRefused, UsageError
+from numapin.errors import BindingRefused, NumapinError, UsageError
+from numapin.mail import open_mailbox
 from numapin.plan import make_plan
 from numapin.rundir import run_directory
 from numapin.topology.visible import first_visible
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from contextlib import AbstractContextManager
 
+    from numapin.mail import Mailbox
     from numapin.plan import Plan
     from numapin.report import Report
     from numapin.request import Request
@@ -99,10 +102,11 @@ class _RunCommand(click.Command):
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def run(arguments: tuple[str, ...]) -> None:
     """Run a training script, one bound rank per GPU. Replaces torchrun."""
-    start(*parse(arguments))
+    mailbox = open_mailbox()  # before torch is imported, which takes a second
+    start(*parse(arguments), mailbox)
 
 
-def start(job: Job, options: dict[str, Any], *, trace: str = "") -> None:
+def start(job: Job, options: dict[str, Any], mailbox: Mailbox, *, trace: str = "") -> None:
     """Read the machine, plan, and run the job to its end; `trace` is what the hook in the ranks is told."""
     topology = topology_from(gpu_nodes=options["gpu_nodes"])
     environment = {**gpu_environment(topology, options["gpus"]), **_hook_environment(job, options, trace)}
@@ -113,7 +117,7 @@ def start(job: Job, options: dict[str, Any], *, trace: str = "") -> None:
     if options["dry_run"]:
         _print_commands(plan, job, environment)
     else:
-        _launch(plan, job, environment, _watching(options))
+        _launch(plan, job, environment, _watching(options), mailbox)
 
 
 def make_run_parser(
@@ -221,12 +225,33 @@ def _print_commands(plan: Plan, job: Job, environment: dict[str, str]) -> None:
         click.echo(f"rank {rank.local_rank}: {' '.join(variables)} {shlex.join(job.command_of(rank.local_rank))}")
 
 
-def _launch(plan: Plan, job: Job, environment: dict[str, str], watch: Watching | None) -> None:
+def _launch(plan: Plan, job: Job, environment: dict[str, str], watch: Watching | None, mailbox: Mailbox) -> None:
+    from numapin.agent import Care
     from numapin.launch import launch
 
     os.environ.update(environment)
+    mailbox.leave(job.signals)
+    care = Care(
+        mailbox=mailbox,
+        shutdown_timeout_s=job.shutdown_timeout_s,
+        before_restart=partial(_require_gpus, plan),
+        min_nodes=job.min_nodes,
+    )
     with run_directory(os.environ) as run_dir, _watched(run_dir, len(plan.ranks), watch):
-        launch(plan, job, run_dir)
+        launch(plan, job, run_dir, care)
+
+
+def _require_gpus(plan: Plan) -> None:
+    """Look for every rank's GPU again. Raises NumapinError that names those which are lost."""
+    from numapin.topology.nvml import read_nvml
+
+    ranks = lost.ranks_without_gpu(plan, read_nvml()) if any(rank.gpu for rank in plan.ranks) else ()
+    if ranks:
+        raise NumapinError(
+            f"the driver no longer shows {lost.describe(ranks)}: this host leaves the job, which goes on elsewhere if "
+            "--nnodes MIN:MAX lets it",
+            "see what happened with: dmesg | grep -i xid; a reset or reboot brings the GPU back",
+        )
 
 
 def _watching(options: dict[str, Any]) -> Watching | None:

@@ -23,6 +23,7 @@ import click
 from numapin.cli.output import say, show
 from numapin.cli.run import parse, start
 from numapin.errors import NumapinError, UsageError
+from numapin.mail import open_mailbox
 from numapin.trace.analysis import analyse
 from numapin.trace.reading import read_trace
 from numapin.trace.report import make_report
@@ -86,16 +87,17 @@ def _read_command(first: Path, others: tuple[Path, ...], output: Path | None, *,
 
 
 def _run(arguments: tuple[str, ...]) -> None:
+    mailbox = open_mailbox()
     job, options = parse(arguments, _OPTIONS, command="trace", about=_ABOUT, epilog=_EPILOG)
     folder = Path(options["output"] or time.strftime("numapin-trace-%Y%m%d-%H%M%S")).absolute()
     settings = Settings(folder=str(folder), steps=options["steps"], skip=options["skip"])
     if options["dry_run"]:
-        start(job, options, trace=settings.to_text())
+        start(job, options, mailbox, trace=settings.to_text())
         return
     _make(folder, settings)
     try:
         with _stdout_to_stderr(wanted=options["as_json"]):
-            start(job, options, trace=settings.to_text())
+            start(job, options, mailbox, trace=settings.to_text())
     except BaseException:  # a rank failed, or Ctrl-C: what was traced until then is there
         try:
             _finish(folder, settings, as_json=options["as_json"])

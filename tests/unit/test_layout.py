@@ -22,7 +22,7 @@ MODULES = {
 PURE = (
     *("errors", "cpulist", "sizes", "openmp", "fields", "request", "allot", "allot_memory", "plan", "view"),
     *("tasks", "slices"),
-    *("observed", "report", "verify", "top"),
+    *("observed", "report", "verify", "top", "lost"),
     *("topology.address", "topology.model", "topology.readings", "topology.build", "topology.visible"),
     *("topology.hwloc", "topology.nccl", "topology.xmlfile"),
     *("bench.model", "bench.transfer", "bench.alloc", "bench.overlap", "bench.launch", "bench.exec", "bench.nearest"),
@@ -38,7 +38,7 @@ ONLY_IN = {
     "pynvml": ("topology.nvml",),
     "ctypes": ("native", "cuda", "topology.libnuma"),
     "numa": ("native", "topology.libnuma"),
-    "torch": ("launch", "torchrun", "data", "pinned", "bench", "trace.hook"),
+    "torch": ("launch", "agent", "torchrun", "data", "pinned", "bench", "trace.hook"),
     "click": ("cli",),
     "rich": ("cli", "view"),
 }
