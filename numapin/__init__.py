@@ -19,10 +19,12 @@ if TYPE_CHECKING:
         MachineFileError,
         NumapinError,
         PlanError,
+        RankError,
         UsageError,
     )
     from numapin.plan import Plan, RankPlan, make_plan
     from numapin.request import Bind, Memory, Request
+    from numapin.spawning import spawn
     from numapin.topology.discover import discover
     from numapin.topology.model import Allowed, Core, Gpu, Link, Nic, Node, Package, Topology
 
@@ -37,6 +39,7 @@ _HOME = {
             "MachineFileError",
             "NumapinError",
             "PlanError",
+            "RankError",
             "UsageError",
         ),
         "numapin.errors",
@@ -45,6 +48,7 @@ _HOME = {
     **dict.fromkeys(("Plan", "RankPlan", "make_plan"), "numapin.plan"),
     **dict.fromkeys(("Bind", "Memory", "Request"), "numapin.request"),
     "discover": "numapin.topology.discover",
+    "spawn": "numapin.spawning",
     "DataLoader": "numapin.data.loader",
 }
 _MODULES = ("pinned",)
@@ -65,6 +69,7 @@ __all__ = [  # noqa: RUF022 - grouped by stage, in the order in which a program 
     "Memory",
     "Plan",
     "RankPlan",
+    "spawn",
     "DataLoader",
     "pinned",
     "NumapinError",
@@ -74,6 +79,7 @@ __all__ = [  # noqa: RUF022 - grouped by stage, in the order in which a program 
     "LibnumaError",
     "PlanError",
     "BindingRefused",
+    "RankError",
 ]
 
 

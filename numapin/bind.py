@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from numapin.plan import Plan, RankPlan
 
+    _Within = Callable[[Callable[[], list[list[str]]]], list[list[str]]]
+
 _MODES: Final = {
     Memory.LOCAL: native.MPOL_LOCAL,
     Memory.PREFERRED: native.MPOL_PREFERRED,
@@ -74,13 +76,15 @@ def apply(rank: RankPlan) -> Applied:
     return Applied(cpus=frozenset(os.sched_getaffinity(0)), memory=memory, nodes=nodes, shortfalls=shortfalls)
 
 
-def rehearse(plan: Plan, *, strict: bool) -> Plan:
+def rehearse(plan: Plan, *, strict: bool, within: _Within | None = None) -> Plan:
     """Try every rank's binding in a forked child and return the plan with what this kernel refuses said in it.
+
+    `within` runs the trial elsewhere: `in_thread` for a caller whose other threads forbid a fork.
 
     A rank whose memory policy is refused keeps its CPUs and relies on first touch. With `strict`, anything that cannot
     be carried out exactly raises BindingRefused instead.
     """
-    shortfalls = in_child(lambda: [list(apply(rank).shortfalls) for rank in plan.ranks])
+    shortfalls = (within or in_child)(lambda: [list(apply(rank).shortfalls) for rank in plan.ranks])
     ranks = tuple(_degraded(rank, found) for rank, found in zip(plan.ranks, shortfalls, strict=True))
     said = dict.fromkeys(text for found in shortfalls for text in found)  # once each, in order
     rehearsed = replace(plan, ranks=ranks, warnings=(*plan.warnings, *said))
@@ -152,6 +156,17 @@ def _read_policy() -> tuple[Memory | None, frozenset[int]]:
 
 def _degraded(rank: RankPlan, shortfalls: list[str]) -> RankPlan:
     return replace(rank, exact=False, reason="; ".join((rank.reason, *shortfalls))) if shortfalls else rank
+
+
+def in_thread(work: Callable[[], list[list[str]]]) -> list[list[str]]:
+    """Run `work` in a thread of its own, which takes its bindings with it: Linux binds threads.
+
+    Raises what `work` raises.
+    """
+    from concurrent.futures import ThreadPoolExecutor  # here, because each rank imports this module first
+
+    with ThreadPoolExecutor(1, "numapin-rehearsal") as thread:
+        return thread.submit(work).result()
 
 
 def in_child(work: Callable[[], list[list[str]]]) -> list[list[str]]:

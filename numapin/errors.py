@@ -8,7 +8,8 @@
     │   ├── MachineFileError   3   a machine file is malformed: names the file and the line or element
     │   └── LibnumaError       3   libnuma is missing or refuses to work
     ├── PlanError              4   no feasible plan
-    └── BindingRefused         5   the kernel refused a binding under --strict
+    ├── BindingRefused         5   the kernel refused a binding under --strict
+    └── RankError              1   a rank of `numapin.spawn` gave no result: names the rank
 
 Comes in: nothing. Goes out: exceptions that every stage raises and that `numapin.cli` turns into an exit status.
 """
@@ -69,3 +70,7 @@ class BindingRefused(NumapinError):  # noqa: N818 - reads as what happened, like
     """The kernel refused a binding and the user asked for --strict."""
 
     exit_code = 5
+
+
+class RankError(NumapinError):
+    """A rank of `numapin.spawn` failed, and there is no exception of its own to raise; the message names the rank."""

@@ -14,13 +14,12 @@ import socket
 import sys
 import uuid
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.launcher.api import elastic_launch
 
-from numapin import rundir
+from numapin import rank, rundir
 from numapin.agent import in_place_of_torchs
 from numapin.errors import NumapinError
 from numapin.torchrun import configure, python
@@ -32,10 +31,6 @@ if TYPE_CHECKING:
     from numapin.agent import Care
     from numapin.plan import Plan
     from numapin.torchrun import Job
-
-_PACKAGE_PARENT: Final = str(Path(__file__).resolve().parent.parent)
-# Appended, so that nothing beside this package can take the place of a standard module in the shim.
-_RANK: Final = f"import sys; sys.path.append({_PACKAGE_PARENT!r}); from numapin.rank import main; main()"
 
 
 def launch(plan: Plan, job: Job, run_dir: str, care: Care) -> None:
@@ -82,7 +77,7 @@ def _shim(command: Sequence[str]) -> list[str]:
     is_python, program = program == python(), program.replace("$", "$$")
     ids = ["--local-rank=${local_rank}", f"--launcher={os.getpid()}"]
     first = [f"--exec={program}"] if is_python else ["--exec=", program]
-    return ["-I", "-S", f"-c{_RANK.replace('$', '$$')}", *ids, *first, *rest]
+    return ["-I", "-S", f"-c{rank.CODE.replace('$', '$$')}", *ids, *first, *rest]
 
 
 def _meet_on_loopback(arguments: argparse.Namespace) -> None:

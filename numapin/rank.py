@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from numapin import bind, mail, native, rundir
 from numapin.errors import NumapinError
@@ -26,6 +26,12 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from numapin.plan import RankPlan
+
+_PACKAGE_PARENT: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+FIND_NUMAPIN: Final = f"import sys; sys.path.append({_PACKAGE_PARENT!r})"
+"""Python code. Appended, so that nothing beside this package can take the place of a standard module."""
+CODE: Final = f"{FIND_NUMAPIN}; from numapin.rank import main; main()"
+"""What `python -I -S -c` runs as the shim."""
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ from numapin import cpulist
 from numapin.errors import UsageError
 from numapin.request import Bind, Memory, Request
 from numapin.topology.discover import discover
+from numapin.topology.visible import environment_for
 
 if TYPE_CHECKING:
     from numapin.topology.model import Topology
@@ -165,17 +166,4 @@ def gpu_keys(text: str | None) -> tuple[str, ...] | None:
 
 def gpu_environment(topology: Topology, named: str | None) -> dict[str, str]:
     """Return what shows CUDA the GPUs that --gpus named, by UUID, in the order of the ranks."""
-    gpus = [topology.find_gpu(key, option="--gpus") for key in gpu_keys(named) or ()]
-    if not gpus:
-        return {}
-    for gpu in gpus:
-        if gpu.uuid is None:
-            raise UsageError(
-                f"--gpus: the UUID of {gpu.label} is unknown; only NVML tells", "see why with: numapin topo"
-            )
-        if gpu.mig:
-            raise UsageError(
-                f"--gpus: {gpu.label} is cut into {len(gpu.mig)} MIG instances, which it cannot choose from",
-                f"name one: CUDA_VISIBLE_DEVICES={gpu.mig[0].uuid}",
-            )
-    return {"CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in gpus if gpu.uuid)}
+    return environment_for(topology, gpu_keys(named))

@@ -12,9 +12,9 @@ import numapin
 NAMES = [
     *("discover", "Topology", "Package", "Node", "Core", "Gpu", "Nic", "Link", "Allowed"),
     *("make_plan", "Request", "Bind", "Memory", "Plan", "RankPlan"),
-    "DataLoader",
+    *("spawn", "DataLoader"),
     *("NumapinError", "UsageError", "MachineError", "MachineFileError", "LibnumaError"),
-    *("PlanError", "BindingRefused"),
+    *("PlanError", "BindingRefused", "RankError"),
 ]
 MODULES = ["pinned"]
 

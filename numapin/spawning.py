@@ -1,0 +1,253 @@
+"""`numapin.spawn`: a function in bound ranks, for notebooks and schedulers. Edge.
+
+Comes in: a function, its arguments and binding options. Goes out: what each rank returned. The flow is that of
+`numapin run`, without torch: topology, plan, shim; each shim becomes a Python that loads the function
+(`spawned.py`). Pickling and the import of the caller's script are those of multiprocessing's spawn.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import socket
+import subprocess
+import sys
+import uuid
+import warnings
+from contextlib import ExitStack, contextmanager
+from multiprocessing import context, popen_spawn_posix, reduction, resource_tracker
+from multiprocessing import spawn as mp_spawn
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from numapin import cpulist, mail, rank, rundir
+from numapin.awaiting import Rank, results_of
+from numapin.bind import in_thread, rehearse
+from numapin.errors import UsageError
+from numapin.plan import make_plan
+from numapin.request import Bind, Memory, Request
+from numapin.topology.discover import discover
+from numapin.topology.visible import environment_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from numapin.plan import Plan
+
+T = TypeVar("T")
+
+_CHILD: Final = f"{rank.FIND_NUMAPIN}; from numapin.spawned import main; main()"
+_MODULE: Final = "put it into a module, which a new process can import: from train import train"
+
+
+def spawn(  # noqa: PLR0913 - the options of the command line
+    fn: Callable[..., T],
+    args: Sequence[object] = (),
+    *,
+    nproc_per_node: int | None = None,
+    bind: str = "node",
+    memory: str | None = None,
+    cpus_per_rank: int | None = None,
+    smt: bool = True,
+    reserve_cpus: str = "",
+    gpus: str | None = None,
+    gpu_nodes: Mapping[str, int] | None = None,
+    strict: bool = False,
+    timeout: float | None = None,
+    shutdown_timeout: float = 30,
+) -> tuple[T, ...]:
+    """Call `fn(*args)` in bound ranks of this host and return what each returned, in the order of ranks.
+
+    Without `nproc_per_node` there is a rank for each visible GPU, or one. The binding options are those of
+    `numapin run`, as on its command line (`memory="bind=0"`, `reserve_cpus="0-1"`); `gpu_nodes` maps GPUs to nodes. A
+    rank has the variables of `numapin run` (RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, …), its number only there. It is
+    bound before `fn` is unpickled, by reference, as torch.multiprocessing.spawn does: `fn` must be at the top of a
+    module or of a script that calls this under `if __name__ == "__main__":`. Results are pickled: return CPU values.
+
+    Where a rank raises, the first error is raised here, of its own type and with its traceback as the cause; RankError
+    where it cannot be pickled, or where a rank died, or `timeout` seconds are over. The other ranks are ended then, as
+    on Ctrl-C: SIGTERM, and SIGKILL `shutdown_timeout` seconds later. Raises UsageError, MachineError, PlanError and
+    BindingRefused (`strict`) before any rank starts.
+    """
+    payload, fds = _pickled(fn, tuple(args))
+    keys = None if gpus is None else [key.strip() for key in gpus.split(",")]
+    topology = discover(environ=os.environ, gpu_nodes=(gpu_nodes or {}).items())
+    if nproc_per_node is None and not any(gpu.uuid for gpu in topology.visible_gpus):
+        nproc_per_node = 1
+    request = Request(
+        bind=_choice(Bind, "bind", bind),
+        **_memory(memory),
+        num_ranks=nproc_per_node,
+        cpus_per_rank=cpus_per_rank,
+        smt=smt,
+        reserve_cpus=_cpus("reserve_cpus", reserve_cpus),
+        gpus=None if keys is None else tuple(keys),
+    )
+    plan = rehearse(make_plan(topology, request), strict=strict, within=in_thread)
+    for text in plan.warnings:
+        warnings.warn(f"numapin.spawn: {text}", RuntimeWarning, stacklevel=2)
+    with _started(plan, payload, fds, environment_for(topology, keys)) as ranks:
+        return results_of(ranks, timeout_s=timeout, grace_s=shutdown_timeout)
+
+
+@contextmanager
+def _started(plan: Plan, payload: bytes, fds: Sequence[int], environment: Mapping[str, str]) -> Iterator[list[Rank]]:
+    """Start the ranks; the port of their meeting and the run's folder are there until the end."""
+    with ExitStack() as stack:
+        run_dir = stack.enter_context(rundir.run_directory(os.environ))
+        port = stack.enter_context(_reserved_port())
+        variables = {**os.environ, **environment, **_job_variables(len(plan.ranks), port), "NUMAPIN_RUN_DIR": run_dir}
+        rundir.hand_over_plan(plan.to_json(), variables)
+        rundir.write_json(run_dir, rundir.PLAN, plan.to_json())
+        rundir.write_json(run_dir, rundir.COMMAND, {"argv": sys.argv, "pid": os.getpid()})
+        file = stack.enter_context(os.fdopen(os.memfd_create("numapin-call"), "wb"))
+        file.write(payload)
+        file.flush()
+        ranks: list[Rank] = stack.enter_context(_ended_on_error())
+        for local_rank in range(len(plan.ranks)):
+            ranks.append(_start(local_rank, variables, file.fileno(), fds))  # noqa: PERF401 - those before a failure stay
+        yield ranks
+
+
+@contextmanager
+def _ended_on_error() -> Iterator[list[Rank]]:
+    """Kill what was started where starting the rest, or anything else than the wait itself, fails."""
+    ranks: list[Rank] = []
+    try:
+        yield ranks
+    finally:
+        for started in ranks:
+            started.kill()
+
+
+def _start(local_rank: int, variables: Mapping[str, str], payload: int, fds: Sequence[int]) -> Rank:
+    reader, writer = os.pipe()
+    with os.fdopen(writer):
+        tracker = _tracker()
+        passed = (payload, writer, *fds, *(() if tracker is None else (tracker,)))
+        python = os.fsdecode(mp_spawn.get_executable())
+        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined] # noqa: SLF001 - as multiprocessing
+        call = [_CHILD, str(payload), str(writer), str(-1 if tracker is None else tracker)]
+        shim = ["-I", "-S", "-c", rank.CODE, f"--local-rank={local_rank}", f"--launcher={os.getpid()}"]
+        with mail.kept_from_children():
+            process = subprocess.Popen(  # waited for by Rank
+                [python, *shim, f"--exec={python}", *flags, "-u", "-c", *call],
+                env={**variables, **_rank_variables(local_rank)},
+                pass_fds=passed,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is the parent's to handle, and all that a rank starts ends with it
+            )
+    return Rank(local_rank, process, Connection(reader, writable=False))
+
+
+def _job_variables(num_ranks: int, port: int) -> dict[str, str]:
+    """Return what all ranks have in their environment, as torchrun sets it; no agent keeps a store for them."""
+    return {
+        **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), str(num_ranks)),
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
+        "ROLE_NAME": "default",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RUN_ID": str(uuid.uuid4()),
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+    }
+
+
+def _rank_variables(local_rank: int) -> dict[str, str]:
+    return dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(local_rank))
+
+
+@contextmanager
+def _reserved_port() -> Iterator[int]:
+    """Keep a port that rank 0 can listen on and nobody is given by chance: bound, reusable, and not listening."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
+
+
+class _Spawning:
+    """Stands for the process that multiprocessing would start: locks, queues and shared tensors ask for it.
+
+    Each rank inherits the descriptors under the same numbers.
+    """
+
+    DupFd = popen_spawn_posix._DupFd  # noqa: SLF001 - what spawn uses
+
+    def __init__(self) -> None:
+        self.fds: list[int] = []
+
+    def duplicate_for_child(self, fd: int) -> int:
+        """Have the ranks inherit a descriptor; return its number there."""
+        self.fds.append(fd)
+        return fd
+
+
+def _pickled(fn: Callable[..., object], args: tuple[object, ...]) -> tuple[bytes, list[int]]:
+    """Return the pickled call, after what prepares a process for it, and the descriptors it needs.
+
+    Raises UsageError for what no new process could load.
+    """
+    try:
+        preparation = mp_spawn.get_preparation_data("numapin")
+    except RuntimeError:  # multiprocessing's own check
+        raise UsageError(
+            "numapin.spawn was called while a rank imported the script that calls it",
+            'put the call under: if __name__ == "__main__":',
+        ) from None
+    name = getattr(fn, "__qualname__", repr(fn))
+    if getattr(fn, "__module__", None) == "__main__" and not preparation.keys() & _IMPORTABLE:
+        raise UsageError(
+            f"{name} is defined in a notebook or at a prompt, where no other process finds it: functions are "
+            "pickled by reference",
+            f"{_MODULE} (in a notebook a cell that begins with %%writefile train.py makes one)",
+        )
+    spawning, buffer = _Spawning(), io.BytesIO()
+    context.set_spawning_popen(spawning)  # type: ignore[arg-type] # it has what pickling asks for
+    try:
+        reduction.dump(preparation, buffer)
+        reduction.dump((fn, args), buffer)
+    except Exception as error:
+        raise UsageError(f"{name} or its arguments cannot be pickled: {error}", _MODULE) from error
+    finally:
+        context.set_spawning_popen(None)
+    return buffer.getvalue(), spawning.fds
+
+
+_IMPORTABLE: Final = frozenset({"init_main_from_name", "init_main_from_path"})
+
+
+def _tracker() -> int | None:
+    """Return the descriptor of multiprocessing's resource tracker if it runs: pickling a lock has started it."""
+    fd: int | None = resource_tracker._resource_tracker._fd  # type: ignore[attr-defined] # noqa: SLF001 - as spawn
+    return fd
+
+
+def _memory(text: str | None) -> dict[str, Any]:
+    """Read POLICY[=NODES]."""
+    word, equals, nodes = (text or "").partition("=")
+    return {
+        "memory": None if text is None else _choice(Memory, "memory", word),
+        "memory_nodes": _cpus("memory", nodes) if equals else None,
+    }
+
+
+E = TypeVar("E", Bind, Memory)
+
+
+def _choice(kind: type[E], name: str, word: str) -> E:
+    try:
+        return kind(word)
+    except ValueError:
+        raise UsageError(f"{name}: {word!r} is not one of {', '.join(kind)}", "numapin plan --help") from None
+
+
+def _cpus(name: str, text: str) -> frozenset[int]:
+    try:
+        return cpulist.parse(text) if text else frozenset()
+    except ValueError as error:
+        raise UsageError(f"{name}: {error}", "give a list such as 0-3,8") from None
