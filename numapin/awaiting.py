@@ -72,10 +72,7 @@ def _results(ranks: Sequence[Rank], deadline: float | None, timeout_s: float | N
     results: dict[int, Any] = {}
     while waiting := [rank for rank in ranks if rank.process.returncode is None]:
         if deadline is not None and time.monotonic() > deadline:
-            raise RankError(
-                f"rank {cpulist.render({rank.number for rank in waiting})} did not end within {timeout_s:g} s",
-                "give spawn a longer timeout, or see where it waits with: py-spy dump --pid PID",
-            )
+            raise _late(waiting, timeout_s)
         talking = {rank.pipe: rank for rank in ranks if not rank.pipe.closed}
         ended = [rank for rank in waiting if rank.process.poll() is not None]
         for pipe in wait(list(talking), 0 if ended else _LOOK_S) if talking else _nap():
@@ -85,6 +82,12 @@ def _results(ranks: Sequence[Rank], deadline: float | None, timeout_s: float | N
         for rank in ended:
             _require_result(rank, results)
     return tuple(results[rank.number] for rank in ranks)
+
+
+def _late(ranks: Sequence[Rank], timeout_s: float | None) -> RankError:
+    who = f"rank{'s' if len(ranks) > 1 else ''} {cpulist.render(rank.number for rank in ranks)}"
+    pids = " ".join(str(rank.process.pid) for rank in ranks)
+    return RankError(f"{who} (pid {pids}) did not end within {timeout_s:g} s", "give spawn a longer timeout")
 
 
 def _nap() -> tuple[Connection, ...]:

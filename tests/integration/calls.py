@@ -1,0 +1,119 @@
+"""Functions for ranks of `numapin.spawn`: importable, as users' must be."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import NoReturn
+
+VARIABLES = (
+    *("RANK", "LOCAL_RANK", "ROLE_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"),
+    *("GROUP_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "OMP_NUM_THREADS", "NUMAPIN_BINDING"),
+)
+
+
+class Picky(Exception):  # noqa: N818 - a user's own
+    """An exception that does not come back from a pickle: it wants two arguments and passes one on."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(f"{first} and {second}")
+
+
+class Told:
+    """An argument that becomes, where it is unpickled, the CPUs of that process."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Ask when unpickled."""
+        return os.sched_getaffinity, (0,)
+
+
+class Unloadable:
+    """An argument whose unpickling fails."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Fail when unpickled."""
+        return int, ("no number",)
+
+
+def variables() -> dict[str, str | None]:
+    """Return what a rank finds in its environment."""
+    return {name: os.environ.get(name) for name in VARIABLES}
+
+
+def cpus_when_unpickled(cpus: frozenset[int]) -> tuple[set[int], set[int], bool]:
+    """Return where the arguments were unpickled, where this runs, and whether torch was imported for it."""
+    return set(cpus), set(os.sched_getaffinity(0)), "torch" in sys.modules
+
+
+def echo(*values: object) -> tuple[object, ...]:
+    """Return the arguments."""
+    return values
+
+
+def put_into(queue: object) -> None:
+    """Put the rank's number into a queue of multiprocessing."""
+    queue.put(os.environ["RANK"])  # type: ignore[attr-defined]
+
+
+def fail_in(rank: str, folder: str) -> None:
+    """Raise in one rank, when the other has left its number; there wait to be ended."""
+    if os.environ["RANK"] == rank:
+        _wait_for(Path(folder), 1)
+        msg = "the root cause"
+        raise LookupError(msg)
+    wait_in(folder)
+
+
+def raise_picky() -> NoReturn:
+    """Raise what cannot be unpickled."""
+    first = "this"
+    raise Picky(first, "that")
+
+
+def kill_self() -> None:
+    """Die of a signal."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def leave() -> None:
+    """End without returning."""
+    os._exit(0)
+
+
+def leave_later() -> None:
+    """Return, and end badly after that."""
+    import atexit
+
+    atexit.register(os._exit, 7)
+
+
+def give_lambda() -> object:
+    """Return what cannot be pickled."""
+    return lambda: None
+
+
+def wait_in(folder: str) -> None:
+    """Leave this process's number in a folder and wait to be ended."""
+    path = Path(folder) / str(os.getpid())
+    path.touch()
+    time.sleep(300)
+
+
+def all_reduce() -> float:
+    """Sum the ranks over gloo."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    tensor = torch.ones(1) * (dist.get_rank() + 1)
+    dist.all_reduce(tensor)
+    dist.destroy_process_group()
+    return tensor.item()
+
+
+def _wait_for(folder: Path, count: int) -> None:
+    while len(list(folder.iterdir())) < count:
+        time.sleep(0.02)

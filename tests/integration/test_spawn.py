@@ -1,0 +1,219 @@
+"""`numapin.spawn` with real processes: bound before anything is unpickled, results, errors, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import numapin
+from tests.integration import calls
+from tests.integration.launching import call, environment, script
+from tests.integration.launching import numapin as run_numapin
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+CPUS = sorted(os.sched_getaffinity(0))
+ROOT = str(Path(__file__).parents[2])
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Let ranks find these tests, and keep run directories in the test's own folder."""
+    for name in ("OMP_NUM_THREADS", "NUMAPIN_RUN_DIR", "XDG_RUNTIME_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "pids").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+
+
+def gone(pid: int) -> bool:
+    """Return whether a process is over; one that nobody has waited for yet is."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Wait for a condition, a minute at most."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+class TestResults:
+    """What comes back."""
+
+    def test_ranks_see_what_those_of_run_see(self, tmp_path: Path) -> None:
+        """Every variable that a script needs has the value that `numapin run` gives it."""
+        told = f"json.dumps({{n: os.environ.get(n) for n in {calls.VARIABLES}}}) + chr(10)"
+        dump = f"import json, os; os.write(1, ({told}).encode())"
+        done = run_numapin("run", "--nproc-per-node", "2", "--quiet", script(tmp_path, dump))
+        assert numapin.spawn(calls.variables, nproc_per_node=2) == tuple(done.json_lines())
+
+    @pytest.mark.skipif(len(CPUS) < 2, reason="fewer than two CPUs may be used here")
+    def test_bound_before_the_call_is_unpickled(self) -> None:
+        """Arguments are unpickled on the rank's own CPUs; torch is not imported for it."""
+        ranks = numapin.spawn(calls.cpus_when_unpickled, (calls.Told(),), nproc_per_node=2, bind="exclusive")
+        assert [when == where for when, where, _ in ranks] == [True, True]
+        assert not ranks[0][0] & ranks[1][0]
+        assert not any(has_torch for *_, has_torch in ranks)
+
+    def test_large_results_come_whole(self) -> None:
+        """A result far larger than a pipe holds comes back from each rank."""
+        big = b"x" * (8 << 20)
+        assert numapin.spawn(calls.echo, (big, 1), nproc_per_node=2) == ((big, 1), (big, 1))
+
+    def test_queues_of_multiprocessing_can_be_arguments(self) -> None:
+        """Locks and queues reach the ranks as they reach multiprocessing's own processes."""
+        queue = multiprocessing.get_context("spawn").SimpleQueue()
+        numapin.spawn(calls.put_into, (queue,), nproc_per_node=2)
+        assert {queue.get(), queue.get()} == {"0", "1"}
+        queue.close()
+
+    def test_a_process_group_meets(self) -> None:
+        """init_process_group finds the other ranks by the variables alone."""
+        assert numapin.spawn(calls.all_reduce, nproc_per_node=2, timeout=120) == (3.0, 3.0)
+
+    def test_functions_of_the_script_itself(self, tmp_path: Path) -> None:
+        """A script's own function and class work under the usual guard."""
+        path = script(
+            tmp_path,
+            "import numapin\n"
+            "class Odd(Exception): pass\n"
+            "def train(x):\n"
+            "    if x: return x\n"
+            "    raise Odd('of the script')\n"
+            "if __name__ == '__main__':\n"
+            "    print(numapin.spawn(train, (7,)))\n"
+            "    try: numapin.spawn(train, (0,))\n"
+            "    except Odd as error: print(error)\n",
+        )
+        done = call(sys.executable, path, PYTHONPATH=ROOT)
+        assert (done.out, done.status) == ("(7,)\nof the script\n", 0), done.err
+
+    def test_nothing_is_left(self, tmp_path: Path) -> None:
+        """After a call neither descriptors nor files nor processes are left."""
+        numapin.spawn(calls.echo)  # the first call may load what stays
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        numapin.spawn(calls.echo, nproc_per_node=2)
+        assert len(list(Path("/proc/self/fd").iterdir())) == before
+        assert not [path for path in (tmp_path / "tmp").rglob("*") if path.is_file()]
+
+    def test_the_rank_records_its_binding(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A run of spawn is in the run directory as any other, for `numapin verify` and `top`."""
+        monkeypatch.setenv("NUMAPIN_RUN_DIR", str(tmp_path / "runs"))
+        numapin.spawn(calls.echo, nproc_per_node=2)
+        (folder,) = (tmp_path / "runs").iterdir()
+        records = [json.loads((folder / f"observed-{n}-0.json").read_text()) for n in range(2)]
+        assert all(record["applied"]["cpus"] == record["requested"]["cpus"] for record in records)
+
+
+class TestErrors:
+    """What fails, and how it is told."""
+
+    def test_the_first_error_keeps_its_type_and_traceback(self, tmp_path: Path) -> None:
+        """The error of the rank is raised here, with its rank and traceback as the cause; the other rank is ended."""
+        with pytest.raises(LookupError, match="the root cause") as caught:
+            numapin.spawn(calls.fail_in, ("1", str(tmp_path / "pids")), nproc_per_node=2, timeout=120)
+        told = "".join(traceback.format_exception(caught.value))
+        assert "in rank 1:" in told
+        assert "in fail_in" in told
+        pids = [int(path.name) for path in (tmp_path / "pids").iterdir()]
+        assert len(pids) == 1
+        assert all(gone(pid) for pid in pids)
+
+    @pytest.mark.parametrize(
+        ("fn", "args", "told"),
+        [
+            (calls.raise_picky, (), r"rank 0 raised what cannot be pickled:(?s:.*)Picky: this and that"),
+            (calls.kill_self, (), r"rank 0 \(pid \d+\) died of SIGKILL"),
+            (calls.leave, (), r"rank 0 \(pid \d+\) left with status 0 before fn returned"),
+            (calls.leave_later, (), r"rank 0 \(pid \d+\) left with status 7\n"),
+            (sys.exit, (3,), r"rank 0 \(pid \d+\) left with status 3 before fn returned"),
+            (calls.give_lambda, (), r"what rank 0 returned cannot be pickled"),
+            (calls.echo, (calls.Unloadable(),), r"rank 0 could not load fn or its arguments"),
+        ],
+        ids=["unpicklable error", "signal", "os._exit", "late exit", "sys.exit", "lambda", "argument"],
+    )
+    def test_told(self, fn: Callable[..., object], args: tuple[object, ...], told: str) -> None:
+        """A rank without a result is a RankError that names it and says what it did."""
+        with pytest.raises(numapin.RankError, match=told) as caught:
+            numapin.spawn(fn, args)
+        assert caught.value.hint or "Traceback" in caught.value.message
+
+    def test_time_out(self, tmp_path: Path) -> None:
+        """Ranks that take longer than `timeout` are ended, and named."""
+        with pytest.raises(numapin.RankError, match=r"ranks 0-1 \(pid \d+ \d+\) did not end within 3 s"):
+            numapin.spawn(calls.wait_in, (str(tmp_path / "pids"),), nproc_per_node=2, timeout=3)
+        assert all(gone(int(path.name)) for path in (tmp_path / "pids").iterdir())
+
+    @pytest.mark.parametrize(
+        ("options", "error", "told"),
+        [
+            ({"bind": "nodes"}, numapin.UsageError, "bind: 'nodes' is not one of none, node, socket"),
+            ({"memory": "bnd=0"}, numapin.UsageError, "memory: 'bnd' is not one of none, local"),
+            ({"memory": "bind=x"}, numapin.UsageError, "memory: 'x' in 'x' is not a number"),
+            ({"reserve_cpus": "3-1"}, numapin.UsageError, "reserve_cpus: range '3-1' in '3-1' runs backwards"),
+            ({"nproc_per_node": 0}, numapin.UsageError, "--nproc-per-node is 0"),
+            ({"gpus": "77"}, numapin.UsageError, "'77' names no GPU of this machine"),
+            ({"gpu_nodes": {"99": 0}}, numapin.UsageError, "'99' names no GPU"),
+            ({"bind": "exclusive", "nproc_per_node": 5000}, numapin.PlanError, "want cores of their own but share"),
+        ],
+        ids=str,
+    )
+    def test_bad_options(self, options: dict[str, object], error: type[Exception], told: str) -> None:
+        """A value that cannot be is told before any rank starts."""
+        with pytest.raises(error, match=told):
+            numapin.spawn(calls.kill_self, **options)  # type: ignore[arg-type]
+
+    def test_what_cannot_be_pickled(self) -> None:
+        """A lambda is refused at once, with the remedy."""
+        with pytest.raises(numapin.UsageError, match=r"cannot be pickled(?s:.*)put it into a module"):
+            numapin.spawn(lambda: None)
+
+    def test_a_function_of_a_notebook(self) -> None:
+        """What is defined in a notebook or at a prompt is refused, with the remedy: no other process finds it."""
+        code = "import numapin\ndef train(): pass\nnumapin.spawn(train)"
+        done = call(sys.executable, "-c", code, PYTHONPATH=ROOT)
+        assert "train is defined in a notebook or at a prompt" in done.err
+        assert "%%writefile train.py" in done.err
+
+    def test_a_script_without_a_guard(self, tmp_path: Path) -> None:
+        """A script that calls spawn while it is imported is told to put that under the guard."""
+        path = script(tmp_path, "import numapin\ndef train(): pass\nnumapin.spawn(train)\n")
+        done = call(sys.executable, path, PYTHONPATH=ROOT)
+        assert done.status == 1
+        assert 'put the call under: if __name__ == "__main__":' in done.err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda s: s.name)
+def test_ranks_end_with_their_parent(tmp_path: Path, number: signal.Signals) -> None:
+    """Ctrl-C in the parent ends all ranks; so does its death."""
+    folder = tmp_path / "pids"
+    path = script(
+        tmp_path,
+        "import sys, numapin\n"
+        "from tests.integration import calls\n"
+        "if __name__ == '__main__': numapin.spawn(calls.wait_in, (sys.argv[1],), nproc_per_node=2)\n",
+    )
+    command = [sys.executable, path, str(folder)]
+    with subprocess.Popen(command, env=environment(PYTHONPATH=ROOT), stderr=subprocess.PIPE, text=True) as process:
+        wait_until(lambda: len(list(folder.iterdir())) == 2)
+        process.send_signal(number)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == -number, err
+    pids = [int(path.name) for path in folder.iterdir()]
+    wait_until(lambda: all(gone(pid) for pid in pids))
