@@ -1,0 +1,166 @@
+"""Jobs that something happens to, and what is left of them.
+
+Comes in: a launcher's command line and a script for its ranks. Goes out: marks that ranks leave, processes and files that
+are left, in words that are the same at every run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+import uuid
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from numapin import rundir
+from tests.integration.launching import NUMAPIN, TORCHRUN, environment, script
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+LIMIT_S = 120.0
+CPUS = len(os.sched_getaffinity(0))
+# torchrun would look this host's name up.
+ON_LOOPBACK = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1")
+
+PRELUDE = """
+import glob, os, signal, sys, time
+folder, rank, world = sys.argv[1], os.environ["RANK"], os.environ["WORLD_SIZE"]
+restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+def mark(word):
+    open(f"{folder}/{word}.{rank}.{restart}.{os.getpid()}", "w").close()
+def wait_for(pattern, count=1):
+    while len(glob.glob(f"{folder}/{pattern}")) < count:
+        time.sleep(0.02)
+"""
+
+
+def wait_until(condition: Callable[[], bool], *, limit_s: float = LIMIT_S) -> bool:
+    """Wait for a condition; return whether it came within the limit."""
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+class Job:
+    """One launcher and its ranks, all of them marked by a variable in their environment."""
+
+    def __init__(self, folder: Path, launcher: str, options: list[str], text: str, **variables: str) -> None:
+        self.folder, self.launcher, self.token = folder, launcher, str(uuid.uuid4())
+        self.marks, self.temporary = folder / "marks", folder / "tmp"
+        for path in (folder, self.marks, self.temporary):
+            path.mkdir(exist_ok=True)
+        ours = ["--bind", "exclusive" if CPUS > 1 else "node", "--quiet"]
+        command = [*NUMAPIN, "run", *ours] if launcher == "numapin" else [*TORCHRUN]
+        if launcher == "torchrun" and "--rdzv-endpoint" not in options:
+            command += ON_LOOPBACK
+        with (folder / f"err-{self.token}").open("w") as err:
+            self.process = subprocess.Popen(
+                [*command, *options, script(folder, PRELUDE + text), str(self.marks)],
+                env=environment(TMPDIR=str(self.temporary), FAULT_TOKEN=self.token, CUDA_VISIBLE_DEVICES="")
+                | {"FAULT_RUN": launcher}
+                | variables,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=err,
+                start_new_session=True,  # a session of its own stands for a host
+            )
+
+    @property
+    def err(self) -> str:
+        """Return what the launcher and its ranks wrote to stderr."""
+        return (self.folder / f"err-{self.token}").read_text()
+
+    def marked(self, word: str, *, restart: int | None = None) -> list[tuple[int, int, int]]:
+        """Return (rank, restart, process) of those that left a mark."""
+        found = [tuple(int(n) for n in path.name.split(".")[1:]) for path in self.marks.glob(f"{word}.*")]
+        return sorted((a, b, c) for a, b, c in found if restart in (None, b))
+
+    def await_marks(self, word: str, count: int) -> None:
+        """Wait until so many marks are there."""
+        came = wait_until(lambda: len(self.marked(word)) >= count or self.process.poll() is not None)
+        assert came, self.err
+        assert len(self.marked(word)) >= count, self.err
+
+    def wait(self) -> int:
+        """Wait for the launcher's end."""
+        return self.process.wait(LIMIT_S)
+
+    def processes(self) -> list[int]:
+        """Return all processes of this job."""
+        return [pid for pid in _all_processes() if self._is_ours(pid)]
+
+    def leftovers(self) -> str:
+        """Say what is left when the launcher has ended."""
+        pids = {pid for *_, pid in self.marked("*")}
+        patience_s = LIMIT_S if self.launcher == "numapin" else 3.0
+        wait_until(lambda: not self.processes(), limit_s=patience_s)
+        left = self.processes()
+        facts = [f"{len(left)} process{'es' if len(left) > 1 else ''} left" if left else "no process left"]
+        if shared := [path.name for path in Path("/dev/shm").iterdir() if any(str(pid) in path.name for pid in pids)]:  # noqa: S108 - looked at only
+            facts.append(f"shared memory left: {', '.join(shared)}")
+        return "; ".join([*facts, *self._files()])
+
+    def end(self) -> None:
+        """End what is still there: the test's own cleaning up."""
+        for pid in self.processes():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+    def same_binding(self) -> bool:
+        """Return whether every rank was bound alike in all of its lives."""
+        paths = sorted(self.temporary.glob("numapin-*/run-*/observed-*.json"))
+        bindings: dict[int, set[str]] = {}
+        for path in paths:
+            record = json.loads(path.read_text())
+            bindings.setdefault(record["local_rank"], set()).add(json.dumps(record["applied"], sort_keys=True))
+        return bool(bindings) and all(len(found) == 1 for found in bindings.values())
+
+    def _files(self) -> Iterator[str]:
+        """Say which files are left, after the next run has swept what it sweeps."""
+        runs = list(self.temporary.glob("numapin-*/run-*"))
+        if runs:
+            with rundir.run_directory({"TMPDIR": str(self.temporary)}):
+                pass
+            yield "run folder until the next run" if not any(run.exists() for run in runs) else "run folder left"
+        names = {
+            path.name.partition("_")[0] for path in self.temporary.iterdir() if path.name.startswith("torchelastic")
+        }
+        yield from ("a folder in /tmp left" for _ in names)
+        others = [p.name for p in self.temporary.iterdir() if not p.name.startswith(("torchelastic", "numapin-"))]
+        yield from (f"left: {name}" for name in sorted(others))
+
+    def _is_ours(self, pid: int) -> bool:
+        try:
+            environ = Path(f"/proc/{pid}/environ").read_bytes()
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return False
+        return f"FAULT_TOKEN={self.token}".encode() in environ.split(b"\0") and state not in "ZX"
+
+
+def status_of(code: int) -> str:
+    """Say how a launcher ended."""
+    return f"status {code}" if code >= 0 else f"ended by {signal.Signals(-code).name}"
+
+
+def handles(pid: int, number: signal.Signals) -> bool:
+    """Return whether a process has a handler for a signal."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    caught = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigCgt"))
+    return bool(caught >> (number - 1) & 1)
+
+
+def _all_processes() -> list[int]:
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]

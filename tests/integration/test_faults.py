@@ -1,0 +1,366 @@
+"""What becomes of a job when something fails. The table in docs/faults.md is what these tests see.
+
+`NUMAPIN_UPDATE_GOLDEN=1 pytest tests/integration/test_faults.py` rewrites it, and does the same to torchrun.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from tests.integration.faulty import CPUS, Job, handles, status_of, wait_until
+from tests.nvml import fake
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+TABLE = Path(__file__).parents[2] / "docs" / "faults.md"
+TWO = ["--nproc-per-node", "2"]
+
+STALL = r"""
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+/* Hold rank 1's shim of the first start where it is, before Python runs, and say so. */
+__attribute__((constructor)) static void stall(void) {
+    static char command[8192];
+    const char *mark = getenv("STALL_MARK"), *count = getenv("TORCHELASTIC_RESTART_COUNT"), *rank = getenv("RANK");
+    if (!mark || !count || !rank || strcmp(count, "0") || strcmp(rank, "1")) return;
+    int file = open("/proc/self/cmdline", O_RDONLY);
+    long length = read(file, command, sizeof command - 1);
+    close(file);
+    for (long i = 0; i < length; i++)
+        if (strncmp(command + i, "numapin.rank", 12) == 0) {
+            close(open(mark, O_CREAT | O_WRONLY, 0600));
+            for (;;) pause();
+        }
+}
+"""
+
+
+def exits(folder: Path, launcher: str) -> str:
+    """A rank exits with 1, and again after its restart"""
+    job = Job(
+        folder,
+        launcher,
+        [*TWO, "--max-restarts", "1"],
+        "mark('here'); wait_for(f'here.*.{restart}.*', 2); sys.exit(rank == '1') if rank == '1' else time.sleep(300)",
+    )
+    try:
+        status = job.wait()
+        return told(job, restarts(job), status_of(status), job.leftovers())
+    finally:
+        job.end()
+
+
+def killed(folder: Path, launcher: str) -> str:
+    """SIGKILL of a rank, one restart allowed"""
+    text = "mark('here'); wait_for(f'here.*.{restart}.*', 2); restart or time.sleep(300)"
+    job = Job(folder, launcher, [*TWO, "--max-restarts", "1"], text)
+    try:
+        job.await_marks("here", 2)
+        os.kill(job.marked("here")[0][2], signal.SIGKILL)
+        status = job.wait()
+        return told(job, restarts(job), status_of(status), job.leftovers())
+    finally:
+        job.end()
+
+
+def shim_killed(folder: Path, launcher: str) -> str:
+    """SIGKILL of a shim before it becomes the script, one restart allowed"""
+    if launcher == "torchrun":
+        return "has none"
+    compiler = fake.compiler() or pytest.skip("no C compiler on PATH; type: apt-get install gcc libc6-dev")
+    folder.mkdir()
+    library, mark = folder / "stall.so", folder / "stalled"
+    (folder / "stall.c").write_text(STALL)
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, folder / "stall.c"], check=True)
+    variables = {"LD_PRELOAD": str(library), "STALL_MARK": str(mark)}
+    job = Job(folder, launcher, [*TWO, "--max-restarts", "1"], "mark('here'); restart or time.sleep(300)", **variables)
+    try:
+        assert wait_until(mark.exists), job.err
+        (shim,) = [pid for pid in job.processes() if "numapin.rank" in Path(f"/proc/{pid}/cmdline").read_text()]
+        os.kill(shim, signal.SIGKILL)
+        status = job.wait()
+        assert [restart for rank, restart, _ in job.marked("here") if rank == 1] == [1]
+        return told(job, "1 restart", status_of(status), job.leftovers())
+    finally:
+        job.end()
+
+
+def launcher_killed(folder: Path, launcher: str) -> str:
+    """SIGKILL of the launcher; each rank has a DataLoader worker"""
+    text = (
+        "import torch\nfrom torch.utils.data import DataLoader\n"
+        "class Slow(torch.utils.data.Dataset):\n"
+        "    def __len__(self): return 10000\n"
+        "    def __getitem__(self, i): time.sleep(0.05); return i\n"
+        "for batch in DataLoader(Slow(), num_workers=1): mark('here')\n"
+    )
+    job = Job(folder, launcher, TWO, text)
+    try:
+        job.await_marks("here", 2)
+        job.process.kill()
+        status = job.wait()
+        return told(job, status_of(status), job.leftovers())
+    finally:
+        job.end()
+
+
+def host_killed(folder: Path, launcher: str) -> str:
+    """SIGKILL of all of a host's launcher session, another host is there (`--nnodes 1:2`)"""
+    text = (
+        "mark(f'world{world}')\n"
+        "wait_for('gone')\n"
+        "sys.exit(world == '2')  # a collective fails where the other host is gone\n"
+    )
+    first, second = pair(folder, launcher, text)
+    try:
+        os.killpg(second.process.pid, signal.SIGKILL)
+        second.wait()
+        lost = second.leftovers()
+        second.end()
+        (folder / "marks").joinpath("gone").touch()
+        status = first.wait()
+        assert first.marked("world1")
+        return told(first, f"lost host: {lost}", f"the other goes on: {status_of(status)}", first.leftovers())
+    finally:
+        first.end()
+        second.end()
+
+
+def hangs(folder: Path, launcher: str) -> str:
+    """A rank hangs and ignores SIGTERM; a collective of the other times out (`--shutdown-timeout 2`)"""
+    text = (
+        "from datetime import timedelta\nimport torch.distributed as dist\n"
+        "dist.init_process_group('gloo', timeout=timedelta(seconds=60)); mark('here')\n"
+        "if rank == '1': signal.signal(signal.SIGTERM, signal.SIG_IGN); mark('hangs'); time.sleep(300)\n"
+        "wait_for('hangs.*')\n"
+        "dist.monitored_barrier(timeout=timedelta(seconds=1))\n"
+    )
+    job = Job(folder, launcher, [*TWO, "--shutdown-timeout", "2"], text)
+    try:
+        job.await_marks("hangs", 1)
+        ended_s = seconds_to_end(job)
+        return told(job, f"ended within {'20' if ended_s < 20 else '60'} s", status_of(job.wait()), job.leftovers())
+    finally:
+        job.end()
+
+
+def terminated(folder: Path, launcher: str) -> str:
+    """SIGTERM of the launcher; one rank saves for 1 s, one ignores it (`--shutdown-timeout 4`)"""
+    text = (
+        "def save(*_): time.sleep(1); mark('saved'); sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, save if rank == '0' else signal.SIG_IGN)\n"
+        "mark('here'); time.sleep(300)\n"
+    )
+    job = Job(folder, launcher, [*TWO, "--shutdown-timeout", "4"], text)
+    try:
+        job.await_marks("here", 2)
+        job.process.terminate()
+        ended_s = seconds_to_end(job)
+        saved = "saved" if len(job.marked("saved")) == 1 else "not saved"
+        return told(
+            job, saved, f"ended within {'25' if ended_s < 25 else '60'} s", status_of(job.wait()), job.leftovers()
+        )
+    finally:
+        job.end()
+
+
+SIGNALLED = (
+    "took = []\n"
+    "def handler(*_): took.append(1); mark(f'usr{len(took)}')\n"
+    "time.sleep(0.5)  # the script is importing\n"
+    "signal.signal(signal.SIGUSR1, handler)\n"
+    "if os.fork() == 0: mark('worker'); wait_for('end'); os._exit(0)\n"
+    "mark('here'); wait_for('end')\n"
+)
+
+
+def signalled(folder: Path, launcher: str) -> str:
+    """SIGUSR1 of the launcher while it starts, SIGUSR1 while ranks run, SIGUSR2, which no rank handles"""
+    job = Job(folder, launcher, TWO, SIGNALLED)
+    try:
+        if launcher == "numapin":
+            assert wait_until(lambda: handles(job.process.pid, signal.SIGUSR1)), job.err
+            job.process.send_signal(signal.SIGUSR1)
+            job.await_marks("usr1", 2)
+        job.await_marks("worker", 2)
+        job.await_marks("here", 2)
+        workers = {pid for *_, pid in job.marked("worker")}
+        job.process.send_signal(signal.SIGUSR1)
+        if launcher == "torchrun":
+            return told(job, status_of(job.wait()), job.leftovers())
+        job.await_marks("usr2", 2)
+        job.process.send_signal(signal.SIGUSR2)
+        assert wait_until(lambda: "SIGUSR2 is kept for ranks 0-1" in job.err), job.err
+        time.sleep(0.3)  # it must do nothing
+        job.marks.joinpath("end").touch()
+        status = job.wait()
+        took = job.marked("usr*")
+        assert not workers & {pid for *_, pid in took}
+        facts = f"each rank took {len(took) // 2}, no worker any; the third is kept, and told"
+        return told(job, facts, status_of(status), job.leftovers())
+    finally:
+        job.end()
+
+
+def gpu_lost(folder: Path, launcher: str) -> str:
+    """A GPU is gone when its rank is to be restarted, one host"""
+    if launcher == "torchrun":
+        return "does not look"
+    data, variables = with_gpus(folder, 2)
+    job = Job(folder, launcher, ["--max-restarts", "3"], "mark('here'); wait_for('gone'); sys.exit(1)", **variables)
+    try:
+        job.await_marks("here", 2)
+        data.write_text(fake.render(gpus(1)))
+        job.marks.joinpath("gone").touch()
+        status = job.wait()
+        assert "the driver no longer shows GPU 1 (GPU-00000001" in job.err, job.err
+        return told(job, restarts(job), "told", status_of(status), job.leftovers())
+    finally:
+        job.end()
+
+
+def gpu_lost_elsewhere(folder: Path, launcher: str) -> str:
+    """A GPU is gone when its rank is to be restarted, another host is there (`--nnodes 1:2`)"""
+    if launcher == "torchrun":
+        return "does not look"
+    data, variables = with_gpus(folder, 1)
+    text = "mark(f'world{world}'); wait_for('gone'); sys.exit(world == '2')"
+    first, second = pair(folder, launcher, text, **variables)
+    try:
+        data.write_text(fake.render([]))
+        first.marks.joinpath("gone").touch()
+        left, status = second.wait(), first.wait()
+        assert "the driver no longer shows GPU 0" in second.err, second.err
+        assert first.marked("world1")
+        return told(
+            first, f"its host: told, {status_of(left)}", f"the other goes on: {status_of(status)}", first.leftovers()
+        )
+    finally:
+        first.end()
+        second.end()
+
+
+FAULTS: tuple[Callable[[Path, str], str], ...] = (
+    *(exits, killed, shim_killed, launcher_killed, host_killed, hangs, terminated, signalled, gpu_lost),
+    gpu_lost_elsewhere,
+)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_outcome_is_the_documented_one(
+    tmp_path: Path, fault: Callable[[Path, str], str], request: pytest.FixtureRequest
+) -> None:
+    """After each fault the job ends, or goes on, as docs/faults.md says, and leaves nothing behind but what it says."""
+    if "gpu" in fault.__name__:
+        request.getfixturevalue("fake_nvml")
+    seen = fault(tmp_path / "numapin", "numapin")
+    rows = read_rows()
+    name = (fault.__doc__ or "").strip()
+    if os.environ.get("NUMAPIN_UPDATE_GOLDEN"):
+        rows[name] = (seen, fault(tmp_path / "torchrun", "torchrun"))
+        write_rows(rows)
+    assert name in rows, "write the table with: NUMAPIN_UPDATE_GOLDEN=1 pytest tests/integration/test_faults.py"
+    assert seen == rows[name][0]
+
+
+# --- what the scenarios share ------------------------------------------------------------------------------------------
+
+
+def told(job: Job, *facts: str) -> str:
+    """Put what was seen into the table's words; a traceback of our own is no outcome."""
+    assert "Traceback" not in job.err or "numapin/" not in job.err.partition("Traceback")[2].split("\n")[1], job.err
+    return "; ".join(fact for fact in facts if fact)
+
+
+def restarts(job: Job) -> str:
+    """Say how often the ranks were restarted, and whether they were bound as before."""
+    number = max(restart for _, restart, _ in job.marked("here"))
+    words = "no restart" if not number else f"{number} restart{'s' if number > 1 else ''}"
+    if number and job.launcher == "numapin":
+        kept = list(job.temporary.glob("numapin-*/run-*"))  # goes with a run that ended well
+        words += (", same binding" if job.same_binding() else ", another binding") if kept else ""
+    return words
+
+
+def seconds_to_end(job: Job) -> float:
+    """Return how long the launcher takes to end."""
+    start = time.monotonic()
+    job.wait()
+    return time.monotonic() - start
+
+
+def pair(folder: Path, launcher: str, text: str, **second: str) -> tuple[Job, Job]:
+    """Start two hosts of one job, one rank each; return them when the ranks of both are in one world."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    options = [
+        *("--nproc-per-node", "1", "--nnodes", "1:2", "--max-restarts", "3", "--rdzv-id", "pair"),
+        *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--local-addr", "127.0.0.1"),
+        *("--rdzv-conf", "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3,read_timeout=60"),
+    ]
+    one = Job(folder, launcher, options, text)
+    one.await_marks("world1", 1)  # the store is there: it is this host's
+    two = Job(folder, launcher, options, text, **second)
+    two.await_marks("world2", 2)
+    return one, two
+
+
+def gpus(count: int) -> list[fake.FakeGpu]:
+    """Return that many GPUs."""
+    return [
+        fake.FakeGpu(uuid=f"GPU-0000000{n}-0000-0000-0000-000000000000", pci=f"00000000:0{n + 1}:00.0")
+        for n in range(count)
+    ]
+
+
+def with_gpus(folder: Path, count: int) -> tuple[Path, dict[str, str]]:
+    """Return the stand-in's data file with that many GPUs, and the variables that make a process see them."""
+    folder.mkdir(exist_ok=True)
+    data = folder / "nvml-data"
+    data.write_text(fake.render(gpus(count)))
+    library = fake.build(Path(__file__).parents[2] / ".cache" / "fake-nvml")
+    names = ("FAKE_NVML_DATA", "LD_LIBRARY_PATH")
+    seen = ",".join(str(n) for n in range(count))
+    return data, {name: fake.environment(library, data)[name] for name in names} | {"CUDA_VISIBLE_DEVICES": seen}
+
+
+# --- the table ---------------------------------------------------------------------------------------------------------
+
+HEAD = f"""# Faults and what becomes of the job
+
+Written by `NUMAPIN_UPDATE_GOLDEN=1 pytest tests/integration/test_faults.py`, from jobs of two ranks to which each of these
+was done; `pytest` compares the column of numapin. torchrun is that of torch {torch.__version__.partition("+")[0]}. "Left" is what is there when the
+launcher has ended: processes, shared memory, files in the temporary directory. A memfd goes with its processes.
+
+| fault | numapin run | torchrun |
+|---|---|---|
+"""
+
+
+def read_rows() -> dict[str, tuple[str, str]]:
+    """Return the table's rows by fault."""
+    text = TABLE.read_text() if TABLE.is_file() else ""
+    return {m[1]: (m[2], m[3]) for m in re.finditer(r"^\| (.+?) \| (.+?) \| (.+?) \|$", text, re.MULTILINE)}
+
+
+def write_rows(rows: dict[str, tuple[str, str]]) -> None:
+    """Write the table; what is written below it stays."""
+    text = TABLE.read_text() if TABLE.is_file() else ""
+    below = text.rpartition("|\n")[2]
+    names = [(fault.__doc__ or "").strip() for fault in FAULTS]
+    lines = [f"| {name} | {' | '.join(rows[name])} |\n" for name in names if name in rows]
+    TABLE.write_text(HEAD + "".join(lines) + below)
