@@ -68,6 +68,13 @@ class Job:
         return int(least)
 
     @property
+    def may_change_hosts(self) -> bool:
+        """Return whether hosts may join or come back while the job runs."""
+        least, most = torch_run.parse_min_max_nnodes(self.arguments.nnodes)
+        dynamic = self.arguments.rdzv_backend != "static" and most > 1
+        return bool(dynamic and (least < most or self.arguments.max_restarts > 0))
+
+    @property
     def signals(self) -> frozenset[signal.Signals]:
         """Return the signals on which torch ends all ranks; torch warns of a word that is no signal's."""
         words = {word.strip() for word in getattr(self.arguments, "signals_to_handle", "").split(",")}

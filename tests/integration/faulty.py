@@ -1,7 +1,7 @@
 """Jobs that something happens to, and what is left of them.
 
-Comes in: a launcher's command line and a script for its ranks. Goes out: marks that ranks leave, processes and files that
-are left, in words that are the same at every run.
+Comes in: a launcher's command line and a script for its ranks. Goes out: marks that ranks leave, processes and files
+that are left, in words that are the same at every run.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 import uuid
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from numapin import rundir
 from tests.integration.launching import NUMAPIN, TORCHRUN, environment, script
@@ -50,7 +50,12 @@ def wait_until(condition: Callable[[], bool], *, limit_s: float = LIMIT_S) -> bo
 
 
 class Job:
-    """One launcher and its ranks, all of them marked by a variable in their environment."""
+    """One launcher and its ranks, all of them marked by a variable in their environment.
+
+    `started` are those that a test must end.
+    """
+
+    started: ClassVar[list[Job]] = []
 
     def __init__(self, folder: Path, launcher: str, options: list[str], text: str, **variables: str) -> None:
         self.folder, self.launcher, self.token = folder, launcher, str(uuid.uuid4())
@@ -65,13 +70,14 @@ class Job:
             self.process = subprocess.Popen(
                 [*command, *options, script(folder, PRELUDE + text), str(self.marks)],
                 env=environment(TMPDIR=str(self.temporary), FAULT_TOKEN=self.token, CUDA_VISIBLE_DEVICES="")
-                | {"FAULT_RUN": launcher}
                 | variables,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=err,
                 start_new_session=True,  # a session of its own stands for a host
             )
+
+        self.started.append(self)
 
     @property
     def err(self) -> str:
@@ -135,8 +141,8 @@ class Job:
             path.name.partition("_")[0] for path in self.temporary.iterdir() if path.name.startswith("torchelastic")
         }
         yield from ("a folder in /tmp left" for _ in names)
-        others = [p.name for p in self.temporary.iterdir() if not p.name.startswith(("torchelastic", "numapin-"))]
-        yield from (f"left: {name}" for name in sorted(others))
+        others = {p.name for p in self.temporary.iterdir() if not p.name.startswith(("torchelastic", "numapin-"))}
+        yield from sorted({f"{name.partition('-')[0]}-* left" for name in others})
 
     def _is_ours(self, pid: int) -> bool:
         try:
