@@ -132,7 +132,7 @@ class Job:
 
     def _files(self) -> Iterator[str]:
         """Say which files are left, after the next run has swept what it sweeps."""
-        runs = list(self.temporary.glob("numapin-*/run-*"))
+        runs = [run for run in self.temporary.glob("numapin-*/run-*") if not rundir.is_live(str(run))]
         if runs:
             with rundir.run_directory({"TMPDIR": str(self.temporary)}):
                 pass
