@@ -1,0 +1,122 @@
+"""Signals for the ranks: kept until they are handled, given to children only, never the launcher's end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from numapin import mail
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CHILD = """
+import signal, sys, time
+print("up", flush=True)
+sys.stdin.readline()
+signal.signal(signal.SIGUSR1, lambda *_: print("took", flush=True))
+print("handles", flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def mailbox() -> Iterator[mail.Mailbox]:
+    """Give a mailbox that takes this process's signals, and put the handlers back."""
+    before = {number: signal.getsignal(number) for number in mail.FORWARDED}
+    yield mail.open_mailbox()
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[str]]:
+    """Give a child that handles SIGUSR1 once it was told a line, and ends at the next."""
+    with subprocess.Popen([sys.executable, "-c", CHILD], stdin=-1, stdout=-1, text=True) as process:
+        assert line(process) == "up"
+        yield process
+        process.kill()
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    """Return the next line that the child says."""
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def say(process: subprocess.Popen[str]) -> None:
+    """Send the child a line."""
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+def test_a_signal_waits_for_the_handler(
+    mailbox: mail.Mailbox, child: subprocess.Popen[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A rank without a handler is not signalled, which is told; once it has one it gets the signal, once."""
+    mailbox.address({0: child.pid})
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert "SIGUSR1 is kept for rank 0 until a handler is there" in capfd.readouterr().err
+    mailbox.deliver()
+    assert child.poll() is None
+    say(child)
+    assert line(child) == "handles"
+    mailbox.deliver()
+    assert line(child) == "took"
+    mailbox.deliver()
+    say(child)
+    assert line(child) == ""
+    assert child.wait() == 0
+
+
+def test_a_signal_before_there_are_ranks(mailbox: mail.Mailbox, child: subprocess.Popen[str]) -> None:
+    """What comes before the ranks exist reaches them."""
+    os.kill(os.getpid(), signal.SIGUSR1)
+    say(child)
+    assert line(child) == "handles"
+    mailbox.address({0: child.pid})
+    mailbox.deliver()
+    assert line(child) == "took"
+
+
+def test_only_children_are_signalled(mailbox: mail.Mailbox) -> None:
+    """A number that belongs to no child of ours, or to nobody, is left alone, and the signal is done with."""
+    mailbox.address({0: os.getppid(), 1: 2**22 + 1})
+    os.kill(os.getpid(), signal.SIGUSR1)
+    mailbox.deliver()
+    assert mailbox._waiting == {}
+
+
+def test_a_restart_gets_what_not_all_had(mailbox: mail.Mailbox, child: subprocess.Popen[str]) -> None:
+    """Ranks of a restart get a signal that the former ones had not all taken."""
+    mailbox.address({0: child.pid, 1: child.pid})
+    os.kill(os.getpid(), signal.SIGUSR1)
+    mailbox.address({0: child.pid})
+    assert mailbox._waiting == {signal.SIGUSR1: {0}}
+
+
+def test_processes_started_meanwhile_hold_signals_back() -> None:
+    """A child that is signalled while it starts lives, drops the signal, and is open to the next."""
+    code = "import sys; sys.stdin.readline(); from numapin import mail; mail.accept(); print('on', flush=True); input()"
+    with mail.kept_from_children():
+        process = subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True)
+    with process:
+        process.send_signal(signal.SIGUSR1)
+        say(process)
+        assert line(process) == "on"
+        process.send_signal(signal.SIGUSR1)
+        assert process.wait(60) == -signal.SIGUSR1
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & set(mail.FORWARDED)
+
+
+def test_what_torch_handles_is_left_to_it(mailbox: mail.Mailbox) -> None:
+    """A signal of --signals-to-handle is no longer taken."""
+    mailbox.leave({signal.SIGUSR2, signal.SIGTERM})
+    assert signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL
+    assert signal.getsignal(signal.SIGUSR1) == mailbox.receive
