@@ -1,0 +1,21 @@
+"""The engines, started once for all tests that use them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.engines.machines import Machine, pair
+from tests.engines.needs import NAMESPACES, require
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="module")
+def two_machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Machine, Machine]]:
+    """Give two machines with a cable between them."""
+    require(*NAMESPACES, namespaces=True)
+    with pair(tmp_path_factory.mktemp("machines"), "numapin1", "numapin2") as made:
+        yield made
