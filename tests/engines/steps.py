@@ -32,6 +32,7 @@ def main() -> None:
                 "rank": distributed.get_rank(),
                 "world_size": distributed.get_world_size(),
                 "host": socket.gethostname(),
+                "pid": os.getpid(),
                 "restart": int(os.environ["TORCHELASTIC_RESTART_COUNT"]),
                 "cpus": status("Cpus_allowed_list"),
                 "binding": json.loads(os.environ["NUMAPIN_BINDING"]),
