@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.engines.cluster import Cluster, slurm
 from tests.engines.machines import Machine, pair
 from tests.engines.needs import NAMESPACES, require
 
@@ -19,3 +20,11 @@ def two_machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Mac
     require(*NAMESPACES, namespaces=True)
     with pair(tmp_path_factory.mktemp("machines"), "numapin1", "numapin2") as made:
         yield made
+
+
+@pytest.fixture(scope="package")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Give a Slurm on two machines."""
+    require("munged", "slurmctld", "slurmd", "srun", *NAMESPACES, namespaces=True)
+    with pair(tmp_path_factory.mktemp("slurm"), "node1", "node2") as machines, slurm(machines) as cluster:
+        yield cluster

@@ -46,12 +46,13 @@ class World:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """One machine; `pid` is the process that keeps it, as seen from outside."""
+    """One machine; `pid` is the process that keeps it, as seen from outside. `ended` waits for what it started."""
 
     name: str
     address: str
     pid: int
     world: World
+    ended: ExitStack
 
     def enter(self, folder: Path) -> tuple[str, ...]:
         """Return the words that start a command on this machine, in a folder."""
@@ -73,16 +74,21 @@ class Machine:
     def start(self, *command: str, folder: Path, log: Path, **changes: str) -> subprocess.Popen[bytes]:
         """Start a command, both of whose streams go to a file."""
         with log.open("ab") as file:
-            words = [*self.enter(folder), *command]
-            return subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment(**changes)
+            process = subprocess.Popen(
+                [*self.enter(folder), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                env=environment(**changes),
             )
+        self.ended.callback(process.wait)
+        return process
 
     def processes(self) -> frozenset[int]:
         """Return the processes on this machine but for the one that keeps it, as seen from outside."""
-        own = _network_of(self.pid)
+        own = _spaces_of(self.pid)
         found = (int(path.name) for path in Path("/proc").glob("[0-9]*"))
-        return frozenset(pid for pid in found if pid != self.pid and own and _network_of(pid) == own)
+        return frozenset(pid for pid in found if pid != self.pid and own and _spaces_of(pid) == own)
 
     def lose_power(self) -> None:
         """Kill everything on this machine at once, until nothing is left; it can be used again."""
@@ -131,7 +137,7 @@ def _world(folder: Path, ended: ExitStack) -> Iterator[World]:
 def _machine(world: World, name: str, address: str, ended: ExitStack) -> Machine:
     """Make a machine with nothing but its loopback. It ends with its world."""
     words = [*world.enter(), "unshare", "--net", "--uts", "--", "sh", "-ec", _MACHINE, "sh", name]
-    return Machine(name=name, address=address, pid=_staying(_started(words, ended)), world=world)
+    return Machine(name=name, address=address, pid=_staying(_started(words, ended)), world=world, ended=ended)
 
 
 def _started(words: Sequence[str], ended: ExitStack) -> subprocess.Popen[bytes]:
@@ -183,8 +189,9 @@ def _inner_pid(pid: int) -> int:
     return int(next(line for line in lines if line.startswith("NSpid:")).split()[-1])
 
 
-def _network_of(pid: int) -> str | None:
+def _spaces_of(pid: int) -> tuple[str, ...]:
+    """Return the network and the processes that a process sees; nothing where it has ended."""
     try:
-        return os.readlink(f"/proc/{pid}/ns/net")
+        return tuple(os.readlink(f"/proc/{pid}/ns/{space}") for space in ("net", "pid"))
     except OSError:
-        return None  # it has ended
+        return ()
