@@ -40,7 +40,6 @@ def main() -> None:
     told = {
         "rank": rank,
         "world_size": distributed.get_world_size(),
-        "local_rank": int(os.environ["LOCAL_RANK"]),
         "sum": int(total),
         "host": socket.gethostname(),
         "cpus": cpus_at_start,
