@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import sys
 import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from tests.engines.machines import UNDER_TEST
 from tests.engines.needs import find
 from tests.engines.waiting import until
 
@@ -71,7 +71,7 @@ class Cluster:
 
     def call(self, *command: str, folder: Path, timeout_s: float = 180, **changes: str) -> Done:
         """Run a command, such as srun, to its end."""
-        variables = {"SLURM_CONF": str(self.folder / "slurm.conf"), "PATH": _path(), "PYTHONPATH": os.getcwd()}
+        variables = {**UNDER_TEST, "SLURM_CONF": str(self.folder / "slurm.conf")}
         return self.head.call(*command, folder=folder, timeout_s=timeout_s, **variables, **changes)
 
     def submit(self, script: str, *, folder: Path, **changes: str) -> str:
@@ -131,9 +131,7 @@ def _configure(folder: Path, machines: tuple[Machine, Machine]) -> None:
     (folder / "munge" / "key").touch(mode=0o600)
     (folder / "munge" / "key").write_bytes(secrets.token_bytes(128))
     names = ",".join(machine.name for machine in machines)
-    text = _CONFIGURATION.format(
-        head=machines[0], user=_user(), folder=folder, names=names, cpus=CPUS, gpus=GPUS
-    )
+    text = _CONFIGURATION.format(head=machines[0], user=_user(), folder=folder, names=names, cpus=CPUS, gpus=GPUS)
     (folder / "slurm.conf").write_text(text)
     for number, device in zip(range(GPUS), ("/dev/null", "/dev/zero"), strict=True):
         (folder / f"nvidia{number}").symlink_to(device)
@@ -176,8 +174,3 @@ def _user() -> str:
     import pwd
 
     return pwd.getpwuid(os.geteuid()).pw_name
-
-
-def _path() -> str:
-    """Return a PATH on which scripts find the numapin and the python under test first."""
-    return os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])

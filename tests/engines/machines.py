@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,12 @@ from tests.integration.launching import Done, environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+UNDER_TEST: Final = {
+    "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
+    "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
+}
+"""With these, scripts find the numapin and the python under test first."""
 
 _SUBNET: Final = "10.213.0"
 INTERFACE: Final = "wire"
@@ -58,6 +65,10 @@ class Machine:
         """Return the words that start a command on this machine, in a folder."""
         spaces = ("--mount", "--pid", "--net", "--uts")
         return ("nsenter", f"--target={self.pid}", *spaces, "--", "env", f"--chdir={folder}", "--")
+
+    def from_beside(self) -> tuple[str, ...]:
+        """Return the words with which another machine of the same world starts a command here, as ssh would."""
+        return ("nsenter", f"--target={_inner_pid(self.pid)}", "--net", "--uts", "--")
 
     def call(self, *command: str, folder: Path, timeout_s: float = 120, **changes: str) -> Done:
         """Run a command to its end."""
@@ -114,9 +125,7 @@ def pair(folder: Path, *names: str, resolved: bool = True) -> Iterator[tuple[Mac
     (folder / "hosts").write_text("\n".join(["127.0.0.1 localhost", *(lines if resolved else [])]) + "\n")
     (folder / "nsswitch").write_text("passwd: files\ngroup: files\nhosts: files\n")
     with ExitStack() as ended, _world(folder, ended) as world:
-        one, other = (
-            _machine(world, name, address, ended) for name, address in zip(names, addresses, strict=True)
-        )
+        one, other = (_machine(world, name, address, ended) for name, address in zip(names, addresses, strict=True))
         _connect(one, other)
         yield one, other
 

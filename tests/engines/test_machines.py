@@ -89,7 +89,9 @@ def test_host_names_that_nobody_resolves(tmp_path: Path) -> None:
         launchers = [
             machine.start(
                 *(*words, f"--local-addr={machine.address}", f"--rdzv-conf=is_host={is_host}", PROBE, str(tmp_path)),
-                folder=tmp_path, log=log, **BOTH,
+                folder=tmp_path,
+                log=log,
+                **BOTH,
             )
             for machine, is_host in zip(both, (1, 0), strict=True)
         ]
@@ -112,9 +114,7 @@ def test_a_machine_that_comes_back(two_machines: tuple[Machine, Machine], tmp_pa
     assert next(rank for rank in after if rank["host"] == "numapin1")["restart"] > 0
 
 
-def test_a_job_goes_on_with_the_machines_that_there_are(
-    two_machines: tuple[Machine, Machine], tmp_path: Path
-) -> None:
+def test_a_job_goes_on_with_the_machines_that_there_are(two_machines: tuple[Machine, Machine], tmp_path: Path) -> None:
     """With --nnodes 1:2 the job goes on alone when a machine is lost, and takes it in again when it is back."""
     job = _Job(tmp_path, *_meeting(two_machines[0], nodes="1:2", ranks=1), "--max-restarts=3", QUICK)
     stays, lost = (job.start(machine) for machine in two_machines)

@@ -46,7 +46,7 @@ def test_a_failed_rank_fails_the_step(cluster: Cluster, tmp_path: Path) -> None:
 @needs_two_cpus
 def test_exec_in_every_task(cluster: Cluster, tmp_path: Path) -> None:
     """Each of two tasks on two machines is bound as its SLURM_LOCALID says, to cores of its own, and they meet."""
-    ranks = "export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS; exec \"$@\""
+    ranks = 'export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS; exec "$@"'
     program = ("numapin", "exec", "--bind=exclusive", "--", "python", PROBE, str(tmp_path))
     words = (*SRUN, "--nodes=2", "--ntasks-per-node=2", "sh", "-c", ranks, "sh", *program)
     done = cluster.call(*words, folder=tmp_path, MASTER_ADDR="node1", MASTER_PORT="29401")
