@@ -1,7 +1,7 @@
 """A Slurm of our own on two machines: munged, slurmctld and one slurmd each, by their Debian packages.
 
 Comes in: two `Machine`s and a folder. Goes out: a `Cluster` that takes commands and says what became of jobs. All its
-files are in that folder and all its ports on those machines, so that a Slurm that this host may have sees nothing of it.
+files are in that folder and all its ports on those machines, so that a Slurm that this host has sees nothing of it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tests.engines.machines import UNDER_TEST
 from tests.engines.needs import find
 from tests.engines.waiting import until
 
@@ -69,10 +68,9 @@ class Cluster:
     head: Machine
     folder: Path
 
-    def call(self, *command: str, folder: Path, timeout_s: float = 180, **changes: str) -> Done:
+    def call(self, *command: str, folder: Path, **changes: str) -> Done:
         """Run a command, such as srun, to its end."""
-        variables = {**UNDER_TEST, "SLURM_CONF": str(self.folder / "slurm.conf")}
-        return self.head.call(*command, folder=folder, timeout_s=timeout_s, **variables, **changes)
+        return self.head.call(*command, folder=folder, SLURM_CONF=str(self.folder / "slurm.conf"), **changes)
 
     def submit(self, script: str, *, folder: Path, **changes: str) -> str:
         """Submit a script and return the job's number."""

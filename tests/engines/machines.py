@@ -22,12 +22,13 @@ from tests.integration.launching import Done, environment
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-UNDER_TEST: Final = {
+_UNDER_TEST: Final = {
     "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
     "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
 }
 """With these, scripts find the numapin and the python under test first."""
 
+_TIMEOUT_S: Final = 240  # of a command of a second or ten: other tests may share the CPUs
 _SUBNET: Final = "10.213.0"
 INTERFACE: Final = "wire"
 _STAY: Final = ("sleep", "infinity")
@@ -70,15 +71,15 @@ class Machine:
         """Return the words with which another machine of the same world starts a command here, as ssh would."""
         return ("nsenter", f"--target={_inner_pid(self.pid)}", "--net", "--uts", "--")
 
-    def call(self, *command: str, folder: Path, timeout_s: float = 120, **changes: str) -> Done:
+    def call(self, *command: str, folder: Path, **changes: str) -> Done:
         """Run a command to its end."""
         done = subprocess.run(
             [*self.enter(folder), *command],
             capture_output=True,
             text=True,
-            timeout=timeout_s,
+            timeout=_TIMEOUT_S,
             check=False,
-            env=environment(**changes),
+            env=environment(**_UNDER_TEST | changes),
         )
         return Done(status=done.returncode, out=done.stdout, err=done.stderr)
 
@@ -90,7 +91,7 @@ class Machine:
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
-                env=environment(**changes),
+                env=environment(**_UNDER_TEST | changes),
             )
         self.ended.callback(process.wait)
         return process
@@ -201,6 +202,6 @@ def _inner_pid(pid: int) -> int:
 def _spaces_of(pid: int) -> tuple[str, ...]:
     """Return the network and the processes that a process sees; nothing where it has ended."""
     try:
-        return tuple(os.readlink(f"/proc/{pid}/ns/{space}") for space in ("net", "pid"))
+        return tuple(str(Path(f"/proc/{pid}/ns/{space}").readlink()) for space in ("net", "pid"))
     except OSError:
         return ()

@@ -1,6 +1,7 @@
 """A rank of the tests: says where it is, into a file of a folder, after it met the others.
 
-Usage: probe.py FOLDER. Writes FOLDER/rank-RANK-RESTART.json, whole or not at all.
+Usage: probe.py FOLDER [--alone]. Writes FOLDER/rank-RANK-RESTART.json, whole or not at all. Alone it meets nobody, and
+needs no torch.
 """
 
 from __future__ import annotations
@@ -27,29 +28,30 @@ def write(folder: Path, name: str, content: Any) -> None:
     scratch.replace(folder / name)
 
 
-def main() -> None:
-    """Meet the others, add up all ranks' numbers, and tell."""
-    cpus_at_start = status("Cpus_allowed_list")
+def meet() -> dict[str, int]:
+    """Meet the others and add up all ranks' numbers."""
     import torch
     from torch import distributed
 
     distributed.init_process_group("gloo", timeout=timedelta(seconds=120))
-    rank = distributed.get_rank()
-    total = torch.tensor([rank + 1])
+    total = torch.tensor([distributed.get_rank() + 1])
     distributed.all_reduce(total)
-    told = {
-        "rank": rank,
-        "world_size": distributed.get_world_size(),
-        "sum": int(total),
-        "host": socket.gethostname(),
-        "cpus": cpus_at_start,
-        "cpus_at_end": status("Cpus_allowed_list"),
-        "binding": json.loads(os.environ["NUMAPIN_BINDING"]),
-        "environ": {key: os.environ[key] for key in os.environ if key.startswith(("SLURM", "CUDA", "OMPI", "OMP"))},
-    }
+    told = {"rank": distributed.get_rank(), "world_size": distributed.get_world_size(), "sum": int(total)}
     distributed.destroy_process_group()
+    return told
+
+
+def main() -> None:
+    """Say where this rank was at its start, and whom it met."""
+    told = {
+        "host": socket.gethostname(),
+        "cpus": status("Cpus_allowed_list"),
+        "binding": json.loads(os.environ["NUMAPIN_BINDING"]),
+        "cuda": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        **({"rank": int(os.environ["RANK"])} if "--alone" in sys.argv else meet()),
+    }
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    write(Path(sys.argv[1]), f"rank-{rank}-{restart}.json", told)
+    write(Path(sys.argv[1]), f"rank-{told['rank']}-{restart}.json", told)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """A rank of the tests that saves when it is told to, ends well, and goes on from there in another turn.
 
-Usage: saver.py FOLDER. Writes FOLDER/ready-RANK-TURN when it can be told, FOLDER/saved-RANK when it was told by SIGUSR1,
-and in the turn that finds that file, FOLDER/resumed-RANK with what was saved.
+Usage: saver.py FOLDER. Writes FOLDER/ready-RANK-TURN when it can be told, FOLDER/saved-RANK when SIGUSR1 told it, and
+in the turn that finds that file, FOLDER/resumed-RANK with what was saved.
 """
 
 from __future__ import annotations

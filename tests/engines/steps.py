@@ -13,7 +13,7 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
-from probe import status, write  # beside this file
+from tests.engines.probe import status, write
 
 
 def main() -> None:
