@@ -15,11 +15,19 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="package")
-def two_machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Machine, Machine]]:
-    """Give two machines with a cable between them."""
+def made_machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Machine, Machine]]:
+    """Make two machines with a cable between them."""
     require(*NAMESPACES, namespaces=True)
     with pair(tmp_path_factory.mktemp("machines"), "numapin1", "numapin2") as made:
         yield made
+
+
+@pytest.fixture
+def two_machines(made_machines: tuple[Machine, Machine]) -> Iterator[tuple[Machine, Machine]]:
+    """Give two machines on which nothing runs, and end what a test leaves there."""
+    yield made_machines
+    for machine in made_machines:
+        machine.lose_power()
 
 
 @pytest.fixture(scope="package")
