@@ -20,9 +20,6 @@ pytestmark = [pytest.mark.netns, pytest.mark.timeout(600)]
 BOTH = {"GLOO_SOCKET_IFNAME": INTERFACE}
 # A machine that is lost is missed after 5 s instead of 15; rendezvous waits 2 s and not 30 for more than enough.
 QUICK = "--rdzv-conf=keep_alive_interval=1,keep_alive_max_attempt=5,last_call_timeout=2"
-# torch 2.13 shares the launcher's store with the ranks; a launcher that is new in a later round then waits for the
-# first rank's address until it fails, and counts restarts from 0 where the others do not.
-NEWCOMERS = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
 def _meeting(head: Machine, *, nodes: str, ranks: int) -> tuple[str, ...]:
@@ -40,7 +37,7 @@ class _Job:
     def start(self, machine: Machine) -> subprocess.Popen[bytes]:
         """Start this machine's launcher."""
         words = (*NUMAPIN, *self.options, STEPS, str(self.folder))
-        return machine.start(*words, folder=self.folder, log=self.log, **BOTH, **NEWCOMERS)
+        return machine.start(*words, folder=self.folder, log=self.log, **BOTH)
 
     def met(self, size: int, known: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Wait until a group of this size made its first step that is not among the known; return its ranks."""

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 HERE = Path(__file__).resolve().parent
 needs_two_cpus = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="fewer than two CPUs may be used here")
-FORWARDS_NO_SIGUSR1 = pytest.mark.xfail(reason="numapin run does not pass SIGUSR1 on", strict=True)
 SRUN = ("srun", "--cpu-bind=none")
 
 
@@ -90,7 +89,7 @@ def test_job_scripts(cluster: Cluster, tmp_path: Path, form: str) -> None:
     assert {rank["cuda"] for rank in ranks} == {"0,1"}
 
 
-@pytest.mark.parametrize("form", [pytest.param("node", marks=FORWARDS_NO_SIGUSR1), "task"])
+@pytest.mark.parametrize("form", ["node", "task"])
 def test_a_job_saves_and_goes_on_in_another_turn(cluster: Cluster, tmp_path: Path, form: str) -> None:
     """SIGUSR1 to the batch script, as --signal has Slurm send it, reaches every rank; the job then runs once more."""
     options = ("--gpus-per-node=2", "--cpus-per-task=2", "--time=30m", "--signal=60", "--requeue", f"--form={form}")
