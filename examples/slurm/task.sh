@@ -23,7 +23,7 @@ export MASTER_ADDR MASTER_PORT
 # Slurm binds nothing: numapin places each rank within the CPUs that the job has on its node.
 # shellcheck disable=SC2016 # the shell of each task puts these in
 srun --nodes=2 --ntasks-per-node=8 \
-    --cpu-bind=none --mem-bind=none --gpu-bind=none --kill-on-bad-exit=1 \
+    --cpu-bind=none --mem-bind=none --kill-on-bad-exit=1 \
     bash -c '
     ulimit -S -n 65536 2>/dev/null || ulimit -S -n "$(ulimit -H -n)"
     export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID LOCAL_WORLD_SIZE=8

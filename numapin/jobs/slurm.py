@@ -81,8 +81,10 @@ def _srun(request: JobRequest) -> str:
     options = [f"--nodes={request.nodes}", f"--ntasks-per-node={request.tasks_per_node}"]
     if request.cpus_per_task:
         options.append(f"--cpus-per-task={request.cpus_per_task}")
-    # Ranks of one node see all its GPUs: CUDA's shortcuts between processes need both ends visible.
-    bindings = ["--cpu-bind=none", "--mem-bind=none", *(["--gpu-bind=none"] if request.gpus_per_node else [])]
+    # Ranks of one node see all the job's GPUs there: CUDA's shortcuts between processes need both ends visible. No
+    # --gpu-bind=none for that: with it Slurm 22.05 gives several tasks of a node no CUDA_VISIBLE_DEVICES, and they see
+    # other jobs' GPUs where no cgroup forbids it.
+    bindings = ["--cpu-bind=none", "--mem-bind=none"]
     container = request.container
     image = []
     if container and not shell.is_file(container):

@@ -165,7 +165,7 @@ def test_ranks_know_their_place(engine: str, cluster: Cluster) -> None:
 @pytest.mark.parametrize(
     ("engine", "starter", "options"),
     [
-        ("slurm", "srun", ["--cpu-bind=none", "--mem-bind=none", "--gpu-bind=none", "--cpus-per-task=3"]),
+        ("slurm", "srun", ["--cpu-bind=none", "--mem-bind=none", "--cpus-per-task=3"]),
         ("mpi", "mpirun", ["--bind-to", "none", "--map-by", "ppr:4:node", "-np", "8"]),
         ("pbs", "mpirun", ["--hostfile", "/the/nodes of it", "--bind-to", "none"]),
         ("lsf", "mpirun", ["--hostfile", "/the/hosts", "--bind-to", "none"]),

@@ -1,0 +1,174 @@
+"""A Slurm of our own on two machines: munged, slurmctld and one slurmd each, by their Debian packages.
+
+Comes in: two `Machine`s and a folder. Goes out: a `Cluster` that takes commands and says what became of jobs. All its
+files are in that folder and all its ports on those machines, so that a Slurm that this host has sees nothing of it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from tests.engines.needs import find
+from tests.engines.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.engines.machines import Machine
+    from tests.integration.launching import Done
+
+CPUS: Final = 8
+"""CPUs of each machine, as Slurm believes: config_overrides spares it from counting those that this host has."""
+GPUS: Final = 2
+"""GPUs of each machine: device files that are none, enough for Slurm to count them and to set CUDA_VISIBLE_DEVICES."""
+
+_CONFIGURATION: Final = """
+ClusterName=numapin
+SlurmctldHost={head.name}({head.address})
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge/socket,cred_expire=5
+CredType=cred/munge
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
+SlurmdParameters=config_overrides
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+MpiDefault=none
+GresTypes=gpu
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+ReturnToService=2
+SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0
+KillWait=5
+NodeName={names} CPUs={cpus} Sockets=1 CoresPerSocket={cpus} ThreadsPerCore=1 RealMemory=4000 Gres=gpu:{gpus}
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+# A job that put itself back waits until its credentials are void, which is cred_expire: 5 s instead of 2 minutes.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """A Slurm that runs; commands are typed on the first machine."""
+
+    head: Machine
+    folder: Path
+
+    def call(self, *command: str, folder: Path, **changes: str) -> Done:
+        """Run a command, such as srun, to its end."""
+        return self.head.call(*command, folder=folder, SLURM_CONF=str(self.folder / "slurm.conf"), **changes)
+
+    def submit(self, script: str, *, folder: Path, **changes: str) -> str:
+        """Submit a script and return the job's number."""
+        path = folder / "job.sh"
+        path.write_text(script)
+        done = self.call("sbatch", "--parsable", str(path), folder=folder, **changes)
+        assert done.status == 0, done.err
+        return done.out.strip()
+
+    def state_of(self, job: str) -> str:
+        """Return a job's state, such as RUNNING."""
+        words = self.call("scontrol", "show", "job", "--oneliner", job, folder=self.folder).out.split()
+        return next((word.partition("=")[2] for word in words if word.startswith("JobState=")), "")
+
+    def ended(self, job: str, *, folder: Path) -> str:
+        """Wait for a job's end, and return its state and what it printed."""
+        over = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL"}
+        state = until(
+            lambda: {self.state_of(job)} & over,
+            timeout_s=240,
+            what=f"end of job {job}",
+            tell=lambda: "\n".join((self.state_of(job), output_in(folder), self.logs())),
+        )
+        return state.pop()
+
+    def logs(self) -> str:
+        """Return the ends of the daemons' logs."""
+        paths = sorted(self.folder.glob("*.log"))
+        return "\n".join(f"--- {path.name}\n{path.read_text(errors='replace')[-3000:]}" for path in paths)
+
+
+def output_in(folder: Path) -> str:
+    """Return what jobs printed into files of a folder."""
+    return "\n".join(path.read_text(errors="replace") for path in sorted(folder.glob("*.out")))
+
+
+@contextmanager
+def slurm(machines: tuple[Machine, Machine]) -> Iterator[Cluster]:
+    """Start the daemons, wait until both machines take jobs, and end everything on the machines afterwards."""
+    # A short path: that of munged's socket may have no more than 107 bytes, and its folders must be root's.
+    folder = Path(tempfile.mkdtemp(prefix="numapin-slurm-"))
+    try:
+        cluster = Cluster(head=machines[0], folder=folder)
+        _configure(folder, machines)
+        _start(cluster, machines)
+        yield cluster
+    finally:
+        for machine in machines:
+            machine.lose_power()
+        shutil.rmtree(folder)
+
+
+def _configure(folder: Path, machines: tuple[Machine, Machine]) -> None:
+    for name in ("munge", "state", *(f"spool-{machine.name}" for machine in machines)):
+        (folder / name).mkdir(mode=0o700)
+    (folder / "munge" / "key").touch(mode=0o600)
+    (folder / "munge" / "key").write_bytes(secrets.token_bytes(128))
+    names = ",".join(machine.name for machine in machines)
+    text = _CONFIGURATION.format(head=machines[0], user=_user(), folder=folder, names=names, cpus=CPUS, gpus=GPUS)
+    (folder / "slurm.conf").write_text(text)
+    for number, device in zip(range(GPUS), ("/dev/null", "/dev/zero"), strict=True):
+        (folder / f"nvidia{number}").symlink_to(device)
+    (folder / "gres.conf").write_text(f"AutoDetect=off\nName=gpu File={folder}/nvidia[0-{GPUS - 1}]\n")
+    (folder / "cgroup.conf").write_text("CgroupPlugin=autodetect\n")  # nothing uses it, and slurmd demands one
+
+
+def _start(cluster: Cluster, machines: tuple[Machine, Machine]) -> None:
+    """Start the daemons in the foreground: they end with their machines."""
+    folder, conf = cluster.folder, {"SLURM_CONF": str(cluster.folder / "slurm.conf")}
+    files = ("key-file=key", "socket=socket", "pid-file=pid", "log-file=log", "seed-file=seed")
+    options = [f"--{name}={folder}/munge/{value}" for name, _, value in (file.partition("=") for file in files)]
+    # --force: it does not like a folder of root's alone, which is what we want.
+    started = [
+        cluster.head.start(_program("munged"), "--foreground", "--force", *options, folder=folder, log=folder / "m.log")
+    ]
+    until((folder / "munge" / "socket").exists, timeout_s=60, what="socket of munged", tell=cluster.logs)
+    started += [
+        cluster.head.start(_program("slurmctld"), "-D", "-c", folder=folder, log=folder / "out-c.log", **conf),
+        *(
+            machine.start(_program("slurmd"), "-D", folder=folder, log=folder / f"out-{machine.name}.log", **conf)
+            for machine in machines
+        ),
+    ]
+
+    def ready() -> bool:
+        assert [daemon.poll() for daemon in started] == [None] * len(started), cluster.logs()
+        return cluster.call("sinfo", "--noheader", "--format=%D %t", folder=folder).out.strip() == "2 idle"
+
+    until(ready, timeout_s=120, what="two idle machines", tell=cluster.logs)
+
+
+def _program(name: str) -> str:
+    path = find(name)
+    assert path is not None
+    return path
+
+
+def _user() -> str:
+    import pwd
+
+    return pwd.getpwuid(os.geteuid()).pw_name

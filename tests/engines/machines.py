@@ -1,0 +1,207 @@
+"""Machines that are namespaces of this one: each with its own network and host name, all with one hosts file.
+
+Comes in: names. Goes out: `Machine`s that run commands and reach each other by name. All their processes are in one PID
+namespace, whose first process dies with whoever made it: the kernel then ends the others, and the networks go with
+them. Outside nothing is seen of their addresses and ports, so that they disturb nothing that this machine runs.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from tests.engines.waiting import until
+from tests.integration.launching import Done, environment
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+_UNDER_TEST: Final = {
+    "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
+    "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
+}
+"""With these, scripts find the numapin and the python under test first."""
+
+_TIMEOUT_S: Final = 240  # of a command of a second or ten: other tests may share the CPUs
+_SUBNET: Final = "10.213.0"
+INTERFACE: Final = "wire"
+_STAY: Final = ("sleep", "infinity")
+# Names are looked up in our hosts file and nowhere else: a name server is out of reach, and asking it can take minutes.
+_WORLD: Final = """
+mount --bind "$1/hosts" /etc/hosts
+mount --bind "$1/nsswitch" /etc/nsswitch.conf
+exec sleep infinity
+"""
+_MACHINE: Final = 'hostname "$1"; ip link set lo up; exec sleep infinity'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """The machines' common namespaces for processes and mounts; `pid` is their first process, as seen from outside."""
+
+    pid: int
+
+    def enter(self) -> tuple[str, ...]:
+        """Return the words that start a command in here."""
+        return ("nsenter", f"--target={self.pid}", "--mount", "--pid", "--")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """One machine; `pid` is the process that keeps it, as seen from outside. `ended` waits for what it started."""
+
+    name: str
+    address: str
+    pid: int
+    world: World
+    ended: ExitStack
+
+    def enter(self, folder: Path) -> tuple[str, ...]:
+        """Return the words that start a command on this machine, in a folder."""
+        spaces = ("--mount", "--pid", "--net", "--uts")
+        return ("nsenter", f"--target={self.pid}", *spaces, "--", "env", f"--chdir={folder}", "--")
+
+    def from_beside(self) -> tuple[str, ...]:
+        """Return the words with which another machine of the same world starts a command here, as ssh would."""
+        return ("nsenter", f"--target={_inner_pid(self.pid)}", "--net", "--uts", "--")
+
+    def call(self, *command: str, folder: Path, **changes: str) -> Done:
+        """Run a command to its end."""
+        done = subprocess.run(
+            [*self.enter(folder), *command],
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+            env=environment(**_UNDER_TEST | changes),
+        )
+        return Done(status=done.returncode, out=done.stdout, err=done.stderr)
+
+    def start(self, *command: str, folder: Path, log: Path, **changes: str) -> subprocess.Popen[bytes]:
+        """Start a command, both of whose streams go to a file."""
+        with log.open("ab") as file:
+            process = subprocess.Popen(
+                [*self.enter(folder), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                env=environment(**_UNDER_TEST | changes),
+            )
+        self.ended.callback(process.wait)
+        return process
+
+    def processes(self) -> frozenset[int]:
+        """Return the processes on this machine but for the one that keeps it, as seen from outside."""
+        own = _spaces_of(self.pid)
+        found = (int(path.name) for path in Path("/proc").glob("[0-9]*"))
+        return frozenset(pid for pid in found if pid != self.pid and own and _spaces_of(pid) == own)
+
+    def lose_power(self) -> None:
+        """Kill everything on this machine at once, until nothing is left; it can be used again."""
+
+        def dark() -> bool:
+            left = self.processes()
+            for pid in left:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            return not left
+
+        until(dark, timeout_s=30, what=f"{self.name} without processes")
+
+
+@contextmanager
+def pair(folder: Path, *names: str, resolved: bool = True) -> Iterator[tuple[Machine, Machine]]:
+    """Make two machines with a cable between them, and end all that runs on them afterwards.
+
+    `resolved` says whether the hosts file has their names; a host name that nobody resolves is common, too.
+    """
+    addresses = [f"{_SUBNET}.{number}" for number in (1, 2)]
+    lines = [f"{address} {name}" for address, name in zip(addresses, names, strict=True)]
+    (folder / "hosts").write_text("\n".join(["127.0.0.1 localhost", *(lines if resolved else [])]) + "\n")
+    (folder / "nsswitch").write_text("passwd: files\ngroup: files\nhosts: files\n")
+    with ExitStack() as ended, _world(folder, ended) as world:
+        one, other = (_machine(world, name, address, ended) for name, address in zip(names, addresses, strict=True))
+        _connect(one, other)
+        yield one, other
+
+
+@contextmanager
+def _world(folder: Path, ended: ExitStack) -> Iterator[World]:
+    """Make the common namespaces. They end with this process, whatever becomes of it."""
+    words = ("setpriv", "--pdeathsig=KILL", "unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
+    parent = _started([*words, "sh", "-ec", _WORLD, "sh", str(folder)], ended)
+    try:
+        yield World(pid=_staying(parent))
+    finally:
+        for child in _children(parent.pid):
+            os.kill(child, signal.SIGKILL)  # the first process of the namespace: the kernel ends all others first
+        parent.kill()
+
+
+def _machine(world: World, name: str, address: str, ended: ExitStack) -> Machine:
+    """Make a machine with nothing but its loopback. It ends with its world."""
+    words = [*world.enter(), "unshare", "--net", "--uts", "--", "sh", "-ec", _MACHINE, "sh", name]
+    return Machine(name=name, address=address, pid=_staying(_started(words, ended)), world=world, ended=ended)
+
+
+def _started(words: Sequence[str], ended: ExitStack) -> subprocess.Popen[bytes]:
+    """Start what stays until its world ends, and is waited for then."""
+    process = subprocess.Popen(words, stdin=subprocess.DEVNULL)
+    ended.callback(process.wait)
+    return process
+
+
+def _connect(one: Machine, other: Machine) -> None:
+    """Lay a cable between two machines."""
+    peer = ("peer", "name", INTERFACE, "netns", str(_inner_pid(other.pid)))
+    _ip(one, "link", "add", INTERFACE, "type", "veth", *peer)
+    for machine in (one, other):
+        _ip(machine, "address", "add", f"{machine.address}/24", "dev", INTERFACE)
+        _ip(machine, "link", "set", INTERFACE, "up")
+
+
+def _ip(machine: Machine, *words: str) -> None:
+    done = machine.call("ip", *words, folder=Path("/"))
+    assert done.status == 0, done.err
+
+
+def _staying(parent: subprocess.Popen[bytes]) -> int:
+    """Wait until the only child of `parent` has become the program that stays, and return its process id."""
+
+    def child() -> int | None:
+        assert parent.poll() is None, f"ended with status {parent.returncode}: {parent.args!r}"
+        stays = [pid for pid in _children(parent.pid) if _command_of(pid) == _STAY]
+        return stays[0] if stays else None
+
+    return until(child, timeout_s=60, what="new namespaces")
+
+
+def _children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _command_of(pid: int) -> Sequence[str]:
+    try:
+        return tuple(Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0").split("\0"))
+    except OSError:
+        return ()
+
+
+def _inner_pid(pid: int) -> int:
+    """Return a process's id as its own namespace counts."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("NSpid:")).split()[-1])
+
+
+def _spaces_of(pid: int) -> tuple[str, ...]:
+    """Return the network and the processes that a process sees; nothing where it has ended."""
+    try:
+        return tuple(str(Path(f"/proc/{pid}/ns/{space}").readlink()) for space in ("net", "pid"))
+    except OSError:
+        return ()

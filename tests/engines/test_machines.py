@@ -1,0 +1,127 @@
+"""`numapin run --nnodes` on two machines: ranks meet over the network, and a machine that was lost comes back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.engines.machines import INTERFACE, Machine, pair
+from tests.engines.needs import NAMESPACES, require
+from tests.engines.told import PROBE, STEPS, assert_bound, assert_met, ranks_in
+from tests.engines.waiting import until
+from tests.integration.launching import NUMAPIN
+
+if TYPE_CHECKING:
+    import subprocess
+    from pathlib import Path
+
+pytestmark = [pytest.mark.netns, pytest.mark.timeout(600)]
+BOTH = {"GLOO_SOCKET_IFNAME": INTERFACE}
+# A machine that is lost is missed after 5 s instead of 15; rendezvous waits 2 s and not 30 for more than enough.
+QUICK = "--rdzv-conf=keep_alive_interval=1,keep_alive_max_attempt=5,last_call_timeout=2"
+
+
+def _meeting(head: Machine, *, nodes: str, ranks: int) -> tuple[str, ...]:
+    endpoint = f"--rdzv-endpoint={head.address}:29400"
+    return ("run", f"--nnodes={nodes}", f"--nproc-per-node={ranks}", "--rdzv-backend=c10d", endpoint, "--rdzv-id=job")
+
+
+class _Job:
+    """One `numapin run` on each machine, for the tests that lose machines."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.folder, self.options = folder, options
+        self.log = folder / "log"
+
+    def start(self, machine: Machine) -> subprocess.Popen[bytes]:
+        """Start this machine's launcher."""
+        words = (*NUMAPIN, *self.options, STEPS, str(self.folder))
+        return machine.start(*words, folder=self.folder, log=self.log, **BOTH)
+
+    def met(self, size: int, known: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Wait until a group of this size made its first step that is not among the known; return its ranks."""
+
+        def group() -> list[dict[str, Any]]:
+            new = [rank for rank in ranks_in(self.folder) if rank not in known and rank["world_size"] == size]
+            return new if len(new) == size else []
+
+        return until(group, timeout_s=180, what=f"group of {size}", tell=self.said)
+
+    def said(self) -> str:
+        """Return the end of what the launchers said."""
+        return self.log.read_text(errors="replace")[-6000:]
+
+    def end(self, *launchers: subprocess.Popen[bytes]) -> None:
+        """Let the ranks end, and check that the launchers ended well."""
+        (self.folder / "end").touch()
+        for launcher in launchers:
+            assert launcher.wait(timeout=120) == 0, self.said()
+
+
+def test_ranks_of_two_machines_meet(two_machines: tuple[Machine, Machine], tmp_path: Path) -> None:
+    """Two launchers with the same endpoint make one job: four ranks, each bound on its own machine. Nothing is left."""
+    log = tmp_path / "log"
+    words = (*NUMAPIN, *_meeting(two_machines[0], nodes="2", ranks=2), PROBE, str(tmp_path))
+    launchers = [machine.start(*words, folder=tmp_path, log=log) for machine in two_machines]
+    assert [launcher.wait(timeout=180) for launcher in launchers] == [0, 0], log.read_text()
+    ranks = ranks_in(tmp_path)
+    assert_met(ranks, size=4)
+    assert_bound(ranks)
+    assert [rank["binding"]["local_rank"] for rank in ranks] == [0, 1, 0, 1]
+    assert {rank["host"] for rank in ranks[:2]} != {rank["host"] for rank in ranks[2:]}
+    until(
+        lambda: not any(machine.processes() for machine in two_machines),
+        timeout_s=10,
+        what="machines with nothing left",
+    )
+
+
+def test_host_names_that_nobody_resolves(tmp_path: Path) -> None:
+    """With --local-addr and is_host, which spares torch its comparison of names, a job needs no name of a host."""
+    require(*NAMESPACES, namespaces=True)
+    log = tmp_path / "log"
+    with pair(tmp_path, "unknown1", "unknown2", resolved=False) as both:
+        words = (*NUMAPIN, *_meeting(both[0], nodes="2", ranks=1))
+        launchers = [
+            machine.start(
+                *(*words, f"--local-addr={machine.address}", f"--rdzv-conf=is_host={is_host}", PROBE, str(tmp_path)),
+                folder=tmp_path,
+                log=log,
+                **BOTH,
+            )
+            for machine, is_host in zip(both, (1, 0), strict=True)
+        ]
+        assert [launcher.wait(timeout=180) for launcher in launchers] == [0, 0], log.read_text()
+    assert_met(ranks_in(tmp_path), size=2)
+
+
+def test_a_machine_that_comes_back(two_machines: tuple[Machine, Machine], tmp_path: Path) -> None:
+    """With --max-restarts, ranks wait for a machine that was lost, and go on with it, bound as before."""
+    job = _Job(tmp_path, *_meeting(two_machines[0], nodes="2", ranks=1), "--max-restarts=3", QUICK)
+    stays, lost = (job.start(machine) for machine in two_machines)
+    before = job.met(2, known=[])
+    two_machines[1].lose_power()
+    assert lost.wait(timeout=60) != 0
+    back = job.start(two_machines[1])
+    after = job.met(2, known=before)
+    job.end(stays, back)
+    assert_bound([*before, *after])
+    assert sorted(rank["host"] for rank in after) == ["numapin1", "numapin2"]
+    assert next(rank for rank in after if rank["host"] == "numapin1")["restart"] > 0
+
+
+def test_a_job_goes_on_with_the_machines_that_there_are(two_machines: tuple[Machine, Machine], tmp_path: Path) -> None:
+    """With --nnodes 1:2 the job goes on alone when a machine is lost, and takes it in again when it is back."""
+    job = _Job(tmp_path, *_meeting(two_machines[0], nodes="1:2", ranks=1), "--max-restarts=3", QUICK)
+    stays, lost = (job.start(machine) for machine in two_machines)
+    together = job.met(2, known=[])
+    known = ranks_in(tmp_path)
+    two_machines[1].lose_power()
+    assert lost.wait(timeout=60) != 0
+    (alone,) = job.met(1, known=known)
+    assert (alone["host"], alone["rank"]) == ("numapin1", 0)
+    back = job.start(two_machines[1])
+    again = job.met(2, known=together)
+    job.end(stays, back)
+    assert_bound([*together, alone, *again])

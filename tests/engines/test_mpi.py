@@ -1,0 +1,92 @@
+"""numapin below a real Open MPI, on two machines: `mpirun numapin exec`, and what `numapin job mpi` writes."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.engines.needs import NAMESPACES, require
+from tests.engines.told import PROBE, assert_bound, assert_met, ranks_in
+from tests.integration.launching import numapin
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.engines.machines import Machine
+    from tests.integration.launching import Done
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(600)]
+needs_two_cpus = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="fewer than two CPUs may be used here")
+# Without a hostfile it counts this host's cores, which may be one.
+SETTINGS = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+}
+
+
+class _Hosts:
+    """Two machines, a hostfile of them, and what mpirun starts its daemon on the second one with, instead of ssh."""
+
+    def __init__(self, machines: tuple[Machine, Machine], folder: Path) -> None:
+        self.head, other = machines
+        self.folder = folder
+        self.hostfile = folder / "the hosts"
+        self.hostfile.write_text("".join(f"{machine.name} slots=2\n" for machine in machines))
+        self.agent = folder / "agent"
+        self.agent.write_text(f'#!/bin/sh\nshift\nexec {" ".join(other.from_beside())} sh -c "$*"\n')
+        self.agent.chmod(0o755)
+
+    def call(self, *command: str) -> Done:
+        """Run a command on the first machine to its end."""
+        given = SETTINGS | {"OMPI_MCA_plm_rsh_agent": str(self.agent)}
+        return self.head.call(*command, folder=self.folder, **given)
+
+
+@pytest.fixture
+def hosts(request: pytest.FixtureRequest, tmp_path: Path) -> _Hosts:
+    """Give two machines that mpirun reaches."""
+    require("mpirun", *NAMESPACES, namespaces=True)
+    return _Hosts(request.getfixturevalue("two_machines"), tmp_path)
+
+
+@needs_two_cpus
+def test_exec_in_every_task(hosts: _Hosts, tmp_path: Path) -> None:
+    """Each of two processes on each machine is bound as its OMPI_COMM_WORLD_LOCAL_RANK says, to cores of its own."""
+    ranks = 'export RANK=$OMPI_COMM_WORLD_RANK; exec "$@"'
+    program = ("numapin", "exec", "--bind=exclusive", "--", "python", PROBE, str(tmp_path), "--alone")
+    variables = [word for name in ("PATH", "PYTHONPATH") for word in ("-x", name)]
+    words = ("mpirun", "--hostfile", str(hosts.hostfile), "-np", "4", "--bind-to", "none", *variables)
+    done = hosts.call(*words, "sh", "-c", ranks, "sh", *program)
+    assert done.status == 0, done.err
+    told = ranks_in(tmp_path)
+    assert_bound(told)
+    assert [(rank["host"], rank["binding"]["local_rank"]) for rank in told] == [
+        *(("numapin1", 0), ("numapin1", 1)),
+        *(("numapin2", 0), ("numapin2", 1)),
+    ]
+    for one, other in (told[:2], told[2:]):
+        assert one["cpus"] != other["cpus"]
+
+
+@pytest.mark.parametrize("form", ["node", "task"])
+def test_job_scripts(hosts: _Hosts, tmp_path: Path, form: str) -> None:
+    """Both forms of script start four bound ranks on two machines, who meet."""
+    shape = ("--nodes=2", "--gpus-per-node=0", "--ranks-per-node=2", f"--form={form}", f"--hostfile={hosts.hostfile}")
+    script = numapin("job", "mpi", *shape, PROBE, str(tmp_path))
+    assert script.status == 0, script.err
+    (tmp_path / "job.sh").write_text(script.out)
+    done = hosts.call("bash", "job.sh")
+    assert done.status == 0, done.err
+    ranks = ranks_in(tmp_path)
+    assert_met(ranks, size=4)
+    assert_bound(ranks)
+    assert [rank["host"] for rank in ranks] == ["numapin1", "numapin1", "numapin2", "numapin2"]
+
+
+def test_a_failed_rank_fails_mpirun(hosts: _Hosts) -> None:
+    """Open MPI gets the exit status of the command that `numapin exec` became."""
+    done = hosts.call("mpirun", "-np", "1", "--bind-to", "none", "numapin", "exec", "--", "sh", "-c", "exit 7")
+    assert done.status == 7, done.err

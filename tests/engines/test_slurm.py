@@ -1,0 +1,112 @@
+"""numapin below a real Slurm: `srun numapin run`, `srun numapin exec`, and what `numapin job slurm` writes."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.engines.cluster import output_in
+from tests.engines.told import PROBE, assert_bound, assert_met, ranks_in
+from tests.engines.waiting import until
+from tests.integration.launching import NUMAPIN, numapin
+from tests.nvml.fake import FakeGpu, render
+
+if TYPE_CHECKING:
+    from tests.engines.cluster import Cluster
+    from tests.nvml.fake import FakeNvml
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
+HERE = Path(__file__).resolve().parent
+needs_two_cpus = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="fewer than two CPUs may be used here")
+SRUN = ("srun", "--cpu-bind=none")
+
+
+def test_run_in_a_step(cluster: Cluster, tmp_path: Path) -> None:
+    """One task that is `numapin run` starts all ranks of its machine, each bound."""
+    words = (*SRUN, "--gpus-per-node=2", *NUMAPIN, "run", "--nproc-per-node=2", PROBE, str(tmp_path))
+    done = cluster.call(*words, folder=tmp_path)
+    assert done.status == 0, done.err
+    ranks = ranks_in(tmp_path)
+    assert_met(ranks, size=2)
+    assert_bound(ranks)
+    assert [rank["cuda"] for rank in ranks] == ["0,1", "0,1"]
+
+
+def test_a_failed_rank_fails_the_step(cluster: Cluster, tmp_path: Path) -> None:
+    """The step has the exit status that `numapin run` has."""
+    program = ("--no-python", "sh", "-c", "exit 3")
+    assert cluster.call(*SRUN, *NUMAPIN, "run", "--nproc-per-node=1", *program, folder=tmp_path).status == 1
+
+
+@needs_two_cpus
+def test_exec_in_every_task(cluster: Cluster, tmp_path: Path) -> None:
+    """Each of two tasks on two machines is bound as its SLURM_LOCALID says, to cores of its own."""
+    ranks = 'export RANK=$SLURM_PROCID; exec "$@"'
+    program = ("numapin", "exec", "--bind=exclusive", "--", "python", PROBE, str(tmp_path), "--alone")
+    words = (*SRUN, "--nodes=2", "--ntasks-per-node=2", "sh", "-c", ranks, "sh", *program)
+    done = cluster.call(*words, folder=tmp_path)
+    assert done.status == 0, done.err
+    told = ranks_in(tmp_path)
+    assert_bound(told)
+    assert [(rank["host"], rank["binding"]["local_rank"]) for rank in told] == [
+        *(("node1", 0), ("node1", 1)),
+        *(("node2", 0), ("node2", 1)),
+    ]
+    for one, other in (told[:2], told[2:]):
+        assert one["cpus"] != other["cpus"]
+
+
+def test_exec_takes_the_gpu_that_slurm_gave(cluster: Cluster, fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    """With --gpus-per-task each task sees one GPU by its own CUDA_VISIBLE_DEVICES, and is bound for that one."""
+    uuids = [f"GPU-00000000-0000-0000-0000-00000000000{number}" for number in range(2)]
+    gpus = [FakeGpu(uuid=uuid, pci=f"00000000:{number + 1:02X}:00.0") for number, uuid in enumerate(uuids)]
+    environ = fake_nvml.environment(tmp_path, render(gpus))
+    show = "import os; os.write(1, (os.environ['NUMAPIN_BINDING'] + chr(10)).encode())"
+    words = (*SRUN, "--ntasks-per-node=2", "--gpus-per-task=1", "numapin", "exec", "--", "python", "-c", show)
+    given = {name: environ[name] for name in ("LD_LIBRARY_PATH", "FAKE_NVML_DATA")}
+    done = cluster.call(*words, folder=tmp_path, **given)
+    assert done.status == 0, done.err
+    bindings = sorted(map(json.loads, done.out.splitlines()), key=lambda binding: int(binding["local_rank"]))
+    assert [binding["gpu"]["uuid"] for binding in bindings] == uuids
+
+
+@pytest.mark.parametrize("form", ["node", "task"])
+def test_job_scripts(cluster: Cluster, tmp_path: Path, form: str) -> None:
+    """Both forms of script, submitted, start four bound ranks on two machines, who meet."""
+    shape = ("--nodes=2", "--gpus-per-node=2", "--cpus-per-task=2", "--time=10m", f"--form={form}")
+    script = numapin("job", "slurm", *shape, PROBE, str(tmp_path))
+    assert script.status == 0, script.err
+    job = cluster.submit(script.out, folder=tmp_path)
+    assert cluster.ended(job, folder=tmp_path) == "COMPLETED", output_in(tmp_path)
+    ranks = ranks_in(tmp_path)
+    assert_met(ranks, size=4)
+    assert_bound(ranks)
+    assert [rank["host"] for rank in ranks] == ["node1", "node1", "node2", "node2"]
+    assert {rank["cuda"] for rank in ranks} == {"0,1"}
+
+
+@pytest.mark.parametrize("form", ["node", "task"])
+def test_a_job_saves_and_goes_on_in_another_turn(cluster: Cluster, tmp_path: Path, form: str) -> None:
+    """SIGUSR1 to the batch script, as --signal has Slurm send it, reaches every rank; the job then runs once more."""
+    options = ("--gpus-per-node=2", "--cpus-per-task=2", "--time=30m", "--signal=60", "--requeue", f"--form={form}")
+    script = numapin("job", "slurm", *options, str(HERE / "saver.py"), str(tmp_path))
+    job = cluster.submit(script.out, folder=tmp_path)
+    until(
+        lambda: len(list(tmp_path.glob("ready-*-0"))) == 2,
+        timeout_s=120,
+        what="two ranks",
+        tell=lambda: output_in(tmp_path) + cluster.logs(),
+    )
+    assert cluster.call("scancel", "--batch", "--signal=USR1", job, folder=tmp_path).status == 0
+    until(
+        lambda: len(list(tmp_path.glob("resumed-*"))) == 2 or cluster.state_of(job) == "FAILED",
+        timeout_s=120,
+        what="two ranks that went on",
+        tell=lambda: output_in(tmp_path) + cluster.logs(),
+    )
+    assert cluster.ended(job, folder=tmp_path) == "COMPLETED", output_in(tmp_path)
+    assert [(tmp_path / f"resumed-{rank}").read_text() for rank in (0, 1)] == ["turn 0 then turn 1"] * 2
