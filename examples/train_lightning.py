@@ -3,9 +3,9 @@
     numapin run examples/train_lightning.py                       one rank per GPU, NCCL
     numapin run --nproc-per-node 2 examples/train_lightning.py    two ranks; without GPUs on the CPU, gloo
 
-Expect a line an epoch, with a loss that falls from about 1.8 to 0.3. Lightning sees in the environment that the ranks are
-there and starts none; `devices` must then be the number of ranks on this machine. Needs `pip install pytorch-lightning`.
-Each sample is noise around the centre of its class.
+Expect a line an epoch, with a loss that falls from about 1.8 to 0.3. Lightning sees in the environment that the ranks
+are there, and starts none; `devices` must then be the number of ranks on this machine. Needs
+`pip install pytorch-lightning`. Each sample is noise around the centre of its class.
 """
 
 import argparse
