@@ -6,7 +6,8 @@
 
 Expect the loss to fall from 0.9 to 0.1. After SIGUSR1 or SIGTERM, to one rank or to all, a line says what was saved,
 rank 0 runs the --requeue command, and all end with status 0. The same command then goes on; its last checkpoint is that
-of a run that nobody disturbed, on CPUs to the bit. When a rank dies, --max-restarts goes on from the last whole epoch.
+of a run that nobody disturbed, on CPUs to the bit. When a rank dies, --max-restarts goes on from the last whole epoch
+(torch 2.13 can hang there, in init_process_group, unless TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 is in the environment).
 """
 
 import argparse
@@ -19,14 +20,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn, optim
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler, TensorDataset
 
 import numapin
 
 
 class ResumableSampler(DistributedSampler):
-    """A DistributedSampler that goes on after the samples that all ranks together have seen, over all epochs."""
+    """Goes on after the samples that all ranks together have seen, over all epochs."""
 
     seen = 0
 
@@ -38,8 +38,8 @@ class ResumableSampler(DistributedSampler):
 
 def save(path: Path, net: nn.Module, optimizer: optim.Optimizer, sampler: ResumableSampler) -> None:
     """Write a checkpoint that is there as a whole or not at all, even if the machine goes down meanwhile."""
-    rngs = [None] * dist.get_world_size()
-    dist.all_gather_object(rngs, (torch.get_rng_state(), torch.cuda.get_rng_state_all()))
+    rng = torch.get_rng_state(), torch.cuda.get_rng_state_all()
+    dist.all_gather_object(rngs := [None] * dist.get_world_size(), rng)
     if dist.get_rank() == 0:
         with (new := path.with_name(f"{path.name}.new")).open("wb") as file:
             torch.save((net.state_dict(), optimizer.state_dict(), sampler.seen, rngs), file)
@@ -50,23 +50,23 @@ def save(path: Path, net: nn.Module, optimizer: optim.Optimizer, sampler: Resuma
 def main() -> None:
     """Train for some epochs, from the checkpoint if there is one."""
     told = []  # loader workers inherit the handler: a signal to all processes of the job leaves them at work
-    signal.signal(signal.SIGUSR1, lambda number, _: told.append(number))
-    signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
+    for preempted in (signal.SIGUSR1, signal.SIGTERM):
+        signal.signal(preempted, lambda number, _: told.append(number))
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--checkpoint", type=Path, default=Path("checkpoint.pt"))
     parser.add_argument("--requeue", default="true", metavar="COMMAND")
     arguments = parser.parse_args()
 
-    device = torch.device("cpu")
-    if torch.cuda.is_available():
-        torch.cuda.set_device(device := torch.device("cuda", int(os.environ["LOCAL_RANK"])))
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     torch.manual_seed(0)
-    labels, centres = torch.arange(4096) % 8, torch.randn(8, 64)
-    dataset = TensorDataset(centres[labels] + 2 * torch.randn(4096, 64), labels)
+    labels = torch.arange(4096) % 8
+    dataset = TensorDataset(torch.randn(8, 64)[labels] + 2 * torch.randn(4096, 64), labels)
     net = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Dropout(0.2), nn.Linear(128, 8)).to(device)
-    model, optimizer = DistributedDataParallel(net), optim.AdamW(net.parameters(), lr=1e-3)
+    model, optimizer = nn.parallel.DistributedDataParallel(net), optim.AdamW(net.parameters(), lr=1e-3)
     sampler, own = ResumableSampler(dataset), torch.Generator()  # a loader without its own draws from torch's
     loader = numapin.DataLoader(dataset, 64, sampler=sampler, num_workers=1, device=device, generator=own)
     if arguments.checkpoint.exists():
@@ -81,9 +81,9 @@ def main() -> None:
     while not stop and sampler.seen < arguments.epochs * sampler.total_size:
         for points, wanted in loader:
             loss = nn.functional.cross_entropy(model(points), wanted)
-            optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            optimizer.zero_grad()
             sampler.seen += len(points) * dist.get_world_size()
             dist.all_reduce(stop.fill_(len(told)))
             if stop:
