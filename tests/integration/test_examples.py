@@ -10,7 +10,7 @@ import signal
 import subprocess
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 import torch
@@ -173,7 +173,7 @@ class _Job:
             text=True,
         )
 
-    def __enter__(self) -> _Job:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
