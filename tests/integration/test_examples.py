@@ -108,20 +108,25 @@ def test_documented(path: Path) -> None:
     assert f"[{path.name}]({path.name})" in (EXAMPLES / "README.md").read_text()
 
 
+@pytest.fixture(
+    scope="module", params=[pytest.param("", id="cpu"), pytest.param(",".join(UUIDS[:2]), id="gpus", marks=_two_gpus)]
+)
+def visible(request: pytest.FixtureRequest) -> str:
+    """Give the devices that CUDA is to show."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, visible: str) -> list[Any]:
+    """Give the last checkpoint of a run that nobody disturbed."""
+    path = tmp_path_factory.mktemp("undisturbed") / "checkpoint.pt"
+    with _Job(path, visible) as job:
+        assert job.end() == 0
+    return _state(path)
+
+
 class TestPreemption:
     """The job that survives it."""
-
-    @pytest.fixture(params=[pytest.param("", id="cpu"), pytest.param(",".join(UUIDS[:2]), id="gpus", marks=_two_gpus)])
-    def visible(self, request: pytest.FixtureRequest) -> str:
-        """Give the devices that CUDA is to show."""
-        return str(request.param)
-
-    @pytest.fixture
-    def undisturbed(self, tmp_path: Path, visible: str) -> list[Any]:
-        """Give the last checkpoint of a run that nobody disturbed."""
-        with _Job(tmp_path / "undisturbed.pt", visible) as job:
-            assert job.end() == 0
-        return _state(tmp_path / "undisturbed.pt")
 
     def test_signals(self, tmp_path: Path, visible: str, undisturbed: list[Any]) -> None:
         """Stopped by SIGUSR1 to one rank, and by SIGTERM to all, and started again, it ends as if undisturbed."""
