@@ -2,7 +2,7 @@
 
     numapin run --max-restarts 3 examples/train_checkpoint.py --checkpoint FILE     one rank per GPU, NCCL
     numapin run --max-restarts 3 --nproc-per-node 2 examples/train_checkpoint.py    two ranks; without GPUs gloo
-    numapin run … --requeue 'scontrol requeue $SLURM_JOB_ID'                        in a Slurm job with --signal=USR1@60
+    numapin run … --requeue 'scontrol requeue $SLURM_JOB_ID'                        in Slurm, if its script does not
 
 Expect the loss to fall from 0.9 to 0.1. SIGUSR1 or SIGTERM, to one rank or to all: it is saved, rank 0 runs --requeue,
 all end with status 0; the same command goes on and ends as if undisturbed, on CPUs to the bit. A rank dies: all start
