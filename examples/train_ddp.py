@@ -1,7 +1,11 @@
-"""A small real DDP training: a convolutional net on synthetic images, from a pinned loader with non_blocking copies.
+"""Plain DistributedDataParallel: a convolutional net on synthetic images, which numapin.DataLoader puts on the GPU.
 
-Nothing in it knows of numapin: `numapin run` binds it, `torchrun` runs it too. Each image is noise with one bright
-quadrant, which is the label, so that the loss falls where the training works.
+    numapin run examples/train_ddp.py                        one rank per GPU, NCCL
+    numapin run --nproc-per-node 2 examples/train_ddp.py     two ranks; without GPUs on the CPU, gloo
+
+Expect a line an epoch, with a loss that falls from about 1.15 to below 0.01. What differs from a script for torchrun is
+the loader: its batches are on `device` already, copied while the step before was computed. torchrun runs this too, then
+unbound. Each image is noise with one bright quadrant, which is the label.
 """
 
 import argparse
@@ -11,7 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import Dataset, DistributedSampler
+
+import numapin
 
 
 class Quadrants(Dataset):
@@ -53,14 +59,13 @@ def main() -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     dataset = Quadrants()
     sampler = DistributedSampler(dataset)
-    loader = DataLoader(dataset, 64, sampler=sampler, num_workers=1, pin_memory=on_gpu)
+    loader = numapin.DataLoader(dataset, 64, sampler=sampler, num_workers=1, device=device)
 
     losses = []
     for epoch in range(arguments.epochs):
         sampler.set_epoch(epoch)
         total = torch.zeros(1, device=device)
-        for batch in loader:
-            images, labels = (tensor.to(device, non_blocking=True) for tensor in batch)
+        for images, labels in loader:
             loss = nn.functional.cross_entropy(model(images), labels)
             optimizer.zero_grad()
             loss.backward()

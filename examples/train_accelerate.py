@@ -1,0 +1,63 @@
+"""Hugging Face Accelerate: `numapin run` takes the place of `accelerate launch`, and the loader stays numapin's.
+
+    numapin run examples/train_accelerate.py                       one rank per GPU, NCCL
+    numapin run --nproc-per-node 2 examples/train_accelerate.py    two ranks; without GPUs on the CPU, gloo
+
+Expect a line a rank that says that its DataLoader got numapin's data path (Accelerate's `prepare` makes a copy of the
+loader, which keeps it), and a line an epoch, with a loss that falls from about 1.7 to 0.3. Needs
+`pip install accelerate`. Each sample is noise around the centre of its class.
+"""
+
+import argparse
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+from torch import nn
+from torch.utils.data import Dataset
+
+import numapin
+
+
+class Clusters(Dataset):
+    """Points in 64 dimensions around one of eight centres; point n is always the same."""
+
+    def __init__(self) -> None:
+        self.centres = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
+
+    def __len__(self) -> int:
+        return 2048
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        noise = torch.randn(64, generator=torch.Generator().manual_seed(index))
+        return self.centres[index % 8] + 2 * noise, index % 8
+
+
+def main() -> None:
+    """Train for some epochs and print the mean loss of each on the main process."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=4)
+    arguments = parser.parse_args()
+
+    accelerator = Accelerator(cpu=not torch.cuda.is_available())
+    set_seed(0)
+    net = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 8))
+    loader = numapin.DataLoader(Clusters(), 64, shuffle=True, num_workers=1, device=accelerator.device)
+    model, optimizer, loader = accelerator.prepare(net, torch.optim.AdamW(net.parameters(), lr=1e-3), loader)
+
+    for epoch in range(arguments.epochs):
+        losses = []
+        for points, labels in loader:  # Accelerate gives each rank its share of the batches
+            with accelerator.accumulate(model):
+                loss = nn.functional.cross_entropy(model(points), labels)
+                accelerator.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+            losses.append(loss.detach())
+        mean = accelerator.reduce(torch.stack(losses).mean(), reduction="mean")
+        accelerator.print(f"epoch {epoch}: loss {mean.item():.4f}", flush=True)
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main()

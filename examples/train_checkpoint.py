@@ -1,0 +1,99 @@
+"""A job that survives preemption: told to go, it saves everything at the next step and ends; started again, it goes on.
+
+    numapin run --max-restarts 3 examples/train_checkpoint.py --checkpoint FILE     one rank per GPU, NCCL
+    numapin run --max-restarts 3 --nproc-per-node 2 examples/train_checkpoint.py    two ranks; without GPUs gloo
+    numapin run … --requeue 'scontrol requeue $SLURM_JOB_ID'                        in Slurm, if its script does not
+
+Expect the loss to fall from 0.9 to 0.1. SIGUSR1 or SIGTERM, to one rank or to all: it is saved, rank 0 runs --requeue,
+all end with status 0; the same command goes on and ends as if undisturbed, on CPUs to the bit. A rank dies: all start
+again at the last whole epoch (export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: torch 2.13 can hang there without it).
+"""
+
+import argparse
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn, optim
+from torch.utils.data import DistributedSampler, TensorDataset
+
+import numapin
+
+
+class ResumableSampler(DistributedSampler):
+    """Goes on after the samples that all ranks together have seen, over all epochs."""
+
+    seen = 0
+
+    def __iter__(self) -> Iterator[int]:
+        epoch, seen = divmod(self.seen, self.total_size)
+        self.set_epoch(epoch)
+        return iter([*super().__iter__()][seen // self.num_replicas :])
+
+
+def save(path: Path, net: nn.Module, optimizer: optim.Optimizer, sampler: ResumableSampler) -> None:
+    """Write a checkpoint that is there as a whole or not at all, even if the machine goes down meanwhile."""
+    rng = torch.get_rng_state(), torch.cuda.get_rng_state_all()
+    dist.all_gather_object(rngs := [None] * dist.get_world_size(), rng)
+    if dist.get_rank() == 0:
+        with (new := path.with_name(f"{path.name}.new")).open("wb") as file:
+            torch.save((net.state_dict(), optimizer.state_dict(), sampler.seen, rngs), file)
+            os.fsync(file.fileno())
+        new.replace(path)
+
+
+def main() -> None:
+    """Train for some epochs, from the checkpoint if there is one."""
+    told = []  # loader workers inherit the handler: a signal to all processes of the job leaves them at work
+    for preempted in (signal.SIGUSR1, signal.SIGTERM):
+        signal.signal(preempted, lambda number, _: told.append(number))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--checkpoint", type=Path, default=Path("checkpoint.pt"))
+    parser.add_argument("--requeue", default="true", metavar="COMMAND")
+    arguments = parser.parse_args()
+
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+    torch.manual_seed(0)
+    labels = torch.arange(4096) % 8
+    dataset = TensorDataset(torch.randn(8, 64)[labels] + 2 * torch.randn(4096, 64), labels)
+    net = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Dropout(0.2), nn.Linear(128, 8)).to(device)
+    model, optimizer = nn.parallel.DistributedDataParallel(net), optim.AdamW(net.parameters(), lr=1e-3)
+    sampler, own = ResumableSampler(dataset), torch.Generator()  # a loader without its own draws from torch's
+    loader = numapin.DataLoader(dataset, 64, sampler=sampler, num_workers=1, device=device, generator=own)
+    if arguments.checkpoint.exists():
+        net_state, optimizer_state, sampler.seen, rngs = torch.load(arguments.checkpoint, map_location="cpu")
+        net.load_state_dict(net_state)
+        optimizer.load_state_dict(optimizer_state)
+        if len(rngs) == dist.get_world_size():  # else there are more or fewer ranks now: new random numbers
+            torch.set_rng_state(rngs[dist.get_rank()][0])
+            torch.cuda.set_rng_state_all(rngs[dist.get_rank()][1])
+
+    stop = torch.tensor(0)  # on the CPU, for gloo: asking whether to stop does not wait for the GPU
+    while not stop and sampler.seen < arguments.epochs * sampler.total_size:
+        for points, wanted in loader:
+            loss = nn.functional.cross_entropy(model(points), wanted)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            sampler.seen += len(points) * dist.get_world_size()
+            dist.all_reduce(stop.fill_(len(told)))
+            if stop:
+                break
+        save(arguments.checkpoint, net, optimizer, sampler)
+        if dist.get_rank() == 0:
+            print(f"epoch {sampler.seen / sampler.total_size:.2f}: loss {loss.item():.4f}, saved", flush=True)
+    if stop and dist.get_rank() == 0:
+        subprocess.run(arguments.requeue, shell=True, check=True)  # noqa: S602
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

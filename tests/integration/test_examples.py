@@ -1,0 +1,218 @@
+"""The examples, as their docstrings say that they are run: two ranks on the CPU, or on GPUs where there are any."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import signal
+import subprocess
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import pytest
+import torch
+from torch.utils._pytree import tree_flatten
+
+from tests.integration.launching import NUMAPIN, Done, environment, numapin, observed
+from tests.integration.test_gpu import UUIDS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+CHECKPOINTING = str(EXAMPLES / "train_checkpoint.py")
+TAKEN_OVER = "numapin: torch's DataLoader gets its batches by numapin's data path here"
+NEEDS = {"train_accelerate.py": "accelerate", "train_lightning.py": "pytorch_lightning"}
+
+_one_gpu = [pytest.mark.gpu, pytest.mark.skipif(not UUIDS, reason="no NVIDIA GPU here (nvidia-smi)")]
+_two_gpus = [pytest.mark.multigpu, pytest.mark.skipif(len(UUIDS) < 2, reason="fewer than two NVIDIA GPUs here")]
+on_each_device = pytest.mark.parametrize(
+    ("visible", "num_ranks"),
+    [
+        pytest.param("", 2, id="cpu"),
+        pytest.param(",".join(UUIDS[:1]), 1, id="one-gpu", marks=_one_gpu),
+        pytest.param(",".join(UUIDS[:2]), 2, id="two-gpus", marks=_two_gpus),
+    ],
+)
+
+
+def run(folder: Path, name: str, *options: str, visible: str = "", num_ranks: int = 2) -> Done:
+    """Run an example to its end, verified beside it; its ranks must have been bound as planned."""
+    report = folder / "report.json"
+    done = numapin(
+        *("run", "--quiet", "--nproc-per-node", str(num_ranks), "--report", str(report), "--verify-after", "0.5"),
+        *(*options, str(EXAMPLES / name)),
+        cwd=folder,
+        CUDA_VISIBLE_DEVICES=visible,
+        NUMAPIN_RUN_DIR=str(folder / "runs"),
+    )
+    assert done.status == 0, done.err
+    records = observed(folder / "runs")
+    assert len(records) == num_ranks
+    assert [record["applied"]["cpus"] for record in records] == [record["requested"]["cpus"] for record in records]
+    assert json.loads(report.read_text())["holds"] is True, done.err
+    return done
+
+
+def losses(text: str) -> list[float]:
+    """Return the loss of each epoch."""
+    return [float(loss) for loss in re.findall(r"^epoch [\d.]+: loss ([\d.]+)", text, re.MULTILINE)]
+
+
+def require(name: str) -> None:
+    """Skip the test of an example whose framework is not there."""
+    module = NEEDS.get(name)
+    if module is not None and find_spec(module) is None:
+        pytest.skip(f"no {module}; type: pip install .[dev]")
+
+
+@on_each_device
+@pytest.mark.parametrize("name", ["train_ddp.py", "train_fsdp.py", "train_accelerate.py", "train_lightning.py"])
+def test_trains(tmp_path: Path, name: str, visible: str, num_ranks: int) -> None:
+    """The ranks are bound as planned, and the loss falls to less than half."""
+    require(name)
+    done = run(tmp_path, name, visible=visible, num_ranks=num_ranks)
+    found = losses(done.out)
+    assert len(found) >= 3
+    assert found[-1] < found[0] / 2
+    if name == "train_fsdp.py":
+        assert f"rank 0 holds {1 / num_ranks:.1%} of the parameters" in done.out
+    if name == "train_accelerate.py":
+        assert done.err.count(TAKEN_OVER) == num_ranks  # a copy of our loader, which stays ours
+
+
+@on_each_device
+def test_unmodified(tmp_path: Path, visible: str, num_ranks: int) -> None:
+    """A script that imports nothing of numapin gets its data path by an option, in each rank, and the same losses."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "numapin").mkdir()
+    name, where = "train_unmodified.py", {"visible": visible, "num_ranks": num_ranks}
+    torchs = run(tmp_path / "torch", name, "--dataloader=torch", **where)  # type: ignore[arg-type]
+    ours = run(tmp_path / "numapin", name, "--dataloader=numapin", **where)  # type: ignore[arg-type]
+    assert (torchs.err.count(TAKEN_OVER), ours.err.count(TAKEN_OVER)) == (0, num_ranks)
+    assert losses(ours.out) == pytest.approx(losses(torchs.out), rel=0.05 if visible else 0, abs=0)
+    assert losses(ours.out)[-1] < losses(ours.out)[0] / 2
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
+def test_documented(path: Path) -> None:
+    """Each is below 100 lines, says how it is run and what to expect, and has its line in the table."""
+    text = path.read_text()
+    said = ast.get_docstring(ast.parse(text)) or ""
+    assert len(text.splitlines()) < 100
+    assert "numapin run" in said
+    assert "Expect" in said
+    assert f"[{path.name}]({path.name})" in (EXAMPLES / "README.md").read_text()
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param("", id="cpu"), pytest.param(",".join(UUIDS[:2]), id="gpus", marks=_two_gpus)]
+)
+def visible(request: pytest.FixtureRequest) -> str:
+    """Give the devices that CUDA is to show."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, visible: str) -> list[Any]:
+    """Give the last checkpoint of a run that nobody disturbed."""
+    path = tmp_path_factory.mktemp("undisturbed") / "checkpoint.pt"
+    with _Job(path, visible) as job:
+        assert job.end() == 0
+    return _state(path)
+
+
+class TestPreemption:
+    """The job that survives it."""
+
+    def test_signals(self, tmp_path: Path, visible: str, undisturbed: list[Any]) -> None:
+        """Stopped by SIGUSR1 to one rank, and by SIGTERM to all, and started again, it ends as if undisturbed."""
+        path = tmp_path / "preempted.pt"
+        with _Job(path, visible) as job:
+            job.wait_for_epoch()
+            os.kill(job.pid_of(1), signal.SIGUSR1)
+            assert job.end() == 0
+        first = torch.load(path)[2]
+        assert (tmp_path / "requeued").exists()
+        with _Job(path, visible) as job:
+            job.wait_for_epoch()
+            for rank in (0, 1):
+                os.kill(job.pid_of(rank), signal.SIGTERM)
+            assert job.end() == 0
+        second = torch.load(path)[2]
+        with _Job(path, visible) as job:
+            assert job.end() == 0
+        assert 0 < first < second < undisturbed[-1]
+        assert _same(_state(path), undisturbed, exactly=not visible)
+
+    def test_death(self, tmp_path: Path, visible: str, undisturbed: list[Any]) -> None:
+        """A rank that is killed costs a restart, which goes on from the last whole epoch; it ends as if undisturbed."""
+        path = tmp_path / "killed.pt"
+        with _Job(path, visible) as job:
+            job.wait_for_epoch()
+            os.kill(job.pid_of(1), signal.SIGKILL)
+            assert job.end() == 0
+            assert job.pid_of(1, restart=1)
+        assert _same(_state(path), undisturbed, exactly=not visible)
+
+
+class _Job:
+    """The checkpointing example, going on; killed at the end of a `with` that fails."""
+
+    def __init__(self, checkpoint: Path, visible: str) -> None:
+        self._runs = checkpoint.parent / f"runs-{len(list(checkpoint.parent.glob('runs-*')))}"
+        command = (*NUMAPIN, "run", "--quiet", "--nproc-per-node", "2", "--max-restarts", "1", CHECKPOINTING)
+        self._process = subprocess.Popen(
+            [*command, "--epochs", "16", "--checkpoint", str(checkpoint), "--requeue", "touch requeued"],
+            cwd=checkpoint.parent,
+            env=environment(
+                CUDA_VISIBLE_DEVICES=visible,
+                NUMAPIN_RUN_DIR=str(self._runs),
+                TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",  # with it on, ranks of a restart read addresses of dead ones
+            ),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.poll() is None:
+            self._process.terminate()
+        self._process.communicate()
+
+    def _lines(self) -> Iterator[str]:
+        assert self._process.stdout is not None
+        return iter(self._process.stdout)
+
+    def wait_for_epoch(self) -> None:
+        """Wait until an epoch is over and saved."""
+        assert next(self._lines()).startswith("epoch")
+
+    def pid_of(self, rank: int, *, restart: int = 0) -> int:
+        """Return the process of a rank."""
+        (found,) = (r for r in observed(self._runs) if (r["local_rank"], r["restart"]) == (rank, restart))
+        return int(found["pid"])
+
+    def end(self) -> int:
+        """Wait for the end; return the exit status."""
+        self._process.communicate(timeout=120)
+        return self._process.returncode
+
+
+def _state(path: Path) -> list[Any]:
+    """Return the tensors and numbers of a checkpoint, the number of samples last."""
+    net, optimizer, seen, rngs = torch.load(path, map_location="cpu")
+    return [*tree_flatten((net, optimizer["state"], rngs))[0], seen]
+
+
+def _same(one: list[Any], other: list[Any], *, exactly: bool) -> bool:
+    close = torch.equal if exactly else torch.allclose
+    return len(one) == len(other) and all(
+        close(torch.as_tensor(a), torch.as_tensor(b)) for a, b in zip(one, other, strict=True)
+    )
