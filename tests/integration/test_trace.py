@@ -30,6 +30,14 @@ if __name__ == "__main__":
         optimizer.zero_grad(); model(x).sum().backward(); optimizer.step()
     print("trained")
 """
+STEPS = """
+import os, sys, time, torch
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+def steps(num):
+    for _ in range(num):
+        model(torch.ones(2, 4)).sum().backward(); optimizer.step()
+"""
 
 
 def report(folder: Path) -> Any:
@@ -174,6 +182,48 @@ class TestWhatGoesWrong:
         done = numapin(*TRACE, "--steps", "2", "--skip", "2", "--output", "out", path, cwd=tmp_path)
         assert "trained" in done.out, done.err
         assert "is not traced" in done.err
+
+    @pytest.mark.parametrize(
+        ("own", "skip", "num_steps"),
+        [("profile()", 2, 3), ("profile(schedule=schedule(wait=2, warmup=2, active=3))", 3, 0)],
+        ids=["while ours records", "while ours gets ready"],
+    )
+    def test_a_script_that_profiles_itself_later(self, tmp_path: Path, own: str, skip: int, num_steps: int) -> None:
+        """Ours ends before the script's own begins, which has its events; the whole steps until then are kept."""
+        text = STEPS + (
+            "from torch.profiler import profile, schedule\n"
+            f"steps({'5' if num_steps else '0'})\n"
+            f"with {own} as own:\n"
+            "    for _ in range(12): steps(1); own.step()\n"
+            "assert own.events()\n"
+            "steps(20)\n"
+            "print('trained')\n"
+        )
+        options = ("--steps", "30", "--skip", str(skip), "--output", "out")
+        done = numapin(*TRACE, *options, script(tmp_path, text), cwd=tmp_path)
+        assert done.out.startswith("trained"), done.err
+        assert "the script profiles itself" in done.out + done.err
+        record = json.loads((tmp_path / "out" / "rank-0.json").read_text())
+        assert record["num_steps"] == num_steps
+
+    def test_steps_that_stop(self, tmp_path: Path) -> None:
+        """Where the script goes on without steps, the trace ends: it would grow until the memory is full."""
+        text = STEPS + (
+            "steps(5)\n"
+            "end = time.monotonic() + 5\n"
+            "while time.monotonic() < end and not os.path.exists('out/rank-0.trace.json'): time.sleep(0.01)\n"
+            "print('trace there:', os.path.exists('out/rank-0.trace.json'))\n"
+        )
+        done = numapin(*TRACE, "--steps", "30", "--skip", "2", "--output", "out", script(tmp_path, text), cwd=tmp_path)
+        assert done.out.startswith("trace there: True"), done.err
+        assert "rank 0: no optimizer step came for 2 s, 3 steps traced" in done.out
+
+    def test_a_second_optimizer(self, tmp_path: Path) -> None:
+        """A phase with an optimizer of its own goes on with the steps of the first."""
+        text = STEPS + "steps(5)\noptimizer = torch.optim.SGD(model.parameters(), 0.1)\nsteps(30)\n"
+        done = numapin(*TRACE, "--steps", "9", "--skip", "3", "--output", "out", script(tmp_path, text), cwd=tmp_path)
+        assert done.status == 0, done.err
+        assert report(tmp_path / "out")["ranks"][0]["num_steps"] == 9
 
     def test_full_disk(self, tmp_path: Path) -> None:
         """A folder that cannot take the trace costs the trace and not the script."""

@@ -28,7 +28,7 @@ PURE = (
     *(f"doctor.{name}" for name in ("model", "placement", "host", "software", "advice", "examine")),
     "jobs",
     *("trace.intervals", "trace.records", "trace.reading", "trace.analysis", "trace.findings", "trace.report"),
-    *("trace.settings", "trace.timeline"),
+    *("trace.settings", "trace.timeline", "trace.pace"),
 )
 IMPURE = {"os", "pathlib", "subprocess", "ctypes", "torch", "pynvml", "numa", "click", "socket", "shutil", "tempfile"}
 
@@ -37,7 +37,7 @@ ONLY_IN = {
     "pynvml": ("topology.nvml",),
     "ctypes": ("native", "cuda", "topology.libnuma"),
     "numa": ("native", "topology.libnuma"),
-    "torch": ("launch", "torchrun", "data", "pinned", "bench", "trace.hook"),
+    "torch": ("launch", "torchrun", "data", "pinned", "bench", "trace.hook", "trace.tracer"),
     "click": ("cli",),
     "rich": ("cli", "view"),
 }
