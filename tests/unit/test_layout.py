@@ -20,7 +20,19 @@ MODULES = {
 }
 
 PURE = (
-    *("errors", "cpulist", "sizes", "openmp", "fields", "request", "allot", "allot_memory", "plan", "view"),
+    *(
+        "errors",
+        "printable",
+        "cpulist",
+        "sizes",
+        "openmp",
+        "fields",
+        "request",
+        "allot",
+        "allot_memory",
+        "plan",
+        "view",
+    ),
     *("observed", "report", "verify", "top"),
     *("topology.address", "topology.model", "topology.readings", "topology.build", "topology.visible"),
     *("topology.hwloc", "topology.nccl", "topology.xmlfile"),
@@ -44,7 +56,7 @@ ONLY_IN = {
 
 # A layer imports none of the layers after it; within one layer everything goes, but for cycles.
 LAYERS = (
-    ("errors", "cpulist", "topology.address"),
+    ("errors", "printable", "cpulist", "topology.address"),
     ("fields", "request", "observed"),
     ("topology.model", "topology.readings"),
     ("topology.build", "topology.visible", "topology.hwloc", "topology.nccl", "topology.xmlfile"),
