@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 import time
 import warnings
@@ -50,15 +51,20 @@ def attach(module: Any) -> None:  # noqa: ANN401 - torch's profiler, optimizer o
             _announce(cls, begin)
         _announce(module.emit_nvtx, "__enter__")
     else:
-        _attach_to_loaders(module, settings)
+        try:
+            _attach_to_loaders(module, settings)
+        except AttributeError as error:
+            say(f"warning: batches are not traced, this torch has other names: {error}")
 
 
 def _attach_to_loaders(module: Any, settings: Settings) -> None:  # noqa: ANN401 - torch's
-    for cls in (module._SingleProcessDataLoaderIter, module._MultiProcessingDataLoaderIter):  # noqa: SLF001
-        _count_batches(cls)
+    iterators = (module._SingleProcessDataLoaderIter, module._MultiProcessingDataLoaderIter)  # noqa: SLF001
     fetch, pinning = module._utils.fetch, module._utils.pin_memory  # noqa: SLF001 - torch has no hooks there
+    fetchers = (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher)  # noqa: SLF001
+    for cls in iterators:
+        _count_batches(cls)
     loads = _Loads(settings)
-    for cls in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):  # noqa: SLF001
+    for cls in fetchers:
         cls.fetch = _timed(cls.fetch, loads.note)
     pinning.pin_memory = _timed(pinning.pin_memory, _note_pin)
 
@@ -158,7 +164,18 @@ def _claim() -> Tracer | None:
     )
     tracer.record(trace=None, num_steps=0, reason="the process was killed, or is still running")
     atexit.register(tracer.at_exit)
+    os.register_at_fork(before=_forks)
     return tracer
+
+
+def _forks() -> None:
+    """End the trace before a fork: torch's profiler hangs or aborts the child.
+
+    Not in those children that run nothing of this process's own: multiprocessing's leave by _exit, subprocess's exec.
+    """
+    caller = sys._getframe(1).f_globals.get("__name__", "")  # noqa: SLF001 - documented
+    if caller.partition(".")[0] not in ("multiprocessing", "subprocess"):
+        _act(Tracer.end_at_fork)
 
 
 @dataclass(slots=True)
@@ -185,12 +202,12 @@ class _Loads:
 
     def _open(self) -> int | None:
         rank = os.environ.get("RANK", "0")
-        if _State.closed or Path(self.settings.folder, f"rank-{rank}.trace.json").exists():
-            return None
         path = Path(self.settings.loads, f"{rank}-{self.pid}")
         try:
+            if _State.closed or Path(self.settings.folder, f"rank-{rank}.trace.json").exists():
+                return None
             return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        except OSError:
+        except (OSError, ValueError):  # ValueError: a rank that is no part of a path
             return None
 
 

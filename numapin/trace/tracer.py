@@ -127,6 +127,11 @@ class Tracer:
         if self.recording and self.pace.is_overdue(time.monotonic()):
             self.finish(f"no {self.step_unit} came for {self.pace.limit_s:.0f} s")
 
+    def end_at_fork(self) -> None:
+        """End a trace that has begun."""
+        if self.recording:
+            self.finish("the script forked")
+
     @property
     def recording(self) -> bool:
         """Return whether this thread is being recorded; only it can end that."""
@@ -189,9 +194,7 @@ class Tracer:
             "reason": reason[:_LONGEST_REASON],
         }
         try:
-            temporary = self.claim.with_name(f".{self.claim.name}")
-            temporary.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-            temporary.replace(self.claim)
+            _write(self.claim, json.dumps(record, indent=1) + "\n")
         except OSError as error:
             say(f"warning: rank {self.rank}: {self.claim} cannot be written: {error.strerror}")
 
@@ -217,18 +220,35 @@ class Tracer:
         return rows
 
 
+def _write(path: Path, text: str) -> None:
+    """Replace the file; on a full disk, write into the block that it has. Raises OSError."""
+    temporary = path.with_name(f".{path.name}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink()
+        with path.open("r+", encoding="utf-8") as file:
+            file.write(text)
+            file.truncate()
+
+
 def _export(profiler: profile, path: Path) -> None:
     """Write the Chrome trace, whole or not at all. Kineto does not tell that a disk is full. Raises OSError."""
     temporary = path.with_name(f".{path.name}")
     try:
         profiler.export_chrome_trace(str(temporary))
-        with temporary.open("rb") as file:
+        end = b""
+        with suppress(FileNotFoundError), temporary.open("rb") as file:
             file.seek(-min(8, temporary.stat().st_size), os.SEEK_END)
-            if not file.read().rstrip().endswith(b"}"):
-                raise OSError(f"{temporary} was cut off; is the disk full?")
+            end = file.read()
+        if not end.rstrip().endswith(b"}"):
+            raise OSError(f"{path} was cut off; is the disk full?")
         temporary.replace(path)
     finally:
-        temporary.unlink(missing_ok=True)
+        for left in (temporary, path.with_name(f"{temporary.name}.tmp")):  # Kineto's own
+            left.unlink(missing_ok=True)
 
 
 def _wait_for_gpu() -> None:
