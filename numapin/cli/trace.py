@@ -24,6 +24,7 @@ from numapin.cli.output import say, show
 from numapin.cli.run import parse, start
 from numapin.errors import NumapinError, UsageError
 from numapin.mail import open_mailbox
+from numapin.printable import printable
 from numapin.trace.analysis import analyse
 from numapin.trace.reading import read_trace
 from numapin.trace.report import make_report
@@ -33,6 +34,7 @@ from numapin.trace.timeline import timeline
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from numapin.trace.analysis import Analysis
     from numapin.trace.report import Report
 
 _ABOUT: Final = (
@@ -45,6 +47,8 @@ _EPILOG: Final = """examples:
   numapin trace --read trace.json                   a Chrome trace that torch.profiler wrote, or a folder of ours
   numapin trace --read trace.json --output DIR      with a timeline"""
 _TRACE: Final = ".trace.json"
+_REPORT: Final = "report.json"
+_TIMELINE: Final = "timeline.html"
 _LARGEST_BYTES: Final = 1 << 30  # takes some 10 GB of memory to read
 
 _JSON: Final = click.Option(
@@ -69,10 +73,24 @@ _OPTIONS: Final = (
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def trace(arguments: tuple[str, ...]) -> None:
     """Run a script under the profiler, and say where its time goes and what to change."""
-    if arguments and arguments[0].partition("=")[0] == "--read":
+    if _reads(arguments):
         _read_command.main(list(arguments), prog_name="numapin trace", standalone_mode=False)
     else:
         _run(arguments)
+
+
+def _reads(arguments: Sequence[str]) -> bool:
+    """Return whether --read is among the options, before or after those that go with it."""
+    left = iter(arguments)
+    for argument in left:
+        name = argument.partition("=")[0]
+        if name == "--read":
+            return True
+        if name not in ("--json", "--output"):
+            return False
+        if argument == "--output":
+            next(left, None)
+    return False
 
 
 @click.command(params=[_OUTPUT, _JSON])
@@ -80,6 +98,9 @@ def trace(arguments: tuple[str, ...]) -> None:
 @click.argument("others", nargs=-1, type=click.Path(path_type=Path))
 def _read_command(first: Path, others: tuple[Path, ...], output: Path | None, *, as_json: bool) -> None:
     """Read Chrome traces, of several ranks perhaps, or the folders of earlier runs."""
+    for path in (first, *others):
+        if output is not None and path.resolve() in [(output / name).resolve() for name in (_REPORT, _TIMELINE)]:
+            raise UsageError(f"--output {output} would overwrite {path}", "choose another folder")
     report = _read((first, *others))
     if output is not None:
         _write(report, output)
@@ -101,7 +122,7 @@ def _run(arguments: tuple[str, ...]) -> None:
     except BaseException:  # a rank failed, or Ctrl-C: what was traced until then is there
         try:
             _finish(folder, settings, as_json=options["as_json"])
-        except NumapinError as error:
+        except Exception as error:  # noqa: BLE001 - the job's own error is the one that counts
             say(f"numapin: {error}")
         raise
     _finish(folder, settings, as_json=options["as_json"])
@@ -132,7 +153,12 @@ def _stdout_to_stderr(*, wanted: bool) -> Iterator[None]:
     if not wanted:
         yield
         return
-    kept = os.dup(1)
+    try:
+        kept = os.dup(1)
+    except OSError as error:
+        raise UsageError(
+            f"--json: stdout cannot be written: {error.strerror}", "see report.json in --output DIR"
+        ) from None
     try:
         os.dup2(2, 1)
         yield
@@ -144,11 +170,26 @@ def _stdout_to_stderr(*, wanted: bool) -> Iterator[None]:
 
 def _read(paths: Sequence[Path], settings: Settings | None = None) -> Report:
     """Return the report on these files, and on the folders' files. Raises NumapinError where there is nothing."""
-    found = [file for path in paths for file in (sorted(path.glob(f"rank-*{_TRACE}")) if path.is_dir() else [path])]
-    notes = [note for path in paths if path.is_dir() for note in _missing(path, settings)]
-    if not found:
+    analyses: list[Analysis] = []
+    notes: list[str] = []
+    for path in paths:
+        if path.is_dir():
+            notes += _missing(path, settings)
+            analyses += _found(path, notes)
+        else:
+            analyses.append(analyse(read_trace(_load(path), source=path.name)))
+    if not analyses:
         raise NumapinError(f"nothing was traced: {'; '.join(notes)}", _remedy(notes))
-    return make_report([analyse(read_trace(_load(path), source=path.name)) for path in found], notes)
+    return make_report(analyses, notes)
+
+
+def _found(folder: Path, notes: list[str]) -> Iterator[Analysis]:
+    """Give what the ranks traced; a broken file costs its own rank, and a note."""
+    for path in sorted(folder.glob(f"rank-*{_TRACE}")):
+        try:
+            yield analyse(read_trace(_load(path), source=path.name))
+        except NumapinError as error:
+            notes.append(printable(f"{path.name.removesuffix(_TRACE).replace('-', ' ', 1)}: {error.message}"))
 
 
 def _missing(folder: Path, settings: Settings | None) -> Iterator[str]:
@@ -157,11 +198,14 @@ def _missing(folder: Path, settings: Settings | None) -> Iterator[str]:
     if not records:
         yield f"{folder}: no rank took a batch from a torch DataLoader or stepped a torch optimizer"
     for path in records:
-        record = _load(path)
+        try:
+            record = _load(path)
+        except NumapinError as error:
+            record = {"rank": path.stem.removeprefix("rank-"), "reason": error.message}
         if isinstance(record, dict) and record.get("reason"):
             steps = f", {record.get('num_steps')} steps traced" if record.get("trace") else ""
             asked = f"; {settings.skip} were to be skipped and {settings.steps} traced" if settings else ""
-            yield f"rank {record.get('rank')}: {record['reason']}{steps}{asked}"
+            yield printable(f"rank {record.get('rank')}: {record['reason']}{steps}{asked}")
 
 
 def _remedy(notes: Sequence[str]) -> str:
@@ -188,14 +232,14 @@ def _write(report: Report, folder: Path) -> None:
     """Write the report and the timeline."""
     template = files("numapin.trace").joinpath("timeline.html").read_text(encoding="utf-8")
     texts = {
-        "report.json": json.dumps(report.to_json(), indent=1, ensure_ascii=False) + "\n",
-        "timeline.html": timeline(report, template),
+        _REPORT: json.dumps(report.to_json(), indent=1, ensure_ascii=False) + "\n",
+        _TIMELINE: timeline(report, template),
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
             temporary = folder / f".{name}"
-            temporary.write_text(text, encoding="utf-8")
+            temporary.write_text(text, encoding="utf-8", errors="replace")
             temporary.replace(folder / name)
     except OSError as error:
         raise NumapinError(
@@ -206,7 +250,12 @@ def _write(report: Report, folder: Path) -> None:
 
 def _show(report: Report, *, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps(report.to_json(), indent=1, ensure_ascii=False))
+        try:
+            click.echo(json.dumps(report.to_json(), indent=1, ensure_ascii=False))
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python would try again at its end
+            hint = "write it elsewhere: numapin trace --read DIR --json > FILE"
+            raise NumapinError(f"the report cannot be written to stdout: {error.strerror}", hint) from None
     else:
         from numapin.view.trace_table import trace_table
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _LOADER = "torch.utils.data.dataloader"
 _OPTIMIZER = "torch.optim.optimizer"
+_PROFILER = "torch.autograd.profiler"
 
 
 class _Watch:
@@ -121,7 +122,8 @@ def _start() -> None:
     sys.path[:] = [entry for entry in sys.path if entry != folder]
     loader = [_arm] if os.environ.get("NUMAPIN_DATALOADER") == "numapin" else []
     trace = [_trace] if os.environ.get("NUMAPIN_TRACE") else []
-    _Watch.todo = {name: acts for name, acts in ((_LOADER, loader + trace), (_OPTIMIZER, trace)) if acts}
+    todo = ((_LOADER, loader + trace), (_OPTIMIZER, trace), (_PROFILER, trace))
+    _Watch.todo = {name: acts for name, acts in todo if acts}
     if _Watch.todo:
         sys.meta_path.insert(0, _Watch)
     del sys.modules[__name__]

@@ -1,223 +1,99 @@
-"""In a rank of `numapin trace`: torch's profiler around some steps of a script that stays as it is. Edge.
+"""In a rank of `numapin trace`: torch's own modules tell of a script's batches, steps and profilers. Edge.
 
-Comes in: torch's modules as they are imported (sitehook/sitecustomize.py), and NUMAPIN_TRACE. Goes out: a Chrome trace
-rank-N.trace.json, and rank-N.json, which says how far the rank came.
+Comes in: torch's modules as they are imported (sitehook/sitecustomize.py), and NUMAPIN_TRACE. Goes out: calls of this
+process's `Tracer`, and when batches were loaded and pinned.
 
-A step ends when the program's first optimizer steps. Until one has, a step ends when a DataLoader hands out a batch; so
-inference is traced, too. Workers time the batches they make, and torch's pin thread those that it pins: the profiler
-sees neither. Nothing that fails here stops the script.
+Workers time the batches they make, and torch's pin thread those that it pins: the profiler sees neither. Nothing that
+fails here stops the script.
 """
 
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import sys
 import threading
 import time
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from numapin.trace.settings import VARIABLE, Settings
+from numapin.trace.tracer import Tracer, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch.autograd.profiler import record_function
-    from torch.profiler import profile
-
+_PROFILES_ITSELF: Final = "the script profiles itself; read its trace with: numapin trace --read FILE"
 _MOST_LOADS: Final = 10_000  # a worker's file stays below 600 kB in a job of weeks
-
-
-@dataclass(slots=True)
-class _Tracer:
-    """One process's steps: counted, traced from the `skip`th on, written after `steps` more."""
-
-    settings: Settings
-    rank: int
-    claim: Path
-    pid: int = field(default_factory=os.getpid)
-    num_batches: int = 0
-    num_optimizer_steps: int = 0
-    optimizer: int | None = None  # id of the first one; others step as often
-    step_unit: str = "batch"
-    begun: int = 0  # steps, once tracing
-    thread: int | None = None
-    profiler: profile | None = None
-    step: record_function | None = None
-    pins: list[tuple[int, int, int]] = field(default_factory=list)
-    done: bool = False
-
-    def batch(self) -> None:
-        """Count a batch. A step by batches ends when the next batch is there."""
-        self.num_batches += 1
-        if self.step_unit == "batch":
-            self._advance(self.num_batches - 1)
-
-    def optimizer_step(self, optimizer: object) -> None:
-        """Count a step of the first optimizer; a trace that batches have begun goes on by batches."""
-        if self.optimizer in (None, id(optimizer)):
-            self.optimizer = id(optimizer)
-            self.num_optimizer_steps += 1
-            if self.step is None:
-                self.step_unit = "optimizer step"
-            if self.step_unit == "optimizer step":
-                self._advance(self.num_optimizer_steps)
-
-    def _advance(self, count: int) -> None:
-        """Do what is due when so many steps have ended. The profiler gets ready a step before it records."""
-        if self.thread not in (None, threading.get_ident()):
-            return  # another loop beside the traced one
-        if self.profiler is None and count >= self.settings.skip - 1:
-            self._prepare()
-        if self.profiler is not None and self.step is None and count >= self.settings.skip:
-            _require_no_other()
-            self.thread = threading.get_ident()
-            _wait_for_gpu()
-            self.profiler.start_trace()
-            self._next_step()
-        elif self.step is not None and self.begun < self.settings.steps:
-            self._next_step()
-        elif self.step is not None:
-            self.finish("")
-
-    def _prepare(self) -> None:
-        from torch.profiler import profile
-
-        _require_no_other()
-        self.profiler = profile(record_shapes=True)
-        self.profiler.prepare_trace()
-
-    def _next_step(self) -> None:
-        from torch.autograd.profiler import record_function
-
-        if self.step is not None:
-            self.step.__exit__(None, None, None)
-        self.step = record_function(f"ProfilerStep#{self.begun}")
-        self.step.__enter__()
-        self.begun += 1
-
-    def finish(self, reason: str) -> None:
-        """Write the trace, if one has begun, and the record."""
-        self.done = True
-        name = None
-        num_steps = self.begun - 1 if reason and self.begun > 1 else self.begun  # without one that was cut short
-        if self.profiler is not None and self.step is not None:
-            _wait_for_gpu()
-            self.step.__exit__(None, None, None)
-            own = {"rank": self.rank, "step_unit": self.step_unit, "num_steps": num_steps}
-            timed = {"pins": self.pins, "loads": self._loads()}
-            self.profiler.add_metadata_json("numapin", json.dumps(own | timed))
-            self.profiler.stop_trace()
-            name = self.claim.stem + ".trace.json"
-            _export(self.profiler, self.claim.with_name(name))
-        self.profiler = self.step = None
-        self.record(trace=name, num_steps=num_steps, reason=reason)
-        if name is not None:
-            _say(f"rank {self.rank}: traced {num_steps} steps into {self.claim.with_name(name)}")
-
-    def give_up(self, reason: str) -> None:
-        """Trace nothing any more, and say why."""
-        self.done, self.profiler, self.step = True, None, None
-        _say(f"warning: rank {self.rank} is not traced: {reason}")
-        self.record(trace=None, num_steps=0, reason=reason)
-
-    def record(self, *, trace: str | None, num_steps: int, reason: str) -> None:
-        """Write how far this rank came."""
-        record = {
-            "schema": "numapin.traced/1",
-            "rank": self.rank,
-            "pid": self.pid,
-            "trace": trace,
-            "num_steps": num_steps,
-            "step_unit": self.step_unit,
-            "num_batches": self.num_batches,
-            "num_optimizer_steps": self.num_optimizer_steps,
-            "reason": reason,
-        }
-        try:
-            temporary = self.claim.with_name(f".{self.claim.name}")
-            temporary.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-            temporary.replace(self.claim)
-        except OSError as error:
-            _say(f"warning: rank {self.rank}: {self.claim} cannot be written: {error.strerror}")
-
-    def at_exit(self) -> None:
-        """Write what there is when the script ends before the steps do."""
-        if self.done or self.pid != os.getpid():
-            return
-        end = f"the script ended after {self.num_optimizer_steps} optimizer steps and {self.num_batches} batches"
-        with warnings.catch_warnings(action="ignore"):
-            try:
-                self.finish(end)
-            except Exception as error:  # noqa: BLE001 - it is said, and the script's own end must not change
-                self.give_up(f"{end}; {error}")
-
-    def _loads(self) -> list[tuple[int, int, int]]:
-        """Return what workers, or this process itself, loaded."""
-        rows: list[tuple[int, int, int]] = []
-        for path in sorted(Path(self.settings.loads).glob(f"{self.rank}-*")):
-            lines = (line.split() for line in path.read_text(encoding="ascii", errors="replace").splitlines())
-            rows += [(int(a), int(b), int(c)) for a, b, c in (line for line in lines if len(line) == 3)]
-        return rows
-
-
-def _export(profiler: profile, path: Path) -> None:
-    """Write the Chrome trace, whole or not at all. Kineto does not tell that a disk is full. Raises OSError."""
-    temporary = path.with_name(f".{path.name}")
-    try:
-        profiler.export_chrome_trace(str(temporary))
-        with temporary.open("rb") as file:
-            file.seek(-min(8, temporary.stat().st_size), os.SEEK_END)
-            if not file.read().rstrip().endswith(b"}"):
-                raise OSError(f"{temporary} was cut off; is the disk full?")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _wait_for_gpu() -> None:
-    """Let the GPU catch up with a loop that runs ahead of it: the traced steps are then its work, too, and no other."""
-    import torch
-
-    if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
-        torch.cuda.synchronize()
-
-
-def _require_no_other() -> None:
-    """Raise RuntimeError where the script itself profiles: a second profiler would take the first one's events."""
-    from torch.autograd import profiler
-
-    if profiler._is_profiler_enabled:  # noqa: SLF001 - torch has no other way to ask
-        raise RuntimeError("the script profiles itself; read its trace with: numapin trace --read FILE")
 
 
 class _State:
     """What this process traces; None until its first batch or optimizer step."""
 
-    tracer: _Tracer | None = None
+    tracer: Tracer | None = None
     closed: bool = False
-    lock: Final = threading.Lock()
+    acting: bool = False  # whoever uses the profiler now is us
+    other_profiles: bool = False
+    lock: Final = threading.RLock()  # a signal's handler comes in again
 
 
-def attach(module: Any) -> None:  # noqa: ANN401 - torch's optimizer or DataLoader module, which may be half of torch
-    """Count the steps of this module's optimizers, or the batches of its DataLoaders."""
+def attach(module: Any) -> None:  # noqa: ANN401 - torch's profiler, optimizer or DataLoader, which may be half of torch
+    """Count the steps of this module's optimizers, or the batches of its DataLoaders; or see who else profiles."""
     settings = Settings.from_text(os.environ.get(VARIABLE, ""))
     if settings is None:
         return
     if hasattr(module, "register_optimizer_step_post_hook"):
         module.register_optimizer_step_post_hook(lambda optimizer, *_: _count(lambda t: t.optimizer_step(optimizer)))
-        return
-    for cls in (module._SingleProcessDataLoaderIter, module._MultiProcessingDataLoaderIter):  # noqa: SLF001
-        _count_batches(cls)
+    elif hasattr(module, "emit_nvtx"):
+        for cls, begin in ((module.profile, "_prepare_trace"), (module.emit_itt, "__enter__")):
+            _announce(cls, begin)
+        _announce(module.emit_nvtx, "__enter__")
+    else:
+        try:
+            _attach_to_loaders(module, settings)
+        except AttributeError as error:
+            say(f"warning: batches are not traced, this torch has other names: {error}")
+
+
+def _attach_to_loaders(module: Any, settings: Settings) -> None:  # noqa: ANN401 - torch's
+    iterators = (module._SingleProcessDataLoaderIter, module._MultiProcessingDataLoaderIter)  # noqa: SLF001
     fetch, pinning = module._utils.fetch, module._utils.pin_memory  # noqa: SLF001 - torch has no hooks there
+    fetchers = (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher)  # noqa: SLF001
+    for cls in iterators:
+        _count_batches(cls)
     loads = _Loads(settings)
-    for cls in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):  # noqa: SLF001
+    for cls in fetchers:
         cls.fetch = _timed(cls.fetch, loads.note)
     pinning.pin_memory = _timed(pinning.pin_memory, _note_pin)
+
+
+def _announce(cls: Any, begin: str) -> None:  # noqa: ANN401 - a profiler of torch's
+    """Have ours make way before the script's own begins: with two at once, torch raises or crashes."""
+    torchs_begin, torchs_exit = getattr(cls, begin), cls.__exit__
+
+    def begins(self: Any) -> Any:  # noqa: ANN401 - as torch's
+        with _State.lock:
+            if not _State.acting:
+                _State.other_profiles = True
+                _act(lambda tracer: tracer.make_way(_PROFILES_ITSELF))
+        return torchs_begin(self)
+
+    def exits(self: Any, *error: Any) -> Any:  # noqa: ANN401 - as torch's
+        try:
+            return torchs_exit(self, *error)
+        finally:
+            if not _State.acting:
+                _State.other_profiles = False
+
+    setattr(cls, begin, begins)
+    cls.__exit__ = exits
+
+
+def _require_no_other() -> None:
+    if _State.other_profiles:
+        raise RuntimeError(_PROFILES_ITSELF)
 
 
 def _count_batches(cls: Any) -> None:  # noqa: ANN401 - torch's class
@@ -226,32 +102,44 @@ def _count_batches(cls: Any) -> None:  # noqa: ANN401 - torch's class
 
     def _next_data(self: Any) -> Any:  # noqa: ANN401 - as torch's
         data = torchs_own(self)
-        _count(_Tracer.batch)
+        _count(Tracer.batch)
         return data
 
     cls._next_data = _next_data
 
 
-def _count(act: Callable[[_Tracer], None]) -> None:
+def _count(act: Callable[[Tracer], None]) -> None:
     """Hand a batch or step to this process's tracer; a process forked off later, or a loader's worker, has none."""
     if _State.closed:
         return
     with _State.lock:
         if _State.tracer is None:
-            _State.tracer = _claim()
+            try:
+                _State.tracer = _claim()
+            except Exception as error:  # noqa: BLE001 - it is said, and the script goes on
+                say(f"warning: process {os.getpid()} is not traced: {error}")
             _State.closed = _State.tracer is None
+        _act(act)
+
+
+def _act(act: Callable[[Tracer], None]) -> None:
+    """Have the tracer do something, if it still does anything."""
+    with _State.lock:
         tracer = _State.tracer
-        if tracer is None or tracer.pid != os.getpid():
+        if tracer is None or tracer.done or _State.acting or tracer.pid != os.getpid():
             return
+        _State.acting = True
         with warnings.catch_warnings(action="ignore"):  # the script may have made errors of them
             try:
                 act(tracer)
             except Exception as error:  # noqa: BLE001 - it is said, and the script goes on
                 tracer.give_up(str(error))
+            finally:
+                _State.acting = False
         _State.closed = tracer.done
 
 
-def _claim() -> _Tracer | None:
+def _claim() -> Tracer | None:
     """Return a tracer for this process, unless another one of the same rank is traced already."""
     from torch.utils.data import get_worker_info
 
@@ -265,12 +153,29 @@ def _claim() -> _Tracer | None:
     try:
         claim.touch(exist_ok=False)
     except OSError as error:
-        _say(f"process {os.getpid()} of rank {rank} is not traced: {claim}: {error.strerror}")
+        say(f"process {os.getpid()} of rank {rank} is not traced: {claim}: {error.strerror}")
         return None
-    tracer = _Tracer(settings=settings, rank=rank, claim=claim)
+    tracer = Tracer(
+        settings=settings,
+        rank=rank,
+        claim=claim,
+        check=lambda: _act(Tracer.end_if_overdue),
+        require_no_other=_require_no_other,
+    )
     tracer.record(trace=None, num_steps=0, reason="the process was killed, or is still running")
     atexit.register(tracer.at_exit)
+    os.register_at_fork(before=_forks)
     return tracer
+
+
+def _forks() -> None:
+    """End the trace before a fork: torch's profiler hangs or aborts the child.
+
+    Not in those children that run nothing of this process's own: multiprocessing's leave by _exit, subprocess's exec.
+    """
+    caller = sys._getframe(1).f_globals.get("__name__", "")  # noqa: SLF001 - documented
+    if caller.partition(".")[0] not in ("multiprocessing", "subprocess"):
+        _act(Tracer.end_at_fork)
 
 
 @dataclass(slots=True)
@@ -297,12 +202,12 @@ class _Loads:
 
     def _open(self) -> int | None:
         rank = os.environ.get("RANK", "0")
-        if _State.closed or Path(self.settings.folder, f"rank-{rank}.trace.json").exists():
-            return None
         path = Path(self.settings.loads, f"{rank}-{self.pid}")
         try:
+            if _State.closed or Path(self.settings.folder, f"rank-{rank}.trace.json").exists():
+                return None
             return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        except OSError:
+        except (OSError, ValueError):  # ValueError: a rank that is no part of a path
             return None
 
 
@@ -323,12 +228,3 @@ def _timed(function: Callable[..., Any], note: Callable[[int, int], None]) -> Ca
             note(start_ns, time.time_ns())
 
     return timed
-
-
-def _say(text: str) -> None:
-    """Write to stderr, which may be closed or full: that is no reason to lose the job."""
-    try:
-        sys.stderr.write(f"numapin: {text}\n")
-        sys.stderr.flush()
-    except (OSError, AttributeError):
-        return

@@ -15,10 +15,10 @@ from bisect import bisect_left
 from collections import defaultdict
 from dataclasses import replace
 from itertools import pairwise
-from math import isfinite
 from typing import TYPE_CHECKING, Any, Final
 
 from numapin.errors import NumapinError
+from numapin.printable import printable
 from numapin.trace.records import Copy, Kernel, Span, Trace
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ _CATEGORIES: Final = {
     "user_annotation": "range",
 }
 _COPY: Final = re.compile(r"Memcpy (?P<direction>\w+) \((?P<source>.+) -> (?P<target>.+)\)", re.IGNORECASE)
+_LIMIT: Final = 2.0**63  # of times in us, and of every number: beyond, sums are infinite
 _LOADER: Final = "enumerate(DataLoader)#"
 _PINNING: Final = ("aten::pin_memory", "aten::_pin_memory")
 
@@ -51,21 +52,28 @@ class _Event:
 
     def __init__(self, raw: dict[str, Any], start: float, duration: float) -> None:
         self.kind = _CATEGORIES.get(str(raw.get("cat", "")).lower(), "")
-        self.name = str(raw.get("name", ""))
+        self.name = printable(str(raw.get("name", "")))
         self.tid: object = raw.get("tid")
         args = raw.get("args")
         self.args: dict[str, Any] = args if isinstance(args, dict) else {}
-        row = self.tid if isinstance(self.tid, int) else None
-        self.span = Span(start=start, end=start + duration, name=self.name, row=row)
+        self.span = Span(start=start, end=start + duration, name=self.name, row=_whole(self.tid))
 
     def number(self, *names: str) -> int | None:
         """Return the first of these arguments that is a number."""
-        values = (self.args.get(name) for name in names)
-        return next((value for value in values if isinstance(value, int) and not isinstance(value, bool)), None)
+        values = (_whole(self.args.get(name)) for name in names)
+        return next((value for value in values if value is not None), None)
+
+
+def _whole(value: object) -> int | None:
+    """Return a whole number that one can count with, None for anything else."""
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < _LIMIT:
+        return value
+    return None
 
 
 def read_trace(content: object, *, source: str) -> Trace:
     """Return what is in a decoded trace file. Raises NumapinError where it is none, or nothing can be made of it."""
+    source = printable(source)
     top = content if isinstance(content, dict) else {"traceEvents": content}
     raw = top.get("traceEvents")
     if not isinstance(raw, list):
@@ -80,7 +88,7 @@ def read_trace(content: object, *, source: str) -> Trace:
 
 def _base_ns(top: dict[str, Any]) -> float:
     base = top.get("baseTimeNanoseconds", 0)
-    return base if isinstance(base, int | float) else 0
+    return base if isinstance(base, int | float) and abs(base) < _LIMIT else 0
 
 
 def _events(raw: list[object]) -> Iterator[_Event]:
@@ -89,9 +97,9 @@ def _events(raw: list[object]) -> Iterator[_Event]:
         if isinstance(event, dict) and event.get("ph") == "X":
             try:
                 start, duration = float(event["ts"]), float(event["dur"])
-            except (KeyError, TypeError, ValueError):
+            except (KeyError, TypeError, ValueError, OverflowError):
                 continue
-            if isfinite(start) and isfinite(duration):
+            if abs(start) < _LIMIT and abs(duration) < _LIMIT:
                 yield _Event(event, start, max(duration, 0.0))
 
 
@@ -104,10 +112,9 @@ def _trace(events: Sequence[_Event], ours: dict[str, Any], *, base_ns: float, so
     waits = tuple(event.span for event in host if event.name.startswith(_LOADER))
     steps, step_unit = _steps(events, host, waits, ours)
     loop_pins = tuple(event.span for event in by_kind["operator"] if event.name in _PINNING)
-    rank = ours.get("rank")
     return Trace(
         source=source,
-        rank=rank if isinstance(rank, int) else None,
+        rank=_whole(ours.get("rank")),
         step_unit=step_unit,
         steps=steps,
         waits=waits,
@@ -132,7 +139,7 @@ def _steps(
     if marked:
         unit, complete = ours.get("step_unit"), ours.get("num_steps")
         marked = marked[:complete] if isinstance(complete, int) and complete > 0 else marked
-        return marked, unit if isinstance(unit, str) else "profiler step"
+        return marked, printable(unit) if isinstance(unit, str) else "profiler step"
     ends = [event.span.end for event in host if event.name.startswith("Optimizer.step#")]
     for moments, unit in ((ends, "optimizer step"), ([wait.start for wait in waits], "batch")):
         if len(moments) > 1:
@@ -181,13 +188,14 @@ def _copy(event: _Event, call: _Event | None, operator: _Event | None, waits: tu
     kinds = (
         {key: None if text.lower() == "unknown" else text for key, text in known.groupdict().items()} if known else {}
     )
+    num_bytes = event.number("bytes")
     return Copy(
         start=event.span.start,
         end=event.span.end,
         direction=kinds.get("direction"),
         source=kinds.get("source"),
         target=kinds.get("target"),
-        num_bytes=event.number("bytes"),
+        num_bytes=num_bytes if num_bytes is not None and num_bytes >= 0 else None,
         device=event.number("device"),
         stream=event.number("stream"),
         call=call.span if call else None,
@@ -206,13 +214,13 @@ def _within(spans: Sequence[Span], start: float, end: float) -> tuple[Span, ...]
 def _shape(operator: _Event) -> str | None:
     """Return the shape of what was copied: that of the first argument that has one."""
     shapes = operator.args.get("Input Dims", operator.args.get("Input dims"))
-    return next((str(shape) for shape in shapes if shape), None) if isinstance(shapes, list) else None
+    return next((printable(str(shape)) for shape in shapes if shape), None) if isinstance(shapes, list) else None
 
 
 def _timed(value: object, name: str, base_ns: float) -> tuple[Span, ...]:
     """Return what the hook timed itself: lists of row, start and end in nanoseconds since 1970."""
     rows = value if isinstance(value, list) else []
-    good = [row for row in rows if isinstance(row, list) and len(row) == 3 and all(isinstance(n, int) for n in row)]
+    good = [row for row in rows if isinstance(row, list) and len(row) == 3 and all(_whole(n) is not None for n in row)]
     spans: list[Span] = []
     last: dict[int, int] = {}
     for who, start, end in sorted(good, key=lambda row: (row[1], -row[2])):

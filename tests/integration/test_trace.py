@@ -30,6 +30,14 @@ if __name__ == "__main__":
         optimizer.zero_grad(); model(x).sum().backward(); optimizer.step()
     print("trained")
 """
+STEPS = """
+import os, sys, time, torch
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+def steps(num):
+    for _ in range(num):
+        model(torch.ones(2, 4)).sum().backward(); optimizer.step()
+"""
 
 
 def report(folder: Path) -> Any:
@@ -175,6 +183,86 @@ class TestWhatGoesWrong:
         assert "trained" in done.out, done.err
         assert "is not traced" in done.err
 
+    @pytest.mark.parametrize(
+        ("own", "skip", "num_steps"),
+        [("profile()", 2, 3), ("profile(schedule=schedule(wait=2, warmup=2, active=3))", 3, 0)],
+        ids=["while ours records", "while ours gets ready"],
+    )
+    def test_a_script_that_profiles_itself_later(self, tmp_path: Path, own: str, skip: int, num_steps: int) -> None:
+        """Ours ends before the script's own begins, which has its events; the whole steps until then are kept."""
+        text = STEPS + (
+            "from torch.profiler import profile, schedule\n"
+            f"steps({'5' if num_steps else '0'})\n"
+            f"with {own} as own:\n"
+            "    for _ in range(12): steps(1); own.step()\n"
+            "assert own.events()\n"
+            "steps(20)\n"
+            "print('trained')\n"
+        )
+        options = ("--steps", "30", "--skip", str(skip), "--output", "out")
+        done = numapin(*TRACE, *options, script(tmp_path, text), cwd=tmp_path)
+        assert done.out.startswith("trained"), done.err
+        assert "the script profiles itself" in done.out + done.err
+        record = json.loads((tmp_path / "out" / "rank-0.json").read_text())
+        assert record["num_steps"] == num_steps
+
+    def test_steps_that_stop(self, tmp_path: Path) -> None:
+        """Where the script goes on without steps, the trace ends: it would grow until the memory is full."""
+        text = STEPS + (
+            "steps(5)\n"
+            "end = time.monotonic() + 5\n"
+            "while time.monotonic() < end and not os.path.exists('out/rank-0.trace.json'): time.sleep(0.01)\n"
+            "print('trace there:', os.path.exists('out/rank-0.trace.json'))\n"
+        )
+        done = numapin(*TRACE, "--steps", "30", "--skip", "2", "--output", "out", script(tmp_path, text), cwd=tmp_path)
+        assert done.out.startswith("trace there: True"), done.err
+        assert "rank 0: no optimizer step came for 2 s, 3 steps traced" in done.out
+
+    def test_a_second_optimizer(self, tmp_path: Path) -> None:
+        """A phase with an optimizer of its own goes on with the steps of the first."""
+        text = STEPS + "steps(5)\noptimizer = torch.optim.SGD(model.parameters(), 0.1)\nsteps(30)\n"
+        done = numapin(*TRACE, "--steps", "9", "--skip", "3", "--output", "out", script(tmp_path, text), cwd=tmp_path)
+        assert done.status == 0, done.err
+        assert report(tmp_path / "out")["ranks"][0]["num_steps"] == 9
+
+    @pytest.mark.parametrize(
+        "fault",
+        ["sys.stderr.close()", "os.environ['RANK'] = ''", "os.chmod('out', 0o700); os.setuid(65534)"],
+        ids=["closed stderr", "no rank", "no permission"],
+    )
+    def test_what_the_script_does_to_itself(self, tmp_path: Path, fault: str) -> None:
+        """A closed stderr, an odd environment and rights given up cost the trace at most."""
+        if "setuid" in fault and os.geteuid():
+            pytest.skip("needs root")
+        text = STEPS + (
+            f"{fault}\n"
+            "for _ in torch.utils.data.DataLoader(torch.arange(40.), batch_size=2): steps(1)\n"
+            "print('trained', flush=True)\n"
+        )
+        done = numapin(*TRACE, "--steps", "2", "--skip", "2", "--output", "out", script(tmp_path, text), cwd=tmp_path)
+        assert done.out.startswith("trained\n"), done.err
+        assert "Traceback" not in done.err
+
+    def test_one_step_cut_short(self, tmp_path: Path) -> None:
+        """A step that the script's end cut short is no step, the only one neither."""
+        text = STEPS + "steps(3)\n"
+        done = numapin(*TRACE, "--steps", "5", "--skip", "3", "--output", "out", script(tmp_path, text), cwd=tmp_path)
+        assert done.status == 1
+        assert "nothing was traced: rank 0: the script ended after 3 optimizer steps" in done.err
+
+    def test_fork(self, tmp_path: Path) -> None:
+        """A fork ends the trace, for the profiler would hang the child; child and parent train on."""
+        text = STEPS + (
+            "steps(5)\n"
+            "child = os.fork()\n"
+            "steps(10)\n"
+            "if not child: sys.exit(0)\n"
+            "print('child', os.waitpid(child, 0)[1])\n"
+        )
+        done = numapin(*TRACE, "--steps", "30", "--skip", "2", "--output", "out", script(tmp_path, text), cwd=tmp_path)
+        assert done.out.startswith("child 0\n"), done.err
+        assert "rank 0: the script forked, 3 steps traced" in done.out
+
     def test_full_disk(self, tmp_path: Path) -> None:
         """A folder that cannot take the trace costs the trace and not the script."""
         text = TRAIN.format(sleep=0, workers=0)
@@ -186,7 +274,8 @@ class TestWhatGoesWrong:
         assert done.out.startswith("trained"), done.err
         assert done.status == 1
         assert "rank 0 is not traced" in done.err
-        assert not list((tmp_path / "out").glob("*trace.json"))
+        assert [path.name for path in (tmp_path / "out").iterdir()] == ["rank-0.json"]
+        assert "is the disk full?" in json.loads((tmp_path / "out" / "rank-0.json").read_text())["reason"]
 
     @pytest.mark.parametrize("number", ["0", "-3", "x"])
     def test_numbers(self, number: str) -> None:
@@ -259,6 +348,41 @@ class TestReading:
         done = numapin("trace", "--read", "a.json.gz", cwd=tmp_path)
         assert (done.status, done.out) == (1, "")
         assert "a.json.gz cannot be read" in done.err
+
+    def test_a_broken_rank_in_a_folder(self, tmp_path: Path) -> None:
+        """The other ranks are reported, with a note on what is wrong; where all are broken, that is the error."""
+        (tmp_path / "rank-0.trace.json").write_text(json.dumps(loop(compute=5).content()))
+        (tmp_path / "rank-1.trace.json").write_text('{"traceEvents": [')
+        (tmp_path / "rank-1.json").write_text("{")
+        (tmp_path / "rank-2.json").write_text(json.dumps({"rank": 2, "reason": "\x1b[2Jgone"}))
+        done = numapin("trace", "--json", "--read", str(tmp_path))
+        assert done.status == 0, done.err
+        content = json.loads(done.out)
+        assert [rank["rank"] for rank in content["ranks"]] == [0]
+        assert sum(note.startswith("rank 1: ") and "cut off" in note for note in content["notes"]) == 2
+        assert "rank 2: \N{REPLACEMENT CHARACTER}[2Jgone" in content["notes"]
+        (tmp_path / "rank-0.trace.json").write_text("17")
+        done = numapin("trace", "--read", str(tmp_path))
+        assert (done.status, "rank 0: rank-0.trace.json: no Chrome trace" in done.err) == (1, True), done.err
+
+    def test_its_input_is_not_overwritten(self, tmp_path: Path) -> None:
+        """A trace that has the report's name in the output folder is refused."""
+        content = json.dumps(loop(compute=5).content())
+        (tmp_path / "report.json").write_text(content)
+        done = numapin("trace", "--read", "report.json", "--output", ".", cwd=tmp_path)
+        assert (done.status, "would overwrite report.json" in done.err) == (2, True), done.err
+        assert (tmp_path / "report.json").read_text() == content
+
+    def test_stdout_that_cannot_be_written(self, tmp_path: Path) -> None:
+        """A full or closed stdout is an error of one line, without a traceback."""
+        (tmp_path / "a.json").write_text(json.dumps(loop(compute=5).content()))
+        command = f"{sys.executable} -m numapin.cli.main trace --json"
+        done = call("sh", "-c", f"{command} --read a.json > /dev/full", cwd=tmp_path)
+        assert (done.status, "No space left" in done.err, "Traceback" in done.err) == (1, True, False), done.err
+        script(tmp_path, "")
+        done = call("sh", "-c", f"{command} --output out train.py >&-", cwd=tmp_path)
+        assert (done.status, "stdout cannot be written" in done.err) == (2, True), done.err
+        assert "Traceback" not in done.err
 
     def test_huge_files(self, tmp_path: Path) -> None:
         """A file above a gigabyte is refused before it fills the memory."""

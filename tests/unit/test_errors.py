@@ -17,6 +17,7 @@ EXIT_CODES = {
     errors.LibnumaError: 3,
     errors.PlanError: 4,
     errors.BindingRefused: 5,
+    errors.RankError: 1,
 }
 
 

@@ -20,8 +20,8 @@ MODULES = {
 }
 
 PURE = (
-    *("errors", "cpulist", "sizes", "openmp", "fields", "request", "allot", "allot_memory", "plan", "view"),
-    *("tasks", "slices"),
+    *("errors", "printable", "cpulist", "sizes", "openmp", "fields", "request", "allot", "allot_memory", "plan"),
+    *("view", "tasks", "slices"),
     *("observed", "report", "verify", "top", "lost"),
     *("topology.address", "topology.model", "topology.readings", "topology.build", "topology.visible"),
     *("topology.hwloc", "topology.nccl", "topology.xmlfile"),
@@ -29,7 +29,7 @@ PURE = (
     *(f"doctor.{name}" for name in ("model", "placement", "host", "software", "advice", "examine")),
     "jobs",
     *("trace.intervals", "trace.records", "trace.reading", "trace.analysis", "trace.findings", "trace.report"),
-    *("trace.settings", "trace.timeline"),
+    *("trace.settings", "trace.timeline", "trace.pace"),
 )
 IMPURE = {"os", "pathlib", "subprocess", "ctypes", "torch", "pynvml", "numa", "click", "socket", "shutil", "tempfile"}
 
@@ -38,14 +38,14 @@ ONLY_IN = {
     "pynvml": ("topology.nvml",),
     "ctypes": ("native", "cuda", "topology.libnuma"),
     "numa": ("native", "topology.libnuma"),
-    "torch": ("launch", "agent", "torchrun", "data", "pinned", "bench", "trace.hook"),
+    "torch": ("launch", "agent", "torchrun", "data", "pinned", "bench", "trace.hook", "trace.tracer"),
     "click": ("cli",),
     "rich": ("cli", "view"),
 }
 
 # A layer imports none of the layers after it; within one layer everything goes, but for cycles.
 LAYERS = (
-    ("errors", "cpulist", "topology.address"),
+    ("errors", "printable", "cpulist", "topology.address"),
     ("fields", "request", "observed", "tasks"),
     ("topology.model", "topology.readings"),
     ("topology.build", "topology.visible", "topology.hwloc", "topology.nccl", "topology.xmlfile"),

@@ -10,11 +10,12 @@ import pytest
 
 from numapin.errors import UsageError
 from numapin.plan import make_plan
+from numapin.printable import printable
 from numapin.request import Bind, Memory, Request
 from numapin.topology.model import Allowed, Link, Nic, Topology
 from numapin.view.picture.layout import lay_out
 from numapin.view.picture.model import Box, Ink, Kind, Label, flow, frame
-from numapin.view.picture.text import fit, printable, width_of
+from numapin.view.picture.text import fit, width_of
 from tests.machines.grids import gpu, grid
 from tests.machines.roots import NAMES
 from tests.pictures import HOSTILE, golden_machine, keys, problems

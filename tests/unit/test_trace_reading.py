@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from itertools import pairwise
 from typing import Any
@@ -11,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from numapin.errors import NumapinError
+from numapin.trace.analysis import analyse
 from numapin.trace.intervals import between, common, length, union, without
 from numapin.trace.reading import read_trace
+from numapin.trace.report import make_report
 from tests.trace.made import COPIER, LOOP, Made, loop
 
 PAIRS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)).map(lambda pair: (min(pair), max(pair))))
@@ -188,6 +191,35 @@ class TestOddTraces:
         assert (len(trace.copies), len(trace.kernels), trace.rank, trace.loads) == (5, 4, None, ())
         assert trace.copies[1].num_bytes is None
         assert trace.copies[1].device is None
+
+    @pytest.mark.parametrize("number", [10**400, 1e308, -(10**30), math.inf])
+    def test_numbers_that_nobody_can_count_with(self, number: float) -> None:
+        """What is beyond 2**63 is as unknown as text; no sum of the rest is infinite."""
+        made = loop(copy=100, compute=100)
+        made.event("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 5, 10, bytes=number, device=number, stream=number)
+        made.events.append(made.events[0] | {"ts": number})
+        made.events.append(made.events[0] | {"dur": abs(number)})
+        content = made.content(rank=number, loads=[[1, number, number]]) | {"baseTimeNanoseconds": number}
+        report = make_report([analyse(read_trace(content, source="x"))])
+        assert (report.analyses[0].trace.rank, report.analyses[0].trace.loads) == (None, ())
+        json.dumps(report.to_json(), allow_nan=False)
+
+    def test_negative_sizes(self) -> None:
+        """A copy of fewer than no bytes is one of unknown size."""
+        made = loop(steps=1, copy=100, num_bytes=-5)
+        assert read_trace(made.content(), source="x").copies[0].num_bytes is None
+
+    def test_names_that_command_a_terminal(self) -> None:
+        """Escape sequences and half surrogates are shown as what they are, in every text of the trace."""
+        evil = "\x1b[31mred\x1b]0;x\x07\ud800"
+        made = loop(copy=100, compute=100)
+        for event in made.events:
+            event["name"] = event["name"].replace("Pinned", f"Pinned{evil}").replace("aten::copy_", evil)
+            event["args"]["Input Dims"] = [evil]
+        trace = read_trace(made.content(step_unit=evil), source=evil)
+        copy = trace.copies[0]
+        texts = (trace.source, trace.step_unit, copy.source, copy.operator, copy.shapes)
+        assert all(text and "red" in text and text.isprintable() for text in texts)
 
     def test_no_gpu(self) -> None:
         """On the CPU the operators compute, and a note says what is missing."""

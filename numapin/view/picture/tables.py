@@ -10,7 +10,7 @@ from html import escape
 from typing import TYPE_CHECKING, Final
 
 from numapin import cpulist
-from numapin.view.picture.text import printable
+from numapin.printable import printable
 from numapin.view.words import NODE_KINDS, gib, pcie_link, policy
 
 if TYPE_CHECKING:

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 from typing import Final
 
+from numapin.printable import printable
+
 _LONGEST_TITLE: Final = 300  # characters of a tooltip
 
 # Widths in em, at least those of DejaVu Sans and Verdana, the widest of the usual sans-serif fonts.
 _NARROW: Final = frozenset(" !'(),-./:;I[]`fijlrt|·")
 _BROAD: Final = frozenset("#%&+<=>@GMNOQWmw~…")
 _BOLD: Final = 1.13
-
-
-def printable(text: str) -> str:
-    """Replace what is no visible character: controls, direction marks, half surrogates, what XML forbids."""
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def title_text(*facts: str) -> str:

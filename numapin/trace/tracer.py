@@ -1,0 +1,266 @@
+"""One process of a traced script: its steps counted, torch's profiler around some, the trace written. Edge.
+
+Comes in: batches and optimizer steps (hook), and what makes an early end of it. Goes out: a Chrome trace
+rank-N.trace.json, and rank-N.json, which says how far the rank came.
+
+A step ends when the program's optimizer steps. Until one has, a step ends when a DataLoader hands out a batch; so
+inference is traced, too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+import warnings
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from numapin.trace.pace import Followed, Pace
+from numapin.trace.watch import Watch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch.autograd.profiler import record_function
+    from torch.profiler import profile
+
+    from numapin.trace.settings import Settings
+
+_LONGEST_REASON: Final = 500  # characters: a record stays within the block that its first version took
+
+
+@dataclass(slots=True)
+class Tracer:
+    """One process's steps: counted, traced from the `skip`th on, written after `steps` more.
+
+    `check` is called in the main thread now and then while it is recorded; `require_no_other` raises where the script
+    profiles itself.
+    """
+
+    settings: Settings
+    rank: int
+    claim: Path
+    check: Callable[[], None]
+    require_no_other: Callable[[], None]
+    pid: int = field(default_factory=os.getpid)
+    num_batches: int = 0
+    num_optimizer_steps: int = 0
+    optimizer: Followed = field(default_factory=Followed)
+    step_unit: str = "batch"
+    pace: Pace = field(default_factory=Pace)
+    begun: int = 0  # steps, once tracing
+    thread: int | None = None
+    profiler: profile | None = None
+    step: record_function | None = None
+    watch: Watch | None = None
+    pins: list[tuple[int, int, int]] = field(default_factory=list)
+    done: bool = False
+
+    def batch(self) -> None:
+        """Count a batch. A step by batches ends when the next batch is there."""
+        self.num_batches += 1
+        if self.step_unit == "batch":
+            self._advance(self.num_batches - 1)
+        else:
+            self.end_if_overdue()
+
+    def optimizer_step(self, optimizer: object) -> None:
+        """Count a step of the followed optimizer; a trace that batches have begun goes on by batches."""
+        if not self.optimizer.counts(optimizer):
+            self.end_if_overdue()
+            return
+        self.num_optimizer_steps += 1
+        if self.step is None:
+            self.step_unit = "optimizer step"
+        if self.step_unit == "optimizer step":
+            self._advance(self.num_optimizer_steps)
+
+    def _advance(self, count: int) -> None:
+        """Do what is due when so many steps have ended. The profiler gets ready a step before it records."""
+        if self.thread not in (None, threading.get_ident()):
+            return  # another loop beside the traced one
+        if self.step is not None and self.begun >= self.settings.steps:
+            self.finish("")
+            return
+        self.end_if_overdue()
+        if self.done:
+            return
+        self.pace.stepped(time.monotonic())
+        if self.profiler is None and count >= self.settings.skip - 1:
+            self._prepare()
+        if self.step is not None:
+            self._next_step()
+        elif self.profiler is not None and count >= self.settings.skip:
+            self._start(self.profiler)
+
+    def _prepare(self) -> None:
+        from torch.profiler import profile
+
+        self.require_no_other()
+        profiler = profile(record_shapes=True)
+        profiler.prepare_trace()
+        self.profiler = profiler
+
+    def _start(self, profiler: profile) -> None:
+        self.thread = threading.get_ident()
+        _wait_for_gpu()
+        profiler.start_trace()
+        self._next_step()
+        self.watch = Watch.start(self.check)
+
+    def _next_step(self) -> None:
+        from torch.autograd.profiler import record_function
+
+        if self.step is not None:
+            self.step.__exit__(None, None, None)
+        self.step = record_function(f"ProfilerStep#{self.begun}")
+        self.step.__enter__()
+        self.begun += 1
+
+    def end_if_overdue(self) -> None:
+        """End the trace where the next step does not come: else what the script does instead fills the memory."""
+        if self.recording and self.pace.is_overdue(time.monotonic()):
+            self.finish(f"no {self.step_unit} came for {self.pace.limit_s:.0f} s")
+
+    def end_at_fork(self) -> None:
+        """End a trace that has begun."""
+        if self.recording:
+            self.finish("the script forked")
+
+    @property
+    def recording(self) -> bool:
+        """Return whether this thread is being recorded; only it can end that."""
+        return self.step is not None and self.thread == threading.get_ident() and self.pid == os.getpid()
+
+    def make_way(self, reason: str) -> None:
+        """End a trace that has begun, give up one that was about to."""
+        if self.recording:
+            self.finish(reason)
+        elif self.profiler is not None:
+            self.give_up(reason)
+
+    def finish(self, reason: str) -> None:
+        """Write the trace, if a step of it is whole, and the record."""
+        num_steps = max(self.begun - bool(reason), 0)  # without one that was cut short
+        own = {"rank": self.rank, "step_unit": self.step_unit, "num_steps": num_steps}
+        profiler, name = self._stop(json.dumps(own | {"pins": self.pins, "loads": self._loads()})), None
+        if profiler is not None and num_steps:
+            name = self.claim.stem + ".trace.json"
+            _export(profiler, self.claim.with_name(name))
+        self.record(trace=name, num_steps=num_steps, reason=reason)
+        if name is not None:
+            say(f"rank {self.rank}: traced {num_steps} steps into {self.claim.with_name(name)}")
+
+    def give_up(self, reason: str) -> None:
+        """Trace nothing any more, and say why."""
+        with suppress(Exception):  # what is wrong is said already
+            self._stop()
+        say(f"warning: rank {self.rank} is not traced: {reason}")
+        self.record(trace=None, num_steps=0, reason=reason)
+
+    def _stop(self, metadata: str = "{}") -> profile | None:
+        """Stop the profiler for good, and return it if it recorded. One that got ready starts first, as in torch."""
+        profiler, step, watch, self.done = self.profiler, self.step, self.watch, True
+        self.profiler = self.step = self.watch = None
+        if watch is not None:
+            watch.stop()
+        if profiler is None:
+            return None
+        if step is None:
+            profiler.start_trace()
+        else:
+            _wait_for_gpu()
+            step.__exit__(None, None, None)
+            profiler.add_metadata_json("numapin", metadata)
+        profiler.stop_trace()
+        return None if step is None else profiler
+
+    def record(self, *, trace: str | None, num_steps: int, reason: str) -> None:
+        """Write how far this rank came."""
+        record = {
+            "schema": "numapin.traced/1",
+            "rank": self.rank,
+            "pid": self.pid,
+            "trace": trace,
+            "num_steps": num_steps,
+            "step_unit": self.step_unit,
+            "num_batches": self.num_batches,
+            "num_optimizer_steps": self.num_optimizer_steps,
+            "reason": reason[:_LONGEST_REASON],
+        }
+        try:
+            _write(self.claim, json.dumps(record, indent=1) + "\n")
+        except OSError as error:
+            say(f"warning: rank {self.rank}: {self.claim} cannot be written: {error.strerror}")
+
+    def at_exit(self) -> None:
+        """Write what there is when the script ends before the steps do."""
+        if self.done or self.pid != os.getpid():
+            return
+        end = f"the script ended after {self.num_optimizer_steps} optimizer steps and {self.num_batches} batches"
+        if self.step is None:
+            self.profiler = None  # not worth starting now
+        with warnings.catch_warnings(action="ignore"):
+            try:
+                self.finish(end)
+            except Exception as error:  # noqa: BLE001 - it is said, and the script's own end must not change
+                self.give_up(f"{end}; {error}")
+
+    def _loads(self) -> list[tuple[int, int, int]]:
+        """Return what workers, or this process itself, loaded."""
+        rows: list[tuple[int, int, int]] = []
+        for path in sorted(Path(self.settings.loads).glob(f"{self.rank}-*")):
+            lines = (line.split() for line in path.read_text(encoding="ascii", errors="replace").splitlines())
+            rows += [(int(a), int(b), int(c)) for a, b, c in (line for line in lines if len(line) == 3)]
+        return rows
+
+
+def _write(path: Path, text: str) -> None:
+    """Replace the file; on a full disk, write into the block that it has. Raises OSError."""
+    temporary = path.with_name(f".{path.name}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink()
+        with path.open("r+", encoding="utf-8") as file:
+            file.write(text)
+            file.truncate()
+
+
+def _export(profiler: profile, path: Path) -> None:
+    """Write the Chrome trace, whole or not at all. Kineto does not tell that a disk is full. Raises OSError."""
+    temporary = path.with_name(f".{path.name}")
+    try:
+        profiler.export_chrome_trace(str(temporary))
+        end = b""
+        with suppress(FileNotFoundError), temporary.open("rb") as file:
+            file.seek(-min(8, temporary.stat().st_size), os.SEEK_END)
+            end = file.read()
+        if not end.rstrip().endswith(b"}"):
+            raise OSError(f"{path} was cut off; is the disk full?")
+        temporary.replace(path)
+    finally:
+        for left in (temporary, path.with_name(f"{temporary.name}.tmp")):  # Kineto's own
+            left.unlink(missing_ok=True)
+
+
+def _wait_for_gpu() -> None:
+    """Let the GPU catch up with a loop that runs ahead of it: the traced steps are then its work, too, and no other."""
+    import torch
+
+    if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
+        torch.cuda.synchronize()
+
+
+def say(text: str) -> None:
+    """Write to stderr, which may be closed or full: that is no reason to lose the job."""
+    with suppress(OSError, ValueError, AttributeError, RuntimeError):  # RuntimeError: a write inside a write
+        sys.stderr.write(f"numapin: {text}\n")
+        sys.stderr.flush()

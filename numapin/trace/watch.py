@@ -1,0 +1,59 @@
+"""Call a function in the main thread now and then, while the script's own code runs there. Edge.
+
+Comes in: the function. Goes out: calls of it, between two bytecodes of the script, as of a signal's handler.
+
+The profiler ends only in the thread that it records, and that thread may never come back to us. `interrupt_main` runs
+Python's handler of a signal there, without a signal: no system call is interrupted. SIGURG's own default is to do
+nothing.
+"""
+
+from __future__ import annotations
+
+import _thread
+import signal
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_EVERY_S: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    """Calls that go on until `stop`."""
+
+    handler: Callable[..., None]
+    stopped: threading.Event
+
+    @classmethod
+    def start(cls, function: Callable[[], None]) -> Watch | None:
+        """Begin; None outside the main thread, or where the script uses the signal itself."""
+        if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGURG):
+            return None
+
+        def handler(*_: Any) -> None:  # noqa: ANN401 - a signal and a frame
+            function()
+
+        signal.signal(signal.SIGURG, handler)
+        watch = cls(handler=handler, stopped=threading.Event())
+        threading.Thread(target=watch._run, daemon=True, name="numapin trace").start()
+        return watch
+
+    def _run(self) -> None:
+        while not self.stopped.wait(_EVERY_S):
+            if not self._is_ours:
+                return
+            _thread.interrupt_main(signal.SIGURG)
+
+    @property
+    def _is_ours(self) -> bool:
+        return signal.getsignal(signal.SIGURG) is self.handler
+
+    def stop(self) -> None:
+        """End the calls. Outside the main thread the handler stays, and finds nothing to do."""
+        self.stopped.set()
+        if self._is_ours and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGURG, signal.SIG_DFL)
