@@ -7,8 +7,7 @@ adds the memory and makes the `Plan`. The sections are the numbered steps of `pl
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from numapin import cpulist
 from numapin.errors import PlanError, UsageError
@@ -41,6 +40,17 @@ class Machine:
         self.cpu_nodes = topology.cpu_nodes
         self.node_cpus = {node.id: node.cpus & usable for node in self.cpu_nodes}
         self.open_nodes = [node for node in self.cpu_nodes if self.node_cpus[node.id]]
+        # A node may have CPUs and no memory (unpopulated channels).
+        allowed = topology.allowed.nodes
+        self.memory_nodes = [node for node in self.cpu_nodes if node.id in allowed and node.memory_bytes != 0]
+        self._node_of = {cpu: node.id for node in self.cpu_nodes for cpu in node.cpus}
+        self._under: dict[frozenset[int], frozenset[int]] = {}
+
+    def nodes_under(self, cpus: frozenset[int]) -> frozenset[int]:
+        """Return the nodes that these CPUs belong to; ranks that share a pool ask for the same ones."""
+        if cpus not in self._under:
+            self._under[cpus] = frozenset(self._node_of[cpu] for cpu in cpus if cpu in self._node_of)
+        return self._under[cpus]
 
     def cores(self, cpus: Iterable[int]) -> list[Core]:
         """Return the cores of these CPUs, those that share an L3 side by side, then by their lowest CPU."""
@@ -60,11 +70,11 @@ class Machine:
 _BIND_NONE: Final = "--bind none: all allowed CPUs"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
-    """A rank while it is being planned. `home` is the node it belongs to, None where there is none or it is unknown.
+class Draft(NamedTuple):
+    """A rank while it is being planned. A tuple: a changed copy, of which planning makes some six, costs the least.
 
-    A rank that is not `bound` gets all usable CPUs.
+    `home` is the node it belongs to, None where there is none or it is unknown. A rank that is not `bound` gets all
+    usable CPUs.
     """
 
     local_rank: int
@@ -79,7 +89,7 @@ class Draft:
 
     def because(self, why: str, *, exact: bool = True) -> Draft:
         """Add a reason, and whether what it tells is all that was asked."""
-        return replace(self, why=(*self.why, why), exact=self.exact and exact)
+        return self._replace(why=(*self.why, why), exact=self.exact and exact)
 
 
 # --- 1. usable CPUs --------------------------------------------------------------------------------------------------
@@ -158,7 +168,7 @@ def _seat(rank: int, gpu: Gpu | None, request: Request) -> Draft:
     name = f"GPU {gpu.index}" + (f" ({gpu.pci})" if gpu.pci else "")
     if gpu.node is None:
         return free.because(f"not bound: the node of {name} is unknown", exact=False)
-    return replace(free, bound=True).because(f"{name} is on node {gpu.node} ({gpu.node_source})")
+    return free._replace(bound=True).because(f"{name} is on node {gpu.node} ({gpu.node_source})")
 
 
 def _spread(machine: Machine, request: Request, num_ranks: int) -> list[Draft]:
@@ -171,7 +181,7 @@ def _spread(machine: Machine, request: Request, num_ranks: int) -> list[Draft]:
     nodes = sorted(_far_apart(machine.open_nodes, num_ranks))
     homes = [nodes[rank * len(nodes) // num_ranks] for rank in range(num_ranks)]
     return [
-        replace(draft, home=home, bound=True).because(f"no GPU: rank {rank} of {num_ranks} is spread to node {home}")
+        draft._replace(home=home, bound=True).because(f"no GPU: rank {rank} of {num_ranks} is spread to node {home}")
         for rank, (draft, home) in enumerate(zip(free, homes, strict=True))
     ]
 
@@ -199,10 +209,10 @@ def _far_apart(nodes: Sequence[Node], count: int) -> list[int]:
 
 def _pooled(machine: Machine, request: Request, seat: Draft) -> Draft:
     if not seat.bound or seat.home is None:
-        return replace(seat, pool=machine.usable)
+        return seat._replace(pool=machine.usable)
     source = _open_home(machine, request, seat.home)
     if source is None:
-        return replace(seat, pool=machine.usable, bound=False).because("no node has usable CPUs", exact=False)
+        return seat._replace(pool=machine.usable, bound=False).because("no node has usable CPUs", exact=False)
     if source != seat.home:
         distance = machine.nodes[seat.home].distances.get(source, "unknown")
         seat = seat.because(
@@ -222,7 +232,7 @@ def _open_home(machine: Machine, request: Request, home: int) -> int | None:
 
 def _node_pool(machine: Machine, seat: Draft, source: int) -> Draft:
     cpus = machine.node_cpus[source]
-    return replace(seat, pool=cpus).because(_part(cpus, machine.nodes[source].cpus, f"node {source}"))
+    return seat._replace(pool=cpus).because(_part(cpus, machine.nodes[source].cpus, f"node {source}"))
 
 
 def _socket_pool(machine: Machine, seat: Draft, source: int) -> Draft:
@@ -232,7 +242,7 @@ def _socket_pool(machine: Machine, seat: Draft, source: int) -> Draft:
     nodes = machine.package_nodes(source)
     cpus = frozenset().union(*(machine.node_cpus[node] for node in nodes))
     there = frozenset().union(*(machine.nodes[node].cpus for node in nodes))
-    return replace(seat, pool=cpus).because(_part(cpus, there, f"package {package} (nodes {cpulist.render(nodes)})"))
+    return seat._replace(pool=cpus).because(_part(cpus, there, f"package {package} (nodes {cpulist.render(nodes)})"))
 
 
 def _part(cpus: frozenset[int], there: frozenset[int], what: str) -> str:
@@ -291,7 +301,7 @@ def _dealt_complexes(machine: Machine, group: list[Draft]) -> list[Draft]:
         return [draft.because("the L3 caches are unknown, the whole node is used", exact=False) for draft in group]
     pools = sorted((_cpus_of(machine, cores) for cores in complexes.values()), key=lambda cpus: (-len(cpus), min(cpus)))
     return [
-        replace(draft, pool=(pool := pools[i % len(pools)])).because(
+        draft._replace(pool=(pool := pools[i % len(pools)])).because(
             f"L3 group {i % len(pools) + 1} of {len(pools)}: {len(pool)} CPUs"
         )
         for i, draft in enumerate(group)
@@ -304,7 +314,7 @@ def _shared_group(machine: Machine, group: list[Draft], num_ranks: int) -> list[
     sharers = len(group) if group[0].bound else num_ranks
     why = f"shared by {sharers} ranks" if sharers > 1 else ""
     threads = max(1, cores // sharers)
-    shared = [replace(draft, cpus=draft.pool, num_threads=threads) for draft in group]
+    shared = [draft._replace(cpus=draft.pool, num_threads=threads) for draft in group]
     return [draft.because(why) for draft in shared] if why else shared
 
 
@@ -328,7 +338,7 @@ def _share(machine: Machine, request: Request, draft: Draft, cores: list[Core], 
         in_core_order = [cpu for core in cores for cpu in sorted(core.cpus & machine.usable)]
         cpus = frozenset(in_core_order[:wanted])
         cores = machine.cores(cpus)
-    draft = replace(draft, cpus=cpus, num_threads=len(cores))
+    draft = draft._replace(cpus=cpus, num_threads=len(cores))
     if wanted is not None and len(cpus) < wanted:
         return draft.because(f"{len(cpus)} CPUs instead of {wanted}: {sharers} ranks split the pool", exact=False)
     return draft.because(f"its own {len(cores)} cores" + (f" of a pool of {sharers} ranks" if sharers > 1 else ""))
@@ -344,7 +354,7 @@ def _overcommitted(machine: Machine, request: Request, group: list[Draft], cores
             "use fewer ranks (--nproc-per-node), free CPUs (--reserve-cpus), or share: --bind node",
         )
     return [
-        replace(draft, cpus=core.cpus & machine.usable, num_threads=1).because(
+        draft._replace(cpus=core.cpus & machine.usable, num_threads=1).because(
             f"{len(group)} ranks share {len(cores)} cores", exact=False
         )
         for draft, core in ((draft, cores[i % len(cores)]) for i, draft in enumerate(group))

@@ -23,14 +23,14 @@ def memory_of(machine: Machine, request: Request, draft: Draft) -> tuple[Draft, 
     Raises UsageError for named nodes that are no host memory of this process.
     """
     policy = request.policy
-    under_cpus = frozenset(n.id for n in machine.cpu_nodes if not n.cpus.isdisjoint(draft.cpus))
+    under_cpus = machine.nodes_under(draft.cpus)
     if request.memory_nodes is not None:
         return draft, policy, _named_nodes(machine, request.memory_nodes)
     if policy in (Memory.NONE, Memory.LOCAL):
         return draft, policy, under_cpus
     if len(machine.nodes) == 1:
         return draft.because("one NUMA node: memory can be nowhere else"), Memory.NONE, under_cpus
-    usable = _memory_nodes(machine)
+    usable = machine.memory_nodes
     if policy is Memory.INTERLEAVE and usable:
         return draft, policy, frozenset(node.id for node in usable)
     if draft.home is None or not usable:
@@ -51,12 +51,6 @@ def _home_memory(
         return draft, request.policy, nodes
     why = f"no allowed memory on node {draft.home}; node {nearest.id} is the nearest"
     return draft.because(why, exact=False), request.policy, frozenset({nearest.id})
-
-
-def _memory_nodes(machine: Machine) -> list[Node]:
-    """Return the allowed nodes with CPUs and memory; a node may have CPUs and no memory (unpopulated channels)."""
-    allowed = machine.topology.allowed.nodes
-    return [node for node in machine.cpu_nodes if node.id in allowed and node.memory_bytes != 0]
 
 
 def _named_nodes(machine: Machine, named: frozenset[int]) -> frozenset[int]:

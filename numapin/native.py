@@ -131,6 +131,16 @@ def end_with_parent(number: int) -> None:
     _call("prctl", PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
+def exit_without_destructors() -> None:
+    """Have this process, when it ends by exit(3), run no handler of C or C++ that was registered before.
+
+    What a C stream still holds is lost. A C library without on_exit(3), as musl is, runs them all.
+    """
+    libc = ctypes.CDLL(_LIBC)
+    with suppress(AttributeError):
+        libc.on_exit(ctypes.cast(libc["_exit"], ctypes.c_void_p), None)
+
+
 def nodes_of_pages(addresses: Sequence[int], *, pid: int = 0) -> tuple[int, ...]:
     """Return the node of each page of process `pid` (0 is this one), or a negative errno (-ENOENT: not touched yet).
 

@@ -18,6 +18,7 @@ from click.shell_completion import CompletionItem
 
 from numapin import lost, preload
 from numapin.bind import rehearse
+from numapin.cli.interrupts import kept_until_done
 from numapin.cli.options import BINDING, gpu_environment, request_from, topology_from
 from numapin.cli.output import say, show, warn
 from numapin.errors import BindingRefused, NumapinError, UsageError
@@ -149,7 +150,8 @@ def parse(
     for the CPUs that were given to the launcher.
     """
     given = os.sched_getaffinity(0)
-    from numapin import torchrun
+    with kept_until_done():
+        from numapin import torchrun
 
     os.sched_setaffinity(0, given)
     parser = make_run_parser(options, **command)
@@ -226,8 +228,9 @@ def _print_commands(plan: Plan, job: Job, environment: dict[str, str]) -> None:
 
 
 def _launch(plan: Plan, job: Job, environment: dict[str, str], watch: Watching | None, mailbox: Mailbox) -> None:
-    from numapin.agent import Care
-    from numapin.launch import launch
+    with kept_until_done():
+        from numapin.agent import Care
+        from numapin.launch import launch
 
     os.environ.update(environment)
     mailbox.leave(job.signals)

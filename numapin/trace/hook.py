@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from numapin import native
 from numapin.trace.settings import VARIABLE, Settings
 from numapin.trace.tracer import Tracer, say
 
@@ -164,18 +165,24 @@ def _claim() -> Tracer | None:
     )
     tracer.record(trace=None, num_steps=0, reason="the process was killed, or is still running")
     atexit.register(tracer.at_exit)
-    os.register_at_fork(before=_forks)
+    os.register_at_fork(before=_before_fork, after_in_child=_after_fork)
     return tracer
 
 
-def _forks() -> None:
-    """End the trace before a fork: torch's profiler hangs or aborts the child.
+def _before_fork() -> None:
+    """End the trace: a profiler that records hangs or aborts the child.
 
-    Not in those children that run nothing of this process's own: multiprocessing's leave by _exit, subprocess's exec.
+    Not for those children that run nothing of this process's own: multiprocessing's leave by _exit, subprocess's exec.
     """
     caller = sys._getframe(1).f_globals.get("__name__", "")  # noqa: SLF001 - documented
     if caller.partition(".")[0] not in ("multiprocessing", "subprocess"):
         _act(Tracer.end_at_fork)
+
+
+def _after_fork() -> None:
+    """Let the child of a process that was profiled end: Kineto's destructor waits for a thread that is not there."""
+    if _State.tracer is not None and _State.tracer.has_profiled:
+        native.exit_without_destructors()
 
 
 @dataclass(slots=True)

@@ -58,6 +58,7 @@ class Tracer:
     profiler: profile | None = None
     step: record_function | None = None
     watch: Watch | None = None
+    has_profiled: bool = False
     pins: list[tuple[int, int, int]] = field(default_factory=list)
     done: bool = False
 
@@ -103,6 +104,7 @@ class Tracer:
 
         self.require_no_other()
         profiler = profile(record_shapes=True)
+        self.has_profiled = True
         profiler.prepare_trace()
         self.profiler = profiler
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.integration.faulty import wait_until
 from tests.integration.launching import (
     NUMAPIN,
     REFUSE_POLICY,
@@ -279,16 +280,19 @@ class TestFaults:
         assert numapin("run", "--nproc-per-node", "1", script(tmp_path, ""), TMPDIR=str(tmp_path)).status == 0
         assert not Path(named).exists()
 
-    def test_interrupt_while_starting(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("after_s", [0.0, 0.2, 0.4])
+    def test_interrupt_while_starting(self, tmp_path: Path, after_s: float) -> None:
         """Ctrl-C before the ranks start ends the launcher by SIGINT, as torchrun does, so that a shell's loop ends."""
         with subprocess.Popen(
             [*NUMAPIN, "run", "--nproc-per-node", "1", script(tmp_path, "")],
-            stderr=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
             env=environment(),
         ) as process:
-            time.sleep(0.6)  # it is importing torch then
+            assert wait_until(lambda: "/torch/" in Path(f"/proc/{process.pid}/maps").read_text())
+            time.sleep(after_s)  # it is importing torch then, part of which takes any exception for its own
             process.send_signal(signal.SIGINT)
-            assert process.wait(timeout=30) == -signal.SIGINT
+            _, err = process.communicate(timeout=30)
+        assert process.returncode == -signal.SIGINT, err.decode()
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda s: s.name)
     def test_signal_to_the_launcher(self, tmp_path: Path, number: signal.Signals) -> None:

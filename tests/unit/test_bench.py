@@ -99,11 +99,16 @@ def measured(*peers: Peer, repeats: int = 1, timeout_s: float = 30, order: list[
 
 
 def gone(pid: int) -> bool:
-    """Tell whether a process has ended, a zombie that nobody waits for included."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
+    """Tell whether a process that was killed ends, a zombie that nobody waits for included."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        time.sleep(0.01)
+    return False
 
 
 def runs(peer: str, *rates: float | None) -> list[Run]:

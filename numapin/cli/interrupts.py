@@ -1,0 +1,36 @@
+"""Ctrl-C while torch is imported. Edge.
+
+Comes in: SIGINT. Goes out: KeyboardInterrupt, once the import is done. Torch's modules catch exceptions of many kinds
+while they are imported, and go on without what failed; an interrupt among them would be lost.
+"""
+
+from __future__ import annotations
+
+import signal
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextmanager
+def kept_until_done() -> Iterator[None]:
+    """Keep a first Ctrl-C until the block ends; a second one ends the process at once. For the main thread."""
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield  # ignored, as below nohup, or somebody else's
+        return
+    came = False
+
+    def keep(*_: object) -> None:
+        nonlocal came
+        came = True
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    signal.signal(signal.SIGINT, keep)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if came:
+        raise KeyboardInterrupt
