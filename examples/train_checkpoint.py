@@ -6,7 +6,7 @@
 
 Expect the loss to fall from 0.9 to 0.1. SIGUSR1 or SIGTERM, to one rank or to all: it is saved, rank 0 runs --requeue,
 all end with status 0; the same command goes on and ends as if undisturbed, on CPUs to the bit. A rank dies: all start
-again at the last whole epoch (export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: torch 2.13 can hang there without it).
+again at the last whole epoch.
 """
 
 import argparse

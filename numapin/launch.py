@@ -46,9 +46,10 @@ def launch(plan: Plan, job: Job, run_dir: str, care: Care) -> None:
         _meet_on_loopback(arguments)
     config, command = configure(arguments, len(plan.ranks))
     _hand_over(plan, run_dir)
-    if job.may_change_hosts:
+    if job.may_meet_again:
         # torch 2.13 shares the launchers' store with the ranks, and tells its address in the first round only: a host
-        # that joins later waits for it until it fails. Without sharing every round tells an address of its own.
+        # that joins later waits for it until it fails, and restarted ranks read in it where those before them were.
+        # Without sharing every round has a store of its own.
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     # torch leaves some 300 000 objects that live until the end: without them the last collections take a third of a
     # second less.

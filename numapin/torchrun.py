@@ -68,11 +68,10 @@ class Job:
         return int(least)
 
     @property
-    def may_change_hosts(self) -> bool:
-        """Return whether hosts may join or come back while the job runs."""
+    def may_meet_again(self) -> bool:
+        """Return whether ranks may have to find each other anew: restarted ones, or with hosts that join."""
         least, most = torch_run.parse_min_max_nnodes(self.arguments.nnodes)
-        dynamic = self.arguments.rdzv_backend != "static" and most > 1
-        return bool(dynamic and (least < most or self.arguments.max_restarts > 0))
+        return bool(least < most or self.arguments.max_restarts > 0)
 
     @property
     def signals(self) -> frozenset[signal.Signals]:

@@ -168,11 +168,7 @@ class _Job:
         self._process = subprocess.Popen(
             [*command, "--epochs", "16", "--checkpoint", str(checkpoint), "--requeue", "touch requeued"],
             cwd=checkpoint.parent,
-            env=environment(
-                CUDA_VISIBLE_DEVICES=visible,
-                NUMAPIN_RUN_DIR=str(self._runs),
-                TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",  # with it on, ranks of a restart read addresses of dead ones
-            ),
+            env=environment(CUDA_VISIBLE_DEVICES=visible, NUMAPIN_RUN_DIR=str(self._runs)),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
