@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import re
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from functools import singledispatch
@@ -166,3 +167,8 @@ def _(value: torch.UntypedStorage, _tensors: list[torch.Tensor]) -> object:
 @_plain.register(BaseException)
 def _(value: BaseException, tensors: list[torch.Tensor]) -> object:
     return type(value), _plain(value.args, tensors)
+
+
+def name_of(value: object) -> str:
+    """Return a test's name for this value, the same in every process: pytest-xdist compares them."""
+    return re.sub(r" at 0x[0-9a-f]+", "", getattr(value, "__name__", str(value)))

@@ -22,6 +22,7 @@ from tests.contract.datasets import (
     row,
     with_history,
 )
+from tests.contract.describe import name_of
 from tests.contract.watching import (
     TORCH,
     Failure,
@@ -95,7 +96,7 @@ def outcome(kind: LoaderClass, *positional: Any, **arguments: Any) -> object:
     return tuple(events(iterator, 20))
 
 
-@pytest.mark.parametrize("arguments", WRONG, ids=str)
+@pytest.mark.parametrize("arguments", WRONG, ids=name_of)
 @pytest.mark.filterwarnings("ignore:Got pickle error")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # torch's __del__, of half an iterator
 def test_wrong_arguments(loader_class: LoaderClass, arguments: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from tests.contract.datasets import ManyArgumentsError, Raise, Rows, Seeds
+from tests.contract.describe import name_of
 from tests.contract.watching import TORCH, Failure, LoaderClass, assert_as_torch, watch
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # three workers, two cores
@@ -109,7 +110,7 @@ def test_worker_init_fn_runs_after_seeding_and_before_loading(loader_class: Load
         Raise(ManyArgumentsError, (1, 2)),
         "no function",
     ],
-    ids=str,
+    ids=name_of,
 )
 def test_errors_of_worker_init_fn(loader_class: LoaderClass, init: Any) -> None:
     """They come as the worker's first batch, with torch's type and text, and what comes after them is torch's too."""

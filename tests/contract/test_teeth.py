@@ -16,6 +16,7 @@ from tests.contract import (
     test_values,
     test_zoo,
 )
+from tests.contract.describe import name_of
 from tests.contract.watching import TORCH, LoaderClass
 
 if TYPE_CHECKING:
@@ -66,9 +67,7 @@ KINDS_CAUGHT = [
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    ("kind", "test", "arguments"), CAUGHT, ids=lambda value: getattr(value, "__name__", str(value))
-)
+@pytest.mark.parametrize(("kind", "test", "arguments"), CAUGHT, ids=name_of)
 def test_a_broken_loader_is_caught(kind: LoaderClass, test: Callable[..., object], arguments: tuple[Any, ...]) -> None:
     """The test fails for the loader with this fault."""
     with pytest.raises((AssertionError, pytest.fail.Exception, RuntimeError)):
