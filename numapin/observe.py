@@ -18,6 +18,7 @@ from numapin import cpulist
 from numapin.errors import MachineError
 from numapin.observed import MemoryKind, Observed, ObservedRank, Pages, Policy, Process, Role, Thread
 from numapin.openmp import binding_variables
+from numapin.printable import printable
 from numapin.topology.tree import Tree
 
 if TYPE_CHECKING:
@@ -172,7 +173,7 @@ class _Reader:
             policy=policy,
             pages=pages,
             unreadable=unreadable,
-            openmp=tuple(_shown(f"{name}={value}") for name, value in binding_variables(environ).items()),
+            openmp=tuple(printable(f"{name}={value}") for name, value in binding_variables(environ).items()),
         )
 
     def _threads(self, process: Path) -> Iterator[Thread]:
@@ -216,7 +217,7 @@ def _stat(path: Path) -> tuple[str, str, int, int]:
     except (IndexError, ValueError):
         raise _garbled(path, f"{(before + after)[:60]!r}") from None
     name = before.partition("(")[2]
-    return _shown(name), state, parent, last_cpu
+    return printable(name), state, parent, last_cpu
 
 
 def _start_time(path: Path) -> int:
@@ -225,11 +226,6 @@ def _start_time(path: Path) -> int:
         return int(_read(path).rpartition(")")[2].split()[19])
     except (IndexError, ValueError):
         raise _garbled(path, "no start time") from None
-
-
-def _shown(text: str) -> str:
-    """Take out of another program's text what would steer the terminal that it is shown on."""
-    return "".join(char if char.isprintable() else "?" for char in text)
 
 
 def _numa_maps(process: Path) -> tuple[tuple[Policy | None, tuple[Pages, ...]] | None, str | None]:

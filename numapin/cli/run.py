@@ -168,13 +168,10 @@ def _request(job: Job, options: dict[str, Any], topology: Topology, environment:
 
 
 def _num_ranks(job: Job, topology: Topology) -> int | None:
-    """Return the number of ranks, None for one per GPU.
-
-    GPUs without a UUID are those that no driver told of: sysfs shows them in containers, too, that may not use them.
-    """
+    """Return the number of ranks, None for one per GPU."""
     from numapin.torchrun import number_of_ranks
 
-    wanted, usable = job.nproc_per_node, any(gpu.uuid for gpu in topology.visible_gpus)
+    wanted, usable = job.nproc_per_node, topology.has_usable_gpu
     if wanted is None:
         return None if usable else 1
     if wanted == "gpu" and not usable:

@@ -263,6 +263,11 @@ class Topology:
         return tuple(sorted(visible, key=lambda g: (g.cuda_index is None, g.cuda_index or 0, g.index)))
 
     @property
+    def has_usable_gpu(self) -> bool:
+        """Return whether a driver told of a GPU: sysfs shows them in containers, too, that may not use them."""
+        return any(gpu.uuid for gpu in self.visible_gpus)
+
+    @property
     def warnings(self) -> tuple[str, ...]:
         """Return all that the user should know: the `notes`, and what is wrong with the machine as it is described."""
         return (*self.notes, *_overlap_warning(self.cpu_nodes), *_unknown_nodes_warning(self.gpus))

@@ -155,7 +155,7 @@ def test_names_with_brackets_and_escapes(root: Path) -> None:
     """A thread's name may have blanks and brackets in it; what would steer a terminal is not passed on."""
     _add(root, 10, name="a) R 1 (\x1b[31m")
     (process,) = _one(root).processes
-    assert process.name == "a) R 1 (?[31m"
+    assert process.name == "a) R 1 (\N{REPLACEMENT CHARACTER}[31m"
     assert process.threads[0].last_cpu == 2
 
 
@@ -243,7 +243,7 @@ def test_variables_of_openmp(root: Path) -> None:
 def test_variables_do_not_steer_a_terminal(root: Path) -> None:
     """Escapes in a variable's value are not passed on."""
     _add(root, 10, environ="OMP_PLACES=\x1b]0;x\x07{0}\n\x9b\0")
-    assert _one(root).processes[0].openmp == ("OMP_PLACES=?]0;x?{0}??",)
+    assert _one(root).processes[0].openmp == ("OMP_PLACES=\N{REPLACEMENT CHARACTER}]0;x\N{REPLACEMENT CHARACTER}{0}\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}",)
 
 
 def test_real_process_with_threads() -> None:
