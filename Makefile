@@ -11,7 +11,8 @@ demo: $(READY)  ## run the main job: bound ranks on the example, on GPUs where t
 	$(BIN)/python scripts/demo.py
 
 test: $(READY)  ## run the tests; those in virtual machines need `make vm` once
-	$(BIN)/python -m pytest --numprocesses=2 --dist=loadgroup --ignore=tests/vm
+	$(BIN)/python -m pytest --numprocesses=2 --dist=loadgroup --ignore=tests/vm -m "not alone"
+	$(BIN)/python -m pytest -m alone
 	$(BIN)/python -m pytest --numprocesses=2 --dist=loadgroup tests/vm
 
 check: lint types test  ## what CI runs

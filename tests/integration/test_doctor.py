@@ -44,6 +44,7 @@ def test_without_torch(command: list[str]) -> None:
     assert call(sys.executable, "-c", f"{code}; sys.exit(3 if 'torch' in sys.modules else 0)").status == 0
 
 
+@pytest.mark.alone
 def test_takes_at_most_half_a_second() -> None:
     """The whole examination of this machine, the best of five."""
     times_s = []

@@ -243,9 +243,8 @@ def test_variables_of_openmp(root: Path) -> None:
 def test_variables_do_not_steer_a_terminal(root: Path) -> None:
     """Escapes in a variable's value are not passed on."""
     _add(root, 10, environ="OMP_PLACES=\x1b]0;x\x07{0}\n\x9b\0")
-    assert _one(root).processes[0].openmp == (
-        "OMP_PLACES=\N{REPLACEMENT CHARACTER}]0;x\N{REPLACEMENT CHARACTER}{0}\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}",
-    )
+    shown = "OMP_PLACES=?]0;x?{0}??".replace("?", "\N{REPLACEMENT CHARACTER}")
+    assert _one(root).processes[0].openmp == (shown,)
 
 
 def test_real_process_with_threads() -> None:

@@ -25,6 +25,7 @@ def _largest() -> Topology:
     return grid(packages=8, nodes=8, l3=4, cores=8, smt=2, gpus=[63 - n for n in range(64)])
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     "request_",
     [
