@@ -138,6 +138,14 @@ def environment_of(pid: int, *, root: Path = LIVE) -> dict[str, str] | None:
     return {name: value for name, equals, value in pairs if equals}
 
 
+def parent_of(pid: int, *, root: Path = LIVE) -> int:
+    """Return the parent's process id, 0 where that is outside of this container, or nobody tells."""
+    try:
+        return _stat(root / "proc" / str(pid) / "stat")[2]
+    except (_Gone, PermissionError):
+        return 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Reader:
     """Reads processes below `root`; `online` are the CPUs there are, None where that is unknown."""

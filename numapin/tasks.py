@@ -31,7 +31,7 @@ Slurm's come after them: a batch script has SLURM_LOCALID=0, and what it starts 
 
 _SLURM: Final = "SLURM_LOCALID"
 _SLURM_SIZES: Final = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE")
-_MAX_DIGITS: Final = 6
+_MAX_DIGITS: Final = 6  # of any number of tasks or CPUs
 _GROUP: Final = r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?"  # compiled only where Slurm needs it: `exec` must be quick
 _SAY: Final = "numapin exec --local-rank N --local-size N -- command"
 
@@ -68,6 +68,16 @@ def find_task(environ: Mapping[str, str], *, rank: int | None = None, size: int 
     if task.size is not None and task.rank >= task.size:
         raise UsageError(f"local rank {task.rank} is not below the local size {task.size}: {_and(task.told_by)}", _SAY)
     return task
+
+
+def cpus_of_job(environ: Mapping[str, str]) -> int | None:
+    """Return how many CPUs of this host Slurm gave to the job; its own daemon may have more."""
+    return number(environ.get("SLURM_CPUS_ON_NODE", ""))
+
+
+def number(text: str) -> int | None:
+    """Return the number that a text is, None where it is none, or more than there are tasks or CPUs anywhere."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS else None
 
 
 def _given(environ: Mapping[str, str], rank: int, size: int | None) -> Task:
@@ -172,10 +182,10 @@ def _slurm_size(environ: Mapping[str, str], variable: str) -> int | None:
 
 
 def _number(environ: Mapping[str, str], variable: str) -> int:
-    text = environ[variable]
-    if not (text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS):
+    value = number(environ[variable])
+    if value is None:
         raise _malformed(environ, variable, "is no number of a task")
-    return int(text)
+    return value
 
 
 def _malformed(environ: Mapping[str, str], variable: str, problem: str) -> UsageError:

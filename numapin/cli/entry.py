@@ -11,12 +11,11 @@ import os
 import sys
 from typing import TYPE_CHECKING, Final
 
-_NUMBERS: Final = ("--local-rank", "--local-size")
+from numapin.tasks import find_task, number
+
+_LEAST: Final = {"--local-rank": 0, "--local-size": 1}
 _FLAGS: Final = ("--strict", "--verbose")
 _PLAN: Final = "--plan"
-_MAX_DIGITS: Final = 6
-_NEVER: Final = {"--local-size": "0"}
-
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,8 +49,8 @@ def read_line(arguments: Sequence[str]) -> Line | None:
             continue
         if not equals and words:
             value = words.pop(0)
-        if name in _NUMBERS:
-            fits = value.isascii() and value.isdecimal() and len(value) <= _MAX_DIGITS and value != _NEVER.get(name)
+        if name in _LEAST:
+            fits = (given := number(value)) is not None and given >= _LEAST[name]
         else:
             fits = name == _PLAN and value != "" and not value.startswith("-")
         if not fits:
@@ -68,11 +67,10 @@ def _exec(arguments: Sequence[str]) -> None:
     gc.disable()  # collections would take 10 ms of the imports; the command replaces this process
     from numapin.errors import NumapinError
     from numapin.execute import enter, find_slice, has_plan
-    from numapin.tasks import find_task
 
     options, command = line
     file = options.get(_PLAN)
-    rank, size = (int(options[name]) if name in options else None for name in _NUMBERS)
+    rank, size = (int(options[name]) if name in options else None for name in _LEAST)
     try:
         part = None
         if file is not None or has_plan(os.environ):

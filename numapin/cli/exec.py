@@ -16,8 +16,8 @@ from numapin.cli.options import BINDING, gpu_environment, request_from, topology
 from numapin.errors import UsageError
 from numapin.execute import enter, find_slice
 from numapin.slices import has_own_cpus, plan_task
-from numapin.started_by import cpus_of_job, launcher_cpus
-from numapin.tasks import find_task
+from numapin.started_by import launcher_cpus
+from numapin.tasks import cpus_of_job, find_task
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

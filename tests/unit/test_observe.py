@@ -12,7 +12,7 @@ import pytest
 
 from numapin import cpulist
 from numapin.errors import MachineError
-from numapin.observe import children_of, environment_of, observe
+from numapin.observe import children_of, environment_of, observe, parent_of
 from numapin.observed import MemoryKind, ObservedRank, Process, Role
 
 MIB = 1 << 20
@@ -231,6 +231,13 @@ def test_processes_that_may_not_be_read_have_no_children(root: Path, monkeypatch
 
     monkeypatch.setattr(Path, "read_bytes", refuse)
     assert children_of(root) == {1: [10]}
+
+
+def test_parents(root: Path) -> None:
+    """A process has the parent that the kernel says; one that is gone has none."""
+    _add(root, 10, name="sh) 7 (", parent=5)
+    assert (parent_of(10, root=root), parent_of(99, root=root)) == (5, 0)
+    assert parent_of(os.getpid()) == os.getppid()
 
 
 def test_variables_of_openmp(root: Path) -> None:

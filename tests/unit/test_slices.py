@@ -212,6 +212,7 @@ class TestLine:
         "line",
         ["", "--", "--help", "--bind node true", "--local-rank x true", "--local-rank -1 true", "--plan",
          "--plan= true", "--plan --strict true", "--verbose=1 true", "--local-size 0 true", "- true",
+         "--local-size 00 true",
          "--local-rank 9999999 true"],
     )  # fmt: skip
     def test_others_are_clicks(self, line: str) -> None:
