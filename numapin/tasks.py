@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 LAUNCHERS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("LOCAL_RANK", ("LOCAL_WORLD_SIZE", "LOCAL_SIZE")),  # torchrun, accelerate; LOCAL_SIZE is DeepSpeed's
     ("OMPI_COMM_WORLD_LOCAL_RANK", ("OMPI_COMM_WORLD_LOCAL_SIZE",)),
+    ("MV2_COMM_WORLD_LOCAL_RANK", ("MV2_COMM_WORLD_LOCAL_SIZE",)),  # MVAPICH2
     ("MPI_LOCALRANKID", ("MPI_LOCALNRANKS",)),  # MPICH and Intel MPI
     ("PMI_LOCAL_RANK", ("PMI_LOCAL_SIZE",)),
     ("PALS_LOCAL_RANKID", ("PALS_LOCAL_SIZE",)),  # HPE Cray
@@ -26,11 +27,12 @@ LAUNCHERS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
 )
 """Variables of a launcher's local rank and local size, in the order to ask.
 
-Slurm's come after them: a batch script has SLURM_LOCALID=0, and what it starts with mpirun or torchrun inherits that.
+Slurm's come after them, and count in a step only: a batch script has SLURM_LOCALID=0, as has all that it starts.
 """
 
 _SLURM: Final = "SLURM_LOCALID"
-_SLURM_SIZES: Final = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE")
+_SLURM_SIZE: Final = "SLURM_STEP_TASKS_PER_NODE"  # SLURM_NTASKS_PER_NODE is the job's, and a step may have other tasks
+_SLURM_STEP: Final = "SLURM_STEP_ID"
 _MAX_DIGITS: Final = 6  # of any number of tasks or CPUs
 _GROUP: Final = r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?"  # compiled only where Slurm needs it: `exec` must be quick
 _SAY: Final = "numapin exec --local-rank N --local-size N -- command"
@@ -107,7 +109,7 @@ def _told(environ: Mapping[str, str]) -> Task:
     slurm = environ.get(_SLURM, str(first.rank))
     if slurm != str(first.rank):
         outer.append(f"{_SLURM}={slurm} does not count beside {first.variable}")
-    elif _SLURM in environ:
+    elif _in_step(environ):
         others.append(_slurm_task(environ))
     return replace(_sized(first, others), notes=tuple(outer))
 
@@ -145,29 +147,36 @@ def _flux_size(environ: Mapping[str, str]) -> tuple[int | None, tuple[str, ...]]
     return (tasks // hosts, names) if hosts and tasks % hosts == 0 else (None, ())
 
 
+def _in_step(environ: Mapping[str, str]) -> bool:
+    """Say whether srun started this as a task, or something below one.
+
+    The batch script has no step's variables. The shell that salloc gives has the number 4294967290, and what a job that
+    was submitted there inherits of it is no task either.
+    """
+    return _SLURM in environ and _SLURM_SIZE in environ and number(environ.get(_SLURM_STEP, "0")) is not None
+
+
 def _slurm_task(environ: Mapping[str, str]) -> Task:
-    if _SLURM not in environ:
+    if not _in_step(environ):
         looked_at = ", ".join((*(variable for variable, _ in LAUNCHERS), _SLURM))
+        outside = f"; {_SLURM}={environ[_SLURM][:60]} does not count outside of a step" if _SLURM in environ else ""
         raise UsageError(
-            f"no local rank: none of {looked_at} is set",
+            f"no local rank: none of {looked_at} is set{outside}",
             f"start it with srun, mpirun or torchrun --no-python, or say: {_SAY}",
         )
     task = _task(environ, _SLURM, ())
-    size_from = next((name for name in _SLURM_SIZES if name in environ), None)
-    if size_from is None:
-        return task
-    names = (size_from, "SLURM_NODEID") if "SLURM_NODEID" in environ else (size_from,)
+    names = (_SLURM_SIZE, "SLURM_NODEID") if "SLURM_NODEID" in environ else (_SLURM_SIZE,)
     told_by = (*task.told_by, *(f"{name}={environ[name]}" for name in names))
-    return replace(task, size=_slurm_size(environ, size_from), told_by=told_by)
+    return replace(task, size=_slurm_size(environ), told_by=told_by)
 
 
-def _slurm_size(environ: Mapping[str, str], variable: str) -> int | None:
+def _slurm_size(environ: Mapping[str, str]) -> int | None:
     """Return the tasks of this host out of a list such as "4(x2),3", None where only SLURM_NODEID could tell."""
     counts: list[tuple[int, int]] = []  # so many tasks on so many hosts
-    for group in environ[variable].split(","):
+    for group in environ[_SLURM_SIZE].split(","):
         match = re.fullmatch(_GROUP, group)
         if match is None:
-            raise _malformed(environ, variable, "is no list of tasks per node, such as 4(x2),3")
+            raise _malformed(environ, _SLURM_SIZE, "is no list of tasks per node, such as 4(x2),3")
         counts.append((int(match[1]), int(match[2] or 1)))
     if len({tasks for tasks, _ in counts}) == 1:
         return counts[0][0]
@@ -178,7 +187,7 @@ def _slurm_size(environ: Mapping[str, str], variable: str) -> int | None:
         if left < hosts:
             return tasks
         left -= hosts
-    raise _malformed(environ, variable, f"has no host {node}, which is SLURM_NODEID")
+    raise _malformed(environ, _SLURM_SIZE, f"has no host {node}, which is SLURM_NODEID")
 
 
 def _number(environ: Mapping[str, str], variable: str) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,9 +39,8 @@ def test_each_launcher(variable: str, sizes: tuple[str, ...]) -> None:
         (SLURM | {"SLURM_NTASKS_PER_NODE": "9"}, 3),
         ({"SLURM_LOCALID": "1", "SLURM_STEP_TASKS_PER_NODE": "4(x2)"}, 4),
         ({"SLURM_LOCALID": "1", "SLURM_STEP_TASKS_PER_NODE": "4(x2),3"}, None),
-        ({"SLURM_LOCALID": "1", "SLURM_NTASKS_PER_NODE": "2"}, 2),
-        ({"SLURM_LOCALID": "1"}, None),
         ({"LOCAL_RANK": "1"} | SLURM, 3),  # a wrapper that sets LOCAL_RANK=$SLURM_LOCALID
+        ({"LOCAL_RANK": "1"} | SLURM | {"SLURM_STEP_ID": "2"}, 3),
     ],
 )
 def test_sizes_that_are_told_otherwise(environ: dict[str, str], size: int | None) -> None:
@@ -87,6 +88,26 @@ class TestSeveral:
         assert find_task(environ, rank=1, size=2).told_by == ("--local-rank=1", "--local-size=2")
 
 
+class TestOutsideOfAStep:
+    """What Slurm sets where srun started no task; as Slurm 22.05 was seen to set it."""
+
+    BATCH: Final = {"SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_NTASKS_PER_NODE": "1"}
+    SHELL: Final = BATCH | {"SLURM_STEP_ID": "4294967290", "SLURM_STEP_TASKS_PER_NODE": "1"}
+
+    @pytest.mark.parametrize("environ", [BATCH, SHELL])
+    def test_no_rank(self, environ: dict[str, str]) -> None:
+        """Below a batch script or salloc's shell a launcher that is not known is an error, not rank 0 every time."""
+        with pytest.raises(UsageError, match=r"none of .* is set; SLURM_LOCALID=0 does not count"):
+            find_task(environ)
+        assert find_task(environ, rank=0).size is None
+
+    @pytest.mark.parametrize("environ", [BATCH, SHELL])
+    def test_no_size(self, environ: dict[str, str]) -> None:
+        """Of ranks that a script starts by itself rank 0 knows as little of the size as the others do."""
+        sizes = [find_task({"LOCAL_RANK": str(rank)} | environ).size for rank in range(4)]
+        assert sizes == [None] * 4
+
+
 class TestGiven:
     """What the user says wins."""
 
@@ -122,7 +143,7 @@ def test_nothing_is_set() -> None:
 @pytest.mark.parametrize("variable", ["LOCAL_RANK", "LOCAL_WORLD_SIZE", "SLURM_LOCALID"])
 def test_no_numbers(variable: str, value: str) -> None:
     """A value that no launcher sets is an error that shows it, cut short; nothing is guessed."""
-    environ = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"} if variable.startswith("LOCAL") else {}
+    environ = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"} if variable.startswith("LOCAL") else SLURM
     with pytest.raises(UsageError, match=f"^{variable}=") as caught:
         find_task(environ | {variable: value})
     assert len(caught.value.message) < 200
