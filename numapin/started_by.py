@@ -9,6 +9,7 @@ import os
 from typing import TYPE_CHECKING
 
 from numapin.observe import environment_of, parent_of
+from numapin.tasks import is_of_task
 
 if TYPE_CHECKING:
     from numapin.tasks import Task
@@ -17,13 +18,11 @@ if TYPE_CHECKING:
 def launcher_cpus(task: Task) -> frozenset[int] | None:
     """Return the CPUs of the process that started this task: torchrun, Open MPI's daemon, slurmstepd; None if unknown.
 
-    It is the first above this one that was not started with the task's rank in its environment: what lies between are
-    wrappers of the task, such as shell scripts.
+    It is the first above this one that was not started with a rank in its environment: what lies between are wrappers
+    of the task, such as shell scripts.
     """
-    if task.variable is None:
-        return None
     pid = os.getppid()
-    while pid > 0 and task.variable in (environment_of(pid) or {}):
+    while pid > 0 and is_of_task(environment_of(pid) or {}, task):
         pid = parent_of(pid)
     try:
         return frozenset(os.sched_getaffinity(pid)) if pid > 0 else None

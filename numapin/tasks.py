@@ -72,6 +72,21 @@ def find_task(environ: Mapping[str, str], *, rank: int | None = None, size: int 
     return task
 
 
+def is_of_task(environ: Mapping[str, str], task: Task) -> bool:
+    """Say whether a process above a task, with that environment, is a wrapper of it, and not what started the task.
+
+    A wrapper has a rank itself, if not always by the variable that counts below it. One of a rank that is alone on this
+    host, where the task is not, is a launcher that another one started: srun -> torchrun.
+    """
+    if not (_in_step(environ) or any(variable in environ for variable, _ in LAUNCHERS)):
+        return False
+    try:
+        size = find_task(environ).size
+    except UsageError:
+        return True  # of variables that contradict each other one is its rank
+    return size != 1 or task.size == 1
+
+
 def cpus_of_job(environ: Mapping[str, str]) -> int | None:
     """Return how many CPUs of this host Slurm gave to the job; its own daemon may have more."""
     return number(environ.get("SLURM_CPUS_ON_NODE", ""))

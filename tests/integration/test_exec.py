@@ -24,6 +24,7 @@ ENTRY = (sys.executable, "-m", "numapin.cli.entry")
 CPUS = sorted(os.sched_getaffinity(0))
 LAST = CPUS[-1]
 TASK = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+STEP = {"SLURM_LOCALID": "1", "SLURM_STEP_TASKS_PER_NODE": "2(x3)"}
 MPI = {"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
 DUMP = """
 import ctypes, json, os
@@ -72,7 +73,7 @@ class TestBinding:
     """What the command finds."""
 
     @needs_two_cpus
-    @pytest.mark.parametrize("variables", [TASK, MPI, {"SLURM_LOCALID": "1", "SLURM_STEP_TASKS_PER_NODE": "2(x3)"}])
+    @pytest.mark.parametrize("variables", [TASK, MPI, STEP])
     def test_its_own_part(self, dump: str, variables: dict[str, str]) -> None:
         """Below torchrun, mpirun and srun the kernel shows rank 1 of 2 on the second CPU."""
         found = become(dump, "--bind", "exclusive", **variables)
@@ -240,37 +241,52 @@ class TestLaunchers:
         )
         assert (rank["cpus"], json.loads(rank["NUMAPIN_BINDING"])["cpus"]) == (str(CPUS[1]), str(CPUS[1]))
 
-    def _below_mpirun(self, folder: Path, *command: str) -> tuple[str, ...]:
-        """Return a launcher that starts the command as task 1 of 2, with a shell between them."""
-        words = (
-            *command,
-            *ENTRY,
-            "exec",
-            "--verbose",
-            "--bind",
-            "exclusive",
-            "--",
-            sys.executable,
-            f"{folder}/train.py",
-        )
-        line = shlex.join(words)
-        code = f"import os, subprocess, sys\ncommand = ['sh', '-c', {line + '; exit $?'!r}]\n"
-        code += f"sys.exit(subprocess.run(command, env=os.environ | {MPI}).returncode)"
-        return (sys.executable, script(folder, code, "mpirun.py"))
+    def _launcher(self, folder: Path, line: str, *masked: str, **variables: str) -> tuple[str, ...]:
+        """Return a launcher that gives a task these variables; the task is a shell, which reads the line."""
+        command = [*masked, "sh", "-c", f"{line}; exit $?"]
+        code = "import os, subprocess, sys\n"
+        code += f"sys.exit(subprocess.run({command!r}, env=os.environ | {variables!r}).returncode)"
+        return (sys.executable, script(folder, code, "launcher.py"))
+
+    def _line(self, folder: Path, *options: str) -> str:
+        enter = (*ENTRY, "exec", "--verbose", "--bind", "exclusive", *options)
+        return shlex.join((*enter, "--", sys.executable, f"{folder}/train.py"))
 
     @needs_two_cpus
     @pytest.mark.usefixtures("dump")
-    def test_a_manager_that_binds(self, tmp_path: Path) -> None:
-        """CPUs that were given to this task alone are not split again, though it is one of two."""
-        done = start(*self._below_mpirun(tmp_path, "taskset", "-c", str(LAST)))
+    @pytest.mark.parametrize("variables", [MPI, STEP])
+    @pytest.mark.parametrize(
+        ("wrapper", "options"),
+        [("", ()), ("export LOCAL_RANK=1 LOCAL_WORLD_SIZE=2; ", ()), ("", ("--local-rank", "1", "--local-size", "2"))],
+    )
+    def test_a_manager_that_binds(
+        self, tmp_path: Path, wrapper: str, options: tuple[str, ...], variables: dict[str, str]
+    ) -> None:
+        """CPUs that were given to this task alone are not split again, though it is one of two.
+
+        A shell between the task and its launcher is part of the task, whoever names the rank below it.
+        """
+        line = wrapper + self._line(tmp_path, *options)
+        done = start(*self._launcher(tmp_path, line, "taskset", "-c", str(LAST), **variables))
+        assert done.status == 0, done.err
         assert done.json_lines()[0]["cpus"] == str(LAST)
         assert f"for this task alone: CPUs {LAST} are its own" in done.err
 
     @needs_two_cpus
     @pytest.mark.usefixtures("dump")
+    def test_a_launcher_that_a_launcher_started(self, tmp_path: Path) -> None:
+        """CPUs that srun gave to one task, which started the ranks, are shared by these, though srun has more."""
+        ranks = self._launcher(tmp_path, self._line(tmp_path), **TASK)
+        (tmp_path / "outer").mkdir()
+        alone = {"SLURM_LOCALID": "0", "SLURM_STEP_TASKS_PER_NODE": "1"}
+        done = start(*self._launcher(tmp_path / "outer", shlex.join(ranks), "taskset", "-c", str(LAST), **alone))
+        assert (done.status, "want cores of their own" in done.err) == (4, True), done.err
+
+    @needs_two_cpus
+    @pytest.mark.usefixtures("dump")
     def test_a_restricted_launcher(self, tmp_path: Path) -> None:
         """CPUs that the launcher has, too, are shared by its ranks: one core is not enough for two of them."""
-        done = start("taskset", "-c", str(LAST), *self._below_mpirun(tmp_path))
+        done = start("taskset", "-c", str(LAST), *self._launcher(tmp_path, self._line(tmp_path), **MPI))
         assert (done.status, "want cores of their own" in done.err) == (4, True), done.err
 
 
