@@ -19,6 +19,7 @@ from numapin.errors import BindingRefused, MachineError
 from numapin.fields import Fields
 from numapin.plan import Plan, RankPlan
 from numapin.rank import become
+from numapin.tasks import number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from numapin.tasks import Task
 
 _BINDING: Final = "NUMAPIN_BINDING"
+_GIVEN: Final = f"{_BINDING}, which this rank was given"
 _PLAN: Final = "NUMAPIN_PLAN"
 _WRITE_ONE: Final = "write one with: numapin plan --nproc-per-node N --json > FILE"
 _MAX_FILE_BYTES: Final = 16 << 20
@@ -37,7 +39,7 @@ def find_slice(task: Task, environ: Mapping[str, str], *, file: str | None) -> S
     """Return this task's part of the plan that there is, inside the CPUs it may use; None where there is no plan.
 
     1. `file`, as the user named it.
-    2. What `numapin run` gave this rank, for a command of its that starts this.
+    2. What `numapin run` gave this very rank, for a command of its that starts this.
     3. The plan in the environment or in the run directory.
 
     Raises MachineError where it cannot be read and UsageError where it is not for this task.
@@ -56,13 +58,37 @@ def has_plan(environ: Mapping[str, str]) -> bool:
 def _found(task: Task, environ: Mapping[str, str], file: str | None) -> Slice | None:
     if file is not None:
         return _slice(_read(file), task, environ, source=file)
-    if _BINDING in environ and task.variable == "LOCAL_RANK":
-        top = Fields.top(_BINDING, environ[_BINDING], hint=f"unset {_BINDING}")
-        return slices.Slice(rank=RankPlan.from_fields(top), source=f"{_BINDING}, from numapin run")
+    if (own := _own_binding(task, environ)) is not None:
+        return slices.Slice(rank=own, source=_GIVEN)
     if _PLAN in environ:
         return _slice(environ[_PLAN], task, environ, source=_PLAN)
     path = _planned_file(environ)
     return None if path is None else _slice(_read(path), task, environ, source=path)
+
+
+def _own_binding(task: Task, environ: Mapping[str, str]) -> RankPlan | None:
+    """Return what `numapin run` gave this rank, None where there is none, or what there is was another rank's.
+
+    All that a rank starts inherits it: ranks of a launcher of its own, a job that is submitted from there.
+    """
+    if _BINDING not in environ or task.variable != "LOCAL_RANK":
+        return None
+    top = Fields.top(_BINDING, environ[_BINDING], hint=f"unset {_BINDING}")
+    try:
+        rank = RankPlan.from_fields(top)
+    except ValueError as error:
+        raise top.error("", str(error)) from None
+    return rank if rank.local_rank in (task.rank, _virtual_rank(task, environ)) else None
+
+
+def _virtual_rank(task: Task, environ: Mapping[str, str]) -> int | None:
+    """Return which local rank of torch's a 0 may stand for: --virtual-local-rank makes LOCAL_RANK 0 in every rank.
+
+    RANK tells it where every host has as many ranks.
+    """
+    rank = number(environ.get("RANK", ""))
+    is_torchs = "TORCHELASTIC_RUN_ID" in environ and task.rank == 0
+    return rank % task.size if is_torchs and rank is not None and task.size else None
 
 
 def _planned_file(environ: Mapping[str, str]) -> str | None:
@@ -136,9 +162,10 @@ def _story(part: Slice, task: Task, applied: bind.Applied) -> tuple[str, ...]:
     policy = applied.memory.value if applied.memory else "unknown"
     held = f"{policy} {cpulist.render(applied.nodes)}".rstrip()
     threads = os.environ.get("OMP_NUM_THREADS")
+    ignored = (f"{_BINDING} was set, and does not count",) if _BINDING in os.environ and part.source != _GIVEN else ()
     return (
         f"this is {task}",
-        *(*task.notes, *part.notes),
+        *(*task.notes, *part.notes, *ignored),
         f"the plan: {part.source}",
         f"the reason: {rank.reason}",
         f"bound to: CPUs {cpulist.render(applied.cpus)}, memory {held}",

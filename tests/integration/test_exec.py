@@ -24,6 +24,7 @@ ENTRY = (sys.executable, "-m", "numapin.cli.entry")
 CPUS = sorted(os.sched_getaffinity(0))
 LAST = CPUS[-1]
 TASK = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+TORCHS = {"RANK": "3", "TORCHELASTIC_RUN_ID": "job"}
 STEP = {"SLURM_LOCALID": "1", "SLURM_STEP_TASKS_PER_NODE": "2(x3)"}
 MPI = {"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
 DUMP = """
@@ -226,9 +227,10 @@ class TestLaunchers:
         assert rank["cpus"] == str(CPUS[1])
 
     @needs_two_cpus
-    def test_numapin_run(self, dump: str) -> None:
-        """A rank of `numapin run` keeps what that gave it."""
-        run = (*NUMAPIN, "run", "--quiet", "--nproc-per-node", "2", "--bind", "exclusive", "--no-python")
+    @pytest.mark.parametrize("virtual", [(), ("--virtual-local-rank",)])
+    def test_numapin_run(self, dump: str, virtual: tuple[str, ...]) -> None:
+        """A rank of `numapin run` keeps what that gave it, also where LOCAL_RANK is 0 in all of them."""
+        run = (*NUMAPIN, "run", "--quiet", "--nproc-per-node", "2", "--bind", "exclusive", "--no-python", *virtual)
         ranks = self._ranks(*run, *ENTRY, "exec", "--", sys.executable, dump)
         assert [rank["cpus"] for rank in ranks] == [str(cpu) for cpu in CPUS[:2]]
 
@@ -237,9 +239,25 @@ class TestLaunchers:
         """What `numapin run` gave counts, and not LOCAL_RANK, which --virtual-local-rank makes 0 in every rank."""
         binding = json.dumps(json.loads(Path(plan).read_text())["ranks"][1])
         (rank,) = self._ranks(
-            *ENTRY, "exec", "--", sys.executable, dump, **(TASK | {"LOCAL_RANK": "0"}), NUMAPIN_BINDING=binding
+            *ENTRY, "exec", "--", sys.executable, dump, **(TASK | TORCHS | {"LOCAL_RANK": "0"}), NUMAPIN_BINDING=binding
         )
         assert (rank["cpus"], json.loads(rank["NUMAPIN_BINDING"])["cpus"]) == (str(CPUS[1]), str(CPUS[1]))
+
+    @needs_two_cpus
+    def test_what_another_rank_was_given(self, dump: str, plan: str) -> None:
+        """It is inherited by all that this rank starts, and is not theirs: a plan is made, and --verbose says why."""
+        binding = json.dumps(json.loads(Path(plan).read_text())["ranks"][0])
+        line = (*ENTRY, "exec", "--verbose", "--", sys.executable, dump)
+        for variables in (TASK, TASK | TORCHS):
+            done = start(*line, **variables, NUMAPIN_BINDING=binding)
+            assert done.json_lines()[0]["cpus"] == cpulist.render(CPUS)
+            assert "rank 1: NUMAPIN_BINDING was set, and does not count" in done.err
+
+    @pytest.mark.parametrize("binding", ["", "{}", "x", '{"local_rank": 1}'])
+    def test_a_binding_that_is_none(self, binding: str) -> None:
+        """It is an error that names the variable."""
+        done = enter("true", **TASK, NUMAPIN_BINDING=binding)
+        assert (done.status, "NUMAPIN_BINDING: " in done.err, "unset NUMAPIN_BINDING" in done.err) == (3, True, True)
 
     def _launcher(self, folder: Path, line: str, *masked: str, **variables: str) -> tuple[str, ...]:
         """Return a launcher that gives a task these variables; the task is a shell, which reads the line."""
