@@ -15,8 +15,8 @@ import click
 from numapin.cli.options import BINDING, gpu_environment, request_from, topology_from
 from numapin.errors import UsageError
 from numapin.execute import enter, find_slice
-from numapin.slices import has_own_cpus, plan_task
 from numapin.started_by import launcher_cpus
+from numapin.task_plan import has_own_cpus, plan_task
 from numapin.tasks import cpus_of_job, find_task
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ MODULES = {
 
 PURE = (
     *("errors", "printable", "cpulist", "sizes", "openmp", "fields", "request", "allot", "allot_memory", "plan"),
-    *("view", "tasks", "slices"),
+    *("view", "tasks", "slices", "task_plan"),
     *("observed", "report", "verify", "top", "lost"),
     *("topology.address", "topology.model", "topology.readings", "topology.build", "topology.visible"),
     *("topology.hwloc", "topology.nccl", "topology.xmlfile"),
@@ -49,7 +49,7 @@ LAYERS = (
     ("fields", "request", "observed", "tasks"),
     ("topology.model", "topology.readings"),
     ("topology.build", "topology.visible", "topology.hwloc", "topology.nccl", "topology.xmlfile"),
-    ("allot", "allot_memory", "plan", "slices", "report", "verify", "top"),
+    ("allot", "allot_memory", "plan", "slices", "task_plan", "report", "verify", "top"),
     ("cli",),
 )
 

@@ -10,7 +10,8 @@ from numapin.cli.entry import read_line
 from numapin.errors import UsageError
 from numapin.plan import make_plan
 from numapin.request import Bind, Request
-from numapin.slices import has_own_cpus, inside, plan_task, slice_of
+from numapin.slices import inside, slice_of
+from numapin.task_plan import has_own_cpus, plan_task
 from numapin.tasks import Task
 from numapin.topology.model import Allowed, Core, Gpu, Node, NodeKind, NodeSource, Topology
 
