@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from numapin import bind, cpulist, rundir, slices
 from numapin.errors import BindingRefused, MachineError
 from numapin.fields import Fields
-from numapin.plan import Plan, RankPlan
+from numapin.plan import GpuRef, Plan, RankPlan
 from numapin.rank import become
 from numapin.tasks import number
 
@@ -110,24 +110,26 @@ def _read(path: str) -> str:
 
 def _slice(text: str, task: Task, environ: Mapping[str, str], *, source: str) -> Slice:
     plan = Plan.from_json(text, source=source)
-    only_gpu = _only_gpu(environ) if any(rank.gpu for rank in plan.ranks) else None
-    return slices.slice_of(plan, task, source=source, only_gpu=only_gpu)
+    visible = _one_visible(environ) if any(rank.gpu for rank in plan.ranks) else None
+    known = visible is None or slices.ranks_on(plan, visible)
+    return slices.slice_of(plan, task, source=source, visible=visible, gpu=None if known else _only_gpu(environ))
 
 
-def _only_gpu(environ: Mapping[str, str]) -> str | None:
-    """Return the UUID, or its beginning, of the GPU that this task sees, None where it sees several or nobody can tell.
-
-    An index says nothing by itself: in a container or cgroup of its own every task's is 0. Only then NVML is asked.
-    """
+def _one_visible(environ: Mapping[str, str]) -> str | None:
+    """Return what CUDA_VISIBLE_DEVICES calls the one GPU that this task sees, None where it lists several, or none."""
     visible = environ.get("CUDA_VISIBLE_DEVICES", "").strip()
-    if not visible or "," in visible:
-        return None
-    if visible.startswith("GPU-"):
-        return visible
+    return visible if visible and "," not in visible else None
+
+
+def _only_gpu(environ: Mapping[str, str]) -> GpuRef | None:
+    """Ask NVML which GPU this task sees, because the plan has no such UUID. None where it cannot tell.
+
+    An index says nothing by itself: in a container or cgroup of its own every task's is 0.
+    """
     from numapin.topology.discover import discover
 
     seen = discover(environ=environ).visible_gpus
-    return seen[0].uuid if len(seen) == 1 else None
+    return GpuRef(index=seen[0].index, uuid=seen[0].uuid, pci=seen[0].pci) if len(seen) == 1 else None
 
 
 # --- becoming the command --------------------------------------------------------------------------------------------

@@ -7,14 +7,17 @@ it must be quick.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from numapin import cpulist
 from numapin.errors import UsageError
 
 if TYPE_CHECKING:
-    from numapin.plan import Plan, RankPlan
+    from numapin.plan import GpuRef, Plan, RankPlan
     from numapin.tasks import Task
+
+_PREFIX: Final = "GPU-"
+_UUID_DIGITS: Final = 32  # as in topology/visible.py, which costs more to import than all of this
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,28 +30,52 @@ class Slice:
     notes: tuple[str, ...] = ()
 
 
-def slice_of(plan: Plan, task: Task, *, source: str, only_gpu: str | None = None) -> Slice:
-    """Return the task's rank of a plan: that of `only_gpu`, the UUID of the one GPU that it sees, else by local rank.
+def slice_of(plan: Plan, task: Task, *, source: str, visible: str | None = None, gpu: GpuRef | None = None) -> Slice:
+    """Return the task's rank of a plan: one on the only GPU that it sees, else by local rank.
 
-    Raises UsageError where the plan has no such rank or GPU.
+    `visible` and `gpu` are what `ranks_on` takes; None is that it sees several. Where the plan has not that GPU, the
+    number counts and the rank is not exact. Raises UsageError where the plan has no such rank.
     """
-    again = "make it again for this job: numapin plan --nproc-per-node N --json"
-    ranks = plan.ranks if only_gpu is None else tuple(rank for rank in plan.ranks if _uuid(rank).startswith(only_gpu))
-    if only_gpu is not None and not ranks:
-        raise UsageError(f"{source} has no rank on GPU {only_gpu}, which is the only one that this task sees", again)
-    rank = next((rank for rank in ranks if rank.local_rank == task.rank), None)
-    if rank is None and only_gpu is not None:
-        rank = ranks[task.rank % len(ranks)]
+    on_gpu = () if visible is None else ranks_on(plan, visible, gpu)
+    rank = next((rank for rank in on_gpu or plan.ranks if rank.local_rank == task.rank), None)
+    if rank is None and on_gpu:
+        rank = on_gpu[task.rank % len(on_gpu)]
     if rank is None:
-        numbers = cpulist.render(rank.local_rank for rank in ranks) or "none"
-        raise UsageError(f"{source} is for ranks {numbers}; this is {task}", again)
+        raise UsageError(
+            f"{source} is for ranks {cpulist.render(rank.local_rank for rank in plan.ranks) or 'none'}; this is {task}",
+            "make it again for this job: numapin plan --nproc-per-node N --json",
+        )
+    if visible is not None and not on_gpu:
+        name = (gpu and (gpu.uuid or gpu.pci)) or visible
+        why = f"{source} has no rank on GPU {name}, the only one that this task sees, so that its number counts"
+        remedy = "make the plan on this kind of host: numapin plan --nproc-per-node N --json"
+        rank = replace(rank, exact=False, reason=f"{rank.reason}; {why}; {remedy}")
     differs = task.size is not None and task.size != len(plan.ranks)
     warnings = (f"{source} is for {len(plan.ranks)} ranks, and {task.size} run here",) if differs else ()
-    return Slice(rank=replace(rank, local_rank=task.rank), source=source, warnings=warnings)
+    return Slice(rank=replace(rank, local_rank=task.rank, gpu=gpu or rank.gpu), source=source, warnings=warnings)
 
 
-def _uuid(rank: RankPlan) -> str:
-    return (rank.gpu.uuid if rank.gpu else None) or ""
+def ranks_on(plan: Plan, visible: str, gpu: GpuRef | None = None) -> tuple[RankPlan, ...]:
+    """Return the ranks on one GPU: by its UUID, which is of one host; else by its PCI address, which is of a kind.
+
+    `visible` is what CUDA_VISIBLE_DEVICES calls it, `gpu` what NVML does, where that was asked.
+    """
+    for uuid in (visible, gpu and gpu.uuid):
+        ranks = tuple(rank for rank in plan.ranks if uuid and rank.gpu and _is_called(rank.gpu, uuid))
+        if len({rank.gpu for rank in ranks}) == 1:  # CUDA takes no beginning that several have
+            return ranks
+    pci = gpu and gpu.pci
+    return tuple(rank for rank in plan.ranks if pci and rank.gpu and rank.gpu.pci == pci)
+
+
+def _is_called(gpu: GpuRef, uuid: str) -> bool:
+    """Say whether that is the GPU's UUID, or a beginning of it, as CUDA reads them: in any case, dashes left out."""
+    digits = _digits(uuid)
+    return uuid.startswith(_PREFIX) and digits != "" and _digits(gpu.uuid or "").startswith(digits)
+
+
+def _digits(uuid: str) -> str:
+    return uuid.removeprefix(_PREFIX).replace("-", "").lower()[:_UUID_DIGITS]
 
 
 def inside(rank: RankPlan, allowed: frozenset[int]) -> RankPlan:

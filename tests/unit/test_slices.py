@@ -8,9 +8,9 @@ import pytest
 
 from numapin.cli.entry import read_line
 from numapin.errors import UsageError
-from numapin.plan import make_plan
+from numapin.plan import GpuRef, Plan, make_plan
 from numapin.request import Bind, Request
-from numapin.slices import inside, slice_of
+from numapin.slices import inside, ranks_on, slice_of
 from numapin.task_plan import has_own_cpus, plan_task
 from numapin.tasks import Task
 from numapin.topology.model import Allowed, Core, Gpu, Node, NodeKind, NodeSource, Topology
@@ -55,6 +55,12 @@ EXCLUSIVE = Request(bind=Bind.EXCLUSIVE)
 PLAN = make_plan(_machine(), EXCLUSIVE)
 
 
+def _named(plan: Plan, uuids: tuple[str | None, ...]) -> Plan:
+    """Return the plan of GPUs with these UUIDs, and with PCI addresses by their numbers."""
+    gpus = (GpuRef(index=n, uuid=uuid, pci=f"0000:{n:02x}:00.0") for n, uuid in enumerate(uuids))
+    return replace(plan, ranks=tuple(replace(rank, gpu=gpu) for rank, gpu in zip(plan.ranks, gpus, strict=True)))
+
+
 class TestOfAPlan:
     """A plan that was made once."""
 
@@ -62,24 +68,52 @@ class TestOfAPlan:
         """The task gets the rank of its number."""
         assert [slice_of(PLAN, _task(rank), source="p").rank for rank in range(4)] == list(PLAN.ranks)
 
-    def test_by_the_one_gpu_that_it_sees(self) -> None:
-        """Whatever its number, it gets the rank on that GPU, under its own number."""
-        found = slice_of(PLAN, _task(0), source="p", only_gpu="GPU-22").rank
-        assert found == replace(PLAN.ranks[2], local_rank=0)
+    @pytest.mark.parametrize(
+        "visible", ["GPU-a0b1-c2", "GPU-A0B1-C2", "GPU-a0b1c2", "GPU-a0B1", f"GPU-a0b1-c2{'0' * 40}"]
+    )
+    def test_by_the_one_gpu_that_it_sees(self, visible: str) -> None:
+        """Whatever its number, it gets the rank on that GPU, under its own number. UUIDs are read as CUDA does."""
+        plan = _named(PLAN, ("GPU-a0b0-c2", "GPU-a0b2-c2", f"GPU-a0b1-c2{'0' * 26}", "GPU-a0b3-c2"))
+        found = slice_of(plan, _task(0), source="p", visible=visible).rank
+        assert found == replace(plan.ranks[2], local_rank=0)
 
     def test_several_ranks_of_one_gpu(self) -> None:
         """Its own number counts among them, where it is one of them; else they are taken in turn."""
         plan = make_plan(_machine(), replace(EXCLUSIVE, num_ranks=8))
-        assert slice_of(plan, _task(6, 8), source="p", only_gpu="GPU-2").rank == plan.ranks[6]
-        assert slice_of(plan, _task(1, 8), source="p", only_gpu="GPU-2").rank.cpus == plan.ranks[6].cpus
+        assert slice_of(plan, _task(6, 8), source="p", visible="GPU-2").rank == plan.ranks[6]
+        assert slice_of(plan, _task(1, 8), source="p", visible="GPU-2").rank.cpus == plan.ranks[6].cpus
 
-    @pytest.mark.parametrize(
-        ("rank", "gpu", "why"), [(4, None, "is for ranks 0-3"), (0, "GPU-9", "no rank on GPU GPU-9")]
-    )
-    def test_another_job(self, rank: int, gpu: str | None, why: str) -> None:
-        """A plan without this rank or GPU is refused, with what makes it again."""
-        with pytest.raises(UsageError, match=why) as caught:
-            slice_of(PLAN, _task(rank, 8), source="p", only_gpu=gpu)
+    @pytest.mark.parametrize("uuids", [("GPU-e0", "GPU-e1", "GPU-e2", "GPU-e3"), (None,) * 4])
+    @pytest.mark.parametrize("visible", ["GPU-22", "0"])
+    def test_on_another_host_of_the_kind(self, uuids: tuple[str | None, ...], visible: str) -> None:
+        """UUIDs are another host's, or unknown: the PCI address tells which rank; the GPU is the one that is here."""
+        plan = _named(PLAN, uuids)
+        here = GpuRef(index=2, uuid="GPU-22", pci="0000:02:00.0")
+        found = slice_of(plan, _task(0), source="p", visible=visible, gpu=here)
+        assert found.rank == replace(plan.ranks[2], local_rank=0, gpu=here)
+        assert found.warnings == ()
+
+    @pytest.mark.parametrize("gpu", [None, *(GpuRef(index=0, uuid=uuid, pci=None) for uuid in ("GPU-9", None))])
+    @pytest.mark.parametrize("visible", ["GPU-9", "GPU-", "0", "gpu-22", "GPU-x"])
+    def test_a_gpu_that_the_plan_has_not(self, visible: str, gpu: GpuRef | None) -> None:
+        """The number counts then; the rank is not exact, and says why, and what to do."""
+        rank = slice_of(_named(PLAN, ("GPU-22",) * 4), _task(3), source="p", visible=visible, gpu=gpu).rank
+        assert (rank.local_rank, rank.cpus, rank.exact) == (3, PLAN.ranks[3].cpus, False)
+        name = (gpu and gpu.uuid) or visible
+        assert f"p has no rank on GPU {name}, the only one that this task sees" in rank.reason
+        assert "numapin plan" in rank.reason
+
+    def test_a_beginning_that_several_have(self) -> None:
+        """It names none of them, until NVML tells which."""
+        plan = _named(PLAN, ("GPU-e0", "GPU-e1", "GPU-e2", "GPU-e3"))
+        assert ranks_on(plan, "GPU-e") == ()
+        assert ranks_on(plan, "GPU-e", GpuRef(index=0, uuid="GPU-e1", pci=None)) == (plan.ranks[1],)
+
+    @pytest.mark.parametrize("visible", [None, "GPU-9"])
+    def test_another_job(self, visible: str | None) -> None:
+        """A plan without this rank is refused, with what makes it again."""
+        with pytest.raises(UsageError, match="is for ranks 0-3") as caught:
+            slice_of(PLAN, _task(4, 8), source="p", visible=visible)
         assert "numapin plan" in caught.value.hint
 
     def test_fewer_tasks_than_ranks(self) -> None:
