@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 _BINDING: Final = "NUMAPIN_BINDING"
 _GIVEN: Final = f"{_BINDING}, which this rank was given"
-_PLAN: Final = "NUMAPIN_PLAN"
 _WRITE_ONE: Final = "write one with: numapin plan --nproc-per-node N --json > FILE"
 _MAX_FILE_BYTES: Final = 16 << 20
 
@@ -50,20 +49,16 @@ def find_slice(task: Task, environ: Mapping[str, str], *, file: str | None) -> S
     return replace(found, rank=slices.inside(found.rank, frozenset(os.sched_getaffinity(0))))
 
 
-def has_plan(environ: Mapping[str, str]) -> bool:
-    """Return whether the environment has a plan, or names a run directory that has one."""
-    return _BINDING in environ or _PLAN in environ or _planned_file(environ) is not None
-
-
 def _found(task: Task, environ: Mapping[str, str], file: str | None) -> Slice | None:
     if file is not None:
         return _slice(_read(file), task, environ, source=file)
     if (own := _own_binding(task, environ)) is not None:
         return slices.Slice(rank=own, source=_GIVEN)
-    if _PLAN in environ:
-        return _slice(environ[_PLAN], task, environ, source=_PLAN)
-    path = _planned_file(environ)
-    return None if path is None else _slice(_read(path), task, environ, source=path)
+    try:
+        there = rundir.planned(environ)
+    except OSError as error:
+        raise MachineError(f"{error.filename or rundir.PLAN} cannot be read: {error.strerror}", _WRITE_ONE) from None
+    return None if there is None else _slice(there[0], task, environ, source=there[1])
 
 
 def _own_binding(task: Task, environ: Mapping[str, str]) -> RankPlan | None:
@@ -91,13 +86,8 @@ def _virtual_rank(task: Task, environ: Mapping[str, str]) -> int | None:
     return rank % task.size if is_torchs and rank is not None and task.size else None
 
 
-def _planned_file(environ: Mapping[str, str]) -> str | None:
-    folder = environ.get("NUMAPIN_RUN_DIR")
-    path = os.path.join(folder, rundir.PLAN) if folder else None
-    return path if path and os.path.exists(path) else None
-
-
 def _read(path: str) -> str:
+    """Return the text of the file that the user named, which may be anybody's, or a pipe."""
     try:
         with open(path, "rb") as file:
             content = file.read(_MAX_FILE_BYTES + 1)
@@ -152,7 +142,7 @@ def enter(part: Slice, task: Task, command: Sequence[str], *, strict: bool, verb
     say(f"warning: rank {task.rank}: {text}" for text in missed)
     if verbose:
         say(f"rank {task.rank}: {text}" for text in _story(part, task, applied))
-    os.environ.pop(_PLAN, None)
+    os.environ.pop(rundir.PLAN_VARIABLE, None)
     os.environ[_BINDING] = json.dumps(part.rank.to_json())
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, part.rank.num_threads)))
     become(list(command))

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 PLAN: Final = "plan.json"
 COMMAND: Final = "command.json"
+PLAN_VARIABLE: Final = "NUMAPIN_PLAN"
 _LOCK: Final = "lock"
 _NEW: Final = ".new-"
 _RUN: Final = "run-"
 _REMEDY: Final = "name another with NUMAPIN_RUN_DIR=DIR"
-_PLAN_VARIABLE: Final = "NUMAPIN_PLAN"
 _MAX_FILE_BYTES: Final = 16 << 20
 _MAX_VARIABLE_BYTES: Final = 100_000
 
@@ -139,21 +139,37 @@ def hand_over_plan(plan: dict[str, object], environ: MutableMapping[str, str]) -
     That is their environment, while it fits in the 128 KiB that Linux allows a variable. Returns whether it did; else
     the ranks read plan.json.
     """
-    environ.pop(_PLAN_VARIABLE, None)
+    environ.pop(PLAN_VARIABLE, None)
     text = json.dumps(plan, separators=(",", ":"))
     fits = len(text) < _MAX_VARIABLE_BYTES
     if fits:
-        environ[_PLAN_VARIABLE] = text
+        environ[PLAN_VARIABLE] = text
     return fits
 
 
-def take_plan(environ: MutableMapping[str, str]) -> tuple[str, str]:
-    """Return the plan's JSON and where it came from, and take it out of the environment."""
-    text = environ.pop(_PLAN_VARIABLE, None)
-    if text is not None:
-        return text, _PLAN_VARIABLE
+def planned(environ: Mapping[str, str]) -> tuple[str, str] | None:
+    """Return the plan's JSON and where it came from, the environment or the run directory; None if it is in neither.
+
+    Raises OSError for a file that no run can have written.
+    """
+    if PLAN_VARIABLE in environ:
+        return environ[PLAN_VARIABLE], PLAN_VARIABLE
+    if not environ.get("NUMAPIN_RUN_DIR"):
+        return None
     path = os.path.join(environ["NUMAPIN_RUN_DIR"], PLAN)
-    return read_text(path), path
+    try:
+        return read_text(path), path
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def take_plan(environ: MutableMapping[str, str]) -> tuple[str, str]:
+    """Return what `planned` does, and take it out of the environment. Raises NumapinError where there is no plan."""
+    found = planned(environ)
+    environ.pop(PLAN_VARIABLE, None)
+    if found is None:
+        raise NumapinError(f"{PLAN_VARIABLE} is unset, and NUMAPIN_RUN_DIR has no {PLAN}", "start the run again")
+    return found
 
 
 def read_text(path: str) -> str:

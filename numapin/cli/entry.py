@@ -66,16 +66,13 @@ def _exec(arguments: Sequence[str]) -> None:
         return
     gc.disable()  # collections would take 10 ms of the imports; the command replaces this process
     from numapin.errors import NumapinError
-    from numapin.execute import enter, find_slice, has_plan
+    from numapin.execute import enter, find_slice
 
     options, command = line
-    file = options.get(_PLAN)
     rank, size = (int(options[name]) if name in options else None for name in _LEAST)
     try:
-        part = None
-        if file is not None or has_plan(os.environ):
-            task = find_task(os.environ, rank=rank, size=size)
-            part = find_slice(task, os.environ, file=file)
+        task = find_task(os.environ, rank=rank, size=size)
+        part = find_slice(task, os.environ, file=options.get(_PLAN))
         if part is not None:
             enter(part, task, command, strict="--strict" in options, verbose="--verbose" in options)
     except NumapinError as error:

@@ -7,7 +7,6 @@ command, in the same process, bound. With a plan that is there, and no binding o
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -31,7 +30,7 @@ _DECIDES: Final = [option.name for option in BINDING if option.name != "strict"]
 @click.command(name="exec", params=list(BINDING), context_settings={"allow_interspersed_args": False})
 @click.option(
     "--plan",
-    type=click.Path(path_type=Path),
+    type=click.Path(),
     metavar="FILE",
     help="Take this task's part of a plan that was made once (numapin plan --json), without reading the machine. "
     "Default: plan.json in NUMAPIN_RUN_DIR, if it is there; else a plan is made.",
@@ -41,7 +40,7 @@ _DECIDES: Final = [option.name for option in BINDING if option.name != "strict"]
 @click.option("--verbose", is_flag=True, help="Say on stderr what was found, planned and bound.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_context
-def exec(ctx: click.Context, /, command: tuple[str, ...], plan: Path | None, **given: Any) -> None:  # noqa: A001, ANN401 - the command's name; click passes options by name
+def exec(ctx: click.Context, /, command: tuple[str, ...], plan: str | None, **given: Any) -> None:  # noqa: A001, ANN401 - the command's name; click passes options by name
     """Bind this process as one rank of its host, and become COMMAND.
 
     For ranks that something else starts: srun, mpirun, torchrun --no-python, accelerate launch --no_python,
@@ -63,7 +62,7 @@ def exec(ctx: click.Context, /, command: tuple[str, ...], plan: Path | None, **g
             f"--plan {plan} has decided what --{decides[0].replace('_', '-')} says",
             "give that option to: numapin plan --json",
         )
-    part = None if decides else find_slice(task, os.environ, file=None if plan is None else os.fspath(plan))
+    part = None if decides else find_slice(task, os.environ, file=plan)
     enter(part or _planned(task, given), task, command, strict=given["strict"], verbose=given["verbose"])
 
 

@@ -142,6 +142,16 @@ class TestPlan:
         """A plan is made then."""
         assert become(dump, NUMAPIN_RUN_DIR=str(tmp_path), **TASK)["cpus"] == cpulist.render(CPUS)
 
+    @pytest.mark.parametrize("program", [ENTRY, NUMAPIN])
+    def test_a_run_directory_with_what_is_no_plan(self, tmp_path: Path, program: tuple[str, ...]) -> None:
+        """A pipe there, which nobody writes, holds no rank; nor is a folder read. What is no folder has no plan."""
+        for make in (os.mkfifo, os.mkdir):
+            make(tmp_path / "plan.json")
+            done = start(*program, "exec", "true", NUMAPIN_RUN_DIR=str(tmp_path), **TASK)
+            assert (done.status, f"{tmp_path}/plan.json cannot be read" in done.err) == (3, True), done.err
+            (tmp_path / "plan.json").rename(tmp_path / make.__name__)
+        assert start(*program, "exec", "true", NUMAPIN_RUN_DIR=__file__, **TASK).status == 0
+
     @needs_two_cpus
     def test_binding_options_make_a_new_one(self, dump: str, tmp_path: Path, plan: str) -> None:
         """They overrule a plan that lies about; with --plan they contradict it."""

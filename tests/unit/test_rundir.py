@@ -179,3 +179,11 @@ def test_a_plan_of_before_does_not_leak_into_a_nested_run(tmp_path: Path) -> Non
     rundir.write_json(str(tmp_path), rundir.PLAN, {"run": "inner", "pad": "x" * 200_000})
     rundir.hand_over_plan({"run": "inner", "pad": "x" * 200_000}, environ)
     assert json.loads(rundir.take_plan(environ)[0])["run"] == "inner"
+
+
+def test_no_plan_to_take(tmp_path: Path) -> None:
+    """A rank whose plan is gone says where it looked."""
+    for environ in ({}, {"NUMAPIN_RUN_DIR": str(tmp_path)}):
+        assert rundir.planned(environ) is None
+        with pytest.raises(NumapinError, match="NUMAPIN_PLAN is unset"):
+            rundir.take_plan(environ)
