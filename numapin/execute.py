@@ -131,21 +131,28 @@ def enter(part: Slice, task: Task, command: Sequence[str], *, strict: bool, verb
     Raises BindingRefused with `strict`, where anything cannot be bound exactly as planned.
     """
     applied = bind.apply(part.rank)
-    missed = (*(() if part.rank.exact else (part.rank.reason,)), *applied.shortfalls)
-    if strict and missed:
+    rank = _as_bound(part.rank, applied)
+    if strict and not rank.exact:
         raise BindingRefused(
-            f"--strict: rank {task.rank} cannot be bound exactly: {'; '.join(missed)}",
+            f"--strict: rank {task.rank} cannot be bound exactly: {rank.reason}",
             "see every decision with: numapin exec --verbose; without --strict the rank runs with what it gets",
         )
     if task.rank == 0:
         say(f"warning: {text}" for text in part.warnings)
-    say(f"warning: rank {task.rank}: {text}" for text in missed)
+    if not rank.exact:
+        say((f"warning: rank {task.rank}: {rank.reason}",))
     if verbose:
         say(f"rank {task.rank}: {text}" for text in _story(part, task, applied))
     os.environ.pop(rundir.PLAN_VARIABLE, None)
-    os.environ[_BINDING] = json.dumps(part.rank.to_json())
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, part.rank.num_threads)))
+    os.environ[_BINDING] = json.dumps(rank.to_json())
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, rank.num_threads)))
     become(list(command))
+
+
+def _as_bound(rank: RankPlan, applied: bind.Applied) -> RankPlan:
+    """Return the rank, not exact where the kernel refused anything, and with why: the command must find what holds."""
+    new = [text for text in applied.shortfalls if text not in rank.reason]  # `numapin run` has told what it met
+    return replace(rank, exact=rank.exact and not applied.shortfalls, reason="; ".join((rank.reason, *new)))
 
 
 def _story(part: Slice, task: Task, applied: bind.Applied) -> tuple[str, ...]:

@@ -425,13 +425,15 @@ class TestErrors:
         """A line that cannot be read has status 2."""
         assert enter(*arguments, **TASK).status == 2
 
-    def test_a_policy_that_is_refused(self) -> None:
-        """Without --strict the rank runs, and says once what to do; with it the command does not start."""
+    def test_a_policy_that_is_refused(self, dump: str) -> None:
+        """Without --strict the rank runs, says once what to do, and hands that on; with it it does not start."""
         command = (*ENTRY, "exec", "--memory", "interleave=0")
-        done = start(*REFUSE_POLICY, *command, "--", sys.executable, "-c", "print('ran')", **TASK)
+        done = start(*REFUSE_POLICY, *command, "--", sys.executable, dump, **TASK)
         if "cannot install" in done.err:
             pytest.skip(done.err)
-        assert (done.status, done.out, done.err.count("was refused")) == (0, "ran\n", 1), done.err
+        assert (done.status, done.err.count("was refused")) == (0, 1), done.err
+        binding = json.loads(done.json_lines()[0]["NUMAPIN_BINDING"])
+        assert (binding["exact"], "was refused" in binding["reason"]) == (False, True)
         done = start(*REFUSE_POLICY, *command, "--strict", "--", sys.executable, "-c", "print('ran')", **TASK)
         assert (done.status, done.out) == (5, ""), done.err
 
