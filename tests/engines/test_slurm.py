@@ -60,6 +60,17 @@ def test_exec_in_every_task(cluster: Cluster, tmp_path: Path) -> None:
         assert one["cpus"] != other["cpus"]
 
 
+def test_exec_outside_of_a_step(cluster: Cluster, tmp_path: Path) -> None:
+    """A batch script and salloc's shell are no tasks of srun's, though Slurm gives both a SLURM_LOCALID."""
+    line = "numapin exec -- true; echo status $?"
+    job = cluster.submit(f"#!/bin/bash\n#SBATCH --output={tmp_path}/job.out\nexec 2>&1; {line}\n", folder=tmp_path)
+    cluster.ended(job, folder=tmp_path)
+    shell = cluster.call("salloc", "-n1", "srun", "--interactive", "bash", "-c", f"exec 2>&1; {line}", folder=tmp_path)
+    for told in (output_in(tmp_path), shell.out):
+        assert "SLURM_LOCALID=0 does not count outside of a step" in told
+        assert "status 2" in told
+
+
 def test_exec_takes_the_gpu_that_slurm_gave(cluster: Cluster, fake_nvml: FakeNvml, tmp_path: Path) -> None:
     """With --gpus-per-task each task sees one GPU by its own CUDA_VISIBLE_DEVICES, and is bound for that one."""
     uuids = [f"GPU-00000000-0000-0000-0000-00000000000{number}" for number in range(2)]
