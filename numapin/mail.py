@@ -47,8 +47,7 @@ class Mailbox:
     def address(self, pids: Mapping[int, int]) -> None:
         """Say which processes the ranks are now. Those of a restart get what not all of the former ones had."""
         self._pids = dict(pids)
-        for number in self._waiting:
-            self._waiting[number] = set(pids)
+        self._came.extend(self._waiting)  # as if it came now; in one step, because a handler may change both
 
     def deliver(self) -> None:
         """Give every rank the signals that it has not had and can take."""
@@ -72,15 +71,13 @@ class Mailbox:
 
     @staticmethod
     def _give(pid: int, number: signal.Signals) -> bool:
-        """Send it if this child of ours can take it; return whether it needs it no more, because it is over, too."""
-        state = _state(pid)
-        if state is None:
-            return True
-        if not state >> (number - 1) & 1:
+        """Send it if this child of ours can take it; return whether it did. What is over may be restarted."""
+        if not _taken_by(pid) >> (number - 1) & 1:
             return False
         with suppress(ProcessLookupError):
             os.kill(pid, number)
-        return True
+            return True
+        return False
 
 
 def open_mailbox() -> Mailbox:
@@ -111,8 +108,8 @@ def accept() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (*FORWARDED, _SHIM))
 
 
-def _state(pid: int) -> int | None:
-    """Return the mask of signals that do not end this child of ours, None where there is no such child any more.
+def _taken_by(pid: int) -> int:
+    """Return the mask of signals that do not end this child of ours: none where there is no such child any more.
 
     See proc_pid_status(5): SigCgt has a handler; SigBlk is held back, as for sigwait. A process that was reaped may
     have given its number to another; that one is no child of ours.
@@ -121,9 +118,9 @@ def _state(pid: int) -> int | None:
         with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
             told = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
     except OSError:
-        return None
+        return 0
     if int(told["PPid"]) != os.getpid() or told["State"].startswith(("Z", "X")):
-        return None
+        return 0
     caught, blocked = int(told["SigCgt"], 16), int(told["SigBlk"], 16)
     return 0 if blocked >> (_SHIM - 1) & 1 else caught | blocked
 

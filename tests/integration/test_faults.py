@@ -190,6 +190,49 @@ def signalled(folder: Path, launcher: str) -> str:
     return told(facts, status_of(status), job.leftovers())
 
 
+RESTARTED = (
+    "if restart == 0: mark('here'); wait_for('sent'); sys.exit(1)\n"
+    "signal.signal(signal.SIGUSR1, lambda *_: mark('usr1'))\n"
+    "mark('here'); wait_for('end')\n"
+)
+
+
+def signalled_before_restart(folder: Path, launcher: str) -> str:
+    """SIGUSR1 of the launcher while no rank handles it; then the ranks fail, one restart allowed."""
+    job = Job(folder, launcher, [*TWO, "--max-restarts", "1"], RESTARTED)
+    job.await_marks("here", 2)
+    job.process.send_signal(signal.SIGUSR1)
+    if launcher == "torchrun":
+        return told(status_of(job.wait()), job.leftovers())
+    assert wait_until(lambda: "SIGUSR1 is kept for ranks 0-1" in job.err), job.err
+    job.marks.joinpath("sent").touch()
+    return told(restarts_with_signal(job, 2), status_of(job.wait()), job.leftovers())
+
+
+def signalled_at_restart(folder: Path, launcher: str) -> str:
+    """SIGUSR1 of the launcher between the end of its rank and the restart (`--nnodes 1:2`)."""
+    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
+    elastic = ["--nnodes", "1:2", "--rdzv-conf", "last_call_timeout=3", "--max-restarts", "1", "--nproc-per-node", "1"]
+    job = Job(folder, launcher, [*meeting, *elastic], RESTARTED)
+    job.await_marks("here", 1)
+    job.marks.joinpath("sent").touch()
+    assert wait_until(lambda: job.processes() == [job.process.pid]), job.err
+    time.sleep(0.5)  # the launcher has seen it, too, and waits for hosts that may join
+    job.process.send_signal(signal.SIGUSR1)
+    if launcher == "torchrun":
+        return told(status_of(job.wait()), job.leftovers())
+    return told(restarts_with_signal(job, 1), status_of(job.wait()), job.leftovers())
+
+
+def restarts_with_signal(job: Job, num_ranks: int) -> str:
+    """Wait until the restarted ranks have the signal, let them end, and say so."""
+    job.await_marks("usr1", num_ranks)
+    job.marks.joinpath("end").touch()
+    job.wait()
+    assert len(job.marked("usr1", restart=1)) == num_ranks
+    return told(restarts(job), "then each rank took it once")
+
+
 def gpu_lost(folder: Path, launcher: str) -> str:
     """A GPU is gone when its rank is to be restarted, one host."""
     if launcher == "torchrun":
@@ -221,7 +264,7 @@ def gpu_lost_elsewhere(folder: Path, launcher: str) -> str:
 
 FAULTS: tuple[Callable[[Path, str], str], ...] = (
     *(exits, killed, shim_killed, launcher_killed, host_killed, hangs, terminated, signalled, gpu_lost),
-    gpu_lost_elsewhere,
+    *(gpu_lost_elsewhere, signalled_before_restart, signalled_at_restart),
 )
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import UserDict
 from typing import TYPE_CHECKING
 
 import pytest
@@ -86,11 +87,11 @@ def test_a_signal_before_there_are_ranks(mailbox: mail.Mailbox, child: subproces
 
 
 def test_only_children_are_signalled(mailbox: mail.Mailbox) -> None:
-    """A number that belongs to no child of ours, or to nobody, is left alone, and the signal is done with."""
+    """A number that belongs to no child of ours, or to nobody, is left alone, and the signal is kept."""
     mailbox.address({0: os.getppid(), 1: 2**22 + 1})
     os.kill(os.getpid(), signal.SIGUSR1)
     mailbox.deliver()
-    assert mailbox._waiting == {}
+    assert mailbox._waiting == {signal.SIGUSR1: {0, 1}}
 
 
 def test_a_restart_gets_what_not_all_had(mailbox: mail.Mailbox, child: subprocess.Popen[str]) -> None:
@@ -98,7 +99,52 @@ def test_a_restart_gets_what_not_all_had(mailbox: mail.Mailbox, child: subproces
     mailbox.address({0: child.pid, 1: child.pid})
     os.kill(os.getpid(), signal.SIGUSR1)
     mailbox.address({0: child.pid})
+    mailbox.deliver()
     assert mailbox._waiting == {signal.SIGUSR1: {0}}
+
+
+@pytest.mark.parametrize("comes_first", [True, False], ids=["before the end", "after the end"])
+def test_a_restart_gets_what_a_dead_rank_had_not(
+    mailbox: mail.Mailbox, child: subprocess.Popen[str], *, comes_first: bool
+) -> None:
+    """A rank that died had no signal: not one that was kept for it, and not one that comes before its successor."""
+    with subprocess.Popen(["sleep", "60"]) as former:
+        mailbox.address({0: former.pid})
+        if comes_first:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        former.kill()
+    if not comes_first:
+        os.kill(os.getpid(), signal.SIGUSR1)
+    mailbox.deliver()
+    mailbox.address({0: child.pid})
+    say(child)
+    assert line(child) == "handles"
+    mailbox.deliver()
+    assert line(child) == "took"
+
+
+class Signalling(UserDict[int, int]):
+    """Ranks during whose second reading the signal comes again."""
+
+    num_readings = 0
+
+    def __iter__(self) -> Iterator[int]:
+        """Send the signal to this process."""
+        self.num_readings += 1
+        if self.num_readings == 2:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return super().__iter__()
+
+
+def test_the_signal_comes_again_meanwhile(mailbox: mail.Mailbox, child: subprocess.Popen[str]) -> None:
+    """A handler that is done with a signal while the ranks of a restart are told is no error."""
+    mailbox.address({0: child.pid})
+    os.kill(os.getpid(), signal.SIGUSR1)
+    say(child)
+    assert line(child) == "handles"
+    mailbox.address(Signalling({0: child.pid}))
+    mailbox.deliver()
+    assert line(child) == "took"
 
 
 def test_processes_started_meanwhile_hold_signals_back() -> None:
