@@ -74,10 +74,13 @@ class Mailbox:
         """Send it if this child of ours can take it; return whether it did. What is over may be restarted."""
         if not _taken_by(pid) >> (number - 1) & 1:
             return False
-        with suppress(ProcessLookupError):
+        try:
             os.kill(pid, number)
-            return True
-        return False
+        except ProcessLookupError:
+            return False
+        except PermissionError:  # a setuid program
+            _tell(f"the kernel does not let {number.name} through to process {pid}, which is another user's")
+        return True
 
 
 def open_mailbox() -> Mailbox:

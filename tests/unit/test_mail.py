@@ -123,6 +123,27 @@ def test_a_restart_gets_what_a_dead_rank_had_not(
     assert line(child) == "took"
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_a_rank_of_another_user() -> None:
+    """A rank that may not be signalled, such as a setuid program, ends no launcher: that is said once."""
+    launcher = (
+        "import codecs, os, signal, subprocess, sys\n"
+        "from numapin import mail\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {CHILD!r}], stdin=-1, stdout=-1, text=True)\n"
+        "print(file=child.stdin, flush=True)\n"
+        "child.stdout.readline(), child.stdout.readline()\n"
+        "codecs.lookup('ascii')  # nobody may not read the interpreter's folder\n"
+        "os.setresuid(65534, 65534, 65534)\n"
+        "mailbox = mail.open_mailbox()\n"
+        "mailbox.address({0: child.pid})\n"
+        "os.kill(os.getpid(), signal.SIGUSR1)\n"
+        "mailbox.deliver()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", launcher], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("numapin: the kernel does not let SIGUSR1 through to process") == 1
+
+
 class Signalling(UserDict[int, int]):
     """Ranks during whose second reading the signal comes again."""
 
