@@ -26,18 +26,18 @@ from numapin.torchrun import configure, python
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from numapin.agent import Care
+    from numapin.mail import Mailbox
     from numapin.plan import Plan
     from numapin.torchrun import Job
 
 
-def launch(plan: Plan, job: Job, run_dir: str, care: Care) -> None:
-    """Run the ranks to their end.
+def launch(plan: Plan, job: Job, run_dir: str, mailbox: Mailbox, before_restart: Callable[[], None]) -> None:
+    """Run the ranks to their end; `mailbox` has the signals for them.
 
     Raises what torchrun raises: ChildFailedError where a rank failed, SignalException where the launcher was told to
-    stop (all ranks are gone then); and what `care` raises before a restart.
+    stop (all ranks are gone then); and what `before_restart` raises.
     """
     arguments = copy.copy(job.arguments)
     if _logs_nothing(arguments):
@@ -54,7 +54,8 @@ def launch(plan: Plan, job: Job, run_dir: str, care: Care) -> None:
     # torch leaves some 300 000 objects that live until the end: without them the last collections take a third of a
     # second less.
     gc.freeze()
-    with _without_name_lookups() if job.is_alone else nullcontext(), in_place_of_torchs(care):
+    agent = in_place_of_torchs(job, mailbox, before_restart)
+    with _without_name_lookups() if job.is_alone else nullcontext(), agent:
         record(elastic_launch(config, sys.executable))(*_shim(command))
 
 

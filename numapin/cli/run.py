@@ -226,19 +226,12 @@ def _print_commands(plan: Plan, job: Job, environment: dict[str, str]) -> None:
 
 def _launch(plan: Plan, job: Job, environment: dict[str, str], watch: Watching | None, mailbox: Mailbox) -> None:
     with kept_until_done():
-        from numapin.agent import Care
         from numapin.launch import launch
 
     os.environ.update(environment)
     mailbox.leave(job.signals)
-    care = Care(
-        mailbox=mailbox,
-        shutdown_timeout_s=job.shutdown_timeout_s,
-        before_restart=partial(_require_gpus, plan),
-        min_nodes=job.min_nodes,
-    )
     with run_directory(os.environ) as run_dir, _watched(run_dir, len(plan.ranks), watch):
-        launch(plan, job, run_dir, care)
+        launch(plan, job, run_dir, mailbox, partial(_require_gpus, plan))
 
 
 def _require_gpus(plan: Plan) -> None:

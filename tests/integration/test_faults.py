@@ -140,6 +140,24 @@ def hangs(folder: Path, launcher: str) -> str:
     return told(f"ended within {'20' if ended_s < 20 else '60'} s", status_of(job.wait()), job.leftovers())
 
 
+def dying(folder: Path, launcher: str) -> str:
+    """A rank exits with 1, the other is killed at once (`--shutdown-timeout 0`), one restart allowed."""
+    text = (
+        "mark('here')\n"
+        "if restart: sys.exit(0)\n"
+        "if rank == '1': wait_for('holds.*'); sys.exit(1)\n"
+        "memory = b'x' * (1 << 30)  # takes its time to go, as a GPU's does\n"
+        "mark('holds'); time.sleep(300)\n"
+    )
+    job = Job(folder, launcher, [*TWO, "--max-restarts", "1", "--shutdown-timeout", "0"], text)
+    job.await_marks("holds", 1)
+    pid = job.marked("holds")[0][2]
+    assert wait_until(lambda: bool(job.marked("here", restart=1))), job.err
+    there = "a former rank is still there" if Path(f"/proc/{pid}").exists() else "no former rank is there then"
+    status = job.wait()
+    return told(restarts(job), there, status_of(status), job.leftovers())
+
+
 def terminated(folder: Path, launcher: str) -> str:
     """SIGTERM of the launcher; one rank saves for 1 s, one ignores it (`--shutdown-timeout 4`)."""
     text = (
@@ -264,7 +282,7 @@ def gpu_lost_elsewhere(folder: Path, launcher: str) -> str:
 
 FAULTS: tuple[Callable[[Path, str], str], ...] = (
     *(exits, killed, shim_killed, launcher_killed, host_killed, hangs, terminated, signalled, gpu_lost),
-    *(gpu_lost_elsewhere, signalled_before_restart, signalled_at_restart),
+    *(gpu_lost_elsewhere, signalled_before_restart, signalled_at_restart, dying),
 )
 
 
