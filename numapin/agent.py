@@ -2,7 +2,7 @@
 
 Comes in: a `Job`, the signals for its ranks, and a look at the machine before a restart, which raises NumapinError
 where this host can no longer take part. Goes out: an agent in the place of torch's. Knows nothing of NUMA. What is
-added: the signals, that look, one grace period however ranks are ended, and that none starts beside one that still dies.
+added: the signals, that look, one grace period however ranks are ended, and no rank starts beside one that still dies.
 """
 
 from __future__ import annotations
