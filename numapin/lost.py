@@ -1,34 +1,42 @@
 """GPUs that a plan names and the machine no longer shows. Pure.
 
-Comes in: a `Plan`, and what NVML says now. Goes out: which ranks lost their GPU. A GPU that fell off the bus stays away
-until the host is reset; restarting its rank would only use up restarts.
+Comes in: a `Plan`, and what NVML says now, once or more often. Goes out: nothing, or NumapinError that names the lost
+GPUs. A GPU that fell off the bus stays away until the host is reset; restarting its rank would only use up restarts.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from numapin.errors import NumapinError
+
 if TYPE_CHECKING:
-    from numapin.plan import Plan, RankPlan
+    from collections.abc import Iterable
+
+    from numapin.plan import Plan
     from numapin.topology.readings import NvmlReadings
 
 
-def ranks_without_gpu(plan: Plan, now: NvmlReadings) -> tuple[RankPlan, ...]:
-    """Return the ranks whose GPU NVML does not show any more; none where NVML says nothing at all."""
-    if now.gpus is None:
-        return ()
-    there = {name for gpu in now.gpus for name in (gpu.uuid, gpu.pci)}
-    return tuple(
-        rank for rank in plan.ranks if rank.gpu and (name := rank.gpu.uuid or rank.gpu.pci) and name not in there
-    )
+def require_gpus(plan: Plan, looks: Iterable[NvmlReadings]) -> None:
+    """Raise NumapinError for GPUs that none of the looks shows; one at which NVML says nothing at all is no loss."""
+    lost, notes = _lost(plan, frozenset()), ""
+    for now in looks if lost else ():
+        lost = [] if now.gpus is None else _lost(plan, {name for gpu in now.gpus for name in (gpu.uuid, gpu.pci)})
+        if not lost:
+            return
+        notes = "; ".join(["", *now.notes])
+    if lost:
+        raise NumapinError(
+            f"the driver no longer shows {', '.join(lost)}: this host leaves the job, which goes on elsewhere if "
+            f"--nnodes MIN:MAX lets it{notes}",
+            "see what happened with: dmesg | grep -i xid; a reset or reboot brings the GPU back",
+        )
 
 
-def describe(ranks: tuple[RankPlan, ...]) -> str:
-    """Name the GPUs: "GPU 1 (GPU-…, 0000:01:00.0) of local rank 1"."""
-    told = [
-        f"GPU {rank.gpu.index} ({', '.join(name for name in (rank.gpu.uuid, rank.gpu.pci) if name)}) of local rank "
-        f"{rank.local_rank}"
-        for rank in ranks
-        if rank.gpu
+def _lost(plan: Plan, there: Iterable[str | None]) -> list[str]:
+    """Name the planned GPUs that are not there: "GPU 1 (GPU-…, 0000:01:00.0) of local rank 1"."""
+    return [
+        f"GPU {gpu.index} ({', '.join(filter(None, (gpu.uuid, gpu.pci)))}) of local rank {rank.local_rank}"
+        for rank in plan.ranks
+        if (gpu := rank.gpu) and (name := gpu.uuid or gpu.pci) and name not in there
     ]
-    return ", ".join(told)

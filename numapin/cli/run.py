@@ -7,21 +7,22 @@ from __future__ import annotations
 
 import os
 import shlex
+import time
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
 
-from numapin import lost, preload
+from numapin import preload
 from numapin.bind import rehearse
 from numapin.cli.interrupts import kept_until_done
 from numapin.cli.options import BINDING, gpu_environment, request_from, topology_from
 from numapin.cli.output import say, show, warn
-from numapin.errors import BindingRefused, NumapinError, UsageError
+from numapin.errors import BindingRefused, UsageError
+from numapin.lost import require_gpus
 from numapin.mail import open_mailbox
 from numapin.plan import make_plan
 from numapin.rundir import run_directory
@@ -29,7 +30,7 @@ from numapin.topology.visible import first_visible
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from numapin.mail import Mailbox
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from numapin.report import Report
     from numapin.request import Request
     from numapin.topology.model import Topology
+    from numapin.topology.readings import NvmlReadings
     from numapin.torchrun import Job
     from numapin.watch import Watching
 
@@ -231,20 +233,16 @@ def _launch(plan: Plan, job: Job, environment: dict[str, str], watch: Watching |
     os.environ.update(environment)
     mailbox.leave(job.signals)
     with run_directory(os.environ) as run_dir, _watched(run_dir, len(plan.ranks), watch):
-        launch(plan, job, run_dir, mailbox, partial(_require_gpus, plan))
+        launch(plan, job, run_dir, mailbox, lambda: require_gpus(plan, _looks_at_gpus()))
 
 
-def _require_gpus(plan: Plan) -> None:
-    """Look for every rank's GPU again. Raises NumapinError that names those which are lost."""
+def _looks_at_gpus() -> Iterator[NvmlReadings]:
+    """Ask NVML a few times: a GPU may fail to answer at one moment, as while it is reset."""
     from numapin.topology.nvml import read_nvml
 
-    ranks = lost.ranks_without_gpu(plan, read_nvml()) if any(rank.gpu for rank in plan.ranks) else ()
-    if ranks:
-        raise NumapinError(
-            f"the driver no longer shows {lost.describe(ranks)}: this host leaves the job, which goes on elsewhere if "
-            "--nnodes MIN:MAX lets it",
-            "see what happened with: dmesg | grep -i xid; a reset or reboot brings the GPU back",
-        )
+    for pause_s in (0, 1, 2, 2):
+        time.sleep(pause_s)
+        yield read_nvml()
 
 
 def _watching(options: dict[str, Any]) -> Watching | None:

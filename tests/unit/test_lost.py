@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from numapin.lost import describe, ranks_without_gpu
+import pytest
+
+from numapin.errors import NumapinError
+from numapin.lost import require_gpus
 from numapin.plan import GpuRef, Plan, RankPlan
 from numapin.request import Bind, Memory
 from numapin.topology.model import Pcie
@@ -48,17 +51,29 @@ def nvml(*numbers: int) -> NvmlReadings:
 
 
 def test_a_gpu_that_is_gone() -> None:
-    """The rank of the GPU that NVML no longer shows is found, though the others have new indices."""
-    (lost,) = ranks_without_gpu(plan([gpu(0), gpu(1), gpu(2)]), nvml(1, 2))
-    assert (lost.local_rank, describe((lost,))) == (0, "GPU 0 (GPU-0, 0000:00:00.0) of local rank 0")
+    """The rank of the GPU that NVML no longer shows is named, though the others have new indices; so is NVML's word."""
+    now = replace(nvml(1, 2), notes=("GPU 0 is left out: Timeout",))
+    with pytest.raises(NumapinError, match="GPU 0 is left out: Timeout") as caught:
+        require_gpus(plan([gpu(0), gpu(1), gpu(2)]), [now])
+    assert "no longer shows GPU 0 (GPU-0, 0000:00:00.0) of local rank 0: this host leaves" in caught.value.message
 
 
 def test_without_a_uuid_the_address_counts() -> None:
     """A GPU that no driver told of at the start is known by its PCI address."""
-    assert ranks_without_gpu(plan([gpu(1, uuid=False), gpu(2, uuid=False)]), nvml(1))[0].local_rank == 1
+    with pytest.raises(NumapinError, match=r"shows GPU 2 \(0000:02:00\.0\) of local rank 1: "):
+        require_gpus(plan([gpu(1, uuid=False), gpu(2, uuid=False)]), [nvml(1)])
+
+
+def test_a_gpu_that_is_there_again() -> None:
+    """A GPU that does not answer at one moment and does at the next is not lost, and nobody looks again."""
+    looks = iter([nvml(0), nvml(0, 1), nvml()])
+    require_gpus(plan([gpu(0), gpu(1)]), looks)
+    assert next(looks) == nvml()
 
 
 def test_silence_is_no_loss() -> None:
-    """Ranks without a GPU lose none, and NVML that does not start says nothing."""
-    assert ranks_without_gpu(plan([gpu(0)]), NvmlReadings(gpus=None)) == ()
-    assert ranks_without_gpu(plan([None]), nvml()) == ()
+    """Ranks without a GPU lose none, for which NVML is not asked, and NVML that does not start says nothing."""
+    require_gpus(plan([gpu(0)]), [NvmlReadings(gpus=None)])
+    looks = iter([nvml()])
+    require_gpus(plan([None]), looks)
+    assert next(looks) == nvml()
