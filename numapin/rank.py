@@ -60,7 +60,11 @@ def _end_with(launcher: int) -> None:
     By SIGKILL, because a launcher that could still ask its ranks to leave has done so.
     """
     native.end_with_parent(signal.SIGKILL)
-    if os.getppid() != launcher:  # it ended before that
+    if (parent := os.getppid()) != launcher:  # it ended before that
+        _say(
+            f"a rank leaves: its parent is process {parent} and not {launcher}, its launcher: that is gone, or the "
+            "Python for ranks is a wrapper, which must exec Python"
+        )
         os._exit(1)
 
 

@@ -199,6 +199,20 @@ class TestErrors:
         assert 'put the call under: if __name__ == "__main__":' in done.err
 
 
+def test_a_wrapper_that_does_not_exec(tmp_path: Path) -> None:
+    """A rank that is no child of its launcher says so before it leaves: nothing would end it with its launcher."""
+    wrapper = tmp_path / "wrapper"
+    wrapper.write_text(f'#!/bin/sh\n{sys.executable} "$@"\nexit $?\n')
+    wrapper.chmod(0o700)
+    path = script(
+        tmp_path,
+        "import multiprocessing, sys, numapin\n"
+        "if __name__ == '__main__': multiprocessing.set_executable(sys.argv[1]); numapin.spawn(print)\n",
+    )
+    done = call(sys.executable, path, str(wrapper), PYTHONPATH=ROOT)
+    assert "its launcher: that is gone, or the Python for ranks is a wrapper, which must exec Python" in done.err
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda s: s.name)
 def test_ranks_end_with_their_parent(tmp_path: Path, number: signal.Signals) -> None:
     """Ctrl-C in the parent ends all ranks; so does its death."""
