@@ -1,8 +1,8 @@
 """What runs in a rank of `numapin.spawn`, once the shim has bound it. Edge.
 
-Comes in: descriptors of the pickled call and of a pipe, as arguments, and the rank's variables. Goes out: one `Answer`
-on the pipe. The script of the caller is imported and the function unpickled here, so that all of it is allocated, and
-every thread started, where the rank is bound.
+Comes in: descriptors of the pickled call and of a socket, as arguments, and the rank's variables. Goes out: one
+`Answer` on the socket, after its size. The script of the caller is imported and the function unpickled here, so that
+all of it is allocated, and every thread started, where the rank is bound.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 import mmap
 import os
 import pickle
+import socket
 import sys
 import traceback
 from enum import Enum, auto
 from multiprocessing import process, resource_tracker, spawn
-from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,6 +42,10 @@ class Answer(NamedTuple):
     text: str
 
 
+NUM_SIZE_BYTES: Final = 8
+"""How many bytes, little end first, say how large the pickled answer behind them is."""
+
+
 def main() -> None:
     """Make the call and send its outcome; what is no Exception (SystemExit, KeyboardInterrupt) ends the rank."""
     payload, pipe, tracker = map(int, sys.argv[1:4])
@@ -49,9 +53,12 @@ def main() -> None:
         os.set_inheritable(fd, False)  # what the function starts must not hold the pipe open
     if tracker >= 0:
         resource_tracker._resource_tracker._fd = tracker  # type: ignore[attr-defined] # noqa: SLF001 - as spawn_main
-    answer = _answer(payload)
-    with Connection(pipe, readable=False) as connection:
-        connection.send_bytes(pickle.dumps(answer))
+    with socket.socket(fileno=pipe) as connection:
+        if not connection.recv(1):
+            return  # the parent was interrupted while it started ranks, and may not know this one
+        content = pickle.dumps(_answer(payload))
+        connection.sendall(len(content).to_bytes(NUM_SIZE_BYTES, "little"))
+        connection.sendall(content)
 
 
 def _answer(payload: int) -> Answer:

@@ -14,14 +14,13 @@ import subprocess
 import sys
 import uuid
 import warnings
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from multiprocessing import context, popen_spawn_posix, reduction, resource_tracker
 from multiprocessing import spawn as mp_spawn
-from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from numapin import cpulist, mail, rank, rundir
-from numapin.awaiting import Rank, results_of
+from numapin.awaiting import Rank, none_left, results_of
 from numapin.bind import in_thread, rehearse
 from numapin.errors import UsageError
 from numapin.plan import make_plan
@@ -86,58 +85,58 @@ def spawn(  # noqa: PLR0913 - the options of the command line
     plan = rehearse(make_plan(topology, request), strict=strict, within=in_thread)
     for text in plan.warnings:
         warnings.warn(f"numapin.spawn: {text}", RuntimeWarning, stacklevel=2)
-    with _started(plan, payload, fds, environment_for(topology, keys)) as ranks:
-        return results_of(ranks, timeout_s=timeout, grace_s=shutdown_timeout)
+    with _meeting(plan, environment_for(topology, keys)) as variables, none_left(shutdown_timeout) as ranks:
+        _start(plan, ranks, variables, payload, fds)
+        return results_of(ranks, timeout_s=timeout)
 
 
 @contextmanager
-def _started(plan: Plan, payload: bytes, fds: Sequence[int], environment: Mapping[str, str]) -> Iterator[list[Rank]]:
-    """Start the ranks; the port of their meeting and the run's folder are there until the end."""
-    with ExitStack() as stack:
-        run_dir = stack.enter_context(rundir.run_directory(os.environ))
-        port = stack.enter_context(_reserved_port())
+def _meeting(plan: Plan, environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """Give the variables of all ranks; the port of their meeting and the run's folder are there until the end."""
+    with rundir.run_directory(os.environ) as run_dir, _reserved_port() as port:
         variables = {**os.environ, **environment, **_job_variables(len(plan.ranks), port), "NUMAPIN_RUN_DIR": run_dir}
         rundir.hand_over_plan(plan.to_json(), variables)
         rundir.write_json(run_dir, rundir.PLAN, plan.to_json())
         rundir.write_json(run_dir, rundir.COMMAND, {"argv": sys.argv, "pid": os.getpid()})
-        file = stack.enter_context(os.fdopen(os.memfd_create("numapin-call"), "wb"))
+        yield variables
+
+
+def _start(plan: Plan, ranks: list[Rank], variables: Mapping[str, str], payload: bytes, fds: Sequence[int]) -> None:
+    """Start the ranks, and let them go when all are in the list: one that an interrupt keeps out of it leaves."""
+    with os.fdopen(os.memfd_create("numapin-call"), "wb") as file:
         file.write(payload)
         file.flush()
-        ranks: list[Rank] = stack.enter_context(_ended_on_error())
         for local_rank in range(len(plan.ranks)):
-            ranks.append(_start(local_rank, variables, file.fileno(), fds))  # noqa: PERF401 - those before a failure stay
-        yield ranks
+            ours, theirs = socket.socketpair()
+            with theirs:
+                try:
+                    process = _process(local_rank, variables, file.fileno(), theirs.fileno(), fds)
+                    ranks.append(Rank(local_rank, process, ours))
+                except BaseException:
+                    ours.close()
+                    raise
+    for started in ranks:
+        started.go()
 
 
-@contextmanager
-def _ended_on_error() -> Iterator[list[Rank]]:
-    """Kill what was started where starting the rest, or anything else than the wait itself, fails."""
-    ranks: list[Rank] = []
-    try:
-        yield ranks
-    finally:
-        for started in ranks:
-            started.kill()
-
-
-def _start(local_rank: int, variables: Mapping[str, str], payload: int, fds: Sequence[int]) -> Rank:
-    reader, writer = os.pipe()
-    with os.fdopen(writer):
-        tracker = _tracker()
-        passed = (payload, writer, *fds, *(() if tracker is None else (tracker,)))
-        python = os.fsdecode(mp_spawn.get_executable())
-        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined] # noqa: SLF001 - as multiprocessing
-        call = [_CHILD, str(payload), str(writer), str(-1 if tracker is None else tracker)]
-        shim = ["-I", "-S", "-c", rank.CODE, f"--local-rank={local_rank}", f"--launcher={os.getpid()}"]
-        with mail.kept_from_children():
-            process = subprocess.Popen(  # waited for by Rank
-                [python, *shim, f"--exec={python}", *flags, "-u", "-c", *call],
-                env={**variables, **_rank_variables(local_rank)},
-                pass_fds=passed,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is the parent's to handle, and all that a rank starts ends with it
-            )
-    return Rank(local_rank, process, Connection(reader, writable=False))
+def _process(
+    local_rank: int, variables: Mapping[str, str], payload: int, pipe: int, fds: Sequence[int]
+) -> subprocess.Popen[bytes]:
+    """Start the shim, which becomes the Python that makes the call."""
+    tracker = _tracker()
+    passed = (payload, pipe, *fds, *(() if tracker is None else (tracker,)))
+    python = os.fsdecode(mp_spawn.get_executable())
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined] # noqa: SLF001 - as multiprocessing
+    call = [_CHILD, str(payload), str(pipe), str(-1 if tracker is None else tracker)]
+    shim = ["-I", "-S", "-c", rank.CODE, f"--local-rank={local_rank}", f"--launcher={os.getpid()}"]
+    with mail.kept_from_children():
+        return subprocess.Popen(  # waited for by Rank
+            [python, *shim, f"--exec={python}", *flags, "-u", "-c", *call],
+            env={**variables, **_rank_variables(local_rank)},
+            pass_fds=passed,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is the parent's to handle, and all that a rank starts ends with it
+        )
 
 
 def _job_variables(num_ranks: int, port: int) -> dict[str, str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -78,6 +80,50 @@ def kill_self() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def die_of_real_time() -> None:
+    """Die of a signal that has no name."""
+    os.kill(os.getpid(), signal.SIGRTMIN + 6)
+
+
+def die_in_front_of_peer(folder: str) -> None:
+    """Die of SIGKILL in rank 0, while rank 1 waits for it on a socket, as a collective does, and tells what it sees."""
+    path = Path(folder) / "peer"
+    with socket.socket(socket.AF_UNIX) as here:
+        if os.environ["RANK"] == "0":
+            here.bind(f"{path}.new")
+            here.listen()
+            Path(f"{path}.new").rename(path)
+            here.accept()
+            kill_self()
+        _wait_for(Path(folder), 1, "peer")
+        here.connect(str(path))
+        if not here.recv(1):
+            raise ConnectionError
+
+
+def leave_child(folder: str, how: str) -> None:
+    """Fail, and leave a child that ignores SIGTERM."""
+    code = (
+        "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); open(sys.argv[1] + str(os.getpid()), 'w')"
+    )
+    subprocess.Popen([sys.executable, "-c", f"import os; {code}; signal.pause()", f"{folder}/"])
+    _wait_for(Path(folder), 1)
+    if how == "raise":
+        raise LookupError
+    os._exit(1)
+
+
+def die_in_answer() -> bytes:
+    """Die while a large answer is sent, of which a forked child holds the socket."""
+    parent = os.getpid()
+    if os.fork() == 0:
+        while "sock" not in Path(f"/proc/{parent}/wchan").read_text():
+            time.sleep(0.01)
+        os.kill(parent, signal.SIGKILL)
+        time.sleep(60)
+    return b"x" * (64 << 20)
+
+
 def leave() -> None:
     """End without returning."""
     os._exit(0)
@@ -114,6 +160,6 @@ def all_reduce() -> float:
     return tensor.item()
 
 
-def _wait_for(folder: Path, count: int) -> None:
-    while len(list(folder.iterdir())) < count:
+def _wait_for(folder: Path, count: int, pattern: str = "*") -> None:
+    while len(list(folder.glob(pattern))) < count:
         time.sleep(0.02)

@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import numapin
+from numapin.awaiting import Rank, none_left
 from tests.integration import calls
 from tests.integration.launching import call, environment, script
 from tests.integration.launching import numapin as run_numapin
@@ -140,19 +142,58 @@ class TestErrors:
         [
             (calls.raise_picky, (), r"rank 0 raised what cannot be pickled:(?s:.*)Picky: this and that"),
             (calls.kill_self, (), r"rank 0 \(pid \d+\) died of SIGKILL"),
+            (calls.die_of_real_time, (), r"rank 0 \(pid \d+\) died of signal \d+\n"),
             (calls.leave, (), r"rank 0 \(pid \d+\) left with status 0 before fn returned"),
             (calls.leave_later, (), r"rank 0 \(pid \d+\) left with status 7\n"),
             (sys.exit, (3,), r"rank 0 \(pid \d+\) left with status 3 before fn returned"),
             (calls.give_lambda, (), r"what rank 0 returned cannot be pickled"),
             (calls.echo, (calls.Unloadable(),), r"rank 0 could not load fn or its arguments"),
         ],
-        ids=["unpicklable error", "signal", "os._exit", "late exit", "sys.exit", "lambda", "argument"],
+        ids=[
+            "unpicklable error",
+            "signal",
+            "real-time signal",
+            "os._exit",
+            "late exit",
+            "sys.exit",
+            "lambda",
+            "argument",
+        ],
     )
     def test_told(self, fn: Callable[..., object], args: tuple[object, ...], told: str) -> None:
         """A rank without a result is a RankError that names it and says what it did."""
         with pytest.raises(numapin.RankError, match=told) as caught:
             numapin.spawn(fn, args)
         assert caught.value.hint or "Traceback" in caught.value.message
+
+    def test_the_root_cause_is_told(self, tmp_path: Path) -> None:
+        """Where a rank dies, that is raised, and not what its peers see of it, which comes first."""
+        with pytest.raises(numapin.RankError, match=r"rank 0 \(pid \d+\) died of SIGKILL"):
+            numapin.spawn(calls.die_in_front_of_peer, (str(tmp_path / "pids"),), nproc_per_node=2, timeout=60)
+
+    @pytest.mark.parametrize("how", ["raise", "exit"])
+    def test_what_a_failed_rank_started_is_ended(self, tmp_path: Path, how: str) -> None:
+        """A child of a rank that is over already is killed, too, if it ignores SIGTERM."""
+        with pytest.raises((numapin.RankError, LookupError)):
+            numapin.spawn(calls.leave_child, (str(tmp_path / "pids"), how), shutdown_timeout=1)
+        (pid,) = [int(path.name) for path in (tmp_path / "pids").iterdir()]
+        wait_until(lambda: gone(pid))
+
+    def test_half_an_answer(self) -> None:
+        """A rank that dies in the middle of its answer is told, though a child that it forked holds the socket."""
+        start = time.monotonic()
+        with pytest.raises(numapin.RankError, match=r"rank 0 \(pid \d+\) died of SIGKILL"):
+            numapin.spawn(calls.die_in_answer, timeout=40, shutdown_timeout=1)
+        assert time.monotonic() - start < 40
+
+    def test_a_rank_that_cannot_be_started(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """No descriptor is left of a rank that could not be started."""
+        monkeypatch.setattr(multiprocessing.spawn, "_python_exe", b"/nonexistent")
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        for _ in range(2):
+            with pytest.raises(FileNotFoundError):
+                numapin.spawn(calls.echo)
+        assert len(list(Path("/proc/self/fd").iterdir())) == before
 
     def test_time_out(self, tmp_path: Path) -> None:
         """Ranks that take longer than `timeout` are ended, and named."""
@@ -197,6 +238,58 @@ class TestErrors:
         done = call(sys.executable, path, PYTHONPATH=ROOT)
         assert done.status == 1
         assert 'put the call under: if __name__ == "__main__":' in done.err
+
+
+INTERRUPTED = """
+import os, random, signal, sys, time
+from pathlib import Path
+import numapin
+from numapin import spawning
+from tests.integration import calls
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+def start(*args, started=spawning._start):
+    signal.setitimer(signal.ITIMER_REAL, random.uniform(0.0001, 0.02))
+    return started(*args)
+
+def left():
+    pids = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+    return [pid for pid in pids if " Z " not in Path(f"/proc/{pid}/stat").read_text()]
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGALRM, interrupt)
+    spawning._start = start
+    for _ in range(20):
+        try:
+            numapin.spawn(calls.wait_in, (sys.argv[1],), nproc_per_node=4, shutdown_timeout=0)
+        except KeyboardInterrupt:
+            pass
+    end = time.monotonic() + 20
+    while left() and time.monotonic() < end:
+        time.sleep(0.1)
+    files = [os.readlink(f"/proc/self/fd/{fd}") for fd in range(64) if os.path.exists(f"/proc/self/fd/{fd}")]
+    print(len(left()), sum(name.startswith("socket:") for name in files))
+"""
+
+
+def test_interrupts_while_ranks_are_started(tmp_path: Path) -> None:
+    """Ctrl-C at any time of the start leaves no rank and no socket in a parent that lives on, as a notebook's."""
+    done = call(sys.executable, script(tmp_path, INTERRUPTED), str(tmp_path / "pids"), PYTHONPATH=ROOT)
+    assert done.out == "0 0\n", done.err
+
+
+def test_a_rank_keeps_its_number() -> None:
+    """A rank that is over is not reaped before all are: a stranger with its number would get its signals."""
+    with none_left(0) as ranks:
+        process = subprocess.Popen(["true"])
+        ours, theirs = socket.socketpair()
+        theirs.close()
+        ranks.append(Rank(0, process, ours))
+        wait_until(lambda: ranks[0].look() or ranks[0].status == 0)  # type: ignore[func-returns-value]
+        assert Path(f"/proc/{process.pid}").exists()
+    assert not Path(f"/proc/{process.pid}").exists()
 
 
 def test_a_wrapper_that_does_not_exec(tmp_path: Path) -> None:
