@@ -21,7 +21,6 @@ from torch.distributed.launcher.api import elastic_launch
 
 from numapin import rank, rundir
 from numapin.agent import in_place_of_torchs
-from numapin.errors import NumapinError
 from numapin.torchrun import configure, python
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ def launch(plan: Plan, job: Job, run_dir: str, mailbox: Mailbox, before_restart:
     if job.is_alone:
         _meet_on_loopback(arguments)
     config, command = configure(arguments, len(plan.ranks))
-    _hand_over(plan, run_dir)
+    rundir.hand_over(plan.to_json(), run_dir, os.environ)
     if job.may_meet_again:
         # torch 2.13 shares the launchers' store with the ranks, and tells its address in the first round only: a host
         # that joins later waits for it until it fails, and restarted ranks read in it where those before them were.
@@ -57,19 +56,6 @@ def launch(plan: Plan, job: Job, run_dir: str, mailbox: Mailbox, before_restart:
     agent = in_place_of_torchs(job, mailbox, before_restart)
     with _without_name_lookups() if job.is_alone else nullcontext(), agent:
         record(elastic_launch(config, sys.executable))(*_shim(command))
-
-
-def _hand_over(plan: Plan, run_dir: str) -> None:
-    """Put the plan where the ranks and other programs find it."""
-    os.environ["NUMAPIN_RUN_DIR"] = run_dir
-    in_environment = rundir.hand_over_plan(plan.to_json(), os.environ)
-    try:
-        rundir.write_json(run_dir, rundir.PLAN, plan.to_json())
-        rundir.write_json(run_dir, rundir.COMMAND, {"argv": sys.argv, "pid": os.getpid()})
-    except NumapinError as error:
-        if not in_environment:
-            raise
-        sys.stderr.write(f"numapin: warning: no record of this run: {error.message}\n")
 
 
 def _shim(command: Sequence[str]) -> list[str]:

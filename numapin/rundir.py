@@ -11,6 +11,7 @@ import errno
 import json
 import os
 import stat
+import sys
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
@@ -133,7 +134,23 @@ def _unwritten(path: str, error: OSError | ValueError, remedy: str) -> NumapinEr
     return NumapinError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}", remedy)
 
 
-def hand_over_plan(plan: dict[str, object], environ: MutableMapping[str, str]) -> bool:
+def hand_over(plan: dict[str, object], run_dir: str, environ: MutableMapping[str, str]) -> None:
+    """Put the plan where the ranks and other programs find it: into their environment, and into the run directory.
+
+    Raises NumapinError where ranks would find none; a record that cannot be written besides is a warning.
+    """
+    environ["NUMAPIN_RUN_DIR"] = run_dir
+    in_environment = _hand_over_plan(plan, environ)
+    try:
+        write_json(run_dir, PLAN, plan)
+        write_json(run_dir, COMMAND, {"argv": sys.argv, "pid": os.getpid()})
+    except NumapinError as error:
+        if not in_environment:
+            raise
+        sys.stderr.write(f"numapin: warning: no record of this run: {error.message}\n")
+
+
+def _hand_over_plan(plan: dict[str, object], environ: MutableMapping[str, str]) -> bool:
     """Put the plan where ranks find it, those too that are restarted days after somebody cleaned /tmp up.
 
     That is their environment, while it fits in the 128 KiB that Linux allows a variable. Returns whether it did; else

@@ -11,7 +11,6 @@ import io
 import os
 import socket
 import subprocess
-import sys
 import uuid
 import warnings
 from contextlib import contextmanager
@@ -57,16 +56,18 @@ def spawn(  # noqa: PLR0913 - the options of the command line
 ) -> tuple[T, ...]:
     """Call `fn(*args)` in bound ranks of this host and return what each returned, in the order of ranks.
 
-    Without `nproc_per_node` there is a rank for each visible GPU, or one. The binding options are those of
-    `numapin run`, as on its command line (`memory="bind=0"`, `reserve_cpus="0-1"`); `gpu_nodes` maps GPUs to nodes. A
-    rank has the variables of `numapin run` (RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, …), its number only there. It is
-    bound before `fn` is unpickled, by reference, as torch.multiprocessing.spawn does: `fn` must be at the top of a
-    module or of a script that calls this under `if __name__ == "__main__":`. Results are pickled: return CPU values.
+    Unlike with torch.multiprocessing.spawn, `fn` does not get the rank: it has the variables of `numapin run` (RANK,
+    LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, …). Without `nproc_per_node` there is a rank for each visible GPU, or one. The
+    binding options are those of `numapin run`, as on its command line (`memory="bind=0"`, `reserve_cpus="0-1"`);
+    `gpu_nodes` maps GPUs to nodes. A rank is bound before `fn` is unpickled, by reference, as torch's spawn does: `fn`
+    must be at the top of a module or of a script that calls this under `if __name__ == "__main__":`. Results are
+    pickled: return CPU values.
 
     Where a rank raises, the first error is raised here, of its own type and with its traceback as the cause; RankError
-    where it cannot be pickled, or where a rank died, or `timeout` seconds are over. The other ranks are ended then, as
-    on Ctrl-C: SIGTERM, and SIGKILL `shutdown_timeout` seconds later. Raises UsageError, MachineError, PlanError and
-    BindingRefused (`strict`) before any rank starts.
+    where it cannot be pickled, or where a rank died, or `timeout` (seconds from the start of the ranks) is over. All
+    ranks are ended then, as on Ctrl-C: SIGTERM, and after `shutdown_timeout` (seconds), or as soon as no rank runs,
+    SIGKILL for them and what they started. Raises UsageError, MachineError, PlanError and BindingRefused (`strict`)
+    before any rank starts.
     """
     payload, fds = _pickled(fn, tuple(args))
     keys = None if gpus is None else [key.strip() for key in gpus.split(",")]
@@ -94,10 +95,8 @@ def spawn(  # noqa: PLR0913 - the options of the command line
 def _meeting(plan: Plan, environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
     """Give the variables of all ranks; the port of their meeting and the run's folder are there until the end."""
     with rundir.run_directory(os.environ) as run_dir, _reserved_port() as port:
-        variables = {**os.environ, **environment, **_job_variables(len(plan.ranks), port), "NUMAPIN_RUN_DIR": run_dir}
-        rundir.hand_over_plan(plan.to_json(), variables)
-        rundir.write_json(run_dir, rundir.PLAN, plan.to_json())
-        rundir.write_json(run_dir, rundir.COMMAND, {"argv": sys.argv, "pid": os.getpid()})
+        variables = {**os.environ, **environment, **_job_variables(len(plan.ranks), port)}
+        rundir.hand_over(plan.to_json(), run_dir, variables)
         yield variables
 
 

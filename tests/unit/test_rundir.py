@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -165,19 +166,27 @@ def test_plans_reach_ranks(tmp_path: Path, size: int) -> None:
     """A plan goes through the environment, and one too large for that through plan.json."""
     plan: dict[str, object] = {"reason": "x" * size}
     environ = {"NUMAPIN_RUN_DIR": str(tmp_path)}
-    rundir.write_json(str(tmp_path), rundir.PLAN, plan)
-    rundir.hand_over_plan(plan, environ)
+    rundir.hand_over(plan, str(tmp_path), environ)
     text, _ = rundir.take_plan(environ)
     assert json.loads(text) == plan
     assert environ == {"NUMAPIN_RUN_DIR": str(tmp_path)}
 
 
+@pytest.mark.parametrize("size", [10, 200_000])
+def test_a_plan_without_a_record(tmp_path: Path, size: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run directory that cannot be written is a warning, and an error where it alone would bring ranks the plan."""
+    (tmp_path / "file").touch()
+    plan: dict[str, object] = {"reason": "x" * size}
+    with nullcontext() if size == 10 else pytest.raises(NumapinError, match="cannot be written"):
+        rundir.hand_over(plan, str(tmp_path / "file" / "run"), {})
+    assert ("numapin: warning: no record of this run: " in capsys.readouterr().err) == (size == 10)
+
+
 def test_a_plan_of_before_does_not_leak_into_a_nested_run(tmp_path: Path) -> None:
     """A rank that starts numapin itself hands its own ranks its own plan, also where that one goes by file."""
     environ = {"NUMAPIN_RUN_DIR": str(tmp_path)}
-    rundir.hand_over_plan({"run": "outer"}, environ)
-    rundir.write_json(str(tmp_path), rundir.PLAN, {"run": "inner", "pad": "x" * 200_000})
-    rundir.hand_over_plan({"run": "inner", "pad": "x" * 200_000}, environ)
+    rundir.hand_over({"run": "outer"}, str(tmp_path), environ)
+    rundir.hand_over({"run": "inner", "pad": "x" * 200_000}, str(tmp_path), environ)
     assert json.loads(rundir.take_plan(environ)[0])["run"] == "inner"
 
 
