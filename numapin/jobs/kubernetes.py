@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.errors import UsageError
 from numapin.jobs import shell, yaml
+from numapin.jobs.image import in_registry
 from numapin.jobs.yaml import Noted
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def _require(request: JobRequest) -> None:
         )
     if request.container is None:
         raise UsageError("a pod needs an image", "name one that holds numapin: --container registry/image:tag")
-    if not _IMAGE.fullmatch(request.container):
+    if not _IMAGE.fullmatch(in_registry(request.container) or ""):
         raise UsageError(
             f"--container {request.container!r} is no image of a registry",
             "for example: --container registry/image:tag",
@@ -191,7 +192,7 @@ def _pod(request: JobRequest, pods: Pods, container: str, variables: list[dict[s
     arguments = ["numapin", "run", *grace, *request.options, *dataloader, *shell.run_command(request)]
     described: dict[str, object] = {
         "name": container,
-        "image": request.container,
+        "image": in_registry(request.container or ""),
         "command": ["sh", "-c", _unexpanded(start), "sh"],
         "args": [_unexpanded(word) for word in arguments],
         **({"env": variables} if variables else {}),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Final
 
+from numapin.jobs.image import for_apptainer
 from numapin.jobs.request import Form, JobRequest, Launch
 
 if TYPE_CHECKING:
@@ -73,12 +74,7 @@ def _container(request: JobRequest) -> list[str]:
     image = request.container
     if image is None:
         return []
-    return ["apptainer", "exec", "--nv", image if is_file(image) else f"docker://{image}"]
-
-
-def is_file(image: str) -> bool:
-    """Return whether an image is a file of Apptainer's, and none of a registry."""
-    return image.endswith(".sif")
+    return ["apptainer", "exec", "--nv", for_apptainer(image)]
 
 
 def _numapin(request: JobRequest) -> list[Iterable[str]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from numapin.jobs import duration, shell
+from numapin.jobs.image import for_pyxis
 from numapin.jobs.request import Form
 
 if TYPE_CHECKING:
@@ -85,10 +86,9 @@ def _srun(request: JobRequest) -> str:
     # --gpu-bind=none for that: with it Slurm 22.05 gives several tasks of a node no CUDA_VISIBLE_DEVICES, and they see
     # other jobs' GPUs where no cgroup forbids it.
     bindings = ["--cpu-bind=none", "--mem-bind=none"]
-    container = request.container
-    image = []
-    if container and not shell.is_file(container):
-        image = [f"--container-image={container}", '--container-mounts="$PWD:$PWD"', '--container-workdir="$PWD"']
+    pyxis = request.container and for_pyxis(request.container)
+    mounts = ['--container-mounts="$PWD:$PWD"', '--container-workdir="$PWD"']
+    image = [f"--container-image={pyxis}", *mounts] if pyxis else []
     tasks = shell.started(request, _RANK.format(ranks=request.ranks), _MEETING, apptainer=not image)
     return shell.statement(["srun", *options], [*bindings, "--kill-on-bad-exit=1"], image, *tasks)
 

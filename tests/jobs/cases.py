@@ -43,7 +43,7 @@ CASES: dict[str, str] = {
     " --dataloader numapin --job-name train-7b train.py --lr 0.1",
     "slurm-task": "slurm --form task --nodes 2 --gpus-per-node 8 --cpus-per-task 16 --mem-per-node 500G --no-smt"
     " --strict --time 90m --setup module\\ load\\ cuda -m package.train",
-    "slurm-pyxis": "slurm --form task --nodes 2 --gpus-per-node 8 --container nvcr.io#nvidia/pytorch:25.01-py3"
+    "slurm-pyxis": "slurm --form task --nodes 2 --gpus-per-node 8 --container nvcr.io/nvidia/pytorch:25.01-py3"
     " train.py",
     "slurm-apptainer": "slurm --nodes 2 --gpus-per-node 8 --container images/torch.sif --no-python ./train.sh",
     "slurm-share": "slurm --nodes 2 --gpus-per-node 2 --machine {dgx} train.py",
