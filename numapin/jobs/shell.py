@@ -53,9 +53,13 @@ def script(*parts: str | Iterable[str]) -> str:
     return "\n\n".join(text for text in texts if text) + "\n"
 
 
-def preparation(request: JobRequest) -> list[str]:
-    """Return the user's own lines and then bash's strict mode, which `activate` scripts of others may not stand."""
-    return [*request.setup, "set -euo pipefail"]
+def preparation(request: JobRequest, *, folder: str = "") -> list[str]:
+    """Return what comes first: `folder` where the manager starts elsewhere, then the user's own lines.
+
+    bash's strict mode comes after them: `activate` scripts of others may not stand it.
+    """
+    there = [f"cd {folder} || exit"] if folder else []
+    return [*there, *request.setup, "set -euo pipefail"]
 
 
 def started(request: JobRequest, rank_variables: str, meeting: str, *, apptainer: bool = True) -> list[Iterable[str]]:

@@ -77,8 +77,8 @@ class Cluster:
     noted: Path
     work: Path
 
-    def start(self, arguments: list[str], **changes: str) -> subprocess.Popen[str]:
-        """Start the script that `numapin job` writes, by bash."""
+    def start(self, arguments: list[str], *, folder: Path | None = None, **changes: str) -> subprocess.Popen[str]:
+        """Start the script that `numapin job` writes, by bash, in the folder that it is submitted in or another."""
         script = self.work.parent / "job.sh"
         script.write_text(write(arguments))
         path = f"{self.programs}:{os.environ['PATH']}"
@@ -86,15 +86,15 @@ class Cluster:
         return subprocess.Popen(
             ["bash", str(script)],
             env=environment(**own),
-            cwd=self.work,
+            cwd=folder or self.work,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
 
-    def run(self, arguments: list[str], **changes: str) -> int:
+    def run(self, arguments: list[str], *, folder: Path | None = None, **changes: str) -> int:
         """Run it to its end, which has nothing to complain of."""
-        with self.start(arguments, **changes) as script:
+        with self.start(arguments, folder=folder, **changes) as script:
             _, complaints = script.communicate(timeout=60)
         assert complaints == ""
         return script.returncode
@@ -193,6 +193,16 @@ def test_open_files_are_as_many_as_may_be(cluster: Cluster) -> None:
     program.write_text('#!/bin/sh\nulimit -S -n > "$NOTED/limit"\n')
     assert cluster.run(["slurm", *_SHAPE, "train.py"]) == 0
     assert int((cluster.noted / "limit").read_text()) >= 4096
+
+
+@pytest.mark.parametrize("engine", ["slurm", "mpi", "pbs", "lsf"])
+def test_setup_runs_where_the_job_was_submitted(engine: str, cluster: Cluster, tmp_path: Path) -> None:
+    """`--setup 'source venv/bin/activate'` finds the folder of the submission, also where PBS starts in $HOME."""
+    (cluster.work / "venv").write_text("export VIRTUAL_ENV=activated\n")
+    folder = tmp_path if engine == "pbs" else cluster.work
+    assert cluster.run([engine, *_SHAPE, "--setup", "source ./venv", "train.py"], folder=folder) == 0
+    assert cluster.environment()["VIRTUAL_ENV"] == "activated"
+    assert cluster.environment()["PWD"] == str(cluster.work)
 
 
 @pytest.mark.parametrize("engine", ["slurm", "mpi"])
