@@ -1,5 +1,7 @@
 #!/bin/bash
 
+# Submitted from below numapin: what that gave its own rank is not for the ranks of this job.
+[ -z "${NUMAPIN_BINDING-}" ] || unset NUMAPIN_BINDING NUMAPIN_RUN_DIR
 set -euo pipefail
 
 MASTER_ADDR=$(mpirun -np 1 --hostfile hosts hostname)

@@ -13,6 +13,8 @@
 #SBATCH --exclusive
 #SBATCH --requeue
 
+# Submitted from below numapin: what that gave its own rank is not for the ranks of this job.
+[ -z "${NUMAPIN_BINDING-}" ] || unset NUMAPIN_BINDING NUMAPIN_RUN_DIR
 set -euo pipefail
 
 mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 # Every DataLoader worker holds pipes and memory; the usual 1024 are too few for eight ranks' loaders.
 OPEN_FILES: Final = 'ulimit -S -n 65536 2>/dev/null || ulimit -S -n "$(ulimit -H -n)"'
 
+_NO_OTHER_RUNS: Final = (
+    "# Submitted from below numapin: what that gave its own rank is not for the ranks of this job.",
+    '[ -z "${NUMAPIN_BINDING-}" ] || unset NUMAPIN_BINDING NUMAPIN_RUN_DIR',
+)
+
 _MEETING_PLACE: Final = (
     "--rdzv-backend=c10d",
     '--rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT"',
@@ -54,12 +59,12 @@ def script(*parts: str | Iterable[str]) -> str:
 
 
 def preparation(request: JobRequest, *, folder: str = "") -> list[str]:
-    """Return what comes first: `folder` where the manager starts elsewhere, then the user's own lines.
+    """Return what comes first: a clean environment, `folder` where the manager starts elsewhere, the user's own lines.
 
     bash's strict mode comes after them: `activate` scripts of others may not stand it.
     """
     there = [f"cd {folder} || exit"] if folder else []
-    return [*there, *request.setup, "set -euo pipefail"]
+    return [*_NO_OTHER_RUNS, *there, *request.setup, "set -euo pipefail"]
 
 
 def started(request: JobRequest, rank_variables: str, meeting: str, *, apptainer: bool = True) -> list[Iterable[str]]:

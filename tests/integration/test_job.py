@@ -187,6 +187,16 @@ def test_mpirun_passes_on_what_a_rank_needs(cluster: Cluster) -> None:
     assert not passed & {"PS9", "PWD", "NOTED"}
 
 
+@pytest.mark.parametrize("engine", ["slurm", "mpi", "pbs", "lsf"])
+@pytest.mark.parametrize("form", ["node", "task"])
+def test_what_numapin_gave_the_submitting_shell_stays_there(engine: str, form: str, cluster: Cluster) -> None:
+    """A job that a rank submits, or its shell, gets neither that rank's binding nor the plan of its run."""
+    given = {"NUMAPIN_BINDING": "{}", "NUMAPIN_RUN_DIR": "/of/that/run"}
+    assert cluster.run([engine, "--form", form, *_SHAPE, "train.py"], **given) == 0
+    assert not given.keys() & cluster.environment().keys()
+    assert not given.keys() & {word for words in cluster.calls("mpirun") for word in words}
+
+
 def test_open_files_are_as_many_as_may_be(cluster: Cluster) -> None:
     """The soft limit of 1024 open files, which eight ranks' workers exceed, is raised in each task."""
     program = cluster.programs / "numapin"
