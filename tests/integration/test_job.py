@@ -179,11 +179,12 @@ def test_the_manager_binds_nothing(engine: str, starter: str, options: list[str]
 
 
 def test_mpirun_passes_on_what_a_rank_needs(cluster: Cluster) -> None:
-    """Variables of NCCL, CUDA and numapin reach other hosts, also with spaces in them; the shell's own do not."""
-    cluster.run(["mpi", *_SHAPE, "train.py"], NCCL_DEBUG="a b", PS9="x", NUMAPIN_RUN_DIR="/a b")
+    """Variables of NCCL, gloo, torchrun and numapin reach other hosts, also with spaces; the shell's own do not."""
+    given = {"NCCL_DEBUG": "a b", "NUMAPIN_RUN_DIR": "/a b", "PET_MAX_RESTARTS": "3", "GLOO_SOCKET_IFNAME": "ib0"}
+    cluster.run(["mpi", *_SHAPE, "train.py"], PS9="x", UCX_TLS="rc", **given)
     words = cluster.calls("mpirun")[-1]
     passed = {words[at + 1] for at, word in enumerate(words) if word == "-x"}
-    assert passed >= {"NCCL_DEBUG", "NUMAPIN_RUN_DIR", "MASTER_ADDR", "MASTER_PORT", "PATH"}
+    assert passed >= {*given, "UCX_TLS", "MASTER_ADDR", "MASTER_PORT", "PATH"}
     assert not passed & {"PS9", "PWD", "NOTED"}
 
 
