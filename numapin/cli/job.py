@@ -176,9 +176,10 @@ _ENGINES: Final = {
     "lsf": _Engine(
         about="LSF",
         submit="bsub < FILE",
-        options=(_FORM, *_QUEUED, _ACCOUNT, _IMAGE, _SETUP),
+        options=(_FORM, *_QUEUED, _ACCOUNT, _MEMORY, _IMAGE, _SETUP),
         build=lambda request, _: lsf.build(request),
         example="--nodes 2 --gpus-per-node 6 --time 12h --queue gpu",
+        memory_by_number=True,
     ),
 }
 

@@ -60,7 +60,9 @@ CASES: dict[str, str] = {
     "pbs-node": f"pbs --nodes 2 --machine {{dgx}} {_QUEUED} --account physics train.py --lr 0.1",
     "pbs-task": "pbs --form task --nodes 2 --gpus-per-node 4 --cpus-per-task 8 --time 12h --mem-per-node 100G train.py",
     "lsf-node": f"lsf --nodes 2 --gpus-per-node 6 {_QUEUED} --account physics train.py --lr 0.1",
-    "lsf-task": "lsf --form task --nodes 2 --gpus-per-node 6 --cpus-per-task 7 --no-smt train.py --lr 0.1",
+    "lsf-task": "lsf --form task --nodes 2 --gpus-per-node 6 --cpus-per-task 7 --mem-per-node 300G --no-smt train.py"
+    " --lr 0.1",
+    "lsf-share": "lsf --nodes 2 --gpus-per-node 2 --machine {dgx} train.py",
 }
 
 

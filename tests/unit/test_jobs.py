@@ -333,6 +333,17 @@ def test_a_job_gets_the_part_of_a_machine_that_goes_with_its_gpus(
     assert share.memory_bytes == (1 << 40) * (asked["gpus"] or 8) // 8
 
 
+@pytest.mark.parametrize("gpus", [4, 8])
+@pytest.mark.parametrize(
+    ("engine", "memory"), [("pbs", "mem={}mb"), ("lsf", "rusage[mem={}MB/host]"), ("slurm", "{}M")]
+)
+def test_memory_comes_from_the_machine(engine: str, memory: str, gpus: int, machine: Path) -> None:
+    """A job gets the memory that goes with its GPUs, a host; Slurm alone has a word for all that a node has."""
+    text = write([engine, "--form", "task", "--machine", str(machine), "--gpus-per-node", str(gpus), "train.py"])
+    number = int((1 << 40) * gpus // 8 * 0.9) >> 20
+    assert ("--mem=0" if engine == "slurm" and gpus == 8 else memory.format(number)) in text
+
+
 @pytest.mark.parametrize(
     ("launch", "below_run", "below_exec"),
     [
