@@ -1,5 +1,5 @@
 #!/bin/bash
-#SBATCH --job-name=train-ddp
+#SBATCH --job-name=train-checkpoint
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node=8
@@ -32,7 +32,7 @@ srun --nodes=2 --ntasks-per-node=1 \
     exec "$@"' bash \
     numapin run --nnodes=2 --nproc-per-node=8 \
     --rdzv-backend=c10d --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT" --rdzv-id="$MASTER_PORT" \
-    examples/train_ddp.py &
+    examples/train_checkpoint.py &
 run=$!
 heard=0 told=0
 trap 'heard=$((heard + 1)); told=1; kill -USR1 "$run"' USR1

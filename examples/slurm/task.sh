@@ -1,5 +1,5 @@
 #!/bin/bash
-#SBATCH --job-name=train-ddp
+#SBATCH --job-name=train-checkpoint
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=8
 #SBATCH --gpus-per-node=8
@@ -31,7 +31,7 @@ srun --nodes=2 --ntasks-per-node=8 \
     export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID LOCAL_WORLD_SIZE=8
     exec "$@"' bash \
     numapin exec -- \
-    python -u examples/train_ddp.py &
+    python -u examples/train_checkpoint.py &
 run=$!
 heard=0 told=0
 trap 'heard=$((heard + 1)); told=1; kill -USR1 "$run"' USR1
