@@ -42,6 +42,9 @@ while [ "$heard" -gt 0 ]; do # a signal ends the waiting, not the run
     heard=$((heard - 1)) status=0
     wait "$run" || status=$?
 done
+if [[ $(scontrol show job "$SLURM_JOB_ID") =~ PreemptTime=[0-9] ]]; then
+    told=1 status=0 # the ranks were told to end
+fi
 if [ "$told" = 1 ] && [ "$status" = 0 ]; then # it saved, and is not done
     scontrol requeue "$SLURM_JOB_ID"
 fi

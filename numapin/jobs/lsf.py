@@ -19,7 +19,7 @@ _REQUEUE_STATUS: Final = 85
 
 def build(request: JobRequest) -> str:
     """Return the script; LSF puts a job back into the queue that ends with a status named to it."""
-    requeue = f"status={_REQUEUE_STATUS}" if request.requeue else ""
+    requeue = f"status={_REQUEUE_STATUS}" if request.requeue and request.signal_s else ""
     return shell.script(
         ["#!/bin/bash", *_directives(request)],
         shell.preparation(request),

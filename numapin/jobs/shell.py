@@ -29,6 +29,8 @@ _MEETING_PLACE: Final = (
     '--rdzv-id="$MASTER_PORT"',
 )
 
+_SAVED: Final = 'if [ "$told" = 1 ] && [ "$status" = 0 ]; then # it saved, and is not done'
+
 # What a rank's start needs of this shell; mpirun passes nothing on but what it is told to.
 FORWARD: Final = """\
 forward=()
@@ -108,14 +110,17 @@ def command(request: JobRequest) -> tuple[str, ...]:
     return *python.get(request.launch, ()), *request.command
 
 
-def run_to_its_end(request: JobRequest, start: str, *, timer_s: int | None = None, requeue: str = "") -> list[str]:
+def run_to_its_end(
+    request: JobRequest, start: str, *, timer_s: int | None = None, requeue: str = "", preempted: str = ""
+) -> list[str]:
     """Return the lines that run `start`, and what a signal does.
 
-    Without --signal the script becomes `start`. Else it waits for it and passes SIGUSR1 on: `timer_s` seconds after
-    the start, where the manager cannot be told to send it. `requeue` then puts the job back into its queue, where the
-    program ended well: it saved, and is not done.
+    Without --signal and `requeue` the script becomes `start`. Else it waits for it and passes SIGUSR1 on: `timer_s`
+    seconds after the start, where the manager cannot be told to send it. `requeue` then puts the job back into its
+    queue, where the program ended well: it saved, and is not done. `preempted` is a command that says whether the
+    manager made the program end, which then goes back however it ended.
     """
-    if request.signal_s is None:
+    if request.signal_s is None and not requeue:
         return [f"exec {start}"]
     lines = [
         f"{start} &",
@@ -131,13 +136,13 @@ def run_to_its_end(request: JobRequest, start: str, *, timer_s: int | None = Non
         '    wait "$run" || status=$?',
         "done",
         *(['kill "$timer" 2>/dev/null || true'] if timer_s else []),
+        *(
+            [f"if {preempted}; then", "    told=1 status=0 # the ranks were told to end", "fi"]
+            if requeue and preempted
+            else []
+        ),
+        *([_SAVED, f"    {requeue}", "fi"] if requeue else []),
     ]
-    if requeue:
-        lines += [
-            'if [ "$told" = 1 ] && [ "$status" = 0 ]; then # it saved, and is not done',
-            f"    {requeue}",
-            "fi",
-        ]
     return [*lines, 'exit "$status"']
 
 

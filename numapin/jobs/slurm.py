@@ -24,6 +24,8 @@ export MASTER_ADDR MASTER_PORT"""
 _RANK: Final = "RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID LOCAL_WORLD_SIZE={ranks}"
 # Which node answers is said, and not found by comparing names; and each node goes by the name that Slurm reaches it by.
 _MEETING: Final = 'PET_RDZV_CONF="is_host=$((SLURM_NODEID == 0))" PET_LOCAL_ADDR="$SLURMD_NODENAME"'
+# In the grace time of a preemption Slurm tells the steps and not the batch script, and a job that ends in it is over.
+_PREEMPTED: Final = '[[ $(scontrol show job "$SLURM_JOB_ID") =~ PreemptTime=[0-9] ]]'
 
 
 def build(request: JobRequest) -> str:
@@ -36,7 +38,7 @@ def build(request: JobRequest) -> str:
         [
             "# Slurm binds nothing: numapin places each rank within the CPUs that the job has on its node.",
             "# shellcheck disable=SC2016 # the shell of each task puts these in",
-            *shell.run_to_its_end(request, _srun(request), requeue=requeue),
+            *shell.run_to_its_end(request, _srun(request), requeue=requeue, preempted=_PREEMPTED),
         ],
     )
 
