@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -71,14 +71,15 @@ _MANAGER = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """A folder of stand-ins and what they wrote down."""
+    """A folder of stand-ins and what they wrote down; jobs start where they are submitted, or in another folder."""
 
     programs: Path
     noted: Path
     work: Path
+    elsewhere: Path | None = None
 
-    def start(self, arguments: list[str], *, folder: Path | None = None, **changes: str) -> subprocess.Popen[str]:
-        """Start the script that `numapin job` writes, by bash, in the folder that it is submitted in or another."""
+    def start(self, arguments: list[str], **changes: str) -> subprocess.Popen[str]:
+        """Start the script that `numapin job` writes, by bash."""
         script = self.work.parent / "job.sh"
         script.write_text(write(arguments))
         path = f"{self.programs}:{os.environ['PATH']}"
@@ -86,15 +87,15 @@ class Cluster:
         return subprocess.Popen(
             ["bash", str(script)],
             env=environment(**own),
-            cwd=folder or self.work,
+            cwd=self.elsewhere or self.work,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
 
-    def run(self, arguments: list[str], *, folder: Path | None = None, **changes: str) -> int:
+    def run(self, arguments: list[str], **changes: str) -> int:
         """Run it to its end, which has nothing to complain of."""
-        with self.start(arguments, folder=folder, **changes) as script:
+        with self.start(arguments, **changes) as script:
             _, complaints = script.communicate(timeout=60)
         assert complaints == ""
         return script.returncode
@@ -210,8 +211,8 @@ def test_open_files_are_as_many_as_may_be(cluster: Cluster) -> None:
 def test_setup_runs_where_the_job_was_submitted(engine: str, cluster: Cluster, tmp_path: Path) -> None:
     """`--setup 'source venv/bin/activate'` finds the folder of the submission, also where PBS starts in $HOME."""
     (cluster.work / "venv").write_text("export VIRTUAL_ENV=activated\n")
-    folder = tmp_path if engine == "pbs" else cluster.work
-    assert cluster.run([engine, *_SHAPE, "--setup", "source ./venv", "train.py"], folder=folder) == 0
+    started = replace(cluster, elsewhere=tmp_path if engine == "pbs" else None)
+    assert started.run([engine, *_SHAPE, "--setup", "source ./venv", "train.py"]) == 0
     assert cluster.environment()["VIRTUAL_ENV"] == "activated"
     assert cluster.environment()["PWD"] == str(cluster.work)
 
