@@ -17,8 +17,7 @@ from numapin.cli.options import BINDING, request_from, topology_from
 from numapin.cli.output import warn, write
 from numapin.errors import UsageError
 from numapin.jobs import duration, kubernetes, lsf, mpi, pbs, slurm
-from numapin.jobs.kubernetes import Kind, Pods
-from numapin.jobs.request import Form, JobRequest, Launch
+from numapin.jobs.request import Form, JobRequest, Kind, Launch
 from numapin.jobs.share import Share, share_of
 from numapin.plan import make_plan
 
@@ -131,7 +130,7 @@ class _Engine:
     about: str
     submit: str
     options: tuple[click.Option, ...]
-    build: Callable[[JobRequest, dict[str, Any]], str]
+    build: Callable[[JobRequest], str]
     example: str
     spare_cores: int = 0
     memory_by_number: bool = False
@@ -143,23 +142,21 @@ _ENGINES: Final = {
         about="Slurm",
         submit="sbatch FILE",
         options=(_FORM, *_QUEUED, _ACCOUNT, _MEMORY, _IMAGE, _SETUP),
-        build=lambda request, _: slurm.build(request),
+        build=slurm.build,
         example="--nodes 4 --gpus-per-node 8 --time 24:00:00 --partition gpu --requeue --signal 300",
     ),
     "mpi": _Engine(
         about="OpenMPI's mpirun",
         submit="bash FILE",
         options=(_FORM, _HOSTFILE, _IMAGE, _SETUP),
-        build=lambda request, _: mpi.build(request),
+        build=mpi.build,
         example="--form task --nodes 2 --gpus-per-node 8 --hostfile hosts",
     ),
     "kubernetes": _Engine(
         about="Kubernetes",
         submit="kubectl apply -f FILE",
         options=(_KIND, *_QUEUED, _MEMORY, _IMAGE, _SYS_NICE),
-        build=lambda request, values: kubernetes.build(
-            request, Pods(kind=Kind(values["kind"]), sys_nice=values["sys_nice"])
-        ),
+        build=kubernetes.build,
         example="--nodes 2 --machine dgx.json --container registry/image:tag --dataloader numapin",
         memory_by_number=True,
         spare_cores=1,  # the static CPU manager demands CPUs that are nobody's
@@ -168,7 +165,7 @@ _ENGINES: Final = {
         about="PBS",
         submit="qsub FILE",
         options=(_FORM, *_QUEUED, _ACCOUNT, _MEMORY, _IMAGE, _SETUP),
-        build=lambda request, _: pbs.build(request),
+        build=pbs.build,
         example="--nodes 2 --gpus-per-node 4 --cpus-per-task 64 --time 12h --queue gpu",
         memory_by_number=True,
         saved="a PBS job cannot put itself back into the queue after --signal: submit it again",
@@ -177,7 +174,7 @@ _ENGINES: Final = {
         about="LSF",
         submit="bsub < FILE",
         options=(_FORM, *_QUEUED, _ACCOUNT, _MEMORY, _IMAGE, _SETUP),
-        build=lambda request, _: lsf.build(request),
+        build=lsf.build,
         example="--nodes 2 --gpus-per-node 6 --time 12h --queue gpu",
         memory_by_number=True,
     ),
@@ -213,7 +210,7 @@ def _command(name: str, engine: _Engine) -> click.Command:
     """Return an engine's command."""
 
     def write_script(**values: Any) -> None:  # noqa: ANN401 - click passes options by name
-        text = engine.build(_request(engine, values), values)
+        text = engine.build(_request(engine, values))
         if values.get("signal") and values.get("requeue") and engine.saved:
             warn([engine.saved])
         if values["output"] is None:
@@ -266,6 +263,8 @@ def _request(engine: _Engine, values: dict[str, Any]) -> JobRequest:
         options=tuple(_typed(values)),
         dataloader=values["dataloader"] == "numapin",
         setup=values.get("setup", ()),
+        kind=Kind(values.get("kind") or Kind.JOB),
+        sys_nice=values.get("sys_nice", True),
     )
     return request if topology is None else _sized(request, topology, engine, values)
 

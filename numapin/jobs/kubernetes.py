@@ -8,13 +8,12 @@ runs `numapin run`, which takes PET_* variables as torchrun does.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from numapin.errors import UsageError
 from numapin.jobs import shell, yaml
 from numapin.jobs.image import in_registry
+from numapin.jobs.request import Kind
 from numapin.jobs.yaml import Noted
 
 if TYPE_CHECKING:
@@ -36,25 +35,10 @@ and says so; a profile of your own that allows both calls does as well."""
 _SHM: Final = "torch's DataLoader passes batches through /dev/shm, which has 64 MiB in a pod. numapin's does not."
 
 
-class Kind(StrEnum):
-    """What the cluster runs."""
-
-    JOB = "job"
-    PYTORCHJOB = "pytorchjob"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pods:
-    """What only Kubernetes asks: the kind of job, and whether its pods may set memory policies."""
-
-    kind: Kind = Kind.JOB
-    sys_nice: bool = True
-
-
-def build(request: JobRequest, pods: Pods) -> str:
+def build(request: JobRequest) -> str:
     """Return the manifest. Raises UsageError for what a pod needs and was not given."""
     _require(request)
-    documents = _job(request, pods) if pods.kind is Kind.JOB else [_pytorchjob(request, pods)]
+    documents = _job(request) if request.kind is Kind.JOB else [_pytorchjob(request)]
     return "".join(yaml.document(document) for document in documents)
 
 
@@ -88,7 +72,7 @@ def _require(request: JobRequest) -> None:
             )
 
 
-def _job(request: JobRequest, pods: Pods) -> list[dict[str, object]]:
+def _job(request: JobRequest) -> list[dict[str, object]]:
     name = job_name(request)
     service: dict[str, object] = {
         "apiVersion": "v1",
@@ -121,7 +105,7 @@ def _job(request: JobRequest, pods: Pods) -> list[dict[str, object]]:
                 "spec": {
                     **({"subdomain": name} if request.nodes > 1 else {}),
                     "restartPolicy": "Never",
-                    **_pod(request, pods, "worker", _variables(request)),
+                    **_pod(request, "worker", _variables(request)),
                 }
             },
         },
@@ -129,11 +113,11 @@ def _job(request: JobRequest, pods: Pods) -> list[dict[str, object]]:
     return [service, job] if request.nodes > 1 else [job]
 
 
-def _pytorchjob(request: JobRequest, pods: Pods) -> dict[str, object]:
+def _pytorchjob(request: JobRequest) -> dict[str, object]:
     """Return Kubeflow's job. Its operator sets PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR and the others itself."""
     replica = {
         "restartPolicy": "OnFailure" if request.requeue else "Never",
-        "template": {"spec": _pod(request, pods, "pytorch", [])},
+        "template": {"spec": _pod(request, "pytorch", [])},
     }
     replicas: dict[str, object] = {"Master": {"replicas": 1, **replica}}
     if request.nodes > 1:
@@ -184,7 +168,7 @@ def _variables(request: JobRequest) -> list[dict[str, object]]:
     return [*given, {"name": "PET_LOCAL_ADDR", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
 
 
-def _pod(request: JobRequest, pods: Pods, container: str, variables: list[dict[str, object]]) -> dict[str, object]:
+def _pod(request: JobRequest, container: str, variables: list[dict[str, object]]) -> dict[str, object]:
     own = variables and request.nodes > 1
     start = "\n".join([shell.OPEN_FILES, *([_IS_HOST] if own else []), 'exec "$@"'])
     dataloader = ["--dataloader=numapin"] if request.dataloader else []
@@ -198,7 +182,7 @@ def _pod(request: JobRequest, pods: Pods, container: str, variables: list[dict[s
         **({"env": variables} if variables else {}),
         "resources": Noted(value=_resources(request), note=_CPUS),
     }
-    if pods.sys_nice:
+    if request.sys_nice:
         described["securityContext"] = Noted(value={"capabilities": {"add": ["SYS_NICE"]}}, note=_SYS_NICE)
     if request.dataloader:
         return {**_limits(request), "containers": [described]}

@@ -28,6 +28,13 @@ class Form(StrEnum):
     """One task a rank: `numapin exec`, which binds it."""
 
 
+class Kind(StrEnum):
+    """What a Kubernetes cluster runs."""
+
+    JOB = "job"
+    PYTORCHJOB = "pytorchjob"
+
+
 class Launch(StrEnum):
     """What the first word of the command is, in torchrun's words."""
 
@@ -68,6 +75,9 @@ class JobRequest:
     options: tuple[str, ...] = ()
     dataloader: bool = False
     setup: tuple[str, ...] = ()
+    kind: Kind = Kind.JOB
+    sys_nice: bool = True
+    """Whether pods may set memory policies."""
 
     def __post_init__(self) -> None:
         """Check what can be checked without a cluster."""
