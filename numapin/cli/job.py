@@ -22,7 +22,7 @@ from numapin.jobs.share import Share, share_of
 from numapin.plan import make_plan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from numapin.topology.model import Topology
 
@@ -123,8 +123,8 @@ class _Engine:
     """A resource manager: what it is called, how its script is submitted, its options, and what writes the script.
 
     `spare_cores` are left to the system on each NUMA node where the machine file says how many there are;
-    `memory_by_number` says that a whole node's memory cannot be asked for as such; `saved` is what to say of a job that
-    saves before its end and cannot be put back into the queue.
+    `memory_by_number` says that a whole node's memory cannot be asked for as such; `warnings` tells what of a request
+    the manager cannot do.
     """
 
     about: str
@@ -134,7 +134,7 @@ class _Engine:
     example: str
     spare_cores: int = 0
     memory_by_number: bool = False
-    saved: str = ""
+    warnings: Callable[[JobRequest], Sequence[str]] = lambda _: ()
 
 
 _ENGINES: Final = {
@@ -159,6 +159,7 @@ _ENGINES: Final = {
         build=kubernetes.build,
         example="--nodes 2 --machine dgx.json --container registry/image:tag --dataloader numapin",
         memory_by_number=True,
+        warnings=kubernetes.warnings,
         spare_cores=1,  # the static CPU manager demands CPUs that are nobody's
     ),
     "pbs": _Engine(
@@ -168,7 +169,7 @@ _ENGINES: Final = {
         build=pbs.build,
         example="--nodes 2 --gpus-per-node 4 --cpus-per-task 64 --time 12h --queue gpu",
         memory_by_number=True,
-        saved="a PBS job cannot put itself back into the queue after --signal: submit it again",
+        warnings=pbs.warnings,
     ),
     "lsf": _Engine(
         about="LSF",
@@ -210,9 +211,9 @@ def _command(name: str, engine: _Engine) -> click.Command:
     """Return an engine's command."""
 
     def write_script(**values: Any) -> None:  # noqa: ANN401 - click passes options by name
-        text = engine.build(_request(engine, values))
-        if values.get("signal") and values.get("requeue") and engine.saved:
-            warn([engine.saved])
+        request = _request(engine, values)
+        text = engine.build(request)
+        warn(engine.warnings(request))
         if values["output"] is None:
             click.echo(text, nl=False)
         else:

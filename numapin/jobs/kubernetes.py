@@ -42,6 +42,13 @@ def build(request: JobRequest) -> str:
     return "".join(yaml.document(document) for document in documents)
 
 
+def warnings(request: JobRequest) -> tuple[str, ...]:
+    """Return what was asked for and the cluster cannot do: a pod at its limit has failed, which OnFailure leaves so."""
+    if request.kind is Kind.PYTORCHJOB and request.requeue and request.time_s:
+        return ("a PyTorchJob is not started again after --time: apply it once more then, or use --form job",)
+    return ()
+
+
 def job_name(request: JobRequest) -> str:
     """Return the name that was given, or one made of the script's as Kubernetes takes it."""
     made = request.job_name.lower()

@@ -24,6 +24,13 @@ def build(request: JobRequest) -> str:
     )
 
 
+def warnings(request: JobRequest) -> tuple[str, ...]:
+    """Return what was asked for and PBS cannot do."""
+    if request.signal_s and request.requeue:
+        return ("a PBS job cannot put itself back into the queue after --signal: submit it again",)
+    return ()
+
+
 def _directives(request: JobRequest) -> list[str]:
     if request.cpus_per_node is None:
         raise UsageError(

@@ -346,6 +346,23 @@ class TestCommand:
         assert (done.status, done.out) == (status, "")
         assert message in done.err
 
+    @pytest.mark.parametrize(
+        ("line", "warning"),
+        [
+            ("pbs", "submit it again"),
+            ("kubernetes --form pytorchjob --container a --mem-per-node 8G", "or use --form job"),
+            ("kubernetes --container a --mem-per-node 8G", ""),
+            ("slurm", ""),
+        ],
+    )
+    def test_what_the_manager_cannot_do_is_said(self, line: str, warning: str) -> None:
+        """A job that saves before its end goes on in another turn, or there is a warning with what to do then."""
+        asked = "--gpus-per-node 1 --cpus-per-task 4 --time 1h --signal 60 --requeue train.py"
+        done = numapin("job", *line.split(), *asked.split())
+        assert done.status == 0, done.err
+        assert warning in done.err
+        assert bool(warning) == bool(done.err)
+
     def test_words_that_are_no_text_are_refused(self) -> None:
         """A file name that is not UTF-8 cannot be held by a script that is."""
         done = subprocess.run(
