@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from numapin import cpulist, sizes
-from numapin.cli.options import BINDING, request_from, topology_from
+from numapin.cli.options import BINDING, gpu_keys, request_from, topology_from
 from numapin.cli.output import warn, write
 from numapin.errors import UsageError
 from numapin.jobs import duration, kubernetes, lsf, mpi, pbs, slurm
@@ -267,7 +267,18 @@ def _request(engine: _Engine, values: dict[str, Any]) -> JobRequest:
         kind=Kind(values.get("kind") or Kind.JOB),
         sys_nice=values.get("sys_nice", True),
     )
+    _require_gpus(values["gpus"], request)
     return request if topology is None else _sized(request, topology, engine, values)
+
+
+def _require_gpus(named: str | None, request: JobRequest) -> None:
+    """Raise UsageError where --gpus names too few for a node's ranks: NCCL takes no GPU twice."""
+    keys = gpu_keys(named)
+    if keys is not None and len(keys) < request.ranks:
+        raise UsageError(
+            f"--gpus {named} names {len(keys)} GPUs for the {request.ranks} ranks of a node",
+            f"a rank drives a GPU of its own: --ranks-per-node {len(keys)}, or name more",
+        )
 
 
 def _sized(request: JobRequest, topology: Topology, engine: _Engine, values: dict[str, Any]) -> JobRequest:
