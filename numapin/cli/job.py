@@ -84,6 +84,11 @@ _FORM: Final = click.Option(
     default=Form.NODE.value,
     help="node: numapin run once a node (default); task: numapin exec once a rank.",
 )
+_PLAN: Final = click.Option(
+    ["--plan"],
+    metavar="FILE",
+    help="With --form task: a plan for every node (numapin plan --json), which spares each task reading the machine.",
+)
 _SETUP: Final = click.Option(
     ["--setup"],
     multiple=True,
@@ -141,14 +146,14 @@ _ENGINES: Final = {
     "slurm": _Engine(
         about="Slurm",
         submit="sbatch FILE",
-        options=(_FORM, *_QUEUED, _ACCOUNT, _MEMORY, _IMAGE, _SETUP),
+        options=(_FORM, _PLAN, *_QUEUED, _ACCOUNT, _MEMORY, _IMAGE, _SETUP),
         build=slurm.build,
         example="--nodes 4 --gpus-per-node 8 --time 24:00:00 --partition gpu --requeue --signal 300",
     ),
     "mpi": _Engine(
         about="OpenMPI's mpirun",
         submit="bash FILE",
-        options=(_FORM, _HOSTFILE, _IMAGE, _SETUP),
+        options=(_FORM, _PLAN, _HOSTFILE, _IMAGE, _SETUP),
         build=mpi.build,
         example="--form task --nodes 2 --gpus-per-node 8 --hostfile hosts",
     ),
@@ -165,7 +170,7 @@ _ENGINES: Final = {
     "pbs": _Engine(
         about="PBS",
         submit="qsub FILE",
-        options=(_FORM, *_QUEUED, _ACCOUNT, _MEMORY, _IMAGE, _SETUP),
+        options=(_FORM, _PLAN, *_QUEUED, _ACCOUNT, _MEMORY, _IMAGE, _SETUP),
         build=pbs.build,
         example="--nodes 2 --gpus-per-node 4 --cpus-per-task 64 --time 12h --queue gpu",
         memory_by_number=True,
@@ -174,7 +179,7 @@ _ENGINES: Final = {
     "lsf": _Engine(
         about="LSF",
         submit="bsub < FILE",
-        options=(_FORM, *_QUEUED, _ACCOUNT, _MEMORY, _IMAGE, _SETUP),
+        options=(_FORM, _PLAN, *_QUEUED, _ACCOUNT, _MEMORY, _IMAGE, _SETUP),
         build=lsf.build,
         example="--nodes 2 --gpus-per-node 6 --time 12h --queue gpu",
         memory_by_number=True,
@@ -261,7 +266,7 @@ def _request(engine: _Engine, values: dict[str, Any]) -> JobRequest:
         account=values.get("account"),
         container=values.get("container"),
         hostfile=values.get("hostfile"),
-        options=tuple(_typed(values)),
+        options=_options(values, form),
         dataloader=values["dataloader"] == "numapin",
         setup=values.get("setup", ()),
         kind=Kind(values.get("kind") or Kind.JOB),
@@ -322,6 +327,20 @@ def _launch(values: dict[str, Any]) -> Launch:
     if values["module"] and values["no_python"]:
         raise UsageError("--module with --no-python: a program is no module", "choose one")
     return Launch.MODULE if values["module"] else Launch.PROGRAM if values["no_python"] else Launch.SCRIPT
+
+
+def _options(values: dict[str, Any], form: Form) -> tuple[str, ...]:
+    """Return the options of numapin run or exec. Raises UsageError for a plan that they would not take."""
+    typed, plan = tuple(_typed(values)), values.get("plan")
+    if plan is None:
+        return typed
+    if form is Form.NODE:
+        raise UsageError(f"--plan {plan} with --form node: numapin run makes a plan of its own", "use --form task")
+    if decided := [option for option in typed if option != "--strict"]:
+        raise UsageError(
+            f"--plan {plan} has decided what {decided[0]} says", "give that option to: numapin plan --json"
+        )
+    return (f"--plan={plan}", *typed)
 
 
 def _typed(values: dict[str, Any]) -> Iterator[str]:

@@ -153,6 +153,14 @@ def test_every_word_arrives_as_it_was_typed(engine: str, form: str, cluster: Clu
 
 
 @pytest.mark.parametrize("engine", ["slurm", "mpi", "pbs", "lsf"])
+def test_a_plan_is_handed_to_every_task(engine: str, cluster: Cluster) -> None:
+    """With --plan no task reads the machine: `numapin exec` gets the file's name as it was typed, and --strict."""
+    shape = ("--gpus-per-node=4", "--cpus-per-task=3", "--form=task")
+    assert cluster.run([engine, *shape, "--plan", "a plan's.json", "--strict", "train.py"]) == 0
+    assert cluster.calls("numapin") == [["exec", "--plan=a plan's.json", "--strict", "--", "python", "-u", "train.py"]]
+
+
+@pytest.mark.parametrize("engine", ["slurm", "mpi", "pbs", "lsf"])
 def test_ranks_know_their_place(engine: str, cluster: Cluster) -> None:
     """A task a rank has what env:// asks for; a task a node says whether it is the one that answers."""
     cluster.run([engine, "--form", "task", *_SHAPE, "train.py"])

@@ -214,6 +214,8 @@ _POD = ("--cpus-per-task", "4", "--mem-per-node", "8G")
         (["slurm", *_GOOD, "--mem-per-node", "1K", "train.py"], "--mem-per-node is 1024"),
         (["slurm", *_GOOD, "--bind", "none", "--cpus-per-rank", "2", "train.py"], "binds nothing"),
         (["slurm", *_GOOD, "--gpus", "0,,1", "train.py"], "empty entry"),
+        (["slurm", *_GOOD, "--plan", "p.json", "train.py"], "use --form task"),
+        (["slurm", *_GOOD, "--form", "task", "--plan", "p.json", "--no-smt", "train.py"], "has decided what --no-smt"),
         (["slurm", *_GOOD, "--gpus", "0,1", "train.py"], "names 2 GPUs for the 4 ranks"),
         (["slurm", *_GOOD, "--form", "task", "--gpus", "0,1", "train.py"], "--ranks-per-node 2, or name more"),
         (["slurm", *_GOOD, "--form", "task", "--dataloader", "numapin", "train.py"], "use --form node"),
