@@ -6,7 +6,7 @@
 
 Expect the loss to fall from 0.9 to 0.1. SIGUSR1 or SIGTERM, to one rank or to all: it is saved, rank 0 runs --requeue,
 all end with status 0; the same command goes on and ends as if undisturbed, on CPUs to the bit. A rank dies: all start
-again at the last whole epoch.
+again at the last whole epoch. Rank 0 writes and reads FILE, which must outlive its machine: a folder that all share.
 """
 
 import argparse
@@ -30,14 +30,13 @@ class ResumableSampler(DistributedSampler):
     seen = 0
 
     def __iter__(self) -> Iterator[int]:
-        epoch, seen = divmod(self.seen, self.total_size)
-        self.set_epoch(epoch)
-        return iter([*super().__iter__()][seen // self.num_replicas :])
+        self.set_epoch(self.seen // self.total_size)
+        return iter([*super().__iter__()][self.seen % self.total_size // self.num_replicas :])
 
 
 def save(path: Path, net: nn.Module, optimizer: optim.Optimizer, sampler: ResumableSampler) -> None:
     """Write a checkpoint that is there as a whole or not at all, even if the machine goes down meanwhile."""
-    rng = torch.get_rng_state(), torch.cuda.get_rng_state_all()
+    rng = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_available() else [])]
     dist.all_gather_object(rngs := [None] * dist.get_world_size(), rng)
     if dist.get_rank() == 0:
         with (new := path.with_name(f"{path.name}.new")).open("wb") as file:
@@ -46,15 +45,14 @@ def save(path: Path, net: nn.Module, optimizer: optim.Optimizer, sampler: Resuma
         new.replace(path)
 
 
-def main() -> None:
+def main() -> None:  # noqa: C901 - one job, told from its start to its end
     """Train for some epochs, from the checkpoint if there is one."""
-    told = []  # loader workers inherit the handler: a signal to all processes of the job leaves them at work
+    told = []  # what a manager signals is every process, as srun does: loader workers must stay at work
     for preempted in (signal.SIGUSR1, signal.SIGTERM):
         signal.signal(preempted, lambda number, _: told.append(number))
     parser = argparse.ArgumentParser()
-    parser.add_argument("--epochs", type=int, default=8)
-    parser.add_argument("--checkpoint", type=Path, default=Path("checkpoint.pt"))
-    parser.add_argument("--requeue", default="true", metavar="COMMAND")
+    for name, default in ("--epochs", 8), ("--checkpoint", Path("checkpoint.pt")), ("--requeue", "true"):
+        parser.add_argument(name, type=type(default), default=default)
     arguments = parser.parse_args()
 
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else torch.device("cpu")
@@ -62,25 +60,27 @@ def main() -> None:
         torch.cuda.set_device(device)
     dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     torch.manual_seed(0)
-    labels = torch.arange(4096) % 8
-    dataset = TensorDataset(torch.randn(8, 64)[labels] + 2 * torch.randn(4096, 64), labels)
+    dataset = TensorDataset(torch.randn(8, 64).repeat(512, 1) + 2 * torch.randn(4096, 64), torch.arange(8).repeat(512))
     net = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Dropout(0.2), nn.Linear(128, 8)).to(device)
-    model, optimizer = nn.parallel.DistributedDataParallel(net), optim.AdamW(net.parameters(), lr=1e-3)
-    sampler, own = ResumableSampler(dataset), torch.Generator()  # a loader without its own draws from torch's
-    loader = numapin.DataLoader(dataset, 64, sampler=sampler, num_workers=1, device=device, generator=own)
-    if arguments.checkpoint.exists():
-        net_state, optimizer_state, sampler.seen, rngs = torch.load(arguments.checkpoint, map_location="cpu")
+    optimizer, sampler = optim.AdamW(net.parameters(), lr=1e-3), ResumableSampler(dataset)
+    is_there = dist.get_rank() == 0 and arguments.checkpoint.exists()  # for all: others may see another file, or none
+    found = [torch.load(arguments.checkpoint, map_location="cpu") if is_there else None]
+    dist.broadcast_object_list(found)
+    if found[0]:
+        net_state, optimizer_state, sampler.seen, rngs = found[0]
         net.load_state_dict(net_state)
         optimizer.load_state_dict(optimizer_state)
         if len(rngs) == dist.get_world_size():  # else there are more or fewer ranks now: new random numbers
-            torch.set_rng_state(rngs[dist.get_rank()][0])
-            torch.cuda.set_rng_state_all(rngs[dist.get_rank()][1])
-
+            for put, state in zip((torch.set_rng_state, torch.cuda.set_rng_state), rngs[dist.get_rank()], strict=False):
+                put(state)
+    model = nn.parallel.DistributedDataParallel(net)
+    # Forked workers inherit the handlers; a loader without a generator of its own draws from torch's.
+    own = {"num_workers": 1, "multiprocessing_context": "fork", "generator": torch.Generator()}
+    loader = numapin.DataLoader(dataset, 64, sampler=sampler, device=device, **own)
     stop = torch.tensor(0)  # on the CPU, for gloo: asking whether to stop does not wait for the GPU
     while not stop and sampler.seen < arguments.epochs * sampler.total_size:
         for points, wanted in loader:
-            loss = nn.functional.cross_entropy(model(points), wanted)
-            loss.backward()
+            (loss := nn.functional.cross_entropy(model(points), wanted)).backward()
             optimizer.step()
             optimizer.zero_grad()
             sampler.seen += len(points) * dist.get_world_size()

@@ -1,5 +1,7 @@
 #!/bin/bash
 
+# Submitted from below numapin: what that gave its own rank is not for the ranks of this job.
+[ -z "${NUMAPIN_BINDING-}" ] || unset NUMAPIN_BINDING NUMAPIN_RUN_DIR
 set -euo pipefail
 
 MASTER_ADDR=$(mpirun -np 1 --hostfile hosts hostname)
@@ -10,7 +12,8 @@ forward=()
 for name in $(compgen -e); do
     case $name in
         PATH | LD_LIBRARY_PATH | PYTHONPATH | PYTHONHOME | VIRTUAL_ENV | CONDA_PREFIX | HOME | TMPDIR) ;;
-        MASTER_* | CUDA_* | NCCL_* | OMP_* | TORCH* | PYTORCH_* | NUMAPIN_* | HF_* | WANDB_*) ;;
+        MASTER_* | PET_* | CUDA_* | NCCL_* | GLOO_* | UCX_* | OMP_* | TORCH* | PYTORCH_*) ;;
+        NUMAPIN_* | HF_* | WANDB_*) ;;
         *) continue ;;
     esac
     forward+=(-x "$name")

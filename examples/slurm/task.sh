@@ -1,5 +1,5 @@
 #!/bin/bash
-#SBATCH --job-name=train-ddp
+#SBATCH --job-name=train-checkpoint
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=8
 #SBATCH --gpus-per-node=8
@@ -13,6 +13,8 @@
 #SBATCH --exclusive
 #SBATCH --requeue
 
+# Submitted from below numapin: what that gave its own rank is not for the ranks of this job.
+[ -z "${NUMAPIN_BINDING-}" ] || unset NUMAPIN_BINDING NUMAPIN_RUN_DIR
 set -euo pipefail
 
 mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
@@ -29,7 +31,7 @@ srun --nodes=2 --ntasks-per-node=8 \
     export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID LOCAL_WORLD_SIZE=8
     exec "$@"' bash \
     numapin exec -- \
-    python -u examples/train_ddp.py &
+    python -u examples/train_checkpoint.py &
 run=$!
 heard=0 told=0
 trap 'heard=$((heard + 1)); told=1; kill -USR1 "$run"' USR1
@@ -40,6 +42,9 @@ while [ "$heard" -gt 0 ]; do # a signal ends the waiting, not the run
     heard=$((heard - 1)) status=0
     wait "$run" || status=$?
 done
+if [[ $(scontrol show job "$SLURM_JOB_ID") =~ PreemptTime=[0-9] ]]; then
+    told=1 status=0 # the ranks were told to end
+fi
 if [ "$told" = 1 ] && [ "$status" = 0 ]; then # it saved, and is not done
     scontrol requeue "$SLURM_JOB_ID"
 fi

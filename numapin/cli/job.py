@@ -13,17 +13,16 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from numapin import cpulist, sizes
-from numapin.cli.options import BINDING, request_from, topology_from
+from numapin.cli.options import BINDING, gpu_keys, request_from, topology_from
 from numapin.cli.output import warn, write
 from numapin.errors import UsageError
 from numapin.jobs import duration, kubernetes, lsf, mpi, pbs, slurm
-from numapin.jobs.kubernetes import Kind, Pods
-from numapin.jobs.request import Form, JobRequest, Launch
+from numapin.jobs.request import Form, JobRequest, Kind, Launch
 from numapin.jobs.share import Share, share_of
 from numapin.plan import make_plan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from numapin.topology.model import Topology
 
@@ -85,6 +84,11 @@ _FORM: Final = click.Option(
     default=Form.NODE.value,
     help="node: numapin run once a node (default); task: numapin exec once a rank.",
 )
+_PLAN: Final = click.Option(
+    ["--plan"],
+    metavar="FILE",
+    help="With --form task: a plan for every node (numapin plan --json), which spares each task reading the machine.",
+)
 _SETUP: Final = click.Option(
     ["--setup"],
     multiple=True,
@@ -124,61 +128,61 @@ class _Engine:
     """A resource manager: what it is called, how its script is submitted, its options, and what writes the script.
 
     `spare_cores` are left to the system on each NUMA node where the machine file says how many there are;
-    `memory_by_number` says that a whole node's memory cannot be asked for as such; `saved` is what to say of a job that
-    saves before its end and cannot be put back into the queue.
+    `memory_by_number` says that a whole node's memory cannot be asked for as such; `warnings` tells what of a request
+    the manager cannot do.
     """
 
     about: str
     submit: str
     options: tuple[click.Option, ...]
-    build: Callable[[JobRequest, dict[str, Any]], str]
+    build: Callable[[JobRequest], str]
     example: str
     spare_cores: int = 0
     memory_by_number: bool = False
-    saved: str = ""
+    warnings: Callable[[JobRequest], Sequence[str]] = lambda _: ()
 
 
 _ENGINES: Final = {
     "slurm": _Engine(
         about="Slurm",
         submit="sbatch FILE",
-        options=(_FORM, *_QUEUED, _ACCOUNT, _MEMORY, _IMAGE, _SETUP),
-        build=lambda request, _: slurm.build(request),
+        options=(_FORM, _PLAN, *_QUEUED, _ACCOUNT, _MEMORY, _IMAGE, _SETUP),
+        build=slurm.build,
         example="--nodes 4 --gpus-per-node 8 --time 24:00:00 --partition gpu --requeue --signal 300",
     ),
     "mpi": _Engine(
         about="OpenMPI's mpirun",
         submit="bash FILE",
-        options=(_FORM, _HOSTFILE, _IMAGE, _SETUP),
-        build=lambda request, _: mpi.build(request),
+        options=(_FORM, _PLAN, _HOSTFILE, _IMAGE, _SETUP),
+        build=mpi.build,
         example="--form task --nodes 2 --gpus-per-node 8 --hostfile hosts",
     ),
     "kubernetes": _Engine(
         about="Kubernetes",
         submit="kubectl apply -f FILE",
         options=(_KIND, *_QUEUED, _MEMORY, _IMAGE, _SYS_NICE),
-        build=lambda request, values: kubernetes.build(
-            request, Pods(kind=Kind(values["kind"]), sys_nice=values["sys_nice"])
-        ),
+        build=kubernetes.build,
         example="--nodes 2 --machine dgx.json --container registry/image:tag --dataloader numapin",
         memory_by_number=True,
+        warnings=kubernetes.warnings,
         spare_cores=1,  # the static CPU manager demands CPUs that are nobody's
     ),
     "pbs": _Engine(
         about="PBS",
         submit="qsub FILE",
-        options=(_FORM, *_QUEUED, _ACCOUNT, _MEMORY, _IMAGE, _SETUP),
-        build=lambda request, _: pbs.build(request),
+        options=(_FORM, _PLAN, *_QUEUED, _ACCOUNT, _MEMORY, _IMAGE, _SETUP),
+        build=pbs.build,
         example="--nodes 2 --gpus-per-node 4 --cpus-per-task 64 --time 12h --queue gpu",
         memory_by_number=True,
-        saved="a PBS job cannot put itself back into the queue after --signal: submit it again",
+        warnings=pbs.warnings,
     ),
     "lsf": _Engine(
         about="LSF",
         submit="bsub < FILE",
-        options=(_FORM, *_QUEUED, _ACCOUNT, _IMAGE, _SETUP),
-        build=lambda request, _: lsf.build(request),
+        options=(_FORM, _PLAN, *_QUEUED, _ACCOUNT, _MEMORY, _IMAGE, _SETUP),
+        build=lsf.build,
         example="--nodes 2 --gpus-per-node 6 --time 12h --queue gpu",
+        memory_by_number=True,
     ),
 }
 
@@ -212,9 +216,9 @@ def _command(name: str, engine: _Engine) -> click.Command:
     """Return an engine's command."""
 
     def write_script(**values: Any) -> None:  # noqa: ANN401 - click passes options by name
-        text = engine.build(_request(engine, values), values)
-        if values.get("signal") and values.get("requeue") and engine.saved:
-            warn([engine.saved])
+        request = _request(engine, values)
+        text = engine.build(request)
+        warn(engine.warnings(request))
         if values["output"] is None:
             click.echo(text, nl=False)
         else:
@@ -262,11 +266,24 @@ def _request(engine: _Engine, values: dict[str, Any]) -> JobRequest:
         account=values.get("account"),
         container=values.get("container"),
         hostfile=values.get("hostfile"),
-        options=tuple(_typed(values)),
+        options=_options(values, form),
         dataloader=values["dataloader"] == "numapin",
         setup=values.get("setup", ()),
+        kind=Kind(values.get("kind") or Kind.JOB),
+        sys_nice=values.get("sys_nice", True),
     )
+    _require_gpus(values["gpus"], request)
     return request if topology is None else _sized(request, topology, engine, values)
+
+
+def _require_gpus(named: str | None, request: JobRequest) -> None:
+    """Raise UsageError where --gpus names too few for a node's ranks: NCCL takes no GPU twice."""
+    keys = gpu_keys(named)
+    if keys is not None and len(keys) < request.ranks:
+        raise UsageError(
+            f"--gpus {named} names {len(keys)} GPUs for the {request.ranks} ranks of a node",
+            f"a rank drives a GPU of its own: --ranks-per-node {len(keys)}, or name more",
+        )
 
 
 def _sized(request: JobRequest, topology: Topology, engine: _Engine, values: dict[str, Any]) -> JobRequest:
@@ -310,6 +327,20 @@ def _launch(values: dict[str, Any]) -> Launch:
     if values["module"] and values["no_python"]:
         raise UsageError("--module with --no-python: a program is no module", "choose one")
     return Launch.MODULE if values["module"] else Launch.PROGRAM if values["no_python"] else Launch.SCRIPT
+
+
+def _options(values: dict[str, Any], form: Form) -> tuple[str, ...]:
+    """Return the options of numapin run or exec. Raises UsageError for a plan that they would not take."""
+    typed, plan = tuple(_typed(values)), values.get("plan")
+    if plan is None:
+        return typed
+    if form is Form.NODE:
+        raise UsageError(f"--plan {plan} with --form node: numapin run makes a plan of its own", "use --form task")
+    if decided := [option for option in typed if option != "--strict"]:
+        raise UsageError(
+            f"--plan {plan} has decided what {decided[0]} says", "give that option to: numapin plan --json"
+        )
+    return (f"--plan={plan}", *typed)
 
 
 def _typed(values: dict[str, Any]) -> Iterator[str]:

@@ -8,12 +8,12 @@ runs `numapin run`, which takes PET_* variables as torchrun does.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from numapin.errors import UsageError
 from numapin.jobs import shell, yaml
+from numapin.jobs.image import in_registry
+from numapin.jobs.request import Kind
 from numapin.jobs.yaml import Noted
 
 if TYPE_CHECKING:
@@ -35,26 +35,18 @@ and says so; a profile of your own that allows both calls does as well."""
 _SHM: Final = "torch's DataLoader passes batches through /dev/shm, which has 64 MiB in a pod. numapin's does not."
 
 
-class Kind(StrEnum):
-    """What the cluster runs."""
-
-    JOB = "job"
-    PYTORCHJOB = "pytorchjob"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pods:
-    """What only Kubernetes asks: the kind of job, and whether its pods may set memory policies."""
-
-    kind: Kind = Kind.JOB
-    sys_nice: bool = True
-
-
-def build(request: JobRequest, pods: Pods) -> str:
+def build(request: JobRequest) -> str:
     """Return the manifest. Raises UsageError for what a pod needs and was not given."""
     _require(request)
-    documents = _job(request, pods) if pods.kind is Kind.JOB else [_pytorchjob(request, pods)]
+    documents = _job(request) if request.kind is Kind.JOB else [_pytorchjob(request)]
     return "".join(yaml.document(document) for document in documents)
+
+
+def warnings(request: JobRequest) -> tuple[str, ...]:
+    """Return what was asked for and the cluster cannot do: a pod at its limit has failed, which OnFailure leaves so."""
+    if request.kind is Kind.PYTORCHJOB and request.requeue and request.time_s:
+        return ("a PyTorchJob is not started again after --time: apply it once more then, or use --form job",)
+    return ()
 
 
 def job_name(request: JobRequest) -> str:
@@ -71,7 +63,7 @@ def _require(request: JobRequest) -> None:
         )
     if request.container is None:
         raise UsageError("a pod needs an image", "name one that holds numapin: --container registry/image:tag")
-    if not _IMAGE.fullmatch(request.container):
+    if not _IMAGE.fullmatch(in_registry(request.container) or ""):
         raise UsageError(
             f"--container {request.container!r} is no image of a registry",
             "for example: --container registry/image:tag",
@@ -87,7 +79,7 @@ def _require(request: JobRequest) -> None:
             )
 
 
-def _job(request: JobRequest, pods: Pods) -> list[dict[str, object]]:
+def _job(request: JobRequest) -> list[dict[str, object]]:
     name = job_name(request)
     service: dict[str, object] = {
         "apiVersion": "v1",
@@ -120,7 +112,7 @@ def _job(request: JobRequest, pods: Pods) -> list[dict[str, object]]:
                 "spec": {
                     **({"subdomain": name} if request.nodes > 1 else {}),
                     "restartPolicy": "Never",
-                    **_pod(request, pods, "worker", _variables(request)),
+                    **_pod(request, "worker", _variables(request)),
                 }
             },
         },
@@ -128,11 +120,11 @@ def _job(request: JobRequest, pods: Pods) -> list[dict[str, object]]:
     return [service, job] if request.nodes > 1 else [job]
 
 
-def _pytorchjob(request: JobRequest, pods: Pods) -> dict[str, object]:
+def _pytorchjob(request: JobRequest) -> dict[str, object]:
     """Return Kubeflow's job. Its operator sets PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR and the others itself."""
     replica = {
         "restartPolicy": "OnFailure" if request.requeue else "Never",
-        "template": {"spec": _pod(request, pods, "pytorch", [])},
+        "template": {"spec": _pod(request, "pytorch", [])},
     }
     replicas: dict[str, object] = {"Master": {"replicas": 1, **replica}}
     if request.nodes > 1:
@@ -183,7 +175,7 @@ def _variables(request: JobRequest) -> list[dict[str, object]]:
     return [*given, {"name": "PET_LOCAL_ADDR", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
 
 
-def _pod(request: JobRequest, pods: Pods, container: str, variables: list[dict[str, object]]) -> dict[str, object]:
+def _pod(request: JobRequest, container: str, variables: list[dict[str, object]]) -> dict[str, object]:
     own = variables and request.nodes > 1
     start = "\n".join([shell.OPEN_FILES, *([_IS_HOST] if own else []), 'exec "$@"'])
     dataloader = ["--dataloader=numapin"] if request.dataloader else []
@@ -191,13 +183,13 @@ def _pod(request: JobRequest, pods: Pods, container: str, variables: list[dict[s
     arguments = ["numapin", "run", *grace, *request.options, *dataloader, *shell.run_command(request)]
     described: dict[str, object] = {
         "name": container,
-        "image": request.container,
+        "image": in_registry(request.container or ""),
         "command": ["sh", "-c", _unexpanded(start), "sh"],
         "args": [_unexpanded(word) for word in arguments],
         **({"env": variables} if variables else {}),
         "resources": Noted(value=_resources(request), note=_CPUS),
     }
-    if pods.sys_nice:
+    if request.sys_nice:
         described["securityContext"] = Noted(value={"capabilities": {"add": ["SYS_NICE"]}}, note=_SYS_NICE)
     if request.dataloader:
         return {**_limits(request), "containers": [described]}

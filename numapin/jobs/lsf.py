@@ -1,6 +1,7 @@
 """LSF: a script for bsub, in which mpirun starts the ranks. Pure.
 
-Comes in: a `JobRequest`. Goes out: its text. Option names are those of LSF 10.1.
+Comes in: a `JobRequest`. Goes out: its text. Option names are those of LSF 10.1.0.9 and later. GPUs and memory say that
+they are a host's: a number alone is a task's where a cluster has RESOURCE_RESERVE_PER_TASK.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _REQUEUE_STATUS: Final = 85
 
 def build(request: JobRequest) -> str:
     """Return the script; LSF puts a job back into the queue that ends with a status named to it."""
-    requeue = f"status={_REQUEUE_STATUS}" if request.requeue else ""
+    requeue = f"status={_REQUEUE_STATUS}" if request.requeue and request.signal_s else ""
     return shell.script(
         ["#!/bin/bash", *_directives(request)],
         shell.preparation(request),
@@ -27,7 +28,7 @@ def build(request: JobRequest) -> str:
 
 
 def _directives(request: JobRequest) -> list[str]:
-    gpus = f'-gpu "num={request.gpus_per_node}:mode=shared:j_exclusive=yes"' if request.gpus_per_node else ""
+    gpus = f'-gpu "num={request.gpus_per_node}/host:mode=shared:j_exclusive=yes"' if request.gpus_per_node else ""
     signal = f"-wa USR1 -wt {duration.minutes_begun(request.signal_s)}" if request.signal_s else ""
     options = [
         f"-J {request.job_name}",
@@ -48,7 +49,9 @@ def _directives(request: JobRequest) -> list[str]:
 
 def _resources(request: JobRequest) -> str:
     """Return the hosts' shape. On hosts of one's own nothing is said of CPUs: LSF would bind the tasks to them."""
-    span = f"span[ptile={request.tasks_per_node}]"
-    if request.whole_nodes or request.cpus_per_task is None:
-        return span
-    return f"{span} affinity[{'thread' if request.smt else 'core'}({request.cpus_per_task})]"
+    parts = [f"span[ptile={request.tasks_per_node}]"]
+    if request.memory_bytes:
+        parts.append(f"rusage[mem={request.memory_bytes >> 20}MB/host]")
+    if request.cpus_per_task is not None and not request.whole_nodes:
+        parts.append(f"affinity[{'thread' if request.smt else 'core'}({request.cpus_per_task})]")
+    return " ".join(parts)

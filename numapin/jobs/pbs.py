@@ -19,10 +19,16 @@ def build(request: JobRequest) -> str:
     timer_s = request.time_s - request.signal_s if request.time_s and request.signal_s else None
     return shell.script(
         ["#!/bin/bash", *_directives(request)],
-        shell.preparation(request),
-        'cd "$PBS_O_WORKDIR"',
+        shell.preparation(request, folder='"$PBS_O_WORKDIR"'),
         *mpi.body(request, hosts=["--hostfile", '"$PBS_NODEFILE"'], timer_s=timer_s),
     )
+
+
+def warnings(request: JobRequest) -> tuple[str, ...]:
+    """Return what was asked for and PBS cannot do."""
+    if request.signal_s and request.requeue:
+        return ("a PBS job cannot put itself back into the queue after --signal: submit it again",)
+    return ()
 
 
 def _directives(request: JobRequest) -> list[str]:

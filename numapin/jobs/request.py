@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Final
 
 from numapin.errors import UsageError
+from numapin.jobs import image
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,62}")
 _QUEUE: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,:@/+-]{0,127}")
@@ -25,6 +26,13 @@ class Form(StrEnum):
     """One task a node: `numapin run`, which starts the ranks and meets the other nodes over c10d."""
     TASK = "task"
     """One task a rank: `numapin exec`, which binds it."""
+
+
+class Kind(StrEnum):
+    """What a Kubernetes cluster runs."""
+
+    JOB = "job"
+    PYTORCHJOB = "pytorchjob"
 
 
 class Launch(StrEnum):
@@ -67,6 +75,9 @@ class JobRequest:
     options: tuple[str, ...] = ()
     dataloader: bool = False
     setup: tuple[str, ...] = ()
+    kind: Kind = Kind.JOB
+    sys_nice: bool = True
+    """Whether pods may set memory policies."""
 
     def __post_init__(self) -> None:
         """Check what can be checked without a cluster."""
@@ -135,10 +146,12 @@ class JobRequest:
             ("--job-name", self.name or None, _NAME, "letters, digits and . _ + -, at most 63, such as train-7b"),
             ("--partition/--queue", self.queue, _QUEUE, "letters, digits and _ . , : @ / + -, such as gpu"),
             ("--account", self.account, _QUEUE, "letters, digits and _ . , : @ / + -, such as physics"),
-            ("--container", self.container, _IMAGE, "an image such as nvcr.io/nvidia/pytorch:25.01-py3, or a file"),
+            ("--container", self.container, _IMAGE, image.SAMPLE),
         ):
             if word is not None and not pattern.fullmatch(word):
                 raise UsageError(f"{option} {word!r} is no name that job scripts can hold", f"use {sample}")
+        if self.container:
+            image.require_known(self.container)
         if not self.command or not self.command[0]:
             raise UsageError("there is no script to run", "name it last: numapin job slurm --nodes 2 train.py --lr 0.1")
         if self.command[0].startswith("-"):

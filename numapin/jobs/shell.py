@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Final
 
+from numapin.jobs.image import for_apptainer
 from numapin.jobs.request import Form, JobRequest, Launch
 
 if TYPE_CHECKING:
@@ -17,11 +18,18 @@ if TYPE_CHECKING:
 # Every DataLoader worker holds pipes and memory; the usual 1024 are too few for eight ranks' loaders.
 OPEN_FILES: Final = 'ulimit -S -n 65536 2>/dev/null || ulimit -S -n "$(ulimit -H -n)"'
 
+_NO_OTHER_RUNS: Final = (
+    "# Submitted from below numapin: what that gave its own rank is not for the ranks of this job.",
+    '[ -z "${NUMAPIN_BINDING-}" ] || unset NUMAPIN_BINDING NUMAPIN_RUN_DIR',
+)
+
 _MEETING_PLACE: Final = (
     "--rdzv-backend=c10d",
     '--rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT"',
     '--rdzv-id="$MASTER_PORT"',
 )
+
+_SAVED: Final = 'if [ "$told" = 1 ] && [ "$status" = 0 ]; then # it saved, and is not done'
 
 # What a rank's start needs of this shell; mpirun passes nothing on but what it is told to.
 FORWARD: Final = """\
@@ -29,7 +37,8 @@ forward=()
 for name in $(compgen -e); do
     case $name in
         PATH | LD_LIBRARY_PATH | PYTHONPATH | PYTHONHOME | VIRTUAL_ENV | CONDA_PREFIX | HOME | TMPDIR) ;;
-        MASTER_* | CUDA_* | NCCL_* | OMP_* | TORCH* | PYTORCH_* | NUMAPIN_* | HF_* | WANDB_*) ;;
+        MASTER_* | PET_* | CUDA_* | NCCL_* | GLOO_* | UCX_* | OMP_* | TORCH* | PYTORCH_*) ;;
+        NUMAPIN_* | HF_* | WANDB_*) ;;
         *) continue ;;
     esac
     forward+=(-x "$name")
@@ -52,9 +61,13 @@ def script(*parts: str | Iterable[str]) -> str:
     return "\n\n".join(text for text in texts if text) + "\n"
 
 
-def preparation(request: JobRequest) -> list[str]:
-    """Return the user's own lines and then bash's strict mode, which `activate` scripts of others may not stand."""
-    return [*request.setup, "set -euo pipefail"]
+def preparation(request: JobRequest, *, folder: str = "") -> list[str]:
+    """Return what comes first: a clean environment, `folder` where the manager starts elsewhere, the user's own lines.
+
+    bash's strict mode comes after them: `activate` scripts of others may not stand it.
+    """
+    there = [f"cd {folder} || exit"] if folder else []
+    return [*_NO_OTHER_RUNS, *there, *request.setup, "set -euo pipefail"]
 
 
 def started(request: JobRequest, rank_variables: str, meeting: str, *, apptainer: bool = True) -> list[Iterable[str]]:
@@ -73,12 +86,7 @@ def _container(request: JobRequest) -> list[str]:
     image = request.container
     if image is None:
         return []
-    return ["apptainer", "exec", "--nv", image if is_file(image) else f"docker://{image}"]
-
-
-def is_file(image: str) -> bool:
-    """Return whether an image is a file of Apptainer's, and none of a registry."""
-    return image.endswith(".sif")
+    return ["apptainer", "exec", "--nv", for_apptainer(image)]
 
 
 def _numapin(request: JobRequest) -> list[Iterable[str]]:
@@ -102,14 +110,17 @@ def command(request: JobRequest) -> tuple[str, ...]:
     return *python.get(request.launch, ()), *request.command
 
 
-def run_to_its_end(request: JobRequest, start: str, *, timer_s: int | None = None, requeue: str = "") -> list[str]:
+def run_to_its_end(
+    request: JobRequest, start: str, *, timer_s: int | None = None, requeue: str = "", preempted: str = ""
+) -> list[str]:
     """Return the lines that run `start`, and what a signal does.
 
-    Without --signal the script becomes `start`. Else it waits for it and passes SIGUSR1 on: `timer_s` seconds after
-    the start, where the manager cannot be told to send it. `requeue` then puts the job back into its queue, where the
-    program ended well: it saved, and is not done.
+    Without --signal and `requeue` the script becomes `start`. Else it waits for it and passes SIGUSR1 on: `timer_s`
+    seconds after the start, where the manager cannot be told to send it. `requeue` then puts the job back into its
+    queue, where the program ended well: it saved, and is not done. `preempted` is a command that says whether the
+    manager made the program end, which then goes back however it ended.
     """
-    if request.signal_s is None:
+    if request.signal_s is None and not requeue:
         return [f"exec {start}"]
     lines = [
         f"{start} &",
@@ -125,13 +136,13 @@ def run_to_its_end(request: JobRequest, start: str, *, timer_s: int | None = Non
         '    wait "$run" || status=$?',
         "done",
         *(['kill "$timer" 2>/dev/null || true'] if timer_s else []),
+        *(
+            [f"if {preempted}; then", "    told=1 status=0 # the ranks were told to end", "fi"]
+            if requeue and preempted
+            else []
+        ),
+        *([_SAVED, f"    {requeue}", "fi"] if requeue else []),
     ]
-    if requeue:
-        lines += [
-            'if [ "$told" = 1 ] && [ "$status" = 0 ]; then # it saved, and is not done',
-            f"    {requeue}",
-            "fi",
-        ]
     return [*lines, 'exit "$status"']
 
 

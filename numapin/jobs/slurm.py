@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from numapin.jobs import duration, shell
+from numapin.jobs.image import for_pyxis
 from numapin.jobs.request import Form
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ export MASTER_ADDR MASTER_PORT"""
 _RANK: Final = "RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID LOCAL_WORLD_SIZE={ranks}"
 # Which node answers is said, and not found by comparing names; and each node goes by the name that Slurm reaches it by.
 _MEETING: Final = 'PET_RDZV_CONF="is_host=$((SLURM_NODEID == 0))" PET_LOCAL_ADDR="$SLURMD_NODENAME"'
+# In the grace time of a preemption Slurm tells the steps and not the batch script, and a job that ends in it is over.
+_PREEMPTED: Final = '[[ $(scontrol show job "$SLURM_JOB_ID") =~ PreemptTime=[0-9] ]]'
 
 
 def build(request: JobRequest) -> str:
@@ -35,7 +38,7 @@ def build(request: JobRequest) -> str:
         [
             "# Slurm binds nothing: numapin places each rank within the CPUs that the job has on its node.",
             "# shellcheck disable=SC2016 # the shell of each task puts these in",
-            *shell.run_to_its_end(request, _srun(request), requeue=requeue),
+            *shell.run_to_its_end(request, _srun(request), requeue=requeue, preempted=_PREEMPTED),
         ],
     )
 
@@ -85,10 +88,9 @@ def _srun(request: JobRequest) -> str:
     # --gpu-bind=none for that: with it Slurm 22.05 gives several tasks of a node no CUDA_VISIBLE_DEVICES, and they see
     # other jobs' GPUs where no cgroup forbids it.
     bindings = ["--cpu-bind=none", "--mem-bind=none"]
-    container = request.container
-    image = []
-    if container and not shell.is_file(container):
-        image = [f"--container-image={container}", '--container-mounts="$PWD:$PWD"', '--container-workdir="$PWD"']
+    pyxis = request.container and for_pyxis(request.container)
+    mounts = ['--container-mounts="$PWD:$PWD"', '--container-workdir="$PWD"']
+    image = [f"--container-image={pyxis}", *mounts] if pyxis else []
     tasks = shell.started(request, _RANK.format(ranks=request.ranks), _MEETING, apptainer=not image)
     return shell.statement(["srun", *options], [*bindings, "--kill-on-bad-exit=1"], image, *tasks)
 

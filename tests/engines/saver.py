@@ -1,7 +1,7 @@
 """A rank of the tests that saves when it is told to, ends well, and goes on from there in another turn.
 
-Usage: saver.py FOLDER. Writes FOLDER/ready-RANK-TURN when it can be told, FOLDER/saved-RANK when SIGUSR1 told it, and
-in the turn that finds that file, FOLDER/resumed-RANK with what was saved.
+Usage: saver.py FOLDER. Writes FOLDER/ready-RANK-TURN when it can be told, FOLDER/saved-RANK when SIGUSR1 or SIGTERM
+told it, and in the turn that finds that file, FOLDER/resumed-RANK with what was saved.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ def main() -> None:
     if saved.exists():
         (folder / f"resumed-{rank}").write_text(f"{saved.read_text()} then turn {turn}")
         return
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    told = {signal.SIGUSR1, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, told)
     (folder / f"ready-{rank}-{turn}").touch()
-    signal.sigwait({signal.SIGUSR1})
+    signal.sigwait(told)
     saved.write_text(f"turn {turn}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -121,3 +122,47 @@ def test_a_job_saves_and_goes_on_in_another_turn(cluster: Cluster, tmp_path: Pat
     )
     assert cluster.ended(job, folder=tmp_path) == "COMPLETED", output_in(tmp_path)
     assert [(tmp_path / f"resumed-{rank}").read_text() for rank in (0, 1)] == ["turn 0 then turn 1"] * 2
+
+
+def test_the_example_saves_and_goes_on(cluster: Cluster, tmp_path: Path) -> None:
+    """train_checkpoint.py lives through a SIGUSR1 that srun has sent to every process, DataLoader workers included."""
+    shape = ("--gpus-per-node=2", "--cpus-per-task=2", "--time=30m", "--signal=60", "--requeue")
+    program = (str(HERE.parents[1] / "examples" / "train_checkpoint.py"), "--epochs", "16")
+    script = numapin("job", "slurm", *shape, *program)
+    job = cluster.submit(script.out, folder=tmp_path, CUDA_VISIBLE_DEVICES="")
+    _wait_for(cluster, job, tmp_path, "checkpoint.pt", number=1)
+    assert cluster.call("scancel", "--batch", "--signal=USR1", job, folder=tmp_path).status == 0
+    assert cluster.ended(job, folder=tmp_path) == "COMPLETED"
+    epochs = [float(epoch) for epoch in re.findall(r"^epoch ([0-9.]+):", output_in(tmp_path), re.MULTILINE)]
+    assert epochs[-1] == 16, output_in(tmp_path)
+    assert any(epoch % 1 for epoch in epochs), "it was not stopped within an epoch"
+
+
+@pytest.mark.parametrize("form", ["node", "task"])
+def test_a_preempted_job_that_saves_in_its_grace_time_goes_on(cluster: Cluster, tmp_path: Path, form: str) -> None:
+    """Slurm tells all processes but the script's, by SIGTERM, and waits: those that end in time end no job by it."""
+    shape = ("--nodes=2", "--gpus-per-node=2", "--cpus-per-task=2", "--time=30m", f"--form={form}")
+    script = numapin("job", "slurm", *shape, "--requeue", "--partition=spare", str(HERE / "saver.py"), str(tmp_path))
+    job = cluster.submit(script.out, folder=tmp_path)
+    _wait_for(cluster, job, tmp_path, "ready-*-0", number=4)
+    urgent = ("sbatch", "--partition=urgent", "--nodes=2", "--gpus-per-node=2", "--output=urgent.out", "--wrap=sleep 1")
+    assert cluster.call(*urgent, folder=tmp_path).status == 0
+    _wait_for(cluster, job, tmp_path, "resumed-*", number=4)
+    assert cluster.ended(job, folder=tmp_path) == "COMPLETED", output_in(tmp_path)
+    assert (tmp_path / "resumed-0").read_text() == "turn 0 then turn 1"
+    assert " Restarts=1 " in cluster.call("scontrol", "show", "job", "--oneliner", job, folder=tmp_path).out
+
+
+def _wait_for(cluster: Cluster, job: str, folder: Path, pattern: str, *, number: int) -> None:
+    """Wait until a job's ranks have written so many files, or it is over."""
+
+    def state() -> str:
+        return output_in(folder) + cluster.call("scontrol", "show", "job", job, folder=folder).out + cluster.logs()
+
+    def there() -> bool:
+        over = cluster.state_of(job) in {"FAILED", "COMPLETED"}
+        found = len(list(folder.glob(pattern))) == number
+        assert found or not over, state()
+        return found
+
+    until(there, timeout_s=150, what=f"{number} files {pattern}", tell=state)

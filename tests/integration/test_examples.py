@@ -6,8 +6,10 @@ import ast
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -157,6 +159,45 @@ class TestPreemption:
             assert job.end() == 0
             assert job.pid_of(1, restart=1)
         assert _same(_state(path), undisturbed, exactly=not visible)
+
+    def test_only_rank_0_has_the_file(self, tmp_path: Path, visible: str, undisturbed: list[Any]) -> None:
+        """Machines without a folder in common: rank 0's checkpoint is everybody's, whatever others have.
+
+        The other rank has none at first, then an old one, which it must not go on from.
+        """
+        paths = [tmp_path / str(rank) / "checkpoint.pt" for rank in (0, 1)]
+        for path in paths:
+            path.parent.mkdir()
+        for epochs in (4, 8, 16):
+            assert _with_own_folders(tmp_path, visible, epochs=epochs).status == 0
+            assert paths[1].exists() == (epochs > 4)
+            if epochs == 4:
+                shutil.copy(*paths)
+        assert _same(_state(paths[0]), undisturbed, exactly=not visible)
+
+    @pytest.mark.multigpu
+    @pytest.mark.skipif(len(UUIDS) < 2, reason="fewer than two NVIDIA GPUs here")
+    def test_goes_on_with_other_devices(self, tmp_path: Path, visible: str, undisturbed: list[Any]) -> None:
+        """Two ranks that saw two GPUs each go on as ranks that see one each, as 1 x 8 does as 2 x 4, and back again."""
+        if not visible:
+            pytest.skip("this is about GPUs")
+        for path in (tmp_path / "0", tmp_path / "1"):
+            path.mkdir()
+        for epochs, own in ((4, False), (8, True), (16, False)):
+            assert _with_own_folders(tmp_path, visible, epochs=epochs, own_device=own).status == 0
+        assert _same(_state(tmp_path / "0" / "checkpoint.pt"), undisturbed, exactly=False)
+
+
+def _with_own_folders(folder: Path, visible: str, *, epochs: int, own_device: bool = False) -> Done:
+    """Train to the end of an epoch, each rank in a folder of its own; `own_device` hides the GPUs of the others."""
+    script = folder / "rank.sh"
+    device = (
+        'IFS=, read -ra gpus <<< "$CUDA_VISIBLE_DEVICES"\nexport CUDA_VISIBLE_DEVICES=${gpus[$LOCAL_RANK]} LOCAL_RANK=0'
+    )
+    script.write_text(f'cd "$1/$LOCAL_RANK" || exit\n{device if own_device else ""}\nexec "${{@:2}}"\n')
+    python = (sys.executable, CHECKPOINTING, "--epochs", str(epochs))
+    options = ("--quiet", "--nproc-per-node", "2", "--no-python")
+    return numapin("run", *options, "bash", str(script), str(folder), *python, CUDA_VISIBLE_DEVICES=visible)
 
 
 class _Job:

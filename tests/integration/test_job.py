@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -71,11 +71,12 @@ _MANAGER = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """A folder of stand-ins and what they wrote down."""
+    """A folder of stand-ins and what they wrote down; jobs start where they are submitted, or in another folder."""
 
     programs: Path
     noted: Path
     work: Path
+    elsewhere: Path | None = None
 
     def start(self, arguments: list[str], **changes: str) -> subprocess.Popen[str]:
         """Start the script that `numapin job` writes, by bash."""
@@ -86,7 +87,7 @@ class Cluster:
         return subprocess.Popen(
             ["bash", str(script)],
             env=environment(**own),
-            cwd=self.work,
+            cwd=self.elsewhere or self.work,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -152,6 +153,14 @@ def test_every_word_arrives_as_it_was_typed(engine: str, form: str, cluster: Clu
 
 
 @pytest.mark.parametrize("engine", ["slurm", "mpi", "pbs", "lsf"])
+def test_a_plan_is_handed_to_every_task(engine: str, cluster: Cluster) -> None:
+    """With --plan no task reads the machine: `numapin exec` gets the file's name as it was typed, and --strict."""
+    shape = ("--gpus-per-node=4", "--cpus-per-task=3", "--form=task")
+    assert cluster.run([engine, *shape, "--plan", "a plan's.json", "--strict", "train.py"]) == 0
+    assert cluster.calls("numapin") == [["exec", "--plan=a plan's.json", "--strict", "--", "python", "-u", "train.py"]]
+
+
+@pytest.mark.parametrize("engine", ["slurm", "mpi", "pbs", "lsf"])
 def test_ranks_know_their_place(engine: str, cluster: Cluster) -> None:
     """A task a rank has what env:// asks for; a task a node says whether it is the one that answers."""
     cluster.run([engine, "--form", "task", *_SHAPE, "train.py"])
@@ -179,12 +188,23 @@ def test_the_manager_binds_nothing(engine: str, starter: str, options: list[str]
 
 
 def test_mpirun_passes_on_what_a_rank_needs(cluster: Cluster) -> None:
-    """Variables of NCCL, CUDA and numapin reach other hosts, also with spaces in them; the shell's own do not."""
-    cluster.run(["mpi", *_SHAPE, "train.py"], NCCL_DEBUG="a b", PS9="x", NUMAPIN_RUN_DIR="/a b")
+    """Variables of NCCL, gloo, torchrun and numapin reach other hosts, also with spaces; the shell's own do not."""
+    given = {"NCCL_DEBUG": "a b", "NUMAPIN_RUN_DIR": "/a b", "PET_MAX_RESTARTS": "3", "GLOO_SOCKET_IFNAME": "ib0"}
+    cluster.run(["mpi", *_SHAPE, "train.py"], PS9="x", UCX_TLS="rc", **given)
     words = cluster.calls("mpirun")[-1]
     passed = {words[at + 1] for at, word in enumerate(words) if word == "-x"}
-    assert passed >= {"NCCL_DEBUG", "NUMAPIN_RUN_DIR", "MASTER_ADDR", "MASTER_PORT", "PATH"}
+    assert passed >= {*given, "UCX_TLS", "MASTER_ADDR", "MASTER_PORT", "PATH"}
     assert not passed & {"PS9", "PWD", "NOTED"}
+
+
+@pytest.mark.parametrize("engine", ["slurm", "mpi", "pbs", "lsf"])
+@pytest.mark.parametrize("form", ["node", "task"])
+def test_what_numapin_gave_the_submitting_shell_stays_there(engine: str, form: str, cluster: Cluster) -> None:
+    """A job that a rank submits, or its shell, gets neither that rank's binding nor the plan of its run."""
+    given = {"NUMAPIN_BINDING": "{}", "NUMAPIN_RUN_DIR": "/of/that/run"}
+    assert cluster.run([engine, "--form", form, *_SHAPE, "train.py"], **given) == 0
+    assert not given.keys() & cluster.environment().keys()
+    assert not given.keys() & {word for words in cluster.calls("mpirun") for word in words}
 
 
 def test_open_files_are_as_many_as_may_be(cluster: Cluster) -> None:
@@ -193,6 +213,16 @@ def test_open_files_are_as_many_as_may_be(cluster: Cluster) -> None:
     program.write_text('#!/bin/sh\nulimit -S -n > "$NOTED/limit"\n')
     assert cluster.run(["slurm", *_SHAPE, "train.py"]) == 0
     assert int((cluster.noted / "limit").read_text()) >= 4096
+
+
+@pytest.mark.parametrize("engine", ["slurm", "mpi", "pbs", "lsf"])
+def test_setup_runs_where_the_job_was_submitted(engine: str, cluster: Cluster, tmp_path: Path) -> None:
+    """`--setup 'source venv/bin/activate'` finds the folder of the submission, also where PBS starts in $HOME."""
+    (cluster.work / "venv").write_text("export VIRTUAL_ENV=activated\n")
+    started = replace(cluster, elsewhere=tmp_path if engine == "pbs" else None)
+    assert started.run([engine, *_SHAPE, "--setup", "source ./venv", "train.py"]) == 0
+    assert cluster.environment()["VIRTUAL_ENV"] == "activated"
+    assert cluster.environment()["PWD"] == str(cluster.work)
 
 
 @pytest.mark.parametrize("engine", ["slurm", "mpi"])
@@ -323,6 +353,23 @@ class TestCommand:
         done = numapin("job", *line.split())
         assert (done.status, done.out) == (status, "")
         assert message in done.err
+
+    @pytest.mark.parametrize(
+        ("line", "warning"),
+        [
+            ("pbs", "submit it again"),
+            ("kubernetes --form pytorchjob --container a --mem-per-node 8G", "or use --form job"),
+            ("kubernetes --container a --mem-per-node 8G", ""),
+            ("slurm", ""),
+        ],
+    )
+    def test_what_the_manager_cannot_do_is_said(self, line: str, warning: str) -> None:
+        """A job that saves before its end goes on in another turn, or there is a warning with what to do then."""
+        asked = "--gpus-per-node 1 --cpus-per-task 4 --time 1h --signal 60 --requeue train.py"
+        done = numapin("job", *line.split(), *asked.split())
+        assert done.status == 0, done.err
+        assert warning in done.err
+        assert bool(warning) == bool(done.err)
 
     def test_words_that_are_no_text_are_refused(self) -> None:
         """A file name that is not UTF-8 cannot be held by a script that is."""

@@ -43,7 +43,7 @@ CASES: dict[str, str] = {
     " --dataloader numapin --job-name train-7b train.py --lr 0.1",
     "slurm-task": "slurm --form task --nodes 2 --gpus-per-node 8 --cpus-per-task 16 --mem-per-node 500G --no-smt"
     " --strict --time 90m --setup module\\ load\\ cuda -m package.train",
-    "slurm-pyxis": "slurm --form task --nodes 2 --gpus-per-node 8 --container nvcr.io#nvidia/pytorch:25.01-py3"
+    "slurm-pyxis": "slurm --form task --nodes 2 --gpus-per-node 8 --container nvcr.io/nvidia/pytorch:25.01-py3"
     " train.py",
     "slurm-apptainer": "slurm --nodes 2 --gpus-per-node 8 --container images/torch.sif --no-python ./train.sh",
     "slurm-share": "slurm --nodes 2 --gpus-per-node 2 --machine {dgx} train.py",
@@ -60,7 +60,9 @@ CASES: dict[str, str] = {
     "pbs-node": f"pbs --nodes 2 --machine {{dgx}} {_QUEUED} --account physics train.py --lr 0.1",
     "pbs-task": "pbs --form task --nodes 2 --gpus-per-node 4 --cpus-per-task 8 --time 12h --mem-per-node 100G train.py",
     "lsf-node": f"lsf --nodes 2 --gpus-per-node 6 {_QUEUED} --account physics train.py --lr 0.1",
-    "lsf-task": "lsf --form task --nodes 2 --gpus-per-node 6 --cpus-per-task 7 --no-smt train.py --lr 0.1",
+    "lsf-task": "lsf --form task --nodes 2 --gpus-per-node 6 --cpus-per-task 7 --mem-per-node 300G --no-smt train.py"
+    " --lr 0.1",
+    "lsf-share": "lsf --nodes 2 --gpus-per-node 2 --machine {dgx} train.py",
 }
 
 

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from numapin.errors import BindingRefused, UsageError
-from numapin.jobs import shell
+from numapin.jobs import image, shell
 from numapin.jobs.request import Form, JobRequest, Launch
 from numapin.jobs.share import share_of
 from numapin.topology.model import Topology
@@ -208,10 +208,16 @@ _POD = ("--cpus-per-task", "4", "--mem-per-node", "8G")
         (["slurm", *_GOOD, "--account", "a b", "train.py"], "--account 'a b'"),
         (["slurm", *_GOOD, "--container", "a b:c", "train.py"], "--container 'a b:c'"),
         (["slurm", *_GOOD, "--container", "--privileged", "train.py"], "--container '--privileged'"),
+        (["slurm", *_GOOD, "--container", "dockerd://a", "train.py"], "nothing here runs such a URI"),
+        (["mpi", *_GOOD, "--container", "/images/a.sqsh", "train.py"], "which only Slurm runs"),
         (["slurm", *_GOOD, "--mem-per-node", "lots", "train.py"], "'lots' is no size"),
         (["slurm", *_GOOD, "--mem-per-node", "1K", "train.py"], "--mem-per-node is 1024"),
         (["slurm", *_GOOD, "--bind", "none", "--cpus-per-rank", "2", "train.py"], "binds nothing"),
         (["slurm", *_GOOD, "--gpus", "0,,1", "train.py"], "empty entry"),
+        (["slurm", *_GOOD, "--plan", "p.json", "train.py"], "use --form task"),
+        (["slurm", *_GOOD, "--form", "task", "--plan", "p.json", "--no-smt", "train.py"], "has decided what --no-smt"),
+        (["slurm", *_GOOD, "--gpus", "0,1", "train.py"], "names 2 GPUs for the 4 ranks"),
+        (["slurm", *_GOOD, "--form", "task", "--gpus", "0,1", "train.py"], "--ranks-per-node 2, or name more"),
         (["slurm", *_GOOD, "--form", "task", "--dataloader", "numapin", "train.py"], "use --form node"),
         (["slurm", *_GOOD, "-m", "--no-python", "train.py"], "choose one"),
         (["slurm", *_GOOD, "--", "-x.py"], "begins with a dash"),
@@ -267,6 +273,48 @@ def test_output_is_the_script(tmp_path: Path) -> None:
     assert (tmp_path / "job.sh").read_text() == write(["slurm", *_GOOD, "train.py"])
 
 
+# --- images ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("typed", "pyxis", "apptainer", "registry"),
+    [
+        ("ubuntu:22.04", "ubuntu:22.04", "docker://ubuntu:22.04", "ubuntu:22.04"),
+        ("nvidia/cuda:12", "nvidia/cuda:12", "docker://nvidia/cuda:12", "nvidia/cuda:12"),
+        (
+            "nvcr.io/nvidia/a:1-py3",
+            "nvcr.io#nvidia/a:1-py3",
+            "docker://nvcr.io/nvidia/a:1-py3",
+            "nvcr.io/nvidia/a:1-py3",
+        ),
+        ("nvcr.io#nvidia/a:1", "nvcr.io#nvidia/a:1", "docker://nvcr.io/nvidia/a:1", "nvcr.io/nvidia/a:1"),
+        ("me@nvcr.io#nvidia/a", "me@nvcr.io#nvidia/a", "docker://nvcr.io/nvidia/a", "nvcr.io/nvidia/a"),
+        ("registry:5000/a/b", "registry:5000#a/b", "docker://registry:5000/a/b", "registry:5000/a/b"),
+        ("localhost/a", "localhost#a", "docker://localhost/a", "localhost/a"),
+        ("docker://nvcr.io/a:1", "nvcr.io#a:1", "docker://nvcr.io/a:1", "nvcr.io/a:1"),
+        ("oras://ghcr.io/a/b:1", None, "oras://ghcr.io/a/b:1", None),
+        ("library://a/b:1", None, "library://a/b:1", None),
+        ("images/a.sif", None, "images/a.sif", None),
+        ("./sandbox", None, "./sandbox", None),
+        ("/images/sandbox", None, "/images/sandbox", None),
+        ("/images/a.sqsh", "/images/a.sqsh", "", None),
+        ("images/a.sqsh", "./images/a.sqsh", "", None),
+    ],
+)
+def test_images_are_named_as_each_program_takes_them(
+    typed: str, pyxis: str | None, apptainer: str, registry: str | None
+) -> None:
+    """Enroot marks a registry by #, Apptainer wants a scheme and / there; files and other schemes stay as they are."""
+    assert (image.for_pyxis(typed), image.in_registry(typed)) == (pyxis, registry)
+    if apptainer:
+        assert image.for_apptainer(typed) == apptainer
+    words = [*_GOOD, *_POD, "--container", typed, "train.py"]
+    started = f"--container-image={pyxis} " if pyxis else f"apptainer exec --nv {apptainer} "
+    assert started in write(["slurm", *words])
+    if registry:
+        assert f"image: {registry}\n" in write(["kubernetes", *words]).replace('"', "")
+
+
 # --- what is derived -------------------------------------------------------------------------------------------------
 
 
@@ -287,6 +335,17 @@ def test_a_job_gets_the_part_of_a_machine_that_goes_with_its_gpus(
     share = share_of(Topology.from_json(machine.read_text()), **asked)
     assert (share.cores, share.threads_per_core, share.is_whole) == (cores, threads, is_whole)
     assert share.memory_bytes == (1 << 40) * (asked["gpus"] or 8) // 8
+
+
+@pytest.mark.parametrize("gpus", [4, 8])
+@pytest.mark.parametrize(
+    ("engine", "memory"), [("pbs", "mem={}mb"), ("lsf", "rusage[mem={}MB/host]"), ("slurm", "{}M")]
+)
+def test_memory_comes_from_the_machine(engine: str, memory: str, gpus: int, machine: Path) -> None:
+    """A job gets the memory that goes with its GPUs, a host; Slurm alone has a word for all that a node has."""
+    text = write([engine, "--form", "task", "--machine", str(machine), "--gpus-per-node", str(gpus), "train.py"])
+    number = int((1 << 40) * gpus // 8 * 0.9) >> 20
+    assert ("--mem=0" if engine == "slurm" and gpus == 8 else memory.format(number)) in text
 
 
 @pytest.mark.parametrize(
