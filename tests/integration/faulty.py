@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
+import tempfile
 import time
 import uuid
+import zlib
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -59,7 +62,9 @@ class Job:
 
     def __init__(self, folder: Path, launcher: str, options: list[str], text: str, **variables: str) -> None:
         self.folder, self.launcher, self.token = folder, launcher, str(uuid.uuid4())
-        self.marks, self.temporary = folder / "marks", folder / "tmp"
+        # Not below the test's folder: multiprocessing's sockets are in it, and their names end after 107 bytes.
+        self.temporary = Path(tempfile.gettempdir(), f"np{zlib.crc32(bytes(folder)):08x}")
+        self.marks = folder / "marks"
         for path in (folder, self.marks, self.temporary):
             path.mkdir(exist_ok=True)
         ours = ["--bind", "exclusive" if CPUS > 1 else "node", "--quiet"]
@@ -120,6 +125,7 @@ class Job:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait()
+        shutil.rmtree(self.temporary, ignore_errors=True)
 
     def same_binding(self) -> bool:
         """Return whether every rank was bound alike in all of its lives."""
