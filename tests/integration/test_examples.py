@@ -205,15 +205,17 @@ class _Job:
 
     def __init__(self, checkpoint: Path, visible: str) -> None:
         self._runs = checkpoint.parent / f"runs-{len(list(checkpoint.parent.glob('runs-*')))}"
+        self._err = self._runs.with_suffix(".err")
         command = (*NUMAPIN, "run", "--quiet", "--nproc-per-node", "2", "--max-restarts", "1", CHECKPOINTING)
-        self._process = subprocess.Popen(
-            [*command, "--epochs", "16", "--checkpoint", str(checkpoint), "--requeue", "touch requeued"],
-            cwd=checkpoint.parent,
-            env=environment(CUDA_VISIBLE_DEVICES=visible, NUMAPIN_RUN_DIR=str(self._runs)),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
+        with self._err.open("w") as err:
+            self._process = subprocess.Popen(
+                [*command, "--epochs", "16", "--checkpoint", str(checkpoint), "--requeue", "touch requeued"],
+                cwd=checkpoint.parent,
+                env=environment(CUDA_VISIBLE_DEVICES=visible, NUMAPIN_RUN_DIR=str(self._runs)),
+                stdout=subprocess.PIPE,
+                stderr=err,
+                text=True,
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -229,7 +231,7 @@ class _Job:
 
     def wait_for_epoch(self) -> None:
         """Wait until an epoch is over and saved."""
-        assert next(self._lines()).startswith("epoch")
+        assert next(self._lines(), "").startswith("epoch"), self._err.read_text()
 
     def pid_of(self, rank: int, *, restart: int = 0) -> int:
         """Return the process of a rank."""
