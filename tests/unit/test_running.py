@@ -158,7 +158,10 @@ def _processes(*environs: dict[str, str]) -> Iterator[list[int]]:
     code = (
         "import json, os, subprocess, sys\n"
         "environs = json.loads(sys.argv[1])\n"
-        "children = [subprocess.Popen(['cat'], env=os.environ | e, stdin=subprocess.PIPE) for e in environs]\n"
+        "pipes = {'stdin': subprocess.PIPE, 'stdout': subprocess.PIPE, 'bufsize': 0}\n"
+        "children = [subprocess.Popen(['cat'], env=os.environ | e, **pipes) for e in environs]\n"
+        "for child in children:\n"
+        "    child.stdin.write(b'there?'); child.stdout.read(1)  # /proc shows an environment a little after exec\n"
         "print(*[child.pid for child in children], flush=True)\n"
         "sys.stdin.read()\n"
         "for child in children: child.communicate()\n"
