@@ -93,8 +93,8 @@ def die_in_front_of_peer(folder: str) -> None:
             here.bind(f"{path}.new")
             here.listen()
             Path(f"{path}.new").rename(path)
-            here.accept()
-            kill_self()
+            with here.accept()[0]:  # closed by its death, not before
+                kill_self()
         _wait_for(Path(folder), 1, "peer")
         here.connect(str(path))
         if not here.recv(1):
