@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 _MACHINES = ("two_nodes", "four_nodes", "memory_only")
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the marks in its own
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep the tests of one boot on one of pytest-xdist's workers; an emulated machine keeps one core busy."""
     for item in items:
