@@ -11,9 +11,10 @@ demo: $(READY)  ## run the main job: bound ranks on the example, on GPUs where t
 	$(BIN)/python scripts/demo.py
 
 test: $(READY)  ## run the tests; those in virtual machines need `make vm` once
-	$(BIN)/python -m pytest --numprocesses=2 --dist=loadgroup --ignore=tests/vm -m "not alone"
-	$(BIN)/python -m pytest -m alone
-	$(BIN)/python -m pytest --numprocesses=2 --dist=loadgroup tests/vm
+	$(BIN)/python -m pytest --numprocesses=2 --dist=loadgroup --ignore=tests/vm --ignore=tests/engines -m "not alone"
+	$(BIN)/python -m pytest --ignore=tests/vm --ignore=tests/engines -m alone
+	$(BIN)/python -m pytest tests/engines
+	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile tests/vm
 
 check: lint types test  ## what CI runs
 

@@ -7,27 +7,10 @@ from typing import TYPE_CHECKING, Protocol
 import pytest
 
 from tests.nvml import fake
-from tests.vm.machine import HERE, Batch, VmMachine, VmResult, boot, missing
+from tests.vm.machine import Batch, VmMachine, VmResult, boot, missing
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-_MACHINES = ("two_nodes", "four_nodes", "memory_only")
-
-
-@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the marks in its own
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests of one boot on one of pytest-xdist's workers; an emulated machine keeps one core busy."""
-    for item in items:
-        if isinstance(item, pytest.Function) and item.path.is_relative_to(HERE):
-            item.add_marker(pytest.mark.xdist_group(f"{item.path.name} {_machine(item)}"))
-
-
-def _machine(item: pytest.Function) -> str:
-    told = item.callspec.params if hasattr(item, "callspec") else {}
-    named = next((name for name in _MACHINES if name in item.fixturenames), None)
-    return named or str(told.get("machine") or told.get("booted"))
 
 
 class Boot(Protocol):
