@@ -31,12 +31,14 @@ NEEDS = {"train_accelerate.py": "accelerate", "train_lightning.py": "pytorch_lig
 
 _one_gpu = [pytest.mark.gpu, pytest.mark.skipif(not UUIDS, reason="no NVIDIA GPU here (nvidia-smi)")]
 _two_gpus = [pytest.mark.multigpu, pytest.mark.skipif(len(UUIDS) < 2, reason="fewer than two NVIDIA GPUs here")]
+_four_gpus = [pytest.mark.multigpu, pytest.mark.skipif(len(UUIDS) < 4, reason="fewer than four NVIDIA GPUs here")]
 on_each_device = pytest.mark.parametrize(
     ("visible", "num_ranks"),
     [
         pytest.param("", 2, id="cpu"),
         pytest.param(",".join(UUIDS[:1]), 1, id="one-gpu", marks=_one_gpu),
         pytest.param(",".join(UUIDS[:2]), 2, id="two-gpus", marks=_two_gpus),
+        pytest.param(",".join(UUIDS[:4]), 4, id="four-gpus", marks=_four_gpus),
     ],
 )
 

@@ -1,0 +1,193 @@
+"""Ranks that hold a GPU and end as they should not: their memory comes back. Also signals and `numapin.spawn` there."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from typing import TYPE_CHECKING, NoReturn
+
+import pytest
+
+import numapin
+from tests.integration.faulty import Job, handles, wait_until
+from tests.integration.test_gpu import UUIDS, needs_gpu
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = needs_gpu
+each_number = pytest.mark.parametrize(
+    "num_ranks",
+    [
+        1,
+        pytest.param(2, marks=pytest.mark.multigpu),
+        pytest.param(4, marks=pytest.mark.multigpu),
+    ],
+)
+
+# Takes most of the GPU: a life after this one finds no room if this one's memory is still taken.
+HOLDS = """
+import torch, numapin
+class Filled(torch.utils.data.Dataset):
+    def __len__(self): return 1 << 30
+    def __getitem__(self, i): return torch.full((1 << 18,), i)
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+batches = iter(numapin.DataLoader(Filled(), 4, num_workers=2, device="cuda"))
+for _ in range(8): next(batches)
+held = torch.empty(int(torch.cuda.get_device_properties(0).total_memory * 0.7), dtype=torch.uint8, device="cuda")
+held.fill_(1)
+torch.cuda.synchronize()
+mark("holds")
+"""
+
+
+def used_mib() -> list[int]:
+    """Return how much memory is in use on each GPU."""
+    told = subprocess.run(
+        ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [int(line) for line in told.stdout.split()]
+
+
+@pytest.fixture(autouse=True)
+def ended() -> Iterator[None]:
+    """End what a test that failed has left."""
+    yield
+    while Job.started:
+        Job.started.pop().end()
+
+
+@pytest.fixture
+def before() -> list[int]:
+    """Give what the GPUs have in use before anything is started."""
+    return used_mib()
+
+
+def assert_given_back(job: Job, before: list[int]) -> None:
+    """Fail unless all processes are gone and the memory of each GPU is as it was."""
+    assert job.leftovers().startswith("no process left"), job.err
+    assert wait_until(lambda: all(now <= then + 64 for now, then in zip(used_mib(), before, strict=True)), limit_s=20)
+
+
+def start(folder: Path, num_ranks: int, *options: str, then: str) -> Job:
+    """Start a job whose ranks hold most of their GPUs; it is there when they do."""
+    if num_ranks > len(UUIDS):
+        pytest.skip(f"fewer than {num_ranks} NVIDIA GPUs here")
+    command = ["--nproc-per-node", str(num_ranks), *options]
+    job = Job(folder, "numapin", command, HOLDS + then, CUDA_VISIBLE_DEVICES=",".join(UUIDS))
+    job.await_marks("holds", num_ranks)
+    return job
+
+
+@each_number
+class TestMemoryComesBack:
+    """After deaths."""
+
+    def test_of_a_rank_that_starts_again(self, tmp_path: Path, num_ranks: int, before: list[int]) -> None:
+        """A rank is killed; its next life, and those of the others, find their GPUs empty."""
+        job = start(tmp_path, num_ranks, "--max-restarts", "1", then="restart or time.sleep(300)\n")
+        assert min(used_mib()[:num_ranks]) > 40_000  # else nothing is held, and nothing can be left
+        os.kill(job.marked("holds")[0][2], signal.SIGKILL)
+        assert job.wait() == 0, job.err
+        assert len(job.marked("holds", restart=1)) == num_ranks
+        assert_given_back(job, before)
+
+    def test_of_the_launcher(self, tmp_path: Path, num_ranks: int, before: list[int]) -> None:
+        """The launcher is killed."""
+        job = start(tmp_path, num_ranks, then="time.sleep(300)\n")
+        job.process.kill()
+        assert job.wait() == -signal.SIGKILL
+        assert_given_back(job, before)
+
+    def test_of_ranks_that_hang_on_the_gpu(self, tmp_path: Path, num_ranks: int, before: list[int]) -> None:
+        """SIGTERM finds ranks that ignore it in a kernel that is not soon over."""
+        job = start(
+            tmp_path,
+            num_ranks,
+            *("--shutdown-timeout", "1"),
+            then="signal.signal(signal.SIGTERM, signal.SIG_IGN); torch.cuda._sleep(1 << 40); mark('hangs')\n"
+            "torch.cuda.synchronize()\n",
+        )
+        job.await_marks("hangs", num_ranks)
+        job.process.terminate()
+        assert job.wait() == 1, job.err
+        assert_given_back(job, before)
+
+
+@each_number
+def test_signals_while_the_gpu_computes(tmp_path: Path, num_ranks: int) -> None:
+    """SIGUSR1 to the launcher reaches each rank between its steps, and what it saves of its GPU is whole."""
+    then = (
+        "told = []\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: told.append(1)); mark('ready')\n"
+        "steps, state = 0, torch.zeros(1 << 20, device='cuda')\n"
+        "while not told: state += 1; steps += 1; torch.cuda.synchronize(); batch = next(batches)\n"
+        "torch.save(state.cpu(), f'{folder}/saved.{rank}')\n"
+        "sys.exit(not (state == steps).all().item())\n"
+    )
+    job = start(tmp_path, num_ranks, then=then)
+    job.await_marks("ready", num_ranks)
+    assert wait_until(lambda: all(handles(pid, signal.SIGUSR1) for *_, pid in job.marked("ready")))
+    time.sleep(0.5)
+    job.process.send_signal(signal.SIGUSR1)
+    assert job.wait() == 0, job.err
+    assert len(list(job.marks.glob("saved.*"))) == num_ranks
+
+
+def reduced(fails: int = -1) -> tuple[float, str, str]:
+    """Sum the ranks over NCCL; return the sum, the GPU it was on, and the one planned. One rank may fail after it."""
+    import json
+
+    import torch
+    import torch.distributed as dist
+
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl", device_id=device)
+    tensor = torch.ones(1 << 20, device=device) * (dist.get_rank() + 1)
+    dist.all_reduce(tensor)
+    if dist.get_rank() == fails:
+        _fail()
+    if fails >= 0:
+        dist.all_reduce(tensor)  # never comes
+        torch.cuda.synchronize()
+    total = tensor.mean().item()
+    dist.destroy_process_group()
+    uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+    return total, uuid, json.loads(os.environ["NUMAPIN_BINDING"])["gpu"]["uuid"]
+
+
+def _fail() -> NoReturn:
+    message = "after the first collective"
+    raise LookupError(message)
+
+
+@each_number
+class TestSpawn:
+    """`numapin.spawn` with NCCL."""
+
+    def test_each_rank_has_its_gpu(self, num_ranks: int) -> None:
+        """The sum over all ranks is right, on the GPUs that were planned."""
+        if num_ranks > len(UUIDS):
+            pytest.skip(f"fewer than {num_ranks} NVIDIA GPUs here")
+        expected = num_ranks * (num_ranks + 1) / 2
+        done = numapin.spawn(reduced, nproc_per_node=num_ranks, timeout=120)
+        assert done == tuple((expected, uuid, uuid) for uuid in UUIDS[:num_ranks])
+
+    def test_the_first_error_is_raised(self, num_ranks: int, before: list[int]) -> None:
+        """One rank raises while the others wait for it in a collective: its error, soon, and the GPUs are free."""
+        if num_ranks > len(UUIDS):
+            pytest.skip(f"fewer than {num_ranks} NVIDIA GPUs here")
+        begin = time.monotonic()
+        with pytest.raises(LookupError, match="after the first collective"):
+            numapin.spawn(reduced, (num_ranks - 1,), nproc_per_node=num_ranks, timeout=120, shutdown_timeout=2)
+        assert time.monotonic() - begin < 60
+        assert wait_until(
+            lambda: all(now <= then + 64 for now, then in zip(used_mib(), before, strict=True)), limit_s=20
+        )
