@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.contract.datasets import Rows
 from tests.contract.watching import first_batches
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,10 +92,7 @@ def chain_handler(kind: LoaderClass, method: str) -> None:
     child = multiprocessing.get_context("fork").Process(target=os.getpid)
     child.start()
     child.join()
-    deadline = time.monotonic() + 5
-    while not calls and time.monotonic() < deadline:
-        time.sleep(0.01)
-    print(f"called {bool(calls)}", flush=True)  # noqa: T201 - what the test reads
+    print(f"called {wait_until(lambda: bool(calls), limit_s=5)}", flush=True)  # noqa: T201 - what the test reads
     del held
 
 

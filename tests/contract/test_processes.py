@@ -16,6 +16,7 @@ import pytest
 
 from tests.contract.rank import SCENES
 from tests.contract.watching import TORCH
+from tests.waiting import gone, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,7 +35,7 @@ class Program:
 
     def members(self) -> list[int]:
         """Return the processes of its session that live, zombies left out."""
-        return [pid for pid, state, session in _processes() if session == self.process.pid and state not in "ZX"]
+        return [pid for pid, session in _processes() if session == self.process.pid and not gone(pid)]
 
     def wait_for(self, word: str) -> None:
         """Wait until it prints this line."""
@@ -47,20 +48,16 @@ class Program:
     def seconds_to_end(self, limit_s: float = 20.0) -> float:
         """Return how long it takes until no member lives; fail at the limit."""
         start = time.monotonic()
-        while self.members():
-            assert time.monotonic() - start < limit_s, f"still there: {self.members()}"
-            self.process.poll()
-            time.sleep(0.01)
+        assert wait_until(lambda: not self.members(), limit_s=limit_s), f"still there: {self.members()}"
         return time.monotonic() - start
 
 
-def _processes() -> Iterator[tuple[int, str, int]]:
-    """Yield process id, state and session of every process."""
+def _processes() -> Iterator[tuple[int, int]]:
+    """Yield process id and session of every process."""
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                fields = Path(entry.path, "stat").read_text().rpartition(")")[2].split()
-                yield int(entry.name), fields[0], int(fields[3])
+                yield int(entry.name), os.getsid(int(entry.name))
 
 
 @contextlib.contextmanager

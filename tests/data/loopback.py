@@ -6,7 +6,6 @@ Comes in: batches. Goes out: the parcels that the rank gets of them, over the ri
 from __future__ import annotations
 
 import os
-import time
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from numapin.data.packing import Packer
 from numapin.data.parcel import Head, decode
 from numapin.data.ring import Ring
 from numapin.data.slots import OwnSlots
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -93,10 +93,7 @@ def wait_until_built(ring: Ring) -> None:
 
 def wait_until_closed(ring: Ring) -> None:
     """Wait until a closed ring has given its descriptor back."""
-    until_s = time.monotonic() + WAIT_S
-    while is_open(ring) and time.monotonic() < until_s:
-        time.sleep(0.005)
-    assert not is_open(ring)
+    assert wait_until(lambda: not is_open(ring), limit_s=WAIT_S)
 
 
 def is_open(ring: Ring) -> bool:

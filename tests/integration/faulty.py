@@ -12,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 import uuid
 import zlib
 from contextlib import suppress
@@ -21,9 +20,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from numapin import rundir
 from tests.integration.launching import NUMAPIN, TORCHRUN, environment, script
+from tests.waiting import gone, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 LIMIT_S = 120.0
 CPUS = len(os.sched_getaffinity(0))
@@ -40,16 +40,6 @@ def wait_for(pattern, count=1):
     while len(glob.glob(f"{folder}/{pattern}")) < count:
         time.sleep(0.02)
 """
-
-
-def wait_until(condition: Callable[[], bool], *, limit_s: float = LIMIT_S) -> bool:
-    """Wait for a condition; return whether it came within the limit."""
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 class Job:
@@ -96,8 +86,7 @@ class Job:
 
     def await_marks(self, word: str, count: int) -> None:
         """Wait until so many marks are there."""
-        came = wait_until(lambda: len(self.marked(word)) >= count or self.process.poll() is not None)
-        assert came, self.err
+        wait_until(lambda: len(self.marked(word)) >= count or self.process.poll() is not None, limit_s=LIMIT_S)
         assert len(self.marked(word)) >= count, self.err
 
     def wait(self) -> int:
@@ -153,10 +142,9 @@ class Job:
     def _is_ours(self, pid: int) -> bool:
         try:
             environ = Path(f"/proc/{pid}/environ").read_bytes()
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         except OSError:
             return False
-        return f"FAULT_TOKEN={self.token}".encode() in environ.split(b"\0") and state not in "ZX"
+        return f"FAULT_TOKEN={self.token}".encode() in environ.split(b"\0") and not gone(pid)
 
 
 def status_of(code: int) -> str:

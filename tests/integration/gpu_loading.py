@@ -19,9 +19,10 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import Dataset
 
 from numapin.region import PINNED
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
 ROOT = Path(__file__).resolve().parents[2]
 BATCH = 4
@@ -78,21 +79,10 @@ def lies_in_ring(loader: Any, tensor: torch.Tensor) -> bool:
     return any(0 <= tensor.data_ptr() - memory.address < memory.generation.num_bytes for memory in memories)
 
 
-def wait_until(condition: Callable[[], bool], limit_s: float = 5.0) -> float:
-    """Wait for what another thread or process does, and return how long it took; fail at the limit."""
-    start = time.monotonic()
-    while not condition():
-        assert time.monotonic() - start < limit_s, f"waited in vain for {limit_s} s"
-        time.sleep(0.002)
-    return time.monotonic() - start
-
-
 def settled_pinned_bytes() -> int:
     """Return what numapin has locked here, once what earlier tests dropped had two seconds to be unlocked."""
     gc.collect()
-    end = time.monotonic() + 2
-    while PINNED.total and time.monotonic() < end:
-        time.sleep(0.01)
+    wait_until(lambda: not PINNED.total, limit_s=2)
     return PINNED.total
 
 

@@ -29,6 +29,7 @@ from tests.integration.gpu_loading import (
     warmed,
     wrong_ones,
 )
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,9 +90,7 @@ def vanish(what: str) -> None:
     time.sleep(0.01)
     wrong = wrong_ones(batches, first)
     assert_no_error_is_pending()
-    end = time.monotonic() + 2
-    while PINNED.total and time.monotonic() < end:
-        time.sleep(0.01)
+    wait_until(lambda: not PINNED.total, limit_s=2)
     say(json.dumps({"wrong": wrong, "pinned_bytes": PINNED.total}))
     del kept
 

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from tests.integration.faulty import Job, handles, status_of, wait_until
+from tests.integration.faulty import LIMIT_S, Job, handles, status_of
 from tests.nvml import fake
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,7 +85,7 @@ def shim_killed(folder: Path, launcher: str) -> str:
     subprocess.run([compiler, "-shared", "-fPIC", "-o", library, folder / "stall.c"], check=True)
     variables = {"LD_PRELOAD": str(library), "STALL_MARK": str(mark)}
     job = Job(folder, launcher, [*TWO, "--max-restarts", "1"], "mark('here'); restart or time.sleep(300)", **variables)
-    assert wait_until(lambda: mark.exists() and mark.read_text().isdecimal()), job.err
+    assert wait_until(lambda: mark.exists() and mark.read_text().isdecimal(), limit_s=LIMIT_S), job.err
     os.kill(int(mark.read_text()), signal.SIGKILL)
     status = job.wait()
     assert [restart for rank, restart, _ in job.marked("here") if rank == 1] == [1]
@@ -152,7 +153,7 @@ def dying(folder: Path, launcher: str) -> str:
     job = Job(folder, launcher, [*TWO, "--max-restarts", "1", "--shutdown-timeout", "0"], text)
     job.await_marks("holds", 1)
     pid = job.marked("holds")[0][2]
-    assert wait_until(lambda: bool(job.marked("here", restart=1))), job.err
+    assert wait_until(lambda: bool(job.marked("here", restart=1)), limit_s=LIMIT_S), job.err
     there = "a former rank is still there" if Path(f"/proc/{pid}").exists() else "no former rank is there then"
     status = job.wait()
     return told(restarts(job), there, status_of(status), job.leftovers())
@@ -187,7 +188,7 @@ def signalled(folder: Path, launcher: str) -> str:
     """SIGUSR1 of the launcher while it starts, SIGUSR1 while ranks run, SIGUSR2, which no rank handles."""
     job = Job(folder, launcher, TWO, SIGNALLED)
     if launcher == "numapin":
-        assert wait_until(lambda: handles(job.process.pid, signal.SIGUSR1)), job.err
+        assert wait_until(lambda: handles(job.process.pid, signal.SIGUSR1), limit_s=LIMIT_S), job.err
         job.process.send_signal(signal.SIGUSR1)
         job.await_marks("usr1", 2)
     job.await_marks("worker", 2)
@@ -198,7 +199,7 @@ def signalled(folder: Path, launcher: str) -> str:
         return told(status_of(job.wait()), job.leftovers())
     job.await_marks("usr2", 2)
     job.process.send_signal(signal.SIGUSR2)
-    assert wait_until(lambda: "SIGUSR2 is kept for ranks 0-1" in job.err), job.err
+    assert wait_until(lambda: "SIGUSR2 is kept for ranks 0-1" in job.err, limit_s=LIMIT_S), job.err
     time.sleep(0.3)  # it must do nothing
     job.marks.joinpath("end").touch()
     status = job.wait()
@@ -222,7 +223,7 @@ def signalled_before_restart(folder: Path, launcher: str) -> str:
     job.process.send_signal(signal.SIGUSR1)
     if launcher == "torchrun":
         return told(status_of(job.wait()), job.leftovers())
-    assert wait_until(lambda: "SIGUSR1 is kept for ranks 0-1" in job.err), job.err
+    assert wait_until(lambda: "SIGUSR1 is kept for ranks 0-1" in job.err, limit_s=LIMIT_S), job.err
     job.marks.joinpath("sent").touch()
     return told(restarts_with_signal(job, 2), status_of(job.wait()), job.leftovers())
 
@@ -234,7 +235,7 @@ def signalled_at_restart(folder: Path, launcher: str) -> str:
     job = Job(folder, launcher, [*meeting, *elastic], RESTARTED)
     job.await_marks("here", 1)
     job.marks.joinpath("sent").touch()
-    assert wait_until(lambda: job.processes() == [job.process.pid]), job.err
+    assert wait_until(lambda: job.processes() == [job.process.pid], limit_s=LIMIT_S), job.err
     time.sleep(0.5)  # the launcher has seen it, too, and waits for hosts that may join
     job.process.send_signal(signal.SIGUSR1)
     if launcher == "torchrun":

@@ -34,10 +34,10 @@ from tests.integration.gpu_loading import (
     needs_gpu,
     run_program,
     settled_pinned_bytes,
-    wait_until,
     warmed,
     wrong_ones,
 )
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -230,7 +230,7 @@ class TestOutliving:
             assert PINNED.total > before
             assert all(batch.is_pinned() and is_right(batch, number) for number, batch in kept.items())
             kept.popitem()
-        wait_until(lambda: PINNED.total == before, limit_s=2)
+        assert wait_until(lambda: PINNED.total == before, limit_s=2)
         assert_no_error_is_pending()
 
     def test_on_the_device(self) -> None:
@@ -241,7 +241,7 @@ class TestOutliving:
             kept = take(iterator, 20)
             assert loader.stats().pinned_bytes > 0
             del iterator
-        wait_until(lambda: PINNED.total == before, limit_s=2)
+        assert wait_until(lambda: PINNED.total == before, limit_s=2)
         assert wrong_ones(kept, first) == []
 
     @pytest.mark.parametrize("what", ["closed", "dropped"])
@@ -263,7 +263,7 @@ class TestOutliving:
         loader.close()
         del loader
         assert PINNED.total > before or passed.query()
-        wait_until(lambda: PINNED.total == before, limit_s=3)
+        assert wait_until(lambda: PINNED.total == before, limit_s=3)
         assert passed.query()
         assert is_right(destination, number)
 

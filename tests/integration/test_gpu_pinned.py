@@ -26,8 +26,8 @@ from tests.integration.gpu_loading import (
     needs_gpu,
     run_program,
     settled_pinned_bytes,
-    wait_until,
 )
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,7 +82,7 @@ class TestMemory:
             passed.record()
         del tensor
         assert pinned.budget().pinned_bytes == before + 64 * MIB or passed.query()
-        wait_until(lambda: pinned.budget().pinned_bytes == before, limit_s=4)
+        assert wait_until(lambda: pinned.budget().pinned_bytes == before, limit_s=4)
         assert passed.query()
         assert int((destination == 5).sum()) == 64 * MIB
         assert_no_error_is_pending()
@@ -143,7 +143,7 @@ class TestRefusals:
             for number, batch in enumerate(loader):
                 assert batch.is_pinned() or kind == "device"
                 assert is_right(batch.to("cuda", non_blocking=True), number)
-            wait_until(lambda: bool(loader.stats().notes))
+            assert wait_until(lambda: loader.stats().notes, limit_s=5)
             stats = loader.stats()
         assert_no_error_is_pending()
         assert (stats.batches, stats.hits, stats.pinned_bytes) == (100, 0, 0)

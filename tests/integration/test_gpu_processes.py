@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, NoReturn
 import pytest
 
 import numapin
-from tests.integration.faulty import Job, handles, wait_until
+from tests.integration.faulty import LIMIT_S, Job, handles
 from tests.integration.test_gpu import UUIDS, needs_gpu
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -133,7 +134,7 @@ def test_signals_while_the_gpu_computes(tmp_path: Path, num_ranks: int) -> None:
     )
     job = start(tmp_path, num_ranks, then=then)
     job.await_marks("ready", num_ranks)
-    assert wait_until(lambda: all(handles(pid, signal.SIGUSR1) for *_, pid in job.marked("ready")))
+    assert wait_until(lambda: all(handles(pid, signal.SIGUSR1) for *_, pid in job.marked("ready")), limit_s=LIMIT_S)
     time.sleep(0.5)
     job.process.send_signal(signal.SIGUSR1)
     assert job.wait() == 0, job.err

@@ -19,6 +19,7 @@ import yaml
 
 from tests.integration.launching import call, environment, numapin
 from tests.jobs.cases import HOSTILE, write
+from tests.waiting import wait_until
 
 # Becomes the rest of its command line, as one task; options of one dash or two with a value of their own are named.
 _STARTER = """
@@ -112,10 +113,7 @@ class Cluster:
 
     def wait_for(self, name: str) -> None:
         """Wait until a stand-in left a file."""
-        end = time.monotonic() + 30
-        while not (self.noted / name).exists():
-            assert time.monotonic() < end, name
-            time.sleep(0.01)
+        assert wait_until((self.noted / name).exists, limit_s=30), name
 
 
 @pytest.fixture

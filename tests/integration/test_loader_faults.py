@@ -6,13 +6,13 @@ import gc
 import os
 import socket
 import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 import numapin
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -153,7 +153,5 @@ def test_a_closed_stderr_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", None)
     loader = numapin.DataLoader(Numbers(), 4, num_workers=1, pinned_budget=1)
     assert firsts(loader) == list(range(0, ROWS, 4))
-    until_s = time.monotonic() + 5  # it is found out on a thread
-    while not loader.stats().notes and time.monotonic() < until_s:
-        time.sleep(0.01)
+    wait_until(lambda: loader.stats().notes, limit_s=5)  # it is found out on a thread
     assert any("the budget is 1;" in note for note in loader.stats().notes)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.integration.faulty import wait_until
 from tests.integration.launching import (
     NUMAPIN,
     REFUSE_POLICY,
@@ -26,6 +25,7 @@ from tests.integration.launching import (
     script,
     torchrun,
 )
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -288,7 +288,7 @@ class TestFaults:
             stderr=subprocess.PIPE,
             env=environment(),
         ) as process:
-            assert wait_until(lambda: "/torch/" in Path(f"/proc/{process.pid}/maps").read_text())
+            assert wait_until(lambda: "/torch/" in Path(f"/proc/{process.pid}/maps").read_text(), limit_s=120)
             time.sleep(after_s)  # it is importing torch then, part of which takes any exception for its own
             process.send_signal(signal.SIGINT)
             _, err = process.communicate(timeout=30)
@@ -338,9 +338,7 @@ def interrupted(tmp_path: Path, command: Sequence[str], number: signal.Signals) 
         stderr=subprocess.DEVNULL,
         env=environment(),
     ) as process:
-        deadline = time.monotonic() + 60
-        while len(list(folder.glob("*.pid"))) < 2 and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_until(lambda: len(list(folder.glob("*.pid"))) >= 2, limit_s=60)
         time.sleep(1)  # torch's agent, which a signal finds while it starts ranks, leaves them
         process.send_signal(number)
         status = process.wait(timeout=60)

@@ -21,6 +21,7 @@ from numapin.awaiting import Rank, none_left
 from tests.integration import calls
 from tests.integration.launching import call, environment, script
 from tests.integration.launching import numapin as run_numapin
+from tests.waiting import gone, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,22 +38,6 @@ def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "tmp").mkdir()
     (tmp_path / "pids").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
-
-
-def gone(pid: int) -> bool:
-    """Return whether a process is over; one that nobody has waited for yet is."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-    except OSError:
-        return True
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Wait for a condition, a minute at most."""
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 class TestResults:
@@ -177,7 +162,7 @@ class TestErrors:
         with pytest.raises((numapin.RankError, LookupError)):
             numapin.spawn(calls.leave_child, (str(tmp_path / "pids"), how), shutdown_timeout=1)
         (pid,) = [int(path.name) for path in (tmp_path / "pids").iterdir()]
-        wait_until(lambda: gone(pid))
+        assert wait_until(lambda: gone(pid), limit_s=60)
 
     def test_half_an_answer(self) -> None:
         """A rank that dies in the middle of its answer is told, though a child that it forked holds the socket."""
@@ -287,7 +272,7 @@ def test_a_rank_keeps_its_number() -> None:
         ours, theirs = socket.socketpair()
         theirs.close()
         ranks.append(Rank(0, process, ours))
-        wait_until(lambda: ranks[0].look() or ranks[0].status == 0)  # type: ignore[func-returns-value]
+        assert wait_until(lambda: ranks[0].look() or ranks[0].status == 0, limit_s=60)  # type: ignore[func-returns-value]
         assert Path(f"/proc/{process.pid}").exists()
     assert not Path(f"/proc/{process.pid}").exists()
 
@@ -318,9 +303,9 @@ def test_ranks_end_with_their_parent(tmp_path: Path, number: signal.Signals) -> 
     )
     command = [sys.executable, path, str(folder)]
     with subprocess.Popen(command, env=environment(PYTHONPATH=ROOT), stderr=subprocess.PIPE, text=True) as process:
-        wait_until(lambda: len(list(folder.iterdir())) == 2)
+        assert wait_until(lambda: len(list(folder.iterdir())) == 2, limit_s=60)
         process.send_signal(number)
         _, err = process.communicate(timeout=60)
     assert process.returncode == -number, err
     pids = [int(path.name) for path in folder.iterdir()]
-    wait_until(lambda: all(gone(pid) for pid in pids))
+    assert wait_until(lambda: all(gone(pid) for pid in pids), limit_s=60)

@@ -23,6 +23,7 @@ from numapin.bench.loader_peers import BUILDERS, Setup
 from numapin.bench.model import Benchmark, Case, Comparison, Peer, Report, Run, combine, summarise
 from numapin.view.bench_layouts import LOADER
 from numapin.view.bench_table import bench_table
+from tests.waiting import gone, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -98,17 +99,9 @@ def measured(*peers: Peer, repeats: int = 1, timeout_s: float = 30, order: list[
     )
 
 
-def gone(pid: int) -> bool:
-    """Tell whether a process that was killed ends, a zombie that nobody waits for included."""
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return True
-        except (FileNotFoundError, ProcessLookupError):
-            return True
-        time.sleep(0.01)
-    return False
+def ends(pid: object) -> bool:
+    """Tell whether a process that was killed ends."""
+    return wait_until(lambda: gone(int(str(pid))), limit_s=10)
 
 
 def runs(peer: str, *rates: float | None) -> list[Run]:
@@ -185,7 +178,7 @@ class TestProcesses:
     def test_nothing_is_left(self) -> None:
         """What a peer started ends with it, and a file that torch's worker would have unlinked is removed."""
         (run,) = measured(Peer(name="x", specs=({},)))
-        assert gone(int(str(run.details[0]["helper"])))
+        assert ends(run.details[0]["helper"])
         assert not Path("/dev/shm", f"torch_{run.details[0]['pid']}_left").exists()  # noqa: S108 - torch's place
 
     @pytest.mark.parametrize(
@@ -213,7 +206,7 @@ class TestProcesses:
         pid_file = tmp_path / "pid"
         (run,) = measured(Peer(name="x", specs=({"do": "hang", "pid_file": str(pid_file)},)), timeout_s=1.5)
         assert run.skipped == "failed: not done within its time; more with --timeout"
-        assert gone(int(pid_file.read_text()))
+        assert ends(pid_file.read_text())
 
     def test_timeout_of_a_launcher(self, tmp_path: Path) -> None:
         """A rank with a session of its own, as torchrun makes, ends too, even if it does not take SIGTERM."""
@@ -222,7 +215,7 @@ class TestProcesses:
         spec = {"do": "hang", "pid_file": str(pid_file), "starts": rank}
         (run,) = measured(Peer(name="x", specs=(spec,)), timeout_s=1.5)
         assert run.skipped == "failed: not done within its time; more with --timeout"
-        assert gone(int(pid_file.read_text()))
+        assert ends(pid_file.read_text())
 
 
 def in_sessions(*sessions: tuple[str | None, Peer], repeats: int = 1) -> list[Run]:
@@ -251,7 +244,7 @@ class TestSessions:
         processes = pids(found)
         assert len(set(processes[:4])) == 1
         assert len(set(processes)) == 4
-        assert all(gone(int(str(run.details[0]["helper"]))) for run in found)
+        assert all(ends(run.details[0]["helper"]) for run in found)
 
     def test_more_processes_join(self) -> None:
         """A case with two specs adds a process to that of the session; one with one spec uses the first again."""

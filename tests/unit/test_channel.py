@@ -18,6 +18,7 @@ import pytest
 
 from numapin.data.channel import Channel
 from tests.data import child
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -191,9 +192,7 @@ class TestSend:
         channel.send(LARGE)  # some of it waits in the thread
         channel.stop_reading()
         channel.send(message)
-        until_s = time.monotonic() + WAIT_S
-        while channel._late is not None and channel._late.is_busy() and time.monotonic() < until_s:
-            time.sleep(0.005)
+        wait_until(lambda: channel._late is None or not channel._late.is_busy(), limit_s=WAIT_S)
         channel.send(message)
         assert channel._late is not None
         assert not channel._late.is_busy()
@@ -282,7 +281,4 @@ class TestProcesses:
             channel = Channel()
             channel.send(LARGE[: 2 * PIPE_BYTES])
             channel.close()
-        until_s = time.monotonic() + WAIT_S
-        while (found := what_is_open()) > before:
-            assert time.monotonic() < until_s, found
-            time.sleep(0.01)
+        assert wait_until(lambda: what_is_open() <= before, limit_s=WAIT_S), what_is_open()

@@ -20,22 +20,15 @@ from numapin.data import capture
 from numapin.data.reclaim import reclaimer
 from numapin.errors import MachineError, NumapinError, UsageError
 from numapin.region import PINNED, Placement
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.cuda.fake import FakeCuda
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Wait for what another thread does; at most ten seconds."""
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.002)
 
 
 @pytest.fixture
@@ -105,7 +98,7 @@ class TestLocked:
         yield
         gpu.set(hold_events=0)
         gc.collect()
-        wait_until(lambda: gpu.registered_bytes() == 0 and PINNED.total == before)
+        assert wait_until(lambda: gpu.registered_bytes() == 0 and PINNED.total == before, limit_s=10)
 
     def test_it_is_registered_and_counted(self, gpu: FakeCuda) -> None:
         """While the tensor lives; afterwards neither, without any further call."""
@@ -113,7 +106,7 @@ class TestLocked:
         tensor = pinned.empty(1000, torch.uint8)
         assert (gpu.registered_bytes(), PINNED.total) == (1000, before + 1000)
         del tensor
-        wait_until(lambda: gpu.registered_bytes() == 0 and PINNED.total == before)
+        assert wait_until(lambda: gpu.registered_bytes() == 0 and PINNED.total == before, limit_s=10)
 
     def test_a_view_keeps_it(self, gpu: FakeCuda) -> None:
         """The last reference counts, of whatever kind."""
@@ -122,18 +115,18 @@ class TestLocked:
         time.sleep(0.05)
         assert gpu.registered_bytes() == 400
         del array
-        wait_until(lambda: gpu.registered_bytes() == 0)
+        assert wait_until(lambda: gpu.registered_bytes() == 0, limit_s=10)
 
     def test_it_waits_for_the_device(self, gpu: FakeCuda) -> None:
         """A copy that is under way when the tensor dies still reads: the memory stays until an event has passed."""
         gpu.hold_events()
         tensor = pinned.empty(100, torch.uint8)
         del tensor
-        wait_until(lambda: gpu.get("recorded") > 0)
+        assert wait_until(lambda: gpu.get("recorded") > 0, limit_s=10)
         second = pinned.empty(1, torch.uint8)  # works off what can be
         assert gpu.registered_bytes() == 101
         gpu.pass_events()
-        wait_until(lambda: gpu.registered_bytes() == 1)
+        assert wait_until(lambda: gpu.registered_bytes() == 1, limit_s=10)
         del second
 
     def test_every_active_device_is_asked(self, gpu: FakeCuda) -> None:
@@ -142,7 +135,7 @@ class TestLocked:
         for num_recorded in (2, 4):
             tensor = pinned.empty(100, torch.uint8)
             del tensor
-            wait_until(lambda: gpu.registered_bytes() == 0)
+            assert wait_until(lambda: gpu.registered_bytes() == 0, limit_s=10)
             assert (gpu.get("recorded"), gpu.get("created")) == (num_recorded, 2)  # events are used again
 
     def test_the_next_allocation_takes_what_is_free(self, gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +160,7 @@ class TestLocked:
         assert (gpu.registered_bytes(), gpu.get("recorded"), gpu.invalidated()) == (100, 0, 0)
         gpu.end_capture()
         capture._capturing.discard(graph)
-        wait_until(lambda: gpu.registered_bytes() == 0)
+        assert wait_until(lambda: gpu.registered_bytes() == 0, limit_s=10)
         assert gpu.invalidated() == 0
 
     def test_what_the_driver_refuses_for_a_while(self, gpu: FakeCuda) -> None:
@@ -175,11 +168,11 @@ class TestLocked:
         tensor = pinned.empty(100, torch.uint8)
         gpu.set(active=0b11, query_fails=700)
         del tensor
-        wait_until(lambda: gpu.get("recorded") > 0)
+        assert wait_until(lambda: gpu.get("recorded") > 0, limit_s=10)
         time.sleep(0.05)
         assert gpu.registered_bytes() == 100
         gpu.set(query_fails=0)
-        wait_until(lambda: gpu.registered_bytes() == 0)
+        assert wait_until(lambda: gpu.registered_bytes() == 0, limit_s=10)
         assert gpu.get("created") == 2
 
     def test_a_refused_registration(self, gpu: FakeCuda) -> None:
@@ -220,7 +213,7 @@ def test_an_old_driver_waits_for_the_device(old_fake_cuda: FakeCuda, monkeypatch
     )
     monkeypatch.setattr(pinned, "_current_device", lambda: 0)
     pinned.empty(100, torch.uint8)
-    wait_until(lambda: old_fake_cuda.registered_bytes() == 0)
+    assert wait_until(lambda: old_fake_cuda.registered_bytes() == 0, limit_s=10)
     assert seen == [(0, 100)]
 
 
@@ -344,7 +337,7 @@ class TestPin:
         result = pinned.pin({"a": torch.zeros(10, dtype=torch.uint8), "b": [torch.zeros(20, dtype=torch.uint8)]})
         assert gpu.registered_bytes() == 30
         del result
-        wait_until(lambda: gpu.registered_bytes() == 0)
+        assert wait_until(lambda: gpu.registered_bytes() == 0, limit_s=10)
 
     def test_what_is_pinned_stays(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The same object."""

@@ -15,6 +15,7 @@ from numapin import rundir, watch
 from numapin.errors import NumapinError
 from numapin.observe import observe
 from tests.unit.test_running import _plan, _record
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -50,10 +51,8 @@ def _run(tmp_path: Path) -> Iterator[tuple[str, int]]:
         rank.communicate(b"")
 
 
-def _wait(told: Told, *, num_looks: int = 1) -> None:
-    deadline = time.monotonic() + 20
-    while len(told.reports) + len(told.warnings) < num_looks and time.monotonic() < deadline:
-        time.sleep(0.01)
+def _wait(told: Told) -> None:
+    assert wait_until(lambda: told.reports or told.warnings, limit_s=20), "no look was told"
 
 
 def test_one_look_is_told_once(tmp_path: Path) -> None:
