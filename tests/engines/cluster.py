@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tests.engines.needs import find
-from tests.engines.waiting import until
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -92,12 +92,8 @@ class Cluster:
     def ended(self, job: str, *, folder: Path) -> str:
         """Wait for a job's end, and return its state and what it printed."""
         over = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL"}
-        state = until(
-            lambda: {self.state_of(job)} & over,
-            timeout_s=240,
-            what=f"end of job {job}",
-            tell=lambda: "\n".join((self.state_of(job), output_in(folder), self.logs())),
-        )
+        state = wait_until(lambda: {self.state_of(job)} & over, limit_s=240)
+        assert state, "\n".join((f"no end of job {job}", self.state_of(job), output_in(folder), self.logs()))
         return state.pop()
 
     def logs(self) -> str:
@@ -150,7 +146,7 @@ def _start(cluster: Cluster, machines: tuple[Machine, Machine]) -> None:
     started = [
         cluster.head.start(_program("munged"), "--foreground", "--force", *options, folder=folder, log=folder / "m.log")
     ]
-    until((folder / "munge" / "socket").exists, timeout_s=60, what="socket of munged", tell=cluster.logs)
+    assert wait_until((folder / "munge" / "socket").exists, limit_s=60), f"no socket of munged\n{cluster.logs()}"
     started += [
         cluster.head.start(_program("slurmctld"), "-D", "-c", folder=folder, log=folder / "out-c.log", **conf),
         *(
@@ -163,7 +159,7 @@ def _start(cluster: Cluster, machines: tuple[Machine, Machine]) -> None:
         assert [daemon.poll() for daemon in started] == [None] * len(started), cluster.logs()
         return cluster.call("sinfo", "--noheader", "--format=%D %t", folder=folder).out.strip() == "2 idle"
 
-    until(ready, timeout_s=120, what="two idle machines", tell=cluster.logs)
+    assert wait_until(ready, limit_s=120), f"no two idle machines\n{cluster.logs()}"
 
 
 def _program(name: str) -> str:

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tests.engines.waiting import until
 from tests.integration.launching import Done, environment
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -112,7 +112,8 @@ class Machine:
                     os.kill(pid, signal.SIGKILL)
             return not left
 
-        until(dark, timeout_s=30, what=f"{self.name} without processes")
+        is_dark = wait_until(dark, limit_s=30)
+        assert is_dark, f"{self.name} still has processes"
 
 
 @contextmanager
@@ -179,7 +180,9 @@ def _staying(parent: subprocess.Popen[bytes]) -> int:
         stays = [pid for pid in _children(parent.pid) if _command_of(pid) == _STAY]
         return stays[0] if stays else None
 
-    return until(child, timeout_s=60, what="new namespaces")
+    pid = wait_until(child, limit_s=60)
+    assert pid is not None, "no new namespaces"
+    return pid
 
 
 def _children(pid: int) -> list[int]:

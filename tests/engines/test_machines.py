@@ -9,8 +9,8 @@ import pytest
 from tests.engines.machines import INTERFACE, Machine, pair
 from tests.engines.needs import NAMESPACES, require
 from tests.engines.told import PROBE, STEPS, assert_bound, assert_met, ranks_in
-from tests.engines.waiting import until
 from tests.integration.launching import NUMAPIN
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     import subprocess
@@ -46,7 +46,9 @@ class _Job:
             new = [rank for rank in ranks_in(self.folder) if rank not in known and rank["world_size"] == size]
             return new if len(new) == size else []
 
-        return until(group, timeout_s=180, what=f"group of {size}", tell=self.said)
+        found = wait_until(group, limit_s=180)
+        assert found, f"no group of {size}\n{self.said()}"
+        return found
 
     def said(self) -> str:
         """Return the end of what the launchers said."""
@@ -70,11 +72,7 @@ def test_ranks_of_two_machines_meet(two_machines: tuple[Machine, Machine], tmp_p
     assert_bound(ranks)
     assert [rank["binding"]["local_rank"] for rank in ranks] == [0, 1, 0, 1]
     assert {rank["host"] for rank in ranks[:2]} != {rank["host"] for rank in ranks[2:]}
-    until(
-        lambda: not any(machine.processes() for machine in two_machines),
-        timeout_s=10,
-        what="machines with nothing left",
-    )
+    assert wait_until(lambda: not any(machine.processes() for machine in two_machines), limit_s=10), "something is left"
 
 
 def test_host_names_that_nobody_resolves(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ import pytest
 
 from tests.engines.cluster import output_in
 from tests.engines.told import PROBE, assert_bound, assert_met, ranks_in
-from tests.engines.waiting import until
 from tests.integration.launching import NUMAPIN, numapin
 from tests.nvml.fake import FakeGpu, render
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from tests.engines.cluster import Cluster
@@ -107,19 +107,13 @@ def test_a_job_saves_and_goes_on_in_another_turn(cluster: Cluster, tmp_path: Pat
     options = ("--gpus-per-node=2", "--cpus-per-task=2", "--time=30m", "--signal=60", "--requeue", f"--form={form}")
     script = numapin("job", "slurm", *options, str(HERE / "saver.py"), str(tmp_path))
     job = cluster.submit(script.out, folder=tmp_path)
-    until(
-        lambda: len(list(tmp_path.glob("ready-*-0"))) == 2,
-        timeout_s=120,
-        what="two ranks",
-        tell=lambda: output_in(tmp_path) + cluster.logs(),
-    )
+    ready = wait_until(lambda: len(list(tmp_path.glob("ready-*-0"))) == 2, limit_s=120)
+    assert ready, f"no two ranks\n{output_in(tmp_path)}{cluster.logs()}"
     assert cluster.call("scancel", "--batch", "--signal=USR1", job, folder=tmp_path).status == 0
-    until(
-        lambda: len(list(tmp_path.glob("resumed-*"))) == 2 or cluster.state_of(job) == "FAILED",
-        timeout_s=120,
-        what="two ranks that went on",
-        tell=lambda: output_in(tmp_path) + cluster.logs(),
+    resumed = wait_until(
+        lambda: len(list(tmp_path.glob("resumed-*"))) == 2 or cluster.state_of(job) == "FAILED", limit_s=120
     )
+    assert resumed, f"no two ranks that went on\n{output_in(tmp_path)}{cluster.logs()}"
     assert cluster.ended(job, folder=tmp_path) == "COMPLETED", output_in(tmp_path)
     assert [(tmp_path / f"resumed-{rank}").read_text() for rank in (0, 1)] == ["turn 0 then turn 1"] * 2
 
@@ -165,4 +159,4 @@ def _wait_for(cluster: Cluster, job: str, folder: Path, pattern: str, *, number:
         assert found or not over, state()
         return found
 
-    until(there, timeout_s=150, what=f"{number} files {pattern}", tell=state)
+    assert wait_until(there, limit_s=150), f"not {number} files {pattern}\n{state()}"
