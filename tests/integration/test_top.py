@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.integration.launching import NUMAPIN, Done, environment, numapin
-from tests.integration.waiting import waiting_job
+from tests.integration.staying import staying_job
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,7 +59,7 @@ class TestOnce:
 
     def test_bound_job(self, tmp_path: Path) -> None:
         """Of two ranks the JSON has CPUs, threads, pages and no GPU; the table has a row each."""
-        with waiting_job(tmp_path, *NUMAPIN, "run", "--nproc-per-node", "2", num_ranks=2):
+        with staying_job(tmp_path, *NUMAPIN, "run", "--nproc-per-node", "2", num_ranks=2):
             table, told = _top(tmp_path, "--once", "--interval", "0.2"), _top(tmp_path, "--once", "--json")
         assert (table.status, told.status) == (0, 0), table.err + told.err
         assert [row.split()[0] for row in table.out.splitlines()[1:3]] == ["0", "1"]
@@ -74,7 +74,7 @@ class TestOnce:
     @pytest.mark.skipif(len(CPUS) < 2, reason="fewer than two CPUs may be used here")
     def test_job_outside_of_its_plan(self, tmp_path: Path) -> None:
         """Threads of a process that nobody bound are counted where the plan has fewer CPUs."""
-        with waiting_job(tmp_path, sys.executable) as pid:
+        with staying_job(tmp_path, sys.executable) as pid:
             os.sched_setaffinity(pid, {CPUS[1]})  # its main thread alone
             command = ("taskset", "-c", str(CPUS[0]), *NUMAPIN, "top", "--once", "--json", "--pid", str(pid))
             done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
@@ -85,7 +85,7 @@ class TestOnce:
         """It is said, with status 0, and the JSON says so, too."""
         command = [*NUMAPIN, "top", "--once", "--json", "--interval", "6"]
         environ = environment(NUMAPIN_RUN_DIR=str(tmp_path / "runs"))
-        with waiting_job(tmp_path, *NUMAPIN, "run", "--nproc-per-node", "1", num_ranks=1):
+        with staying_job(tmp_path, *NUMAPIN, "run", "--nproc-per-node", "1", num_ranks=1):
             top = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
             time.sleep(2)
         out, err = top.communicate(timeout=60)
@@ -98,7 +98,7 @@ class TestTerminal:
 
     def test_q_ends_it(self, tmp_path: Path) -> None:
         """Frames are drawn until q is typed; then the status is 0."""
-        with waiting_job(tmp_path, *NUMAPIN, "run", "--nproc-per-node", "1", num_ranks=1):
+        with staying_job(tmp_path, *NUMAPIN, "run", "--nproc-per-node", "1", num_ranks=1):
             terminal = _Terminal(tmp_path)
             terminal.read_until(b"whole machine", times=3)
             os.write(terminal.master, b"xq")
@@ -107,7 +107,7 @@ class TestTerminal:
 
     def test_interrupt_ends_it(self, tmp_path: Path) -> None:
         """Ctrl-C is the usual end, too."""
-        with waiting_job(tmp_path, *NUMAPIN, "run", "--nproc-per-node", "1", num_ranks=1):
+        with staying_job(tmp_path, *NUMAPIN, "run", "--nproc-per-node", "1", num_ranks=1):
             terminal = _Terminal(tmp_path)
             terminal.read_until(b"whole machine")
             terminal.process.send_signal(2)
@@ -116,7 +116,7 @@ class TestTerminal:
 
     def test_job_ends(self, tmp_path: Path) -> None:
         """When the job ends, so does this, and says why."""
-        with waiting_job(tmp_path, *NUMAPIN, "run", "--nproc-per-node", "1", num_ranks=1):
+        with staying_job(tmp_path, *NUMAPIN, "run", "--nproc-per-node", "1", num_ranks=1):
             terminal = _Terminal(tmp_path)
             terminal.read_until(b"whole machine")
         terminal.read_until(b"gone")
@@ -125,7 +125,7 @@ class TestTerminal:
 
     def test_terminal_that_goes(self, tmp_path: Path) -> None:
         """A terminal that is closed is an error in words."""
-        with waiting_job(tmp_path, *NUMAPIN, "run", "--nproc-per-node", "1", num_ranks=1):
+        with staying_job(tmp_path, *NUMAPIN, "run", "--nproc-per-node", "1", num_ranks=1):
             terminal = _Terminal(tmp_path)
             terminal.read_until(b"whole machine")
             os.close(terminal.master)

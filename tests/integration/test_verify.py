@@ -13,7 +13,7 @@ import pytest
 from numapin import rundir
 from numapin.errors import MachineError
 from tests.integration.launching import NUMAPIN, Done, call, numapin, script
-from tests.integration.waiting import JOB, waiting_job
+from tests.integration.staying import JOB, staying_job
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,7 +33,7 @@ class TestRunningJob:
 
     def test_bound_job_holds(self, tmp_path: Path) -> None:
         """Of two ranks the table says that they hold, the JSON has what was applied to them, and the status is 0."""
-        with waiting_job(tmp_path, *NUMAPIN, "run", "--nproc-per-node", "2", num_ranks=2) as launcher:
+        with staying_job(tmp_path, *NUMAPIN, "run", "--nproc-per-node", "2", num_ranks=2) as launcher:
             table, report = _verify(tmp_path), _verify(tmp_path, "--json")
             by_pid = _verify(tmp_path, "--json", "--pid", str(launcher))
         assert (table.status, report.status) == (0, 0), table.err + report.err
@@ -52,7 +52,7 @@ class TestRunningJob:
     def test_moved_thread_is_found(self, tmp_path: Path) -> None:
         """A thread that moved to a CPU that is not the rank's is told, and the status is 1."""
         command = (*NUMAPIN, "run", "--nproc-per-node", "1", "--cpus-per-rank", "1")
-        with waiting_job(tmp_path, *command, moved_to=CPUS[1], num_ranks=1):
+        with staying_job(tmp_path, *command, moved_to=CPUS[1], num_ranks=1):
             done = _verify(tmp_path)
         assert done.status == 1, done.err
         assert "rank 0: 1 thread 'python" in done.out
@@ -62,7 +62,7 @@ class TestRunningJob:
     @needs_two_cpus
     def test_job_that_plain_python_runs(self, tmp_path: Path) -> None:
         """A process that nobody bound is held against numapin's plan for one rank; narrower is fine."""
-        with waiting_job(tmp_path, sys.executable) as pid:
+        with staying_job(tmp_path, sys.executable) as pid:
             free = _verify(tmp_path, "--json", "--pid", str(pid))
         assert free.status == 0, free.err
         (rank,) = json.loads(free.out)["ranks"]
@@ -71,7 +71,7 @@ class TestRunningJob:
     @needs_two_cpus
     def test_job_outside_of_what_may_be_used(self, tmp_path: Path) -> None:
         """Seen from a shell that may use one CPU, whose plan has that CPU only, the same process is not bound."""
-        with waiting_job(tmp_path, sys.executable) as pid:
+        with staying_job(tmp_path, sys.executable) as pid:
             done = call("taskset", "-c", str(CPUS[0]), *NUMAPIN, "verify", "--pid", str(pid))
         assert done.status == 1, done.err
         assert "not bound: 2 of 2 threads may run on CPUs" in done.out

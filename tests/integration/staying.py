@@ -33,7 +33,7 @@ end.set()
 
 
 @contextmanager
-def waiting_job(folder: Path, *command: str, moved_to: int | None = None, num_ranks: int = 0) -> Iterator[int]:
+def staying_job(folder: Path, *command: str, moved_to: int | None = None, num_ranks: int = 0) -> Iterator[int]:
     """Run the job; yield the process id of the command when all ranks are there, and end it after the body."""
     arguments = [script(folder, JOB), str(folder / "ready"), str(folder / "end")]
     moved = [] if moved_to is None else [str(moved_to)]
