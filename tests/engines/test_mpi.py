@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from tests.engines.needs import NAMESPACES, require
 from tests.engines.told import PROBE, assert_bound, assert_met, ranks_in
 from tests.integration.launching import numapin
+from tests.needs import needs_two_cpus
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from tests.integration.launching import Done
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(600)]
-needs_two_cpus = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="fewer than two CPUs may be used here")
 # Without a hostfile it counts this host's cores, which may be one.
 SETTINGS = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",

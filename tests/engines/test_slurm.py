@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ import pytest
 from tests.engines.cluster import output_in
 from tests.engines.told import PROBE, assert_bound, assert_met, ranks_in
 from tests.integration.launching import NUMAPIN, numapin
+from tests.needs import needs_two_cpus
 from tests.nvml.fake import FakeGpu, render
 from tests.waiting import wait_until
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 HERE = Path(__file__).resolve().parent
-needs_two_cpus = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="fewer than two CPUs may be used here")
 SRUN = ("srun", "--cpu-bind=none")
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from numapin import cpulist
 from tests.integration.launching import NUMAPIN, REFUSE_POLICY, TORCHRUN, Done, call, environment, numapin, script
+from tests.needs import needs_two_cpus
 
 if TYPE_CHECKING:
     from tests.nvml.fake import FakeNvml
@@ -36,7 +37,6 @@ ctypes.CDLL("libnuma.so.1").get_mempolicy(ctypes.byref(mode), None, 0, None, 0)
 environ = dict(os.environ) | {"RANK": os.environ.get("RANK", "0"), "cpus": cpus, "mode": str(mode.value)}
 os.write(1, (json.dumps(environ | {"pid": str(os.getpid())}) + "\\n").encode())  # in one piece: ranks share the pipe
 """
-needs_two_cpus = pytest.mark.skipif(len(CPUS) < 2, reason="fewer than two CPUs may be used here")
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ from tests.integration.launching import (
     script,
     torchrun,
 )
+from tests.needs import needs_two_cpus
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -37,7 +38,6 @@ status = open("/proc/self/status").read()
 cpus = next(line.split()[1] for line in status.splitlines() if line.startswith("Cpus_allowed_list"))
 os.write(1, (json.dumps(dict(os.environ) | {"cpus": cpus}) + "\\n").encode())  # in one piece: ranks share the pipe
 """
-needs_two_cpus = pytest.mark.skipif(len(CPUS) < 2, reason="fewer than two CPUs may be used here")
 
 
 class TestBinding:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
 import signal
 import socket
 import subprocess
@@ -21,12 +20,12 @@ from numapin.awaiting import Rank, none_left
 from tests.integration import calls
 from tests.integration.launching import call, environment, script
 from tests.integration.launching import numapin as run_numapin
+from tests.needs import needs_two_cpus
 from tests.waiting import gone, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-CPUS = sorted(os.sched_getaffinity(0))
 ROOT = str(Path(__file__).parents[2])
 
 
@@ -50,7 +49,7 @@ class TestResults:
         done = run_numapin("run", "--nproc-per-node", "2", "--quiet", script(tmp_path, dump))
         assert numapin.spawn(calls.variables, nproc_per_node=2) == tuple(done.json_lines())
 
-    @pytest.mark.skipif(len(CPUS) < 2, reason="fewer than two CPUs may be used here")
+    @needs_two_cpus
     def test_bound_before_the_call_is_unpickled(self) -> None:
         """Arguments are unpickled on the rank's own CPUs; torch is not imported for it."""
         ranks = numapin.spawn(calls.cpus_when_unpickled, (calls.Told(),), nproc_per_node=2, bind="exclusive")

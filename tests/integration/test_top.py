@@ -15,6 +15,7 @@ import pytest
 
 from tests.integration.launching import NUMAPIN, Done, environment, numapin
 from tests.integration.staying import staying_job
+from tests.needs import needs_two_cpus
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -71,7 +72,7 @@ class TestOnce:
             assert (rank["threads"], rank["threads_off_plan"], rank["gone"]) == (2, 0, False)
             assert (rank["pinned_bytes"], rank["gpu_busy_share"]) == (0, None)
 
-    @pytest.mark.skipif(len(CPUS) < 2, reason="fewer than two CPUs may be used here")
+    @needs_two_cpus
     def test_job_outside_of_its_plan(self, tmp_path: Path) -> None:
         """Threads of a process that nobody bound are counted where the plan has fewer CPUs."""
         with staying_job(tmp_path, sys.executable) as pid:

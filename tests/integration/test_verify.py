@@ -14,14 +14,13 @@ from numapin import rundir
 from numapin.errors import MachineError
 from tests.integration.launching import NUMAPIN, Done, call, numapin, script
 from tests.integration.staying import JOB, staying_job
+from tests.needs import needs_root, needs_two_cpus
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 CPUS = sorted(os.sched_getaffinity(0))
 verify_command = import_module("numapin.cli.verify")
-needs_two_cpus = pytest.mark.skipif(len(CPUS) < 2, reason="fewer than two CPUs may be used here")
-needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 
 
 def _verify(folder: Path, *options: str) -> Done:

@@ -17,6 +17,7 @@ from numapin import bind, cpulist, native
 from numapin.errors import BindingRefused
 from numapin.plan import Plan, RankPlan
 from numapin.request import Bind, Memory
+from tests.needs import needs_two_cpus
 
 CPUS = frozenset(os.sched_getaffinity(0))
 REFUSE_POLICY = Path(__file__).parents[1] / "vm" / "refuse_policy.py"
@@ -67,7 +68,7 @@ def test_the_kernel_says_what_was_applied(memory: Memory, nodes: str) -> None:
     assert applied == {"cpus": cpulist.render(CPUS), "memory": memory.value, "nodes": nodes, "shortfalls": []}
 
 
-@pytest.mark.skipif(len(CPUS) < 2, reason="fewer than two CPUs may be used here")
+@needs_two_cpus
 def test_cpus_are_bound_and_others_are_told() -> None:
     """One CPU is what the kernel then shows; a CPU that does not exist is told, with the launcher's CPUs kept."""
     lowest = min(CPUS)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from numapin import mail
+from tests.needs import needs_root
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -123,7 +124,7 @@ def test_a_restart_gets_what_a_dead_rank_had_not(
     assert line(child) == "took"
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+@needs_root
 def test_a_rank_of_another_user() -> None:
     """A rank that may not be signalled, such as a setuid program, ends no launcher: that is said once."""
     launcher = (

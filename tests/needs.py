@@ -1,0 +1,13 @@
+"""Marks of tests that not every machine can run: they skip, and say what is missing.
+
+Comes in: this process's CPUs and user. Goes out: marks.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+needs_two_cpus = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="fewer than two CPUs may be used here")
+needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
