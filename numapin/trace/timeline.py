@@ -2,6 +2,7 @@
 
 Comes in: a `Report` and the page's template. Goes out: one HTML page that needs nothing else, with a table that says
 the same in numbers. Bars that lie close are drawn as one where there are too many: the page has some thousands at most.
+Such a bar is the fainter, the less of it is filled.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 _MOST_BARS: Final = 4000
 _LANE: Final = 26  # pixels
 _BAR: Final = 20
+_FAINTEST: Final = 0.2
 _NAMES: Final = {
     "load": "load",
     "wait": "wait",
@@ -35,7 +37,10 @@ _PART_NAMES: Final = {"wait": "waiting for data", "copy": "transfer"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """A rectangle: `row` of `num_rows` in its lane, drawn as `kind`, explained by `tip`."""
+    """A rectangle: `row` of `num_rows` in its lane, drawn as `kind`, explained by `tip`.
+
+    It may stand for `count` that lie close, with `gaps` (microseconds) between them in all.
+    """
 
     start: float
     end: float
@@ -44,6 +49,7 @@ class Bar:
     row: int = 0
     num_rows: int = 1
     count: int = 1
+    gaps: float = 0.0
 
 
 def timeline(report: Report, template: str) -> str:
@@ -137,7 +143,8 @@ def _thinned(bars: Sequence[Bar], most: int, window: float) -> list[Bar]:
     for bar in sorted(bars, key=lambda bar: (bar.row, bar.kind, bar.start)):
         last = merged[-1] if merged else None
         if last and (last.row, last.kind) == (bar.row, bar.kind) and bar.end - last.start <= cell:
-            merged[-1] = replace(last, end=max(last.end, bar.end), count=last.count + 1)
+            gaps = last.gaps + max(bar.start - last.end, 0.0)
+            merged[-1] = replace(last, end=max(last.end, bar.end), count=last.count + 1, gaps=gaps)
         else:
             merged.append(bar)
     return merged
@@ -179,11 +186,13 @@ def _steps(analysis: Analysis, height: int) -> Iterator[str]:
 
 def _rect(bar: Bar, top: int) -> str:
     height = _BAR / bar.num_rows
-    more = f"{bar.count} drawn as one, the first: " if bar.count > 1 else ""
+    filled = 1 - bar.gaps / (bar.end - bar.start) if bar.gaps else 1.0
+    more = f"{bar.count} drawn as one, {filled:.0%} filled, the first: " if bar.count > 1 else ""
+    faint = f' opacity="{max(filled, _FAINTEST):.2f}"' if filled < 1 else ""
     tip = f"{_ms(bar.end - bar.start)} ms at {_ms(bar.start)} ms: {more}{bar.tip[:120]}"
     return (
         f'<rect class="{bar.kind}" x="{bar.start:.3f}" y="{top + 3 + bar.row * height:.2f}" '
-        f'width="{bar.end - bar.start:.3f}" height="{height:.2f}" data-tip="{escape(tip)}"/>'
+        f'width="{bar.end - bar.start:.3f}" height="{height:.2f}"{faint} data-tip="{escape(tip)}"/>'
     )
 
 

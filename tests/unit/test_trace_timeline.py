@@ -47,7 +47,7 @@ def test_communication_has_a_row_of_its_own() -> None:
 
 
 def test_large_traces_are_drawn_with_few_bars() -> None:
-    """200 000 kernels become some thousands of bars, which say how many they stand for."""
+    """200 000 kernels become some thousands of bars, which say how many they stand for, and are as faint as sparse."""
     made = Made()
     for i in range(20):
         made.step(i, i * 10_000, 10_000)
@@ -55,7 +55,10 @@ def test_large_traces_are_drawn_with_few_bars() -> None:
             made.kernel(i * 10_000 + k, 0.4)
     text = page(made)
     assert 300 < bars(text, "compute") <= 4000
-    assert sum(map(int, re.findall(r"(\d+) drawn as one", text))) == 200_000
+    assert sum(map(int, re.findall(r"(\d+) drawn as one, 4\d% filled", text))) == 200_000
+    faint = re.findall(r'<rect class="compute"[^>]* opacity="([\d.]+)"', text)
+    assert len(faint) == bars(text, "compute")
+    assert all(0.4 <= float(opacity) < 0.45 for opacity in faint)
     spans = [
         (float(x), float(w)) for x, w in re.findall(r'class="compute" x="([\d.]+)" y="[\d.]+" width="([\d.]+)"', text)
     ]
