@@ -1,13 +1,15 @@
 """What the user asked for. Pure.
 
-Comes in: options, already parsed. Goes out: a `Request`, checked as far as it can be without a machine.
+Comes in: options, as text or parsed. Goes out: a `Request`, checked as far as it can be without a machine.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple, TypeVar
 
+from numapin import cpulist
 from numapin.errors import UsageError
 
 
@@ -38,6 +40,17 @@ class Memory(StrEnum):
     """On the rank's nodes or nowhere; a full node wakes the OOM killer."""
     INTERLEAVE = "interleave"
     """Page by page over all allowed nodes with CPUs, or over the nodes named."""
+
+
+class MemoryChoice(NamedTuple):
+    """A memory policy, and the nodes named with it; the fields are those of `Request`."""
+
+    memory: Memory
+    memory_nodes: frozenset[int] | None
+
+    def __str__(self) -> str:
+        """Return what `parse_memory` reads."""
+        return self.memory + ("" if self.memory_nodes is None else f"={cpulist.render(self.memory_nodes)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,3 +86,31 @@ class Request:
     def policy(self) -> Memory:
         """Return the memory policy, the default put in."""
         return self.memory or (Memory.NONE if self.bind is Bind.NONE else Memory.PREFERRED)
+
+
+_Word = TypeVar("_Word", Bind, Memory)
+
+
+def parse_bind(text: str) -> Bind:
+    """Read a mode. Raises ValueError."""
+    return _one_of(Bind, text)
+
+
+def parse_memory(text: str) -> MemoryChoice:
+    """Read a policy with or without nodes: preferred, bind=0,2, interleave=0-3. Raises ValueError."""
+    word, equals, nodes = text.partition("=")
+    return MemoryChoice(_one_of(Memory, word), cpulist.parse(nodes) if equals else None)
+
+
+def parse_gpus(text: str) -> tuple[str, ...]:
+    """Read what names each GPU: NVML indices, UUIDs or PCI addresses. Raises ValueError for an empty entry."""
+    keys = tuple(key.strip() for key in text.split(","))
+    if not all(keys):
+        raise ValueError(f"{text!r} has an empty entry; write a list such as 0,2")
+    return keys
+
+
+def _one_of(kind: type[_Word], word: str) -> _Word:
+    if word not in list(kind):
+        raise ValueError(f"{word!r} is not one of {', '.join(kind)}")
+    return kind(word)

@@ -20,7 +20,8 @@ from numapin.bench import loader as loader_cases
 from numapin.bench import overlap as overlap_cases
 from numapin.bench import transfer as transfer_cases
 from numapin.bench.machine import read_machine
-from numapin.cli.measuring import Defaults, Names, Sizes, run, shared_options, with_defaults
+from numapin.cli.measuring import SIZES, Defaults, names_of, run, shared_options, with_defaults
+from numapin.cli.options import topology_from
 from numapin.cli.output import say, write
 from numapin.view import bench_layouts as layouts
 
@@ -45,7 +46,7 @@ _LAUNCH = Defaults(quick={"repeats": 1}, normal={"repeats": 7})
 
 
 def _names(kind: str, known: Any, *, default: str | None = None) -> dict[str, Any]:  # noqa: ANN401 - an enum or a dict
-    return {"type": Names(kind, known), "default": ",".join(known) if default is None else default}
+    return {"type": names_of(kind, known), "default": ",".join(known) if default is None else default}
 
 
 @click.group()
@@ -54,7 +55,7 @@ def bench() -> None:
 
 
 @bench.command()
-@click.option("--sizes", type=Sizes(), help="How many bytes a copy has, such as 4K,64M,1G. [default: 4K to 1G]")
+@click.option("--sizes", type=SIZES, help="How many bytes a copy has, such as 4K,64M,1G. [default: 4K to 1G]")
 @click.option("--peers", **_names("peer", transfer_cases.MEMORIES), help="Kinds of memory; by default all.")
 @click.option("--directions", **_names("direction", transfer_cases.Direction), help="h2d, d2h, both; by default all.")
 @click.option("--gpus", type=click.Choice(["one", "all"]), default="all", show_default=True, help="All: also at once.")
@@ -75,8 +76,6 @@ def transfer(**given: Any) -> None:  # noqa: ANN401 - click passes options by na
       numapin bench transfer --save measured.json      where are GPUs whose node nobody tells?
       numapin plan --machine measured.json
     """  # noqa: D301 - \b is click's mark for a paragraph that is kept as it is
-    from numapin.cli.options import topology_from
-
     given = with_defaults(given, _TRANSFER)
     machine, topology = read_machine(), topology_from(gpu_nodes=None)
     options = transfer_cases.Options(
@@ -111,7 +110,7 @@ def _save_measured(report: Report, topology: Topology, nodes: list[int], *, num_
 
 
 @bench.command()
-@click.option("--sizes", type=Sizes(), help="How many bytes, such as 4K,64M. [default: 4K to 128M]")
+@click.option("--sizes", type=SIZES, help="How many bytes, such as 4K,64M. [default: 4K to 128M]")
 @click.option("--peers", **_names("peer", alloc_cases.PEERS), help="Ways to get memory; by default all.")
 @click.option("--samples", type=click.IntRange(1), help="Allocations that a repeat is the median of. [default: 7]")
 @shared_options(repeats=5, timeout_s=120)
@@ -195,7 +194,6 @@ def exec_(**given: Any) -> None:  # noqa: ANN401 - click passes options by name
       numapin bench exec
       numapin bench exec --peers numapin-plan --repeats 9 --json
     """  # noqa: D301 - \b is click's mark for a paragraph that is kept as it is
-    from numapin.cli.options import topology_from
     from numapin.plan import make_plan
     from numapin.request import Request
 

@@ -15,7 +15,7 @@ import click
 
 from numapin import sizes
 from numapin.budget import read_room
-from numapin.cli.options import GPU_NODES, MACHINE, topology_from
+from numapin.cli.options import GPU_NODES, MACHINE, Parsed, topology_from
 from numapin.cli.output import show
 from numapin.doctor.advice import Loader, advise
 from numapin.doctor.examine import examine
@@ -29,23 +29,10 @@ if TYPE_CHECKING:
     from numapin.topology.model import Topology
 
 
-class Size(click.ParamType):  # type: ignore[type-arg] # takes a type argument since click 8.2 only
-    """A size in bytes, such as 38.5M."""
-
-    name = "SIZE"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ANN401
-        """Parse the size, or fail with what is wrong in it."""
-        if isinstance(value, int):
-            return value
-        try:
-            return sizes.parse(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
 @click.command(params=[MACHINE[0], GPU_NODES])
-@click.option("--batch-bytes", type=Size(), metavar="SIZE", help="A rank's batch, such as 38.5M: should it be pinned?")
+@click.option(
+    "--batch-bytes", type=Parsed("SIZE", sizes.parse), help="A rank's batch, such as 38.5M: should it be pinned?"
+)
 @click.option("--workers", type=click.IntRange(min=0), default=4, show_default=True, help="A rank's loader workers.")
 @click.option(
     "--prefetch-factor", type=click.IntRange(min=1), default=2, show_default=True, help="Batches a worker has ahead."

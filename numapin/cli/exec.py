@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from numapin.cli.options import BINDING, gpu_environment, request_from, topology_from
+from numapin.cli.options import BINDING, request_from, topology_from
 from numapin.errors import UsageError
 from numapin.execute import enter, find_slice
 from numapin.started_by import launcher_cpus
 from numapin.task_plan import has_own_cpus, plan_task
 from numapin.tasks import cpus_of_job, find_task
+from numapin.topology.visible import environment_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -74,5 +75,5 @@ def _planned(task: Task, binding: Mapping[str, Any]) -> Slice:
         topology.allowed.cpus, launcher=launcher_cpus(task), limit=cpus_of_job(os.environ), size=task.size
     )
     part = plan_task(topology, request, task, own_cpus=own_cpus)
-    os.environ.update(gpu_environment(topology, binding["gpus"]))
+    os.environ.update(environment_for(topology, binding["gpus"]))
     return part

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from numapin import cpulist, sizes
-from numapin.cli.options import BINDING, gpu_keys, request_from, topology_from
+from numapin.cli.options import BINDING, Parsed, request_from, topology_from
 from numapin.cli.output import warn, write
 from numapin.errors import UsageError
 from numapin.jobs import duration, kubernetes, lsf, mpi, pbs, slurm
@@ -27,28 +27,6 @@ if TYPE_CHECKING:
     from numapin.topology.model import Topology
 
 _MEMORY_PART: Final = 0.9  # of a node's memory; the rest is the system's
-
-
-class _Time(click.ParamType):  # type: ignore[type-arg] # as in cli/options.py
-    name = "TIME"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ANN401
-        """Parse a time; what engines read differently is none."""
-        try:
-            return duration.parse(value)
-        except ValueError as error:
-            self.fail(f"{error}; write 4:00:00, 1-12:00:00, 4h or 90m", param, ctx)
-
-
-class _Size(click.ParamType):  # type: ignore[type-arg]
-    name = "SIZE"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ANN401
-        """Parse a size."""
-        try:
-            return sizes.parse(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
 
 
 _SHAPE: Final = (
@@ -97,7 +75,11 @@ _SETUP: Final = click.Option(
 )
 _IMAGE: Final = click.Option(["--container"], metavar="IMAGE", help="Run in this image, which must hold numapin.")
 _HOSTFILE: Final = click.Option(["--hostfile"], metavar="FILE", help="mpirun's file of hosts.")
-_TIME: Final = click.Option(["--time"], type=_Time(), help="Time limit: 4:00:00, 1-12:00:00, 4h, 90m.")
+_TIME: Final = click.Option(
+    ["--time"],
+    type=Parsed("TIME", duration.parse, remedy="write 4:00:00, 1-12:00:00, 4h or 90m"),
+    help="Time limit: 4:00:00, 1-12:00:00, 4h, 90m.",
+)
 _QUEUE: Final = click.Option(["--partition", "--queue", "queue"], metavar="NAME", help="Partition or queue.")
 _ACCOUNT: Final = click.Option(["--account"], metavar="NAME", help="Account or project that is charged.")
 _REQUEUE: Final = click.Option(
@@ -110,7 +92,9 @@ _SIGNAL: Final = click.Option(
     help="So long before the time limit every rank gets SIGUSR1 (Kubernetes: SIGTERM), to save and end. With --requeue "
     "the job then goes on in another turn, where its manager can do that.",
 )
-_MEMORY: Final = click.Option(["--mem-per-node"], type=_Size(), help="Memory of each node, such as 500G.")
+_MEMORY: Final = click.Option(
+    ["--mem-per-node"], type=Parsed("SIZE", sizes.parse), help="Memory of each node, such as 500G."
+)
 _KIND: Final = click.Option(
     ["--form", "kind"],
     type=click.Choice([kind.value for kind in Kind]),
@@ -276,12 +260,11 @@ def _request(engine: _Engine, values: dict[str, Any]) -> JobRequest:
     return request if topology is None else _sized(request, topology, engine, values)
 
 
-def _require_gpus(named: str | None, request: JobRequest) -> None:
+def _require_gpus(keys: tuple[str, ...] | None, request: JobRequest) -> None:
     """Raise UsageError where --gpus names too few for a node's ranks: NCCL takes no GPU twice."""
-    keys = gpu_keys(named)
     if keys is not None and len(keys) < request.ranks:
         raise UsageError(
-            f"--gpus {named} names {len(keys)} GPUs for the {request.ranks} ranks of a node",
+            f"--gpus {','.join(keys)} names {len(keys)} GPUs for the {request.ranks} ranks of a node",
             f"a rank drives a GPU of its own: --ranks-per-node {len(keys)}, or name more",
         )
 
@@ -345,14 +328,12 @@ def _options(values: dict[str, Any], form: Form) -> tuple[str, ...]:
 
 def _typed(values: dict[str, Any]) -> Iterator[str]:
     """Return the binding options as numapin run and exec take them; what was not given is left to them."""
-    memory = values["memory"]
-    nodes = memory and memory.nodes is not None and f"={cpulist.render(memory.nodes)}"
     given = {
         "bind": values["bind"],
-        "memory": memory and f"{memory.policy}{nodes or ''}",
+        "memory": values["memory"],
         "cpus-per-rank": values["cpus_per_rank"],
         "reserve-cpus": values["reserve_cpus"] and cpulist.render(values["reserve_cpus"]),
-        "gpus": values["gpus"],
+        "gpus": values["gpus"] and ",".join(values["gpus"]),
         "gpu-nodes": values["gpu_nodes"] and ",".join(f"{gpu}={node}" for gpu, node in values["gpu_nodes"]),
     }
     yield from (f"--{name}={value}" for name, value in given.items() if value)

@@ -18,6 +18,7 @@ import click
 
 from numapin import sizes
 from numapin.bench.model import Report, summarise
+from numapin.cli.options import Parsed
 from numapin.cli.output import require_writable, show, write
 from numapin.errors import NumapinError, UsageError
 from numapin.view.bench_plot import bench_figure
@@ -38,46 +39,29 @@ _WRITE_EVERY_S: Final = 5.0
 _MAX_SIZE: Final = 1 << 40
 
 
-# click.ParamType takes a type argument since click 8.2 only; hence the ignores.
-class Names(click.ParamType):  # type: ignore[type-arg]
-    """Names out of a known list, separated by commas."""
+def names_of(kind: str, known: Collection[str]) -> Parsed:
+    """Return the type of names out of a known list, separated by commas."""
+    words = tuple(known)  # before Python 3.12, `in` an enum raises for other words
 
-    name = "LIST"
-
-    def __init__(self, kind: str, known: Collection[str]) -> None:
-        """Remember what the names are of."""
-        self._kind, self._known = kind, tuple(known)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:  # noqa: ANN401
-        """Split the list, or fail with the names that are known."""
-        if isinstance(value, tuple):
-            return value
-        names = tuple(dict.fromkeys(name.strip() for name in value.split(",")))
+    def parse(text: str) -> tuple[str, ...]:
+        names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
         for name in names:
-            if name not in self._known:
-                self.fail(f"{self._kind} {name!r} is not one of {', '.join(self._known)}", param, ctx)
+            if name not in words:
+                raise ValueError(f"{kind} {name!r} is not one of {', '.join(words)}")
         return names
 
+    return Parsed("LIST", parse)
 
-class Sizes(click.ParamType):  # type: ignore[type-arg]
-    """Sizes, separated by commas: 4K,64M,1G."""
 
-    name = "LIST"
+def parse_sizes(text: str) -> tuple[int, ...]:
+    """Read sizes, separated by commas: 4K,64M,1G. Return the bytes, rising. Raises ValueError."""
+    found = {sizes.parse(word): word for word in text.split(",")}
+    if (largest := max(found)) > _MAX_SIZE:
+        raise ValueError(f"{found[largest]!r} is more than {sizes.render(_MAX_SIZE)}")
+    return tuple(sorted(found))
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:  # noqa: ANN401
-        """Return the sizes in bytes, rising."""
-        if isinstance(value, tuple):
-            return value
-        found = set()
-        for word in value.split(","):
-            try:
-                num_bytes = sizes.parse(word)
-            except ValueError as error:
-                self.fail(str(error), param, ctx)
-            if num_bytes > _MAX_SIZE:
-                self.fail(f"{word!r} is more than {sizes.render(_MAX_SIZE)}", param, ctx)
-            found.add(num_bytes)
-        return tuple(sorted(found))
+
+SIZES: Final = Parsed("LIST", parse_sizes)
 
 
 def shared_options(*, repeats: int, timeout_s: int) -> Callable[[F], F]:

@@ -6,86 +6,48 @@ Comes in: click's parsed values. Goes out: a `Request` for the planner, and what
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from numapin import cpulist
-from numapin.errors import UsageError
-from numapin.request import Bind, Memory, Request
-from numapin.topology.discover import discover
-from numapin.topology.visible import environment_for
+from numapin.request import Bind, Request, parse_gpus, parse_memory
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numapin.topology.model import Topology
 
 
-# click.ParamType takes a type argument since click 8.2 only; hence the ignores below.
-class CpuList(click.ParamType):  # type: ignore[type-arg]
-    """A Linux list string, such as 0-3,8."""
+class Parsed(click.ParamType):  # type: ignore[type-arg] # takes a type argument since click 8.2 only
+    """What `parse` makes of the text. Its ValueError is what the user is told, and the remedy if it names none."""
 
-    name = "LIST"
+    def __init__(self, name: str, parse: Callable[[str], object], *, remedy: str = "") -> None:
+        self.name, self._parse, self._remedy = name, parse, remedy
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> frozenset[int]:  # noqa: ANN401
-        """Parse the list, or fail with what is wrong in it."""
-        if isinstance(value, frozenset):
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401
+        """Parse text; what is none is parsed already."""
+        if not isinstance(value, str):
             return value
         try:
-            return cpulist.parse(value)
+            return self._parse(value)
         except ValueError as error:
-            self.fail(str(error), param, ctx)
+            self.fail(f"{error}; {self._remedy}" if self._remedy else str(error), param, ctx)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryChoice:
-    """A memory policy, None for the default, and the nodes named with it."""
-
-    policy: Memory | None
-    nodes: frozenset[int] | None = None
-
-
-class MemoryPolicy(click.ParamType):  # type: ignore[type-arg]
-    """A policy with optional nodes: preferred, bind=0,2, interleave=0-3."""
-
-    name = "POLICY[=NODES]"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> MemoryChoice:  # noqa: ANN401
-        """Parse policy and nodes."""
-        if isinstance(value, MemoryChoice):
-            return value
-        word, equals, nodes = value.partition("=")
-        if word not in list(Memory):
-            self.fail(f"{word!r} is not one of {', '.join(Memory)}", param, ctx)
-        return MemoryChoice(policy=Memory(word), nodes=CpuList().convert(nodes, param, ctx) if equals else None)
-
-
-class GpuNodes(click.ParamType):  # type: ignore[type-arg]
-    """Pairs of a GPU (NVML index, UUID, PCI address) and its node: 0=1,1=1."""
-
-    name = "GPU=NODE,…"
-
-    def convert(
-        self,
-        value: Any,  # noqa: ANN401 - click's signature
-        param: click.Parameter | None,
-        ctx: click.Context | None,
-    ) -> tuple[tuple[str, int], ...]:
-        """Parse the pairs, whatever they name."""
-        if isinstance(value, tuple):
-            return value
-        pairs = tuple(item.strip().rpartition("=") for item in value.split(","))
-        for gpu, equals, node in pairs:
-            if not (gpu and node.isdecimal()):
-                self.fail(f"{gpu + equals + node!r} is not GPU=NODE, such as 0=1", param, ctx)
-        return tuple((gpu, int(node)) for gpu, _, node in pairs)
+def _parse_gpu_nodes(text: str) -> tuple[tuple[str, int], ...]:
+    """Read pairs of a GPU (NVML index, UUID, PCI address), whatever it names, and its node: 0=1,1=1."""
+    pairs = tuple(item.strip().rpartition("=") for item in text.split(","))
+    for gpu, equals, node in pairs:
+        if not (gpu and node.isdecimal()):
+            raise ValueError(f"{gpu + equals + node!r} is not GPU=NODE, such as 0=1")
+    return tuple((gpu, int(node)) for gpu, _, node in pairs)
 
 
 GPU_NODES = click.Option(
     ["--gpu-nodes"],
-    type=GpuNodes(),
-    metavar="GPU=NODE,…",
+    type=Parsed("GPU=NODE,…", _parse_gpu_nodes),
     help="The NUMA nodes of GPUs, where the machine does not tell or is wrong: 0=1,1=1.",
 )
 
@@ -98,17 +60,17 @@ BINDING: tuple[click.Option, ...] = (
     ),
     click.Option(
         ["--memory"],
-        type=MemoryPolicy(),
+        type=Parsed("POLICY[=NODES]", parse_memory),
         help="Memory policy: none, local, preferred (default), bind, interleave; nodes may be named: bind=0,2.",
     ),
     click.Option(
         ["--cpus-per-rank"], type=click.IntRange(min=1), metavar="N", help="At most N logical CPUs a rank, not shared."
     ),
     click.Option(["--smt/--no-smt"], default=True, help="Use all hardware threads of a core, or one."),
-    click.Option(["--reserve-cpus"], type=CpuList(), metavar="LIST", help="CPUs that no rank gets, such as 0-1."),
+    click.Option(["--reserve-cpus"], type=Parsed("LIST", cpulist.parse), help="CPUs that no rank gets, such as 0-1."),
     click.Option(
         ["--gpus"],
-        metavar="LIST",
+        type=Parsed("LIST", parse_gpus),
         help="GPUs to use, in the order of the ranks: NVML indices, UUIDs or PCI addresses. "
         "Exported as CUDA_VISIBLE_DEVICES.",
     ),
@@ -134,16 +96,14 @@ MACHINE: tuple[click.Option, ...] = (
 
 def request_from(values: dict[str, Any], *, num_ranks: int | None, numa_binding: str | None = None) -> Request:
     """Make a request of parsed binding options; `numa_binding` is torchrun's option, which --bind overrules."""
-    memory = values["memory"] or MemoryChoice(policy=None)
     return Request(
         bind=Bind(values["bind"] or numa_binding or Bind.NODE),
-        memory=memory.policy,
-        memory_nodes=memory.nodes,
+        **(values["memory"]._asdict() if values["memory"] else {}),
         num_ranks=num_ranks,
         cpus_per_rank=values["cpus_per_rank"],
         smt=values["smt"],
         reserve_cpus=values["reserve_cpus"] or frozenset(),
-        gpus=gpu_keys(values["gpus"]),
+        gpus=values["gpus"],
     )
 
 
@@ -151,19 +111,6 @@ def topology_from(
     *, gpu_nodes: tuple[tuple[str, int], ...] | None, root: Path | None = None, machine: Path | None = None
 ) -> Topology:
     """Read the machine that the options name; this one where they name none."""
+    from numapin.topology.discover import discover  # not all that have these options read it
+
     return discover(root=root, machine=machine, environ=os.environ, gpu_nodes=gpu_nodes or ())
-
-
-def gpu_keys(text: str | None) -> tuple[str, ...] | None:
-    """Split the value of --gpus into what names each GPU. Raises UsageError for an empty entry."""
-    if text is None:
-        return None
-    keys = tuple(key.strip() for key in text.split(","))
-    if not all(keys):
-        raise UsageError(f"--gpus {text!r} has an empty entry", "for example: --gpus 0,2")
-    return keys
-
-
-def gpu_environment(topology: Topology, named: str | None) -> dict[str, str]:
-    """Return what shows CUDA the GPUs that --gpus named, by UUID, in the order of the ranks."""
-    return environment_for(topology, gpu_keys(named))

@@ -19,14 +19,14 @@ from click.shell_completion import CompletionItem
 from numapin import preload
 from numapin.bind import rehearse
 from numapin.cli.interrupts import kept_until_done
-from numapin.cli.options import BINDING, gpu_environment, request_from, topology_from
+from numapin.cli.options import BINDING, request_from, topology_from
 from numapin.cli.output import say, show, warn
 from numapin.errors import BindingRefused, UsageError
 from numapin.lost import require_gpus
 from numapin.mail import open_mailbox
 from numapin.plan import make_plan
 from numapin.rundir import run_directory
-from numapin.topology.visible import first_visible
+from numapin.topology.visible import environment_for, first_visible
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser
@@ -112,7 +112,7 @@ def run(arguments: tuple[str, ...]) -> None:
 def start(job: Job, options: dict[str, Any], mailbox: Mailbox, *, trace: str = "") -> None:
     """Read the machine, plan, and run the job to its end; `trace` is what the hook in the ranks is told."""
     topology = topology_from(gpu_nodes=options["gpu_nodes"])
-    environment = {**gpu_environment(topology, options["gpus"]), **_hook_environment(job, options, trace)}
+    environment = {**environment_for(topology, options["gpus"]), **_hook_environment(job, options, trace)}
     plan = make_plan(topology, _request(job, options, topology, environment))
     plan = rehearse(plan, strict=options["strict"])
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from numapin.cli.output import say, show
-from numapin.cli.verify import Pids
+from numapin.cli.verify import PIDS
 from numapin.errors import NumapinError, UsageError
 from numapin.running import find_run, job_of_processes
 from numapin.sampling import Sampler
@@ -41,7 +41,7 @@ _LOOK_EVERY_S: Final = 2.0  # with --pid, finding the job again asks NVML
 
 @click.command()
 @click.argument("run", required=False)
-@click.option("--pid", "pids", type=Pids(), help="Ranks that others started, or their launcher (torchrun, srun).")
+@click.option("--pid", "pids", type=PIDS, help="Ranks that others started, or their launcher (torchrun, srun).")
 @click.option(
     "--interval", "interval_s", type=click.FloatRange(min=0.1), default=1.0, show_default=True, help="Seconds."
 )

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
+from numapin.cli.options import Parsed
 from numapin.cli.output import show
 from numapin.errors import MachineError, UsageError
 from numapin.observe import observe
@@ -24,25 +25,20 @@ if TYPE_CHECKING:
 _STATUS: Final = {True: 0, False: 1, None: 3}
 
 
-# click.ParamType takes a type argument since click 8.2 only; hence the ignore.
-class Pids(click.ParamType):  # type: ignore[type-arg]
-    """Process ids, separated by commas."""
+def _parse_pids(text: str) -> tuple[int, ...]:
+    """Read process ids, separated by commas. Raises ValueError for what is no number."""
+    for word in text.split(","):
+        if not (word.strip().isascii() and word.strip().isdecimal()):
+            raise ValueError(f"{word!r} is not a process id")
+    return tuple(int(word) for word in text.split(","))
 
-    name = "PID,…"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:  # noqa: ANN401 - click's signature
-        """Split the list, or fail with what is no number."""
-        if isinstance(value, tuple):
-            return value
-        for text in value.split(","):
-            if not (text.strip().isascii() and text.strip().isdecimal()):
-                self.fail(f"{text!r} is not a process id", param, ctx)
-        return tuple(int(text) for text in value.split(","))
+PIDS: Final = Parsed("PID,…", _parse_pids)
 
 
 @click.command()
 @click.argument("run", required=False)
-@click.option("--pid", "pids", type=Pids(), help="Ranks that others started, or their launcher (torchrun, srun).")
+@click.option("--pid", "pids", type=PIDS, help="Ranks that others started, or their launcher (torchrun, srun).")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON, schema numapin.report/1.")
 @click.pass_context
 def verify(ctx: click.Context, run: str | None, pids: tuple[int, ...] | None, *, as_json: bool) -> None:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
-import click
 import pytest
 from rich.console import Console
 
@@ -17,7 +16,7 @@ from numapin.bench.model import Benchmark, Case, CaseResult, Peer, Report, Run, 
 from numapin.bench.nearest import nearest_nodes, with_measured
 from numapin.bench.overlap import share_within
 from numapin.bench.transfer import Options, transfer_benchmark
-from numapin.cli.measuring import Sizes
+from numapin.cli.measuring import parse_sizes
 from numapin.errors import NumapinError
 from numapin.topology.model import NodeSource, Topology
 from numapin.view.bench_layouts import ALLOC
@@ -134,18 +133,18 @@ class TestSizes:
     )
     def test_good_ones(self, text: str, sizes: tuple[int, ...]) -> None:
         """In units of 1024, in any order; each counts once, and they rise."""
-        assert Sizes().convert(text, None, None) == sizes
+        assert parse_sizes(text) == sizes
 
     @pytest.mark.parametrize("text", ["", "0", "4X", "-1", "1.5.1M", "4K,,8K", "9" * 40, "٤K", "K"])
     def test_bad_ones(self, text: str) -> None:
         """What is no size is told as it was typed."""
-        with pytest.raises(click.BadParameter, match="is no size"):
-            Sizes().convert(text, None, None)
+        with pytest.raises(ValueError, match="is no size"):
+            parse_sizes(text)
 
     def test_more_than_there_is(self) -> None:
         """A tebibyte is the most."""
-        with pytest.raises(click.BadParameter, match=r"more than 1\.0 TiB"):
-            Sizes().convert("1025G", None, None)
+        with pytest.raises(ValueError, match=r"more than 1\.0 TiB"):
+            parse_sizes("1025G")
 
 
 def measured(rows: Mapping[tuple[int, int], Sequence[float]], *, peer: str = "pinned") -> tuple[CaseResult, ...]:
