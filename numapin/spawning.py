@@ -16,14 +16,14 @@ import warnings
 from contextlib import contextmanager
 from multiprocessing import context, popen_spawn_posix, reduction, resource_tracker
 from multiprocessing import spawn as mp_spawn
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from numapin import cpulist, mail, rank, rundir
 from numapin.awaiting import Rank, none_left, results_of
 from numapin.bind import in_thread, rehearse
 from numapin.errors import UsageError
 from numapin.plan import make_plan
-from numapin.request import Bind, Memory, Request
+from numapin.request import Bind, Request, parse_bind, parse_gpus, parse_memory
 from numapin.topology.discover import discover
 from numapin.topology.visible import environment_for
 
@@ -70,23 +70,23 @@ def spawn(  # noqa: PLR0913 - the options of the command line
     before any rank starts.
     """
     payload, fds = _pickled(fn, tuple(args))
-    keys = None if gpus is None else [key.strip() for key in gpus.split(",")]
     topology = discover(environ=os.environ, gpu_nodes=(gpu_nodes or {}).items())
     if nproc_per_node is None and not any(gpu.uuid for gpu in topology.visible_gpus):
         nproc_per_node = 1
+    policy = _read("memory", parse_memory, memory)
     request = Request(
-        bind=_choice(Bind, "bind", bind),
-        **_memory(memory),
+        bind=_read("bind", parse_bind, bind) or Bind.NODE,
+        **(policy._asdict() if policy else {}),
         num_ranks=nproc_per_node,
         cpus_per_rank=cpus_per_rank,
         smt=smt,
-        reserve_cpus=_cpus("reserve_cpus", reserve_cpus),
-        gpus=None if keys is None else tuple(keys),
+        reserve_cpus=_read("reserve_cpus", cpulist.parse, reserve_cpus) or frozenset(),
+        gpus=_read("gpus", parse_gpus, gpus),
     )
     plan = rehearse(make_plan(topology, request), strict=strict, within=in_thread)
     for text in plan.warnings:
         warnings.warn(f"numapin.spawn: {text}", RuntimeWarning, stacklevel=2)
-    with _meeting(plan, environment_for(topology, keys)) as variables, none_left(shutdown_timeout) as ranks:
+    with _meeting(plan, environment_for(topology, request.gpus)) as variables, none_left(shutdown_timeout) as ranks:
         _start(plan, ranks, variables, payload, fds)
         return results_of(ranks, timeout_s=timeout)
 
@@ -225,27 +225,9 @@ def _tracker() -> int | None:
     return fd
 
 
-def _memory(text: str | None) -> dict[str, Any]:
-    """Read POLICY[=NODES]."""
-    word, equals, nodes = (text or "").partition("=")
-    return {
-        "memory": None if text is None else _choice(Memory, "memory", word),
-        "memory_nodes": _cpus("memory", nodes) if equals else None,
-    }
-
-
-E = TypeVar("E", Bind, Memory)
-
-
-def _choice(kind: type[E], name: str, word: str) -> E:
+def _read(name: str, parse: Callable[[str], T], text: str | None) -> T | None:
+    """Read an option as the command line does; None is one that was not given. Raises UsageError."""
     try:
-        return kind(word)
-    except ValueError:
-        raise UsageError(f"{name}: {word!r} is not one of {', '.join(kind)}", "numapin plan --help") from None
-
-
-def _cpus(name: str, text: str) -> frozenset[int]:
-    try:
-        return cpulist.parse(text) if text else frozenset()
+        return None if text is None else parse(text)
     except ValueError as error:
-        raise UsageError(f"{name}: {error}", "give a list such as 0-3,8") from None
+        raise UsageError(f"{name}: {error}", "see the options with: numapin plan --help") from None

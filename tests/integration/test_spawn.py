@@ -193,6 +193,7 @@ class TestErrors:
             ({"memory": "bind=x"}, numapin.UsageError, "memory: 'x' in 'x' is not a number"),
             ({"reserve_cpus": "3-1"}, numapin.UsageError, "reserve_cpus: range '3-1' in '3-1' runs backwards"),
             ({"nproc_per_node": 0}, numapin.UsageError, "--nproc-per-node is 0"),
+            ({"gpus": "0,"}, numapin.UsageError, "gpus: '0,' has an empty entry"),
             ({"gpus": "77"}, numapin.UsageError, "'77' names no GPU of this machine"),
             ({"gpu_nodes": {"99": 0}}, numapin.UsageError, "'99' names no GPU"),
             ({"bind": "exclusive", "nproc_per_node": 5000}, numapin.PlanError, "want cores of their own but share"),
