@@ -71,7 +71,7 @@ def spawn(  # noqa: PLR0913 - the options of the command line
     """
     payload, fds = _pickled(fn, tuple(args))
     topology = discover(environ=os.environ, gpu_nodes=(gpu_nodes or {}).items())
-    if nproc_per_node is None and not any(gpu.uuid for gpu in topology.visible_gpus):
+    if nproc_per_node is None and not topology.has_usable_gpu:
         nproc_per_node = 1
     policy = _read("memory", parse_memory, memory)
     request = Request(
