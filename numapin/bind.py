@@ -1,8 +1,8 @@
 """Apply a binding to this process and read it back. Edge.
 
 Comes in: one rank's `RankPlan`. Goes out: `Applied`, which is what the kernel says afterwards, not what was asked.
-Called in each rank before its program starts (`rank.py`), and in a forked child of the launcher (`rehearse`) so that
-what the kernel refuses is known, and said once, before any rank exists.
+Called in each rank before its program starts (`rank.py`), and in a forked child or a thread of the launcher
+(`rehearse`) so that what the kernel refuses is known, and said once, before any rank exists.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ def apply(rank: RankPlan) -> Applied:
 
 
 def rehearse(plan: Plan, *, strict: bool, within: _Within | None = None) -> Plan:
-    """Try every rank's binding in a forked child and return the plan with what this kernel refuses said in it.
+    """Try every rank's binding and return the plan with what this kernel refuses said in it.
 
-    `within` runs the trial elsewhere: `in_thread` for a caller whose other threads forbid a fork.
+    `within` is where it is tried: a forked child, or `in_thread` for a caller whose other threads forbid a fork.
 
     A rank whose memory policy is refused keeps its CPUs and relies on first touch. With `strict`, anything that cannot
     be carried out exactly raises BindingRefused instead.
