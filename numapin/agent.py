@@ -66,7 +66,7 @@ class _Agent(LocalElasticAgent):
             self._before_restart()
         except NumapinError:
             self._stop_workers(worker_group)
-            if (worker_group.group_world_size or 1) > self._job.min_nodes:
+            if (worker_group.group_world_size or 1) > self._job.min_max_nodes[0]:
                 # Leaving with an error closes the rendezvous for the hosts that could go on.
                 worker_group.spec.rdzv_handler.shutdown = lambda: True  # type: ignore[method-assign]
             raise

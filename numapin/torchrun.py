@@ -62,15 +62,15 @@ class Job:
     shutdown_timeout_s: int | None = None
 
     @property
-    def min_nodes(self) -> int:
-        """Return how many hosts the job needs at least."""
-        least, _ = torch_run.parse_min_max_nnodes(self.arguments.nnodes)
-        return int(least)
+    def min_max_nodes(self) -> tuple[int, int]:
+        """Return how many hosts the job needs at least, and takes at most."""
+        least, most = torch_run.parse_min_max_nnodes(self.arguments.nnodes)
+        return int(least), int(most)
 
     @property
     def may_meet_again(self) -> bool:
         """Return whether ranks may have to find each other anew: restarted ones, or with hosts that join."""
-        least, most = torch_run.parse_min_max_nnodes(self.arguments.nnodes)
+        least, most = self.min_max_nodes
         return bool(least < most or self.arguments.max_restarts > 0)
 
     @property
@@ -83,8 +83,7 @@ class Job:
     def is_alone(self) -> bool:
         """Return whether this host was given no way to meet others, and needs none."""
         given = self.arguments.rdzv_backend != "static" or self.arguments.rdzv_endpoint or self.port_chosen
-        _, max_nodes = torch_run.parse_min_max_nnodes(self.arguments.nnodes)
-        return bool(self.arguments.standalone or (not given and max_nodes == 1))
+        return bool(self.arguments.standalone or (not given and self.min_max_nodes[1] == 1))
 
     def command_of(self, local_rank: int) -> list[str]:
         """Return the command that this rank becomes; torch puts its number into the arguments, not the program."""
