@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -19,10 +17,11 @@ from numapin.errors import BindingRefused, MachineError
 from numapin.fields import Fields
 from numapin.plan import GpuRef, Plan, RankPlan
 from numapin.rank import become
+from numapin.stderr import say
 from numapin.tasks import number
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from typing import NoReturn
 
     from numapin.slices import Slice
@@ -138,11 +137,13 @@ def enter(part: Slice, task: Task, command: Sequence[str], *, strict: bool, verb
             "see every decision with: numapin exec --verbose; without --strict the rank runs with what it gets",
         )
     if task.rank == 0:
-        say(f"warning: {text}" for text in part.warnings)
+        for text in part.warnings:
+            say(f"warning: {text}")
     if not rank.exact:
-        say((f"warning: rank {task.rank}: {rank.reason}",))
+        say(f"warning: rank {task.rank}: {rank.reason}")
     if verbose:
-        say(f"rank {task.rank}: {text}" for text in _story(part, task, applied))
+        for text in _story(part, task, applied):
+            say(f"rank {task.rank}: {text}")
     os.environ.pop(rundir.PLAN_VARIABLE, None)
     os.environ[_BINDING] = json.dumps(rank.to_json())
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, rank.num_threads)))
@@ -170,11 +171,3 @@ def _story(part: Slice, task: Task, applied: bind.Applied) -> tuple[str, ...]:
         f"bound to: CPUs {cpulist.render(applied.cpus)}, memory {held}",
         f"OMP_NUM_THREADS={rank.num_threads}" if threads is None else f"OMP_NUM_THREADS={threads} was set, and stays",
     )
-
-
-def say(texts: Iterable[str]) -> None:
-    """Write lines to stderr, each in one piece: tasks share it. One that is closed or full stops no job."""
-    for text in texts:
-        with suppress(OSError, AttributeError):
-            sys.stderr.write(f"numapin: {text}\n")
-            sys.stderr.flush()

@@ -15,12 +15,12 @@ import json
 import os
 import signal
 import sys
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from numapin import bind, mail, native, rundir
 from numapin.errors import NumapinError
 from numapin.plan import Plan
+from numapin.stderr import say
 
 if TYPE_CHECKING:
     from typing import NoReturn
@@ -61,7 +61,7 @@ def _end_with(launcher: int) -> None:
     """
     native.end_with_parent(signal.SIGKILL)
     if (parent := os.getppid()) != launcher:  # it ended before that
-        _say(
+        say(
             f"a rank leaves: its parent is process {parent} and not {launcher}, its launcher: that is gone, or the "
             "Python for ranks is a wrapper, which must exec Python"
         )
@@ -85,7 +85,7 @@ def _record(rank: RankPlan, applied: bind.Applied) -> None:
     try:
         rundir.write_json(os.environ["NUMAPIN_RUN_DIR"], f"observed-{rank.local_rank}-{restart}.json", record)
     except NumapinError as error:  # a full disk is no reason to lose the job
-        _say(f"rank {rank.local_rank}: no record of the binding: {error.message}")
+        say(f"rank {rank.local_rank}: no record of the binding: {error.message}")
 
 
 def _start_time() -> int | None:
@@ -104,14 +104,7 @@ def _tell_surprises(rank: RankPlan, applied: bind.Applied) -> None:
     """Say what the launcher's rehearsal did not foresee; what it did is in the reason, and was said once."""
     for text in applied.shortfalls:
         if text not in rank.reason:
-            _say(f"rank {rank.local_rank}: {text}")
-
-
-def _say(text: str) -> None:
-    """Write to stderr, which may be closed or full: that is no reason to lose the job either."""
-    with suppress(OSError, AttributeError):
-        sys.stderr.write(f"numapin: {text}\n")
-        sys.stderr.flush()
+            say(f"rank {rank.local_rank}: {text}")
 
 
 def become(command: list[str]) -> NoReturn:
@@ -126,5 +119,5 @@ def become(command: list[str]) -> NoReturn:
     except OSError as error:
         missing = isinstance(error, FileNotFoundError)
         searched = missing and os.sep not in command[0]
-        _say(f"{command[0]}: {'command not found' if searched else error.strerror}")
+        say(f"{command[0]}: {'command not found' if searched else error.strerror}")
         os._exit(127 if missing else 126)

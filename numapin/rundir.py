@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 from numapin.errors import NumapinError
+from numapin.stderr import say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, MutableMapping
@@ -147,7 +148,7 @@ def hand_over(plan: dict[str, object], run_dir: str, environ: MutableMapping[str
     except NumapinError as error:
         if not in_environment:
             raise
-        sys.stderr.write(f"numapin: warning: no record of this run: {error.message}\n")
+        say(f"warning: no record of this run: {error.message}")
 
 
 def _hand_over_plan(plan: dict[str, object], environ: MutableMapping[str, str]) -> bool:

@@ -6,8 +6,6 @@ Comes in: torch's DataLoader class. Goes out: the same class, whose `_get_iterat
 
 from __future__ import annotations
 
-import sys
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,6 +13,7 @@ import torch.utils.data
 
 from numapin.data.iterator import iterator_of
 from numapin.data.path import Options
+from numapin.stderr import say
 
 if TYPE_CHECKING:
     from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -81,5 +80,4 @@ def _hook() -> None:
 def _tell() -> None:
     if not _STATE.told:
         _STATE.told = True
-        with suppress(OSError, AttributeError):
-            sys.stderr.write("numapin: torch's DataLoader gets its batches by numapin's data path here\n")
+        say("torch's DataLoader gets its batches by numapin's data path here")

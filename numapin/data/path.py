@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import os
 import platform
-import sys
 import threading
 import weakref
 from collections import Counter
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -33,6 +31,7 @@ from numapin.data.stats import Counts, Stats
 from numapin.data.transfer import Mover
 from numapin.data.worker import Rank, WorkerStart
 from numapin.errors import BindingRefused, UsageError
+from numapin.stderr import say
 from numapin.waited import totals_of
 
 if TYPE_CHECKING:
@@ -219,8 +218,7 @@ class DataPath:
         if is_refusal and self.options.strict:
             self._refusal = self._refusal or text
             return
-        with suppress(OSError, ValueError, AttributeError):  # stderr is closed: that is no reason to stop
-            sys.stderr.write(f"numapin: warning: {_rank_label()}{text}\n")
+        say(f"warning: {_rank_label()}{text}")
 
     def check(self) -> None:
         """Raise BindingRefused under `strict` where something could not be done as asked."""

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from numapin import native
+from numapin.stderr import say
 from numapin.trace.settings import VARIABLE, Settings
-from numapin.trace.tracer import Tracer, say
+from numapin.trace.tracer import Tracer
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import threading
 import time
 import warnings
@@ -20,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from numapin.stderr import say
 from numapin.trace.pace import Followed, Pace
 from numapin.trace.watch import Watch
 
@@ -259,10 +259,3 @@ def _wait_for_gpu() -> None:
 
     if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
         torch.cuda.synchronize()
-
-
-def say(text: str) -> None:
-    """Write to stderr, which may be closed or full: that is no reason to lose the job."""
-    with suppress(OSError, ValueError, AttributeError, RuntimeError):  # RuntimeError: a write inside a write
-        sys.stderr.write(f"numapin: {text}\n")
-        sys.stderr.flush()
