@@ -20,7 +20,7 @@ from numapin.bench import loader as loader_cases
 from numapin.bench import overlap as overlap_cases
 from numapin.bench import transfer as transfer_cases
 from numapin.bench.machine import read_machine
-from numapin.cli.measuring import SIZES, Defaults, names_of, run, shared_options, with_defaults
+from numapin.cli.measuring import SIZES, default, names_of, run, shared_options, with_quick
 from numapin.cli.options import topology_from
 from numapin.cli.output import say, write
 from numapin.view import bench_layouts as layouts
@@ -29,24 +29,9 @@ if TYPE_CHECKING:
     from numapin.bench.model import Report
     from numapin.topology.model import Topology
 
-_LOADER = Defaults(
-    quick={"repeats": 1, "seconds": 0.5, "warm_up": 0.5}, normal={"repeats": 5, "seconds": 3.0, "warm_up": 2.0}
-)
-_TRANSFER = Defaults(
-    quick={"repeats": 1, "seconds": 0.02, "sizes": transfer_cases.QUICK_SIZES},
-    normal={"repeats": 5, "seconds": 0.1, "sizes": transfer_cases.SIZES},
-)
-_ALLOC = Defaults(
-    quick={"repeats": 1, "samples": 3, "sizes": alloc_cases.QUICK_SIZES},
-    normal={"repeats": 5, "samples": 7, "sizes": alloc_cases.SIZES},
-)
-_OVERLAP = Defaults(quick={"repeats": 1, "seconds": 0.1}, normal={"repeats": 5, "seconds": 0.7})
-_EXEC = Defaults(quick={"repeats": 1, "samples": 3}, normal={"repeats": 5, "samples": 21})
-_LAUNCH = Defaults(quick={"repeats": 1}, normal={"repeats": 7})
 
-
-def _names(kind: str, known: Any, *, default: str | None = None) -> dict[str, Any]:  # noqa: ANN401 - an enum or a dict
-    return {"type": names_of(kind, known), "default": ",".join(known) if default is None else default}
+def _names(kind: str, known: Any, given: str = "") -> dict[str, Any]:  # noqa: ANN401 - an enum or a dict
+    return {"type": names_of(kind, known), "default": given or ",".join(known)}
 
 
 @click.group()
@@ -55,11 +40,16 @@ def bench() -> None:
 
 
 @bench.command()
-@click.option("--sizes", type=SIZES, help="How many bytes a copy has, such as 4K,64M,1G. [default: 4K to 1G]")
+@click.option(
+    "--sizes",
+    type=SIZES,
+    **default(transfer_cases.SIZES, shown="4K to 1G"),
+    help="How many bytes a copy has, such as 4K,64M,1G.",
+)
 @click.option("--peers", **_names("peer", transfer_cases.MEMORIES), help="Kinds of memory; by default all.")
 @click.option("--directions", **_names("direction", transfer_cases.Direction), help="h2d, d2h, both; by default all.")
-@click.option("--gpus", type=click.Choice(["one", "all"]), default="all", show_default=True, help="All: also at once.")
-@click.option("--seconds", type=click.FloatRange(0, min_open=True), help="Length of a window. [default: 0.1]")
+@click.option("--gpus", type=click.Choice(["one", "all"]), **default("all"), help="All: also at once.")
+@click.option("--seconds", type=click.FloatRange(0, min_open=True), **default(0.1), help="Length of a window.")
 @shared_options(repeats=5, timeout_s=120)
 @click.option(
     "--save", type=click.Path(path_type=Path), metavar="FILE",
@@ -76,7 +66,7 @@ def transfer(**given: Any) -> None:  # noqa: ANN401 - click passes options by na
       numapin bench transfer --save measured.json      where are GPUs whose node nobody tells?
       numapin plan --machine measured.json
     """  # noqa: D301 - \b is click's mark for a paragraph that is kept as it is
-    given = with_defaults(given, _TRANSFER)
+    given = with_quick(given, seconds=0.02, sizes=transfer_cases.QUICK_SIZES)
     machine, topology = read_machine(), topology_from(gpu_nodes=None)
     options = transfer_cases.Options(
         sizes=given["sizes"], memories=given["peers"], directions=given["directions"], seconds=given["seconds"]
@@ -110,9 +100,11 @@ def _save_measured(report: Report, topology: Topology, nodes: list[int], *, num_
 
 
 @bench.command()
-@click.option("--sizes", type=SIZES, help="How many bytes, such as 4K,64M. [default: 4K to 128M]")
+@click.option(
+    "--sizes", type=SIZES, **default(alloc_cases.SIZES, shown="4K to 128M"), help="How many bytes, such as 4K,64M."
+)
 @click.option("--peers", **_names("peer", alloc_cases.PEERS), help="Ways to get memory; by default all.")
-@click.option("--samples", type=click.IntRange(1), help="Allocations that a repeat is the median of. [default: 7]")
+@click.option("--samples", type=click.IntRange(1), **default(7), help="Allocations that a repeat is the median of.")
 @shared_options(repeats=5, timeout_s=120)
 def alloc(**given: Any) -> None:  # noqa: ANN401 - click passes options by name
     """What memory costs: allocation, first write, second write, copy to the GPU, timed apart.
@@ -123,7 +115,7 @@ def alloc(**given: Any) -> None:  # noqa: ANN401 - click passes options by name
       numapin bench alloc --peers pin-cold,pin-pool    what one pin_memory() call takes
       numapin bench alloc --sizes 1M --repeats 21 --json
     """  # noqa: D301 - \b is click's mark for a paragraph that is kept as it is
-    given, machine = with_defaults(given, _ALLOC), read_machine()
+    given, machine = with_quick(given, samples=3, sizes=alloc_cases.QUICK_SIZES), read_machine()
     benchmark = alloc_cases.alloc_benchmark(
         given["sizes"],
         given["peers"],
@@ -137,7 +129,7 @@ def alloc(**given: Any) -> None:  # noqa: ANN401 - click passes options by name
 @bench.command()
 @click.option("--cases", **_names("case", overlap_cases.STEPS), help="Kinds of steps; by default all.")
 @click.option("--peers", **_names("peer", overlap_cases.PEERS), help="Ways to copy; by default all.")
-@click.option("--seconds", type=click.FloatRange(0, min_open=True), help="Length of a window. [default: 0.7]")
+@click.option("--seconds", type=click.FloatRange(0, min_open=True), **default(0.7), help="Length of a window.")
 @shared_options(repeats=5, timeout_s=120)
 def overlap(**given: Any) -> None:  # noqa: ANN401 - click passes options by name
     """A loop that loads, copies and computes: does pinning help it, and is the copy hidden?
@@ -148,7 +140,7 @@ def overlap(**given: Any) -> None:  # noqa: ANN401 - click passes options by nam
       numapin bench overlap --cases transfer-bound,compute-bound
       numapin bench overlap --plot overlap.svg --output overlap.json
     """  # noqa: D301 - \b is click's mark for a paragraph that is kept as it is
-    given, machine = with_defaults(given, _OVERLAP), read_machine()
+    given, machine = with_quick(given, seconds=0.1), read_machine()
     benchmark = overlap_cases.overlap_benchmark(
         given["cases"],
         given["peers"],
@@ -160,9 +152,9 @@ def overlap(**given: Any) -> None:  # noqa: ANN401 - click passes options by nam
 
 
 @bench.command()
-@click.option("--scripts", **_names("script", launch_cases.SCRIPTS, default="print"), help="print, all-reduce.")
-@click.option("--peers", **_names("peer", launch_cases.PEERS, default="torchrun,numapin"), help="Which launchers.")
-@click.option("--ranks", type=click.IntRange(1), default=4, show_default=True, help="How many a launcher starts.")
+@click.option("--scripts", **_names("script", launch_cases.SCRIPTS, "print"), help="print, all-reduce.")
+@click.option("--peers", **_names("peer", launch_cases.PEERS, "torchrun,numapin"), help="Which launchers.")
+@click.option("--ranks", type=click.IntRange(1), **default(4), help="How many a launcher starts.")
 @shared_options(repeats=7, timeout_s=300)
 def launch(**given: Any) -> None:  # noqa: ANN401 - click passes options by name
     """Start-up time and memory of `numapin run` and of torchrun.
@@ -173,7 +165,7 @@ def launch(**given: Any) -> None:  # noqa: ANN401 - click passes options by name
       numapin bench launch --scripts all-reduce --ranks 2
       numapin bench launch --peers torchrun,torchrun-numa,numapin
     """  # noqa: D301 - \b is click's mark for a paragraph that is kept as it is
-    given = with_defaults(given, _LAUNCH)
+    given = with_quick(given)
     benchmark = launch_cases.launch_benchmark(given["scripts"], given["peers"], num_ranks=given["ranks"])
     settings = {
         "num_ranks": given["ranks"],
@@ -184,7 +176,9 @@ def launch(**given: Any) -> None:  # noqa: ANN401 - click passes options by name
 
 @bench.command(name="exec")
 @click.option("--peers", **_names("peer", exec_cases.PEERS), help="What stands before the command; by default all.")
-@click.option("--samples", type=click.IntRange(1), help="Pairs of starts that a repeat is the median of. [default: 21]")
+@click.option(
+    "--samples", type=click.IntRange(1), **default(21), help="Pairs of starts that a repeat is the median of."
+)
 @shared_options(repeats=5, timeout_s=120)
 def exec_(**given: Any) -> None:  # noqa: ANN401 - click passes options by name
     """What `numapin exec` adds to the start of a command, with a plan that is there and without.
@@ -197,7 +191,7 @@ def exec_(**given: Any) -> None:  # noqa: ANN401 - click passes options by name
     from numapin.plan import make_plan
     from numapin.request import Request
 
-    given = with_defaults(given, _EXEC)
+    given = with_quick(given, samples=3)
     plan = make_plan(topology_from(gpu_nodes=None), Request(num_ranks=1))
     with TemporaryDirectory() as folder:
         path = Path(folder, "plan.json")
@@ -210,11 +204,11 @@ def exec_(**given: Any) -> None:  # noqa: ANN401 - click passes options by name
 @bench.command()
 @click.option("--cases", **_names("case", loader_cases.CASES), help="Which batches; by default all.")
 @click.option("--peers", **_names("peer", loader_cases.PEERS), help="Whom to run; by default all.")
-@click.option("--seconds", type=click.FloatRange(0, min_open=True), help="Length of a window. [default: 3]")
-@click.option("--warm-up", type=click.FloatRange(0), metavar="S", help="Seconds before the window. [default: 2]")
-@click.option("--batches", type=click.IntRange(1), default=10, show_default=True, help="At least so many a window.")
+@click.option("--seconds", type=click.FloatRange(0, min_open=True), **default(3.0), help="Length of a window.")
+@click.option("--warm-up", type=click.FloatRange(0), metavar="S", **default(2.0), help="Seconds before the window.")
+@click.option("--batches", type=click.IntRange(1), **default(10), help="At least so many a window.")
 @click.option("--workers", type=click.IntRange(1), help="Workers of every loader; by default as each case says.")
-@click.option("--gpus", type=click.Choice(["one", "all"]), default="one", show_default=True, help="All: all at once.")
+@click.option("--gpus", type=click.Choice(["one", "all"]), **default("one"), help="All: all at once.")
 @shared_options(repeats=5, timeout_s=180)
 def loader(**given: Any) -> None:  # noqa: ANN401 - click passes options by name
     """Batches per second of numapin.DataLoader, torch's and others', each in fresh processes.
@@ -227,7 +221,7 @@ def loader(**given: Any) -> None:  # noqa: ANN401 - click passes options by name
       numapin bench loader --gpus all --cases 38MB    one process a GPU, at once
       numapin bench loader --output loader.json       all figures, for later
     """  # noqa: D301 - \b is click's mark for a paragraph that is kept as it is
-    given, machine = with_defaults(given, _LOADER), read_machine()
+    given, machine = with_quick(given, seconds=0.5, warm_up=0.5), read_machine()
     options = loader_cases.Options(
         cases=given["cases"],
         peers=given["peers"],

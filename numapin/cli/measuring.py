@@ -10,11 +10,11 @@ import json
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from numapin import sizes
 from numapin.bench.model import Report, summarise
@@ -64,18 +64,17 @@ def parse_sizes(text: str) -> tuple[int, ...]:
 SIZES: Final = Parsed("LIST", parse_sizes)
 
 
+def default(value: object, *, shown: bool | str = True) -> dict[str, Any]:
+    """Return what gives an option its default, which its help tells."""
+    return {"default": value, "show_default": shown}
+
+
 def shared_options(*, repeats: int, timeout_s: int) -> Callable[[F], F]:
     """Return what gives a command the options that every benchmark has."""
     path = click.Path(path_type=Path)
     options = (
-        click.option("--repeats", type=click.IntRange(1), help=f"How often each runs, in turn. [default: {repeats}]"),
-        click.option(
-            "--timeout",
-            type=click.FloatRange(1),
-            default=timeout_s,
-            show_default=True,
-            help="Seconds for one peer once.",
-        ),
+        click.option("--repeats", type=click.IntRange(1), **default(repeats), help="How often each runs, in turn."),
+        click.option("--timeout", type=click.FloatRange(1), **default(timeout_s), help="Seconds for one peer once."),
         click.option("--quick", is_flag=True, help="One repeat, and little of it: to see that everything runs."),
         click.option("--json", "as_json", is_flag=True, help="Print the report as JSON."),
         click.option("--output", type=path, metavar="FILE", help="Write the report to a file as well."),
@@ -90,18 +89,11 @@ def shared_options(*, repeats: int, timeout_s: int) -> Callable[[F], F]:
     return add
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Defaults:
-    """What stands for options that were not given, with --quick and without."""
-
-    quick: Mapping[str, object]
-    normal: Mapping[str, object]
-
-
-def with_defaults(given: Mapping[str, Any], either: Defaults) -> dict[str, Any]:
-    """Return the options, with the defaults where they were not given."""
-    defaults = either.quick if given["quick"] else either.normal
-    return {**given, **{name: value for name, value in defaults.items() if given[name] is None}}
+def with_quick(given: Mapping[str, Any], **quick: object) -> dict[str, Any]:
+    """Return the options; with --quick, one repeat and what else makes it quick stand for those that were not given."""
+    source = click.get_current_context().get_parameter_source
+    instead = {"repeats": 1, **quick} if given["quick"] else {}
+    return {**given, **{name: value for name, value in instead.items() if source(name) is ParameterSource.DEFAULT}}
 
 
 def run(
