@@ -8,7 +8,6 @@ behaviour are torchrun's own; docs/moving-from-torchrun.md lists the differences
 from __future__ import annotations
 
 import copy
-import gc
 import os
 import socket
 import sys
@@ -50,9 +49,6 @@ def launch(plan: Plan, job: Job, run_dir: str, mailbox: Mailbox, before_restart:
         # that joins later waits for it until it fails, and restarted ranks read in it where those before them were.
         # Without sharing every round has a store of its own.
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-    # torch leaves some 300 000 objects that live until the end: without them the last collections take a third of a
-    # second less.
-    gc.freeze()
     agent = in_place_of_torchs(job, mailbox, before_restart)
     with _without_name_lookups() if job.is_alone else nullcontext(), agent:
         record(elastic_launch(config, sys.executable))(*_shim(command))

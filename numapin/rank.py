@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _PACKAGE_PARENT: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 FIND_NUMAPIN: Final = f"import sys; sys.path.append({_PACKAGE_PARENT!r})"
 """Python code. Appended, so that nothing beside this package can take the place of a standard module."""
-CODE: Final = f"{FIND_NUMAPIN}; from numapin.rank import main; main()"
+CODE: Final = f"import gc; gc.disable(); {FIND_NUMAPIN}; from numapin.rank import main; main()"
 """What `python -I -S -c` runs as the shim."""
 
 

@@ -18,7 +18,7 @@ from click.shell_completion import CompletionItem
 
 from numapin import preload
 from numapin.bind import rehearse
-from numapin.cli.interrupts import kept_until_done
+from numapin.cli.importing import importing_torch
 from numapin.cli.options import BINDING, request_from, topology_from
 from numapin.cli.output import say, show, warn
 from numapin.errors import BindingRefused, UsageError
@@ -152,7 +152,7 @@ def parse(
     for the CPUs that were given to the launcher.
     """
     given = os.sched_getaffinity(0)
-    with kept_until_done():
+    with importing_torch():
         from numapin import torchrun
 
     os.sched_setaffinity(0, given)
@@ -227,7 +227,7 @@ def _print_commands(plan: Plan, job: Job, environment: dict[str, str]) -> None:
 
 
 def _launch(plan: Plan, job: Job, environment: dict[str, str], watch: Watching | None, mailbox: Mailbox) -> None:
-    with kept_until_done():
+    with importing_torch():
         from numapin.launch import launch
 
     os.environ.update(environment)
