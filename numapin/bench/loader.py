@@ -43,6 +43,7 @@ class LoaderCase:
     shape: tuple[int, ...]
     dtype: str
     num_workers: int
+    prefetch: int = 2  # batches a worker, torch's default, for every peer
     num_tensors: int | None = None
     work: Work = Work.NONE
     on_device: bool = True
@@ -53,13 +54,18 @@ class LoaderCase:
         return self.batch_size * prod(self.shape) * _ITEM_BYTES[self.dtype] * (self.num_tensors or 1)
 
     @property
+    def num_ahead(self) -> int:
+        """Return how many batches are made ahead."""
+        return self.prefetch * self.num_workers
+
+    @property
     def about(self) -> str:
         """Return the case in words."""
         shape = "x".join(map(str, (self.batch_size, *self.shape)))
         parts = (
             f"{self.num_tensors} tensors of {shape} {self.dtype}" if self.num_tensors else f"{shape} {self.dtype}",
             f"{self.batch_bytes / 1e6:.1f} MB",
-            f"{self.num_workers} workers",
+            f"{self.num_workers} workers" + ("" if self.prefetch == 2 else f", {self.prefetch} ahead each"),
             {Work.NONE: "", Work.GIL: "0.1 ms under the GIL a sample", Work.DECODE: "decoding"}[self.work],
             "to the GPU" if self.on_device else "to this process only",
         )
@@ -107,12 +113,13 @@ _FOR_HOSTS_ONLY: Final = frozenset({"numapin-transport"})
 class Options:
     """What the user chose. `num_workers` None leaves each case its own, or 12 where several GPUs run at once.
 
-    A window is at least `seconds` and at least `num_batches` long.
+    `prefetch` is batches ahead a worker. A window is at least `seconds` and at least `num_batches` long.
     """
 
     cases: Sequence[str] = tuple(CASES)
     peers: Sequence[str] = tuple(PEERS)
     num_workers: int | None = None
+    prefetch: int = 2
     seconds: float
     warm_up_s: float
     num_batches: int
@@ -126,7 +133,8 @@ def loader_benchmark(options: Options, *, num_gpus: int, no_gpu: str | None) -> 
     cases = []
     for name in options.cases:
         default = CASES[name]
-        case = replace(default, num_workers=options.num_workers or several or default.num_workers)
+        num_workers = options.num_workers or several or default.num_workers
+        case = replace(default, num_workers=num_workers, prefetch=options.prefetch)
         cases.append(_case(case, options, num_gpus=num_gpus, no_gpu=no_gpu))
     return Benchmark(
         name="loader",

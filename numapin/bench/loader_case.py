@@ -18,7 +18,7 @@ from numapin import pinned
 from numapin.bench.child import serve
 from numapin.bench.loader import PEAK, LoaderCase, Work
 from numapin.bench.loader_data import InMemory, num_bytes, require_intact, tensors
-from numapin.bench.loader_peers import BUILDERS, PREFETCH, Setup
+from numapin.bench.loader_peers import BUILDERS, Setup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -85,7 +85,7 @@ def _measure_peer(spec: dict[str, Any], harness: Harness, device: torch.device |
     del batch
 
     take = _taker(batches, device)
-    _warm_up(take, source.stats, seconds=spec["warm_up_s"], num_outstanding=PREFETCH * case.num_workers)
+    _warm_up(take, source.stats, seconds=spec["warm_up_s"], num_outstanding=case.num_ahead)
     harness.wait_for_start(take)
     before = source.stats()
     window = _window(take, seconds=spec["seconds"], num_batches=spec["num_batches"], end=lambda: _finish(device))

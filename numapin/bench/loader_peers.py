@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from numapin.bench.loader import LoaderCase
 
-PREFETCH: Final = 2  # batches a worker, torch's default, given to every peer
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
@@ -70,7 +68,7 @@ def _numapin(setup: Setup, **options: object) -> Source:
         setup.dataset,
         batch_size=setup.case.batch_size,
         num_workers=setup.case.num_workers,
-        prefetch_factor=PREFETCH,
+        prefetch_factor=setup.case.prefetch,
         **options,
     )
     batches = loader if "device" in options else moved(loader, setup.device)
@@ -86,7 +84,7 @@ def _torch_loader(setup: Setup, kind: Callable[..., Iterable[Any]]) -> Iterable[
         setup.dataset,
         batch_size=setup.case.batch_size,
         num_workers=setup.case.num_workers,
-        prefetch_factor=PREFETCH,
+        prefetch_factor=setup.case.prefetch,
         pin_memory=setup.device is not None,
     )
 
@@ -141,7 +139,7 @@ def _torchdata(setup: Setup, *, method: str) -> Source:
     )
     if setup.device is not None:
         node = nodes.PinMemory(node)
-    node = nodes.Prefetcher(node, prefetch_factor=PREFETCH * setup.case.num_workers)
+    node = nodes.Prefetcher(node, prefetch_factor=setup.case.num_ahead)
     return Source(batches=moved(nodes.Loader(node), setup.device))
 
 

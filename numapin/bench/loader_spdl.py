@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from numapin.bench.loader_data import Fetch, num_bytes
-from numapin.bench.loader_peers import PREFETCH, Source, moved, record, to_device
+from numapin.bench.loader_peers import Source, moved, record, to_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -40,19 +40,19 @@ def processes(setup: Setup) -> Source:
         batch_size=setup.case.batch_size,
         num_workers=setup.case.num_workers,
         pin_memory=setup.device is not None,
-        prefetch_factor=PREFETCH,
+        prefetch_factor=setup.case.prefetch,
     )
     return Source(batches=moved(loader, setup.device))
 
 
 def subprocess(setup: Setup) -> Source:
     """Return the pipeline in a subprocess, whose batches come through a pool of shared-memory segments."""
-    spdl, num_workers = _import(), setup.case.num_workers
+    spdl = _import()
     sample_batch = Fetch(setup.dataset)(range(setup.case.batch_size))
-    arena = spdl.SharedMemorySegmentPool(2 * num_bytes(sample_batch) + _ARENA_SLACK, PREFETCH * num_workers)
+    arena = spdl.SharedMemorySegmentPool(2 * num_bytes(sample_batch) + _ARENA_SLACK, setup.case.num_ahead)
     iterable = spdl.iterate_in_subprocess(
         partial(_in_subprocess, setup),
-        buffer_size=PREFETCH * num_workers,
+        buffer_size=setup.case.num_ahead,
         daemon=True,
         arena=arena,
     )
@@ -63,7 +63,7 @@ def _in_subprocess(setup: Setup) -> Iterator[Any]:
     torch.set_num_threads(1)
     fetch, num_threads = Fetch(setup.dataset), setup.case.num_workers
     builder = _import().PipelineBuilder().add_source(setup.indices).pipe(fetch, concurrency=num_threads)
-    built = builder.add_sink(PREFETCH * num_threads).build(num_threads=num_threads)
+    built = builder.add_sink(setup.case.num_ahead).build(num_threads=num_threads)
     with built.auto_stop():
         yield from built.get_iterator()
 
@@ -74,7 +74,7 @@ def _source(builder: Any, num_threads: int, setup: Setup) -> Source:  # noqa: AN
     if setup.device is not None:
         executor = stack.enter_context(ThreadPoolExecutor(1))
         builder = builder.pipe(_transfer(setup.device), executor=executor)
-    built = builder.add_sink(PREFETCH * setup.case.num_workers).build(num_threads=num_threads)
+    built = builder.add_sink(setup.case.num_ahead).build(num_threads=num_threads)
     return Source(batches=_started(built, stack), close=stack.close)
 
 
