@@ -5,9 +5,11 @@ Comes in: sys.argv. Goes out: an exit status (0 ok; 1 a rank failed; 2 usage; 3 
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
+from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
@@ -19,6 +21,8 @@ from numapin.errors import NumapinError
 
 if TYPE_CHECKING:
     from typing import NoReturn
+
+_OF_WRITING: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE, errno.EBADF}
 
 _COMMANDS: Final = {
     "run": "Run a training script, one bound rank per GPU. Replaces torchrun.",
@@ -80,21 +84,63 @@ def numapin(local_rank: str | None) -> None:
 def main() -> None:
     """Run the command line and leave with its status; on Ctrl-C die by SIGINT, so that a shell's loop ends too."""
     try:
-        sys.exit(numapin.main(prog_name="numapin", standalone_mode=False))
+        status: str | int | None = numapin.main(prog_name="numapin", standalone_mode=False)
+    except SystemExit as leaving:  # of argparse, or as torchrun leaves
+        status = leaving.code
     except NumapinError as error:
         fail(error)
     except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
+        with suppress(OSError):
+            error.show()
+        status = error.exit_code
     except click.Abort:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
+        raise
+    except OSError as error:
+        if error.filename is not None or error.errno not in _OF_WRITING:
+            raise
+        status = _unwritten(error)
+    leave(status)
 
 
 def fail(error: NumapinError) -> NoReturn:
     """Say what went wrong and leave with the error's status."""
-    say(f"{click.style('numapin: error:', fg='red', bold=True)} {error}")
-    sys.exit(error.exit_code)
+    _say_error(str(error))
+    leave(error.exit_code)
+
+
+def leave(status: str | int | None) -> NoReturn:
+    """Exit. What stdout does not take is an error, what stderr does not take is dropped.
+
+    Python would try again when it ends, and make every status 120.
+    """
+    if error := _forgotten("stdout"):
+        status = status or _unwritten(error)
+    _forgotten("stderr")
+    sys.exit(status)
+
+
+def _unwritten(error: OSError) -> int:
+    """Say why stdout did not take all, and return the status; what ends early, as `| head`, has seen enough."""
+    if not isinstance(error, BrokenPipeError):
+        _say_error(f"stdout cannot be written: {error.strerror}")
+    return 1
+
+
+def _say_error(text: str) -> None:
+    say(f"{click.style('numapin: error:', fg='red', bold=True)} {text}")
+
+
+def _forgotten(name: str) -> OSError | None:
+    """Write what is left of a stream; where that fails, have no such stream any more, and return why."""
+    try:
+        if (stream := getattr(sys, name)) is not None:
+            stream.flush()
+    except OSError as error:
+        setattr(sys, name, None)
+        return error
+    return None
 
 
 if __name__ == "__main__":

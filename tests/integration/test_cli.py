@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 import time
 from math import inf
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from numapin.topology.model import Topology
-from tests.integration.launching import call, numapin
+from tests.integration.launching import call, environment, numapin
 
 if TYPE_CHECKING:
     from tests.nvml.fake import FakeNvml
@@ -27,6 +29,37 @@ def dgx(tmp_path: Path) -> str:
     path = tmp_path / "dgx.json"
     path.write_text(json.dumps(golden["topology"]))
     return str(path)
+
+
+class TestStreams:
+    """Where output cannot go. Unbuffered, Python's own tries come at another moment."""
+
+    @pytest.mark.parametrize("unbuffered", ["", "1"])
+    @pytest.mark.parametrize("command", ["plan", "plan --json", "topo --help", "--version"])
+    def test_full_stdout(self, command: str, unbuffered: str) -> None:
+        """It is an error in words."""
+        line = f"{sys.executable} -m numapin.cli.main {command} > /dev/full"
+        done = call("sh", "-c", line, PYTHONUNBUFFERED=unbuffered)
+        assert done.err == "numapin: error: stdout cannot be written: No space left on device\n"
+        assert done.status == 1
+
+    @pytest.mark.parametrize("unbuffered", ["", "1"])
+    @pytest.mark.parametrize(
+        ("command", "status"), [("plan --bogus", 2), ("run --bogus", 2), ("topo --machine /no", 3)]
+    )
+    def test_full_stderr(self, command: str, status: int, unbuffered: str) -> None:
+        """The status is what it is without."""
+        line = f"{sys.executable} -m numapin.cli.main {command} 2> /dev/full"
+        assert call("sh", "-c", line, PYTHONUNBUFFERED=unbuffered).status == status
+
+    def test_a_reader_that_has_seen_enough(self) -> None:
+        """What `| head` leaves unread makes no message."""
+        reader, writer = os.pipe()
+        os.close(reader)
+        command = [sys.executable, "-m", "numapin.cli.main", "topo", "--json"]
+        with open(writer, "wb") as stdout:  # noqa: PTH123 - a descriptor
+            done = subprocess.run(command, stdout=stdout, stderr=-1, check=False, env=environment(PYTHONUNBUFFERED=""))
+        assert (done.returncode, done.stderr) == (1, b"")
 
 
 class TestStart:
