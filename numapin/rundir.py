@@ -240,7 +240,7 @@ def _temporary_base(environ: Mapping[str, str]) -> str:
 def _private(path: str) -> str:
     """Make a folder in a directory that others can write to, and refuse one that another user put there first."""
     path = os.path.abspath(path)
-    if not os.path.lexists(path):
+    with suppress(FileExistsError):  # another launcher of this user may be making it
         os.mkdir(path, mode=0o700)
     found = os.lstat(path)
     if found.st_uid != os.getuid() or found.st_mode & 0o077 or os.path.islink(path):

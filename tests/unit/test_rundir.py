@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
@@ -57,6 +59,21 @@ def test_a_folder_that_others_control_is_refused(tmp_path: Path, how: str) -> No
 
 
 @pytest.mark.parametrize("variable", ["XDG_RUNTIME_DIR", "NUMAPIN_RUN_DIR"])
+def test_launchers_that_start_at_once(tmp_path: Path) -> None:
+    """Nobody's folder of runs is there yet, and each of them makes it: all have one."""
+    for attempt in range(50):
+        environ, barrier = {"TMPDIR": str(tmp_path / str(attempt))}, Barrier(4)
+        (tmp_path / str(attempt)).mkdir()
+
+        def begin(_: int, environ: dict[str, str] = environ, barrier: Barrier = barrier) -> bool:
+            barrier.wait()
+            with rundir.run_directory(environ) as folder:
+                return Path(folder).is_dir()
+
+        with ThreadPoolExecutor(4) as pool:
+            assert all(pool.map(begin, range(4)))
+
+
 def test_only_runs_that_are_over_are_swept(tmp_path: Path, variable: str) -> None:
     """Runs whose lock nobody holds go from the default place; live ones, others, and all that the user named stay."""
     environ = {variable: str(tmp_path)}
