@@ -192,15 +192,18 @@ def _name_of(number: int) -> str:
 def _value_unless_others_die(rank: Rank, answer: Answer, ranks: Sequence[Rank]) -> object:
     """Return the result or raise the error of a rank; where another dies without a word, that is why this one failed.
 
-    Its sockets, by which others notice, close before its end can be seen.
+    Its sockets, by which others notice, close before its end can be seen, and after the kernel has begun to take it
+    down. So who dies is asked before the answer is unpickled, which may import torch: seconds, in which others return,
+    or die of this error. One that leaves well is taken down, too; its answer, which has come by then, tells.
     """
+    silent = [other for other in ranks if other.answer is None]
+    dying = [other for other in silent if not other.talks or _is_exiting(other.process.pid)]
     try:
         return _value(rank, answer)
     except Exception as error:
-        silent = [rank for rank in ranks if rank.answer is None]
-        if dying := [rank for rank in silent if not rank.talks or _is_exiting(rank.process.pid)]:
-            _running_after(dying, _DYING_S)
-            raise _died(dying[0]) from error
+        _running_after(dying, _DYING_S)
+        if dead := [other for other in dying if other.answer is None]:
+            raise _died(dead[0]) from error
         raise
 
 

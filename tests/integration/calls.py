@@ -69,6 +69,40 @@ def fail_in(rank: str, folder: str) -> None:
     wait_in(folder)
 
 
+class Slow(Exception):  # noqa: N818 - a user's own
+    """An exception that is unpickled in the parent when rank 0 is over, as one that first imports torch there.
+
+    Rank 0 leaves its number in a folder, and ends when this leaves a file "unpickled".
+    """
+
+    def __init__(self, folder: str, raised_in: int) -> None:
+        super().__init__("the root cause")
+        self.arguments = folder, raised_in
+        if os.getpid() != raised_in:
+            (pid,) = (path.name for path in Path(folder).iterdir())
+            (Path(folder) / "unpickled").touch()
+            while " Z " not in Path(f"/proc/{pid}/stat").read_text():  # the parent reaps it after this
+                time.sleep(0.02)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Wait when unpickled elsewhere."""
+        return Slow, self.arguments
+
+
+def end_while_unpickled(folder: str, how: str) -> None:
+    """Raise a Slow in rank 1; return, raise or die in rank 0 while it is unpickled."""
+    if os.environ["RANK"] == "1":
+        _wait_for(Path(folder), 1)
+        raise Slow(folder, os.getpid())
+    (Path(folder) / str(os.getpid())).touch()
+    _wait_for(Path(folder), 1, "unpickled")
+    if how == "raise":
+        msg = "what came of it"
+        raise ConnectionError(msg)
+    if how == "die":
+        kill_self()
+
+
 def raise_picky() -> NoReturn:
     """Raise what cannot be unpickled."""
     first = "this"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import pickle
 import signal
 import socket
 import subprocess
@@ -16,7 +17,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import numapin
-from numapin.awaiting import Rank, none_left
+from numapin.awaiting import Rank, none_left, results_of
+from numapin.spawned import NUM_SIZE_BYTES, Answer, Outcome
 from tests.integration import calls
 from tests.integration.launching import call, environment, script
 from tests.integration.launching import numapin as run_numapin
@@ -155,6 +157,13 @@ class TestErrors:
         with pytest.raises(numapin.RankError, match=r"rank 0 \(pid \d+\) died of SIGKILL"):
             numapin.spawn(calls.die_in_front_of_peer, (str(tmp_path / "pids"),), nproc_per_node=2, timeout=60)
 
+    @pytest.mark.parametrize("how", ["return", "raise", "die"])
+    def test_what_comes_after_the_error(self, tmp_path: Path, how: str) -> None:
+        """However another rank ends while the first error is unpickled here, that error is raised."""
+        with pytest.raises(calls.Slow, match="the root cause") as caught:
+            numapin.spawn(calls.end_while_unpickled, (str(tmp_path / "pids"), how), nproc_per_node=2)
+        assert "in rank 1:" in str(caught.value.__cause__)
+
     @pytest.mark.parametrize("how", ["raise", "exit"])
     def test_what_a_failed_rank_started_is_ended(self, tmp_path: Path, how: str) -> None:
         """A child of a rank that is over already is killed, too, if it ignores SIGTERM."""
@@ -275,6 +284,38 @@ def test_a_rank_keeps_its_number() -> None:
         assert wait_until(lambda: ranks[0].look() or ranks[0].status == 0, limit_s=60)  # type: ignore[func-returns-value]
         assert Path(f"/proc/{process.pid}").exists()
     assert not Path(f"/proc/{process.pid}").exists()
+
+
+class _Overlooked(Rank):
+    """A rank whose answer comes, and whose process ends, right after the first look."""
+
+    has_looked = False
+
+    def look(self) -> None:
+        """See nothing the first time."""
+        if self.has_looked:
+            super().look()
+        self.has_looked = True
+
+
+def _over(kind: type[Rank], number: int, outcome: Outcome, content: object) -> Rank:
+    """Return a rank that has answered and is over; nobody has looked yet."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        answer = pickle.dumps(Answer(outcome, pickle.dumps(content), ""))
+        theirs.sendall(len(answer).to_bytes(NUM_SIZE_BYTES, "little") + answer)
+    process = subprocess.Popen(["true"])
+    assert wait_until(lambda: gone(process.pid), limit_s=60)
+    return kind(number, process, ours)
+
+
+def test_a_rank_that_leaves_well_beside_the_error() -> None:
+    """A rank that the kernel takes down after it answered is not the cause of another's error."""
+    with none_left(0) as ranks:
+        ranks.append(_over(_Overlooked, 0, Outcome.RETURNED, 1))
+        ranks.append(_over(Rank, 1, Outcome.RAISED, LookupError()))
+        with pytest.raises(LookupError):
+            results_of(ranks, timeout_s=60)
 
 
 def test_a_wrapper_that_does_not_exec(tmp_path: Path) -> None:
