@@ -13,10 +13,13 @@ import socket
 import subprocess
 import uuid
 import warnings
+from collections.abc import Mapping
 from contextlib import contextmanager
+from math import inf
 from multiprocessing import context, popen_spawn_posix, reduction, resource_tracker
 from multiprocessing import spawn as mp_spawn
-from typing import TYPE_CHECKING, Final, TypeVar
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from numapin import cpulist, mail, rank, rundir
 from numapin.awaiting import Rank, none_left, results_of
@@ -28,7 +31,7 @@ from numapin.topology.discover import discover
 from numapin.topology.visible import environment_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numapin.plan import Plan
 
@@ -69,6 +72,11 @@ def spawn(  # noqa: PLR0913 - the options of the command line
     SIGKILL for them and what they started. Raises UsageError, MachineError, PlanError and BindingRefused (`strict`)
     before any rank starts.
     """
+    _check_seconds("timeout", inf if timeout is None else timeout)
+    _check_seconds("shutdown_timeout", shutdown_timeout)
+    nproc_per_node = _read("nproc_per_node", int, nproc_per_node, kind=Integral)
+    cpus_per_rank = _read("cpus_per_rank", int, cpus_per_rank, kind=Integral)
+    gpu_nodes = _read("gpu_nodes", _homes, gpu_nodes, kind=Mapping)
     payload, fds = _pickled(fn, tuple(args))
     topology = discover(environ=os.environ, gpu_nodes=(gpu_nodes or {}).items())
     if nproc_per_node is None and not topology.has_usable_gpu:
@@ -225,9 +233,34 @@ def _tracker() -> int | None:
     return fd
 
 
-def _read(name: str, parse: Callable[[str], T], text: str | None) -> T | None:
+_OPTIONS: Final = "see the options with: numapin plan --help"
+_KINDS: Final[Mapping[type, str]] = {
+    str: "text, as on the command line",
+    Integral: "a whole number",
+    Mapping: "a mapping of GPUs to nodes",
+}
+
+
+def _read(name: str, parse: Callable[[Any], T], given: object, *, kind: type = str) -> T | None:
     """Read an option as the command line does; None is one that was not given. Raises UsageError."""
+    if given is None:
+        return None
+    if not isinstance(given, kind):
+        raise UsageError(f"{name} is {given!r}; it must be {_KINDS[kind]}", _OPTIONS)
     try:
-        return None if text is None else parse(text)
+        return parse(given)
     except ValueError as error:
-        raise UsageError(f"{name}: {error}", "see the options with: numapin plan --help") from None
+        raise UsageError(f"{name}: {error}", _OPTIONS) from None
+
+
+def _homes(gpu_nodes: Mapping[str, int]) -> dict[str, int]:
+    if not all(isinstance(gpu, str) and isinstance(node, Integral) for gpu, node in gpu_nodes.items()):
+        msg = f"{dict(gpu_nodes)!r} does not map text to whole numbers, as {{'0': 1}} does"
+        raise ValueError(msg)
+    return dict(gpu_nodes)
+
+
+def _check_seconds(name: str, seconds: object) -> None:
+    """Raise UsageError for what is no time to wait; NaN is none, inf is one without an end."""
+    if not isinstance(seconds, Real) or not float(seconds) >= 0:
+        raise UsageError(f"{name} is {seconds!r}; it must be seconds, and not negative", "give seconds, such as 60")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import multiprocessing
 import pickle
 import signal
@@ -206,6 +208,19 @@ class TestErrors:
             ({"gpus": "77"}, numapin.UsageError, "'77' names no GPU of this machine"),
             ({"gpu_nodes": {"99": 0}}, numapin.UsageError, "'99' names no GPU"),
             ({"bind": "exclusive", "nproc_per_node": 5000}, numapin.PlanError, "want cores of their own but share"),
+            ({"nproc_per_node": "1"}, numapin.UsageError, "nproc_per_node is '1'; it must be a whole number"),
+            ({"cpus_per_rank": 1.5}, numapin.UsageError, "cpus_per_rank is 1.5; it must be a whole number"),
+            ({"gpus": [0]}, numapin.UsageError, r"gpus is \[0\]; it must be text, as on the command line"),
+            ({"bind": 0}, numapin.UsageError, "bind is 0; it must be text"),
+            ({"memory": 0}, numapin.UsageError, "memory is 0; it must be text"),
+            ({"reserve_cpus": {0}}, numapin.UsageError, r"reserve_cpus is \{0\}; it must be text"),
+            ({"gpu_nodes": ["0=1"]}, numapin.UsageError, "gpu_nodes is .* it must be a mapping of GPUs to nodes"),
+            ({"gpu_nodes": {0: 1}}, numapin.UsageError, "gpu_nodes: {0: 1} does not map text to whole numbers"),
+            *(
+                ({name: seconds}, numapin.UsageError, f"^{name} is {seconds!r}; it must be seconds, and not negative")
+                for name, seconds in itertools.product(("timeout", "shutdown_timeout"), (-1, -math.inf, math.nan, "9"))
+            ),
+            ({"shutdown_timeout": None}, numapin.UsageError, "shutdown_timeout is None; it must be seconds"),
         ],
         ids=str,
     )
@@ -213,6 +228,10 @@ class TestErrors:
         """A value that cannot be is told before any rank starts."""
         with pytest.raises(error, match=told):
             numapin.spawn(calls.kill_self, **options)  # type: ignore[arg-type]
+
+    def test_times_without_an_end(self) -> None:
+        """An infinite time is allowed: it is never over."""
+        assert numapin.spawn(calls.echo, timeout=math.inf, shutdown_timeout=math.inf) == ((),)
 
     def test_what_cannot_be_pickled(self) -> None:
         """A lambda is refused at once, with the remedy."""
