@@ -107,7 +107,13 @@ def _slice(text: str, task: Task, environ: Mapping[str, str], *, source: str) ->
 def _one_visible(environ: Mapping[str, str]) -> str | None:
     """Return what CUDA_VISIBLE_DEVICES calls the one GPU that this task sees, None where it lists several, or none."""
     visible = environ.get("CUDA_VISIBLE_DEVICES", "").strip()
-    return visible if visible and "," not in visible else None
+    if not visible or "," in visible:
+        return None
+    if visible.startswith("GPU-"):
+        return visible
+    from numapin.topology.visible import hides_all  # as does what asks NVML about an index
+
+    return None if hides_all(visible) else visible
 
 
 def _only_gpu(environ: Mapping[str, str]) -> GpuRef | None:

@@ -97,6 +97,11 @@ def first_visible(gpus: tuple[Gpu, ...], *, visible_devices: str | None, device_
     return next((gpu.index for gpu in seen if gpu.cuda_index == 0), None)
 
 
+def hides_all(entry: str) -> bool:
+    """Say whether that is a word for no GPU at all, such as Slurm's NoDevFiles."""
+    return entry.strip().lower() in _HIDE_ALL
+
+
 def _choose(gpus: tuple[Gpu, ...], visible_devices: str | None, device_order: str | None) -> _Choice:
     in_order, why_unknown = _cuda_order(gpus, device_order)
     if visible_devices is None:
@@ -162,7 +167,7 @@ def _unchecked(text: str) -> str:
 
 def _loss(text: str, rest: list[str], why: str, *, alone: bool) -> tuple[str, ...]:
     """Say what is lost where `rest` of a list starts with a bad entry; `alone`, it is the whole list."""
-    if alone and rest[0].strip().lower() in _HIDE_ALL:
+    if alone and hides_all(rest[0]):
         return (f"CUDA_VISIBLE_DEVICES={text} hides every GPU from CUDA; to use them: unset CUDA_VISIBLE_DEVICES",)
     if not any(entry.strip() for entry in rest):  # "0,1," loses nothing
         return ()

@@ -377,6 +377,18 @@ class TestGpus:
         done = enter("--strict", *line, **here)
         assert (done.status, done.out, f"has no rank on GPU {uuid}" in done.err) == (5, "", True), done.err
 
+    @pytest.mark.parametrize("word", ["-1", "NoDevFiles", " void"])
+    def test_a_task_that_sees_no_gpu(
+        self, dump: str, two_gpus: dict[str, str], fake_nvml: FakeNvml, tmp_path: Path, word: str
+    ) -> None:
+        """A word for no GPU names none that the plan lacks: the number counts, nothing is said, NVML is not asked."""
+        path = tmp_path / "two.json"
+        path.write_text(start(*NUMAPIN, "plan", "--json", **two_gpus).out)
+        broken = fake_nvml.environment(tmp_path, "fail init 18\n") | TASK | {"CUDA_VISIBLE_DEVICES": word}
+        done = enter("--strict", "--plan", str(path), "--", sys.executable, dump, **broken)
+        assert (done.status, done.err) == (0, "")
+        assert json.loads(done.json_lines()[0]["NUMAPIN_BINDING"])["gpu"]["index"] == 1
+
     def test_a_plan_needs_no_nvml(
         self, dump: str, two_gpus: dict[str, str], fake_nvml: FakeNvml, tmp_path: Path
     ) -> None:
