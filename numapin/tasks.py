@@ -130,8 +130,11 @@ def _told(environ: Mapping[str, str]) -> Task:
 
 
 def _sized(first: Task, others: list[Task]) -> Task:
-    """Take the size from another launcher's variables where a wrapper has set the rank alone."""
-    known = next((other for other in others if other.rank == first.rank and other.size is not None), None)
+    """Take the size from another launcher's variables where a wrapper has set the rank alone.
+
+    A size of 1 is not taken: one task here may have started the ranks, of which 0 has its number by chance.
+    """
+    known = next((other for other in others if other.rank == first.rank and other.size not in (None, 1)), None)
     if first.size is not None or known is None:
         return first
     return replace(first, size=known.size, told_by=(*first.told_by, *known.told_by[1:]))

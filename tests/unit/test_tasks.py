@@ -64,6 +64,12 @@ class TestSeveral:
         assert (task.rank, task.size) == (2, 4)
         assert "OMPI_COMM_WORLD_LOCAL_RANK=0" in task.notes[0]
 
+    @pytest.mark.parametrize("outer", [_mpi(0, 1), {"SLURM_LOCALID": "0", "SLURM_STEP_TASKS_PER_NODE": "1"}])
+    def test_a_launcher_without_a_size_below_one_task(self, outer: dict[str, str]) -> None:
+        """Rank 0, whose number is that of the launcher's task, knows as little of the size as the other ranks do."""
+        tasks = [find_task({"LOCAL_RANK": str(rank)} | outer) for rank in range(2)]
+        assert [(task.rank, task.size) for task in tasks] == [(0, None), (1, None)]
+
     def test_those_that_agree(self) -> None:
         """Two that say the same are no contradiction."""
         task = find_task({"MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2", "PMI_LOCAL_RANK": "1"})
