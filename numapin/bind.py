@@ -18,7 +18,7 @@ from numapin.errors import LibnumaError, NumapinError
 from numapin.request import Memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numapin.plan import Plan, RankPlan
 
@@ -76,6 +76,18 @@ def apply(rank: RankPlan) -> Applied:
     return Applied(cpus=frozenset(os.sched_getaffinity(0)), memory=memory, nodes=nodes, shortfalls=shortfalls)
 
 
+def surprises(rank: RankPlan, shortfalls: Iterable[str]) -> tuple[str, ...]:
+    """Return the shortfalls that the rank's reason does not have: the rehearsal has told the others."""
+    return tuple(text for text in shortfalls if text not in rank.reason)
+
+
+def as_bound(rank: RankPlan, shortfalls: Sequence[str]) -> RankPlan:
+    """Return the rank as it turned out: where anything was refused not exact, with all of it in its reason, once."""
+    if not shortfalls:
+        return rank
+    return replace(rank, exact=False, reason="; ".join((rank.reason, *surprises(rank, shortfalls))))
+
+
 def rehearse(plan: Plan, *, strict: bool, within: _Within | None = None) -> Plan:
     """Try every rank's binding and return the plan with what this kernel refuses said in it.
 
@@ -85,7 +97,7 @@ def rehearse(plan: Plan, *, strict: bool, within: _Within | None = None) -> Plan
     be carried out exactly raises BindingRefused instead.
     """
     shortfalls = (within or in_child)(lambda: [list(apply(rank).shortfalls) for rank in plan.ranks])
-    ranks = tuple(_degraded(rank, found) for rank, found in zip(plan.ranks, shortfalls, strict=True))
+    ranks = tuple(as_bound(rank, found) for rank, found in zip(plan.ranks, shortfalls, strict=True))
     said = dict.fromkeys(text for found in shortfalls for text in found)  # once each, in order
     rehearsed = replace(plan, ranks=ranks, warnings=(*plan.warnings, *said))
     if strict:
@@ -152,10 +164,6 @@ def _read_policy() -> tuple[Memory | None, frozenset[int]]:
     if mode == native.MPOL_PREFERRED and not nodes:
         return Memory.LOCAL, nodes  # how kernels before 5.14 tell MPOL_LOCAL
     return _NAMES.get(mode), nodes
-
-
-def _degraded(rank: RankPlan, shortfalls: list[str]) -> RankPlan:
-    return replace(rank, exact=False, reason="; ".join((rank.reason, *shortfalls))) if shortfalls else rank
 
 
 def in_thread(work: Callable[[], list[list[str]]]) -> list[list[str]]:

@@ -7,7 +7,6 @@ it must be quick.
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
@@ -16,7 +15,7 @@ from numapin import bind, cpulist, rundir, slices
 from numapin.errors import BindingRefused, MachineError
 from numapin.fields import Fields
 from numapin.plan import GpuRef, Plan, RankPlan
-from numapin.rank import become
+from numapin.rank import BINDING, become
 from numapin.stderr import say
 from numapin.tasks import number
 
@@ -27,8 +26,7 @@ if TYPE_CHECKING:
     from numapin.slices import Slice
     from numapin.tasks import Task
 
-_BINDING: Final = "NUMAPIN_BINDING"
-_GIVEN: Final = f"{_BINDING}, which this rank was given"
+_GIVEN: Final = f"{BINDING}, which this rank was given"
 _WRITE_ONE: Final = "write one with: numapin plan --nproc-per-node N --json > FILE"
 _MAX_FILE_BYTES: Final = 16 << 20
 
@@ -65,9 +63,9 @@ def _own_binding(task: Task, environ: Mapping[str, str]) -> RankPlan | None:
 
     All that a rank starts inherits it: ranks of a launcher of its own, a job that is submitted from there.
     """
-    if _BINDING not in environ or task.variable != "LOCAL_RANK":
+    if BINDING not in environ or task.variable != "LOCAL_RANK":
         return None
-    top = Fields.top(_BINDING, environ[_BINDING], hint=f"unset {_BINDING}")
+    top = Fields.top(BINDING, environ[BINDING], hint=f"unset {BINDING}")
     try:
         rank = RankPlan.from_fields(top)
     except ValueError as error:
@@ -136,7 +134,7 @@ def enter(part: Slice, task: Task, command: Sequence[str], *, strict: bool, verb
     Raises BindingRefused with `strict`, where anything cannot be bound exactly as planned.
     """
     applied = bind.apply(part.rank)
-    rank = _as_bound(part.rank, applied)
+    rank = bind.as_bound(part.rank, applied.shortfalls)
     if strict and not rank.exact:
         raise BindingRefused(
             f"--strict: rank {task.rank} cannot be bound exactly: {rank.reason}",
@@ -151,15 +149,7 @@ def enter(part: Slice, task: Task, command: Sequence[str], *, strict: bool, verb
         for text in _story(part, task, applied):
             say(f"rank {task.rank}: {text}")
     os.environ.pop(rundir.PLAN_VARIABLE, None)
-    os.environ[_BINDING] = json.dumps(rank.to_json())
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, rank.num_threads)))
-    become(list(command))
-
-
-def _as_bound(rank: RankPlan, applied: bind.Applied) -> RankPlan:
-    """Return the rank, not exact where the kernel refused anything, and with why: the command must find what holds."""
-    new = [text for text in applied.shortfalls if text not in rank.reason]  # `numapin run` has told what it met
-    return replace(rank, exact=rank.exact and not applied.shortfalls, reason="; ".join((rank.reason, *new)))
+    become(list(command), rank)
 
 
 def _story(part: Slice, task: Task, applied: bind.Applied) -> tuple[str, ...]:
@@ -168,7 +158,7 @@ def _story(part: Slice, task: Task, applied: bind.Applied) -> tuple[str, ...]:
     policy = applied.memory.value if applied.memory else "unknown"
     held = f"{policy} {cpulist.render(applied.nodes)}".rstrip()
     threads = os.environ.get("OMP_NUM_THREADS")
-    ignored = (f"{_BINDING} was set, and does not count",) if _BINDING in os.environ and part.source != _GIVEN else ()
+    ignored = (f"{BINDING} was set, and does not count",) if BINDING in os.environ and part.source != _GIVEN else ()
     return (
         f"this is {task}",
         *(*task.notes, *part.notes, *ignored),

@@ -3,7 +3,7 @@
 Comes in: `--local-rank=N --launcher=PID --exec=PROGRAM ARGUMENTS…`, as the launcher wrote it, and the run directory in
 NUMAPIN_RUN_DIR. Ties this process to its launcher's life, binds it, records what the kernel says about it, and execs
 the user's command. Goes out: the user's program, in the same process, bound; with NUMAPIN_BINDING (its slice of the
-plan, JSON) in its environment.
+plan, JSON, as the kernel took it) in its environment.
 
 It is started with `python -I -S`, without site-packages, so that it costs milliseconds: this module and what it imports
 may use the standard library only.
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from numapin.plan import RankPlan
 
+BINDING: Final = "NUMAPIN_BINDING"
 _PACKAGE_PARENT: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 FIND_NUMAPIN: Final = f"import sys; sys.path.append({_PACKAGE_PARENT!r})"
 """Python code. Appended, so that nothing beside this package can take the place of a standard module."""
@@ -46,12 +47,11 @@ def main() -> None:
     text, source = rundir.take_plan(os.environ)
     rank = Plan.from_json(text, source=source).ranks[int(local_rank)]
     applied = bind.apply(rank)
-    _tell_surprises(rank, applied)
+    for text in bind.surprises(rank, applied.shortfalls):
+        say(f"rank {local_rank}: {text}")
     _record(rank, applied)
-    os.environ["NUMAPIN_BINDING"] = json.dumps(rank.to_json())
-    os.environ.setdefault("OMP_NUM_THREADS", str(rank.num_threads))
     mail.accept()
-    become([program, *rest] if program else rest)
+    become([program, *rest] if program else rest, bind.as_bound(rank, applied.shortfalls))
 
 
 def _end_with(launcher: int) -> None:
@@ -100,18 +100,14 @@ def _start_time() -> int | None:
         return None
 
 
-def _tell_surprises(rank: RankPlan, applied: bind.Applied) -> None:
-    """Say what the launcher's rehearsal did not foresee; what it did is in the reason, and was said once."""
-    for text in applied.shortfalls:
-        if text not in rank.reason:
-            say(f"rank {rank.local_rank}: {text}")
+def become(command: list[str], rank: RankPlan) -> NoReturn:
+    """Become the command, which finds in its environment what holds for its rank.
 
-
-def become(command: list[str]) -> NoReturn:
-    """Become the command. Leaves with status 127 where it does not exist and 126 where it cannot be executed.
-
-    Python ignores SIGPIPE and SIGXFSZ, and what is ignored stays so across exec: `yes` would not end with `head`.
+    Leaves with status 127 where the command does not exist and 126 where it cannot be executed. Python ignores SIGPIPE
+    and SIGXFSZ, and what is ignored stays so across exec: `yes` would not end with `head`.
     """
+    os.environ[BINDING] = json.dumps(rank.to_json())
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, rank.num_threads)))  # a plan that a user wrote may say 0
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     try:

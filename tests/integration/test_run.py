@@ -7,12 +7,14 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from numapin.rank import CODE
 from tests.integration.launching import (
     NUMAPIN,
     REFUSE_POLICY,
@@ -193,6 +195,26 @@ class TestMemoryPolicy:
             assert record["applied"]["cpus"] == record["requested"]["cpus"]
             assert record["applied"]["memory"] is None
             assert "refused" in record["requested"]["reason"]
+
+    def test_a_refusal_that_was_not_foreseen(self, tmp_path: Path) -> None:
+        """A rank that the kernel refuses what the rehearsal got says so, and its program finds that in its binding."""
+        plan = json.loads(numapin("plan", "--nproc-per-node", "1", "--json", CUDA_VISIBLE_DEVICES="").out)
+        plan["ranks"][0] |= {"memory": "bind", "nodes": "63", "num_threads": 0}
+        shim = (sys.executable, "-I", "-S", "-c", CODE, "--local-rank=0", f"--launcher={os.getpid()}")
+        done = call(
+            *(*shim, f"--exec={sys.executable}", script(tmp_path, DUMP)),
+            NUMAPIN_PLAN=json.dumps(plan),
+            NUMAPIN_RUN_DIR=str(tmp_path),
+            RANK="0",
+            TORCHELASTIC_RESTART_COUNT="0",
+        )
+        assert done.err.startswith("numapin: rank 0: memory policy 'bind' was refused"), done.err
+        (rank,) = done.json_lines()
+        binding = json.loads(rank["NUMAPIN_BINDING"])
+        assert (binding["exact"], binding["reason"].count("was refused")) == (False, 1)
+        assert ("NUMAPIN_PLAN" in rank, rank["OMP_NUM_THREADS"]) == (False, "1")
+        requested = json.loads((tmp_path / "observed-0-0.json").read_text())["requested"]
+        assert requested == plan["ranks"][0]
 
     def test_strict_refuses_before_any_rank(self, tmp_path: Path) -> None:
         """With --strict a refused policy is exit status 5, and no rank was started."""

@@ -124,6 +124,17 @@ class TestRehearsal:
             bind.rehearse(replace(PLAN, ranks=(replace(RANK, exact=False, reason="the node is unknown"),)), strict=True)
 
 
+def test_a_rank_as_it_turned_out() -> None:
+    """What was refused is in the reason, once, also where the rehearsal has put it there; the rank is not exact."""
+    assert bind.as_bound(RANK, ()) is RANK
+    foreseen = bind.as_bound(RANK, ("no policy",))
+    assert (foreseen.exact, foreseen.reason) == (False, "a test; no policy")
+    assert bind.as_bound(foreseen, ("no policy",)) == foreseen
+    both = ("no policy", "no CPUs")
+    assert bind.surprises(foreseen, both) == ("no CPUs",)
+    assert bind.as_bound(foreseen, both).reason == "a test; no policy; no CPUs"
+
+
 class TestPages:
     """Asking the kernel where pages are."""
 
