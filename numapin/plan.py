@@ -132,6 +132,14 @@ class Plan:
             raise top.error("", str(error)) from None
 
 
+def default_num_ranks(topology: Topology, *, is_this_host: bool = True) -> int | None:
+    """Return the number of ranks where nobody says it: None, which is one per GPU, or 1 where no driver told of one.
+
+    Another machine's file need not know what its driver tells, and counts with the GPUs that it has.
+    """
+    return 1 if is_this_host and not topology.has_usable_gpu else None
+
+
 def make_plan(topology: Topology, request: Request) -> Plan:
     """Decide which CPUs and memory each rank of this host uses.
 

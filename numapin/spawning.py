@@ -25,7 +25,7 @@ from numapin import cpulist, mail, rank, rundir
 from numapin.awaiting import Rank, none_left, results_of
 from numapin.bind import in_thread, rehearse
 from numapin.errors import UsageError
-from numapin.plan import make_plan
+from numapin.plan import default_num_ranks, make_plan
 from numapin.request import Bind, Request, parse_bind, parse_gpus, parse_memory
 from numapin.topology.discover import discover
 from numapin.topology.visible import environment_for
@@ -79,13 +79,11 @@ def spawn(  # noqa: PLR0913 - the options of the command line
     gpu_nodes = _read("gpu_nodes", _homes, gpu_nodes, kind=Mapping)
     payload, fds = _pickled(fn, tuple(args))
     topology = discover(environ=os.environ, gpu_nodes=(gpu_nodes or {}).items())
-    if nproc_per_node is None and not topology.has_usable_gpu:
-        nproc_per_node = 1
     policy = _read("memory", parse_memory, memory)
     request = Request(
         bind=_read("bind", parse_bind, bind) or Bind.NODE,
         **(policy._asdict() if policy else {}),
-        num_ranks=nproc_per_node,
+        num_ranks=default_num_ranks(topology) if nproc_per_node is None else nproc_per_node,
         cpus_per_rank=cpus_per_rank,
         smt=smt,
         reserve_cpus=_read("reserve_cpus", cpulist.parse, reserve_cpus) or frozenset(),

@@ -12,7 +12,7 @@ import click
 
 from numapin.cli.options import BINDING, MACHINE, request_from, topology_from
 from numapin.cli.output import show, warn
-from numapin.plan import make_plan
+from numapin.plan import default_num_ranks, make_plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,9 +58,8 @@ def plan(form: str, nproc_per_node: int | None, root: Path | None, machine: Path
       numapin plan --nproc-per-node 4 --json         for scripts
     """  # noqa: D301 - \b is click's mark for a paragraph that is kept as it is
     topology = topology_from(gpu_nodes=binding["gpu_nodes"], root=root, machine=machine)
-    if nproc_per_node is None and root is None and machine is None and not topology.has_usable_gpu:
-        nproc_per_node = 1  # as `run` does; another machine's file need not know UUIDs
-    made = make_plan(topology, request_from(binding, num_ranks=nproc_per_node))
+    num_ranks = nproc_per_node or default_num_ranks(topology, is_this_host=root is None and machine is None)
+    made = make_plan(topology, request_from(binding, num_ranks=num_ranks))
     _FORMATS[form](made)
     warn(made.warnings)
     if binding["strict"]:

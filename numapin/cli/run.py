@@ -24,7 +24,7 @@ from numapin.cli.output import say, show, warn
 from numapin.errors import BindingRefused, UsageError
 from numapin.lost import require_gpus
 from numapin.mail import open_mailbox
-from numapin.plan import make_plan
+from numapin.plan import default_num_ranks, make_plan
 from numapin.rundir import run_directory
 from numapin.topology.visible import environment_for, first_visible
 
@@ -175,7 +175,7 @@ def _num_ranks(job: Job, topology: Topology) -> int | None:
 
     wanted, usable = job.nproc_per_node, topology.has_usable_gpu
     if wanted is None:
-        return None if usable else 1
+        return default_num_ranks(topology)
     if wanted == "gpu" and not usable:
         raise UsageError("--nproc-per-node gpu: CUDA shows no GPU", "see why with: numapin topo")
     if wanted in ("gpu", "auto") and usable:

@@ -102,7 +102,8 @@ def topo(
     if save is not None:
         write(_text(topology), save, option="--save")
         return
-    plan = None if plan_file is None else _plan(topology, plan_file)
+    is_this_host = machine["root"] is None and machine["machine"] is None
+    plan = None if plan_file is None else _plan(topology, plan_file, is_this_host=is_this_host)
     if form in _SHOWN:
         _SHOWN[form](topology, plan)
         return
@@ -127,13 +128,13 @@ def _check(form: str, plan_file: str | None, output: Path | None) -> None:
         raise UsageError(f"--format {form} is a picture, and stdout is a terminal", hint)
 
 
-def _plan(topology: Topology, file: str) -> Plan:
+def _plan(topology: Topology, file: str, *, is_this_host: bool) -> Plan:
     """Read a saved plan, or make the one of `numapin plan`."""
-    from numapin.plan import Plan, make_plan
+    from numapin.plan import Plan, default_num_ranks, make_plan
     from numapin.request import Request
 
     if file == _NEW_PLAN:
-        return make_plan(topology, Request())
+        return make_plan(topology, Request(num_ranks=default_num_ranks(topology, is_this_host=is_this_host)))
     try:
         text = Path(file).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:  # no such file, or no text

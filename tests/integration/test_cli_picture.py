@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -10,6 +11,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from tests.integration.launching import call, numapin, script
+from tests.machines.roots import load, write_root
 from tests.pictures import golden_machine
 
 
@@ -61,6 +63,23 @@ def test_tree_with_the_ranks(dgx: str) -> None:
     assert any("gpu2  rank 2, " in line for line in lines)
     assert not any("node 0  rank" in line for line in lines)
     assert "rank" not in numapin("topo", "--machine", dgx).out
+
+
+@pytest.mark.parametrize(
+    ("command", "second"), [(["plan", "--format", "env"], "LOCAL_RANK=1"), (["topo", "--plan"], "gpu1  rank 1")]
+)
+def test_gpus_that_no_driver_tells_of(command: list[str], second: str, tmp_path: Path) -> None:
+    """A container sees GPUs in sysfs that it may not use: one rank here; a captured machine has a rank for each."""
+    root = write_root(load("2pkg-2node-smt2-2gpu-node0"), tmp_path / "root")
+    shutil.rmtree(root / "proc/driver")
+    code = (
+        "import pathlib; from numapin.cli.main import numapin; from numapin.topology import discover as reader\n"
+        f"reader._read_host = lambda environ: reader.discover(root=pathlib.Path({str(root)!r}))\n"
+        f"numapin({command!r})"
+    )
+    here, captured = call(sys.executable, "-c", code), numapin(*command, "--root", str(root))
+    assert (here.status, captured.status) == (0, 0), here.err + captured.err
+    assert (second in captured.out, second in here.out, second.replace("1", "0") in here.out) == (True, False, True)
 
 
 def test_a_saved_plan(dgx: str, tmp_path: Path) -> None:
