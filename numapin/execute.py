@@ -1,8 +1,8 @@
 """Bind this process as one of its host's tasks, and become the command. Edge.
 
 Comes in: which task this is, and a plan that was made once: a file, or what `numapin run` or a run directory left.
-Goes out: the command, in the same process, bound. Imports neither click nor a reader of the machine:
-it must be quick.
+Goes out: the command, in the same process, bound. It must be quick: click is not imported, and a reader of the machine
+only where NVML must tell which GPU a task sees (`_only_gpu`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def find_slice(task: Task, environ: Mapping[str, str], *, file: str | None) -> S
 
     1. `file`, as the user named it.
     2. What `numapin run` gave this very rank, for a command of its that starts this.
-    3. The plan in the environment or in the run directory.
+    3. The plan in the run directory.
 
     Raises MachineError where it cannot be read and UsageError where it is not for this task.
     """
@@ -148,7 +148,6 @@ def enter(part: Slice, task: Task, command: Sequence[str], *, strict: bool, verb
     if verbose:
         for text in _story(part, task, applied):
             say(f"rank {task.rank}: {text}")
-    os.environ.pop(rundir.PLAN_VARIABLE, None)
     become(list(command), rank)
 
 

@@ -166,12 +166,10 @@ def _hand_over_plan(plan: dict[str, object], environ: MutableMapping[str, str]) 
 
 
 def planned(environ: Mapping[str, str]) -> tuple[str, str] | None:
-    """Return the plan's JSON and where it came from, the environment or the run directory; None if it is in neither.
+    """Return the JSON of the run directory's plan, and its path; None if it has none.
 
     Raises OSError for a file that no run can have written.
     """
-    if PLAN_VARIABLE in environ:
-        return environ[PLAN_VARIABLE], PLAN_VARIABLE
     if not environ.get("NUMAPIN_RUN_DIR"):
         return None
     path = os.path.join(environ["NUMAPIN_RUN_DIR"], PLAN)
@@ -182,9 +180,12 @@ def planned(environ: Mapping[str, str]) -> tuple[str, str] | None:
 
 
 def take_plan(environ: MutableMapping[str, str]) -> tuple[str, str]:
-    """Return what `planned` does, and take it out of the environment. Raises NumapinError where there is no plan."""
-    found = planned(environ)
-    environ.pop(PLAN_VARIABLE, None)
+    """Take the plan of a rank out of its environment, or read that of the run directory; return it and where it was.
+
+    Raises NumapinError where there is none.
+    """
+    text = environ.pop(PLAN_VARIABLE, None)
+    found = planned(environ) if text is None else (text, PLAN_VARIABLE)
     if found is None:
         raise NumapinError(f"{PLAN_VARIABLE} is unset, and NUMAPIN_RUN_DIR has no {PLAN}", "start the run again")
     return found

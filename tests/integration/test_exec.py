@@ -126,17 +126,10 @@ class TestPlan:
     """With a plan that was made once."""
 
     @needs_two_cpus
-    @pytest.mark.parametrize("where", ["option", "run directory", "environment"])
-    def test_its_part_of_it(self, dump: str, plan: str, tmp_path: Path, where: str) -> None:
-        """The plan is a file that is named, plan.json in the run directory, or in the environment."""
-        options = {
-            "option": (("--plan", plan), {}),
-            "run directory": ((), {"NUMAPIN_RUN_DIR": str(tmp_path)}),
-            "environment": ((), {"NUMAPIN_PLAN": Path(plan).read_text()}),
-        }[where]
-        found = become(dump, *options[0], **options[1], **TASK)
-        assert found["cpus"] == str(CPUS[1])
-        assert "NUMAPIN_PLAN" not in found
+    def test_its_part_of_it(self, dump: str, plan: str, tmp_path: Path) -> None:
+        """The plan is a file that is named, or plan.json in the run directory."""
+        assert become(dump, "--plan", plan, **TASK)["cpus"] == str(CPUS[1])
+        assert become(dump, NUMAPIN_RUN_DIR=str(tmp_path), **TASK)["cpus"] == str(CPUS[1])
 
     def test_a_run_directory_without_a_plan(self, dump: str, tmp_path: Path) -> None:
         """A plan is made then."""
