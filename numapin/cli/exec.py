@@ -34,7 +34,7 @@ _DECIDES: Final = [option.name for option in BINDING if option.name != "strict"]
     type=click.Path(),
     metavar="FILE",
     help="Take this task's part of a plan that was made once (numapin plan --json), without reading the machine. "
-    "Default: plan.json in NUMAPIN_RUN_DIR, if it is there; else a plan is made.",
+    "Default: what `numapin run` gave this rank, else plan.json in NUMAPIN_RUN_DIR, else a plan is made.",
 )
 @click.option("--local-rank", type=click.IntRange(0, 999_999), metavar="N", help="This task's number on its host.")
 @click.option("--local-size", type=click.IntRange(1, 999_999), metavar="N", help="How many tasks its host has.")
@@ -45,8 +45,8 @@ def exec(ctx: click.Context, /, command: tuple[str, ...], plan: str | None, **gi
     """Bind this process as one rank of its host, and become COMMAND.
 
     For ranks that something else starts: srun, mpirun, torchrun --no-python, accelerate launch --no_python,
-    deepspeed --no_python. The local rank is the launcher's: LOCAL_RANK, else Open MPI's, MPICH's, PMI's, PALS's,
-    Flux's or jsrun's variable, else SLURM_LOCALID. The command needs no change, and may be any program.
+    deepspeed --no_python. The local rank is the launcher's; docs/exec.md has a table of the variables that are asked.
+    The command needs no change, and may be any program.
 
     \b
     Examples:
