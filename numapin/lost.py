@@ -19,24 +19,29 @@ if TYPE_CHECKING:
 
 def require_gpus(plan: Plan, looks: Iterable[NvmlReadings]) -> None:
     """Raise NumapinError for GPUs that none of the looks shows; one at which NVML says nothing at all is no loss."""
-    lost, notes = _lost(plan, frozenset()), ""
-    for now in looks if lost else ():
-        lost = [] if now.gpus is None else _lost(plan, {name for gpu in now.gpus for name in (gpu.uuid, gpu.pci)})
+    planned = _gpus_of(plan)
+    if not planned:
+        return  # and nobody looks
+    lost, notes = [told for _, told in planned], ""
+    for now in looks:
+        if now.gpus is None:
+            return
+        there = {name for gpu in now.gpus for name in (gpu.uuid, gpu.pci)}
+        lost = [told for name, told in planned if name not in there]
         if not lost:
             return
         notes = "; ".join(["", *now.notes])
-    if lost:
-        raise NumapinError(
-            f"the driver no longer shows {', '.join(lost)}: this host leaves the job, which goes on elsewhere if "
-            f"--nnodes MIN:MAX lets it{notes}",
-            "see what happened with: dmesg | grep -i xid; a reset or reboot brings the GPU back",
-        )
+    raise NumapinError(
+        f"the driver no longer shows {', '.join(lost)}: this host leaves the job, which goes on elsewhere if "
+        f"--nnodes MIN:MAX lets it{notes}",
+        "see what happened with: dmesg | grep -i xid; a reset or reboot brings the GPU back",
+    )
 
 
-def _lost(plan: Plan, there: Iterable[str | None]) -> list[str]:
-    """Name the planned GPUs that are not there: "GPU 1 (GPU-…, 0000:01:00.0) of local rank 1"."""
+def _gpus_of(plan: Plan) -> list[tuple[str, str]]:
+    """Return each rank's GPU by UUID or PCI address, and in words: "GPU 1 (GPU-…, 0000:01:00.0) of local rank 1"."""
     return [
-        f"GPU {gpu.index} ({', '.join(filter(None, (gpu.uuid, gpu.pci)))}) of local rank {rank.local_rank}"
+        (name, f"GPU {gpu.index} ({', '.join(filter(None, (gpu.uuid, gpu.pci)))}) of local rank {rank.local_rank}")
         for rank in plan.ranks
-        if (gpu := rank.gpu) and (name := gpu.uuid or gpu.pci) and name not in there
+        if (gpu := rank.gpu) and (name := gpu.uuid or gpu.pci)
     ]
