@@ -98,8 +98,7 @@ def _read(path: str) -> str:
 def _slice(text: str, task: Task, environ: Mapping[str, str], *, source: str) -> Slice:
     plan = Plan.from_json(text, source=source)
     visible = _one_visible(environ) if any(rank.gpu for rank in plan.ranks) else None
-    known = visible is None or slices.ranks_on(plan, visible)
-    return slices.slice_of(plan, task, source=source, visible=visible, gpu=None if known else _only_gpu(environ))
+    return slices.slice_of(plan, task, source=source, visible=visible, ask=lambda: _only_gpu(environ))
 
 
 def _one_visible(environ: Mapping[str, str]) -> str | None:

@@ -13,6 +13,8 @@ from numapin import cpulist
 from numapin.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numapin.plan import GpuRef, Plan, RankPlan
     from numapin.tasks import Task
 
@@ -30,13 +32,16 @@ class Slice:
     notes: tuple[str, ...] = ()
 
 
-def slice_of(plan: Plan, task: Task, *, source: str, visible: str | None = None, gpu: GpuRef | None = None) -> Slice:
+def slice_of(
+    plan: Plan, task: Task, *, source: str, visible: str | None = None, ask: Callable[[], GpuRef | None] = lambda: None
+) -> Slice:
     """Return the task's rank of a plan: one on the only GPU that it sees, else by local rank.
 
-    `visible` and `gpu` are what `ranks_on` takes; None is that it sees several. Where the plan has not that GPU, the
-    number counts and the rank is not exact. Raises UsageError where the plan has no such rank.
+    `visible` is what CUDA_VISIBLE_DEVICES calls that GPU, None where it sees several; `ask` returns what NVML calls it,
+    and is called where the plan has no such UUID. Where the plan has not that GPU, the number counts and the rank is
+    not exact. Raises UsageError where the plan has no such rank.
     """
-    on_gpu = () if visible is None else ranks_on(plan, visible, gpu)
+    on_gpu, gpu = ((), None) if visible is None else _ranks_on(plan, visible, ask)
     rank = next((rank for rank in on_gpu or plan.ranks if rank.local_rank == task.rank), None)
     if rank is None and on_gpu:
         rank = on_gpu[task.rank % len(on_gpu)]
@@ -46,26 +51,36 @@ def slice_of(plan: Plan, task: Task, *, source: str, visible: str | None = None,
             "make it again for this job: numapin plan --nproc-per-node N --json",
         )
     if visible is not None and not on_gpu:
-        name = (gpu and (gpu.uuid or gpu.pci)) or visible
-        why = f"{source} has no rank on GPU {name}, the only one that this task sees, so that its number counts"
-        remedy = "make the plan on this kind of host: numapin plan --nproc-per-node N --json"
-        rank = replace(rank, exact=False, reason=f"{rank.reason}; {why}; {remedy}")
+        rank = _by_number(rank, source=source, name=(gpu and (gpu.uuid or gpu.pci)) or visible)
     differs = task.size is not None and task.size != len(plan.ranks)
     warnings = (f"{source} is for {len(plan.ranks)} ranks, and {task.size} run here",) if differs else ()
     return Slice(rank=replace(rank, local_rank=task.rank, gpu=gpu or rank.gpu), source=source, warnings=warnings)
 
 
-def ranks_on(plan: Plan, visible: str, gpu: GpuRef | None = None) -> tuple[RankPlan, ...]:
-    """Return the ranks on one GPU: by its UUID, which is of one host; else by its PCI address, which is of a kind.
+def _ranks_on(plan: Plan, visible: str, ask: Callable[[], GpuRef | None]) -> tuple[tuple[RankPlan, ...], GpuRef | None]:
+    """Return the ranks on the one visible GPU, and what NVML calls it, where that was asked.
 
-    `visible` is what CUDA_VISIBLE_DEVICES calls it, `gpu` what NVML does, where that was asked.
+    By its UUID, which is of one host; else by its PCI address, which is of a kind.
     """
-    for uuid in (visible, gpu and gpu.uuid):
-        ranks = tuple(rank for rank in plan.ranks if uuid and rank.gpu and _is_called(rank.gpu, uuid))
-        if len({rank.gpu for rank in ranks}) == 1:  # CUDA takes no beginning that several have
-            return ranks
+    if ranks := _ranks_called(plan, visible):
+        return ranks, None
+    gpu = ask()
+    ranks = _ranks_called(plan, gpu.uuid) if gpu and gpu.uuid else ()
     pci = gpu and gpu.pci
-    return tuple(rank for rank in plan.ranks if pci and rank.gpu and rank.gpu.pci == pci)
+    return ranks or tuple(rank for rank in plan.ranks if pci and rank.gpu and rank.gpu.pci == pci), gpu
+
+
+def _ranks_called(plan: Plan, uuid: str) -> tuple[RankPlan, ...]:
+    """Return the ranks on the GPU of that UUID; none for a beginning that several have, which CUDA does not take."""
+    ranks = tuple(rank for rank in plan.ranks if rank.gpu and _is_called(rank.gpu, uuid))
+    return ranks if len({rank.gpu for rank in ranks}) == 1 else ()
+
+
+def _by_number(rank: RankPlan, *, source: str, name: str) -> RankPlan:
+    """Return the rank that its number chose, because the plan has no rank on the task's GPU: not exact."""
+    why = f"{source} has no rank on GPU {name}, the only one that this task sees, so that its number counts"
+    remedy = "make the plan on this kind of host: numapin plan --nproc-per-node N --json"
+    return replace(rank, exact=False, reason=f"{rank.reason}; {why}; {remedy}")
 
 
 def _is_called(gpu: GpuRef, uuid: str) -> bool:

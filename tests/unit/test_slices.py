@@ -10,7 +10,7 @@ from numapin.cli.entry import read_line
 from numapin.errors import UsageError
 from numapin.plan import GpuRef, Plan, make_plan
 from numapin.request import Bind, Request
-from numapin.slices import inside, ranks_on, slice_of
+from numapin.slices import inside, slice_of
 from numapin.task_plan import has_own_cpus, plan_task
 from numapin.tasks import Task
 from numapin.topology.model import Allowed, Core, Gpu, Node, NodeKind, NodeSource, Topology
@@ -89,7 +89,7 @@ class TestOfAPlan:
         """UUIDs are another host's, or unknown: the PCI address tells which rank; the GPU is the one that is here."""
         plan = _named(PLAN, uuids)
         here = GpuRef(index=2, uuid="GPU-22", pci="0000:02:00.0")
-        found = slice_of(plan, _task(0), source="p", visible=visible, gpu=here)
+        found = slice_of(plan, _task(0), source="p", visible=visible, ask=lambda: here)
         assert found.rank == replace(plan.ranks[2], local_rank=0, gpu=here)
         assert found.warnings == ()
 
@@ -97,7 +97,7 @@ class TestOfAPlan:
     @pytest.mark.parametrize("visible", ["GPU-9", "GPU-", "0", "gpu-22", "GPU-x"])
     def test_a_gpu_that_the_plan_has_not(self, visible: str, gpu: GpuRef | None) -> None:
         """The number counts then; the rank is not exact, and says why, and what to do."""
-        rank = slice_of(_named(PLAN, ("GPU-22",) * 4), _task(3), source="p", visible=visible, gpu=gpu).rank
+        rank = slice_of(_named(PLAN, ("GPU-22",) * 4), _task(3), source="p", visible=visible, ask=lambda: gpu).rank
         assert (rank.local_rank, rank.cpus, rank.exact) == (3, PLAN.ranks[3].cpus, False)
         name = (gpu and gpu.uuid) or visible
         assert f"p has no rank on GPU {name}, the only one that this task sees" in rank.reason
@@ -106,8 +106,10 @@ class TestOfAPlan:
     def test_a_beginning_that_several_have(self) -> None:
         """It names none of them, until NVML tells which."""
         plan = _named(PLAN, ("GPU-e0", "GPU-e1", "GPU-e2", "GPU-e3"))
-        assert ranks_on(plan, "GPU-e") == ()
-        assert ranks_on(plan, "GPU-e", GpuRef(index=0, uuid="GPU-e1", pci=None)) == (plan.ranks[1],)
+        assert not slice_of(plan, _task(0), source="p", visible="GPU-e").rank.exact
+        told = GpuRef(index=0, uuid="GPU-e1", pci=None)
+        found = slice_of(plan, _task(0), source="p", visible="GPU-e", ask=lambda: told).rank
+        assert (found.exact, found.cpus) == (True, plan.ranks[1].cpus)
 
     @pytest.mark.parametrize("visible", [None, "GPU-9"])
     def test_another_job(self, visible: str | None) -> None:
@@ -115,6 +117,11 @@ class TestOfAPlan:
         with pytest.raises(UsageError, match="is for ranks 0-3") as caught:
             slice_of(PLAN, _task(4, 8), source="p", visible=visible)
         assert "numapin plan" in caught.value.hint
+
+    @pytest.mark.parametrize("visible", [None, "GPU-22"])
+    def test_nvml_is_not_asked(self, visible: str | None) -> None:
+        """Not where the plan has the UUID that the task sees, nor where it sees several GPUs."""
+        slice_of(PLAN, _task(0), source="p", visible=visible, ask=lambda: pytest.fail("asked"))
 
     def test_fewer_tasks_than_ranks(self) -> None:
         """It is said."""
