@@ -38,8 +38,8 @@ _LOADING: Final = "fn and its arguments must be importable from a module or scri
 class Rank:
     """A rank's process and the socket on which its answer comes; `status` is how it ended, None while it runs."""
 
-    def __init__(self, number: int, process: subprocess.Popen[bytes], pipe: socket.socket) -> None:
-        self.number = number
+    def __init__(self, local_rank: int, process: subprocess.Popen[bytes], pipe: socket.socket) -> None:
+        self.local_rank = local_rank
         self.process = process
         self.pipe = pipe
         self.status: int | None = None
@@ -156,16 +156,16 @@ def results_of(ranks: Sequence[Rank], *, timeout_s: float | None) -> tuple[Any, 
             if rank.status is not None and rank.answer is None:
                 raise _died(rank)
         for rank in waiting:
-            if rank.answer is not None and rank.number not in results:
-                results[rank.number] = _value_unless_others_die(rank, rank.answer, ranks)
+            if rank.answer is not None and rank.local_rank not in results:
+                results[rank.local_rank] = _value_unless_others_die(rank, rank.answer, ranks)
             if rank.status:
                 raise _died(rank)
-    return tuple(results[rank.number] for rank in ranks)
+    return tuple(results[rank.local_rank] for rank in ranks)
 
 
 def _names(ranks: Sequence[Rank]) -> str:
     pids = " ".join(str(rank.process.pid) for rank in ranks)
-    return f"rank{'s' if len(ranks) > 1 else ''} {cpulist.render(rank.number for rank in ranks)} (pid {pids})"
+    return f"rank{'s' if len(ranks) > 1 else ''} {cpulist.render(rank.local_rank for rank in ranks)} (pid {pids})"
 
 
 def _died(rank: Rank) -> RankError:
@@ -223,16 +223,16 @@ def _value(rank: Rank, answer: Answer) -> object:
             return pickle.loads(answer.content)  # noqa: S301 - from a process of ours
         except Exception as error:
             raise RankError(
-                f"what rank {rank.number} returned cannot be unpickled here: {error}", "return plain CPU values"
+                f"what rank {rank.local_rank} returned cannot be unpickled here: {error}", "return plain CPU values"
             ) from error
-    where = RankError(f"in rank {rank.number}:\n{answer.text.rstrip()}")
+    where = RankError(f"in rank {rank.local_rank}:\n{answer.text.rstrip()}")
     if answer.outcome is Outcome.UNPICKLABLE:
-        raise RankError(f"what rank {rank.number} returned cannot be pickled", "return plain CPU values") from where
+        raise RankError(f"what rank {rank.local_rank} returned cannot be pickled", "return plain CPU values") from where
     raised = _unpickled(answer.content)
     if answer.outcome is Outcome.UNLOADABLE and not isinstance(raised, NumapinError):
-        raise RankError(f"rank {rank.number} could not load fn or its arguments", _LOADING) from where
+        raise RankError(f"rank {rank.local_rank} could not load fn or its arguments", _LOADING) from where
     if raised is None:
-        raise RankError(f"rank {rank.number} raised what cannot be pickled:\n{answer.text.rstrip()}")
+        raise RankError(f"rank {rank.local_rank} raised what cannot be pickled:\n{answer.text.rstrip()}")
     raise raised from where
 
 
