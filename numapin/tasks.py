@@ -42,7 +42,8 @@ _SAY: Final = "numapin exec --local-rank N --local-size N -- command"
 class Task:
     """One process of a host. `size` None is unknown; `told_by` are the variables or options, with their values.
 
-    `variable` is the one that told the rank, None where the user did. `notes` are what was set and does not count.
+    The first of them told the rank, the others, if any, the size. `variable` is the name of the first, None where the
+    user told the rank. `notes` are what was set and does not count.
     """
 
     rank: int
