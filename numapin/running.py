@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from numapin import rundir
+from numapin import rundir, tasks
 from numapin.errors import MachineError, UsageError
 from numapin.fields import Fields
 from numapin.observe import children_of, environment_of, is_running
@@ -206,8 +206,8 @@ def _numbers(environs: Sequence[Mapping[str, str]]) -> list[int]:
 
 def _number(text: str) -> int | None:
     """Return a rank's number or how many there are; None for what no launcher says, of which no plan can be made."""
-    is_number = text.isascii() and text.isdecimal() and len(text) <= len(str(_MAX_RANKS))
-    return int(text) if is_number and int(text) < _MAX_RANKS else None
+    told = tasks.number(text)
+    return told if told is not None and told < _MAX_RANKS else None
 
 
 def _default_plan(numbers: Sequence[int], environs: Sequence[Mapping[str, str]]) -> Plan:
