@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
     _Own = tuple[Job, mail.Mailbox, Callable[[], None]]
 
-# torch's own time for a killed process to go: one that has GPU memory to give back takes seconds.
+# How long killed ranks may take to go before others start in their place: giving back GPU memory takes seconds, and
+# until then that memory is missing for the new ranks. One that is still there after this time may never go.
 _DEATH_S: Final = 30
 
 
