@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from numapin import bind, cpulist, rundir, slices
-from numapin.errors import BindingRefused, MachineError
+from numapin.errors import MachineError
 from numapin.fields import Fields
 from numapin.plan import GpuRef, Plan, RankPlan
 from numapin.rank import BINDING, become
@@ -134,11 +134,8 @@ def enter(part: Slice, task: Task, command: Sequence[str], *, strict: bool, verb
     """
     applied = bind.apply(part.rank)
     rank = bind.as_bound(part.rank, applied.shortfalls)
-    if strict and not rank.exact:
-        raise BindingRefused(
-            f"--strict: rank {task.rank} cannot be bound exactly: {rank.reason}",
-            "see every decision with: numapin exec --verbose; without --strict the rank runs with what it gets",
-        )
+    if strict:
+        rank.require_exact(see="numapin exec --verbose")
     if task.rank == 0:
         for text in part.warnings:
             say(f"warning: {text}")

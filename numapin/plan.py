@@ -49,6 +49,14 @@ class RankPlan:
     exact: bool
     reason: str
 
+    def require_exact(self, *, see: str = "numapin plan") -> None:
+        """Raise BindingRefused, which is what --strict means, unless the rank got what was asked."""
+        if not self.exact:
+            raise BindingRefused(
+                f"--strict: rank {self.local_rank} cannot be bound exactly: {self.reason}",
+                f"see every decision with: {see}; without --strict the rank runs with what it gets",
+            )
+
     def to_json(self) -> dict[str, object]:
         """Return the JSON form of one rank."""
         gpu = self.gpu and {"index": self.gpu.index, "uuid": self.gpu.uuid, "pci": self.gpu.pci}
@@ -98,13 +106,9 @@ class Plan:
         return all(rank.exact for rank in self.ranks)
 
     def require_exact(self) -> None:
-        """Raise BindingRefused, which is what --strict means, unless every rank got what was asked."""
+        """Raise BindingRefused for the first rank that did not get what was asked."""
         for rank in self.ranks:
-            if not rank.exact:
-                raise BindingRefused(
-                    f"--strict: rank {rank.local_rank} cannot be bound exactly: {rank.reason}",
-                    "see every decision with: numapin plan; without --strict the rank runs with what it gets",
-                )
+            rank.require_exact()
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON form (schema numapin.plan/1)."""

@@ -441,6 +441,8 @@ class TestErrors:
         assert (binding["exact"], "was refused" in binding["reason"]) == (False, True)
         done = start(*REFUSE_POLICY, *command, "--strict", "--", sys.executable, "-c", "print('ran')", **TASK)
         assert (done.status, done.out) == (5, ""), done.err
+        assert "--strict: rank 1 cannot be bound exactly: " in done.err
+        assert "see every decision with: numapin exec --verbose; " in done.err
 
     @pytest.mark.parametrize("redirect", ["2>&-", "2>/dev/full"])
     def test_stderr_that_cannot_be_written(self, redirect: str) -> None:
