@@ -57,7 +57,7 @@ def _signs(topology: Topology, plan: Plan | None, *, named_cores: bool) -> list[
             else []
         ),
         *(
-            [_entry(cell(Kind.PLAIN, _SAMPLE, 14, "*", size=12), "less than was asked: see numapin plan")]
+            [_entry(cell(Kind.PLAIN, _SAMPLE, 16, "*", size=12), "less than was asked: see numapin plan")]
             if starred
             else []
         ),
