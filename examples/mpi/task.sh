@@ -1,7 +1,11 @@
 #!/bin/bash
 
-# Submitted from below numapin: what that gave its own rank is not for the ranks of this job.
-[ -z "${NUMAPIN_BINDING-}" ] || unset NUMAPIN_BINDING NUMAPIN_RUN_DIR
+# Submitted from below a launcher: what that gave its own rank is not for the ranks of this job.
+if [ -n "${TORCHELASTIC_RUN_ID-}${NUMAPIN_BINDING-}" ]; then
+    unset TORCHELASTIC_{RUN_ID,USE_AGENT_STORE,RESTART_COUNT,MAX_RESTARTS,ERROR_FILE,TIMER_FILE}
+    unset GROUP_{RANK,WORLD_SIZE} ROLE_{NAME,RANK,WORLD_SIZE} OMP_NUM_THREADS
+fi
+[ -z "${NUMAPIN_BINDING-}" ] || unset NUMAPIN_{BINDING,RUN_DIR,DATALOADER,TRACE}
 set -euo pipefail
 
 MASTER_ADDR=$(mpirun -np 1 --hostfile hosts hostname)

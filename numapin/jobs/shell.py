@@ -18,10 +18,15 @@ if TYPE_CHECKING:
 # Every DataLoader worker holds pipes and memory; the usual 1024 are too few for eight ranks' loaders.
 OPEN_FILES: Final = 'ulimit -S -n 65536 2>/dev/null || ulimit -S -n "$(ulimit -H -n)"'
 
-_NO_OTHER_RUNS: Final = (
-    "# Submitted from below numapin: what that gave its own rank is not for the ranks of this job.",
-    '[ -z "${NUMAPIN_BINDING-}" ] || unset NUMAPIN_BINDING NUMAPIN_RUN_DIR',
-)
+# With an agent's USE_AGENT_STORE no rank of a job without agents would serve the store, and all would wait for it. What
+# users set for their own launcher (TORCHELASTIC_ENABLE_FILE_TIMER) stays; OMP_NUM_THREADS is theirs outside of any.
+_NO_OTHER_RUNS: Final = """\
+# Submitted from below a launcher: what that gave its own rank is not for the ranks of this job.
+if [ -n "${TORCHELASTIC_RUN_ID-}${NUMAPIN_BINDING-}" ]; then
+    unset TORCHELASTIC_{RUN_ID,USE_AGENT_STORE,RESTART_COUNT,MAX_RESTARTS,ERROR_FILE,TIMER_FILE}
+    unset GROUP_{RANK,WORLD_SIZE} ROLE_{NAME,RANK,WORLD_SIZE} OMP_NUM_THREADS
+fi
+[ -z "${NUMAPIN_BINDING-}" ] || unset NUMAPIN_{BINDING,RUN_DIR,DATALOADER,TRACE}"""
 
 _MEETING_PLACE: Final = (
     "--rdzv-backend=c10d",
@@ -67,7 +72,7 @@ def preparation(request: JobRequest, *, folder: str = "") -> list[str]:
     bash's strict mode comes after them: `activate` scripts of others may not stand it.
     """
     there = [f"cd {folder} || exit"] if folder else []
-    return [*_NO_OTHER_RUNS, *there, *request.setup, "set -euo pipefail"]
+    return [_NO_OTHER_RUNS, *there, *request.setup, "set -euo pipefail"]
 
 
 def started(request: JobRequest, rank_variables: str, meeting: str, *, apptainer: bool = True) -> list[Iterable[str]]:

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.integration.launching import call, environment, numapin
+from tests.integration.launching import call, environment, numapin, script
 from tests.jobs.cases import HOSTILE, write
 from tests.waiting import wait_until
 
@@ -34,7 +34,7 @@ ours = {"srun": {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1",
                  "SLURMD_NODENAME": "second"},
         "mpirun": {"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_RANK": "1",
                    "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}}.get(name, {})
-os.environ.update(ours)
+os.environ.update({**ours, **os.environ})
 os.execvp(words[0], words)
 """
 _NOTER = """
@@ -79,12 +79,16 @@ class Cluster:
     work: Path
     elsewhere: Path | None = None
 
+    @property
+    def path(self) -> str:
+        """Return a PATH on which the stand-ins come first."""
+        return f"{self.programs}:{os.environ['PATH']}"
+
     def start(self, arguments: list[str], **changes: str) -> subprocess.Popen[str]:
         """Start the script that `numapin job` writes, by bash."""
         script = self.work.parent / "job.sh"
         script.write_text(write(arguments))
-        path = f"{self.programs}:{os.environ['PATH']}"
-        own = _MANAGER | {"PBS_O_WORKDIR": str(self.work), "NOTED": str(self.noted), "PATH": path} | changes
+        own = _MANAGER | {"PBS_O_WORKDIR": str(self.work), "NOTED": str(self.noted), "PATH": self.path} | changes
         return subprocess.Popen(
             ["bash", str(script)],
             env=environment(**own),
@@ -110,6 +114,12 @@ class Cluster:
         """Return the environment of a program's last call."""
         given: dict[str, str] = json.loads((self.noted / f"{program}.env").read_text())
         return given
+
+    def use_numapin(self) -> None:
+        """Put numapin itself in the place of its stand-in."""
+        root = Path(__file__).resolve().parents[2]
+        start = f"import sys; sys.path.insert(0, {str(root)!r}); from numapin.cli.main import main; main()"
+        (self.programs / "numapin").write_text(f"#!{sys.executable}\n{start}\n")
 
     def wait_for(self, name: str) -> None:
         """Wait until a stand-in left a file."""
@@ -195,14 +205,37 @@ def test_mpirun_passes_on_what_a_rank_needs(cluster: Cluster) -> None:
     assert not passed & {"PS9", "PWD", "NOTED"}
 
 
+# What `numapin run`, --dataloader numapin and `numapin trace` give a rank beside what torch does.
+_NUMAPINS = ("NUMAPIN_BINDING", "NUMAPIN_RUN_DIR", "NUMAPIN_DATALOADER", "NUMAPIN_TRACE")
+_AGENTS = (
+    *(f"TORCHELASTIC_{name}" for name in ("RUN_ID", "USE_AGENT_STORE", "RESTART_COUNT", "MAX_RESTARTS", "ERROR_FILE")),
+    *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE", "OMP_NUM_THREADS"),
+)
+
+
 @pytest.mark.parametrize("engine", ["slurm", "mpi", "pbs", "lsf"])
 @pytest.mark.parametrize("form", ["node", "task"])
-def test_what_numapin_gave_the_submitting_shell_stays_there(engine: str, form: str, cluster: Cluster) -> None:
-    """A job that a rank submits, or its shell, gets neither that rank's binding nor the plan of its run."""
-    given = {"NUMAPIN_BINDING": "{}", "NUMAPIN_RUN_DIR": "/of/that/run"}
+def test_what_a_launcher_gave_the_submitting_shell_stays_there(engine: str, form: str, cluster: Cluster) -> None:
+    """A job that a rank of numapin's submits gets neither its binding nor its agent, its threads or its tracing."""
+    given = dict.fromkeys((*_NUMAPINS, *_AGENTS), "of that run")
     assert cluster.run([engine, "--form", form, *_SHAPE, "train.py"], **given) == 0
     assert not given.keys() & cluster.environment().keys()
     assert not given.keys() & {word for words in cluster.calls("mpirun") for word in words}
+
+
+def test_below_torchrun_what_is_the_users_stays(cluster: Cluster) -> None:
+    """Ranks of torchrun are given no variable of numapin's; what tunes a launcher was not given to one rank."""
+    kept = {"NUMAPIN_RUN_DIR": "/with/a/plan", "TORCHELASTIC_ENABLE_FILE_TIMER": "1"}
+    assert cluster.run(["slurm", *_SHAPE, "train.py"], **kept, **dict.fromkeys(_AGENTS, "of that run")) == 0
+    assert kept.items() <= cluster.environment().items()
+    assert not {*_AGENTS} & cluster.environment().keys()
+
+
+def test_outside_of_a_launcher_everything_stays(cluster: Cluster) -> None:
+    """OMP_NUM_THREADS and the run directory with its plan are the user's own there."""
+    kept = {"OMP_NUM_THREADS": "3", "NUMAPIN_RUN_DIR": "/with/a/plan", "NUMAPIN_DATALOADER": "torch"}
+    assert cluster.run(["mpi", "--form=task", *_SHAPE, "train.py"], **kept) == 0
+    assert kept.items() <= cluster.environment().items()
 
 
 def test_open_files_are_as_many_as_may_be(cluster: Cluster) -> None:
@@ -285,8 +318,7 @@ def test_a_pod_starts_what_was_typed(index: str, cluster: Cluster) -> None:
     *_, document = yaml.safe_load_all(write(["kubernetes", *given.split(), *HOSTILE]))
     (container,) = document["spec"]["template"]["spec"]["containers"]
     words = [word.replace("$$", "$") for word in (*container["command"], *container["args"])]
-    path = f"{cluster.programs}:{os.environ['PATH']}"
-    own = environment(JOB_COMPLETION_INDEX=index, PATH=path, NOTED=str(cluster.noted))
+    own = environment(JOB_COMPLETION_INDEX=index, PATH=cluster.path, NOTED=str(cluster.noted))
     subprocess.run(words, env=own, cwd=cluster.work, check=True)
     assert cluster.calls("numapin") == [["run", "--bind=exclusive", *HOSTILE]]
     assert cluster.environment()["PET_RDZV_CONF"] == f"is_host={int(index == '0')}"
@@ -305,9 +337,7 @@ sys.exit(max(task.wait() for task in tasks))
 """
     (cluster.programs / "srun").write_text(f"#!{sys.executable} -IS\n{starter}")
     (cluster.programs / "scontrol").write_text("#!/bin/sh\necho 127.0.0.1\n")
-    root = Path(__file__).resolve().parents[2]
-    start = f"import sys; sys.path.insert(0, {str(root)!r}); from numapin.cli.main import main; main()"
-    (cluster.programs / "numapin").write_text(f"#!{sys.executable}\n{start}\n")
+    cluster.use_numapin()
     train = tmp_path / "train.py"
     train.write_text(
         "import json, os\nprint(json.dumps({k: os.environ[k] for k in ('RANK', 'WORLD_SIZE', 'MASTER_ADDR')}))\n"
@@ -318,6 +348,27 @@ sys.exit(max(task.wait() for task in tasks))
     assert script.returncode == 0, complaints
     ranks = sorted((json.loads(line) for line in out.splitlines() if line.startswith("{")), key=lambda r: r["RANK"])
     assert ranks == [{"RANK": str(n), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"} for n in range(2)]
+
+
+def test_ranks_that_a_rank_submits_meet(cluster: Cluster, tmp_path: Path) -> None:
+    """Below `numapin run` rank 0 of a task a rank serves the store itself: no agent does it for this job."""
+    cluster.use_numapin()
+    train = script(
+        tmp_path,
+        "from datetime import timedelta; import torch.distributed as dist\n"
+        "dist.init_process_group('gloo', timeout=timedelta(seconds=10))\nprint('they met')\n",
+    )
+    own = ("--form", "task", "--gpus-per-node", "0", "--no-python")
+    alone = {"RANK": "0", "SIZE": "1", "LOCAL_RANK": "0", "LOCAL_SIZE": "1"}
+    (tmp_path / "job.sh").write_text(write(["mpi", *own, sys.executable, train]))
+    done = numapin(
+        *("run", "--nproc-per-node", "1", "--no-python", "bash", "job.sh"),
+        cwd=tmp_path,
+        PATH=cluster.path,
+        NOTED=str(cluster.noted),
+        **{f"OMPI_COMM_WORLD_{name}": value for name, value in alone.items()},
+    )
+    assert (done.status, done.out) == (0, "they met\n"), done.err
 
 
 class TestCommand:
