@@ -38,14 +38,15 @@ srun --nodes=2 --ntasks-per-node=8 \
     python -u examples/train_checkpoint.py &
 run=$!
 heard=0 told=0
-trap 'heard=$((heard + 1)); told=1; kill -USR1 "$run"' USR1
-trap 'heard=$((heard + 1)); kill -TERM "$run"' TERM
+trap 'heard=$((heard + 1)); told=1; kill -USR1 "$run" || true' USR1
+trap 'heard=$((heard + 1)); kill -TERM "$run" || true' TERM
 status=0
 wait "$run" || status=$?
 while [ "$heard" -gt 0 ]; do # a signal ends the waiting, not the run
     heard=$((heard - 1)) status=0
     wait "$run" || status=$?
 done
+trap : USR1 TERM # the run is over, and its number may be another's
 if [[ $(scontrol show job "$SLURM_JOB_ID") =~ PreemptTime=[0-9] ]]; then
     told=1 status=0 # the ranks were told to end
 fi

@@ -131,8 +131,8 @@ def run_to_its_end(
         f"{start} &",
         "run=$!",
         f"heard=0{' told=0' if requeue else ''}",
-        f"trap 'heard=$((heard + 1)); {'told=1; ' if requeue else ''}kill -USR1 \"$run\"' USR1",
-        "trap 'heard=$((heard + 1)); kill -TERM \"$run\"' TERM",
+        f"trap 'heard=$((heard + 1)); {'told=1; ' if requeue else ''}kill -USR1 \"$run\" || true' USR1",
+        "trap 'heard=$((heard + 1)); kill -TERM \"$run\" || true' TERM",
         *(_timer(timer_s) if timer_s else ()),
         "status=0",
         'wait "$run" || status=$?',
@@ -140,6 +140,7 @@ def run_to_its_end(
         "    heard=$((heard - 1)) status=0",
         '    wait "$run" || status=$?',
         "done",
+        "trap : USR1 TERM # the run is over, and its number may be another's",
         *(['kill "$timer" 2>/dev/null || true'] if timer_s else []),
         *(
             [f"if {preempted}; then", "    told=1 status=0 # the ranks were told to end", "fi"]

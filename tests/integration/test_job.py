@@ -46,6 +46,9 @@ with open(os.path.join(os.environ["NOTED"], name + ".env"), "w") as file:
     json.dump(dict(os.environ), file)
 if name in ("hostname", "scontrol"):
     print("first\\nsecond" if "hostnames" in sys.argv else "first")
+if name == "scontrol" and sys.argv[1:3] == ["show", "job"]:
+    open(os.path.join(os.environ["NOTED"], "asked"), "w").close()
+    time.sleep(float(os.environ.get("SLOW", "0")))
 if name == "numapin" and "WAIT" in os.environ:
     heard = []
     for number in (signal.SIGUSR1, signal.SIGTERM):
@@ -287,6 +290,22 @@ def test_a_job_that_was_told_nothing_is_done(engine: str, cluster: Cluster) -> N
     """What ends well before its time is not started again."""
     assert cluster.run([engine, *_LIMITED, "--requeue", "train.py"]) == 0
     assert [words for words in cluster.calls("scontrol") if "requeue" in words] == []
+
+
+@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("late", [signal.SIGUSR1, signal.SIGTERM])
+def test_a_signal_after_the_end_changes_nothing(late: signal.Signals, told: object, cluster: Cluster) -> None:
+    """While Slurm is asked about a run that has ended, there is nobody to pass a signal on to; the status stays."""
+    changes = {"SLOW": "1"} | ({"WAIT": "0"} if told else {})
+    with cluster.start(["slurm", *_LIMITED, "--requeue", "train.py"], **changes) as script:
+        if told:
+            cluster.wait_for("ready")
+            script.send_signal(signal.SIGUSR1)
+        cluster.wait_for("asked")
+        script.send_signal(late)
+        _, complaints = script.communicate(timeout=60)
+    assert (script.returncode, complaints) == (0, "")
+    assert (["requeue", "54321"] in cluster.calls("scontrol")) == told
 
 
 @pytest.mark.parametrize("options", [_LIMITED, _SHAPE])
