@@ -25,7 +25,10 @@ _RANK: Final = "RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LO
 # Which node answers is said, and not found by comparing names; and each node goes by the name that Slurm reaches it by.
 _MEETING: Final = 'PET_RDZV_CONF="is_host=$((SLURM_NODEID == 0))" PET_LOCAL_ADDR="$SLURMD_NODENAME"'
 # In the grace time of a preemption Slurm tells the steps and not the batch script, and a job that ends in it is over.
-_PREEMPTED: Final = '[[ $(scontrol show job "$SLURM_JOB_ID") =~ PreemptTime=[0-9] ]]'
+# Gang scheduling may set PreemptTime, too; it suspends the job and lets it go on, and both times stay.
+_PREEMPTED: Final = (
+    'job=$(scontrol show job "$SLURM_JOB_ID") && [[ $job =~ PreemptTime=[0-9] && ! $job =~ SuspendTime=[0-9] ]]'
+)
 
 
 def build(request: JobRequest) -> str:

@@ -49,6 +49,8 @@ if name in ("hostname", "scontrol"):
 if name == "scontrol" and sys.argv[1:3] == ["show", "job"]:
     open(os.path.join(os.environ["NOTED"], "asked"), "w").close()
     time.sleep(float(os.environ.get("SLOW", "0")))
+    print(os.environ.get("SHOWN", "PreemptEligibleTime=2026-11-20T10:00:00 PreemptTime=None\\nSuspendTime=None"))
+    sys.exit(int(os.environ.get("UNKNOWN", "0")))
 if name == "numapin" and "WAIT" in os.environ:
     heard = []
     for number in (signal.SIGUSR1, signal.SIGTERM):
@@ -268,6 +270,7 @@ def test_images_of_apptainer(engine: str, cluster: Cluster) -> None:
     assert words[-len(HOSTILE) :] == list(HOSTILE)
 
 
+_TIME = "2026-11-21T10:00:00"
 _LIMITED = [*_SHAPE, "--time", "1h", "--signal", "60"]
 
 
@@ -290,6 +293,31 @@ def test_a_job_that_was_told_nothing_is_done(engine: str, cluster: Cluster) -> N
     """What ends well before its time is not started again."""
     assert cluster.run([engine, *_LIMITED, "--requeue", "train.py"]) == 0
     assert [words for words in cluster.calls("scontrol") if "requeue" in words] == []
+
+
+@pytest.mark.parametrize("status", [0, 3])
+@pytest.mark.parametrize(
+    ("preempted", "suspended", "goes_back"),
+    [("None", "None", False), (_TIME, "None", True), (_TIME, _TIME, False), ("None", _TIME, False)],
+)
+def test_a_preempted_job_goes_back_and_a_suspended_one_has_ended(
+    preempted: str, suspended: str, goes_back: object, status: int, cluster: Cluster
+) -> None:
+    """What had to leave goes on in another turn, however it ended; what only stood still for a while keeps its status.
+
+    Slurm may set PreemptTime as its gang scheduler suspends a job, and does not clear it.
+    """
+    (cluster.programs / "numapin").write_text(f"#!/bin/sh\nexit {status}\n")
+    shown = f"   PreemptEligibleTime={_TIME} PreemptTime={preempted}\n   SuspendTime={suspended} SecsPreSuspend=9"
+    ended = cluster.run(["slurm", *_SHAPE, "--requeue", "train.py"], SHOWN=shown)
+    assert (["requeue", "54321"] in cluster.calls("scontrol")) == goes_back
+    assert ended == (0 if goes_back else status)
+
+
+def test_a_job_of_which_slurm_says_nothing_has_ended(cluster: Cluster) -> None:
+    """Where the controller does not answer, the job keeps its status."""
+    (cluster.programs / "numapin").write_text("#!/bin/sh\nexit 3\n")
+    assert cluster.run(["slurm", *_SHAPE, "--requeue", "train.py"], SHOWN="", UNKNOWN="1") == 3
 
 
 @pytest.mark.parametrize("told", [True, False])
