@@ -54,6 +54,10 @@ def in_registry(image: str) -> str | None:
 
 
 def require_known(image: str) -> None:
-    """Raise UsageError for a scheme that no program here has."""
+    """Raise UsageError for a scheme that no program here has, and for what names no image, as with an empty $TAG."""
     if "://" in image.removeprefix(_DOCKER) and not image.startswith(_APPTAINERS):
         raise UsageError(f"--container {image!r}: nothing here runs such a URI", f"use {SAMPLE}")
+    named = in_registry(image)
+    parts = image.rpartition("://")[2:] if named is None else named.split("/")
+    if "" in parts or (parts[-1].endswith((":", "@")) and not image.startswith((".", "/"))):
+        raise UsageError(f"--container {image!r} names no image: a part of the name is empty", f"use {SAMPLE}")

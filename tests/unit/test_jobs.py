@@ -209,6 +209,13 @@ _POD = ("--cpus-per-task", "4", "--mem-per-node", "8G")
         (["slurm", *_GOOD, "--container", "a b:c", "train.py"], "--container 'a b:c'"),
         (["slurm", *_GOOD, "--container", "--privileged", "train.py"], "--container '--privileged'"),
         (["slurm", *_GOOD, "--container", "dockerd://a", "train.py"], "nothing here runs such a URI"),
+        *(
+            (["slurm", *_GOOD, "--container", typed, "train.py"], f"--container {typed!r} names no image")
+            for typed in (
+                *("docker://", "docker:///a", "docker://#a", "a#", "nvcr.io#", "nvcr.io/", "nvcr.io##a", "me@nvcr.io#"),
+                *("a//b", "a:", "a@", "nvcr.io#nvidia/a:", "oras://", "library://", "https://"),
+            )
+        ),
         (["mpi", *_GOOD, "--container", "/images/a.sqsh", "train.py"], "which only Slurm runs"),
         (["slurm", *_GOOD, "--mem-per-node", "lots", "train.py"], "'lots' is no size"),
         (["slurm", *_GOOD, "--mem-per-node", "1K", "train.py"], "--mem-per-node is 1024"),
@@ -296,6 +303,9 @@ def test_output_is_the_script(tmp_path: Path) -> None:
         ("library://a/b:1", None, "library://a/b:1", None),
         ("images/a.sif", None, "images/a.sif", None),
         ("./sandbox", None, "./sandbox", None),
+        ("./sandboxes//a:/", None, "./sandboxes//a:/", None),
+        ("/sandbox:", None, "/sandbox:", None),
+        ("https://host//a.sif", None, "https://host//a.sif", None),
         ("/images/sandbox", None, "/images/sandbox", None),
         ("/images/a.sqsh", "/images/a.sqsh", "", None),
         ("images/a.sqsh", "./images/a.sqsh", "", None),
