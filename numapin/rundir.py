@@ -1,8 +1,8 @@
 """The run directory: where a run says what it planned and its ranks say what they got. Edge.
 
 Comes in: the environment (NUMAPIN_RUN_DIR, XDG_RUNTIME_DIR, TMPDIR). Goes out: one folder a run, with plan.json,
-command.json and, per rank and restart, observed-RANK-RESTART.json. Every file is written under another name and then
-renamed, so that a reader never sees half of one.
+command.json and, per rank and restart, observed-RANK-RESTART.json; and the plan once more, in NUMAPIN_PLAN of the
+environment that the ranks inherit.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.errors import NumapinError
 from numapin.stderr import say
+from numapin.writing import replace, unwritten
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, MutableMapping
@@ -28,7 +29,7 @@ _LOCK: Final = "lock"
 _NEW: Final = ".new-"
 _RUN: Final = "run-"
 _REMEDY: Final = "name another with NUMAPIN_RUN_DIR=DIR"
-_MAX_FILE_BYTES: Final = 16 << 20
+MAX_FILE_BYTES: Final = 16 << 20
 _MAX_VARIABLE_BYTES: Final = 100_000
 
 
@@ -77,62 +78,12 @@ def live_runs(environ: Mapping[str, str]) -> list[str]:
 
 def write_json(folder: str, name: str, content: object) -> None:
     """Write a JSON file into the folder, whole or not at all. Raises NumapinError that names it."""
+    path = os.path.join(folder, name)
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)  # $XDG_RUNTIME_DIR goes when the user logs out; the job goes on
     except OSError as error:
-        raise _unwritten(os.path.join(folder, name), error, _REMEDY) from None
-    _replace(os.path.join(folder, name), _json(content), _REMEDY)
-
-
-def write_json_to(path: str, content: object, *, remedy: str) -> None:
-    """Write JSON to what the user named, as `write_text_to` does."""
-    write_text_to(path, _json(content), remedy=remedy)
-
-
-def write_text_to(path: str, text: str, *, remedy: str) -> None:
-    """Write to what the user named: a regular file whole or not at all, through links; a device or pipe as it is.
-
-    Raises NumapinError that names it.
-    """
-    if not is_special(path):
-        _replace(os.path.realpath(path), text, remedy)  # the link stays, and what it leads to is replaced
-        return
-    try:
-        # Without O_NONBLOCK a pipe that nobody reads would hold whoever opens it.
-        descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-        with open(descriptor, "w", encoding="utf-8") as file:
-            os.set_blocking(descriptor, True)
-            file.write(text)
-    except (OSError, ValueError) as error:
-        raise _unwritten(path, error, remedy) from None
-
-
-def is_special(path: str) -> bool:
-    """Return whether there is something that a rename would replace by a regular file: a device, a pipe."""
-    return os.path.exists(path) and not os.path.isfile(os.path.realpath(path))
-
-
-def _replace(path: str, text: str, remedy: str) -> None:
-    """Write under another name and rename, so that nobody sees half of it; nothing is left of what failed."""
-    folder, name = os.path.split(path)
-    temporary = os.path.join(folder, f".{name}.{os.getpid()}")
-    try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(temporary, path)
-    except (OSError, ValueError) as error:  # text that is none, such as half of a surrogate pair
-        raise _unwritten(path, error, remedy) from None
-    finally:
-        with suppress(OSError):  # after the rename it is not there; what cannot be removed has no better remedy
-            os.unlink(temporary)
-
-
-def _json(content: object) -> str:
-    return json.dumps(content, indent=1) + "\n"
-
-
-def _unwritten(path: str, error: OSError | ValueError, remedy: str) -> NumapinError:
-    return NumapinError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}", remedy)
+        raise unwritten(path, error, _REMEDY) from None
+    replace(path, json.dumps(content, indent=1) + "\n", remedy=_REMEDY)
 
 
 def hand_over(plan: dict[str, object], run_dir: str, environ: MutableMapping[str, str]) -> None:
@@ -194,8 +145,8 @@ def take_plan(environ: MutableMapping[str, str]) -> tuple[str, str]:
 def read_text(path: str) -> str:
     """Return the text of a file in a run directory. Raises OSError, also for one that no run can have written."""
     with os.fdopen(_open(path), "rb") as file:
-        content = file.read(_MAX_FILE_BYTES + 1)
-    if len(content) > _MAX_FILE_BYTES:
+        content = file.read(MAX_FILE_BYTES + 1)
+    if len(content) > MAX_FILE_BYTES:
         raise OSError(errno.EFBIG, "larger than 16 MiB", path)
     return content.decode(errors="replace")
 

@@ -7,6 +7,7 @@ nothing.
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from contextlib import contextmanager
@@ -14,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from numapin import rundir
 from numapin.errors import NumapinError
 from numapin.observe import observe
 from numapin.report import Report
 from numapin.running import read_run
 from numapin.verify import verify
+from numapin.writing import is_special, write_text_to
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -149,10 +150,10 @@ class _Watch(threading.Thread):
     def _write(self, report: Report) -> None:
         """Write the report file, if one was asked for; what a pipe or a device gets is a verdict only."""
         path = self._what.report
-        if path is None or (not report.ranks and rundir.is_special(str(path))):
+        if path is None or (not report.ranks and is_special(str(path))):
             return
         try:
-            rundir.write_json_to(str(path), report.to_json(), remedy=_REMEDY)
+            write_text_to(str(path), json.dumps(report.to_json(), indent=1) + "\n", remedy=_REMEDY)
         except _PROBLEMS as error:
             self._unwritten = str(error)
         else:

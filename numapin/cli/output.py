@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from numapin import rundir
 from numapin.errors import NumapinError
+from numapin.writing import write_text_to
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -51,7 +51,7 @@ def say(text: str) -> None:
 
 def write(text: str, path: Path, *, option: str) -> None:
     """Write a file, whole or not at all; a device or pipe as it is. Raises NumapinError that names the option."""
-    rundir.write_text_to(str(path), text, remedy=f"choose another file for {option}")
+    write_text_to(str(path), text, remedy=f"choose another file for {option}")
 
 
 def require_writable(path: Path | None, *, option: str) -> None:

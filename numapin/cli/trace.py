@@ -30,6 +30,7 @@ from numapin.trace.reading import read_trace
 from numapin.trace.report import make_report
 from numapin.trace.settings import Settings
 from numapin.trace.timeline import timeline
+from numapin.writing import unwritten, write_text_to
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -235,16 +236,13 @@ def _write(report: Report, folder: Path) -> None:
         _REPORT: json.dumps(report.to_json(), indent=1, ensure_ascii=False) + "\n",
         _TIMELINE: timeline(report, template),
     }
+    remedy = f"see the tables with: numapin trace --read {folder}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, text in texts.items():
-            temporary = folder / f".{name}"
-            temporary.write_text(text, encoding="utf-8", errors="replace")
-            temporary.replace(folder / name)
     except OSError as error:
-        raise NumapinError(
-            f"{folder} cannot be written: {error.strerror}", f"see the tables with: numapin trace --read {folder}"
-        ) from None
+        raise unwritten(str(folder), error, remedy) from None
+    for name, text in texts.items():
+        write_text_to(str(folder / name), text.encode(errors="replace").decode(), remedy=remedy)
     say(f"numapin: timeline and Chrome traces: {folder}")
 
 

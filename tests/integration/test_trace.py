@@ -373,6 +373,15 @@ class TestReading:
         assert (done.status, "would overwrite report.json" in done.err) == (2, True), done.err
         assert (tmp_path / "report.json").read_text() == content
 
+    def test_a_report_that_cannot_be_written(self, tmp_path: Path) -> None:
+        """A folder in the report's place is an error that names it and how to see the tables; nothing else is left."""
+        (tmp_path / "a.json").write_text(json.dumps(loop(compute=5).content()))
+        (tmp_path / "out" / "report.json" / "full").mkdir(parents=True)
+        done = numapin("trace", "--read", "a.json", "--output", "out", cwd=tmp_path)
+        assert (done.status, "out/report.json cannot be written" in done.err) == (1, True), done.err
+        assert "numapin trace --read" in done.err
+        assert [path.name for path in (tmp_path / "out").iterdir()] == ["report.json"]
+
     def test_stdout_that_cannot_be_written(self, tmp_path: Path) -> None:
         """A full or closed stdout is an error of one line, without a traceback."""
         (tmp_path / "a.json").write_text(json.dumps(loop(compute=5).content()))

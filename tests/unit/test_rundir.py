@@ -130,23 +130,6 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
 
 
-def test_links_and_pipes_stay_what_they_are(tmp_path: Path) -> None:
-    """Through a link what it leads to is replaced; a pipe is written to, and one that nobody reads is an error."""
-    link, target, pipe = (tmp_path / name for name in ("link", "target", "pipe"))
-    link.symlink_to(target)
-    rundir.write_json_to(str(link), {"n": 1}, remedy="")
-    assert (link.is_symlink(), json.loads(target.read_text())) == (True, {"n": 1})
-    os.mkfifo(pipe)
-    with pytest.raises(NumapinError, match="pipe cannot be written") as caught:
-        rundir.write_json_to(str(pipe), {}, remedy="use --report")
-    assert caught.value.hint == "use --report"
-    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    rundir.write_json_to(str(pipe), {"n": 2}, remedy="")
-    assert json.loads(os.read(reader, 100)) == {"n": 2}
-    os.close(reader)
-    assert pipe.is_fifo()
-
-
 @pytest.mark.parametrize(
     ("what", "told"),
     [("pipe", "not a regular file"), ("large", "larger than 16 MiB"), ("folder", "not a regular file")],
