@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import mmap
 import os
 from array import array
 from collections import Counter
@@ -25,6 +24,7 @@ from numapin import cpulist
 from numapin.errors import LibnumaError, LibraryError
 
 if TYPE_CHECKING:
+    import mmap
     from collections.abc import Iterable, Sequence
 
 INSTALL_LIBNUMA: Final = (
@@ -156,8 +156,8 @@ def nodes_of_range(address: int, num_bytes: int) -> dict[int | None, int]:
     Pages that the range covers in part count whole. 1 GiB of 4 KiB pages takes about 0.1 s, mostly without the GIL.
     Raises OSError: EPERM (seccomp, as in Docker's default profile), ENOSYS.
     """
-    first = address - address % mmap.PAGESIZE
-    starts = range(first, address + num_bytes, mmap.PAGESIZE)
+    page = os.sysconf("SC_PAGESIZE")
+    starts = range(address - address % page, address + num_bytes, page)
     counts: Counter[int] = Counter()
     for at in range(0, len(starts), _PAGES_PER_CALL):
         counts.update(_nodes_of_pages(starts[at : at + _PAGES_PER_CALL], 0))
@@ -193,6 +193,8 @@ def map_shared(fd: int, num_bytes: int, *, offset: int = 0) -> mmap.mmap:
 
     It holds a descriptor of its own, and is unmapped when the last thing made of it is gone. Raises OSError.
     """
+    import mmap  # here, because each rank imports this module before its own program starts
+
     mapped = mmap.mmap(fd, num_bytes, offset=offset)
     with suppress(OSError):  # a kernel without huge pages
         mapped.madvise(mmap.MADV_HUGEPAGE)
