@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 _GIVEN: Final = f"{BINDING}, which this rank was given"
 _WRITE_ONE: Final = "write one with: numapin plan --nproc-per-node N --json > FILE"
-_MAX_FILE_BYTES: Final = 16 << 20
 
 
 def find_slice(task: Task, environ: Mapping[str, str], *, file: str | None) -> Slice | None:
@@ -48,7 +47,7 @@ def find_slice(task: Task, environ: Mapping[str, str], *, file: str | None) -> S
 
 def _found(task: Task, environ: Mapping[str, str], file: str | None) -> Slice | None:
     if file is not None:
-        return _slice(_read(file), task, environ, source=file)
+        return _slice(read_file(file), task, environ, source=file)
     if (own := _own_binding(task, environ)) is not None:
         return slices.Slice(rank=own, source=_GIVEN)
     try:
@@ -83,15 +82,15 @@ def _virtual_rank(task: Task, environ: Mapping[str, str]) -> int | None:
     return rank % task.size if is_torchs and rank is not None and task.size else None
 
 
-def _read(path: str) -> str:
-    """Return the text of the file that the user named, which may be anybody's, or a pipe."""
+def read_file(path: str) -> str:
+    """Return the text of the file that the user named, which may be anybody's, or a pipe. Raises MachineError."""
     try:
         with open(path, "rb") as file:
-            content = file.read(_MAX_FILE_BYTES + 1)
+            content = file.read(rundir.MAX_FILE_BYTES + 1)
     except OSError as error:
         raise MachineError(f"{path} cannot be read: {error.strerror}", _WRITE_ONE) from None
-    if len(content) > _MAX_FILE_BYTES:
-        raise MachineError(f"{path} is larger than {_MAX_FILE_BYTES >> 20} MiB, which no plan is", _WRITE_ONE)
+    if len(content) > rundir.MAX_FILE_BYTES:
+        raise MachineError(f"{path} is larger than {rundir.MAX_FILE_BYTES >> 20} MiB, which no plan is", _WRITE_ONE)
     return content.decode(errors="replace")
 
 

@@ -15,7 +15,7 @@ import click
 
 from numapin.cli.options import GPU_NODES, MACHINE, topology_from
 from numapin.cli.output import show, warn, write
-from numapin.errors import MachineFileError, UsageError
+from numapin.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -130,16 +130,13 @@ def _check(form: str, plan_file: str | None, output: Path | None) -> None:
 
 def _plan(topology: Topology, file: str, *, is_this_host: bool) -> Plan:
     """Read a saved plan, or make the one of `numapin plan`."""
+    from numapin.execute import read_file
     from numapin.plan import Plan, default_num_ranks, make_plan
     from numapin.request import Request
 
     if file == _NEW_PLAN:
         return make_plan(topology, Request(num_ranks=default_num_ranks(topology, is_this_host=is_this_host)))
-    try:
-        text = Path(file).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:  # no such file, or no text
-        raise MachineFileError(f"{file} cannot be read: {error}", "write a plan with: numapin plan --json") from None
-    return Plan.from_json(text, source=file)
+    return Plan.from_json(read_file(file), source=file)
 
 
 def _text(topology: Topology) -> str:
