@@ -41,6 +41,16 @@ class RunningJob:
     """Ranks whose recorded process ended, or is on another host; another may have its process id by now."""
 
 
+def find_job(named: str | None, pids: Sequence[int] | None, environ: Mapping[str, str], *, again: str) -> RunningJob:
+    """Return the run that was named, or the job of processes. Raises UsageError, also before a rank has started."""
+    if named is not None and pids is not None:
+        raise UsageError("RUN and --pid both name a job", "give one of them")
+    job = find_run(named, environ) if pids is None else job_of_processes(pids)
+    if not job.pids:
+        raise UsageError(f"{job.name}: no rank has started yet", f"try again: {again}")
+    return job
+
+
 def find_run(named: str | None, environ: Mapping[str, str]) -> RunningJob:
     """Return the run that was named by its folder or the folder's name, or the only one of this user.
 

@@ -45,6 +45,23 @@ def _parse_gpu_nodes(text: str) -> tuple[tuple[str, int], ...]:
     return tuple((gpu, int(node)) for gpu, _, node in pairs)
 
 
+def _parse_pids(text: str) -> tuple[int, ...]:
+    """Read process ids, separated by commas. Raises ValueError for what is no number."""
+    for word in text.split(","):
+        if not (word.strip().isascii() and word.strip().isdecimal()):
+            raise ValueError(f"{word!r} is not a process id")
+    return tuple(int(word) for word in text.split(","))
+
+
+JOB: tuple[click.Parameter, ...] = (
+    click.Argument(["run"], required=False),
+    click.Option(
+        ["--pid", "pids"],
+        type=Parsed("PID,…", _parse_pids),
+        help="Ranks that others started, or their launcher (torchrun, srun).",
+    ),
+)
+
 GPU_NODES = click.Option(
     ["--gpu-nodes"],
     type=Parsed("GPU=NODE,…", _parse_gpu_nodes),

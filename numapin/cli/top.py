@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from numapin.cli.options import JOB
 from numapin.cli.output import say, show
-from numapin.cli.verify import PIDS
 from numapin.errors import NumapinError, UsageError
-from numapin.running import find_run, job_of_processes
+from numapin.running import find_job
 from numapin.sampling import Sampler
 from numapin.top import top as compare
 from numapin.topology.nvml import open_loads
@@ -39,9 +39,7 @@ _ONCE: Final = "numapin top --once"
 _LOOK_EVERY_S: Final = 2.0  # with --pid, finding the job again asks NVML
 
 
-@click.command()
-@click.argument("run", required=False)
-@click.option("--pid", "pids", type=PIDS, help="Ranks that others started, or their launcher (torchrun, srun).")
+@click.command(params=[*JOB])
 @click.option(
     "--interval", "interval_s", type=click.FloatRange(min=0.1), default=1.0, show_default=True, help="Seconds."
 )
@@ -59,26 +57,18 @@ def top(run: str | None, pids: tuple[int, ...] | None, *, interval_s: float, onc
       numapin top --pid 4711           what torchrun, srun or python started
       numapin top --once --json        one sample for scripts
     """  # noqa: D301 - \b is click's mark for a paragraph that is kept as it is
-    if run is not None and pids is not None:
-        raise UsageError("RUN and --pid both name a job", "give one of them")
     if as_json and not once:
         raise UsageError("--json prints one sample", f"type: {_ONCE} --json")
     console = None if once else _terminal()
-    job = _find(run, pids)
+    find = partial(find_job, pids=pids, environ=os.environ, again="numapin top")
+    job = find(run)
     uuids = [rank.gpu.uuid for rank in job.plan.ranks if rank.gpu is not None and rank.gpu.uuid is not None]
     with open_loads(uuids) as loads, suppress(KeyboardInterrupt):  # the usual end
-        follow = partial(_follow, job, lambda: _find(run or job.name, pids), loads)
+        follow = partial(_follow, job, lambda: find(run or (job.name if pids is None else None)), loads)
         if console is None:
             _print(next(follow(lambda: time.sleep(interval_s))), as_json=as_json)
         else:
             _watch(console, follow, interval_s)
-
-
-def _find(run: str | None, pids: tuple[int, ...] | None) -> RunningJob:
-    job = find_run(run, os.environ) if pids is None else job_of_processes(pids)
-    if not job.pids:
-        raise UsageError(f"{job.name}: no rank has started yet", "try again: numapin top")
-    return job
 
 
 def _follow(

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from numapin.cli.options import Parsed
+from numapin.cli.options import JOB
 from numapin.cli.output import show
 from numapin.errors import MachineError, UsageError
 from numapin.observe import observe
-from numapin.running import find_run, job_of_processes
+from numapin.running import find_job
 from numapin.verify import verify as verify_job
 
 if TYPE_CHECKING:
@@ -25,20 +25,7 @@ if TYPE_CHECKING:
 _STATUS: Final = {True: 0, False: 1, None: 3}
 
 
-def _parse_pids(text: str) -> tuple[int, ...]:
-    """Read process ids, separated by commas. Raises ValueError for what is no number."""
-    for word in text.split(","):
-        if not (word.strip().isascii() and word.strip().isdecimal()):
-            raise ValueError(f"{word!r} is not a process id")
-    return tuple(int(word) for word in text.split(","))
-
-
-PIDS: Final = Parsed("PID,…", _parse_pids)
-
-
-@click.command()
-@click.argument("run", required=False)
-@click.option("--pid", "pids", type=PIDS, help="Ranks that others started, or their launcher (torchrun, srun).")
+@click.command(params=[*JOB])
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON, schema numapin.report/1.")
 @click.pass_context
 def verify(ctx: click.Context, run: str | None, pids: tuple[int, ...] | None, *, as_json: bool) -> None:
@@ -53,8 +40,6 @@ def verify(ctx: click.Context, run: str | None, pids: tuple[int, ...] | None, *,
       numapin verify --pid 4711        what torchrun, srun or python started
       numapin verify --json            for scripts; status 1 where the plan does not hold
     """  # noqa: D301 - \b is click's mark for a paragraph that is kept as it is
-    if run is not None and pids is not None:
-        raise UsageError("RUN and --pid both name a job", "give one of them")
     try:
         report = _report(run, pids)
     except (OSError, ValueError, MemoryError) as error:  # what other programs wrote can be anything
@@ -73,9 +58,7 @@ def verify(ctx: click.Context, run: str | None, pids: tuple[int, ...] | None, *,
 
 def _report(run: str | None, pids: tuple[int, ...] | None) -> Report:
     """Find the job, look at it, and hold it against its plan."""
-    job = find_run(run, os.environ) if pids is None else job_of_processes(pids)
-    if not job.pids:
-        raise UsageError(f"{job.name}: no rank has started yet", "try again: numapin verify")
+    job = find_job(run, pids, os.environ, again="numapin verify")
     observed = observe(job.pids, gone=job.gone)
     if all(rank.is_gone for rank in observed.ranks):
         raise UsageError(f"{job.name}: the job ended while it was read", "see those that go on with: numapin verify")

@@ -98,10 +98,10 @@ class TestRunningJob:
 def test_what_cannot_be_read_is_told_in_words(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     """Whatever a read ends with is an error with status 3, never a traceback."""
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(verify_command, "find_run", fail)
+    monkeypatch.setattr(verify_command, "find_job", fail)
     with pytest.raises(MachineError, match="the job cannot be read: ") as caught:
         verify_command.verify.main([], standalone_mode=False)
     assert caught.value.exit_code == 3
