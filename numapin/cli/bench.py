@@ -22,7 +22,7 @@ from numapin.bench import transfer as transfer_cases
 from numapin.bench.machine import read_machine
 from numapin.cli.measuring import SIZES, default, names_of, run, shared_options, with_quick
 from numapin.cli.options import topology_from
-from numapin.cli.output import say, write
+from numapin.cli.output import json_text, say, write
 from numapin.view import bench_layouts as layouts
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def _save_measured(report: Report, topology: Topology, nodes: list[int], *, num_
 
     verdicts = nearest_nodes(report.cases, num_gpus=num_gpus, nodes=nodes)
     measured = with_measured(topology, verdicts)
-    write(json.dumps(measured.to_json(), indent=1, ensure_ascii=False) + "\n", path, option="--save")
+    write(json_text(measured.to_json()), path, option="--save")
     for verdict in verdicts:
         say(f"cuda:{verdict.gpu}: {verdict.reason}")
     pairs = ",".join(f"{gpu.index}={gpu.node}" for gpu in measured.gpus if gpu.node_source == "measured")

@@ -6,7 +6,6 @@ Comes in: this machine or a captured one, and the numbers of a loader. Goes out:
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ import click
 from numapin import sizes
 from numapin.budget import read_room
 from numapin.cli.options import GPU_NODES, MACHINE, Parsed, topology_from
-from numapin.cli.output import show
+from numapin.cli.output import json_text, show
 from numapin.doctor.advice import Loader, advise
 from numapin.doctor.examine import examine
 from numapin.doctor.files import read_files
@@ -84,7 +83,7 @@ def _topology(root: Path | None, gpu_nodes: tuple[tuple[str, int], ...] | None) 
 
 def _print(report: Report, *, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps(report.to_json(), indent=1, ensure_ascii=False))
+        click.echo(json_text(report.to_json()), nl=False)
         return
     from numapin.view.doctor_table import doctor_table
 

@@ -6,7 +6,6 @@ numapin.bench/1), and in the files that were named: JSON, a plot as SVG.
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from contextlib import suppress
@@ -19,7 +18,7 @@ from click.core import ParameterSource
 from numapin import sizes
 from numapin.bench.model import Report, summarise
 from numapin.cli.options import Parsed
-from numapin.cli.output import require_writable, show, write
+from numapin.cli.output import json_text, require_writable, show, write
 from numapin.errors import NumapinError, UsageError
 from numapin.view.bench_plot import bench_figure
 from numapin.view.bench_table import bench_table
@@ -104,12 +103,12 @@ def run(
     _check_files(given)
     report = _measure(benchmark, machine, settings, given)
     if given["as_json"]:
-        click.echo(_text(report), nl=False)
+        click.echo(json_text(report.to_json()), nl=False)
     else:
         is_sweep = any(case.group is not None for case in report.cases)
         show(sweep_table(report, layout) if is_sweep else bench_table(report, layout))
     if given["output"] is not None:  # after it was shown: what is written may fail
-        write(_text(report), given["output"], option="--output")
+        write(json_text(report.to_json()), given["output"], option="--output")
     if given["plot"] is not None:
         write(svg(bench_figure(report, layout.plotted)), given["plot"], option="--plot")
     _require_figures(report)
@@ -148,7 +147,7 @@ def _measure(
         runs.append(made)
         if given["output"] is not None and time.monotonic() - written > _WRITE_EVERY_S:
             with suppress(NumapinError):  # the last one says so
-                write(_text(report()), given["output"], option="--output")
+                write(json_text(report().to_json()), given["output"], option="--output")
             written = time.monotonic()
     _clear()
     return report()
@@ -185,7 +184,3 @@ def _require_figures(report: Report) -> None:
         f"nothing was measured: {why}",
         "what runs without a GPU: numapin bench alloc, bench launch, bench loader --cases transport",
     )
-
-
-def _text(report: Report) -> str:
-    return json.dumps(report.to_json(), indent=1, ensure_ascii=False) + "\n"

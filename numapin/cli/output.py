@@ -5,6 +5,7 @@ Comes in: rich renderables of `view`, and warnings. Goes out: text on stdout or 
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from contextlib import nullcontext, suppress
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _FILE_WIDTH = 160  # columns where the output is no terminal: logs wrap at nothing
+
+
+def json_text(content: object) -> str:
+    """Return JSON as all commands print and write it."""
+    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
 def show(renderable: RenderableType, *, err: bool = False) -> None:

@@ -5,13 +5,12 @@ Comes in: the machine and the binding options. Goes out: the plan as a table wit
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from numapin.cli.options import BINDING, MACHINE, request_from, topology_from
-from numapin.cli.output import show, warn
+from numapin.cli.output import json_text, show, warn
 from numapin.plan import default_num_ranks, make_plan
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ def _show_table(plan: Plan) -> None:
 
 
 def _show_json(plan: Plan) -> None:
-    click.echo(json.dumps(plan.to_json(), indent=1, ensure_ascii=False))
+    click.echo(json_text(plan.to_json()), nl=False)
 
 
 def _show_environment(plan: Plan) -> None:

@@ -7,7 +7,6 @@ or JSON (schema numapin.top/1); status 0 also where the job ends meanwhile, 2: n
 from __future__ import annotations
 
 import errno
-import json
 import os
 import select
 import sys
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from numapin.cli.options import JOB
-from numapin.cli.output import say, show
+from numapin.cli.output import json_text, say, show
 from numapin.errors import NumapinError, UsageError
 from numapin.running import find_job
 from numapin.sampling import Sampler
@@ -102,7 +101,7 @@ def _follow(
 
 def _print(seen: Top, *, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps(seen.to_json(), indent=1, ensure_ascii=False))
+        click.echo(json_text(seen.to_json()), nl=False)
     else:
         from numapin.view.top_table import top_table
 

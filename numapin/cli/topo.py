@@ -6,7 +6,6 @@ HTML) on stdout or in a file; or a machine file.
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from numapin.cli.options import GPU_NODES, MACHINE, topology_from
-from numapin.cli.output import show, warn, write
+from numapin.cli.output import json_text, show, warn, write
 from numapin.errors import UsageError
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ def _show_matrix(topology: Topology, _plan: Plan | None) -> None:
 
 
 def _show_json(topology: Topology, _plan: Plan | None) -> None:
-    click.echo(_text(topology), nl=False)
+    click.echo(json_text(topology.to_json()), nl=False)
 
 
 def _svg(topology: Topology, plan: Plan | None) -> str:
@@ -100,7 +99,7 @@ def topo(
     _check(form, plan_file, output)
     topology = topology_from(**machine)
     if save is not None:
-        write(_text(topology), save, option="--save")
+        write(json_text(topology.to_json()), save, option="--save")
         return
     is_this_host = machine["root"] is None and machine["machine"] is None
     plan = None if plan_file is None else _plan(topology, plan_file, is_this_host=is_this_host)
@@ -137,7 +136,3 @@ def _plan(topology: Topology, file: str, *, is_this_host: bool) -> Plan:
     if file == _NEW_PLAN:
         return make_plan(topology, Request(num_ranks=default_num_ranks(topology, is_this_host=is_this_host)))
     return Plan.from_json(read_file(file), source=file)
-
-
-def _text(topology: Topology) -> str:
-    return json.dumps(topology.to_json(), indent=1, ensure_ascii=False) + "\n"

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from numapin.cli.output import say, show
+from numapin.cli.output import json_text, say, show
 from numapin.cli.run import parse, start
 from numapin.errors import NumapinError, UsageError
 from numapin.mail import open_mailbox
@@ -233,7 +233,7 @@ def _write(report: Report, folder: Path) -> None:
     """Write the report and the timeline."""
     template = files("numapin.trace").joinpath("timeline.html").read_text(encoding="utf-8")
     texts = {
-        _REPORT: json.dumps(report.to_json(), indent=1, ensure_ascii=False) + "\n",
+        _REPORT: json_text(report.to_json()),
         _TIMELINE: timeline(report, template),
     }
     remedy = f"see the tables with: numapin trace --read {folder}"
@@ -249,7 +249,7 @@ def _write(report: Report, folder: Path) -> None:
 def _show(report: Report, *, as_json: bool) -> None:
     if as_json:
         try:
-            click.echo(json.dumps(report.to_json(), indent=1, ensure_ascii=False))
+            click.echo(json_text(report.to_json()), nl=False)
         except OSError as error:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python would try again at its end
             hint = "write it elsewhere: numapin trace --read DIR --json > FILE"

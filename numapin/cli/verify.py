@@ -6,14 +6,13 @@ where the plan holds, 1 where it does not, 2 for no such job, 3 where it cannot 
 
 from __future__ import annotations
 
-import json
 import os
 from typing import TYPE_CHECKING, Final
 
 import click
 
 from numapin.cli.options import JOB
-from numapin.cli.output import show
+from numapin.cli.output import json_text, show
 from numapin.errors import MachineError, UsageError
 from numapin.observe import observe
 from numapin.running import find_job
@@ -48,7 +47,7 @@ def verify(ctx: click.Context, run: str | None, pids: tuple[int, ...] | None, *,
             f"the job cannot be read: {told}", "run this as the job's user, or start it again"
         ) from error
     if as_json:
-        click.echo(json.dumps(report.to_json(), indent=1, ensure_ascii=False))
+        click.echo(json_text(report.to_json()), nl=False)
     else:
         from numapin.view.verify_table import verify_table
 
