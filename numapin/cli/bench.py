@@ -22,7 +22,8 @@ from numapin.bench import transfer as transfer_cases
 from numapin.bench.machine import read_machine
 from numapin.cli.measuring import SIZES, default, names_of, run, shared_options, with_quick
 from numapin.cli.options import topology_from
-from numapin.cli.output import json_text, say, write
+from numapin.cli.output import json_text, write
+from numapin.stderr import say
 from numapin.view import bench_layouts as layouts
 
 if TYPE_CHECKING:

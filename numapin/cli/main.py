@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from numapin import __version__
-from numapin.cli.output import say
+from numapin.cli.output import say_error
 from numapin.errors import NumapinError
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def main() -> None:
 
 def fail(error: NumapinError) -> NoReturn:
     """Say what went wrong and leave with the error's status."""
-    _say_error(str(error))
+    say_error(str(error))
     leave(error.exit_code)
 
 
@@ -124,12 +124,8 @@ def leave(status: str | int | None) -> NoReturn:
 def _unwritten(error: OSError) -> int:
     """Say why stdout did not take all, and return the status; what ends early, as `| head`, has seen enough."""
     if not isinstance(error, BrokenPipeError):
-        _say_error(f"stdout cannot be written: {error.strerror}")
+        say_error(f"stdout cannot be written: {error.strerror}")
     return 1
-
-
-def _say_error(text: str) -> None:
-    say(f"{click.style('numapin: error:', fg='red', bold=True)} {text}")
 
 
 def _forgotten(name: str) -> OSError | None:

@@ -1,6 +1,6 @@
 """Where text goes. Edge.
 
-Comes in: rich renderables of `view`, and warnings. Goes out: text on stdout or stderr, coloured on a terminal only.
+Comes in: rich renderables of `view`, warnings, errors. Goes out: text on stdout or stderr, coloured on a terminal only.
 """
 
 from __future__ import annotations
@@ -46,11 +46,16 @@ def show(renderable: RenderableType, *, err: bool = False) -> None:
 def warn(texts: Iterable[str]) -> None:
     """Print warnings on stderr, a line each."""
     for text in texts:
-        say(f"{click.style('numapin: warning:', fg='yellow')} {text}")
+        _say(f"{click.style('numapin: warning:', fg='yellow')} {text}")
 
 
-def say(text: str) -> None:
-    """Print a line on stderr, if that can be written."""
+def say_error(text: str) -> None:
+    """Print what went wrong on stderr."""
+    _say(f"{click.style('numapin: error:', fg='red', bold=True)} {text}")
+
+
+def _say(text: str) -> None:
+    """Print a line on stderr, coloured on a terminal, if that can be written."""
     with suppress(OSError):
         click.echo(text, err=True)
 

@@ -20,12 +20,13 @@ from numapin import preload
 from numapin.bind import rehearse
 from numapin.cli.importing import importing_torch
 from numapin.cli.options import BINDING, request_from, topology_from
-from numapin.cli.output import say, show, warn
+from numapin.cli.output import show, warn
 from numapin.errors import BindingRefused, UsageError
 from numapin.lost import require_gpus
 from numapin.mail import open_mailbox
 from numapin.plan import default_num_ranks, make_plan
 from numapin.rundir import run_directory
+from numapin.stderr import say
 from numapin.topology.visible import environment_for, first_visible
 
 if TYPE_CHECKING:
@@ -194,7 +195,7 @@ def _hook_environment(job: Job, options: dict[str, Any], trace: str) -> dict[str
     if wanted and reason:
         warn([f"{wanted} cannot work: {reason}; {preload.REMEDY}"])
     elif wanted and not preload.is_python(job.command):
-        say(f"numapin: {wanted} reaches the Python processes that {job.command[0]} starts, if any")
+        say(f"{wanted} reaches the Python processes that {job.command[0]} starts, if any")
     return preload.environment(options["dataloader"], os.environ, trace=trace)
 
 
@@ -212,7 +213,7 @@ def _announce(plan: Plan, topology: Topology, *, quiet: bool) -> None:
 
         show(plan_table(plan), err=True)
         if len(topology.nodes) == 1:
-            say("numapin: this machine has one NUMA node: all memory is local, whatever is bound")
+            say("this machine has one NUMA node: all memory is local, whatever is bound")
     warn(plan.warnings)
 
 
@@ -272,6 +273,6 @@ def _tell(report: Report, age_s: float) -> None:
     from numapin.view.verify_table import findings_of, summary
 
     when = f" {age_s:.0f} s ago" if age_s else ""
-    say(f"numapin: verified{when}: {summary(report)}")
+    say(f"verified{when}: {summary(report)}")
     for finding in findings_of(report, notes=False):
         show(finding, err=True)

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from numapin.cli.options import JOB
-from numapin.cli.output import json_text, say, show
+from numapin.cli.output import json_text, show
 from numapin.errors import NumapinError, UsageError
 from numapin.running import find_job
 from numapin.sampling import Sampler
+from numapin.stderr import say
 from numapin.top import top as compare
 from numapin.topology.nvml import open_loads
 
@@ -107,7 +108,7 @@ def _print(seen: Top, *, as_json: bool) -> None:
 
         show(top_table(seen))
     if seen.has_ended:
-        say(f"numapin: {seen.run}: the job ended")
+        say(f"{seen.run}: the job ended")
 
 
 def _watch(console: Console, follow: Callable[[Callable[[], object]], Iterator[Top]], interval_s: float) -> None:
@@ -123,7 +124,7 @@ def _watch(console: Console, follow: Callable[[Callable[[], object]], Iterator[T
         if error.errno != errno.EIO:
             raise
         raise NumapinError("the terminal is gone", f"without one: {_ONCE}") from None
-    say("numapin: the job ended")
+    say("the job ended")
 
 
 def _terminal() -> Console:

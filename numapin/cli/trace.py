@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from numapin.cli.output import json_text, say, show
+from numapin.cli.output import json_text, show
 from numapin.cli.run import parse, start
 from numapin.errors import NumapinError, UsageError
 from numapin.mail import open_mailbox
 from numapin.printable import printable
+from numapin.stderr import say
 from numapin.trace.analysis import analyse
 from numapin.trace.reading import read_trace
 from numapin.trace.report import make_report
@@ -124,7 +125,7 @@ def _run(arguments: tuple[str, ...]) -> None:
         try:
             _finish(folder, settings, as_json=options["as_json"])
         except Exception as error:  # noqa: BLE001 - the job's own error is the one that counts
-            say(f"numapin: {error}")
+            say(str(error))
         raise
     _finish(folder, settings, as_json=options["as_json"])
 
@@ -243,7 +244,7 @@ def _write(report: Report, folder: Path) -> None:
         raise unwritten(str(folder), error, remedy) from None
     for name, text in texts.items():
         write_text_to(str(folder / name), text.encode(errors="replace").decode(), remedy=remedy)
-    say(f"numapin: timeline and Chrome traces: {folder}")
+    say(f"timeline and Chrome traces: {folder}")
 
 
 def _show(report: Report, *, as_json: bool) -> None:
