@@ -20,7 +20,7 @@ from numapin.bench import loader as loader_cases
 from numapin.bench import overlap as overlap_cases
 from numapin.bench import transfer as transfer_cases
 from numapin.bench.machine import read_machine
-from numapin.cli.measuring import SIZES, default, names_of, run, shared_options, with_quick
+from numapin.cli.measuring import SIZES, names_of, run, shared_options, with_quick
 from numapin.cli.options import topology_from
 from numapin.cli.output import json_text, write
 from numapin.stderr import say
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 
 def _names(kind: str, known: Any, given: str = "") -> dict[str, Any]:  # noqa: ANN401 - an enum or a dict
-    return {"type": names_of(kind, known), "default": given or ",".join(known)}
+    return {"type": names_of(kind, known), "default": given or ",".join(known), "show_default": False}
 
 
-@click.group()
+@click.group(context_settings={"show_default": True})
 def bench() -> None:
     """Measure on this machine, with peers in turn in the same run."""
 
@@ -44,13 +44,14 @@ def bench() -> None:
 @click.option(
     "--sizes",
     type=SIZES,
-    **default(transfer_cases.SIZES, shown="4K to 1G"),
+    default=transfer_cases.SIZES,
+    show_default="4K to 1G",
     help="How many bytes a copy has, such as 4K,64M,1G.",
 )
 @click.option("--peers", **_names("peer", transfer_cases.MEMORIES), help="Kinds of memory; by default all.")
 @click.option("--directions", **_names("direction", transfer_cases.Direction), help="h2d, d2h, both; by default all.")
-@click.option("--gpus", type=click.Choice(["one", "all"]), **default("all"), help="All: also at once.")
-@click.option("--seconds", type=click.FloatRange(0, min_open=True), **default(0.1), help="Length of a window.")
+@click.option("--gpus", type=click.Choice(["one", "all"]), default="all", help="All: also at once.")
+@click.option("--seconds", type=click.FloatRange(0, min_open=True), default=0.1, help="Length of a window.")
 @shared_options(repeats=5, timeout_s=120)
 @click.option(
     "--save", type=click.Path(path_type=Path), metavar="FILE",
@@ -102,10 +103,10 @@ def _save_measured(report: Report, topology: Topology, nodes: list[int], *, num_
 
 @bench.command()
 @click.option(
-    "--sizes", type=SIZES, **default(alloc_cases.SIZES, shown="4K to 128M"), help="How many bytes, such as 4K,64M."
+    "--sizes", type=SIZES, default=alloc_cases.SIZES, show_default="4K to 128M", help="How many bytes, such as 4K,64M."
 )
 @click.option("--peers", **_names("peer", alloc_cases.PEERS), help="Ways to get memory; by default all.")
-@click.option("--samples", type=click.IntRange(1), **default(7), help="Allocations that a repeat is the median of.")
+@click.option("--samples", type=click.IntRange(1), default=7, help="Allocations that a repeat is the median of.")
 @shared_options(repeats=5, timeout_s=120)
 def alloc(**given: Any) -> None:  # noqa: ANN401 - click passes options by name
     """What memory costs: allocation, first write, second write, copy to the GPU, timed apart.
@@ -130,7 +131,7 @@ def alloc(**given: Any) -> None:  # noqa: ANN401 - click passes options by name
 @bench.command()
 @click.option("--cases", **_names("case", overlap_cases.STEPS), help="Kinds of steps; by default all.")
 @click.option("--peers", **_names("peer", overlap_cases.PEERS), help="Ways to copy; by default all.")
-@click.option("--seconds", type=click.FloatRange(0, min_open=True), **default(0.7), help="Length of a window.")
+@click.option("--seconds", type=click.FloatRange(0, min_open=True), default=0.7, help="Length of a window.")
 @shared_options(repeats=5, timeout_s=120)
 def overlap(**given: Any) -> None:  # noqa: ANN401 - click passes options by name
     """A loop that loads, copies and computes: does pinning help it, and is the copy hidden?
@@ -155,7 +156,7 @@ def overlap(**given: Any) -> None:  # noqa: ANN401 - click passes options by nam
 @bench.command()
 @click.option("--scripts", **_names("script", launch_cases.SCRIPTS, "print"), help="print, all-reduce.")
 @click.option("--peers", **_names("peer", launch_cases.PEERS, "torchrun,numapin"), help="Which launchers.")
-@click.option("--ranks", type=click.IntRange(1), **default(4), help="How many a launcher starts.")
+@click.option("--ranks", type=click.IntRange(1), default=4, help="How many a launcher starts.")
 @shared_options(repeats=7, timeout_s=300)
 def launch(**given: Any) -> None:  # noqa: ANN401 - click passes options by name
     """Start-up time and memory of `numapin run` and of torchrun.
@@ -177,9 +178,7 @@ def launch(**given: Any) -> None:  # noqa: ANN401 - click passes options by name
 
 @bench.command(name="exec")
 @click.option("--peers", **_names("peer", exec_cases.PEERS), help="What stands before the command; by default all.")
-@click.option(
-    "--samples", type=click.IntRange(1), **default(21), help="Pairs of starts that a repeat is the median of."
-)
+@click.option("--samples", type=click.IntRange(1), default=21, help="Pairs of starts that a repeat is the median of.")
 @shared_options(repeats=5, timeout_s=120)
 def exec_(**given: Any) -> None:  # noqa: ANN401 - click passes options by name
     """What `numapin exec` adds to the start of a command, with a plan that is there and without.
@@ -205,12 +204,12 @@ def exec_(**given: Any) -> None:  # noqa: ANN401 - click passes options by name
 @bench.command()
 @click.option("--cases", **_names("case", loader_cases.CASES), help="Which batches; by default all.")
 @click.option("--peers", **_names("peer", loader_cases.PEERS), help="Whom to run; by default all.")
-@click.option("--seconds", type=click.FloatRange(0, min_open=True), **default(3.0), help="Length of a window.")
-@click.option("--warm-up", type=click.FloatRange(0), metavar="S", **default(2.0), help="Seconds before the window.")
-@click.option("--batches", type=click.IntRange(1), **default(10), help="At least so many a window.")
+@click.option("--seconds", type=click.FloatRange(0, min_open=True), default=3.0, help="Length of a window.")
+@click.option("--warm-up", type=click.FloatRange(0), metavar="S", default=2.0, help="Seconds before the window.")
+@click.option("--batches", type=click.IntRange(1), default=10, help="At least so many a window.")
 @click.option("--workers", type=click.IntRange(1), help="Workers of every loader; by default as each case says.")
-@click.option("--prefetch", type=click.IntRange(1), **default(2), help="Batches ahead, a worker.")
-@click.option("--gpus", type=click.Choice(["one", "all"]), **default("one"), help="All: all at once.")
+@click.option("--prefetch", type=click.IntRange(1), default=2, help="Batches ahead, a worker.")
+@click.option("--gpus", type=click.Choice(["one", "all"]), default="one", help="All: all at once.")
 @shared_options(repeats=5, timeout_s=180)
 def loader(**given: Any) -> None:  # noqa: ANN401 - click passes options by name
     """Batches per second of numapin.DataLoader, torch's and others', each in fresh processes.

@@ -63,17 +63,12 @@ def parse_sizes(text: str) -> tuple[int, ...]:
 SIZES: Final = Parsed("LIST", parse_sizes)
 
 
-def default(value: object, *, shown: bool | str = True) -> dict[str, Any]:
-    """Return what gives an option its default, which its help tells."""
-    return {"default": value, "show_default": shown}
-
-
 def shared_options(*, repeats: int, timeout_s: int) -> Callable[[F], F]:
     """Return what gives a command the options that every benchmark has."""
     path = click.Path(path_type=Path)
     options = (
-        click.option("--repeats", type=click.IntRange(1), **default(repeats), help="How often each runs, in turn."),
-        click.option("--timeout", type=click.FloatRange(1), **default(timeout_s), help="Seconds for one peer once."),
+        click.option("--repeats", type=click.IntRange(1), default=repeats, help="How often each runs, in turn."),
+        click.option("--timeout", type=click.FloatRange(1), default=timeout_s, help="Seconds for one peer once."),
         click.option("--quick", is_flag=True, help="One repeat, and little of it: to see that everything runs."),
         click.option("--json", "as_json", is_flag=True, help="Print the report as JSON."),
         click.option("--output", type=path, metavar="FILE", help="Write the report to a file as well."),
