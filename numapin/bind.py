@@ -68,7 +68,7 @@ class Applied:
 def apply(rank: RankPlan) -> Applied:
     """Bind this thread, and all it starts later, to the rank's CPUs and memory; then ask the kernel what holds.
 
-    Must be called while the process has one thread: Linux binds threads, not processes. Raises nothing for what the
+    Must be called before this thread starts others: Linux binds threads, not processes. Raises nothing for what the
     kernel refuses: that is in `shortfalls`.
     """
     shortfalls = (*_bind_cpus(rank.cpus), *_bind_memory(rank.memory, rank.nodes, first=rank.node))

@@ -6,7 +6,8 @@
     ├── UsageError             2   an option or value that cannot be
     ├── MachineError           3   the machine cannot be read
     │   ├── MachineFileError   3   a machine file is malformed: names the file and the line or element
-    │   └── LibnumaError       3   libnuma is missing or refuses to work
+    │   └── LibraryError       3   a shared library is missing, or lacks a function
+    │       └── LibnumaError   3   libnuma is missing or refuses to work
     ├── PlanError              4   no feasible plan
     ├── BindingRefused         5   the kernel refused a binding under --strict
     └── RankError              1   a rank of `numapin.spawn` gave no result: names the rank
