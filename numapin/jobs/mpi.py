@@ -6,6 +6,7 @@ body. Option names are those of Open MPI 4 and 5.
 
 from __future__ import annotations
 
+from shlex import quote
 from typing import TYPE_CHECKING, Final
 
 from numapin.jobs import shell
@@ -33,7 +34,7 @@ def body(
     request: JobRequest, *, hosts: Sequence[str] = (), timer_s: int | None = None, requeue: str = ""
 ) -> list[str | list[str]]:
     """Return the parts that find the first node, choose what is passed on and run mpirun, on the manager's `hosts`."""
-    hosts = [*hosts, *(["--hostfile", shell.quote(request.hostfile)] if request.hostfile else [])]
+    hosts = [*hosts, *(["--hostfile", quote(request.hostfile)] if request.hostfile else [])]
     return [
         _address(request, hosts),
         shell.FORWARD,

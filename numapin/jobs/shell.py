@@ -6,7 +6,7 @@ pass signals on. A word that is the user's goes through `quote`; everything else
 
 from __future__ import annotations
 
-import shlex
+from shlex import quote
 from typing import TYPE_CHECKING, Final
 
 from numapin.jobs.image import for_apptainer
@@ -48,11 +48,6 @@ for name in $(compgen -e); do
     esac
     forward+=(-x "$name")
 done"""
-
-
-def quote(word: str) -> str:
-    """Return a word of the user's as bash takes it back."""
-    return shlex.quote(word)
 
 
 def statement(*groups: Iterable[str]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 
 import pytest
 import yaml
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 from numapin.errors import UsageError
 from numapin.jobs import duration, kubernetes
 from numapin.jobs.request import JobRequest, name_of
-from numapin.jobs.shell import quote
 from numapin.jobs.yaml import document
 
 SECONDS = st.integers(1, 400 * 24 * 3600)
@@ -77,12 +75,6 @@ def test_every_script_has_a_name_for_kubernetes(text: str) -> None:
     """The name made of a script's is a DNS label with room for an index."""
     name = kubernetes.job_name(JobRequest(command=(text,), gpus_per_node=1))
     assert re.fullmatch(r"[a-z]([a-z0-9-]{0,50}[a-z0-9])?", name)
-
-
-@given(TEXT)
-def test_words_come_back_from_a_shells_reading(word: str) -> None:
-    """One word is one word."""
-    assert shlex.split(quote(word)) == [word]
 
 
 @given(st.dictionaries(TEXT, VALUES, min_size=1, max_size=5))
