@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from numapin.errors import NumapinError
-from numapin.writing import write_text_to
+from numapin.errors import UsageError
+from numapin.writing import is_special, write_text_to
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -66,9 +66,9 @@ def write(text: str, path: Path, *, option: str) -> None:
 
 
 def require_writable(path: Path | None, *, option: str) -> None:
-    """Raise NumapinError where a file cannot be written later on, before time is spent on what it is to hold."""
+    """Raise UsageError where `write` could not write a file later on, before time is spent on what it is to hold."""
     if path is None:
         return
-    place = path if path.exists() else path.parent
-    if path.is_dir() or not place.exists() or not os.access(place, os.W_OK):
-        raise NumapinError(f"{path} cannot be written", f"choose another file for {option}")
+    place = path if is_special(str(path)) else path.resolve().parent
+    if path.is_dir() or not os.access(place, os.W_OK):
+        raise UsageError(f"{path} cannot be written", f"choose another file for {option}")

@@ -20,7 +20,7 @@ from numapin import preload
 from numapin.bind import rehearse
 from numapin.cli.importing import importing_torch
 from numapin.cli.options import BINDING, request_from, topology_from
-from numapin.cli.output import show, warn
+from numapin.cli.output import require_writable, show, warn
 from numapin.errors import BindingRefused, UsageError
 from numapin.lost import require_gpus
 from numapin.mail import open_mailbox
@@ -247,14 +247,13 @@ def _looks_at_gpus() -> Iterator[NvmlReadings]:
 
 
 def _watching(options: dict[str, Any]) -> Watching | None:
-    """Return what --verify, --verify-after and --report ask for. Raises UsageError for a folder that is no place."""
+    """Return what --verify, --verify-after and --report ask for. Raises UsageError where no file can be."""
     after_s, report = options["verify_after"], options["report"]
     if not options["verify"] and after_s is None and report is None:
         return None
     from numapin.watch import Watching
 
-    if report is not None and not os.access(report.parent, os.W_OK):
-        raise UsageError(f"--report {report}: {report.parent} is no folder that can be written", "name another file")
+    require_writable(report, option="--report")
     return Watching(
         after_s=10 if after_s is None else after_s, report=report, tell=_tell, warn=lambda text: warn([text])
     )

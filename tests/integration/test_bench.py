@@ -76,7 +76,7 @@ def test_a_file_that_cannot_be_written_is_told_at_once(tmp_path: Path) -> None:
     """Before anything is measured."""
     path = str(tmp_path / "nowhere" / "loader.json")
     done = numapin("bench", "loader", "--cases", "transport", "--timeout", "1", "--output", path)
-    assert done.status == 1
+    assert done.status == 2
     assert f"{path} cannot be written" in done.err
 
 
