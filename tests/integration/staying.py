@@ -6,11 +6,11 @@ Comes in: the command that starts its ranks. Goes out: the command's process id 
 from __future__ import annotations
 
 import subprocess
-import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from tests.integration.launching import environment, script
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,9 +42,10 @@ def staying_job(folder: Path, *command: str, moved_to: int | None = None, num_ra
     ) as job:
         try:
             names = [f"ready{rank}" for rank in range(num_ranks)] or ["ready"]
-            while not all((folder / name).exists() for name in names):
-                assert job.poll() is None
-                time.sleep(0.05)
+            ready = wait_until(
+                lambda: job.poll() is not None or all((folder / name).exists() for name in names), limit_s=120
+            )
+            assert (ready, job.poll()) == (True, None)
             yield job.pid
         finally:
             (folder / "end").touch()
