@@ -40,9 +40,9 @@ def is_special(path: str) -> bool:
 def replace(path: str, text: str, *, remedy: str) -> None:
     """Write under another name and rename; nothing is left of what failed. Raises NumapinError that names the file."""
     folder, name = os.path.split(path)
-    temporary = os.path.join(folder, f".{name}.{os.getpid()}")
+    temporary = os.path.join(folder, f".{name}.{os.urandom(8).hex()}")  # hosts and containers share folders and pids
     try:
-        with open(temporary, "w", encoding="utf-8") as file:
+        with open(temporary, "x", encoding="utf-8") as file:
             file.write(text)
         os.replace(temporary, path)
     except (OSError, ValueError) as error:  # text that is none, such as half of a surrogate pair

@@ -57,7 +57,10 @@ _JSON: Final = click.Option(
     ["--json", "as_json"], is_flag=True, help="Print the report as JSON; what the script prints goes to stderr."
 )
 _OUTPUT: Final = click.Option(
-    ["--output"], type=click.Path(path_type=Path), metavar="DIR", help="Where to write. [numapin-trace-DATE]"
+    ["--output"],
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Where to write; each of several hosts in a folder of its own there. [numapin-trace-DATE]",
 )
 _OPTIONS: Final = (
     click.Option(["--steps"], type=click.IntRange(1), default=20, metavar="N", help="Trace so many steps. [20]"),
@@ -113,6 +116,8 @@ def _run(arguments: tuple[str, ...]) -> None:
     mailbox = open_mailbox()
     job, options = parse(arguments, _OPTIONS, command="trace", about=_ABOUT, epilog=_EPILOG)
     folder = Path(options["output"] or time.strftime("numapin-trace-%Y%m%d-%H%M%S")).absolute()
+    if not job.is_alone:  # hosts may share the folder, end at different times, and come later
+        folder /= f"{os.uname().nodename}-{os.getpid()}"
     settings = Settings(folder=str(folder), steps=options["steps"], skip=options["skip"])
     if options["dry_run"]:
         start(job, options, mailbox, trace=settings.to_text())
@@ -139,7 +144,7 @@ def _finish(folder: Path, settings: Settings, *, as_json: bool) -> None:
 
 
 def _make(folder: Path, settings: Settings) -> None:
-    """Make the folder; the hosts of a job may share one. Raises UsageError where an earlier run's traces are there."""
+    """Make the folder. Raises UsageError where an earlier run's traces are there."""
     try:
         Path(settings.loads).mkdir(parents=True, exist_ok=True)
         old = next(folder.glob("rank-*"), None)
@@ -176,13 +181,20 @@ def _read(paths: Sequence[Path], settings: Settings | None = None) -> Report:
     notes: list[str] = []
     for path in paths:
         if path.is_dir():
-            notes += _missing(path, settings)
-            analyses += _found(path, notes)
+            for folder in _with_ranks(path):
+                notes += _missing(folder, settings)
+                analyses += _found(folder, notes)
         else:
             analyses.append(analyse(read_trace(_load(path), source=path.name)))
     if not analyses:
         raise NumapinError(f"nothing was traced: {'; '.join(notes)}", _remedy(notes))
     return make_report(analyses, notes)
+
+
+def _with_ranks(folder: Path) -> list[Path]:
+    """Return the folder, or those of the hosts in it."""
+    hosts = [] if any(folder.glob("rank-*")) else sorted({path.parent for path in folder.glob("*/rank-*")})
+    return hosts or [folder]
 
 
 def _found(folder: Path, notes: list[str]) -> Iterator[Analysis]:

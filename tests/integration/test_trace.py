@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import socket
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -104,6 +106,41 @@ class TestTracing:
         assert done.status == 0, done.err
         (rank,) = report(tmp_path / "out")["ranks"]
         assert (rank["num_steps"], rank["step_unit"], rank["num_batches"]) == (3, "optimizer step", 6)
+
+    def test_hosts_share_a_folder(self, tmp_path: Path) -> None:
+        """Two launchers with one --output, as on a shared file system: each has a folder there, and all are read."""
+        path = script(tmp_path, TRAIN.format(sleep=0, workers=0))
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+        meeting = (
+            "--nnodes",
+            "2",
+            "--rdzv-backend",
+            "c10d",
+            "--rdzv-endpoint",
+            f"127.0.0.1:{port}",
+            "--rdzv-id",
+            "two",
+        )
+        options = (
+            *TRACE,
+            *meeting,
+            "--local-addr",
+            "127.0.0.1",
+            "--steps",
+            "2",
+            "--skip",
+            "1",
+            "--output",
+            "out",
+            path,
+        )
+        with ThreadPoolExecutor(2) as pool:
+            hosts = [future.result() for future in [pool.submit(numapin, *options, cwd=tmp_path) for _ in range(2)]]
+        assert [host.status for host in hosts] == [0, 0], [host.err for host in hosts]
+        assert len(list((tmp_path / "out").glob("*/report.json"))) == 2
+        done = numapin("trace", "--read", "out", "--json", cwd=tmp_path)
+        assert sorted(rank["rank"] for rank in json.loads(done.out)["ranks"]) == [0, 1]
 
     def test_json_and_two_ranks(self, tmp_path: Path) -> None:
         """With --json stdout is JSON only, with both ranks; what the script prints is on stderr."""
