@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 NUM_SAMPLES: Final = 512
 BASELINE: Final = "torch"
 PEAK: Final = "pinned-peak"
+PREFETCH: Final = 2  # batches ahead a worker, torch's default, for every peer
 _GIL_NS: Final = 100_000  # a sample
 _WORKERS_EACH: Final = 12  # with several GPUs at once
 _ITEM_BYTES: Final = {"float32": 4, "int64": 8, "uint8": 1}
@@ -43,7 +44,7 @@ class LoaderCase:
     shape: tuple[int, ...]
     dtype: str
     num_workers: int
-    prefetch: int = 2  # batches a worker, torch's default, for every peer
+    prefetch: int = PREFETCH
     num_tensors: int | None = None
     work: Work = Work.NONE
     on_device: bool = True
@@ -65,7 +66,7 @@ class LoaderCase:
         parts = (
             f"{self.num_tensors} tensors of {shape} {self.dtype}" if self.num_tensors else f"{shape} {self.dtype}",
             f"{self.batch_bytes / 1e6:.1f} MB",
-            f"{self.num_workers} workers" + ("" if self.prefetch == 2 else f", {self.prefetch} ahead each"),
+            f"{self.num_workers} workers" + ("" if self.prefetch == PREFETCH else f", {self.prefetch} ahead each"),
             {Work.NONE: "", Work.GIL: "0.1 ms under the GIL a sample", Work.DECODE: "decoding"}[self.work],
             "to the GPU" if self.on_device else "to this process only",
         )
@@ -119,7 +120,7 @@ class Options:
     cases: Sequence[str] = tuple(CASES)
     peers: Sequence[str] = tuple(PEERS)
     num_workers: int | None = None
-    prefetch: int = 2
+    prefetch: int = PREFETCH
     seconds: float
     warm_up_s: float
     num_batches: int

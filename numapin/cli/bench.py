@@ -208,7 +208,7 @@ def exec_(**given: Any) -> None:  # noqa: ANN401 - click passes options by name
 @click.option("--warm-up", type=click.FloatRange(0), metavar="S", default=2.0, help="Seconds before the window.")
 @click.option("--batches", type=click.IntRange(1), default=10, help="At least so many a window.")
 @click.option("--workers", type=click.IntRange(1), help="Workers of every loader; by default as each case says.")
-@click.option("--prefetch", type=click.IntRange(1), default=2, help="Batches ahead, a worker.")
+@click.option("--prefetch", type=click.IntRange(1), default=loader_cases.PREFETCH, help="Batches ahead, a worker.")
 @click.option("--gpus", type=click.Choice(["one", "all"]), default="one", help="All: all at once.")
 @shared_options(repeats=5, timeout_s=180)
 def loader(**given: Any) -> None:  # noqa: ANN401 - click passes options by name

@@ -116,7 +116,7 @@ def _run(arguments: tuple[str, ...]) -> None:
     mailbox = open_mailbox()
     job, options = parse(arguments, _OPTIONS, command="trace", about=_ABOUT, epilog=_EPILOG)
     folder = Path(options["output"] or time.strftime("numapin-trace-%Y%m%d-%H%M%S")).absolute()
-    if not job.is_alone:  # hosts may share the folder, end at different times, and come later
+    if job.min_max_nodes[1] > 1:  # hosts may share the folder, end at different times, and come later
         folder /= f"{os.uname().nodename}-{os.getpid()}"
     settings = Settings(folder=str(folder), steps=options["steps"], skip=options["skip"])
     if options["dry_run"]:
