@@ -71,7 +71,12 @@ def main(args: argparse.Namespace) -> None:
     dataset = Waves()
     sampler = DistributedSampler(dataset, shuffle=True)
     loader = DataLoader(
-        dataset, batch_size=args.batch_size, sampler=sampler, num_workers=args.workers, pin_memory=device.type == "cuda"
+        dataset,
+        batch_size=args.batch_size,
+        sampler=sampler,
+        num_workers=args.workers,
+        pin_memory=device.type == "cuda",
+        persistent_workers=args.workers > 0,
     )
     model = nn.Sequential(
         nn.Conv1d(1, 16, 9, stride=2), nn.ReLU(), nn.Conv1d(16, 16, 9), nn.ReLU(), nn.AdaptiveMaxPool1d(1), nn.Flatten()

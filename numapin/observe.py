@@ -128,6 +128,14 @@ def is_running(pid: int, start: int | None = None, *, root: Path = LIVE) -> bool
         return True
 
 
+def is_asleep(pid: int, *, root: Path = LIVE) -> bool:
+    """Return whether a process waits for something; False where it is gone, or nobody tells."""
+    try:
+        return _stat(root / "proc" / str(pid) / "stat")[1] == "S"
+    except (_Gone, PermissionError):
+        return False
+
+
 def environment_of(pid: int, *, root: Path = LIVE) -> dict[str, str] | None:
     """Return the environment that a process started with, None where it is gone or another user's."""
     try:

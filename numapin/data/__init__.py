@@ -5,6 +5,7 @@ Comes in: the arguments of torch's DataLoader. Goes out: batches::
     loader      numapin.DataLoader: torch's arguments and four of ours
     install     the same path for torch's own DataLoader, in scripts that stay as they are
     iterator    torch's multi-process iterator over our queues
+    starting    starts its workers, and again those whose fork hung
     path        what a loader has for its whole life: locality, rings, counts
     worker      what is installed in a worker
     packing     a batch into a slot, in the worker

@@ -1,8 +1,8 @@
 """torch's multi-process iterator with our queues, workers and slots. Edge.
 
 Comes in: a torch DataLoader and its `DataPath`. Goes out: its batches, in torch's order and with torch's seeds, errors
-and time-outs: all of that is torch's own code. What is ours is what it calls: the context that makes its queues, the
-worker_init_fn, and the opening of a batch when it is due.
+and time-outs: all of that is torch's own code. What is ours is what it calls: the context that makes its queues and
+processes, the worker_init_fn, and the opening of a batch when it is due.
 """
 
 from __future__ import annotations
@@ -12,21 +12,22 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 import torch.multiprocessing
+from torch._C import _remove_worker_pids, _set_worker_pids
 from torch._utils import ExceptionWrapper
 from torch.autograd import profiler
+from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
 from torch.utils.data.dataloader import _DatasetKind, _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
 
 from numapin import containers
-from numapin.data import worker
 from numapin.data.opening import Parcel
 from numapin.data.path import path_of
-from numapin.data.queues import TaskQueue
+from numapin.data.starting import Context, explain
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-    from numapin.data.path import DataPath, Lane, Options
+    from numapin.data.path import DataPath, Options
 
 _NAME: Final = "enumerate(DataLoader)#{}.__next__"  # torch's name for the range that profilers show
 
@@ -42,24 +43,6 @@ class _Changed:
         return getattr(self._loader, name)
 
 
-class _Context:
-    """A multiprocessing context whose queues are ours: torch's iterator makes the one for results first."""
-
-    def __init__(self, base: Any, lane: Lane) -> None:  # noqa: ANN401 - a context or torch.multiprocessing
-        self._base, self._queues = base, iter([lane.results])
-
-    def Queue(self) -> Any:  # noqa: N802, ANN401 - multiprocessing's name
-        """Return the next queue."""
-        return next(self._queues, None) or TaskQueue()
-
-    def Process(self, *, target: Any, args: tuple[Any, ...]) -> Any:  # noqa: N802, ANN401 - multiprocessing's name
-        """Return a worker process, not yet started."""
-        return self._base.Process(target=worker.begin, args=(target, args))
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - Event
-        return getattr(self._base, name)
-
-
 class RingIterator(_MultiProcessingDataLoaderIter):
     """Yields a loader's batches through a lane."""
 
@@ -71,9 +54,11 @@ class RingIterator(_MultiProcessingDataLoaderIter):
         self._last_s: float | None = None
         if pins:
             self._lane.results.open_in_thread(path.bind_this_thread, self._lane.opener.open)
+        base = loader.multiprocessing_context or torch.multiprocessing
+        self._context = Context(base, self._lane.results, num_workers=loader.num_workers)
         changed = _Changed(
             loader,
-            multiprocessing_context=_Context(loader.multiprocessing_context or torch.multiprocessing, self._lane),
+            multiprocessing_context=self._context,
             worker_init_fn=path.worker_start(self._lane, loader, pins=pins or moves),
             pin_memory=loader.pin_memory and not moves,
         )
@@ -106,6 +91,37 @@ class RingIterator(_MultiProcessingDataLoaderIter):
         self._last_s = now_s
         return data
 
+    def _try_get_data(self, timeout: float = MP_STATUS_CHECK_INTERVAL) -> tuple[bool, Any]:
+        """Return whether something came, and it; workers whose fork hung are looked for when nothing did for 5 s."""
+        left_s = timeout
+        while True:
+            patience_s = min(left_s, MP_STATUS_CHECK_INTERVAL)
+            found: tuple[bool, Any] = super()._try_get_data(patience_s)  # type: ignore[no-untyped-call]
+            if found[0] or patience_s < MP_STATUS_CHECK_INTERVAL:
+                return found
+            self._start_hung_again()
+            left_s -= patience_s
+            if left_s <= 0:
+                return found
+
+    def _start_hung_again(self) -> None:
+        hung = self._context.hung(self._workers)
+        if not hung:
+            return
+        self._unwatch()
+        for number in hung:
+            self._context.start_again(self._workers, number)
+            self._path.tell(explain(number), is_refusal=False)
+        pids = tuple(process.pid or 0 for process in self._workers)
+        _set_worker_pids(id(self), pids)
+        self._worker_pids_set = True
+
+    def _unwatch(self) -> None:
+        """Keep torch's handler of SIGCHLD from raising for workers that we kill."""
+        if self._worker_pids_set:
+            _remove_worker_pids(id(self))
+            self._worker_pids_set = False
+
     def _process_data(self, data: Any, worker_idx: int) -> Any:  # noqa: ANN401 - torch's
         # First, so that an error costs no task.
         data = super()._process_data(data, worker_idx)  # type: ignore[no-untyped-call]
@@ -122,6 +138,11 @@ class RingIterator(_MultiProcessingDataLoaderIter):
         try:
             if hasattr(self, "_shutdown"):
                 self.__dict__.setdefault("_workers_status", [True] * len(self._workers))
+                for number in self._context.hung(
+                    self._workers
+                ):  # torch would wait for them, and SIGTERM may not end them
+                    self._unwatch()
+                    self._workers[number].kill()
                 super()._shutdown_workers()
         finally:
             if getattr(self, "_shutdown", True):  # not when Python ends

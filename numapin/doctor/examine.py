@@ -46,6 +46,7 @@ FROM_LIVE: Final[tuple[tuple[Check, Callable[[Live, Topology], Finding]], ...]] 
     (software.LIBNUMA, software.libnuma),
     (placement.POLICY, placement.memory_policy),
     (placement.SHM, placement.shared_memory),
+    (software.PYTHON, software.python),
     (software.OPENMP, software.openmp),
     (software.DEVICE_ORDER, software.device_order),
     (software.NCCL, software.nccl),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import sys
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -45,6 +46,7 @@ def read_live(topology: Topology, environ: Mapping[str, str], *, shm: str = "/de
         module_version=read_module_version(Path("/")),
         libnuma=libnuma,
         streaming_stores=native.can_pass_caches() if os.uname().machine == "x86_64" else None,
+        python=sys.version_info[:3],
         nccl=_nccl_versions(),
         shm_bytes=shm_bytes,
         shm_free_bytes=shm_free_bytes,

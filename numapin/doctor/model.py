@@ -94,8 +94,8 @@ class Live:
     `environ` is what ranks would inherit. `refused` has the memory-policy calls that were tried, each with the kernel's
     word for its refusal, None where it worked; None as a whole without libnuma. `seccomp` is this process's mode (2:
     filtered), `capabilities` its effective ones as a bit mask. `module_version` is the kernel module's, which the
-    driver's libraries must match. `libnuma` is what is wrong with that library. `nccl` are installed NCCL packages with
-    their versions.
+    driver's libraries must match. `libnuma` is what is wrong with that library. `python` is the version of this
+    Python. `nccl` are installed NCCL packages with their versions.
     """
 
     environ: Mapping[str, str]
@@ -107,6 +107,7 @@ class Live:
     libnuma: str | None
     streaming_stores: bool | None
     """Whether libstores.so is there; None on machines that it is not for."""
+    python: tuple[int, ...]
     nccl: Mapping[str, str]
     shm_bytes: int | None
     shm_free_bytes: int | None

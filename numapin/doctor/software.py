@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
+from numapin import forks
 from numapin.doctor.model import Check
 from numapin.openmp import binding_variables
 
@@ -34,6 +35,12 @@ STORES: Final = Check(
     name="streaming-stores",
     where="dlopen libstores.so beside numapin",
     why="Large batches for a GPU are written past the caches with it, a third less traffic on the memory bus.",
+)
+PYTHON: Final = Check(
+    name="python",
+    where="sys.version_info",
+    why="Where threads of C++ ask for the GIL, as gloo's do, a DataLoader worker of an older one now and then hangs in "
+    "its fork: torch's loader waits for it for ever, numapin's starts it again.",
 )
 NCCL: Final = Check(
     name="nccl",
@@ -108,6 +115,16 @@ def streaming_stores(live: Live, _topology: Topology) -> Finding:
         return STORES.ok("libstores.so is there")
     remedy = "sudo apt-get install gcc libc6-dev, then: pip install --force-reinstall --no-deps numapin"
     return STORES.note("libstores.so is missing: torch.stack writes the batches", remedy=remedy)
+
+
+def python(live: Live, _topology: Topology) -> Finding:
+    """Find a Python whose forked children can hang."""
+    version = ".".join(map(str, live.python))
+    if forks.may_hang(live.python):
+        return PYTHON.warning(
+            f"{version}: forked children can hang ({forks.THREAD})", remedy=f"use Python {forks.MENDED} or later"
+        )
+    return PYTHON.ok(version)
 
 
 def nccl(live: Live, _topology: Topology) -> Finding:

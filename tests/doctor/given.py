@@ -31,6 +31,7 @@ def live(**changes: Any) -> Live:
         "module_version": "580.159.04",
         "libnuma": None,
         "streaming_stores": True,
+        "python": (3, 12, 1),
         "nccl": {"nvidia-nccl-cu12": "2.30.3"},
         "shm_bytes": 64 << 30,
         "shm_free_bytes": 32 << 30,

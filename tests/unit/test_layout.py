@@ -21,7 +21,7 @@ MODULES = {
 
 PURE = (
     *("errors", "printable", "cpulist", "sizes", "openmp", "fields", "request", "allot", "allot_memory", "plan"),
-    *("view", "tasks", "slices", "task_plan"),
+    *("view", "tasks", "slices", "task_plan", "forks"),
     *("observed", "report", "verify", "top", "lost"),
     *("topology.address", "topology.model", "topology.readings", "topology.build", "topology.visible"),
     *("topology.hwloc", "topology.nccl", "topology.xmlfile"),

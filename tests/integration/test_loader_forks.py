@@ -1,0 +1,179 @@
+"""numapin.DataLoader where a worker hangs in its fork: it is started again, and no batch is lost or told twice.
+
+The hang is made by what it is found by: a child that waits in a handler that runs at its fork, before anything of ours.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+import numapin
+from numapin.data import iterator, starting
+from numapin.forks import THREAD, may_hang
+
+if TYPE_CHECKING:
+    import mmap
+    from collections.abc import Iterator
+
+ROWS = 40
+
+
+@dataclass(slots=True)
+class Forks:
+    """How many of the next forks hang."""
+
+    num_to_hang: int = 0
+    hangs: bool = False
+
+    def before(self) -> None:
+        """Decide, in the parent."""
+        self.hangs = self.num_to_hang > 0
+        self.num_to_hang -= self.hangs
+
+    def in_child(self) -> None:
+        """Hang."""
+        while self.hangs:
+            signal.pause()
+
+
+_FORKS = Forks()
+os.register_at_fork(before=_FORKS.before, after_in_child=_FORKS.in_child)
+
+
+class Numbers(torch.utils.data.Dataset[torch.Tensor]):
+    """Rows that are filled with their index and with the worker's own random number."""
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return ROWS
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        """Return a row."""
+        return torch.cat((torch.full((8,), float(index)), torch.rand(8)))
+
+
+class Stream(IterableDataset[torch.Tensor]):
+    """The rows of each of two workers."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        """Yield this worker's."""
+        info = get_worker_info()
+        assert info is not None
+        return (torch.full((8,), float(index)) for index in range(info.id, ROWS, 2))
+
+
+def _told(batches: list[torch.Tensor], *, whole: bool) -> list[Any]:
+    """Return the batches; their first numbers, sorted, where it is open which worker makes which."""
+    return [batch.tolist() for batch in batches] if whole else sorted(float(batch[0, 0]) for batch in batches)
+
+
+@pytest.fixture
+def forks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Forks]:
+    """Give what lets forks hang; a hung one is looked for after 0.3 s, not 5."""
+    monkeypatch.setattr(iterator, "MP_STATUS_CHECK_INTERVAL", 0.3)
+    yield _FORKS
+    _FORKS.num_to_hang = 0
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dataset": Numbers(), "num_workers": 1},
+        {"dataset": Numbers(), "num_workers": 2, "persistent_workers": True},
+        {"dataset": Numbers(), "num_workers": 2, "timeout": 3},
+        {"dataset": Numbers(), "num_workers": 2, "in_order": False},
+        {"dataset": Stream(), "num_workers": 2},
+    ],
+    ids=["one", "persistent", "timeout", "any-order", "iterable"],
+)
+def test_is_started_again(forks: Forks, capfd: pytest.CaptureFixture[str], options: dict[str, Any]) -> None:
+    """Two epochs have the batches that torch's loader has, and the words of it come once."""
+    told = []
+    for loader_class, hang in ((DataLoader, 0), (numapin.DataLoader, 1)):
+        torch.manual_seed(3)
+        forks.num_to_hang = hang
+        loader = loader_class(batch_size=4, **options)
+        told.append([_told(epoch, whole=options.get("in_order", True)) for epoch in (list(loader), list(loader))])
+        assert forks.num_to_hang == 0
+        del loader
+    assert told[0] == told[1]
+    said = capfd.readouterr().err
+    assert said.count("worker 0 hung in its fork, before it ran anything, and was started again") == 1
+    assert (THREAD in said) == may_hang()
+
+
+def test_several_hang_and_again(forks: Forks) -> None:
+    """Both workers do, one of them twice."""
+    forks.num_to_hang = 3
+    assert [int(batch[0, 0]) for batch in numapin.DataLoader(Numbers(), 4, num_workers=2)] == list(range(0, ROWS, 4))
+
+
+def test_one_that_always_hangs_is_an_error(forks: Forks) -> None:
+    """It names the way out; nothing is left."""
+    forks.num_to_hang = 255
+    with pytest.raises(RuntimeError, match=r"worker 0 hung in its fork 4 times.*forkserver"):
+        list(numapin.DataLoader(Numbers(), 4, num_workers=1))
+
+
+def test_the_users_time_out_holds(forks: Forks) -> None:
+    """A time-out below the time after which a hung worker is looked for is torch's error."""
+    forks.num_to_hang = 1
+    with pytest.raises(RuntimeError, match=r"DataLoader timed out after 0.2 seconds"):
+        list(numapin.DataLoader(Numbers(), 4, num_workers=1, timeout=0.2))
+
+
+def test_an_iterator_that_is_dropped_ends_them(forks: Forks) -> None:
+    """At once, also where SIGTERM has a handler, which a child inherits that never comes to run it."""
+    former = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        forks.num_to_hang = 1
+        loader = iter(numapin.DataLoader(Numbers(), 4, num_workers=2))
+        time.sleep(0.3)
+        began = time.monotonic()
+        del loader
+        assert time.monotonic() - began < 2
+    finally:
+        signal.signal(signal.SIGTERM, former)
+
+
+class Process:
+    """A worker's process that begins in the moment in which it is killed."""
+
+    pid = None
+    page: mmap.mmap
+
+    def kill(self) -> None:
+        """Begin."""
+        self.page[0] = 1
+
+    def join(self) -> None:
+        """Be gone."""
+
+
+def test_one_that_began_after_all_stays_dead() -> None:
+    """It may have taken a task with it: torch then says that it exited unexpectedly."""
+    context = starting.Context(multiprocessing.get_context("fork"), results=None, num_workers=1)  # type: ignore[arg-type]
+    process = Process()
+    process.page = context._page  # type: ignore[assignment]
+    processes = [process]
+    context.start_again(processes, 0)
+    assert processes == [process]
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_other_methods_know_of_none(method: str) -> None:
+    """A child that is started anew has nobody's locks; one that takes its time is left in peace."""
+    context = starting.Context(multiprocessing.get_context(method), results=None, num_workers=1)  # type: ignore[arg-type]
+    process = Process()
+    process.pid = os.getppid()  # type: ignore[assignment] # sleeps
+    assert context.hung([process]) == []  # type: ignore[list-item]
