@@ -192,9 +192,9 @@ def _name_of(number: int) -> str:
 def _value_unless_others_die(rank: Rank, answer: Answer, ranks: Sequence[Rank]) -> object:
     """Return the result or raise the error of a rank; where another dies without a word, that is why this one failed.
 
-    Its sockets, by which others notice, close before its end can be seen, and after the kernel has begun to take it
-    down. So who dies is asked before the answer is unpickled, which may import torch: seconds, in which others return,
-    or die of this error. One that leaves well is taken down, too; its answer, which has come by then, tells.
+    A dying rank closes its sockets before its end can be seen, so another may fail of that first. Who dies is asked
+    before the answer is unpickled: that may import torch, which takes seconds, in which other ranks return or die of
+    this very error. A rank that ends well looks like a dying one, too, but has answered by the time that we waited.
     """
     silent = [other for other in ranks if other.answer is None]
     dying = [other for other in silent if not other.talks or _is_exiting(other.process.pid)]

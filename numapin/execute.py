@@ -107,7 +107,7 @@ def _one_visible(environ: Mapping[str, str]) -> str | None:
         return None
     if visible.startswith("GPU-"):
         return visible
-    from numapin.topology.visible import hides_all  # as does what asks NVML about an index
+    from numapin.topology.visible import hides_all  # here: most tasks see a UUID or several GPUs, and are spared it
 
     return None if hides_all(visible) else visible
 

@@ -128,10 +128,10 @@ def is_running(pid: int, start: int | None = None, *, root: Path = LIVE) -> bool
         return True
 
 
-def is_asleep(pid: int, *, root: Path = LIVE) -> bool:
-    """Return whether a process waits for something; False where it is gone, or nobody tells."""
+def is_asleep(pid: int) -> bool:
+    """Return whether a process waits for something; False where it is gone, or may not be read."""
     try:
-        return _stat(root / "proc" / str(pid) / "stat")[1] == "S"
+        return _stat(LIVE / "proc" / str(pid) / "stat")[1] == "S"
     except (_Gone, PermissionError):
         return False
 

@@ -60,7 +60,7 @@ def slice_of(
 def _ranks_on(plan: Plan, visible: str, ask: Callable[[], GpuRef | None]) -> tuple[tuple[RankPlan, ...], GpuRef | None]:
     """Return the ranks on the one visible GPU, and what NVML calls it, where that was asked.
 
-    By its UUID, which is of one host; else by its PCI address, which is of a kind.
+    By its UUID, which one host has; else by its PCI address, which all hosts of a kind share.
     """
     if ranks := _ranks_called(plan, visible):
         return ranks, None

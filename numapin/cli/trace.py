@@ -264,7 +264,6 @@ def _show(report: Report, *, as_json: bool) -> None:
         try:
             click.echo(json_text(report.to_json()), nl=False)
         except OSError as error:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python would try again at its end
             hint = "write it elsewhere: numapin trace --read DIR --json > FILE"
             raise NumapinError(f"the report cannot be written to stdout: {error.strerror}", hint) from None
     else:

@@ -92,15 +92,19 @@ class RingIterator(_MultiProcessingDataLoaderIter):
         return data
 
     def _try_get_data(self, timeout: float = MP_STATUS_CHECK_INTERVAL) -> tuple[bool, Any]:
-        """Return whether something came, and it; workers whose fork hung are looked for when nothing did for 5 s."""
+        """Return whether something came, and it. Where nothing did for 5 s, hung workers are started again.
+
+        torch asks once for all of a user's time-out: a longer one is waited for in such pieces; after a shorter one
+        nobody is judged.
+        """
         left_s = timeout
         while True:
-            patience_s = min(left_s, MP_STATUS_CHECK_INTERVAL)
-            found: tuple[bool, Any] = super()._try_get_data(patience_s)  # type: ignore[no-untyped-call]
-            if found[0] or patience_s < MP_STATUS_CHECK_INTERVAL:
+            wait_s = min(left_s, MP_STATUS_CHECK_INTERVAL)
+            found: tuple[bool, Any] = super()._try_get_data(wait_s)  # type: ignore[no-untyped-call]
+            if found[0] or wait_s < MP_STATUS_CHECK_INTERVAL:
                 return found
             self._start_hung_again()
-            left_s -= patience_s
+            left_s -= wait_s
             if left_s <= 0:
                 return found
 
@@ -110,8 +114,8 @@ class RingIterator(_MultiProcessingDataLoaderIter):
             return
         self._unwatch()
         for number in hung:
-            self._context.start_again(self._workers, number)
-            self._path.tell(explain(number), is_refusal=False)
+            if self._context.start_again(self._workers, number):
+                self._path.tell(explain(number), is_refusal=False)
         pids = tuple(process.pid or 0 for process in self._workers)
         _set_worker_pids(id(self), pids)
         self._worker_pids_set = True
@@ -138,9 +142,8 @@ class RingIterator(_MultiProcessingDataLoaderIter):
         try:
             if hasattr(self, "_shutdown"):
                 self.__dict__.setdefault("_workers_status", [True] * len(self._workers))
-                for number in self._context.hung(
-                    self._workers
-                ):  # torch would wait for them, and SIGTERM may not end them
+                # torch would wait for these, and SIGTERM may not end them.
+                for number in self._context.hung(self._workers):
                     self._unwatch()
                     self._workers[number].kill()
                 super()._shutdown_workers()

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import mmap
 import platform
-from dataclasses import dataclass
+import sys
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from numapin import forks
@@ -25,23 +26,14 @@ if TYPE_CHECKING:
 
     from numapin.data.queues import ResultQueue
 
-MAX_STARTS: Final = 4
+_MAX_HANGS: Final = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Start:
-    """How a worker is started; `page` is shared with a forked one, which writes to its byte as its first act."""
-
-    page: mmap.mmap | None
-    number: int
-    target: Callable[..., None]
-    arguments: tuple[Any, ...]
-
-    def __call__(self) -> None:
-        """Run the worker, in its process."""
-        if self.page is not None:
-            self.page[self.number] = 1
-        worker.begin(self.target, self.arguments)
+def _work(page: mmap.mmap | None, number: int, target: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    """Run a worker, in its process; a forked one first writes to its byte of the shared page."""
+    if page is not None:
+        page[number] = 1
+    worker.begin(target, arguments)
 
 
 class Context:
@@ -50,8 +42,8 @@ class Context:
     def __init__(self, base: Any, results: ResultQueue, *, num_workers: int) -> None:  # noqa: ANN401 - a context
         self._base, self._queues = base, iter([results])
         self._page = mmap.mmap(-1, num_workers) if base.get_start_method() == "fork" else None
-        self._starts: list[_Start] = []
-        self._num_starts = [1] * num_workers
+        self._work: list[tuple[Any, ...]] = []
+        self._num_hangs = Counter[int]()
 
     def Queue(self) -> Any:  # noqa: N802, ANN401 - multiprocessing's name
         """Return the next queue."""
@@ -59,24 +51,27 @@ class Context:
 
     def Process(self, *, target: Callable[..., None], args: tuple[Any, ...]) -> BaseProcess:  # noqa: N802
         """Return the next worker's process, not yet started."""
-        start = _Start(page=self._page, number=len(self._starts), target=target, arguments=args)
-        self._starts.append(start)
-        return self._base.Process(target=start)  # type: ignore[no-any-return]
+        work = (self._page, len(self._work), target, args)
+        self._work.append(work)
+        return self._base.Process(target=_work, args=work)  # type: ignore[no-any-return]
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - Event
         """Return what is not ours."""
         return getattr(self._base, name)
 
     def hung(self, processes: Sequence[BaseProcess]) -> list[int]:
-        """Return the numbers of workers that sleep and have not run a line of ours. It takes time to get that far."""
+        """Return the numbers of workers that sleep and have not run a line of ours.
+
+        One that is well can look like that just after its start: ask only after some seconds.
+        """
         return [
             number
             for number, process in enumerate(processes)
             if not self._has_begun(number) and is_asleep(process.pid or 0)
         ]
 
-    def start_again(self, processes: list[Any], number: int) -> None:
-        """Kill a hung worker and put one that was started anew in its place.
+    def start_again(self, processes: list[Any], number: int) -> bool:
+        """Kill a hung worker; return whether one that was started anew took its place.
 
         One that has begun after all stays dead, since a task may be gone with it. Raises RuntimeError for a worker that
         has hung too often.
@@ -84,16 +79,16 @@ class Context:
         processes[number].kill()
         processes[number].join()
         if self._has_begun(number):
-            return
-        if self._num_starts[number] == MAX_STARTS:
+            return False
+        self._num_hangs[number] += 1
+        if self._num_hangs[number] == _MAX_HANGS:
             raise RuntimeError(
-                f"DataLoader worker {number} hung in its fork {MAX_STARTS} times: a lock is held there that nobody "
+                f"DataLoader worker {number} hung in its fork {_MAX_HANGS} times: a lock is held there that nobody "
                 'gives back; start workers otherwise: multiprocessing_context="forkserver"'
             )
-        self._num_starts[number] += 1
-        processes[number] = self._base.Process(target=self._starts[number])
-        processes[number].daemon = True
+        processes[number] = self._base.Process(target=_work, args=self._work[number], daemon=True)
         processes[number].start()
+        return True
 
     def _has_begun(self, number: int) -> bool:
         return self._page is None or self._page[number] == 1
@@ -102,9 +97,9 @@ class Context:
 def explain(number: int) -> str:
     """Return what to tell of a worker that was started again."""
     text = f"worker {number} hung in its fork, before it ran anything, and was started again"
-    if forks.may_hang():
+    if forks.may_hang(sys.version_info[:3]):
         return (
-            f"{text}: Python {platform.python_version()} forgets a lock there ({forks.THREAD}); update it to "
+            f"{text}: Python {platform.python_version()} forgets a lock there ({forks.ISSUE}); update it to "
             f'{forks.MENDED} or later, or say multiprocessing_context="forkserver"'
         )
     return f'{text}: a library holds a lock there; it cannot happen with multiprocessing_context="forkserver"'

@@ -39,8 +39,8 @@ STORES: Final = Check(
 PYTHON: Final = Check(
     name="python",
     where="sys.version_info",
-    why="Where threads of C++ ask for the GIL, as gloo's do, a DataLoader worker of an older one now and then hangs in "
-    "its fork: torch's loader waits for it for ever, numapin's starts it again.",
+    why="Before 3.11.10 a forked DataLoader worker can hang before its first line, where a thread of C++, as gloo's, "
+    "was asking for the GIL: torch's loader then waits for ever, numapin's starts the worker again.",
 )
 NCCL: Final = Check(
     name="nccl",
@@ -122,7 +122,7 @@ def python(live: Live, _topology: Topology) -> Finding:
     version = ".".join(map(str, live.python))
     if forks.may_hang(live.python):
         return PYTHON.warning(
-            f"{version}: forked children can hang ({forks.THREAD})", remedy=f"use Python {forks.MENDED} or later"
+            f"{version}: forked children can hang ({forks.ISSUE})", remedy=f"use Python {forks.MENDED} or later"
         )
     return PYTHON.ok(version)
 

@@ -72,7 +72,7 @@ def fail_in(rank: str, folder: str) -> None:
 class Slow(Exception):  # noqa: N818 - a user's own
     """An exception that is unpickled in the parent when rank 0 is over, as one that first imports torch there.
 
-    Rank 0 leaves its number in a folder, and ends when this leaves a file "unpickled".
+    Rank 0 leaves its process id in a folder, and ends when this leaves a file "unpickled".
     """
 
     def __init__(self, folder: str, raised_in: int) -> None:

@@ -1,4 +1,4 @@
-"""numapin.DataLoader where a worker hangs in its fork: it is started again, and no batch is lost or told twice.
+"""numapin.DataLoader where a worker hangs in its fork: it is started again, and no batch is lost or given twice.
 
 The hang is made by what it is found by: a child that waits in a handler that runs at its fork, before anything of ours.
 """
@@ -8,8 +8,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,10 +20,10 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 import numapin
 from numapin.data import iterator, starting
-from numapin.forks import THREAD, may_hang
+from numapin.forks import ISSUE, may_hang
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
-    import mmap
     from collections.abc import Iterator
 
 ROWS = 40
@@ -71,7 +73,7 @@ class Stream(IterableDataset[torch.Tensor]):
         return (torch.full((8,), float(index)) for index in range(info.id, ROWS, 2))
 
 
-def _told(batches: list[torch.Tensor], *, whole: bool) -> list[Any]:
+def _values(batches: list[torch.Tensor], *, whole: bool) -> list[Any]:
     """Return the batches; their first numbers, sorted, where it is open which worker makes which."""
     return [batch.tolist() for batch in batches] if whole else sorted(float(batch[0, 0]) for batch in batches)
 
@@ -103,13 +105,13 @@ def test_is_started_again(forks: Forks, capfd: pytest.CaptureFixture[str], optio
         torch.manual_seed(3)
         forks.num_to_hang = hang
         loader = loader_class(batch_size=4, **options)
-        told.append([_told(epoch, whole=options.get("in_order", True)) for epoch in (list(loader), list(loader))])
+        told.append([_values(epoch, whole=options.get("in_order", True)) for epoch in (list(loader), list(loader))])
         assert forks.num_to_hang == 0
         del loader
     assert told[0] == told[1]
     said = capfd.readouterr().err
     assert said.count("worker 0 hung in its fork, before it ran anything, and was started again") == 1
-    assert (THREAD in said) == may_hang()
+    assert (ISSUE in said) == may_hang(sys.version_info[:3])
 
 
 def test_several_hang_and_again(forks: Forks) -> None:
@@ -137,43 +139,30 @@ def test_an_iterator_that_is_dropped_ends_them(forks: Forks) -> None:
     former = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
         forks.num_to_hang = 1
-        loader = iter(numapin.DataLoader(Numbers(), 4, num_workers=2))
-        time.sleep(0.3)
+        held: list[Any] = [iter(numapin.DataLoader(Numbers(), 4, num_workers=2))]
+        assert wait_until(lambda: held[0]._context.hung(held[0]._workers) == [0], limit_s=60)
         began = time.monotonic()
-        del loader
+        held.clear()
         assert time.monotonic() - began < 2
     finally:
         signal.signal(signal.SIGTERM, former)
 
 
-class Process:
-    """A worker's process that begins in the moment in which it is killed."""
-
-    pid = None
-    page: mmap.mmap
-
-    def kill(self) -> None:
-        """Begin."""
-        self.page[0] = 1
-
-    def join(self) -> None:
-        """Be gone."""
-
-
-def test_one_that_began_after_all_stays_dead() -> None:
+def test_one_that_began_after_all_stays_dead(forks: Forks) -> None:
     """It may have taken a task with it: torch then says that it exited unexpectedly."""
     context = starting.Context(multiprocessing.get_context("fork"), results=None, num_workers=1)  # type: ignore[arg-type]
-    process = Process()
-    process.page = context._page  # type: ignore[assignment]
-    processes = [process]
-    context.start_again(processes, 0)
+    forks.num_to_hang = 1
+    processes = [process := context.Process(target=print, args=())]
+    process.start()
+    assert wait_until(lambda: context.hung(processes) == [0], limit_s=60)
+    context._page[0] = 1  # type: ignore[index] # forked: there is one
+    assert context.start_again(processes, 0) is False
     assert processes == [process]
+    assert not process.is_alive()
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_other_methods_know_of_none(method: str) -> None:
     """A child that is started anew has nobody's locks; one that takes its time is left in peace."""
     context = starting.Context(multiprocessing.get_context(method), results=None, num_workers=1)  # type: ignore[arg-type]
-    process = Process()
-    process.pid = os.getppid()  # type: ignore[assignment] # sleeps
-    assert context.hung([process]) == []  # type: ignore[list-item]
+    assert context.hung([SimpleNamespace(pid=os.getppid())]) == []  # type: ignore[list-item] # it sleeps

@@ -112,29 +112,8 @@ class TestTracing:
         path = script(tmp_path, TRAIN.format(sleep=0, workers=0))
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
-        meeting = (
-            "--nnodes",
-            "2",
-            "--rdzv-backend",
-            "c10d",
-            "--rdzv-endpoint",
-            f"127.0.0.1:{port}",
-            "--rdzv-id",
-            "two",
-        )
-        options = (
-            *TRACE,
-            *meeting,
-            "--local-addr",
-            "127.0.0.1",
-            "--steps",
-            "2",
-            "--skip",
-            "1",
-            "--output",
-            "out",
-            path,
-        )
+        meeting = f"--nnodes 2 --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:{port} --rdzv-id two"
+        options = (*TRACE, *f"{meeting} --local-addr 127.0.0.1 --steps 2 --skip 1 --output out".split(), path)
         with ThreadPoolExecutor(2) as pool:
             hosts = [future.result() for future in [pool.submit(numapin, *options, cwd=tmp_path) for _ in range(2)]]
         assert [host.status for host in hosts] == [0, 0], [host.err for host in hosts]
