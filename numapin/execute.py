@@ -47,7 +47,7 @@ def find_slice(task: Task, environ: Mapping[str, str], *, file: str | None) -> S
 
 def _found(task: Task, environ: Mapping[str, str], file: str | None) -> Slice | None:
     if file is not None:
-        return _slice(read_file(file), task, environ, source=file)
+        return _slice(read_plan_file(file), task, environ, source=file)
     if (own := _own_binding(task, environ)) is not None:
         return slices.Slice(rank=own, source=_GIVEN)
     try:
@@ -82,7 +82,7 @@ def _virtual_rank(task: Task, environ: Mapping[str, str]) -> int | None:
     return rank % task.size if is_torchs and rank is not None and task.size else None
 
 
-def read_file(path: str) -> str:
+def read_plan_file(path: str) -> str:
     """Return the text of the file that the user named, which may be anybody's, or a pipe. Raises MachineError."""
     try:
         with open(path, "rb") as file:

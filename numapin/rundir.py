@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.errors import NumapinError
 from numapin.stderr import say
-from numapin.writing import replace, unwritten
+from numapin.writing import unwritten, write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, MutableMapping
@@ -83,7 +83,7 @@ def write_json(folder: str, name: str, content: object) -> None:
         os.makedirs(folder, mode=0o700, exist_ok=True)  # $XDG_RUNTIME_DIR goes when the user logs out; the job goes on
     except OSError as error:
         raise unwritten(path, error, _REMEDY) from None
-    replace(path, json.dumps(content, indent=1) + "\n", remedy=_REMEDY)
+    write_whole(path, json.dumps(content, indent=1) + "\n", remedy=_REMEDY)
 
 
 def hand_over(plan: dict[str, object], run_dir: str, environ: MutableMapping[str, str]) -> None:

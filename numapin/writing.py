@@ -20,7 +20,7 @@ def write_text_to(path: str, text: str, *, remedy: str) -> None:
     Raises NumapinError that names it.
     """
     if not is_special(path):
-        replace(os.path.realpath(path), text, remedy=remedy)  # the link stays, and what it leads to is replaced
+        write_whole(os.path.realpath(path), text, remedy=remedy)  # the link stays, and what it leads to is replaced
         return
     try:
         # Without O_NONBLOCK a pipe that nobody reads would hold whoever opens it.
@@ -37,7 +37,7 @@ def is_special(path: str) -> bool:
     return os.path.exists(path) and not os.path.isfile(os.path.realpath(path))
 
 
-def replace(path: str, text: str, *, remedy: str) -> None:
+def write_whole(path: str, text: str, *, remedy: str) -> None:
     """Write under another name and rename; nothing is left of what failed. Raises NumapinError that names the file."""
     folder, name = os.path.split(path)
     temporary = os.path.join(folder, f".{name}.{os.urandom(8).hex()}")  # hosts and containers share folders and pids

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 _OF_WRITING: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE, errno.EBADF}
+"""What write fails with: a full disk or quota, a closed pipe or terminal."""
 
 _COMMANDS: Final = {
     "run": "Run a training script, one bound rank per GPU. Replaces torchrun.",
@@ -115,9 +116,9 @@ def leave(status: str | int | None) -> NoReturn:
 
     Python would try again when it ends, and make every status 120.
     """
-    if error := _forgotten("stdout"):
+    if error := _flush_or_drop("stdout"):
         status = status or _unwritten(error)
-    _forgotten("stderr")
+    _flush_or_drop("stderr")
     sys.exit(status)
 
 
@@ -128,7 +129,7 @@ def _unwritten(error: OSError) -> int:
     return 1
 
 
-def _forgotten(name: str) -> OSError | None:
+def _flush_or_drop(name: str) -> OSError | None:
     """Write what is left of a stream; where that fails, have no such stream any more, and return why."""
     try:
         if (stream := getattr(sys, name)) is not None:

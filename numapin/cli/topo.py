@@ -129,10 +129,10 @@ def _check(form: str, plan_file: str | None, output: Path | None) -> None:
 
 def _plan(topology: Topology, file: str, *, is_this_host: bool) -> Plan:
     """Read a saved plan, or make the one of `numapin plan`."""
-    from numapin.execute import read_file
+    from numapin.execute import read_plan_file
     from numapin.plan import Plan, default_num_ranks, make_plan
     from numapin.request import Request
 
     if file == _NEW_PLAN:
         return make_plan(topology, Request(num_ranks=default_num_ranks(topology, is_this_host=is_this_host)))
-    return Plan.from_json(read_file(file), source=file)
+    return Plan.from_json(read_plan_file(file), source=file)
