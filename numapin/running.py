@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 _MAX_RANKS: Final = 4096
-_LIST: Final = "name the processes of one with --pid PID,…"
+_LIST: Final = "name the processes of one with: numapin verify --pid PID,… (or numapin top)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ def find_run(named: str | None, environ: Mapping[str, str]) -> RunningJob:
         raise UsageError("no run of numapin goes on here for this user", _LIST)
     if len(live) > 1:
         names = "\n".join(f"    {_title(folder)}" for folder in live)
-        raise UsageError(f"{len(live)} runs go on:\n{names}", "name one: numapin verify NAME, numapin top NAME")
+        raise UsageError(f"{len(live)} runs go on:\n{names}", "name one: numapin verify NAME (or numapin top)")
     return read_run(live[0])
 
 
@@ -80,7 +80,7 @@ def read_run(folder: Path) -> RunningJob:
     except OSError as error:
         raise MachineError(f"{error.filename} cannot be read: {error.strerror}", "run this as the job's user") from None
     if not rundir.is_live(str(folder)):
-        raise UsageError(f"run {folder.name} is over", "see those that go on with: numapin verify, numapin top")
+        raise UsageError(f"run {folder.name} is over", "see those that go on with: numapin verify")
     for record in records:
         if record.local_rank not in {rank.local_rank for rank in plan.ranks}:
             raise MachineError(f"{record.path}: the plan has no rank {record.local_rank}", "start the job again")

@@ -25,6 +25,7 @@ from numapin.cli.options import topology_from
 from numapin.cli.output import json_text, write
 from numapin.stderr import say
 from numapin.view import bench_layouts as layouts
+from numapin.writing import write_text_to
 
 if TYPE_CHECKING:
     from numapin.bench.model import Report
@@ -195,7 +196,7 @@ def exec_(**given: Any) -> None:  # noqa: ANN401 - click passes options by name
     plan = make_plan(topology_from(gpu_nodes=None), Request(num_ranks=1))
     with TemporaryDirectory() as folder:
         path = Path(folder, "plan.json")
-        path.write_text(json.dumps(plan.to_json()), encoding="utf-8")
+        write_text_to(str(path), json.dumps(plan.to_json()), remedy="make room, or set TMPDIR")
         benchmark = exec_cases.exec_benchmark(given["peers"], plan=str(path), num_samples=given["samples"])
         settings = {"num_samples": given["samples"], "peers_are": {n: exec_cases.PEERS[n][1:] for n in given["peers"]}}
         run(benchmark, read_machine(), settings, given=given, layout=layouts.EXEC)

@@ -6,6 +6,7 @@ numapin.bench/1), and in the files that were named: JSON, a plot as SVG.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from contextlib import suppress
@@ -115,7 +116,7 @@ def _check_files(given: Mapping[str, Any]) -> None:
     files = {name: given[name] for name in ("output", "plot", "save") if given.get(name) is not None}
     for name, path in files.items():
         require_writable(path, option=f"--{name}")
-    if len({path.resolve() for path in files.values()}) < len(files):
+    if len({os.path.realpath(path) for path in files.values()}) < len(files):
         names = " and ".join(f"--{name}" for name in files)
         raise UsageError(f"{names} name one file twice", "give each a name of its own")
 

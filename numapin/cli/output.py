@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from contextlib import nullcontext, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -18,7 +19,6 @@ from numapin.writing import is_special, write_text_to
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
 
     from rich.console import RenderableType
 
@@ -69,6 +69,6 @@ def require_writable(path: Path | None, *, option: str) -> None:
     """Raise UsageError where `write` could not write a file later on, before time is spent on what it is to hold."""
     if path is None:
         return
-    place = path if is_special(str(path)) else path.resolve().parent
+    place = path if is_special(str(path)) else Path(os.path.realpath(path)).parent
     if path.is_dir() or not os.access(place, os.W_OK):
         raise UsageError(f"{path} cannot be written", f"choose another file for {option}")

@@ -13,6 +13,7 @@ import shutil
 import sys
 import time
 import zlib
+from collections import Counter
 from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
@@ -103,8 +104,9 @@ def _reads(arguments: Sequence[str]) -> bool:
 @click.argument("others", nargs=-1, type=click.Path(path_type=Path))
 def _read_command(first: Path, others: tuple[Path, ...], output: Path | None, *, as_json: bool) -> None:
     """Read Chrome traces, of several ranks perhaps, or the folders of earlier runs."""
+    written = [] if output is None else [os.path.realpath(output / name) for name in (_REPORT, _TIMELINE)]
     for path in (first, *others):
-        if output is not None and path.resolve() in [(output / name).resolve() for name in (_REPORT, _TIMELINE)]:
+        if os.path.realpath(path) in written:
             raise UsageError(f"--output {output} would overwrite {path}", "choose another folder")
     report = _read((first, *others))
     if output is not None:
@@ -181,14 +183,27 @@ def _read(paths: Sequence[Path], settings: Settings | None = None) -> Report:
     notes: list[str] = []
     for path in paths:
         if path.is_dir():
+            in_folders: list[Analysis] = []
             for folder in _with_ranks(path):
                 notes += _missing(folder, settings)
-                analyses += _found(folder, notes)
+                in_folders += _found(folder, notes)
+            _require_one_run(path, in_folders)
+            analyses += in_folders
         else:
             analyses.append(analyse(read_trace(_load(path), source=path.name)))
     if not analyses:
         raise NumapinError(f"nothing was traced: {'; '.join(notes)}", _remedy(notes))
     return make_report(analyses, notes)
+
+
+def _require_one_run(folder: Path, analyses: Sequence[Analysis]) -> None:
+    """Raise UsageError where the folders of hosts are of several runs, or of a job that was put back."""
+    ranks = [analysis.trace.rank for analysis in analyses if analysis.trace.rank is not None]
+    if twice := [rank for rank, times in Counter(ranks).items() if times > 1]:
+        raise UsageError(
+            f"{folder} has the traces of several runs: rank {min(twice)} is there more than once",
+            f"name the folders of one run: numapin trace --read {folder}/HOST-PID …",
+        )
 
 
 def _with_ranks(folder: Path) -> list[Path]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 import time
+import weakref
+from multiprocessing import util
 from typing import TYPE_CHECKING, Any, Final
 
 import torch.multiprocessing
@@ -19,9 +21,10 @@ from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
 from torch.utils.data.dataloader import _DatasetKind, _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
 
 from numapin import containers
+from numapin.data import starting
 from numapin.data.opening import Parcel
 from numapin.data.path import path_of
-from numapin.data.starting import Context, explain
+from numapin.data.starting import Context
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -64,6 +67,7 @@ class RingIterator(_MultiProcessingDataLoaderIter):
         )
         super().__init__(changed)
         self._profile_name = _NAME.format(_MultiProcessingDataLoaderIter.__name__)
+        util.Finalize(self, _end_hung_of, (weakref.ref(self),), exitpriority=10)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:  # noqa: ANN401, FBT001, FBT002 - torch's
         self._last_s = None
@@ -94,14 +98,13 @@ class RingIterator(_MultiProcessingDataLoaderIter):
     def _try_get_data(self, timeout: float = MP_STATUS_CHECK_INTERVAL) -> tuple[bool, Any]:
         """Return whether something came, and it. Where nothing did for 5 s, hung workers are started again.
 
-        torch asks once for all of a user's time-out: a longer one is waited for in such pieces; after a shorter one
-        nobody is judged.
+        torch asks once for all of a user's time-out: it is waited for in such pieces.
         """
         left_s = timeout
         while True:
-            wait_s = min(left_s, MP_STATUS_CHECK_INTERVAL)
+            wait_s = min(left_s, starting.PATIENCE_S)
             found: tuple[bool, Any] = super()._try_get_data(wait_s)  # type: ignore[no-untyped-call]
-            if found[0] or wait_s < MP_STATUS_CHECK_INTERVAL:
+            if found[0]:
                 return found
             self._start_hung_again()
             left_s -= wait_s
@@ -109,16 +112,21 @@ class RingIterator(_MultiProcessingDataLoaderIter):
                 return found
 
     def _start_hung_again(self) -> None:
-        hung = self._context.hung(self._workers)
+        hung = [number for number in self._context.hung(self._workers) if self._context.is_due(number)]
         if not hung:
             return
         self._unwatch()
         for number in hung:
             if self._context.start_again(self._workers, number):
-                self._path.tell(explain(number), is_refusal=False)
-        pids = tuple(process.pid or 0 for process in self._workers)
-        _set_worker_pids(id(self), pids)
+                self._path.tell(starting.explain(number), is_refusal=False)
+        _set_worker_pids(id(self), tuple(process.pid or 0 for process in self._workers))
         self._worker_pids_set = True
+
+    def _end_hung(self) -> None:
+        """End workers that torch and, at exit, multiprocessing would wait for: SIGTERM may not end them."""
+        for number in self._context.hung(self._workers):
+            self._unwatch()
+            self._workers[number].kill()
 
     def _unwatch(self) -> None:
         """Keep torch's handler of SIGCHLD from raising for workers that we kill."""
@@ -142,16 +150,19 @@ class RingIterator(_MultiProcessingDataLoaderIter):
         try:
             if hasattr(self, "_shutdown"):
                 self.__dict__.setdefault("_workers_status", [True] * len(self._workers))
-                # torch would wait for these, and SIGTERM may not end them.
-                for number in self._context.hung(self._workers):
-                    self._unwatch()
-                    self._workers[number].kill()
+                self._end_hung()
                 super()._shutdown_workers()
         finally:
             if getattr(self, "_shutdown", True):  # not when Python ends
                 gone = not any(process.is_alive() for process in getattr(self, "_workers", ()))
                 self._task_info = {}
                 self._lane.end(workers_are_gone=gone)
+
+
+def _end_hung_of(iterator: weakref.ref[RingIterator]) -> None:
+    """Before multiprocessing waits for the workers of an iterator that is still there at exit."""
+    if (left := iterator()) is not None:
+        left._end_hung()  # noqa: SLF001
 
 
 class DeviceIterator(_SingleProcessDataLoaderIter):

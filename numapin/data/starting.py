@@ -10,9 +10,11 @@ do still lies in its queue.
 from __future__ import annotations
 
 import mmap
+import os
 import platform
+import signal
 import sys
-from collections import Counter
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 from numapin import forks
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
     from numapin.data.queues import ResultQueue
 
+PATIENCE_S: Final = 5.0  # as often as torch looks after its workers
 _MAX_HANGS: Final = 4
 
 
@@ -43,7 +46,8 @@ class Context:
         self._base, self._queues = base, iter([results])
         self._page = mmap.mmap(-1, num_workers) if base.get_start_method() == "fork" else None
         self._work: list[tuple[Any, ...]] = []
-        self._num_hangs = Counter[int]()
+        self._num_hangs = [0] * num_workers
+        self._started_s = [0.0] * num_workers
 
     def Queue(self) -> Any:  # noqa: N802, ANN401 - multiprocessing's name
         """Return the next queue."""
@@ -52,6 +56,7 @@ class Context:
     def Process(self, *, target: Callable[..., None], args: tuple[Any, ...]) -> BaseProcess:  # noqa: N802
         """Return the next worker's process, not yet started."""
         work = (self._page, len(self._work), target, args)
+        self._started_s[len(self._work)] = time.monotonic()
         self._work.append(work)
         return self._base.Process(target=_work, args=work)  # type: ignore[no-any-return]
 
@@ -62,7 +67,7 @@ class Context:
     def hung(self, processes: Sequence[BaseProcess]) -> list[int]:
         """Return the numbers of workers that sleep and have not run a line of ours.
 
-        One that is well can look like that just after its start: ask only after some seconds.
+        One that is well can look like that just after its start.
         """
         return [
             number
@@ -70,24 +75,33 @@ class Context:
             if not self._has_begun(number) and is_asleep(process.pid or 0)
         ]
 
+    def is_due(self, number: int) -> bool:
+        """Return whether a hung worker has had its time, twice as long after each start: a handler may take some."""
+        return time.monotonic() - self._started_s[number] >= PATIENCE_S * (1 << self._num_hangs[number])
+
     def start_again(self, processes: list[Any], number: int) -> bool:
         """Kill a hung worker; return whether one that was started anew took its place.
 
-        One that has begun after all stays dead, since a task may be gone with it. Raises RuntimeError for a worker that
-        has hung too often.
+        One that has begun after all goes on. Raises RuntimeError for a worker that has hung too often.
         """
-        processes[number].kill()
-        processes[number].join()
+        process = processes[number]
+        os.kill(process.pid, signal.SIGSTOP)  # between a look and the end of it nothing may begin
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
         if self._has_begun(number):
+            os.kill(process.pid, signal.SIGCONT)
             return False
+        process.kill()
+        process.join()
         self._num_hangs[number] += 1
         if self._num_hangs[number] == _MAX_HANGS:
             raise RuntimeError(
                 f"DataLoader worker {number} hung in its fork {_MAX_HANGS} times: a lock is held there that nobody "
                 'gives back; start workers otherwise: multiprocessing_context="forkserver"'
             )
-        processes[number] = self._base.Process(target=_work, args=self._work[number], daemon=True)
-        processes[number].start()
+        again = self._base.Process(target=_work, args=self._work[number], daemon=True)
+        self._started_s[number] = time.monotonic()
+        again.start()
+        processes[number] = again
         return True
 
     def _has_begun(self, number: int) -> bool:

@@ -25,10 +25,11 @@ _RANK: Final = "RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LO
 # Which node answers is said, and not found by comparing names; and each node goes by the name that Slurm reaches it by.
 _MEETING: Final = 'PET_RDZV_CONF="is_host=$((SLURM_NODEID == 0))" PET_LOCAL_ADDR="$SLURMD_NODENAME"'
 # In the grace time of a preemption Slurm tells the steps and not the batch script, and a job that ends in it is over.
-# Gang scheduling may set PreemptTime, too; it suspends the job and lets it go on, and both times stay.
-_PREEMPTED: Final = (
-    'job=$(scontrol show job "$SLURM_JOB_ID") && [[ $job =~ PreemptTime=[0-9] && ! $job =~ SuspendTime=[0-9] ]]'
-)
+# Gang scheduling may set PreemptTime, too, before it suspends the job, which goes on later; both times stay.
+# SuspendTime is when a job was last suspended or resumed (slurm.h).
+_PREEMPTED: Final = """\
+job=$(SLURM_TIME_FORMAT=standard scontrol show job "$SLURM_JOB_ID") && [[ $job =~ PreemptTime=([0-9][0-9T:-]*) ]] &&
+    left=${BASH_REMATCH[1]} && [[ ! $job =~ SuspendTime=([0-9][0-9T:-]*) || $left > ${BASH_REMATCH[1]} ]]"""
 
 
 def build(request: JobRequest) -> str:

@@ -270,7 +270,7 @@ def test_images_of_apptainer(engine: str, cluster: Cluster) -> None:
     assert words[-len(HOSTILE) :] == list(HOSTILE)
 
 
-_TIME = "2026-11-21T10:00:00"
+_TIME, _LATER = "2026-11-21T10:00:00", "2026-11-21T10:00:01"
 _LIMITED = [*_SHAPE, "--time", "1h", "--signal", "60"]
 
 
@@ -298,7 +298,14 @@ def test_a_job_that_was_told_nothing_is_done(engine: str, cluster: Cluster) -> N
 @pytest.mark.parametrize("status", [0, 3])
 @pytest.mark.parametrize(
     ("preempted", "suspended", "goes_back"),
-    [("None", "None", False), (_TIME, "None", True), (_TIME, _TIME, False), ("None", _TIME, False)],
+    [
+        ("None", "None", False),
+        (_TIME, "None", True),
+        (_TIME, _TIME, False),  # by the gang scheduler, which then suspended it
+        (_TIME, _LATER, False),  # and let it go on
+        (_LATER, _TIME, True),  # after it had been suspended once
+        ("None", _TIME, False),
+    ],
 )
 def test_a_preempted_job_goes_back_and_a_suspended_one_has_ended(
     preempted: str, suspended: str, goes_back: object, status: int, cluster: Cluster

@@ -5,9 +5,11 @@ The hang is made by what it is found by: a child that waits in a handler that ru
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -19,12 +21,14 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 import numapin
-from numapin.data import iterator, starting
+from numapin.data import starting
 from numapin.forks import ISSUE, may_hang
+from numapin.observe import is_asleep
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 ROWS = 40
 
@@ -35,6 +39,7 @@ class Forks:
 
     num_to_hang: int = 0
     hangs: bool = False
+    delay_s: float = 0
 
     def before(self) -> None:
         """Decide, in the parent."""
@@ -42,7 +47,8 @@ class Forks:
         self.num_to_hang -= self.hangs
 
     def in_child(self) -> None:
-        """Hang."""
+        """Hang, or only wait."""
+        time.sleep(self.delay_s)
         while self.hangs:
             signal.pause()
 
@@ -80,10 +86,10 @@ def _values(batches: list[torch.Tensor], *, whole: bool) -> list[Any]:
 
 @pytest.fixture
 def forks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Forks]:
-    """Give what lets forks hang; a hung one is looked for after 0.3 s, not 5."""
-    monkeypatch.setattr(iterator, "MP_STATUS_CHECK_INTERVAL", 0.3)
+    """Give what lets forks hang; a hung one is looked for after 0.1 s, not 5."""
+    monkeypatch.setattr(starting, "PATIENCE_S", 0.1)
     yield _FORKS
-    _FORKS.num_to_hang = 0
+    _FORKS.num_to_hang, _FORKS.delay_s = 0, 0
     assert not multiprocessing.active_children()
 
 
@@ -128,10 +134,47 @@ def test_one_that_always_hangs_is_an_error(forks: Forks) -> None:
 
 
 def test_the_users_time_out_holds(forks: Forks) -> None:
-    """A time-out below the time after which a hung worker is looked for is torch's error."""
+    """It is torch's error, however often a hung worker is started again until then."""
+    forks.num_to_hang = 3
+    with pytest.raises(RuntimeError, match=r"DataLoader timed out after 0.5 seconds"):
+        list(numapin.DataLoader(Numbers(), 4, num_workers=1, timeout=0.5))
+
+
+def test_a_handler_may_take_its_time(forks: Forks) -> None:
+    """A library's own, which makes a child sleep for longer than a hung one is given at first."""
+    forks.delay_s = 0.25
+    assert len(list(numapin.DataLoader(Numbers(), 4, num_workers=1))) == ROWS // 4
+
+
+def test_a_start_that_fails_is_its_own_error(forks: Forks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No process that never was is waited for afterwards."""
     forks.num_to_hang = 1
-    with pytest.raises(RuntimeError, match=r"DataLoader timed out after 0.2 seconds"):
-        list(numapin.DataLoader(Numbers(), 4, num_workers=1, timeout=0.2))
+    loader = iter(numapin.DataLoader(Numbers(), 4, num_workers=2))
+
+    def refuse() -> int:
+        raise BlockingIOError(errno.EAGAIN, "no more processes")
+
+    with monkeypatch.context() as changed:
+        changed.setattr(os, "fork", refuse)
+        with pytest.raises(BlockingIOError, match="no more processes"):
+            list(loader)
+    del loader
+
+
+def test_one_that_is_left_at_exit_holds_nobody(tmp_path: Path) -> None:
+    """Also where SIGTERM has a handler, as in scripts that save before they end."""
+    script = tmp_path / "left.py"
+    script.write_text(
+        "import os, signal, time, numapin\n"
+        "hang = True\n"
+        "def in_child():\n"
+        "    while hang: signal.pause()\n"
+        "os.register_at_fork(after_in_child=in_child)\n"
+        "signal.signal(signal.SIGTERM, lambda *_: None)\n"
+        "left = iter(numapin.DataLoader(range(8), num_workers=1))\n"
+        "while not left._context.hung(left._workers): time.sleep(0.02)\n"
+    )
+    subprocess.run([sys.executable, script], check=True, timeout=60)
 
 
 def test_an_iterator_that_is_dropped_ends_them(forks: Forks) -> None:
@@ -148,8 +191,8 @@ def test_an_iterator_that_is_dropped_ends_them(forks: Forks) -> None:
         signal.signal(signal.SIGTERM, former)
 
 
-def test_one_that_began_after_all_stays_dead(forks: Forks) -> None:
-    """It may have taken a task with it: torch then says that it exited unexpectedly."""
+def test_one_that_began_after_all_goes_on(forks: Forks) -> None:
+    """It may have taken a task already."""
     context = starting.Context(multiprocessing.get_context("fork"), results=None, num_workers=1)  # type: ignore[arg-type]
     forks.num_to_hang = 1
     processes = [process := context.Process(target=print, args=())]
@@ -157,8 +200,9 @@ def test_one_that_began_after_all_stays_dead(forks: Forks) -> None:
     assert wait_until(lambda: context.hung(processes) == [0], limit_s=60)
     context._page[0] = 1  # type: ignore[index] # forked: there is one
     assert context.start_again(processes, 0) is False
-    assert processes == [process]
-    assert not process.is_alive()
+    assert wait_until(lambda: is_asleep(process.pid or 0), limit_s=60)  # and is not stopped
+    process.kill()
+    process.join()
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])

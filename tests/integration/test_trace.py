@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shutil
 import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -120,6 +121,9 @@ class TestTracing:
         assert len(list((tmp_path / "out").glob("*/report.json"))) == 2
         done = numapin("trace", "--read", "out", "--json", cwd=tmp_path)
         assert sorted(rank["rank"] for rank in json.loads(done.out)["ranks"]) == [0, 1]
+        shutil.copytree(next((tmp_path / "out").iterdir()), tmp_path / "out" / "host-of-another-run")
+        done = numapin("trace", "--read", "out", "--json", cwd=tmp_path)
+        assert (done.status, "out has the traces of several runs: rank " in done.err) == (2, True)
 
     def test_json_and_two_ranks(self, tmp_path: Path) -> None:
         """With --json stdout is JSON only, with both ranks; what the script prints is on stderr."""
