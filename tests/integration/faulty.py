@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -42,6 +43,10 @@ def wait_for(pattern, count=1):
 """
 
 
+def _in_shared_memory() -> set[str]:
+    return {path.name for path in Path("/dev/shm").iterdir()}  # noqa: S108 - looked at only
+
+
 class Job:
     """One launcher and its ranks, all of them marked by a variable in their environment.
 
@@ -61,6 +66,7 @@ class Job:
         command = [*NUMAPIN, "run", *ours] if launcher == "numapin" else [*TORCHRUN]
         if launcher == "torchrun" and "--rdzv-endpoint" not in options:
             command += ON_LOOPBACK
+        self.shared_before = _in_shared_memory()
         with (folder / f"err-{self.token}").open("w") as err:
             self.process = subprocess.Popen(
                 [*command, *options, script(folder, PRELUDE + text), str(self.marks)],
@@ -104,7 +110,8 @@ class Job:
         wait_until(lambda: not self.processes(), limit_s=patience_s)
         left = self.processes()
         facts = [f"{len(left)} process{'es' if len(left) > 1 else ''} left" if left else "no process left"]
-        if shared := [path.name for path in Path("/dev/shm").iterdir() if any(str(pid) in path.name for pid in pids)]:  # noqa: S108 - looked at only
+        names = _in_shared_memory() - self.shared_before
+        if shared := [name for name in names if pids & set(map(int, re.findall(r"\d+", name)))]:
             facts.append(f"shared memory left: {', '.join(shared)}")
         return "; ".join([*facts, *self._files()])
 

@@ -263,6 +263,7 @@ class TestSessions:
         assert [run.skipped is None for run in found] == [True, False, True]
         before, after = pids(found)
         assert before != after
+        assert not list(Path("/dev/shm").glob(f"torch_{before}_*"))  # noqa: S108 - torch's place
 
 
 class TestCases:
