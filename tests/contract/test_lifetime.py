@@ -82,7 +82,10 @@ def test_abandoned_a_hundred_times(loader_class: LoaderClass, persistent: bool) 
     held, memory = Holdings.now(), resident_bytes()
     for _ in range(90):
         abandon(loader, next(taken))
-    assert not grown(held)
+    more = grown(held)
+    before, after = more.pop("shared_maps", (0, 0))
+    assert not more
+    assert after - before < 9  # slots are made as batches need them, on a slow machine some after ten epochs
     assert resident_bytes() - memory < 16 << 20
 
 
