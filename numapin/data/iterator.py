@@ -24,7 +24,6 @@ from numapin import containers
 from numapin.data import starting
 from numapin.data.opening import Parcel
 from numapin.data.path import path_of
-from numapin.data.starting import Context
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -58,7 +57,7 @@ class RingIterator(_MultiProcessingDataLoaderIter):
         if pins:
             self._lane.results.open_in_thread(path.bind_this_thread, self._lane.opener.open)
         base = loader.multiprocessing_context or torch.multiprocessing
-        self._context = Context(base, self._lane.results, num_workers=loader.num_workers)
+        self._context = starting.Context(base, self._lane.results, num_workers=loader.num_workers)
         changed = _Changed(
             loader,
             multiprocessing_context=self._context,

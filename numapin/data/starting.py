@@ -40,7 +40,10 @@ def _work(page: mmap.mmap | None, number: int, target: Callable[..., None], argu
 
 
 class Context:
-    """A multiprocessing context whose queues are ours: torch's iterator makes the one for results first."""
+    """A multiprocessing context whose queues are ours, and whose workers can be started again.
+
+    torch's iterator makes the queue for results first.
+    """
 
     def __init__(self, base: Any, results: ResultQueue, *, num_workers: int) -> None:  # noqa: ANN401 - a context
         self._base, self._queues = base, iter([results])
