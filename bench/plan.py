@@ -39,7 +39,7 @@ def call_ms(topology: Topology, bind: Bind) -> float:
 def topo_s() -> float:
     """Time one process."""
     start = time.perf_counter()
-    subprocess.run([sys.executable, "-m", "numapin.cli.main", "topo", "--json"], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([sys.executable, "-m", "numapin", "topo", "--json"], check=True, stdout=subprocess.DEVNULL)
     return time.perf_counter() - start
 
 

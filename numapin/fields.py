@@ -7,8 +7,7 @@ that names the file and the element, such as "dgx.json: nodes[3].distances: …"
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from numapin import cpulist
 from numapin.errors import MachineFileError
@@ -19,8 +18,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Fields:
+class Fields(NamedTuple):
     """One JSON object, where it stands in which file, and the hint for an error in it."""
 
     source: str
@@ -100,7 +98,7 @@ class Fields:
         value = self.values.get(key)
         if not isinstance(value, dict):
             raise self._wrong(key, "an object", value)
-        return replace(self, where=self._at(key), values=value)
+        return self._replace(where=self._at(key), values=value)
 
     def optional_mapping(self, key: str) -> Fields | None:
         """Return an object or None."""
@@ -120,7 +118,7 @@ class Fields:
         if not isinstance(value, dict):
             raise self._wrong(at, "an object", value)
         try:
-            return decode(replace(self, where=self._at(at), values=value))
+            return decode(self._replace(where=self._at(at), values=value))
         except ValueError as error:
             raise self.error(at, str(error)) from None
 

@@ -7,8 +7,7 @@ values.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from numapin.errors import UsageError
 
@@ -38,8 +37,7 @@ _GROUP: Final = r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?"  # compiled only where Slu
 _SAY: Final = "numapin exec --local-rank N --local-size N -- command"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class Task(NamedTuple):
     """One process of a host. `size` None is unknown; `told_by` are the variables or options, with their values.
 
     The first of them told the rank, the others, if any, the size. `variable` is the name of the first, None where the
@@ -67,7 +65,7 @@ def find_task(environ: Mapping[str, str], *, rank: int | None = None, size: int 
     """
     task = _given(environ, rank, size) if rank is not None else _told(environ)
     if size is not None and rank is None:
-        task = replace(task, size=size, told_by=(task.told_by[0], f"--local-size={size}"))
+        task = task._replace(size=size, told_by=(task.told_by[0], f"--local-size={size}"))
     if task.size is not None and task.rank >= task.size:
         raise UsageError(f"local rank {task.rank} is not below the local size {task.size}: {_and(task.told_by)}", _SAY)
     return task
@@ -107,7 +105,7 @@ def _given(environ: Mapping[str, str], rank: int, size: int | None) -> Task:
         told = _told(environ)
     except UsageError:
         return task  # what the user overrules need not make sense
-    return replace(task, size=told.size, told_by=(*task.told_by, *told.told_by[1:]))
+    return task._replace(size=told.size, told_by=(*task.told_by, *told.told_by[1:]))
 
 
 def _told(environ: Mapping[str, str]) -> Task:
@@ -127,7 +125,7 @@ def _told(environ: Mapping[str, str]) -> Task:
         outer.append(f"{_SLURM}={slurm} does not count beside {first.variable}")
     elif _in_step(environ):
         others.append(_slurm_task(environ))
-    return replace(_sized(first, others), notes=tuple(outer))
+    return _sized(first, others)._replace(notes=tuple(outer))
 
 
 def _sized(first: Task, others: list[Task]) -> Task:
@@ -138,7 +136,7 @@ def _sized(first: Task, others: list[Task]) -> Task:
     known = next((other for other in others if other.rank == first.rank and other.size not in (None, 1)), None)
     if first.size is not None or known is None:
         return first
-    return replace(first, size=known.size, told_by=(*first.told_by, *known.told_by[1:]))
+    return first._replace(size=known.size, told_by=(*first.told_by, *known.told_by[1:]))
 
 
 def _agree(first: Task, other: Task) -> bool:
@@ -186,7 +184,7 @@ def _slurm_task(environ: Mapping[str, str]) -> Task:
     task = _task(environ, _SLURM, ())
     names = (_SLURM_SIZE, "SLURM_NODEID") if "SLURM_NODEID" in environ else (_SLURM_SIZE,)
     told_by = (*task.told_by, *(f"{name}={environ[name]}" for name in names))
-    return replace(task, size=_slurm_size(environ), told_by=told_by)
+    return task._replace(size=_slurm_size(environ), told_by=told_by)
 
 
 def _slurm_size(environ: Mapping[str, str]) -> int | None:

@@ -35,7 +35,7 @@ def main() -> int:
 
 def train(run_dir: str) -> str:
     """Run the example and return what it printed; its output is shown as it comes."""
-    command = [sys.executable, "-m", "numapin.cli.main", "run", *number_of_ranks(), str(EXAMPLE)]
+    command = [sys.executable, "-m", "numapin", "run", *number_of_ranks(), str(EXAMPLE)]
     print("$ numapin", *command[3:-1], "examples/train_ddp.py", flush=True)
     lines = []
     with subprocess.Popen(
@@ -53,7 +53,7 @@ def train(run_dir: str) -> str:
 def number_of_ranks() -> list[str]:
     """Ask for two ranks where no GPU decides the number."""
     topo = subprocess.run(
-        [sys.executable, "-m", "numapin.cli.main", "topo", "--json"], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "numapin", "topo", "--json"], capture_output=True, text=True, check=True
     )
     return [] if any(gpu["visible"] for gpu in json.loads(topo.stdout)["gpus"]) else ["--nproc-per-node", "2"]
 

@@ -18,7 +18,7 @@ _TORCHRUN: Final = (sys.executable, "-m", "torch.distributed.run")
 PEERS: Final = {
     BASELINE: _TORCHRUN,
     "torchrun-numa": (*_TORCHRUN, "--numa-binding=node"),
-    "numapin": (sys.executable, "-m", "numapin.cli.main", "run"),
+    "numapin": (sys.executable, "-m", "numapin", "run"),
 }
 
 # In one piece, because ranks share the file.

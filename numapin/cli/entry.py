@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Become the command of a plain `numapin exec`, or run the command line."""
+    gc.disable()  # looking for garbage among what is imported takes some 7 ms; cli.main puts it on again
     if sys.argv[1:2] == ["exec"]:
         _exec(sys.argv[2:])
     from numapin.cli.main import main as run_command_line
@@ -64,7 +65,6 @@ def _exec(arguments: Sequence[str]) -> None:
     line = read_line(arguments)
     if line is None:
         return
-    gc.disable()  # collections would take 10 ms of the imports; the command replaces this process
     from numapin.errors import NumapinError
     from numapin.execute import enter, find_slice
 
@@ -79,8 +79,3 @@ def _exec(arguments: Sequence[str]) -> None:
         from numapin.cli.main import fail
 
         fail(error)
-    gc.enable()
-
-
-if __name__ == "__main__":
-    main()

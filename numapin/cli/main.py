@@ -6,6 +6,7 @@ Comes in: sys.argv. Goes out: an exit status (0 ok; 1 a rank failed; 2 usage; 3 
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import signal
 import sys
@@ -53,6 +54,7 @@ class _LazyGroup(click.Group):
         if cmd_name not in _COMMANDS:
             return None
         command: click.Command = getattr(import_module(f"numapin.cli.{cmd_name}"), cmd_name)
+        gc.enable()  # cli.entry put it off
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -138,7 +140,3 @@ def _flush_or_drop(name: str) -> OSError | None:
         setattr(sys, name, None)
         return error
     return None
-
-
-if __name__ == "__main__":
-    main()

@@ -5,9 +5,9 @@ Comes in: `Readings` of one machine. Goes out: its `Topology`, in which every GP
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations, count
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from numapin import cpulist
 from numapin.errors import UsageError
@@ -179,8 +179,7 @@ def _within(allowed: frozenset[int] | None, there: frozenset[int]) -> frozenset[
 # --- GPUs and their nodes --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Evidence:
+class _Evidence(NamedTuple):
     """What is known about where one device is."""
 
     nodes: tuple[Node, ...]

@@ -6,7 +6,6 @@ Comes in: the live host, or a path to a description of one. Goes out: one `Topol
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -56,8 +55,7 @@ def _read_host(environ: Mapping[str, str]) -> Topology:
     from_sysfs = _read_root(Path("/"), source="live")
     nccl_nodes, nccl_notes = _nccl_nodes(environ.get("NCCL_TOPO_FILE"))
     online, num_nodes = frozenset(reading.cpu for reading in from_sysfs.cpus), len(from_sysfs.nodes)
-    readings = replace(
-        from_sysfs,
+    readings = from_sysfs._replace(
         host=os.uname().nodename,
         allowed_cpus=frozenset(os.sched_getaffinity(0)),
         nvml=read_nvml(),
@@ -66,12 +64,12 @@ def _read_host(environ: Mapping[str, str]) -> Topology:
     )
     nodes = read_libnuma()
     if nodes is not None:
-        readings = replace(readings, nodes=nodes.nodes, allowed_nodes=nodes.allowed_nodes)
+        readings = readings._replace(nodes=nodes.nodes, allowed_nodes=nodes.allowed_nodes)
     elif num_nodes > 1:
         note = (
             "the kernel forbids get_mempolicy (seccomp): nodes come from sysfs; add --cap-add SYS_NICE to the container"
         )
-        readings = replace(readings, notes=(*readings.notes, note))
+        readings = readings._replace(notes=(*readings.notes, note))
     try:
         return build(
             readings,

@@ -9,8 +9,7 @@ on a node that does not exist; it frees no bitmask. All three are guarded here.
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from numapin import cpulist
 from numapin.errors import LibnumaError
@@ -18,8 +17,7 @@ from numapin.native import INSTALL_LIBNUMA
 from numapin.topology.readings import NodeReading
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LibnumaReadings:
+class LibnumaReadings(NamedTuple):
     """The nodes that exist, and those that this process may allocate from."""
 
     nodes: tuple[NodeReading, ...]

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from numapin import cpulist, native
 from numapin.topology.address import pci_address
@@ -54,8 +54,7 @@ _NO_DRIVER: Final = frozenset({9, 12})
 """What NVML answers where there is no driver: "driver not loaded" and, from pynvml, "library not found"."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Device:
+class _Device(NamedTuple):
     """One GPU that answered. `far_ends` counts its active NVLinks by where they lead."""
 
     handle: object

@@ -8,8 +8,8 @@ Unknown is None throughout: a reader never turns -1 into a node.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from numapin.topology.model import Mig, NicKind, Pcie
 
@@ -49,8 +49,7 @@ def pcie_width(lanes: int | None) -> int | None:
     return lanes if lanes in _WIDTHS else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CpuReading:
+class CpuReading(NamedTuple):
     """One online CPU: the CPUs of its core (itself included), its package, and the CPUs that share its L3."""
 
     cpu: int
@@ -59,15 +58,14 @@ class CpuReading:
     l3: frozenset[int] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeReading:
+class NodeReading(NamedTuple):
     """One online node."""
 
     id: int
     cpus: frozenset[int]
     memory_bytes: int | None = None
     free_bytes: int | None = None
-    distances: Mapping[int, int] = field(default_factory=dict)
+    distances: Mapping[int, int] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,8 +114,7 @@ class NvmlReading:
     """Whether the driver keeps the GPU initialised while nobody uses it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NvmlReadings:
+class NvmlReadings(NamedTuple):
     """All that NVML told. `gpus` is None where there was no NVML to ask, and `notes` then say why.
 
     `driver` is the version of the driver's libraries. `broken` says that there is a driver which should have answered,
@@ -131,16 +128,14 @@ class NvmlReadings:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuLoad:
+class GpuLoad(NamedTuple):
     """What a GPU does now: the share of time in which a kernel ran, and what it receives over PCIe in 1e9 bytes/s."""
 
     busy_share: float | None = None
     h2d_gbps: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Readings:
+class Readings(NamedTuple):
     """Everything the readers saw of one machine.
 
     `nccl_nodes` maps PCI addresses to nodes, from the file that NCCL_TOPO_FILE names.
@@ -155,5 +150,5 @@ class Readings:
     pci: tuple[PciReading, ...] = ()
     gpu_memory_nodes: frozenset[int] = frozenset()
     nvml: NvmlReadings = NvmlReadings(gpus=None)
-    nccl_nodes: Mapping[str, int] = field(default_factory=dict)
+    nccl_nodes: Mapping[str, int] = {}
     notes: tuple[str, ...] = ()

@@ -22,8 +22,8 @@ instance of each GPU instance, beside whole GPUs. A `Gpu` has one CUDA index, so
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from numapin.errors import UsageError
 from numapin.topology.address import pci_order
@@ -39,16 +39,14 @@ _UUID_DIGITS: Final = 32
 _HIDE_ALL: Final = frozenset({"", "-1", "nodevfiles", "void", "none"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Device:
+class _Device(NamedTuple):
     """What one entry names: a GPU, or one MIG instance of it."""
 
     gpu: Gpu
     mig: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Choice:
+class _Choice(NamedTuple):
     """The devices that CUDA shows, in its order; None is that nobody can tell from here."""
 
     devices: tuple[_Device, ...] | None

@@ -38,7 +38,7 @@ class TestStreams:
     @pytest.mark.parametrize("command", ["plan", "plan --json", "topo --help", "--version"])
     def test_full_stdout(self, command: str, unbuffered: str) -> None:
         """It is an error in words."""
-        line = f"{sys.executable} -m numapin.cli.main {command} > /dev/full"
+        line = f"{sys.executable} -m numapin {command} > /dev/full"
         done = call("sh", "-c", line, PYTHONUNBUFFERED=unbuffered)
         assert done.err == "numapin: error: stdout cannot be written: No space left on device\n"
         assert done.status == 1
@@ -49,14 +49,14 @@ class TestStreams:
     )
     def test_full_stderr(self, command: str, status: int, unbuffered: str) -> None:
         """The status is what it is without."""
-        line = f"{sys.executable} -m numapin.cli.main {command} 2> /dev/full"
+        line = f"{sys.executable} -m numapin {command} 2> /dev/full"
         assert call("sh", "-c", line, PYTHONUNBUFFERED=unbuffered).status == status
 
     def test_a_reader_that_has_seen_enough(self) -> None:
         """What `| head` leaves unread makes no message."""
         reader, writer = os.pipe()
         os.close(reader)
-        command = [sys.executable, "-m", "numapin.cli.main", "topo", "--json"]
+        command = [sys.executable, "-m", "numapin", "topo", "--json"]
         with open(writer, "wb") as stdout:  # noqa: PTH123 - a descriptor
             done = subprocess.run(command, stdout=stdout, stderr=-1, check=False, env=environment(PYTHONUNBUFFERED=""))
         assert (done.returncode, done.stderr) == (1, b"")
@@ -81,6 +81,15 @@ class TestStart:
         code = f"import sys; from numapin.cli.main import numapin; numapin({command!r}, standalone_mode=False)"
         done = call(sys.executable, "-c", f"{code}; sys.exit('torch' in sys.modules)")
         assert done.status == 0, done.err
+
+    def test_garbage_is_collected_again(self) -> None:
+        """It is not while the modules are imported; a command that runs for weeks must have it on."""
+        code = (
+            "import atexit, gc, sys; from numapin.cli.entry import main; sys.argv[1:] = ['topo', '--json']; "
+            "atexit.register(lambda: print(gc.isenabled(), file=sys.stderr)); main()"
+        )
+        done = call(sys.executable, "-c", code)
+        assert (done.status, done.err) == (0, "True\n")
 
     @pytest.mark.alone
     def test_topo_takes_at_most_150_ms(self) -> None:
@@ -135,7 +144,7 @@ class TestTopo:
         for form in ("tree", "matrix"):
             code = "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]) >> 8)"
             done = call(
-                *(sys.executable, "-c", code, sys.executable, "-m", "numapin.cli.main"),
+                *(sys.executable, "-c", code, sys.executable, "-m", "numapin"),
                 *("topo", "--format", form, "--machine", dgx),
                 COLUMNS="100",
                 TERM="dumb",
@@ -236,7 +245,7 @@ class TestBadMachines:
 def test_completion_of_run() -> None:
     """The shell completes our options of `run` without importing torch."""
     done = call(
-        *(sys.executable, "-m", "numapin.cli.main"),
+        *(sys.executable, "-m", "numapin"),
         COMP_WORDS="numapin run --b",
         COMP_CWORD="2",
         _NUMAPIN_COMPLETE="bash_complete",

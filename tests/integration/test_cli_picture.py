@@ -105,7 +105,7 @@ def test_the_plan_of_a_run(tmp_path: Path) -> None:
 def test_a_terminal_is_spared_the_source(form: str, dgx: str) -> None:
     """On a terminal a picture without --output is status 2 and the command that writes the file."""
     code = "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]) >> 8)"
-    command = (sys.executable, "-m", "numapin.cli.main", "topo", "--format", form, "--machine", dgx)
+    command = (sys.executable, "-m", "numapin", "topo", "--format", form, "--machine", dgx)
     done = call(sys.executable, "-c", code, *command, TERM="dumb")
     assert done.status == 2
     assert f"hint: numapin topo --format {form} --output topo.{form}" in done.out

@@ -293,7 +293,7 @@ def test_help_and_completion() -> None:
     """The option is in run --help with its words, and the shell completes it."""
     assert "--dataloader torch|numapin" in " ".join(numapin("run", "--help", COLUMNS="100").out.split())
     done = call(
-        *(sys.executable, "-m", "numapin.cli.main"),
+        *(sys.executable, "-m", "numapin"),
         COMP_WORDS="numapin run --da",
         COMP_CWORD="2",
         _NUMAPIN_COMPLETE="bash_complete",

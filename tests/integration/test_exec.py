@@ -19,7 +19,7 @@ from tests.needs import needs_two_cpus
 if TYPE_CHECKING:
     from tests.nvml.fake import FakeNvml
 
-ENTRY = (sys.executable, "-m", "numapin.cli.entry")
+ENTRY = (sys.executable, "-m", "numapin")
 """The installed program, which reads plain lines without click; NUMAPIN is click's way."""
 
 CPUS = sorted(os.sched_getaffinity(0))

@@ -13,7 +13,7 @@ import pytest
 from numapin.topology.discover import discover
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-NUMAPIN = [sys.executable, "-m", "numapin.cli.main"]
+NUMAPIN = [sys.executable, "-m", "numapin"]
 CUDA_SEES = """
 import ctypes, uuid
 cuda, count, name = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), (ctypes.c_ubyte * 16)()

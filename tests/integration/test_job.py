@@ -478,7 +478,7 @@ class TestCommand:
     def test_words_that_are_no_text_are_refused(self) -> None:
         """A file name that is not UTF-8 cannot be held by a script that is."""
         done = subprocess.run(
-            [sys.executable, "-m", "numapin.cli.main", "job", "slurm", "--gpus-per-node", "1", b"\xff.py"],
+            [sys.executable, "-m", "numapin", "job", "slurm", "--gpus-per-node", "1", b"\xff.py"],
             capture_output=True,
             env=environment(),
             check=False,

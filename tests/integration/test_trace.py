@@ -405,7 +405,7 @@ class TestReading:
     def test_stdout_that_cannot_be_written(self, tmp_path: Path) -> None:
         """A full or closed stdout is an error of one line, without a traceback."""
         (tmp_path / "a.json").write_text(json.dumps(loop(compute=5).content()))
-        command = f"{sys.executable} -m numapin.cli.main trace --json"
+        command = f"{sys.executable} -m numapin trace --json"
         done = call("sh", "-c", f"{command} --read a.json > /dev/full", cwd=tmp_path)
         assert (done.status, "No space left" in done.err, "Traceback" in done.err) == (1, True, False), done.err
         script(tmp_path, "")

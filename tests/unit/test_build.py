@@ -285,7 +285,7 @@ def test_nvml_notes_only_where_a_gpu_is_missed() -> None:
     silent = NvmlReadings(gpus=None, notes=("no NVML",))
     nic = _device(OTHER, interfaces=_interfaces("eth0"))
     assert build(_readings(nvml=silent, pci=(nic,))).notes == ()
-    broken = replace(silent, broken=True)
+    broken = silent._replace(broken=True)
     assert build(_readings(nvml=broken, pci=(nic,))).notes == ("no NVML",)
     assert "no NVML" in build(_readings(nvml=silent, pci=(_device(node=0),))).notes
 
@@ -496,7 +496,7 @@ def test_affinity_that_is_only_the_cpuset_tells_nothing() -> None:
         ),
     )
     assert build(readings).gpus[0].node == 0
-    inside = replace(readings, allowed_cpus=frozenset(range(4)), allowed_nodes=frozenset({0}))
+    inside = readings._replace(allowed_cpus=frozenset(range(4)), allowed_nodes=frozenset({0}))
     assert build(inside).gpus[0].node is None
-    elsewhere = replace(readings, allowed_cpus=frozenset(range(2, 8)), allowed_nodes=frozenset({0, 1}))
+    elsewhere = readings._replace(allowed_cpus=frozenset(range(2, 8)), allowed_nodes=frozenset({0, 1}))
     assert build(elsewhere).gpus[0].node == 0

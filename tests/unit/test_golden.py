@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,7 +42,7 @@ def readings_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Rea
         from_sysfs = read_sysfs(write_root(machine, tmp_path_factory.mktemp("root")), source=name)
         xml = nccl_xml(machine)
         nccl = nccl_nodes(xmlfile.parse(xml, source="nccl.xml")) if xml else {}
-        return replace(from_sysfs, nvml=nvml_readings(machine), nccl_nodes=nccl)
+        return from_sysfs._replace(nvml=nvml_readings(machine), nccl_nodes=nccl)
 
     return read
 
@@ -177,13 +176,13 @@ def test_nvml_order_is_not_rank_order(readings_of: Callable[[str], Readings]) ->
 def test_no_other_machine_needs_nvml_to_find_its_nodes(name: str, readings_of: Callable[[str], Readings]) -> None:
     """Without NVML the kernel alone puts every GPU, by its PCI address, on the same node."""
     with_nvml = build(readings_of(name))
-    without = build(replace(readings_of(name), nvml=NvmlReadings(gpus=None)))
+    without = build(readings_of(name)._replace(nvml=NvmlReadings(gpus=None)))
     assert {gpu.pci: gpu.node for gpu in without.gpus} == {gpu.pci: gpu.node for gpu in with_nvml.gpus}
 
 
 def test_gpus_that_no_source_places_stay_unplaced(readings_of: Callable[[str], Readings]) -> None:
     """NDv4 without its NCCL file: -1 is not node 0; every rank runs unbound, says so, and may be told by the user."""
-    topology = build(replace(readings_of("4node-24cpu-8gpu-nosysfs"), nccl_nodes={}))
+    topology = build(readings_of("4node-24cpu-8gpu-nosysfs")._replace(nccl_nodes={}))
     plan = make_plan(topology, Request())
     assert {(gpu.node, gpu.node_source) for gpu in topology.gpus} == {(None, None)}
     assert {(rank.node, cpulist.render(rank.cpus), rank.exact, rank.memory) for rank in plan.ranks} == {

@@ -50,7 +50,7 @@ LAYERS = (
     ("topology.model", "topology.readings"),
     ("topology.build", "topology.visible", "topology.hwloc", "topology.nccl", "topology.xmlfile"),
     ("allot", "allot_memory", "plan", "slices", "task_plan", "report", "verify", "top"),
-    ("cli",),
+    ("cli", "__main__"),
 )
 
 

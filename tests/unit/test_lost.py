@@ -52,7 +52,7 @@ def nvml(*numbers: int) -> NvmlReadings:
 
 def test_a_gpu_that_is_gone() -> None:
     """The rank of the GPU that NVML no longer shows is named, though the others have new indices; so is NVML's word."""
-    now = replace(nvml(1, 2), notes=("GPU 0 is left out: Timeout",))
+    now = nvml(1, 2)._replace(notes=("GPU 0 is left out: Timeout",))
     with pytest.raises(NumapinError, match="GPU 0 is left out: Timeout") as caught:
         require_gpus(plan([gpu(0), gpu(1), gpu(2)]), [now])
     assert "no longer shows GPU 0 (GPU-0, 0000:00:00.0) of local rank 0: this host leaves" in caught.value.message

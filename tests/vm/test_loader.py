@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(TEST_LIMIT_S)]
 
 PRELOAD = ("torch.distributed.run", "torch.distributed.launcher.api", "numapin.data.loader")
-RUN = (sys.executable, "-m", "numapin.cli.main", "run", "--nproc-per-node", "2", HERE / "loader_probe.py", "placement")
+RUN = (sys.executable, "-m", "numapin", "run", "--nproc-per-node", "2", HERE / "loader_probe.py", "placement")
 ALONE = (sys.executable, "-m", "tests.vm.loader_probe")
 NODE = 1
 """What a loader outside `numapin run` asks for: not the node that a process is likelier to start on."""

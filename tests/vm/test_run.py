@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.vm, pytest.mark.timeout(TEST_LIMIT_S)]
 
 PRELOAD = ("torch.distributed.run", "torch.distributed.launcher.api")
 PROBE = HERE / "probe.py"
-NUMAPIN = (sys.executable, "-m", "numapin.cli.main", "run")
+NUMAPIN = (sys.executable, "-m", "numapin", "run")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")
 MODES = {"preferred": ("preferred", "preferred-many"), "bind": ("bind",), "interleave": ("interleave",)}
 

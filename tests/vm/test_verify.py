@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.vm, pytest.mark.timeout(TEST_LIMIT_S)]
 
 PRELOAD = ("torch.distributed.run", "torch.distributed.launcher.api")
 PROBE = HERE / "verify_probe.py"
-RUN = (sys.executable, "-m", "numapin.cli.main", "run", "--verify-after", "3", "--report")
+RUN = (sys.executable, "-m", "numapin", "run", "--verify-after", "3", "--report")
 REGION_MIB = 64
 LOOKS = (
     ("green", "run", "numapin verify                # as started"),

@@ -21,7 +21,7 @@ from typing import Final
 
 REGION_BYTES: Final = 64 << 20
 OUT: Final = Path(os.environ["PROBE_OUT"])
-VERIFY: Final = (sys.executable, "-m", "numapin.cli.main", "verify")
+VERIFY: Final = (sys.executable, "-m", "numapin", "verify")
 
 
 def main() -> None:
