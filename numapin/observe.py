@@ -128,12 +128,12 @@ def is_running(pid: int, start: int | None = None, *, root: Path = LIVE) -> bool
         return True
 
 
-def is_asleep(pid: int) -> bool:
-    """Return whether a process waits for something; False where it is gone, or may not be read."""
+def state_of(pid: int) -> str | None:
+    """Return a process's state ("S" sleeps, "T" is stopped: proc_pid_stat(5)), None where it cannot be read."""
     try:
-        return _stat(LIVE / "proc" / str(pid) / "stat")[1] == "S"
-    except (_Gone, PermissionError):
-        return False
+        return _stat(LIVE / "proc" / str(pid) / "stat")[1]
+    except (_Gone, OSError):  # not ours, or no descriptor is left
+        return None
 
 
 def environment_of(pid: int, *, root: Path = LIVE) -> dict[str, str] | None:

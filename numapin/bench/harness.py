@@ -141,7 +141,7 @@ class _Child:
                 self._process.wait(_GRACE_S)
         self._end_session()
         self._process.wait()
-        _remove_leftovers({self._process.pid, *members})  # it may be dead already
+        _remove_leftovers({self._process.pid, *members})  # one that died is not among the members
         for file in (self._stdin, self._stdout, self._errors):
             file.close()
 

@@ -49,12 +49,12 @@ class _LazyGroup(click.Group):
         return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import one command."""
+        """Import one command, and enable the garbage collection that `cli.entry` disabled for the imports."""
         del ctx
         if cmd_name not in _COMMANDS:
             return None
         command: click.Command = getattr(import_module(f"numapin.cli.{cmd_name}"), cmd_name)
-        gc.enable()  # cli.entry put it off
+        gc.enable()
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

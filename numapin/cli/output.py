@@ -69,6 +69,7 @@ def require_writable(path: Path | None, *, option: str) -> None:
     """Raise UsageError where `write` could not write a file later on, before time is spent on what it is to hold."""
     if path is None:
         return
+    # Path.resolve raises RuntimeError where links lead in a circle.
     place = path if is_special(str(path)) else Path(os.path.realpath(path)).parent
     if path.is_dir() or not os.access(place, os.W_OK):
         raise UsageError(f"{path} cannot be written", f"choose another file for {option}")

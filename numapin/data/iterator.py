@@ -126,6 +126,7 @@ class RingIterator(_MultiProcessingDataLoaderIter):
         for number in self._context.hung(self._workers):
             self._unwatch()
             self._workers[number].kill()
+            self._workers[number].join()
 
     def _unwatch(self) -> None:
         """Keep torch's handler of SIGCHLD from raising for workers that we kill."""
@@ -151,6 +152,7 @@ class RingIterator(_MultiProcessingDataLoaderIter):
                 self.__dict__.setdefault("_workers_status", [True] * len(self._workers))
                 self._end_hung()
                 super()._shutdown_workers()
+                self._end_hung()  # one whose fork was too young to be told from others
         finally:
             if getattr(self, "_shutdown", True):  # not when Python ends
                 gone = not any(process.is_alive() for process in getattr(self, "_workers", ()))

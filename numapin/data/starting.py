@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from numapin import forks
 from numapin.data import worker
 from numapin.data.queues import TaskQueue
-from numapin.observe import is_asleep
+from numapin.observe import state_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,9 +30,11 @@ if TYPE_CHECKING:
 
 PATIENCE_S: Final = 5.0  # as often as torch looks after its workers
 _MAX_HANGS: Final = 4
+_ASLEEP, _STOPPED = "S", "T"
+_STOPS_IN_S: Final = 1.0  # it takes microseconds
 
 
-def _work(page: mmap.mmap | None, number: int, target: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+def _run_worker(page: mmap.mmap | None, number: int, target: Callable[..., None], arguments: tuple[Any, ...]) -> None:
     """Run a worker, in its process; a forked one first writes to its byte of the shared page."""
     if page is not None:
         page[number] = 1
@@ -48,7 +50,7 @@ class Context:
     def __init__(self, base: Any, results: ResultQueue, *, num_workers: int) -> None:  # noqa: ANN401 - a context
         self._base, self._queues = base, iter([results])
         self._page = mmap.mmap(-1, num_workers) if base.get_start_method() == "fork" else None
-        self._work: list[tuple[Any, ...]] = []
+        self._arguments: list[tuple[Any, ...]] = []
         self._num_hangs = [0] * num_workers
         self._started_s = [0.0] * num_workers
 
@@ -58,10 +60,10 @@ class Context:
 
     def Process(self, *, target: Callable[..., None], args: tuple[Any, ...]) -> BaseProcess:  # noqa: N802
         """Return the next worker's process, not yet started."""
-        work = (self._page, len(self._work), target, args)
-        self._started_s[len(self._work)] = time.monotonic()
-        self._work.append(work)
-        return self._base.Process(target=_work, args=work)  # type: ignore[no-any-return]
+        arguments = (self._page, len(self._arguments), target, args)
+        self._started_s[len(self._arguments)] = time.monotonic()
+        self._arguments.append(arguments)
+        return self._base.Process(target=_run_worker, args=arguments)  # type: ignore[no-any-return]
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - Event
         """Return what is not ours."""
@@ -75,7 +77,7 @@ class Context:
         return [
             number
             for number, process in enumerate(processes)
-            if not self._has_begun(number) and is_asleep(process.pid or 0)
+            if not self._has_begun(number) and state_of(process.pid or 0) == _ASLEEP
         ]
 
     def is_due(self, number: int) -> bool:
@@ -88,12 +90,13 @@ class Context:
         One that has begun after all goes on. Raises RuntimeError for a worker that has hung too often.
         """
         process = processes[number]
-        os.kill(process.pid, signal.SIGSTOP)  # between a look and the end of it nothing may begin
-        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
-        if self._has_begun(number):
-            os.kill(process.pid, signal.SIGCONT)
-            return False
-        process.kill()
+        try:
+            os.kill(process.pid, signal.SIGSTOP)  # it must not begin between the look at its byte and the kill
+            if not _has_stopped(process.pid) or self._has_begun(number):
+                return False
+            process.kill()
+        finally:
+            os.kill(process.pid, signal.SIGCONT)  # also where a signal's handler raised: nobody would end it
         process.join()
         self._num_hangs[number] += 1
         if self._num_hangs[number] == _MAX_HANGS:
@@ -101,7 +104,7 @@ class Context:
                 f"DataLoader worker {number} hung in its fork {_MAX_HANGS} times: a lock is held there that nobody "
                 'gives back; start workers otherwise: multiprocessing_context="forkserver"'
             )
-        again = self._base.Process(target=_work, args=self._work[number], daemon=True)
+        again = self._base.Process(target=_run_worker, args=self._arguments[number], daemon=True)
         self._started_s[number] = time.monotonic()
         again.start()
         processes[number] = again
@@ -109,6 +112,14 @@ class Context:
 
     def _has_begun(self, number: int) -> bool:
         return self._page is None or self._page[number] == 1
+
+
+def _has_stopped(pid: int) -> bool:
+    """Return whether a process that got SIGSTOP stops, which a SIGCONT from elsewhere may prevent."""
+    deadline_s = time.monotonic() + _STOPS_IN_S
+    while (state := state_of(pid)) != _STOPPED and time.monotonic() < deadline_s:
+        time.sleep(0.0002)
+    return state == _STOPPED
 
 
 def explain(number: int) -> str:

@@ -29,7 +29,7 @@ _MEETING: Final = 'PET_RDZV_CONF="is_host=$((SLURM_NODEID == 0))" PET_LOCAL_ADDR
 # SuspendTime is when a job was last suspended or resumed (slurm.h).
 _PREEMPTED: Final = """\
 job=$(SLURM_TIME_FORMAT=standard scontrol show job "$SLURM_JOB_ID") && [[ $job =~ PreemptTime=([0-9][0-9T:-]*) ]] &&
-    left=${BASH_REMATCH[1]} && [[ ! $job =~ SuspendTime=([0-9][0-9T:-]*) || $left > ${BASH_REMATCH[1]} ]]"""
+    preempted=${BASH_REMATCH[1]} && [[ ! $job =~ SuspendTime=([0-9][0-9T:-]*) || $preempted > ${BASH_REMATCH[1]} ]]"""
 
 
 def build(request: JobRequest) -> str:

@@ -68,7 +68,7 @@ class NodeReading(NamedTuple):
     distances: Mapping[int, int] = {}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)  # its `index` would hide a tuple's
 class PciReading:
     """One PCI device that is a GPU or a NIC.
 
@@ -96,7 +96,7 @@ class PciReading:
         return not self.interfaces
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)  # its `index` would hide a tuple's
 class NvmlReading:
     """One GPU as NVML shows it. `memory_nodes` and `cpus` are None where NVML does not support the question."""
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from numapin.topology.model import Topology
-from tests.integration.launching import call, environment, numapin
+from tests.integration.launching import NUMAPIN, call, environment, numapin
 
 if TYPE_CHECKING:
     from tests.nvml.fake import FakeNvml
@@ -38,7 +38,7 @@ class TestStreams:
     @pytest.mark.parametrize("command", ["plan", "plan --json", "topo --help", "--version"])
     def test_full_stdout(self, command: str, unbuffered: str) -> None:
         """It is an error in words."""
-        line = f"{sys.executable} -m numapin {command} > /dev/full"
+        line = f"{' '.join(NUMAPIN)} {command} > /dev/full"
         done = call("sh", "-c", line, PYTHONUNBUFFERED=unbuffered)
         assert done.err == "numapin: error: stdout cannot be written: No space left on device\n"
         assert done.status == 1
@@ -49,14 +49,14 @@ class TestStreams:
     )
     def test_full_stderr(self, command: str, status: int, unbuffered: str) -> None:
         """The status is what it is without."""
-        line = f"{sys.executable} -m numapin {command} 2> /dev/full"
+        line = f"{' '.join(NUMAPIN)} {command} 2> /dev/full"
         assert call("sh", "-c", line, PYTHONUNBUFFERED=unbuffered).status == status
 
     def test_a_reader_that_has_seen_enough(self) -> None:
         """What `| head` leaves unread makes no message."""
         reader, writer = os.pipe()
         os.close(reader)
-        command = [sys.executable, "-m", "numapin", "topo", "--json"]
+        command = [*NUMAPIN, "topo", "--json"]
         with open(writer, "wb") as stdout:  # noqa: PTH123 - a descriptor
             done = subprocess.run(command, stdout=stdout, stderr=-1, check=False, env=environment(PYTHONUNBUFFERED=""))
         assert (done.returncode, done.stderr) == (1, b"")
@@ -144,7 +144,7 @@ class TestTopo:
         for form in ("tree", "matrix"):
             code = "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]) >> 8)"
             done = call(
-                *(sys.executable, "-c", code, sys.executable, "-m", "numapin"),
+                *(sys.executable, "-c", code, *NUMAPIN),
                 *("topo", "--format", form, "--machine", dgx),
                 COLUMNS="100",
                 TERM="dumb",
@@ -244,12 +244,7 @@ class TestBadMachines:
 
 def test_completion_of_run() -> None:
     """The shell completes our options of `run` without importing torch."""
-    done = call(
-        *(sys.executable, "-m", "numapin"),
-        COMP_WORDS="numapin run --b",
-        COMP_CWORD="2",
-        _NUMAPIN_COMPLETE="bash_complete",
-    )
+    done = numapin(COMP_WORDS="numapin run --b", COMP_CWORD="2", _NUMAPIN_COMPLETE="bash_complete")
     assert done.out.splitlines() == ["plain,--bind"]
 
 

@@ -10,7 +10,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from tests.integration.launching import call, numapin, script
+from tests.integration.launching import NUMAPIN, call, numapin, script
 from tests.machines.roots import load, write_root
 from tests.pictures import golden_machine
 
@@ -105,7 +105,7 @@ def test_the_plan_of_a_run(tmp_path: Path) -> None:
 def test_a_terminal_is_spared_the_source(form: str, dgx: str) -> None:
     """On a terminal a picture without --output is status 2 and the command that writes the file."""
     code = "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]) >> 8)"
-    command = (sys.executable, "-m", "numapin", "topo", "--format", form, "--machine", dgx)
+    command = (*NUMAPIN, "topo", "--format", form, "--machine", dgx)
     done = call(sys.executable, "-c", code, *command, TERM="dumb")
     assert done.status == 2
     assert f"hint: numapin topo --format {form} --output topo.{form}" in done.out

@@ -19,8 +19,8 @@ from tests.needs import needs_two_cpus
 if TYPE_CHECKING:
     from tests.nvml.fake import FakeNvml
 
-ENTRY = (sys.executable, "-m", "numapin")
-"""The installed program, which reads plain lines without click; NUMAPIN is click's way."""
+CLICK = (*NUMAPIN, "--local_rank=1")
+"""As deepspeed starts it: the first word is not "exec", so that click reads the line."""
 
 CPUS = sorted(os.sched_getaffinity(0))
 LAST = CPUS[-1]
@@ -60,7 +60,7 @@ def start(*command: str, **changes: str) -> Done:
 
 def enter(*arguments: str, **changes: str) -> Done:
     """Run `numapin exec` as the installed program does."""
-    return start(*ENTRY, "exec", *arguments, **changes)
+    return start(*NUMAPIN, "exec", *arguments, **changes)
 
 
 def become(path: str, *arguments: str, **changes: str) -> dict[str, str]:
@@ -96,7 +96,9 @@ class TestBinding:
         """No process is put between the launcher and the command, with a plan and without."""
         for options in ((), ("--bind", "none")):
             process = subprocess.Popen(
-                [*ENTRY, "exec", *options, "--", sys.executable, dump], stdout=subprocess.PIPE, env=environment(**TASK)
+                [*NUMAPIN, "exec", *options, "--", sys.executable, dump],
+                stdout=subprocess.PIPE,
+                env=environment(**TASK),
             )
             out, _ = process.communicate(timeout=60)
             assert json.loads(out)["pid"] == str(process.pid)
@@ -118,7 +120,7 @@ class TestBinding:
 
     def test_pipes_end_as_they_do(self) -> None:
         """Python ignores SIGPIPE; the command does not inherit that."""
-        done = start("sh", "-c", f"{' '.join(ENTRY)} exec -- yes | head -n 1", **TASK)
+        done = start("sh", "-c", f"{' '.join(NUMAPIN)} exec -- yes | head -n 1", **TASK)
         assert (done.status, done.out, done.err) == (0, "y\n", "")
 
 
@@ -135,7 +137,7 @@ class TestPlan:
         """A plan is made then."""
         assert become(dump, NUMAPIN_RUN_DIR=str(tmp_path), **TASK)["cpus"] == cpulist.render(CPUS)
 
-    @pytest.mark.parametrize("program", [ENTRY, NUMAPIN])
+    @pytest.mark.parametrize("program", [NUMAPIN, CLICK])
     def test_a_run_directory_with_what_is_no_plan(self, tmp_path: Path, program: tuple[str, ...]) -> None:
         """A pipe there, which nobody writes, holds no rank; nor is a folder read. What is no folder has no plan."""
         for make in (os.mkfifo, os.mkdir):
@@ -156,10 +158,10 @@ class TestPlan:
     def test_what_the_manager_gave_is_kept_to(self, dump: str, plan: str) -> None:
         """Planned CPUs outside of what the task was given are not taken: said once, and refused with --strict."""
         taskset = ("taskset", "-c", str(CPUS[0]))
-        done = start(*taskset, *ENTRY, "exec", "--plan", plan, "--", sys.executable, dump, **TASK)
+        done = start(*taskset, *NUMAPIN, "exec", "--plan", plan, "--", sys.executable, dump, **TASK)
         assert done.json_lines()[0]["cpus"] == str(CPUS[0])
         assert done.err.count(f"planned CPUs {CPUS[1]} are not among those that this task was given") == 1
-        done = start(*taskset, *ENTRY, "exec", "--plan", plan, "--strict", "--", sys.executable, dump, **TASK)
+        done = start(*taskset, *NUMAPIN, "exec", "--plan", plan, "--strict", "--", sys.executable, dump, **TASK)
         assert (done.status, done.out) == (5, "")
 
     def test_without_reading_the_machine(self, plan: str) -> None:
@@ -191,7 +193,7 @@ class TestPlan:
         path = tmp_path / "p.json"
         if text is not None:
             path.write_text(text)
-        for program in (ENTRY, NUMAPIN):
+        for program in (NUMAPIN, CLICK):
             done = start(*program, "exec", "--plan", str(path), "true", **TASK)
             assert (done.status, why in done.err, str(path) in done.err) == (status, True, True), done.err
             assert "numapin plan" in done.err
@@ -209,7 +211,7 @@ class TestLaunchers:
     def test_torchrun(self, dump: str) -> None:
         """`torchrun --no-python numapin exec` gives each rank its own CPU."""
         run = (*TORCHRUN, "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2", "--no-python")
-        ranks = self._ranks(*run, *ENTRY, "exec", "--bind", "exclusive", "--", sys.executable, dump)
+        ranks = self._ranks(*run, *NUMAPIN, "exec", "--bind", "exclusive", "--", sys.executable, dump)
         assert [rank["cpus"] for rank in ranks] == [str(cpu) for cpu in CPUS[:2]]
 
     @needs_two_cpus
@@ -218,7 +220,7 @@ class TestLaunchers:
         pytest.importorskip("accelerate")
         launch = (sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2")
         options = ("--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--no_python")
-        ranks = self._ranks(*launch, *options, *ENTRY, "exec", "--bind", "exclusive", "--", sys.executable, dump)
+        ranks = self._ranks(*launch, *options, *NUMAPIN, "exec", "--bind", "exclusive", "--", sys.executable, dump)
         assert [rank["cpus"] for rank in ranks] == [str(cpu) for cpu in CPUS[:2]]
 
     @needs_two_cpus
@@ -226,7 +228,7 @@ class TestLaunchers:
         """Its variables are known, and so is the --local_rank=N that it puts behind the program."""
         variables = {"LOCAL_RANK": "1", "LOCAL_SIZE": "2", "RANK": "1", "WORLD_SIZE": "2", "CROSS_SIZE": "1"}
         command = ("--local_rank=1", "exec", "--bind", "exclusive", "--", sys.executable, dump)
-        (rank,) = self._ranks(*ENTRY, *command, **variables)
+        (rank,) = self._ranks(*NUMAPIN, *command, **variables)
         assert rank["cpus"] == str(CPUS[1])
 
     @needs_two_cpus
@@ -234,7 +236,7 @@ class TestLaunchers:
     def test_numapin_run(self, dump: str, virtual: tuple[str, ...]) -> None:
         """A rank of `numapin run` keeps what that gave it, also where LOCAL_RANK is 0 in all of them."""
         run = (*NUMAPIN, "run", "--quiet", "--nproc-per-node", "2", "--bind", "exclusive", "--no-python", *virtual)
-        ranks = self._ranks(*run, *ENTRY, "exec", "--", sys.executable, dump)
+        ranks = self._ranks(*run, *NUMAPIN, "exec", "--", sys.executable, dump)
         assert [rank["cpus"] for rank in ranks] == [str(cpu) for cpu in CPUS[:2]]
 
     @needs_two_cpus
@@ -242,7 +244,9 @@ class TestLaunchers:
         """What `numapin run` gave counts, and not LOCAL_RANK, which --virtual-local-rank makes 0 in every rank."""
         binding = json.dumps(json.loads(Path(plan).read_text())["ranks"][1])
         (rank,) = self._ranks(
-            *ENTRY, "exec", "--", sys.executable, dump, **(TASK | TORCHS | {"LOCAL_RANK": "0"}), NUMAPIN_BINDING=binding
+            *(*NUMAPIN, "exec", "--", sys.executable, dump),
+            **(TASK | TORCHS | {"LOCAL_RANK": "0"}),
+            NUMAPIN_BINDING=binding,
         )
         assert (rank["cpus"], json.loads(rank["NUMAPIN_BINDING"])["cpus"]) == (str(CPUS[1]), str(CPUS[1]))
 
@@ -250,7 +254,7 @@ class TestLaunchers:
     def test_what_another_rank_was_given(self, dump: str, plan: str) -> None:
         """It is inherited by all that this rank starts, and is not theirs: a plan is made, and --verbose says why."""
         binding = json.dumps(json.loads(Path(plan).read_text())["ranks"][0])
-        line = (*ENTRY, "exec", "--verbose", "--", sys.executable, dump)
+        line = (*NUMAPIN, "exec", "--verbose", "--", sys.executable, dump)
         for variables in (TASK, TASK | TORCHS):
             done = start(*line, **variables, NUMAPIN_BINDING=binding)
             assert done.json_lines()[0]["cpus"] == cpulist.render(CPUS)
@@ -270,7 +274,7 @@ class TestLaunchers:
         return (sys.executable, script(folder, code, "launcher.py"))
 
     def _line(self, folder: Path, *options: str) -> str:
-        enter = (*ENTRY, "exec", "--verbose", "--bind", "exclusive", *options)
+        enter = (*NUMAPIN, "exec", "--verbose", "--bind", "exclusive", *options)
         return shlex.join((*enter, "--", sys.executable, f"{folder}/train.py"))
 
     @needs_two_cpus
@@ -432,7 +436,7 @@ class TestErrors:
 
     def test_a_policy_that_is_refused(self, dump: str) -> None:
         """Without --strict the rank runs, says once what to do, and hands that on; with it it does not start."""
-        command = (*ENTRY, "exec", "--memory", "interleave=0")
+        command = (*NUMAPIN, "exec", "--memory", "interleave=0")
         done = start(*REFUSE_POLICY, *command, "--", sys.executable, dump, **TASK)
         if "cannot install" in done.err:
             pytest.skip(done.err)
@@ -447,7 +451,7 @@ class TestErrors:
     @pytest.mark.parametrize("redirect", ["2>&-", "2>/dev/full"])
     def test_stderr_that_cannot_be_written(self, redirect: str) -> None:
         """A closed or full stderr stops no job."""
-        done = start("sh", "-c", f"{' '.join(ENTRY)} exec --verbose -- echo ran {redirect}", **TASK)
+        done = start("sh", "-c", f"{' '.join(NUMAPIN)} exec --verbose -- echo ran {redirect}", **TASK)
         assert (done.status, done.out) == (0, "ran\n")
 
 
@@ -479,8 +483,6 @@ def test_help_and_completion() -> None:
     code = "import sys; from numapin.cli.main import numapin; numapin(['exec', '--help'], standalone_mode=False)"
     done = start(sys.executable, "-c", f"{code}; sys.exit('torch' in sys.modules)")
     assert (done.status, "srun --cpu-bind=none numapin exec" in done.out) == (0, True), done.err
-    done = start(*ENTRY, _NUMAPIN_COMPLETE="bash_complete", COMP_WORDS="numapin exec --lo", COMP_CWORD="2")
-    if "--local-rank" not in done.out:  # the program's name is in the variable's
-        done = numapin(_NUMAPIN_COMPLETE="bash_complete", COMP_WORDS="numapin exec --lo", COMP_CWORD="2")
+    done = numapin(_NUMAPIN_COMPLETE="bash_complete", COMP_WORDS="numapin exec --lo", COMP_CWORD="2")
     assert "--local-rank" in done.out
     assert "--local-size" in done.out

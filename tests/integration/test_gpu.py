@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from numapin.topology.discover import discover
+from tests.integration.launching import NUMAPIN
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-NUMAPIN = [sys.executable, "-m", "numapin"]
 CUDA_SEES = """
 import ctypes, uuid
 cuda, count, name = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), (ctypes.c_ubyte * 16)()

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.integration.launching import call, environment, numapin, script
+from tests.integration.launching import NUMAPIN, call, environment, numapin, script
 from tests.jobs.cases import HOSTILE, write
 from tests.waiting import wait_until
 
@@ -123,7 +123,7 @@ class Cluster:
     def use_numapin(self) -> None:
         """Put numapin itself in the place of its stand-in."""
         root = Path(__file__).resolve().parents[2]
-        start = f"import sys; sys.path.insert(0, {str(root)!r}); from numapin.cli.main import main; main()"
+        start = f"import sys; sys.path.insert(0, {str(root)!r}); from numapin.cli.entry import main; main()"
         (self.programs / "numapin").write_text(f"#!{sys.executable}\n{start}\n")
 
     def wait_for(self, name: str) -> None:
@@ -478,7 +478,7 @@ class TestCommand:
     def test_words_that_are_no_text_are_refused(self) -> None:
         """A file name that is not UTF-8 cannot be held by a script that is."""
         done = subprocess.run(
-            [sys.executable, "-m", "numapin", "job", "slurm", "--gpus-per-node", "1", b"\xff.py"],
+            [*NUMAPIN, "job", "slurm", "--gpus-per-node", "1", b"\xff.py"],
             capture_output=True,
             env=environment(),
             check=False,

@@ -6,6 +6,7 @@ The hang is made by what it is found by: a child that waits in a handler that ru
 from __future__ import annotations
 
 import errno
+import itertools
 import multiprocessing
 import os
 import signal
@@ -23,7 +24,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 import numapin
 from numapin.data import starting
 from numapin.forks import ISSUE, may_hang
-from numapin.observe import is_asleep
+from numapin.observe import state_of
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -200,9 +201,73 @@ def test_one_that_began_after_all_goes_on(forks: Forks) -> None:
     assert wait_until(lambda: context.hung(processes) == [0], limit_s=60)
     context._page[0] = 1  # type: ignore[index] # forked: there is one
     assert context.start_again(processes, 0) is False
-    assert wait_until(lambda: is_asleep(process.pid or 0), limit_s=60)  # and is not stopped
+    assert wait_until(lambda: state_of(process.pid or 0) == "S", limit_s=60)  # and is not stopped
     process.kill()
     process.join()
+
+
+def test_one_whose_judge_is_interrupted_is_not_left_stopped(forks: Forks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C between its stop and its end: a stopped process would be nobody's to end."""
+    forks.num_to_hang = 1
+    loader = iter(numapin.DataLoader(Numbers(), 4, num_workers=1))
+    (process,) = loader._workers  # type: ignore[attr-defined] # torch's
+
+    def interrupt(pid: int) -> bool:
+        assert wait_until(lambda: state_of(pid) == "T", limit_s=60)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as changed:
+        changed.setattr(starting, "_has_stopped", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            next(loader)
+    assert wait_until(lambda: state_of(process.pid) == "S", limit_s=60)
+    assert len(list(loader)) == ROWS // 4
+
+
+def test_one_that_does_not_stop_is_looked_at_again(forks: Forks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where somebody resumes the job in that moment it is not waited for without end."""
+    monkeypatch.setattr(starting, "_STOPS_IN_S", 0.1)
+    forks.num_to_hang = 1
+    loader = iter(numapin.DataLoader(Numbers(), 4, num_workers=1))
+    context, processes = loader._context, loader._workers  # type: ignore[attr-defined] # torch's
+    assert wait_until(lambda: context.hung(processes) == [0], limit_s=60)
+    with monkeypatch.context() as changed:
+        changed.setattr(signal, "SIGSTOP", signal.SIGCONT)
+        assert context.start_again(processes, 0) is False
+    assert len(list(loader)) == ROWS // 4
+
+
+def test_one_that_hangs_while_it_is_shut_down_is_ended(forks: Forks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its fork was still at work when those that hung were looked for; SIGTERM does not end it."""
+    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.1)
+    former = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        forks.num_to_hang = 1
+        loader: Any = iter(numapin.DataLoader(Numbers(), 4, num_workers=1))
+        (process,), hung, looks = loader._workers, loader._context.hung, itertools.count()
+        assert wait_until(lambda: state_of(process.pid) == "S", limit_s=60)
+        monkeypatch.setattr(loader._context, "hung", lambda processes: hung(processes) if next(looks) else [])
+        loader._shutdown_workers()
+        assert not process.is_alive()
+    finally:
+        signal.signal(signal.SIGTERM, former)
+
+
+def test_without_descriptors_the_others_end(tmp_path: Path) -> None:
+    """What cannot be looked at keeps no iterator from ending."""
+    script = tmp_path / "full.py"
+    script.write_text(
+        "import os, resource, numapin\n"
+        "hold = iter(numapin.DataLoader(range(8), num_workers=2))\n"
+        "next(hold)\n"
+        "hold._context._page[0] = 0\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (3, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))\n"
+        "workers = hold._workers\n"
+        "del hold\n"
+        "assert not any(worker.is_alive() for worker in workers)\n"
+    )
+    done = subprocess.run([sys.executable, script], check=False, timeout=60, capture_output=True, text=True)
+    assert (done.returncode, "Exception ignored" in done.stderr) == (0, False), done.stderr
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.integration.launching import call, numapin, script
+from tests.integration.launching import NUMAPIN, call, numapin, script
 from tests.trace.made import loop
 
 if TYPE_CHECKING:
@@ -123,7 +123,18 @@ class TestTracing:
         assert sorted(rank["rank"] for rank in json.loads(done.out)["ranks"]) == [0, 1]
         shutil.copytree(next((tmp_path / "out").iterdir()), tmp_path / "out" / "host-of-another-run")
         done = numapin("trace", "--read", "out", "--json", cwd=tmp_path)
-        assert (done.status, "out has the traces of several runs: rank " in done.err) == (2, True)
+        assert (done.status, "out has the traces of several runs: rank-" in done.err) == (2, True)
+
+    def test_a_rank_that_is_restarted(self, tmp_path: Path) -> None:
+        """Both of its lives are reported, and can be read again."""
+        text = TRAIN.format(sleep=0, workers=0) + "import os\nassert os.environ['TORCHELASTIC_RESTART_COUNT'] == '1'\n"
+        options = ("--max-restarts", "1", "--steps", "2", "--skip", "1", "--output", "out")
+        done = numapin(*TRACE, *options, script(tmp_path, text), cwd=tmp_path)
+        assert done.status == 0, done.err
+        sources = ["rank-0-restart-1.trace.json", "rank-0.trace.json"]
+        assert sorted(rank["source"] for rank in report(tmp_path / "out")["ranks"]) == sources
+        done = numapin("trace", "--read", "out", "--json", cwd=tmp_path)
+        assert sorted(rank["source"] for rank in json.loads(done.out)["ranks"]) == sources
 
     def test_json_and_two_ranks(self, tmp_path: Path) -> None:
         """With --json stdout is JSON only, with both ranks; what the script prints is on stderr."""
@@ -405,7 +416,7 @@ class TestReading:
     def test_stdout_that_cannot_be_written(self, tmp_path: Path) -> None:
         """A full or closed stdout is an error of one line, without a traceback."""
         (tmp_path / "a.json").write_text(json.dumps(loop(compute=5).content()))
-        command = f"{sys.executable} -m numapin trace --json"
+        command = f"{' '.join(NUMAPIN)} trace --json"
         done = call("sh", "-c", f"{command} --read a.json > /dev/full", cwd=tmp_path)
         assert (done.status, "No space left" in done.err, "Traceback" in done.err) == (1, True, False), done.err
         script(tmp_path, "")
