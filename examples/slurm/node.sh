@@ -49,7 +49,7 @@ while [ "$heard" -gt 0 ]; do # a signal ends the waiting, not the run
 done
 trap : USR1 TERM # the run is over, and its number may be another's
 if job=$(SLURM_TIME_FORMAT=standard scontrol show job "$SLURM_JOB_ID") && [[ $job =~ PreemptTime=([0-9][0-9T:-]*) ]] &&
-    left=${BASH_REMATCH[1]} && [[ ! $job =~ SuspendTime=([0-9][0-9T:-]*) || $left > ${BASH_REMATCH[1]} ]]; then
+    preempted=${BASH_REMATCH[1]} && [[ ! $job =~ SuspendTime=([0-9][0-9T:-]*) || $preempted > ${BASH_REMATCH[1]} ]]; then
     told=1 status=0 # the ranks were told to end
 fi
 if [ "$told" = 1 ] && [ "$status" = 0 ]; then # it saved, and is not done

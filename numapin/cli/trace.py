@@ -29,7 +29,7 @@ from numapin.printable import printable
 from numapin.stderr import say
 from numapin.trace.analysis import analyse
 from numapin.trace.reading import read_trace
-from numapin.trace.report import make_report
+from numapin.trace.report import make_report, name_of
 from numapin.trace.settings import Settings
 from numapin.trace.timeline import timeline
 from numapin.writing import unwritten, write_text_to
@@ -197,14 +197,11 @@ def _read(paths: Sequence[Path], settings: Settings | None = None) -> Report:
 
 
 def _require_one_run(folder: Path, analyses: Sequence[Analysis]) -> None:
-    """Raise UsageError where the folders of hosts are of several runs, or of a job that was put back.
-
-    A rank's traces have names that differ where it was restarted, and are alike in every run.
-    """
-    files = Counter(analysis.trace.source for analysis in analyses)
-    if twice := sorted(name for name, times in files.items() if times > 1):
+    """Raise UsageError where the folders of hosts are of several runs, or of a job that was put back."""
+    lives = Counter(name_of(analysis) for analysis in analyses if analysis.trace.rank is not None)
+    if twice := [name for name, times in lives.items() if times > 1]:
         raise UsageError(
-            f"{folder} has the traces of several runs: {twice[0]} is there more than once",
+            f"{folder} has the traces of several runs: rank {min(twice)} is there more than once",
             f"name the folders of one run: numapin trace --read {folder}/HOST-PID …",
         )
 

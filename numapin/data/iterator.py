@@ -66,7 +66,7 @@ class RingIterator(_MultiProcessingDataLoaderIter):
         )
         super().__init__(changed)
         self._profile_name = _NAME.format(_MultiProcessingDataLoaderIter.__name__)
-        util.Finalize(self, _end_hung_of, (weakref.ref(self),), exitpriority=10)
+        util.Finalize(self, _end_unbegun_of, (weakref.ref(self),), exitpriority=10)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:  # noqa: ANN401, FBT001, FBT002 - torch's
         self._last_s = None
@@ -121,12 +121,11 @@ class RingIterator(_MultiProcessingDataLoaderIter):
         _set_worker_pids(id(self), tuple(process.pid or 0 for process in self._workers))
         self._worker_pids_set = True
 
-    def _end_hung(self) -> None:
-        """End workers that torch and, at exit, multiprocessing would wait for: SIGTERM may not end them."""
-        for number in self._context.hung(self._workers):
+    def _end_unbegun(self) -> None:
+        """End workers that may hang: torch and, at exit, multiprocessing would wait for them; SIGTERM may not do."""
+        for number in self._context.unbegun(self._workers):
             self._unwatch()
-            self._workers[number].kill()
-            self._workers[number].join()
+            self._context.end(self._workers[number], number)
 
     def _unwatch(self) -> None:
         """Keep torch's handler of SIGCHLD from raising for workers that we kill."""
@@ -150,9 +149,8 @@ class RingIterator(_MultiProcessingDataLoaderIter):
         try:
             if hasattr(self, "_shutdown"):
                 self.__dict__.setdefault("_workers_status", [True] * len(self._workers))
-                self._end_hung()
+                self._end_unbegun()
                 super()._shutdown_workers()
-                self._end_hung()  # one whose fork was too young to be told from others
         finally:
             if getattr(self, "_shutdown", True):  # not when Python ends
                 gone = not any(process.is_alive() for process in getattr(self, "_workers", ()))
@@ -160,10 +158,10 @@ class RingIterator(_MultiProcessingDataLoaderIter):
                 self._lane.end(workers_are_gone=gone)
 
 
-def _end_hung_of(iterator: weakref.ref[RingIterator]) -> None:
+def _end_unbegun_of(iterator: weakref.ref[RingIterator]) -> None:
     """Before multiprocessing waits for the workers of an iterator that is still there at exit."""
     if (left := iterator()) is not None:
-        left._end_hung()  # noqa: SLF001
+        left._end_unbegun()  # noqa: SLF001
 
 
 class DeviceIterator(_SingleProcessDataLoaderIter):

@@ -15,6 +15,7 @@ import platform
 import signal
 import sys
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from numapin import forks
@@ -69,35 +70,25 @@ class Context:
         """Return what is not ours."""
         return getattr(self._base, name)
 
-    def hung(self, processes: Sequence[BaseProcess]) -> list[int]:
-        """Return the numbers of workers that sleep and have not run a line of ours.
+    def unbegun(self, processes: Sequence[BaseProcess]) -> list[int]:
+        """Return the numbers of workers that have not run a line of ours."""
+        return [number for number in range(len(processes)) if not self._has_begun(number)]
 
-        One that is well can look like that just after its start.
-        """
-        return [
-            number
-            for number, process in enumerate(processes)
-            if not self._has_begun(number) and state_of(process.pid or 0) == _ASLEEP
-        ]
+    def hung(self, processes: Sequence[BaseProcess]) -> list[int]:
+        """Return the numbers of those that sleep, too. One that is well can look like that just after its start."""
+        return [number for number in self.unbegun(processes) if state_of(processes[number].pid or 0) == _ASLEEP]
 
     def is_due(self, number: int) -> bool:
         """Return whether a hung worker has had its time, twice as long after each start: a handler may take some."""
         return time.monotonic() - self._started_s[number] >= PATIENCE_S * (1 << self._num_hangs[number])
 
     def start_again(self, processes: list[Any], number: int) -> bool:
-        """Kill a hung worker; return whether one that was started anew took its place.
+        """End a hung worker; return whether one that was started anew took its place.
 
         One that has begun after all goes on. Raises RuntimeError for a worker that has hung too often.
         """
-        process = processes[number]
-        try:
-            os.kill(process.pid, signal.SIGSTOP)  # it must not begin between the look at its byte and the kill
-            if not _has_stopped(process.pid) or self._has_begun(number):
-                return False
-            process.kill()
-        finally:
-            os.kill(process.pid, signal.SIGCONT)  # also where a signal's handler raised: nobody would end it
-        process.join()
+        if not self.end(processes[number], number):
+            return False
         self._num_hangs[number] += 1
         if self._num_hangs[number] == _MAX_HANGS:
             raise RuntimeError(
@@ -110,6 +101,22 @@ class Context:
         processes[number] = again
         return True
 
+    def end(self, process: BaseProcess, number: int) -> bool:
+        """Kill a worker, unless it has begun; return whether it was killed. It holds nothing that others wait for."""
+        pid = process.pid
+        if pid is None or not process.is_alive():
+            return False
+        try:
+            os.kill(pid, signal.SIGSTOP)  # it must not begin between the look at its byte and the kill
+            if not _has_stopped(pid) or self._has_begun(number):
+                return False
+            process.kill()
+        finally:
+            with suppress(ProcessLookupError):  # somebody's handler of SIGCHLD took it away
+                os.kill(pid, signal.SIGCONT)  # also where a handler raised: nobody ends what is stopped
+        process.join()
+        return True
+
     def _has_begun(self, number: int) -> bool:
         return self._page is None or self._page[number] == 1
 
@@ -117,7 +124,7 @@ class Context:
 def _has_stopped(pid: int) -> bool:
     """Return whether a process that got SIGSTOP stops, which a SIGCONT from elsewhere may prevent."""
     deadline_s = time.monotonic() + _STOPS_IN_S
-    while (state := state_of(pid)) != _STOPPED and time.monotonic() < deadline_s:
+    while (state := state_of(pid)) not in {_STOPPED, None} and time.monotonic() < deadline_s:
         time.sleep(0.0002)
     return state == _STOPPED
 

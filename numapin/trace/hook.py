@@ -149,9 +149,7 @@ def _claim() -> Tracer | None:
     if settings is None or get_worker_info() is not None:
         return None
     rank = int(os.environ.get("RANK", "0"))
-    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    name = f"rank-{rank}" if restart == "0" else f"rank-{rank}-restart-{restart}"
-    claim = Path(settings.folder, f"{name}.json")
+    claim = Path(settings.folder, f"{_name()}.json")
     try:
         claim.touch(exist_ok=False)
     except OSError as error:
@@ -160,6 +158,7 @@ def _claim() -> Tracer | None:
     tracer = Tracer(
         settings=settings,
         rank=rank,
+        restart=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
         claim=claim,
         check=lambda: _act(Tracer.end_if_overdue),
         require_no_other=_require_no_other,
@@ -168,6 +167,12 @@ def _claim() -> Tracer | None:
     atexit.register(tracer.at_exit)
     os.register_at_fork(before=_before_fork, after_in_child=_after_fork)
     return tracer
+
+
+def _name() -> str:
+    """Return the name of this life of the rank: files of another one are not mixed up with its own."""
+    rank, restart = (os.environ.get(name, "0") for name in ("RANK", "TORCHELASTIC_RESTART_COUNT"))
+    return f"rank-{rank}" if restart == "0" else f"rank-{rank}-restart-{restart}"
 
 
 def _before_fork() -> None:
@@ -209,10 +214,9 @@ class _Loads:
             self.left = 0
 
     def _open(self) -> int | None:
-        rank = os.environ.get("RANK", "0")
-        path = Path(self.settings.loads, f"{rank}-{self.pid}")
+        path = Path(self.settings.loads, f"{_name()}.{self.pid}")
         try:
-            if _State.closed or Path(self.settings.folder, f"rank-{rank}.trace.json").exists():
+            if _State.closed or Path(self.settings.folder, f"{_name()}.trace.json").exists():
                 return None
             return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         except (OSError, ValueError):  # ValueError: a rank that is no part of a path

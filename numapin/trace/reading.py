@@ -115,6 +115,7 @@ def _trace(events: Sequence[_Event], ours: dict[str, Any], *, base_ns: float, so
     return Trace(
         source=source,
         rank=_whole(ours.get("rank")),
+        restart=_whole(ours.get("restart")) or 0,
         step_unit=step_unit,
         steps=steps,
         waits=waits,

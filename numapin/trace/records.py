@@ -82,7 +82,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """What one rank did in the traced steps.
+    """What one rank did in the traced steps. `restart` counts its lives from 0.
 
     `waits` are the loop's `next()` on a DataLoader, `loads` the making of batches wherever it went on, `pins` the
     pinning of batches; `loop_pins` is that part of it that the loop's own thread did. `operators` are the CPU's.
@@ -91,6 +91,7 @@ class Trace:
 
     source: str
     rank: int | None
+    restart: int
     step_unit: str
     steps: tuple[Span, ...]
     waits: tuple[Span, ...]

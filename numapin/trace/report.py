@@ -54,7 +54,9 @@ def make_report(analyses: Sequence[Analysis], notes: Sequence[str] = ()) -> Repo
         Shared(finding=max((one for _, one in rows), key=lambda one: one.costs), ranks=tuple(name for name, _ in rows))
         for rows in found.values()
     )
-    ordered = sorted(analyses, key=lambda analysis: (analysis.trace.rank or 0, analysis.trace.source))
+    ordered = sorted(
+        analyses, key=lambda analysis: (analysis.trace.rank or 0, analysis.trace.restart, analysis.trace.source)
+    )
     own = (note for analysis in ordered for note in analysis.trace.notes)
     return Report(
         analyses=tuple(ordered),
@@ -64,9 +66,11 @@ def make_report(analyses: Sequence[Analysis], notes: Sequence[str] = ()) -> Repo
 
 
 def name_of(analysis: Analysis) -> str:
-    """Return the rank's number, or the file where the trace does not tell it."""
-    rank = analysis.trace.rank
-    return analysis.trace.source if rank is None else str(rank)
+    """Return the rank's number and, of a later life, that; or the file where the trace does not tell it."""
+    trace = analysis.trace
+    if trace.rank is None:
+        return trace.source
+    return f"{trace.rank} (restart {trace.restart})" if trace.restart else str(trace.rank)
 
 
 def shown_parts(analyses: Sequence[Analysis]) -> list[str]:
@@ -78,6 +82,7 @@ def _rank_json(analysis: Analysis) -> dict[str, Any]:
     trace = analysis.trace
     return {
         "rank": trace.rank,
+        "restart": trace.restart,
         "source": trace.source,
         "on_gpu": trace.on_gpu,
         "step_unit": trace.step_unit,

@@ -44,6 +44,7 @@ class Tracer:
 
     settings: Settings
     rank: int
+    restart: int
     claim: Path
     check: Callable[[], None]
     require_no_other: Callable[[], None]
@@ -149,7 +150,7 @@ class Tracer:
     def finish(self, reason: str) -> None:
         """Write the trace, if a step of it is whole, and the record."""
         num_steps = max(self.begun - bool(reason), 0)  # without one that was cut short
-        own = {"rank": self.rank, "step_unit": self.step_unit, "num_steps": num_steps}
+        own = {"rank": self.rank, "restart": self.restart, "step_unit": self.step_unit, "num_steps": num_steps}
         profiler, name = self._stop(json.dumps(own | {"pins": self.pins, "loads": self._loads()})), None
         if profiler is not None and num_steps:
             name = self.claim.stem + ".trace.json"
@@ -216,7 +217,7 @@ class Tracer:
     def _loads(self) -> list[tuple[int, int, int]]:
         """Return what workers, or this process itself, loaded."""
         rows: list[tuple[int, int, int]] = []
-        for path in sorted(Path(self.settings.loads).glob(f"{self.rank}-*")):
+        for path in sorted(Path(self.settings.loads).glob(f"{self.claim.stem}.*")):
             lines = (line.split() for line in path.read_text(encoding="ascii", errors="replace").splitlines())
             rows += [(int(a), int(b), int(c)) for a, b, c in (line for line in lines if len(line) == 3)]
         return rows

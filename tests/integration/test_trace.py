@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from numapin.trace.reading import read_trace
 from tests.integration.launching import NUMAPIN, call, numapin, script
 from tests.trace.made import loop
 
@@ -123,18 +124,21 @@ class TestTracing:
         assert sorted(rank["rank"] for rank in json.loads(done.out)["ranks"]) == [0, 1]
         shutil.copytree(next((tmp_path / "out").iterdir()), tmp_path / "out" / "host-of-another-run")
         done = numapin("trace", "--read", "out", "--json", cwd=tmp_path)
-        assert (done.status, "out has the traces of several runs: rank-" in done.err) == (2, True)
+        assert (done.status, "out has the traces of several runs: rank " in done.err) == (2, True)
 
     def test_a_rank_that_is_restarted(self, tmp_path: Path) -> None:
-        """Both of its lives are reported, and can be read again."""
-        text = TRAIN.format(sleep=0, workers=0) + "import os\nassert os.environ['TORCHELASTIC_RESTART_COUNT'] == '1'\n"
+        """Both of its lives are reported, each with its own loads and name, and can be read again."""
+        text = TRAIN.format(sleep=0, workers=1) + "import os\nassert os.environ['TORCHELASTIC_RESTART_COUNT'] == '1'\n"
         options = ("--max-restarts", "1", "--steps", "2", "--skip", "1", "--output", "out")
         done = numapin(*TRACE, *options, script(tmp_path, text), cwd=tmp_path)
         assert done.status == 0, done.err
-        sources = ["rank-0-restart-1.trace.json", "rank-0.trace.json"]
-        assert sorted(rank["source"] for rank in report(tmp_path / "out")["ranks"]) == sources
+        assert "0 (restart 1)" in done.out
+        lives = [("rank-0.trace.json", 0), ("rank-0-restart-1.trace.json", 1)]
+        assert [(rank["source"], rank["restart"]) for rank in report(tmp_path / "out")["ranks"]] == lives
+        for name, _ in lives:
+            assert 0 < len(read_trace(json.loads((tmp_path / "out" / name).read_text()), source=name).loads) <= 12
         done = numapin("trace", "--read", "out", "--json", cwd=tmp_path)
-        assert sorted(rank["source"] for rank in json.loads(done.out)["ranks"]) == sources
+        assert [(rank["source"], rank["restart"]) for rank in json.loads(done.out)["ranks"]] == lives
 
     def test_json_and_two_ranks(self, tmp_path: Path) -> None:
         """With --json stdout is JSON only, with both ranks; what the script prints is on stderr."""

@@ -17,7 +17,9 @@ def test_a_record_without_room_beside_it(tmp_path: Path) -> None:
     claim = tmp_path / ("r" * 255)  # with a dot before it, the name is too long
     claim.touch()
     settings = Settings(folder=str(tmp_path), steps=1, skip=1)
-    tracer = Tracer(settings=settings, rank=0, claim=claim, check=lambda: None, require_no_other=lambda: None)
+    tracer = Tracer(
+        settings=settings, rank=0, restart=0, claim=claim, check=lambda: None, require_no_other=lambda: None
+    )
     tracer.record(trace=None, num_steps=0, reason="long " * 500)
     tracer.record(trace=None, num_steps=0, reason="short")
     assert json.loads(claim.read_text())["reason"] == "short"
