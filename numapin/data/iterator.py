@@ -149,8 +149,10 @@ class RingIterator(_MultiProcessingDataLoaderIter):
         try:
             if hasattr(self, "_shutdown"):
                 self.__dict__.setdefault("_workers_status", [True] * len(self._workers))
-                self._end_unbegun()
-                super()._shutdown_workers()
+                try:
+                    self._end_unbegun()
+                finally:
+                    super()._shutdown_workers()
         finally:
             if getattr(self, "_shutdown", True):  # not when Python ends
                 gone = not any(process.is_alive() for process in getattr(self, "_workers", ()))

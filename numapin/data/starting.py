@@ -104,7 +104,7 @@ class Context:
     def end(self, process: BaseProcess, number: int) -> bool:
         """Kill a worker, unless it has begun; return whether it was killed. It holds nothing that others wait for."""
         pid = process.pid
-        if pid is None or not process.is_alive():
+        if pid is None or not _runs_below_us(pid):
             return False
         try:
             os.kill(pid, signal.SIGSTOP)  # it must not begin between the look at its byte and the kill
@@ -112,13 +112,21 @@ class Context:
                 return False
             process.kill()
         finally:
-            with suppress(ProcessLookupError):  # somebody's handler of SIGCHLD took it away
+            with suppress(ProcessLookupError):  # a handler of SIGCHLD reaped it just now
                 os.kill(pid, signal.SIGCONT)  # also where a handler raised: nobody ends what is stopped
         process.join()
         return True
 
     def _has_begun(self, number: int) -> bool:
         return self._page is None or self._page[number] == 1
+
+
+def _runs_below_us(pid: int) -> bool:
+    """Return whether it is a child of ours that has not ended: the number of one that was reaped may be another's."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    except ChildProcessError:
+        return False
 
 
 def _has_stopped(pid: int) -> bool:

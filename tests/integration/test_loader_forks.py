@@ -193,6 +193,35 @@ def test_an_iterator_that_is_dropped_ends_them(forks: Forks, is_asleep: bool) ->
         signal.signal(signal.SIGTERM, former)
 
 
+def test_one_that_the_script_reaped_is_left_alone(tmp_path: Path) -> None:
+    """Where its own handler of SIGCHLD waits for every child, multiprocessing takes a dead one for alive for ever."""
+    script = tmp_path / "reaps.py"
+    script.write_text(
+        "import os, signal, time, numapin\n"
+        "def reap(*_):\n"
+        "    try:\n"
+        "        while os.waitpid(-1, os.WNOHANG)[0]: pass\n"
+        "    except ChildProcessError: pass\n"
+        "signal.signal(signal.SIGCHLD, reap)\n"
+        "hang = True\n"
+        "def in_child():\n"
+        "    while hang: signal.pause()\n"
+        "os.register_at_fork(after_in_child=in_child)\n"
+        "dropped = iter(numapin.DataLoader(range(8), num_workers=2))\n"
+        "gone, left = dropped._workers\n"
+        "while len(dropped._context.hung(dropped._workers)) < 2: time.sleep(0.02)\n"
+        "dropped._unwatch()\n"
+        "os.kill(gone.pid, signal.SIGKILL)\n"
+        "while os.path.exists(f'/proc/{gone.pid}'): time.sleep(0.02)\n"
+        "assert gone.is_alive()\n"
+        "pid = left.pid\n"
+        "del dropped\n"
+        "assert not os.path.exists(f'/proc/{pid}')\n"
+    )
+    done = subprocess.run([sys.executable, script], check=False, timeout=60, capture_output=True, text=True)
+    assert (done.returncode, "Exception ignored" in done.stderr) == (0, False), done.stderr
+
+
 def test_one_that_began_after_all_goes_on(forks: Forks) -> None:
     """It may have taken a task already."""
     context = starting.Context(multiprocessing.get_context("fork"), results=None, num_workers=1)  # type: ignore[arg-type]
