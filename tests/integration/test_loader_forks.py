@@ -84,6 +84,12 @@ def _values(batches: list[torch.Tensor], *, whole: bool) -> list[Any]:
     return [batch.tolist() for batch in batches] if whole else sorted(float(batch[0, 0]) for batch in batches)
 
 
+def _require_good_end(script: Path) -> None:
+    """Run a script; it ends with status 0, and Python dropped no exception."""
+    done = subprocess.run([sys.executable, script], check=False, timeout=60, capture_output=True, text=True)
+    assert (done.returncode, "Exception ignored" in done.stderr) == (0, False), done.stderr
+
+
 @pytest.fixture
 def forks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Forks]:
     """Give what lets forks hang; a hung one is looked for after 0.1 s, not 5."""
@@ -175,7 +181,7 @@ def test_one_that_is_left_at_exit_holds_nobody(tmp_path: Path, hangs: str) -> No
         "left = iter(numapin.DataLoader(range(8), num_workers=1))\n"
         f"while {hangs != 'pass'} and not left._context.hung(left._workers): time.sleep(0.02)\n"
     )
-    subprocess.run([sys.executable, script], check=True, timeout=60)
+    _require_good_end(script)
 
 
 @pytest.mark.parametrize("is_asleep", [False, True])
@@ -218,8 +224,7 @@ def test_one_that_the_script_reaped_is_left_alone(tmp_path: Path) -> None:
         "del dropped\n"
         "assert not os.path.exists(f'/proc/{pid}')\n"
     )
-    done = subprocess.run([sys.executable, script], check=False, timeout=60, capture_output=True, text=True)
-    assert (done.returncode, "Exception ignored" in done.stderr) == (0, False), done.stderr
+    _require_good_end(script)
 
 
 def test_one_that_began_after_all_goes_on(forks: Forks) -> None:
@@ -280,8 +285,7 @@ def test_without_descriptors_the_others_end(tmp_path: Path) -> None:
         "del hold\n"
         "assert not any(worker.is_alive() for worker in workers)\n"
     )
-    done = subprocess.run([sys.executable, script], check=False, timeout=60, capture_output=True, text=True)
-    assert (done.returncode, "Exception ignored" in done.stderr) == (0, False), done.stderr
+    _require_good_end(script)
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
