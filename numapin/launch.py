@@ -13,22 +13,27 @@ import socket
 import sys
 import uuid
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.launcher.api import elastic_launch
 
-from numapin import rank, rundir
+from numapin import rank, rendezvous, rundir
 from numapin.agent import in_place_of_torchs
+from numapin.stderr import say
 from numapin.torchrun import configure, python
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator, Sequence
 
+    from torch.distributed.launcher.api import LaunchConfig
+
     from numapin.mail import Mailbox
     from numapin.plan import Plan
     from numapin.torchrun import Job
+
+_SAFE_ID_LENGTH: Final = 16
 
 
 def launch(plan: Plan, job: Job, run_dir: str, mailbox: Mailbox, before_restart: Callable[[], None]) -> None:
@@ -40,11 +45,10 @@ def launch(plan: Plan, job: Job, run_dir: str, mailbox: Mailbox, before_restart:
     arguments = copy.copy(job.arguments)
     if _logs_nothing(arguments):
         arguments.log_dir = os.path.join(run_dir, "logs")  # torchrun leaves a folder in /tmp behind every run
-    if job.is_alone:
-        _meet_on_loopback(arguments)
     config, command = configure(arguments, len(plan.ranks))
+    _meet_safely(config, job)
     rundir.hand_over(plan.to_json(), run_dir, os.environ)
-    if job.may_meet_again:
+    if job.may_meet_again and not job.is_alone:
         # torch 2.13 shares the launchers' store with the ranks, and tells its address in the first round only: a host
         # that joins later waits for it until it fails, and restarted ranks read in it where those before them were.
         # Without sharing every round has a store of its own.
@@ -68,11 +72,21 @@ def _shim(command: Sequence[str]) -> list[str]:
     return ["-I", "-S", f"-c{rank.CODE.replace('$', '$$')}", *ids, *first, *rest]
 
 
-def _meet_on_loopback(arguments: argparse.Namespace) -> None:
-    """Choose a rendezvous on the loopback, where torchrun would look this host's own name up."""
-    arguments.rdzv_backend, arguments.rdzv_endpoint = "c10d", "127.0.0.1:0"
-    arguments.rdzv_id = str(uuid.uuid4())
-    arguments.local_addr = arguments.local_addr or "127.0.0.1"
+def _meet_safely(config: LaunchConfig, job: Job) -> None:
+    """Replace torch's rendezvous where it would listen for nobody, or unpickle what anybody wrote."""
+    rendezvous.register()
+    if job.is_alone:
+        config.rdzv_backend, config.rdzv_endpoint = rendezvous.ONE_HOST, ""
+        config.run_id = job.arguments.rdzv_id if job.has_rendezvous_id else str(uuid.uuid4())
+        config.local_addr = config.local_addr or "127.0.0.1"
+    elif config.rdzv_backend == "c10d":
+        config.rdzv_backend = rendezvous.SIGNED_C10D
+        if len(config.run_id) < _SAFE_ID_LENGTH:
+            say(
+                f"warning: the rendezvous id {config.run_id!r} is easy to guess: whoever guesses it and reaches "
+                f"{config.rdzv_endpoint} can run code as you; give every host the same random --rdzv-id, such as "
+                "$(openssl rand -hex 16)"
+            )
 
 
 def _logs_nothing(arguments: argparse.Namespace) -> bool:

@@ -81,9 +81,21 @@ class Job:
 
     @property
     def is_alone(self) -> bool:
-        """Return whether this host was given no way to meet others, and needs none."""
-        given = self.arguments.rdzv_backend != "static" or self.arguments.rdzv_endpoint or self.port_chosen
-        return bool(self.arguments.standalone or (not given and self.min_max_nodes[1] == 1))
+        """Return whether the job has this host only, and no port that the user chose.
+
+        A c10d endpoint is not needed then: at most one host can join, and that is this one.
+        """
+        if self.arguments.standalone:
+            return True
+        if self.min_max_nodes[1] > 1:
+            return False
+        backend = self.arguments.rdzv_backend
+        return backend == "c10d" or (backend == "static" and not self.arguments.rdzv_endpoint and not self.port_chosen)
+
+    @property
+    def has_rendezvous_id(self) -> bool:
+        """Return whether the user named the rendezvous; torchrun drops the name with --standalone."""
+        return not self.arguments.standalone and self.arguments.rdzv_id != "none"
 
     def command_of(self, local_rank: int) -> list[str]:
         """Return the command that this rank becomes; torch puts its number into the arguments, not the program."""

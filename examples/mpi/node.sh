@@ -11,6 +11,9 @@ set -euo pipefail
 MASTER_ADDR=$(mpirun -np 1 --hostfile hosts hostname)
 MASTER_PORT=$((10000 + RANDOM % 20000)) # below the ports that Linux gives away by itself
 export MASTER_ADDR MASTER_PORT
+# Launchers trust only what is signed with this random id; see docs/security.md.
+PET_RDZV_ID=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
+export PET_RDZV_ID
 
 forward=()
 for name in $(compgen -e); do
@@ -31,5 +34,5 @@ exec mpirun --hostfile hosts -np 2 --map-by ppr:1:node --bind-to none "${forward
     export PET_RDZV_CONF="is_host=$((OMPI_COMM_WORLD_RANK == 0))" PET_LOCAL_ADDR="$(hostname)"
     exec "$@"' bash \
     numapin run --nnodes=2 --nproc-per-node=8 \
-    --rdzv-backend=c10d --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT" --rdzv-id="$MASTER_PORT" \
+    --rdzv-backend=c10d --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT" \
     examples/train_ddp.py

@@ -25,6 +25,9 @@ mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 MASTER_ADDR=${hosts[0]}
 MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000)) # below the ports that Linux gives away by itself
 export MASTER_ADDR MASTER_PORT
+# Launchers trust only what is signed with this random id; see docs/security.md.
+PET_RDZV_ID=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
+export PET_RDZV_ID
 
 # Slurm binds nothing: numapin places each rank within the CPUs that the job has on its node.
 # shellcheck disable=SC2016 # the shell of each task puts these in
@@ -35,7 +38,7 @@ srun --nodes=2 --ntasks-per-node=1 \
     export PET_RDZV_CONF="is_host=$((SLURM_NODEID == 0))" PET_LOCAL_ADDR="$SLURMD_NODENAME"
     exec "$@"' bash \
     numapin run --nnodes=2 --nproc-per-node=8 \
-    --rdzv-backend=c10d --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT" --rdzv-id="$MASTER_PORT" \
+    --rdzv-backend=c10d --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT" \
     examples/train_checkpoint.py &
 run=$!
 heard=0 told=0

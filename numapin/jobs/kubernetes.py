@@ -24,6 +24,8 @@ _NAME: Final = re.compile(r"[a-z]([a-z0-9-]{0,50}[a-z0-9])?")
 _IMAGE: Final = re.compile(r"[a-z0-9][A-Za-z0-9._:/@-]*")
 _IS_HOST: Final = 'export PET_RDZV_CONF="is_host=$((JOB_COMPLETION_INDEX == 0))"'
 _RETRIES: Final = 3
+# Random, the same in all pods of one Job, and new for each: what the rendezvous is signed with.
+_JOB_UID: Final = "metadata.labels['controller-uid']"
 _QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
 
 _CPUS: Final = """\
@@ -168,11 +170,15 @@ def _variables(request: JobRequest) -> list[dict[str, object]]:
     if request.nodes == 1:
         return [{"name": name, "value": value} for name, value in values.items()]
     name = job_name(request)
-    values |= {"PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": f"{name}-0.{name}:{_PORT}", "PET_RDZV_ID": name}
+    values |= {"PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": f"{name}-0.{name}:{_PORT}"}
     if request.requeue:
         values["PET_MAX_RESTARTS"] = str(_RETRIES)
     given: list[dict[str, object]] = [{"name": name, "value": value} for name, value in values.items()]
-    return [*given, {"name": "PET_LOCAL_ADDR", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
+    return [*given, _from_pod("PET_RDZV_ID", _JOB_UID), _from_pod("PET_LOCAL_ADDR", "status.podIP")]
+
+
+def _from_pod(name: str, field: str) -> dict[str, object]:
+    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": field}}}
 
 
 def _pod(request: JobRequest, container: str, variables: list[dict[str, object]]) -> dict[str, object]:

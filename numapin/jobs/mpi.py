@@ -52,7 +52,8 @@ def _address(request: JobRequest, hosts: Sequence[str]) -> str:
         return ""
     first = " ".join(["mpirun", "-np", "1", *hosts, "hostname"])
     address = "127.0.0.1" if request.nodes == 1 else f"$({first})"
-    return f"MASTER_ADDR={address}\n{_PORT}\nexport MASTER_ADDR MASTER_PORT"
+    identity = f"\n{shell.RENDEZVOUS_ID}" if request.form is Form.NODE else ""
+    return f"MASTER_ADDR={address}\n{_PORT}\nexport MASTER_ADDR MASTER_PORT{identity}"
 
 
 def _mpirun(request: JobRequest, hosts: Sequence[str]) -> str:

@@ -28,11 +28,13 @@ if [ -n "${TORCHELASTIC_RUN_ID-}${NUMAPIN_BINDING-}" ]; then
 fi
 [ -z "${NUMAPIN_BINDING-}" ] || unset NUMAPIN_{BINDING,RUN_DIR,DATALOADER,TRACE}"""
 
-_MEETING_PLACE: Final = (
-    "--rdzv-backend=c10d",
-    '--rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT"',
-    '--rdzv-id="$MASTER_PORT"',
-)
+_MEETING_PLACE: Final = ("--rdzv-backend=c10d", '--rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT"')
+
+# torch reads PET_RDZV_ID as --rdzv-id, which `ps` would show to every user of the node.
+RENDEZVOUS_ID: Final = """\
+# Launchers trust only what is signed with this random id; see docs/security.md.
+PET_RDZV_ID=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \\n')
+export PET_RDZV_ID"""
 
 _SAVED: Final = 'if [ "$told" = 1 ] && [ "$status" = 0 ]; then # it saved, and is not done'
 

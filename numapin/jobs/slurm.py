@@ -50,7 +50,8 @@ def build(request: JobRequest) -> str:
 def _address(request: JobRequest) -> str:
     """Return the lines that say where rank 0 is: `numapin run` on a single node needs none."""
     if request.nodes > 1:
-        return f"{_FIRST}\n{_PORT}"
+        identity = f"\n{shell.RENDEZVOUS_ID}" if request.form is Form.NODE else ""
+        return f"{_FIRST}\n{_PORT}{identity}"
     return f"MASTER_ADDR=127.0.0.1\n{_PORT}" if request.form is Form.TASK else ""
 
 

@@ -147,7 +147,7 @@ def cluster(tmp_path: Path) -> Cluster:
 _SHAPE = ["--nodes=2", "--gpus-per-node=4", "--cpus-per-task=3", "--bind=exclusive", "--gpu-nodes=0=1,1=1"]
 _RUN = [
     *("run", "--nnodes=2", "--nproc-per-node=4", "--rdzv-backend=c10d", "--rdzv-endpoint=first:{port}"),
-    *("--rdzv-id={port}", "--bind=exclusive", "--gpu-nodes=0=1,1=1", *HOSTILE),
+    *("--bind=exclusive", "--gpu-nodes=0=1,1=1", *HOSTILE),
 ]
 _EXEC = ["exec", "--bind=exclusive", "--gpu-nodes=0=1,1=1", "--", "python", "-u", *HOSTILE]
 

@@ -1,0 +1,172 @@
+"""Stage 3: where launchers and ranks meet, without a way in for others. Edge.
+
+Comes in: torch's rendezvous parameters. Goes out: a rendezvous handler for torch's agent.
+
+- One host meets nobody: no rendezvous store exists, and the ranks' store listens on one address, the loopback by
+  default.
+- Several hosts meet in torch's c10d store, whose state torch unpickles. Anybody who reaches the port can write there,
+  so the state is signed with the rendezvous id, which never enters the store. Without the id nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import hmac
+import os
+import socket
+from typing import TYPE_CHECKING, Any, Final
+
+from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined] # torch marks no exports
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousStoreInfo,
+    rendezvous_handler_registry,
+)
+from torch.distributed.elastic.rendezvous.api import RendezvousStateError
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend, create_backend
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
+
+from numapin.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined]
+    from torch.distributed.elastic.rendezvous import RendezvousParameters
+
+ONE_HOST: Final = "numapin-one-host"
+SIGNED_C10D: Final = "numapin-c10d"
+_NUM_MAC_BYTES: Final = 32
+_BACKLOG: Final = 2048  # as torch's own store: every rank connects in the same moment
+
+
+def register() -> None:
+    """Make both handlers known to torch, which finds a rendezvous backend by its name."""
+    rendezvous_handler_registry.register(ONE_HOST, OneHost)
+    rendezvous_handler_registry.register(SIGNED_C10D, _meet_signed)
+
+
+class OneHost(RendezvousHandler):
+    """The rendezvous of a job with one host: always complete, without a store that others could reach.
+
+    Each round has a new store for the ranks, so that restarted ranks never read what former ones wrote.
+    """
+
+    def __init__(self, parameters: RendezvousParameters) -> None:
+        self._run_id = parameters.run_id
+        self._address = parameters.local_addr or "127.0.0.1"
+        self._ranks_store: TCPStore | None = None
+        self._is_closed = False
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Return whether the launcher serves the ranks' store; torch's own variable turns that off."""
+        return os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1"
+
+    def get_backend(self) -> str:
+        """Return the name under which torch created this handler."""
+        return ONE_HOST
+
+    def get_run_id(self) -> str:
+        """Return the id of the run, which the ranks find in TORCHELASTIC_RUN_ID."""
+        return self._run_id
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Begin a round: one host, this one. Raises UsageError where its address is not an address of this host."""
+        self._ranks_store = None  # closes the port of the round before
+        listening = _listen(self._address)
+        port = listening.getsockname()[1]
+        if self.use_agent_store:
+            self._ranks_store = TCPStore(
+                self._address, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
+            )
+        else:
+            listening.close()  # rank 0 listens on it
+        return RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo(self._address, port))
+
+    def is_closed(self) -> bool:
+        """Return whether the job is over."""
+        return self._is_closed
+
+    def set_closed(self) -> None:
+        """Mark the job as over."""
+        self._is_closed = True
+
+    def num_nodes_waiting(self) -> int:
+        """Return 0: no host can join."""
+        return 0
+
+    def shutdown(self) -> bool:
+        """Close the ranks' store."""
+        self._ranks_store = None
+        self._is_closed = True
+        return True
+
+
+def _listen(address: str) -> socket.socket:
+    """Return a socket that listens on a free port of this one address. Raises UsageError."""
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, kind, protocol)
+        try:
+            listening.bind(place)
+            listening.listen(_BACKLOG)
+        except OSError:
+            listening.close()
+            raise
+    except OSError as error:
+        raise UsageError(
+            f"cannot listen on {address}: {error.strerror or error}", "give an address of this host with --local-addr"
+        ) from None
+    return listening
+
+
+class _SignedBackend(C10dRendezvousBackend):
+    """torch's c10d backend, whose state counts only with a signature made from the rendezvous id.
+
+    The store's key is a digest of the id: listing the keys does not give the id away.
+    """
+
+    def __init__(self, store: Store, run_id: str) -> None:
+        self._secret = run_id.encode()
+        super().__init__(store, public_id(run_id))
+
+    @property
+    def name(self) -> str:
+        """Return the name under which torch created this backend."""
+        return SIGNED_C10D
+
+    def get_state(self) -> tuple[bytes, Any] | None:
+        """Return the state and its token. Raises RendezvousStateError where the signature is missing or wrong."""
+        found = super().get_state()
+        return None if found is None else (self._verified(found[0]), found[1])
+
+    def set_state(self, state: bytes, token: Any = None) -> tuple[bytes, Any, bool] | None:  # noqa: ANN401 - as torch
+        """Write a state; return the one that is there now, its token, and whether it is this one."""
+        written = super().set_state(self._sign(state), token)
+        return None if written is None else (self._verified(written[0]), *written[1:])
+
+    def _sign(self, state: bytes) -> bytes:
+        return hmac.digest(self._secret, state, "sha256") + state
+
+    def _verified(self, signed: bytes) -> bytes:
+        mac, state = signed[:_NUM_MAC_BYTES], signed[_NUM_MAC_BYTES:]
+        if not hmac.compare_digest(mac, hmac.digest(self._secret, state, "sha256")):
+            raise RendezvousStateError(
+                "the rendezvous state is not signed with this job's --rdzv-id: a host has another id or runs torchrun, "
+                "or somebody else writes to the rendezvous port"
+            )
+        return state
+
+
+def public_id(run_id: str) -> str:
+    """Return what may be seen of a rendezvous id: a digest that does not lead back to a random id."""
+    return hashlib.sha256(b"numapin rendezvous " + run_id.encode()).hexdigest()
+
+
+def _meet_signed(parameters: RendezvousParameters) -> RendezvousHandler:
+    """Return torch's own c10d handler over the signed state."""
+    public = copy.copy(parameters)
+    public.run_id = public_id(parameters.run_id)
+    _, store = create_backend(public)
+    return create_handler(store, _SignedBackend(store, parameters.run_id), parameters)
