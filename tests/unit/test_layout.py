@@ -38,7 +38,7 @@ ONLY_IN = {
     "pynvml": ("topology.nvml",),
     "ctypes": ("native", "cuda", "topology.libnuma"),
     "numa": ("native", "topology.libnuma"),
-    "torch": ("launch", "agent", "torchrun", "data", "pinned", "bench", "trace.hook", "trace.tracer"),
+    "torch": ("launch", "agent", "rendezvous", "torchrun", "data", "pinned", "bench", "trace.hook", "trace.tracer"),
     "click": ("cli",),
     "rich": ("cli", "view"),
 }

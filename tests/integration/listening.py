@@ -1,0 +1,67 @@
+"""Ports on which a process and all that it started listen, from /proc.
+
+Comes in: a process's number. Goes out: for each listening socket the process that holds it, its address and port.
+"""
+
+from __future__ import annotations
+
+import os
+from ipaddress import IPv6Address, ip_address
+from pathlib import Path
+from typing import NamedTuple
+
+_LISTEN = "0A"
+
+
+class Port(NamedTuple):
+    """A listening socket."""
+
+    pid: int
+    address: str
+    port: int
+
+
+def tree(pid: int) -> list[int]:
+    """Return a process and its descendants."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+    found = [pid]
+    for parent in found:
+        found += [child for child, its_parent in parents.items() if its_parent == parent]
+    return found
+
+
+def ports_of(pid: int) -> list[Port]:
+    """Return the ports on which a process and its descendants listen; of a socket held by several, the first."""
+    owners: dict[str, int] = {}
+    for member in tree(pid):
+        for target in _links(Path(f"/proc/{member}/fd")):
+            if target.startswith("socket:["):
+                owners.setdefault(target.removeprefix("socket:[").removesuffix("]"), member)
+    rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
+    return [
+        Port(owners[row[9]], _address(row[1].partition(":")[0]), int(row[1].partition(":")[2], 16))
+        for row in rows
+        if row[3] == _LISTEN and row[9] in owners
+    ]
+
+
+def _links(folder: Path) -> list[str]:
+    try:
+        return [os.readlink(entry) for entry in folder.iterdir()]  # noqa: PTH115 - "socket:[1]" is no path
+    except (FileNotFoundError, ProcessLookupError):
+        return []  # it ended meanwhile, or has just closed one
+
+
+def _address(text: str) -> str:
+    """Return an address of /proc/net/tcp, which has words of four bytes in the host's order."""
+    words = [bytes.fromhex(text[start : start + 8])[::-1] for start in range(0, len(text), 8)]
+    address = ip_address(b"".join(words))
+    if isinstance(address, IPv6Address) and address.ipv4_mapped:
+        return str(address.ipv4_mapped)
+    return str(address)

@@ -1,0 +1,214 @@
+"""Another user of the node, who reaches the ports of a job, runs no code in it; and which ports there are.
+
+The attacker is a process of uid 65534. That the attack is a real one is tried against torchrun, where it works.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.integration.launching import NUMAPIN, TORCHRUN, environment, script
+from tests.integration.listening import Port, ports_of
+from tests.needs import needs_root
+from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ATTACKER = (sys.executable, str(Path(__file__).parent / "attacker.py"))
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "security.md"
+LIMIT_S = 60.0
+
+MEETS = """
+import os, sys, time
+import torch.distributed as dist
+def main():
+    dist.init_process_group("gloo")
+    dist.barrier()
+    rank = os.environ["RANK"]
+    folder = sys.argv[1] if len(sys.argv) > 1 else os.environ["FOLDER"]
+    with open(f"{folder}/port", "w") as file:
+        file.write(os.environ["MASTER_PORT"])
+    open(f"{folder}/ready.{rank}", "w").close()
+    while not os.path.exists(f"{folder}/go"):
+        time.sleep(0.02)
+    dist.barrier()
+    dist.destroy_process_group()
+"""
+AS_SCRIPT = f"{MEETS}\nmain()\n"
+AS_SPAWN = f"{MEETS}\nimport numapin\nif __name__ == '__main__':\n    numapin.spawn(main, nproc_per_node=2)\n"
+QUICK = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=30"
+
+
+class Job:
+    """A job of two ranks that meet, say so, and wait to be let go."""
+
+    def __init__(self, folder: Path, commands: list[list[str]], variables: list[dict[str, str]]) -> None:
+        self.folder = folder
+        folder.chmod(0o777)  # the attacker's marker would be made by the victim; the victim may be anybody
+        self.err = folder / "err"
+        with self.err.open("w") as err:
+            self.processes = [
+                subprocess.Popen(
+                    command,
+                    env=environment(FOLDER=str(folder), CUDA_VISIBLE_DEVICES="", **changes),
+                    stdout=subprocess.DEVNULL,
+                    stderr=err,
+                    start_new_session=True,
+                )
+                for command, changes in zip(commands, variables, strict=True)
+            ]
+
+    @property
+    def master_port(self) -> int:
+        """Return the port of the ranks' store."""
+        return int((self.folder / "port").read_text())
+
+    def await_ready(self) -> None:
+        """Wait until both ranks have met."""
+        ready = wait_until(lambda: all((self.folder / f"ready.{n}").exists() for n in (0, 1)), limit_s=LIMIT_S)
+        assert ready, self.err.read_text()
+
+    def ports(self) -> list[Port]:
+        """Return where the job listens."""
+        return sorted({port for process in self.processes for port in ports_of(process.pid)})
+
+    def let_go(self) -> list[int]:
+        """Let the ranks end; return the statuses of the launchers."""
+        (self.folder / "go").touch()
+        return [process.wait(LIMIT_S) for process in self.processes]
+
+    def end(self) -> None:
+        """End what is left of it."""
+        for process in self.processes:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port: int = found.getsockname()[1]
+        return port
+
+
+@contextmanager
+def job(folder: Path, kind: str, *, hosts: int = 1, launcher: tuple[str, ...] = NUMAPIN) -> Iterator[Job]:
+    """Start a job: `run`, `trace`, `exec`, `spawn`, or `torchrun` as `launcher`; end it afterwards, however it went."""
+    folder.mkdir()
+    path = script(folder, AS_SPAWN if kind == "spawn" else AS_SCRIPT)
+    variables: list[dict[str, str]] = [{} for _ in range(hosts)]
+    if kind == "spawn":
+        commands = [[sys.executable, path]]
+    elif kind == "exec":
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": "2"}
+        sizes = {"LOCAL_WORLD_SIZE": str(2 // hosts)}
+        places = [sizes | {"RANK": str(rank), "LOCAL_RANK": str(rank if hosts == 1 else 0)} for rank in range(2)]
+        variables = [meeting | place for place in places]
+        commands = [[*launcher, "exec", "--", sys.executable, path]] * 2
+    else:
+        own = ["--quiet"] if launcher is NUMAPIN else []
+        several = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{_free_port()}"]
+        identity = ["--rdzv-id", secrets.token_hex(16), "--local-addr", "127.0.0.1"]
+        meeting_place = [*several, *identity] if hosts > 1 else []
+        ranks = ["--nproc-per-node", str(2 // hosts)]
+        confs = [["--rdzv-conf", f"is_host={int(host == 0)},{QUICK}"] if hosts > 1 else [] for host in range(hosts)]
+        verb = [kind] if launcher is NUMAPIN else []
+        to = ["--output", str(folder / "trace")] if kind == "trace" else []
+        commands = [[*launcher, *verb, *own, *to, *ranks, *meeting_place, *conf, path, str(folder)] for conf in confs]
+    started = Job(folder, commands, variables)
+    try:
+        yield started
+    finally:
+        started.end()
+
+
+def attack(port: int, marker: Path) -> list[str]:
+    """Attack a port as another user; return the keys of the store that was there."""
+    done = subprocess.run(
+        [*ATTACKER, str(port), str(marker)], capture_output=True, text=True, timeout=LIMIT_S, check=True
+    )
+    keys: list[str] = json.loads(done.stdout)
+    return keys
+
+
+@needs_root
+def test_the_attack_works_against_torchrun(tmp_path: Path) -> None:
+    """Another user's pickle runs in torchrun's launcher on one host: the attack of these tests is no paper tiger."""
+    folder, marker = tmp_path / "job", tmp_path / "job" / "owned"
+    with job(folder, "run", launcher=TORCHRUN) as victim:
+        victim.await_ready()
+        for port in {port.port for port in victim.ports() if port.pid == victim.processes[0].pid}:
+            attack(port, marker)
+        assert wait_until(marker.exists, limit_s=LIMIT_S)
+
+
+@needs_root
+def test_one_host_has_no_rendezvous_to_attack(tmp_path: Path) -> None:
+    """The launcher listens on one loopback port, whose store has no rendezvous in it; the job ends well."""
+    folder, marker = tmp_path / "job", tmp_path / "job" / "owned"
+    with job(folder, "run", launcher=NUMAPIN) as victim:
+        victim.await_ready()
+        (port,) = [port for port in victim.ports() if port.pid == victim.processes[0].pid]
+        assert (port.address, port.port) == ("127.0.0.1", victim.master_port)
+        keys = attack(port.port, marker)
+        assert keys  # what the ranks wrote: the attacker did reach their store
+        assert not [key for key in keys if "rendezvous" in key]
+        assert victim.let_go() == [0], victim.err.read_text()
+    assert not marker.exists()
+
+
+@needs_root
+def test_several_hosts_unpickle_nothing_that_is_not_signed(tmp_path: Path) -> None:
+    """A pickle written under the key of the rendezvous ends the job with the reason, and is never unpickled."""
+    folder, marker = tmp_path / "job", tmp_path / "job" / "owned"
+    with job(folder, "run", hosts=2) as victim:
+        victim.await_ready()
+        launchers = {process.pid for process in victim.processes}
+        found = [attack(port.port, marker) for port in victim.ports() if port.pid in launchers]
+        assert any("torch.rendezvous" in key for keys in found for key in keys)
+        statuses = [process.wait(LIMIT_S) for process in victim.processes]
+        assert statuses == [1, 1]
+    assert "is not signed with this job's --rdzv-id" in victim.err.read_text()
+    assert not marker.exists()
+
+
+def _place(port: Port, launchers: set[int], master_port: int) -> str:
+    where = "loopback" if port.address == "127.0.0.1" else "all addresses"
+    who = "launcher" if port.pid in launchers else "rank"
+    if port.port == master_port:
+        return f"{who}: ranks' store, {where}"
+    return f"launcher: rendezvous, {where}" if port.pid in launchers else "rank: gloo, the address of the host's name"
+
+
+KINDS = [("run", 1), ("run", 2), ("trace", 1), ("trace", 2), ("exec", 1), ("exec", 2), ("spawn", 1)]
+
+
+def test_the_documented_table_of_ports(tmp_path: Path) -> None:
+    """docs/security.md says which ports there are, as /proc/net shows them while two gloo ranks are running."""
+    lines = ["| command | hosts | listens |", "|---|---|---|"]
+    for kind, hosts in KINDS:
+        with job(tmp_path / f"{kind}{hosts}", kind, hosts=hosts) as started:
+            started.await_ready()
+            launchers = set() if kind == "exec" else {process.pid for process in started.processes}
+            places = {_place(port, launchers, started.master_port) for port in started.ports()}
+            started.let_go()  # its status is no matter: `trace` found no step to record
+        name = "numapin.spawn" if kind == "spawn" else f"numapin {kind}"
+        lines.append(f"| `{name}` | {hosts} | {'; '.join(sorted(places))} |")
+    text = DOCUMENT.read_text()
+    start, end = "<!-- ports: written by the test -->\n", "<!-- end of ports -->"
+    before, _, rest = text.partition(start)
+    _, _, after = rest.partition(end)
+    wanted = f"{before}{start}" + "\n".join(lines) + f"\n{end}{after}"
+    if os.environ.get("NUMAPIN_UPDATE_GOLDEN"):
+        DOCUMENT.write_text(wanted)
+    assert text == wanted or os.environ.get("NUMAPIN_UPDATE_GOLDEN")
