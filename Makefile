@@ -34,7 +34,7 @@ vm:  ## unpack QEMU and a kernel into .cache/vm for the tests on machines with s
 
 bench: $(READY)  ## measure start-up and planning against torchrun; results on stdout
 	$(BIN)/numapin bench launch
-	$(BIN)/python -m bench.plan
+	$(BIN)/python -m scripts.bench_plan
 
 $(READY): pyproject.toml constraints.txt scripts/setup.sh
 	sh scripts/setup.sh $(VENV)

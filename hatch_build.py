@@ -1,6 +1,6 @@
-"""Compile numapin/stores.c while a wheel is built, where there is a C compiler; without it numapin works, more slowly.
+"""Compile numapin/system/stores.c while a wheel is built, if there is a C compiler; without one numapin is slower.
 
-Comes in: the source tree. Goes out: numapin/libstores.so in the wheel or, for an editable install, in the tree.
+Comes in: the source tree. Goes out: numapin/system/libstores.so in the wheel or, for an editable install, in the tree.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class StoresHook(BuildHookInterface[Any]):
         library = Path(self._folder.name, "libstores.so")
         try:
             compiler = shlex.split(os.environ.get("CC", "")) or ["cc" if shutil.which("cc") else "gcc"]
-            source = str(Path(self.root, "numapin", "stores.c"))
+            source = str(Path(self.root, "numapin", "system", "stores.c"))
             options = ["-O2", "-Wall", "-Werror", "-shared", "-fPIC"]
             subprocess.run([*compiler, *options, "-o", str(library), source], check=True)
             if version == "editable":
                 self._put_into_tree(library)
             else:
-                build_data["force_include"][str(library.resolve(strict=True))] = f"numapin/{library.name}"
+                build_data["force_include"][str(library.resolve(strict=True))] = f"numapin/system/{library.name}"
         except (OSError, ValueError, subprocess.CalledProcessError) as error:
             self.app.display_warning(f"numapin is built without {library.name}: {error}")
             return
@@ -50,6 +50,6 @@ class StoresHook(BuildHookInterface[Any]):
 
     def _put_into_tree(self, library: Path) -> None:
         """Replace the library in the tree at once: processes that have it mapped keep the old one."""
-        new = Path(self.root, "numapin", f".{library.name}.{os.getpid()}")
+        new = Path(self.root, "numapin", "system", f".{library.name}.{os.getpid()}")
         shutil.copyfile(library, new)
         new.replace(new.with_name(library.name))

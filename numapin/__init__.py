@@ -22,9 +22,10 @@ if TYPE_CHECKING:
         RankError,
         UsageError,
     )
-    from numapin.plan import Plan, RankPlan, make_plan
-    from numapin.request import Bind, Memory, Request
-    from numapin.spawning import spawn
+    from numapin.plan.make import make_plan
+    from numapin.plan.model import Plan, RankPlan
+    from numapin.plan.request import Bind, Memory, Request
+    from numapin.spawning.call import spawn
     from numapin.topology.discover import discover
     from numapin.topology.model import Allowed, Core, Gpu, Link, Nic, Node, Package, Topology
 
@@ -48,7 +49,7 @@ _HOME = {
     **dict.fromkeys(("Plan", "RankPlan", "make_plan"), "numapin.plan"),
     **dict.fromkeys(("Bind", "Memory", "Request"), "numapin.request"),
     "discover": "numapin.topology.discover",
-    "spawn": "numapin.spawning",
+    "spawn": "numapin.spawning.call",
     "DataLoader": "numapin.data.loader",
 }
 _MODULES = ("pinned",)

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Final
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.launcher.api import elastic_launch
 
-from numapin import rank, rendezvous, rundir
-from numapin.agent import in_place_of_torchs
-from numapin.stderr import say
-from numapin.torchrun import configure, python
+from numapin.base.stderr import say
+from numapin.launcher import rendezvous
+from numapin.launcher.agent import in_place_of_torchs
+from numapin.launcher.torchrun import configure, python
+from numapin.rank import run_folder, shim
 
 if TYPE_CHECKING:
     import argparse
@@ -29,9 +30,9 @@ if TYPE_CHECKING:
 
     from torch.distributed.launcher.api import LaunchConfig
 
-    from numapin.mail import Mailbox
-    from numapin.plan import Plan
-    from numapin.torchrun import Job
+    from numapin.launcher.torchrun import Job
+    from numapin.plan.model import Plan
+    from numapin.rank.signals import Mailbox
 
 _SAFE_ID_LENGTH: Final = 16
 
@@ -47,7 +48,7 @@ def launch(plan: Plan, job: Job, run_dir: str, mailbox: Mailbox, before_restart:
         arguments.log_dir = os.path.join(run_dir, "logs")  # torchrun leaves a folder in /tmp behind every run
     config, command = configure(arguments, len(plan.ranks))
     _meet_safely(config, job)
-    rundir.hand_over(plan.to_json(), run_dir, os.environ)
+    run_folder.hand_over(plan.to_json(), run_dir, os.environ)
     if job.may_meet_again and not job.is_alone:
         # torch 2.13 shares the launchers' store with the ranks, and tells its address in the first round only: a host
         # that joins later waits for it until it fails, and restarted ranks read in it where those before them were.
@@ -69,7 +70,7 @@ def _shim(command: Sequence[str]) -> list[str]:
     is_python, program = program == python(), program.replace("$", "$$")
     ids = ["--local-rank=${local_rank}", f"--launcher={os.getpid()}"]
     first = [f"--exec={program}"] if is_python else ["--exec=", program]
-    return ["-I", "-S", f"-c{rank.CODE.replace('$', '$$')}", *ids, *first, *rest]
+    return ["-I", "-S", f"-c{shim.CODE.replace('$', '$$')}", *ids, *first, *rest]
 
 
 def _meet_safely(config: LaunchConfig, job: Job) -> None:

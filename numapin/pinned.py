@@ -21,13 +21,13 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from numapin import containers
-from numapin.budget import num_ranks_of, read_room
-from numapin.cuda import CudaRefused, Driver, driver
+from numapin.data import containers
+from numapin.data.budget import num_ranks_of, read_room
 from numapin.data.locality import Locality, find_locality
-from numapin.data.reclaim import Locked, reclaimer
+from numapin.data.slots.reclaim import Locked, reclaimer
 from numapin.errors import MachineError, NumapinError, UsageError
-from numapin.region import PINNED, find_pages, place
+from numapin.system.cuda import CudaRefused, Driver, driver
+from numapin.system.placement import PINNED, find_pages, place
 
 if TYPE_CHECKING:
     import torch
@@ -182,7 +182,7 @@ def _placed(num_bytes: int, home: Locality) -> tuple[memoryview, torch.Tensor]:
 
 def _working_driver() -> Driver:
     """Return the driver, after it was given back what can be. Raises NumapinError where there is none."""
-    from numapin.data.capture import watch_captures
+    from numapin.data.opening.capture import watch_captures
 
     cuda = driver()
     if cuda is None:

@@ -13,7 +13,7 @@ from tests.machines.roots import HERE
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from numapin.view.picture.model import Box, Kind
+    from numapin.view.picture.boxes import Box, Kind
 
 _TOLERANCE = 0.2  # of a pixel: rounding
 

@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from numapin.bench import alloc as alloc_cases
-from numapin.bench import exec as exec_cases
-from numapin.bench import launch as launch_cases
-from numapin.bench import loader as loader_cases
-from numapin.bench import overlap as overlap_cases
-from numapin.bench import transfer as transfer_cases
+from numapin.base.files import write_text_to
+from numapin.base.stderr import say
+from numapin.bench.cases import alloc as alloc_cases
+from numapin.bench.cases import exec as exec_cases
+from numapin.bench.cases import launch as launch_cases
+from numapin.bench.cases import loader as loader_cases
+from numapin.bench.cases import overlap as overlap_cases
+from numapin.bench.cases import transfer as transfer_cases
 from numapin.bench.machine import read_machine
-from numapin.cli.measuring import SIZES, names_of, run, shared_options, with_quick
+from numapin.cli.bench_run import SIZES, names_of, run, shared_options, with_quick
 from numapin.cli.options import topology_from
 from numapin.cli.output import json_text, write
-from numapin.stderr import say
 from numapin.view import bench_layouts as layouts
-from numapin.writing import write_text_to
 
 if TYPE_CHECKING:
     from numapin.bench.model import Report
@@ -91,7 +91,7 @@ def _gpu_nodes(topology: Topology, num_gpus: int) -> list[int | None]:
 
 def _save_measured(report: Report, topology: Topology, nodes: list[int], *, num_gpus: int, path: Path) -> None:
     """Write the machine with what was measured; raise NumapinError, and write nothing, where that adds nothing."""
-    from numapin.bench.nearest import nearest_nodes, with_measured
+    from numapin.bench.cases.nearest import nearest_nodes, with_measured
 
     verdicts = nearest_nodes(report.cases, num_gpus=num_gpus, nodes=nodes)
     measured = with_measured(topology, verdicts)
@@ -189,8 +189,8 @@ def exec_(**given: Any) -> None:  # noqa: ANN401 - click passes options by name
       numapin bench exec
       numapin bench exec --peers numapin-plan --repeats 9 --json
     """  # noqa: D301 - \b is click's mark for a paragraph that is kept as it is
-    from numapin.plan import make_plan
-    from numapin.request import Request
+    from numapin.plan.make import make_plan
+    from numapin.plan.request import Request
 
     given = with_quick(given, samples=3)
     plan = make_plan(topology_from(gpu_nodes=None), Request(num_ranks=1))

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from numapin import sizes
-from numapin.budget import read_room
+from numapin.base import sizes
 from numapin.cli.options import GPU_NODES, MACHINE, Parsed, topology_from
 from numapin.cli.output import json_text, show
+from numapin.data.budget import read_room
 from numapin.doctor.advice import Loader, advise
 from numapin.doctor.examine import examine
 from numapin.doctor.files import read_files

@@ -11,7 +11,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Final
 
-from numapin.tasks import find_task, number
+from numapin.tasks.identify import find_task, number
 
 _LEAST: Final = {"--local-rank": 0, "--local-size": 1}
 _FLAGS: Final = ("--strict", "--verbose")
@@ -66,7 +66,7 @@ def _exec(arguments: Sequence[str]) -> None:
     if line is None:
         return
     from numapin.errors import NumapinError
-    from numapin.execute import enter, find_slice
+    from numapin.tasks.enter import enter, find_slice
 
     options, command = line
     rank, size = (int(options[name]) if name in options else None for name in _LEAST)

@@ -13,17 +13,17 @@ import click
 
 from numapin.cli.options import BINDING, request_from, topology_from
 from numapin.errors import UsageError
-from numapin.execute import enter, find_slice
-from numapin.started_by import launcher_cpus
-from numapin.task_plan import has_own_cpus, plan_task
-from numapin.tasks import cpus_of_job, find_task
+from numapin.tasks.enter import enter, find_slice
+from numapin.tasks.identify import cpus_of_job, find_task
+from numapin.tasks.launcher import launcher_cpus
+from numapin.tasks.plan import has_own_cpus, plan_task
 from numapin.topology.visible import environment_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from numapin.slices import Slice
-    from numapin.tasks import Task
+    from numapin.tasks.identify import Task
+    from numapin.tasks.slice import Slice
 
 _DECIDES: Final = [option.name for option in BINDING if option.name != "strict"]
 

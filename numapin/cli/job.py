@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from numapin import cpulist, sizes
+from numapin.base import cpu_set, sizes
 from numapin.cli.options import BINDING, Parsed, request_from, topology_from
 from numapin.cli.output import warn, write
 from numapin.errors import UsageError
 from numapin.jobs import duration, kubernetes, lsf, mpi, pbs, slurm
 from numapin.jobs.request import Form, JobRequest, Kind, Launch
 from numapin.jobs.share import Share, share_of
-from numapin.plan import make_plan
+from numapin.plan.make import make_plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -332,7 +332,7 @@ def _typed(values: dict[str, Any]) -> Iterator[str]:
         "bind": values["bind"],
         "memory": values["memory"],
         "cpus-per-rank": values["cpus_per_rank"],
-        "reserve-cpus": values["reserve_cpus"] and cpulist.render(values["reserve_cpus"]),
+        "reserve-cpus": values["reserve_cpus"] and cpu_set.render(values["reserve_cpus"]),
         "gpus": values["gpus"] and ",".join(values["gpus"]),
         "gpu-nodes": values["gpu_nodes"] and ",".join(f"{gpu}={node}" for gpu, node in values["gpu_nodes"]),
     }

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from numapin import cpulist
-from numapin.request import Bind, Request, parse_gpus, parse_memory
+from numapin.base import cpu_set
+from numapin.plan.request import Bind, Request, parse_gpus, parse_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,7 +84,7 @@ BINDING: tuple[click.Option, ...] = (
         ["--cpus-per-rank"], type=click.IntRange(min=1), metavar="N", help="At most N logical CPUs a rank, not shared."
     ),
     click.Option(["--smt/--no-smt"], default=True, help="Use all hardware threads of a core, or one."),
-    click.Option(["--reserve-cpus"], type=Parsed("LIST", cpulist.parse), help="CPUs that no rank gets, such as 0-1."),
+    click.Option(["--reserve-cpus"], type=Parsed("LIST", cpu_set.parse), help="CPUs that no rank gets, such as 0-1."),
     click.Option(
         ["--gpus"],
         type=Parsed("LIST", parse_gpus),

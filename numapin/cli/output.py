@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from numapin.base.files import is_special, write_text_to
 from numapin.errors import UsageError
-from numapin.writing import is_special, write_text_to
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

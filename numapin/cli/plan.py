@@ -11,13 +11,13 @@ import click
 
 from numapin.cli.options import BINDING, MACHINE, request_from, topology_from
 from numapin.cli.output import json_text, show, warn
-from numapin.plan import default_num_ranks, make_plan
+from numapin.plan.make import default_num_ranks, make_plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from numapin.plan import Plan
+    from numapin.plan.model import Plan
 
 
 def _show_table(plan: Plan) -> None:

@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from numapin import preload
-from numapin.bind import rehearse
-from numapin.cli.importing import importing_torch
+from numapin.base.stderr import say
 from numapin.cli.options import BINDING, request_from, topology_from
 from numapin.cli.output import require_writable, show, warn
+from numapin.cli.torch_import import importing_torch
 from numapin.errors import BindingRefused, UsageError
-from numapin.lost import require_gpus
-from numapin.mail import open_mailbox
-from numapin.plan import default_num_ranks, make_plan
-from numapin.rundir import run_directory
-from numapin.stderr import say
+from numapin.launcher import preload
+from numapin.launcher.lost_gpus import require_gpus
+from numapin.launcher.rehearse import rehearse
+from numapin.plan.make import default_num_ranks, make_plan
+from numapin.rank.run_folder import run_directory
+from numapin.rank.signals import open_mailbox
 from numapin.topology.visible import environment_for, first_visible
 
 if TYPE_CHECKING:
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
-    from numapin.mail import Mailbox
-    from numapin.plan import Plan
-    from numapin.report import Report
-    from numapin.request import Request
+    from numapin.launcher.torchrun import Job
+    from numapin.observe.during_run import Watching
+    from numapin.observe.report import Report
+    from numapin.plan.model import Plan
+    from numapin.plan.request import Request
+    from numapin.rank.signals import Mailbox
     from numapin.topology.model import Topology
     from numapin.topology.readings import NvmlReadings
-    from numapin.torchrun import Job
-    from numapin.watch import Watching
 
 _DESCRIPTION = (
     "Run a training script with one rank per GPU, each bound to the CPUs and the memory of its GPU's NUMA node."
@@ -128,7 +128,7 @@ def make_run_parser(
     options: Sequence[click.Option] = (), *, command: str = "run", about: str = _DESCRIPTION, epilog: str = _EPILOG
 ) -> ArgumentParser:
     """Return the installed torch's torchrun parser, with our options added, and those of another command."""
-    from numapin.torchrun import OwnOption, make_parser
+    from numapin.launcher.torchrun import OwnOption, make_parser
 
     own = [
         OwnOption(
@@ -154,7 +154,7 @@ def parse(
     """
     given = os.sched_getaffinity(0)
     with importing_torch():
-        from numapin import torchrun
+        from numapin.launcher import torchrun
 
     os.sched_setaffinity(0, given)
     parser = make_run_parser(options, **command)
@@ -172,7 +172,7 @@ def _request(job: Job, options: dict[str, Any], topology: Topology, environment:
 
 def _num_ranks(job: Job, topology: Topology) -> int | None:
     """Return the number of ranks, None for one per GPU."""
-    from numapin.torchrun import number_of_ranks
+    from numapin.launcher.torchrun import number_of_ranks
 
     wanted, usable = job.nproc_per_node, topology.has_usable_gpu
     if wanted is None:
@@ -239,7 +239,7 @@ def _launch(plan: Plan, job: Job, environment: dict[str, str], watch: Watching |
 
 def _looks_at_gpus() -> Iterator[NvmlReadings]:
     """Ask NVML a few times: a GPU may fail to answer at one moment, as while it is reset."""
-    from numapin.topology.nvml import read_nvml
+    from numapin.topology.sources.nvml import read_nvml
 
     for pause_s in (0, 1, 2, 2):
         time.sleep(pause_s)
@@ -251,7 +251,7 @@ def _watching(options: dict[str, Any]) -> Watching | None:
     after_s, report = options["verify_after"], options["report"]
     if not options["verify"] and after_s is None and report is None:
         return None
-    from numapin.watch import Watching
+    from numapin.observe.during_run import Watching
 
     require_writable(report, option="--report")
     return Watching(
@@ -262,7 +262,7 @@ def _watching(options: dict[str, Any]) -> Watching | None:
 def _watched(run_dir: str, num_ranks: int, watch: Watching | None) -> AbstractContextManager[None]:
     if watch is None:
         return nullcontext()
-    from numapin.watch import watching
+    from numapin.observe.during_run import watching
 
     return watching(run_dir, num_ranks, watch)
 

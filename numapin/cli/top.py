@@ -17,22 +17,22 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from numapin.base.stderr import say
 from numapin.cli.options import JOB
 from numapin.cli.output import json_text, show
 from numapin.errors import NumapinError, UsageError
-from numapin.running import find_job
-from numapin.sampling import Sampler
-from numapin.stderr import say
-from numapin.top import top as compare
-from numapin.topology.nvml import open_loads
+from numapin.observe.find_job import find_job
+from numapin.observe.sample import Sampler
+from numapin.observe.top import top as compare
+from numapin.topology.sources.nvml import open_loads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from rich.console import Console
 
-    from numapin.running import RunningJob
-    from numapin.top import Top
+    from numapin.observe.find_job import RunningJob
+    from numapin.observe.top import Top
     from numapin.topology.readings import GpuLoad
 
 _ONCE: Final = "numapin top --once"

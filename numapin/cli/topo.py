@@ -19,7 +19,7 @@ from numapin.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from numapin.plan import Plan
+    from numapin.plan.model import Plan
     from numapin.topology.model import Topology
 
 _NEW_PLAN: Final = ""  # what --plan without a file means
@@ -129,9 +129,10 @@ def _check(form: str, plan_file: str | None, output: Path | None) -> None:
 
 def _plan(topology: Topology, file: str, *, is_this_host: bool) -> Plan:
     """Read a saved plan, or make the one of `numapin plan`."""
-    from numapin.execute import read_plan_file
-    from numapin.plan import Plan, default_num_ranks, make_plan
-    from numapin.request import Request
+    from numapin.plan.make import default_num_ranks, make_plan
+    from numapin.plan.model import Plan
+    from numapin.plan.request import Request
+    from numapin.tasks.enter import read_plan_file
 
     if file == _NEW_PLAN:
         return make_plan(topology, Request(num_ranks=default_num_ranks(topology, is_this_host=is_this_host)))

@@ -21,18 +21,18 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from numapin.base.files import unwritten, write_text_to
+from numapin.base.printable import printable
+from numapin.base.stderr import say
 from numapin.cli.output import json_text, show
 from numapin.cli.run import parse, start
 from numapin.errors import NumapinError, UsageError
-from numapin.mail import open_mailbox
-from numapin.printable import printable
-from numapin.stderr import say
+from numapin.rank.signals import open_mailbox
 from numapin.trace.analysis import analyse
 from numapin.trace.reading import read_trace
 from numapin.trace.report import make_report, name_of
 from numapin.trace.settings import Settings
 from numapin.trace.timeline import timeline
-from numapin.writing import unwritten, write_text_to
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

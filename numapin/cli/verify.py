@@ -14,12 +14,12 @@ import click
 from numapin.cli.options import JOB
 from numapin.cli.output import json_text, show
 from numapin.errors import MachineError, UsageError
-from numapin.observe import observe
-from numapin.running import find_job
-from numapin.verify import verify as verify_job
+from numapin.observe.find_job import find_job
+from numapin.observe.read import observe
+from numapin.observe.verify import verify as verify_job
 
 if TYPE_CHECKING:
-    from numapin.report import Report
+    from numapin.observe.report import Report
 
 _STATUS: Final = {True: 0, False: 1, None: 3}
 

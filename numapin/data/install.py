@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch.utils.data
 
+from numapin.base.stderr import say
 from numapin.data.iterator import iterator_of
 from numapin.data.path import Options
-from numapin.stderr import say
 
 if TYPE_CHECKING:
     from torch.utils.data.dataloader import _BaseDataLoaderIter

@@ -20,9 +20,8 @@ from torch.autograd import profiler
 from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
 from torch.utils.data.dataloader import _DatasetKind, _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
 
-from numapin import containers
-from numapin.data import starting
-from numapin.data.opening import Parcel
+from numapin.data import containers, starting
+from numapin.data.opening.host import Parcel
 from numapin.data.path import path_of
 
 if TYPE_CHECKING:

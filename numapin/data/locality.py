@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from numapin import cpulist
+from numapin.base import cpu_set
+from numapin.base.fields import Fields
 from numapin.errors import MachineError, PlanError, UsageError
-from numapin.fields import Fields
-from numapin.plan import RankPlan, make_plan
-from numapin.request import Memory, Request
-from numapin.topology.tree import Tree
+from numapin.plan.make import make_plan
+from numapin.plan.model import RankPlan
+from numapin.plan.request import Memory, Request
+from numapin.system.tree import Tree
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -75,7 +76,7 @@ def _named(tree: Tree, online: frozenset[int], node: int) -> Locality:
     cpus = {n: _cpus(tree, n, online) for n in sorted(online)}
     if not cpus.get(node):
         problem = "has no CPUs: it is no place for host memory" if node in cpus else "does not exist"
-        usable = cpulist.render(n for n in cpus if cpus[n])
+        usable = cpu_set.render(n for n in cpus if cpus[n])
         raise UsageError(f"node={node}: NUMA node {node} {problem}; there are: {usable}", "see: numapin topo")
     allowed = cpus[node] & _allowed_cpus(tree)
     return Locality(

@@ -19,20 +19,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from numapin import bind, cuda, native
-from numapin.budget import num_ranks_of, read_room
+from numapin.base.stderr import say
+from numapin.data.budget import num_ranks_of, read_room
 from numapin.data.locality import Locality, find_locality
-from numapin.data.memory import RingSpec
-from numapin.data.opening import Copier, Lender, Opener, Parcel
-from numapin.data.parcel import Head, Miss
-from numapin.data.queues import ResultQueue
-from numapin.data.ring import Ring
+from numapin.data.loop_times import totals_of
+from numapin.data.opening.device import Mover
+from numapin.data.opening.host import Copier, Lender, Opener, Parcel
+from numapin.data.slots.memory import RingSpec
+from numapin.data.slots.ring import Ring
 from numapin.data.stats import Counts, Stats
-from numapin.data.transfer import Mover
-from numapin.data.worker import Rank, WorkerStart
+from numapin.data.wire.parcel import Head, Miss
+from numapin.data.wire.queues import ResultQueue
+from numapin.data.worker.setup import Rank, WorkerStart
 from numapin.errors import BindingRefused, UsageError
-from numapin.stderr import say
-from numapin.waited import totals_of
+from numapin.rank import bind
+from numapin.system import calls, cuda, memory
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 _MAX_COPY_THREADS: Final = 4
 
 _NO_STORES: Final = (
-    f"libstores.so cannot be loaded, so large batches take a third more of the memory bus; {native.INSTALL_STORES}"
+    f"libstores.so cannot be loaded, so large batches take a third more of the memory bus; {calls.INSTALL_STORES}"
 )
 
 _HINTS: Final = {
@@ -159,7 +160,7 @@ class DataPath:
 
     def worker_start(self, lane: Lane, loader: DataLoader[Any], *, pins: bool) -> WorkerStart:
         """Return what the lane's workers run first."""
-        if pins and platform.machine() == "x86_64" and not native.can_pass_caches():
+        if pins and platform.machine() == "x86_64" and not memory.can_pass_caches():
             self.tell(_NO_STORES, is_refusal=False)
         return WorkerStart(
             control=lane.ring.control if lane.ring else None,

@@ -18,16 +18,16 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from numapin import forks
-from numapin.data import worker
-from numapin.data.queues import TaskQueue
-from numapin.observe import state_of
+from numapin.data import forks
+from numapin.data.wire.queues import TaskQueue
+from numapin.data.worker import setup
+from numapin.observe.read import state_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from multiprocessing.process import BaseProcess
 
-    from numapin.data.queues import ResultQueue
+    from numapin.data.wire.queues import ResultQueue
 
 PATIENCE_S: Final = 5.0  # as often as torch looks after its workers
 _MAX_HANGS: Final = 4
@@ -39,7 +39,7 @@ def _run_worker(page: mmap.mmap | None, number: int, target: Callable[..., None]
     """Run a worker, in its process; a forked one first writes to its byte of the shared page."""
     if page is not None:
         page[number] = 1
-    worker.begin(target, arguments)
+    setup.begin(target, arguments)
 
 
 class Context:

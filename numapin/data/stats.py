@@ -9,10 +9,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from numapin.data.parcel import SLOT
+from numapin.data.wire.parcel import SLOT
 
 if TYPE_CHECKING:
-    from numapin.data.parcel import Head
+    from numapin.data.wire.parcel import Head
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

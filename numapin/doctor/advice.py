@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from numapin import sizes
+from numapin.base import sizes
 
 if TYPE_CHECKING:
-    from numapin.budget import Room
+    from numapin.data.budget import Room
 
 
 class Verdict(StrEnum):

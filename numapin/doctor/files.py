@@ -14,9 +14,9 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from numapin.doctor.model import Readings
+from numapin.system.tree import Tree
 from numapin.topology.model import Pcie
 from numapin.topology.readings import pcie_generation, pcie_width
-from numapin.topology.tree import Tree
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

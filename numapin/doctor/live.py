@@ -15,13 +15,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from numapin import native
-from numapin.bind import in_child
 from numapin.doctor.files import read_confinement, read_module_version
 from numapin.doctor.model import Live
 from numapin.errors import LibnumaError, NumapinError
-from numapin.topology.libnuma import load
-from numapin.topology.nvml import read_nvml
+from numapin.launcher.rehearse import in_child
+from numapin.system import memory, numa
+from numapin.topology.sources.libnuma import load
+from numapin.topology.sources.nvml import read_nvml
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -45,7 +45,7 @@ def read_live(topology: Topology, environ: Mapping[str, str], *, shm: str = "/de
         nvml=read_nvml(),
         module_version=read_module_version(Path("/")),
         libnuma=libnuma,
-        streaming_stores=native.can_pass_caches() if os.uname().machine == "x86_64" else None,
+        streaming_stores=memory.can_pass_caches() if os.uname().machine == "x86_64" else None,
         python=sys.version_info[:3],
         nccl=_nccl_versions(),
         shm_bytes=shm_bytes,
@@ -85,15 +85,15 @@ def _refusal(call: Callable[[int], str | None], node: int) -> str:
 
 
 def _try_get(_node: int) -> str | None:
-    native.get_memory_policy()
+    numa.get_memory_policy()
     return None
 
 
 def _try_set(node: int) -> str | None:
     """Prefer a node, and look whether that is what holds: gVisor takes a policy and forgets it."""
-    native.set_memory_policy(native.MPOL_PREFERRED, (node,))
+    numa.set_memory_policy(numa.MPOL_PREFERRED, (node,))
     try:
-        kept = native.get_memory_policy() == (native.MPOL_PREFERRED, frozenset({node}))
+        kept = numa.get_memory_policy() == (numa.MPOL_PREFERRED, frozenset({node}))
     except OSError:  # another call that is refused, which is told by its own name
         return None
     return None if kept else _NOT_KEPT
@@ -101,14 +101,14 @@ def _try_set(node: int) -> str | None:
 
 def _try_mbind(node: int) -> str | None:
     with mmap.mmap(-1, mmap.PAGESIZE) as page:
-        native.bind_pages(native.address_of(page), mmap.PAGESIZE, native.MPOL_PREFERRED, (node,))
+        numa.bind_pages(memory.address_of(page), mmap.PAGESIZE, numa.MPOL_PREFERRED, (node,))
     return None
 
 
 def _try_move_pages(_node: int) -> str | None:
     with mmap.mmap(-1, mmap.PAGESIZE) as page:
         page[0] = 1
-        (node,) = native.nodes_of_pages([native.address_of(page)])
+        (node,) = numa.nodes_of_pages([memory.address_of(page)])
     return None if node >= 0 else errno.errorcode.get(-node, str(node))
 
 

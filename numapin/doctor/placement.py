@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from numapin import cpulist, sizes
+from numapin.base import cpu_set, sizes
 from numapin.doctor.model import Check, Severity
 from numapin.topology.model import NodeSource
 
@@ -137,14 +137,14 @@ def cpuset(readings: Readings, topology: Topology) -> Finding:
     without_cpus = [node for node in near if not node.cpus & allowed.cpus]
     without_memory = [node for node in near if node.id not in allowed.nodes]
     cut_off = [
-        f"not the {kind} of node {cpulist.render(node.id for node in nodes)} ({_gpus_on(nodes, topology)})"
+        f"not the {kind} of node {cpu_set.render(node.id for node in nodes)} ({_gpus_on(nodes, topology)})"
         for kind, nodes in (("CPUs", without_cpus), ("memory", without_memory))
         if nodes
     ]
     if cut_off:
         cgroups = ", ".join(_cpuset_cgroups(readings)) or "not told"
         return CPUSET.error(
-            f"CPUs {cpulist.render(allowed.cpus)} and memory of nodes {cpulist.render(allowed.nodes)} may be used: "
+            f"CPUs {cpu_set.render(allowed.cpus)} and memory of nodes {cpu_set.render(allowed.nodes)} may be used: "
             f"{', '.join(cut_off)}; cgroup: {cgroups}",
             remedy=_wider(near),
         )
@@ -154,7 +154,7 @@ def cpuset(readings: Readings, topology: Topology) -> Finding:
             f"{len(node.cpus & allowed.cpus)} of {len(node.cpus)} CPUs of node {node.id}" for node in partly
         )
         return CPUSET.note(f"only {counts} may be used", remedy=_wider(near))
-    return CPUSET.ok(f"CPUs {cpulist.render(allowed.cpus)} and nodes {cpulist.render(allowed.nodes)} may be used")
+    return CPUSET.ok(f"CPUs {cpu_set.render(allowed.cpus)} and nodes {cpu_set.render(allowed.nodes)} may be used")
 
 
 def _cpuset_cgroups(readings: Readings) -> list[str]:
@@ -169,8 +169,8 @@ def _gpus_on(nodes_: Iterable[Node], topology: Topology) -> str:
 
 
 def _wider(near: Iterable[Node]) -> str:
-    cpus = cpulist.render(cpu for node in near for cpu in node.cpus)
-    ids = cpulist.render(node.id for node in near)
+    cpus = cpu_set.render(cpu for node in near for cpu in node.cpus)
+    ids = cpu_set.render(node.id for node in near)
     return f"docker run --cpuset-cpus {cpus} --cpuset-mems {ids} … (srun --exclusive --cpu-bind=none; no taskset)"
 
 
@@ -259,4 +259,4 @@ def swap(readings: Readings, _topology: Topology) -> Finding:
 
 
 def _names(gpus: Iterable[Gpu]) -> str:
-    return f"gpu{cpulist.render(gpu.index for gpu in gpus)}"
+    return f"gpu{cpu_set.render(gpu.index for gpu in gpus)}"

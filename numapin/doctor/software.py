@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from numapin import forks
+from numapin.data import forks
 from numapin.doctor.model import Check
-from numapin.openmp import binding_variables
+from numapin.system.openmp import binding_variables
 
 if TYPE_CHECKING:
     from numapin.doctor.model import Finding, Live

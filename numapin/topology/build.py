@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import combinations, count
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from numapin import cpulist
+from numapin.base import cpu_set
 from numapin.errors import UsageError
 from numapin.topology.address import pci_order
 from numapin.topology.model import (
@@ -102,7 +102,7 @@ def _require_cpu_node(topology: Topology, node: int) -> None:
     usable = frozenset(n.id for n in topology.cpu_nodes)
     if node not in usable:
         raise UsageError(
-            f"--gpu-nodes: node {node} has no CPUs or does not exist; nodes with CPUs: {cpulist.render(usable)}",
+            f"--gpu-nodes: node {node} has no CPUs or does not exist; nodes with CPUs: {cpu_set.render(usable)}",
             "list them with: numapin topo",
         )
 

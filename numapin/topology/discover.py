@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from numapin import cpulist
+from numapin.base import cpu_set
 from numapin.errors import MachineError, MachineFileError, UsageError
 from numapin.topology.build import build, with_gpu_nodes
 from numapin.topology.model import Topology
@@ -49,8 +49,8 @@ def discover(
 
 def _read_host(environ: Mapping[str, str]) -> Topology:
     """Read the live host through sysfs, libnuma and NVML."""
-    from numapin.topology.libnuma import read_libnuma
-    from numapin.topology.nvml import read_nvml
+    from numapin.topology.sources.libnuma import read_libnuma
+    from numapin.topology.sources.nvml import read_nvml
 
     from_sysfs = _read_root(Path("/"), source="live")
     nccl_nodes, nccl_notes = _nccl_nodes(environ.get("NCCL_TOPO_FILE"))
@@ -82,7 +82,7 @@ def _read_host(environ: Mapping[str, str]) -> Topology:
 
 def _read_root(root: Path, *, source: str | None = None) -> Readings:
     """Read a sysfs root: a directory that holds sys/ and, as far as captured, proc/."""
-    from numapin.topology.sysfs import read_sysfs
+    from numapin.topology.sources.sysfs import read_sysfs
 
     return read_sysfs(root, source=source or f"root {root}")
 
@@ -117,9 +117,9 @@ def _read_text(path: Path) -> str:
 
 def _read_xml(text: str, *, source: str) -> Readings:
     """Let the reader read that knows the document's outermost element."""
-    from numapin.topology import xmlfile
-    from numapin.topology.hwloc import read_hwloc
-    from numapin.topology.nccl import read_nccl
+    from numapin.topology.sources import xmlfile
+    from numapin.topology.sources.hwloc import read_hwloc
+    from numapin.topology.sources.nccl import read_nccl
 
     readers = {"topology": read_hwloc, "system": read_nccl}
     root = xmlfile.parse(text, source=source)
@@ -155,8 +155,8 @@ def _inherited_affinity_notes(online: frozenset[int]) -> tuple[str, ...]:
     if possible <= inherited:
         return ()
     note = (
-        f"numapin was started on CPUs {cpulist.render(inherited)} only, and plans inside them; CPUs "
-        f"{cpulist.render(possible)} could be used: srun --cpu-bind=none, mpirun --bind-to none, no taskset"
+        f"numapin was started on CPUs {cpu_set.render(inherited)} only, and plans inside them; CPUs "
+        f"{cpu_set.render(possible)} could be used: srun --cpu-bind=none, mpirun --bind-to none, no taskset"
     )
     return (note,)
 
@@ -165,8 +165,8 @@ def _nccl_nodes(path: str | None) -> tuple[dict[str, int], tuple[str, ...]]:
     """Read the file that NCCL itself would use; NCCL goes on without one it cannot read, and so do we, with a note."""
     if not path:
         return {}, ()
-    from numapin.topology import xmlfile
-    from numapin.topology.nccl import nccl_nodes
+    from numapin.topology.sources import xmlfile
+    from numapin.topology.sources.nccl import nccl_nodes
 
     try:
         return nccl_nodes(xmlfile.parse(_read_text(Path(path)), source=path)), ()

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from numapin import cpulist
+from numapin.base import cpu_set
+from numapin.base.fields import Fields
 from numapin.errors import UsageError
-from numapin.fields import Fields
 from numapin.topology.address import pci_address
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Node:
     def __post_init__(self) -> None:
         """Check that the kind agrees with the CPUs."""
         if bool(self.cpus) != (self.kind is NodeKind.CPU):
-            msg = f"node {self.id} of kind {self.kind.value!r} has CPUs {cpulist.render(self.cpus)!r}"
+            msg = f"node {self.id} of kind {self.kind.value!r} has CPUs {cpu_set.render(self.cpus)!r}"
             raise ValueError(msg)
 
     def distance_to(self, node: int) -> float:
@@ -345,7 +345,7 @@ def _value_to_json(value: object) -> object:
     """Write sets of CPUs or nodes as list strings, choices as their words, and parts as objects."""
     match value:
         case frozenset():
-            return cpulist.render(value)
+            return cpu_set.render(value)
         case StrEnum():
             return value.value
         case tuple():

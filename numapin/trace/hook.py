@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from numapin import native
-from numapin.stderr import say
+from numapin.base.stderr import say
+from numapin.system import process
 from numapin.trace.settings import VARIABLE, Settings
 from numapin.trace.tracer import Tracer
 
@@ -188,7 +188,7 @@ def _before_fork() -> None:
 def _after_fork() -> None:
     """Let the child of a process that was profiled end: Kineto's destructor waits for a thread that is not there."""
     if _State.tracer is not None and _State.tracer.has_profiled:
-        native.exit_without_destructors()
+        process.exit_without_destructors()
 
 
 @dataclass(slots=True)

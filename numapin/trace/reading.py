@@ -17,8 +17,8 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
+from numapin.base.printable import printable
 from numapin.errors import NumapinError
-from numapin.printable import printable
 from numapin.trace.records import Copy, Kernel, Span, Trace
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from numapin.stderr import say
+from numapin.base.stderr import say
 from numapin.trace.pace import Followed, Pace
 from numapin.trace.watch import Watch
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from numapin.view.bench_table import machine_line
-from numapin.view.plot import Figure, Panel, Point, Series
+from numapin.view.chart import Figure, Panel, Point, Series
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

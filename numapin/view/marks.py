@@ -8,13 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from numapin import cpulist
+from numapin.base import cpu_set
 from numapin.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from numapin.plan import GpuRef, Plan, RankPlan
+    from numapin.plan.model import GpuRef, Plan, RankPlan
     from numapin.topology.model import Topology
 
 Ranks = tuple[int, ...]
@@ -54,8 +54,8 @@ def _by_place(pairs: Iterable[tuple[int, int]]) -> dict[int, Ranks]:
 
 def _require_of_machine(topology: Topology, rank: RankPlan) -> None:
     missing = {
-        "CPUs": cpulist.render(rank.cpus - topology.cpus),
-        "nodes": cpulist.render(rank.nodes - {node.id for node in topology.nodes}),
+        "CPUs": cpu_set.render(rank.cpus - topology.cpus),
+        "nodes": cpu_set.render(rank.nodes - {node.id for node in topology.nodes}),
         "GPU": "" if rank.gpu is None or _has(topology, rank.gpu) else f"{rank.gpu.index} ({rank.gpu.pci})",
     }
     for what, names in missing.items():

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from numapin import cpulist
+from numapin.base import cpu_set
 from numapin.view.words import policy
 
 if TYPE_CHECKING:
-    from numapin.plan import GpuRef, Plan, RankPlan
+    from numapin.plan.model import GpuRef, Plan, RankPlan
 
 
 def plan_table(plan: Plan, *, reasons: bool = False) -> Table:
@@ -40,9 +40,9 @@ def environment_lines(plan: Plan) -> list[str]:
             for name, value in (
                 ("LOCAL_RANK", str(rank.local_rank)),
                 ("NUMAPIN_GPU", (rank.gpu.uuid or str(rank.gpu.index)) if rank.gpu else ""),
-                ("NUMAPIN_CPUS", cpulist.render(rank.cpus)),
+                ("NUMAPIN_CPUS", cpu_set.render(rank.cpus)),
                 ("NUMAPIN_MEMORY", rank.memory.value),
-                ("NUMAPIN_NODES", cpulist.render(rank.nodes)),
+                ("NUMAPIN_NODES", cpu_set.render(rank.nodes)),
                 ("OMP_NUM_THREADS", str(rank.num_threads)),
             )
         )
@@ -62,7 +62,7 @@ def _cells(rank: RankPlan) -> tuple[str, ...]:
         f"{rank.local_rank}{'' if rank.exact else '*'}",
         gpu_cell(rank.gpu),
         "-" if rank.node is None else str(rank.node),
-        cpulist.render(rank.cpus),
+        cpu_set.render(rank.cpus),
         policy(rank),
         str(rank.num_threads),
     )

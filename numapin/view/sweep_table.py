@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from numapin.view.bench_table import machine_line, notes
-from numapin.view.plot import size_label
+from numapin.view.chart import size_label
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Final
 from rich.console import Group
 from rich.text import Text
 
-from numapin import cpulist
+from numapin.base import cpu_set
 from numapin.view.plan_table import gpu_cell
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from numapin.top import Top, TopRank
+    from numapin.observe.top import Top, TopRank
 
 _HEADINGS: Final = ("rank", "GPU", "node", "CPUs", "off", "remote", "pinned", "wait", "H2D", "busy")
 _LEFT: Final = ("GPU", "CPUs")
@@ -46,7 +46,7 @@ def top_table(top: Top) -> RenderableType:
 
 def _cells(rank: TopRank) -> tuple[str, ...]:
     node = "-" if rank.plan.node is None else str(rank.plan.node)
-    cpus = cpulist.render(rank.plan.cpus)
+    cpus = cpu_set.render(rank.plan.cpus)
     cpus = cpus if len(cpus) <= _CPUS_WIDTH else f"{cpus[: _CPUS_WIDTH - 1]}…"
     head = (str(rank.plan.local_rank), gpu_cell(rank.plan.gpu), node, cpus)
     if rank.is_gone:

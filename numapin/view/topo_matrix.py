@@ -12,7 +12,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from numapin import cpulist
+from numapin.base import cpu_set
 
 if TYPE_CHECKING:
     from numapin.topology.model import Topology
@@ -47,7 +47,7 @@ def topo_matrix(topology: Topology) -> Group:
 
 
 def _rows(topology: Topology) -> list[tuple[str, str, str]]:
-    gpus = [(gpu.label, "" if gpu.cpus is None else cpulist.render(gpu.cpus), gpu.node) for gpu in topology.gpus]
+    gpus = [(gpu.label, "" if gpu.cpus is None else cpu_set.render(gpu.cpus), gpu.node) for gpu in topology.gpus]
     nics = [(nic.name, "", nic.node) for nic in topology.nics]
     return [(name, cpus, "?" if node is None else str(node)) for name, cpus, node in (*gpus, *nics)]
 

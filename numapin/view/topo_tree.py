@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 from rich.tree import Tree
 
-from numapin import cpulist
+from numapin.base import cpu_set
 from numapin.topology.model import NodeKind
 from numapin.view.marks import marks_of
 from numapin.view.words import NODE_KINDS, machine_size, memory, pcie_link, rank_names
@@ -19,7 +19,7 @@ from numapin.view.words import NODE_KINDS, machine_size, memory, pcie_link, rank
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from numapin.plan import Plan
+    from numapin.plan.model import Plan
     from numapin.topology.model import Core, Gpu, Nic, Node, Topology
     from numapin.view.marks import Marks
 
@@ -55,7 +55,7 @@ def _node_line(node: Node, ranks: str, *, allowed: bool) -> Text:
         ranks,
         NODE_KINDS[node.kind],
         memory(node),
-        f"CPUs {cpulist.render(node.cpus)}" if node.cpus else "",
+        f"CPUs {cpu_set.render(node.cpus)}" if node.cpus else "",
         f"distances {' '.join(others)}" if others else "",
         "" if allowed else "not allowed",
     )
@@ -68,7 +68,7 @@ def _add_cores(leaf: Tree, cores: list[Core]) -> None:
         threads = sorted({len(core.cpus) for core in group})
         smt = f" x {'-'.join(map(str, threads))} threads" if threads != [1] else ""
         what = "cores" if l3 is None else "L3"
-        cpus = cpulist.render(cpu for core in group for cpu in core.cpus)
+        cpus = cpu_set.render(cpu for core in group for cpu in core.cpus)
         leaf.add(Text(f"{what}  {len(group)} cores{smt}: CPUs {cpus}"))
 
 

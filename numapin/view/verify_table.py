@@ -11,10 +11,10 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from numapin import cpulist
-from numapin.observed import PRIVATE, Role
-from numapin.report import Severity
-from numapin.verify import JUDGED, LOCKED, elsewhere, strays
+from numapin.base import cpu_set
+from numapin.observe.model import PRIVATE, Role
+from numapin.observe.report import Severity
+from numapin.observe.verify import JUDGED, LOCKED, elsewhere, strays
 from numapin.view.plan_table import gpu_cell
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from numapin.observed import MemoryKind
-    from numapin.report import Finding, RankReport, Report
+    from numapin.observe.model import MemoryKind
+    from numapin.observe.report import Finding, RankReport, Report
 
 _SHARED: Final = tuple(kind for kind in JUDGED if kind not in PRIVATE | LOCKED)
 _COLUMNS: Final = (("private", PRIVATE), ("shared", _SHARED), ("pinned", LOCKED))
@@ -106,7 +106,7 @@ def _sizes(rank: RankReport, kinds: Iterable[MemoryKind]) -> tuple[float, float]
 
 
 def _finding(severity: Severity, what: str, remedy: str, found: list[tuple[int, Finding]]) -> Text:
-    ranks = cpulist.render(rank for rank, _ in found)
+    ranks = cpu_set.render(rank for rank, _ in found)
     text = Text(f"{severity}: ", style=_STYLE[severity])
     text.append(f"rank {ranks}: {what}", style="not bold default")
     if severity is not Severity.NOTE:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from numapin import cpulist
-from numapin.request import Memory
+from numapin.base import cpu_set
+from numapin.plan.request import Memory
 from numapin.topology.model import NodeKind
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from numapin.plan import RankPlan
+    from numapin.plan.model import RankPlan
     from numapin.topology.model import Node, Pcie, Topology
 
 NODE_KINDS: Final = {NodeKind.CPU: "", NodeKind.MEMORY: "memory only", NodeKind.GPU: "GPU memory"}
@@ -23,7 +23,7 @@ NODE_KINDS: Final = {NodeKind.CPU: "", NodeKind.MEMORY: "memory only", NodeKind.
 def machine_size(topology: Topology) -> str:
     """Return the number of cores and CPUs, and which of them are allowed if not all are."""
     num_cpus, num_allowed = len(topology.cpus), len(topology.allowed.cpus)
-    allowed = "" if num_cpus == num_allowed else f", {num_allowed} allowed ({cpulist.render(topology.allowed.cpus)})"
+    allowed = "" if num_cpus == num_allowed else f", {num_allowed} allowed ({cpu_set.render(topology.allowed.cpus)})"
     return f"{len(topology.cores)} cores, {num_cpus} CPUs{allowed}"
 
 
@@ -52,9 +52,9 @@ def policy(rank: RankPlan) -> str:
     """Return a rank's memory policy, with the nodes if it names any."""
     if rank.memory in (Memory.NONE, Memory.LOCAL):
         return rank.memory.value
-    return f"{rank.memory.value} {cpulist.render(rank.nodes)}"
+    return f"{rank.memory.value} {cpu_set.render(rank.nodes)}"
 
 
 def rank_names(ranks: Collection[int]) -> str:
     """Return "rank 0" or "ranks 0-3,7"."""
-    return f"rank{'s' if len(ranks) > 1 else ''} {cpulist.render(ranks)}" if ranks else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {cpu_set.render(ranks)}" if ranks else ""

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from numapin.plan import make_plan
-from numapin.request import Bind, Request
+from numapin.plan.make import make_plan
+from numapin.plan.request import Bind, Request
 from numapin.view.picture.page import page
 from numapin.view.picture.style import COLOURS
 from tests.pictures import golden_machine

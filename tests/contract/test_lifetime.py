@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from numapin.data.path import _paths
-from numapin.data.slots import MAX_FACTOR
+from numapin.data.slots.control import MAX_FACTOR
 from tests.contract.datasets import At, Raise, Rows
 from tests.contract.watching import LoaderClass, pass_first_batches, settle
 from tests.waiting import wait_until

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from numapin import cuda
+from numapin.system import cuda
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,7 +48,7 @@ def build(folder: Path, *, old: bool = False) -> Path:
 
 @contextmanager
 def installed(library: Path) -> Iterator[FakeCuda]:
-    """Make `numapin.cuda.driver()` find the stand-in, as new, inside the block."""
+    """Make `numapin.system.cuda.driver()` find the stand-in, as new, inside the block."""
     fake = FakeCuda(library)
     fake.reset()
     with pytest.MonkeyPatch.context() as patch:

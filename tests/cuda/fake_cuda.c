@@ -1,5 +1,5 @@
 /*
- * A stand-in for the CUDA driver, for tests: libcuda.so.1 without a GPU, as far as numapin/cuda.py calls it.
+ * A stand-in for the CUDA driver, for tests: libcuda.so.1 without a GPU, as far as numapin/system/cuda.py calls it.
  *
  * It does no work; it keeps the driver's books and refuses what the driver refuses: calls before cuInit and in a forked
  * child, calls without a current context, overlapping registrations, a record or an event query that a capture of

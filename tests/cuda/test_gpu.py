@@ -1,4 +1,4 @@
-"""What the stand-in claims, asked of the real driver: numapin/cuda.py and data/capture.py beside torch on a GPU."""
+"""The stand-in's claims, checked against the real driver: system/cuda.py and opening/capture.py beside torch."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from numapin import cuda
-from numapin.cuda import CudaRefused, Driver
-from numapin.data.capture import no_capture, watch_captures
+from numapin.data.opening.capture import no_capture, watch_captures
+from numapin.system import cuda
+from numapin.system.cuda import CudaRefused, Driver
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +26,7 @@ NUM_BYTES = 64 << 20
 CYCLES = 1 << 30  # about half a second of a GPU
 BREAK_A_CAPTURE = """
 import torch
-from numapin import cuda
+from numapin.system import cuda
 torch.ones(1, device="cuda")
 driver, name = cuda.driver(), None
 event = driver.record(0)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from numapin.data.opening import Copier, Lender
-from numapin.data.parcel import SLOT, SPILL, Head
+from numapin.data.opening.host import Copier, Lender
+from numapin.data.wire.parcel import SLOT, SPILL, Head
 
 if TYPE_CHECKING:
     from tests.data.loopback import Loopback

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from numapin import native
-from numapin.data.spill import Spill
+from numapin.data.wire.spill import Spill
+from numapin.system import memory
 
 if TYPE_CHECKING:
-    from numapin.data.channel import Channel
-    from numapin.data.slots import Control
-    from numapin.data.spill import Handover
+    from numapin.data.slots.control import Control
+    from numapin.data.wire.channel import Channel
+    from numapin.data.wire.spill import Handover
 
 WAIT_S: Final = 20
 
@@ -25,7 +25,7 @@ def write(control: Control) -> None:
     """Write slot 0's word, and into the memory of the first generation."""
     control.set_state(0, 41)
     generation = control.generation(0)
-    memoryview(native.map_shared(control.fd, generation.num_bytes, offset=generation.offset))[:5] = b"child"
+    memoryview(memory.map_shared(control.fd, generation.num_bytes, offset=generation.offset))[:5] = b"child"
 
 
 def hand_over(handover: Handover) -> None:

@@ -11,14 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from numapin import cuda
 from numapin.data.locality import Locality
-from numapin.data.memory import RingSpec
-from numapin.data.opening import Lender, Parcel
-from numapin.data.packing import Packer
-from numapin.data.parcel import Head, decode
-from numapin.data.ring import Ring
-from numapin.data.slots import OwnSlots
+from numapin.data.opening.host import Lender, Parcel
+from numapin.data.slots.control import OwnSlots
+from numapin.data.slots.memory import RingSpec
+from numapin.data.slots.ring import Ring
+from numapin.data.wire.parcel import Head, decode
+from numapin.data.worker.packing import Packer
+from numapin.system import cuda
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from numapin import rundir
+from numapin.rank import run_folder
 from tests.integration.launching import NUMAPIN, TORCHRUN, environment, script
 from tests.waiting import gone, wait_until
 
@@ -134,9 +134,9 @@ class Job:
 
     def _files(self) -> Iterator[str]:
         """Say which files are left, after the next run has swept what it sweeps."""
-        runs = [run for run in self.temporary.glob("numapin-*/run-*") if not rundir.is_live(str(run))]
+        runs = [run for run in self.temporary.glob("numapin-*/run-*") if not run_folder.is_live(str(run))]
         if runs:
-            with rundir.run_directory({"TMPDIR": str(self.temporary)}):
+            with run_folder.run_directory({"TMPDIR": str(self.temporary)}):
                 pass
             yield "run folder until the next run" if not any(run.exists() for run in runs) else "run folder left"
         names = {

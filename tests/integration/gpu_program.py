@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import numapin
-from numapin.data import quarantine
-from numapin.region import PINNED
+from numapin.data.slots import quarantine
+from numapin.system.placement import PINNED
 from tests.integration.gpu_loading import (
     BATCH,
     CYCLES,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from numapin.bench.loader import CASES, PEERS
+from numapin.bench.cases.loader import CASES, PEERS
 from tests.integration.launching import call, numapin
 
 if TYPE_CHECKING:

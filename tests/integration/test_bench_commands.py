@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from numapin.bench.nearest import Verdict, with_measured
+from numapin.bench.cases.nearest import Verdict, with_measured
 from numapin.topology.model import Topology
 from tests.integration.launching import call, numapin
 from tests.machines.grids import grid

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from numapin import preload
+from numapin.launcher import preload
 from tests.integration.launching import Done, call, numapin, script
 
 BASE_PYTHON: str = getattr(sys, "_base_executable", sys.executable)  # of a virtual environment: the one below it

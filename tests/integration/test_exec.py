@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from numapin import cpulist
+from numapin.base import cpu_set
 from tests.integration.launching import NUMAPIN, REFUSE_POLICY, TORCHRUN, Done, call, environment, numapin, script
 from tests.needs import needs_two_cpus
 
@@ -135,7 +135,7 @@ class TestPlan:
 
     def test_a_run_directory_without_a_plan(self, dump: str, tmp_path: Path) -> None:
         """A plan is made then."""
-        assert become(dump, NUMAPIN_RUN_DIR=str(tmp_path), **TASK)["cpus"] == cpulist.render(CPUS)
+        assert become(dump, NUMAPIN_RUN_DIR=str(tmp_path), **TASK)["cpus"] == cpu_set.render(CPUS)
 
     @pytest.mark.parametrize("program", [NUMAPIN, CLICK])
     def test_a_run_directory_with_what_is_no_plan(self, tmp_path: Path, program: tuple[str, ...]) -> None:
@@ -150,7 +150,7 @@ class TestPlan:
     @needs_two_cpus
     def test_binding_options_make_a_new_one(self, dump: str, tmp_path: Path, plan: str) -> None:
         """They overrule a plan that lies about; with --plan they contradict it."""
-        assert become(dump, "--bind", "node", NUMAPIN_RUN_DIR=str(tmp_path), **TASK)["cpus"] == cpulist.render(CPUS)
+        assert become(dump, "--bind", "node", NUMAPIN_RUN_DIR=str(tmp_path), **TASK)["cpus"] == cpu_set.render(CPUS)
         done = enter("--plan", plan, "--bind", "node", "true", **TASK)
         assert (done.status, "has decided what --bind says" in done.err) == (2, True), done.err
 
@@ -257,7 +257,7 @@ class TestLaunchers:
         line = (*NUMAPIN, "exec", "--verbose", "--", sys.executable, dump)
         for variables in (TASK, TASK | TORCHS):
             done = start(*line, **variables, NUMAPIN_BINDING=binding)
-            assert done.json_lines()[0]["cpus"] == cpulist.render(CPUS)
+            assert done.json_lines()[0]["cpus"] == cpu_set.render(CPUS)
             assert "rank 1: NUMAPIN_BINDING was set, and does not count" in done.err
 
     @pytest.mark.parametrize("binding", ["", "{}", "x", '{"local_rank": 1}'])

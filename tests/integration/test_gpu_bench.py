@@ -109,7 +109,7 @@ class TestCallsThatDoNotExist:
 def test_pinning_starts_cuda() -> None:
     """`.pin_memory()` makes a CUDA context: in a process that has used none, there is one afterwards."""
     code = (
-        "import torch; from numapin.cuda import driver; torch.empty(1, pin_memory=True); "
+        "import torch; from numapin.system.cuda import driver; torch.empty(1, pin_memory=True); "
         "print(torch.cuda.is_initialized(), driver().active_devices())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

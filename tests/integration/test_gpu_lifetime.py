@@ -18,9 +18,9 @@ import pytest
 import torch
 
 import numapin
-from numapin.data.quarantine import Quarantine
-from numapin.data.ring import Ring
-from numapin.region import PINNED
+from numapin.data.slots.quarantine import Quarantine
+from numapin.data.slots.ring import Ring
+from numapin.system.placement import PINNED
 from tests.contract.test_processes import Program
 from tests.integration.gpu_loading import (
     BATCH,

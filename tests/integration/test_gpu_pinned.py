@@ -12,8 +12,8 @@ import torch
 
 import numapin
 from numapin import pinned
-from numapin.cuda import CudaRefused, Driver
 from numapin.errors import BindingRefused, MachineError
+from numapin.system.cuda import CudaRefused, Driver
 from tests.contract.zoo import Pair, Pinnable
 from tests.integration.gpu_loading import (
     BATCH,

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import numapin
-from numapin.awaiting import Rank, none_left, results_of
-from numapin.spawned import NUM_SIZE_BYTES, Answer, Outcome
+from numapin.spawning.child import NUM_SIZE_BYTES, Answer, Outcome
+from numapin.spawning.ranks import Rank, none_left, results_of
 from tests.integration import calls
 from tests.integration.launching import call, environment, script
 from tests.integration.launching import numapin as run_numapin
@@ -257,7 +257,7 @@ INTERRUPTED = """
 import os, random, signal, sys, time
 from pathlib import Path
 import numapin
-from numapin import spawning
+from numapin.spawning import call as spawning
 from tests.integration import calls
 
 def interrupt(*_):

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from numapin import rundir
 from numapin.errors import MachineError
+from numapin.rank import run_folder
 from tests.integration.launching import NUMAPIN, Done, call, numapin, script
 from tests.integration.staying import JOB, staying_job
 from tests.needs import needs_root, needs_two_cpus
@@ -112,7 +112,7 @@ def _as_nobody(code: str) -> Done:
     start = (
         "import json, os, sys, numapin.cli.verify\n"
         "from numapin.cli.main import main\n"
-        "from numapin.observe import observe\n"
+        "from numapin.observe.read import observe\n"
         "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
     )
     return call(sys.executable, "-c", start + code, str(os.getpid()))
@@ -142,10 +142,10 @@ class TestWrongInput:
         """Where all ranks are gone by the time they are read, the job has ended; without records it has not begun."""
         plan = json.loads(numapin("plan", "--nproc-per-node", "1", "--json").out)
         record = {"schema": "numapin.observed/1", "local_rank": 0, "restart": 0, "pid": 4194305, "applied": {}}
-        with rundir.run_directory({"NUMAPIN_RUN_DIR": str(tmp_path / "runs")}) as folder:
-            rundir.write_json(folder, rundir.PLAN, plan)
+        with run_folder.run_directory({"NUMAPIN_RUN_DIR": str(tmp_path / "runs")}) as folder:
+            run_folder.write_json(folder, run_folder.PLAN, plan)
             assert "no rank has started yet" in _verify(tmp_path).err
-            rundir.write_json(folder, "observed-0-0.json", record)
+            run_folder.write_json(folder, "observed-0-0.json", record)
             done = _verify(tmp_path)
         assert done.status == 2
         assert "the job ended while it was read" in done.err

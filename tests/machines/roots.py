@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from numapin import cpulist
+from numapin.base import cpu_set
 from numapin.topology.readings import NvmlReading, NvmlReadings
 
 if TYPE_CHECKING:
@@ -50,17 +50,17 @@ class Machine:
     @cached_property
     def present(self) -> frozenset[int]:
         """Return every CPU, offline ones included."""
-        return frozenset[int]().union(*(cpulist.parse(p["cpus"]) for p in self.packages))
+        return frozenset[int]().union(*(cpu_set.parse(p["cpus"]) for p in self.packages))
 
     @cached_property
     def online(self) -> frozenset[int]:
         """Return the online CPUs."""
-        return self.present - cpulist.parse(self.offline)
+        return self.present - cpu_set.parse(self.offline)
 
     @cached_property
     def cpu_nodes(self) -> dict[int, frozenset[int]]:
         """Return the online CPUs of each node that has some."""
-        found = {node["id"]: cpulist.parse(node.get("cpus", "")) & self.online for node in self.nodes}
+        found = {node["id"]: cpu_set.parse(node.get("cpus", "")) & self.online for node in self.nodes}
         return {node: cpus for node, cpus in found.items() if cpus}
 
 
@@ -111,13 +111,13 @@ def uuid(index: int) -> str:
 
 
 def _cpu_files(machine: Machine) -> Iterator[tuple[str, str]]:
-    yield f"{_CPU}/online", cpulist.render(machine.online)
-    yield f"{_CPU}/possible", cpulist.render(machine.present)
-    yield f"{_CPU}/present", cpulist.render(machine.present)
+    yield f"{_CPU}/online", cpu_set.render(machine.online)
+    yield f"{_CPU}/possible", cpu_set.render(machine.present)
+    yield f"{_CPU}/present", cpu_set.render(machine.present)
     for cpu in machine.present - machine.online:
         yield f"{_CPU}/cpu{cpu}/online", "0"  # an offline CPU shows no topology
     for package in machine.packages:
-        cpus = cpulist.parse(package["cpus"])
+        cpus = cpu_set.parse(package["cpus"])
         cores = _cores(machine, sorted(cpus))
         for number, core in enumerate(cores):
             yield from _topology_files(machine, package["id"], number, {"thread": core, "core": cpus})
@@ -139,7 +139,7 @@ def _topology_files(
     values = {"physical_package_id": str(package), "core_id": str(core)}
     for word, cpus in groups.items():
         values[f"{word}_siblings"] = _mask(cpus & machine.online)
-        values[f"{word}_siblings_list"] = cpulist.render(cpus & machine.online)
+        values[f"{word}_siblings_list"] = cpu_set.render(cpus & machine.online)
     for cpu in groups["thread"] & machine.online:
         yield from ((f"{_CPU}/cpu{cpu}/topology/{name}", value) for name, value in values.items())
 
@@ -158,12 +158,12 @@ def _node_files(machine: Machine) -> Iterator[tuple[str, str]]:
     if machine.no_node_directory:
         return
     ids = sorted(node["id"] for node in machine.nodes)
-    yield f"{_NODE}/online", cpulist.render(ids)
+    yield f"{_NODE}/online", cpu_set.render(ids)
     yield f"{_NODE}/possible", f"0-{ids[-1]}"
     for node in machine.nodes:
         at, cpus = f"{_NODE}/node{node['id']}", machine.cpu_nodes.get(node["id"], frozenset())
         kilobytes = node.get("gib", 64) << 20
-        yield f"{at}/cpulist", cpulist.render(cpus)
+        yield f"{at}/cpulist", cpu_set.render(cpus)
         yield f"{at}/cpumap", _mask(cpus)
         yield f"{at}/distance", " ".join(str(_distance(machine, node["id"], other)) for other in ids)
         yield f"{at}/meminfo", _meminfo(node["id"], kilobytes)
@@ -209,7 +209,7 @@ def _attributes(machine: Machine, path: str, device: dict[str, Any]) -> dict[str
         "vendor": "0x10de" if nvidia else "0x15b3",
         "device": "0x20b0",
         "local_cpus": _mask(_local_cpus(machine, path, device)),
-        "local_cpulist": cpulist.render(_local_cpus(machine, path, device)),
+        "local_cpulist": cpu_set.render(_local_cpus(machine, path, device)),
     }
     if nvidia:
         speeds = {"current_link_speed": "16.0 GT/s PCIe", "max_link_speed": "16.0 GT/s PCIe"}
@@ -234,7 +234,7 @@ def _local_cpus(machine: Machine, path: str, device: dict[str, Any]) -> frozense
     """Return the CPUs of the device's node; the kernel shows all online CPUs where the node is unknown."""
     listed = _bridge(machine, path).get("local_cpus")
     node = _kernel_node(machine, path, device)
-    return cpulist.parse(listed) if listed else machine.cpu_nodes.get(-1 if node is None else node, machine.online)
+    return cpu_set.parse(listed) if listed else machine.cpu_nodes.get(-1 if node is None else node, machine.online)
 
 
 # --- the driver and the process --------------------------------------------------------------------------------------
@@ -246,8 +246,8 @@ def _proc_files(machine: Machine) -> Iterator[tuple[str, str]]:
         yield f"{at}/information", f"Model: \t\t {machine.gpu}\nGPU UUID: \t {uuid(machine.gpus.index(gpu))}"
         if "own_node" in gpu:
             yield f"{at}/numa_status", f"Node:      {gpu['own_node']}\nStatus:    online"
-    nodes = cpulist.render(node["id"] for node in machine.nodes) or "0"
-    cpus = machine.allowed.get("cpus", cpulist.render(machine.online))
+    nodes = cpu_set.render(node["id"] for node in machine.nodes) or "0"
+    cpus = machine.allowed.get("cpus", cpu_set.render(machine.online))
     yield "proc/self/status", f"Cpus_allowed_list:\t{cpus}\nMems_allowed_list:\t{machine.allowed.get('nodes', nodes)}"
 
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from numapin import cpulist
+from numapin.base import cpu_set
 
 numbers = st.frozensets(st.integers(0, 9000))
 
@@ -17,13 +17,13 @@ numbers = st.frozensets(st.integers(0, 9000))
 @given(numbers)
 def test_render_and_parse_are_inverse(cpus: frozenset[int]) -> None:
     """Whatever set goes out comes back."""
-    assert cpulist.parse(cpulist.render(cpus)) == cpus
+    assert cpu_set.parse(cpu_set.render(cpus)) == cpus
 
 
 @given(numbers)
 def test_render_is_canonical(cpus: frozenset[int]) -> None:
     """Ranges ascend, never touch, and are written as a number where they hold one."""
-    runs = [tuple(map(int, item.split("-"))) for item in cpulist.render(cpus).split(",") if item]
+    runs = [tuple(map(int, item.split("-"))) for item in cpu_set.render(cpus).split(",") if item]
     flat = [number for run in runs for number in run]
     assert flat == sorted(set(flat))
     assert all(after[0] > before[-1] + 1 for before, after in pairwise(runs))
@@ -32,7 +32,7 @@ def test_render_is_canonical(cpus: frozenset[int]) -> None:
 @given(st.lists(st.integers(0, 9000)))
 def test_render_takes_numbers_in_any_order_and_number(cpus: list[int]) -> None:
     """A list is rendered as the set of its numbers."""
-    assert cpulist.render(cpus) == cpulist.render(frozenset(cpus))
+    assert cpu_set.render(cpus) == cpu_set.render(frozenset(cpus))
 
 
 @given(st.integers(0, 500), st.integers(0, 500), st.integers(1, 40), st.integers(1, 40))
@@ -41,26 +41,26 @@ def test_grouped_ranges_are_the_kernels(first: int, more: int, used: int, group:
     text = f"{first}-{first + more}:{used}/{group}"
     if used > group:
         with suppress(ValueError):
-            cpulist.parse(text)
+            cpu_set.parse(text)
             msg = f"{text} was accepted"
             raise AssertionError(msg)
         return
     expected = {n for start in range(first, first + more + 1, group) for n in range(start, start + used)}
-    assert cpulist.parse(text) == {n for n in expected if n <= first + more}
+    assert cpu_set.parse(text) == {n for n in expected if n <= first + more}
 
 
 @given(st.lists(numbers, max_size=4))
 def test_a_list_is_the_union_of_its_items(sets: list[frozenset[int]]) -> None:
     """Items may overlap, repeat, come in any order and have white space around them."""
-    text = " ,\t".join(cpulist.render(cpus) for cpus in sets if cpus)
-    assert cpulist.parse(f" {text}\n") == frozenset().union(*sets)
+    text = " ,\t".join(cpu_set.render(cpus) for cpus in sets if cpus)
+    assert cpu_set.parse(f" {text}\n") == frozenset().union(*sets)
 
 
 @given(st.text() | st.text(alphabet="0123456789-,:/ x٣"))
 def test_other_text_is_a_value_error(text: str) -> None:
     """No text gives another exception, and what is accepted is made of ASCII digits, commas, dashes and groups."""
     try:
-        accepted = cpulist.parse(text)
+        accepted = cpu_set.parse(text)
     except ValueError:
         return
     assert not accepted or re.fullmatch(r"[0-9,:/\-\s]+", text)
@@ -71,11 +71,11 @@ def test_masks_name_the_bits(cpus: frozenset[int]) -> None:
     """A kernel mask of any width, its most significant word first, is the set of its bits."""
     value = sum(1 << cpu for cpu in cpus)
     words = [f"{value >> shift & 0xFFFFFFFF:08x}" for shift in range(0, max(value.bit_length(), 1) + 64, 32)]
-    assert cpulist.parse_mask(",".join(reversed(words)) + "\n") == cpus
+    assert cpu_set.parse_mask(",".join(reversed(words)) + "\n") == cpus
 
 
 @given(st.text() | st.text(alphabet="0123456789abcdefx,"))
 def test_other_masks_are_a_value_error(text: str) -> None:
     """No text gives another exception."""
     with suppress(ValueError):
-        assert all(0 <= cpu < cpulist.MAX_ID for cpu in cpulist.parse_mask(text))
+        assert all(0 <= cpu < cpu_set.MAX_ID for cpu in cpu_set.parse_mask(text))

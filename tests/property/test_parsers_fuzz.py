@@ -14,8 +14,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from numapin.errors import MachineFileError, NumapinError
-from numapin.topology import xmlfile
-from numapin.topology.hwloc import read_hwloc
 from numapin.topology.model import (
     Allowed,
     Core,
@@ -30,8 +28,10 @@ from numapin.topology.model import (
     Pcie,
     Topology,
 )
-from numapin.topology.nccl import nccl_nodes, read_nccl
-from numapin.topology.sysfs import read_sysfs
+from numapin.topology.sources import xmlfile
+from numapin.topology.sources.hwloc import read_hwloc
+from numapin.topology.sources.nccl import nccl_nodes, read_nccl
+from numapin.topology.sources.sysfs import read_sysfs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

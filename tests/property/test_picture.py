@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from numapin.topology.model import Link, Nic
+from numapin.view.picture.boxes import Kind
 from numapin.view.picture.layout import lay_out
-from numapin.view.picture.model import Kind
 from numapin.view.picture.svg import svg
 from tests.pictures import keys, problems
 from tests.property.test_plan import cases

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from numapin.errors import PlanError, UsageError
-from numapin.plan import Plan, RankPlan, make_plan
-from numapin.request import Bind, Memory, Request
+from numapin.plan.make import make_plan
+from numapin.plan.model import Plan, RankPlan
+from numapin.plan.request import Bind, Memory, Request
 from numapin.topology.model import NodeKind, Topology
 from tests.machines.grids import grid
 

@@ -5,9 +5,9 @@ Comes in: nothing. Goes out: the plan of one rank, on node 1 of two, and the pol
 
 from __future__ import annotations
 
-from numapin.observed import Policy
-from numapin.plan import GpuRef, RankPlan
-from numapin.request import Memory
+from numapin.observe.model import Policy
+from numapin.plan.model import GpuRef, RankPlan
+from numapin.plan.request import Memory
 
 MIB = 1 << 20
 PLANNED = RankPlan(

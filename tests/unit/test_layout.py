@@ -85,8 +85,8 @@ def _imports(module: str, *, at_run_time: bool = True) -> frozenset[str]:
 
 def test_the_reader_of_imports_sees_them() -> None:
     """The tests below are not green because nothing was read: a few imports that are known are found."""
-    assert "numapin.cpulist" in _imports("numapin.plan")
-    assert "numapin.allot" in _imports("numapin.plan")  # inside a function
+    assert "numapin.base.cpu_set" in _imports("numapin.plan")
+    assert "numapin.plan.cpus" in _imports("numapin.plan")  # inside a function
     assert "numapin.topology.model" not in _imports("numapin.plan")  # for types only
     assert "os" in _imports("numapin.topology.discover")
 

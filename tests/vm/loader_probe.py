@@ -27,8 +27,8 @@ import torch
 import torch.utils.data
 
 import numapin
-from numapin import native
 from numapin.errors import BindingRefused
+from numapin.system import numa
 from tests.vm import probe
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _stats(loader: torch.utils.data.DataLoader[torch.Tensor]) -> dict[str, Any]:
 def _pages(batch: torch.Tensor) -> dict[str, int]:
     """Return node -> pages as move_pages says, nothing where it is refused."""
     try:
-        pages = native.nodes_of_range(batch.data_ptr(), batch.nbytes)
+        pages = numa.nodes_of_range(batch.data_ptr(), batch.nbytes)
     except OSError:
         return {}
     return {str(node): num for node, num in pages.items()}

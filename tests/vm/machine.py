@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from numapin import cpulist
+from numapin.base import cpu_set
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -73,7 +73,7 @@ class VmMachine:
             cores=values["cores"],
             threads=values["threads"],
             distances=tuple(map(tuple, values["distances"])),
-            nodes=tuple(VmNode(cpus=cpulist.parse(n["cpus"]), memory_mib=n["memory_mib"]) for n in values["node"]),
+            nodes=tuple(VmNode(cpus=cpu_set.parse(n["cpus"]), memory_mib=n["memory_mib"]) for n in values["node"]),
             gpus=tuple(VmGpu(**gpu) for gpu in values["gpu"]),
         )
 
@@ -215,7 +215,7 @@ def _qemu_command(machine: VmMachine, share: Path) -> list[str]:
 def _node_options(machine: VmMachine) -> list[str]:
     options = []
     for number, node in enumerate(machine.nodes):
-        cpus = "".join(f",cpus={run}" for run in cpulist.render(node.cpus).split(",") if run)
+        cpus = "".join(f",cpus={run}" for run in cpu_set.render(node.cpus).split(",") if run)
         options += ["-object", f"memory-backend-ram,id=m{number},size={node.memory_mib}M"]
         options += ["-numa", f"node,nodeid={number}{cpus},memdev=m{number}"]
     for source, row in enumerate(machine.distances):

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from numapin import cpulist
-from numapin.view.picture.model import PAD, Box, Heading, Ink, Kind, cell, columns, frame
+from numapin.base import cpu_set
+from numapin.view.picture.boxes import PAD, Box, Heading, Ink, Kind, cell, columns, frame
 from numapin.view.picture.text import title_text
 from numapin.view.words import rank_names
 
@@ -80,7 +80,7 @@ def _group(style: _Style, l3: int | None, cores: list[Core], *, named: bool) -> 
     marks, inner = style.marks, style.width - 2 * PAD
     ranks = marks.on(_cpus(cores))
     mixed = any(marks.on(core.cpus) != ranks for core in cores)
-    name, cpus = "L3" if l3 is not None else "cores", cpulist.render(_cpus(cores))
+    name, cpus = "L3" if l3 is not None else "cores", cpu_set.render(_cpus(cores))
     one = min(2 * style.scale.width, (inner + _CELL_GAP) / style.in_row - _CELL_GAP)
     scale = replace(style.scale, width=one)
     return frame(
@@ -101,7 +101,7 @@ def _cpus(cores: Sequence[Core]) -> frozenset[int]:
 def _core(core: Core, topology: Topology, marks: Marks, scale: Scale, *, named: bool) -> Box:
     """Return the core; where its group's cores differ in their ranks it names its own."""
     ranks = marks.on(core.cpus)
-    name = f"r{cpulist.render(ranks)}" if ranks else ""
+    name = f"r{cpu_set.render(ranks)}" if ranks else ""
     rows = [cell(Kind.PLAIN, scale.width, scale.height, name, size=scale.font, ink=Ink.STRONG)] if named else []
     rows += [
         replace(
@@ -120,9 +120,9 @@ def _core(core: Core, topology: Topology, marks: Marks, scale: Scale, *, named: 
         height=scale.height * len(rows),
         children=tuple(replace(row, y=scale.height * i) for i, row in enumerate(rows)),
         title=title_text(
-            f"core {core.id}: CPUs {cpulist.render(core.cpus)}",
+            f"core {core.id}: CPUs {cpu_set.render(core.cpus)}",
             rank_names(ranks),
-            f"not allowed: CPUs {cpulist.render(banned)}" if banned else "",
+            f"not allowed: CPUs {cpu_set.render(banned)}" if banned else "",
         ),
         key=f"core{core.id}",
     )

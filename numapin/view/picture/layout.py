@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from numapin.view.marks import marks_of
+from numapin.view.picture.boxes import PAD, Box, Heading, Kind, flow, frame, right_end
 from numapin.view.picture.legend import legend
 from numapin.view.picture.matrix import distance_panel, link_panel
-from numapin.view.picture.model import PAD, Box, Heading, Kind, flow, frame, right_end
 from numapin.view.picture.nodes import WIDE_GAP, WIDTH, Drawing, elsewhere, package_boxes
 from numapin.view.picture.text import title_text
 from numapin.view.words import machine_size
@@ -20,7 +20,7 @@ from numapin.view.words import machine_size
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from numapin.plan import Plan
+    from numapin.plan.model import Plan
     from numapin.topology.model import Topology
 
 _LEAST: Final = 480

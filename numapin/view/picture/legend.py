@@ -8,13 +8,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from numapin.view.picture.boxes import Box, Heading, Ink, Kind, Label, cell, frame
 from numapin.view.picture.devices import chip
-from numapin.view.picture.model import Box, Heading, Ink, Kind, Label, cell, frame
 from numapin.view.picture.text import fit, title_text
 from numapin.view.words import policy
 
 if TYPE_CHECKING:
-    from numapin.plan import Plan, RankPlan
+    from numapin.plan.model import Plan, RankPlan
     from numapin.topology.model import Topology
 
 _ENTRY: Final = 338

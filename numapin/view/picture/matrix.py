@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from numapin.topology.model import LinkKind
-from numapin.view.picture.model import PAD, Box, Heading, Ink, Kind, cell, frame
+from numapin.view.picture.boxes import PAD, Box, Heading, Ink, Kind, cell, frame
 from numapin.view.picture.text import title_text, width_of
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from numapin import cpulist
+from numapin.base import cpu_set
 from numapin.topology.model import NodeKind
+from numapin.view.picture.boxes import PAD, Box, Heading, Ink, Kind, Label, columns, frame
 from numapin.view.picture.cores import core_groups
 from numapin.view.picture.devices import chip, device_rows
-from numapin.view.picture.model import PAD, Box, Heading, Ink, Kind, Label, columns, frame
 from numapin.view.picture.text import title_text
 from numapin.view.words import NODE_KINDS, memory, rank_names
 
@@ -94,7 +94,7 @@ def _lost_devices(drawing: Drawing) -> list[Box]:
 
 def _empty_nodes(drawing: Drawing) -> list[Box]:
     nodes = drawing.empty_nodes
-    facts = cpulist.render(nodes)
+    facts = cpu_set.render(nodes)
     headings = [Heading(name=f"{len(nodes)} empty nodes", facts="no memory", size=13), Heading(facts=facts)]
     least, title = drawing.width + 2 * PAD, title_text("nodes without memory and devices", facts)
     return (
@@ -123,7 +123,7 @@ def _node(drawing: Drawing, node: Node) -> Box:
     topology, marks = drawing.topology, drawing.marks
     cores = [core for core in topology.cores if core.node == node.id]
     allowed = node.id in topology.allowed.nodes
-    kind, cpus = NODE_KINDS[node.kind], f"CPUs {cpulist.render(node.cpus)}" if node.cpus else ""
+    kind, cpus = NODE_KINDS[node.kind], f"CPUs {cpu_set.render(node.cpus)}" if node.cpus else ""
     facts = ", ".join(fact for fact in (kind, cpus, "" if allowed else "not allowed") if fact)
     rows = [
         [_memory(drawing, node)],

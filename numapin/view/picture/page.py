@@ -16,7 +16,7 @@ from numapin.view.picture.svg import element
 from numapin.view.picture.tables import node_details, nodes_table, plan_table, text_of
 
 if TYPE_CHECKING:
-    from numapin.plan import Plan
+    from numapin.plan.model import Plan
     from numapin.topology.model import Topology
 
 _STYLE: Final = """

@@ -8,14 +8,14 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, Final
 
-from numapin.view.picture.model import Kind
+from numapin.view.picture.boxes import Kind
 from numapin.view.picture.style import RANK_COLOURS, rules, variables
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from numapin.view.picture.boxes import Box, Label
     from numapin.view.picture.layout import Picture
-    from numapin.view.picture.model import Box, Label
 
 _ROUND: Final = {
     Kind.PACKAGE: 6,

@@ -9,14 +9,14 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, Final
 
-from numapin import cpulist
-from numapin.printable import printable
+from numapin.base import cpu_set
+from numapin.base.printable import printable
 from numapin.view.words import NODE_KINDS, gib, pcie_link, policy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from numapin.plan import Plan
+    from numapin.plan.model import Plan
     from numapin.topology.model import Gpu, Node, Topology
     from numapin.view.marks import Marks
 
@@ -52,13 +52,13 @@ def _node_row(topology: Topology, marks: Marks, node: Node) -> tuple[str, ...]:
         str(node.id),
         NODE_KINDS[node.kind] or "CPUs",
         "" if node.package is None else str(node.package),
-        cpulist.render(node.cpus),
+        cpu_set.render(node.cpus),
         "" if node.memory_bytes is None else gib(node.memory_bytes),
         "" if node.free_bytes is None else gib(node.free_bytes),
         ", ".join(gpu.label for gpu in topology.gpus if gpu.node == node.id),
         ", ".join(nic.name for nic in topology.nics if nic.node == node.id),
-        cpulist.render(marks.on(node.cpus)),
-        cpulist.render(marks.memory.get(node.id, ())),
+        cpu_set.render(marks.on(node.cpus)),
+        cpu_set.render(marks.memory.get(node.id, ())),
     )
 
 
@@ -71,7 +71,7 @@ def plan_table(plan: Plan | None) -> str:
             str(rank.local_rank),
             "" if rank.gpu is None else f"gpu{rank.gpu.index}",
             "" if rank.node is None else str(rank.node),
-            cpulist.render(rank.cpus),
+            cpu_set.render(rank.cpus),
             policy(rank),
             str(rank.num_threads),
             "yes" if rank.exact else "no",
@@ -93,9 +93,9 @@ def _details(topology: Topology, marks: Marks, node: Node) -> str:
     cores = [
         (
             str(core.id),
-            cpulist.render(core.cpus),
+            cpu_set.render(core.cpus),
             "" if core.l3 is None else str(core.l3),
-            cpulist.render(marks.on(core.cpus)),
+            cpu_set.render(marks.on(core.cpus)),
         )
         for core in topology.cores
         if core.node == node.id
@@ -119,7 +119,7 @@ def _gpu_row(gpu: Gpu, marks: Marks) -> tuple[str, ...]:
         gpu.uuid or "",
         pcie_link(gpu.pcie),
         gpu.node_source.value if gpu.node_source else "",
-        cpulist.render(marks.gpus.get(gpu.index, ())),
+        cpu_set.render(marks.gpus.get(gpu.index, ())),
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from numapin.printable import printable
+from numapin.base.printable import printable
 
 _LONGEST_TITLE: Final = 300  # characters of a tooltip
 

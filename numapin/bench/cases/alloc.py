@@ -1,0 +1,59 @@
+"""`numapin bench alloc`: its cases as data. Pure.
+
+Comes in: sizes, and whether there is a GPU. Goes out: a `Benchmark`, whose process is `alloc_case`. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from numapin.bench.model import Benchmark, Case, Comparison, Peer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SIZES: Final = tuple(1 << bits for bits in (12, 16, 20, 24, 27))
+QUICK_SIZES: Final = tuple(1 << bits for bits in (16, 24))
+
+PEERS: Final = {
+    "pageable": "torch.empty: malloc may give back memory that was in use before",
+    "fresh": "ordinary memory as the kernel gives it, without a page",
+    "pinned-cold": "torch.empty(pin_memory=True), torch's pool of pinned memory empty",
+    "pinned-pool": "the same, from the pool",
+    "pin-cold": "tensor.pin_memory(), which copies, the pool empty",
+    "pin-pool": "the same, from the pool",
+    "registered": "ordinary memory, page-locked afterwards",
+    "numapin": "numapin.pinned.empty",
+}
+WITHOUT_GPU: Final = ("pageable", "fresh")
+
+
+def alloc_benchmark(sizes: Sequence[int], peers: Sequence[str], *, num_samples: int, no_gpu: str | None) -> Benchmark:
+    """Return the benchmark. `no_gpu` is why there is no GPU: then a case of its own says what is skipped."""
+    gpu = 0 if no_gpu is None else None
+    run = [name for name in peers if no_gpu is None or name in WITHOUT_GPU]
+    left_out = [name for name in peers if name not in run]
+    cases = [_case(num_bytes, run, num_samples=num_samples, gpu=gpu) for num_bytes in sizes if run]
+    if left_out:
+        cases.append(Case(name="page-locked", about=", ".join(left_out), skipped=no_gpu))
+    return Benchmark(
+        name="alloc",
+        module="numapin.bench.measure.alloc",
+        cases=tuple(cases),
+        comparisons=(
+            Comparison(name="alloc_ratio", figure="alloc_us", against="pageable"),
+            Comparison(name="filled_ratio", figure="filled_us", against="pageable"),
+        ),
+    )
+
+
+def _case(num_bytes: int, peers: Sequence[str], *, num_samples: int, gpu: int | None) -> Case:
+    common = {"num_bytes": num_bytes, "num_samples": num_samples, "gpu": gpu}
+    return Case(
+        name=f"alloc {num_bytes}",
+        about=f"{num_bytes} bytes, median of {num_samples}",
+        group="alloc",
+        num_bytes=num_bytes,
+        session="alloc",
+        peers=tuple(Peer(name=name, specs=({**common, "peer": name},)) for name in peers),
+    )

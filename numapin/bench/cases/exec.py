@@ -1,0 +1,50 @@
+"""`numapin bench exec`: its cases as data. Pure.
+
+Comes in: options. Goes out: a `Benchmark`, whose process is `exec_case`. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Final
+
+from numapin.bench.model import Benchmark, Case, Peer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+PROGRAM: Final = ("true",)
+"""What is executed, with each peer's words before it and without."""
+
+# What the installed program `numapin` does, with this interpreter.
+_NUMAPIN: Final = (sys.executable, "-c", "from numapin.cli.entry import main; main()", "exec")
+_TASK: Final = ("--local-rank", "0", "--local-size", "1")
+PEERS: Final = {
+    "python": (sys.executable, "-c", "import os, sys; os.execvp(sys.argv[1], sys.argv[1:])"),
+    "numapin-plan": (*_NUMAPIN, *_TASK, "--plan"),
+    "numapin": (*_NUMAPIN, *_TASK, "--"),
+}
+"""An interpreter that does nothing else; `numapin exec --plan FILE`; `numapin exec`, which reads the machine."""
+
+
+def exec_benchmark(peers: Sequence[str], *, plan: str, num_samples: int) -> Benchmark:
+    """Return the benchmark; `plan` is the path of a plan of one rank."""
+    words = {**PEERS, "numapin-plan": (*PEERS["numapin-plan"], plan, "--")}
+    return Benchmark(
+        name="exec",
+        module="numapin.bench.measure.exec",
+        cases=(
+            Case(
+                name="exec",
+                about=f"{num_samples} times {' '.join(PROGRAM)}, each with and without",
+                session="exec",
+                peers=tuple(
+                    Peer(
+                        name=peer,
+                        specs=({"with": [*words[peer], *PROGRAM], "without": [*PROGRAM], "num_samples": num_samples},),
+                    )
+                    for peer in peers
+                ),
+            ),
+        ),
+    )

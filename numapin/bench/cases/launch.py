@@ -1,0 +1,62 @@
+"""`numapin bench launch`: its cases as data. Pure.
+
+Comes in: options. Goes out: a `Benchmark`, whose process is `launch_case`. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Final
+
+from numapin.bench.model import Benchmark, Case, Comparison, Peer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+BASELINE: Final = "torchrun"
+_TORCHRUN: Final = (sys.executable, "-m", "torch.distributed.run")
+PEERS: Final = {
+    BASELINE: _TORCHRUN,
+    "torchrun-numa": (*_TORCHRUN, "--numa-binding=node"),
+    "numapin": (sys.executable, "-m", "numapin", "run"),
+}
+
+# In one piece, because ranks share the file.
+_PRINTS: Final = "import os, time; os.write(1, f'MARK {time.time()}\\n'.encode())\n"
+_ALL_REDUCE: Final = """
+import os, time, torch, torch.distributed as dist
+on_gpu = torch.cuda.is_available()
+if on_gpu:
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("nccl" if on_gpu else "gloo")
+x = torch.ones(1, device="cuda" if on_gpu else "cpu")
+dist.all_reduce(x)
+assert x.item() == dist.get_world_size()
+if dist.get_rank() == 0:
+    os.write(1, f"MARK {time.time()}\\n".encode())
+dist.destroy_process_group()
+"""
+SCRIPTS: Final = {"print": _PRINTS, "all-reduce": _ALL_REDUCE}
+"""Every rank prints; rank 0 prints when it has the result of its first all-reduce."""
+
+
+def launch_benchmark(scripts: Sequence[str], peers: Sequence[str], *, num_ranks: int) -> Benchmark:
+    """Return the benchmark: each script under each launcher, with so many ranks."""
+    number = ("--nproc-per-node", str(num_ranks))
+    return Benchmark(
+        name="launch",
+        module="numapin.bench.measure.launch",
+        cases=tuple(
+            Case(
+                name=name,
+                about=f"{num_ranks} ranks",
+                session="launch",
+                peers=tuple(
+                    Peer(name=peer, specs=({"command": [*PEERS[peer], *number], "script": SCRIPTS[name]},))
+                    for peer in peers
+                ),
+            )
+            for name in scripts
+        ),
+        comparisons=(Comparison(name="ratio", figure="total_s", against=BASELINE),),
+    )

@@ -1,0 +1,110 @@
+"""`numapin bench transfer`: its cases as data. Pure.
+
+Comes in: options, the GPUs and the NUMA nodes. Goes out: a `Benchmark`, whose processes are `transfer_case`. Imports no
+torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from numapin.bench.model import Benchmark, Case, Comparison, Peer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SIZES: Final = tuple(1 << bits for bits in (12, 16, 20, 24, 27, 30))
+QUICK_SIZES: Final = tuple(1 << bits for bits in (16, 26))
+
+MEMORIES: Final = {
+    "pageable": "ordinary memory",
+    "pinned": "torch.empty(pin_memory=True)",
+    "registered": "ordinary memory, page-locked afterwards",
+    "ring": "memory as numapin.DataLoader's ring has it: a page-locked memfd",
+}
+
+
+class Direction(StrEnum):
+    """Which way the bytes go."""
+
+    H2D = "h2d"
+    D2H = "d2h"
+    BOTH = "both"
+    """Both ways at once, on two streams; bytes of both count."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the user chose. A window is at least `seconds` long and at least three calls."""
+
+    sizes: Sequence[int] = SIZES
+    memories: Sequence[str] = tuple(MEMORIES)
+    directions: Sequence[str] = tuple(Direction)
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A GPU by torch's index, and the node of the host memory; None leaves it to the kernel."""
+
+    gpu: int
+    node: int | None
+
+    @property
+    def name(self) -> str:
+        """Return both in a word or two."""
+        return f"gpu{self.gpu}" if self.node is None else f"gpu{self.gpu} node{self.node}"
+
+
+def transfer_benchmark(
+    options: Options, *, gpu_nodes: Sequence[int | None], nodes: Sequence[int], no_gpu: str | None
+) -> Benchmark:
+    """Return the benchmark for GPUs on these nodes (None: unknown): each alone from each of `nodes`, then all at once.
+
+    At once each GPU has its memory on its own node. Without a GPU the one case says `no_gpu`.
+    """
+    alone = [(Place(gpu=gpu, node=node),) for gpu in range(len(gpu_nodes)) for node in nodes]
+    together = tuple(Place(gpu=gpu, node=node) for gpu, node in enumerate(gpu_nodes))
+    places = [*alone, together] if len(gpu_nodes) > 1 else alone
+    cases = [
+        _case(options, at_once, direction, num_bytes)
+        for at_once in places
+        for direction in options.directions
+        for num_bytes in options.sizes
+    ]
+    skipped = Case(name="transfer", about="copies between host and GPU", skipped=no_gpu or "no allowed node has CPUs")
+    return Benchmark(
+        name="transfer",
+        module="numapin.bench.measure.transfer",
+        cases=tuple(cases) or (skipped,),
+        comparisons=(Comparison(name="ratio", figure="gbps", against="pageable"),),
+        summed=frozenset({"gbps"}),
+    )
+
+
+def group_name(direction: str, place: Place) -> str:
+    """Return what the sweep over sizes of one GPU alone is called."""
+    return f"{direction} {place.name}"
+
+
+def _case(options: Options, places: tuple[Place, ...], direction: str, num_bytes: int) -> Case:
+    group = group_name(direction, places[0]) if len(places) == 1 else f"{direction} {len(places)} GPUs at once"
+    common = {
+        "direction": direction,
+        "num_bytes": num_bytes,
+        "max_bytes": max(options.sizes),
+        "seconds": options.seconds,
+    }
+    specs = [{**common, "gpu": place.gpu, "node": place.node} for place in places]
+    return Case(
+        name=f"{group} {num_bytes}",
+        about=f"{num_bytes} bytes, {group}",
+        group=group,
+        num_bytes=num_bytes,
+        session=" ".join(place.name for place in places),
+        peers=tuple(
+            Peer(name=memory, specs=tuple({**spec, "memory": memory} for spec in specs)) for memory in options.memories
+        ),
+    )

@@ -1,0 +1,1 @@
+"""TODO. Comes in: todo. Goes out: todo."""

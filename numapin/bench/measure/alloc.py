@@ -1,0 +1,147 @@
+"""The process of `bench alloc`: memory allocated, written for the first time, written again, copied to the GPU. Edge.
+
+Comes in: specs (see `alloc._case`) from the harness. Goes out: the median microseconds of each step. The steps are
+timed apart, because page faults come with the first write and not with the allocation.
+"""
+
+from __future__ import annotations
+
+import mmap
+import statistics
+import time
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from numapin import pinned
+from numapin.bench.child import serve
+from numapin.bench.measure.buffers import working_driver
+from numapin.errors import MachineError
+from numapin.system import placement
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numapin.bench.child import Harness
+
+_PATIENCE_S: Final = 5.0  # for the thread that unlocks what died
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """A way to get memory: what is done before the clock starts, what is timed, and what gives the memory back."""
+
+    allocate: Callable[[int], torch.Tensor]
+    before: Callable[[int], None] = lambda _num_bytes: None
+    give_back: Callable[[torch.Tensor], None] = lambda _tensor: None
+
+
+def measure(spec: dict[str, Any], harness: Harness) -> None:
+    """Measure one way to get memory of one size."""
+    torch.set_num_threads(1)  # page faults of one thread
+    way, num_bytes = _WAYS[spec["peer"]], spec["num_bytes"]
+    on_gpu = None if spec["gpu"] is None else torch.zeros(num_bytes, dtype=torch.uint8, device=f"cuda:{spec['gpu']}")
+
+    def sample() -> dict[str, float]:
+        way.before(num_bytes)
+        return _sample(way, num_bytes, on_gpu)
+
+    sample()  # what is loaded and made at the first call
+    harness.wait_for_start(lambda: time.sleep(0.001))
+    samples = [sample() for _ in range(spec["num_samples"])]
+    figures = {name: statistics.median(one[name] for one in samples) for name in samples[0]}
+    harness.report(figures, details={}, idle=lambda: time.sleep(0.001))
+
+
+def _sample(way: Way, num_bytes: int, on_gpu: torch.Tensor | None) -> dict[str, float]:
+    """Return the microseconds of each step, by name; `filled_us` is that of the first two."""
+    times = [time.perf_counter()]
+    tensor = way.allocate(num_bytes)
+    times.append(time.perf_counter())
+    for value in (1, 2):
+        tensor.fill_(value)
+        times.append(time.perf_counter())
+    if on_gpu is not None:
+        on_gpu.copy_(tensor, non_blocking=True)
+        torch.cuda.synchronize()
+        times.append(time.perf_counter())
+    way.give_back(tensor)
+    steps = [(end - start) * 1e6 for start, end in pairwise(times)]
+    named = dict(zip(("alloc_us", "touch_us", "again_us", "copy_us"), steps, strict=False))
+    return named | {"filled_us": named["alloc_us"] + named["touch_us"]}
+
+
+def _empty(num_bytes: int) -> torch.Tensor:
+    return torch.empty(num_bytes, dtype=torch.uint8)
+
+
+def _fresh(num_bytes: int) -> torch.Tensor:
+    return torch.frombuffer(mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=torch.uint8)
+
+
+def _pinned(num_bytes: int) -> torch.Tensor:
+    return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+
+
+def _registered(num_bytes: int) -> torch.Tensor:
+    tensor = _fresh(num_bytes)
+    working_driver().register(0, tensor.data_ptr(), num_bytes)
+    return tensor
+
+
+def _unregister(tensor: torch.Tensor) -> None:
+    working_driver().unregister(0, tensor.data_ptr())
+
+
+def _numapin(num_bytes: int) -> torch.Tensor:
+    return pinned.empty(num_bytes, torch.uint8)
+
+
+def _wait_until_unlocked(_num_bytes: int) -> None:
+    until = time.monotonic() + _PATIENCE_S
+    while placement.PINNED.total and time.monotonic() < until:
+        time.sleep(0.001)
+
+
+def _empty_pool(_num_bytes: int) -> None:
+    """Give all of torch's free pinned memory back to CUDA, by the name that this torch has for it."""
+    torch.cuda.synchronize()  # a block is free once the copies from it have ended
+    empty = getattr(torch._C, "_host_emptyCache", None) or getattr(torch._C, "_accelerator_emptyHostCache", None)  # noqa: SLF001
+    if empty is None:
+        raise MachineError("this torch cannot empty its pool of pinned memory", "use torch 2.9 or later")
+    empty()
+
+
+def _fill_pool(num_bytes: int) -> None:
+    """See to it that the pool has a free block of the size."""
+    _pinned(num_bytes)
+    torch.cuda.synchronize()
+
+
+@cache
+def _source(num_bytes: int) -> torch.Tensor:
+    return torch.ones(num_bytes, dtype=torch.uint8)
+
+
+def _pin(num_bytes: int) -> torch.Tensor:
+    """Pin a tensor that is there already."""
+    return _source(num_bytes).pin_memory()
+
+
+_WAYS: Final = {
+    "pageable": Way(allocate=_empty),
+    "fresh": Way(allocate=_fresh),
+    "pinned-cold": Way(allocate=_pinned, before=_empty_pool),
+    "pinned-pool": Way(allocate=_pinned, before=_fill_pool),
+    "pin-cold": Way(allocate=_pin, before=_empty_pool),
+    "pin-pool": Way(allocate=_pin, before=_fill_pool),
+    "registered": Way(allocate=_registered, give_back=_unregister),
+    "numapin": Way(allocate=_numapin, before=_wait_until_unlocked),
+}
+
+
+if __name__ == "__main__":
+    serve(measure)

@@ -1,0 +1,95 @@
+"""Host memory of every kind, on a node of one's choice. Edge.
+
+Comes in: a kind (see `transfer.MEMORIES`), a size, the device that is to reach it. Goes out: CPU tensors, touched, of
+which the kernel said that they lie on the node. They live as long as the process.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from contextlib import suppress
+from functools import cache
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from numapin.data.locality import find_locality
+from numapin.errors import MachineError
+from numapin.system import memory, numa, placement
+from numapin.system.cuda import Driver, driver
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numapin.data.locality import Locality
+
+
+@cache
+def settle_on(node: int | None) -> Locality:
+    """Bring this thread, and what it allocates from now on, onto a node. Call it before CUDA starts, and once."""
+    home = find_locality(environ={}, node=node, device_index=None)
+    if node is not None and home.num_machine_nodes > 1:
+        if home.cpus:
+            os.sched_setaffinity(0, home.cpus)
+        with suppress(OSError):  # first touch decides then, and `buffer` looks where the pages are
+            numa.set_memory_policy(numa.MPOL_PREFERRED, home.nodes)
+    return home
+
+
+@cache
+def buffer(memory: str, num_bytes: int, *, gpu: int, node: int | None, number: int = 0) -> torch.Tensor:
+    """Return bytes of host memory, the same ones for the same question; `number` tells several alike apart.
+
+    Raises MachineError where the kernel put pages elsewhere.
+    """
+    del number  # a part of the cache's key
+    home = settle_on(node)
+    num_pages = -(-num_bytes // mmap.PAGESIZE)
+    tensor = _MAKERS[memory](num_pages * mmap.PAGESIZE, gpu)
+    tensor.fill_(1)
+    pages = placement.find_pages(tensor.data_ptr(), tensor.nbytes)
+    # Of memory that the driver itself allocates the kernel may not tell.
+    if node is not None and pages is not None and set(pages) - home.nodes - {None}:
+        raise MachineError(f"{memory} memory for node {node} lies elsewhere, in pages: {pages}", "see: numactl -H")
+    return tensor[:num_bytes]
+
+
+def working_driver() -> Driver:
+    """Return the CUDA driver. Raises MachineError where there is none."""
+    found = driver()
+    if found is None:
+        raise MachineError("libcuda.so.1 cannot be used here", "check it with: nvidia-smi")
+    return found
+
+
+def _pageable(num_bytes: int, _gpu: int) -> torch.Tensor:
+    return torch.frombuffer(mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=torch.uint8)
+
+
+def _pinned(num_bytes: int, _gpu: int) -> torch.Tensor:
+    return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+
+
+def _registered(num_bytes: int, gpu: int) -> torch.Tensor:
+    return _locked(_pageable(num_bytes, gpu), gpu)
+
+
+def _ring(num_bytes: int, gpu: int) -> torch.Tensor:
+    with os.fdopen(os.memfd_create("numapin-bench"), "r+b", buffering=0) as file:
+        os.ftruncate(file.fileno(), num_bytes)
+        return _locked(torch.frombuffer(memory.map_shared(file.fileno(), num_bytes), dtype=torch.uint8), gpu)
+
+
+def _locked(tensor: torch.Tensor, gpu: int) -> torch.Tensor:
+    tensor.fill_(0)  # registering holds locks of the whole driver while it brings pages in
+    working_driver().register(gpu, tensor.data_ptr(), tensor.nbytes)
+    return tensor
+
+
+_MAKERS: Final[dict[str, Callable[[int, int], torch.Tensor]]] = {
+    "pageable": _pageable,
+    "pinned": _pinned,
+    "registered": _registered,
+    "ring": _ring,
+}

@@ -1,0 +1,167 @@
+"""One process of `bench loader`: one peer on one case. Edge.
+
+Comes in: a spec (see `loader._case`) from the harness. Goes out: batches and bytes per second over a steady window, the
+main thread's CPU time a batch, the time to the first batch, and for numapin what its loader says of itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from numapin import pinned
+from numapin.bench.cases.loader import PEAK, LoaderCase, Work
+from numapin.bench.child import serve
+from numapin.bench.measure.loader_data import InMemory, num_bytes, require_intact, tensors
+from numapin.bench.measure.loader_peers import BUILDERS, Setup
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numapin.bench.child import Harness
+
+_PATIENCE_S: Final = 30.0  # for a ring to be there
+_PAGE_BYTES: Final = 4096
+_PEAK_BYTES: Final = 256 << 20
+_PEAK_WARM: Final = 8  # copies
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """A stretch of batches: how many, and the wall-clock and this thread's CPU seconds they took."""
+
+    num_batches: int
+    wall_s: float
+    cpu_s: float
+
+
+def measure(spec: dict[str, Any], harness: Harness) -> None:
+    """Measure one peer, between the harness's start and stop."""
+    device = None if spec["gpu"] is None else torch.device("cuda", spec["gpu"])
+    torch.set_num_threads(1)  # peers stack in many threads or processes of their own
+    if device is not None:
+        torch.cuda.set_device(device)
+        torch.cuda.synchronize()  # the start of CUDA belongs to no peer
+    if spec["peer"] == PEAK:
+        _measure_peak(spec, harness)
+    else:
+        _measure_peer(spec, harness, device)
+
+
+def _measure_peak(spec: dict[str, Any], harness: Harness) -> None:
+    """Copy one pinned buffer to the GPU, over and over."""
+    pinned = torch.empty(_PEAK_BYTES, dtype=torch.uint8, pin_memory=True)
+    on_gpu = torch.empty_like(pinned, device="cuda")
+
+    def copy() -> None:
+        for _ in range(_PEAK_WARM):
+            on_gpu.copy_(pinned, non_blocking=True)
+        torch.cuda.synchronize()
+
+    copy()
+    harness.wait_for_start(copy)
+    window = _window(copy, seconds=min(spec["seconds"], 1.0), num_batches=1)
+    gbps = window.num_batches * _PEAK_WARM * _PEAK_BYTES / window.wall_s / 1e9
+    harness.report({"gbps": gbps}, details={}, idle=copy)
+
+
+def _measure_peer(spec: dict[str, Any], harness: Harness, device: torch.device | None) -> None:
+    case = LoaderCase(**{**spec["case"], "shape": tuple(spec["case"]["shape"]), "work": Work(spec["case"]["work"])})
+    dataset = InMemory(case, spec["gil_ns"])
+    os.environ["LOCAL_WORLD_SIZE"] = str(spec["num_ranks"])  # as in a rank: the CPUs are shared
+    source = BUILDERS[spec["peer"]](Setup(case=case, dataset=dataset, device=device))
+    start = time.perf_counter()
+    batches = iter(source.batches)
+    batch = next(batches)
+    _finish(device)
+    first_batch_s = time.perf_counter() - start
+    require_intact(batch, case)
+    batch_bytes = num_bytes(batch)
+    del batch
+
+    take = _taker(batches, device)
+    _warm_up(take, source.stats, seconds=spec["warm_up_s"], num_outstanding=case.num_ahead)
+    harness.wait_for_start(take)
+    before = source.stats()
+    window = _window(take, seconds=spec["seconds"], num_batches=spec["num_batches"], end=lambda: _finish(device))
+    after = source.stats()
+    require_intact(next(batches), case)
+    figures = {
+        "batches_per_s": window.num_batches / window.wall_s,
+        "gbps": window.num_batches * batch_bytes / window.wall_s / 1e9,
+        "main_cpu_ms": window.cpu_s / window.num_batches * 1e3,
+        "first_batch_s": first_batch_s,
+        "num_batches": window.num_batches,
+        **_hits(before, after),
+        **_pinned_mb(device),
+    }
+    harness.report(figures, details={"stats": after and dataclasses.asdict(after)}, idle=take)
+    source.close()
+
+
+def _taker(batches: Iterator[Any], device: torch.device | None) -> Callable[[], None]:
+    """Return what takes the next batch as a training loop would. Without a GPU it reads an element of each page."""
+
+    def take() -> None:
+        next(batches)
+
+    def take_and_touch() -> None:
+        for tensor in tensors(next(batches)):
+            tensor.flatten().view(torch.uint8)[::_PAGE_BYTES].sum()
+
+    return take_and_touch if device is None else take
+
+
+def _warm_up(take: Callable[[], None], stats: Callable[[], Any], *, seconds: float, num_outstanding: int) -> None:
+    """Take batches for some seconds, by as many as are outstanding, and on until numapin's ring carries all of them."""
+    start, steady = time.perf_counter(), False
+    while (spent := time.perf_counter() - start) < seconds or not (steady or spent > _PATIENCE_S):
+        before = stats()
+        for _ in range(num_outstanding):
+            take()
+        found = _hits(before, stats())
+        steady = not found or (found["hits"] > 0 and found["misses"] == 0)
+
+
+def _window(
+    take: Callable[[], None], *, seconds: float, num_batches: int, end: Callable[[], None] = lambda: None
+) -> Window:
+    """Take at least so many batches and for at least so long; `end` waits for the copies and counts."""
+    count, cpu, start = 0, time.thread_time(), time.perf_counter()
+    while count < num_batches or time.perf_counter() - start < seconds:
+        take()
+        count += 1
+    end()
+    return Window(num_batches=count, wall_s=time.perf_counter() - start, cpu_s=time.thread_time() - cpu)
+
+
+def _finish(device: torch.device | None) -> None:
+    if device is not None:
+        torch.cuda.synchronize(device)
+
+
+def _pinned_mb(device: torch.device | None) -> dict[str, float]:
+    """Return how much is page-locked, by torch and by numapin; nothing where torch does not tell."""
+    budget = None if device is None else pinned.budget()
+    if budget is None or budget.torch_pinned_bytes is None:
+        return {}
+    return {"pinned_mb": (budget.torch_pinned_bytes + budget.pinned_bytes) / 1e6}
+
+
+def _hits(before: Any, after: Any) -> dict[str, float]:  # noqa: ANN401 - what numapin.DataLoader.stats() returns
+    """Return how many batches found a slot in between, and how many did not; nothing for other peers."""
+    if before is None or after is None:
+        return {}
+    return {
+        "hits": after.hits - before.hits,
+        "misses": sum(after.misses.values()) - sum(before.misses.values()),
+    }
+
+
+if __name__ == "__main__":
+    serve(measure)

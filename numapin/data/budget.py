@@ -1,0 +1,130 @@
+"""How much memory may be page-locked here. Edge.
+
+Comes in: a root ("/" is the live machine), the nodes the memory would lie on, and how many ranks share the host.
+Goes out: a number of bytes and what set it. Page-locked memory can be neither swapped nor reclaimed: what is too much
+of it is taken from the page cache and from other processes, by the OOM killer in the end.
+
+RLIMIT_MEMLOCK is no part of this: NVIDIA's open driver pins without asking it (os-mlock.c).
+Source: Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst, proc_meminfo(5).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from numapin.base import cpu_set
+from numapin.system.tree import Tree
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+_NODES: Final = "sys/devices/system/node"
+SHARE: Final = 0.5
+"""Of what is free now: the other half is left to the workers, the page cache, checkpoints and everybody else."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """The bytes that one rank may page-lock beyond what is page-locked now; None: the machine shows no bound."""
+
+    num_bytes: int | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Controller:
+    """The files of one version of the memory controller: the limit, the use, and the cache in it that can be freed."""
+
+    limit: str
+    usage: str
+    cache: str
+
+
+_V1: Final = _Controller(limit="memory.limit_in_bytes", usage="memory.usage_in_bytes", cache="total_inactive_file")
+_V2: Final = _Controller(limit="memory.max", usage="memory.current", cache="inactive_file")
+
+
+def read_room(root: Path, *, nodes: frozenset[int], num_ranks: int) -> Room:
+    """Return a rank's part of what can be page-locked: the tightest bound, times SHARE, divided among the ranks.
+
+    Bounds are the memory limits of this process's cgroup and those above it, MemAvailable, and what is free on `nodes`
+    (none: not asked). A cache that the kernel can drop counts as free.
+    """
+    tree = Tree(os.fspath(root).rstrip("/"))
+    bounds = [*_cgroup_bounds(tree), *_host_bound(tree), *_node_bound(tree, nodes)]
+    if not bounds:
+        return Room(num_bytes=None, reason="the machine shows neither a memory limit nor how much is free")
+    free_bytes, what = min(bounds)
+    reason = f"{SHARE:.0%} of {_gib(free_bytes)} {what}, divided among {num_ranks} rank{'s' if num_ranks > 1 else ''}"
+    return Room(num_bytes=int(free_bytes * SHARE) // num_ranks, reason=reason)
+
+
+def num_ranks_of(environ: Mapping[str, str]) -> int:
+    """Return how many ranks share this host, as LOCAL_WORLD_SIZE says; 1 where it says nothing."""
+    text = environ.get("LOCAL_WORLD_SIZE", "")
+    return max(1, int(text)) if text.isascii() and text.isdecimal() else 1
+
+
+def _cgroup_bounds(tree: Tree) -> Iterator[tuple[int, str]]:
+    for directory, files in _cgroups(tree):
+        limit, usage = (tree.number(f"{directory}/{name}") for name in (files.limit, files.usage))
+        if limit is not None and usage is not None:  # "max" is no number; v1's is beyond any machine's memory
+            used = usage - _value(tree, f"{directory}/memory.stat", files.cache)
+            yield max(0, limit - used), f"left of the limit of {directory} ({_gib(limit)})"
+
+
+def _cgroups(tree: Tree) -> Iterator[tuple[str, _Controller]]:
+    """Yield the memory cgroups of this process and all above it, as far as this mount shows them."""
+    own = [line.split(":", 2)[1:] for line in (tree.text("proc/self/cgroup") or "").splitlines() if line.count(":") > 1]
+    paths = {
+        _V1: [path for controllers, path in own if "memory" in controllers.split(",")],
+        _V2: [path for controllers, path in own if not controllers],
+    }
+    for line in (tree.text("proc/mounts") or "").splitlines():
+        _device, at, kind, options, *_rest = (*line.split(), "", "", "", "")
+        if kind == "cgroup2" or (kind == "cgroup" and "memory" in options.split(",")):
+            files = _V2 if kind == "cgroup2" else _V1
+            yield from ((directory, files) for path in paths[files] for directory in _upwards(at, path))
+
+
+def _upwards(at: str, path: str) -> Iterator[str]:
+    """Yield the directory of a cgroup and those above it, up to where the hierarchy is mounted."""
+    parts = [part for part in path.split("/") if part]
+    yield from ("/".join((at.strip("/"), *parts[:end])) for end in range(len(parts), -1, -1))
+
+
+def _host_bound(tree: Tree) -> Iterator[tuple[int, str]]:
+    available = _value(tree, "proc/meminfo", "MemAvailable")
+    if available:
+        yield available, "available on the host (MemAvailable)"
+
+
+def _node_bound(tree: Tree, nodes: frozenset[int]) -> Iterator[tuple[int, str]]:
+    if tree.text(f"{_NODES}/online") == tree.text(f"{_NODES}/has_memory") == "0":
+        return  # one node: MemAvailable says it, also where a virtual machine gets its memory as it uses it
+    free = [_node_free(tree, node) for node in nodes]
+    if free and None not in free:
+        yield sum(filter(None, free)), f"free on node {cpu_set.render(nodes)}"
+
+
+def _node_free(tree: Tree, node: int) -> int | None:
+    """Return the free memory of a node and the file cache on it that the kernel can drop, in bytes."""
+    path = f"{_NODES}/node{node}/meminfo"
+    if tree.text(path) is None:
+        return None
+    keys = ("MemFree", r"Active\(file\)", r"Inactive\(file\)", "SReclaimable")
+    return sum(_value(tree, path, key) for key in keys)
+
+
+def _value(tree: Tree, path: str, key: str) -> int:
+    """Return the bytes that stand beside a key in a file of keys and values; 0 where the key is not there."""
+    match = re.search(rf"(?:^|\s){key}:?\s+(\d{{1,18}})( kB)?", tree.text(path) or "", re.ASCII)
+    return 0 if match is None else int(match[1]) * (1024 if match[2] else 1)
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.1f} GiB"

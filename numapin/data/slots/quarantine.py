@@ -1,0 +1,79 @@
+"""Slots whose last reference died, until no copy can read them any more. Edge (CUDA events).
+
+Comes in: numbers of slots that nothing in this process refers to. Goes out: those that may be written again.
+
+A copy that the user issued with `non_blocking=True` may still be reading a slot when its tensor is gone: torch records
+events for memory of its own allocator only. So an event of the device's whole context is recorded after the last
+reference died; it covers every stream, also one that we were never told of.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from numapin.data.opening.capture import no_capture, watch_captures
+from numapin.system.cuda import CudaRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from numapin.system.cuda import Driver, Event
+
+
+class Quarantine:
+    """Holds slots back. As long as `find_driver` says None, nothing but this process reads them: they pass at once."""
+
+    def __init__(self, find_driver: Callable[[], Driver | None]) -> None:
+        self._find_driver = find_driver
+        watch_captures()
+        self._waiting: list[int] = []  # not yet covered by an event
+        self._covered: deque[tuple[list[Event], list[int]]] = deque()
+
+    def __len__(self) -> int:
+        """Return how many slots are held back."""
+        return len(self._waiting) + sum(len(slots) for _, slots in self._covered)
+
+    def admit(self, slots: Iterable[int]) -> None:
+        """Take slots in that nothing refers to."""
+        self._waiting.extend(slots)
+
+    def passed(self) -> list[int]:
+        """Return and forget the slots that no copy can read any more.
+
+        While a CUDA graph is being captured nothing passes: recording an event would break the capture.
+        """
+        if not (self._waiting or self._covered):
+            return []
+        driver = self._find_driver()
+        if driver is None:
+            slots, self._waiting = self._waiting, []
+            return slots
+        with no_capture() as is_quiet:
+            if not is_quiet:
+                return []
+            self._cover(driver)
+            with driver.relaxed_capture():  # beside captures that torch does not know of
+                return self._ended(driver)
+
+    def _cover(self, driver: Driver) -> None:
+        """Record an event on every device for the slots that wait for one; what is refused is tried again later."""
+        slots, self._waiting = self._waiting, []
+        events: list[Event] = []
+        try:
+            if slots:
+                events.extend(driver.record(device) for device in driver.active_devices())
+                self._covered.append((events, slots))
+        except CudaRefused:  # a capture that torch does not know of: the slots stay where they are
+            self._waiting = slots
+            for event in events:
+                driver.recycle(event)
+
+    def _ended(self, driver: Driver) -> list[int]:
+        ended: list[int] = []
+        while self._covered and all(driver.has_passed(event) for event in self._covered[0][0]):
+            events, slots = self._covered.popleft()
+            for event in events:
+                driver.recycle(event)
+            ended += slots
+        return ended

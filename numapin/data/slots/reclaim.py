@@ -1,0 +1,129 @@
+"""Unlock page-locked memory once no device can be reading it any more. Edge.
+
+Comes in: memory that nothing in this process refers to any more. Goes out: the same memory, unlocked and unmapped.
+
+A copy that the user started with non_blocking=True may still be reading when the last tensor dies, and torch records an
+event for memory of its own allocator only (Copy.cu). So the memory waits for an event of each device's whole context.
+All CUDA calls are made by a thread of our own or by the next allocation, never by the finalizer: finalizers run in any
+thread, at any time, and in the middle of a CUDA-graph capture.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from queue import Empty, SimpleQueue
+from threading import Lock, Thread
+from typing import Final
+
+from numapin.system.cuda import CudaRefused, Driver, Event
+from numapin.system.placement import PINNED
+
+_LONGEST_PAUSE_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Locked:
+    """Memory that is page-locked, registered with the driver on behalf of a device, and counted in PINNED.
+
+    `memory` owns it: it is unmapped with the last reference.
+    """
+
+    memory: object
+    address: int
+    num_bytes: int
+    device: int
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Memory that died before the same events were recorded; those that have passed are taken out."""
+
+    locked: list[Locked]
+    events: list[Event]
+
+
+class Reclaimer:
+    """Gives page-locked memory back, from a daemon thread that sleeps while there is none."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver, self._pid = driver, os.getpid()
+        self._dead: SimpleQueue[Locked] = SimpleQueue()  # its put is reentrant, and so fit for finalizers
+        self._lock = Lock()
+        self._unfenced: list[Locked] = []
+        self._batches: list[_Batch] = []
+        Thread(target=self._run, name="numapin-reclaim", daemon=True).start()
+
+    def bury(self, locked: Locked) -> None:
+        """Take memory that nothing refers to any more. For finalizers: from any thread; nothing in a forked child."""
+        if os.getpid() == self._pid:
+            self._dead.put(locked)
+
+    def work_off(self) -> bool:
+        """Release what no device can be using, and return whether some has to wait. Never raises.
+
+        Waits for nothing, except on drivers before R555: these have no event of a context, and the devices are waited
+        for. While torch captures a CUDA graph, all that is new waits for its end.
+        """
+        with self._lock:
+            with suppress(CudaRefused), self._driver.relaxed_capture():
+                self._take_dead()
+                self._fence()
+                for batch in self._batches:
+                    self._release(batch)
+            self._batches = [batch for batch in self._batches if batch.locked]
+            return bool(self._unfenced or self._batches)
+
+    def _take_dead(self) -> None:
+        with suppress(Empty):
+            while True:
+                self._unfenced.append(self._dead.get_nowait())
+
+    def _fence(self) -> None:
+        if not self._unfenced:
+            return
+        from numapin.data.opening.capture import no_capture  # brings torch
+
+        with no_capture() as is_free:
+            if is_free:
+                fence = self._driver.record if self._driver.can_record_contexts else _wait_for
+                events = [fence(device) for device in self._driver.active_devices()]
+                self._batches.append(_Batch(self._unfenced, [event for event in events if event is not None]))
+                self._unfenced = []
+
+    def _release(self, batch: _Batch) -> None:
+        while batch.events and self._driver.has_passed(batch.events[-1]):
+            self._driver.recycle(batch.events.pop())
+        while batch.locked and not batch.events:
+            locked = batch.locked[-1]
+            self._driver.unregister(locked.device, locked.address)
+            PINNED.remove(locked.num_bytes)
+            batch.locked.pop()  # the last reference: unmaps
+
+    def _run(self) -> None:
+        pause_s: float | None = None
+        while True:
+            with suppress(Empty):
+                self._dead.put(self._dead.get(timeout=pause_s))  # wait for one, and leave it to work_off
+            pause_s = min(2 * (pause_s or 0.001), _LONGEST_PAUSE_S) if self.work_off() else None
+
+
+def _wait_for(device: int) -> None:
+    import torch
+
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError as error:  # a kernel's failure
+        raise CudaRefused(str(error)) from None
+
+
+def reclaimer(driver: Driver) -> Reclaimer:
+    """Return the one of this process."""
+    return _of_process(driver, os.getpid())
+
+
+@cache
+def _of_process(driver: Driver, _pid: int) -> Reclaimer:
+    return Reclaimer(driver)

@@ -1,0 +1,92 @@
+"""Stage 3: torch's elastic agent, which starts, watches and restarts the ranks, with what it lacks. Edge.
+
+Comes in: a `Job`, the signals for its ranks, and a look at the machine before a restart, which raises NumapinError
+where this host can no longer take part. Goes out: an agent in the place of torch's. Knows nothing of NUMA. What is
+added: the signals, that look, one grace period however ranks are ended, and no rank starts beside one that still dies.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.launcher import api
+
+from numapin.errors import NumapinError
+from numapin.rank import signals
+
+if TYPE_CHECKING:
+    import signal
+    from collections.abc import Callable, Iterator
+
+    from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
+
+    from numapin.launcher.torchrun import Job
+
+    _Own = tuple[Job, signals.Mailbox, Callable[[], None]]
+
+# How long killed ranks may take to go before others start in their place: giving back GPU memory takes seconds, and
+# until then that memory is missing for the new ranks. One that is still there after this time may never go.
+_DEATH_S: Final = 30
+
+
+@contextmanager
+def in_place_of_torchs(job: Job, mailbox: signals.Mailbox, before_restart: Callable[[], None]) -> Iterator[None]:
+    """Have torch's launcher make our agent: `launch_agent` takes none, and is 150 lines that change with torch."""
+    theirs = vars(api)["LocalElasticAgent"]
+    vars(api)["LocalElasticAgent"] = partial(_Agent, own=(job, mailbox, before_restart))
+    try:
+        yield
+    finally:
+        vars(api)["LocalElasticAgent"] = theirs
+
+
+class _Agent(LocalElasticAgent):
+    def __init__(self, *args: Any, own: _Own, **kwargs: Any) -> None:  # noqa: ANN401 - those of the installed torch
+        super().__init__(*args, **kwargs)
+        self._job, self._mailbox, self._before_restart = own
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        with signals.kept_from_children():
+            ids: dict[int, Any] = super()._start_workers(worker_group)
+        self._give_grace()
+        self._mailbox.address(ids)
+        return ids
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        result: RunResult = super()._monitor_workers(worker_group)
+        self._mailbox.deliver()
+        return result
+
+    def _restart_workers(self, worker_group: WorkerGroup) -> None:
+        try:
+            self._before_restart()
+        except NumapinError:
+            self._stop_workers(worker_group)
+            if (worker_group.group_world_size or 1) > self._job.min_max_nodes[0]:
+                # Leaving with an error closes the rendezvous for the hosts that could go on.
+                worker_group.spec.rdzv_handler.shutdown = lambda: True  # type: ignore[method-assign]
+            raise
+        super()._restart_workers(worker_group)
+
+    def _give_grace(self) -> None:
+        """Have ranks be ended after the same time by all of torch's ways; its own option counts for signals only."""
+        context, seconds = self._pcontext, self._job.shutdown_timeout_s
+        if context is None or seconds is None:
+            return
+        close = context.close
+
+        def close_in_time(death_sig: signal.Signals | None = None, timeout: int = 0) -> None:
+            del timeout
+            close(death_sig, seconds)
+            # torch 2.13 waits as long after SIGKILL, and then starts new ranks beside those that are still dying.
+            deadline = time.monotonic() + _DEATH_S
+            for handler in getattr(context, "subprocess_handlers", {}).values():
+                with suppress(subprocess.TimeoutExpired):
+                    handler.proc.wait(max(0, deadline - time.monotonic()))
+
+        context.close = close_in_time  # type: ignore[method-assign] # of this one object

@@ -1,0 +1,81 @@
+"""Try each rank's binding before any rank starts. Edge.
+
+Comes in: a `Plan`. Goes out: the same plan with what the kernel refused taken into account, or BindingRefused.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from numapin.errors import NumapinError
+from numapin.rank.bind import apply, as_bound
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numapin.plan.model import Plan
+
+    _Within = Callable[[Callable[[], list[list[str]]]], list[list[str]]]
+
+
+def rehearse(plan: Plan, *, strict: bool, within: _Within | None = None) -> Plan:
+    """Try every rank's binding and return the plan with what this kernel refuses said in it.
+
+    `within` is where it is tried: a forked child, or `in_thread` for a caller whose other threads forbid a fork.
+
+    A rank whose memory policy is refused keeps its CPUs and relies on first touch. With `strict`, anything that cannot
+    be carried out exactly raises BindingRefused instead.
+    """
+    shortfalls = (within or in_child)(lambda: [list(apply(rank).shortfalls) for rank in plan.ranks])
+    ranks = tuple(as_bound(rank, found) for rank, found in zip(plan.ranks, shortfalls, strict=True))
+    said = dict.fromkeys(text for found in shortfalls for text in found)  # once each, in order
+    rehearsed = replace(plan, ranks=ranks, warnings=(*plan.warnings, *said))
+    if strict:
+        rehearsed.require_exact()
+    return rehearsed
+
+
+def in_thread(work: Callable[[], list[list[str]]]) -> list[list[str]]:
+    """Run `work` in a thread of its own, which takes its bindings with it: Linux binds threads.
+
+    Raises what `work` raises.
+    """
+    from concurrent.futures import ThreadPoolExecutor  # here, because each rank imports this module first
+
+    with ThreadPoolExecutor(1, "numapin-rehearsal") as thread:
+        return thread.submit(work).result()
+
+
+def in_child(work: Callable[[], list[list[str]]]) -> list[list[str]]:
+    """Run `work` in a forked child and return what it returned. The child leaves by os._exit: no cleanup runs twice.
+
+    Raises NumapinError with the child's own error.
+    """
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(reader)
+            with os.fdopen(writer, "w") as pipe:
+                json.dump(_answer(work), pipe)
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        text = pipe.read()
+    _, status = os.waitpid(pid, 0)
+    answer: dict[str, Any] = json.loads(text) if text else {"error": f"wait status {status}"}
+    if "error" in answer:
+        raise NumapinError(f"the bindings could not be tried: {answer['error']}", "see the plan with: numapin plan")
+    found: list[list[str]] = answer["found"]
+    return found
+
+
+def _answer(work: Callable[[], list[list[str]]]) -> dict[str, object]:
+    try:
+        return {"found": work()}
+    except (NumapinError, OSError) as error:
+        return {"error": str(error)}

@@ -1,0 +1,224 @@
+"""Stage 5: does what was observed hold the plan? Pure.
+
+Comes in: a `Plan`, what `observe` saw, and what each rank recorded when it was bound. Goes out: a `Report` with
+findings, each with its evidence and a remedy.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from numapin.base import cpu_set
+from numapin.observe.model import PRIVATE, MemoryKind, Role
+from numapin.observe.report import Finding, RankReport, Report, Severity
+from numapin.plan.request import Memory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from numapin.observe.model import Observed, ObservedRank, Policy, Process, Thread
+    from numapin.plan.model import Plan, RankPlan
+
+JUDGED: Final = tuple(kind for kind in MemoryKind if kind is not MemoryKind.FILE)
+"""Kinds of memory that have a place; files are in the page cache, where whoever read them first put them."""
+
+LOCKED: Final = frozenset({MemoryKind.RING, MemoryKind.PINNED})
+"""Kinds that the GPU reads and writes directly."""
+
+_LOCKED_SHARE: Final = 0.01  # of pages elsewhere
+_SHARE: Final = 0.05
+_BYTES: Final = 4 << 20  # below this, what the interpreter had before it was bound would be found
+_MIB: Final = 1 << 20
+
+_MODES: Final = {
+    Memory.LOCAL: ("local",),
+    Memory.PREFERRED: ("prefer", "prefer (many)"),
+    Memory.BIND: ("bind",),
+    Memory.INTERLEAVE: ("interleave",),
+}
+_RESTART: Final = "start it with numapin run, which binds before the program starts"
+
+
+def verify(plan: Plan, observed: Observed, *, applied: Mapping[int, Mapping[str, object]], run: str) -> Report:
+    """Hold every observed rank against its part of the plan.
+
+    `applied` are the ranks' own records by local rank; a rank without one was not started by numapin.
+
+    1. Every thread of a rank and its descendants may use planned CPUs only; fewer are fine.
+    2. On a machine with one node memory is where it must be.
+    3. The memory policy of every process is the planned one.
+    4. At most 5 % and 4 MiB of each kind of memory is on other nodes; of what is page-locked at most 1 %.
+    """
+    planned = {rank.local_rank: rank for rank in plan.ranks}
+    return Report(
+        run=run,
+        ranks=tuple(
+            _judge(planned[rank.local_rank], rank, observed.nodes, applied.get(rank.local_rank))
+            for rank in observed.ranks
+        ),
+    )
+
+
+def _judge(
+    plan: RankPlan, rank: ObservedRank, machine_nodes: frozenset[int], applied: Mapping[str, object] | None
+) -> RankReport:
+    findings: Iterable[Finding] = (
+        [_gone(rank)]
+        if rank.is_gone
+        else (*_threads(plan, rank, applied), *_memory(plan, rank, machine_nodes, applied))
+    )
+    return RankReport(requested=plan, applied=applied, observed=rank, findings=tuple(findings))
+
+
+def _gone(rank: ObservedRank) -> Finding:
+    return Finding(
+        severity=Severity.ERROR,
+        what="the process is gone",
+        where=f"pid {rank.pid}",
+        remedy="see why in the job's own output; torch ends or restarts the other ranks",
+    )
+
+
+def strays(plan: RankPlan, rank: ObservedRank) -> list[tuple[Process, Thread]]:
+    """Return the threads that may run on CPUs outside the plan, with their processes."""
+    return [(p, thread) for p in rank.processes for thread in p.threads if not thread.cpus <= plan.cpus]
+
+
+def elsewhere(plan: RankPlan, by_node: Mapping[int, int]) -> dict[int, int]:
+    """Return what lies on nodes outside the plan: node -> bytes."""
+    return {node: size for node, size in sorted(by_node.items()) if size and node not in plan.nodes}
+
+
+def _threads(plan: RankPlan, rank: ObservedRank, applied: Mapping[str, object] | None) -> Iterator[Finding]:
+    found = strays(plan, rank)
+    if applied is None and any(thread.tid == rank.pid for _, thread in found):
+        yield _unbound(plan, rank, found)
+        return
+    groups: dict[tuple[int, str, frozenset[int]], list[tuple[Process, Thread]]] = {}
+    for process, thread in found:
+        groups.setdefault((process.pid, thread.name, thread.cpus), []).append((process, thread))
+    for group in groups.values():
+        process, thread = group[0]
+        yield Finding(
+            severity=Severity.ERROR,
+            what=f"{len(group)} thread{'s' if len(group) > 1 else ''} {thread.name!r} of the {process.role} may run on "
+            f"CPUs {cpu_set.render(thread.cpus)}; planned are {cpu_set.render(plan.cpus)}",
+            where=_where_threads(group),
+            remedy=_remedy(plan, process, thread),
+        )
+
+
+def _unbound(plan: RankPlan, rank: ObservedRank, found: list[tuple[Process, Thread]]) -> Finding:
+    """Say once of a process that numapin did not start that it is not bound, instead of every thread."""
+    num_threads = sum(len(process.threads) for process in rank.processes)
+    cpus = cpu_set.render(frozenset().union(*(thread.cpus for _, thread in found)))
+    bind = f"taskset --all-tasks --cpu-list --pid {cpu_set.render(plan.cpus)} {rank.pid}"
+    return Finding(
+        severity=Severity.ERROR,
+        what=f"not bound: {len(found)} of {num_threads} threads may run on CPUs {cpus}; planned are "
+        f"{cpu_set.render(plan.cpus)}",
+        where=_where_threads(found),
+        remedy=f"{_RESTART}; for the CPUs of what runs now: {bind}",
+    )
+
+
+def _where_threads(found: list[tuple[Process, Thread]]) -> str:
+    pids = cpu_set.render({process.pid for process, _ in found})
+    tids = cpu_set.render({thread.tid for _, thread in found})
+    last = cpu_set.render({thread.last_cpu for _, thread in found})
+    return f"pid {pids}, thread {tids}, last on CPU {last}"
+
+
+def _remedy(plan: RankPlan, process: Process, thread: Thread) -> str:
+    """Name the likely cause: what is known of a thread by its name, of the process by its environment and role."""
+    if thread.name.startswith(("NCCL", "pt_nccl")):
+        return "NCCL moved it: unset NCCL_IGNORE_CPU_AFFINITY; 2.29.2 to 2.29.7 do it anyway; see: numapin doctor"
+    if process.openmp:
+        return f"OpenMP places threads by {' '.join(process.openmp)}: unset it, the rank is bound already"
+    if thread.name == "pt_data_pin":
+        return "something moved the DataLoader's pin thread: numapin.DataLoader binds its own on the rank's node"
+    if process.role is Role.WORKER:
+        return "the worker_init_fn, or a library that the dataset imports, sets the affinity: take that out"
+    back = f"taskset --cpu-list --pid {cpu_set.render(plan.cpus)} {thread.tid}"
+    return f"the program or somebody outside called sched_setaffinity; put it back with: {back}"
+
+
+def _memory(
+    plan: RankPlan, rank: ObservedRank, machine_nodes: frozenset[int], applied: Mapping[str, object] | None
+) -> Iterator[Finding]:
+    if len(machine_nodes) == 1:
+        yield _note("all memory is local: this machine has one NUMA node", rank)
+        return
+    if plan.memory is Memory.NONE or not plan.nodes:
+        yield _note("memory was not judged: the plan has no memory policy", rank)
+        return
+    for process in rank.processes:
+        if process.unreadable is not None:
+            yield Finding(
+                severity=Severity.UNVERIFIED,
+                what=f"where the memory of the {process.role} is could not be seen",
+                where=f"pid {process.pid}",
+                remedy=process.unreadable,
+            )
+        elif process.policy is not None and not _fits(process.policy, plan):
+            yield _wrong_policy(plan, process, process.policy, applied)
+    for kind in JUDGED:
+        yield from _pages(plan, rank, kind)
+
+
+def _note(what: str, rank: ObservedRank) -> Finding:
+    return Finding(severity=Severity.NOTE, what=what, where=f"pid {rank.pid}", remedy="")
+
+
+def _fits(policy: Policy, plan: RankPlan) -> bool:
+    """Return whether a policy is the planned one; an old kernel prefers one node where several were planned."""
+    names_nodes = plan.memory is not Memory.LOCAL
+    return policy.mode in _MODES[plan.memory] and policy.nodes <= plan.nodes and bool(policy.nodes) == names_nodes
+
+
+def _wrong_policy(plan: RankPlan, process: Process, policy: Policy, applied: Mapping[str, object] | None) -> Finding:
+    """A policy that the kernel refused from the start was said then, and first touch may have done as well."""
+    was_refused = applied is not None and applied.get("memory") != plan.memory.value
+    if was_refused:
+        remedy = "the kernel refused it when the rank was bound: run the container with --cap-add SYS_NICE"
+    elif applied is None:
+        remedy = f"no policy can be set from outside: {_RESTART}"
+    else:
+        remedy = "the program, or a library that it uses, called set_mempolicy (numa_set_membind, …): take that out"
+    return Finding(
+        severity=Severity.WARNING if was_refused else Severity.ERROR,
+        what=f"the memory policy of the {process.role} is {policy}; planned is {plan.memory} "
+        f"{cpu_set.render(plan.nodes)}",
+        where=f"pid {process.pid}",
+        remedy=remedy,
+    )
+
+
+def _pages(plan: RankPlan, rank: ObservedRank, kind: MemoryKind) -> Iterator[Finding]:
+    by_node = rank.bytes_by_node([kind])
+    away, total = elsewhere(plan, by_node), sum(by_node.values())
+    num_bytes = sum(away.values())
+    is_much = num_bytes > _LOCKED_SHARE * total if kind in LOCKED else num_bytes > max(_SHARE * total, _BYTES - 1)
+    if not is_much:
+        return
+    holders = [process.pid for process in rank.processes if elsewhere(plan, process.bytes_by_node(kind))]
+    nodes = ", ".join(f"{size / _MIB:.1f} MiB on node {node}" for node, size in away.items())
+    yield Finding(
+        # Other ranks write to shared memory, too: it may be where it belongs for them.
+        severity=Severity.WARNING if kind is MemoryKind.SHARED else Severity.ERROR,
+        what=f"{num_bytes / total:.1%} of the {kind} memory ({total / _MIB:.1f} MiB) is elsewhere: {nodes}; planned is "
+        f"node {cpu_set.render(plan.nodes)}",
+        where=f"pid {cpu_set.render(holders)}",
+        remedy=_page_remedy(plan, holders, kind, away),
+    )
+
+
+def _page_remedy(plan: RankPlan, holders: list[int], kind: MemoryKind, away: Mapping[int, int]) -> str:
+    full = "the node was full when it was touched (numactl -H)"
+    if kind in LOCKED:
+        return f"{full}, or a thread outside the binding allocated it; page-locked memory cannot be moved: restart"
+    if kind in PRIVATE:
+        there = f"{cpu_set.render(away)} {cpu_set.render(plan.nodes)}"
+        move = "; ".join(f"migratepages {pid} {there}" for pid in holders)
+        return f"it was there before the binding, it was migrated, or {full}; move it with: {move}"
+    return f"another process touched it first, or {full}"

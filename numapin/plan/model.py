@@ -1,0 +1,130 @@
+"""The plan as data. Pure.
+
+Comes in: what `make_plan` decided, or JSON. Goes out: `Plan`, one `RankPlan` a rank, and their JSON (numapin.plan/1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from numapin.base import cpu_set
+from numapin.base.fields import Fields
+from numapin.errors import BindingRefused
+from numapin.plan.request import Bind, Memory
+
+SCHEMA: Final = "numapin.plan/1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuRef:
+    """A GPU by its names."""
+
+    index: int
+    uuid: str | None
+    pci: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPlan:
+    """What one rank gets. `node` is its GPU's node, `nodes` those of its memory policy; `reason` says why.
+
+    `exact` is False where the rank got less than was asked. `num_threads` is the number of physical cores that are its
+    share.
+    """
+
+    local_rank: int
+    gpu: GpuRef | None
+    node: int | None
+    cpus: frozenset[int]
+    nodes: frozenset[int]
+    memory: Memory
+    num_threads: int
+    exact: bool
+    reason: str
+
+    def require_exact(self, *, see: str = "numapin plan") -> None:
+        """Raise BindingRefused, which is what --strict means, unless the rank got what was asked."""
+        if not self.exact:
+            raise BindingRefused(
+                f"--strict: rank {self.local_rank} cannot be bound exactly: {self.reason}",
+                f"see every decision with: {see}; without --strict the rank runs with what it gets",
+            )
+
+    def to_json(self) -> dict[str, object]:
+        """Return the JSON form of one rank."""
+        gpu = self.gpu and {"index": self.gpu.index, "uuid": self.gpu.uuid, "pci": self.gpu.pci}
+        return {
+            "local_rank": self.local_rank,
+            "gpu": gpu,
+            "node": self.node,
+            "cpus": cpu_set.render(self.cpus),
+            "nodes": cpu_set.render(self.nodes),
+            "memory": self.memory.value,
+            "num_threads": self.num_threads,
+            "exact": self.exact,
+            "reason": self.reason,
+        }
+
+    @classmethod
+    def from_fields(cls, f: Fields) -> RankPlan:
+        """Read the JSON form of one rank."""
+        gpu = f.optional_mapping("gpu")
+        return cls(
+            local_rank=f.number("local_rank"),
+            gpu=None
+            if gpu is None
+            else GpuRef(index=gpu.number("index"), uuid=gpu.optional_text("uuid"), pci=gpu.optional_text("pci")),
+            node=f.optional_number("node"),
+            cpus=f.numbers("cpus"),
+            nodes=f.numbers("nodes"),
+            memory=Memory(f.text("memory")),
+            num_threads=f.number("num_threads"),
+            exact=f.flag("exact"),
+            reason=f.text("reason"),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What every rank of one host gets, in the order of local ranks; `warnings` are for the user, once."""
+
+    bind: Bind
+    memory: Memory
+    ranks: tuple[RankPlan, ...]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def exact(self) -> bool:
+        """Return whether every rank got what was asked."""
+        return all(rank.exact for rank in self.ranks)
+
+    def require_exact(self) -> None:
+        """Raise BindingRefused for the first rank that did not get what was asked."""
+        for rank in self.ranks:
+            rank.require_exact()
+
+    def to_json(self) -> dict[str, object]:
+        """Return the JSON form (schema numapin.plan/1)."""
+        return {
+            "schema": SCHEMA,
+            "bind": self.bind.value,
+            "memory": self.memory.value,
+            "ranks": [rank.to_json() for rank in self.ranks],
+            "warnings": list(self.warnings),
+        }
+
+    @classmethod
+    def from_json(cls, text: str, *, source: str = "JSON") -> Plan:
+        """Read the JSON form. Raises MachineFileError that names `source` and the element."""
+        top = Fields.top(source, text, hint="write a plan with: numapin plan --json")
+        top.expect_schema(SCHEMA)
+        try:
+            return cls(
+                bind=Bind(top.text("bind")),
+                memory=Memory(top.text("memory")),
+                ranks=top.each("ranks", RankPlan.from_fields),
+                warnings=top.texts("warnings"),
+            )
+        except ValueError as error:
+            raise top.error("", str(error)) from None

@@ -1,0 +1,116 @@
+"""What the user asked for. Pure.
+
+Comes in: options, as text or parsed. Goes out: a `Request`, checked as far as it can be without a machine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple, TypeVar
+
+from numapin.base import cpu_set
+from numapin.errors import UsageError
+
+
+class Bind(StrEnum):
+    """Which CPUs a rank may use, in torchrun's words."""
+
+    NONE = "none"
+    """All allowed CPUs."""
+    NODE = "node"
+    """All CPUs of its GPU's node, shared with the other ranks of that node."""
+    SOCKET = "socket"
+    """All CPUs of its GPU's package, those of nodes without a GPU included."""
+    EXCLUSIVE = "exclusive"
+    """A part of its GPU's node that no other rank gets."""
+    CORE_COMPLEX = "core-complex"
+    """The CPUs of one L3 cache of its GPU's node."""
+
+
+class Memory(StrEnum):
+    """The memory policy of a rank."""
+
+    NONE = "none"
+    LOCAL = "local"
+    """On the node of the CPU that touches the page first, whatever policy the launcher inherited."""
+    PREFERRED = "preferred"
+    """On the rank's nodes while they have room."""
+    BIND = "bind"
+    """On the rank's nodes or nowhere; a full node wakes the OOM killer."""
+    INTERLEAVE = "interleave"
+    """Page by page over all allowed nodes with CPUs, or over the nodes named."""
+
+
+class MemoryChoice(NamedTuple):
+    """A memory policy, and the nodes named with it; the fields are those of `Request`."""
+
+    memory: Memory
+    memory_nodes: frozenset[int] | None
+
+    def __str__(self) -> str:
+        """Return what `parse_memory` reads."""
+        return self.memory + ("" if self.memory_nodes is None else f"={cpu_set.render(self.memory_nodes)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What the user asked for.
+
+    `memory` None is `preferred`, or `none` with `--bind none`. `num_ranks` None is one rank per visible GPU, or one
+    rank where there is none. `gpus` are NVML indices, UUIDs or PCI addresses, in the order of the ranks. `rank_gpus`
+    is for ranks that see one GPU each (--virtual-local-rank): the NVML index of every rank's, None where it is unknown.
+    """
+
+    bind: Bind = Bind.NODE
+    memory: Memory | None = None
+    memory_nodes: frozenset[int] | None = None
+    num_ranks: int | None = None
+    cpus_per_rank: int | None = None
+    smt: bool = True
+    reserve_cpus: frozenset[int] = frozenset()
+    gpus: tuple[str, ...] | None = None
+    rank_gpus: tuple[int | None, ...] | None = None
+
+    def __post_init__(self) -> None:
+        """Check what can be checked without a machine. Raises UsageError."""
+        for option, number in (("--nproc-per-node", self.num_ranks), ("--cpus-per-rank", self.cpus_per_rank)):
+            if number is not None and number < 1:
+                raise UsageError(f"{option} is {number}; it must be at least 1", "numapin run --help")
+        if self.cpus_per_rank is not None and self.bind is Bind.NONE:
+            raise UsageError("--cpus-per-rank with --bind none binds nothing", "choose a mode, such as: --bind node")
+        if self.memory_nodes is not None and self.policy in (Memory.NONE, Memory.LOCAL):
+            raise UsageError(f"--memory {self.policy} takes no nodes", "name them with bind, preferred or interleave")
+
+    @property
+    def policy(self) -> Memory:
+        """Return the memory policy, the default put in."""
+        return self.memory or (Memory.NONE if self.bind is Bind.NONE else Memory.PREFERRED)
+
+
+_Word = TypeVar("_Word", Bind, Memory)
+
+
+def parse_bind(text: str) -> Bind:
+    """Read a mode. Raises ValueError."""
+    return _one_of(Bind, text)
+
+
+def parse_memory(text: str) -> MemoryChoice:
+    """Read a policy with or without nodes: preferred, bind=0,2, interleave=0-3. Raises ValueError."""
+    word, equals, nodes = text.partition("=")
+    return MemoryChoice(_one_of(Memory, word), cpu_set.parse(nodes) if equals else None)
+
+
+def parse_gpus(text: str) -> tuple[str, ...]:
+    """Read what names each GPU: NVML indices, UUIDs or PCI addresses. Raises ValueError for an empty entry."""
+    keys = tuple(key.strip() for key in text.split(","))
+    if not all(keys):
+        raise ValueError(f"{text!r} has an empty entry; write a list such as 0,2")
+    return keys
+
+
+def _one_of(kind: type[_Word], word: str) -> _Word:
+    if word not in list(kind):
+        raise ValueError(f"{word!r} is not one of {', '.join(kind)}")
+    return kind(word)

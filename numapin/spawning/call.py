@@ -1,0 +1,265 @@
+"""`numapin.spawn`: a function in bound ranks, for notebooks and schedulers. Edge.
+
+Comes in: a function, its arguments and binding options. Goes out: what each rank returned. The flow is that of
+`numapin run`, without torch: topology, plan, shim; each shim becomes a Python that loads the function
+(`spawned.py`). Pickling and the import of the caller's script are those of multiprocessing's spawn.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import socket
+import subprocess
+import uuid
+import warnings
+from collections.abc import Mapping
+from contextlib import contextmanager
+from math import inf
+from multiprocessing import context, popen_spawn_posix, reduction, resource_tracker
+from multiprocessing import spawn as mp_spawn
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from numapin.base import cpu_set
+from numapin.errors import UsageError
+from numapin.launcher.rehearse import in_thread, rehearse
+from numapin.plan.make import default_num_ranks, make_plan
+from numapin.plan.request import Bind, Request, parse_bind, parse_gpus, parse_memory
+from numapin.rank import run_folder, shim, signals
+from numapin.spawning.ranks import Rank, none_left, results_of
+from numapin.topology.discover import discover
+from numapin.topology.visible import environment_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from numapin.plan.model import Plan
+
+T = TypeVar("T")
+
+_CHILD: Final = f"{shim.FIND_NUMAPIN}; from numapin.spawning.child import main; main()"
+_MODULE: Final = "put it into a module, which a new process can import: from train import train"
+
+
+def spawn(  # noqa: PLR0913 - the options of the command line
+    fn: Callable[..., T],
+    args: Sequence[object] = (),
+    *,
+    nproc_per_node: int | None = None,
+    bind: str = "node",
+    memory: str | None = None,
+    cpus_per_rank: int | None = None,
+    smt: bool = True,
+    reserve_cpus: str = "",
+    gpus: str | None = None,
+    gpu_nodes: Mapping[str, int] | None = None,
+    strict: bool = False,
+    timeout: float | None = None,
+    shutdown_timeout: float = 30,
+) -> tuple[T, ...]:
+    """Call `fn(*args)` in bound ranks of this host and return what each returned, in the order of ranks.
+
+    Unlike with torch.multiprocessing.spawn, `fn` does not get the rank: it has the variables of `numapin run` (RANK,
+    LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, …). Without `nproc_per_node` there is a rank for each visible GPU, or one. The
+    binding options are those of `numapin run`, as on its command line (`memory="bind=0"`, `reserve_cpus="0-1"`);
+    `gpu_nodes` maps GPUs to nodes. A rank is bound before `fn` is unpickled, by reference, as torch's spawn does: `fn`
+    must be at the top of a module or of a script that calls this under `if __name__ == "__main__":`. Results are
+    pickled: return CPU values.
+
+    Where a rank raises, the first error is raised here, of its own type and with its traceback as the cause; RankError
+    where it cannot be pickled, or where a rank died, or `timeout` (seconds from the start of the ranks) is over. All
+    ranks are ended then, as on Ctrl-C: SIGTERM, and after `shutdown_timeout` (seconds), or as soon as no rank runs,
+    SIGKILL for them and what they started. Raises UsageError, MachineError, PlanError and BindingRefused (`strict`)
+    before any rank starts.
+    """
+    _check_seconds("timeout", inf if timeout is None else timeout)
+    _check_seconds("shutdown_timeout", shutdown_timeout)
+    nproc_per_node = _read("nproc_per_node", int, nproc_per_node, kind=Integral)
+    cpus_per_rank = _read("cpus_per_rank", int, cpus_per_rank, kind=Integral)
+    gpu_nodes = _read("gpu_nodes", _homes, gpu_nodes, kind=Mapping)
+    payload, fds = _pickled(fn, tuple(args))
+    topology = discover(environ=os.environ, gpu_nodes=(gpu_nodes or {}).items())
+    policy = _read("memory", parse_memory, memory)
+    request = Request(
+        bind=_read("bind", parse_bind, bind) or Bind.NODE,
+        **(policy._asdict() if policy else {}),
+        num_ranks=default_num_ranks(topology) if nproc_per_node is None else nproc_per_node,
+        cpus_per_rank=cpus_per_rank,
+        smt=smt,
+        reserve_cpus=_read("reserve_cpus", cpu_set.parse, reserve_cpus) or frozenset(),
+        gpus=_read("gpus", parse_gpus, gpus),
+    )
+    plan = rehearse(make_plan(topology, request), strict=strict, within=in_thread)
+    for text in plan.warnings:
+        warnings.warn(f"numapin.spawn: {text}", RuntimeWarning, stacklevel=2)
+    with _meeting(plan, environment_for(topology, request.gpus)) as variables, none_left(shutdown_timeout) as ranks:
+        _start(plan, ranks, variables, payload, fds)
+        return results_of(ranks, timeout_s=timeout)
+
+
+@contextmanager
+def _meeting(plan: Plan, environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """Give the variables of all ranks; the port of their meeting and the run's folder are there until the end."""
+    with run_folder.run_directory(os.environ) as run_dir, _reserved_port() as port:
+        variables = {**os.environ, **environment, **_job_variables(len(plan.ranks), port)}
+        run_folder.hand_over(plan.to_json(), run_dir, variables)
+        yield variables
+
+
+def _start(plan: Plan, ranks: list[Rank], variables: Mapping[str, str], payload: bytes, fds: Sequence[int]) -> None:
+    """Start the ranks, and let them go when all are in the list: one that an interrupt keeps out of it leaves."""
+    with os.fdopen(os.memfd_create("numapin-call"), "wb") as file:
+        file.write(payload)
+        file.flush()
+        for local_rank in range(len(plan.ranks)):
+            ours, theirs = socket.socketpair()
+            with theirs:
+                try:
+                    process = _process(local_rank, variables, file.fileno(), theirs.fileno(), fds)
+                    ranks.append(Rank(local_rank, process, ours))
+                except BaseException:
+                    ours.close()
+                    raise
+    for started in ranks:
+        started.go()
+
+
+def _process(
+    local_rank: int, variables: Mapping[str, str], payload: int, pipe: int, fds: Sequence[int]
+) -> subprocess.Popen[bytes]:
+    """Start the shim, which becomes the Python that makes the call."""
+    tracker = _tracker()
+    passed = (payload, pipe, *fds, *(() if tracker is None else (tracker,)))
+    python = os.fsdecode(mp_spawn.get_executable())
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined] # noqa: SLF001 - as multiprocessing
+    call = [_CHILD, str(payload), str(pipe), str(-1 if tracker is None else tracker)]
+    start = ["-I", "-S", "-c", shim.CODE, f"--local-rank={local_rank}", f"--launcher={os.getpid()}"]
+    with signals.kept_from_children():
+        return subprocess.Popen(  # waited for by Rank
+            [python, *start, f"--exec={python}", *flags, "-u", "-c", *call],
+            env={**variables, **_rank_variables(local_rank)},
+            pass_fds=passed,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is the parent's to handle, and all that a rank starts ends with it
+        )
+
+
+def _job_variables(num_ranks: int, port: int) -> dict[str, str]:
+    """Return what all ranks have in their environment, as torchrun sets it; no agent keeps a store for them."""
+    return {
+        **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), str(num_ranks)),
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
+        "ROLE_NAME": "default",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RUN_ID": str(uuid.uuid4()),
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+    }
+
+
+def _rank_variables(local_rank: int) -> dict[str, str]:
+    return dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(local_rank))
+
+
+@contextmanager
+def _reserved_port() -> Iterator[int]:
+    """Keep a port that rank 0 can listen on and nobody is given by chance: bound, reusable, and not listening."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
+
+
+class _Spawning:
+    """Stands for the process that multiprocessing would start: locks, queues and shared tensors ask for it.
+
+    Each rank inherits the descriptors under the same numbers.
+    """
+
+    DupFd = popen_spawn_posix._DupFd  # noqa: SLF001 - what spawn uses
+
+    def __init__(self) -> None:
+        self.fds: list[int] = []
+
+    def duplicate_for_child(self, fd: int) -> int:
+        """Have the ranks inherit a descriptor; return its number there."""
+        self.fds.append(fd)
+        return fd
+
+
+def _pickled(fn: Callable[..., object], args: tuple[object, ...]) -> tuple[bytes, list[int]]:
+    """Return the pickled call, after what prepares a process for it, and the descriptors it needs.
+
+    Raises UsageError for what no new process could load.
+    """
+    try:
+        preparation = mp_spawn.get_preparation_data("numapin")
+    except RuntimeError:  # multiprocessing's own check
+        raise UsageError(
+            "numapin.spawn was called while a rank imported the script that calls it",
+            'put the call under: if __name__ == "__main__":',
+        ) from None
+    name = getattr(fn, "__qualname__", repr(fn))
+    if getattr(fn, "__module__", None) == "__main__" and not preparation.keys() & _IMPORTABLE:
+        raise UsageError(
+            f"{name} is defined in a notebook or at a prompt, where no other process finds it: functions are "
+            "pickled by reference",
+            f"{_MODULE} (in a notebook a cell that begins with %%writefile train.py makes one)",
+        )
+    spawning, buffer = _Spawning(), io.BytesIO()
+    context.set_spawning_popen(spawning)  # type: ignore[arg-type] # it has what pickling asks for
+    try:
+        reduction.dump(preparation, buffer)
+        reduction.dump((fn, args), buffer)
+    except Exception as error:
+        raise UsageError(f"{name} or its arguments cannot be pickled: {error}", _MODULE) from error
+    finally:
+        context.set_spawning_popen(None)
+    return buffer.getvalue(), spawning.fds
+
+
+_IMPORTABLE: Final = frozenset({"init_main_from_name", "init_main_from_path"})
+
+
+def _tracker() -> int | None:
+    """Return the descriptor of multiprocessing's resource tracker if it runs: pickling a lock has started it."""
+    fd: int | None = resource_tracker._resource_tracker._fd  # type: ignore[attr-defined] # noqa: SLF001 - as spawn
+    return fd
+
+
+_OPTIONS: Final = "see the options with: numapin plan --help"
+_KINDS: Final[Mapping[type, str]] = {
+    str: "text, as on the command line",
+    Integral: "a whole number",
+    Mapping: "a mapping of GPUs to nodes",
+}
+
+
+def _read(name: str, parse: Callable[[Any], T], given: object, *, kind: type = str) -> T | None:
+    """Read an option as the command line does; None is one that was not given. Raises UsageError."""
+    if given is None:
+        return None
+    if not isinstance(given, kind):
+        raise UsageError(f"{name} is {given!r}; it must be {_KINDS[kind]}", _OPTIONS)
+    try:
+        return parse(given)
+    except ValueError as error:
+        raise UsageError(f"{name}: {error}", _OPTIONS) from None
+
+
+def _homes(gpu_nodes: Mapping[str, int]) -> dict[str, int]:
+    if not all(isinstance(gpu, str) and isinstance(node, Integral) for gpu, node in gpu_nodes.items()):
+        msg = f"{dict(gpu_nodes)!r} does not map text to whole numbers, as {{'0': 1}} does"
+        raise ValueError(msg)
+    return dict(gpu_nodes)
+
+
+def _check_seconds(name: str, seconds: object) -> None:
+    """Raise UsageError for what is no time to wait; NaN is none, inf is one without an end."""
+    if not isinstance(seconds, Real) or not float(seconds) >= 0:
+        raise UsageError(f"{name} is {seconds!r}; it must be seconds, and not negative", "give seconds, such as 60")

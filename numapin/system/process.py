@@ -1,0 +1,32 @@
+"""What libc and the kernel do to this process itself. Edge.
+
+Comes in: a signal number, or nothing. Goes out: nothing, or OSError.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from contextlib import suppress
+from typing import Final
+
+from numapin.system.calls import _LIBC, call
+
+PR_SET_PDEATHSIG: Final = 1
+
+
+def end_with_parent(number: int) -> None:
+    """Have this process get a signal when the thread that started it ends, however it ends; exec keeps that.
+
+    What this process starts does not inherit it. Raises OSError: EINVAL.
+    """
+    call("prctl", PR_SET_PDEATHSIG, number, 0, 0, 0)
+
+
+def exit_without_destructors() -> None:
+    """Have this process, when it ends by exit(3), run no handler of C or C++ that was registered before.
+
+    What a C stream still holds is lost. A C library without on_exit(3), as musl is, runs them all.
+    """
+    libc = ctypes.CDLL(_LIBC)
+    with suppress(AttributeError):
+        libc.on_exit(ctypes.cast(libc["_exit"], ctypes.c_void_p), None)

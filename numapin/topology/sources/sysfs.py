@@ -1,0 +1,184 @@
+"""CPUs, caches, nodes and the cpuset from /sys and /proc below any root directory. Edge.
+
+Comes in: a root; "/" is the live machine, anything else a capture (hwloc-gather-topology) with sys/ and proc/ in it.
+Goes out: `Readings`. A machine with 256 CPUs takes some milliseconds: what a core, an L3 cache or a package shares is
+read once for all its CPUs.
+Source: Documentation/ABI/stable/sysfs-devices-node, .../testing/sysfs-devices-system-cpu, admin-guide/cgroup-*/cpusets.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING, Final
+
+from numapin.errors import MachineError
+from numapin.system.tree import CAPTURE, Tree
+from numapin.topology.readings import CpuReading, NodeReading, Readings
+from numapin.topology.sources.pci import read_gpu_memory_nodes, read_pci
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from pathlib import Path
+
+_SYSTEM: Final = "sys/devices/system"
+_CPU: Final = f"{_SYSTEM}/cpu"
+_NODE: Final = f"{_SYSTEM}/node"
+_ALLOWED: Final = {
+    "cpus": re.compile(r"^Cpus_allowed_list:\s*(\S*)", re.MULTILINE),
+    "mems": re.compile(r"^Mems_allowed_list:\s*(\S*)", re.MULTILINE),
+}
+# cgroup v2, cgroup v1, and a cpuset file system of its own, which knows no prefix.
+_CPUSET_FILES: Final = ("cpuset.{}.effective", "cpuset.{}", "{}")
+
+
+def read_sysfs(root: Path, *, source: str) -> Readings:
+    """Read everything that /sys and /proc below `root` tell.
+
+    Raises MachineError where `root` is not a machine's root, MachineFileError where a CPU or node list is garbled.
+    """
+    tree = Tree(os.fspath(root).rstrip("/"))
+    online = _online_cpus(tree)
+    return Readings(
+        host=tree.text("proc/sys/kernel/hostname") or tree.text("etc/hostname") or None,
+        source=source,
+        cpus=tuple(_read_cpus(tree, online)),
+        nodes=tuple(_read_nodes(tree, online)),
+        allowed_cpus=_allowed(tree, "cpus"),
+        allowed_nodes=_allowed(tree, "mems"),
+        pci=tuple(read_pci(tree, online)),
+        gpu_memory_nodes=read_gpu_memory_nodes(tree),
+    )
+
+
+def _online_cpus(tree: Tree) -> frozenset[int]:
+    if not tree.names(_SYSTEM):
+        raise MachineError(f"{tree.root}/{_SYSTEM} is not there: {tree.root or '/'} is not a machine's root", CAPTURE)
+    present = _numbered(tree, _CPU, "cpu")
+    online = (tree.numbers(f"{_CPU}/online") or frozenset()).intersection(present)
+    if not online:
+        raise MachineError(f"{tree.root}/{_CPU} shows no online CPU (cpu0, cpu1, … and the file online)", CAPTURE)
+    return online
+
+
+def _read_cpus(tree: Tree, online: frozenset[int]) -> Iterator[CpuReading]:
+    def siblings(cpu: int) -> frozenset[int] | None:
+        at = f"{_CPU}/cpu{cpu}/topology"
+        known = tree.numbers(f"{at}/thread_siblings_list", mask=f"{at}/thread_siblings")
+        return known or tree.numbers(f"{at}/core_cpus_list", mask=f"{at}/core_cpus") or frozenset()
+
+    def package(cpu: int) -> frozenset[int]:
+        at = f"{_CPU}/cpu{cpu}/topology"
+        known = tree.numbers(f"{at}/package_cpus_list", mask=f"{at}/core_siblings")
+        return known or cores[cpu]
+
+    cores = _groups(online, siblings)
+    packages = _groups(online, package)
+    ids = {cpus: tree.number(f"{_CPU}/cpu{min(cpus)}/topology/physical_package_id") for cpus in packages.values()}
+    caches = _groups(online, lambda cpu: _l3(tree, cpu))
+    for cpu in sorted(online):
+        yield CpuReading(cpu=cpu, siblings=cores[cpu], package=ids[packages[cpu]], l3=caches.get(cpu))
+
+
+def _groups(cpus: Iterable[int], read: Callable[[int], frozenset[int] | None]) -> dict[int, frozenset[int]]:
+    """Ask `read` for the group of one CPU of each group. A CPU is in one group at most; None leaves it in none."""
+    left, groups = set(cpus), dict[int, frozenset[int]]()
+    for cpu in sorted(left):
+        found = read(cpu) if cpu in left else None
+        if found is not None:
+            group = (found & left) | {cpu}
+            left -= group
+            groups.update(dict.fromkeys(group, group))
+    return groups
+
+
+def _l3(tree: Tree, cpu: int) -> frozenset[int] | None:
+    at = f"{_CPU}/cpu{cpu}/cache"
+    for index in ("index3", *(name for name in tree.names(at) if name.startswith("index") and name != "index3")):
+        if tree.number(f"{at}/{index}/level") == 3:
+            return tree.numbers(f"{at}/{index}/shared_cpu_list", mask=f"{at}/{index}/shared_cpu_map")
+    return None
+
+
+def _read_nodes(tree: Tree, online: frozenset[int]) -> Iterator[NodeReading]:
+    present = _numbered(tree, _NODE, "node")
+    listed = tree.numbers(f"{_NODE}/online")
+    ids = present if listed is None else sorted(listed)
+    for node in sorted(set(present).intersection(ids)):
+        at = f"{_NODE}/node{node}"
+        cpus = tree.numbers(f"{at}/cpulist", mask=f"{at}/cpumap") or frozenset()
+        meminfo = tree.text(f"{at}/meminfo") or ""
+        yield NodeReading(
+            id=node,
+            cpus=cpus & online,
+            memory_bytes=_kilobytes(meminfo, "MemTotal"),
+            free_bytes=_kilobytes(meminfo, "MemFree"),
+            distances=_distances(tree.text(f"{at}/distance") or "", ids),
+        )
+
+
+def _kilobytes(meminfo: str, key: str) -> int | None:
+    match = re.search(rf"\b{key}:\s*([0-9]{{1,15}}) kB", meminfo)
+    return int(match[1]) * 1024 if match else None
+
+
+def _distances(row: str, ids: list[int]) -> dict[int, int]:
+    """Name the columns: the kernel writes one for each online node, in ascending order, however sparse the ids."""
+    words = row.split()
+    if len(words) != len(ids) or not all(re.fullmatch(r"[0-9]{1,9}", word) for word in words):
+        return {}
+    return dict(zip(ids, map(int, words), strict=True))
+
+
+def _allowed(tree: Tree, what: str) -> frozenset[int] | None:
+    """Return the allowed "cpus" or "mems" of the reading process, or of the process that captured the machine."""
+    match = _ALLOWED[what].search(tree.text("proc/self/status") or "")
+    if match:
+        return tree.parsed(match[1], "proc/self/status")
+    for directory in _cpuset_directories(tree):
+        for name in _CPUSET_FILES:
+            found = tree.numbers(f"{directory}/{name.format(what)}")
+            if found:  # an empty file of cgroup v2 means "as above"
+                return found
+    return None
+
+
+def _cpuset_directories(tree: Tree) -> Iterator[str]:
+    """Yield where this process's cpuset may be: cgroup v1, cgroup v2 (nearest first), the cpuset file system."""
+    mounts = [line.split() for line in (tree.text("proc/mounts") or "").splitlines()]
+    for _device, at, kind, options, *_rest in (mount for mount in mounts if len(mount) > 3):
+        if kind in _CPUSETS and (kind != "cgroup" or "cpuset" in options.split(",")):
+            yield from (f"{at}/{path.strip('/')}" for path in _CPUSETS[kind](tree))
+
+
+def _in_cgroup1(tree: Tree) -> list[str]:
+    return [path for names, path in _cgroups(tree) if "cpuset" in names.split(",")]
+
+
+def _in_cgroup2(tree: Tree) -> list[str]:
+    parts = [path.split("/") for names, path in _cgroups(tree) if not names]
+    return ["/".join(path[:end]) for path in parts for end in range(len(path), 0, -1)]
+
+
+def _in_cpuset_file_system(tree: Tree) -> list[str]:
+    own = tree.text("proc/self/cpuset")
+    return [own] if own else []
+
+
+_CPUSETS: Final[Mapping[str, Callable[[Tree], list[str]]]] = {
+    "cgroup": _in_cgroup1,
+    "cgroup2": _in_cgroup2,
+    "cpuset": _in_cpuset_file_system,
+}
+"""Kind of file system -> the paths of this process's cpuset below its mount, nearest first."""
+
+
+def _cgroups(tree: Tree) -> Iterator[tuple[str, str]]:
+    """Yield the controllers and the path of each cgroup of this process; version 2 names no controllers."""
+    lines = (line.split(":", 2) for line in (tree.text("proc/self/cgroup") or "").splitlines())
+    return ((line[1], line[2]) for line in lines if len(line) == 3)
+
+
+def _numbered(tree: Tree, path: str, word: str) -> list[int]:
+    matches = (re.fullmatch(rf"{word}([0-9]{{1,6}})", name) for name in tree.names(path))
+    return sorted(int(match[1]) for match in matches if match)

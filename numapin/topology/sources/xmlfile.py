@@ -1,0 +1,153 @@
+"""XML machine files as plain elements that know their line. Pure.
+
+Comes in: the text of a file that anybody may have written. Goes out: a tree of `Element`, or a MachineFileError that
+names the file and the line. Entity declarations are refused and depth is bounded, and who reads the file bounds its
+size, so no file is expensive.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
+from xml.parsers import expat
+
+from numapin.base import cpu_set
+from numapin.errors import MachineFileError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_HINT: Final = (
+    "write the file again, with hwloc 2 or 3: lstopo --of xml FILE, or by NCCL: NCCL_TOPO_DUMP_FILE=FILE in a job's "
+    "environment"
+)
+# Bounds, not formats: a mask of 8192 CPUs has 2816 characters, and PCI trees are some 20 bridges deep.
+_MAX_MASK: Final = 4096
+_MAX_DEPTH: Final = 100
+_NUMBER: Final = re.compile(r"\d{1,18}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Element:
+    """One element: what it is, where it stands in which file, and what it holds. Equal only to itself."""
+
+    source: str
+    tag: str
+    line: int
+    attributes: dict[str, str]
+    children: list[Element] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+
+    def text(self, name: str) -> str | None:
+        """Return an attribute, or None where it is missing or blank."""
+        return self.attributes.get(name, "").strip() or None
+
+    def number(self, name: str) -> int | None:
+        """Return a non-negative number, or None where it is missing or -1. Raises MachineFileError for other text."""
+        text = self.text(name)
+        if text in {None, "-1"}:
+            return None
+        if text is None or not _NUMBER.fullmatch(text):
+            raise self.error(f"{name}={text!r} is not a number")
+        return int(text)
+
+    def optional_id(self, name: str) -> int | None:
+        """Return the number of a CPU or a node, or None where it is missing or -1."""
+        number = self.number(name)
+        if number is not None and number >= cpu_set.MAX_ID:
+            raise self.error(f"{name}={number} is larger than any CPU or node number")
+        return number
+
+    def id(self, name: str) -> int:
+        """Return the number of a CPU or a node that the element cannot do without."""
+        number = self.optional_id(name)
+        if number is None:
+            raise self.error(f"{name} is missing")
+        return number
+
+    def mask(self, name: str) -> frozenset[int] | None:
+        """Return a set written as a hexadecimal mask, or None where it is missing. Raises MachineFileError."""
+        text = self.text(name)
+        if text is None:
+            return None
+        if len(text) > _MAX_MASK:
+            raise self.error(f"{name} is {len(text)} characters long, at most {_MAX_MASK} make sense")
+        try:
+            return _parse_mask(text)
+        except ValueError as error:
+            raise self.error(f"{name}: {error}") from None
+
+    def named(self, *tags: str) -> Iterator[Element]:
+        """Yield the children with one of these tags, in order."""
+        return (child for child in self.children if child.tag in tags)
+
+    def walk(self, above: tuple[Element, ...] = ()) -> Iterator[tuple[Element, tuple[Element, ...]]]:
+        """Yield this element and all below it in document order, each with the elements above it, nearest first."""
+        yield self, above
+        for child in self.children:
+            yield from child.walk((self, *above))
+
+    def error(self, problem: str) -> MachineFileError:
+        """Make an error that names the file, the line and the element."""
+        return MachineFileError(f"{self.source}: line {self.line}: <{self.tag}>: {problem}", _HINT)
+
+
+@lru_cache(maxsize=256)
+def _parse_mask(text: str) -> frozenset[int]:
+    """Parse a mask once: a file repeats the few that there are on every device."""
+    return cpu_set.parse_mask(text)
+
+
+def parse(text: str, *, source: str) -> Element:
+    """Parse an XML document and return its root.
+
+    An encoding declaration does not count, because `text` is decoded already; a DOCTYPE is accepted and not followed.
+    Raises MachineFileError for whatever is not well-formed, declares an entity or passes the bounds.
+    """
+    builder = _Builder(source)
+    try:
+        builder.parser.Parse(text.encode(errors="replace"), True)
+    except expat.ExpatError as error:
+        where = f"line {error.lineno}, column {error.offset + 1}"
+        raise MachineFileError(f"{source}: {where}: not XML: {expat.ErrorString(error.code)}", _HINT) from None
+    return builder.top.children[0]
+
+
+class _Builder:
+    """Collects expat's events into elements."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.top = self.element("", {}, 0)
+        self.open = [self.top]
+        self.parser = expat.ParserCreate(encoding="utf-8")
+        self.parser.buffer_text = True
+        self.parser.StartElementHandler = self.start
+        self.parser.EndElementHandler = self.end
+        self.parser.CharacterDataHandler = self.characters
+        self.parser.EntityDeclHandler = self.entity
+
+    def start(self, tag: str, attributes: dict[str, str]) -> None:
+        if len(self.open) > _MAX_DEPTH:
+            raise self.refusal(f"<{tag}> is more than {_MAX_DEPTH} elements deep")
+        element = self.element(tag, attributes, self.parser.CurrentLineNumber)
+        self.open[-1].children.append(element)
+        self.open.append(element)
+
+    def element(self, tag: str, attributes: dict[str, str], line: int) -> Element:
+        return Element(source=self.source, tag=tag, line=line, attributes=attributes)
+
+    def end(self, _tag: str) -> None:
+        self.open.pop()
+
+    def characters(self, text: str) -> None:
+        self.open[-1].texts.append(text)
+
+    def entity(self, name: str, *_declaration: object) -> None:
+        raise self.refusal(f"entity {name!r} is declared, which no machine file needs")
+
+    def refusal(self, problem: str) -> MachineFileError:
+        line = self.parser.CurrentLineNumber
+        return MachineFileError(f"{self.source}: line {line}: {problem}", _HINT)

@@ -1,0 +1,96 @@
+"""Linux list strings and masks: the forms that exist, and what a bad one says."""
+
+from __future__ import annotations
+
+import pytest
+
+from numapin.base import cpu_set
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        ("", set()),
+        ("  \n", set()),
+        ("0", {0}),
+        ("0-3,8", {0, 1, 2, 3, 8}),
+        (" 5 , 2-3\n", {2, 3, 5}),
+        ("3,1-3,1", {1, 2, 3}),
+        ("007", {7}),
+        ("0-31:2/8", {0, 1, 8, 9, 16, 17, 24, 25}),
+        ("2-10:1/3", {2, 5, 8}),
+        ("4-4:1/1", {4}),
+    ],
+)
+def test_parse(text: str, numbers: set[int]) -> None:
+    """Numbers, ranges and grouped ranges in any order are a set."""
+    assert cpu_set.parse(text) == numbers
+
+
+@pytest.mark.parametrize(
+    ("text", "quoted"),
+    [
+        ("0,,1", "'' in '0,,1'"),
+        ("0-", "'0-'"),
+        ("-1", "'-1'"),
+        ("a", "'a'"),
+        ("1.5", "'1.5'"),
+        ("0x1", "'0x1'"),
+        ("٣", "'٣'"),  # a digit to int(), not to the kernel
+        ("3-1", "runs backwards"),
+        ("0-31:0/8", "runs backwards or too far"),
+        ("0-31:9/8", "runs backwards or too far"),
+        ("0-9999999", "too far"),
+        ("12345678", "'12345678'"),
+    ],
+)
+def test_bad_items_are_named(text: str, quoted: str) -> None:
+    """A ValueError quotes the item that is wrong."""
+    with pytest.raises(ValueError, match=quoted.replace("(", r"\(")):
+        cpu_set.parse(text)
+
+
+def test_long_text_is_quoted_in_part() -> None:
+    """A message stays a line, whatever the file holds."""
+    with pytest.raises(ValueError, match=r"x\.\.\.") as caught:
+        cpu_set.parse("x" * 5000)
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"), [((), ""), ((4,), "4"), ((3, 1, 2, 2), "1-3"), ((0, 2, 3, 9), "0,2-3,9"), ((1, 2), "1-2")]
+)
+def test_render(numbers: tuple[int, ...], text: str) -> None:
+    """Any numbers are rendered as the shortest sorted list."""
+    assert cpu_set.render(numbers) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        ("00000001,0000000f", {0, 1, 2, 3, 32}),
+        ("f", {0, 1, 2, 3}),
+        ("0x00000001,,0x00000080", {7, 64}),
+        ("0000,00000000\n", set()),
+        ("", set()),
+    ],
+)
+def test_parse_mask(text: str, numbers: set[int]) -> None:
+    """The kernel's masks, and hwloc's with 0x and empty words, are a set."""
+    assert cpu_set.parse_mask(text) == numbers
+
+
+@pytest.mark.parametrize(
+    ("words", "word_bits", "numbers"),
+    [([], 64, set()), ([0, 0], 64, set()), ([5, 1 << 63], 64, {0, 2, 127}), ([1 << 31, 1], 32, {31, 32})],
+)
+def test_from_words(words: list[int], word_bits: int, numbers: set[int]) -> None:
+    """The first word holds the lowest numbers."""
+    assert cpu_set.from_words(words, word_bits=word_bits) == numbers
+
+
+@pytest.mark.parametrize("text", ["g", "123456789", "0x0x1", "-1", "0xf...f", "1 2", "," * 40000])
+def test_bad_masks_are_quoted(text: str) -> None:
+    """What is no mask is a ValueError that shows it."""
+    with pytest.raises(ValueError, match="not a CPU mask"):
+        cpu_set.parse_mask(text)

@@ -1,0 +1,475 @@
+"""The benchmark harness: its arithmetic, its processes on good and bad days, the loader's cases, the table."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from rich.console import Console
+from torch.utils.data import default_collate
+
+from numapin.bench import harness
+from numapin.bench.cases.loader import CASES, PEAK, PEERS, Options, Work, loader_benchmark, spin
+from numapin.bench.measure.loader import _warm_up, _window
+from numapin.bench.measure.loader_data import Fetch, InMemory, num_bytes, require_intact, tensors
+from numapin.bench.measure.loader_peers import BUILDERS, Setup
+from numapin.bench.model import Benchmark, Case, Comparison, Peer, Report, Run, combine, summarise
+from numapin.view.bench_layouts import LOADER
+from numapin.view.bench_table import bench_table
+from tests.waiting import gone, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+OURS_AND_TORCH = Benchmark(
+    name="loader",
+    module="fake_child",
+    cases=(Case(name="a", about="a case", peers=(Peer(name="torch", specs=()), Peer(name="ours", specs=()))),),
+    comparisons=(Comparison(name="ratio", figure="rate", against="torch"),),
+)
+OPTIONS = Options(seconds=1.0, warm_up_s=0.0, num_batches=1)
+
+# What a spec tells this module to do, it does as a measuring process.
+FAKE_CHILD = """
+import os, subprocess, sys, time
+from pathlib import Path
+from numapin.bench.child import serve
+
+def measure(spec, harness):
+    do = spec.get("do")
+    if do == "import":
+        import a_library_that_is_not_there
+    if do == "raise":
+        raise ValueError("no such thing")
+    if do == "die":
+        sys.stderr.write("last words\\n")
+        sys.stderr.flush()
+        os.kill(os.getpid(), 9)
+    if do == "hang":
+        command = spec.get("starts", ["sleep", "600"])
+        started = subprocess.Popen(command, start_new_session="starts" in spec)
+        Path(spec["pid_file"]).write_text(str(started.pid))
+        time.sleep(600)
+    print("noise on stdout")
+    os.system("echo more noise")
+    time.sleep(spec.get("warm_s", 0))
+    warm = time.monotonic()
+    harness.wait_for_start(lambda: time.sleep(0.001))
+    start, turns = time.monotonic(), []
+    Path("/dev/shm", f"torch_{os.getpid()}_left").touch()
+    helper = subprocess.Popen(["sleep", "600"]).pid
+    details = {"warm": warm, "start": start, "helper": helper, "pid": os.getpid()}
+    harness.report({"rate": spec.get("rate", 1.0), "wait": 2.0}, details=details, idle=lambda: time.sleep(0.001))
+
+if __name__ == "__main__":
+    serve(measure)
+"""
+
+
+@pytest.fixture
+def fake_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put the module that measuring processes run where they find it."""
+    (tmp_path / "fake_child.py").write_text(FAKE_CHILD)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(__file__).parents[3]}")
+
+
+def measured(*peers: Peer, repeats: int = 1, timeout_s: float = 30, order: list[str] | None = None) -> list[Run]:
+    """Run one case of the fake module with these peers."""
+    benchmark = Benchmark(
+        name="fake",
+        module="fake_child",
+        cases=(Case(name="a", about="a case", peers=peers),),
+        summed=frozenset({"rate"}),
+    )
+    starts = [] if order is None else order
+    return list(
+        harness.measure(
+            benchmark,
+            repeats=repeats,
+            timeout_s=timeout_s,
+            starts=lambda case, peer, repeat: starts.append(f"{case.name} {peer.name} {repeat}"),
+        )
+    )
+
+
+def ends(pid: object) -> bool:
+    """Tell whether a process that was killed ends."""
+    return wait_until(lambda: gone(int(str(pid))), limit_s=10)
+
+
+def runs(peer: str, *rates: float | None) -> list[Run]:
+    """Return runs of a peer with these rates; None is a repeat in which it failed."""
+    return [
+        Run(case="a", peer=peer, repeat=i, skipped="failed: because")
+        if rate is None
+        else Run(case="a", peer=peer, repeat=i, figures={"rate": rate})
+        for i, rate in enumerate(rates)
+    ]
+
+
+class TestArithmetic:
+    """Medians, spreads, ratios."""
+
+    def test_ratio_is_the_median_of_the_ratios_within_each_repeat(self) -> None:
+        """Ratios 3, 1 and 4 give 3; the ratio of the medians would be 1.5."""
+        (case,) = summarise(OURS_AND_TORCH, [*runs("torch", 10, 20, 40), *runs("ours", 30, 20, 160)])
+        torchs, ours = case.peers
+        assert ours.figures["ratio"].values == (3.0, 1.0, 4.0)
+        assert ours.figures["ratio"].median == 3.0
+        assert (torchs.figures["ratio"].low, torchs.figures["ratio"].high) == (1.0, 1.0)
+        assert (ours.figures["rate"].median, ours.figures["rate"].low, ours.figures["rate"].high) == (30, 20, 160)
+
+    def test_a_repeat_without_the_baseline_is_not_compared(self) -> None:
+        """Where torch failed in the second repeat, the ratio comes from the first alone, and torch says why."""
+        (case,) = summarise(OURS_AND_TORCH, [*runs("torch", 10, None), *runs("ours", 30, 50)])
+        torchs, ours = case.peers
+        assert ours.figures["ratio"].values == (3.0,)
+        assert ours.figures["rate"].values == (30, 50)
+        assert (torchs.num_runs, torchs.skipped) == (1, "failed: because")
+
+    def test_no_baseline_no_ratio(self) -> None:
+        """Without torch there is no ratio, rather than a wrong one; a peer that did not run is not in the result."""
+        (case,) = summarise(OURS_AND_TORCH, runs("ours", 30))
+        assert [peer.name for peer in case.peers] == ["ours"]
+        assert "ratio" not in case.peers[0].figures
+
+    def test_processes_at_once(self) -> None:
+        """Rates of several GPUs are added; of a time the longest counts; a figure of one process alone stays."""
+        both = combine([{"rate": 2.0, "wait": 5.0}, {"rate": 3.0, "wait": 4.0, "x": 1.0}], summed=frozenset({"rate"}))
+        assert both == {"rate": 5.0, "wait": 5.0, "x": 1.0}
+
+    def test_json(self) -> None:
+        """The report has its schema, survives JSON, and keeps every single value."""
+        text = json.dumps(report([*runs("torch", 10, 20), *runs("ours", 30, 50)]).to_json())
+        read = json.loads(text)
+        assert read["schema"] == "numapin.bench/1"
+        assert read["machine"]["num_cpus"] == 2
+        ours = read["cases"][0]["peers"][1]
+        assert ours["figures"]["rate"] == {"median": 40.0, "low": 30.0, "high": 50.0, "values": [30, 50]}
+        assert ours["figures"]["ratio"]["values"] == [3.0, 2.5]
+
+
+@pytest.mark.usefixtures("fake_child")
+class TestProcesses:
+    """Peers in processes of their own."""
+
+    def test_peers_take_turns(self) -> None:
+        """Every repeat runs every peer once; what a process prints on stdout is not taken for its figures."""
+        order: list[str] = []
+        found = measured(Peer(name="x", specs=({"rate": 3},)), Peer(name="y", specs=({},)), repeats=2, order=order)
+        assert order == ["a x 0", "a y 0", "a x 1", "a y 1"]
+        assert [run.figures["rate"] for run in found] == [3, 1, 3, 1]
+        assert len({run.details[0]["pid"] for run in found}) == 4
+
+    def test_several_processes_begin_together(self) -> None:
+        """No process measures before the slowest is warm; their rates are added up."""
+        (run,) = measured(Peer(name="x", specs=({"rate": 1}, {"rate": 2, "warm_s": 0.5})))
+        assert run.figures == {"rate": 3, "wait": 2.0}
+        slow = max(float(str(detail["warm"])) for detail in run.details)
+        assert all(float(str(detail["start"])) >= slow for detail in run.details)
+
+    def test_nothing_is_left(self) -> None:
+        """What a peer started ends with it, and a file that torch's worker would have unlinked is removed."""
+        (run,) = measured(Peer(name="x", specs=({},)))
+        assert ends(run.details[0]["helper"])
+        assert not Path("/dev/shm", f"torch_{run.details[0]['pid']}_left").exists()  # noqa: S108 - torch's place
+
+    @pytest.mark.parametrize(
+        ("do", "why"),
+        [
+            ("import", "a_library_that_is_not_there is not installed"),
+            ("raise", "failed: ValueError: no such thing"),
+            ("die", "failed: ended with status -9: last words"),
+        ],
+    )
+    def test_a_peer_that_cannot_run_says_why_and_is_left_out(self, do: str, why: str) -> None:
+        """The reason is in its run; later repeats go on without it."""
+        found = measured(Peer(name="x", specs=({"do": do},)), Peer(name="y", specs=({},)), repeats=2)
+        assert [(run.peer, run.skipped) for run in found] == [("x", why), ("y", None), ("y", None)]
+
+    def test_one_of_several_dies(self) -> None:
+        """One process that fails fails the run, and the others end too."""
+        start = time.monotonic()
+        (run,) = measured(Peer(name="x", specs=({}, {"do": "raise"})))
+        assert run.skipped == "failed: ValueError: no such thing"
+        assert time.monotonic() - start < 15
+
+    def test_timeout(self, tmp_path: Path) -> None:
+        """A peer that hangs is ended after its time, with what it started."""
+        pid_file = tmp_path / "pid"
+        (run,) = measured(Peer(name="x", specs=({"do": "hang", "pid_file": str(pid_file)},)), timeout_s=1.5)
+        assert run.skipped == "failed: not done within its time; more with --timeout"
+        assert ends(pid_file.read_text())
+
+    def test_timeout_of_a_launcher(self, tmp_path: Path) -> None:
+        """A rank with a session of its own, as torchrun makes, ends too, even if it does not take SIGTERM."""
+        pid_file = tmp_path / "pid"
+        rank = ["sh", "-c", "trap '' TERM; sleep 600 & wait"]
+        spec = {"do": "hang", "pid_file": str(pid_file), "starts": rank}
+        (run,) = measured(Peer(name="x", specs=(spec,)), timeout_s=1.5)
+        assert run.skipped == "failed: not done within its time; more with --timeout"
+        assert ends(pid_file.read_text())
+
+
+def in_sessions(*sessions: tuple[str | None, Peer], repeats: int = 1) -> list[Run]:
+    """Run a case of one peer for each session."""
+    cases = tuple(
+        Case(name=f"{i}", about="", session=session, peers=(peer,)) for i, (session, peer) in enumerate(sessions)
+    )
+    benchmark = Benchmark(name="fake", module="fake_child", cases=cases, summed=frozenset({"rate"}))
+    return list(harness.measure(benchmark, repeats=repeats, timeout_s=30, starts=lambda *_: None))
+
+
+def pids(found: list[Run]) -> list[object]:
+    """Return the processes that measured."""
+    return [detail["pid"] for run in found for detail in run.details]
+
+
+@pytest.mark.usefixtures("fake_child")
+class TestSessions:
+    """Cases that share their processes."""
+
+    def test_one_process_measures_all_of_a_session(self) -> None:
+        """Each spec gets its own figures; another session has another process, and so has a case without one."""
+        specs = [Peer(name="x", specs=({"rate": rate},)) for rate in (1, 2, 3, 4)]
+        found = in_sessions(("a", specs[0]), ("a", specs[1]), ("b", specs[2]), (None, specs[3]), repeats=2)
+        assert [run.figures["rate"] for run in found] == [1, 1, 2, 2, 3, 3, 4, 4]
+        processes = pids(found)
+        assert len(set(processes[:4])) == 1
+        assert len(set(processes)) == 4
+        assert all(ends(run.details[0]["helper"]) for run in found)
+
+    def test_more_processes_join(self) -> None:
+        """A case with two specs adds a process to that of the session; one with one spec uses the first again."""
+        one, two = Peer(name="x", specs=({},)), Peer(name="x", specs=({"rate": 2}, {"rate": 3}))
+        found = in_sessions(("a", one), ("a", two), ("a", one))
+        assert [run.figures["rate"] for run in found] == [1, 5, 1]
+        first, second, third, last = pids(found)
+        assert first == second == last
+        assert third != first
+
+    @pytest.mark.parametrize("do", ["import", "raise", "die"])
+    def test_after_a_failure_the_session_goes_on_afresh(self, do: str) -> None:
+        """What failed leaves a process that nobody trusts: the next case has a new one."""
+        good, bad = Peer(name="x", specs=({},)), Peer(name="x", specs=({"do": do},))
+        found = in_sessions(("a", good), ("a", bad), ("a", good))
+        assert [run.skipped is None for run in found] == [True, False, True]
+        before, after = pids(found)
+        assert before != after
+        assert not list(Path("/dev/shm").glob(f"torch_{before}_*"))  # noqa: S108 - torch's place
+
+
+class TestCases:
+    """What `bench loader` measures."""
+
+    def test_sizes_are_those_of_the_table(self) -> None:
+        """154, 38.5 and 1 MB; 200 tensors of 4 KiB."""
+        megabytes = {name: round(case.batch_bytes / 1e6, 1) for name, case in CASES.items()}
+        assert megabytes == {
+            "154MB": 154.1,
+            "38MB": 38.5,
+            "1MB": 1.0,
+            "dict200": 0.8,
+            "decode": 9.6,
+            "transport": 38.5,
+            "gil-154MB": 154.1,
+            "gil-38MB": 38.5,
+            "gil-1MB": 1.0,
+        }
+        assert CASES["dict200"].batch_bytes == 200 * 4096
+
+    def test_every_peer_can_be_built(self) -> None:
+        """The names that the command knows are those that the measuring process knows."""
+        assert PEERS.keys() == BUILDERS.keys() | {PEAK}
+
+    def test_without_a_gpu(self) -> None:
+        """Cases that need a GPU say why they are skipped; the other one runs those peers that need none."""
+        benchmark = loader_benchmark(OPTIONS, num_gpus=0, no_gpu="torch is built without CUDA")
+        skipped = {case.name: case.skipped for case in benchmark.cases}
+        assert skipped.pop("transport") is None
+        assert set(skipped.values()) == {"torch is built without CUDA"}
+        names = {peer.name for peer in benchmark.cases[-1].peers}
+        assert {"torch", "numapin-transport"} <= names
+        assert names.isdisjoint({PEAK, "numapin-device", "numapin-host", "torch-side-stream"})
+
+    def test_one_gpu(self) -> None:
+        """One process on GPU 0 with the case's own workers; pure transport is no peer there."""
+        (case,) = loader_benchmark(replace(OPTIONS, cases=("38MB",)), num_gpus=4, no_gpu=None).cases
+        assert {len(peer.specs) for peer in case.peers} == {1}
+        assert {"numapin-device", PEAK} <= {peer.name for peer in case.peers}
+        assert "numapin-transport" not in {peer.name for peer in case.peers}
+        assert "8 workers" in case.about
+
+    def test_all_gpus(self) -> None:
+        """A process a GPU, of 12 workers each unless the user says otherwise."""
+        everywhere = replace(OPTIONS, cases=("38MB",), peers=("torch",), all_gpus=True)
+        (case,) = loader_benchmark(everywhere, num_gpus=4, no_gpu=None).cases
+        assert [spec["gpu"] for spec in case.peers[0].specs] == [0, 1, 2, 3]
+        assert "12 workers" in case.about
+        (case,) = loader_benchmark(replace(everywhere, num_workers=3), num_gpus=4, no_gpu=None).cases
+        assert "3 workers" in case.about
+
+    def test_work_under_the_gil(self) -> None:
+        """It takes 0.1 ms of CPU time, the same for all peers; other cases have none."""
+        chosen = replace(OPTIONS, cases=("gil-1MB", "1MB"), peers=("torch", "threads"))
+        with_work, without = loader_benchmark(chosen, num_gpus=1, no_gpu=None).cases
+        assert {peer.specs[0]["gil_ns"] for peer in with_work.peers} == {100_000}
+        start = time.thread_time()
+        for _ in range(100):
+            spin(100_000)
+        assert 0.01 <= time.thread_time() - start < 0.02
+        assert {peer.specs[0]["gil_ns"] for peer in without.peers} == {0}
+
+
+@pytest.mark.parametrize("name", ["1MB", "38MB", "dict200", "decode"])
+class TestData:
+    """The dataset that peers read."""
+
+    def test_a_batch_is_whole(self, name: str) -> None:
+        """A batch of the dataset passes the check, with the case's size; the dataset starts again after 512."""
+        case = replace(CASES[name], batch_size=3)
+        batch = Fetch(InMemory(case, 0))([5, 510, 515])
+        require_intact(batch, case)
+        labels = 0 if case.num_tensors else 3 * 8
+        assert num_bytes(batch) == case.batch_bytes + labels
+
+    def test_another_sample_is_found_out(self, name: str) -> None:
+        """A row that belongs to another sample, at its beginning or end, is an error."""
+        case = replace(CASES[name], batch_size=3)
+        for row in (0, -1):
+            batch = Fetch(InMemory(case, 0))([1, 2, 3])
+            last = list(tensors(batch))[-1 if case.num_tensors else 0]
+            last[1].view(-1)[row] += 1
+            with pytest.raises(ValueError, match="a batch is not what the dataset gave"):
+                require_intact(batch, case)
+
+    def test_pickles_small(self, name: str) -> None:
+        """A spawned worker makes the samples again: the pickle holds arguments only."""
+        dataset = InMemory(replace(CASES[name], batch_size=2), 0)
+        pickled = pickle.dumps(dataset)
+        assert len(pickled) < 1000
+        again = pickle.loads(pickled)  # noqa: S301 - our own
+        pairs = zip(tensors(default_collate([dataset[7]])), tensors(default_collate([again[7]])), strict=True)
+        assert all(torch.equal(one, other) for one, other in pairs)
+
+
+def test_threads_keep_the_order() -> None:
+    """The peer made by hand gives torch's batches in torch's order, while its buffers go round."""
+    case = replace(CASES["dict200"], batch_size=2, num_workers=2, on_device=False)
+    dataset = InMemory(case, 0)
+    source = BUILDERS["threads"](Setup(case=case, dataset=dataset, device=None))
+    batches = iter(source.batches)
+    firsts = [next(tensors(next(batches)))[:, 0].tolist() for _ in range(10)]
+    source.close()
+    assert firsts == [[2 * i, 2 * i + 1] for i in range(10)]
+
+
+def test_a_decoded_sample_takes_milliseconds() -> None:
+    """The decode case is bound by the CPU: 1 to 30 ms a sample, whichever machine this is."""
+    dataset = InMemory(CASES["decode"], 0)
+    assert CASES["decode"].work is Work.DECODE
+    times_s = []
+    for index in range(5):
+        start = time.thread_time()
+        dataset[index]
+        times_s.append(time.thread_time() - start)
+    assert 1e-3 < min(times_s) < 30e-3
+
+
+@dataclass
+class FakeStats:
+    """Hits and misses, as a loader counts them."""
+
+    hits: int
+    misses: dict[str, int] = field(default_factory=dict)
+
+
+class TestWindow:
+    """The steady window."""
+
+    def test_warm_up_lasts_until_every_batch_finds_a_slot(self) -> None:
+        """Batches that went torch's way, and the round in which the ring came, are taken before the window."""
+        taken = 0
+
+        def take() -> None:
+            nonlocal taken
+            taken += 1
+
+        _warm_up(take, lambda: FakeStats(max(0, taken - 10), {"no ring": min(taken, 10)}), seconds=0, num_outstanding=4)
+        assert taken == 16
+
+    def test_warm_up_of_a_peer_without_stats(self) -> None:
+        """A peer that counts nothing is warm after as many batches as are outstanding."""
+        count = iter(range(100))
+        _warm_up(lambda: void(next(count)), lambda: None, seconds=0, num_outstanding=4)
+        assert next(count) == 4
+
+    def test_window_is_long_enough_in_both_ways(self) -> None:
+        """At least the batches, and at least the seconds; the end is waited for and counted."""
+        window = _window(lambda: None, seconds=0, num_batches=7, end=lambda: time.sleep(0.05))
+        assert window.num_batches == 7
+        assert window.wall_s >= 0.05
+        assert window.cpu_s < window.wall_s
+        assert _window(lambda: time.sleep(0.01), seconds=0.05, num_batches=1).num_batches > 1
+
+
+def void(_: object) -> None:
+    """Take a value and return nothing."""
+
+
+def report(made: list[Run], *, skipped: str | None = None) -> Report:
+    """Return a report of these runs on a machine with two CPUs."""
+    cases = tuple(replace(result, skipped=skipped) for result in summarise(OURS_AND_TORCH, made))
+    machine = {"num_cpus": 2, "gpus": ["H200", "H200"], "versions": {"torch": "2.13"}}
+    return Report(benchmark="loader", command=("numapin",), machine=machine, settings={}, cases=cases)
+
+
+def rendered(shown: Report) -> list[str]:
+    """Return the table's lines, as a terminal of 120 columns shows them."""
+    console = Console(width=120, highlight=False, emoji=False, markup=False, file=open(os.devnull, "w"))  # noqa: SIM115, PTH123
+    with console.file, console.capture() as text:
+        columns = (replace(LOADER.columns[0], figure="rate"), *LOADER.columns[2:])
+        console.print(bench_table(shown, replace(LOADER, columns=columns, legend="legend")))
+    return text.get().splitlines()
+
+
+class TestTable:
+    """What is printed."""
+
+    def test_rows(self) -> None:
+        """A row a peer with median and spread; columns without figures are left out; the machine is on top."""
+        lines = rendered(report([*runs("torch", 10, 20, 40), *runs("ours", 30, 20, 160)]))
+        assert lines[0] == "2 CPUs, 2 H200; torch 2.13"
+        assert lines[1] == "legend"
+        assert lines[3].split() == ["a", "a", "case"]
+        assert lines[4].split() == ["peer", "batches/s", "x", "torch"]
+        assert lines[6].split() == ["ours", "30.0", "[20.0,", "160.0]", "3.00", "[1.00,", "4.00]"]
+
+    def test_one_repeat_has_no_spread(self) -> None:
+        """With one repeat the value stands alone."""
+        assert rendered(report(runs("ours", 30)))[5].split() == ["ours", "30.0"]
+
+    def test_skipped_peers(self) -> None:
+        """A peer that never ran, and one that stopped, are told below the table with the reason."""
+        lines = rendered(report([*runs("torch", 10, None), *runs("ours", None)]))
+        assert lines[5].split() == ["torch", "10.0", "1.00"]
+        assert lines[6:] == ["  torch: stopped after 1 runs: failed: because", "  ours: skipped: failed: because"]
+
+    def test_skipped_case(self) -> None:
+        """A case that cannot run here says why, in the place of its table."""
+        assert rendered(report([], skipped="torch sees no GPU"))[4] == "  skipped: torch sees no GPU"
+
+
+@pytest.fixture(autouse=True)
+def _threads_of_torch() -> Iterator[None]:
+    """Leave torch's number of threads as it was."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)

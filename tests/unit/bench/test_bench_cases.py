@@ -1,0 +1,280 @@
+"""What the benchmarks of copies, allocation, overlap and start-up measure, as data, and what is made of it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from io import StringIO
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from rich.console import Console
+
+from numapin.bench.cases import alloc, launch, overlap
+from numapin.bench.cases.nearest import nearest_nodes, with_measured
+from numapin.bench.cases.overlap import share_within
+from numapin.bench.cases.transfer import Options, transfer_benchmark
+from numapin.bench.model import Benchmark, Case, CaseResult, Peer, Report, Run, summarise
+from numapin.cli.bench_run import parse_sizes
+from numapin.errors import NumapinError
+from numapin.topology.model import NodeSource, Topology
+from numapin.view.bench_layouts import ALLOC
+from numapin.view.sweep_table import sweep_table
+from tests.machines.grids import grid
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+OPTIONS = Options(sizes=(4096, 1 << 20), seconds=0.1)
+
+
+class TestTransfer:
+    """`bench transfer`."""
+
+    def test_one_gpu_on_one_node(self) -> None:
+        """Three directions and each size, four kinds of memory each; the processes are kept throughout."""
+        benchmark = transfer_benchmark(OPTIONS, gpu_nodes=[0], nodes=[0], no_gpu=None)
+        assert [case.group for case in benchmark.cases][::2] == ["h2d gpu0 node0", "d2h gpu0 node0", "both gpu0 node0"]
+        assert [case.num_bytes for case in benchmark.cases[:2]] == [4096, 1 << 20]
+        assert {len(case.peers) for case in benchmark.cases} == {4}
+        assert {case.session for case in benchmark.cases} == {"gpu0 node0"}
+        assert len({case.name for case in benchmark.cases}) == 6
+
+    def test_each_gpu_from_each_node_and_all_at_once(self) -> None:
+        """Every pair is a sweep of its own in processes of its own; at once each GPU has its own node."""
+        one_size = replace(OPTIONS, sizes=(4096,), directions=("h2d",), memories=("pinned",))
+        benchmark = transfer_benchmark(one_size, gpu_nodes=[1, None], nodes=[0, 1], no_gpu=None)
+        alone = ["h2d gpu0 node0", "h2d gpu0 node1", "h2d gpu1 node0", "h2d gpu1 node1"]
+        assert [case.group for case in benchmark.cases] == [*alone, "h2d 2 GPUs at once"]
+        assert len({case.session for case in benchmark.cases}) == 5
+        places = [[(spec["gpu"], spec["node"]) for spec in case.peers[0].specs] for case in benchmark.cases]
+        assert places == [[(0, 0)], [(0, 1)], [(1, 0)], [(1, 1)], [(0, 1), (1, None)]]
+        assert "gbps" in benchmark.summed
+
+    def test_without_a_gpu(self) -> None:
+        """One case, skipped, with the reason."""
+        (case,) = transfer_benchmark(OPTIONS, gpu_nodes=[], nodes=[0, 1], no_gpu="no driver").cases
+        assert (case.skipped, case.peers) == ("no driver", ())
+
+
+class TestAlloc:
+    """`bench alloc`."""
+
+    def test_without_a_gpu(self) -> None:
+        """Ordinary memory is measured; the rest is one skipped case that names it."""
+        first, last = alloc.alloc_benchmark((4096,), tuple(alloc.PEERS), num_samples=1, no_gpu="none").cases
+        assert [peer.name for peer in first.peers] == ["pageable", "fresh"]
+        assert (last.skipped, last.peers) == ("none", ())
+        assert "pinned-cold" in last.about
+
+    def test_only_what_needs_a_gpu_without_one(self) -> None:
+        """Then there is no empty case, but the skipped one."""
+        (case,) = alloc.alloc_benchmark((4096,), ("numapin",), num_samples=1, no_gpu="torch sees no GPU").cases
+        assert case.skipped == "torch sees no GPU"
+
+    def test_with_a_gpu(self) -> None:
+        """Every way, at each size, and nothing is skipped."""
+        cases = alloc.alloc_benchmark((4096, 8192), tuple(alloc.PEERS), num_samples=5, no_gpu=None).cases
+        assert [[peer.name for peer in case.peers] for case in cases] == [list(alloc.PEERS)] * 2
+        assert {spec["gpu"] for case in cases for peer in case.peers for spec in peer.specs} == {0}
+
+
+class TestOverlap:
+    """`bench overlap`."""
+
+    def test_cases(self) -> None:
+        """Every kind of step has each way to copy; without a GPU each says why not."""
+        kinds = tuple(overlap.STEPS)
+        there = overlap.overlap_benchmark(kinds, tuple(overlap.PEERS), seconds=1, no_gpu=None)
+        assert {len(case.peers) for case in there.cases} == {4}
+        absent = overlap.overlap_benchmark(kinds, tuple(overlap.PEERS), seconds=1, no_gpu="none")
+        assert {case.skipped for case in absent.cases} == {"none"}
+        assert [case.name for case in there.cases] == [case.name for case in absent.cases] == list(kinds)
+
+    def test_tensors_share_the_bytes_evenly(self) -> None:
+        """No byte is lost where a batch is several tensors."""
+        assert all(step.num_bytes % step.num_tensors == 0 for step in overlap.STEPS.values())
+
+    @pytest.mark.parametrize(
+        ("parts", "wholes", "share"),
+        [
+            ([(0, 10)], [(0, 10)], 1.0),
+            ([(0, 10)], [], 0.0),
+            ([(0, 10)], [(10, 20)], 0.0),
+            ([(0, 10)], [(5, 20)], 0.5),
+            ([(0, 10)], [(1, 2), (3, 5), (9, 30)], 0.4),
+            ([(0, 2), (4, 8)], [(1, 6)], 0.5),
+            ([(0, 1), (9, 10)], [(0, 10)], 1.0),
+            ([(5, 5)], [(0, 10)], None),
+            ([], [(0, 10)], None),
+        ],
+    )
+    def test_share_within(self, parts: Any, wholes: Any, share: float | None) -> None:
+        """The time of the first that lies in the second, over all of it; a share of nothing is unknown."""
+        found = share_within(parts, wholes)
+        assert found == (None if share is None else pytest.approx(share))
+
+
+def test_launchers() -> None:
+    """All launchers get the same script and number of ranks, with this interpreter."""
+    (case,) = launch.launch_benchmark(("print",), ("torchrun", "numapin"), num_ranks=3).cases
+    commands = [peer.specs[0]["command"] for peer in case.peers]
+    assert all(isinstance(c, list) and c[0] == sys.executable and c[-2:] == ["--nproc-per-node", "3"] for c in commands)
+    assert len({str(peer.specs[0]["script"]) for peer in case.peers}) == 1
+
+
+class TestSizes:
+    """How sizes are given."""
+
+    @pytest.mark.parametrize(
+        ("text", "sizes"),
+        [("4K", (4096,)), ("1.5M", (3 << 19,)), ("1G, 64m,1", (1, 64 << 20, 1 << 30)), ("1KiB,1KB,1024", (1024,))],
+    )
+    def test_good_ones(self, text: str, sizes: tuple[int, ...]) -> None:
+        """In units of 1024, in any order; each counts once, and they rise."""
+        assert parse_sizes(text) == sizes
+
+    @pytest.mark.parametrize("text", ["", "0", "4X", "-1", "1.5.1M", "4K,,8K", "9" * 40, "٤K", "K"])
+    def test_bad_ones(self, text: str) -> None:
+        """What is no size is told as it was typed."""
+        with pytest.raises(ValueError, match="is no size"):
+            parse_sizes(text)
+
+    def test_more_than_there_is(self) -> None:
+        """A tebibyte is the most."""
+        with pytest.raises(ValueError, match=r"more than 1\.0 TiB"):
+            parse_sizes("1025G")
+
+
+def measured(rows: Mapping[tuple[int, int], Sequence[float]], *, peer: str = "pinned") -> tuple[CaseResult, ...]:
+    """Return the results of copies at two sizes, the larger with these GB/s by (GPU, node), the smaller the reverse."""
+    cases, runs = [], []
+    for (gpu, node), values in rows.items():
+        group = f"h2d gpu{gpu} node{node}"
+        for size, sign in ((4096, -1), (1 << 30, 1)):
+            name = f"{group} {size}"
+            cases.append(Case(name=name, about="", group=group, num_bytes=size, peers=(Peer(name=peer, specs=()),)))
+            runs += [
+                Run(case=name, peer=peer, repeat=i, figures={"gbps": sign * value}) for i, value in enumerate(values)
+            ]
+    return summarise(Benchmark(name="transfer", module="", cases=tuple(cases)), runs)
+
+
+def unknown(*nodes: int | None) -> Topology:
+    """Return a machine of two nodes with a GPU on each of these (None: unknown)."""
+    return grid(packages=2, nodes=2, l3=1, cores=2, smt=1, gpus=list(nodes))
+
+
+class TestNearest:
+    """Where a GPU is, by measurement."""
+
+    def test_beyond_the_spread(self) -> None:
+        """The fastest node by the largest copies, with the figures, where no repeat contradicts."""
+        rows = {(0, 0): [40, 41, 42], (0, 1): [50, 55, 52], (1, 0): [50, 51, 52], (1, 1): [10, 11, 49]}
+        first, second = nearest_nodes(measured(rows), num_gpus=2, nodes=[0, 1])
+        assert (first.node, second.node) == (1, 0)
+        assert "node 1 52.0 [50.0, 55.0] GB/s" in first.reason
+
+    @pytest.mark.parametrize(
+        ("row", "why"),
+        [
+            ({(0, 0): [50, 51, 52], (0, 1): [52, 53, 54]}, "no more than the spread"),
+            ({(0, 0): [50, 50, 50], (0, 1): [50, 50, 50]}, "no more than the spread"),
+            ({(0, 0): [50, 50, 50], (0, 1): [50.9, 50.9, 50.9]}, "no more than the spread"),  # may be the pages
+            ({(0, 0): [10, 10], (0, 1): [50, 50]}, "2 repeats are too few"),
+            ({(0, 0): [10, 10, 10]}, "measured on every node"),
+            ({(0, 0): [10, 10, 10], (0, 1): []}, "measured on every node"),
+        ],
+    )
+    def test_not_beyond_the_spread(self, row: dict[tuple[int, int], list[float]], why: str) -> None:
+        """Spreads that touch, too few repeats and missing figures decide nothing, and say so."""
+        (verdict,) = nearest_nodes(measured(row), num_gpus=1, nodes=[0, 1])
+        assert verdict.node is None
+        assert why in verdict.reason
+
+    def test_kinds_of_memory_are_not_mixed(self) -> None:
+        """Where one kind failed on a node, the nodes are compared by the next kind that all of them have."""
+        pinned = measured({(0, 0): [50, 50, 50], (0, 1): [50, 50, 50]})
+        registered = measured({(0, 0): [], (0, 1): [40, 40, 40]}, peer="registered")
+        cases = tuple(
+            replace(one, peers=one.peers + other.peers) for one, other in zip(pinned, registered, strict=True)
+        )
+        (verdict,) = nearest_nodes(cases, num_gpus=1, nodes=[0, 1])
+        assert "differ by no more than the spread" in verdict.reason
+
+    def test_pageable_copies_tell_nothing(self) -> None:
+        """What the CPU copies into the driver's buffer first is no evidence of where the GPU is."""
+        rows = {(0, 0): [10.0, 10.0, 10.0], (0, 1): [50.0, 50.0, 50.0]}
+        (verdict,) = nearest_nodes(measured(rows, peer="pageable"), num_gpus=1, nodes=[0, 1])
+        assert verdict.node is None
+
+    def test_memory_whose_place_the_kernel_tells_counts_first(self) -> None:
+        """Where both were measured, registered memory decides and not what CUDA allocated somewhere."""
+        rows = {(0, 0): [10.0, 10.0, 10.0], (0, 1): [50.0, 50.0, 50.0]}
+        opposite = {(0, 0): [50.0, 50.0, 50.0], (0, 1): [10.0, 10.0, 10.0]}
+        cases = tuple(
+            replace(one, peers=(*one.peers, *other.peers))
+            for one, other in zip(measured(opposite), measured(rows, peer="registered"), strict=True)
+        )
+        (verdict,) = nearest_nodes(cases, num_gpus=1, nodes=[0, 1])
+        assert verdict.node == 1
+
+    def test_one_node(self) -> None:
+        """There is nothing to measure."""
+        (verdict,) = nearest_nodes(measured({(0, 0): [1, 2, 3]}), num_gpus=1, nodes=[0])
+        assert verdict.reason == "with one NUMA node there is nothing to measure"
+
+    def test_what_is_unknown_is_filled_in(self) -> None:
+        """The machine has the GPU there, says that it was measured, and survives its file; what sysfs says stays."""
+        rows = {(0, 0): [40, 41, 42], (0, 1): [50, 55, 52], (1, 0): [1, 2, 3], (1, 1): [8, 8, 8]}
+        verdicts = nearest_nodes(measured(rows), num_gpus=2, nodes=[0, 1])
+        found = with_measured(unknown(None, 0), verdicts)
+        assert [(gpu.node, gpu.node_source) for gpu in found.gpus] == [(1, NodeSource.MEASURED), (0, NodeSource.SYSFS)]
+        assert Topology.from_json(json.dumps(found.to_json())).gpus == found.gpus
+
+    def test_nothing_to_add(self) -> None:
+        """Where all nodes are known, or nothing was decided, there is no machine to save, and each GPU's reason."""
+        rows = {(0, 0): [40, 41, 42], (0, 1): [50, 55, 52], (1, 0): [5, 5, 5], (1, 1): [5, 5, 5]}
+        verdicts = nearest_nodes(measured(rows), num_gpus=2, nodes=[0, 1])
+        with pytest.raises(NumapinError) as caught:
+            with_measured(unknown(0, None), verdicts)
+        assert (
+            "nothing was saved: gpu0 is on node 0 (sysfs) already; measured: node 1 is fastest" in caught.value.message
+        )
+        assert "gpu1: the nodes differ by no more than the spread" in caught.value.message
+
+
+class TestSweepTable:
+    """Sweeps over sizes, as text."""
+
+    def test_rows_and_columns(self) -> None:
+        """A row a size, a column a peer; the median with three digits and how far the farthest repeat is from it."""
+        peers = (Peer(name="ours", specs=()), Peer(name="theirs", specs=()))
+        cases = (
+            Case(name="a 4096", about="", group="a", num_bytes=4096, peers=peers),
+            Case(name="a 65536", about="", group="a", num_bytes=65536, peers=peers),
+            Case(name="others", about="left out", skipped="no GPU"),
+        )
+        values = {"ours": (10_004.0, 20_000.0, 30_000.0), "theirs": (0.0123456,)}
+        runs = [
+            Run(case="a 65536", peer=peer, repeat=i, figures={"alloc_us": value})
+            for peer, own in values.items()
+            for i, value in enumerate(own)
+        ]
+        runs.append(Run(case="a 4096", peer="theirs", repeat=0, skipped="failed: out of memory"))
+        benchmark = Benchmark(name="alloc", module="", cases=cases)
+        machine: dict[str, object] = {"num_cpus": 2}
+        report = Report(benchmark="alloc", command=(), machine=machine, settings={}, cases=summarise(benchmark, runs))
+        console = Console(width=100, file=StringIO())
+        with console.capture() as text:
+            console.print(sweep_table(report, ALLOC))
+        lines = [line.split() for line in text.get().splitlines()[3:]]
+        assert lines[:4] == [
+            ["a"],
+            ["allocate", "ours", "theirs"],
+            ["4", "KiB", "-", "-"],
+            ["64", "KiB", "20,000±50%", "0.0123"],
+        ]
+        assert " ".join(lines[4]) == "theirs: skipped: failed: out of memory"
+        assert " ".join(lines[6] + lines[7]) == "others left out skipped: no GPU"

@@ -1,0 +1,206 @@
+"""Captures of CUDA graphs and records of whole contexts keep out of each other's way. The driver is a stand-in."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from numapin.data.opening.capture import no_capture, watch_captures
+from numapin.system import cuda
+from numapin.system.cuda import CudaRefused
+
+if TYPE_CHECKING:
+    from tests.cuda.fake import FakeCuda
+
+WAIT_S = 20
+
+
+class RefusedError(RuntimeError):
+    """What a graph raises on demand."""
+
+
+@pytest.fixture
+def graphs(fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Put a class of graphs that capture on the stand-in in the place of torch's, and watch it."""
+
+    class CUDAGraph:
+        def __init__(self, *, fails: str = "") -> None:
+            self.fails = fails
+
+        def capture_begin(self, pool: object = None, capture_error_mode: str = "global") -> None:
+            if self.fails == "begin":
+                raise RefusedError(pool, capture_error_mode)
+            fake_cuda.begin_capture()
+
+        def capture_end(self) -> None:
+            fake_cuda.end_capture()
+            if self.fails == "end":
+                raise RefusedError
+
+        def reset(self) -> None:
+            fake_cuda.end_capture()
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", CUDAGraph)
+    watch_captures()
+    return CUDAGraph
+
+
+def _free() -> bool:
+    with no_capture() as free:
+        return free
+
+
+def test_a_capture_is_seen_from_its_begin_to_its_end(graphs: Any) -> None:
+    """Before and after it is free, in between it is not; a graph may capture again."""
+    graph = graphs()
+    assert _free()
+    for _ in range(2):
+        graph.capture_begin()
+        assert not _free()
+        graph.capture_end()
+        assert _free()
+
+
+def test_two_captures_end_with_the_later_one(graphs: Any) -> None:
+    """Captures are told apart by their graph."""
+    one, other = graphs(), graphs()
+    one.capture_begin()
+    other.capture_begin()
+    one.capture_end()
+    assert not _free()
+    other.capture_end()
+    assert _free()
+
+
+def test_a_begin_that_fails_is_no_capture(graphs: Any) -> None:
+    """The error and the arguments pass through, and records go on."""
+    with pytest.raises(RefusedError) as caught:
+        graphs(fails="begin").capture_begin("pool", capture_error_mode="relaxed")
+    assert caught.value.args == ("pool", "relaxed")
+    assert _free()
+
+
+def test_an_end_that_fails_is_an_end(graphs: Any) -> None:
+    """An invalidated capture is over although capture_end raises."""
+    graph = graphs(fails="end")
+    graph.capture_begin()
+    with pytest.raises(RefusedError):
+        graph.capture_end()
+    assert _free()
+
+
+def test_a_graph_that_is_gone_captures_no_more(graphs: Any) -> None:
+    """A capture that was never ended blocks records only as long as its graph lives."""
+    graph = graphs()
+    graph.capture_begin()
+    assert not _free()
+    del graph
+    assert _free()
+
+
+def test_reset_ends_a_capture(graphs: Any) -> None:
+    """A graph that was reset is not capturing, although capture_end never came."""
+    graph = graphs()
+    graph.capture_begin()
+    graph.reset()
+    assert _free()
+
+
+def test_watching_twice_wraps_once(graphs: Any) -> None:
+    """Every loader may ask for it."""
+    before = dict(vars(graphs))
+    watch_captures()
+    assert dict(vars(graphs)) == before
+
+
+def test_without_graphs_there_is_nothing_to_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A torch without CUDAGraph never captures."""
+    monkeypatch.delattr(torch.cuda, "CUDAGraph", raising=False)
+    watch_captures()
+    assert _free()
+
+
+def test_the_graphs_of_this_torch_can_be_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The installed torch's class has the three methods, and they look the same when watched."""
+    own = torch.cuda.CUDAGraph
+    heir = type("CUDAGraph", (own,), {})  # the class itself stays as it is for the other tests
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", heir)
+    watch_captures()
+    for name in ("capture_begin", "capture_end", "reset"):
+        assert vars(heir)[name] is not getattr(own, name)
+        assert inspect.signature(getattr(heir, name)) == inspect.signature(getattr(own, name))
+
+
+def test_a_begin_waits_for_the_block(graphs: Any, fake_cuda: FakeCuda) -> None:
+    """A capture of another thread begins when the block is over, and not inside it."""
+    thread = threading.Thread(target=graphs().capture_begin)
+    with no_capture() as free:
+        assert free
+        thread.start()
+        thread.join(0.2)
+        assert thread.is_alive()
+        assert fake_cuda.get("capturing") == 0
+    thread.join(WAIT_S)
+    assert fake_cuda.get("capturing") == 1
+
+
+def test_a_capture_inside_the_own_block_does_not_wait_for_itself(graphs: Any) -> None:
+    """A signal handler that captures while its thread is in a block goes on."""
+    with no_capture():
+        thread_is_stuck = threading.Timer(WAIT_S, _interrupt)
+        thread_is_stuck.start()
+        graphs().capture_begin()
+        thread_is_stuck.cancel()
+
+
+def _interrupt() -> None:
+    import _thread
+
+    _thread.interrupt_main()
+
+
+def test_a_record_in_mid_capture_is_what_the_block_prevents(graphs: Any, fake_cuda: FakeCuda) -> None:
+    """Without the block the record breaks the capture; a caller that heeds the block leaves it whole."""
+    driver = cuda.driver()
+    assert driver is not None
+    graph = graphs()
+    graph.capture_begin()
+    with no_capture() as free:
+        if free:
+            driver.record(0)
+    assert fake_cuda.invalidated() == 0
+    with pytest.raises(CudaRefused):
+        driver.record(0)
+    assert fake_cuda.invalidated() == 1
+
+
+def test_threads_that_capture_and_threads_that_record_agree(graphs: Any, fake_cuda: FakeCuda) -> None:
+    """Two threads record while captures come and go: no capture is broken, and records get through."""
+    driver = cuda.driver()
+    assert driver is not None
+    recorded: list[bool] = []
+    done = threading.Event()
+
+    def record() -> None:
+        while not done.is_set():
+            with no_capture() as free:
+                recorded.append(free)
+                if free:
+                    driver.recycle(driver.record(0))
+
+    threads = [threading.Thread(target=record) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for _ in range(300):
+        graph = graphs()
+        graph.capture_begin()
+        graph.capture_end()
+    done.set()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert fake_cuda.invalidated() == 0
+    assert any(recorded)

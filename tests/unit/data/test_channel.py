@@ -1,0 +1,284 @@
+"""Messages between processes: bounded in time, whole after whatever happens to a writer. Properties: tests/property."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import queue
+import select
+import signal
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from numapin.data.wire.channel import Channel
+from tests.data import child
+from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from multiprocessing.process import BaseProcess
+
+WAIT_S: Final = 20
+PIPE_BYTES: Final = 1 << 16
+LARGE: Final = bytes(range(256)) * 4096  # 1 MiB: 16 times what a pipe holds
+
+
+@pytest.fixture
+def channel() -> Iterator[Channel]:
+    """Give a channel, closed after the test."""
+    made = Channel()
+    yield made
+    made.close()
+
+
+def writer(channel: Channel, number: int) -> Channel:
+    """Return a further writer's end, in this process."""
+    made = Channel.__new__(Channel)
+    made.__setstate__((channel._reader, channel._writer))
+    made.number = number
+    return made
+
+
+def forked(work: Callable[[Channel], None], channel: Channel) -> BaseProcess:
+    """Start a process that writes to the channel and goes on as a worker would: by multiprocessing's way out."""
+    process = multiprocessing.get_context("fork").Process(target=work, args=(channel,), daemon=True)
+    process.start()
+    return process
+
+
+def ended(process: BaseProcess) -> int | None:
+    """Wait for a process and return how it ended."""
+    process.join(WAIT_S)
+    return process.exitcode
+
+
+def read_all(channel: Channel, num_messages: int) -> list[bytes]:
+    """Return the next messages."""
+    return [channel.receive(WAIT_S) for _ in range(num_messages)]
+
+
+def what_is_open() -> tuple[int, int]:
+    """Return how many descriptors and threads this process has."""
+    return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
+
+
+class TestReceive:
+    """Waiting for a message."""
+
+    @pytest.mark.parametrize("size", [0, 1, 4087, 4088, 4089, 8176, 8177, PIPE_BYTES, 200_000])
+    def test_a_message_of_any_size_arrives_whole(self, channel: Channel, size: int) -> None:
+        """Also at the edges of a frame, which holds 4088 bytes, and none at all."""
+        message = LARGE[:size]
+        channel.send(message)
+        assert channel.receive(WAIT_S) == message
+
+    @pytest.mark.parametrize("timeout_s", [0, 0.05])
+    def test_without_a_message_it_is_empty_in_time(self, channel: Channel, timeout_s: float) -> None:
+        """As multiprocessing's queues: queue.Empty, not earlier than asked and not much later."""
+        began_s = time.monotonic()
+        with pytest.raises(queue.Empty):
+            channel.receive(timeout_s)
+        assert timeout_s <= time.monotonic() - began_s < timeout_s + 1
+
+    def test_what_has_arrived_needs_no_time(self, channel: Channel) -> None:
+        """A time-out of 0 gives what lies in the pipe."""
+        channel.send(b"here")
+        assert channel.receive(0) == b"here"
+
+    def test_half_a_message_is_none(self, channel: Channel) -> None:
+        """A large message that has come in part does not count, and does not make the wait forget its end."""
+        channel.send(LARGE)
+        channel._late.discard()  # type: ignore[union-attr] # what did not fit never comes
+        with pytest.raises(queue.Empty):
+            channel.receive(0.05)
+
+    def test_it_wakes_up_for_a_late_message(self, channel: Channel) -> None:
+        """Without a time-out it waits until there is one."""
+        late = threading.Timer(0.1, channel.send, [b"late"])
+        late.start()
+        assert channel.receive(None) == b"late"
+
+    def test_it_waits_on_where_no_writer_is_left(self) -> None:
+        """The end of the last writer is no message: the time-out holds, and the wait does not spin."""
+        channel = Channel()
+        channel._writer.close()
+        began_s, began_cpu_s = time.monotonic(), time.thread_time()
+        with pytest.raises(queue.Empty):
+            channel.receive(0.25)
+        assert time.monotonic() - began_s >= 0.25
+        assert time.thread_time() - began_cpu_s < 0.1
+        channel.close()
+
+
+class TestFill:
+    """Looking ahead without waiting."""
+
+    def test_it_says_whether_anything_came(self, channel: Channel) -> None:
+        """What came is handed out once, in order."""
+        assert not channel.fill()
+        channel.send(b"one")
+        channel.send(b"two")
+        assert channel.fill()
+        assert list(channel.arrived()) == [b"one", b"two"]
+        assert list(channel.arrived()) == []
+        assert not channel.fill()
+
+    def test_what_it_took_in_is_received_first(self, channel: Channel) -> None:
+        """Messages keep their order whichever way they are read."""
+        channel.send(b"one")
+        channel.fill()
+        channel.send(b"two")
+        assert read_all(channel, 2) == [b"one", b"two"]
+
+    def test_a_frame_that_came_in_part_is_finished_later(self, channel: Channel) -> None:
+        """A read may end in the middle of a header or of a body."""
+        sender = Channel()
+        sender.send(b"first")
+        sender.send(b"second")
+        raw = os.read(sender._reader.fileno(), PIPE_BYTES)
+        for byte in raw:
+            os.write(channel._writer.fileno(), bytes([byte]))
+            channel.fill()
+        assert list(channel.arrived()) == [b"first", b"second"]
+        sender.close()
+
+
+class TestSend:
+    """Sending never waits."""
+
+    def test_a_full_pipe_does_not_hold_the_sender_up(self, channel: Channel) -> None:
+        """What the pipe has no room for goes out later, in order, also what is sent after it."""
+        messages = [LARGE, b"small", LARGE[::-1], b""]
+        began_s = time.monotonic()
+        for message in messages:
+            channel.send(message)
+        assert time.monotonic() - began_s < 1
+        assert read_all(channel, 4) == messages
+
+    def test_once_the_backlog_is_gone_messages_go_straight_out(self, channel: Channel) -> None:
+        """And none overtakes another on the way back."""
+        channel.send(LARGE)
+        assert channel.receive(WAIT_S) == LARGE
+        for number in range(200):
+            channel.send(b"%d" % number)
+        assert read_all(channel, 200) == [b"%d" % number for number in range(200)]
+
+    def test_nothing_overtakes_what_waits(self, channel: Channel) -> None:
+        """Although there is room in the pipe again: the message queues up behind the backlog."""
+        waiting: list[list[bytes]] = []
+        late: Any = SimpleNamespace(
+            is_busy=lambda: True, add=lambda frames: waiting.append(list(frames)), discard=lambda: None
+        )
+        channel._late = late
+        channel.send(b"small")
+        assert not channel.fill()
+        assert [frame[-5:] for frames in waiting for frame in frames] == [b"small"]
+
+    def test_a_small_message_costs_no_thread(self, channel: Channel) -> None:
+        """The usual message is one system call."""
+        channel.send(b"small")
+        assert channel._late is None
+
+    @pytest.mark.parametrize("message", [b"small", LARGE], ids=["small", "large"])
+    def test_without_a_reader_messages_are_dropped(self, message: bytes) -> None:
+        """A worker whose rank is gone goes on to its own end, as with torch's queues."""
+        channel = Channel()
+        channel.send(LARGE)  # some of it waits in the thread
+        channel.stop_reading()
+        channel.send(message)
+        wait_until(lambda: channel._late is None or not channel._late.is_busy(), limit_s=WAIT_S)
+        channel.send(message)
+        assert channel._late is not None
+        assert not channel._late.is_busy()
+        channel._writer.close()
+
+    def test_writers_do_not_mix(self, channel: Channel) -> None:
+        """Frames of one writer between frames of another: each message is put together from its own."""
+        one, other = writer(channel, 1), writer(channel, 2)
+        threads = [threading.Thread(target=end.send, args=(LARGE[end.number :],)) for end in (one, other)]
+        for thread in threads:
+            thread.start()
+        assert sorted(read_all(channel, 2), key=len) == [LARGE[2:], LARGE[1:]]
+
+
+def _send_and_leave(channel: Channel) -> None:
+    channel.send(LARGE)
+
+
+def _send_and_sleep(channel: Channel) -> None:
+    channel.send(LARGE)
+    time.sleep(WAIT_S)
+
+
+def _cancel_and_leave(channel: Channel) -> None:
+    channel.send(LARGE)
+    channel.cancel_join_thread()
+
+
+def _cancel_first(channel: Channel) -> None:
+    channel.cancel_join_thread()
+    channel.send(LARGE)
+
+
+class TestProcesses:
+    """Across the life of processes."""
+
+    def test_a_process_that_ends_sends_all_first(self, channel: Channel) -> None:
+        """What the pipe has no room for is waited for at exit, as multiprocessing's queues do."""
+        process = forked(_send_and_leave, channel)
+        time.sleep(0.05)
+        assert process.is_alive()
+        assert channel.receive(WAIT_S) == LARGE
+        assert ended(process) == 0
+
+    @pytest.mark.parametrize("work", [_cancel_and_leave, _cancel_first])
+    def test_a_process_need_not_wait(self, channel: Channel, work: Callable[[Channel], None]) -> None:
+        """After cancel_join_thread, before or after the message, it ends although nobody reads."""
+        assert ended(forked(work, channel)) == 0
+
+    @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+    def test_it_travels_to_a_child(self, method: str) -> None:
+        """Both ways, under every start method."""
+        context: Any = multiprocessing.get_context(method)
+        inbox, outbox = Channel(), Channel()
+        inbox.send(b"ahead")  # sent before the child is there
+        process = context.Process(target=child.echo, args=(inbox, outbox), daemon=True)
+        process.start()
+        assert outbox.receive(WAIT_S) == b"daeha"
+        assert ended(process) == 0
+        inbox.close()
+        outbox.close()
+
+    def test_it_cannot_be_pickled_elsewhere(self, channel: Channel) -> None:
+        """Like multiprocessing's queues: only into a process that is being started."""
+        with pytest.raises(RuntimeError, match="inheritance"):
+            pickle.dumps(channel)
+
+    def test_a_writer_killed_in_mid_message_harms_no_other(self, channel: Channel) -> None:
+        """It holds no lock, its half message stays out, and the others' arrive whole."""
+        victim = writer(channel, 1)
+        process = forked(_send_and_sleep, victim)
+        select.select([channel._reader.fileno()], [], [], WAIT_S)
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGKILL)
+        assert ended(process) == -signal.SIGKILL
+        for number in (2, 3):
+            writer(channel, number).send(b"%d" % number * 30_000)
+        assert sorted(read_all(channel, 2)) == [b"2" * 30_000, b"3" * 30_000]
+        with pytest.raises(queue.Empty):
+            channel.receive(0.05)
+
+    def test_a_closed_channel_leaves_no_descriptor_and_no_thread(self) -> None:
+        """A hundred iterators that were left with full pipes cost nothing."""
+        before = what_is_open()
+        for _ in range(100):
+            channel = Channel()
+            channel.send(LARGE[: 2 * PIPE_BYTES])
+            channel.close()
+        assert wait_until(lambda: what_is_open() <= before, limit_s=WAIT_S), what_is_open()

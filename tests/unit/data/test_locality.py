@@ -1,0 +1,223 @@
+"""Where a rank's memory and helpers belong: on made-up machines of every shape, and with what `numapin run` planned."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from numapin.data.locality import BINDING, Locality, find_locality
+from numapin.errors import LibnumaError, MachineFileError, UsageError
+from numapin.plan.model import RankPlan
+from numapin.plan.request import Memory
+from tests.machines import roots
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+RANK = RankPlan(
+    local_rank=1,
+    gpu=None,
+    node=1,
+    cpus=frozenset({24, 25}),
+    nodes=frozenset({1}),
+    memory=Memory.PREFERRED,
+    num_threads=2,
+    exact=True,
+    reason="a test",
+)
+TWO_NODES = "2pkg-2node-smt2-8gpu-a100"
+
+
+def found(
+    root: Path,
+    machine: str,
+    *,
+    node: int | None = None,
+    device: int | None = None,
+    rank: RankPlan | None = None,
+) -> Locality:
+    """Write the machine's root and ask."""
+    environ = {} if rank is None else {BINDING: json.dumps(rank.to_json())}
+    roots.write_root(roots.load(machine), root)
+    return find_locality(environ=environ, node=node, device_index=device, root=root)
+
+
+class TestAlone:
+    """Without a launcher, the GPU's place decides, by the planner's own rules."""
+
+    @pytest.mark.parametrize(
+        ("machine", "device", "node"),
+        [
+            (TWO_NODES, 0, 0),
+            (TWO_NODES, 7, 1),
+            ("2node-interleaved-smt2-2gpu", 0, 1),
+            ("8node-sparse-2gpu", 0, 45),
+            ("2pkg-34node-gpumem-4gpu", 3, 1),  # 34 nodes, 32 of them GPU memory: never the GPU's own
+            ("2pkg-8node-gpumem-smt4-6gpu", 5, 8),
+        ],
+    )
+    def test_the_node_of_the_gpu(self, tmp_path: Path, machine: str, device: int, node: int) -> None:
+        """Memory on it, preferred; workers on its CPUs; the reason names the GPU."""
+        facts = roots.load(machine)
+        locality = found(tmp_path, machine, device=device)
+        assert locality.reason.startswith(f"cuda:{device}: GPU {device} (")
+        assert replace(locality, reason="") == Locality(
+            nodes=frozenset({node}),
+            cpus=facts.cpu_nodes[node],
+            memory=Memory.PREFERRED,
+            num_machine_nodes=len(facts.nodes),
+            reason="",
+        )
+
+    def test_no_memory_on_the_node(self, tmp_path: Path) -> None:
+        """The CPUs stay near the GPU; the memory is on the nearest node that has some."""
+        locality = found(tmp_path, "4node-memoryless-2gpu", device=0)
+        assert (locality.cpus, locality.nodes) == (frozenset(range(4, 8)), frozenset({0}))
+        assert "no allowed memory on node 1; node 0 is the nearest" in locality.reason
+
+    @pytest.mark.parametrize(
+        ("device", "reason"),
+        [
+            (None, "neither a node nor a device is known; the memory policy decides"),
+            (99, "cuda:99: which GPU it is is unknown; name the node where it is known: node=N; see: numapin topo"),
+        ],
+    )
+    def test_nothing_is_known(self, tmp_path: Path, device: int | None, reason: str) -> None:
+        """Then nothing is placed or bound, and the reason says why."""
+        assert found(tmp_path, TWO_NODES, device=device) == Locality(
+            nodes=frozenset(), cpus=frozenset(), memory=None, num_machine_nodes=2, reason=reason
+        )
+
+    def test_a_gpu_of_unknown_node(self, tmp_path: Path) -> None:
+        """A virtual machine that hides it: the user may know."""
+        locality = found(tmp_path, "2node-48cpu-8gpu-nosysfs", device=0)
+        assert (locality.nodes, locality.cpus) == (frozenset(), frozenset())
+        assert locality.reason.startswith("cuda:0: its NUMA node is unknown; name the node")
+
+    def test_a_machine_that_cannot_be_read(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A missing library costs the placement, not the program; its remedy is in the reason."""
+
+        def fail(**_rest: object) -> None:
+            raise LibnumaError("libnuma could not be loaded: gone", "install it")
+
+        monkeypatch.setattr("numapin.topology.discover.discover", fail)
+        locality = found(tmp_path, TWO_NODES, device=0)
+        assert locality.nodes == frozenset()
+        assert locality.reason.endswith("libnuma could not be loaded: gone; install it")
+
+
+class TestOneNode:
+    """Nothing to choose."""
+
+    @pytest.mark.parametrize("machine", ["1node-16cpu-1gpu-vm", "1pkg-nonode-2cpu"])
+    def test_it_is_that_one(self, tmp_path: Path, machine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Known without reading the machine: neither CPUs nor policy are touched."""
+        monkeypatch.setattr("numapin.topology.discover.discover", None)
+        assert found(tmp_path, machine, device=0) == Locality(
+            nodes=frozenset({0}),
+            cpus=frozenset(),
+            memory=None,
+            num_machine_nodes=1,
+            reason="the machine has one NUMA node, 0",
+        )
+
+    def test_it_costs_nothing(self, tmp_path: Path) -> None:
+        """Below a millisecond of CPU: one file is read."""
+        found(tmp_path, "1node-16cpu-1gpu-vm", device=0)
+        start = time.thread_time()
+        for _ in range(10):
+            find_locality(environ={}, node=None, device_index=0, root=tmp_path)
+        assert (time.thread_time() - start) / 10 < 0.001
+
+    def test_the_plan_still_gives_the_cpus(self, tmp_path: Path) -> None:
+        """`numapin run` splits a node's CPUs among ranks."""
+        rank = replace(RANK, cpus=frozenset({3}), memory=Memory.NONE, nodes=frozenset())
+        locality = found(tmp_path, "1node-16cpu-1gpu-vm", device=0, rank=rank)
+        assert (locality.nodes, locality.cpus, locality.memory) == (frozenset({0}), frozenset({3}), None)
+
+
+class TestPlanned:
+    """Under `numapin run`."""
+
+    def test_the_plan_is_taken_over(self, tmp_path: Path) -> None:
+        """Whatever the device: the launcher has decided."""
+        assert found(tmp_path, TWO_NODES, device=0, rank=RANK) == Locality(
+            nodes=frozenset({1}),
+            cpus=frozenset({24, 25}),
+            memory=Memory.PREFERRED,
+            num_machine_nodes=2,
+            reason="planned by numapin run: a test",
+        )
+
+    @pytest.mark.parametrize(
+        ("memory", "nodes"),
+        [(Memory.LOCAL, {1}), (Memory.BIND, {1}), (Memory.INTERLEAVE, set()), (Memory.NONE, set())],
+    )
+    def test_policies(self, tmp_path: Path, memory: Memory, nodes: set[int]) -> None:
+        """Interleaved memory is spread by the rank's own policy, and `none` leaves all memory alone."""
+        locality = found(tmp_path, TWO_NODES, rank=replace(RANK, memory=memory))
+        assert locality.nodes == nodes
+        assert locality.memory is (None if memory is Memory.NONE else memory)
+
+    @pytest.mark.parametrize(
+        ("text", "problem"),
+        [
+            ("{", "NUMAPIN_BINDING: not JSON"),
+            ("{}", "NUMAPIN_BINDING: local_rank: expected a non-negative integer, found nothing"),
+            (json.dumps({**RANK.to_json(), "memory": "far"}), "NUMAPIN_BINDING: 'far' is not a valid Memory"),
+        ],
+    )
+    def test_a_broken_plan_names_the_variable(self, tmp_path: Path, text: str, problem: str) -> None:
+        """And says how to do without."""
+        with pytest.raises(MachineFileError) as caught:
+            find_locality(environ={BINDING: text}, node=None, device_index=None, root=tmp_path)
+        assert caught.value.message.startswith(problem)
+        assert "unset NUMAPIN_BINDING" in caught.value.hint
+
+
+class TestNamed:
+    """A node that the user named."""
+
+    def test_it_wins(self, tmp_path: Path) -> None:
+        """Over the plan and the GPU; its CPUs come along."""
+        assert found(tmp_path, TWO_NODES, node=0, device=7, rank=RANK) == Locality(
+            nodes=frozenset({0}),
+            cpus=roots.load(TWO_NODES).cpu_nodes[0],
+            memory=Memory.PREFERRED,
+            num_machine_nodes=2,
+            reason="node=0 was asked for",
+        )
+
+    @pytest.mark.parametrize(
+        ("machine", "node", "problem"),
+        [
+            (TWO_NODES, 2, "node=2: NUMA node 2 does not exist; there are: 0-1"),
+            ("8node-sparse-2gpu", 44, "node=44: NUMA node 44 does not exist; there are: 0-2,33-34,45,72-73"),
+            ("2pkg-34node-gpumem-4gpu", 2, "node=2: NUMA node 2 has no CPUs: it is no place for host memory; there"),
+        ],
+    )
+    def test_no_such_node(self, tmp_path: Path, machine: str, node: int, problem: str) -> None:
+        """Those that could be meant are named; a GPU's memory is none of them."""
+        with pytest.raises(UsageError) as caught:
+            found(tmp_path, machine, node=node)
+        assert caught.value.message.startswith(problem)
+        assert caught.value.hint == "see: numapin topo"
+
+    def test_on_this_machine(self) -> None:
+        """The CPUs are those that this process may use; with one node, or without NUMA, node 0 can be named too."""
+        locality = find_locality(environ={}, node=0, device_index=None)
+        assert locality.nodes == {0}
+        assert locality.cpus <= frozenset(os.sched_getaffinity(0))
+
+    def test_none_of_its_cpus_is_allowed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Workers stay where they are then, and the reason says so."""
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {9999})
+        monkeypatch.setattr("numapin.data.locality._cpus", lambda *_args: frozenset({0}))
+        locality = find_locality(environ={}, node=0, device_index=None)
+        assert (locality.nodes, locality.cpus) == (frozenset({0}), frozenset())
+        assert locality.reason == "node=0 was asked for; none of its CPUs is allowed: CPUs stay"

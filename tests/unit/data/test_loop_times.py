@@ -1,0 +1,76 @@
+"""How long loops wait for batches: told by one process, read by another."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+import timeit
+from typing import TYPE_CHECKING
+
+import pytest
+
+from numapin.data.loop_times import Totals, Waited, find_waited, read_waited, totals_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_LOOP = """
+import os, sys
+from numapin.data.loop_times import totals_of
+if sys.argv[1:] == ["forked"]:
+    totals_of(os.getpid()).add(waited_s=7, stepped_s=7)
+    if pid := os.fork():
+        os.waitpid(pid, 0)
+        os._exit(0)
+for _ in range(2):
+    totals_of(os.getpid()).add(waited_s=0.25, stepped_s=1.5)
+print(os.getpid(), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(params=["alone", "forked"])
+def loop(request: pytest.FixtureRequest) -> Iterator[int]:
+    """Give the process id of a loop that made two steps: a program, or a forked child of one that made others."""
+    command = [sys.executable, "-c", _LOOP, request.param]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield int(process.stdout.readline())
+        process.communicate("")
+
+
+def test_another_process_reads_the_totals(loop: int) -> None:
+    """The sum of a process's steps, and not its parent's, can be read while it runs."""
+    descriptor = find_waited(loop)
+    assert descriptor is not None
+    assert read_waited(loop, descriptor) == Waited(waited_s=0.5, stepped_s=3.0)
+
+
+def test_process_without_loader() -> None:
+    """A process without totals, one that is gone and a descriptor that is something else have none."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        assert find_waited(process.pid) is None
+        assert read_waited(process.pid, 0) is None
+        process.communicate(b"\n")
+    assert find_waited(process.pid) is None
+    assert read_waited(process.pid, 3) is None
+
+
+def test_without_descriptors() -> None:
+    """Where no descriptor is left, steps are not told, and that is all."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        totals = Totals()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    totals.add(waited_s=1, stepped_s=1)
+    totals.close()
+
+
+def test_a_step_costs_next_to_nothing() -> None:
+    """A step costs a few microseconds at most, on a busy machine too."""
+    totals = totals_of(0)
+    cost_s = min(timeit.repeat(lambda: totals.add(waited_s=0.0, stepped_s=0.1), number=1000, repeat=5)) / 1000
+    assert cost_s < 10e-6

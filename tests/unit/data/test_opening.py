@@ -1,0 +1,220 @@
+"""How a parcel becomes a batch on the host: over the slot, or over copies; and what the slot waits for then."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pytest
+import torch
+
+from numapin.data.opening.host import Copier, Lender, Opener, Parcel, is_small
+from numapin.data.wire.parcel import SLOT, SPILL, Miss
+from tests.data.loopback import Loopback, loopback
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+KIB: Final = 1 << 10
+SLOT_BYTES: Final = 1 << 20
+NUM_SLOTS: Final = 5
+
+
+@pytest.fixture
+def loop() -> Iterator[Loopback]:
+    """Give a ring with five slots of 1 MiB."""
+    with loopback(SLOT_BYTES) as made:
+        yield made
+
+
+@pytest.fixture(params=[Lender, Copier])
+def opener(request: pytest.FixtureRequest) -> Opener:
+    """Give an opener on the host."""
+    made: Opener = request.param(pins=False)
+    return made
+
+
+def num_lent(loop: Loopback) -> int:
+    """Return how many slots the rank holds."""
+    loop.ring.reclaim()
+    assert loop.num_free() == NUM_SLOTS - loop.ring.num_on_loan
+    return loop.ring.num_on_loan
+
+
+def ramp(num_elements: int) -> torch.Tensor:
+    """Return float32 elements that all differ."""
+    return torch.arange(num_elements, dtype=torch.float32)
+
+
+def within(tensor: torch.Tensor, loop: Loopback) -> bool:
+    """Return whether a tensor lies in the ring's slots."""
+    memory = loop.ring._memories[0]
+    return 0 <= tensor.data_ptr() - memory.address < len(memory.mapped)
+
+
+class TestBoth:
+    """Whoever opens it, a batch is the user's own."""
+
+    def test_it_can_be_edited(self, loop: Loopback, opener: Opener) -> None:
+        """In place, without a change to any other, nor in the worker."""
+        sent = ramp(1000)
+        one, other = (opener.open(loop.send(sent)) for _ in range(2))
+        one.mul_(-1)
+        assert torch.equal(other, sent)
+        assert torch.equal(sent, ramp(1000))
+
+    def test_every_storage_is_its_own(self, loop: Loopback, opener: Opener) -> None:
+        """As long as it was in the worker: torch.save of one tensor writes that one."""
+        batch = opener.open(loop.send([ramp(64 * KIB), ramp(1000), ramp(10)]))
+        assert [tensor.untyped_storage().nbytes() for tensor in batch] == [256 * KIB, 4000, 40]
+        assert len({tensor.untyped_storage().data_ptr() for tensor in batch}) == 3
+        assert not any(tensor._is_view() for tensor in batch)
+
+    def test_views_share(self, loop: Loopback, opener: Opener) -> None:
+        """As in the worker, small beside the batch or not."""
+        large, small = ramp(64 * KIB), ramp(100)
+        batch = opener.open(loop.send((large, large[::2], small, small.view(10, 10).t())))
+        assert batch[1].untyped_storage().data_ptr() == batch[0].untyped_storage().data_ptr()
+        batch[2].zero_()
+        assert not batch[3].any()
+
+    def test_arrays_are_writable(self, loop: Loopback, opener: Opener) -> None:
+        """And their own."""
+        sent = np.arange(50_000.0)
+        batch = opener.open(loop.send([sent, ramp(10)]))
+        batch[0] += 1
+        assert batch[0][:3].tolist() == [1, 2, 3]
+        assert sent[:3].tolist() == [0, 1, 2]
+
+    def test_spilled_parts_are_opened_too(self, loop: Loopback, opener: Opener) -> None:
+        """Tensors and arrays, beside what is in the slot."""
+        batch: list[Any] = [ramp(200 * KIB), np.arange(100.0 * KIB), ramp(100 * KIB), ramp(7)]
+        parcel = loop.send(batch)
+        assert None not in parcel.head.parts
+        opened: list[Any] = opener.open(parcel)
+        assert [one.tolist() for one in opened] == [one.tolist() for one in batch]
+
+    def test_a_batch_without_memory(self, loop: Loopback, opener: Opener) -> None:
+        """It is as it was."""
+        assert opener.open(loop.send(["text", None, {"x": 7}])) == ["text", None, {"x": 7}]
+
+    def test_nothing_is_begun_before_its_turn(self, loop: Loopback, opener: Opener) -> None:
+        """What has arrived keeps its slot, and is let go of if it is never opened."""
+        parcel = loop.send(ramp(1000))
+        opener.arrived(parcel)
+        opener.poll()
+        assert parcel.begun is None
+        assert num_lent(loop) == 1
+        opener.restart()
+        del parcel
+        assert num_lent(loop) == 0
+
+
+class TestLender:
+    """Nothing is copied; the slot is lent."""
+
+    def test_it_is_the_slot(self, loop: Loopback) -> None:
+        """What one end writes, the other sees."""
+        tensor = Lender(pins=False).open(loop.send(ramp(64 * KIB)))
+        assert within(tensor, loop)
+        memory = loop.ring._memories[0]
+        at = tensor.data_ptr() - memory.address
+        memory.mapped[at : at + 4] = np.float32(-7).tobytes()
+        assert tensor[0] == -7
+
+    @pytest.mark.parametrize(
+        "refer",
+        [
+            lambda batch: batch,
+            lambda batch: batch[0],
+            lambda batch: batch[1][5],
+            lambda batch: batch[0].untyped_storage(),
+            lambda batch: batch[0].detach().numpy(),
+            lambda batch: (batch[1] * torch.ones(64 * KIB, requires_grad=True)).sum(),
+            pytest.param(
+                lambda batch: batch[2],
+            ),
+        ],
+        ids=["batch", "tensor", "scalar view", "storage", "tensor as array", "graph", "array"],
+    )
+    def test_the_slot_is_lent_until_the_last_reference_is_gone(
+        self, loop: Loopback, refer: Callable[[Any], object]
+    ) -> None:
+        """A single one to any part keeps all of it."""
+        kept = refer(Lender(pins=False).open(loop.send((ramp(64 * KIB), ramp(64 * KIB), np.arange(32.0 * KIB)))))
+        assert num_lent(loop) == 1
+        del kept
+        assert num_lent(loop) == 0
+
+    def test_an_array_is_not_written_over(self, loop: Loopback) -> None:
+        """However many batches come after it."""
+        kept = []
+        for number in range(2 * NUM_SLOTS):
+            kept.append(Lender(pins=False).open(loop.send(np.full(32 * KIB, float(number)))))
+            loop.ring.reclaim()
+        assert [np.unique(array).tolist() for array in kept] == [[float(number)] for number in range(len(kept))]
+
+    @pytest.mark.parametrize("label", [ramp(100), np.arange(200.0)], ids=["tensor", "array"])
+    def test_what_is_small_beside_its_batch_does_not_keep_the_slot(self, loop: Loopback, label: Any) -> None:
+        """Whoever collects the labels of an epoch must not collect all images with them."""
+        labels = []
+        for _ in range(2 * NUM_SLOTS):
+            parcel = loop.send({"image": ramp(64 * KIB), "label": label})
+            assert parcel.head.parts[SLOT] is not None
+            labels.append(Lender(pins=False).open(parcel)["label"])
+            del parcel
+            assert num_lent(loop) == 0
+        assert all((one == label).all() for one in labels)
+
+    def test_a_small_batch_is_lent_as_a_whole(self, loop: Loopback) -> None:
+        """What is small, but not beside its batch, is not copied."""
+        assert within(Lender(pins=False).open(loop.send(ramp(10))), loop)
+        assert all(within(tensor, loop) for tensor in Lender(pins=False).open(loop.send([ramp(100)] * 2 + [ramp(99)])))
+
+    @pytest.mark.parametrize(
+        ("num_bytes", "batch_bytes", "small"),
+        [(1, 8, False), (1, 9, True), (256 * KIB, 1 << 30, True), (256 * KIB + 1, 1 << 30, False), (100, 100, False)],
+    )
+    def test_what_is_small(self, num_bytes: int, batch_bytes: int, *, small: bool) -> None:
+        """At most 256 KiB, and less than an eighth of the batch."""
+        assert is_small(num_bytes, batch_bytes) is small
+
+
+class TestCopier:
+    """The slot is free at once."""
+
+    @pytest.mark.parametrize(
+        "batch",
+        [ramp(64 * KIB), {"x": ramp(1000), "y": np.arange(1000.0)}, np.arange(1000), [ramp(10), ramp(10)]],
+        ids=["tensor", "dict", "array", "list"],
+    )
+    def test_nothing_opened_refers_to_it(self, loop: Loopback, batch: Any) -> None:
+        """Neither tensors nor arrays; the batch is whole when the slot is written over."""
+        parcel = loop.send(batch)
+        opened = Copier(pins=False).open(parcel)
+        before = repr(opened)
+        del parcel
+        assert num_lent(loop) == 0
+        for _ in range(NUM_SLOTS):
+            view = loop.slots.take()
+            assert view is not None
+            view[1][:] = b"\xa5" * SLOT_BYTES
+        assert repr(opened) == before
+
+    def test_more_batches_than_slots(self, loop: Loopback) -> None:
+        """All kept, and none has to travel outside the ring."""
+        kept = []
+        for number in range(3 * NUM_SLOTS):
+            parcel: Parcel | None = loop.send(ramp(1000) + number)
+            assert parcel is not None
+            assert (parcel.head.miss, parcel.head.parts[SPILL]) == (None, None)
+            kept.append(Copier(pins=False).open(parcel))
+            parcel = None
+            loop.ring.reclaim()
+        assert [int(tensor[0]) for tensor in kept] == list(range(3 * NUM_SLOTS))
+
+    def test_the_lender_would_run_out(self, loop: Loopback) -> None:
+        """The test above can fail."""
+        kept = [Lender(pins=False).open(loop.send(ramp(1000))) for _ in range(NUM_SLOTS)]
+        assert loop.send(ramp(1000)).head.miss == Miss.NO_SLOT
+        assert len(kept) == NUM_SLOTS

@@ -1,0 +1,174 @@
+"""A batch goes into a slot and comes out as it was, whatever it is made of."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, namedtuple
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pytest
+import torch
+
+from numapin.data.opening.host import Copier
+from numapin.data.wire.parcel import SLOT, unpack
+from tests.data.batches import Sample, in_slot, ramp, same
+from tests.data.loopback import Loopback, lent, loopback
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+KIB: Final = 1 << 10
+SLOT_BYTES: Final = 64 * KIB
+DTYPES: Final = sorted(
+    {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+    - {getattr(torch, name) for name in vars(torch) if name.startswith(("q", "bits"))},
+    key=str,
+)
+
+Pair = namedtuple("Pair", "first second")  # noqa: PYI024 - what users write
+
+
+@pytest.fixture
+def loop() -> Iterator[Loopback]:
+    """Give a ring with five slots of 64 KiB."""
+    with loopback(SLOT_BYTES) as made:
+        yield made
+
+
+BATCHES: Final[dict[str, Any]] = {
+    "tensor": ramp(7, 11),
+    "tuple": (ramp(3), ramp(4)),
+    "list": [ramp(3), "text", None, 7, 1.5, b"bytes", {"set"}],
+    "dict": {"x": ramp(3), 5: [ramp(2), {"deep": (ramp(1),)}]},
+    "ordered": OrderedDict(b=ramp(1), a=ramp(2)),
+    "namedtuple": Pair(ramp(300), Pair(ramp(2), "text")),
+    "own type": Sample(ramp(3, 5), 7, Sample(ramp(2), 1)),
+    "200 tensors": {f"key {number}": ramp(16, 4) for number in range(200)},
+    "arrays beside tensors": (ramp(300), np.arange(300.0), ramp(3), np.arange(300)),
+}
+LAYOUTS: Final[dict[str, Callable[[], torch.Tensor]]] = {
+    "0-dim": lambda: torch.tensor(7.5),
+    "one element": lambda: ramp(1, 1, 1),
+    "transposed": lambda: ramp(5, 9).t(),
+    "permuted": lambda: ramp(3, 4, 5).permute(2, 0, 1),
+    "channels last": lambda: ramp(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    "every third": lambda: ramp(100)[1::3],
+    "column": lambda: ramp(20, 20)[:, 7],
+    "inner block": lambda: ramp(20, 20)[3:9, 4:11],
+    "expanded": lambda: ramp(6, 1).expand(6, 50),
+    "expanded scalar": lambda: torch.tensor(3.0).expand(100, 100),
+    "overlapping": lambda: ramp(100).as_strided((20, 30), (1, 2)),
+    "offset": lambda: ramp(100)[37:],
+    "flipped": lambda: ramp(10, 10).flip(0),
+}
+ARRAYS: Final[dict[str, Callable[[], Any]]] = {
+    "writable": lambda: np.arange(1000.0),
+    "Fortran order": lambda: np.asfortranarray(np.arange(1000.0).reshape(20, 50)),
+    "0-dim": lambda: np.array(3.5),
+    "not contiguous": lambda: np.arange(4000.0)[::2],
+    "structured": lambda: np.zeros(500, dtype=[("a", "i4"), ("b", "f8")]),
+    "dates": lambda: np.arange("2020-01", "2030-01", dtype="datetime64[D]").astype("datetime64[ns]").astype("i8"),
+    "objects": lambda: np.array([1, "two", None], dtype=object),
+    "text": lambda: np.array(["a", "bc"] * 300),
+    "empty": lambda: np.zeros((0, 5)),
+}
+
+
+class TestBatches:
+    """Whatever a batch is, it comes out as it was."""
+
+    @pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
+    def test_containers(self, loop: Loopback, batch: Any) -> None:
+        """Of any type, nested; what is no tensor stays in the pickle."""
+        in_slot(loop, batch)
+
+    @pytest.mark.filterwarnings("ignore:ComplexHalf")
+    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+    def test_dtypes(self, loop: Loopback, dtype: torch.dtype) -> None:
+        """Byte for byte, alone and behind a tensor of an odd length."""
+        tensor = torch.arange(2, 98, dtype=torch.uint8).repeat(dtype.itemsize).view(dtype)
+        if dtype is torch.bool:
+            tensor = torch.arange(96) % 3 == 0
+        in_slot(loop, tensor)
+        in_slot(loop, (torch.zeros(3, dtype=torch.uint8), tensor[5:], tensor))
+
+    @pytest.mark.parametrize("make", LAYOUTS.values(), ids=LAYOUTS)
+    def test_layouts(self, loop: Loopback, make: Callable[[], torch.Tensor]) -> None:
+        """Sizes and strides are kept, and no more memory is sent than there was."""
+        tensor = make()
+        head = in_slot(loop, [tensor])
+        assert head.storages == ((SLOT, 0, tensor.untyped_storage().nbytes()),)
+
+    @pytest.mark.parametrize("make", ARRAYS.values(), ids=ARRAYS)
+    def test_arrays(self, loop: Loopback, make: Callable[[], Any]) -> None:
+        """Of numpy; as writable as they were."""
+        for batch in (make(), [make(), ramp(3)]):
+            assert same(Copier(pins=False).open(loop.send(batch)), batch)
+
+    def test_a_read_only_array_stays_so(self, loop: Loopback) -> None:
+        """Also out of a slot."""
+        array = np.arange(1000.0)
+        array.flags.writeable = False
+        assert in_slot(loop, array).buffers == (~0,)
+
+    def test_small_arrays_stay_in_the_pickle(self, loop: Loopback) -> None:
+        """Below 1 KiB: a stretch of a slot costs more. Tensors of any size go into the slot."""
+        assert loop.post(np.zeros(127))[0].parts == (None, None)
+        assert in_slot(loop, np.zeros(128)).storages == ((SLOT, 0, 1024),)
+        assert in_slot(loop, torch.zeros(1)).storages == ((SLOT, 0, 4),)
+
+    @pytest.mark.parametrize("batch", [None, 7, "text", [], {"x": torch.zeros(0, 5)}, torch.zeros(0)], ids=repr)
+    def test_nothing_to_send_takes_no_slot(self, loop: Loopback, batch: Any) -> None:
+        """It is no miss either."""
+        head, body = loop.post(batch)
+        assert (head.miss, head.parts, head.wanted_bytes, loop.num_free()) == (None, (None, None), 0, 5)
+        assert same(unpack(body, iter(())), batch)
+
+
+class TestSharing:
+    """Tensors share memory in the rank where they did in the worker, and nowhere else."""
+
+    def test_views_go_on_sharing(self, loop: Loopback) -> None:
+        """In whichever order they come; the memory is sent once, and can be edited through any of them."""
+        base = ramp(10, 10)
+        for batch in ((base, base[3], base.t()), (base[3:8], base, base.t()), (base, base, base.view(-1))):
+            head = in_slot(loop, batch)
+            assert head.storages == ((SLOT, 0, 400),)
+            assert head.wanted_bytes == 512
+            opened = lent(loop, batch)
+            opened[0].fill_(-1)
+            assert all((tensor == -1).any() for tensor in opened[1:])
+
+    def test_others_do_not(self, loop: Loopback) -> None:
+        """Each has a storage of its own, as long as it was, so that to save one takes no other along."""
+        one, other = lent(loop, (ramp(10), ramp(20)))
+        assert one.untyped_storage().nbytes() == 40
+        assert other.untyped_storage().nbytes() == 80
+        one.fill_(-1)
+        assert torch.equal(other, ramp(20))
+
+    def test_the_same_tensor_twice_is_the_same_object(self, loop: Loopback) -> None:
+        """As pickle has it."""
+        tensor = ramp(5)
+        one, other = lent(loop, [tensor, tensor])
+        assert one is other
+
+    def test_of_a_huge_storage_only_what_is_seen_is_sent(self, loop: Loopback) -> None:
+        """A row of a large table does not take the table along; four times its own size it would."""
+        table = ramp(1000, 1000)
+        assert in_slot(loop, table[7]).storages == ((SLOT, 0, 4000),)
+        assert in_slot(loop, ramp(4, 100)[2]).storages == ((SLOT, 0, 1600),)
+        assert in_slot(loop, ramp(5, 100)[2]).storages == ((SLOT, 0, 400),)
+        assert in_slot(loop, (table[7], table[9, :50])).storages == ((SLOT, 0, 4000), (SLOT, 4096, 200))
+
+    def test_views_within_what_was_sent_share_it(self, loop: Loopback) -> None:
+        """Of a huge storage, too."""
+        row = ramp(1000, 1000)[7]
+        whole, part = lent(loop, (row, row[10:20]))
+        whole[10:20] = -1
+        assert part.unique().tolist() == [-1]
+
+    def test_views_of_another_dtype(self, loop: Loopback) -> None:
+        """Bytes and numbers over the same memory begin where they did, also if the first to come is the odd one."""
+        memory = torch.arange(1 << 20).to(torch.uint8)
+        in_slot(loop, (memory[1:101], memory[4:100].view(torch.int32)))

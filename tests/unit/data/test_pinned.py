@@ -1,0 +1,533 @@
+"""Page-locked memory for user code: without CUDA on this machine's own kernel, and with the stand-in driver."""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import os
+import threading
+import time
+from collections import OrderedDict, UserDict, UserList, defaultdict, namedtuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data._utils.pin_memory import pin_memory as pinned_by_torch
+
+from numapin import pinned
+from numapin.data.opening import capture
+from numapin.data.slots.reclaim import reclaimer
+from numapin.errors import MachineError, NumapinError, UsageError
+from numapin.system import cuda
+from numapin.system.placement import PINNED, Placement
+from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.cuda.fake import FakeCuda
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.fixture
+def gpu(fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    """Give the stand-in driver, and let device 0 be torch's current one."""
+    monkeypatch.setattr(pinned, "_current_device", lambda: 0)
+    return fake_cuda
+
+
+class TestEmpty:
+    """Tensors over memory of our own."""
+
+    @pytest.mark.parametrize("dtype", [None, torch.uint8, torch.bool, torch.bfloat16, torch.int64, torch.complex128])
+    @pytest.mark.parametrize("shape", [3, (2, 3), [5], (), torch.Size([1, 2, 3]), 0, (4, 0)])
+    def test_it_is_as_torch_makes_it(self, shape: Any, dtype: torch.dtype | None) -> None:
+        """Shape, dtype, strides and size of the storage; it can be written whole."""
+        ours, theirs = pinned.empty(shape, dtype), torch.empty(shape, dtype=dtype)
+        assert (ours.shape, ours.dtype, ours.stride()) == (theirs.shape, theirs.dtype, theirs.stride())
+        assert ours.untyped_storage().nbytes() == theirs.untyped_storage().nbytes()
+        assert torch.equal(ours.fill_(1), theirs.fill_(1))
+
+    def test_it_is_on_the_node(self) -> None:
+        """Every page, before anything was written."""
+        assert pinned.where(pinned.empty(10 * PAGE, torch.uint8, node=0)) == {0: 10}
+
+    def test_a_default_device_changes_nothing(self) -> None:
+        """The memory is the host's."""
+        with torch.device("meta"):
+            assert pinned.empty(3).device.type == pinned.empty(0).device.type == "cpu"
+
+    def test_it_lives_as_long_as_anything_over_it(self) -> None:
+        """A numpy array of a view outlives the tensor; the memory goes with the last of them."""
+        array = pinned.empty(100).fill_(7)[50:].numpy()
+        gc.collect()
+        assert array.sum() == 350
+
+    @pytest.mark.parametrize(
+        ("shape", "node", "problem"),
+        [(-1, None, "has a negative size"), ((2, -3), None, "has a negative size"), (1, 1000, "node 1000 does not")],
+    )
+    def test_what_cannot_be(self, shape: Any, node: int | None, problem: str) -> None:
+        """Checked before anything is mapped."""
+        with pytest.raises(UsageError, match=problem):
+            pinned.empty(shape, node=node)
+
+    @pytest.mark.parametrize("num_bytes", [1 << 60, 1 << 70])
+    def test_no_memory(self, num_bytes: int) -> None:
+        """A typed error with the size and where to look."""
+        with pytest.raises(NumapinError, match=f"no memory for {num_bytes} bytes") as caught:
+            pinned.empty(num_bytes, torch.uint8)
+        assert caught.value.hint == "see what may be locked here: numapin.pinned.budget()"
+
+    def test_a_shortfall_is_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """At the user's own line, as a warning."""
+        monkeypatch.setattr(pinned, "place", lambda *_a, **_k: Placement(pages=None, shortfalls=("unverified",)))
+        with pytest.warns(RuntimeWarning, match=r"numapin\.pinned: unverified") as caught:
+            pinned.empty(1)
+        assert caught[0].filename == __file__
+
+
+class TestLocked:
+    """With a driver: registered, and given back when no device can be reading."""
+
+    @pytest.fixture(autouse=True)
+    def _nothing_is_left(self, gpu: FakeCuda) -> Iterator[None]:
+        before = PINNED.total
+        yield
+        gpu.set(hold_events=0)
+        gc.collect()
+        assert wait_until(lambda: gpu.registered_bytes() == 0 and PINNED.total == before, limit_s=10)
+
+    def test_it_is_registered_and_counted(self, gpu: FakeCuda) -> None:
+        """While the tensor lives; afterwards neither, without any further call."""
+        before = PINNED.total
+        tensor = pinned.empty(1000, torch.uint8)
+        assert (gpu.registered_bytes(), PINNED.total) == (1000, before + 1000)
+        del tensor
+        assert wait_until(lambda: gpu.registered_bytes() == 0 and PINNED.total == before, limit_s=10)
+
+    def test_a_view_keeps_it(self, gpu: FakeCuda) -> None:
+        """The last reference counts, of whatever kind."""
+        array = pinned.empty((4, 100), torch.uint8)[2].numpy()
+        gc.collect()
+        time.sleep(0.05)
+        assert gpu.registered_bytes() == 400
+        del array
+        assert wait_until(lambda: gpu.registered_bytes() == 0, limit_s=10)
+
+    def test_it_waits_for_the_device(self, gpu: FakeCuda) -> None:
+        """A copy that is under way when the tensor dies still reads: the memory stays until an event has passed."""
+        gpu.hold_events()
+        tensor = pinned.empty(100, torch.uint8)
+        del tensor
+        assert wait_until(lambda: gpu.get("recorded") > 0, limit_s=10)
+        second = pinned.empty(1, torch.uint8)  # works off what can be
+        assert gpu.registered_bytes() == 101
+        gpu.pass_events()
+        assert wait_until(lambda: gpu.registered_bytes() == 1, limit_s=10)
+        del second
+
+    def test_every_active_device_is_asked(self, gpu: FakeCuda) -> None:
+        """Memory that is registered for all devices may be read by any."""
+        gpu.set(active=0b11)
+        for num_recorded in (2, 4):
+            tensor = pinned.empty(100, torch.uint8)
+            del tensor
+            assert wait_until(lambda: gpu.registered_bytes() == 0, limit_s=10)
+            assert (gpu.get("recorded"), gpu.get("created")) == (num_recorded, 2)  # events are used again
+
+    def test_the_next_allocation_takes_what_is_free(self, gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Even where our thread does not come to run: a loop of allocations does not grow."""
+        monkeypatch.setattr(threading.Thread, "start", lambda _self: None)
+        gpu.set(limit_bytes=2 * PAGE)
+        for _ in range(10):
+            pinned.empty(PAGE, torch.uint8)
+        pinned.empty(1, torch.uint8)
+        assert gpu.registered_bytes() <= PAGE + 1
+        pinned._working_driver()  # the last one
+
+    def test_a_capture_is_left_alone(self, gpu: FakeCuda) -> None:
+        """What dies while torch captures a CUDA graph waits for its end; the capture is not broken."""
+        tensor = pinned.empty(100, torch.uint8)
+        graph = type("Graph", (), {"__hash__": object.__hash__})()
+        capture._capturing.add(graph)
+        gpu.begin_capture()
+        del tensor
+        gc.collect()
+        time.sleep(0.1)
+        assert (gpu.registered_bytes(), gpu.get("recorded"), gpu.invalidated()) == (100, 0, 0)
+        gpu.end_capture()
+        capture._capturing.discard(graph)
+        assert wait_until(lambda: gpu.registered_bytes() == 0, limit_s=10)
+        assert gpu.invalidated() == 0
+
+    def test_what_the_driver_refuses_for_a_while(self, gpu: FakeCuda) -> None:
+        """The thread goes on trying, and events are not used up by it."""
+        tensor = pinned.empty(100, torch.uint8)
+        gpu.set(active=0b11, query_fails=700)
+        del tensor
+        assert wait_until(lambda: gpu.get("recorded") > 0, limit_s=10)
+        time.sleep(0.05)
+        assert gpu.registered_bytes() == 100
+        gpu.set(query_fails=0)
+        assert wait_until(lambda: gpu.registered_bytes() == 0, limit_s=10)
+        assert gpu.get("created") == 2
+
+    def test_a_refused_registration(self, gpu: FakeCuda) -> None:
+        """A typed error with the driver's word; nothing is left behind."""
+        gpu.refuse_registration(above_bytes=1000)
+        before = PINNED.total
+        with pytest.raises(NumapinError, match=r"1001 bytes could not be page-locked: .*OUT_OF_MEMORY") as caught:
+            pinned.empty(1001, torch.uint8)
+        assert caught.value.hint == "see what may be locked here: numapin.pinned.budget()"
+        assert (gpu.registered_bytes(), PINNED.total) == (0, before)
+        assert pinned.empty(1000, torch.uint8).numel() == 1000
+
+    @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+    def test_a_forked_child_gives_nothing_back(self, gpu: FakeCuda) -> None:
+        """A tensor that dies in a child is the parent's still."""
+        tensor = pinned.empty(100, torch.uint8).fill_(5)
+        driver = cuda.driver()
+        assert driver is not None
+        ours = reclaimer(driver)
+        if (pid := os.fork()) == 0:
+            del tensor
+            gc.collect()
+            os._exit(0 if ours._dead.empty() and gpu.registered_bytes() == 100 else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert (gpu.registered_bytes(), int(tensor.sum())) == (100, 500)
+
+    def test_nothing_is_locked_for_nothing(self, gpu: FakeCuda) -> None:
+        """A tensor without elements needs no memory."""
+        assert pinned.empty((0, 5)).numel() == 0
+        assert gpu.registered_bytes() == 0
+
+
+def test_an_old_driver_waits_for_the_device(old_fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before R555 no event covers a context: the devices are waited for instead, before memory is unlocked."""
+    seen: list[tuple[int, int]] = []
+    monkeypatch.setattr(
+        torch.cuda, "synchronize", lambda device: seen.append((device, old_fake_cuda.registered_bytes()))
+    )
+    monkeypatch.setattr(pinned, "_current_device", lambda: 0)
+    pinned.empty(100, torch.uint8)
+    assert wait_until(lambda: old_fake_cuda.registered_bytes() == 0, limit_s=10)
+    assert seen == [(0, 100)]
+
+
+def test_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch has a GPU and we cannot load its library: said, not passed over."""
+    monkeypatch.setattr(pinned, "_current_device", lambda: 0)
+    monkeypatch.setattr(pinned, "driver", lambda: None)
+    with pytest.raises(NumapinError, match=r"libcuda\.so\.1 cannot be used"):
+        pinned.empty(1)
+
+
+class Leaf:
+    """An object that knows how to pin itself."""
+
+    def __init__(self, value: int = 0) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        """Compare by value, so that results can be held against each other."""
+        return isinstance(other, Leaf) and other.value == self.value
+
+    def __hash__(self) -> int:
+        """Go with __eq__."""
+        return hash(self.value)
+
+    def pin_memory(self) -> Leaf:
+        """Return another one: it is the result that counts."""
+        return Leaf(self.value + 100)
+
+
+Point = namedtuple("Point", ["x", "y"])  # noqa: PYI024 - an untyped one is what users have
+
+
+class Named(dict[str, Any]):
+    """A mapping with something of its own."""
+
+    label = "none"
+
+
+class Stubborn(UserList[Any]):
+    """A list that cannot be changed."""
+
+    def __setitem__(self, *_args: object) -> None:
+        """Refuse."""
+        raise TypeError("read-only")
+
+
+def _named() -> Named:
+    named = Named(a=Leaf(1))
+    named.label = "batch"
+    return named
+
+
+class TestPin:
+    """Nested data."""
+
+    @pytest.mark.parametrize(
+        "data",
+        [
+            Leaf(1),
+            [Leaf(1), Leaf(2), "text", b"bytes", None, 3, 4.0],
+            (Leaf(1), [Leaf(2), (Leaf(3),)]),
+            {"a": Leaf(1), "b": {"c": [Leaf(2)]}},
+            Point(Leaf(1), y=Leaf(2)),
+            OrderedDict(b=Leaf(1), a=Leaf(2)),
+            defaultdict(list, a=[Leaf(1)]),
+            MappingProxyType({"a": Leaf(1)}),
+            UserDict({"a": Leaf(1)}),
+            UserList([Leaf(1)]),
+            Stubborn([Leaf(1)]),
+            _named(),
+            range(3),
+            torch.Size([1, 2]),
+            "text",
+            {1, 2},
+            np.arange(3),
+        ],
+        ids=lambda data: type(data).__name__,
+    )
+    def test_containers_are_as_torch_leaves_them(self, data: Any) -> None:
+        """Torch's own function is the witness, for types and for values."""
+        ours, theirs = pinned.pin(data), pinned_by_torch(data)
+        assert type(ours) is type(theirs)
+        assert np.array_equal(ours, theirs) if isinstance(data, np.ndarray) else ours == theirs
+        assert getattr(ours, "label", None) == getattr(theirs, "label", None)
+        assert getattr(ours, "default_factory", None) is getattr(theirs, "default_factory", None)
+
+    def test_the_original_is_left_alone(self) -> None:
+        """A mutable container is copied, not filled."""
+        data = [torch.zeros(1), {"a": torch.zeros(1)}]
+        kept = list(data)
+        result = pinned.pin(data)
+        assert result is not data
+        assert all(a is b for a, b in zip(data, kept, strict=True))
+
+    @pytest.mark.parametrize(
+        "tensor",
+        [
+            torch.arange(6).view(2, 3),
+            torch.arange(6).view(2, 3).t(),
+            torch.arange(24).view(2, 3, 4).permute(2, 0, 1),
+            torch.arange(10)[::2],
+            torch.arange(3).expand(4, 3),
+            torch.tensor(5.0),
+            torch.empty(0, 3),
+            torch.tensor([1 + 2j]).conj(),
+            torch.tensor([True, False]),
+        ],
+        ids=str,
+    )
+    def test_tensors_are_copied(self, tensor: torch.Tensor) -> None:
+        """Values, dtype and order in memory stay; the storage is another."""
+        copy = pinned.pin(tensor)
+        assert torch.equal(copy, tensor)
+        assert copy.dtype == tensor.dtype
+        assert copy.stride() == torch.empty_like(tensor).stride()
+        assert copy.numel() == 0 or copy.data_ptr() != tensor.data_ptr()
+
+    def test_they_are_page_locked(self, gpu: FakeCuda) -> None:
+        """Each in a registration of its own."""
+        result = pinned.pin({"a": torch.zeros(10, dtype=torch.uint8), "b": [torch.zeros(20, dtype=torch.uint8)]})
+        assert gpu.registered_bytes() == 30
+        del result
+        assert wait_until(lambda: gpu.registered_bytes() == 0, limit_s=10)
+
+    def test_what_is_pinned_stays(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The same object."""
+        monkeypatch.setattr(torch.Tensor, "is_pinned", lambda _self: True)
+        tensor = torch.zeros(3)
+        assert pinned.pin(tensor) is tensor
+        assert pinned.pin([tensor])[0] is tensor
+
+    @pytest.mark.parametrize(
+        "tensor",
+        [
+            torch.zeros(2, requires_grad=True),
+            torch.nn.Parameter(torch.zeros(2)),
+            torch.eye(2).to_sparse(),
+            torch.empty(2, device="meta"),
+        ],
+        ids=["requires_grad", "subclass", "sparse", "meta"],
+    )
+    def test_other_tensors_are_torchs(self, tensor: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What is more than dense CPU memory goes to Tensor.pin_memory."""
+        monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: ("torch's own", self))
+        result: Any = pinned.pin(tensor)
+        assert result[0] == "torch's own"
+        assert result[1] is tensor
+
+    def test_errors_of_objects_come_through(self) -> None:
+        """A TypeError inside a `pin_memory` method is not taken for one of the container's."""
+
+        class Broken:
+            def pin_memory(self) -> None:
+                raise TypeError("mine")
+
+        with pytest.raises(TypeError, match="mine"):
+            pinned.pin([Broken()])
+
+
+class TestWhere:
+    """What the kernel says of a tensor."""
+
+    def test_views_tell_of_the_whole_storage(self) -> None:
+        """They share it."""
+        tensor = pinned.empty((4, PAGE), torch.uint8)
+        assert pinned.where(tensor[1]) == pinned.where(tensor) == {0: 4}
+        assert pinned.where(torch.empty(0)) == {}
+
+    def test_any_cpu_tensor(self) -> None:
+        """Torch's own memory too; pages that were never touched are on no node."""
+        num_pages = (64 << 20) // PAGE
+        pages = pinned.where(torch.empty(64 << 20, dtype=torch.uint8))  # memory that was somebody's before, perhaps
+        assert sum(pages.values()) in (num_pages, num_pages + 1)
+        untouched = torch.frombuffer(mmap.mmap(-1, 64 << 20), dtype=torch.uint8)
+        assert pinned.where(untouched) == {None: num_pages}
+        untouched[0] = 1
+        touched = pinned.where(untouched)
+        assert 0 < num_pages - touched[None] < num_pages
+        assert sum(touched.values()) == num_pages
+
+    @pytest.mark.parametrize(
+        ("tensor", "seen"),
+        [(torch.empty(1, device="meta"), "device is meta"), (torch.eye(2).to_sparse(), "torch.sparse_coo")],
+    )
+    def test_other_tensors(self, tensor: torch.Tensor, seen: str) -> None:
+        """The message says what it is instead."""
+        with pytest.raises(UsageError, match=seen):
+            pinned.where(tensor)
+
+    def test_a_kernel_that_does_not_tell(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Docker's profile: an error with the remedy, and no guess."""
+        monkeypatch.setattr(pinned, "find_pages", lambda *_args: None)
+        with pytest.raises(MachineError, match="does not tell where the 4 bytes") as caught:
+            pinned.where(torch.zeros(1))
+        assert "SYS_NICE" in caught.value.hint
+
+
+GIB = 1 << 30
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    """Write files below a root."""
+    for path, text in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
+    return root
+
+
+def host(*, available: int = 100, free: int = 100, cached: int = 0, **files: str) -> dict[str, str]:
+    """Return a machine of one node, sizes in GiB, and further files with "__" for "/"."""
+    node = f"Node 0 MemFree: {free << 20} kB\nNode 0 Active(file): 0 kB\nNode 0 Inactive(file): {cached << 20} kB\n"
+    return {
+        "proc/meminfo": f"MemTotal: 999 kB\nMemAvailable:   {available << 20} kB\n",
+        "sys/devices/system/node/online": "0\n",
+        "sys/devices/system/node/node0/meminfo": node,
+        **{path.replace("__", "/"): text for path, text in files.items()},
+    }
+
+
+V2 = {
+    "proc/mounts": "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n",
+    "proc/self/cgroup": "0::/pod/job\n",
+    "sys/fs/cgroup/pod/job/memory.max": "max\n",
+    "sys/fs/cgroup/pod/job/memory.current": f"{GIB}\n",
+    "sys/fs/cgroup/pod/memory.max": f"{40 * GIB}\n",
+    "sys/fs/cgroup/pod/memory.current": f"{12 * GIB}\n",
+    "sys/fs/cgroup/pod/memory.stat": f"anon 5\ninactive_file {2 * GIB}\ntotal_inactive_file 5\n",
+}
+V1 = {
+    "proc/mounts": "x /sys/fs/cgroup/memory cgroup rw,memory 0 0\nx /sys/fs/cgroup/cpu cgroup rw,cpu 0 0\n",
+    # A container sees the host's path, and below its mount only its own cgroup.
+    "proc/self/cgroup": "4:memory:/docker/abc\n3:cpu:/docker/abc\n",
+    "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{10 * GIB}\n",
+    "sys/fs/cgroup/memory/memory.usage_in_bytes": f"{5 * GIB}\n",
+    "sys/fs/cgroup/memory/memory.stat": f"inactive_file 7\ntotal_inactive_file {GIB}\n",
+}
+V1_UNLIMITED = {**V1, "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n"}
+
+
+class TestBudget:
+    """What may be locked: half of what the tightest bound leaves, divided among the ranks."""
+
+    @pytest.mark.parametrize(
+        ("files", "gib", "why"),
+        [
+            (host(available=80), 40, "80.0 GiB available on the host"),
+            (host(free=20, cached=10), 15, "30.0 GiB free on node 0"),
+            ({**host(), **V2}, 15, "30.0 GiB left of the limit of sys/fs/cgroup/pod (40.0 GiB)"),
+            ({**host(), **V1}, 3, "6.0 GiB left of the limit of sys/fs/cgroup/memory (10.0 GiB)"),
+            ({**host(), **V1_UNLIMITED}, 50, "100.0 GiB"),
+            ({**host(), **V2, "sys/fs/cgroup/pod/memory.current": f"{90 * GIB}"}, 0, "0.0 GiB left of the limit"),
+            ({**host(available=8), **V2}, 4, "8.0 GiB available on the host"),
+        ],
+        ids=["host", "node", "cgroup 2", "cgroup 1", "no limit", "over the limit", "the tightest"],
+    )
+    def test_bounds(self, tmp_path: Path, files: dict[str, str], gib: int, why: str) -> None:
+        """The tightest one counts, wherever in the hierarchy, and is named."""
+        found = pinned.budget(num_ranks=1, root=write(tmp_path, files))
+        assert found.limit_bytes == gib * GIB
+        assert found.reason.startswith("50% of ")
+        assert why in found.reason
+
+    def test_ranks_share(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As many as are named, else as the launcher started."""
+        root = write(tmp_path, host(available=80))
+        assert pinned.budget(num_ranks=8, root=root).limit_bytes == 5 * GIB
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+        assert pinned.budget(root=root).limit_bytes == 10 * GIB
+        assert pinned.budget(root=root).reason.endswith("divided among 4 ranks")
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", "many")
+        assert pinned.budget(root=root).limit_bytes == 40 * GIB
+
+    def test_a_node_that_does_not_tell_is_no_bound(self, tmp_path: Path) -> None:
+        """Unknown is not zero."""
+        files = host(available=80)
+        del files["sys/devices/system/node/node0/meminfo"]
+        assert pinned.budget(root=write(tmp_path, files)).limit_bytes == 40 * GIB
+
+    def test_no_bound(self, tmp_path: Path) -> None:
+        """A machine that shows nothing leaves the limit open, and says so."""
+        found = pinned.budget(root=tmp_path)
+        assert found.limit_bytes is None
+        assert "neither a memory limit nor" in found.reason
+
+    def test_what_is_locked(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Ours in this process; torch's own beside it, by the names of its versions; None where it does not tell."""
+        PINNED.add(4096)
+        assert pinned.budget().pinned_bytes == PINNED.total
+        PINNED.remove(4096)
+        for stats, num_bytes in (
+            ({}, 0),  # CUDA was not initialised
+            ({"allocated_bytes.current": 5, "active_bytes.current": 3}, 5),
+            ({"allocated_bytes.current": 3, "reserved_bytes.current": 5}, 5),
+        ):
+            monkeypatch.setattr(torch.cuda, "host_memory_stats", lambda stats=stats: stats)
+            assert pinned.budget().torch_pinned_bytes == num_bytes
+        monkeypatch.delattr(torch.cuda, "host_memory_stats")
+        assert pinned.budget().torch_pinned_bytes is None
+
+    def test_asking_makes_no_context(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A process that has not used CUDA yet may still fork after the question."""
+        monkeypatch.setattr(pinned, "_current_device", None)
+        assert pinned.budget().torch_pinned_bytes == 0
+
+    def test_a_node_that_is_not_there(self) -> None:
+        """As everywhere."""
+        with pytest.raises(UsageError, match="node 1000 does not exist"):
+            pinned.budget(node=1000)
+
+    def test_on_this_machine(self) -> None:
+        """Something may be locked, and less than there is."""
+        limit_bytes = pinned.budget(num_ranks=1).limit_bytes
+        assert limit_bytes is not None
+        assert 0 < limit_bytes < os.sysconf("SC_PHYS_PAGES") * PAGE

@@ -1,0 +1,175 @@
+"""Slots that nothing refers to any more wait for the copies that may still read them. The driver is a stand-in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from numapin.data.slots.quarantine import Quarantine
+from numapin.system import cuda
+from numapin.system.cuda import CudaRefused, Driver
+
+if TYPE_CHECKING:
+    from tests.cuda.fake import FakeCuda
+
+
+@pytest.fixture
+def graphs(fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Put a class of graphs that capture on the stand-in in the place of torch's."""
+
+    class CUDAGraph:
+        def capture_begin(self) -> None:
+            fake_cuda.begin_capture()
+
+        def capture_end(self) -> None:
+            fake_cuda.end_capture()
+
+        def reset(self) -> None:
+            fake_cuda.end_capture()
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", CUDAGraph)
+    return CUDAGraph
+
+
+@pytest.fixture
+def driver(graphs: Any) -> Driver:
+    """Give the driver over the stand-in."""
+    found = cuda.driver()
+    assert found is not None, graphs
+    return found
+
+
+@pytest.fixture
+def quarantine(driver: Driver) -> Quarantine:
+    """Give an empty quarantine, of a process that uses the GPU."""
+    return Quarantine(lambda: driver)
+
+
+def test_without_a_gpu_slots_pass_at_once(fake_cuda: FakeCuda) -> None:
+    """Nothing but this process reads them: no event is recorded."""
+    quarantine = Quarantine(lambda: None)
+    quarantine.admit([3, 1])
+    assert (len(quarantine), quarantine.passed(), len(quarantine)) == (2, [3, 1], 0)
+    assert quarantine.passed() == []
+    assert fake_cuda.get("recorded") == 0
+
+
+def test_a_slot_waits_for_its_event(quarantine: Quarantine, fake_cuda: FakeCuda) -> None:
+    """It is held back until what the GPU was given before is done, and comes out once."""
+    fake_cuda.hold_events()
+    quarantine.admit([5])
+    assert quarantine.passed() == []
+    assert (quarantine.passed(), len(quarantine), fake_cuda.get("recorded")) == ([], 1, 1)
+    fake_cuda.pass_events()
+    assert (quarantine.passed(), quarantine.passed(), len(quarantine)) == ([5], [], 0)
+
+
+def test_the_event_is_recorded_after_the_last_reference(quarantine: Quarantine, fake_cuda: FakeCuda) -> None:
+    """A slot that came later is not covered by an event that was recorded before."""
+    fake_cuda.hold_events()
+    quarantine.admit([1])
+    quarantine.passed()
+    quarantine.admit([2])
+    fake_cuda.pass_events()
+    assert quarantine.passed() == [1]
+    assert (quarantine.passed(), len(quarantine)) == ([], 1)
+    fake_cuda.pass_events()
+    assert quarantine.passed() == [2]
+
+
+def test_slots_that_come_together_share_an_event(quarantine: Quarantine, fake_cuda: FakeCuda) -> None:
+    """One record a look, not one a slot; and none where nothing waits."""
+    quarantine.admit(range(10))
+    assert sorted(quarantine.passed()) == list(range(10))
+    quarantine.passed()
+    assert fake_cuda.get("recorded") == 1
+
+
+def test_every_device_that_is_in_use_is_asked(driver: Driver, quarantine: Quarantine, fake_cuda: FakeCuda) -> None:
+    """A copy may run on any of them: the slot is free when all events have passed."""
+    driver.register(1, 0x7F0000000000, 4096)  # creates the context
+    fake_cuda.hold_events()
+    quarantine.admit([4])
+    quarantine.passed()
+    assert fake_cuda.get("recorded") == 2
+    fake_cuda.set(passed=1)
+    assert quarantine.passed() == []
+    fake_cuda.pass_events()
+    assert quarantine.passed() == [4]
+
+
+def test_events_are_used_again(quarantine: Quarantine, fake_cuda: FakeCuda) -> None:
+    """A thousand steps cost one event."""
+    for slot in range(1000):
+        quarantine.admit([slot])
+        assert quarantine.passed() == [slot]
+    assert fake_cuda.get("created") == 1
+
+
+def test_nothing_passes_while_a_graph_is_captured(quarantine: Quarantine, graphs: Any, fake_cuda: FakeCuda) -> None:
+    """Neither a record nor a query, which would break the capture; afterwards all is free."""
+    fake_cuda.hold_events()
+    quarantine.admit([1])
+    quarantine.passed()
+    graph = graphs()
+    graph.capture_begin()
+    quarantine.admit([2])
+    fake_cuda.pass_events()
+    assert (quarantine.passed(), len(quarantine)) == ([], 2)
+    assert (fake_cuda.get("recorded"), fake_cuda.invalidated(), fake_cuda.get("capturing")) == (1, 0, 1)
+    graph.capture_end()
+    fake_cuda.set(hold_events=0)
+    assert quarantine.passed() == [1, 2]
+
+
+def test_a_capture_that_torch_does_not_know_of_frees_nothing(quarantine: Quarantine, fake_cuda: FakeCuda) -> None:
+    """The record is refused; the slot waits for the next look, and no event is lost."""
+    fake_cuda.begin_capture()
+    quarantine.admit([1])
+    assert (quarantine.passed(), len(quarantine)) == ([], 1)
+    fake_cuda.end_capture()
+    assert quarantine.passed() == [1]
+    assert fake_cuda.get("created") == 1
+
+
+def test_a_record_refused_on_one_device_covers_nothing(
+    driver: Driver, quarantine: Quarantine, fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With an event on the first device only the slot is not free; the event is used again."""
+    driver.register(1, 0x7F0000000000, 4096)
+    record = driver.record
+
+    def refuse(device: int) -> object:
+        if device == 1:
+            raise CudaRefused("no", name="CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED")
+        return record(device)
+
+    quarantine.admit([1])
+    with monkeypatch.context() as patch:
+        patch.setattr(driver, "record", refuse)
+        assert (quarantine.passed(), len(quarantine)) == ([], 1)
+    assert quarantine.passed() == [1]
+    assert fake_cuda.get("created") == 2
+
+
+def test_a_kernel_that_failed_is_told(quarantine: Quarantine, fake_cuda: FakeCuda) -> None:
+    """The driver's words reach the loop; nothing is lost, so that a ring is not destroyed under a copy."""
+    fake_cuda.set(query_fails=700)
+    quarantine.admit([1])
+    with pytest.raises(CudaRefused, match="cuEventQuery"):
+        quarantine.passed()
+    assert len(quarantine) == 1
+
+
+def test_a_gpu_that_is_used_later_counts_from_then_on(driver: Driver, fake_cuda: FakeCuda) -> None:
+    """The user's first CUDA call may come when the loader runs already."""
+    found: list[Driver | None] = [None]
+    quarantine = Quarantine(lambda: found[0])
+    quarantine.admit([1])
+    assert quarantine.passed() == [1]
+    found[0] = driver
+    fake_cuda.hold_events()
+    quarantine.admit([2])
+    assert quarantine.passed() == []

@@ -1,0 +1,216 @@
+"""How a worker writes samples into a batch's memory: in threads, and past the caches where a GPU reads it next."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from numapin.data.path import DataPath, Options
+from numapin.data.worker import setup
+from numapin.data.worker.packing import LARGE_BYTES, Packer
+from numapin.errors import LibraryError
+from numapin.system import calls, memory
+from tests.data.loopback import Loopback, build, lent, made
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+needs_stores = pytest.mark.skipif(not memory.can_pass_caches(), reason="no C compiler when numapin was installed")
+SAMPLE: Final = 1 << 18  # float32 elements: 1 MiB
+
+
+@pytest.fixture
+def past(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that grows with every call past the caches, by how many blocks it wrote."""
+    calls: list[int] = []
+    stack = memory.stack_past_caches
+
+    def count(target: int, sources: list[int], num_bytes: int) -> None:
+        calls.append(len(sources))
+        stack(target, sources, num_bytes)
+
+    monkeypatch.setattr(memory, "stack_past_caches", count)
+    return calls
+
+
+@needs_stores
+class TestPastCaches:
+    """stores.c, by its results."""
+
+    @given(
+        count=st.integers(0, 4),
+        num_bytes=st.integers(0, 400),
+        target_at=st.integers(0, 70),
+        source_at=st.integers(0, 70),
+    )
+    def test_every_byte_and_no_other(self, count: int, num_bytes: int, target_at: int, source_at: int) -> None:
+        """Whatever the lengths and the alignments; what lies before and behind stays as it is."""
+        sources = torch.randint(0, 256, (count, 500), dtype=torch.uint8)
+        target = torch.full((2048,), 7, dtype=torch.uint8)
+        addresses = [row.data_ptr() + source_at for row in sources]
+        memory.stack_past_caches(target.data_ptr() + target_at, addresses, num_bytes)
+        end = target_at + count * num_bytes
+        assert torch.equal(target[target_at:end], sources[:, source_at : source_at + num_bytes].flatten())
+        assert set(target[:target_at].tolist()) | set(target[end:].tolist()) == {7}
+
+    def test_a_tensor_that_no_collate_stacked(self, past: list[int]) -> None:
+        """A custom collate_fn's large tensors are brought into the slot the same way."""
+        with made(num_workers=1) as ring:
+            build(ring, 2 * LARGE_BYTES)
+            loop = Loopback(ring)
+            loop.packer.passes_caches = True
+            batch = torch.randn(LARGE_BYTES // 4 + 3)
+            assert torch.equal(lent(loop, batch[1:]), batch[1:])
+            assert past == [1]
+
+
+class TestWithout:
+    """A machine without the library."""
+
+    @pytest.fixture(autouse=True)
+    def no_stores(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        """Let the library be missing."""
+        name = "numapin_stack_past_caches"
+        monkeypatch.setattr(calls, "_STORES", "/nowhere/libstores.so")
+        monkeypatch.setitem(calls._SIGNATURES, name, ("/nowhere/libstores.so", *calls._SIGNATURES[name][1:]))
+        for cached in (memory.can_pass_caches, calls.function):
+            cached.cache_clear()
+        yield
+        for cached in (memory.can_pass_caches, calls.function):
+            cached.cache_clear()
+
+    def test_a_call_is_refused(self) -> None:
+        """With what to install."""
+        assert not memory.can_pass_caches()
+        with pytest.raises(LibraryError, match=r"libstores\.so cannot be used") as caught:
+            memory.stack_past_caches(0, [], 0)
+        assert "gcc" in str(caught.value.hint)
+
+    def test_torch_stacks(self) -> None:
+        """A worker that finds no library does not try."""
+        assert not Packer(None, worker=0, pins=True, moves=True).passes_caches
+
+    @pytest.mark.parametrize(("machine", "is_told"), [("x86_64", True), ("aarch64", False)])
+    def test_the_loader_says_so(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], machine: str, *, is_told: bool
+    ) -> None:
+        """Once, where batches go to a GPU and the library could be there; `strict` is about placement."""
+        monkeypatch.setattr("platform.machine", lambda: machine)
+        loader: DataLoader[int] = DataLoader(range(4), num_workers=1)  # type: ignore[arg-type]
+        path = DataPath(Options(strict=True))
+        lane = path.lane(loader, pins=False)
+        for pins in (False, True, True):
+            path.worker_start(lane, loader, pins=pins)
+        told = capsys.readouterr().err
+        assert (told.count("libstores.so cannot be loaded"), told.count("gcc")) == (is_told, is_told)
+        lane.end(workers_are_gone=True)
+        path.close()
+
+
+class TestForWhom:
+    """Who reads a batch next decides."""
+
+    @pytest.mark.parametrize(
+        ("pins", "moves", "passes"), [(True, False, True), (False, True, True), (False, False, False)]
+    )
+    @needs_stores
+    def test_only_for_gpus(self, *, pins: bool, moves: bool, passes: bool) -> None:
+        """What this process reads next is best in its caches."""
+        assert Packer(None, worker=0, pins=pins, moves=moves).passes_caches is passes
+
+
+def is_odd(sample: torch.Tensor) -> bool:
+    """Return whether a tensor's bytes are not its elements'."""
+    return sample.is_conj() or sample.is_neg() or sample._is_zerotensor()
+
+
+class TestStacking:
+    """Samples into a batch, as torch.stack does."""
+
+    @pytest.fixture(params=[False, pytest.param(True, marks=needs_stores)], ids=["through-caches", "past-caches"])
+    def stack(
+        self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, past: list[int]
+    ) -> Iterator[Callable[[list[torch.Tensor], int], torch.Tensor]]:
+        """Return what stacks with so many threads."""
+        packer = Packer(None, worker=0, pins=False, moves=False)
+        packer.passes_caches = request.param
+        with ThreadPoolExecutor() as threads:
+
+            def stack(samples: list[torch.Tensor], copy_threads: int) -> torch.Tensor:
+                monkeypatch.setattr(setup, "_state", setup._Worker(packer, copy_threads, threads))
+                out = torch.full((len(samples), *samples[0].shape), 7, dtype=samples[0].dtype)
+                past.clear()
+                setup._stack(samples, out)
+                are_blocks = all(sample.is_contiguous() and not is_odd(sample) for sample in samples)
+                assert sum(past) == (len(samples) if packer.passes_caches and are_blocks else 0)
+                return out
+
+            yield stack
+
+    @pytest.mark.parametrize("copy_threads", [1, 2, 3, 4])
+    @pytest.mark.parametrize("num_samples", [1, 2, 3, 4, 5, 9])
+    def test_any_number_of_samples_and_threads(
+        self, stack: Callable[[list[torch.Tensor], int], torch.Tensor], num_samples: int, copy_threads: int
+    ) -> None:
+        """Also fewer samples than threads: one large sample is a batch."""
+        samples = [torch.randn(LARGE_BYTES // 4 // num_samples + 5) for _ in range(num_samples)]
+        assert torch.equal(stack(samples, copy_threads), torch.stack(samples))
+
+    @pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.int64, torch.complex64, torch.bool])
+    def test_any_type(self, stack: Callable[[list[torch.Tensor], int], torch.Tensor], dtype: torch.dtype) -> None:
+        """Bytes are bytes."""
+        samples = [torch.randint(0, 2, (LARGE_BYTES // dtype.itemsize + 1,)).to(dtype) for _ in range(3)]
+        assert torch.equal(stack(samples, 2), torch.stack(samples))
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda sample: sample.view(512, 512).T.flatten(),
+            lambda sample: sample.view(512, 512).T,
+            lambda sample: torch.view_as_complex(sample.view(-1, 2)).conj(),
+            lambda sample: torch.view_as_complex(sample.view(-1, 2)).conj().imag,
+            lambda sample: sample[::2],
+            lambda sample: sample[:1].expand(SAMPLE),
+        ],
+        ids=["a-copy", "transposed", "conjugated", "negated", "every-second", "expanded"],
+    )
+    def test_samples_that_are_no_blocks(
+        self,
+        stack: Callable[[list[torch.Tensor], int], torch.Tensor],
+        change: Callable[[torch.Tensor], torch.Tensor],
+    ) -> None:
+        """Their elements count, not their bytes; one such sample among others is enough."""
+        samples = [torch.randn(SAMPLE) for _ in range(16)]
+        odd = [change(sample) for sample in samples]
+        assert torch.equal(stack(odd, 2), torch.stack(odd))
+        mixed = [sample if number % 3 else sample.clone() for number, sample in enumerate(odd)]
+        assert torch.equal(stack(mixed, 2), torch.stack(mixed))
+
+    def test_samples_without_memory(self, stack: Callable[[list[torch.Tensor], int], torch.Tensor]) -> None:
+        """Gradients that are zero have none; torch knows."""
+        samples = [torch.randn(SAMPLE) for _ in range(7)] + [torch._efficientzerotensor(SAMPLE)]
+        assert torch.equal(stack(samples, 2), torch.stack([*samples[:7], torch.zeros(SAMPLE)]))
+
+    def test_no_thread_can_be_started(
+        self, stack: Callable[[list[torch.Tensor], int], torch.Tensor], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Then one thread does it all."""
+
+        def refuse(*_: object) -> None:
+            raise RuntimeError("can't start new thread")
+
+        monkeypatch.setattr(ThreadPoolExecutor, "submit", refuse)
+        samples = [torch.randn(SAMPLE) for _ in range(7)]
+        assert torch.equal(stack(samples, 4), torch.stack(samples))
+
+    def test_what_torch_refuses(self, stack: Callable[[list[torch.Tensor], int], torch.Tensor]) -> None:
+        """Is refused with torch's words."""
+        samples = [torch.randn(SAMPLE) for _ in range(7)] + [torch.randn(SAMPLE, requires_grad=True)]
+        with pytest.raises(RuntimeError, match="grad"):
+            stack(samples, 1)

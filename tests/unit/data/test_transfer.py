@@ -1,0 +1,93 @@
+"""Where the tensors of a batch are, once its slot was copied as a whole; without a GPU. With one: tests/integration."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from numapin.data.opening.device import _Copy, small_runs
+from numapin.data.wire.parcel import tensor_over
+from tests.data.loopback import make_head
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numapin.data.wire.parcel import Head
+
+BATCH_BYTES: Final = 4 << 20
+LARGE_BYTES: Final = 256 << 10  # what is larger is not small
+BYTES: Final = torch.randint(0, 256, (BATCH_BYTES,), dtype=torch.uint8, generator=torch.Generator().manual_seed(7))
+
+
+def head_of(storages: Sequence[tuple[int, int]], num_bytes: int = BATCH_BYTES) -> Head:
+    """Return the head of a batch whose storages are (start, length) in its slot."""
+    return make_head(
+        parts=((0, num_bytes), None),
+        storages=tuple((0, start, size) for start, size in storages),
+        buffers=tuple(range(len(storages))),
+    )
+
+
+def check(storages: Sequence[tuple[int, int]]) -> None:
+    """Assert that every storage has its own bytes after the copy."""
+    runs = small_runs(head_of(storages), 0)
+    small = torch.cat([BYTES[first:last] for first, last in runs]) if runs else None
+    event: Any = None
+    copy = _Copy(BYTES, event, small, runs)
+    for start, size in storages:
+        place = copy.place(start, size)
+        assert place.start + size <= place.storage.nbytes(), (start, size)
+        assert torch.equal(tensor_over(*place, torch.uint8, (size,), (1,)), BYTES[start : start + size]), (start, size)
+
+
+class TestSmallRuns:
+    """What is small is copied apart, so that it does not keep the batch's memory."""
+
+    def test_neighbours_are_one_run(self) -> None:
+        """In whole multiples of 256 bytes; what is large is in none."""
+        storages = [(0, 3 << 20), (3 << 20, 100), ((3 << 20) + 256, 1000), ((3 << 20) + 4096, 8)]
+        first = 3 << 20
+        assert small_runs(head_of(storages), 0) == ((first, first + 1280), (first + 4096, first + 4352))
+
+    def test_of_a_small_batch_nothing_is_apart(self) -> None:
+        """Below 2 MiB one copy is cheaper."""
+        assert small_runs(head_of([(0, 100)], (2 << 20) - 1), 0) == ()
+        assert small_runs(head_of([(0, 100)], 2 << 20), 0) == ((0, 256),)
+
+    def test_another_part_has_its_own(self) -> None:
+        """What was spilled is not in the slot."""
+        head = head_of([(0, 100)])._replace(storages=((0, 0, 100), (1, 512, 100)), parts=((0, 4 << 20), (0, 4 << 20)))
+        assert small_runs(head, 0) == ((0, 256),)
+        assert small_runs(head, 1) == ((512, 768),)
+        assert small_runs(head._replace(parts=((0, 4 << 20), None)), 1) == ()
+
+    def test_the_last_run_ends_with_the_part(self) -> None:
+        """There are no bytes behind it."""
+        assert small_runs(head_of([(BATCH_BYTES - 100, 100)]), 0) == ((BATCH_BYTES - 100, BATCH_BYTES),)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 1000)), max_size=12))
+def test_every_storage_has_its_bytes(sizes: list[tuple[bool, int]]) -> None:
+    """Whatever is large and small, and in whatever order, packed one behind the other."""
+    storages, end = [], 0
+    for is_large, size in sizes:
+        length = LARGE_BYTES + size if is_large else size
+        if end + length <= BATCH_BYTES:
+            storages.append((end, length))
+            end = -(-(end + length) // 256) * 256
+    check(storages)
+
+
+@pytest.mark.parametrize(
+    "storages",
+    [[(0, 240), (200, 200)], [(0, 40), (0, 4 << 20)], [(1000, 40), (1000, 3 << 20)]],
+    ids=["overlapping views", "a view and its base", "a view and a longer one"],
+)
+def test_views_of_what_was_collated_may_overlap(storages: list[tuple[int, int]]) -> None:
+    """They are where they are in the slot: each is a storage with its own bytes."""
+    check(storages)

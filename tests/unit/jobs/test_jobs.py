@@ -1,0 +1,387 @@
+"""Job scripts: recorded ones, what is refused, what shells, YAML readers and Kubernetes' own schemas make of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from numapin.errors import BindingRefused, UsageError
+from numapin.jobs import image, shell
+from numapin.jobs.request import Form, JobRequest, Launch
+from numapin.jobs.share import share_of
+from numapin.topology.model import Topology
+from tests.jobs.cases import CASES, HERE, HOSTILE, dgx, refusal, write
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SHELL_CASES = [name for name in CASES if not name.startswith("kubernetes")]
+POD_CASES = [name for name in CASES if name.startswith("kubernetes")]
+
+
+@pytest.fixture(scope="session")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give the machine file of a DGX A100."""
+    return dgx(tmp_path_factory.mktemp("machine"))
+
+
+def _text(name: str, machine: Path) -> str:
+    return write(shlex.split(CASES[name].format(dgx=machine)))
+
+
+# --- recorded scripts ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_scripts_are_the_golden_ones(name: str, machine: Path) -> None:
+    """Nothing about a job script changes without a diff that somebody reviews."""
+    text = _text(name, machine)
+    golden = HERE / f"{name}.golden"
+    if os.environ.get("NUMAPIN_UPDATE_GOLDEN"):
+        golden.write_text(text)
+    assert golden.is_file(), f"write {golden.name} with: NUMAPIN_UPDATE_GOLDEN=1 pytest tests/unit/jobs/test_jobs.py"
+    assert text == golden.read_text()
+
+
+def test_every_golden_script_belongs_to_a_case() -> None:
+    """No golden file is left behind by a case that was renamed."""
+    assert {path.stem for path in HERE.glob("*.golden")} == set(CASES)
+
+
+# --- shells ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SHELL_CASES)
+def test_scripts_are_what_bash_takes(name: str, machine: Path) -> None:
+    """Bash parses every script, and shellcheck has nothing to say."""
+    text = _text(name, machine)
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+    _check(text)
+
+
+@pytest.mark.parametrize("name", SHELL_CASES)
+def test_scripts_with_hostile_words_are_what_bash_takes(name: str, machine: Path) -> None:
+    """The same whatever the program is called; shellcheck's remarks on style are on the user's own words then."""
+    arguments = shlex.split(CASES[name].format(dgx=machine))
+    program = next(i for i, word in enumerate(arguments) if word.startswith(("train.", "./train.", "package.")))
+    text = write([*arguments[:program], *HOSTILE])
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+    _check(text, "--severity=warning")
+
+
+def _check(text: str, *options: str) -> None:
+    if not shutil.which("shellcheck"):
+        pytest.skip("no shellcheck on PATH; type: apt-get install shellcheck")
+    done = subprocess.run(["shellcheck", *options, "-"], input=text, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("engine", ["slurm", "pbs", "lsf"])
+def test_directives_come_first_and_hold_no_shell(engine: str) -> None:
+    """What the manager reads stands before the first command, a line each, with nothing to be expanded."""
+    given = "--nodes 2 --gpus-per-node 2 --cpus-per-task 4 --time 4h --signal 60 --requeue --queue q --account a"
+    lines = write([engine, *given.split(), *HOSTILE]).splitlines()
+    marks = {"slurm": "#SBATCH ", "pbs": "#PBS ", "lsf": "#BSUB "}
+    directives = [line for line in lines if line.startswith(marks[engine])]
+    assert lines[1 : len(directives) + 1] == directives
+    assert not [line for line in directives if set(line) & set("$`'\\;&|")]
+
+
+# --- Kubernetes ------------------------------------------------------------------------------------------------------
+
+
+def _documents(text: str) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all(text))
+
+
+@cache
+def _versions() -> tuple[str, str]:
+    versions = kubernetes_validate.utils.all_versions()
+    return versions[0], versions[-1]
+
+
+@pytest.mark.parametrize("name", POD_CASES)
+def test_manifests_are_what_the_api_takes(name: str, machine: Path) -> None:
+    """Each document holds to the API schemas of the oldest and newest Kubernetes at hand, unknown fields being wrong.
+
+    A PyTorchJob is Kubeflow's: its pods are held against the schema, as those of a plain Pod.
+    """
+    for document in _documents(_text(name, machine)):
+        parts = [document]
+        if document["kind"] == "PyTorchJob":
+            specs = [replica["template"]["spec"] for replica in document["spec"]["pytorchReplicaSpecs"].values()]
+            parts = [{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, "spec": spec} for spec in specs]
+        for part in parts:
+            for version in _versions():
+                kubernetes_validate.validate(part, version, strict=True)
+
+
+def test_the_schemas_find_what_is_wrong() -> None:
+    """The test above is not green because nothing was looked at."""
+    text = write(
+        [
+            "kubernetes",
+            *["--gpus-per-node", "2", "--cpus-per-task", "4", "--mem-per-node", "64G", "--container", "a", "train.py"],
+        ]
+    )
+    (document,) = _documents(text)
+    document["spec"]["completion"] = 1
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(document, _versions()[1], strict=True)
+
+
+@pytest.mark.parametrize("form", ["job", "pytorchjob"])
+def test_pods_are_guaranteed_and_get_the_words_that_were_typed(form: str) -> None:
+    """Limits equal requests in whole CPUs, and Kubernetes expands nothing in the command: `$(x)` arrives as it was."""
+    given = f"--form {form} --nodes 2 --gpus-per-node 2 --cpus-per-task 16 --mem-per-node 64G --container a/b:c"
+    documents = _documents(write(["kubernetes", *given.split(), *HOSTILE, "$$(A)", "$(A)", "$$", "$", "$$$(A)"]))
+    spec = documents[-1]["spec"]
+    template = spec["template"] if form == "job" else spec["pytorchReplicaSpecs"]["Worker"]["template"]
+    (container,) = template["spec"]["containers"]
+    assert container["resources"]["requests"] == container["resources"]["limits"]
+    assert container["resources"]["limits"] == {"cpu": 16, "memory": "65536Mi", "nvidia.com/gpu": 2}
+    words = [_expanded(word) for word in container["args"]]
+    assert words == ["numapin", "run", *HOSTILE, "$$(A)", "$(A)", "$$", "$", "$$$(A)"]
+    assert _expanded(container["command"][2]).startswith('ulimit -S -n 65536 2>/dev/null || ulimit -S -n "$(ulimit')
+
+
+def _expanded(text: str) -> str:
+    """Return what Kubernetes makes of a word: `$$` is a dollar, `$(NAME)` a variable, any other dollar itself."""
+    out, rest = "", text
+    while rest:
+        if rest.startswith("$$"):
+            out, rest = out + "$", rest[2:]
+        else:
+            assert not rest.startswith("$("), f"{text!r} would be expanded"
+            out, rest = out + rest[0], rest[1:]
+    return out
+
+
+def test_shared_memory_is_asked_for_torchs_dataloader_only() -> None:
+    """With numapin's DataLoader a pod needs no volume at /dev/shm; torch's own would have 64 MiB without one."""
+    given = ["--gpus-per-node", "1", "--cpus-per-task", "4", "--mem-per-node", "8G", "--container", "a/b:c"]
+    assert "/dev/shm" in write(["kubernetes", *given, "train.py"])  # noqa: S108
+    assert "/dev/shm" not in write(["kubernetes", *given, "--dataloader", "numapin", "train.py"])  # noqa: S108
+
+
+# --- what is refused -------------------------------------------------------------------------------------------------
+
+_GOOD = ("--gpus-per-node", "4")
+_POD = ("--cpus-per-task", "4", "--mem-per-node", "8G")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["sge", "train.py"], "no engine 'sge'"),
+        (["slurm", *_GOOD], "no script"),
+        (["slurm", "train.py"], "--gpus-per-node N"),
+        (["slurm", *_GOOD, "--nodes", "0", "train.py"], "--nodes is 0"),
+        (["slurm", *_GOOD, "--nodes", "-1", "train.py"], "--nodes is -1"),
+        (["slurm", *_GOOD, "--nodes", "many", "train.py"], "'many'"),
+        (["slurm", *_GOOD, "--nodes", "9999999", "train.py"], "no cluster"),
+        (["slurm", "--gpus-per-node", "-2", "train.py"], "--gpus-per-node is -2"),
+        (["slurm", *_GOOD, "--ranks-per-node", "5", "train.py"], "more than the 4 GPUs"),
+        (["slurm", *_GOOD, "--cpus-per-task", "0", "train.py"], "--cpus-per-task is 0"),
+        (["slurm", *_GOOD, "--time", "soon", "train.py"], "'soon' is no time"),
+        (["slurm", *_GOOD, "--time", "4:00", "train.py"], "'4:00' is no time; write 4:00:00"),
+        (["slurm", *_GOOD, "--time", "60", "train.py"], "'60' is no time"),
+        (["slurm", *_GOOD, "--time", "0:00:00", "train.py"], "no time at all"),
+        (["slurm", *_GOOD, "--time", "1-30:00:00", "train.py"], "30 hours beside its days"),
+        (["slurm", *_GOOD, "--time", "4:00:00\n#SBATCH --uid=0", "train.py"], "is no time"),
+        (["slurm", *_GOOD, "--signal", "60", "train.py"], "there is none"),
+        (["slurm", *_GOOD, "--signal", "60", "--time", "1m", "train.py"], "not before the end"),
+        (["slurm", *_GOOD, "--signal", "0", "--time", "1h", "train.py"], "1 to 65535"),
+        (["slurm", *_GOOD, "--job-name", 'a "b"\n#SBATCH', "train.py"], "--job-name 'a \"b\"\\n#SBATCH'"),
+        (["slurm", *_GOOD, "--job-name", "x" * 64, "train.py"], "at most 63"),
+        (["slurm", *_GOOD, "--job-name", "\u0661", "train.py"], "--job-name"),
+        (["slurm", *_GOOD, "--partition", "gpu; rm", "train.py"], "--partition/--queue 'gpu; rm'"),
+        (["slurm", *_GOOD, "--account", "a b", "train.py"], "--account 'a b'"),
+        (["slurm", *_GOOD, "--container", "a b:c", "train.py"], "--container 'a b:c'"),
+        (["slurm", *_GOOD, "--container", "--privileged", "train.py"], "--container '--privileged'"),
+        (["slurm", *_GOOD, "--container", "dockerd://a", "train.py"], "nothing here runs such a URI"),
+        *(
+            (["slurm", *_GOOD, "--container", typed, "train.py"], f"--container {typed!r} names no image")
+            for typed in (
+                *("docker://", "docker:///a", "docker://#a", "a#", "nvcr.io#", "nvcr.io/", "nvcr.io##a", "me@nvcr.io#"),
+                *("a//b", "a:", "a@", "nvcr.io#nvidia/a:", "oras://", "library://", "https://"),
+            )
+        ),
+        (["mpi", *_GOOD, "--container", "/images/a.sqsh", "train.py"], "which only Slurm runs"),
+        (["slurm", *_GOOD, "--mem-per-node", "lots", "train.py"], "'lots' is no size"),
+        (["slurm", *_GOOD, "--mem-per-node", "1K", "train.py"], "--mem-per-node is 1024"),
+        (["slurm", *_GOOD, "--bind", "none", "--cpus-per-rank", "2", "train.py"], "binds nothing"),
+        (["slurm", *_GOOD, "--gpus", "0,,1", "train.py"], "empty entry"),
+        (["slurm", *_GOOD, "--plan", "p.json", "train.py"], "use --form task"),
+        (["slurm", *_GOOD, "--form", "task", "--plan", "p.json", "--no-smt", "train.py"], "has decided what --no-smt"),
+        (["slurm", *_GOOD, "--gpus", "0,1", "train.py"], "names 2 GPUs for the 4 ranks"),
+        (["slurm", *_GOOD, "--form", "task", "--gpus", "0,1", "train.py"], "--ranks-per-node 2, or name more"),
+        (["slurm", *_GOOD, "--form", "task", "--dataloader", "numapin", "train.py"], "use --form node"),
+        (["slurm", *_GOOD, "-m", "--no-python", "train.py"], "choose one"),
+        (["slurm", *_GOOD, "--", "-x.py"], "begins with a dash"),
+        (["slurm", *_GOOD, ""], "no script"),
+        (["slurm", *_GOOD, "bad\udcff.py"], "is not text"),
+        (["slurm", *_GOOD, "--hostfile", "h", "train.py"], "--hostfile"),
+        (["mpi", *_GOOD, "--time", "1h", "train.py"], "--time"),
+        (["mpi", *_GOOD, "--requeue", "train.py"], "--requeue"),
+        (["pbs", *_GOOD, "train.py"], "only by number"),
+        (["kubernetes", *_GOOD, *_POD, "train.py"], "needs an image"),
+        (["kubernetes", *_GOOD, *_POD, "--container", "/images/a.sif", "train.py"], "no image of a registry"),
+        (["kubernetes", *_GOOD, *_POD, "--container", "a", "--job-name", "Train", "train.py"], "no name of Kubernetes"),
+        (["kubernetes", *_GOOD, *_POD, "--container", "a", "--job-name", "x" * 53, "train.py"], "at most 52"),
+        (["kubernetes", *_GOOD, "--mem-per-node", "8G", "--container", "a", "train.py"], "CPUs only by number"),
+        (["kubernetes", *_GOOD, "--cpus-per-task", "8", "--container", "a", "train.py"], "memory only by number"),
+        (["kubernetes", *_GOOD, *_POD, "--container", "a", "--account", "b", "train.py"], "--account"),
+    ],
+)
+def test_wrong_input_is_refused_and_writes_no_file(arguments: list[str], message: str, tmp_path: Path) -> None:
+    """The error names the option and what was seen, has status 2, and there is no file afterwards."""
+    options, rest = arguments[:1], arguments[1:]
+    assert message in refusal([*options, "--output", str(tmp_path / "job"), *rest])
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ("--gpus-per-node 9", UsageError, "has 8 GPUs"),
+        ("--gpus 0,8", UsageError, "--gpus"),
+        ("--bind exclusive --cpus-per-rank 64 --strict", BindingRefused, "cannot be bound exactly"),
+        ("--form task --gpus-per-node 0 --ranks-per-node 200", UsageError, "more than the 128 cores"),
+    ],
+)
+def test_what_the_machine_cannot_hold_is_refused_before_the_queue(
+    options: str, error: type[Exception], message: str, machine: Path
+) -> None:
+    """With a machine file the plan is tried: what would fail on the node after hours in the queue fails here."""
+    with pytest.raises(error, match=message):
+        write(["slurm", "--machine", str(machine), *options.split(), "train.py"])
+
+
+def test_output_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    """A folder that is not there is named, with the option."""
+    assert "choose another file for --output" in refusal(
+        ["slurm", *_GOOD, "--output", f"{tmp_path}/no/job", "train.py"]
+    )
+
+
+def test_output_is_the_script(tmp_path: Path) -> None:
+    """--output writes what stdout would show, and shows nothing."""
+    assert write(["slurm", *_GOOD, "--output", str(tmp_path / "job.sh"), "train.py"]) == ""
+    assert (tmp_path / "job.sh").read_text() == write(["slurm", *_GOOD, "train.py"])
+
+
+# --- images ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("typed", "pyxis", "apptainer", "registry"),
+    [
+        ("ubuntu:22.04", "ubuntu:22.04", "docker://ubuntu:22.04", "ubuntu:22.04"),
+        ("nvidia/cuda:12", "nvidia/cuda:12", "docker://nvidia/cuda:12", "nvidia/cuda:12"),
+        (
+            "nvcr.io/nvidia/a:1-py3",
+            "nvcr.io#nvidia/a:1-py3",
+            "docker://nvcr.io/nvidia/a:1-py3",
+            "nvcr.io/nvidia/a:1-py3",
+        ),
+        ("nvcr.io#nvidia/a:1", "nvcr.io#nvidia/a:1", "docker://nvcr.io/nvidia/a:1", "nvcr.io/nvidia/a:1"),
+        ("me@nvcr.io#nvidia/a", "me@nvcr.io#nvidia/a", "docker://nvcr.io/nvidia/a", "nvcr.io/nvidia/a"),
+        ("registry:5000/a/b", "registry:5000#a/b", "docker://registry:5000/a/b", "registry:5000/a/b"),
+        ("localhost/a", "localhost#a", "docker://localhost/a", "localhost/a"),
+        ("docker://nvcr.io/a:1", "nvcr.io#a:1", "docker://nvcr.io/a:1", "nvcr.io/a:1"),
+        ("oras://ghcr.io/a/b:1", None, "oras://ghcr.io/a/b:1", None),
+        ("library://a/b:1", None, "library://a/b:1", None),
+        ("images/a.sif", None, "images/a.sif", None),
+        ("./sandbox", None, "./sandbox", None),
+        ("./sandboxes//a:/", None, "./sandboxes//a:/", None),
+        ("/sandbox:", None, "/sandbox:", None),
+        ("https://host//a.sif", None, "https://host//a.sif", None),
+        ("/images/sandbox", None, "/images/sandbox", None),
+        ("/images/a.sqsh", "/images/a.sqsh", "", None),
+        ("images/a.sqsh", "./images/a.sqsh", "", None),
+    ],
+)
+def test_images_are_named_as_each_program_takes_them(
+    typed: str, pyxis: str | None, apptainer: str, registry: str | None
+) -> None:
+    """Enroot marks a registry by #, Apptainer wants a scheme and / there; files and other schemes stay as they are."""
+    assert (image.for_pyxis(typed), image.in_registry(typed)) == (pyxis, registry)
+    if apptainer:
+        assert image.for_apptainer(typed) == apptainer
+    words = [*_GOOD, *_POD, "--container", typed, "train.py"]
+    started = f"--container-image={pyxis} " if pyxis else f"apptainer exec --nv {apptainer} "
+    assert started in write(["slurm", *words])
+    if registry:
+        assert f"image: {registry}\n" in write(["kubernetes", *words]).replace('"', "")
+
+
+# --- what is derived -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "cores", "threads", "is_whole"),
+    [
+        ({"gpus": 8, "smt": True}, 128, 2, True),
+        ({"gpus": 4, "smt": True}, 64, 2, False),
+        ({"gpus": 1, "smt": False}, 16, 1, False),
+        ({"gpus": 8, "smt": True, "spare_cores_per_node": 1}, 120, 2, True),
+        ({"gpus": 0, "smt": True}, 128, 2, True),
+    ],
+)
+def test_a_job_gets_the_part_of_a_machine_that_goes_with_its_gpus(
+    asked: dict[str, Any], cores: int, threads: int, is_whole: object, machine: Path
+) -> None:
+    """Half of the GPUs is half of the cores and of the memory; hardware threads count where they are used."""
+    share = share_of(Topology.from_json(machine.read_text()), **asked)
+    assert (share.cores, share.threads_per_core, share.is_whole) == (cores, threads, is_whole)
+    assert share.memory_bytes == (1 << 40) * (asked["gpus"] or 8) // 8
+
+
+@pytest.mark.parametrize("gpus", [4, 8])
+@pytest.mark.parametrize(
+    ("engine", "memory"), [("pbs", "mem={}mb"), ("lsf", "rusage[mem={}MB/host]"), ("slurm", "{}M")]
+)
+def test_memory_comes_from_the_machine(engine: str, memory: str, gpus: int, machine: Path) -> None:
+    """A job gets the memory that goes with its GPUs, a host; Slurm alone has a word for all that a node has."""
+    text = write([engine, "--form", "task", "--machine", str(machine), "--gpus-per-node", str(gpus), "train.py"])
+    number = int((1 << 40) * gpus // 8 * 0.9) >> 20
+    assert ("--mem=0" if engine == "slurm" and gpus == 8 else memory.format(number)) in text
+
+
+@pytest.mark.parametrize(
+    ("launch", "below_run", "below_exec"),
+    [
+        (Launch.SCRIPT, ("a.py", "-x"), ("python", "-u", "a.py", "-x")),
+        (Launch.MODULE, ("--module", "a.py", "-x"), ("python", "-u", "-m", "a.py", "-x")),
+        (Launch.PROGRAM, ("--no-python", "a.py", "-x"), ("a.py", "-x")),
+    ],
+)
+def test_scripts_modules_and_programs(launch: Launch, below_run: tuple[str, ...], below_exec: tuple[str, ...]) -> None:
+    """`numapin run` is told what the command is; `numapin exec` gets the command that run would make of it."""
+    request = JobRequest(command=("a.py", "-x"), gpus_per_node=1, launch=launch)
+    assert (shell.run_command(request), shell.command(request)) == (below_run, below_exec)
+
+
+def test_ranks_and_tasks_follow_the_gpus() -> None:
+    """One rank per GPU; without GPUs one; fewer where asked. The manager starts one task a node or one a rank."""
+    assert JobRequest(command=("a",), gpus_per_node=8).ranks == 8
+    assert JobRequest(command=("a",), gpus_per_node=0).ranks == 1
+    few = JobRequest(command=("a",), gpus_per_node=8, ranks_per_node=2, form=Form.TASK, cpus_per_task=3)
+    assert (few.ranks, few.tasks_per_node, few.cpus_per_node) == (2, 2, 6)
+
+
+def test_golden_machine_has_what_the_figures_say(machine: Path) -> None:
+    """The machine of these tests is the DGX A100 with 128 cores in 8 nodes and 1 TiB."""
+    topology = json.loads(machine.read_text())
+    assert (len(topology["cores"]), len(topology["nodes"]), len(topology["gpus"])) == (128, 8, 8)
+    assert sum(node["memory_bytes"] for node in topology["nodes"]) == 1 << 40

@@ -1,0 +1,79 @@
+"""GPUs that are gone: found by UUID, by PCI address where there is none, and never guessed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from numapin.errors import NumapinError
+from numapin.launcher.lost_gpus import require_gpus
+from numapin.plan.model import GpuRef, Plan, RankPlan
+from numapin.plan.request import Bind, Memory
+from numapin.topology.model import Pcie
+from numapin.topology.readings import NvmlReading, NvmlReadings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def plan(gpus: Sequence[GpuRef | None]) -> Plan:
+    """Return a plan with these GPUs, by rank."""
+    rank = RankPlan(
+        local_rank=0,
+        gpu=None,
+        node=0,
+        cpus=frozenset({0}),
+        nodes=frozenset({0}),
+        memory=Memory.NONE,
+        num_threads=1,
+        exact=True,
+        reason="",
+    )
+    ranks = tuple(replace(rank, local_rank=n, gpu=gpu) for n, gpu in enumerate(gpus))
+    return Plan(bind=Bind.NODE, memory=Memory.NONE, ranks=ranks)
+
+
+def gpu(number: int, *, uuid: bool = True) -> GpuRef:
+    """Return a GPU's names."""
+    return GpuRef(index=number, uuid=f"GPU-{number}" if uuid else None, pci=f"0000:0{number}:00.0")
+
+
+def nvml(*numbers: int) -> NvmlReadings:
+    """Return what NVML says where these GPUs are."""
+    none = Pcie(gen=None, width=None, max_gen=None, max_width=None)
+    readings = [
+        NvmlReading(index=at, uuid=f"GPU-{n}", pci=f"0000:0{n}:00.0", name=None, pcie=none)
+        for at, n in enumerate(numbers)
+    ]
+    return NvmlReadings(gpus=tuple(readings))
+
+
+def test_a_gpu_that_is_gone() -> None:
+    """The rank of the GPU that NVML no longer shows is named, though the others have new indices; so is NVML's word."""
+    now = nvml(1, 2)._replace(notes=("GPU 0 is left out: Timeout",))
+    with pytest.raises(NumapinError, match="GPU 0 is left out: Timeout") as caught:
+        require_gpus(plan([gpu(0), gpu(1), gpu(2)]), [now])
+    assert "no longer shows GPU 0 (GPU-0, 0000:00:00.0) of local rank 0: this host leaves" in caught.value.message
+
+
+def test_without_a_uuid_the_address_counts() -> None:
+    """A GPU that no driver told of at the start is known by its PCI address."""
+    with pytest.raises(NumapinError, match=r"shows GPU 2 \(0000:02:00\.0\) of local rank 1: "):
+        require_gpus(plan([gpu(1, uuid=False), gpu(2, uuid=False)]), [nvml(1)])
+
+
+def test_a_gpu_that_is_there_again() -> None:
+    """A GPU that does not answer at one moment and does at the next is not lost, and nobody looks again."""
+    looks = iter([nvml(0), nvml(0, 1), nvml()])
+    require_gpus(plan([gpu(0), gpu(1)]), looks)
+    assert next(looks) == nvml()
+
+
+def test_silence_is_no_loss() -> None:
+    """Ranks without a GPU lose none, for which NVML is not asked, and NVML that does not start says nothing."""
+    require_gpus(plan([gpu(0)]), [NvmlReadings(gpus=None)])
+    looks = iter([nvml()])
+    require_gpus(plan([None]), looks)
+    assert next(looks) == nvml()

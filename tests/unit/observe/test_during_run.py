@@ -1,0 +1,197 @@
+"""Verifying a run beside it: what is told when, and that nothing of it can end the run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from numapin.errors import NumapinError
+from numapin.observe import during_run
+from numapin.observe.read import observe
+from numapin.rank import run_folder
+from tests.unit.observe.test_find_job import _plan, _record
+from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from numapin.observe.model import Observed
+    from numapin.observe.report import Report
+
+
+class Told:
+    """What was told and warned of."""
+
+    def __init__(self) -> None:
+        self.reports: list[tuple[Report, float]] = []
+        self.warnings: list[str] = []
+
+    def what(self, *, after_s: float = 0, report: Path | None = None) -> during_run.Watching:
+        """Return what to do: tell it here."""
+        return during_run.Watching(
+            after_s=after_s, report=report, tell=lambda *told: self.reports.append(told), warn=self.warnings.append
+        )
+
+
+@contextmanager
+def _run(tmp_path: Path) -> Iterator[tuple[str, int]]:
+    """Make a run that goes on, and the process of a rank; yield the folder and the process id."""
+    with (
+        run_folder.run_directory({"TMPDIR": str(tmp_path)}) as folder,
+        subprocess.Popen(["cat"], stdin=subprocess.PIPE) as rank,
+    ):
+        run_folder.write_json(folder, run_folder.PLAN, _plan(1))
+        yield folder, rank.pid
+        rank.communicate(b"")
+
+
+def _wait(told: Told) -> None:
+    assert wait_until(lambda: told.reports or told.warnings, limit_s=20), "no look was told"
+
+
+def test_one_look_is_told_once(tmp_path: Path) -> None:
+    """The first look is told when it is made, written to the file, and not told again at the end."""
+    told, path = Told(), tmp_path / "report.json"
+    path.write_text('{"holds": false}')
+    with _run(tmp_path) as (folder, pid), during_run.watching(folder, 1, told.what(report=path)):
+        _record(folder, 0, pid)
+        _wait(told)
+    ((report, age_s),) = told.reports
+    assert (report.holds, age_s, told.warnings) == (True, 0, [])
+    assert json.loads(path.read_text()) == json.loads(json.dumps(report.to_json()))
+
+
+def test_last_look_is_told_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Later looks are silent; the last one is told at the end, with its age."""
+    monkeypatch.setattr(during_run, "_AGAIN_S", 0.01)
+    told = Told()
+    with _run(tmp_path) as (folder, pid), during_run.watching(folder, 1, told.what()):
+        _record(folder, 0, pid)
+        _wait(told)
+        time.sleep(0.3)
+        assert len(told.reports) == 1
+    assert [age_s > 0 for _, age_s in told.reports] == [False, True]
+
+
+def test_run_that_ends_before_the_first_look(tmp_path: Path) -> None:
+    """Nothing is claimed of a run that ended before it was looked at: a warning says so, and how to look earlier."""
+    told = Told()
+    with _run(tmp_path) as (folder, pid), during_run.watching(folder, 1, told.what(after_s=60)):
+        _record(folder, 0, pid)
+        time.sleep(1)  # until it has seen that the rank is there
+    assert told.reports == []
+    (warning,) = told.warnings
+    assert "it ended within 60 s" in warning
+    assert "--verify-after" in warning
+
+
+def test_ranks_that_never_start(tmp_path: Path) -> None:
+    """While ranks are missing it waits for them; at the end it says that they were not all there."""
+    told = Told()
+    with _run(tmp_path) as (folder, pid), during_run.watching(folder, 2, told.what()):
+        _record(folder, 0, pid)
+        time.sleep(1)
+    assert told.reports == []
+    assert "not all of its ranks had started" in told.warnings[0]
+
+
+@pytest.mark.parametrize("what", ["report", "plan"])
+def test_what_goes_wrong_is_a_warning(tmp_path: Path, what: str) -> None:
+    """A report that cannot be written, and a broken run directory, leave the run alone and are told at its end."""
+    told = Told()
+    with _run(tmp_path) as (folder, pid):
+        if what == "plan":
+            (tmp_path / folder / "plan.json").write_text("{")
+        report = tmp_path / ("is-a-folder" if what == "report" else "report.json")
+        (tmp_path / "is-a-folder").mkdir()
+        with during_run.watching(folder, 1, told.what(report=report)):
+            _record(folder, 0, pid)
+            time.sleep(1.5)
+    (warning,) = told.warnings
+    assert what == "plan" or "--report" in warning
+    assert ("is-a-folder cannot be written" if what == "report" else "plan.json: not JSON") in warning
+
+
+def test_a_look_that_blocks_does_not_hold_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read that never returns costs the run's end a moment and a warning."""
+    blocked, release = threading.Event(), threading.Event()
+
+    def block(*_: object, **__: object) -> None:
+        blocked.set()
+        release.wait(30)
+        raise NumapinError("released")
+
+    monkeypatch.setattr(during_run, "observe", block)
+    monkeypatch.setattr(during_run, "_JOIN_S", 0.2, raising=False)
+    told = Told()
+    with _run(tmp_path) as (folder, pid):
+        with during_run.watching(folder, 1, told.what()):
+            _record(folder, 0, pid)
+            assert blocked.wait(20)
+            start = time.monotonic()
+        took_s = time.monotonic() - start
+        release.set()
+    assert took_s < 5
+    (warning,) = told.warnings
+    assert "did not end within 0.2 s" in warning
+
+
+def test_a_rank_that_ends_early_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that is gone is in the report, and the others' pages are looked at once, not over and over."""
+    looks: list[frozenset[int]] = []
+
+    def look(pids: Mapping[int, int], *, gone: frozenset[int]) -> Observed:
+        looks.append(gone)
+        return observe(pids, gone=gone)
+
+    monkeypatch.setattr(during_run, "observe", look)
+    monkeypatch.setattr(during_run, "_GONE_S", 0.1, raising=False)
+    told, path = Told(), tmp_path / "report.json"
+    with _run(tmp_path) as (folder, pid), during_run.watching(folder, 2, told.what(report=path)):
+        run_folder.write_json(folder, run_folder.PLAN, _plan(2))
+        _record(folder, 0, pid)
+        _record(folder, 1, 4194305)  # above the largest pid
+        _wait(told)
+        time.sleep(1.2)
+    ((report, _),) = told.reports
+    assert [rank.holds for rank in report.ranks] == [True, False]
+    assert report.ranks[1].findings[0].what == "the process is gone"
+    assert len(looks) == 1
+    assert json.loads(path.read_text())["holds"] is False
+
+
+def test_a_stale_report_does_not_survive(tmp_path: Path) -> None:
+    """A run that ends before the first look leaves a report that claims nothing, not an earlier run's."""
+    path = tmp_path / "report.json"
+    path.write_text('{"holds": true}')
+    with _run(tmp_path) as (folder, _), during_run.watching(folder, 1, Told().what(after_s=60, report=path)):
+        pass
+    report = json.loads(path.read_text())
+    assert (report["schema"], report["holds"], report["ranks"]) == ("numapin.report/1", None, [])
+
+
+def test_a_verdict_outlives_its_file(tmp_path: Path) -> None:
+    """A report that cannot be written costs a warning; the verdict is told."""
+    told = Told()
+    with _run(tmp_path) as (folder, pid), during_run.watching(folder, 1, told.what(report=tmp_path)):
+        _record(folder, 0, pid)
+        _wait(told)
+    assert [report.holds for report, _ in told.reports] == [True]
+    assert len(told.warnings) == 1
+
+
+def test_error_of_the_run_passes_through(tmp_path: Path) -> None:
+    """What the run itself raises is what its caller gets."""
+    with (
+        _run(tmp_path) as (folder, _),
+        pytest.raises(KeyError),
+        during_run.watching(folder, 1, Told().what(after_s=60)),
+    ):
+        raise KeyError

@@ -1,0 +1,291 @@
+"""Finding a running job: by its run directory, written by hand with a lock that is held, and by live processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from numapin.base import cpu_set
+from numapin.errors import MachineError, UsageError
+from numapin.observe import find_job
+from numapin.observe.read import is_running, observe
+from numapin.rank import run_folder
+from numapin.rank.shim import _start_time as rank_start_time
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CPUS = cpu_set.render(os.sched_getaffinity(0))
+ALONE = {"CUDA_VISIBLE_DEVICES": ""}
+
+
+def _plan(num_ranks: int = 2) -> dict[str, Any]:
+    common = {"gpu": None, "node": 0, "cpus": CPUS, "nodes": "0", "memory": "none", "exact": True, "reason": ""}
+    ranks = [{"local_rank": rank, "num_threads": 1, **common} for rank in range(num_ranks)]
+    return {"schema": "numapin.plan/1", "bind": "node", "memory": "preferred", "ranks": ranks, "warnings": []}
+
+
+def _record(folder: str, rank: int, pid: int, restart: int = 0, more: dict[str, object] | None = None) -> None:
+    content = {
+        "schema": "numapin.observed/1",
+        "local_rank": rank,
+        "restart": restart,
+        "pid": pid,
+        "applied": {"n": pid},
+        **(more or {}),
+    }
+    run_folder.write_json(folder, f"observed-{rank}-{restart}.json", content)
+
+
+@contextmanager
+def _run(environ: dict[str, str]) -> Iterator[str]:
+    """Make a run that goes on, with its plan and its command."""
+    with run_folder.run_directory(environ) as folder:
+        run_folder.write_json(folder, run_folder.PLAN, _plan())
+        run_folder.write_json(folder, run_folder.COMMAND, {"argv": ["numapin", "run", "a b.py"], "pid": 1})
+        yield folder
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    """Give an environment whose runs are below the test's folder."""
+    return {"TMPDIR": str(tmp_path)}
+
+
+def test_the_only_run_is_found(environ: dict[str, str]) -> None:
+    """Without a name the one run that goes on is taken; each rank's latest restart counts."""
+    with _run(environ) as folder:
+        _record(folder, 0, 100)
+        _record(folder, 1, 101)
+        _record(folder, 1, 202, restart=10)
+        _record(folder, 1, 201, restart=9)
+        job = find_job.find_run(None, environ)
+    assert job.name == Path(folder).name
+    assert job.pids == {0: 100, 1: 202}
+    assert job.applied == {0: {"n": 100}, 1: {"n": 202}}
+    assert len(job.plan.ranks) == 2
+
+
+def test_runs_are_found_in_both_default_places(environ: dict[str, str], tmp_path: Path) -> None:
+    """A run that was started without XDG_RUNTIME_DIR is found with it, and the other way round is told of both."""
+    with_runtime = {**environ, "XDG_RUNTIME_DIR": str(tmp_path / "runtime")}
+    (tmp_path / "runtime").mkdir()
+    with _run(environ) as first:
+        assert find_job.find_run(None, with_runtime).name == Path(first).name
+        with _run(with_runtime) as second:
+            assert {*run_folder.live_runs(with_runtime)} == {first, second}
+
+
+def test_several_runs_are_listed(environ: dict[str, str]) -> None:
+    """With two runs their names and commands are told, and either is found by name or by path."""
+    with _run(environ) as first, _run(environ) as second:
+        with pytest.raises(UsageError) as caught:
+            find_job.find_run(None, environ)
+        assert caught.value.message.startswith("2 runs go on")
+        assert f"{Path(first).name}  numapin run 'a b.py'" in caught.value.message
+        for folder in (first, second):
+            assert find_job.find_run(folder, {}).name == Path(folder).name
+            assert find_job.find_run(Path(folder).name, environ).name == Path(folder).name
+        with pytest.raises(UsageError, match="no run run-x goes on") as caught:
+            find_job.find_run("run-x", environ)
+        assert Path(first).name in caught.value.hint
+
+
+def test_inside_a_rank_it_is_its_own_run(environ: dict[str, str]) -> None:
+    """NUMAPIN_RUN_DIR as a rank has it names the run itself, whatever else goes on."""
+    with _run(environ) as own, _run(environ):
+        assert find_job.find_run(None, {**environ, "NUMAPIN_RUN_DIR": own}).name == Path(own).name
+
+
+def test_no_run(environ: dict[str, str], tmp_path: Path) -> None:
+    """Nothing that goes on, a run that is over, and a folder that is none are errors with status 2."""
+    environ = {"NUMAPIN_RUN_DIR": str(tmp_path / "kept")}
+    with _run(environ) as over:
+        pass
+    for named, told in (
+        (None, "no run of numapin"),
+        (over, "is over"),
+        (str(tmp_path), "is no run"),
+        ("x", "no run x"),
+    ):
+        with pytest.raises(UsageError, match=told) as caught:
+            find_job.find_run(named, environ)
+        assert "numapin verify" in caught.value.hint
+    with pytest.raises(UsageError, match="no run of numapin"):
+        find_job.find_run(None, {"NUMAPIN_RUN_DIR": __file__})
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("plan.json", "{"),
+        ("plan.json", "[]"),
+        (
+            "observed-0-0.json",
+            '{"schema": "numapin.observed/1", "local_rank": 0, "restart": 0, "pid": "x", "applied": {}}',
+        ),
+        ("observed-0-0.json", '{"schema": "numapin.observed/1", "local_rank": 0, "restart": 0, "pid": 1}'),
+        ("observed-0-0.json", '{"schema": "other/1"}'),
+    ],
+)
+def test_broken_files_are_named(environ: dict[str, str], name: str, text: str) -> None:
+    """A file of the run directory that numapin did not write so is an error with status 3 that names it."""
+    with _run(environ) as folder:
+        Path(folder, name).write_text(text)
+        with pytest.raises(MachineError) as caught:
+            find_job.find_run(None, environ)
+    assert f"{folder}/{name}" in caught.value.message
+    assert caught.value.exit_code == 3
+
+
+def test_a_broken_command_costs_its_title_only(environ: dict[str, str]) -> None:
+    """A run whose command.json is broken is listed by its name."""
+    with _run(environ) as first, _run(environ):
+        Path(first, run_folder.COMMAND).write_text("{")
+        with pytest.raises(UsageError) as caught:
+            find_job.find_run(None, environ)
+    assert f"    {Path(first).name}\n" in f"{caught.value.message}\n"
+
+
+@contextmanager
+def _processes(*environs: dict[str, str]) -> Iterator[list[int]]:
+    """Start a launcher with a child of each environment; yield its pid and theirs."""
+    code = (
+        "import json, os, subprocess, sys\n"
+        "environs = json.loads(sys.argv[1])\n"
+        "pipes = {'stdin': subprocess.PIPE, 'stdout': subprocess.PIPE, 'bufsize': 0}\n"
+        "children = [subprocess.Popen(['cat'], env=os.environ | e, **pipes) for e in environs]\n"
+        "for child in children:\n"
+        "    child.stdin.write(b'there?'); child.stdout.read(1)  # /proc shows an environment a little after exec\n"
+        "print(*[child.pid for child in children], flush=True)\n"
+        "sys.stdin.read()\n"
+        "for child in children: child.communicate()\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("LOCAL_", "NUMAPIN_"))}
+    with subprocess.Popen(
+        [sys.executable, "-c", code, json.dumps(environs)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment | ALONE,
+    ) as launcher:
+        assert launcher.stdout is not None
+        children = [int(pid) for pid in launcher.stdout.readline().split()]
+        try:
+            yield [launcher.pid, *children]
+        finally:
+            launcher.communicate("")
+
+
+def test_launcher_stands_for_its_ranks() -> None:
+    """Of a launcher the children with LOCAL_RANK are the ranks, by that number; others are none."""
+    with _processes({"LOCAL_RANK": "1"}, {"NAME": "monitor"}, {"LOCAL_RANK": "0"}) as (launcher, one, _, zero):
+        job = find_job.job_of_processes([launcher])
+        assert job.pids == {0: zero, 1: one}
+        assert (len(job.plan.ranks), job.applied) == (2, {})
+        assert find_job.job_of_processes([one, zero, one]).pids == {0: zero, 1: one}
+
+
+def test_no_folder_is_not_this_one(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process without NUMAPIN_RUN_DIR is of no run, also where this process stands in a run's folder."""
+    with _run(environ) as folder, _processes({"LOCAL_RANK": "0"}) as (_, rank):
+        monkeypatch.chdir(folder)
+        assert not run_folder.is_live("")
+        assert find_job.job_of_processes([rank]).name == f"pid {rank}"
+        monkeypatch.chdir(Path(folder).parent)
+        assert find_job.find_run(Path(folder).name, {}).name == Path(folder).name
+
+
+def test_a_record_that_the_plan_lacks(environ: dict[str, str]) -> None:
+    """A record of a rank that was not planned is an error that names its file."""
+    with _run(environ) as folder:
+        _record(folder, 7, 100)
+        with pytest.raises(MachineError, match=r"observed-7-0\.json: the plan has no rank 7"):
+            find_job.find_run(None, environ)
+
+
+def test_a_process_id_that_is_another_process_now(environ: dict[str, str]) -> None:
+    """A record whose process started at another time, or on another host, is of a rank that is gone."""
+    own = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, host = int(own[19]), os.uname().nodename
+    with _run(environ) as folder:
+        for more, is_gone in (
+            ({"start": start, "host": host}, False),
+            ({}, False),
+            ({"start": start + 1, "host": host}, True),
+            ({"start": start, "host": f"not-{host}"}, True),
+        ):
+            _record(folder, 0, os.getpid(), more=dict(more))
+            job = find_job.find_run(None, environ)
+            assert (0 in job.gone) == is_gone, more
+            assert observe(job.pids, gone=job.gone).ranks[0].is_gone == is_gone
+
+
+def test_a_rank_records_when_it_started() -> None:
+    """What a rank records as its start is what it is known by later."""
+    start = rank_start_time()
+    assert start is not None
+    assert is_running(os.getpid(), start)
+    assert not is_running(os.getpid(), start - 1)
+
+
+def test_one_rank_of_several() -> None:
+    """One rank is held against its own part of the plan for as many ranks as LOCAL_WORLD_SIZE says."""
+    with _processes({"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "4"}) as (_, rank):
+        job = find_job.job_of_processes([rank])
+        assert (job.pids, len(job.plan.ranks)) == ({2: rank}, 4)
+
+
+@pytest.mark.parametrize(
+    "rank", [{}, {"LOCAL_RANK": "0"}, {"LOCAL_RANK": "x"}, {"LOCAL_RANK": "99999999999"}, {"LOCAL_RANK": "٣"}], ids=str
+)
+def test_order_numbers_ranks_that_do_not_say(rank: dict[str, str]) -> None:
+    """Without LOCAL_RANK, or with the same in all (--virtual-local-rank), ranks are numbered in the order given."""
+    with _processes(rank, rank) as (_, first, second):
+        assert find_job.job_of_processes([second, first]).pids == {0: second, 1: first}
+
+
+def test_ranks_that_see_other_gpus() -> None:
+    """Ranks that are shown a GPU each, as by srun, are planned together, where there are no such GPUs too."""
+    ranks = [{"LOCAL_RANK": str(rank), "CUDA_VISIBLE_DEVICES": str(rank)} for rank in range(2)]
+    with _processes(*ranks) as (launcher, first, second):
+        assert find_job.job_of_processes([launcher]).pids == {0: first, 1: second}
+
+
+def test_ranks_of_a_run_have_its_plan(environ: dict[str, str]) -> None:
+    """Processes that carry the folder of a run that goes on have the plan and the records that are there."""
+    with _run(environ) as folder:
+        ranks = [{"LOCAL_RANK": str(rank), "NUMAPIN_RUN_DIR": folder} for rank in range(2)]
+        with _processes(*ranks) as (launcher, first, second):
+            _record(folder, 0, first)
+            _record(folder, 1, second)
+            job = find_job.job_of_processes([launcher])
+            assert (job.name, job.pids) == (Path(folder).name, {0: first, 1: second})
+            assert find_job.job_of_processes([second]).pids == {1: second}
+
+
+def test_what_a_rank_started_stands_for_it(environ: dict[str, str]) -> None:
+    """A worker's process id names its rank; one of a process that is in no rank of its run is an error."""
+    with _run(environ) as folder:
+        inherited = {"LOCAL_RANK": "0", "NUMAPIN_RUN_DIR": folder}
+        with _processes(inherited, inherited) as (rank, worker, stranger):
+            _record(folder, 0, rank)
+            assert find_job.job_of_processes([worker]).pids == {0: rank}
+            _record(folder, 0, worker)
+            with pytest.raises(UsageError, match=f"pid {stranger} belongs to no rank of run {Path(folder).name}"):
+                find_job.job_of_processes([stranger])
+
+
+def test_no_such_process() -> None:
+    """A process that does not exist is an error with status 2 that names it."""
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+    with pytest.raises(UsageError, match=f"there is no process {ended.pid}"):
+        find_job.job_of_processes([ended.pid])

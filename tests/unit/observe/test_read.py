@@ -1,0 +1,299 @@
+"""Reading process trees: from written /proc trees, ugly ones too, and from a real process with threads."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from numapin.base import cpu_set
+from numapin.errors import MachineError
+from numapin.observe.model import MemoryKind, ObservedRank, Process, Role
+from numapin.observe.read import children_of, environment_of, observe, parent_of
+
+MIB = 1 << 20
+MAPS = r"""5604952f6000 prefer:1 file=/usr/bin/python3 mapped=512 N0=512 kernelpagesize_kB=4
+5604ce34c000 prefer:1 heap anon=256 dirty=256 active=0 N1=256 kernelpagesize_kB=4
+7f0000000000 prefer:1 anon=512 dirty=512 N0=256 N1=256 kernelpagesize_kB=4
+7f0000800000 bind:0 anon=256 dirty=256 N0=256 kernelpagesize_kB=4
+7f0001000000 prefer:1 file=/memfd:numapin-ring\040(deleted) dirty=256 N1=256 kernelpagesize_kB=4
+7f0001200000 prefer:1 file=/memfd:numapin-spill\040(deleted) dirty=256 N1=256 kernelpagesize_kB=4
+7f0001400000 prefer:1 file=/memfd:other\040(deleted) dirty=256 N1=256 kernelpagesize_kB=4
+7f0002000000 prefer:1 file=/dev/shm/torch_17_1_0\040(deleted) dirty=256 N0=256 kernelpagesize_kB=4
+7f0003000000 prefer:1 file=/dev/shm/nccl-aYxb3 dirty=256 N0=256 kernelpagesize_kB=4
+7f0004000000 prefer:1 file=/anon_hugepage\040(deleted) huge anon=2 dirty=2 N1=2 kernelpagesize_kB=2048
+7f0005000000 prefer:1 file=/dev/zero\040(deleted) dirty=256 N0=256 kernelpagesize_kB=4
+7f0006000000 prefer:1
+7ffc00000000 prefer:1 stack anon=8 dirty=8 N1=8 kernelpagesize_kB=4
+"""
+
+
+def _task(folder: Path, name: str, parent: int, *, cpus: str = "0-3", state: str = "S") -> None:
+    folder.mkdir(parents=True)
+    numbers = ["0"] * 34 + ["2"] + ["0"] * 13  # the last CPU is field 39
+    (folder / "stat").write_text(f"{folder.name} ({name}) {state} {parent} {' '.join(numbers)}\n")
+    (folder / "status").write_text(f"Name:\t{name}\nCpus_allowed:\tf\nCpus_allowed_list:\t{cpus}\n")
+
+
+def _add(  # noqa: PLR0913 - what a process has
+    root: Path,
+    pid: int,
+    parent: int = 1,
+    *,
+    name: str = "python",
+    maps: str | None = MAPS,
+    environ: str = "A=1\0",
+    **task: str,
+) -> Path:
+    """Write a process with one thread."""
+    folder = root / "proc" / str(pid)
+    _task(folder, name, parent, **task)
+    _task(folder / "task" / str(pid), name, parent, **task)
+    (folder / "environ").write_text(environ)
+    if maps is not None:
+        (folder / "numa_maps").write_text(maps)
+    return folder
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Give a root with nothing but /proc, two nodes and eight CPUs."""
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    for kind, online in (("node", "0-1"), ("cpu", "0-7")):
+        folder = tmp_path / "sys/devices/system" / kind
+        folder.mkdir(parents=True)
+        (folder / "online").write_text(f"{online}\n")
+    return tmp_path
+
+
+def _one(root: Path, pid: int = 10) -> ObservedRank:
+    (rank,) = observe({0: pid}, root=root).ranks
+    return rank
+
+
+def _bytes(process: Process, kind: MemoryKind) -> dict[str, dict[int, int]]:
+    """Return policy -> node -> bytes."""
+    return {str(pages.policy): dict(pages.bytes_by_node) for pages in process.pages or () if pages.kind is kind}
+
+
+def test_memory_by_kind_and_policy(root: Path) -> None:
+    """Every kind of mapping is told apart and counted in bytes, huge pages by their size, by its own policy."""
+    _add(root, 10)
+    (process,) = _one(root).processes
+    assert str(process.policy) == "prefer:1"
+    assert _bytes(process, MemoryKind.HEAP) == {"prefer:1": {1: MIB}}
+    assert _bytes(process, MemoryKind.ANONYMOUS) == {"prefer:1": {0: MIB, 1: MIB + 2 * 2 * MIB}, "bind:0": {0: MIB}}
+    assert _bytes(process, MemoryKind.RING) == _bytes(process, MemoryKind.SPILL) == {"prefer:1": {1: MIB}}
+    assert _bytes(process, MemoryKind.TORCH_SHARED) == {"prefer:1": {0: MIB}}
+    assert _bytes(process, MemoryKind.SHARED) == {"prefer:1": {0: 2 * MIB, 1: MIB}}
+    assert _bytes(process, MemoryKind.STACK) == {"prefer:1": {1: 8 * 4096}}
+    assert _bytes(process, MemoryKind.FILE) == {"prefer:1": {0: 2 * MIB}}
+    assert _bytes(process, MemoryKind.PINNED) == {}
+
+
+def test_dev_zero_is_pinned_memory_where_a_gpu_is_open(root: Path) -> None:
+    """A shared anonymous mapping is what cudaHostAlloc made in a process that has a GPU's device mapped."""
+    _add(root, 10, maps=MAPS + "7ffd00000000 default file=/dev/nvidia0 kernelpagesize_kB=4\n")
+    (process,) = _one(root).processes
+    assert _bytes(process, MemoryKind.PINNED) == {"prefer:1": {0: MIB}}
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        ("default", "default"),
+        ("local", "local"),
+        ("prefer (many):0-1", "prefer (many):0-1"),
+        ("bind=static:0,2", "bind:0,2"),
+        ("weighted interleave:0-1", "weighted interleave:0-1"),
+    ],
+)
+def test_policies(root: Path, words: str, shown: str) -> None:
+    """Policies of two words and with flags are read; the stack's line is the main thread's policy."""
+    _add(root, 10, maps=f"7ffc00000000 {words} stack anon=8 N1=8 kernelpagesize_kB=4\n")
+    assert str(_one(root).processes[0].policy) == shown
+
+
+def test_tree_with_roles(root: Path) -> None:
+    """A rank comes first; workers are known by torch's name for them or by a ring, and grandchildren belong to it."""
+    _add(root, 10)
+    _add(root, 11, 10, name="pt_data_worker", maps="")  # it has let go of its memory
+    _add(root, 12, 10, name="pt_data_worker:", maps="7ffc00000000 default stack\n")
+    _add(root, 13, 10)
+    _add(root, 14, 13, name="bash", maps="7ffc00000000 default stack\n")
+    _add(root, 20)
+    rank = _one(root)
+    assert [(process.pid, process.role) for process in rank.processes] == [
+        (10, Role.RANK),
+        (12, Role.WORKER),
+        (13, Role.WORKER),
+        (14, Role.OTHER),
+    ]
+    assert not rank.is_gone
+
+
+def test_shared_pages_count_once_and_private_ones_all(root: Path) -> None:
+    """Of what two processes map together the larger count is taken; what is private to each is added up."""
+    _add(root, 10)
+    _add(root, 11, 10)
+    rank = _one(root)
+    assert rank.bytes_by_node([MemoryKind.RING]) == {1: MIB}
+    assert rank.bytes_by_node([MemoryKind.HEAP]) == {1: 2 * MIB}
+
+
+def test_masks_with_cpus_that_are_not_there(root: Path) -> None:
+    """CPUs that are possible and not online, as in masks on virtual machines, are not counted."""
+    _add(root, 10, cpus="0-127")
+    assert cpu_set.render(_one(root).processes[0].threads[0].cpus) == "0-7"
+
+
+def test_names_with_brackets_and_escapes(root: Path) -> None:
+    """A thread's name may have blanks and brackets in it; what would steer a terminal is not passed on."""
+    _add(root, 10, name="a) R 1 (\x1b[31m")
+    (process,) = _one(root).processes
+    assert process.name == "a) R 1 (\N{REPLACEMENT CHARACTER}[31m"
+    assert process.threads[0].last_cpu == 2
+
+
+@pytest.mark.parametrize("pid", [99, 10], ids=["no such process", "zombie"])
+def test_gone(root: Path, pid: int) -> None:
+    """A process that is not there, or waits to be waited for, is a rank that is gone, and no error."""
+    _add(root, 10, state="Z")
+    rank = _one(root, pid)
+    assert (rank.is_gone, rank.processes) == (True, ())
+
+
+def test_what_vanishes_while_it_is_read_is_left_out(root: Path) -> None:
+    """Threads whose files are gone, and a child without any, are skipped; the rest is there."""
+    rank = _add(root, 10)
+    _task(rank / "task" / "15", "gone", 1)
+    (rank / "task" / "15" / "status").unlink()
+    (root / "proc" / "16").mkdir()
+    child = _add(root, 17, 10)
+    (child / "task" / "17" / "stat").unlink()
+    (child / "task" / "17" / "status").unlink()
+    (child / "task" / "17").rmdir()
+    (child / "task").rmdir()
+    assert [[thread.tid for thread in process.threads] for process in _one(root).processes] == [[10]]
+
+
+def test_kernel_without_numa(root: Path) -> None:
+    """Without numa_maps and node directories memory is unknown, with the reason; there is one node."""
+    _add(root, 10, maps=None)
+    (root / "sys/devices/system/node/online").unlink()
+    observed = observe({0: 10}, root=root)
+    (process,) = observed.ranks[0].processes
+    assert (process.pages, process.policy, process.unreadable) == (None, None, "the kernel has no numa_maps")
+    assert observed.nodes == {0}
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("stat", "10 (python) S 1 0"),
+        ("stat", ""),
+        ("task/10/stat", "10 (python) S x" + " 0" * 50),
+        ("task/10/status", "Name:\tpython\n"),
+        ("task/10/status", "Cpus_allowed_list:\t3-1\n"),
+        ("numa_maps", "not an address\n"),
+        ("numa_maps", "7f0000000000\n"),
+    ],
+)
+def test_garbled_files_are_named(root: Path, file: str, text: str) -> None:
+    """What no kernel writes is an error that names the file, not a traceback and not a guess."""
+    (_add(root, 10) / file).write_text(text)
+    with pytest.raises(MachineError) as caught:
+        observe({0: 10}, root=root)
+    assert str(root / "proc" / "10" / file) in caught.value.message
+
+
+def test_file_names_with_line_ends(root: Path) -> None:
+    """What Python takes for a line's end and the kernel does not, in the name of a mapped file, breaks nothing."""
+    line = "7f0006000000 prefer:1 file=/tmp/a\rb\u2028c\x85d mapped=1 N0=1 kernelpagesize_kB=4\n"
+    (_add(root, 10) / "numa_maps").write_bytes(line.encode() + b"7f0007000000 prefer:1 file=/tmp/\xff mapped=1\n")
+    assert _bytes(_one(root).processes[0], MemoryKind.FILE) == {"prefer:1": {0: 4096}}
+
+
+def test_processes_that_may_not_be_read_have_no_children(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With /proc mounted hidepid=1 others' files are refused: they are passed over."""
+    _add(root, 10)
+    _add(root, 11)
+    read = Path.read_bytes
+
+    def refuse(path: Path) -> bytes:
+        if "11" in path.parts:
+            raise PermissionError(1, "Operation not permitted", str(path))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    assert children_of(root) == {1: [10]}
+
+
+def test_parents(root: Path) -> None:
+    """A process has the parent that the kernel says; one that is gone has none."""
+    _add(root, 10, name="sh) 7 (", parent=5)
+    assert (parent_of(10, root=root), parent_of(99, root=root)) == (5, 0)
+    assert parent_of(os.getpid()) == os.getppid()
+
+
+def test_variables_of_openmp(root: Path) -> None:
+    """Of a process's environment the variables are kept by which OpenMP moves threads, and nothing else."""
+    _add(root, 10, environ="SECRET=x\0OMP_PROC_BIND=close\0broken\0GOMP_CPU_AFFINITY=0-7\0")
+    assert _one(root).processes[0].openmp == ("OMP_PROC_BIND=close", "GOMP_CPU_AFFINITY=0-7")
+    assert environment_of(99, root=root) is None
+
+
+def test_variables_do_not_steer_a_terminal(root: Path) -> None:
+    """Escapes in a variable's value are not passed on."""
+    _add(root, 10, environ="OMP_PLACES=\x1b]0;x\x07{0}\n\x9b\0")
+    shown = "OMP_PLACES=?]0;x?{0}??".replace("?", "\N{REPLACEMENT CHARACTER}")
+    assert _one(root).processes[0].openmp == (shown,)
+
+
+def test_real_process_with_threads() -> None:
+    """This process's own child: its threads, CPUs, policy and memory are what the kernel and the child itself say."""
+    code = (
+        "import mmap, os, sys, threading\n"
+        f"memory = mmap.mmap(-1, {32 * MIB}, flags=mmap.MAP_PRIVATE)\n"
+        f"memory.write(bytes({32 * MIB}))\n"
+        "thread = threading.Thread(target=sys.stdin.read)\n"
+        "thread.start()\n"
+        "os.sched_setaffinity(thread.native_id, {min(os.sched_getaffinity(0))})\n"
+        "print(thread.native_id, flush=True)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        tid = int(child.stdout.readline())
+        (rank,) = observe({0: child.pid}).ranks
+        assert child.pid in children_of()[os.getpid()]
+        child.communicate("")
+    (process,) = rank.processes
+    cpus = {thread.tid: thread.cpus for thread in process.threads}
+    assert cpus == {child.pid: os.sched_getaffinity(0), tid: {min(os.sched_getaffinity(0))}}
+    if process.pages is not None:
+        assert rank.bytes_by_node([MemoryKind.ANONYMOUS]).total() >= 32 * MIB
+        assert process.policy is not None
+
+
+def test_processes_that_come_and_go_are_no_errors() -> None:
+    """Reading this process's tree over and over, while children start and end, never fails and always finds it."""
+    end = threading.Event()
+
+    def churn() -> None:
+        while not end.is_set():
+            subprocess.run(["true"], check=True)
+
+    thread = threading.Thread(target=churn)
+    thread.start()
+    try:
+        for _ in range(20):
+            assert not observe({0: os.getpid()}).ranks[0].is_gone
+    finally:
+        end.set()
+        thread.join()

@@ -1,0 +1,295 @@
+"""What `verify` makes of a plan and of what was observed, both written by hand; and the table and line made of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from numapin.base import cpu_set
+from numapin.observe.model import MemoryKind, Observed, ObservedRank, Pages, Policy, Process, Role, Thread
+from numapin.observe.report import Finding, Report, Severity
+from numapin.observe.verify import verify
+from numapin.plan.model import Plan, RankPlan
+from numapin.plan.request import Bind, Memory
+from numapin.view.verify_table import summary, verify_table
+from tests.unit.planned import MIB, PLANNED, PREFER
+
+APPLIED = {"cpus": "4-7", "memory": "preferred", "nodes": "1", "shortfalls": []}
+
+
+def _thread(tid: int, cpus: str = "4-7", name: str = "python") -> Thread:
+    return Thread(tid=tid, name=name, cpus=cpu_set.parse(cpus), last_cpu=5)
+
+
+def _pages(kind: MemoryKind, **mib: float) -> Pages:
+    """Return pages of a kind; n0=1.5 is 1.5 MiB on node 0."""
+    sizes = {int(node.removeprefix("n")): int(size * MIB) for node, size in mib.items()}
+    return Pages(kind=kind, policy=PREFER, bytes_by_node=sizes)
+
+
+RANK = Process(
+    pid=10,
+    name="python",
+    role=Role.RANK,
+    threads=(_thread(10), _thread(11)),
+    policy=PREFER,
+    pages=(_pages(MemoryKind.ANONYMOUS, n1=100), _pages(MemoryKind.FILE, n0=500)),
+)
+WORKER = replace(RANK, pid=20, role=Role.WORKER, threads=(_thread(20, name="pt_data_worker"),))
+
+
+def _report(
+    *processes: Process,
+    plan: RankPlan = PLANNED,
+    nodes: str = "0-1",
+    applied: dict[str, object] | None = APPLIED,  # type: ignore[assignment] # mypy takes the list for list[Never]
+) -> Report:
+    rank = ObservedRank(local_rank=0, pid=10, processes=processes)
+    return verify(
+        Plan(bind=Bind.NODE, memory=plan.memory, ranks=(plan,)),
+        Observed(nodes=cpu_set.parse(nodes), ranks=(rank,)),
+        applied={} if applied is None else {0: applied},
+        run="run-1",
+    )
+
+
+def _found(report: Report) -> tuple[Finding, ...]:
+    return report.ranks[0].findings
+
+
+def _only(report: Report) -> Finding:
+    """Return the one finding."""
+    (finding,) = _found(report)
+    return finding
+
+
+def test_what_is_as_planned_holds() -> None:
+    """Threads on planned CPUs or fewer, the planned policy and local pages: no finding, whatever files lie where."""
+    narrow = replace(RANK, threads=(_thread(10), _thread(11, "5"), _thread(12, "")))
+    report = _report(narrow, WORKER)
+    assert (report.holds, _found(report)) == (True, ())
+
+
+class TestThreads:
+    """Threads on CPUs outside the plan."""
+
+    def test_one_that_was_moved(self) -> None:
+        """It is an error with both sets of CPUs, where it was seen, and the command that puts it back."""
+        report = _report(replace(RANK, threads=(_thread(10), _thread(11, "3-4"))))
+        finding = _only(report)
+        assert (report.holds, finding.severity) == (False, Severity.ERROR)
+        assert finding.what == "1 thread 'python' of the rank may run on CPUs 3-4; planned are 4-7"
+        assert finding.where == "pid 10, thread 11, last on CPU 5"
+        assert "taskset --cpu-list --pid 4-7 11" in finding.remedy
+
+    def test_alike_ones_are_one_finding(self) -> None:
+        """Sixty threads of one name on the same CPUs are one finding; another name or other CPUs are another."""
+        threads = [_thread(tid, "0-3") for tid in range(11, 71)]
+        report = _report(replace(RANK, threads=(_thread(10), *threads, _thread(99, "0"))))
+        assert [finding.what[:10] for finding in _found(report)] == ["60 threads", "1 thread '"]
+        assert "thread 11-70," in _found(report)[0].where
+
+    @pytest.mark.parametrize(
+        ("name", "openmp", "role", "cause"),
+        [
+            ("NCCL Service 0", (), Role.RANK, "NCCL_IGNORE_CPU_AFFINITY"),
+            ("pt_nccl_watchdg", ("OMP_PROC_BIND=true",), Role.RANK, "NCCL_IGNORE_CPU_AFFINITY"),
+            ("python", ("GOMP_CPU_AFFINITY=0-3",), Role.RANK, "GOMP_CPU_AFFINITY=0-3: unset"),
+            ("pt_data_pin", (), Role.RANK, "pin thread"),
+            ("pt_data_worker", (), Role.WORKER, "worker_init_fn"),
+            ("bash", (), Role.OTHER, "taskset --cpu-list --pid 4-7 31"),
+        ],
+    )
+    def test_likely_cause(self, name: str, openmp: tuple[str, ...], role: Role, cause: str) -> None:
+        """The remedy is for what is known of the thread by its name, its process's environment and role."""
+        moved = replace(RANK, pid=30, role=role, threads=(_thread(31, "0-3", name),), openmp=openmp)
+        finding = _only(_report(RANK, moved))
+        assert f"of the {role} " in finding.what
+        assert cause in finding.remedy
+
+    def test_job_that_nobody_bound(self) -> None:
+        """Of a rank that numapin did not start and whose main thread is astray it is said once that it is unbound."""
+        unbound = replace(RANK, threads=(_thread(10, "0-7"), _thread(11, "0-7"), _thread(12)))
+        finding = _only(_report(unbound, applied=None))
+        assert finding.what == "not bound: 2 of 3 threads may run on CPUs 0-7; planned are 4-7"
+        assert "numapin run" in finding.remedy
+        assert "taskset --all-tasks --cpu-list --pid 4-7 10" in finding.remedy
+        moved = replace(RANK, threads=(_thread(10), _thread(11, "0-7")))
+        assert _only(_report(moved, applied=None)).what.startswith("1 thread")
+
+    def test_rank_that_is_gone(self) -> None:
+        """A rank whose own process is not there is an error, even where a worker lives on; nothing else is said."""
+        for processes in ((), (WORKER,)):
+            report = _report(*processes)
+            assert (report.holds, _only(report).what) == (False, "the process is gone")
+
+
+class TestPolicy:
+    """Memory policies."""
+
+    @pytest.mark.parametrize(
+        ("memory", "nodes", "mode", "observed", "fits"),
+        [
+            (Memory.PREFERRED, "1", "prefer", "1", True),
+            (Memory.PREFERRED, "0-1", "prefer (many)", "0-1", True),
+            (Memory.PREFERRED, "0-1", "prefer", "0", True),  # before Linux 5.15
+            (Memory.PREFERRED, "1", "prefer", "0", False),
+            (Memory.PREFERRED, "1", "bind", "1", False),
+            (Memory.PREFERRED, "1", "default", "", False),
+            (Memory.PREFERRED, "1", "local", "", False),
+            (Memory.BIND, "1", "bind", "1", True),
+            (Memory.BIND, "1", "bind", "0-1", False),
+            (Memory.INTERLEAVE, "0-1", "interleave", "0-1", True),
+            (Memory.INTERLEAVE, "0-1", "default", "", False),
+            (Memory.LOCAL, "1", "local", "", True),
+            (Memory.LOCAL, "1", "prefer", "1", False),
+        ],
+    )
+    def test_modes_and_nodes(self, memory: Memory, nodes: str, mode: str, observed: str, fits: bool) -> None:  # noqa: FBT001 - a parameter
+        """A policy is as planned with the planned mode and no other nodes; anything else is an error."""
+        plan = replace(PLANNED, memory=memory, nodes=cpu_set.parse(nodes))
+        process = replace(RANK, policy=Policy(mode=mode, nodes=cpu_set.parse(observed)))
+        report = _report(process, plan=plan, applied={**APPLIED, "memory": memory.value})
+        assert report.holds is fits
+        if not fits:
+            assert f"planned is {memory} {nodes}" in _only(report).what
+
+    def test_one_that_was_refused(self) -> None:
+        """A policy that the kernel refused when the rank was bound is a warning with the remedy: it was said then."""
+        process = replace(RANK, policy=Policy(mode="default", nodes=frozenset()))
+        report = _report(process, applied={**APPLIED, "memory": None})
+        assert (report.holds, _only(report).severity) == (True, Severity.WARNING)
+        assert "SYS_NICE" in _only(report).remedy
+
+    def test_worker_with_another(self) -> None:
+        """A worker's policy is looked at as the rank's is."""
+        report = _report(RANK, replace(WORKER, policy=Policy(mode="bind", nodes=frozenset({0}))))
+        assert _only(report).what == "the memory policy of the data worker is bind:0; planned is preferred 1"
+
+
+class TestPages:
+    """Where pages are."""
+
+    @pytest.mark.parametrize(
+        ("kind", "there", "away", "severity"),
+        [
+            (MemoryKind.ANONYMOUS, 100, 3.9, None),  # below 4 MiB
+            (MemoryKind.ANONYMOUS, 1, 3.9, None),
+            (MemoryKind.ANONYMOUS, 1000, 40, None),  # below 5 %
+            (MemoryKind.ANONYMOUS, 60, 4, Severity.ERROR),
+            (MemoryKind.HEAP, 0, 4, Severity.ERROR),
+            (MemoryKind.STACK, 0, 8, Severity.ERROR),
+            (MemoryKind.TORCH_SHARED, 10, 10, Severity.ERROR),
+            (MemoryKind.SPILL, 10, 10, Severity.ERROR),
+            (MemoryKind.SHARED, 10, 10, Severity.WARNING),  # it may be another rank's
+            (MemoryKind.FILE, 0, 1000, None),
+            (MemoryKind.RING, 100, 1, None),
+            (MemoryKind.RING, 100, 1.1, Severity.ERROR),
+            (MemoryKind.PINNED, 0, 4096 / MIB, Severity.ERROR),
+        ],
+    )
+    def test_thresholds(self, kind: MemoryKind, there: float, away: float, severity: Severity | None) -> None:
+        """From 5 % and 4 MiB of a kind elsewhere it is a finding, of what is page-locked from 1 %; files never."""
+        report = _report(replace(RANK, pages=(_pages(kind, n0=away, n1=there),)))
+        assert [finding.severity for finding in _found(report)] == ([severity] if severity else [])
+        assert report.holds is (severity is not Severity.ERROR)
+
+    def test_what_is_said(self) -> None:
+        """The finding has share, kind, MiB, nodes and process, and the command that moves the pages back."""
+        plan = replace(PLANNED, nodes=frozenset({1}))
+        pages = (_pages(MemoryKind.HEAP, n1=100), _pages(MemoryKind.ANONYMOUS, n0=30, n1=60, n2=10))
+        finding = _only(_report(replace(RANK, pages=pages), WORKER, plan=plan))  # of the worker all is local
+        assert finding.what == (
+            "20.0% of the anonymous memory (200.0 MiB) is elsewhere: "
+            "30.0 MiB on node 0, 10.0 MiB on node 2; planned is node 1"
+        )
+        assert finding.where == "pid 10"
+        assert finding.remedy.endswith("migratepages 10 0,2 1")
+
+    def test_pinned_memory_cannot_be_moved(self) -> None:
+        """The remedy for page-locked memory is no command that would fail."""
+        finding = _only(_report(replace(RANK, pages=(_pages(MemoryKind.RING, n0=1),))))
+        assert "migratepages" not in finding.remedy
+        assert "restart" in finding.remedy
+
+    def test_memory_that_may_not_be_read(self) -> None:
+        """It is unverified: neither does the plan hold nor not; an error elsewhere still says that it does not."""
+        closed = replace(RANK, pages=None, policy=None, unreadable="run this as root")
+        report = _report(closed)
+        assert (report.holds, _only(report).severity) == (None, Severity.UNVERIFIED)
+        assert _only(report).remedy == "run this as root"
+        assert _report(replace(closed, threads=(_thread(11, "0"),))).holds is False
+
+    def test_machine_with_one_node(self) -> None:
+        """There memory is local whatever the kernel tells of it, and the report says so; threads still count."""
+        plan = replace(PLANNED, memory=Memory.NONE, nodes=frozenset({0}))
+        report = _report(replace(RANK, pages=None, unreadable="x"), plan=plan, nodes="0")
+        assert (report.holds, _only(report).severity) == (True, Severity.NOTE)
+        assert "one NUMA node" in _only(report).what
+        assert _report(replace(RANK, threads=(_thread(11, "0"),)), plan=plan, nodes="0").holds is False
+
+    def test_plan_without_a_policy(self) -> None:
+        """Without a policy in the plan memory can be anywhere, and the report says that it was not judged."""
+        report = _report(
+            replace(RANK, pages=(_pages(MemoryKind.RING, n0=9),)), plan=replace(PLANNED, memory=Memory.NONE)
+        )
+        assert (report.holds, _only(report).severity) == (True, Severity.NOTE)
+
+
+class TestShown:
+    """JSON, table and line."""
+
+    def test_json(self) -> None:
+        """The report is the contract: requested, applied and observed of each rank, findings, and the verdict."""
+        report = _report(replace(RANK, threads=(_thread(10), _thread(11, "0"))), WORKER)
+        told = json.loads(json.dumps(report.to_json()))
+        assert (told["schema"], told["run"], told["holds"]) == ("numapin.report/1", "run-1", False)
+        (rank,) = told["ranks"]
+        assert rank.keys() == {"local_rank", "pid", "requested", "applied", "observed", "findings"}
+        assert (rank["requested"]["cpus"], rank["applied"]) == ("4-7", APPLIED)
+        first, second = rank["observed"]["processes"]
+        assert (first["role"], second["role"], first["policy"]) == ("rank", "data worker", "prefer:1")
+        assert first["threads"][1] == {"tid": 11, "name": "python", "cpus": "0", "last_cpu": 5}
+        assert first["memory"][0]["bytes_by_node"] == {"1": 100 * MIB}
+        assert [finding["severity"] for finding in rank["findings"]] == ["error"]
+
+    def test_table(self) -> None:
+        """A row has threads and memory on and off the plan; a finding follows with where it was seen and its remedy."""
+        pages = (_pages(MemoryKind.ANONYMOUS, n0=20, n1=80), _pages(MemoryKind.RING, n1=64))
+        lines = _shown(_report(replace(RANK, threads=(_thread(10), _thread(11, "0")), pages=pages), WORKER))
+        assert " ".join(lines[1].split()) == "0 10 1 81:00.0 1 2/3 1 180/200 0/0 64/64 off plan"
+        assert max(map(len, lines[:2])) <= 80
+        assert lines[3].startswith("error: rank 0: 1 thread 'python'")
+        assert lines[4].startswith("  seen:   pid 10, thread 11")
+        assert lines[5].startswith("  remedy: ")
+
+    def test_memory_that_was_not_seen_is_no_number(self) -> None:
+        """Unknown memory is a question mark in the table and not zero."""
+        lines = _shown(_report(replace(RANK, pages=None, unreadable="x")))
+        assert lines[1].split()[-4:] == ["?", "?", "?", "unverified"]
+
+    def test_what_ranks_have_alike_is_said_once(self) -> None:
+        """A finding of two ranks is one line with both ranks."""
+        (rank,) = _report(RANK, nodes="0").ranks
+        other = replace(rank, requested=replace(PLANNED, local_rank=1))
+        lines = _shown(Report(run="x", ranks=(rank, other)))
+        assert [line for line in lines if line.startswith("note: ")] == [
+            "note: rank 0-1: all memory is local: this machine has one NUMA node"
+        ]
+
+    def test_line(self) -> None:
+        """The line says the verdict and what it was made from."""
+        assert summary(_report(RANK)) == "the plan holds: 1 rank, 1 process, 2 threads, 100 MiB"
+        report = _report(replace(RANK, threads=(_thread(11, "0"),)), WORKER)
+        assert summary(report).startswith("the plan does not hold: 1 rank, 2 processes")
+
+
+def _shown(report: Report) -> list[str]:
+    console = Console(width=200, file=StringIO())
+    with console.capture() as capture:
+        console.print(verify_table(report))
+    return [line.rstrip() for line in capture.get().splitlines()]

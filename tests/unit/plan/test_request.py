@@ -1,0 +1,55 @@
+"""Binding options as text, which the command line and `numapin.spawn` read alike."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from numapin.plan.request import Bind, Memory, MemoryChoice, Request, parse_bind, parse_gpus, parse_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@pytest.mark.parametrize(
+    ("text", "memory", "nodes"),
+    [
+        ("local", Memory.LOCAL, None),
+        ("bind=0,2-3", Memory.BIND, frozenset({0, 2, 3})),
+        ("interleave=", Memory.INTERLEAVE, frozenset()),
+    ],
+)
+def test_memory(text: str, memory: Memory, nodes: frozenset[int] | None) -> None:
+    """A policy with or without nodes, to be splatted into a request; as text it is what was read."""
+    choice = parse_memory(text)
+    assert choice == MemoryChoice(memory=memory, memory_nodes=nodes)
+    assert str(choice) == text
+
+
+def test_memory_in_a_request() -> None:
+    """The fields are those of a request."""
+    request = Request(**parse_memory("bind=1")._asdict())
+    assert (request.policy, request.memory_nodes) == (Memory.BIND, frozenset({1}))
+
+
+def test_modes_and_gpus() -> None:
+    """A mode is a word; GPUs are what stands between the commas, in that order."""
+    assert parse_bind("core-complex") is Bind.CORE_COMPLEX
+    assert parse_gpus("1, GPU-12 ,0000:01:00.0") == ("1", "GPU-12", "0000:01:00.0")
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "told"),
+    [
+        (parse_bind, "nodes", "'nodes' is not one of none, node, socket"),
+        (parse_memory, "", "'' is not one of none, local"),
+        (parse_memory, "bind=x", "'x' in 'x' is not a number"),
+        (parse_gpus, "0,", "'0,' has an empty entry; write a list such as 0,2"),
+        (parse_gpus, "", "'' has an empty entry"),
+    ],
+)
+def test_what_cannot_be(parse: Callable[[str], object], text: str, told: str) -> None:
+    """The error tells what was seen and what can be."""
+    with pytest.raises(ValueError, match=told):
+        parse(text)

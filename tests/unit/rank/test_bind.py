@@ -1,0 +1,166 @@
+"""Binding and reading back on this machine's own kernel, each time in a process of its own. Several nodes: tests/vm."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from numapin.base import cpu_set
+from numapin.errors import BindingRefused
+from numapin.launcher import rehearse
+from numapin.plan.model import Plan, RankPlan
+from numapin.plan.request import Bind, Memory
+from numapin.rank import bind
+from numapin.system import numa
+from tests.needs import needs_two_cpus
+
+CPUS = frozenset(os.sched_getaffinity(0))
+REFUSE_POLICY = Path(__file__).parents[2] / "vm" / "refuse_policy.py"
+RANK = RankPlan(
+    local_rank=0,
+    gpu=None,
+    node=0,
+    cpus=CPUS,
+    nodes=frozenset({0}),
+    memory=Memory.BIND,
+    num_threads=1,
+    exact=True,
+    reason="a test",
+)
+PLAN = Plan(bind=Bind.NODE, memory=Memory.BIND, ranks=(RANK,))
+
+
+def in_child(expression: str, *, refused: bool = False) -> str:
+    """Evaluate an expression over `bind` and the rank in a new process, and return what it prints."""
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from dataclasses import replace\n"
+        "from numapin.rank import bind\n"
+        "from numapin.plan.request import Memory\n"
+        "from tests.unit.rank.test_bind import RANK, PLAN\n"
+        f"print({expression})\n"
+    )
+    command = [sys.executable, "-c", code, str(Path(__file__).parents[3])]
+    command = [sys.executable, str(REFUSE_POLICY), *command] if refused else command
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("memory", "nodes"),
+    [
+        (Memory.BIND, "0"),
+        (Memory.PREFERRED, "0"),
+        (Memory.INTERLEAVE, "0"),
+        (Memory.LOCAL, ""),
+        (Memory.NONE, ""),
+    ],
+)
+def test_the_kernel_says_what_was_applied(memory: Memory, nodes: str) -> None:
+    """Each policy reads back as itself, with its nodes and nothing short."""
+    applied = json.loads(
+        in_child(f"__import__('json').dumps(bind.apply(replace(RANK, memory=Memory({memory.value!r}))).to_json())")
+    )
+    assert applied == {"cpus": cpu_set.render(CPUS), "memory": memory.value, "nodes": nodes, "shortfalls": []}
+
+
+@needs_two_cpus
+def test_cpus_are_bound_and_others_are_told() -> None:
+    """One CPU is what the kernel then shows; a CPU that does not exist is told, with the launcher's CPUs kept."""
+    lowest = min(CPUS)
+    assert in_child(f"sorted(bind.apply(replace(RANK, cpus=frozenset([{lowest}]))).cpus)") == f"[{lowest}]"
+    told = in_child("bind.apply(replace(RANK, cpus=frozenset([8000]))).shortfalls[0]")
+    assert told == "CPUs 8000 were refused (Invalid argument); the CPUs there are stay"
+    told = in_child(f"bind.apply(replace(RANK, cpus=frozenset([{lowest}, 8000]))).shortfalls[0]")
+    assert told.startswith("CPUs 8000 were dropped by the cpuset")
+
+
+def test_a_node_that_does_not_exist_is_told() -> None:
+    """A policy on an impossible node is refused by the kernel, and told; nothing is raised."""
+    told = in_child("bind.apply(replace(RANK, nodes=frozenset([63]))).shortfalls[0]")
+    assert told.startswith("memory policy 'bind' was refused (set_mempolicy: Invalid argument): first touch decides; ")
+
+
+def test_refused_policies_are_told_with_the_remedy() -> None:
+    """Under seccomp every policy is refused, what holds cannot be asked, and the CPUs are bound all the same."""
+    applied = json.loads(in_child("__import__('json').dumps(bind.apply(RANK).to_json())", refused=True))
+    assert applied["memory"] is None
+    assert "--cap-add SYS_NICE" in applied["shortfalls"][0]
+    assert len(applied["shortfalls"]) == 1
+
+
+class TestRehearsal:
+    """The trial before the ranks."""
+
+    def test_leaves_the_launcher_as_it_was(self) -> None:
+        """Affinity and policy of the caller do not change, whatever the ranks get."""
+        one = replace(RANK, cpus=frozenset({min(CPUS)}))
+        before = (os.sched_getaffinity(0), numa.get_memory_policy())
+        assert rehearse.rehearse(replace(PLAN, ranks=(one,)), strict=True).exact
+        assert (os.sched_getaffinity(0), numa.get_memory_policy()) == before
+
+    def test_says_once_what_is_refused_and_gives_it_to_the_ranks(self) -> None:
+        """Two ranks refused for one reason make one warning, and each has it in its own reason."""
+        wrong = replace(RANK, nodes=frozenset({63}))
+        plan = rehearse.rehearse(replace(PLAN, ranks=(wrong, replace(wrong, local_rank=1))), strict=False)
+        assert len(plan.warnings) == 1
+        assert [rank.exact for rank in plan.ranks] == [False, False]
+        assert all(plan.warnings[0] in rank.reason for rank in plan.ranks)
+
+    def test_strict(self) -> None:
+        """With --strict the same is an error that names the rank."""
+        with pytest.raises(
+            BindingRefused, match="--strict: rank 0 cannot be bound exactly: a test; memory policy 'bind'"
+        ):
+            rehearse.rehearse(replace(PLAN, ranks=(replace(RANK, nodes=frozenset({63})),)), strict=True)
+
+    def test_strict_takes_a_plan_that_was_inexact_before(self) -> None:
+        """What the planner already could not do exactly is an error too."""
+        with pytest.raises(BindingRefused, match="the node is unknown"):
+            rehearse.rehearse(
+                replace(PLAN, ranks=(replace(RANK, exact=False, reason="the node is unknown"),)), strict=True
+            )
+
+
+def test_a_rank_as_it_turned_out() -> None:
+    """What was refused is in the reason, once, also where the rehearsal has put it there; the rank is not exact."""
+    assert bind.as_bound(RANK, ()) is RANK
+    foreseen = bind.as_bound(RANK, ("no policy",))
+    assert (foreseen.exact, foreseen.reason) == (False, "a test; no policy")
+    assert bind.as_bound(foreseen, ("no policy",)) == foreseen
+    both = ("no policy", "no CPUs")
+    assert bind.surprises(foreseen, both) == ("no CPUs",)
+    assert bind.as_bound(foreseen, both).reason == "a test; no policy; no CPUs"
+
+
+class TestPages:
+    """Asking the kernel where pages are."""
+
+    def test_touched_pages_have_a_node_and_others_do_not(self) -> None:
+        """A page that was written has a node that exists; one that was not is -ENOENT."""
+        size = mmap.PAGESIZE
+        with mmap.mmap(-1, 4 * size) as memory:
+            memory[0] = memory[2 * size] = 1
+            start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+            nodes = numa.nodes_of_pages([start + i * size for i in range(4)])
+            # The view that from_buffer made is gone with the expression above; closing the map needs that.
+        assert nodes[0] >= 0
+        assert nodes[2] >= 0
+        assert nodes[1] == nodes[3] == -2
+
+    def test_a_process_that_is_gone(self) -> None:
+        """Asking about another process that does not exist is ESRCH."""
+        with pytest.raises(ProcessLookupError):
+            numa.nodes_of_pages([0], pid=2**22 - 1)
+
+    def test_nodes_out_of_range(self) -> None:
+        """A node number that no kernel has is refused before the call: libnuma would write past its mask."""
+        with pytest.raises(OSError, match="no such NUMA node"):
+            numa.set_memory_policy(numa.MPOL_BIND, [100_000])

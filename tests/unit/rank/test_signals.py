@@ -1,0 +1,190 @@
+"""Signals for the ranks: kept until they are handled, given to children only, never the launcher's end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections import UserDict
+from typing import TYPE_CHECKING
+
+import pytest
+
+from numapin.rank import signals
+from tests.needs import needs_root
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CHILD = """
+import os, signal, sys, time
+print("up", flush=True)
+sys.stdin.readline()
+signal.signal(signal.SIGUSR1, lambda *_: os.write(1, b"took\\n"))  # print would not go on inside of the next line's
+print("handles", flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def mailbox() -> Iterator[signals.Mailbox]:
+    """Give a mailbox that takes this process's signals, and put the handlers back."""
+    before = {number: signal.getsignal(number) for number in signals.FORWARDED}
+    yield signals.open_mailbox()
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[str]]:
+    """Give a child that handles SIGUSR1 once it was told a line, and ends at the next."""
+    with subprocess.Popen([sys.executable, "-c", CHILD], stdin=-1, stdout=-1, text=True) as process:
+        assert line(process) == "up"
+        yield process
+        process.kill()
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    """Return the next line that the child says."""
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def say(process: subprocess.Popen[str]) -> None:
+    """Send the child a line."""
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+def test_a_signal_waits_for_the_handler(
+    mailbox: signals.Mailbox, child: subprocess.Popen[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A rank without a handler is not signalled, which is told; once it has one it gets the signal, once."""
+    mailbox.address({0: child.pid})
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert "SIGUSR1 is kept for rank 0 until a handler is there" in capfd.readouterr().err
+    mailbox.deliver()
+    assert child.poll() is None
+    say(child)
+    assert line(child) == "handles"
+    mailbox.deliver()
+    assert line(child) == "took"
+    mailbox.deliver()
+    say(child)
+    assert line(child) == ""
+    assert child.wait() == 0
+
+
+def test_a_signal_before_there_are_ranks(mailbox: signals.Mailbox, child: subprocess.Popen[str]) -> None:
+    """What comes before the ranks exist reaches them."""
+    os.kill(os.getpid(), signal.SIGUSR1)
+    say(child)
+    assert line(child) == "handles"
+    mailbox.address({0: child.pid})
+    mailbox.deliver()
+    assert line(child) == "took"
+
+
+def test_only_children_are_signalled(mailbox: signals.Mailbox) -> None:
+    """A number that belongs to no child of ours, or to nobody, is left alone, and the signal is kept."""
+    mailbox.address({0: os.getppid(), 1: 2**22 + 1})
+    os.kill(os.getpid(), signal.SIGUSR1)
+    mailbox.deliver()
+    assert mailbox._waiting == {signal.SIGUSR1: {0, 1}}
+
+
+def test_a_restart_gets_what_not_all_had(mailbox: signals.Mailbox, child: subprocess.Popen[str]) -> None:
+    """Ranks of a restart get a signal that the former ones had not all taken."""
+    mailbox.address({0: child.pid, 1: child.pid})
+    os.kill(os.getpid(), signal.SIGUSR1)
+    mailbox.address({0: child.pid})
+    mailbox.deliver()
+    assert mailbox._waiting == {signal.SIGUSR1: {0}}
+
+
+@pytest.mark.parametrize("comes_first", [True, False], ids=["before the end", "after the end"])
+def test_a_restart_gets_what_a_dead_rank_had_not(
+    mailbox: signals.Mailbox, child: subprocess.Popen[str], *, comes_first: bool
+) -> None:
+    """A rank that died had no signal: not one that was kept for it, and not one that comes before its successor."""
+    with subprocess.Popen(["sleep", "60"]) as former:
+        mailbox.address({0: former.pid})
+        if comes_first:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        former.kill()
+    if not comes_first:
+        os.kill(os.getpid(), signal.SIGUSR1)
+    mailbox.deliver()
+    mailbox.address({0: child.pid})
+    say(child)
+    assert line(child) == "handles"
+    mailbox.deliver()
+    assert line(child) == "took"
+
+
+@needs_root
+def test_a_rank_of_another_user() -> None:
+    """A rank that may not be signalled, such as a setuid program, ends no launcher: that is said once."""
+    launcher = (
+        "import codecs, os, signal, subprocess, sys\n"
+        "from numapin.rank import signals as mail\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {CHILD!r}], stdin=-1, stdout=-1, text=True)\n"
+        "print(file=child.stdin, flush=True)\n"
+        "child.stdout.readline(), child.stdout.readline()\n"
+        "codecs.lookup('ascii')  # nobody may not read the interpreter's folder\n"
+        "os.setresuid(65534, 65534, 65534)\n"
+        "mailbox = mail.open_mailbox()\n"
+        "mailbox.address({0: child.pid})\n"
+        "os.kill(os.getpid(), signal.SIGUSR1)\n"
+        "mailbox.deliver()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", launcher], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("numapin: the kernel does not let SIGUSR1 through to process") == 1
+
+
+class Signalling(UserDict[int, int]):
+    """Ranks during whose second reading the signal comes again."""
+
+    num_readings = 0
+
+    def __iter__(self) -> Iterator[int]:
+        """Send the signal to this process."""
+        self.num_readings += 1
+        if self.num_readings == 2:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return super().__iter__()
+
+
+def test_the_signal_comes_again_meanwhile(mailbox: signals.Mailbox, child: subprocess.Popen[str]) -> None:
+    """A handler that is done with a signal while the ranks of a restart are told is no error."""
+    mailbox.address({0: child.pid})
+    os.kill(os.getpid(), signal.SIGUSR1)
+    say(child)
+    assert line(child) == "handles"
+    mailbox.address(Signalling({0: child.pid}))
+    mailbox.deliver()
+    assert line(child) == "took"
+
+
+def test_processes_started_meanwhile_hold_signals_back() -> None:
+    """A child that is signalled while it starts lives, drops the signal, and is open to the next."""
+    code = "import sys; sys.stdin.readline(); from numapin.rank import signals; signals.accept(); print('on', flush=True); input()"
+    with signals.kept_from_children():
+        process = subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True)
+    with process:
+        process.send_signal(signal.SIGUSR1)
+        say(process)
+        assert line(process) == "on"
+        process.send_signal(signal.SIGUSR1)
+        assert process.wait(60) == -signal.SIGUSR1
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & set(signals.FORWARDED)
+
+
+def test_what_torch_handles_is_left_to_it(mailbox: signals.Mailbox) -> None:
+    """A signal of --signals-to-handle is no longer taken."""
+    mailbox.leave({signal.SIGUSR2, signal.SIGTERM})
+    assert signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL
+    assert signal.getsignal(signal.SIGUSR1) == mailbox.receive

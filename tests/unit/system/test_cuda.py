@@ -1,0 +1,287 @@
+"""CUDA driver calls, against the stand-in driver of tests/cuda."""
+
+from __future__ import annotations
+
+import ctypes
+import pickle
+import subprocess
+import sys
+import threading
+from time import thread_time
+from timeit import timeit
+from typing import TYPE_CHECKING
+
+import pytest
+
+from numapin.system import cuda
+from numapin.system.cuda import CudaRefused, Driver
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.cuda.fake import FakeCuda
+
+PAGE = 4096
+ADDRESS = 0x7F0000000000
+
+
+@pytest.fixture
+def driver(fake_cuda: FakeCuda) -> Driver:
+    """Give the driver over the stand-in."""
+    return _driver(fake_cuda)
+
+
+def _driver(fake: FakeCuda) -> Driver:
+    found = cuda.driver()
+    assert found is not None, fake
+    return found
+
+
+def _in_process(code: str, fake: FakeCuda, **numbers: int) -> str:
+    """Run code in a new process that finds the stand-in by name, and return what it prints."""
+    command = [sys.executable, "-c", f"import os\nfrom numapin.system import cuda\n{code}"]
+    run = subprocess.run(command, env=fake.environment(**numbers), capture_output=True, text=True, check=True)
+    return run.stdout.strip()
+
+
+def test_the_driver_is_found_by_its_name(fake_cuda: FakeCuda) -> None:
+    """The dynamic linker's search decides, and the devices that are active are seen."""
+    assert _in_process("print(cuda.driver().active_devices())", fake_cuda, devices=4, active=0b1010) == "(1, 3)"
+
+
+def test_without_a_device_there_is_no_driver(fake_cuda: FakeCuda) -> None:
+    """A cuInit that fails, as on a machine without a GPU, gives None."""
+    assert _in_process("print(cuda.driver())", fake_cuda, devices=0) == "None"
+
+
+def test_without_a_library_there_is_no_driver(fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library that does not load gives None, and so does one that lacks the calls."""
+    for name in (str(fake_cuda.library.with_name("libnothing.so.1")), "libc.so.6"):
+        monkeypatch.setattr(cuda, "_LIBRARY", name)
+        cuda._load.cache_clear()
+        assert cuda.driver() is None
+
+
+def test_a_forked_child_has_no_driver(fake_cuda: FakeCuda) -> None:
+    """CUDA does not work in a child of a process that initialised it; where the parent did not, the child has its own.
+
+    The parent goes on using its driver.
+    """
+    fork = "print(cuda.driver() is None, flush=True)\nif os.fork() == 0: print(cuda.driver() is None); os._exit(0)\n"
+    assert _in_process(f"import sys\nsys.stdout.reconfigure(line_buffering=True)\n{fork}os.wait()", fake_cuda) == (
+        "False\nTrue"
+    )
+    late = "if os.fork() == 0: print(cuda.driver() is None, flush=True); os._exit(0)\nos.wait()"
+    assert _in_process(late, fake_cuda) == "False"
+
+
+def test_a_range_is_registered_and_unregistered(driver: Driver, fake_cuda: FakeCuda) -> None:
+    """The driver counts the bytes; the thread's contexts and capture mode are what they were."""
+    driver.register(0, ADDRESS, 3 * PAGE)
+    driver.register(0, ADDRESS + 3 * PAGE, PAGE)
+    assert fake_cuda.registered_bytes() == 4 * PAGE
+    driver.unregister(0, ADDRESS)
+    assert fake_cuda.registered_bytes() == PAGE
+    assert (fake_cuda.depth(), fake_cuda.mode(), fake_cuda.get("retained")) == (0, 0, 1)
+
+
+def test_a_refused_registration_says_what_was_asked(driver: Driver, fake_cuda: FakeCuda) -> None:
+    """The message has call, address, size and the driver's words, the hint the remedy; nothing stays pushed."""
+    fake_cuda.refuse_registration(above_bytes=PAGE)
+    driver.register(0, ADDRESS, PAGE)
+    with pytest.raises(CudaRefused) as caught:
+        driver.register(0, ADDRESS + PAGE, PAGE)
+    assert caught.value.name == "CUDA_ERROR_OUT_OF_MEMORY"
+    assert caught.value.message == (
+        "cuMemHostRegister_v2(0x7f0000001000, 4096, 1) failed: CUDA_ERROR_OUT_OF_MEMORY, out of memory"
+    )
+    assert "pinned_budget" in caught.value.hint
+    assert (fake_cuda.registered_bytes(), fake_cuda.depth(), fake_cuda.mode()) == (PAGE, 0, 0)
+
+
+def test_overlaps_and_strangers_are_refused(driver: Driver) -> None:
+    """A range that is registered in part, and one that is not registered, have names of their own."""
+    driver.register(0, ADDRESS, 2 * PAGE)
+    with pytest.raises(CudaRefused) as caught:
+        driver.register(1, ADDRESS + PAGE, 2 * PAGE)
+    assert caught.value.name == "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED"
+    with pytest.raises(CudaRefused) as caught:
+        driver.unregister(0, ADDRESS + PAGE)
+    assert caught.value.name == "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED"
+
+
+def test_only_register_creates_a_context(driver: Driver, fake_cuda: FakeCuda) -> None:
+    """To look at the devices, or to fail to record on one, does not make it active; to register on it does."""
+    assert driver.active_devices() == (0,)
+    with pytest.raises(CudaRefused, match="active on device 1") as caught:
+        driver.record(1)
+    assert (caught.value.name, fake_cuda.get("retained")) == ("CUDA_ERROR_INVALID_CONTEXT", 0)
+    driver.register(1, ADDRESS, PAGE)
+    assert driver.active_devices() == (0, 1)
+    assert driver.record(1).device == 1
+
+
+def test_a_device_that_is_not_there_is_refused(driver: Driver) -> None:
+    """An ordinal beyond the last device is the driver's error, not an index error."""
+    with pytest.raises(CudaRefused, match=r"cuDeviceGet\(2\)") as caught:
+        driver.register(2, ADDRESS, PAGE)
+    assert caught.value.name == "CUDA_ERROR_INVALID_DEVICE"
+    with pytest.raises(CudaRefused, match="active on device 2"):
+        driver.record(2)
+
+
+def test_an_event_passes_when_what_was_before_it_is_done(driver: Driver, fake_cuda: FakeCuda) -> None:
+    """Events pass in their order, and a later one not with the earlier."""
+    fake_cuda.hold_events()
+    first = driver.record(0)
+    assert not driver.has_passed(first)
+    fake_cuda.pass_events()
+    second = driver.record(0)
+    assert driver.has_passed(first)
+    assert not driver.has_passed(second)
+
+
+def test_a_recycled_event_is_recorded_anew(driver: Driver, fake_cuda: FakeCuda) -> None:
+    """Events are made only where none is idle, and a used one has forgotten that it passed."""
+    event = driver.record(0)
+    assert driver.has_passed(event)
+    driver.recycle(event)
+    fake_cuda.hold_events()
+    again = driver.record(0)
+    assert (again, driver.has_passed(again), fake_cuda.get("created")) == (event, False, 1)
+    assert driver.record(0) != event
+
+
+def test_a_record_during_a_capture_breaks_it(driver: Driver, fake_cuda: FakeCuda) -> None:
+    """The stand-in does what the driver does, in relaxed mode too; the event is not lost."""
+    fake_cuda.begin_capture()
+    with pytest.raises(CudaRefused) as caught, driver.relaxed_capture():
+        driver.record(0)
+    assert caught.value.name == "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"
+    assert fake_cuda.invalidated() == 1
+    driver.record(0)
+    assert fake_cuda.get("created") == 1
+
+
+def test_a_query_breaks_a_capture_unless_relaxed(driver: Driver, fake_cuda: FakeCuda) -> None:
+    """The mode of the asking thread decides, and comes back after the block, an error or not."""
+    event = driver.record(0)
+    fake_cuda.begin_capture()
+    with driver.relaxed_capture():
+        assert driver.has_passed(event)
+    fake_cuda.set(query_fails=2)
+    with pytest.raises(CudaRefused, match="cuEventQuery"), driver.relaxed_capture():
+        driver.has_passed(event)
+    assert (fake_cuda.mode(), fake_cuda.invalidated()) == (0, 0)
+    fake_cuda.set(query_fails=0)
+    with pytest.raises(CudaRefused):
+        driver.has_passed(event)
+    assert fake_cuda.invalidated() == 1
+
+
+def test_a_thread_relaxes_for_itself_and_for_good(driver: Driver, fake_cuda: FakeCuda) -> None:
+    """The mode stays in that thread, also after a block inside it, and no other thread has it."""
+    modes: list[int] = []
+
+    def relaxed() -> None:
+        driver.relax_capture()
+        with driver.relaxed_capture():
+            pass
+        modes.append(fake_cuda.mode())
+
+    thread = threading.Thread(target=relaxed)
+    thread.start()
+    thread.join()
+    assert (modes, fake_cuda.mode()) == ([2], 0)
+
+
+def test_registration_goes_through_beside_a_capture(driver: Driver, fake_cuda: FakeCuda) -> None:
+    """A ring that is built or taken down while the user captures leaves the capture whole, a new context included."""
+    fake_cuda.begin_capture()
+    driver.register(1, ADDRESS, PAGE)
+    driver.unregister(1, ADDRESS)
+    assert (fake_cuda.invalidated(), fake_cuda.get("retained")) == (0, 1)
+
+
+def test_an_old_driver_records_no_contexts(old_fake_cuda: FakeCuda) -> None:
+    """Before R555 cuCtxRecordEvent is missing: everything else works, and record says so."""
+    driver = _driver(old_fake_cuda)
+    assert not driver.can_record_contexts
+    driver.register(0, ADDRESS, PAGE)
+    assert old_fake_cuda.registered_bytes() == PAGE
+    with pytest.raises(CudaRefused, match="cuCtxRecordEvent") as caught:
+        driver.record(0)
+    assert "R555" in caught.value.hint
+
+
+def test_a_newer_driver_records_contexts(driver: Driver) -> None:
+    """Where cuCtxRecordEvent is there, the driver says so."""
+    assert driver.can_record_contexts
+
+
+def test_a_result_without_a_name_keeps_its_number(driver: Driver, fake_cuda: FakeCuda) -> None:
+    """A CUresult that the driver cannot name, and the failure of a kernel, are told by has_passed."""
+    event = driver.record(0)
+    fake_cuda.set(query_fails=7777)
+    with pytest.raises(CudaRefused, match="CUresult 7777") as caught:
+        driver.has_passed(event)
+    assert "dmesg" in caught.value.hint
+
+
+def test_errors_pickle(driver: Driver) -> None:
+    """Message, hint and name cross a process border."""
+    with pytest.raises(CudaRefused) as caught:
+        driver.unregister(0, ADDRESS)
+    copy = pickle.loads(pickle.dumps(caught.value))  # noqa: S301 - our own bytes
+    assert (type(copy), copy.name, str(copy)) == (CudaRefused, caught.value.name, str(caught.value))
+
+
+def test_threads_never_share_an_event(driver: Driver) -> None:
+    """Each of several threads that record and recycle has its events for itself."""
+    held: set[int] = set()
+    shared: list[int] = []
+
+    def work() -> None:
+        for _ in range(300):
+            event = driver.record(0)
+            shared.extend({event.handle} & held)
+            held.add(event.handle)
+            driver.has_passed(event)
+            held.remove(event.handle)
+            driver.recycle(event)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert shared == []
+
+
+def test_the_hot_calls_are_cheap(driver: Driver, fake_cuda: FakeCuda) -> None:
+    """What the loader calls for each batch costs less than ten bare ctypes calls, which take 0.3 us each or so.
+
+    Measured side by side, because the machine may be busy; the best of several tries; with two devices.
+    """
+    bare = ctypes.CDLL(str(fake_cuda.library)).cuCtxPopCurrent_v2  # has nothing to pop
+    event, place = driver.record(0), ctypes.byref(ctypes.c_void_p())
+    calls: dict[str, Callable[[], object]] = {
+        "bare": lambda: bare(place),
+        "record": lambda: driver.recycle(driver.record(0)),
+        "has_passed": lambda: driver.has_passed(event),
+        "active_devices": driver.active_devices,
+        "driver": cuda.driver,
+    }
+    took = dict.fromkeys(calls, float("inf"))
+    for _ in range(100):
+        took = {name: min(took[name], timeit(call, timer=thread_time, number=100)) for name, call in calls.items()}
+    assert {name: ratio for name in took if (ratio := took[name] / took["bare"]) > 10} == {}
+
+
+def test_a_copy_moves_the_bytes(driver: Driver) -> None:
+    """A copy takes addresses and a number of bytes, and nothing beside them changes; no address is refused."""
+    source, target = ctypes.create_string_buffer(b"abcdef", 6), ctypes.create_string_buffer(b"......", 6)
+    driver.copy_to_device(ctypes.addressof(target), ctypes.addressof(source), 4, 0)
+    assert target.raw == b"abcd.."
+    with pytest.raises(CudaRefused):
+        driver.copy_to_device(0, ctypes.addressof(source), 4, 0)

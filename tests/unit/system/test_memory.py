@@ -1,0 +1,173 @@
+"""The calls on ranges of memory, on this machine's own kernel. Several nodes: tests/vm."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from numapin.system import memory as memory_calls
+from numapin.system import numa
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PAGE = mmap.PAGESIZE
+REFUSE_POLICY = Path(__file__).parents[2] / "vm" / "refuse_policy.py"
+
+
+def address_of(memory: mmap.mmap) -> int:
+    """Return where a mapping begins; nothing keeps it open."""
+    return torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
+
+
+@pytest.fixture
+def memory() -> mmap.mmap:
+    """Map eight fresh pages."""
+    return mmap.mmap(-1, 8 * PAGE)
+
+
+@pytest.fixture
+def cut_off(tmp_path: Path) -> Iterator[mmap.mmap]:
+    """Map four pages of a file that then loses the last two: to write there raises SIGBUS."""
+    with (tmp_path / "file").open("w+b") as file:
+        file.truncate(4 * PAGE)
+        with mmap.mmap(file.fileno(), 4 * PAGE) as memory:
+            file.truncate(2 * PAGE)
+            yield memory
+
+
+class TestNodesOfRange:
+    """Where pages lie."""
+
+    def test_touched_and_untouched_pages(self, memory: mmap.mmap) -> None:
+        """A page that was written is on a node; None counts the rest."""
+        memory[0] = memory[3 * PAGE] = 1
+        pages = numa.nodes_of_range(address_of(memory), len(memory))
+        assert pages.pop(None) == 6
+        assert sum(pages.values()) == 2
+        assert all(node is not None and node >= 0 for node in pages)
+
+    @pytest.mark.parametrize(("start", "size", "pages"), [(0, 1, 1), (PAGE - 1, 2, 2), (1, PAGE, 2), (PAGE, PAGE, 1)])
+    def test_pages_in_part(self, memory: mmap.mmap, start: int, size: int, pages: int) -> None:
+        """A range need not be aligned: every page that it has a byte of counts."""
+        assert numa.nodes_of_range(address_of(memory) + start, size) == {None: pages}
+
+    def test_many_pages_are_counted_in_pieces_and_fast(self) -> None:
+        """1 GiB and a page over: more than one call, and far below a second of CPU."""
+        memory = mmap.mmap(-1, (1 << 30) + PAGE)
+        start = time.thread_time()
+        assert numa.nodes_of_range(address_of(memory), len(memory)) == {None: len(memory) // PAGE}
+        assert time.thread_time() - start < 0.5
+
+
+class TestBindPages:
+    """The policy of a range."""
+
+    @pytest.mark.parametrize(("mode", "word"), [(numa.MPOL_PREFERRED, "prefer"), (numa.MPOL_BIND, "bind")])
+    def test_the_kernel_names_the_policy(self, memory: mmap.mmap, mode: int, word: str) -> None:
+        """numa_maps is the second witness; the thread's own policy stays."""
+        before = numa.get_memory_policy()
+        numa.bind_pages(address_of(memory), len(memory), mode, [0])
+        lines = (line.split() for line in Path("/proc/self/numa_maps").read_text().splitlines())
+        assert next(words[1] for words in lines if int(words[0], 16) == address_of(memory)).startswith(word)
+        assert numa.get_memory_policy() == before
+
+    def test_what_the_kernel_refuses(self, memory: mmap.mmap) -> None:
+        """A node that is not there, and a range that begins inside a page."""
+        for address, node in ((address_of(memory), 1000), (address_of(memory) + 1, 0)):
+            with pytest.raises(OSError, match="mbind: Invalid argument"):
+                numa.bind_pages(address, PAGE, numa.MPOL_PREFERRED, [node])
+
+    def test_seccomp(self) -> None:
+        """Docker's default profile answers EPERM, to mbind and to move_pages alike."""
+        code = (
+            "from numapin.system import numa\n"
+            "for call in (lambda: numa.bind_pages(4096, 4096, 1, [0]), lambda: numa.nodes_of_range(4096, 4096)):\n"
+            "    try:\n        call()\n    except PermissionError as error:\n        print(error.strerror)\n"
+        )
+        command = [sys.executable, str(REFUSE_POLICY), sys.executable, "-c", code]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert done.stdout.splitlines() == [f"{name}: Operation not permitted" for name in ("mbind", "move_pages")]
+
+
+class TestPopulate:
+    """Pages made before they are needed."""
+
+    def test_every_page_is_there_and_keeps_its_bytes(self, memory: mmap.mmap) -> None:
+        """As a write would, without one."""
+        memory[5] = 42
+        memory_calls.populate(address_of(memory), len(memory))
+        assert None not in numa.nodes_of_range(address_of(memory), len(memory))
+        assert memory[5] == 42
+
+    def test_no_memory_is_an_error_and_no_signal(self, cut_off: mmap.mmap) -> None:
+        """Behind the end of a file a write raises SIGBUS."""
+        with pytest.raises(OSError, match="madvise: Bad address") as caught:
+            memory_calls.populate(address_of(cut_off), len(cut_off))
+        assert caught.value.errno == errno.EFAULT
+
+    def test_other_threads_run_meanwhile(self) -> None:
+        """Unlike mmap.madvise it lets the GIL go: a counting thread gets on while 128 MiB are made."""
+        memory, ticks, done = mmap.mmap(-1, 128 << 20), [0], threading.Event()
+
+        def tick() -> None:
+            while not done.wait(0.0005):
+                ticks[0] += 1
+
+        thread = threading.Thread(target=tick)
+        thread.start()
+        before = ticks[0]
+        memory_calls.populate(address_of(memory), len(memory))
+        during = ticks[0] - before  # read before this thread gives the GIL away again
+        done.set()
+        thread.join()
+        assert during > 0
+
+
+class TestZero:
+    """The way of kernels that cannot populate."""
+
+    def test_it_fills_exactly_the_range(self, memory: mmap.mmap) -> None:
+        """Bytes before and behind stay."""
+        memory[:] = b"\xff" * len(memory)
+        memory_calls.zero(address_of(memory) + 1, 2 * PAGE)
+        assert memory[: 2 * PAGE + 2] == b"\xff" + b"\0" * 2 * PAGE + b"\xff"
+
+    def test_no_memory_is_an_error_and_no_signal(self, cut_off: mmap.mmap) -> None:
+        """What is there is filled, then the read fails."""
+        cut_off[PAGE] = 1
+        with pytest.raises(OSError, match="read: Bad address"):
+            memory_calls.zero(address_of(cut_off), len(cut_off))
+        assert cut_off[PAGE] == 0
+
+
+class TestPunchHole:
+    """Memory of a memfd given back."""
+
+    def test_the_pages_are_freed_and_read_as_zeros(self) -> None:
+        """The size stays, the blocks go, and the neighbours keep their bytes."""
+        fd = os.memfd_create("test")
+        os.ftruncate(fd, 4 * PAGE)
+        with mmap.mmap(fd, 4 * PAGE) as memory:
+            memory[:] = b"x" * len(memory)
+            blocks = os.fstat(fd).st_blocks
+            memory_calls.punch_hole(fd, PAGE, 2 * PAGE)
+            assert os.fstat(fd).st_blocks == blocks // 2
+            assert memory[:] == b"x" * PAGE + b"\0" * 2 * PAGE + b"x" * PAGE
+        assert os.fstat(fd).st_size == 4 * PAGE
+        os.close(fd)
+
+    def test_no_such_file(self) -> None:
+        """The kernel's word comes through."""
+        with pytest.raises(OSError, match="fallocate: Bad file descriptor"):
+            memory_calls.punch_hole(-1, 0, PAGE)

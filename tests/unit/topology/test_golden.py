@@ -1,0 +1,262 @@
+"""Golden topologies and plans of every machine in tests/machines, and the truth about each, by hand.
+
+The path is that of the program: a sysfs tree, NVML's and NCCL's word -> readings -> topology -> plans.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from numapin.base import cpu_set
+from numapin.plan.make import make_plan
+from numapin.plan.model import Plan
+from numapin.plan.request import Bind, Memory, Request
+from numapin.topology.build import build
+from numapin.topology.model import NodeKind, NodeSource, Topology
+from numapin.topology.readings import NvmlReadings
+from numapin.topology.sources import xmlfile
+from numapin.topology.sources.nccl import nccl_nodes
+from numapin.topology.sources.sysfs import read_sysfs
+from tests.machines.roots import HERE, NAMES, Machine, load, nccl_xml, nvml_readings, write_root
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numapin.topology.readings import Readings
+
+MODES = (Bind.NODE, Bind.SOCKET, Bind.EXCLUSIVE, Bind.CORE_COMPLEX)
+
+
+@pytest.fixture(scope="session")
+def readings_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Readings]:
+    """Return a function that writes a machine's tree once and reads it, with what NVML and NCCL's file add."""
+
+    @cache
+    def read(name: str) -> Readings:
+        machine = load(name)
+        from_sysfs = read_sysfs(write_root(machine, tmp_path_factory.mktemp("root")), source=name)
+        xml = nccl_xml(machine)
+        nccl = nccl_nodes(xmlfile.parse(xml, source="nccl.xml")) if xml else {}
+        return from_sysfs._replace(nvml=nvml_readings(machine), nccl_nodes=nccl)
+
+    return read
+
+
+# --- golden files ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_topology_and_plans_are_the_golden_ones(name: str, readings_of: Callable[[str], Readings]) -> None:
+    """Nothing about a machine's topology or plans changes without a diff that somebody reviews."""
+    topology = build(readings_of(name))
+    plans = [_planned(topology, request) for request in _requests(load(name))]
+    text = _compact({"topology": topology.to_json(), "plans": plans})
+    golden = HERE / "golden" / f"{name}.json"
+    if os.environ.get("NUMAPIN_UPDATE_GOLDEN"):
+        golden.write_text(text)
+    assert golden.is_file(), f"write {golden.name} with: NUMAPIN_UPDATE_GOLDEN=1 pytest {Path(__file__).name}"
+    assert text == golden.read_text()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_golden_files_read_back_as_what_they_were_written_from(
+    name: str, readings_of: Callable[[str], Readings]
+) -> None:
+    """A saved topology and a saved plan are the topology and the plan."""
+    golden = json.loads((HERE / "golden" / f"{name}.json").read_text())
+    topology = build(readings_of(name))
+    assert Topology.from_json(json.dumps(golden["topology"])) == topology
+    for request, saved in zip(_requests(load(name)), golden["plans"], strict=True):
+        assert Plan.from_json(json.dumps(saved["plan"])) == make_plan(topology, request)
+
+
+def test_every_golden_file_belongs_to_a_machine() -> None:
+    """No golden file is left behind by a machine that was renamed."""
+    assert {path.stem for path in (HERE / "golden").iterdir()} == set(NAMES)
+
+
+def _requests(machine: Machine) -> list[Request]:
+    return [*(Request(bind=bind) for bind in MODES), *(_request(**options) for options in machine.requests)]
+
+
+def _request(*, bind: str, memory: str | None = None, gpus: list[str] | None = None, **rest: Any) -> Request:
+    return Request(
+        bind=Bind(bind), memory=Memory(memory) if memory else None, gpus=None if gpus is None else tuple(gpus), **rest
+    )
+
+
+def _planned(topology: Topology, request: Request) -> dict[str, object]:
+    defaults = Request()
+    asked = {name: getattr(request, name) for name in Request.__slots__}
+    told = {name: value for name, value in asked.items() if name == "bind" or value != getattr(defaults, name)}
+    return {"request": told, "plan": make_plan(topology, request).to_json()}
+
+
+def _compact(value: object, indent: str = "") -> str:
+    """Write JSON with one line for each innermost object, so that a diff shows a core, a GPU or a rank a line."""
+    if isinstance(value, dict) and any(isinstance(item, list | dict) for item in value.values()) and len(indent) < 4:
+        items = [f"{indent} {json.dumps(key)}: {_compact(item, indent + ' ')}" for key, item in value.items()]
+        return "{\n" + ",\n".join(items) + "\n" + indent + "}" + ("\n" if not indent else "")
+    if isinstance(value, list) and value:
+        return "[\n" + ",\n".join(f"{indent} {_compact(item, indent + ' ')}" for item in value) + f"\n{indent}]"
+    return json.dumps(value)
+
+
+# --- the truth, by hand ----------------------------------------------------------------------------------------------
+
+_DGX = {3: "48-63,176-191", 1: "16-31,144-159", 7: "112-127,240-255", 5: "80-95,208-223"}
+_AWS = {0: "0-23,48-71", 1: "24-47,72-95"}
+
+# Machine -> the node and the CPUs of ranks 0, 1, … with `--bind node`, from the facts and not from the program.
+TRUTH: dict[str, list[tuple[int | None, str]]] = {
+    "2pkg-8node-smt2-8gpu-pairs": [(node, _DGX[node]) for node in (3, 3, 1, 1, 7, 7, 5, 5)],
+    "4node-24cpu-8gpu-nosysfs": [
+        *[(1, "24-47")] * 2,
+        *[(0, "0-23")] * 2,
+        *[(3, "72-95")] * 2,
+        *[(2, "48-71")] * 2,
+    ],
+    "2node-48cpu-8gpu-nosysfs": [*[(0, "0-47")] * 4, *[(1, "48-95")] * 4],
+    "2pkg-2node-smt2-8gpu-a100": [*[(0, _AWS[0])] * 4, *[(1, _AWS[1])] * 4],
+    "2pkg-2node-smt2-8gpu-t4": [*[(0, _AWS[0])] * 4, *[(1, _AWS[1])] * 4],
+    # CUDA's order is that of the bus, on nodes 1, 3, 5, 7; NVML's is not (below).
+    "2pkg-8node-snc4-4gpu-unordered": [
+        (1, "14-27,126-139"),
+        (3, "42-55,154-167"),
+        (5, "70-83,182-195"),
+        (7, "98-111,210-223"),
+    ],
+    "2pkg-8node-gpumem-smt4-6gpu": [*[(0, "0-87")] * 3, *[(8, "88-175")] * 3],
+    "4pkg-36node-gpumem-4gpu": [(0, "0-71"), (1, "72-143"), (2, "144-215"), (3, "216-287")],
+    "2pkg-34node-gpumem-4gpu": [*[(0, "0-71")] * 2, *[(1, "72-143")] * 2],
+    "2pkg-2node-smt2-2gpu-node0": [(0, "0-7,16-23")] * 2,
+    "1node-16cpu-1gpu-vm": [(0, "0-15")],
+    "1pkg-nonode-2cpu": [(0, "0-1")],
+    "2node-cpu0-node0-offline": [(1, "1-2,6-8"), (2, "3-5,9-11")],
+    "8node-sparse-2gpu": [(45, "10-11"), (33, "6-7")],
+    "2node-every-node-lists-all": [(0, "0-7"), (1, "0-7")],
+    "2node-domain32-2gpu": [(1, "4-7"), (0, "0-3")],  # domain 0x10000 comes after domain 0
+    "2node-interleaved-smt2-2gpu": [(1, "1,3,5,7,9,11,13,15"), (0, "0,2,4,6,8,10,12,14")],
+    "4node-memoryless-2gpu": [(1, "4-7"), (2, "8-11")],
+    "4node-cpuset-3gpu": [(0, "0-3"), (2, "12-15"), (3, "12-15")],
+}
+
+
+def test_every_machine_has_its_truth() -> None:
+    """A machine without a hand-written truth would be held against the program's own output only."""
+    assert set(TRUTH) == set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_rank_is_on_its_gpus_node(name: str, readings_of: Callable[[str], Readings]) -> None:
+    """With the default request, every rank gets all usable CPUs of its GPU's node, as the facts say."""
+    plan = make_plan(build(readings_of(name)), Request())
+    assert [(rank.node, cpu_set.render(rank.cpus)) for rank in plan.ranks] == TRUTH[name]
+
+
+def test_nvml_order_is_not_rank_order(readings_of: Callable[[str], Readings]) -> None:
+    """Where NVML numbers GPUs in another order than CUDA, a rank still runs beside the GPU that CUDA gives it."""
+    topology = build(readings_of("2pkg-8node-snc4-4gpu-unordered"))
+    assert [gpu.node for gpu in topology.gpus] == [3, 1, 7, 5]
+    plan = make_plan(topology, Request())
+    assert [(rank.gpu.index, rank.gpu.pci) for rank in plan.ranks if rank.gpu] == [
+        (1, "0000:4c:00.0"),
+        (0, "0000:5d:00.0"),
+        (3, "0000:cc:00.0"),
+        (2, "0000:dd:00.0"),
+    ]
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if not load(name).nccl])
+def test_no_other_machine_needs_nvml_to_find_its_nodes(name: str, readings_of: Callable[[str], Readings]) -> None:
+    """Without NVML the kernel alone puts every GPU, by its PCI address, on the same node."""
+    with_nvml = build(readings_of(name))
+    without = build(readings_of(name)._replace(nvml=NvmlReadings(gpus=None)))
+    assert {gpu.pci: gpu.node for gpu in without.gpus} == {gpu.pci: gpu.node for gpu in with_nvml.gpus}
+
+
+def test_gpus_that_no_source_places_stay_unplaced(readings_of: Callable[[str], Readings]) -> None:
+    """NDv4 without its NCCL file: -1 is not node 0; every rank runs unbound, says so, and may be told by the user."""
+    topology = build(readings_of("4node-24cpu-8gpu-nosysfs")._replace(nccl_nodes={}))
+    plan = make_plan(topology, Request())
+    assert {(gpu.node, gpu.node_source) for gpu in topology.gpus} == {(None, None)}
+    assert {(rank.node, cpu_set.render(rank.cpus), rank.exact, rank.memory) for rank in plan.ranks} == {
+        (None, "0-95", False, Memory.NONE)
+    }
+    assert "--gpu-nodes" in plan.warnings[0]
+    assert "NCCL_TOPO_FILE" in plan.warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("2pkg-8node-smt2-8gpu-pairs", NodeSource.SYSFS),
+        ("4node-24cpu-8gpu-nosysfs", NodeSource.NCCL_FILE),
+        ("2pkg-8node-gpumem-smt4-6gpu", NodeSource.LOCAL_CPUS),
+    ],
+)
+def test_node_sources(name: str, source: NodeSource, readings_of: Callable[[str], Readings]) -> None:
+    """A GPU's node comes from the source that knows it on this machine."""
+    assert {gpu.node_source for gpu in build(readings_of(name)).gpus} == {source}
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "memory"),
+    [
+        ("2pkg-8node-gpumem-smt4-6gpu", "250-255", ""),
+        ("4pkg-36node-gpumem-4gpu", "4,12,20,28", "5-11,13-19,21-27,29-35"),
+        ("2pkg-34node-gpumem-4gpu", "2,10,18,26", "3-9,11-17,19-25,27-33"),
+        ("4node-memoryless-2gpu", "", ""),
+    ],
+)
+def test_gpu_memory_is_no_host_memory(name: str, gpu: str, memory: str, readings_of: Callable[[str], Readings]) -> None:
+    """GPU memory nodes are told from others, and no plan puts a rank's memory on a node without CPUs."""
+    topology = build(readings_of(name))
+    kinds = {kind: cpu_set.render(n.id for n in topology.nodes if n.kind is kind) for kind in NodeKind}
+    assert (kinds[NodeKind.GPU], kinds[NodeKind.MEMORY]) == (gpu, memory)
+    for bind in MODES:
+        for policy in (Memory.PREFERRED, Memory.INTERLEAVE):
+            plan = make_plan(topology, Request(bind=bind, memory=policy))
+            assert frozenset().union(*(r.nodes for r in plan.ranks)) <= {n.id for n in topology.cpu_nodes}
+
+
+def test_dgx_a100_in_other_modes(readings_of: Callable[[str], Readings]) -> None:
+    """Half of a DGX A100 idles in node mode and says so; socket mode uses it; pairs split a node by whole cores."""
+    topology = build(readings_of("2pkg-8node-smt2-8gpu-pairs"))
+    node, socket, exclusive, complexes = (make_plan(topology, Request(bind=bind)) for bind in MODES)
+    assert node.warnings == ("128 CPUs of nodes 0,2,4,6, which have no rank, stay idle; --bind socket uses them",)
+    assert [r.num_threads for r in node.ranks] == [8] * 8
+    assert [cpu_set.render(r.cpus) for r in socket.ranks] == [*["0-63,128-191"] * 4, *["64-127,192-255"] * 4]
+    assert [cpu_set.render(r.nodes) for r in socket.ranks] == [*["0-3"] * 4, *["4-7"] * 4]
+    assert [cpu_set.render(r.cpus) for r in exclusive.ranks[:2]] == ["48-55,176-183", "56-63,184-191"]
+    assert [cpu_set.render(r.cpus) for r in complexes.ranks[:2]] == ["48-51,176-179", "52-55,180-183"]
+    assert {link.kind for link in topology.links if link.b.startswith("gpu")} == {"NV12"}
+    assert {(link.a, link.kind) for link in topology.links if link.b == "mlx5_0"} >= {("gpu0", "PIX"), ("gpu2", "SYS")}
+
+
+def test_memory_of_special_machines(readings_of: Callable[[str], Readings]) -> None:
+    """Memory comes from the nearest allowed node that has some; with one node there is nothing to choose."""
+    memory = {
+        name: [
+            (r.memory, cpu_set.render(r.nodes), r.exact) for r in make_plan(build(readings_of(name)), Request()).ranks
+        ]
+        for name in ("4node-memoryless-2gpu", "4node-cpuset-3gpu", "1node-16cpu-1gpu-vm")
+    }
+    preferred = Memory.PREFERRED
+    assert memory["4node-memoryless-2gpu"] == [(preferred, "0", False), (preferred, "2", True)]
+    assert memory["4node-cpuset-3gpu"] == [(preferred, "0", True), (preferred, "3", False), (preferred, "3", True)]
+    assert memory["1node-16cpu-1gpu-vm"] == [(Memory.NONE, "0", True)]
+
+
+def test_firmware_that_lists_cpus_twice_is_reported(readings_of: Callable[[str], Readings]) -> None:
+    """Overlapping nodes are used as they are told, with a note; exclusive ranks still share no CPU."""
+    topology = build(readings_of("2node-every-node-lists-all"))
+    assert any("list the same CPUs" in note for note in topology.warnings)
+    first, second = make_plan(topology, Request(bind=Bind.EXCLUSIVE)).ranks
+    assert not first.cpus & second.cpus

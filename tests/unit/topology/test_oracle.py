@@ -1,0 +1,59 @@
+"""A second oracle: hwloc reads the trees of our machines and must see the nodes and packages that we see."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import xml.etree.ElementTree as ET
+from typing import TYPE_CHECKING
+
+import pytest
+
+from numapin.base import cpu_set
+from numapin.topology.build import build
+from numapin.topology.sources.sysfs import read_sysfs
+from tests.machines.roots import NAMES, load, write_root
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LSTOPO = shutil.which("lstopo-no-graphics")
+pytestmark = pytest.mark.skipif(LSTOPO is None, reason="lstopo-no-graphics is missing; type: apt-get install hwloc-nox")
+
+# hwloc refuses nodes that overlap and makes up one node; there is nothing to compare.
+COMPARABLE = [name for name in NAMES if name != "2node-every-node-lists-all"]
+
+
+def _seen_by_hwloc(root: Path) -> list[ET.Element]:
+    environ = {"HWLOC_FSROOT": str(root), "HWLOC_COMPONENTS": "linux,stop", "HWLOC_KEEP_NVIDIA_GPU_NUMA_NODES": "1"}
+    # --disallowed: those outside the cpuset too, since a topology has them all and says which are allowed.
+    command = [LSTOPO or "", "--of", "xml", "--disallowed", "-"]
+    done = subprocess.run(command, env={"PATH": os.environ["PATH"], **environ}, capture_output=True, check=True)
+    return list(ET.fromstring(done.stdout).iter("object"))  # noqa: S314 - hwloc's own output
+
+
+def _sets(objects: list[ET.Element], kind: str) -> dict[int, str]:
+    found = (e for e in objects if e.get("type") == kind)
+    return {int(e.get("os_index", "-1")): cpu_set.render(cpu_set.parse_mask(e.get("cpuset", ""))) for e in found}
+
+
+@pytest.mark.parametrize("name", COMPARABLE)
+def test_hwloc_sees_the_same_machine(name: str, tmp_path: Path) -> None:
+    """Nodes with CPUs, packages and the number of cores are the same; so are nodes without CPUs."""
+    root = write_root(load(name), tmp_path)
+    topology, objects = build(read_sysfs(root, source=name)), _seen_by_hwloc(root)
+    nodes = _sets(objects, "NUMANode")
+    assert {node.id: cpu_set.render(node.cpus) for node in topology.cpu_nodes} == {
+        node.id: nodes.get(node.id) for node in topology.cpu_nodes
+    }
+    assert {node.id for node in topology.nodes} == set(nodes)
+    assert {
+        package.id: cpu_set.render(cpu for core in topology.cores if core.package == package.id for cpu in core.cpus)
+        for package in topology.packages
+    } == _sets(objects, "Package")
+    assert sorted(cpu_set.render(core.cpus) for core in topology.cores) == sorted(
+        cpu_set.render(cpu_set.parse_mask(e.get("cpuset", ""))) for e in objects if e.get("type") == "Core"
+    )
+    l3 = {core.l3 for core in topology.cores if core.l3 is not None}
+    assert l3 == {min(cpu_set.parse_mask(e.get("cpuset", ""))) for e in objects if e.get("type") == "L3Cache"}

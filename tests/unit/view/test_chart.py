@@ -1,0 +1,172 @@
+"""Charts: valid XML that holds every point, whatever the names and the values are."""
+
+from __future__ import annotations
+
+import math
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from numapin.bench.model import Benchmark, Case, Peer, Report, Run, summarise
+from numapin.view.bench_layouts import LAUNCH, TRANSFER
+from numapin.view.bench_plot import bench_figure
+from numapin.view.chart import Figure, Panel, Point, Series, size_label, svg
+
+SVG = "{http://www.w3.org/2000/svg}"
+HOSTILE = '</text><script>alert("x")</script>&amp; \x00\x1b \u202e "quoted"'
+
+
+def line(name: str, *values: float) -> Series:
+    """Return a series over 4 KiB, 64 KiB, 1 MiB and so on, each value with a tenth up and down as its spread."""
+    points = (Point(x=4096.0 * 16**i, y=y, low=y * 0.9, high=y * 1.1) for i, y in enumerate(values))
+    return Series(name=name, points=tuple(points))
+
+
+def figure(*series: Series, y_log: bool = False) -> Figure:
+    """Return a figure of one panel."""
+    panel = Panel(title="h2d", y_label="GB/s", x_label="size", series=series, y_log=y_log)
+    return Figure(title="a title", subtitle="a machine", panels=(panel,))
+
+
+def drawn(shown: Figure) -> ET.Element:
+    """Parse the document."""
+    return ET.fromstring(svg(shown))  # noqa: S314 - our own
+
+
+def texts(root: ET.Element) -> list[str]:
+    """Return what is written in it, in order."""
+    return [element.text or "" for element in root.iter(f"{SVG}text")]
+
+
+def test_every_point_is_in_it() -> None:
+    """Each has a marker whose words say its series, size and value; a line joins those of a series."""
+    root = drawn(figure(line("pinned", 1, 20, 50), line("pageable", 1, 5, 10)))
+    words = [element.text or "" for element in root.iter(f"{SVG}title")][1:]
+    assert len(words) == 6
+    assert words[1] == "pinned, 64 KiB: 20 [18, 22] GB/s"
+    lines = [element.get("points", "").split() for element in root.iter(f"{SVG}polyline")]
+    assert [len(points) for points in lines] == [3, 3]
+
+
+@pytest.mark.parametrize("y_log", [False, True])
+def test_higher_values_are_higher_up(y_log: bool) -> None:  # noqa: FBT001 - a parameter
+    """The line rises with its values, stays inside of the axes, and its sizes are as far apart as their logarithms."""
+    (points,) = (
+        e.get("points", "").split() for e in drawn(figure(line("a", 1, 20, 500), y_log=y_log)).iter(f"{SVG}polyline")
+    )
+    places = [tuple(map(float, point.split(","))) for point in points]
+    assert all(later[1] < earlier[1] for earlier, later in pairwise(places))
+    assert all(0 <= y <= 220 for _, y in places)
+    assert places[1][0] - places[0][0] == pytest.approx(places[2][0] - places[1][0], abs=0.2)
+
+
+def test_the_spread_is_drawn() -> None:
+    """A line from the lowest to the highest value, as long as the axis says: with 0 to 100, half of it for 25 to 75."""
+    point = Point(x=4096.0, y=50, low=25, high=75)
+    other = Point(x=8192.0, y=100, low=100, high=100)
+    root = drawn(figure(Series(name="a", points=(point, other))))
+    colour = next(e.get("stroke") for e in root.iter(f"{SVG}polyline"))
+    bars = [e for e in root.iter(f"{SVG}line") if e.get("stroke") == colour and e.get("x1") == e.get("x2")]
+    lengths = [abs(float(bar.get("y1", "")) - float(bar.get("y2", ""))) for bar in bars]
+    assert lengths == [pytest.approx(110, abs=0.2), 0]
+
+
+def test_text_alternative() -> None:
+    """Who cannot see it hears the title and every figure."""
+    root = drawn(figure(line("pinned", 1, 20)))
+    assert (root.get("role"), root.get("aria-labelledby")) == ("img", "title desc")
+    assert "h2d, pinned, GB/s: 4 KiB: 1 (0.9 to 1.1), 64 KiB: 20 (18 to 22)." in (root.findtext(f"{SVG}desc") or "")
+
+
+def test_light_and_dark() -> None:
+    """Text and ground have a colour of their own in a dark scheme; nothing is fetched from elsewhere."""
+    text = svg(figure(line("a", 1)))
+    assert "@media(prefers-color-scheme:dark)" in text
+    assert text.count("http") == 1  # the name space
+
+
+def test_hostile_names() -> None:
+    """Names that look like markup or are not printable stay text: no new element, and all of the rest of them."""
+    shown = figure(replace(line("x", 1, 2), name=HOSTILE))
+    root = drawn(replace(shown, title=HOSTILE, subtitle=HOSTILE))
+    assert [element for element in root.iter() if "script" in element.tag] == []
+    assert '</text><script>alert("x")</script>&amp;   "quoted"' in texts(root)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [(), (0.0,), (1e-9, 2e-9), (1e12,), (0.0, 5.0), (3.0, 3.0, 3.0)],
+    ids=["none", "zero", "tiny", "huge", "zero-and-more", "equal"],
+)
+@pytest.mark.parametrize("y_log", [False, True])
+def test_odd_values(values: tuple[float, ...], y_log: bool) -> None:  # noqa: FBT001 - a parameter
+    """No figures, zeros and extremes give a document whose coordinates are numbers."""
+    root = drawn(figure(line("a", *values), y_log=y_log))
+    numbers = [float(e.get(key, "0")) for e in root.iter() for key in ("x", "y", "x1", "y1", "x2", "y2", "cx", "cy")]
+    assert all(math.isfinite(number) for number in numbers)
+    assert ("nothing was measured" in texts(root)) == (not values)
+
+
+def test_bars() -> None:
+    """Names on the x axis give bars, as high as their values, side by side within their group."""
+    series = tuple(
+        Series(name=name, points=tuple(Point(x=x, y=y, low=y, high=y) for x, y in (("one", y), ("two", 2 * y))))
+        for name, y in (("ours", 10.0), ("theirs", 20.0))
+    )
+    bars = [(float(e[1].get("x", "")), float(e[1].get("height", ""))) for e in drawn(figure(*series)).iter(f"{SVG}g")
+            if len(e) == 2 and e[1].tag == f"{SVG}rect"]  # fmt: skip
+    ours_one, ours_two, theirs_one, theirs_two = bars
+    assert ours_one[0] < theirs_one[0] < ours_two[0] < theirs_two[0]
+    assert theirs_two[1] == pytest.approx(4 * ours_one[1], abs=0.3)
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "label"),
+    [(1, "1 B"), (4096, "4 KiB"), (1536 << 10, "1.5 MiB"), (1 << 30, "1 GiB"), (1 << 42, "4096 GiB")],
+)
+def test_sizes_are_written_as_people_do(num_bytes: int, label: str) -> None:
+    """In the largest unit that leaves at least one."""
+    assert size_label(num_bytes) == label
+
+
+def report(*cases: Case, figures: dict[str, float]) -> Report:
+    """Return a report of two repeats in which every peer has these figures, the second time twice as much."""
+    benchmark = Benchmark(name="transfer", module="none", cases=cases)
+    runs = [
+        Run(
+            case=case.name, peer=peer.name, repeat=i, figures={name: value * (i + 1) for name, value in figures.items()}
+        )
+        for case in cases
+        for peer in case.peers
+        for i in range(2)
+    ]
+    return Report(benchmark="transfer", command=(), machine={}, settings={}, cases=summarise(benchmark, runs))
+
+
+class TestOfReports:
+    """What of a report is plotted."""
+
+    def test_a_sweep(self) -> None:
+        """A panel a sweep and figure, a series a peer, a point a size with the spread over the repeats."""
+        peers = (Peer(name="pinned", specs=()),)
+        cases = [
+            Case(name=f"{g}{n}", about="", group=g, num_bytes=n, peers=peers) for g in ("h2d", "d2h") for n in (64, 256)
+        ]
+        shown = bench_figure(report(*cases, figures={"gbps": 10, "us": 3}), TRANSFER.plotted)
+        assert [panel.title for panel in shown.panels] == ["h2d: GB/s", "d2h: GB/s", "h2d: us", "d2h: us"]
+        (series,) = shown.panels[0].series
+        assert series.points == tuple(Point(x=size, y=15, low=10, high=20) for size in (64.0, 256.0))
+
+    def test_cases_that_are_no_sweep(self) -> None:
+        """A panel a figure, with the cases along the axis."""
+        cases = [Case(name=name, about="", peers=(Peer(name="ours", specs=()),)) for name in ("print", "all-reduce")]
+        shown = bench_figure(report(*cases, figures={"total_s": 2}), LAUNCH.plotted)
+        (panel,) = shown.panels
+        assert [point.x for point in panel.series[0].points] == ["print", "all-reduce"]
+
+    def test_nothing_measured(self) -> None:
+        """A report of skipped cases gives a document without panels."""
+        case = Case(name="transfer", about="", skipped="torch sees no GPU")
+        assert drawn(bench_figure(report(case, figures={}), TRANSFER.plotted)).tag == f"{SVG}svg"

@@ -1,0 +1,296 @@
+"""The layout of a machine's picture: everything is there once, nothing lies on anything else, names do no harm."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+import pytest
+
+from numapin.base.printable import printable
+from numapin.errors import UsageError
+from numapin.plan.make import make_plan
+from numapin.plan.request import Bind, Memory, Request
+from numapin.topology.model import Allowed, Link, Nic, Topology
+from numapin.view.picture.boxes import Box, Ink, Kind, Label, flow, frame
+from numapin.view.picture.layout import lay_out
+from numapin.view.picture.text import fit, width_of
+from tests.machines.grids import gpu, grid
+from tests.machines.roots import NAMES
+from tests.pictures import HOSTILE, golden_machine, keys, problems
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+DGX = "2pkg-8node-smt2-8gpu-pairs"
+
+
+def _texts(box: Box) -> list[str]:
+    return [label.text for part in box.walk() for label in part.labels]
+
+
+def _part(box: Box, key: str) -> Box:
+    (found,) = (part for part in box.walk() if part.key == key)
+    return found
+
+
+def _named(topology: Topology, names: Iterable[str]) -> Topology:
+    """Return the machine with these names on its host, GPUs, devices and links."""
+    names = tuple(names)
+    nics = tuple(Nic(name=name, pci=name, node=i % 2) for i, name in enumerate(names))
+    return replace(
+        topology,
+        host=names[0],
+        gpus=tuple(replace(gpu(i, i % 2), name=name, uuid=name, pci=name) for i, name in enumerate(names)),
+        nics=nics,
+        links=tuple(Link(a="gpu0", b=nic.name, kind=nic.name) for nic in nics),
+    )
+
+
+class TestCheck:
+    """The check that the tests below rely on finds what it should."""
+
+    def test_finds_each_kind_of_fault(self) -> None:
+        """Boxes and texts that overlap or stick out are named; a sound layout has no fault."""
+        small = Box(kind=Kind.CPU, width=10, height=10, key="small")
+        text = Label(x=2, y=12, text="words", size=10)
+        sound = frame(Kind.NODE, [[small, small]], width=100)
+        assert problems(sound) == []
+        outside = Box(kind=Kind.NODE, width=10, height=10, children=(replace(small, x=5),))
+        assert problems(outside) == ["small outside node"]
+        overlapping = Box(kind=Kind.NODE, width=30, height=10, children=(small, replace(small, x=5)))
+        assert problems(overlapping) == ["small on small"]
+        crossed = Box(kind=Kind.NODE, width=99, height=20, labels=(text, replace(text, x=20)))
+        assert len(problems(crossed)) == 1
+        on_child = Box(kind=Kind.NODE, width=99, height=20, labels=(text,), children=(small,))
+        assert len(problems(on_child)) == 1
+
+
+class TestMachines:
+    """What every picture holds to."""
+
+    @pytest.mark.parametrize("name", NAMES)
+    @pytest.mark.parametrize("bind", [None, *Bind])
+    def test_shows_everything_once_and_nothing_overlaps(self, name: str, bind: Bind | None) -> None:
+        """Each package, core, CPU, GPU and NIC is one box, each node unless it is empty; nothing overlaps."""
+        topology = golden_machine(name)
+        box = lay_out(topology, None if bind is None else make_plan(topology, Request(bind=bind))).box
+        assert problems(box) == []
+        assert sorted(keys(box, Kind.CORE)) == sorted(f"core{core.id}" for core in topology.cores)
+        drawn_cpus = sorted(key for key in keys(box, Kind.CPU) if key)  # the one in the legend has no key
+        assert drawn_cpus == sorted(f"cpu{cpu}" for cpu in topology.cpus)
+        assert sorted(keys(box, Kind.GPU)) == sorted(gpu.label for gpu in topology.gpus)
+        assert sorted(keys(box, Kind.NIC)) == sorted(f"nic:{nic.name}" for nic in topology.nics)
+        assert keys(box, Kind.PACKAGE) == [f"package {package.id}" for package in topology.packages]
+        nodes = [key for key in keys(box, Kind.NODE, Kind.MEMORY_NODE) if key.startswith("node")]
+        assert {f"node{n.id}" for n in topology.nodes if n.cpus or n.memory_bytes} <= set(nodes)
+        assert len(nodes) == len(set(nodes))
+
+    def test_cores_are_in_their_node_and_devices_too(self) -> None:
+        """On a DGX A100, node 3 holds its 16 cores in 4 L3 groups, GPUs 0 and 1, and the NIC beside them."""
+        node = _part(lay_out(golden_machine(DGX)).box, "node3")
+        assert keys(node, Kind.CORE) == [f"core{core}" for core in range(48, 64)]
+        assert len(keys(node, Kind.L3)) == 4
+        assert keys(node, Kind.GPU, Kind.NIC) == ["gpu0", "gpu1", "nic:mlx5_0"]
+        assert {"0c:00.0", "PIX to gpu0, gpu1", "07:00.0 · PCIe 4 x16", "NV12 to 7 GPUs"} <= set(_texts(node))
+
+    def test_empty_nodes_are_one_box(self) -> None:
+        """The 28 nodes that a GB200 keeps for MIG are told in one line, and are in no matrix."""
+        box = lay_out(golden_machine("2pkg-34node-gpumem-4gpu")).box
+        assert "28 empty nodes" in _texts(box)
+        assert keys(box, Kind.MEMORY_NODE) == ["node2", "node10", "node18", "node26", "empty"]
+        topology = golden_machine("2pkg-34node-gpumem-4gpu")
+        with_nic = replace(topology, nics=(Nic(name="eth0", node=3),))
+        assert "node3" in keys(lay_out(with_nic).box, Kind.MEMORY_NODE)
+
+    def test_every_row_is_within_the_width(self) -> None:
+        """Five nodes without cores share two rows as wide as the packages above; dividing a width breaks no row."""
+        box = lay_out(golden_machine("2pkg-34node-gpumem-4gpu")).box
+        rows: dict[float, list[Box]] = {part.y: [] for part in box.children}
+        for part in box.children:
+            rows[part.y].append(part)
+        nodes = [[part.key for part in row] for row in rows.values() if row[0].kind is Kind.MEMORY_NODE]
+        assert nodes == [["node2", "node10", "node18"], ["node26", "empty"]]
+        assert max(part.x + part.width for part in box.children) == max(
+            part.x + part.width for part in rows[box.children[0].y]
+        )
+
+    def test_memory_has_a_bar_where_it_is_known(self) -> None:
+        """The used part of the bar is that of the memory; where the free part is unknown there is no bar to misread."""
+        topology = grid(nodes=2)
+        half, unknown = (
+            replace(node, free_bytes=free) for node, free in zip(topology.nodes, (16 << 30, None), strict=True)
+        )
+        box = lay_out(replace(topology, nodes=(half, unknown))).box
+        (bar,) = (part for part in _part(box, "node0").walk() if part.kind is Kind.MEMORY)
+        assert bar.children[0].width / bar.width == pytest.approx(0.75)
+        assert "64.0 GiB (16.0 GiB free)" in _texts(_part(box, "node0"))
+        assert not [part for part in _part(box, "node1").walk() if part.kind is Kind.MEMORY]
+
+    def test_a_laptop_has_no_matrix(self) -> None:
+        """One node and no GPU: no distances, no links, no ranks; the legend explains what is there only."""
+        texts = _texts(lay_out(golden_machine("1pkg-nonode-2cpu")).box)
+        assert not {"Node distances", "Links"} & set(texts)
+        assert "memory: used and free" not in texts
+        assert "size unknown" in texts
+
+    def test_what_is_nowhere_known_has_a_place(self) -> None:
+        """Cores, GPUs and NICs of no known node, and nodes of no known package, are still drawn once."""
+        topology = golden_machine("2node-every-node-lists-all")
+        lost = replace(
+            topology,
+            packages=(),
+            gpus=tuple(replace(gpu, node=None, node_source=None) for gpu in topology.gpus),
+            nics=(Nic(name="eth0"),),
+        )
+        box = lay_out(lost).box
+        assert problems(box) == []
+        assert sorted(keys(box, Kind.CORE)) == sorted(f"core{core.id}" for core in topology.cores)
+        assert keys(box, Kind.GPU, Kind.NIC) == ["gpu0", "gpu1", "nic:eth0"]
+        assert "node unknown" in _texts(box)
+
+    def test_what_is_not_allowed_is_marked(self) -> None:
+        """CPUs and nodes outside the cpuset are off, and the legend says what that looks like."""
+        topology = golden_machine("4node-cpuset-3gpu")
+        box = lay_out(topology).box
+        off = {part.key for part in box.walk() if part.off and part.key}
+        assert off == {*(f"cpu{cpu}" for cpu in range(4, 12)), "node1", "node2"}
+        assert "not allowed to this process" in _texts(box)
+        everything = Allowed(cpus=topology.cpus, nodes=frozenset(range(4)))
+        assert not any(part.off for part in lay_out(replace(topology, allowed=everything)).box.walk())
+
+    @pytest.mark.parametrize(("cores", "smt"), [(1, 1), (8, 8), (64, 2), (513, 1)])
+    def test_any_size(self, cores: int, smt: int) -> None:
+        """From one CPU to thousands: cells shrink, then lose their text, and nothing overlaps."""
+        topology = grid(packages=2, nodes=4, l3=2, cores=cores, smt=smt, gpus=[i % 8 for i in range(16)])
+        box = lay_out(topology, make_plan(topology, Request())).box
+        assert problems(box) == []
+        assert len(keys(box, Kind.CORE)) == 16 * cores
+        numbered = any(
+            label.ink in (Ink.PLAIN, Ink.ON_RANK) for part in box.walk() if part.key == "cpu0" for label in part.labels
+        )
+        assert numbered == (16 * cores * smt <= 640)
+
+    def test_too_many_devices_for_a_matrix_are_told_where_they_are(self) -> None:
+        """Sixty linked devices are drawn; the matrix of their links is left to the terminal."""
+        topology = replace(
+            grid(gpus=[0] * 60), links=tuple(Link(a="gpu0", b=f"gpu{i}", kind="SYS") for i in range(1, 60))
+        )
+        box = lay_out(topology).box
+        assert problems(box) == []
+        assert any("numapin topo --format matrix" in text for text in _texts(box))
+
+
+class TestPlan:
+    """What a plan adds."""
+
+    def test_colours_cores_memory_and_gpus(self) -> None:
+        """Ranks 0 and 1 share node 3: its CPUs have both, its memory and GPUs name them; node 0 has none."""
+        topology = golden_machine(DGX)
+        box = lay_out(topology, make_plan(topology, Request())).box
+        node = _part(box, "node3")
+        assert {part.ranks for part in node.walk() if part.kind is Kind.CPU} == {(0, 1)}
+        assert {"cores and memory of", "rank 0", "rank 1"} <= set(_texts(node))
+        assert [part.ranks for part in _part(box, "gpu1").walk() if part.kind is Kind.CHIP] == [(1,)]
+        assert not any(part.ranks for part in _part(box, "node0").walk())
+
+    def test_cores_name_their_rank_where_they_differ(self) -> None:
+        """With exclusive cores each core names its rank, and the legend explains it; with shared ones none does."""
+        topology = golden_machine("2pkg-2node-smt2-8gpu-a100")
+        exclusive, shared = (
+            lay_out(topology, make_plan(topology, Request(bind=bind))).box for bind in (Bind.EXCLUSIVE, Bind.NODE)
+        )
+        assert [label.text for label in _part(exclusive, "core6").children[0].labels] == ["r1"]
+        assert "rank 0 has this core" in _texts(exclusive)
+        assert "rank 0 has this core" not in _texts(shared)
+
+    def test_memory_elsewhere_than_cores(self) -> None:
+        """Pages on another node than the cores are shown there, in rows of their own."""
+        topology = grid(nodes=2, gpus=[0])
+        plan = make_plan(topology, Request(memory=Memory.BIND, memory_nodes=frozenset({1})))
+        box = lay_out(topology, plan).box
+        assert "cores of" in _texts(_part(box, "node0"))
+        assert "memory of" in _texts(_part(box, "node1"))
+        assert [part.ranks for part in _part(box, "node1").walk() if part.ranks] == [(0,)]
+
+    def test_a_rank_that_got_less_is_starred(self) -> None:
+        """A star in the legend, and what it means."""
+        topology = golden_machine("4node-cpuset-3gpu")
+        texts = _texts(lay_out(topology, make_plan(topology, Request())).box)
+        assert any(text.startswith("gpu1") and text.endswith("*") for text in texts)
+        assert any(text.startswith("less than was asked") for text in texts)
+
+    def test_more_ranks_than_colours(self) -> None:
+        """Forty ranks on every CPU: colours repeat, names do not, and everything fits."""
+        topology = grid(nodes=1, cores=8, gpus=[0] * 8)
+        box = lay_out(topology, make_plan(topology, Request(num_ranks=40))).box
+        assert problems(box) == []
+        assert {f"rank {rank}" for rank in range(40)} <= set(_texts(box))
+
+    @pytest.mark.parametrize(
+        ("other", "seen"),
+        [
+            (grid(nodes=1, cores=2), "CPUs 4-7,12-15"),
+            (replace(grid(gpus=[0]), gpus=()), "GPU 0"),
+            (replace(grid(gpus=[0]), gpus=(replace(gpu(0, 0), pci="0000:99:00.0"),)), "GPU 0 (0000:10:00.0)"),
+        ],
+    )
+    def test_of_another_machine_is_refused(self, other: Topology, seen: str) -> None:
+        """A plan whose CPUs or GPU this machine does not have is an error that says which, and what to do."""
+        machine = grid(gpus=[0])
+        plan = make_plan(machine, Request(bind=Bind.NONE if "CPUs" in seen else Bind.NODE))
+        with pytest.raises(UsageError, match="the plan is of another machine") as caught:
+            lay_out(other, plan)
+        assert "--machine FILE" in caught.value.hint
+        assert seen.partition(" ")[0] in caught.value.message
+        lay_out(machine, plan)  # its own
+
+
+class TestText:
+    """Text that fits and can be shown."""
+
+    def test_hostile_names_stay_in_their_boxes(self) -> None:
+        """Names of ten thousand letters, of markup, of controls are cut to their boxes and can be shown."""
+        topology = _named(grid(), HOSTILE)
+        picture = lay_out(topology, make_plan(topology, Request()))
+        assert problems(picture.box) == []
+        shown = [
+            *_texts(picture.box),
+            *(line for part in picture.box.walk() for line in part.title.split("\n")),
+            picture.title,
+        ]
+        assert all(text.isprintable() and len(text) <= 400 for text in shown)
+
+    @pytest.mark.parametrize("text", [*HOSTILE, "NVIDIA H100 80GB HBM3", "0-3,8"])
+    @pytest.mark.parametrize("width", [0, 5, 20, 100, 1000])
+    def test_fit(self, text: str, width: float) -> None:
+        """What comes out is no wider, is all of the text or ends in a mark of what is missing, or is nothing."""
+        shown = fit(text, width, 10)
+        assert width_of(shown, 10) <= width
+        assert shown in ("", printable(text)) or (shown.endswith("…") and len(shown) > 2)
+        if width_of(printable(text), 10) <= width:
+            assert shown == printable(text)
+
+    def test_flow_breaks_rows_and_evens_heights(self) -> None:
+        """Boxes go to a new row where the width ends; a wider one has a row of its own; a row has one height."""
+        low, high = (Box(kind=Kind.CPU, width=40, height=height) for height in (10, 20))
+        placed = flow([low, high, low, replace(low, width=500)], width=90, gap=10)
+        assert [(box.x, box.y, box.height) for box in placed] == [(0, 0, 20), (50, 0, 20), (0, 30, 10), (0, 50, 10)]
+
+    def test_ranks_have_names_beside_colours(self) -> None:
+        """No rank is told by colour alone: every coloured CPU's rank is named on its core, its group or its node."""
+        topology = golden_machine("2pkg-8node-gpumem-smt4-6gpu")
+        for bind in (Bind.NODE, Bind.EXCLUSIVE, Bind.CORE_COMPLEX):
+            box = lay_out(topology, make_plan(topology, Request(bind=bind))).box
+            for node in (part for part in box.walk() if part.key in ("node0", "node8")):
+                ranks = {rank for part in node.walk() if part.kind is Kind.CPU for rank in part.ranks}
+                assert {f"rank {rank}" for rank in ranks} <= set(_texts(node))
+
+
+def test_problems_compares_all_pairs_of_few() -> None:
+    """The check's short cut for large grids is not taken for small ones: two of three boxes that meet are found."""
+    boxes = [Box(kind=Kind.CPU, width=10, height=10, x=x, y=y, key=f"{x}") for x, y in ((0, 0), (20, 0), (5, 5))]
+    box = Box(kind=Kind.NODE, width=40, height=40, children=tuple(boxes))
+    assert [problem for problem in problems(box) if "0 on 5" in problem] == ["0 on 5"]
+    assert len(list(combinations(boxes, 2))) == 3

@@ -1,0 +1,261 @@
+"""The picture as SVG and as a page: well-formed, self-contained, the same facts in words, colours that can be read."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from itertools import combinations
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from numapin.plan.make import make_plan
+from numapin.plan.request import Bind, Request
+from numapin.topology.model import Nic
+from numapin.view.picture.layout import lay_out
+from numapin.view.picture.page import page
+from numapin.view.picture.style import COLOURS, RANK_COLOURS
+from numapin.view.picture.svg import element, svg
+from tests.machines.grids import gpu, grid
+from tests.machines.roots import NAMES
+from tests.pictures import HOSTILE, golden_machine
+
+SVG = "{http://www.w3.org/2000/svg}"
+VOID = {"meta"}
+
+
+class _Reader(HTMLParser):
+    """Checks that elements close in order, and keeps their text and attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[tuple[str, str]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open:
+            self.words.append((self.open[-1], data))
+
+    def texts(self, tag: str) -> list[str]:
+        return [data for opened, data in self.words if opened == tag]
+
+
+def _read(text: str) -> _Reader:
+    reader = _Reader()
+    reader.feed(text)
+    reader.close()
+    assert reader.open == []
+    return reader
+
+
+def _hostile_page_and_svg() -> tuple[str, str]:
+    topology = replace(
+        grid(nodes=2),
+        host=HOSTILE[0],
+        gpus=tuple(replace(gpu(i, i % 2), name=name, uuid=name) for i, name in enumerate(HOSTILE)),
+        nics=tuple(Nic(name=name, node=0) for name in HOSTILE),
+        notes=HOSTILE,
+    )
+    plan = make_plan(topology, Request())
+    plan = replace(plan, ranks=tuple(replace(rank, reason=HOSTILE[rank.local_rank]) for rank in plan.ranks))
+    return page(topology, plan), svg(lay_out(topology, plan))
+
+
+class TestSvg:
+    """The SVG file."""
+
+    @pytest.mark.parametrize("name", NAMES)
+    def test_is_xml_with_every_cpu_and_device(self, name: str) -> None:
+        """It parses; a rectangle a CPU, GPU and NIC, beside the one CPU of the legend; the same each time."""
+        topology = golden_machine(name)
+        text = svg(lay_out(topology, make_plan(topology, Request())))
+        assert text == svg(lay_out(topology, make_plan(topology, Request())))
+        classes = [rect.get("class", "").split() for rect in ET.fromstring(text).iter(f"{SVG}rect")]  # noqa: S314 - ours
+        num_banned = len(topology.cpus - topology.allowed.cpus)
+        assert sum("cpu" in names for names in classes) == len(topology.cpus) + 1 + bool(num_banned)
+        assert sum("off" in names and "cpu" in names for names in classes) == num_banned + bool(num_banned)
+        assert sum("gpu" in names for names in classes) == len(topology.gpus)
+        assert sum("nic" in names for names in classes) == len(topology.nics)
+
+    def test_has_a_text_alternative(self) -> None:
+        """It is an image with a title and a description that say what the machine has."""
+        topology = golden_machine("2pkg-2node-smt2-8gpu-a100")
+        root = ET.fromstring(svg(lay_out(topology, make_plan(topology, Request()))))  # noqa: S314 - ours
+        named = {part.get("id"): part.text for part in root}
+        assert root.get("role") == "img"
+        title, description = (named[name] for name in (root.get("aria-labelledby") or "").split())
+        assert title == "Topology of 2pkg-2node-smt2-8gpu-a100"
+        assert description == (
+            "2 packages, 2 NUMA nodes, 8 GPUs, 48 cores, 96 CPUs. Plan: 8 ranks, bind node, memory preferred"
+        )
+
+    def test_shared_cpus_are_striped_in_the_colours_of_their_ranks(self) -> None:
+        """A fill of hard stripes for each set of ranks that shares CPUs; no fill is named that is not there."""
+        topology = golden_machine("2pkg-8node-smt2-8gpu-pairs")
+        text = svg(lay_out(topology, make_plan(topology, Request())))
+        root = ET.fromstring(text)  # noqa: S314 - ours
+        stripes = {
+            part.get("id"): [stop.get("stop-color") for stop in part] for part in root.iter(f"{SVG}linearGradient")
+        }
+        assert stripes["np-r2-3"] == [RANK_COLOURS[2]] * 2 + [RANK_COLOURS[3]] * 2
+        ids = {part.get("id") for part in root.iter()}
+        assert set(re.findall(r"url\(#([^)]+)\)", text)) <= ids
+
+    def test_hostile_names_are_text(self) -> None:
+        """Markup and controls in names make no element: the SVG parses, and has none but its own."""
+        _, text = _hostile_page_and_svg()
+        tags = {part.tag.removeprefix(SVG) for part in ET.fromstring(text).iter()}  # noqa: S314 - ours
+        assert tags == {
+            *("svg", "style", "title", "desc", "defs", "pattern", "rect", "path", "linearGradient", "stop", "g", "text")
+        } - ({"linearGradient", "stop"} if "linearGradient" not in text else set())
+
+    def test_the_one_in_the_documentation_is_what_is_drawn(self) -> None:
+        """docs/topo.svg is the picture of today; NUMAPIN_UPDATE_GOLDEN=1 rewrites it."""
+        topology = golden_machine("2pkg-2node-smt2-8gpu-a100")
+        text = svg(lay_out(topology, make_plan(topology, Request(bind=Bind.EXCLUSIVE))))
+        shown = Path(__file__).resolve().parents[3] / "docs" / "topo.svg"
+        if os.environ.get("NUMAPIN_UPDATE_GOLDEN"):
+            shown.write_text(text, encoding="utf-8")
+        assert len(text) < 150_000
+        assert text == shown.read_text(encoding="utf-8")
+
+
+class TestPage:
+    """The HTML page."""
+
+    @pytest.mark.parametrize("bind", [None, Bind.NODE, Bind.EXCLUSIVE])
+    def test_elements_close_and_nothing_is_loaded(self, bind: Bind | None) -> None:
+        """It is well-formed, has the picture in it, and names no other file."""
+        topology = golden_machine("2pkg-8node-smt2-8gpu-pairs")
+        plan = None if bind is None else make_plan(topology, Request(bind=bind))
+        text = page(topology, plan)
+        reader = _read(text)
+        assert element(lay_out(topology, plan)) in text
+        assert not {"src", "href", "xlink:href", "srcset"} & {
+            name for _, attributes in reader.seen for name in attributes
+        }
+        assert "@import" not in text
+        assert set(re.findall(r"https?://[^\"' )]+", text)) == {"http://www.w3.org/2000/svg"}
+        assert not {"link", "img", "iframe", "object", "embed"} & {tag for tag, _ in reader.seen}
+
+    def test_tables_say_what_the_picture_shows(self) -> None:
+        """A row a node with CPUs, GPUs and ranks, a row a rank with its reason, and the warnings."""
+        topology = golden_machine("2pkg-8node-smt2-8gpu-pairs")
+        plan = make_plan(topology, Request())
+        text = page(topology, plan)
+        assert (
+            '<tr><th scope="row">3</th><td>CPUs</td><td>0</td><td>48-63,176-191</td><td>128.0 GiB</td>'
+            "<td>64.0 GiB</td><td>gpu0, gpu1</td><td>mlx5_0</td><td>0-1</td><td>0-1</td></tr>" in text
+        )
+        cells = _read(text).texts("td")
+        assert {rank.reason for rank in plan.ranks} <= set(cells)
+        assert plan.warnings[0] in _read(text).texts("li")
+        assert {gpu.uuid for gpu in topology.gpus} <= set(cells)
+
+    def test_without_a_plan_there_is_no_word_of_ranks(self) -> None:
+        """No buttons and no table of ranks."""
+        reader = _read(page(golden_machine("1pkg-nonode-2cpu")))
+        assert "Ranks" not in reader.texts("h2")
+        assert not [tag for tag, attributes in reader.seen if attributes.get("class") == "rank"]
+
+    def test_devices_of_no_known_node_have_a_row(self) -> None:
+        """What is on no known node is listed as such, not left out."""
+        topology = replace(grid(gpus=[None]), nics=(Nic(name="eth0"),))
+        row = '<tr><th scope="row">unknown</th>' + "<td></td>" * 5 + "<td>gpu0</td><td>eth0</td>"
+        assert row in page(topology)
+
+    def test_hostile_names_are_text(self) -> None:
+        """Markup in names, notes and reasons is shown, not run; controls are replaced; a long text is cut."""
+        text, _ = _hostile_page_and_svg()
+        reader = _read(text)
+        assert [tag for tag, _ in reader.seen].count("script") == 1
+        assert not [name for _, attributes in reader.seen for name in attributes if name.startswith("on")]
+        assert "<script>alert(1)</script>" in "".join(reader.texts("li"))
+        assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f\u202e\u2028\ufffe]", text)
+        assert "W" * 600 not in text
+
+
+# --- colours ---------------------------------------------------------------------------------------------------------
+
+# How colours look without one kind of cone, as a matrix on linear RGB (Machado, Oliveira, Fernandes 2009, severity 1).
+VISIONS = {
+    "all cones": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
+    "protanopia": ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
+    "deuteranopia": ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881)),
+    "tritanopia": ((1.255528, -0.076749, -0.178779), (-0.078411, 0.930809, 0.147602), (0.004733, 0.691367, 0.303900)),
+}
+RGB_TO_XYZ = ((0.4124564, 0.3575761, 0.1804375), (0.2126729, 0.7151522, 0.0721750), (0.0193339, 0.1191920, 0.9503041))
+WHITE = (0.95047, 1.0, 1.08883)
+
+Vector = tuple[float, ...]
+Matrix = tuple[tuple[float, ...], ...]
+
+
+def _linear(colour: str) -> Vector:
+    values = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    return tuple(v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in values)
+
+
+def _times(matrix: Matrix, vector: Vector) -> Vector:
+    return tuple(min(1.1, max(0.0, sum(m * v for m, v in zip(row, vector, strict=True)))) for row in matrix)
+
+
+def _lab(linear: Vector) -> Vector:
+    x, y, z = (
+        (v / w) ** (1 / 3) if v / w > 216 / 24389 else (24389 / 27 * v / w + 16) / 116
+        for v, w in zip(_times(RGB_TO_XYZ, linear), WHITE, strict=True)
+    )
+    return (116 * y - 16, 500 * (x - y), 200 * (y - z))
+
+
+def _difference(a: str, b: str, vision: Matrix) -> float:
+    labs = (_lab(_times(vision, _linear(colour))) for colour in (a, b))
+    return math.dist(*labs)
+
+
+def _contrast(a: str, b: str) -> float:
+    low, high = sorted(_times(RGB_TO_XYZ, _linear(colour))[1] for colour in (a, b))
+    return (high + 0.05) / (low + 0.05)
+
+
+class TestColours:
+    """Colours that can be told apart and read, for any colour vision."""
+
+    def test_the_measures_are_right(self) -> None:
+        """Black on white has contrast 21; red and green of one lightness are near for who lacks the green cone."""
+        assert _contrast("#000000", "#ffffff") == pytest.approx(21, abs=0.01)
+        red, green = "#c06040", "#7f8a2a"
+        assert _difference(red, green, VISIONS["deuteranopia"]) < _difference(red, green, VISIONS["all cones"]) / 3
+
+    @pytest.mark.parametrize("vision", VISIONS)
+    def test_ranks_can_be_told_apart(self, vision: str) -> None:
+        """Any two of the eight differ clearly (ten times what is just visible), neighbours far more."""
+        assert all(_difference(a, b, VISIONS[vision]) > 10 for a, b in combinations(RANK_COLOURS, 2))
+        pairs = zip(RANK_COLOURS[::2], RANK_COLOURS[1::2], strict=True)
+        assert all(_difference(a, b, VISIONS[vision]) > 35 for a, b in pairs)
+
+    @pytest.mark.parametrize("dark", [False, True])
+    def test_text_can_be_read(self, *, dark: bool) -> None:
+        """Text has contrast 4.5 at least (WCAG AA) on everything that it stands on, light and dark."""
+        colour = {name: pair[dark] for name, pair in COLOURS.items()}
+        for ink in ("ink", "dim"):
+            for ground in ("page", "package", "node", "l3", "gpu", "nic"):
+                assert _contrast(colour[ink], colour[ground]) >= 4.5, (ink, ground)
+        assert _contrast(colour["ink"], colour["cpu"]) >= 4.5
+        assert all(_contrast(colour["on"], rank) >= 4.5 for rank in RANK_COLOURS)
