@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, cast
 
 from numapin.bench.model import Run, combine
-from numapin.observe.read import children_of
+from numapin.system import proc
+from numapin.system.proc import children_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -215,9 +216,9 @@ def _session(leader: int) -> list[int]:
     """Return the processes of a session that have not ended; of zombies only their parents can dispose."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):
-        with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
-            state, _parent, _group, session = (path / "stat").read_text().rpartition(")")[2].split()[:4]
-            found += [int(path.name)] if int(session) == leader and state != "Z" else []
+        with suppress(proc.Gone):  # it has just ended
+            stat = proc.stat(str(path))
+            found += [int(path.name)] if stat.session == leader and not stat.has_ended else []
     return found
 
 

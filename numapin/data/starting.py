@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from numapin.data import forks
 from numapin.data.wire.queues import TaskQueue
 from numapin.data.worker import setup
-from numapin.observe.read import state_of
+from numapin.system.proc import state_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

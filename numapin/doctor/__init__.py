@@ -10,7 +10,6 @@ Comes in: a `Topology`, and a root directory that is the live machine or a captu
     placement.py  PURE  checks of nodes, cpusets, memory and memory policies
     host.py       PURE  checks of the kernel's settings and of the hardware
     software.py   PURE  checks of the driver, NCCL, libraries and environment variables
-    sizes.py      PURE  "38.5M"
     advice.py     PURE  "should you pin?"
     examine.py    PURE  every check in order
 """

@@ -15,12 +15,11 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from numapin.trace.settings import VARIABLE as TRACE
-
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 VARIABLE: Final = "NUMAPIN_DATALOADER"
+TRACE_VARIABLE: Final = "NUMAPIN_TRACE"
 REMEDY: Final = "put into the script: from numapin.data.install import install; install()"
 TRACE_REMEDY: Final = "use torch.profiler in the script, and read its trace with: numapin trace --read FILE"
 _FOLDER: Final = str(Path(__file__).resolve().parent / "sitehook")
@@ -34,8 +33,8 @@ def environment(choice: str, environ: Mapping[str, str], *, trace: str = "") -> 
 
     Entries of PYTHONPATH stay as they are, behind ours. "torch" and no trace switch off what an outer run switched on.
     """
-    wanted = {VARIABLE: choice if choice != "torch" else "", TRACE: trace}
-    off = {VARIABLE: "torch", TRACE: ""}
+    wanted = {VARIABLE: choice if choice != "torch" else "", TRACE_VARIABLE: trace}
+    off = {VARIABLE: "torch", TRACE_VARIABLE: ""}
     changes = {name: value or off[name] for name, value in wanted.items() if value or name in environ}
     if not any(wanted.values()):
         return changes

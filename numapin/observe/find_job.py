@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.base.fields import Fields
 from numapin.errors import MachineError, UsageError
-from numapin.observe.read import children_of, environment_of, is_running
 from numapin.plan.make import make_plan
 from numapin.plan.model import Plan
 from numapin.plan.request import Request
 from numapin.rank import run_folder
+from numapin.system.proc import children_of, environment_of, is_running
 from numapin.tasks import identify
 from numapin.topology.discover import discover
 from numapin.topology.visible import first_visible

@@ -1,1 +1,12 @@
-"""TODO. Comes in: todo. Goes out: todo."""
+"""Stage 2: which CPUs and which memory each rank gets. Pure.
+
+Comes in: a `Topology` and a `Request`. Goes out: a `Plan`, with a reason for every decision.
+
+::
+
+    request.py  PURE  what the user asked for
+    model.py    PURE  Plan and RankPlan, and their JSON
+    make.py     PURE  make_plan: the stage itself
+    cpus.py     PURE  the CPUs of each rank
+    memory.py   PURE  the memory of each rank
+"""

@@ -1,1 +1,12 @@
-"""TODO. Comes in: todo. Goes out: todo."""
+"""Stage 4: what happens in each rank before the user's program starts. The standard library only.
+
+Comes in: the rank's slice of the plan, from its environment. Goes out: the user's program, bound.
+
+::
+
+    shim.py        EDGE  the process that a rank starts as
+    bind.py        EDGE  apply a binding and read it back
+    become.py      EDGE  exec the user's program
+    signals.py     EDGE  SIGUSR1 and SIGUSR2 from the launcher to the ranks
+    run_folder.py  EDGE  the folder of a run: the plan, the command, one record a rank
+"""

@@ -21,7 +21,7 @@ from numapin.errors import NumapinError
 from numapin.plan.model import Plan
 from numapin.rank import bind, run_folder, signals
 from numapin.rank.become import become
-from numapin.system import process
+from numapin.system import proc, process
 
 if TYPE_CHECKING:
     from numapin.plan.model import RankPlan
@@ -79,7 +79,7 @@ def _record(rank: RankPlan, applied: bind.Applied) -> None:
         "rank": int(os.environ["RANK"]),
         "restart": restart,
         "pid": os.getpid(),
-        "start": _start_time(),
+        "start": proc.start_time(),
         "host": os.uname().nodename,
         "requested": rank.to_json(),
         "applied": applied.to_json(),
@@ -88,15 +88,3 @@ def _record(rank: RankPlan, applied: bind.Applied) -> None:
         run_folder.write_json(os.environ["NUMAPIN_RUN_DIR"], f"observed-{rank.local_rank}-{restart}.json", record)
     except NumapinError as error:  # a full disk is no reason to lose the job
         say(f"rank {rank.local_rank}: no record of the binding: {error.message}")
-
-
-def _start_time() -> int | None:
-    """Return when this process started, by the kernel's clock: with the process id it names a process for good.
-
-    Field 22 of proc_pid_stat(5); the name before it may have brackets in it. None where there is no /proc.
-    """
-    try:
-        with open("/proc/self/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[19])
-    except OSError:
-        return None

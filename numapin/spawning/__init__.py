@@ -1,1 +1,10 @@
-"""TODO. Comes in: todo. Goes out: todo."""
+"""`numapin.spawn`: call a function in bound ranks.
+
+Comes in: a function and its arguments. Goes out: what each rank returned.
+
+::
+
+    call.py   EDGE  spawn itself: plan, start, collect
+    ranks.py  EDGE  wait for the ranks and end them
+    child.py  EDGE  what runs in each rank
+"""

@@ -13,12 +13,12 @@ import time
 from contextlib import contextmanager, suppress
 from math import inf
 from multiprocessing.connection import wait
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from numapin.base import cpu_set
 from numapin.errors import NumapinError, RankError
 from numapin.spawning.child import NUM_SIZE_BYTES, Answer, Outcome
+from numapin.system.proc import is_exiting
 
 if TYPE_CHECKING:
     import socket
@@ -31,7 +31,6 @@ _PART_BYTES: Final = 1 << 20
 # How long a process may take to go: one that has GPU memory to give back takes seconds.
 _DYING_S: Final = 5
 _DEATH_S: Final = 30
-_PF_EXITING: Final = 0x4
 _LOADING: Final = "fn and its arguments must be importable from a module or script; see the traceback for what was not"
 
 
@@ -197,7 +196,7 @@ def _value_unless_others_die(rank: Rank, answer: Answer, ranks: Sequence[Rank]) 
     this very error. A rank that ends well looks like a dying one, too, but has answered by the time that we waited.
     """
     silent = [other for other in ranks if other.answer is None]
-    dying = [other for other in silent if not other.talks or _is_exiting(other.process.pid)]
+    dying = [other for other in silent if not other.talks or is_exiting(other.process.pid)]
     try:
         return _value(rank, answer)
     except Exception as error:
@@ -205,15 +204,6 @@ def _value_unless_others_die(rank: Rank, answer: Answer, ranks: Sequence[Rank]) 
         if dead := [other for other in dying if other.answer is None]:
             raise _died(dead[0]) from error
         raise
-
-
-def _is_exiting(pid: int) -> bool:
-    """Return whether the kernel takes this process down; see proc_pid_stat(5), field 9."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return True
-    return bool(int(stat.rpartition(")")[2].split()[6]) & _PF_EXITING)
 
 
 def _value(rank: Rank, answer: Answer) -> object:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,14 +18,13 @@ from typing import TYPE_CHECKING, Final
 from numapin.base import cpu_set
 from numapin.errors import LibnumaError
 from numapin.system import memory, numa
+from numapin.system.numa_maps import parse
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 NUMA_MAPS: Final = Path("/proc/self/numa_maps")
 
-_PAGES_OF_NODE: Final = re.compile(r"N(\d{1,6})=(\d{1,18})", re.ASCII)
-_PAGE_KB: Final = re.compile(r"kernelpagesize_kB=(\d{1,12})", re.ASCII)
 _SYS_NICE: Final = "run the container with --cap-add SYS_NICE (Kubernetes: securityContext)"
 _REMEDY: Final = {
     errno.EPERM: f"seccomp forbids it; {_SYS_NICE}",
@@ -134,11 +132,10 @@ def read_numa_maps(address: int, num_bytes: int, *, numa_maps: Path = NUMA_MAPS)
             line = next((line for line in file if line.startswith(f"{address:08x} ")), "")
     except OSError:
         return None
-    size = _PAGE_KB.search(line)
-    if size is None:  # no line, or a mapping without a page
+    sizes = next(parse(line)).bytes_by_node if line else {}
+    if not sizes:  # no such mapping, or one without a page
         return None
-    base_pages = int(size[1]) * 1024 // mmap.PAGESIZE
-    pages: dict[int | None, int] = {int(node): int(count) * base_pages for node, count in _PAGES_OF_NODE.findall(line)}
+    pages: dict[int | None, int] = {node: size // mmap.PAGESIZE for node, size in sizes.items()}
     untouched = -(-num_bytes // mmap.PAGESIZE) - sum(pages.values())
     if untouched < 0:
         return None

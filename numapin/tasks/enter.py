@@ -18,8 +18,8 @@ from numapin.errors import MachineError
 from numapin.plan.model import GpuRef, Plan, RankPlan
 from numapin.rank import bind, run_folder
 from numapin.rank.become import BINDING, become
-from numapin.tasks.slice import Slice, inside, slice_of
 from numapin.tasks.identify import number
+from numapin.tasks.slice import Slice, inside, slice_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from numapin.observe.read import environment_of, parent_of
+from numapin.system.proc import environment_of, parent_of
 from numapin.tasks.identify import is_of_task
 
 if TYPE_CHECKING:

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from numapin.base.stderr import say
+from numapin.launcher.preload import TRACE_VARIABLE
 from numapin.system import process
-from numapin.trace.settings import VARIABLE, Settings
+from numapin.trace.settings import Settings
 from numapin.trace.tracer import Tracer
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class _State:
 
 def attach(module: Any) -> None:  # noqa: ANN401 - torch's profiler, optimizer or DataLoader, which may be half of torch
     """Count the steps of this module's optimizers, or the batches of its DataLoaders; or see who else profiles."""
-    settings = Settings.from_text(os.environ.get(VARIABLE, ""))
+    settings = Settings.from_text(os.environ.get(TRACE_VARIABLE, ""))
     if settings is None:
         return
     if hasattr(module, "register_optimizer_step_post_hook"):
@@ -145,7 +146,7 @@ def _claim() -> Tracer | None:
     """Return a tracer for this process, unless another one of the same rank is traced already."""
     from torch.utils.data import get_worker_info
 
-    settings = Settings.from_text(os.environ.get(VARIABLE, ""))
+    settings = Settings.from_text(os.environ.get(TRACE_VARIABLE, ""))
     if settings is None or get_worker_info() is not None:
         return None
     rank = int(os.environ.get("RANK", "0"))

@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Final
-
-VARIABLE: Final = "NUMAPIN_TRACE"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

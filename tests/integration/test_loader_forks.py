@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 import numapin
 from numapin.data import starting
 from numapin.data.forks import ISSUE, may_hang
-from numapin.observe.read import state_of
+from numapin.system.proc import state_of
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:

@@ -166,7 +166,9 @@ class TestBinding:
 class TestMemoryPolicy:
     """What happens where the kernel takes or refuses a memory policy. Several nodes are tested in tests/vm."""
 
-    ASK = "import sys; sys.path.insert(0, sys.argv[1]); from numapin.system import numa; print(numa.get_memory_policy())"
+    ASK = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from numapin.system import numa; print(numa.get_memory_policy())"
+    )
 
     def test_policy_survives_exec(self, tmp_path: Path) -> None:
         """A policy that names its node is what the kernel says inside the user's script."""

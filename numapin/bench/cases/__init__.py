@@ -1,1 +1,14 @@
-"""TODO. Comes in: todo. Goes out: todo."""
+"""What each benchmark compares, as data. Pure.
+
+Comes in: the options of a benchmark. Goes out: its cases.
+
+::
+
+    transfer.py  PURE  copies between each kind of memory and each GPU
+    alloc.py     PURE  allocation and first write
+    overlap.py   PURE  loops that are bound by transfer, compute or loading
+    loader.py    PURE  DataLoaders
+    launch.py    PURE  torchrun and `numapin run`
+    exec.py      PURE  a program alone and through `numapin exec`
+    nearest.py   PURE  the node nearest to each GPU, from measured bandwidths
+"""

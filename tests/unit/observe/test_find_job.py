@@ -15,9 +15,9 @@ import pytest
 from numapin.base import cpu_set
 from numapin.errors import MachineError, UsageError
 from numapin.observe import find_job
-from numapin.observe.read import is_running, observe
+from numapin.observe.read import observe
 from numapin.rank import run_folder
-from numapin.rank.shim import _start_time as rank_start_time
+from numapin.system.proc import is_running, start_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -230,7 +230,7 @@ def test_a_process_id_that_is_another_process_now(environ: dict[str, str]) -> No
 
 def test_a_rank_records_when_it_started() -> None:
     """What a rank records as its start is what it is known by later."""
-    start = rank_start_time()
+    start = start_time()
     assert start is not None
     assert is_running(os.getpid(), start)
     assert not is_running(os.getpid(), start - 1)

@@ -13,7 +13,8 @@ import pytest
 from numapin.base import cpu_set
 from numapin.errors import MachineError
 from numapin.observe.model import MemoryKind, ObservedRank, Process, Role
-from numapin.observe.read import children_of, environment_of, observe, parent_of
+from numapin.observe.read import observe
+from numapin.system.proc import children_of, environment_of, parent_of
 
 MIB = 1 << 20
 MAPS = r"""5604952f6000 prefer:1 file=/usr/bin/python3 mapped=512 N0=512 kernelpagesize_kB=4

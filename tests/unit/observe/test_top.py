@@ -20,11 +20,11 @@ from numapin.data.loop_times import Waited
 from numapin.errors import UsageError
 from numapin.observe.find_job import RunningJob
 from numapin.observe.model import MemoryKind, ObservedRank, Pages, Process, Role
-from numapin.observe.read import thread_cpus
 from numapin.observe.sample import Sampler, read_swapped
 from numapin.observe.top import Sample, Top, top
 from numapin.plan.model import GpuRef, Plan, RankPlan
 from numapin.plan.request import Bind, Memory
+from numapin.system.proc import thread_cpus
 from numapin.topology.readings import GpuLoad
 from numapin.view.top_table import top_table
 from tests.nvml.fake import FakeGpu, render

@@ -1,0 +1,185 @@
+"""Read what the kernel says about processes below /proc/PID. Edge.
+
+Comes in: process ids, and the root that holds proc/. Goes out: names, states, parents, start times, environments, CPUs
+(proc(5), proc_pid_stat(5)). `Gone` means that the process ended; PermissionError that it is another user's.
+
+Each rank imports this before its program starts: the standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final
+
+from numapin.base.printable import printable
+from numapin.errors import MachineError
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+    StrPath = str | PathLike[str]
+
+LIVE: Final = "/"
+_EXITING_FLAG: Final = 0x4  # PF_EXITING of the kernel's include/linux/sched.h
+_ENDED_STATES: Final = ("Z", "X")  # a zombie, or dead
+_GONE_ERRORS: Final = (FileNotFoundError, ProcessLookupError)
+
+
+class Gone(Exception):  # noqa: N818 - no error: processes end
+    """The process ended while it was read."""
+
+
+class Stat:
+    """A process's or thread's `stat` file; field numbers are those of proc_pid_stat(5)."""
+
+    __slots__ = ("_flags", "last_cpu", "name", "parent", "session", "start", "state")
+
+    def __init__(self, text: str) -> None:
+        """Parse the file's text; the name may hold blanks and brackets. Raises ValueError."""
+        before, _, after = text.rpartition(")")
+        fields = after.split()
+        if len(fields) < 37:
+            msg = f"{(before + after)[:60]!r}"
+            raise ValueError(msg)
+        self.name = printable(before.partition("(")[2])
+        self.state = fields[0]
+        self.parent = int(fields[1])
+        self.session = int(fields[3])
+        self._flags = int(fields[6])
+        self.start = int(fields[19])
+        """Clock ticks since boot; with the process id it identifies a process for good."""
+        self.last_cpu = int(fields[36])
+
+    @property
+    def has_ended(self) -> bool:
+        """Return whether it is over, though its parent may not have waited for it."""
+        return self.state in _ENDED_STATES
+
+    @property
+    def is_exiting(self) -> bool:
+        """Return whether the kernel is taking the process down."""
+        return bool(self._flags & _EXITING_FLAG)
+
+
+def folder_of(pid: int | str, root: StrPath = LIVE) -> str:
+    """Return the folder of a process, or of "self"."""
+    return f"{os.fspath(root).rstrip('/')}/proc/{pid}"
+
+
+def read(path: str) -> str:
+    """Return a file's text. Raises Gone, and PermissionError for another user's process."""
+    try:
+        with open(path, "rb") as file:
+            return file.read().decode(errors="replace")  # text mode would take a \r in a name for the end of a line
+    except _GONE_ERRORS:
+        raise Gone from None
+
+
+def stat(folder: str) -> Stat:
+    """Read the `stat` file of a process or thread. Raises Gone, PermissionError, and MachineError if it is garbled."""
+    path = f"{folder}/stat"
+    try:
+        return Stat(read(path))
+    except ValueError as error:
+        raise garbled(path, str(error)) from None
+
+
+def children_of(root: StrPath = LIVE) -> dict[int, list[int]]:
+    """Return each parent's children, all processes considered; not every kernel lists children itself."""
+    children: dict[int, list[int]] = {}
+    for name in sorted(os.listdir(os.path.dirname(folder_of(0, root)))):
+        if not name.isdecimal():
+            continue
+        try:
+            found = stat(folder_of(name, root))
+        except (
+            Gone,
+            PermissionError,
+        ):  # with hidepid=1 the folders of other users' processes show, but not their files
+            continue
+        if not found.has_ended:
+            children.setdefault(found.parent, []).append(int(name))
+    return children
+
+
+def thread_cpus(pid: int) -> tuple[frozenset[int], ...]:
+    """Return the CPUs that each thread of a process may use; empty if it ended.
+
+    System calls instead of text, some microseconds a thread: fit to be asked every second.
+    """
+    folder = folder_of(pid)
+    try:
+        if stat(folder).has_ended:
+            return ()
+        tids = [int(name) for name in os.listdir(f"{folder}/task")]
+    except (Gone, *_GONE_ERRORS):
+        return ()
+    return tuple(cpus for tid in tids if (cpus := _affinity(tid)))
+
+
+def _affinity(tid: int) -> frozenset[int]:
+    try:
+        return frozenset(os.sched_getaffinity(tid))
+    except ProcessLookupError:  # threads end
+        return frozenset()
+
+
+def is_running(pid: int, start: int | None = None, *, root: StrPath = LIVE) -> bool:
+    """Return whether a process exists and has not ended; one that may not be read counts as running.
+
+    With `start`, the start time in its record, a process that has inherited the id of an ended one does not count.
+    """
+    try:
+        found = stat(folder_of(pid, root))
+    except Gone:
+        return False
+    except PermissionError:
+        return True
+    return not found.has_ended and start in (None, found.start)
+
+
+def state_of(pid: int) -> str | None:
+    """Return a process's state ("S" sleeps, "T" is stopped), None if it cannot be read."""
+    try:
+        return stat(folder_of(pid)).state
+    except (Gone, OSError):  # another user's, or no descriptor is left
+        return None
+
+
+def start_time() -> int | None:
+    """Return when this process started, in clock ticks since boot; None without /proc."""
+    try:
+        return stat(folder_of("self")).start
+    except (Gone, OSError, MachineError):
+        return None
+
+
+def is_exiting(pid: int) -> bool:
+    """Return whether the kernel is taking a process down, or has done so."""
+    try:
+        return stat(folder_of(pid)).is_exiting
+    except (Gone, OSError):
+        return True
+
+
+def environment_of(pid: int, *, root: StrPath = LIVE) -> dict[str, str] | None:
+    """Return the environment that a process started with; None if it ended or is another user's."""
+    try:
+        text = read(f"{folder_of(pid, root)}/environ")
+    except (Gone, PermissionError):
+        return None
+    pairs = (line.partition("=") for line in text.split("\0"))
+    return {name: value for name, equals, value in pairs if equals}
+
+
+def parent_of(pid: int, *, root: StrPath = LIVE) -> int:
+    """Return the parent's process id; 0 if it is outside this container or unknown."""
+    try:
+        return stat(folder_of(pid, root)).parent
+    except (Gone, PermissionError):
+        return 0
+
+
+def garbled(path: str, problem: str) -> MachineError:
+    """Return the error for a file that does not hold what kernels write."""
+    return MachineError(f"{path} is not what the kernel writes: {problem}", f"see it with: cat {path}")
