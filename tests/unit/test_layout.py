@@ -123,7 +123,7 @@ def test_libraries_have_one_place(module: str) -> None:
 
 @pytest.mark.parametrize("module", [module for module in MODULES if module != "numapin" and "sitehook" not in module])
 def test_folders_import_downwards(module: str) -> None:
-    """A module imports from its own folder and from lower ones, for types too. The site hook runs in the user's program."""
+    """A module imports from its own folder and from lower ones, for types too; the site hook is a program of its own."""
     own = module.split(".")[1]
     (layer,) = [number for number, names in enumerate(LAYERS) if own in names]
     lower = {name for names in LAYERS[:layer] for name in names}

@@ -14,6 +14,7 @@ from numapin.base import cpu_set
 from numapin.errors import MachineError
 from numapin.observe.model import MemoryKind, ObservedRank, Process, Role
 from numapin.observe.read import observe
+from numapin.system import proc
 from numapin.system.proc import children_of, environment_of, parent_of
 
 MIB = 1 << 20
@@ -223,14 +224,14 @@ def test_processes_that_may_not_be_read_have_no_children(root: Path, monkeypatch
     """With /proc mounted hidepid=1 others' files are refused: they are passed over."""
     _add(root, 10)
     _add(root, 11)
-    read = Path.read_bytes
+    read = proc.read
 
-    def refuse(path: Path) -> bytes:
-        if "11" in path.parts:
-            raise PermissionError(1, "Operation not permitted", str(path))
+    def refuse(path: str) -> str:
+        if "/11/" in path:
+            raise PermissionError(1, "Operation not permitted", path)
         return read(path)
 
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr(proc, "read", refuse)
     assert children_of(root) == {1: [10]}
 
 

@@ -47,7 +47,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch, call: str, number: int) -> None:
     def fail(*_args: object) -> None:
         raise OSError(number, f"{call}: {os.strerror(number)}")
 
-    monkeypatch.setattr(numa, call, fail)
+    monkeypatch.setattr(numa if hasattr(numa, call) else memory_calls, call, fail)
 
 
 class TestPlace:
@@ -143,7 +143,7 @@ class TestRefused:
             seen.append(os.sched_getaffinity(0))
             populate(address, num_bytes)
 
-        monkeypatch.setattr(memory, "populate", watched)
+        monkeypatch.setattr(memory_calls, "populate", watched)
         found = placed(memory, cpus=frozenset({max(CPUS)}))
         assert seen == [{max(CPUS)}]
         assert os.sched_getaffinity(0) == CPUS

@@ -334,7 +334,7 @@ class TestManners:
 
     def test_importing_does_not_load_nvml(self) -> None:
         """The module is imported without pynvml, and so without the driver."""
-        code = "import sys, numapin.topology.nvml; sys.exit('pynvml' in sys.modules)"
+        code = "import sys, numapin.topology.sources.nvml; sys.exit('pynvml' in sys.modules)"
         assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
