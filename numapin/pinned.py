@@ -27,6 +27,7 @@ from numapin.cuda import CudaRefused, Driver, driver
 from numapin.data.locality import Locality, find_locality
 from numapin.data.reclaim import Locked, reclaimer
 from numapin.errors import MachineError, NumapinError, UsageError
+from numapin.printable import printable
 from numapin.region import PINNED, find_pages, place
 
 if TYPE_CHECKING:
@@ -176,7 +177,7 @@ def _placed(num_bytes: int, home: Locality) -> tuple[memoryview, torch.Tensor]:
     except (OSError, OverflowError) as error:
         raise NumapinError(f"no memory for {num_bytes} bytes: {error}", _SEE_BUDGET) from None
     for shortfall in placement.shortfalls:
-        warnings.warn(f"numapin.pinned: {shortfall}", RuntimeWarning, stacklevel=3)
+        warnings.warn(printable(f"numapin.pinned: {shortfall}"), RuntimeWarning, stacklevel=3)
     return view, flat
 
 

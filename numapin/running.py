@@ -7,12 +7,11 @@ for one that others started the plan is made as `numapin plan` makes it.
 from __future__ import annotations
 
 import os
-import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from numapin import rundir, tasks
+from numapin import quoting, rundir, tasks
 from numapin.errors import MachineError, UsageError
 from numapin.fields import Fields
 from numapin.observe import children_of, environment_of, is_running
@@ -62,8 +61,8 @@ def find_run(named: str | None, environ: Mapping[str, str]) -> RunningJob:
     if not live:
         raise UsageError("no run of numapin goes on here for this user", _LIST)
     if len(live) > 1:
-        names = "\n".join(f"    {_title(folder)}" for folder in live)
-        raise UsageError(f"{len(live)} runs go on:\n{names}", "name one: numapin verify NAME (or numapin top)")
+        names = "; ".join(map(_title, live))
+        raise UsageError(f"{len(live)} runs go on: {names}", "name one: numapin verify NAME (or numapin top)")
     return read_run(live[0])
 
 
@@ -174,7 +173,7 @@ def _title(folder: Path) -> str:
         argv = Fields.top(str(folder), _text(folder / rundir.COMMAND), hint="").texts("argv")
     except (OSError, MachineError):
         return folder.name
-    return f"{folder.name}  {shlex.join(argv)[:80]}"
+    return f"{folder.name}  {quoting.join(argv)[:80]}"
 
 
 def _text(path: Path) -> str:

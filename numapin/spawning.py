@@ -26,6 +26,7 @@ from numapin.awaiting import Rank, none_left, results_of
 from numapin.bind import in_thread, rehearse
 from numapin.errors import UsageError
 from numapin.plan import default_num_ranks, make_plan
+from numapin.printable import printable
 from numapin.request import Bind, Request, parse_bind, parse_gpus, parse_memory
 from numapin.topology.discover import discover
 from numapin.topology.visible import environment_for
@@ -91,7 +92,7 @@ def spawn(  # noqa: PLR0913 - the options of the command line
     )
     plan = rehearse(make_plan(topology, request), strict=strict, within=in_thread)
     for text in plan.warnings:
-        warnings.warn(f"numapin.spawn: {text}", RuntimeWarning, stacklevel=2)
+        warnings.warn(printable(f"numapin.spawn: {text}"), RuntimeWarning, stacklevel=2)
     with _meeting(plan, environment_for(topology, request.gpus)) as variables, none_left(shutdown_timeout) as ranks:
         _start(plan, ranks, variables, payload, fds)
         return results_of(ranks, timeout_s=timeout)

@@ -22,9 +22,11 @@ from torch.distributed import run as torch_run
 from torch.distributed.elastic.utils.api import macros
 
 from numapin.errors import UsageError
+from numapin.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from typing import NoReturn
 
     from torch.distributed.launcher.api import LaunchConfig
 
@@ -98,6 +100,10 @@ class _TorchFirst(argparse.ArgumentParser):
     """
 
     own: frozenset[str] = frozenset()
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse the command line, without what a terminal would take for a command in it."""
+        super().error(printable(message))
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
         return [match for match in super()._get_option_tuples(option_string) if match[1] not in self.own]

@@ -6,11 +6,11 @@ body. Option names are those of Open MPI 4 and 5.
 
 from __future__ import annotations
 
-from shlex import quote
 from typing import TYPE_CHECKING, Final
 
 from numapin.jobs import shell
 from numapin.jobs.request import Form
+from numapin.quoting import quote
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

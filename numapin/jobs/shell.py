@@ -6,11 +6,11 @@ pass signals on. A word that is the user's goes through `quote`; everything else
 
 from __future__ import annotations
 
-from shlex import quote
 from typing import TYPE_CHECKING, Final
 
 from numapin.jobs.image import for_apptainer
 from numapin.jobs.request import Form, JobRequest, Launch
+from numapin.quoting import quote
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
