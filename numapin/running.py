@@ -61,8 +61,8 @@ def find_run(named: str | None, environ: Mapping[str, str]) -> RunningJob:
     if not live:
         raise UsageError("no run of numapin goes on here for this user", _LIST)
     if len(live) > 1:
-        names = "; ".join(map(_title, live))
-        raise UsageError(f"{len(live)} runs go on: {names}", "name one: numapin verify NAME (or numapin top)")
+        names = "\n".join(f"    {_title(folder)}" for folder in live)
+        raise UsageError(f"{len(live)} runs go on:\n{names}", "name one: numapin verify NAME (or numapin top)")
     return read_run(live[0])
 
 

@@ -10,7 +10,6 @@ import gc
 import os
 import signal
 import sys
-import traceback
 from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
@@ -124,6 +123,8 @@ def _show_uncaught(kind: type[BaseException], error: BaseException, trace: Trace
 
     torch reports ranks that failed by an exception, which names the script and what it raised.
     """
+    import traceback  # takes 3 ms
+
     text = "".join(traceback.format_exception(kind, error, trace))
     shown = printable_lines(text)
     if shown == text:

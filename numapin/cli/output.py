@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _FILE_WIDTH = 160  # columns where the output is no terminal: logs wrap at nothing
+_ITEM = "\n    "
 
 
 def json_text(content: object) -> str:
@@ -60,9 +61,13 @@ def warn(texts: Iterable[str]) -> None:
 
 
 def say_error(text: str, hint: str = "") -> None:
-    """Print what went wrong on stderr, with the hint on a line of its own."""
+    """Print what went wrong on stderr, with the hint on a line of its own.
+
+    Of newlines in the text those of lists are kept: such a line is indented, and cannot pass for a message of ours.
+    """
+    shown = _ITEM.join(map(printable, text.split(_ITEM)))
     remedy = f"\n  hint: {printable(hint)}" if hint else ""
-    _say(f"{click.style('numapin: error:', fg='red', bold=True)} {printable(text)}{remedy}")
+    _say(f"{click.style('numapin: error:', fg='red', bold=True)} {shown}{remedy}")
 
 
 def _say(text: str) -> None:
