@@ -1,6 +1,6 @@
-"""What a page of ours may do: apply its own style, run its own script, and nothing that a name in it brings along. Pure.
+"""What a page of ours may do: apply its own style and run its own script, not what a name in it brings along. Pure.
 
-Comes in: the texts of the page's style and script elements. Goes out: the meta element with its Content-Security-Policy.
+Comes in: the text of the page's style and of its script. Goes out: the meta element with its Content-Security-Policy.
 """
 
 from __future__ import annotations

@@ -51,7 +51,8 @@ const button=document.querySelector("button.rank");
 if(button){button.click();result.pressed=button.getAttribute("aria-pressed");result.shown=shown();
  button.click();result.released=shown().length}
 result.buttons=[...document.querySelectorAll("button.rank")].map(e=>getComputedStyle(e).backgroundColor);
-result.striped=[...document.querySelectorAll("svg.np rect")].filter(e=>getComputedStyle(e).fill.startsWith("url(\\"#np-r"))
+result.striped=[...document.querySelectorAll("svg.np rect")]
+ .filter(e=>getComputedStyle(e).fill.startsWith("url(\\"#np-r"))
  .map(e=>e.parentNode.dataset.ranks.split(" ").length);
 const out=document.createElement("pre");out.id="result";out.textContent=JSON.stringify(result);
 document.body.append(out);
@@ -147,7 +148,7 @@ def test_the_probe_sees_overlaps(probed: Callable[..., dict[str, Any]]) -> None:
 
 
 def test_nothing_but_the_page_itself_acts(opened: Callable[..., str]) -> None:
-    """A script, a handler or a style that came into the page with a name would have no effect; without policy it has."""
+    """A script, handler or style that came into the page with a name would have no effect; without policy it has."""
     text = page(golden_machine(SMALL)).replace("</main>", f"{FOREIGN}</main>").replace("</body>", f"{LOOK}</body>")
     seen = json.loads(unescape(_title(opened(without_policy(text)))))
     assert seen == HAS_EFFECT

@@ -118,7 +118,7 @@ def test_details(seen: Any) -> None:
 
 
 def test_nothing_but_the_page_itself_acts(tmp_path: Path) -> None:
-    """A script, a handler or a style that came into the page with a name would have no effect; without policy it has."""
+    """A script, handler or style that came into the page with a name would have no effect; without policy it has."""
     if not CHROMIUM:
         pytest.skip("no Chromium on PATH; type: apt-get install chromium")
     report = make_report([analyse(read_trace(loop(steps=2, compute=500).content(rank=0), source="x"))])
