@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import logging
 import os
 import shutil
 import signal
@@ -22,7 +23,7 @@ from torch.distributed import run as torch_run
 from torch.distributed.elastic.utils.api import macros
 
 from numapin.errors import UsageError
-from numapin.printable import printable
+from numapin.printable import printable, printable_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -107,6 +108,19 @@ class _TorchFirst(argparse.ArgumentParser):
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
         return [match for match in super()._get_option_tuples(option_string) if match[1] not in self.own]
+
+
+class _VisibleRecord(logging.LogRecord):
+    """A line of torch's log, without what a terminal would take for a command: it names scripts, folders and hosts."""
+
+    def getMessage(self) -> str:  # noqa: N802 - logging's name
+        """Return the message; each line of several stays one, to which torch adds where it comes from."""
+        return printable_lines(super().getMessage())
+
+
+def keep_log_visible() -> None:
+    """Let what torch logs in this process have visible characters only, whichever logger and handler it is for."""
+    logging.setLogRecordFactory(_VisibleRecord)
 
 
 class _Collect(argparse.Action):

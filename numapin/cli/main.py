@@ -125,8 +125,10 @@ def _show_uncaught(kind: type[BaseException], error: BaseException, trace: Trace
     """
     import traceback  # takes 3 ms
 
-    text = "".join(traceback.format_exception(kind, error, trace))
-    shown = printable_lines(text)
+    text = shown = "".join(traceback.format_exception(kind, error, trace))
+    for word in sys.argv:
+        shown = shown.replace(word, printable(word)) if word else shown  # else a line break in it would remain
+    shown = printable_lines(shown)
     if shown == text:
         sys.__excepthook__(kind, error, trace)
         return

@@ -156,6 +156,7 @@ def parse(
         from numapin import torchrun
 
     os.sched_setaffinity(0, given)
+    torchrun.keep_log_visible()
     parser = make_run_parser(options, **command)
     job = torchrun.parse(arguments, parser)
     return job, click.Command("run", params=[*OPTIONS, *options]).make_context(parser.prog, list(job.own)).params
