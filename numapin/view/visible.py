@@ -30,10 +30,9 @@ def visible(renderable: RenderableType) -> RenderableType:
     if isinstance(renderable, Text):
         renderable.plain = printable(renderable.plain)  # as long as before: its styles stay where they are
     elif isinstance(renderable, Group):
-        for part in renderable.renderables:
-            visible(part)
+        renderable.renderables[:] = map(visible, renderable.renderables)
     elif isinstance(renderable, Constrain):
-        visible(renderable.renderable)
+        renderable.renderable = visible(renderable.renderable)
     elif isinstance(renderable, Table):
         for column in renderable.columns:
             column.header = visible(column.header)

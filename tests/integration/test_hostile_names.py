@@ -406,7 +406,7 @@ def test_trace(folder: Path) -> None:
 
 def test_uncaught_error_of_spawn() -> None:
     """What `numapin.spawn` raises and warns of is shown by Python, not by us: its text has visible characters only."""
-    code = "import os, sys, numapin; numapin.spawn(print, gpus=sys.argv[1])"
+    code = "import sys, numapin; numapin.spawn(print, nproc_per_node=1, gpu_nodes={sys.argv[1]: 0})"
     done = on_terminal([sys.executable, "-c", code, HOSTILE])
     assert done.problems() == [], done.raw
     assert "UsageError" in done.text
