@@ -88,7 +88,7 @@ def test_tables_trees_and_groups_of_names() -> None:
     table.add_row(Group(Text(bad), bad), "")
     tree = Tree(Text("top", style="bold").append(bad, style="red"))
     tree.add(bad)
-    console = Console(width=60, record=True, force_terminal=True)
+    console = Console(width=60, force_terminal=True, highlight=False, markup=False)
     with console.capture() as captured:
         console.print(visible(Group(table, tree, bad)))
     assert captured.get().count("a\ufffd[2J\ufffdb") == 8
