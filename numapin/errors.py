@@ -17,6 +17,8 @@ Comes in: nothing. Goes out: exceptions that every stage raises and that `numapi
 
 from __future__ import annotations
 
+from numapin.base.printable import printable_lines
+
 
 class NumapinError(Exception):
     """Report a failure to the user.
@@ -33,8 +35,8 @@ class NumapinError(Exception):
         self.hint = hint
 
     def __str__(self) -> str:
-        """Return the message, with the hint on a line of its own when there is one."""
-        return f"{self.message}\n  hint: {self.hint}" if self.hint else self.message
+        """Return the message, with the hint on a line of its own when there is one, for a traceback on a terminal."""
+        return printable_lines(f"{self.message}\n  hint: {self.hint}" if self.hint else self.message)
 
 
 class UsageError(NumapinError):

@@ -21,6 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from numapin.base.printable import printable
 from numapin.data import containers
 from numapin.data.budget import num_ranks_of, read_room
 from numapin.data.locality import Locality, find_locality
@@ -176,7 +177,7 @@ def _placed(num_bytes: int, home: Locality) -> tuple[memoryview, torch.Tensor]:
     except (OSError, OverflowError) as error:
         raise NumapinError(f"no memory for {num_bytes} bytes: {error}", _SEE_BUDGET) from None
     for shortfall in placement.shortfalls:
-        warnings.warn(f"numapin.pinned: {shortfall}", RuntimeWarning, stacklevel=3)
+        warnings.warn(printable(f"numapin.pinned: {shortfall}"), RuntimeWarning, stacklevel=3)
     return view, flat
 
 

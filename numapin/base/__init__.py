@@ -7,6 +7,8 @@ Comes in: plain values. Goes out: plain values, files and lines on stderr.
     cpu_set.py    PURE  sets of CPUs and nodes, as Linux writes them: "0-3,8"
     sizes.py      PURE  memory sizes as people write them: "38.5M"
     printable.py  PURE  text from elsewhere, made safe to show
+    quoting.py    PURE  words as a shell takes them, harmless on a terminal
+    content_policy.py  PURE  the Content-Security-Policy of our HTML files
     fields.py     PURE  typed reading of decoded JSON, with the path of the element in every error
     stderr.py     EDGE  one line on stderr
     files.py      EDGE  files written whole or not at all

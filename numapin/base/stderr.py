@@ -1,4 +1,4 @@
-"""Lines on stderr, from processes that have more important things to do. Edge.
+"""Write a line to stderr; never raise. Edge.
 
 Comes in: what the user should know. Goes out: a line on stderr, if that can be written.
 
@@ -10,9 +10,14 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 
+from numapin.base.printable import printable
+
 
 def say(text: str) -> None:
-    """Write a line in one piece: ranks share stderr. One that is closed or full is no reason to lose the job."""
+    """Write a line in one piece: ranks share stderr. One that is closed or full is no reason to lose the job.
+
+    Names in it may be anybody's: what would control a terminal, or begin another line, is replaced.
+    """
     with suppress(OSError, ValueError, AttributeError, RuntimeError):  # RuntimeError: a write inside a write
-        sys.stderr.write(f"numapin: {text}\n")
+        sys.stderr.write(f"numapin: {printable(text)}\n")
         sys.stderr.flush()

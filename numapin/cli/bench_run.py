@@ -17,9 +17,10 @@ import click
 from click.core import ParameterSource
 
 from numapin.base import sizes
+from numapin.base.printable import printable
 from numapin.bench.model import Report, summarise
 from numapin.cli.options import Parsed
-from numapin.cli.output import json_text, require_writable, show, write
+from numapin.cli.output import emit, json_text, require_writable, show, write
 from numapin.errors import NumapinError, UsageError
 from numapin.view.bench_plot import bench_figure
 from numapin.view.bench_table import bench_table
@@ -99,7 +100,7 @@ def run(
     _check_files(given)
     report = _measure(benchmark, machine, settings, given)
     if given["as_json"]:
-        click.echo(json_text(report.to_json()), nl=False)
+        emit(json_text(report.to_json()))
     else:
         is_sweep = any(case.group is not None for case in report.cases)
         show(sweep_table(report, layout) if is_sweep else bench_table(report, layout))
@@ -159,7 +160,8 @@ def _progress(benchmark: Benchmark, repeats: int) -> Callable[[Case, Peer, int],
         done += 1
         _clear()
         if sys.stderr.isatty():
-            click.echo(f"{done}/{total}  {case.name}  {peer.name}  repeat {repeat + 1}", err=True, nl=False)
+            run = f"{done}/{total}  {case.name}  {peer.name}  repeat {repeat + 1}"
+            click.echo(printable(run), err=True, nl=False)
 
     return starts
 

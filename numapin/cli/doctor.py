@@ -14,7 +14,7 @@ import click
 
 from numapin.base import sizes
 from numapin.cli.options import GPU_NODES, MACHINE, Parsed, topology_from
-from numapin.cli.output import json_text, show
+from numapin.cli.output import emit, json_text, show
 from numapin.data.budget import read_room
 from numapin.doctor.advice import Loader, advise
 from numapin.doctor.examine import examine
@@ -83,7 +83,7 @@ def _topology(root: Path | None, gpu_nodes: tuple[tuple[str, int], ...] | None) 
 
 def _print(report: Report, *, as_json: bool) -> None:
     if as_json:
-        click.echo(json_text(report.to_json()), nl=False)
+        emit(json_text(report.to_json()))
         return
     from numapin.view.doctor_table import doctor_table
 

@@ -14,7 +14,7 @@ import click
 
 from numapin.base import cpu_set, sizes
 from numapin.cli.options import BINDING, Parsed, request_from, topology_from
-from numapin.cli.output import warn, write
+from numapin.cli.output import emit, warn, write
 from numapin.errors import UsageError
 from numapin.jobs import duration, kubernetes, lsf, mpi, pbs, slurm
 from numapin.jobs.request import Form, JobRequest, Kind, Launch
@@ -204,7 +204,7 @@ def _command(name: str, engine: _Engine) -> click.Command:
         text = engine.build(request)
         warn(engine.warnings(request))
         if values["output"] is None:
-            click.echo(text, nl=False)
+            emit(text)
         else:
             write(text, values["output"], option="--output")
 

@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from numapin import __version__
+from numapin.base.printable import printable, printable_lines
 from numapin.cli.output import say_error
 from numapin.errors import NumapinError
 
 if TYPE_CHECKING:
+    from types import TracebackType
     from typing import NoReturn
 
 _OF_WRITING: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE, errno.EBADF}
@@ -86,6 +88,7 @@ def numapin(local_rank: str | None) -> None:
 
 def main() -> None:
     """Run the command line and leave with its status; on Ctrl-C die by SIGINT, so that a shell's loop ends too."""
+    sys.excepthook = _show_uncaught
     try:
         status: str | int | None = numapin.main(prog_name="numapin", standalone_mode=False)
     except SystemExit as leaving:  # of argparse, or as torchrun leaves
@@ -93,8 +96,7 @@ def main() -> None:
     except NumapinError as error:
         fail(error)
     except click.ClickException as error:
-        with suppress(OSError):
-            error.show()
+        _show(error)
         status = error.exit_code
     except click.Abort:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -107,9 +109,36 @@ def main() -> None:
     leave(status)
 
 
+def _show(error: click.ClickException) -> None:
+    """Show what click says of the command line, without what a terminal would take for a command in it."""
+    is_help = type(error).__name__ == "NoArgsIsHelpError"  # of click 8.2; its message is the whole help
+    if not is_help and not error.message.isprintable():
+        error.message = printable(error.message)  # type: ignore[misc] # Final in newer clicks; each makes a text of it
+    with suppress(OSError):
+        error.show()
+
+
+def _show_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Show a traceback as Python does, without what a terminal would take for a command in it.
+
+    torch reports ranks that failed by an exception, which names the script and what it raised.
+    """
+    import traceback  # takes 3 ms
+
+    text = shown = "".join(traceback.format_exception(kind, error, trace))
+    for word in sys.argv:
+        shown = shown.replace(word, printable(word)) if word else shown  # else a line break in it would remain
+    shown = printable_lines(shown)
+    if shown == text:
+        sys.__excepthook__(kind, error, trace)
+        return
+    with suppress(OSError, ValueError, AttributeError):
+        sys.stderr.write(shown)
+
+
 def fail(error: NumapinError) -> NoReturn:
     """Say what went wrong and leave with the error's status."""
-    say_error(str(error))
+    say_error(error.message, error.hint)
     leave(error.exit_code)
 
 

@@ -1,6 +1,7 @@
 """Where text goes. Edge.
 
-Comes in: rich renderables of `view`, warnings, errors. Goes out: text on stdout or stderr, coloured on a terminal only.
+Comes in: rich renderables of `view`, warnings, errors, data. Goes out: text on stdout or stderr, coloured on a terminal
+only. Nothing that comes in gets to a terminal as one of its commands: this is where that is taken out.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 import click
 
 from numapin.base.files import is_special, write_text_to
+from numapin.base.printable import ascii_escapes, printable, printable_lines
 from numapin.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,16 +25,25 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _FILE_WIDTH = 160  # columns where the output is no terminal: logs wrap at nothing
+_ITEM = "\n    "
 
 
 def json_text(content: object) -> str:
-    """Return JSON as all commands print and write it."""
-    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+    """Return JSON as all commands print and write it; characters that cannot be seen are escaped."""
+    return ascii_escapes(json.dumps(content, indent=1, ensure_ascii=False)) + "\n"
+
+
+def emit(text: str) -> None:
+    """Print data on stdout: exact in a file or pipe, while a terminal gets its visible characters only."""
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    click.echo(printable_lines(text) if is_terminal else text, nl=False, color=True)  # else click takes escapes out
 
 
 def show(renderable: RenderableType, *, err: bool = False) -> None:
     """Print a table or tree, as wide as the terminal. What cannot be written to stderr is dropped: it stops no job."""
     from rich.console import Console
+
+    from numapin.view.visible import visible
 
     stream = sys.stderr if err else sys.stdout
     if stream is None:
@@ -40,22 +51,27 @@ def show(renderable: RenderableType, *, err: bool = False) -> None:
     width = None if stream.isatty() else _FILE_WIDTH
     console = Console(file=stream, width=width, highlight=False, soft_wrap=False, emoji=False, markup=False)
     with suppress(OSError) if err else nullcontext():
-        console.print(renderable)
+        console.print(visible(renderable))
 
 
 def warn(texts: Iterable[str]) -> None:
     """Print warnings on stderr, a line each."""
     for text in texts:
-        _say(f"{click.style('numapin: warning:', fg='yellow')} {text}")
+        _say(f"{click.style('numapin: warning:', fg='yellow')} {printable(text)}")
 
 
-def say_error(text: str) -> None:
-    """Print what went wrong on stderr."""
-    _say(f"{click.style('numapin: error:', fg='red', bold=True)} {text}")
+def say_error(text: str, hint: str = "") -> None:
+    """Print what went wrong on stderr, with the hint on a line of its own.
+
+    Of newlines in the text those of lists are kept: such a line is indented, and cannot pass for a message of ours.
+    """
+    shown = _ITEM.join(map(printable, text.split(_ITEM)))
+    remedy = f"\n  hint: {printable(hint)}" if hint else ""
+    _say(f"{click.style('numapin: error:', fg='red', bold=True)} {shown}{remedy}")
 
 
 def _say(text: str) -> None:
-    """Print a line on stderr, coloured on a terminal, if that can be written."""
+    """Print what has visible characters and our own colours only on stderr, if that can be written."""
     with suppress(OSError):
         click.echo(text, err=True)
 

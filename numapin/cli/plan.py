@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from numapin.cli.options import BINDING, MACHINE, request_from, topology_from
-from numapin.cli.output import json_text, show, warn
+from numapin.cli.output import emit, json_text, show, warn
 from numapin.plan.make import default_num_ranks, make_plan
 
 if TYPE_CHECKING:
@@ -27,13 +27,13 @@ def _show_table(plan: Plan) -> None:
 
 
 def _show_json(plan: Plan) -> None:
-    click.echo(json_text(plan.to_json()), nl=False)
+    emit(json_text(plan.to_json()))
 
 
 def _show_environment(plan: Plan) -> None:
     from numapin.view.plan_table import environment_lines
 
-    click.echo("\n".join(environment_lines(plan)))
+    emit("".join(f"{line}\n" for line in environment_lines(plan)))
 
 
 _FORMATS: Final[dict[str, Callable[[Plan], None]]] = {

@@ -6,7 +6,6 @@ Comes in: a torchrun command line with binding options. Goes out: bound ranks, r
 from __future__ import annotations
 
 import os
-import shlex
 import time
 from contextlib import nullcontext
 from dataclasses import replace
@@ -16,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
+from numapin.base import quoting
 from numapin.base.stderr import say
 from numapin.cli.options import BINDING, request_from, topology_from
-from numapin.cli.output import require_writable, show, warn
+from numapin.cli.output import emit, require_writable, show, warn
 from numapin.cli.torch_import import importing_torch
 from numapin.errors import BindingRefused, UsageError
 from numapin.launcher import preload
@@ -157,6 +157,7 @@ def parse(
         from numapin.launcher import torchrun
 
     os.sched_setaffinity(0, given)
+    torchrun.keep_log_visible()
     parser = make_run_parser(options, **command)
     job = torchrun.parse(arguments, parser)
     return job, click.Command("run", params=[*OPTIONS, *options]).make_context(parser.prog, list(job.own)).params
@@ -222,9 +223,10 @@ def _print_commands(plan: Plan, job: Job, environment: dict[str, str]) -> None:
     for rank in plan.ranks:
         threads = os.environ.get("OMP_NUM_THREADS", str(rank.num_threads))
         variables = [
-            f"{name}={shlex.quote(value)}" for name, value in {**environment, "OMP_NUM_THREADS": threads}.items()
+            f"{name}={quoting.quote(value)}" for name, value in {**environment, "OMP_NUM_THREADS": threads}.items()
         ]
-        click.echo(f"rank {rank.local_rank}: {' '.join(variables)} {shlex.join(job.command_of(rank.local_rank))}")
+        command = quoting.join(job.command_of(rank.local_rank))
+        emit(f"rank {rank.local_rank}: {' '.join(variables)} {command}\n")
 
 
 def _launch(plan: Plan, job: Job, environment: dict[str, str], watch: Watching | None, mailbox: Mailbox) -> None:

@@ -19,7 +19,7 @@ import click
 
 from numapin.base.stderr import say
 from numapin.cli.options import JOB
-from numapin.cli.output import json_text, show
+from numapin.cli.output import emit, json_text, show
 from numapin.errors import NumapinError, UsageError
 from numapin.observe.find_job import find_job
 from numapin.observe.sample import Sampler
@@ -102,7 +102,7 @@ def _follow(
 
 def _print(seen: Top, *, as_json: bool) -> None:
     if as_json:
-        click.echo(json_text(seen.to_json()), nl=False)
+        emit(json_text(seen.to_json()))
     else:
         from numapin.view.top_table import top_table
 
@@ -115,11 +115,12 @@ def _watch(console: Console, follow: Callable[[Callable[[], object]], Iterator[T
     from rich.live import Live
 
     from numapin.view.top_table import top_table
+    from numapin.view.visible import visible
 
     try:
         with _keyboard() as wait, Live(console=console, auto_refresh=False) as live:
             for seen in follow(lambda: wait(interval_s)):
-                live.update(top_table(seen), refresh=True)
+                live.update(visible(top_table(seen)), refresh=True)
     except OSError as error:
         if error.errno != errno.EIO:
             raise

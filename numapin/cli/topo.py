@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from numapin.cli.options import GPU_NODES, MACHINE, topology_from
-from numapin.cli.output import json_text, show, warn, write
+from numapin.cli.output import emit, json_text, show, warn, write
 from numapin.errors import UsageError
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def _show_matrix(topology: Topology, _plan: Plan | None) -> None:
 
 
 def _show_json(topology: Topology, _plan: Plan | None) -> None:
-    click.echo(json_text(topology.to_json()), nl=False)
+    emit(json_text(topology.to_json()))
 
 
 def _svg(topology: Topology, plan: Plan | None) -> str:
@@ -108,7 +108,7 @@ def topo(
         return
     text = _DRAWN[form](topology, plan)
     if output is None:
-        click.echo(text, nl=False)
+        emit(text)
     else:
         write(text, output, option="--output")
     warn((plan or topology).warnings)

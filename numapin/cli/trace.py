@@ -24,7 +24,7 @@ import click
 from numapin.base.files import unwritten, write_text_to
 from numapin.base.printable import printable
 from numapin.base.stderr import say
-from numapin.cli.output import json_text, show
+from numapin.cli.output import emit, json_text, say_error, show
 from numapin.cli.run import parse, start
 from numapin.errors import NumapinError, UsageError
 from numapin.rank.signals import open_mailbox
@@ -132,7 +132,7 @@ def _run(arguments: tuple[str, ...]) -> None:
         try:
             _finish(folder, settings, as_json=options["as_json"])
         except Exception as error:  # noqa: BLE001 - the job's own error is the one that counts
-            say(str(error))
+            say_error(error.message, error.hint) if isinstance(error, NumapinError) else say_error(str(error))
         raise
     _finish(folder, settings, as_json=options["as_json"])
 
@@ -277,7 +277,7 @@ def _write(report: Report, folder: Path) -> None:
 def _show(report: Report, *, as_json: bool) -> None:
     if as_json:
         try:
-            click.echo(json_text(report.to_json()), nl=False)
+            emit(json_text(report.to_json()))
         except OSError as error:
             hint = "write it elsewhere: numapin trace --read DIR --json > FILE"
             raise NumapinError(f"the report cannot be written to stdout: {error.strerror}", hint) from None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from numapin.cli.options import JOB
-from numapin.cli.output import json_text, show
+from numapin.cli.output import emit, json_text, show
 from numapin.errors import MachineError, UsageError
 from numapin.observe.find_job import find_job
 from numapin.observe.read import observe
@@ -47,7 +47,7 @@ def verify(ctx: click.Context, run: str | None, pids: tuple[int, ...] | None, *,
             f"the job cannot be read: {told}", "run this as the job's user, or start it again"
         ) from error
     if as_json:
-        click.echo(json_text(report.to_json()), nl=False)
+        emit(json_text(report.to_json()))
     else:
         from numapin.view.verify_table import verify_table
 

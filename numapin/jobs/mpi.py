@@ -6,9 +6,9 @@ body. Option names are those of Open MPI 4 and 5.
 
 from __future__ import annotations
 
-from shlex import quote
 from typing import TYPE_CHECKING, Final
 
+from numapin.base.quoting import quote
 from numapin.jobs import shell
 from numapin.jobs.request import Form
 

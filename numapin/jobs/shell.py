@@ -6,9 +6,9 @@ pass signals on. A word that is the user's goes through `quote`; everything else
 
 from __future__ import annotations
 
-from shlex import quote
 from typing import TYPE_CHECKING, Final
 
+from numapin.base.quoting import quote
 from numapin.jobs.image import for_apptainer
 from numapin.jobs.request import Form, JobRequest, Launch
 

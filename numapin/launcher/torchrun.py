@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import logging
 import os
 import shutil
 import signal
@@ -21,10 +22,12 @@ from torch.distributed import argparse_util
 from torch.distributed import run as torch_run
 from torch.distributed.elastic.utils.api import macros
 
+from numapin.base.printable import printable, printable_lines
 from numapin.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from typing import NoReturn
 
     from torch.distributed.launcher.api import LaunchConfig
 
@@ -111,8 +114,25 @@ class _TorchFirst(argparse.ArgumentParser):
 
     own: frozenset[str] = frozenset()
 
+    def error(self, message: str) -> NoReturn:
+        """Refuse the command line, without what a terminal would take for a command in it."""
+        super().error(printable(message))
+
     def _get_option_tuples(self, option_string: str) -> list[Any]:
         return [match for match in super()._get_option_tuples(option_string) if match[1] not in self.own]
+
+
+class _VisibleRecord(logging.LogRecord):
+    """A line of torch's log, without what a terminal would take for a command: it names scripts, folders and hosts."""
+
+    def getMessage(self) -> str:  # noqa: N802 - logging's name
+        """Return the message; each line of several stays one, to which torch adds where it comes from."""
+        return printable_lines(super().getMessage())
+
+
+def keep_log_visible() -> None:
+    """Let what torch logs in this process have visible characters only, whichever logger and handler it is for."""
+    logging.setLogRecordFactory(_VisibleRecord)
 
 
 class _Collect(argparse.Action):

@@ -7,11 +7,11 @@ for one that others started the plan is made as `numapin plan` makes it.
 from __future__ import annotations
 
 import os
-import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from numapin.base import quoting
 from numapin.base.fields import Fields
 from numapin.errors import MachineError, UsageError
 from numapin.plan.make import make_plan
@@ -176,7 +176,7 @@ def _title(folder: Path) -> str:
         argv = Fields.top(str(folder), _text(folder / run_folder.COMMAND), hint="").texts("argv")
     except (OSError, MachineError):
         return folder.name
-    return f"{folder.name}  {shlex.join(argv)[:80]}"
+    return f"{folder.name}  {quoting.join(argv)[:80]}"
 
 
 def _text(path: Path) -> str:

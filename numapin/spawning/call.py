@@ -22,6 +22,7 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from numapin.base import cpu_set
+from numapin.base.printable import printable
 from numapin.errors import UsageError
 from numapin.launcher.rehearse import in_thread, rehearse
 from numapin.plan.make import default_num_ranks, make_plan
@@ -92,7 +93,7 @@ def spawn(  # noqa: PLR0913 - the options of the command line
     )
     plan = rehearse(make_plan(topology, request), strict=strict, within=in_thread)
     for text in plan.warnings:
-        warnings.warn(f"numapin.spawn: {text}", RuntimeWarning, stacklevel=2)
+        warnings.warn(printable(f"numapin.spawn: {text}"), RuntimeWarning, stacklevel=2)
     with _meeting(plan, environment_for(topology, request.gpus)) as variables, none_left(shutdown_timeout) as ranks:
         _start(plan, ranks, variables, payload, fds)
         return results_of(ranks, timeout_s=timeout)

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from html import escape
 from typing import TYPE_CHECKING, Final
 
+from numapin.base.content_policy import policy_element
+from numapin.base.printable import printable
 from numapin.trace.report import name_of, shown_parts
 
 if TYPE_CHECKING:
@@ -60,11 +62,18 @@ def timeline(report: Report, template: str) -> str:
     end = max(analysis.trace.steps[-1].end for analysis in report.analyses)
     charts = "".join(_chart(analysis, one, start, end, budget) for analysis, one in lanes)
     return (
-        template.replace("<!--findings-->", "".join(_findings(report)))
+        template.replace("<!--policy-->", _policy(template))
+        .replace("<!--view-->", json.dumps([round(start, 3), round(end, 3)]))
+        .replace("<!--findings-->", "".join(_findings(report)))
         .replace("<!--charts-->", charts)
         .replace("<!--tables-->", "".join(_table(analysis) for analysis in report.analyses))
-        .replace("/*view*/null", json.dumps([round(start, 3), round(end, 3)]))
     )
+
+
+def _policy(template: str) -> str:
+    """Return what allows the template's own style and script, and its empty icon."""
+    style, script = (template.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0] for tag in ("style", "script"))
+    return policy_element(style=style, script=script, images="data:")
 
 
 def _begin(analysis: Analysis) -> float:
@@ -163,7 +172,7 @@ def _chart(analysis: Analysis, lanes: dict[str, list[Bar]], start: float, end: f
             *(_rect(bar, i * _LANE) for bar in _thinned(seen, budget, window)),
             "</g>",
         ]
-    name = escape(name_of(analysis))
+    name = _text(name_of(analysis))
     return (
         f'<section class="rank"><h2>rank {name} <small>{_summary(analysis)}</small></h2>'
         f'<div class="chart"><ol class="labels">{"".join(labels)}</ol>'
@@ -180,7 +189,7 @@ def _steps(analysis: Analysis, height: int) -> Iterator[str]:
         )
         yield (
             f'<rect class="step s{i % 2}" x="{step.start:.3f}" y="0" width="{step.end - step.start:.3f}" '
-            f'height="{height}" data-tip="{escape(tip)}"/>'
+            f'height="{height}" data-tip="{_text(tip)}"/>'
         )
 
 
@@ -192,13 +201,13 @@ def _rect(bar: Bar, top: int) -> str:
     tip = f"{_ms(bar.end - bar.start)} ms at {_ms(bar.start)} ms: {more}{bar.tip[:120]}"
     return (
         f'<rect class="{bar.kind}" x="{bar.start:.3f}" y="{top + 3 + bar.row * height:.2f}" '
-        f'width="{bar.end - bar.start:.3f}" height="{height:.2f}"{faint} data-tip="{escape(tip)}"/>'
+        f'width="{bar.end - bar.start:.3f}" height="{height:.2f}"{faint} data-tip="{_text(tip)}"/>'
     )
 
 
 def _summary(analysis: Analysis) -> str:
     shares = ", ".join(f"{_PART_NAMES.get(p, p)} {analysis.share(p):.0%}" for p in shown_parts([analysis]))
-    steps, unit = len(analysis.trace.steps), escape(analysis.trace.step_unit)
+    steps, unit = len(analysis.trace.steps), _text(analysis.trace.step_unit)
     return f"{steps} steps ({unit}) of {_ms(analysis.step_us)} ms, {analysis.num_batches} batches: {shares}"
 
 
@@ -207,11 +216,11 @@ def _findings(report: Report) -> Iterator[str]:
         finding = shared.finding
         cost = f"up to {finding.costs:.0%} of the time" if finding.costs else "nothing to gain"
         yield (
-            f"<li><b>{escape(finding.what)}</b> ({cost}; rank {escape(', '.join(shared.ranks))}): "
-            f"{escape(finding.evidence)}. <br>Change: {escape(finding.remedy)}</li>"
+            f"<li><b>{_text(finding.what)}</b> ({cost}; rank {_text(', '.join(shared.ranks))}): "
+            f"{_text(finding.evidence)}. <br>Change: {_text(finding.remedy)}</li>"
         )
     for note in report.notes:
-        yield f"<li>Note: {escape(note)}</li>"
+        yield f"<li>Note: {_text(note)}</li>"
 
 
 def _table(analysis: Analysis) -> str:
@@ -225,10 +234,15 @@ def _table(analysis: Analysis) -> str:
         for i, (step, parts) in enumerate(zip(analysis.trace.steps, analysis.steps_us, strict=True))
     )
     return (
-        f"<table><caption>rank {escape(name_of(analysis))}: milliseconds of each step</caption>"
+        f"<table><caption>rank {_text(name_of(analysis))}: milliseconds of each step</caption>"
         f'<thead><tr><th scope="col">step</th><th scope="col">all</th>{head}</tr></thead><tbody>{rows}</tbody></table>'
     )
 
 
 def _ms(time_us: float) -> str:
     return f"{time_us / 1000:.3f}"
+
+
+def _text(text: str) -> str:
+    """Return a text as HTML, whatever is in it."""
+    return escape(printable(text))

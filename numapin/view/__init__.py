@@ -17,6 +17,7 @@ Comes in: topologies, plans, reports. Goes out: rich renderables and files of te
     sweep_table.py    PURE  figures over a range of sizes
     chart.py          PURE  charts as SVG
     marks.py          PURE  colours and signs of ranks
+    visible.py        PURE  only visible characters reach a terminal
     words.py          PURE  numbers and sizes as words
     picture/                a machine as SVG or HTML
 """

@@ -41,7 +41,7 @@ def doctor_table(report: Report) -> RenderableType:
     return Group(*parts, Text("should you pin?", style="bold"), _table([_advice(report.advice)]))
 
 
-def _table(rows: Iterable[tuple[str, Text]]) -> RenderableType:
+def _table(rows: Iterable[tuple[str, RenderableType]]) -> RenderableType:
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(no_wrap=True, width=_NAME_WIDTH)
     table.add_column(overflow="fold", ratio=1)
@@ -54,14 +54,13 @@ def _row(finding: Finding) -> tuple[str, Text]:
     return finding.check, Text(finding.what)
 
 
-def _full(finding: Finding) -> tuple[str, Text]:
-    lines = [Text(finding.what), *_dim(("why", finding.why), ("from", finding.where)), *_remedy(finding.remedy)]
-    return finding.check, Text("\n").join(lines)
+def _full(finding: Finding) -> tuple[str, RenderableType]:
+    facts = _dim(("why", finding.why), ("from", finding.where))
+    return finding.check, Group(Text(finding.what), *facts, *_remedy(finding.remedy))
 
 
-def _advice(advice: Advice) -> tuple[str, Text]:
-    lines = [Text(advice.reason), *_remedy(advice.remedy)]
-    return advice.verdict.value if advice.verdict else "", Text("\n").join(lines)
+def _advice(advice: Advice) -> tuple[str, RenderableType]:
+    return advice.verdict.value if advice.verdict else "", Group(Text(advice.reason), *_remedy(advice.remedy))
 
 
 def _dim(*lines: tuple[str, str]) -> Iterator[Text]:

@@ -5,12 +5,12 @@ Comes in: a `Plan`. Goes out: one compact row a rank, with or without the reason
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING
 
 from rich.table import Table
 
 from numapin.base import cpu_set
+from numapin.base.quoting import quote
 from numapin.view.words import policy
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def environment_lines(plan: Plan) -> list[str]:
     """Return one line a rank that a shell can evaluate, for wrappers that bind by other means."""
     return [
         " ".join(
-            f"{name}={shlex.quote(value)}"
+            f"{name}={quote(value)}"
             for name, value in (
                 ("LOCAL_RANK", str(rank.local_rank)),
                 ("NUMAPIN_GPU", (rank.gpu.uuid or str(rank.gpu.index)) if rank.gpu else ""),

@@ -22,26 +22,30 @@ _HEADINGS: Final = ("rank", "GPU", "node", "CPUs", "off", "remote", "pinned", "w
 _LEFT: Final = ("GPU", "CPUs")
 _CPUS_WIDTH: Final = 12
 _LEGEND: Final = (
-    "off: threads that may leave the CPUs / all; remote: of its pages; pinned: MiB\n"
-    "wait: of a step, for the next batch of numapin.DataLoader; H2D: GB/s; busy: GPU\n"
+    "off: threads that may leave the CPUs / all; remote: of its pages; pinned: MiB",
+    "wait: of a step, for the next batch of numapin.DataLoader; H2D: GB/s; busy: GPU",
 )
 
 
 def top_table(top: Top) -> RenderableType:
     """Return the table, the legend and the swap line; ranks that are gone or off their CPUs are marked.
 
-    One text and no rich table: eight ranks take 8 ms of CPU as a table, which is too much every second.
+    Texts and no rich table: eight ranks take 8 ms of CPU as a table, which is too much every second.
     """
     rows = [_HEADINGS, *(_cells(rank) for rank in top.ranks)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    text = Text(no_wrap=True, overflow="ellipsis")
+    lines: list[Text] = []
     styles = ["bold", *("bold red" if rank.is_gone or rank.num_off_plan else "" for rank in top.ranks)]
     for row, style in zip(rows, styles, strict=True):
         cells = zip(_HEADINGS, row, widths, strict=True)
         line = "  ".join(cell.ljust(width) if name in _LEFT else cell.rjust(width) for name, cell, width in cells)
-        text.append(f"{line.rstrip()}\n", style=style)
+        lines.append(_line(line.rstrip(), style))
     # In a group, because a console that prints a text alone drops its no_wrap.
-    return Group(text.append(_LEGEND, style="dim").append_text(_swap(top)))
+    return Group(*lines, *(_line(line, "dim") for line in _LEGEND), _swap(top))
+
+
+def _line(text: str, style: str) -> Text:
+    return Text(text, style=style, no_wrap=True, overflow="ellipsis")
 
 
 def _cells(rank: TopRank) -> tuple[str, ...]:
@@ -69,7 +73,7 @@ def _percent(share: float | None, *, digits: int = 0) -> str:
 
 def _swap(top: Top) -> Text:
     if top.swap_per_s is None:
-        return Text("swap: the kernel does not say")
+        return _line("swap: the kernel does not say", "")
     swapped_in, swapped_out = top.swap_per_s
     style = "bold yellow" if swapped_in or swapped_out else "dim"
-    return Text(f"swap: {swapped_in:.0f} pages/s in, {swapped_out:.0f} out (whole machine)", style=style)
+    return _line(f"swap: {swapped_in:.0f} pages/s in, {swapped_out:.0f} out (whole machine)", style)

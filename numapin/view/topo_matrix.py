@@ -41,7 +41,7 @@ def topo_matrix(topology: Topology) -> Group:
         cells = ["X" if other == name else words.get(frozenset((name, other)), "?") for other in names]
         used |= {"NV#" if word.startswith("NV") else word for word in cells}
         devices.add_row(Text(name, style="bold"), *cells, cpus, node)
-    legend = Text("\n".join(f"  {word:5}{meaning}" for word, meaning in _LEGEND if word in used), style="dim")
+    legend = Group(*(Text(f"  {word:5}{meaning}", style="dim") for word, meaning in _LEGEND if word in used))
     parts = (devices, Text(""), legend, Text("")) if names else (Text("no GPU and no NIC"), Text(""))
     return Group(*parts, _distances(topology))
 

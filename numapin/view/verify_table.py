@@ -52,7 +52,7 @@ def verify_table(report: Report) -> RenderableType:
     return Group(table, Text(_LEGEND, style="dim"), *findings_of(report))
 
 
-def findings_of(report: Report, *, notes: bool = True) -> Iterator[Text]:
+def findings_of(report: Report, *, notes: bool = True) -> Iterator[Group]:
     """Return each finding with where it was seen and what to do; what several ranks have alike is said once."""
     groups: dict[tuple[Severity, str, str], list[tuple[int, Finding]]] = {}
     for rank in report.ranks:
@@ -105,14 +105,13 @@ def _sizes(rank: RankReport, kinds: Iterable[MemoryKind]) -> tuple[float, float]
     return (total - sum(elsewhere(rank.requested, by_node).values())) / 2**20, total / 2**20
 
 
-def _finding(severity: Severity, what: str, remedy: str, found: list[tuple[int, Finding]]) -> Text:
+def _finding(severity: Severity, what: str, remedy: str, found: list[tuple[int, Finding]]) -> Group:
     ranks = cpu_set.render(rank for rank, _ in found)
-    text = Text(f"{severity}: ", style=_STYLE[severity])
-    text.append(f"rank {ranks}: {what}", style="not bold default")
-    if severity is not Severity.NOTE:
-        seen = "; ".join(dict.fromkeys(finding.where for _, finding in found))
-        text.append(f"\n  seen:   {seen}\n  remedy: {remedy}", style="not bold default")
-    return text
+    first = Text(f"{severity}: ", style=_STYLE[severity]).append(f"rank {ranks}: {what}", style="not bold default")
+    if severity is Severity.NOTE:
+        return Group(first)
+    seen = "; ".join(dict.fromkeys(finding.where for _, finding in found))
+    return Group(first, Text(f"  seen:   {seen}"), Text(f"  remedy: {remedy}"))
 
 
 def _count(number: int, what: str, ending: str = "s") -> str:

@@ -15,8 +15,9 @@ import pytest
 from numapin.plan.make import make_plan
 from numapin.plan.request import Bind, Request
 from numapin.view.picture.page import page
-from numapin.view.picture.style import COLOURS
+from numapin.view.picture.style import COLOURS, RANK_COLOURS
 from tests.pictures import golden_machine
+from tests.policies import FOREIGN, HAS_EFFECT, LOOK, allowing, without_policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,6 +50,10 @@ document.getElementById("theme").click();result.back=fill();
 const button=document.querySelector("button.rank");
 if(button){button.click();result.pressed=button.getAttribute("aria-pressed");result.shown=shown();
  button.click();result.released=shown().length}
+result.buttons=[...document.querySelectorAll("button.rank")].map(e=>getComputedStyle(e).backgroundColor);
+result.striped=[...document.querySelectorAll("svg.np rect")]
+ .filter(e=>getComputedStyle(e).fill.startsWith("url(\\"#np-r"))
+ .map(e=>e.parentNode.dataset.ranks.split(" ").length);
 const out=document.createElement("pre");out.id="result";out.textContent=JSON.stringify(result);
 document.body.append(out);
 </script>
@@ -65,12 +70,26 @@ def chromium() -> str:
 
 
 @pytest.fixture
-def probed(chromium: str, tmp_path: Path) -> Callable[..., dict[str, Any]]:
+def probed(opened: Callable[..., str]) -> Callable[..., dict[str, Any]]:
     """Return a function that opens a page, light or dark, and returns what the probe found in it."""
 
     def probe(text: str, *, dark: bool = False) -> dict[str, Any]:
+        shown = opened(allowing(text, PROBE.strip()).replace("</body>", PROBE + "</body>"), dark=dark)
+        found = re.search(r'<pre id="result">(.*?)</pre>', shown, re.DOTALL)
+        assert found, shown[-2000:]
+        result: dict[str, Any] = json.loads(unescape(found[1]))
+        return result
+
+    return probe
+
+
+@pytest.fixture
+def opened(chromium: str, tmp_path: Path) -> Callable[..., str]:
+    """Return a function that opens a page, light or dark, and returns the document as it is then."""
+
+    def open_page(text: str, *, dark: bool = False) -> str:
         file = tmp_path / "page.html"
-        file.write_text(text.replace("</body>", PROBE + "</body>"), encoding="utf-8")
+        file.write_text(text, encoding="utf-8")
         command = [
             *(
                 chromium,
@@ -83,13 +102,9 @@ def probed(chromium: str, tmp_path: Path) -> Callable[..., dict[str, Any]]:
             f"--blink-settings=preferredColorScheme={0 if dark else 1}",
             *("--dump-dom", file.as_uri()),
         ]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-        found = re.search(r'<pre id="result">(.*?)</pre>', done.stdout, re.DOTALL)
-        assert found, done.stderr
-        result: dict[str, Any] = json.loads(unescape(found[1]))
-        return result
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
 
-    return probe
+    return open_page
 
 
 def _rgb(name: str, *, dark: bool) -> str:
@@ -117,6 +132,10 @@ def test_text_is_where_it_belongs_in_light_and_dark(
     assert result["shown"]
     assert all("0" in ranks.split() for ranks in result["shown"])
     assert result["released"] == result["all"] >= len(result["shown"])
+    assert len(result["buttons"]) == len(topology.gpus)
+    assert len(set(result["buttons"])) == min(len(topology.gpus), len(RANK_COLOURS))
+    assert all(ranks > 1 for ranks in result["striped"])
+    assert bool(result["striped"]) == (name == LARGE and bind is Bind.NODE)
 
 
 def test_the_probe_sees_overlaps(probed: Callable[..., dict[str, Any]]) -> None:
@@ -126,3 +145,17 @@ def test_the_probe_sees_overlaps(probed: Callable[..., dict[str, Any]]) -> None:
     result = probed(moved)
     assert result["overlaps"]
     assert probed(re.sub(r"(<text [^>]*font-size=\")[\d.]+", r"\g<1>99", text))["outside"]
+
+
+def test_nothing_but_the_page_itself_acts(opened: Callable[..., str]) -> None:
+    """A script, handler or style that came into the page with a name would have no effect; without policy it has."""
+    text = page(golden_machine(SMALL)).replace("</main>", f"{FOREIGN}</main>").replace("</body>", f"{LOOK}</body>")
+    seen = json.loads(unescape(_title(opened(without_policy(text)))))
+    assert seen == HAS_EFFECT
+    kept = json.loads(unescape(_title(opened(allowing(text, LOOK)))))
+    assert kept["ran"] == []
+    assert kept["outline"] != HAS_EFFECT["outline"]
+
+
+def _title(document: str) -> str:
+    return document.partition("<title>")[2].partition("</title>")[0]

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from numapin.base.printable import printable
 from numapin.launcher import preload
 from tests.integration.launching import Done, call, numapin, script
 
@@ -242,8 +243,16 @@ class TestOtherCustomizations:
 class TestWhereItCannotWork:
     """What is said, once, and where."""
 
-    def test_interpreter_without_numapin(self, tmp_path: Path) -> None:
-        """Another interpreter, without numapin, says so at its first iterator and keeps torch's loader."""
+    @pytest.mark.parametrize("name", ["", "p\x1b[2Jy\u202e\nnumapin: forged"], ids=ascii)
+    def test_interpreter_without_numapin(self, name: str, tmp_path: Path) -> None:
+        """Another interpreter, without numapin, says so at its first iterator and keeps torch's loader.
+
+        Whatever the interpreter's name, that is one line of visible characters.
+        """
+        program = BASE_PYTHON
+        if name:
+            program = str(tmp_path / name)
+            Path(program).symlink_to(BASE_PYTHON)
         folder = tmp_path / "torch" / "utils" / "data"
         folder.mkdir(parents=True)
         loader = (
@@ -253,10 +262,10 @@ class TestWhereItCannotWork:
         )
         script(folder, loader, "dataloader.py")
         code = "from torch.utils.data.dataloader import DataLoader as D; print(list(D()), list(D()))"
-        done = start("numapin", "-c", code, cwd=tmp_path, program=BASE_PYTHON)
+        done = start("numapin", "-c", code, cwd=tmp_path, program=program)
         assert (done.status, done.out) == (0, "['a', 'b'] ['a', 'b']\n")
         (line,) = done.err.splitlines()
-        assert line.startswith(f"numapin: warning: {BASE_PYTHON} cannot import numapin (No module named")
+        assert line.startswith(f"numapin: warning: {printable(program)} cannot import numapin (No module named")
         assert "torch's own DataLoader is used; hint: install numapin" in line
 
     def test_refusing_interpreter(self, tmp_path: Path) -> None:

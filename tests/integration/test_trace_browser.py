@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from numapin.trace.analysis import analyse
 from numapin.trace.reading import read_trace
 from numapin.trace.report import make_report
 from numapin.trace.timeline import timeline
+from tests.policies import FOREIGN, HAS_EFFECT, LOOK, allowing, without_policy
 from tests.trace.made import loop
 
 CHROMIUM = next(
@@ -24,6 +26,7 @@ TEMPLATE = (Path(numapin.__file__).parent / "trace" / "timeline.html").read_text
 
 # Put before the page's own script, and after it: what goes wrong, and what a user does.
 WATCH = """<script>window.wrong = []; addEventListener("error", (e) => wrong.push(e.message));
+addEventListener("securitypolicyviolation", (e) => wrong.push(`${e.violatedDirective}: ${e.blockedURI}`));
 console.error = (text) => wrong.push(String(text));</script>"""
 ACT = """<script>
 const seen = {}, one = document.querySelector("svg"), box = () => one.getAttribute("viewBox").split(" ").map(Number);
@@ -47,6 +50,7 @@ const bar = one.querySelector("rect.pageable");
 bar.dispatchEvent(new PointerEvent("pointermove", { clientX: 200, clientY: 200, bubbles: true }));
 seen.tip = document.getElementById("tip").textContent;
 seen.width = rect.width; seen.bar = bar.getBoundingClientRect().width;
+seen.legend = [...document.querySelectorAll(".legend i")].map((e) => getComputedStyle(e).backgroundColor);
 seen.marks = document.querySelectorAll(".axis span").length;
 seen.rows = document.querySelectorAll("tbody tr").length;
 seen.wrong = wrong;
@@ -61,15 +65,19 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Any:
         pytest.skip("no Chromium on PATH; type: apt-get install chromium")
     ranks = [loop(steps=6, wait=300, copy=200, compute=500, memory="Pageable"), loop(steps=3, copy=200, compute=500)]
     analyses = [analyse(read_trace(made.content(rank=i), source="x")) for i, made in enumerate(ranks)]
-    text = timeline(make_report(analyses), TEMPLATE).replace("<style>", f"{WATCH}<style>", 1)
-    folder = tmp_path_factory.mktemp("page")
+    text = allowing(timeline(make_report(analyses), TEMPLATE), WATCH, ACT).replace("<style>", f"{WATCH}<style>", 1)
+    return _told(text.replace("</body>", f"{ACT}</body>"), tmp_path_factory.mktemp("page"))
+
+
+def _told(text: str, folder: Path) -> Any:
+    """Load a page that puts JSON into its title, and return that."""
     page = folder / "timeline.html"
-    page.write_text(text.replace("</body>", f"{ACT}</body>"))
+    page.write_text(text)
     options = ("--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}", "--dump-dom")
     done = subprocess.run([CHROMIUM, *options, page.as_uri()], capture_output=True, text=True, timeout=200, check=False)
     title = done.stdout.partition("<title>")[2].partition("</title>")[0]
     assert title.startswith("{"), done.stderr
-    return json.loads(title)
+    return json.loads(unescape(title))
 
 
 def test_it_loads(seen: Any) -> None:
@@ -79,6 +87,7 @@ def test_it_loads(seen: Any) -> None:
     assert seen["lanes"] == ["load", "wait", "pin", "transfer", "compute"]
     assert (seen["batches"], seen["steps"], seen["rows"]) == (6, 6, 9)
     assert seen["marks"] > 4
+    assert len(set(seen["legend"])) == 7
 
 
 def test_a_bar_is_as_wide_as_what_it_shows(seen: Any) -> None:
@@ -106,3 +115,15 @@ def test_wheel(seen: Any) -> None:
 def test_details(seen: Any) -> None:
     """Pointing at a bar tells what it is."""
     assert "Pageable to Device, 1.000 MB" in seen["tip"]
+
+
+def test_nothing_but_the_page_itself_acts(tmp_path: Path) -> None:
+    """A script, handler or style that came into the page with a name would have no effect; without policy it has."""
+    if not CHROMIUM:
+        pytest.skip("no Chromium on PATH; type: apt-get install chromium")
+    report = make_report([analyse(read_trace(loop(steps=2, compute=500).content(rank=0), source="x"))])
+    text = timeline(report, TEMPLATE).replace("<h1>", f"{FOREIGN}<h1>").replace("</body>", f"{LOOK}</body>")
+    assert _told(without_policy(text), tmp_path) == HAS_EFFECT
+    kept = _told(allowing(text, LOOK), tmp_path)
+    assert kept["ran"] == []
+    assert kept["outline"] != HAS_EFFECT["outline"]

@@ -32,6 +32,9 @@ HOSTILE_ARGUMENTS = (
     'a"b',
     "$HOME",
     "!1",
+    "\x1b[31mred\x1b]0;title\x07",
+    "\x9b2J\x85\u202eexe.\u2066\u200e\u061c\u2028\u2029",
+    "it's\t\r\x7f\\e\\\x1b0",
 )
 HOSTILE = (HOSTILE_SCRIPT, *HOSTILE_ARGUMENTS)
 

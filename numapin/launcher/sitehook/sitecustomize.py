@@ -109,11 +109,13 @@ def _trace(module: Any) -> None:  # noqa: ANN401 - torch's
 def _tell(error: Exception, consequence: str) -> None:
     from contextlib import suppress
 
+    text = (
+        f"numapin: warning: {sys.executable} cannot import numapin ({error}): {consequence}; "
+        "hint: install numapin for that interpreter"
+    )
+    shown = "".join(char if char.isprintable() else "\ufffd" for char in text)  # paths may hold a terminal's commands
     with suppress(OSError, AttributeError):  # stderr may be full or closed
-        sys.stderr.write(
-            f"numapin: warning: {sys.executable} cannot import numapin ({error}): {consequence}; "
-            "hint: install numapin for that interpreter\n"
-        )
+        sys.stderr.write(shown + "\n")
 
 
 def _start() -> None:

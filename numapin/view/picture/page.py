@@ -9,10 +9,11 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, Final
 
+from numapin.base.content_policy import policy_element
 from numapin.view.marks import marks_of
 from numapin.view.picture.layout import lay_out
 from numapin.view.picture.style import RANK_COLOURS, rules, variables
-from numapin.view.picture.svg import element
+from numapin.view.picture.svg import element, striped
 from numapin.view.picture.tables import node_details, nodes_table, plan_table, text_of
 
 if TYPE_CHECKING:
@@ -61,13 +62,15 @@ def page(topology: Topology, plan: Plan | None = None) -> str:
     picture = lay_out(topology, plan)
     marks = marks_of(topology, plan)
     title = escape(picture.title)
+    style = "".join((_themes(), _STYLE, _rank_colours(), rules(), striped(picture)))
     return f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
+{policy_element(style=style, script=_SCRIPT)}
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{title}</title>
-<style>{_themes()}{_STYLE}{rules()}</style>
+<style>{style}</style>
 </head>
 <body>
 <header><h1>{title}</h1><button id="theme" type="button" hidden>Light or dark</button></header>
@@ -95,10 +98,14 @@ def _themes() -> str:
     )
 
 
+def _rank_colours() -> str:
+    return "".join(f"button.c{i}{{background:{colour}}}\n" for i, colour in enumerate(RANK_COLOURS))
+
+
 def _rank_buttons(plan: Plan | None) -> str:
     buttons = [
-        f'<button class="rank" type="button" hidden aria-pressed="false" data-rank="{rank.local_rank}" '
-        f'style="background:{RANK_COLOURS[rank.local_rank % len(RANK_COLOURS)]}">rank {rank.local_rank}</button>'
+        f'<button class="rank c{rank.local_rank % len(RANK_COLOURS)}" type="button" hidden aria-pressed="false" '
+        f'data-rank="{rank.local_rank}">rank {rank.local_rank}</button>'
         for rank in ([] if plan is None else plan.ranks)
     ]
     return (

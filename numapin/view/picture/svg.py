@@ -32,7 +32,7 @@ _ROUND: Final = {
 def svg(picture: Picture) -> str:
     """Return a file of its own."""
     light, dark = (f".np{{{variables(dark=dark)}}}" for dark in (False, True))
-    style = f"<style>{light}\n@media (prefers-color-scheme:dark){{{dark}}}\n{rules()}</style>"
+    style = f"<style>{light}\n@media (prefers-color-scheme:dark){{{dark}}}\n{rules()}{striped(picture)}</style>"
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{element(picture, style=style)}\n'
 
 
@@ -48,14 +48,22 @@ def element(picture: Picture, *, style: str = "") -> str:
     return "\n".join((head, style, _definitions(box), *_drawn(box), "</svg>"))
 
 
+def striped(picture: Picture) -> str:
+    """Return the rules that fill what several ranks share: a page that refuses style attributes takes these."""
+    return "".join(f"\n.np .{_shared(ranks)}{{fill:url(#np-{_shared(ranks)})}}" for ranks in _sharing(picture.box))
+
+
+def _sharing(box: Box) -> list[tuple[int, ...]]:
+    return sorted({part.ranks for part in box.walk() if len(part.ranks) > 1})
+
+
 def _definitions(box: Box) -> str:
     """Return the hatch of what is not allowed, and a striped fill for every set of ranks that shares something."""
-    shared = sorted({part.ranks for part in box.walk() if len(part.ranks) > 1})
     hatch = (
         '<pattern id="np-off" width="4" height="4" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
         '<rect class="hatched" width="4" height="4"/><path class="hatch" d="M0 0V4"/></pattern>'
     )
-    return f"<defs>{hatch}{''.join(map(_stripes, shared))}</defs>"
+    return f"<defs>{hatch}{''.join(map(_stripes, _sharing(box)))}</defs>"
 
 
 def _stripes(ranks: tuple[int, ...]) -> str:
@@ -65,7 +73,7 @@ def _stripes(ranks: tuple[int, ...]) -> str:
         for i, rank in enumerate(ranks)
         for offset in (i * step, (i + 1) * step)
     )
-    return f'<linearGradient id="{_gradient(ranks)}">{stops}</linearGradient>'
+    return f'<linearGradient id="np-{_shared(ranks)}">{stops}</linearGradient>'
 
 
 def _drawn(box: Box) -> Iterator[str]:
@@ -85,12 +93,12 @@ def _rectangle(box: Box) -> str:
         box.kind.value,
         *(["off"] if box.off else []),
         *([f"c{box.ranks[0] % len(RANK_COLOURS)}"] if len(box.ranks) == 1 else []),
+        *([_shared(box.ranks)] if len(box.ranks) > 1 else []),
     ]
-    fill = f' style="fill:url(#{_gradient(box.ranks)})"' if len(box.ranks) > 1 else ""
     heat = f' fill-opacity="{_number(box.heat, 2)}"' if box.heat is not None else ""
     rounded = f' rx="{_ROUND[box.kind]}"' if box.kind in _ROUND else ""
     size = f'width="{_number(box.width)}" height="{_number(box.height)}"'
-    return f'<rect class="{" ".join(classes)}" {size}{rounded}{fill}{heat}/>'
+    return f'<rect class="{" ".join(classes)}" {size}{rounded}{heat}/>'
 
 
 def _text(label: Label) -> str:
@@ -99,8 +107,8 @@ def _text(label: Label) -> str:
     return f'<text class="{classes}" {place}>{escape(label.text)}</text>'
 
 
-def _gradient(ranks: tuple[int, ...]) -> str:
-    return "np-r" + "-".join(map(str, ranks))
+def _shared(ranks: tuple[int, ...]) -> str:
+    return "r" + "-".join(map(str, ranks))
 
 
 def _colour(rank: int) -> str:

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import threading
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,6 +16,9 @@ from numapin.observe.model import MemoryKind, ObservedRank, Process, Role
 from numapin.observe.read import observe
 from numapin.system import proc
 from numapin.system.proc import children_of, environment_of, parent_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 MIB = 1 << 20
 MAPS = r"""5604952f6000 prefer:1 file=/usr/bin/python3 mapped=512 N0=512 kernelpagesize_kB=4

@@ -12,6 +12,7 @@ from numapin.trace.analysis import analyse
 from numapin.trace.reading import read_trace
 from numapin.trace.report import make_report
 from numapin.trace.timeline import timeline
+from tests.policies import policy_of
 from tests.trace.made import Made, loop
 
 TEMPLATE = (Path(numapin.__file__).parent / "trace" / "timeline.html").read_text()
@@ -75,6 +76,17 @@ def test_it_needs_nothing_else_and_says_it_in_numbers() -> None:
     assert "<td>0.100</td>" in text
 
 
+def test_only_its_own_style_and_script_are_allowed() -> None:
+    """The policy names one style and one script by hash and the empty icon; no element has a style attribute."""
+    text = page(loop(steps=3, wait=100, compute=900))
+    policy = policy_of(text)
+    assert (policy["default-src"], policy["img-src"], policy["base-uri"]) == (["'none'"], ["data:"], ["'none'"])
+    for name in ("style-src", "script-src"):
+        (source,) = policy[name]
+        assert source.startswith("'sha256-")
+    assert " style=" not in text
+
+
 def test_names_are_text() -> None:
     """Names of kernels and files with HTML in them stay text."""
     made = loop(steps=1, compute=50, idle=50)
@@ -85,3 +97,12 @@ def test_names_are_text() -> None:
     assert "<b>file" not in text
     assert "<i>note" not in text
     assert "&lt;script&gt;alert" in text
+
+
+def test_invisible_characters_are_replaced() -> None:
+    """A page holds no control character and no mark of direction, wherever a name had one."""
+    bad = "a\x1b[31m\x9b2J\u202eb\x7f\ud800<!--tables-->"
+    analysis = analyse(read_trace(loop(steps=1, compute=50).content(rank=None), source=bad))
+    text = timeline(make_report([analysis], [bad]), TEMPLATE)
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\ud800]", text)
+    assert text.count("<table>") == 1

@@ -23,6 +23,7 @@ from numapin.view.picture.svg import element, svg
 from tests.machines.grids import gpu, grid
 from tests.machines.roots import NAMES
 from tests.pictures import HOSTILE, golden_machine
+from tests.policies import policy_of
 
 SVG = "{http://www.w3.org/2000/svg}"
 VOID = {"meta"}
@@ -153,6 +154,17 @@ class TestPage:
         assert "@import" not in text
         assert set(re.findall(r"https?://[^\"' )]+", text)) == {"http://www.w3.org/2000/svg"}
         assert not {"link", "img", "iframe", "object", "embed"} & {tag for tag, _ in reader.seen}
+
+    def test_only_its_own_style_and_script_are_allowed(self) -> None:
+        """The policy names one style and one script by hash, and there are no style attributes that it would refuse."""
+        topology = golden_machine("2pkg-8node-smt2-8gpu-pairs")
+        text = page(topology, make_plan(topology, Request()))
+        policy = policy_of(text)
+        assert {name for name, sources in policy.items() if sources != ["'none'"]} == {"style-src", "script-src"}
+        assert all(len(policy[name]) == 1 for name in ("style-src", "script-src"))
+        assert all(policy[name][0].startswith("'sha256-") for name in ("style-src", "script-src"))
+        assert policy["default-src"] == ["'none'"]
+        assert not [attributes for _, attributes in _read(text).seen if "style" in attributes]
 
     def test_tables_say_what_the_picture_shows(self) -> None:
         """A row a node with CPUs, GPUs and ranks, a row a rank with its reason, and the warnings."""

@@ -1,0 +1,412 @@
+"""Names with a terminal's commands in them, given to every command on a terminal: none gets there as a command.
+
+Comes in: a machine, a plan, a run's records, a process, files, folders, options and variables, all hostile. What the
+commands write may hold their own colours and line ends, and nothing else that cannot be seen.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from numapin.plan.make import make_plan
+from numapin.plan.request import Request
+from numapin.rank.run_folder import run_directory, write_json
+from numapin.topology.discover import discover
+from numapin.topology.model import Nic, NicKind
+from tests.integration.launching import NUMAPIN, environment, numapin
+from tests.jobs.cases import HOSTILE_ARGUMENTS
+from tests.pictures import golden_machine
+from tests.terminals import FORGED, HOSTILE, Shown, on_terminal
+from tests.trace.made import loop
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numapin.plan.model import Plan
+
+FILE = HOSTILE.replace("/", "|")[:60] + f"\n{FORGED}"
+"""A name that a file can have."""
+NOT_TEXT = os.fsdecode(b"\xff\x9b2J")
+
+_ARGUMENTS = (HOSTILE, NOT_TEXT, *HOSTILE_ARGUMENTS)
+_FAILING = "import sys; print(sys.argv[1:]) if sys.argv[1:] else sys.exit(3)\n"
+# Becomes a rank whose name is not even text: it has a thread, and waits for its standard input to end.
+_RANK = """
+import sys, threading
+name = b"\\x1b]0;o\\x07\\x9b\\xc2\\x9b\\n\\xff"
+end = threading.Event()
+thread = threading.Thread(target=end.wait)
+thread.start()
+for task in ("self", f"self/task/{thread.native_id}"):
+    open(f"/proc/{task}/comm", "wb").write(name)
+print("ready", flush=True)
+sys.stdin.read()
+end.set()
+"""
+
+
+def shown(*arguments: str, **changes: str) -> Shown:
+    """Run numapin on a terminal, where it shows nothing harmful, and does not fail of what it was given."""
+    done = on_terminal([*NUMAPIN, *arguments], changes)
+    assert done.problems() == [], done.raw
+    assert "Traceback" not in done.text
+    return done
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give a folder whose own name is hostile, with a machine, plans and a script in it."""
+    made = tmp_path_factory.mktemp("hostile") / FILE
+    made.mkdir()
+    topology = golden_machine("2pkg-2node-smt2-2gpu-node0")
+    topology = replace(
+        topology,
+        host=HOSTILE,
+        source=HOSTILE,
+        gpus=tuple(replace(gpu, name=HOSTILE, uuid=f"GPU-{i}{HOSTILE}") for i, gpu in enumerate(topology.gpus)),
+        nics=(Nic(name=HOSTILE, node=0, kind=NicKind.INFINIBAND), Nic(name=f"é{HOSTILE}", pci=HOSTILE)),
+        notes=(HOSTILE,),
+    )
+    (made / FILE).write_text(json.dumps(topology.to_json()))
+    (made / "plan.json").write_text(json.dumps(_hostile(make_plan(topology, Request())).to_json()))
+    here = discover(environ={"CUDA_VISIBLE_DEVICES": ""})
+    (made / "own.json").write_text(json.dumps(_hostile(make_plan(here, Request(num_ranks=1))).to_json()))
+    (made / "bad.json").write_text(json.dumps({"schema": HOSTILE, HOSTILE: HOSTILE}))
+    (made / f"{FILE}.py").write_text(_FAILING)
+    return made
+
+
+def _hostile(plan: Plan) -> Plan:
+    ranks = tuple(
+        replace(rank, exact=False, reason=HOSTILE, gpu=rank.gpu and replace(rank.gpu, uuid=HOSTILE))
+        for rank in plan.ranks
+    )
+    return replace(plan, ranks=ranks, warnings=(HOSTILE, "é"))
+
+
+# --- what is wrong with the check itself would hide everything -------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "bad", [*"\x1b\x07\x9b\x85\x7f\t\b\r\u202e\u2066\u200e\u061c\u2028\u2029", "\x1b[7m", "\x1b[38;5;1m"]
+)
+def test_the_check_sees_what_is_hostile(bad: str) -> None:
+    """Each is found, and so are a forged line, what only a live display writes and bytes that are no text."""
+    assert Shown(status=0, raw=f"a{bad}b\r\n".encode()).problems()
+    assert Shown(status=0, raw=f"a\r\n{FORGED}".encode()).problems()
+    assert Shown(status=0, raw=b"\x1b[2K").problems()
+    assert Shown(status=0, raw=b"\x9b").problems()
+    assert not Shown(status=0, raw="\x1b[1;31mé 名前\x1b[0m\r\n".encode()).problems()
+
+
+# --- machines and plans ----------------------------------------------------------------------------------------------
+
+
+def test_machine(folder: Path) -> None:
+    """Tree, matrix and plan show the names' visible characters; JSON keeps their value, and so does what is saved."""
+    machine = ("--machine", str(folder / FILE))
+    tree = shown("topo", *machine, "--plan", str(folder / "plan.json"))
+    matrix, planned = shown("topo", *machine, "--format", "matrix"), shown("plan", *machine)
+    for done in (tree, matrix, planned):
+        assert done.status == 0
+    assert "]0;owned" in tree.text
+    assert "]0;owned" in matrix.text
+    told = shown("topo", *machine, "--json")
+    assert json.loads(told.text)["gpus"][0]["name"] == HOSTILE
+    shown("plan", *machine, "--json")
+    shown("plan", *machine, "--format", "env")
+    saved, page = folder / "saved.json", folder / "topo.html"
+    shown("topo", *machine, "--save", str(saved))
+    assert json.loads(saved.read_text())["nics"][1]["name"] == f"é{HOSTILE}"
+    assert all(line.isprintable() for line in saved.read_text().split("\n"))
+    shown("topo", *machine, "--format", "html", "--output", str(page), "--plan", str(folder / "plan.json"))
+    assert all(line.isprintable() for line in page.read_text().split("\n"))
+
+
+def test_environment_lines_are_exact_in_a_file(folder: Path) -> None:
+    """A shell that evaluates what `plan --format env` wrote has the GPU's name as it was."""
+    done = numapin("plan", "--machine", str(folder / FILE), "--format", "env")
+    line = next(line for line in done.out.splitlines() if "LOCAL_RANK=1" in line)
+    code = "import os; print(os.environ['NUMAPIN_GPU'].encode())"
+    told = subprocess.run(
+        ["bash", "-c", f"{line} {shlex.join([sys.executable, '-c', code])}"], capture_output=True, text=True, check=True
+    )
+    assert told.stdout == f"{f'GPU-1{HOSTILE}'.encode()!r}\n"
+
+
+def test_exec(folder: Path) -> None:
+    """Warnings, the plan's reason and file, and a command that does not exist, are lines of visible characters."""
+    plan, alone = ("--plan", str(folder / "own.json")), {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": ""}
+    done = shown("exec", *plan, "--verbose", "--", "true", **alone)
+    assert done.status == 0
+    assert "rank 0: the reason: <b>a" in done.text
+    assert shown("exec", *plan, "--", HOSTILE, **alone).status == 127
+    assert shown("exec", "--verbose", "--", "true", LOCAL_RANK=HOSTILE, OMP_NUM_THREADS=HOSTILE).status in (0, 2)
+    assert shown("exec", *plan, "--strict", "--", "true", **alone).status == 5
+
+
+def test_doctor(folder: Path) -> None:
+    """A captured machine whose files hold them."""
+    root = folder / "root"
+    for name in ("proc/sys/kernel/hostname", "sys/kernel/mm/transparent_hugepage/enabled", "proc/cmdline"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(HOSTILE)
+    shown("doctor", "--root", str(root))
+    shown("doctor", CUDA_VISIBLE_DEVICES=HOSTILE, OMP_PROC_BIND=HOSTILE, LD_PRELOAD_X=HOSTILE, NCCL_TOPO_FILE=HOSTILE)
+
+
+# --- what is wrong with a command line -------------------------------------------------------------------------------
+
+_WRONG: tuple[tuple[str, ...], ...] = (
+    (HOSTILE,),
+    (f"--{HOSTILE}",),
+    ("topo", "--machine", HOSTILE),
+    ("topo", "--machine", "bad.json"),
+    ("topo", "--root", HOSTILE),
+    ("topo", "--format", HOSTILE),
+    ("plan", "--gpus", HOSTILE),
+    ("plan", "--memory", HOSTILE),
+    ("plan", "--gpu-nodes", HOSTILE),
+    ("plan", "--gpu-nodes", f"{HOSTILE}=0"),
+    ("plan", "--reserve-cpus", HOSTILE),
+    ("plan", f"--{HOSTILE}"),
+    ("plan", NOT_TEXT),
+    ("exec", "--plan", HOSTILE, "--", "true"),
+    ("exec", "--plan", "bad.json", "--", "true"),
+    ("verify", HOSTILE),
+    ("verify", NOT_TEXT),
+    ("verify", "--pid", HOSTILE),
+    ("top", "--once", HOSTILE),
+    ("doctor", "--batch-bytes", HOSTILE),
+    ("bench", HOSTILE),
+    ("bench", "loader", "--peers", HOSTILE),
+    ("bench", "launch", "--peers", "torchrun", "--output", f"{HOSTILE}/x"),
+    ("bench", "transfer", "--sizes", HOSTILE),
+    ("job", HOSTILE),
+    ("job", "slurm", "--gpus-per-node", "1", "--job-name", HOSTILE, "x.py"),
+    ("job", "slurm", "--gpus-per-node", "1", "--time", HOSTILE, "x.py"),
+    ("job", "slurm", "--gpus-per-node", "1", f"-{HOSTILE}"),
+    ("job", "pbs", "--machine", HOSTILE, "x.py"),
+    ("job", "mpi", "--gpus-per-node", "1", "--plan", HOSTILE, "x.py"),
+    ("job", "lsf", "--gpus-per-node", "1", NOT_TEXT),
+    ("job", "kubernetes", "--gpus-per-node", "1", "--container", HOSTILE, "x.py"),
+    ("trace", "--read", HOSTILE),
+    ("trace", "--read", NOT_TEXT),
+    ("trace", "--read", "bad.json"),
+    ("trace", "--read", "plan.json", "--output", HOSTILE),
+)
+
+
+_WRONG_FOR_RUN: tuple[tuple[tuple[str, ...], str], ...] = (
+    ((f"--{HOSTILE.replace(' ', '')}=1", "bad.json"), "usage"),
+    ((HOSTILE,), "does not exist in"),
+    (("--nnodes", HOSTILE, "bad.json"), "torchrun does not take this"),
+    (("--nproc-per-node", HOSTILE, "bad.json"), "--nproc-per-node"),
+    (("--bind", HOSTILE, "bad.json"), "--bind"),
+    (("--max-restarts", HOSTILE, "bad.json"), "invalid int value"),
+)
+_COMMANDS = [
+    f"numapin.cli.{name}" for name in ("bench", "doctor", "exec", "job", "plan", "top", "topo", "trace", "verify")
+]
+# Each command line in a process of its own, forked from one that has imported what takes long.
+_EACH = """
+import json, os, sys
+from importlib import import_module
+from numapin.cli.main import main
+for name in sys.argv[2:]:
+    import_module(name)
+for line in json.load(open(sys.argv[1])):
+    if os.fork() == 0:
+        sys.argv = ["numapin", *line]
+        main()
+    print(f"END {os.waitstatus_to_exitcode(os.wait()[1])}", flush=True)
+"""
+
+
+def _each(lines: list[tuple[str, ...]], folder: Path, *imports: str) -> list[Shown]:
+    """Run numapin with each of these command lines, on one terminal."""
+    file = folder / "lines.json"
+    file.write_text(json.dumps(lines))
+    command = [sys.executable, "-c", _EACH, str(file), *imports]
+    done = on_terminal(command, {"NUMAPIN_RUN_DIR": str(folder), "LOGLEVEL": "INFO"}, cwd=folder)
+    *parts, rest = re.split(rb"END (\d+)\r\n", done.raw)
+    assert (done.status, rest) == (0, b"")
+    return [Shown(status=int(status), raw=raw) for raw, status in zip(parts[::2], parts[1::2], strict=True)]
+
+
+def test_command_lines(folder: Path) -> None:
+    """What a message quotes of the command line is visible, whether click's or ours."""
+    lines = [*_WRONG, ("bench", "--help")]
+    for line, done in zip(lines, _each(lines, folder, *_COMMANDS), strict=True):
+        assert done.problems() == [], line
+        assert (done.status == 0) == ("--help" in line), done.text
+        assert "Traceback" not in done.text
+        assert done.text.strip()
+
+
+# --- running jobs ----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _process(**changes: str) -> Iterator[int]:
+    """Run a process whose name and environment are hostile; it is no child of the launcher that it names."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", _RANK], stdin=pipe, stdout=pipe, env=environment(**changes)) as rank:
+        assert rank.stdin
+        assert rank.stdout
+        assert rank.stdout.readline() == b"ready\n"
+        yield rank.pid
+        rank.stdin.close()
+
+
+@contextmanager
+def _run(base: Path, name: str, pid: int, plan: dict[str, Any]) -> Iterator[Path]:
+    """Make a run that goes on, whose folder, plan, command and record are hostile."""
+    with run_directory({"NUMAPIN_RUN_DIR": str(base)}) as made:
+        record = {"schema": "numapin.observed/1", "local_rank": 0, "restart": 0, "pid": pid, "host": None}
+        write_json(made, "plan.json", plan)
+        write_json(made, "command.json", {"argv": ["numapin", HOSTILE], "pid": 1})
+        write_json(made, "observed-0-0.json", {**record, "start": None, "applied": {HOSTILE: HOSTILE}})
+        folder = base / f"{Path(made).name}{name}"
+        Path(made).rename(folder)
+        yield folder
+
+
+def test_running_job(folder: Path) -> None:
+    """A run is shown by verify and top by name and by process; where there are several, both list them."""
+    allowed = sorted(os.sched_getaffinity(0))
+    plan = make_plan(discover(environ={"CUDA_VISIBLE_DEVICES": ""}), Request(num_ranks=1, cpus_per_rank=1)).to_json()
+    plan["ranks"][0]["reason"] = HOSTILE  # type: ignore[index] # JSON
+    base = folder / "runs"
+    variables = {"LOCAL_RANK": HOSTILE, "OMP_PLACES": HOSTILE, "OMP_PROC_BIND": HOSTILE, "GOMP_CPU_AFFINITY": "0"}
+    with ExitStack() as stack:
+        pid = stack.enter_context(_process(**variables))
+        run = stack.enter_context(_run(base, FILE, pid, plan))
+        there = {"NUMAPIN_RUN_DIR": str(base)}
+        verified = shown("verify", **there)
+        assert verified.status == (1 if len(allowed) > 1 else 0)
+        assert "�]0;o�" in verified.text or len(allowed) == 1
+        told = shown("verify", "--json", str(run))
+        assert json.loads(told.text)["ranks"][0]["applied"] == {HOSTILE: HOSTILE}
+        shown("verify", "--pid", str(pid))
+        assert shown("top", "--once", "--interval", "0.1", **there).status == 0
+        shown("top", "--once", "--json", "--interval", "0.1", str(run))
+        live = on_terminal(
+            [*NUMAPIN, "top", "--interval", "0.1", str(run)], typed=lambda seen: b"q" * (seen.count(b"swap:") > 1)
+        )
+        assert (live.status, live.problems(live=True)) == (0, [])
+        stack.enter_context(_run(base, FILE, pid, plan))
+        both = shown("verify", **there)
+        assert both.status == 2
+        assert both.text.count("numapin $'<b>a\\e[38;5;196mr\\e]0;owned") == 2
+
+
+# --- starting jobs ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def of_run(folder: Path) -> dict[str, Shown]:
+    """Run every command line of `numapin run`, in processes that share torch's import; by what it is to say."""
+    options = ("--nproc-per-node", "1", "--bind", "exclusive", "--report", str(folder / f"{FILE}.json"))
+    lines = {
+        **{says: ("run", *line) for line, says in _WRONG_FOR_RUN},
+        "dry": ("run", "--nproc-per-node", "1", "--dry-run", f"{FILE}.py", *_ARGUMENTS),
+        "fails": ("run", *options, f"{FILE}.py"),
+    }
+    return dict(zip(lines, _each(list(lines.values()), folder, "numapin.torchrun", "numapin.launch"), strict=True))
+
+
+@pytest.mark.parametrize("says", [says for _, says in _WRONG_FOR_RUN])
+def test_command_lines_of_run(says: str, of_run: dict[str, Shown]) -> None:
+    """What torchrun's parser, torch's own checks and ours quote of the command line is visible."""
+    assert of_run[says].problems() == []
+    assert of_run[says].status == 2
+    assert says in of_run[says].text
+
+
+def test_run_that_fails(of_run: dict[str, Shown]) -> None:
+    """The table, what was verified, torch's log and its report of a script with such a name."""
+    done = of_run["fails"]
+    assert done.problems() == [], done.raw
+    assert done.status == 1
+    assert "ChildFailedError" in done.text
+    assert "entrypoint               : <b>a�[38;5;196mr" in done.text
+
+
+def test_dry_run_is_exact_in_a_file(of_run: dict[str, Shown], folder: Path) -> None:
+    """It writes lines that bash takes, with the arguments as they were given, and nothing that cannot be seen."""
+    done = of_run["dry"]
+    assert (done.problems(), done.status) == ([], 0)
+    (line,) = [line for line in done.text.replace("\r", "").split("\n") if line.startswith("rank 0: ")]
+    told = subprocess.run(["bash", "-c", line.removeprefix("rank 0: ")], capture_output=True, check=True, cwd=folder)
+    assert told.stdout.decode() == f"{list(_ARGUMENTS)}\n"
+
+
+@pytest.mark.parametrize("engine", ["slurm", "mpi", "pbs", "lsf", "kubernetes"])
+def test_job(engine: str, folder: Path) -> None:
+    """Scripts and manifests have visible characters only, on a terminal and in a file, and the arguments as given."""
+    pod = (
+        ("--container", "a/b:c", "--cpus-per-task", "2", "--mem-per-node", "1G")
+        if engine == "kubernetes"
+        else ("--cpus-per-task", "2")
+    )
+    options = ("--nodes", "2", "--gpus-per-node", "1", *pod, f"./{FILE}.py", HOSTILE, *HOSTILE_ARGUMENTS)
+    file = folder / f"{engine}{FILE}"
+    on_screen = shown("job", engine, *options)
+    assert on_screen.status == 0
+    assert shown("job", engine, "--output", str(file), *options).status == 0
+    text = file.read_text()
+    assert all(line.isprintable() for line in text.split("\n"))
+    assert on_screen.text.replace("\r\n", "\n") == text
+    if engine == "kubernetes":
+        *_, job = yaml.safe_load_all(text)
+        words = job["spec"]["template"]["spec"]["containers"][0]["args"]
+        assert HOSTILE in words
+
+
+# --- traces ----------------------------------------------------------------------------------------------------------
+
+
+def test_trace(folder: Path) -> None:
+    """Names of kernels, operators and files, a rank's reason, and the folder that is written to."""
+    made = loop(steps=4, wait=300, copy=200, compute=500, memory="Pageable")
+    made.kernel(10, 5, name=HOSTILE)
+    for event in made.events:
+        if event["cat"] == "cpu_op":
+            event["name"] = HOSTILE
+    traces, output = folder / "traces", folder / f"{FILE}out"
+    traces.mkdir()
+    (traces / "rank-0.trace.json").write_text(json.dumps(made.content(rank=0, step_unit=HOSTILE)))
+    (traces / f"rank-1{FILE}.trace.json").write_text(HOSTILE)
+    (traces / "rank-2.json").write_text(json.dumps({"rank": HOSTILE, "reason": HOSTILE, "num_steps": HOSTILE}))
+    read = shown("trace", "--read", str(traces), "--output", str(output))
+    assert read.status == 0
+    assert "]0;owned" in read.text
+    shown("trace", "--read", str(traces), "--json")
+    for name in ("report.json", "timeline.html"):
+        assert all(line.isprintable() for line in (output / name).read_text().split("\n"))
+    (traces / FILE).write_text(json.dumps(made.content(rank=None)))
+    assert shown("trace", "--read", str(traces / FILE)).status == 0
+
+
+# --- Python's own report of our errors -------------------------------------------------------------------------------
+
+
+def test_uncaught_error_of_spawn() -> None:
+    """What `numapin.spawn` raises and warns of is shown by Python, not by us: its text has visible characters only."""
+    code = "import sys, numapin; numapin.spawn(print, nproc_per_node=1, gpu_nodes={sys.argv[1]: 0})"
+    done = on_terminal([sys.executable, "-c", code, HOSTILE])
+    assert done.problems() == [], done.raw
+    assert "UsageError" in done.text

@@ -1,0 +1,98 @@
+"""Text, JSON and shell words with any characters: what is shown of them, and that nothing of their value is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console, Group
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
+
+from numapin.base import quoting
+from numapin.base.printable import printable, printable_lines
+from numapin.cli.output import json_text
+from numapin.errors import NumapinError
+from numapin.view.visible import visible
+
+TEXT = st.text(st.characters(), max_size=30) | st.text(
+    "\x1b[31m\x07\x9b\x85\x7f\n\t\u202e\u2066\ud800é名'\\\"", max_size=12
+)
+WORDS = st.lists(TEXT.map(lambda text: text.encode(errors="ignore").decode()).filter(lambda word: "\0" not in word))
+
+
+@given(TEXT)
+def test_what_is_shown_is_as_long_and_visible(text: str) -> None:
+    """Each character stays or becomes one that can be seen; of several lines the newlines stay as well."""
+    shown = printable(text)
+    assert shown.isprintable()
+    assert len(shown) == len(text)
+    assert all(new in (old, "\ufffd") for old, new in zip(text, shown, strict=True))
+    lines = printable_lines(text)
+    assert lines.count("\n") == text.count("\n")
+    assert lines.replace("\n", "").isprintable()
+
+
+@given(st.recursive(TEXT, lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner), max_leaves=8))
+def test_json_has_the_same_value_in_visible_characters(value: object) -> None:
+    """Whatever is in its strings and keys; letters of all scripts stay readable."""
+    text = json_text(value)
+    assert json.loads(text) == value
+    assert text.replace("\n", "").isprintable()
+    assert json_text({"é": "名🜁"}) == '{\n "é": "名🜁"\n}\n'
+
+
+@settings(max_examples=40, deadline=None)
+@given(WORDS)
+def test_a_shell_gives_the_same_words_back(words: list[str]) -> None:
+    """Bash takes the line for the words it was made of, in UTF-8 and in the C locale; all of it can be seen."""
+    line = quoting.join(words)
+    assert line.isprintable()
+    for locale in ("C", "C.UTF-8"):
+        done = subprocess.run(
+            ["bash", "-c", f"for word in {line}; do printf '%s\\0' \"$word\"; done"],
+            capture_output=True,
+            check=True,
+            env={**os.environ, "LC_ALL": locale},
+        )
+        assert done.stdout == b"".join(word.encode() + b"\0" for word in words)
+
+
+def test_words_that_are_no_text() -> None:
+    """An argument's bytes that are no UTF-8 come back; what can be seen is quoted as usual."""
+    word = os.fsdecode(b"\xff\x9b'\\")
+    told = subprocess.run(["bash", "-c", f"printf %s {quoting.quote(word)}"], capture_output=True, check=True).stdout
+    assert told == b"\xff\x9b'\\"
+    assert quoting.join(["a b", "c", ""]) == "'a b' c ''"
+    assert quoting.quote("\x1b[31m") == r"$'\e[31m'"
+
+
+def test_an_error_that_nobody_catches() -> None:
+    """Python writes its text to the terminal: lines stay lines, and nothing in them is a command."""
+    error = NumapinError("a\x1b[2J\n\tb", "c\u202e")
+    assert str(error) == "a\ufffd[2J\n    b\n  hint: c\ufffd"
+    assert (error.message, error.hint) == ("a\x1b[2J\n\tb", "c\u202e")
+
+
+def test_tables_trees_and_groups_of_names() -> None:
+    """A name is replaced wherever it stands, with its style, before rich lays it out; an unknown kind is refused."""
+    bad = "a\x1b[2J\nb"
+    table = Table(bad, "x")
+    table.add_row(bad, Text(bad, style="red"))
+    table.add_row(Group(Text(bad), bad), "")
+    tree = Tree(Text("top", style="bold").append(bad, style="red"))
+    tree.add(bad)
+    console = Console(width=60, force_terminal=True, highlight=False, markup=False)
+    with console.capture() as captured:
+        console.print(visible(Group(table, tree, bad)))
+    assert captured.get().count("a\ufffd[2J\ufffdb") == 8
+    assert "\x1b[31ma\ufffd[2J\ufffdb" in captured.get()
+    assert "\x1b[2J" not in captured.get()
+    with pytest.raises(TypeError, match="Panel"):
+        visible(Panel(bad))

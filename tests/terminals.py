@@ -1,0 +1,98 @@
+"""A terminal for commands under test, and what a harmless command may write there.
+
+Comes in: a command. Goes out: what it wrote to the terminal that was its stdin, stdout and stderr.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import termios
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tests.integration.launching import environment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+WIDTH = 160
+
+FORGED = "numapin: error: forged"
+HOSTILE = (
+    "<b>a\x1b[38;5;196mr\x1b]0;owned\x07\x9b2J\x85\x7f\t\x08\u202egnp.exe\u2066\u200e\u200f\u061c\u2028\u2029\x1b[2J\x1b[7m\r"
+    f"\n{FORGED}\n\x9d0;title\x9c[/b]\ufeff"
+)
+"""What a terminal takes for commands: CSI, OSC and C1 forms, marks of direction, line breaks, a forged message."""
+
+# Colours and weights as rich and click write them; 38, 48, 7 and 8, and every other sequence, are none of ours.
+_STYLE = re.compile(r"\x1b\[(?:(?:0|1|2|22|3[0-79]|9[0-7])(?:;(?=\d)|(?=m)))*m")
+_LIVE = re.compile(r"\x1b\[(?:\?25[lh]|1A|2K)|\r(?=\x1b)")
+"""How rich draws over its own lines: cursor off and on, a line up, erase the line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """What a command wrote to its terminal, and how it ended."""
+
+    status: int
+    raw: bytes
+
+    @property
+    def text(self) -> str:
+        """Return what can be read: without colours."""
+        return _STYLE.sub("", self.raw.decode(errors="replace"))
+
+    def problems(self, *, live: bool = False) -> list[str]:
+        """Return what a harmless command does not write: control sequences, invisible characters, forged lines."""
+        try:
+            text = _STYLE.sub("", self.raw.decode())
+        except UnicodeDecodeError as error:
+            return [str(error)]
+        text = (_LIVE.sub("", text) if live else text).replace("\r\n", "\n")
+        found = [f"{char!r} in {line!r}" for line in text.split("\n") for char in line if not char.isprintable()]
+        return found + [line for line in text.split("\n") if line.startswith(FORGED)]
+
+
+def on_terminal(
+    command: Sequence[str],
+    changes: Mapping[str, str] | None = None,
+    *,
+    cwd: Path | None = None,
+    typed: Callable[[bytes], bytes] = lambda _: b"",
+) -> Shown:
+    """Run a command on a terminal of its own, in the environment with `changes`.
+
+    `typed` is given what was shown so far, and returns what to type.
+    """
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 50, WIDTH, 0, 0))
+    environ = environment(**{"TERM": "xterm", "PYTHONUTF8": "1", **(changes or {})})
+    with subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=environ, cwd=cwd) as process:
+        os.close(slave)
+        seen = b""
+        try:
+            while part := _read(master):
+                seen += part
+                if keys := typed(seen):
+                    os.write(master, keys)
+        finally:
+            os.close(master)
+            process.wait(timeout=60)
+    return Shown(status=process.returncode, raw=seen)
+
+
+def _read(master: int) -> bytes:
+    """Read a part; b"" when no process has the terminal any more."""
+    try:
+        return os.read(master, 65536)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        return b""

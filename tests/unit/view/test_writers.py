@@ -1,0 +1,40 @@
+"""Where the package writes to a terminal: at few places, which let visible characters through only."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numapin
+
+PACKAGE = Path(numapin.__file__).parent
+_WRITES = re.compile(
+    r"\bprint\(|\becho\(|\bsecho\(|std(?:out|err)\.write\(|os\.write\([12],|\bConsole\(|\bLive\(console|\bwarnings\.warn\((?!printable\()"
+)
+# A new place is added here after it cleans what it writes, and tests/integration/test_hostile_names.py has been there.
+_PLACES = {
+    "bench/machine.py",  # JSON for its parent, in ASCII
+    "cli/main.py",  # tracebacks
+    "cli/bench_run.py",  # progress
+    "cli/output.py",
+    "cli/top.py",  # the live display
+    "rank/signals.py",  # names of signals and numbers
+    "launcher/sitehook/sitecustomize.py",
+    "base/stderr.py",
+}
+
+
+def test_nothing_else_writes() -> None:
+    """Every other module hands its text to one of these."""
+    found = {
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.py")
+        for line in path.read_text().splitlines()
+        if _WRITES.search(line.partition("#")[0]) and not _is_of_a_child(path)
+    }
+    assert found == _PLACES
+
+
+def _is_of_a_child(path: Path) -> bool:
+    """Return whether a module holds code for a benchmark's own processes, which write into pipes."""
+    return path.parent.name == "cases" and path.name == "launch.py"
