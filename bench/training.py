@@ -33,10 +33,10 @@ from rich.console import Console
 
 from bench.models import WORKLOADS, Workload
 from bench.training_cell import LOADERS, Timing, Trainer, largest, measure
+from numapin.base.files import write_text_to
 from numapin.bench.machine import read_machine
 from numapin.bench.model import Benchmark, Case, Comparison, Peer, Report, Run, summarise
 from numapin.view.bench_table import Column, Layout, bench_table
-from numapin.writing import write_text_to
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
