@@ -210,10 +210,10 @@ def _value_unless_others_die(rank: Rank, answer: Answer, ranks: Sequence[Rank]) 
 def _is_exiting(pid: int) -> bool:
     """Return whether the kernel takes this process down; see proc_pid_stat(5), field 9."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        stat = Path(f"/proc/{pid}/stat").read_bytes()  # its name, which stands in it, may be any bytes
     except OSError:
         return True
-    return bool(int(stat.rpartition(")")[2].split()[6]) & _PF_EXITING)
+    return bool(int(stat.rpartition(b")")[2].split()[6]) & _PF_EXITING)
 
 
 def _value(rank: Rank, answer: Answer) -> object:

@@ -12,7 +12,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from contextlib import closing, suppress
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, cast
 
 from numapin.bench.model import Run, combine
+from numapin.bench.python import running_module
 from numapin.observe import children_of
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class _Child:
 
     def __init__(self, module: str) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - `close` does
-        command = [sys.executable, "-m", module]
+        command = running_module(module)
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(
             command, stdin=pipe, stdout=pipe, stderr=self._errors, bufsize=0, start_new_session=True
@@ -216,8 +216,9 @@ def _session(leader: int) -> list[int]:
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
-            state, _parent, _group, session = (path / "stat").read_text().rpartition(")")[2].split()[:4]
-            found += [int(path.name)] if int(session) == leader and state != "Z" else []
+            stat = (path / "stat").read_bytes()  # a process's name, which stands in it, may be any bytes
+            state, _parent, _group, session = stat.rpartition(b")")[2].split()[:4]
+            found += [int(path.name)] if int(session) == leader and state != b"Z" else []
     return found
 
 
