@@ -1,7 +1,7 @@
 """Let rank 0 of `numapin.spawn` listen on a port that no other user can take first. Edge.
 
-Comes in: a port of the loopback that is bound and not yet listened on, as the descriptor that rank 0 inherits. Goes
-out: a torch whose TCPStore serves on that descriptor, where it would bind the port itself.
+Comes in: a port of the loopback that is bound and not yet listened on, as the descriptor that rank 0 inherits.
+Goes out: a torch whose TCPStore serves on that descriptor, where it would bind the port itself.
 
 Another user can bind a port as long as its holder has SO_REUSEADDR and does not listen; torch needs SO_REUSEADDR to
 bind a port that is held, and could not bind it without. So the port stays bound by one socket, without that option,

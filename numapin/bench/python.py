@@ -9,15 +9,16 @@ from __future__ import annotations
 import sys
 from typing import Final
 
-from numapin.rank import FIND_NUMAPIN
-
 PYTHON: Final = (sys.executable, "-P")
 """An interpreter that does not look for modules in the working directory; its children by multiprocessing neither."""
+
+# Appended, so that nothing beside this package can take the place of a standard module.
+_FIND_NUMAPIN: Final = f"import sys; sys.path.append({__file__.rsplit('/', 3)[0]!r})"
 
 
 def running(code: str) -> tuple[str, ...]:
     """Return the command that runs code, which may import this package, be it installed or not."""
-    return *PYTHON, "-c", f"{FIND_NUMAPIN}; {code}"
+    return *PYTHON, "-c", f"{_FIND_NUMAPIN}; {code}"
 
 
 def running_module(name: str) -> tuple[str, ...]:

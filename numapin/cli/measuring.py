@@ -21,6 +21,7 @@ from numapin.bench.model import Report, summarise
 from numapin.cli.options import Parsed
 from numapin.cli.output import json_text, require_writable, show, write
 from numapin.errors import NumapinError, UsageError
+from numapin.redact import without_secrets
 from numapin.view.bench_plot import bench_figure
 from numapin.view.bench_table import bench_table
 from numapin.view.plot import svg
@@ -130,7 +131,7 @@ def _measure(
     def report() -> Report:
         return Report(
             benchmark=benchmark.name,
-            command=("numapin", *sys.argv[1:]),
+            command=("numapin", *without_secrets(sys.argv[1:])),
             machine=machine.to_json(),
             settings=settings,
             cases=summarise(benchmark, runs),

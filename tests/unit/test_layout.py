@@ -21,11 +21,12 @@ MODULES = {
 
 PURE = (
     *("errors", "printable", "cpulist", "sizes", "openmp", "fields", "request", "allot", "allot_memory", "plan"),
-    *("view", "tasks", "slices", "task_plan", "forks"),
+    *("view", "tasks", "slices", "task_plan", "forks", "redact"),
     *("observed", "report", "verify", "top", "lost"),
     *("topology.address", "topology.model", "topology.readings", "topology.build", "topology.visible"),
     *("topology.hwloc", "topology.nccl", "topology.xmlfile"),
     *("bench.model", "bench.transfer", "bench.alloc", "bench.overlap", "bench.launch", "bench.exec", "bench.nearest"),
+    "bench.python",
     *(f"doctor.{name}" for name in ("model", "placement", "host", "software", "advice", "examine")),
     "jobs",
     *("trace.intervals", "trace.records", "trace.reading", "trace.analysis", "trace.findings", "trace.report"),
