@@ -36,16 +36,25 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Controller:
-    """The files of one version of the memory controller: the limit, the use, and the cache in it that can be freed."""
+class Controller:
+    """The files of one version of the memory controller.
+
+    The limit, the use, and the cache in it that can be freed; `events` counts the processes that were killed.
+    """
 
     limit: str
     usage: str
     cache: str
+    events: str
 
 
-_V1: Final = _Controller(limit="memory.limit_in_bytes", usage="memory.usage_in_bytes", cache="total_inactive_file")
-_V2: Final = _Controller(limit="memory.max", usage="memory.current", cache="inactive_file")
+_V1: Final = Controller(
+    limit="memory.limit_in_bytes",
+    usage="memory.usage_in_bytes",
+    cache="total_inactive_file",
+    events="memory.oom_control",
+)
+_V2: Final = Controller(limit="memory.max", usage="memory.current", cache="inactive_file", events="memory.events")
 
 
 def read_room(root: Path, *, nodes: frozenset[int], num_ranks: int) -> Room:
@@ -70,14 +79,14 @@ def num_ranks_of(environ: Mapping[str, str]) -> int:
 
 
 def _cgroup_bounds(tree: Tree) -> Iterator[tuple[int, str]]:
-    for directory, files in _cgroups(tree):
+    for directory, files in memory_cgroups(tree):
         limit, usage = (tree.number(f"{directory}/{name}") for name in (files.limit, files.usage))
         if limit is not None and usage is not None:  # "max" is no number; v1's is beyond any machine's memory
             used = usage - _value(tree, f"{directory}/memory.stat", files.cache)
             yield max(0, limit - used), f"left of the limit of {directory} ({_gib(limit)})"
 
 
-def _cgroups(tree: Tree) -> Iterator[tuple[str, _Controller]]:
+def memory_cgroups(tree: Tree) -> Iterator[tuple[str, Controller]]:
     """Yield the memory cgroups of this process and all above it, as far as this mount shows them."""
     own = [line.split(":", 2)[1:] for line in (tree.text("proc/self/cgroup") or "").splitlines() if line.count(":") > 1]
     paths = {

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from numapin import preload
+from numapin import oom, preload
 from numapin.bind import rehearse
 from numapin.cli.importing import importing_torch
 from numapin.cli.options import BINDING, request_from, topology_from
@@ -233,7 +233,7 @@ def _launch(plan: Plan, job: Job, environment: dict[str, str], watch: Watching |
 
     os.environ.update(environment)
     mailbox.leave(job.signals)
-    with run_directory(os.environ) as run_dir, _watched(run_dir, len(plan.ranks), watch):
+    with run_directory(os.environ) as run_dir, _watched(run_dir, len(plan.ranks), watch), oom.telling(say):
         launch(plan, job, run_dir, mailbox, lambda: require_gpus(plan, _looks_at_gpus()))
 
 
