@@ -9,6 +9,7 @@ Comes in: plain values. Goes out: plain values, files and lines on stderr.
     printable.py  PURE  text from elsewhere, made safe to show
     quoting.py    PURE  words as a shell takes them, harmless on a terminal
     content_policy.py  PURE  the Content-Security-Policy of our HTML files
+    redact.py     PURE  hide the values of arguments that look like secrets
     fields.py     PURE  typed reading of decoded JSON, with the path of the element in every error
     stderr.py     EDGE  one line on stderr
     files.py      EDGE  files written whole or not at all

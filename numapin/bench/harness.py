@@ -12,7 +12,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from contextlib import closing, suppress
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, cast
 
 from numapin.bench.model import Run, combine
+from numapin.bench.python import running_module
 from numapin.system import proc
 from numapin.system.proc import children_of
 
@@ -125,7 +125,7 @@ class _Child:
 
     def __init__(self, module: str) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - `close` does
-        command = [sys.executable, "-m", module]
+        command = running_module(module)
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(
             command, stdin=pipe, stdout=pipe, stderr=self._errors, bufsize=0, start_new_session=True

@@ -16,6 +16,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
+from numapin.bench.python import running_module
+
 _PACKAGES: Final = ("numapin", "torch", "numpy", "spdl-core", "torchdata")
 _ASK_TORCH_S: Final = 120.0  # the first import of torch from a cold disk
 
@@ -58,7 +60,7 @@ def read_machine() -> Machine:
 
 
 def _ask_torch() -> dict[str, Any]:
-    command = [sys.executable, "-m", "numapin.bench.machine"]
+    command = running_module("numapin.bench.machine")
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_TORCH_S, check=True)
         answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

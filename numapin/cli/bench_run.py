@@ -18,6 +18,7 @@ from click.core import ParameterSource
 
 from numapin.base import sizes
 from numapin.base.printable import printable
+from numapin.base.redact import without_secrets
 from numapin.bench.model import Report, summarise
 from numapin.cli.options import Parsed
 from numapin.cli.output import emit, json_text, require_writable, show, write
@@ -131,7 +132,7 @@ def _measure(
     def report() -> Report:
         return Report(
             benchmark=benchmark.name,
-            command=("numapin", *sys.argv[1:]),
+            command=("numapin", *without_secrets(sys.argv[1:])),
             machine=machine.to_json(),
             settings=settings,
             cases=summarise(benchmark, runs),

@@ -27,6 +27,7 @@ from numapin.launcher.rehearse import rehearse
 from numapin.plan.make import default_num_ranks, make_plan
 from numapin.rank.run_folder import run_directory
 from numapin.rank.signals import open_mailbox
+from numapin.system import oom
 from numapin.topology.visible import environment_for, first_visible
 
 if TYPE_CHECKING:
@@ -235,7 +236,7 @@ def _launch(plan: Plan, job: Job, environment: dict[str, str], watch: Watching |
 
     os.environ.update(environment)
     mailbox.leave(job.signals)
-    with run_directory(os.environ) as run_dir, _watched(run_dir, len(plan.ranks), watch):
+    with run_directory(os.environ) as run_dir, _watched(run_dir, len(plan.ranks), watch), oom.telling(say):
         launch(plan, job, run_dir, mailbox, lambda: require_gpus(plan, _looks_at_gpus()))
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from numapin.base import cpu_set
+from numapin.system.cgroup import memory_cgroups
 from numapin.system.tree import Tree
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _NODES: Final = "sys/devices/system/node"
+
+
 SHARE: Final = 0.5
 """Of what is free now: the other half is left to the workers, the page cache, checkpoints and everybody else."""
 
@@ -33,19 +36,6 @@ class Room:
 
     num_bytes: int | None
     reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Controller:
-    """The files of one version of the memory controller: the limit, the use, and the cache in it that can be freed."""
-
-    limit: str
-    usage: str
-    cache: str
-
-
-_V1: Final = _Controller(limit="memory.limit_in_bytes", usage="memory.usage_in_bytes", cache="total_inactive_file")
-_V2: Final = _Controller(limit="memory.max", usage="memory.current", cache="inactive_file")
 
 
 def read_room(root: Path, *, nodes: frozenset[int], num_ranks: int) -> Room:
@@ -70,31 +60,11 @@ def num_ranks_of(environ: Mapping[str, str]) -> int:
 
 
 def _cgroup_bounds(tree: Tree) -> Iterator[tuple[int, str]]:
-    for directory, files in _cgroups(tree):
+    for directory, files in memory_cgroups(tree):
         limit, usage = (tree.number(f"{directory}/{name}") for name in (files.limit, files.usage))
         if limit is not None and usage is not None:  # "max" is no number; v1's is beyond any machine's memory
             used = usage - _value(tree, f"{directory}/memory.stat", files.cache)
             yield max(0, limit - used), f"left of the limit of {directory} ({_gib(limit)})"
-
-
-def _cgroups(tree: Tree) -> Iterator[tuple[str, _Controller]]:
-    """Yield the memory cgroups of this process and all above it, as far as this mount shows them."""
-    own = [line.split(":", 2)[1:] for line in (tree.text("proc/self/cgroup") or "").splitlines() if line.count(":") > 1]
-    paths = {
-        _V1: [path for controllers, path in own if "memory" in controllers.split(",")],
-        _V2: [path for controllers, path in own if not controllers],
-    }
-    for line in (tree.text("proc/mounts") or "").splitlines():
-        _device, at, kind, options, *_rest = (*line.split(), "", "", "", "")
-        if kind == "cgroup2" or (kind == "cgroup" and "memory" in options.split(",")):
-            files = _V2 if kind == "cgroup2" else _V1
-            yield from ((directory, files) for path in paths[files] for directory in _upwards(at, path))
-
-
-def _upwards(at: str, path: str) -> Iterator[str]:
-    """Yield the directory of a cgroup and those above it, up to where the hierarchy is mounted."""
-    parts = [part for part in path.split("/") if part]
-    yield from ("/".join((at.strip("/"), *parts[:end])) for end in range(len(parts), -1, -1))
 
 
 def _host_bound(tree: Tree) -> Iterator[tuple[int, str]]:

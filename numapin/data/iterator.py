@@ -8,6 +8,7 @@ processes, the worker_init_fn, and the opening of a batch when it is due.
 from __future__ import annotations
 
 import os
+import sys
 import time
 import weakref
 from multiprocessing import util
@@ -25,6 +26,8 @@ from numapin.data.opening.host import Parcel
 from numapin.data.path import path_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch.utils.data import DataLoader
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
@@ -141,8 +144,14 @@ class RingIterator(_MultiProcessingDataLoaderIter):
             data.reraise()
         return data
 
-    def _shutdown_workers(self) -> None:
-        """End the workers and give the ring back, also where the iterator never got as far as having workers."""
+    # A default, because a finalizer may run when this module's own names are gone.
+    def _shutdown_workers(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        """End the workers and give the ring back, also where the iterator never got as far as having workers.
+
+        When Python ends nothing is left to do: what ends the workers has run before, and the kernel takes the rest.
+        """
+        if _is_finalizing():
+            return
         if "_lane" not in self.__dict__ or self._path.pid != os.getpid():
             return  # a child that the user forked has inherited the iterator, and not its workers
         try:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import hmac
-import os
 import socket
 from typing import TYPE_CHECKING, Any, Final
 
@@ -60,8 +59,8 @@ class OneHost(RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """Return whether the launcher serves the ranks' store; torch's own variable turns that off."""
-        return os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1"
+        """Return True: the launcher serves the ranks' store, also under TORCH_DISABLE_SHARE_RDZV_TCP_STORE."""
+        return True
 
     def get_backend(self) -> str:
         """Return the name under which torch created this handler."""
@@ -76,12 +75,9 @@ class OneHost(RendezvousHandler):
         self._ranks_store = None  # closes the port of the round before
         listening = _listen(self._address)
         port = listening.getsockname()[1]
-        if self.use_agent_store:
-            self._ranks_store = TCPStore(
-                self._address, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
-            )
-        else:
-            listening.close()  # rank 0 listens on it
+        self._ranks_store = TCPStore(
+            self._address, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
+        )
         return RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo(self._address, port))
 
     def is_closed(self) -> bool:

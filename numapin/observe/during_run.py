@@ -54,13 +54,19 @@ def watching(run_dir: str, num_ranks: int, what: Watching) -> Iterator[None]:
 
     The end itself cannot be seen: when a launcher hears that ranks have ended, their memory is gone. So the last look
     is up to a minute old, and a job that ends before the first one is told to be unverified.
+
+    Raises NumapinError at the end where the report could not be written. Where the body failed, it is a warning.
     """
     watch = _Watch(Path(run_dir), num_ranks, what)
     watch.start()
     try:
         yield
-    finally:
-        watch.finish()
+    except BaseException:
+        if (unwritten := watch.finish()) is not None:
+            what.warn(str(unwritten))
+        raise
+    if (unwritten := watch.finish()) is not None:
+        raise unwritten
 
 
 class _Watch(threading.Thread):
@@ -75,7 +81,7 @@ class _Watch(threading.Thread):
         self._gone: frozenset[int] = frozenset()
         self._gone_since = 0.0
         self._problem = "no rank had started"
-        self._unwritten: str | None = None
+        self._unwritten: NumapinError | None = None
 
     def run(self) -> None:
         """Wait for the ranks, look, and look again, until the end."""
@@ -86,8 +92,11 @@ class _Watch(threading.Thread):
         while not self._end.wait(pause_s):
             pause_s = self._look_if_settled()
 
-    def finish(self) -> None:
-        """End the thread, which may be in the middle of a look, and tell what it saw last."""
+    def finish(self) -> NumapinError | None:
+        """End the thread, which may be in the middle of a look, and tell what it saw last.
+
+        Returns why the report was not written when it was last tried; None where it was, or where none was asked for.
+        """
         self._end.set()
         self.join(timeout=_JOIN_S)  # a read of /proc can block for as long as a rank hangs in the kernel
         if self.is_alive():
@@ -97,8 +106,7 @@ class _Watch(threading.Thread):
             self._what.tell(report, time.monotonic() - seen)
         if self._last is None:
             self._what.warn(f"the run was not verified: {self._problem}")
-        if self._unwritten is not None:
-            self._what.warn(self._unwritten)
+        return self._unwritten
 
     def _job(self) -> RunningJob | None:
         """Return the job, None while not all ranks have written their records, or where none can."""
@@ -155,6 +163,6 @@ class _Watch(threading.Thread):
         try:
             write_text_to(str(path), json.dumps(report.to_json(), indent=1) + "\n", remedy=_REMEDY)
         except _PROBLEMS as error:
-            self._unwritten = str(error)
+            self._unwritten = error if isinstance(error, NumapinError) else NumapinError(f"--report: {error}", _REMEDY)
         else:
             self._unwritten = None

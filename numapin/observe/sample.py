@@ -10,9 +10,9 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from numapin.data.loop_times import find_waited, read_waited
-from numapin.observe.read import observe
+from numapin.observe.read import LIVE, observe
 from numapin.observe.top import Sample
-from numapin.system.proc import LIVE, thread_cpus
+from numapin.system.proc import thread_cpus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -91,11 +91,13 @@ def hand_over(plan: dict[str, object], run_dir: str, environ: MutableMapping[str
 
     Raises NumapinError where ranks would find none; a record that cannot be written besides is a warning.
     """
+    from numapin.base.redact import without_secrets
+
     environ["NUMAPIN_RUN_DIR"] = run_dir
     in_environment = _hand_over_plan(plan, environ)
     try:
         write_json(run_dir, PLAN, plan)
-        write_json(run_dir, COMMAND, {"argv": sys.argv, "pid": os.getpid()})
+        write_json(run_dir, COMMAND, {"argv": without_secrets(sys.argv), "pid": os.getpid()})
     except NumapinError as error:
         if not in_environment:
             raise

@@ -28,6 +28,7 @@ from numapin.launcher.rehearse import in_thread, rehearse
 from numapin.plan.make import default_num_ranks, make_plan
 from numapin.plan.request import Bind, Request, parse_bind, parse_gpus, parse_memory
 from numapin.rank import run_folder, shim, signals
+from numapin.spawning import meeting
 from numapin.spawning.ranks import Rank, none_left, results_of
 from numapin.topology.discover import discover
 from numapin.topology.visible import environment_for
@@ -39,7 +40,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_CHILD: Final = f"{shim.FIND_NUMAPIN}; from numapin.spawning.child import main; main()"
+# `python -c` looks for modules in the working directory first: not for ours. The caller's path comes with the call.
+_CHILD: Final = (
+    f"import sys; sys.path[:] = filter(None, sys.path); {shim.FIND_NUMAPIN}; "
+    "from numapin.spawning.child import main; main()"
+)
 _MODULE: Final = "put it into a module, which a new process can import: from train import train"
 
 
@@ -68,6 +73,9 @@ def spawn(  # noqa: PLR0913 - the options of the command line
     must be at the top of a module or of a script that calls this under `if __name__ == "__main__":`. Results are
     pickled: return CPU values.
 
+    MASTER_PORT is reserved for the process group that rank 0 makes in its own process, and nobody else can listen on
+    it: a program that `fn` starts and that makes a process group needs a MASTER_PORT of its own.
+
     Where a rank raises, the first error is raised here, of its own type and with its traceback as the cause; RankError
     where it cannot be pickled, or where a rank died, or `timeout` (seconds from the start of the ranks) is over. All
     ranks are ended then, as on Ctrl-C: SIGTERM, and after `shutdown_timeout` (seconds), or as soon as no rank runs,
@@ -94,22 +102,28 @@ def spawn(  # noqa: PLR0913 - the options of the command line
     plan = rehearse(make_plan(topology, request), strict=strict, within=in_thread)
     for text in plan.warnings:
         warnings.warn(printable(f"numapin.spawn: {text}"), RuntimeWarning, stacklevel=2)
-    with _meeting(plan, environment_for(topology, request.gpus)) as variables, none_left(shutdown_timeout) as ranks:
-        _start(plan, ranks, variables, payload, fds)
+    environment = environment_for(topology, request.gpus)
+    with _meeting(plan, environment) as (variables, port), none_left(shutdown_timeout) as ranks:
+        _start(plan, ranks, variables, payload, fds, port.fileno())
         return results_of(ranks, timeout_s=timeout)
 
 
 @contextmanager
-def _meeting(plan: Plan, environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """Give the variables of all ranks; the port of their meeting and the run's folder are there until the end."""
-    with run_folder.run_directory(os.environ) as run_dir, _reserved_port() as port:
-        variables = {**os.environ, **environment, **_job_variables(len(plan.ranks), port)}
+def _meeting(plan: Plan, environment: Mapping[str, str]) -> Iterator[tuple[dict[str, str], socket.socket]]:
+    """Yield the variables of all ranks and the socket that holds MASTER_PORT. It and the run's folder last as long."""
+    with run_folder.run_directory(os.environ) as run_dir, meeting.reserved_port() as held:
+        variables = {**os.environ, **environment, **_job_variables(len(plan.ranks), meeting.port_of(held))}
         run_folder.hand_over(plan.to_json(), run_dir, variables)
-        yield variables
+        yield variables, held
 
 
-def _start(plan: Plan, ranks: list[Rank], variables: Mapping[str, str], payload: bytes, fds: Sequence[int]) -> None:
-    """Start the ranks, and let them go when all are in the list: one that an interrupt keeps out of it leaves."""
+def _start(  # noqa: PLR0913, PLR0917 - what a rank needs
+    plan: Plan, ranks: list[Rank], variables: Mapping[str, str], payload: bytes, fds: Sequence[int], port: int
+) -> None:
+    """Start the ranks, and let them go when all are in the list: one that an interrupt keeps out of it leaves.
+
+    `port` is the descriptor of the socket that holds MASTER_PORT; rank 0 gets it.
+    """
     with os.fdopen(os.memfd_create("numapin-call"), "wb") as file:
         file.write(payload)
         file.flush()
@@ -117,7 +131,8 @@ def _start(plan: Plan, ranks: list[Rank], variables: Mapping[str, str], payload:
             ours, theirs = socket.socketpair()
             with theirs:
                 try:
-                    process = _process(local_rank, variables, file.fileno(), theirs.fileno(), fds)
+                    own = [file.fileno(), theirs.fileno(), *([port] if local_rank == 0 else [])]
+                    process = _process(local_rank, variables, own, fds)
                     ranks.append(Rank(local_rank, process, ours))
                 except BaseException:
                     ours.close()
@@ -127,14 +142,14 @@ def _start(plan: Plan, ranks: list[Rank], variables: Mapping[str, str], payload:
 
 
 def _process(
-    local_rank: int, variables: Mapping[str, str], payload: int, pipe: int, fds: Sequence[int]
+    local_rank: int, variables: Mapping[str, str], own: Sequence[int], fds: Sequence[int]
 ) -> subprocess.Popen[bytes]:
-    """Start the shim, which becomes the Python that makes the call."""
+    """Start the shim, which becomes the Python that makes the call; `own` is what `spawned.main` is told of."""
     tracker = _tracker()
-    passed = (payload, pipe, *fds, *(() if tracker is None else (tracker,)))
+    passed = (*own, *fds, *(() if tracker is None else (tracker,)))
     python = os.fsdecode(mp_spawn.get_executable())
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined] # noqa: SLF001 - as multiprocessing
-    call = [_CHILD, str(payload), str(pipe), str(-1 if tracker is None else tracker)]
+    call = [_CHILD, str(-1 if tracker is None else tracker), *map(str, own)]
     start = ["-I", "-S", "-c", shim.CODE, f"--local-rank={local_rank}", f"--launcher={os.getpid()}"]
     with signals.kept_from_children():
         return subprocess.Popen(  # waited for by Rank
@@ -153,7 +168,7 @@ def _job_variables(num_ranks: int, port: int) -> dict[str, str]:
         "GROUP_RANK": "0",
         "GROUP_WORLD_SIZE": "1",
         "ROLE_NAME": "default",
-        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_ADDR": meeting.ADDRESS,
         "MASTER_PORT": str(port),
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
@@ -165,15 +180,6 @@ def _job_variables(num_ranks: int, port: int) -> dict[str, str]:
 
 def _rank_variables(local_rank: int) -> dict[str, str]:
     return dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(local_rank))
-
-
-@contextmanager
-def _reserved_port() -> Iterator[int]:
-    """Keep a port that rank 0 can listen on and nobody is given by chance: bound, reusable, and not listening."""
-    with socket.socket() as held:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind(("127.0.0.1", 0))
-        yield held.getsockname()[1]
 
 
 class _Spawning:

@@ -17,6 +17,8 @@ from enum import Enum, auto
 from multiprocessing import process, resource_tracker, spawn
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from numapin.spawning import meeting
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -48,11 +50,13 @@ NUM_SIZE_BYTES: Final = 8
 
 def main() -> None:
     """Make the call and send its outcome; what is no Exception (SystemExit, KeyboardInterrupt) ends the rank."""
-    payload, pipe, tracker = map(int, sys.argv[1:4])
+    tracker, payload, pipe, *port = map(int, sys.argv[1:])
     for fd in (payload, pipe):
         os.set_inheritable(fd, False)  # what the function starts must not hold the pipe open
     if tracker >= 0:
         resource_tracker._resource_tracker._fd = tracker  # type: ignore[attr-defined] # noqa: SLF001 - as spawn_main
+    for descriptor in port:  # rank 0 has it
+        meeting.serve_on(descriptor)
     with socket.socket(fileno=pipe) as connection:
         if not connection.recv(1):
             return  # the parent was interrupted while it started ranks, and may not know this one

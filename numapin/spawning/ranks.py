@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from numapin.base import cpu_set
 from numapin.errors import NumapinError, RankError
 from numapin.spawning.child import NUM_SIZE_BYTES, Answer, Outcome
+from numapin.system import oom
 from numapin.system.proc import is_exiting
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class Rank:
         self.pipe = pipe
         self.status: int | None = None
         self.answer: Answer | None = None
+        self.kills_before = oom.read_kills()
         self._content = bytearray()
         pipe.setblocking(False)
 
@@ -173,6 +175,9 @@ def _died(rank: Rank) -> RankError:
     if status is None:
         return RankError(f"{who} dies, and is not gone after {_DYING_S} s", "see its output above, and: dmesg")
     if status < 0:
+        reason = oom.explain(rank.kills_before) if -status == signal.SIGKILL else None
+        if reason is not None:
+            return RankError(f"{who} died of SIGKILL, {reason}", oom.REMEDY)
         more = "; SIGKILL comes from the kernel where memory is short: dmesg" if -status == signal.SIGKILL else ""
         return RankError(f"{who} died of {_name_of(-status)}", f"see its output above{more}")
     return RankError(

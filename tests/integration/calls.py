@@ -194,6 +194,33 @@ def all_reduce() -> float:
     return tensor.item()
 
 
+def meet_twice() -> tuple[set[tuple[str, str]], list[float]]:
+    """Make two process groups, one after the other; return where MASTER_PORT is listened on, and a sum of each."""
+    import torch
+    import torch.distributed as dist
+
+    found, sums = set(), []
+    for _ in range(2):
+        dist.init_process_group("gloo")
+        tensor = torch.ones(1)
+        dist.all_reduce(tensor)
+        found |= listeners(int(os.environ["MASTER_PORT"]))
+        sums.append(tensor.item())
+        dist.barrier()
+        dist.destroy_process_group()
+    return found, sums
+
+
+def listeners(port: int) -> set[tuple[str, str]]:
+    """Return the family and the address, as the kernel writes it, of each socket that listens on a port."""
+    rows = [
+        (family, *line.split()[1:4:2])
+        for family in ("tcp", "tcp6")
+        for line in Path("/proc/net", family).read_text().splitlines()[1:]
+    ]
+    return {(family, at[:-5]) for family, at, state in rows if state == "0A" and int(at[-4:], 16) == port}
+
+
 def _wait_for(folder: Path, count: int, pattern: str = "*") -> None:
     while len(list(folder.glob(pattern))) < count:
         time.sleep(0.02)

@@ -188,6 +188,18 @@ class TestRun:
         assert "numapin: warning: the run was not verified: " in done.err
         assert "numapin: verified" not in done.err
 
+    @pytest.mark.parametrize(("ends", "status"), [("", 0), ("; sys.exit(3)", 3)], ids=["well", "badly"])
+    def test_report_on_a_full_disk(self, tmp_path: Path, ends: str, status: int) -> None:
+        """The job runs to its end; the report that is missing then is an error, status 1."""
+        done_file = tmp_path / "done"
+        code = f"import sys, time; time.sleep(1.5); open({str(done_file)!r}, 'w').close(){ends}"
+        options = ("--nproc-per-node", "1", "--quiet", "--verify-after", "0.1", "--report", "/dev/full")
+        done = numapin("run", *options, script(tmp_path, code))
+        assert (done.status, done_file.exists()) == (1, True), done.err
+        level = "warning" if status else "error"
+        assert f"numapin: {level}: /dev/full cannot be written: No space left on device" in done.err
+        assert ("exitcode  : 3" in done.err) == bool(status), done.err
+
     def test_report_that_cannot_be_written(self, tmp_path: Path) -> None:
         """A report in a folder that does not exist is status 2, before any rank starts."""
         marker = tmp_path / "ran"

@@ -27,7 +27,7 @@ PURE = (
     *("topology.sources.hwloc", "topology.sources.nccl", "topology.sources.xmlfile"),
     *("plan", "tasks.identify", "tasks.slice", "tasks.plan", "launcher.lost_gpus", "data.forks"),
     *("observe.model", "observe.report", "observe.verify", "observe.top"),
-    *("view", "jobs", "bench.model", "bench.cases"),
+    *("view", "jobs", "bench.model", "bench.cases", "bench.python", "base.redact"),
     *(f"doctor.{name}" for name in ("model", "placement", "host", "software", "advice", "examine")),
     *(f"trace.{name}" for name in ("intervals", "records", "reading", "analysis", "findings", "report", "settings")),
     *("trace.timeline", "trace.pace"),

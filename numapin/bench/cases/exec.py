@@ -5,10 +5,10 @@ Comes in: options. Goes out: a `Benchmark`, whose process is `exec_case`. Import
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Final
 
 from numapin.bench.model import Benchmark, Case, Peer
+from numapin.bench.python import PYTHON, running
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,10 +17,10 @@ PROGRAM: Final = ("true",)
 """What is executed, with each peer's words before it and without."""
 
 # What the installed program `numapin` does, with this interpreter.
-_NUMAPIN: Final = (sys.executable, "-c", "from numapin.cli.entry import main; main()", "exec")
+_NUMAPIN: Final = (*running("from numapin.cli.entry import main; main()"), "exec")
 _TASK: Final = ("--local-rank", "0", "--local-size", "1")
 PEERS: Final = {
-    "python": (sys.executable, "-c", "import os, sys; os.execvp(sys.argv[1], sys.argv[1:])"),
+    "python": (*PYTHON, "-c", "import os, sys; os.execvp(sys.argv[1], sys.argv[1:])"),
     "numapin-plan": (*_NUMAPIN, *_TASK, "--plan"),
     "numapin": (*_NUMAPIN, *_TASK, "--"),
 }

@@ -5,20 +5,20 @@ Comes in: options. Goes out: a `Benchmark`, whose process is `launch_case`. Impo
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Final
 
 from numapin.bench.model import Benchmark, Case, Comparison, Peer
+from numapin.bench.python import PYTHON, running
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 BASELINE: Final = "torchrun"
-_TORCHRUN: Final = (sys.executable, "-m", "torch.distributed.run")
+_TORCHRUN: Final = (*PYTHON, "-m", "torch.distributed.run")
 PEERS: Final = {
     BASELINE: _TORCHRUN,
     "torchrun-numa": (*_TORCHRUN, "--numa-binding=node"),
-    "numapin": (sys.executable, "-m", "numapin", "run"),
+    "numapin": (*running("from numapin.cli.entry import main; main()"), "run"),
 }
 
 # In one piece, because ranks share the file.

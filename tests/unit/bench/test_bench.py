@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
+import subprocess
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -473,3 +475,14 @@ def _threads_of_torch() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+def test_the_names_of_other_processes_may_be_any_bytes(tmp_path: Path) -> None:
+    """The processes of a session are found although another process has a name that is not UTF-8."""
+    program = tmp_path / os.fsdecode(b"\x9b")
+    program.symlink_to(shutil.which("sleep") or "")
+    with subprocess.Popen([program, "600"], start_new_session=True) as odd:
+        try:
+            assert harness._session(odd.pid) == [odd.pid]
+        finally:
+            odd.kill()

@@ -52,6 +52,21 @@ def _run(tmp_path: Path) -> Iterator[tuple[str, int]]:
         rank.communicate(b"")
 
 
+def _run_watched(tmp_path: Path, told: Told, *, report: Path) -> None:
+    """Verify a run of one rank until something was told of it."""
+    with _run(tmp_path) as (folder, pid), during_run.watching(folder, 1, told.what(report=report)):
+        _record(folder, 0, pid)
+        _wait(told)
+
+
+def _fail_watched(folder: str, pid: int, what: during_run.Watching) -> None:
+    with during_run.watching(folder, 1, what):
+        _record(folder, 0, pid)
+        time.sleep(1.5)
+        msg = "the run's own"
+        raise LookupError(msg)
+
+
 def _wait(told: Told) -> None:
     assert wait_until(lambda: told.reports or told.warnings, limit_s=20), "no look was told"
 
@@ -104,16 +119,18 @@ def test_ranks_that_never_start(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("what", ["report", "plan"])
 def test_what_goes_wrong_is_a_warning(tmp_path: Path, what: str) -> None:
-    """A report that cannot be written, and a broken run directory, leave the run alone and are told at its end."""
+    """A report that cannot be written, and a broken run directory, leave a run alone and are told at its end.
+
+    Where the run failed by itself, its own error is what is raised.
+    """
     told = Told()
     with _run(tmp_path) as (folder, pid):
         if what == "plan":
             (tmp_path / folder / "plan.json").write_text("{")
         report = tmp_path / ("is-a-folder" if what == "report" else "report.json")
         (tmp_path / "is-a-folder").mkdir()
-        with during_run.watching(folder, 1, told.what(report=report)):
-            _record(folder, 0, pid)
-            time.sleep(1.5)
+        with pytest.raises(LookupError, match="the run's own"):
+            _fail_watched(folder, pid, told.what(report=report))
     (warning,) = told.warnings
     assert what == "plan" or "--report" in warning
     assert ("is-a-folder cannot be written" if what == "report" else "plan.json: not JSON") in warning
@@ -178,13 +195,13 @@ def test_a_stale_report_does_not_survive(tmp_path: Path) -> None:
 
 
 def test_a_verdict_outlives_its_file(tmp_path: Path) -> None:
-    """A report that cannot be written costs a warning; the verdict is told."""
+    """A report that cannot be written is an error at the end of a run that ended well; the verdict is told."""
     told = Told()
-    with _run(tmp_path) as (folder, pid), during_run.watching(folder, 1, told.what(report=tmp_path)):
-        _record(folder, 0, pid)
-        _wait(told)
+    with pytest.raises(NumapinError, match="cannot be written: Is a directory") as caught:
+        _run_watched(tmp_path, told, report=tmp_path)
+    assert (caught.value.exit_code, "--report" in caught.value.hint) == (1, True)
     assert [report.holds for report, _ in told.reports] == [True]
-    assert len(told.warnings) == 1
+    assert told.warnings == []
 
 
 def test_error_of_the_run_passes_through(tmp_path: Path) -> None:

@@ -1,0 +1,122 @@
+"""A command line without its secrets, for files and screens that others may see. Pure.
+
+Comes in: the words of a command line. Goes out: the same words, with "***" for values that look secret: of options and
+variables with such names (--api-key X, token=X, HF_TOKEN=X), also within a shell's or JSON's text; passwords in URLs;
+and tokens that are known by their form. Names that only count or describe, such as --max-tokens, keep their values.
+
+A guess: it can miss a secret under a name of its own. A secret on a command line is in /proc for every user anyway;
+the environment or a file is the place for it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+HIDDEN: Final = "***"
+
+
+def _set(words: str) -> frozenset[str]:
+    return frozenset(words.split())
+
+
+_ALWAYS: Final = _set(
+    "apikey authorization bearer cookie credential credentials passcode passphrase passwd password pw "
+    "secret secrets signature"
+)
+"""Last words of a name that make it secret."""
+_ENDINGS: Final = (
+    *("accesskey", "apikey", "privatekey", "secretkey", "passphrase", "passwd", "password", "secret"),
+    *("accesstoken", "apitoken", "authtoken", "bearertoken", "hftoken", "refreshtoken", "sessiontoken"),
+)
+"""The same for names that are written without separators, such as PGPASSWORD."""
+_WITH_OTHERS: Final = {
+    "key": _set(
+        "access account admin anthropic api auth aws azure client comet deploy encryption gcp hf huggingface license "
+        "master mlflow neptune openai private secret service shared signing ssh storage subscription token "
+        "wandb"
+    ),
+    "tokens": _set("access api auth bearer refresh secret session"),
+    "pass": _set("auth db ftp http mysql pg postgres proxy redis smtp user"),
+    "pwd": _set("admin db ftp http mysql pg postgres proxy redis root smtp user"),
+    "auth": _set("basic http proxy registry"),
+}
+"""Last words that make a name secret beside one of these; `keys` counts as `key`."""
+_TOKENS_OF_TEXT: Final = _set(
+    "begin bos cls drop end eos extra first image last mask max min n new next num pad per placeholder sep "
+    "special start stop think tool total trigger unk video"
+)
+"""Words beside `token` where it is one of a tokenizer."""
+_ALONE: Final = frozenset({"auth", "pass", "token"})
+_NOT_SECRET: Final = frozenset({"", "true", "false", "none", "null", "yes", "no", "on", "off"})
+
+_WORDS: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_NAME: Final = r"[A-Za-z_+-][\w.+-]{0,99}"
+_ASSIGNED: Final = re.compile(rf"(?<![\w.+-])(?P<name>{_NAME})(?P<sign>=)(?P<value>\"[^\"]*\"|'[^']*'|[^\s&;\"']+)")
+_IN_JSON: Final = re.compile(
+    rf"(?P<name>[\"']{_NAME}[\"'])(?P<sign>\s*:\s*)(?P<value>\"[^\"]*\"|'[^']*'|[^\s,{{}}\[\]\"']+)"
+)
+_OPTION: Final = re.compile(rf"(?<!\S)(?P<name>-{_NAME})(?P<sign>\s+)(?P<value>\"[^\"]*\"|'[^']*'|(?!-)\S+)")
+_HEADER: Final = re.compile(rf"(?<![\w-])(?P<name>{_NAME})(?P<sign>:\s*)(?P<value>(?:(?:Bearer|Basic)\s+)?[^\s/\"']+)")
+_NAMED: Final = (_ASSIGNED, _IN_JSON, _OPTION, _HEADER)
+
+_IN_URL: Final = re.compile(r"(?P<before>[A-Za-z][\w+.-]{0,30}://[^\s/:@?#]*:)[^\s/]+(?=@)")
+_USER_OF_URL: Final = re.compile(r"(?P<before>\bhttps?://)[^\s/:@?#]+(?=@)", re.IGNORECASE)
+_SCHEME: Final = re.compile(r"(?P<before>\bBearer\s+)[\w.~+/=-]+", re.IGNORECASE)
+_FORMS: Final = re.compile(
+    r"(?P<before>)(?<![A-Za-z0-9])(?:hf_[A-Za-z0-9]{20,}|gh[opsur]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
+    r"|sk-[\w-]{20,}|xox[abeoprs]-[\w-]{10,}|(?:AKIA|ASIA)[A-Z0-9]{16}|AIza[\w-]{30,}"
+    r"|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*)"
+)
+_SHAPED: Final = (_IN_URL, _USER_OF_URL, _SCHEME, _FORMS)
+
+
+def without_secrets(words: Sequence[str]) -> list[str]:
+    """Return the words of a command line with what looks secret replaced by "***"."""
+    return list(_hidden(words))
+
+
+def _hidden(words: Sequence[str]) -> Iterator[str]:
+    is_value = False
+    for word in words:
+        is_option = word.startswith("-") and word != "-"
+        if is_value and not is_option and word.lower() not in _NOT_SECRET:
+            yield HIDDEN
+        else:
+            yield _hidden_within(word)
+        is_value = is_option and "=" not in word and is_secret(word)
+
+
+def _hidden_within(word: str) -> str:
+    for pattern in _SHAPED:
+        word = pattern.sub(rf"\g<before>{HIDDEN}", word)
+    for pattern in _NAMED:
+        word = pattern.sub(_replacement, word)
+    return word
+
+
+def _replacement(found: re.Match[str]) -> str:
+    name, sign, value = found["name"], found["sign"], found["value"]
+    quote = value[0] if value[0] in "\"'" else ""
+    is_hidden = is_secret(name) and value.strip("\"'").lower() not in _NOT_SECRET
+    return f"{name}{sign}{quote}{HIDDEN}{quote}" if is_hidden else found[0]
+
+
+def is_secret(name: str) -> bool:
+    """Return whether an option or variable of this name holds a secret: `--api-key`, `wandb.apiKey`, HF_TOKEN."""
+    *groups, own = name.strip("\"'").rstrip(".").split(".")
+    if {"secret", "secrets", "credentials"} & {group.strip("-+").lower() for group in groups}:
+        return True
+    parts = [part.lower() for part in _WORDS.findall(own)]
+    if not parts:
+        return False
+    *others, last = parts
+    last = "key" if last == "keys" and others else last
+    if last in _ALWAYS or "".join(parts).endswith(_ENDINGS) or (last in _ALONE and not others):
+        return True
+    if last == "token":
+        return not _TOKENS_OF_TEXT.intersection(others)
+    return bool(_WITH_OTHERS.get(last, frozenset()).intersection(others))

@@ -1,0 +1,87 @@
+"""Whether the kernel's out-of-memory killer ended a rank. Edge.
+
+Comes in: a root ("/" is the live machine), before the ranks start and when one has died of SIGKILL. Goes out: what
+killed it, in words, where the memory cgroup of this process counted a kill in between. The count is that of the cgroup
+and all below it, so the ranks are in it, wherever they or a job manager put themselves below it.
+
+Source: Documentation/admin-guide/cgroup-v2.rst (memory.events), cgroup-v1/memory.rst (memory.oom_control).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from numapin.base import sizes
+from numapin.system.cgroup import memory_cgroups
+from numapin.system.tree import Tree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+REMEDY: Final = (
+    "give the job more memory, or have it use less: fewer DataLoader workers, less prefetching, less caching"
+)
+_LIVE: Final = Path("/")
+_KILLS: Final = re.compile(r"^oom_kill (\d{1,18})$", re.ASCII | re.MULTILINE)
+_NO_LIMIT_BYTES: Final = 1 << 60  # v1 has no word for none: it is the largest multiple of a page
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kills:
+    """How many processes of a memory cgroup were killed so far, and the tightest limit on it, if there is one.
+
+    `limit_at` is the file that has the limit: of the cgroup itself, or of one above it.
+    """
+
+    cgroup: str
+    count: int
+    limit_bytes: int | None
+    limit_at: str
+
+
+def read_kills(root: Path = _LIVE) -> Kills | None:
+    """Return the count of this process's memory cgroup; None where the kernel shows none, as in v2's root."""
+    tree = Tree(os.fspath(root).rstrip("/"))
+    groups = list(memory_cgroups(tree))
+    for directory, files in groups:
+        counted = _KILLS.search(tree.text(f"{directory}/{files.events}") or "")
+        if counted is not None:
+            limits = [(tree.number(f"{above}/{files.limit}"), f"/{above}/{files.limit}") for above, files in groups]
+            known = [(limit, at) for limit, at in limits if limit is not None and limit < _NO_LIMIT_BYTES]
+            limit, at = min(known, default=(None, ""))
+            return Kills(cgroup=f"/{directory}", count=int(counted[1]), limit_bytes=limit, limit_at=at)
+    return None
+
+
+def explain(before: Kills | None, root: Path = _LIVE) -> str | None:
+    """Say that the kernel killed for want of memory since `before`, and in which cgroup; None where it did not."""
+    now = read_kills(root)
+    if before is None or now is None or now.cgroup != before.cgroup or now.count <= before.count:
+        return None
+    limit = "which has no memory limit: the host ran out of memory"
+    if now.limit_bytes is not None:
+        limit = f"{now.limit_at} is {sizes.render(now.limit_bytes)}"
+    return f"killed by the kernel's out-of-memory killer: cgroup {now.cgroup}, {limit}"
+
+
+@contextmanager
+def telling(tell: Callable[[str], None], root: Path = _LIVE) -> Iterator[None]:
+    """Tell of ranks in the body's error that died of SIGKILL, where the kernel killed in the meantime.
+
+    The error is torch's ChildFailedError, known by its `failures`: rank -> how it ended.
+    """
+    before = read_kills(root)
+    try:
+        yield
+    except Exception as error:
+        failures = getattr(error, "failures", {}).items()
+        killed = [str(rank) for rank, failure in failures if failure.exitcode == -signal.SIGKILL]
+        if killed and (reason := explain(before, root)) is not None:
+            tell(f"rank{'s' if len(killed) > 1 else ''} {', '.join(killed)} {reason}; hint: {REMEDY}")
+        raise

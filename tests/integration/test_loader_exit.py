@@ -1,0 +1,79 @@
+"""Iterators of numapin.DataLoader that are alive when Python ends say nothing."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.integration.launching import call, script
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# Each ending in a child that was forked after torch's import. "kept": other modules' references keep an iterator until
+# Python has emptied its module, as dill's do.
+_PROGRAM = """
+import ctypes, os, random, sys
+import torch
+import numapin
+
+class Ones(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+    def __getitem__(self, index):
+        return torch.ones(1000)
+
+def live_iterators():
+    options = [{}, {"num_workers": 1}, {"num_workers": 1, "persistent_workers": True}]
+    iterators = [iter(numapin.DataLoader(Ones(), batch_size=4, **each)) for each in options]
+    for iterator in iterators:
+        next(iterator)
+    return iterators
+
+def keep(iterators):
+    random.kept = iterators
+    for name, module in list(sys.modules.items()):
+        if not name.startswith("torch"):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(module))
+
+for ending in sys.argv[2:]:
+    if os.fork() == 0:
+        with open(os.path.join(sys.argv[1], ending), "wb", buffering=0) as file:
+            os.dup2(file.fileno(), 2)
+        iterators = live_iterators()
+        if ending == "raise":
+            raise LookupError("the user's own")
+        if ending == "exit":
+            for batch in iterators[1]:
+                sys.exit(0)
+        if ending == "kept":
+            keep(iterators)
+        break
+    status = os.wait()[1]
+    print(ending, os.waitstatus_to_exitcode(status))
+"""
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Give what each ending wrote to stderr."""
+    folder: Path = tmp_path_factory.mktemp("endings")
+    endings = ("end", "raise", "exit", "kept")
+    done = call(sys.executable, script(folder, _PROGRAM), str(folder), *endings)
+    assert done.out.splitlines() == ["end 0", "raise 1", "exit 0", "kept 0"], done.err
+    return {ending: (folder / ending).read_text() for ending in endings}
+
+
+@pytest.mark.parametrize("ending", ["end", "exit", "kept"])
+def test_the_end_of_python_is_silent(said: dict[str, str], ending: str) -> None:
+    """Nothing is written, with and without workers, persistent ones too."""
+    assert said[ending] == ""
+
+
+def test_after_an_error_only_the_error_is_told(said: dict[str, str]) -> None:
+    """The traceback is the program's own, and the last thing that is written."""
+    assert said["raise"].startswith("Traceback (most recent call last):\n")
+    assert said["raise"].endswith("LookupError: the user's own\n")
+    assert "ignored" not in said["raise"]

@@ -1,0 +1,136 @@
+"""No command imports what lies in its working directory, where another user may have put it: /tmp, a shared folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from tests.integration.launching import Done, call, script
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+pytestmark = pytest.mark.xdist_group("planted")  # the commands are started once
+
+_INSTALLED: Final = shutil.which("numapin", path=str(Path(sys.executable).parent))
+_PACKAGES: Final = ("click", "dill", "libnuma", "markdown_it", "numa", "numapin", "numpy", "pygments", "pynvml", "rich",
+                    "sitecustomize", "spdl", "torch", "torchdata", "triton", "usercustomize", "yaml")  # fmt: skip
+
+# Every module that anything here could ask for leaves a file with its name. os is imported before the first of them.
+_PLANTED: Final = "import os\nopen(os.path.join(os.environ['LEFT'], __name__), 'w').close()\n"
+
+_TRAINS: Final = """
+import sys
+import torch
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(4):
+    model(torch.ones(4, 8)).sum().backward()
+    optimizer.step()
+"""
+_SPAWNS: Final = """
+import sys
+import neighbour
+import numapin
+if __name__ == "__main__":
+    print(numapin.spawn(neighbour.path))
+"""
+_QUICK: Final = ("--quick", "--repeats", "1", "--timeout", "100")
+
+# Name -> command line. {prints}, {trains}, {out}, {pid}: scripts and a folder elsewhere, and a process to look at.
+_COMMANDS: Final = {
+    "bench loader": ("bench", "loader", *_QUICK, "--cases", "transport", "--peers", "numapin-transport",
+                     "--workers", "1", "--seconds", "0.1", "--warm-up", "0"),
+    "bench launch": ("bench", "launch", *_QUICK, "--ranks", "1", "--peers", "torchrun,numapin"),
+    "trace": ("trace", "--quiet", "--nproc-per-node", "1", "--skip", "1", "--steps", "1",
+              "--output", "{out}/trace", "{trains}"),
+    "bench alloc": ("bench", "alloc", *_QUICK, "--sizes", "4K", "--samples", "1", "--peers", "pageable"),
+    "bench exec": ("bench", "exec", *_QUICK, "--samples", "1", "--peers", "python,numapin"),
+    "run": ("run", "--quiet", "--dataloader", "numapin", "--nproc-per-node", "1", "{prints}"),
+    "run --dry-run": ("run", "--dry-run", "{prints}"),
+    "doctor": ("doctor",),
+    "topo": ("topo",),
+    "plan": ("plan", "--json"),
+    "exec": ("exec", "--local-rank", "0", "--local-size", "1", "--bind", "node", "--", sys.executable, "{prints}"),
+    "exec --plan": ("exec", "--local-rank", "0", "--local-size", "1", "--plan", "{out}/plan.json", "--", "true"),
+    "verify": ("verify", "--pid", "{pid}"),
+    "top": ("top", "--once", "--pid", "{pid}"),
+    "job": ("job", "slurm", "--nodes", "2", "--gpus-per-node", "2", "train.py"),
+    "spawn": ("{spawns}",),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Give a working directory full of planted modules, and folders for what they leave and for scripts."""
+    found = {name: tmp_path_factory.mktemp(name) for name in ("planted", "left", "out")}
+    package = found["planted"] / "numapin"  # Python takes it before numapin.py
+    package.mkdir()
+    planted = [found["planted"] / name for name in (*sys.stdlib_module_names, *_PACKAGES)]
+    for path in (*planted, *(package / name for name in ("__init__", "__main__", "rank", "spawned"))):
+        Path(f"{path}.py").write_text(_PLANTED)
+    for name, text in (("prints", "import sys; print(sys.path[0])"), ("trains", _TRAINS), ("spawns", _SPAWNS)):
+        script(found["out"], text, f"{name}.py")
+    script(found["out"], "import sys\ndef path(): return sys.path[0]\n", "neighbour.py")
+    (found["out"] / "plan.json").write_text(
+        _run(("plan", "--json", "--nproc-per-node", "1"), found["out"], found["left"]).out
+    )
+    return found
+
+
+@pytest.fixture(scope="module")
+def results(folders: dict[str, Path]) -> Iterator[dict[str, Future[Done]]]:
+    """Start all commands in the planted directory, two at a time; give their results as they come."""
+    if _INSTALLED is None:
+        pytest.skip("the program numapin is not beside this Python; type: pip install -e .")
+    with subprocess.Popen(["sleep", "600"]) as sleeper, ThreadPoolExecutor(2) as pool:
+        places = {name: str(folders["out"] / f"{name}.py") for name in ("prints", "trains", "spawns")}
+        words = {**places, "out": str(folders["out"]), "pid": str(sleeper.pid)}
+        try:
+            yield {
+                name: pool.submit(
+                    _run, [word.format(**words) for word in command], folders["planted"], folders["left"] / name
+                )
+                for name, command in _COMMANDS.items()
+            }
+        finally:
+            sleeper.kill()
+
+
+def _run(command: Sequence[str], folder: Path, left: Path) -> Done:
+    """Run the installed program, or a script; imported plants leave their names in the folder `left`."""
+    left.mkdir(exist_ok=True)
+    program = (sys.executable,) if command[0].endswith(".py") else (str(_INSTALLED),)
+    cleared = {"PYTHONPATH": os.environ.get("PYTHONPATH", "").strip(":") or str(Path(__file__).parents[2])}
+    return call(*program, *command, cwd=folder, CUDA_VISIBLE_DEVICES="", PYTHONSAFEPATH="", LEFT=str(left), **cleared)
+
+
+@pytest.mark.parametrize("name", list(_COMMANDS))
+def test_nothing_is_imported_from_the_working_directory(
+    name: str, results: dict[str, Future[Done]], folders: dict[str, Path]
+) -> None:
+    """Each command works, and no planted module was imported, by it or by what it starts."""
+    done = results[name].result(timeout=120)
+    assert done.status == 0, done.err
+    assert [path.name for path in (folders["left"] / name).iterdir()] == []
+
+
+@pytest.mark.parametrize("name", ["run", "exec", "spawn"])
+def test_the_users_own_path_is_as_ever(name: str, results: dict[str, Future[Done]], folders: dict[str, Path]) -> None:
+    """A script's folder is first on its path, as with torchrun; ranks of spawn have their caller's path."""
+    printed = results[name].result(timeout=120).out
+    assert printed.strip() in (str(folders["out"]), repr((str(folders["out"]),)))
+
+
+def test_the_plants_grow(folders: dict[str, Path], tmp_path: Path) -> None:
+    """An import from the working directory is noticed: Python itself does one, with -c."""
+    done = call(sys.executable, "-c", "import click, numapin.rank", cwd=folders["planted"], LEFT=str(tmp_path))
+    assert done.status == 0, done.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["click", "numapin", "numapin.rank"]

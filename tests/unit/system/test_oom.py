@@ -1,0 +1,135 @@
+"""What is said of ranks that the kernel killed for want of memory: made-up cgroups of both versions."""
+
+from __future__ import annotations
+
+import signal
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from numapin.system import oom
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+V2 = {
+    "proc/mounts": "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n",
+    "proc/self/cgroup": "0::/slice/job\n",
+    "sys/fs/cgroup/slice/job/memory.events": "low 0\nhigh 0\nmax 7\noom 2\noom_kill 2\noom_group_kill 0\n",
+    "sys/fs/cgroup/slice/job/memory.max": "max\n",
+    "sys/fs/cgroup/slice/memory.events": "oom_kill 9\n",
+    "sys/fs/cgroup/slice/memory.max": f"{4 << 30}\n",
+}
+V1 = {
+    "proc/mounts": "cgroup /sys/fs/cgroup/memory cgroup rw,memory 0 0\ncgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n",
+    "proc/self/cgroup": "4:memory:/job\n0::/\n",
+    "sys/fs/cgroup/memory/job/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n",
+    "sys/fs/cgroup/memory/job/memory.limit_in_bytes": f"{512 << 20}\n",
+    "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+    "sys/fs/cgroup/memory/memory.oom_control": "oom_kill 5\n",
+}
+EVENTS = {
+    "v2": "sys/fs/cgroup/slice/job/memory.events",
+    "v1": "sys/fs/cgroup/memory/job/memory.oom_control",
+}
+
+
+def _put(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def _rise(root: Path, version: str) -> None:
+    path = root / EVENTS[version]
+    path.write_text(path.read_text().replace("oom_kill 2", "oom_kill 3"))
+
+
+def _fail(error: Exception, root: Path, *, rises: bool) -> None:
+    if rises:
+        _rise(root, "v2")
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("version", "files", "said"),
+    [
+        ("v2", V2, "cgroup /sys/fs/cgroup/slice/job, /sys/fs/cgroup/slice/memory.max is 4.0 GiB"),
+        (
+            "v1",
+            V1,
+            "cgroup /sys/fs/cgroup/memory/job, /sys/fs/cgroup/memory/job/memory.limit_in_bytes is 512.0 MiB",
+        ),
+        (
+            "v2",
+            {**V2, "sys/fs/cgroup/slice/memory.max": "max\n"},
+            "cgroup /sys/fs/cgroup/slice/job, which has no memory limit: the host ran out of memory",
+        ),
+    ],
+    ids=["v2", "v1", "v2 without a limit"],
+)
+def test_a_rise_of_the_count_is_told(tmp_path: Path, version: str, files: dict[str, str], said: str) -> None:
+    """The cgroup of this process is named, with the limit that is tightest, be it that of one above."""
+    _put(tmp_path, files)
+    before = oom.read_kills(tmp_path)
+    assert before is not None
+    assert before.count == 2
+    assert oom.explain(before, tmp_path) is None
+    _rise(tmp_path, version)
+    assert oom.explain(before, tmp_path) == f"killed by the kernel's out-of-memory killer: {said}"
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {},
+        {"proc/mounts": V2["proc/mounts"], "proc/self/cgroup": "0::/\n"},  # v2's root has no memory.events
+        {**V2, EVENTS["v2"]: "low 0\n", "sys/fs/cgroup/slice/memory.events": "oom_kill many\n"},
+    ],
+    ids=["no cgroups", "the root of v2", "no count"],
+)
+def test_where_nothing_is_counted(tmp_path: Path, files: dict[str, str]) -> None:
+    """Without a count nothing is claimed, also if one appears later."""
+    _put(tmp_path, files)
+    before = oom.read_kills(tmp_path)
+    assert before is None
+    _put(tmp_path, V2)
+    assert oom.explain(before, tmp_path) is None
+
+
+def test_another_cgroup_says_nothing(tmp_path: Path) -> None:
+    """A count of the cgroup that this process was moved to is not compared with that of the former one."""
+    _put(tmp_path, V2)
+    before = oom.read_kills(tmp_path)
+    _put(tmp_path, {"proc/self/cgroup": "0::/slice\n"})
+    assert oom.explain(before, tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("codes", "rises", "said"),
+    [
+        ({0: -9}, True, "rank 0 killed by the kernel's out-of-memory killer"),
+        ({0: 1, 3: -9, 4: -9}, True, "ranks 3, 4 killed by"),
+        ({0: -9}, False, ""),
+        ({0: 1, 1: -int(signal.SIGTERM)}, True, ""),
+    ],
+    ids=["killed", "two", "no rise", "no SIGKILL"],
+)
+def test_what_the_launcher_tells(tmp_path: Path, codes: dict[int, int], rises: bool, said: str) -> None:  # noqa: FBT001
+    """Only ranks that died of SIGKILL are named, and only where the kernel killed meanwhile; the error goes on."""
+    _put(tmp_path, V2)
+    error = RuntimeError("as torch's ChildFailedError")
+    error.failures = {rank: SimpleNamespace(exitcode=code) for rank, code in codes.items()}  # type: ignore[attr-defined]
+    told: list[str] = []
+    with pytest.raises(RuntimeError, match="as torch's"), oom.telling(told.append, tmp_path):
+        _fail(error, tmp_path, rises=rises)
+    assert [text.startswith(said) for text in told] == [True] * bool(said)
+    assert all(oom.REMEDY in text for text in told)
+
+
+def test_other_errors_pass() -> None:
+    """An error that names no ranks passes through, and nothing is told."""
+    with pytest.raises(KeyError), oom.telling(pytest.fail):
+        raise KeyError
