@@ -1,8 +1,10 @@
 """The run directory: where a run says what it planned and its ranks say what they got. Edge.
 
-Comes in: the environment (NUMAPIN_RUN_DIR, XDG_RUNTIME_DIR, TMPDIR). Goes out: one folder a run, with plan.json,
+Comes in: the environment (NUMAPIN_RUN_DIR, TMPDIR, TEMP, TMP). Goes out: one folder a run, with plan.json,
 command.json and, per rank and restart, observed-RANK-RESTART.json; and the plan once more, in NUMAPIN_PLAN of the
 environment that the ranks inherit.
+
+A rank loads this module before its own program starts: what only launchers and viewers need is in runbase.py.
 """
 
 from __future__ import annotations
@@ -10,14 +12,14 @@ from __future__ import annotations
 import errno
 import json
 import os
-import stat
 import sys
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 from numapin.errors import NumapinError
+from numapin.folders import open_file, opened, require_own, require_stable
 from numapin.stderr import say
-from numapin.writing import unwritten, write_whole
+from numapin.writing import replace_at, unwritten
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, MutableMapping
@@ -25,11 +27,8 @@ if TYPE_CHECKING:
 PLAN: Final = "plan.json"
 COMMAND: Final = "command.json"
 PLAN_VARIABLE: Final = "NUMAPIN_PLAN"
-_LOCK: Final = "lock"
-_NEW: Final = ".new-"
-_RUN: Final = "run-"
-_REMEDY: Final = "name another with NUMAPIN_RUN_DIR=DIR"
 MAX_FILE_BYTES: Final = 16 << 20
+_REMEDY: Final = "name another with NUMAPIN_RUN_DIR=DIR"
 _MAX_VARIABLE_BYTES: Final = 100_000
 
 
@@ -41,49 +40,53 @@ def run_directory(environ: Mapping[str, str]) -> Iterator[str]:
     until the next run. In a folder that the user named with NUMAPIN_RUN_DIR everything stays. Raises NumapinError where
     it cannot be made or where somebody else controls it.
     """
-    import fcntl  # here and below, because each rank imports this module before its own program starts
+    from numapin import runbase
 
     named = environ.get("NUMAPIN_RUN_DIR")
+    run = runbase.begin_in(os.path.abspath(named)) if named else runbase.begin_by_default(environ)
+    path, base, name, lock = run
     try:
-        base = os.path.abspath(named) if named else _default_base(environ)
+        yield os.path.join(path, name)
         if not named:
-            _sweep(base)
-        new = _make(base)
-    except OSError as error:
-        raise NumapinError(f"no run directory can be made: {error}", _REMEDY) from None
-    path = os.path.join(base, _RUN + os.path.basename(new).removeprefix(_NEW))
-    with open(os.path.join(new, _LOCK), "w", encoding="utf-8") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # says to the sweep of other runs that this one lives
-        os.rename(new, path)
-        yield path
-    if not named:
-        _remove(path)
+            runbase.remove(base, name)
+    finally:
+        os.close(lock)
+        os.close(base)
 
 
 def live_runs(environ: Mapping[str, str]) -> list[str]:
-    """Return the folders of the runs of this user that go on, oldest first.
+    """Return the folders of this user's active runs, oldest first.
 
-    Those in NUMAPIN_RUN_DIR, which inside a rank is its own run's folder; else in both default places, because a run
-    may have been started without XDG_RUNTIME_DIR, as from cron.
+    Those in NUMAPIN_RUN_DIR, which inside a rank is its own run's folder; else those in all default places. Root also
+    gets other users' from a folder that NUMAPIN_RUN_DIR names.
     """
+    from numapin import runbase
+
     named = environ.get("NUMAPIN_RUN_DIR")
-    named = os.path.abspath(named) if named else None
-    if named and is_live(named):
-        return [named]
-    bases = [named] if named else [base for base in (_runtime_base(environ), _temporary_base(environ)) if base]
-    folders = [os.path.join(base, name) for base in bases if os.path.isdir(base) for name in os.listdir(base)]
-    live = (folder for folder in folders if os.path.basename(folder).startswith(_RUN) and is_live(folder))
-    return sorted(live, key=os.path.basename)  # names begin with the time
+    if not named:
+        live = [folder for base in runbase.own_bases(environ) for folder in runbase.live_in(base, os.geteuid())]
+    elif is_live(named := os.path.abspath(named)):
+        live = [named]
+    else:
+        live = runbase.live_in(named, None if os.geteuid() == 0 else os.geteuid())
+    return sorted(dict.fromkeys(live), key=os.path.basename)  # names begin with the time
+
+
+def records(folder: str) -> list[str]:
+    """Return the paths of what the ranks of a run wrote. Raises OSError."""
+    with opened(folder) as descriptor:
+        names = os.listdir(descriptor)
+    return [os.path.join(folder, name) for name in names if name.startswith("observed-") and name.endswith(".json")]
 
 
 def write_json(folder: str, name: str, content: object) -> None:
     """Write a JSON file into the folder, whole or not at all. Raises NumapinError that names it."""
-    path = os.path.join(folder, name)
+    text = json.dumps(content, indent=1) + "\n"
     try:
-        os.makedirs(folder, mode=0o700, exist_ok=True)  # $XDG_RUNTIME_DIR goes when the user logs out; the job goes on
-    except OSError as error:
-        raise unwritten(path, error, _REMEDY) from None
-    write_whole(path, json.dumps(content, indent=1) + "\n", remedy=_REMEDY)
+        with _opened_to_write(folder) as descriptor:
+            replace_at(descriptor, name, text, mode=0o600)
+    except (OSError, ValueError) as error:
+        raise unwritten(os.path.join(folder, name), error, _REMEDY) from None
 
 
 def hand_over(plan: dict[str, object], run_dir: str, environ: MutableMapping[str, str]) -> None:
@@ -144,90 +147,52 @@ def take_plan(environ: MutableMapping[str, str]) -> tuple[str, str]:
 
 def read_text(path: str) -> str:
     """Return the text of a file in a run directory. Raises OSError, also for one that no run can have written."""
-    with os.fdopen(_open(path), "rb") as file:
-        content = file.read(MAX_FILE_BYTES + 1)
+    folder, name = os.path.split(os.path.abspath(path))
+    try:
+        with opened(folder) as descriptor, os.fdopen(open_file(descriptor, name), "rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        error.filename = path
+        raise
     if len(content) > MAX_FILE_BYTES:
         raise OSError(errno.EFBIG, "larger than 16 MiB", path)
     return content.decode(errors="replace")
 
 
-def _open(path: str) -> int:
-    """Open a regular file of this user, or of root, for reading; root, who may read all, is asked for no owner.
-
-    Whoever controls the folder may have put a pipe there, which would hold a reader that waits.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode):
-        problem = OSError(errno.EINVAL, "not a regular file", path)
-    elif os.geteuid() not in (0, found.st_uid) and found.st_uid != 0:
-        problem = OSError(errno.EACCES, "another user's file", path)
-    else:
-        return descriptor
-    os.close(descriptor)
-    raise problem
-
-
-def _make(base: str) -> str:
-    import tempfile
-    import time
-
-    os.makedirs(base, mode=0o700, exist_ok=True)
-    return tempfile.mkdtemp(prefix=f"{_NEW}{time.strftime('%Y%m%d-%H%M%S')}-{os.uname().nodename}-", dir=base)
-
-
-def _default_base(environ: Mapping[str, str]) -> str:
-    return _runtime_base(environ) or _private(_temporary_base(environ))
-
-
-def _runtime_base(environ: Mapping[str, str]) -> str | None:
-    runtime = environ.get("XDG_RUNTIME_DIR")
-    return os.path.join(os.path.abspath(runtime), "numapin") if runtime and os.access(runtime, os.W_OK) else None
-
-
-def _temporary_base(environ: Mapping[str, str]) -> str:
-    return os.path.join(environ.get("TMPDIR") or "/tmp", f"numapin-{os.getuid()}")  # noqa: S108 - made 0700
-
-
-def _private(path: str) -> str:
-    """Make a folder in a directory that others can write to, and refuse one that another user put there first."""
-    path = os.path.abspath(path)
-    with suppress(FileExistsError):  # another launcher of this user may be making it
-        os.mkdir(path, mode=0o700)
-    found = os.lstat(path)
-    if found.st_uid != os.getuid() or found.st_mode & 0o077 or os.path.islink(path):
-        raise NumapinError(f"{path} is not a private folder of this user", f"remove it, or {_REMEDY}")
-    return path
-
-
-def _sweep(base: str) -> None:
-    """Remove folders of runs that are over: those whose lock nobody holds, which is so however a launcher died."""
-    for name in os.listdir(base) if os.path.isdir(base) else ():
-        folder = os.path.join(base, name)
-        if name.startswith(_RUN) and not is_live(folder):
-            _remove(folder)
-
-
 def is_live(folder: str) -> bool:
-    """Return whether a run's launcher is there: it holds the lock.
+    """Return whether a run's launcher holds the lock of its folder.
 
     A relative path is no run's: it would be sought where this process is, and not where the one is that gave it.
     """
-    import fcntl
+    from numapin import runbase
 
     if not os.path.isabs(folder):
         return False
     try:
-        with os.fdopen(_open(os.path.join(folder, _LOCK)), "rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: whoever else asks must not look like a launcher
-    except (FileNotFoundError, NotADirectoryError):
+        with opened(folder) as descriptor:
+            return os.geteuid() in (0, os.fstat(descriptor).st_uid) and runbase.is_locked(descriptor)
+    except OSError:
         return False
-    except OSError as error:
-        return error.errno != errno.EINVAL  # a lock that is no file is nobody's; one that may not be read is somebody's
-    return False
 
 
-def _remove(path: str) -> None:
-    import shutil
+@contextmanager
+def _opened_to_write(folder: str) -> Iterator[int]:
+    """Open a run's folder, made anew where somebody cleaned the temporary directory up: the job goes on.
 
-    shutil.rmtree(path, ignore_errors=True)
+    Raises OSError, PermissionError where the folder is another user's.
+    """
+    try:
+        os.stat(folder)
+    except FileNotFoundError:
+        _make_again(folder)
+    with opened(folder) as descriptor:
+        require_own(descriptor)
+        yield descriptor
+
+
+def _make_again(folder: str) -> None:
+    base, name = os.path.split(os.path.abspath(folder))
+    os.makedirs(base, mode=0o700, exist_ok=True)
+    with opened(base) as parent, suppress(FileExistsError):  # another rank is as quick
+        require_stable(parent)
+        os.mkdir(name, 0o700, dir_fd=parent)

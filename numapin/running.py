@@ -74,7 +74,7 @@ def read_run(folder: Path) -> RunningJob:
     """
     try:
         plan = Plan.from_json(_text(folder / rundir.PLAN), source=str(folder / rundir.PLAN))
-        records = [_Record.read(str(path), _text(path)) for path in folder.glob("observed-*.json")]
+        records = [_Record.read(path, rundir.read_text(path)) for path in rundir.records(str(folder))]
     except FileNotFoundError as error:
         raise UsageError(f"{folder} is no run that goes on: {error.filename} does not exist", _LIST) from None
     except OSError as error:

@@ -218,7 +218,8 @@ class _Loads:
         try:
             if _State.closed or Path(self.settings.folder, f"{_name()}.trace.json").exists():
                 return None
-            return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            return os.open(path, flags, 0o600)
         except (OSError, ValueError):  # ValueError: a rank that is no part of a path
             return None
 
