@@ -44,7 +44,8 @@ def is_writable(path: str) -> bool:
     """Return whether `write_text_to` can write this file, as far as can be seen without writing."""
     try:
         if is_special(path):
-            return not os.path.isdir(path) and os.access(path, os.W_OK)
+            with place_of(path, follow=False) as (folder, name):
+                return not os.path.isdir(path) and os.access(name, os.W_OK, dir_fd=folder)
         with place_of(path) as (folder, _):
             return os.access(".", os.W_OK, dir_fd=folder)
     except (OSError, ValueError):

@@ -71,16 +71,6 @@ def test_the_only_run_is_found(environ: dict[str, str]) -> None:
     assert len(job.plan.ranks) == 2
 
 
-def test_runs_are_found_in_both_default_places(environ: dict[str, str], tmp_path: Path) -> None:
-    """A run that was started without XDG_RUNTIME_DIR is found with it, and the other way round is told of both."""
-    with_runtime = {**environ, "XDG_RUNTIME_DIR": str(tmp_path / "runtime")}
-    (tmp_path / "runtime").mkdir()
-    with _run(environ) as first:
-        assert running.find_run(None, with_runtime).name == Path(first).name
-        with _run(with_runtime) as second:
-            assert {*rundir.live_runs(with_runtime)} == {first, second}
-
-
 def test_several_runs_are_listed(environ: dict[str, str]) -> None:
     """With two runs their names and commands are told, and either is found by name or by path."""
     with _run(environ) as first, _run(environ) as second:
