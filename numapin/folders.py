@@ -176,7 +176,7 @@ def _is_trusted(uid: int) -> bool:
 def _is_mapped(uid: int) -> bool:
     """Return whether this user namespace has a user of this number: user_namespaces(7)."""
     try:
-        with open("/proc/self/uid_map", encoding="ascii") as file:
+        with open("/proc/self/uid_map", "rb") as file:
             ranges = [(int(first), int(count)) for first, _, count in (line.split() for line in file)]
     except (OSError, ValueError):
         return True

@@ -79,7 +79,7 @@ def test_a_trace_is_written_where_nobody_can_set_a_trap(tmp_path: Path) -> None:
     for link in planted:
         link.symlink_to(target)
     kineto = _Kineto('{"traceEvents": []}\n')
-    module._export(cast("profile", kineto), path)  # noqa: SLF001 - what follows a real profiler
+    module._export(cast("profile", kineto), path)
     assert (path.is_symlink(), path.read_text()) == (False, kineto.text)
     assert target.read_text() == "before"
     assert kineto.links == []
@@ -91,5 +91,5 @@ def test_a_trace_that_was_cut_off(tmp_path: Path, text: str) -> None:
     """Kineto does not tell that a disk is full: the error does, and nothing is left."""
     path = tmp_path / "rank-0.trace.json"
     with pytest.raises(OSError, match=r"rank-0\.trace\.json was cut off; is the disk full\?"):
-        module._export(cast("profile", _Kineto(text)), path)  # noqa: SLF001
+        module._export(cast("profile", _Kineto(text)), path)
     assert not list(tmp_path.iterdir())
