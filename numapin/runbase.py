@@ -24,7 +24,7 @@ from numapin.errors import NumapinError
 from numapin.folders import FILE, FOLDER, PLACE, is_own, open_file, opened, require_stable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 REMEDY: Final = "name another with NUMAPIN_RUN_DIR=DIR"
 _LOCK: Final = "lock"
@@ -73,18 +73,28 @@ def begin_in(path: str) -> tuple[str, int, str, int]:
 
 
 def own_bases(environ: Mapping[str, str]) -> Iterator[str]:
-    """Give this user's private folders in all default places, and where older versions had theirs."""
-    runtime = environ.get("XDG_RUNTIME_DIR")
-    for place in (*_temporary_directories(environ), *([os.path.abspath(runtime)] if runtime else [])):
+    """Give this user's private folders where runs have them by default, and where older versions had theirs."""
+    for place in _temporary_directories(environ):
         with suppress(OSError), _opened_place(place) as parent:
-            for name in (_OLD_BASE, *_base_names(parent)):
-                base = _open_base(parent, name)
-                if base is None:
-                    continue
-                is_private = not os.fstat(base).st_mode & _OTHERS
-                os.close(base)
-                if is_private:
-                    yield os.path.join(place, name)
+            yield from _private_bases(place, parent, _base_names(parent))
+            if os.access(".", os.W_OK, dir_fd=parent):
+                break  # a run takes none that comes later
+    runtime = environ.get("XDG_RUNTIME_DIR")
+    if runtime:
+        with suppress(OSError), _opened_place(os.path.abspath(runtime)) as parent:
+            yield from _private_bases(os.path.abspath(runtime), parent, [_OLD_BASE])
+
+
+def _private_bases(place: str, parent: int, names: Iterable[str]) -> Iterator[str]:
+    """Give the paths of those folders that are this user's and in which nobody else has rights."""
+    for name in names:
+        base = _open_base(parent, name)
+        if base is None:
+            continue
+        is_private = not os.fstat(base).st_mode & _OTHERS
+        os.close(base)
+        if is_private:
+            yield os.path.join(place, name)
 
 
 def live_in(base: str, owner: int | None) -> list[str]:
