@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from numapin import native
+from numapin.folders import FILE, opened, require_own
 from numapin.stderr import say
 from numapin.trace.settings import VARIABLE, Settings
 from numapin.trace.tracer import Tracer
@@ -214,12 +215,13 @@ class _Loads:
             self.left = 0
 
     def _open(self) -> int | None:
-        path = Path(self.settings.loads, f"{_name()}.{self.pid}")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | FILE
         try:
             if _State.closed or Path(self.settings.folder, f"{_name()}.trace.json").exists():
                 return None
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-            return os.open(path, flags, 0o600)
+            with opened(self.settings.loads) as folder:
+                require_own(folder)
+                return os.open(f"{_name()}.{self.pid}", flags, 0o600, dir_fd=folder)
         except (OSError, ValueError):  # ValueError: a rank that is no part of a path
             return None
 

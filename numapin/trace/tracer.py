@@ -220,9 +220,12 @@ class Tracer:
     def _loads(self) -> list[tuple[int, int, int]]:
         """Return what workers, or this process itself, loaded."""
         rows: list[tuple[int, int, int]] = []
-        for path in sorted(Path(self.settings.loads).glob(f"{self.claim.stem}.*")):
-            lines = (line.split() for line in path.read_text(encoding="ascii", errors="replace").splitlines())
-            rows += [(int(a), int(b), int(c)) for a, b, c in (line for line in lines if len(line) == 3)]
+        with suppress(FileNotFoundError), opened(self.settings.loads) as folder:
+            names = os.listdir(folder)  # noqa: PTH208 - of a descriptor
+            for name in sorted(name for name in names if name.startswith(f"{self.claim.stem}.")):
+                with os.fdopen(open_file(folder, name), encoding="ascii", errors="replace") as file:
+                    lines = [line.split() for line in file]
+                rows += [(int(a), int(b), int(c)) for a, b, c in (line for line in lines if len(line) == 3)]
         return rows
 
 
