@@ -7,6 +7,7 @@ kernel stops some of it before numapin does; the tests hold either way.
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 import pickle
@@ -38,6 +39,8 @@ ATTACKER: Final = 65534
 VICTIM: Final = 54321
 BASE: Final = f"numapin-{VICTIM}"
 OVER: Final = f"run-20261122-101112-{os.uname().nodename}-0a1b2c3d"
+_PR_SET_DUMPABLE: Final = 4  # sys/prctl.h
+_CLONE_NEWUSER: Final = 0x10000000  # sched.h
 NUM_TRIES: Final = 300
 NUM_WRITES: Final = 3000
 SHOW: Final = """
@@ -167,6 +170,20 @@ def _run(place: Path) -> tuple[str, list[str], bool]:
         return folder, rundir.live_runs(environ), is_ours
 
 
+def _folder_of_a_run(environ: dict[str, str]) -> str:
+    with rundir.run_directory(environ) as folder:
+        return folder
+
+
+def _in_a_user_namespace(environ: dict[str, str]) -> str | None:
+    """Make a run's folder as root of a new user namespace that has no other users; None where there can be none."""
+    uid, libc = os.geteuid(), ctypes.CDLL(None)
+    if libc.prctl(_PR_SET_DUMPABLE, 1) or libc.unshare(_CLONE_NEWUSER):  # else its files in /proc are root's
+        return None
+    Path("/proc/self/uid_map").write_bytes(b"0 %d 1" % uid)
+    return _folder_of_a_run(environ)
+
+
 class TestBase:
     """The folder of runs in the temporary directory."""
 
@@ -215,6 +232,24 @@ class TestBase:
                 as_user(VICTIM, rundir.write_json, str(folder), rundir.PLAN, {})
             assert not list(place.rglob("*.json"))
             shutil.rmtree(place / BASE)
+
+    def test_a_temporary_directory_of_another_user(self, place: Path) -> None:
+        """Another user's $TMPDIR, as after su, is not used: that user could rename what is in it."""
+        theirs = place / "theirs"
+        as_user(ATTACKER, _make_open, theirs)
+        theirs.chmod(0o1777)
+        before = _tree(theirs)
+        environ = {"TMPDIR": str(theirs), "TEMP": str(place)}
+        for uid in (VICTIM, 0):
+            assert Path(as_user(uid, _folder_of_a_run, environ)).parent.parent == place
+        assert _tree(theirs) == before
+
+    def test_in_a_user_namespace(self, place: Path) -> None:
+        """A container that knows no root outside shows /tmp as nobody's: it is used all the same."""
+        folder = as_user(VICTIM, _in_a_user_namespace, {"TMPDIR": str(place)})
+        if folder is None:
+            pytest.skip("this kernel lets no other user make a user namespace")
+        assert Path(folder).parent == place / "numapin-0"
 
 
 class TestOthersRuns:
