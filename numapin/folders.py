@@ -27,7 +27,7 @@ PLACE: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FILE: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 """How to open a file that nobody else may have put there."""
 _MAX_LINKS: Final = 40  # as Linux
-_OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
+OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 _UNMAPPED: Final = 65534  # how Linux shows users of whom a user namespace does not know
 
 
@@ -118,7 +118,7 @@ def require_stable(folder: int) -> None:
     found = os.fstat(folder)
     if not _is_trusted(found.st_uid):
         raise PermissionError(errno.EPERM, f"belongs to another user (uid {found.st_uid})")
-    if found.st_mode & _OTHERS_WRITE and not found.st_mode & stat.S_ISVTX:
+    if found.st_mode & OTHERS_WRITE and not found.st_mode & stat.S_ISVTX:
         raise PermissionError(errno.EPERM, f"others may write to it (mode {stat.S_IMODE(found.st_mode):04o})")
 
 
@@ -161,7 +161,7 @@ def _target(folder: int, name: str, *, is_last: bool) -> str | None:
 def _refuse_planted(folder: int, name: str, found: os.stat_result) -> None:
     """Raise PermissionError for what another user put into a folder to which everybody may write."""
     where = os.fstat(folder)
-    is_shared = bool(where.st_mode & stat.S_ISVTX and where.st_mode & _OTHERS_WRITE)
+    is_shared = bool(where.st_mode & stat.S_ISVTX and where.st_mode & OTHERS_WRITE)
     if is_shared and not stat.S_ISDIR(found.st_mode) and found.st_uid not in (os.geteuid(), where.st_uid):
         kind = "link" if stat.S_ISLNK(found.st_mode) else "file"
         problem = f"{name} is a {kind} of another user (uid {found.st_uid}) in a folder shared by all users"

@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 from numapin.errors import NumapinError
-from numapin.folders import FILE, FOLDER, PLACE, is_own, open_file, opened, require_stable
+from numapin.folders import FILE, FOLDER, OTHERS_WRITE, PLACE, is_own, open_file, opened, require_stable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -133,7 +133,16 @@ def _sweep(base: int) -> None:
                 _sweep_one(base, name)
 
 
-def remove(base: int, name: str) -> None:
+def remove_run(path: str, base: int, name: str) -> None:
+    """Remove a run's folder; where its base was removed meanwhile, the one that torch or a rank made in its place."""
+    _remove(base, name)
+    if os.fstat(base).st_nlink == 0:
+        with suppress(OSError), opened(path) as again:
+            if is_own(again):
+                _remove(again, name)
+
+
+def _remove(base: int, name: str) -> None:
     """Remove a folder in an opened one, without following links."""
     shutil.rmtree(name, ignore_errors=True, dir_fd=base)
 
@@ -154,7 +163,7 @@ def _begin(base: int, *, needs_lock: bool = True) -> tuple[str, int]:
             os.close(lock)
             raise
     except BaseException:
-        remove(base, _NEW + name)
+        _remove(base, _NEW + name)
         raise
     return _RUN + name, lock
 
@@ -255,12 +264,17 @@ def _require_unshared(path: str, base: int) -> None:
 
 
 def _require_private(path: str, base: int) -> None:
-    """Raise NumapinError where others have rights in our own folder; it is closed then."""
+    """Take others' rights to read our own folder away, as torch gives them where it makes a folder again that is gone.
+
+    Raises NumapinError, and closes the folder, where others may write to it: what is in it may be theirs.
+    """
     mode = stat.S_IMODE(os.fstat(base).st_mode)
-    if mode & _OTHERS:
+    if mode & OTHERS_WRITE:
         os.close(base)
         problem = f"{path} is not a private folder of this user: others have rights in it (mode {mode:04o})"
         raise NumapinError(problem, f"chmod 700 {shlex.quote(path)}, or {REMEDY}")
+    if mode & _OTHERS:
+        os.fchmod(base, 0o700)
 
 
 def _is_live_run(base: int, name: str, owner: int | None) -> bool:
@@ -303,7 +317,7 @@ def _sweep_one(base: int, name: str) -> None:
         if not is_own(lock):
             return
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        remove(base, name)
+        _remove(base, name)
     finally:
         os.close(lock)
 

@@ -48,7 +48,7 @@ def run_directory(environ: Mapping[str, str]) -> Iterator[str]:
     try:
         yield os.path.join(path, name)
         if not named:
-            runbase.remove(base, name)
+            runbase.remove_run(path, base, name)
     finally:
         os.close(lock)
         os.close(base)

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -60,6 +61,23 @@ def test_a_folder_in_which_others_have_rights_is_refused(tmp_path: Path) -> None
         pass
     assert caught.value.hint.startswith(f"chmod 700 {path}, or name another with NUMAPIN_RUN_DIR=")
     assert not rundir.live_runs({"TMPDIR": str(tmp_path)})
+
+
+def test_a_folder_that_others_may_read_is_made_private(tmp_path: Path) -> None:
+    """So torch makes it where somebody cleaned the temporary directory up: no later run is refused for it."""
+    base = tmp_path / f"numapin-{os.getuid()}"
+    base.mkdir()
+    base.chmod(0o755)
+    with rundir.run_directory({"TMPDIR": str(tmp_path)}):
+        assert base.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_folder_that_was_made_again_goes_with_the_run(tmp_path: Path) -> None:
+    """What torch or a rank made where somebody cleaned the temporary directory up is not left behind."""
+    with rundir.run_directory({"TMPDIR": str(tmp_path)}) as path:
+        shutil.rmtree(tmp_path / f"numapin-{os.getuid()}")
+        Path(path, "logs").mkdir(parents=True)
+    assert not Path(path).exists()
 
 
 @pytest.mark.parametrize("what", ["a link", "a file"])
