@@ -12,5 +12,6 @@ Comes in: plain values. Goes out: plain values, files and lines on stderr.
     redact.py     PURE  hide the values of arguments that look like secrets
     fields.py     PURE  typed reading of decoded JSON, with the path of the element in every error
     stderr.py     EDGE  one line on stderr
+    folders.py    EDGE  folders opened by descriptor, where other users may write
     files.py      EDGE  files written whole or not at all
 """

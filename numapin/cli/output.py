@@ -7,20 +7,19 @@ only. Nothing that comes in gets to a terminal as one of its commands: this is w
 from __future__ import annotations
 
 import json
-import os
 import sys
 from contextlib import nullcontext, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from numapin.base.files import is_special, write_text_to
+from numapin.base.files import is_writable, write_text_to
 from numapin.base.printable import ascii_escapes, printable, printable_lines
 from numapin.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
     from rich.console import RenderableType
 
@@ -83,9 +82,5 @@ def write(text: str, path: Path, *, option: str) -> None:
 
 def require_writable(path: Path | None, *, option: str) -> None:
     """Raise UsageError where `write` could not write a file later on, before time is spent on what it is to hold."""
-    if path is None:
-        return
-    # Path.resolve raises RuntimeError where links lead in a circle.
-    place = path if is_special(str(path)) else Path(os.path.realpath(path)).parent
-    if path.is_dir() or not os.access(place, os.W_OK):
+    if path is not None and not is_writable(str(path)):
         raise UsageError(f"{path} cannot be written", f"choose another file for {option}")

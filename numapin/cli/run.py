@@ -24,8 +24,8 @@ from numapin.errors import BindingRefused, UsageError
 from numapin.launcher import preload
 from numapin.launcher.lost_gpus import require_gpus
 from numapin.launcher.rehearse import rehearse
+from numapin.launcher.run_folder import run_directory
 from numapin.plan.make import default_num_ranks, make_plan
-from numapin.rank.run_folder import run_directory
 from numapin.rank.signals import open_mailbox
 from numapin.system import oom
 from numapin.topology.visible import environment_for, first_visible

@@ -14,7 +14,7 @@ import sys
 import time
 import zlib
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from numapin.base.files import unwritten, write_text_to
+from numapin.base.folders import make_own
 from numapin.base.printable import printable
 from numapin.base.stderr import say
 from numapin.cli.output import emit, json_text, say_error, show
@@ -118,13 +119,14 @@ def _run(arguments: tuple[str, ...]) -> None:
     mailbox = open_mailbox()
     job, options = parse(arguments, _OPTIONS, command="trace", about=_ABOUT, epilog=_EPILOG)
     folder = Path(options["output"] or time.strftime("numapin-trace-%Y%m%d-%H%M%S")).absolute()
+    outer = folder
     if job.min_max_nodes[1] > 1:  # hosts may share the folder, end at different times, and come later
         folder /= f"{os.uname().nodename}-{os.getpid()}"
     settings = Settings(folder=str(folder), steps=options["steps"], skip=options["skip"])
     if options["dry_run"]:
         start(job, options, mailbox, trace=settings.to_text())
         return
-    _make(folder, settings)
+    _make(outer, folder, settings)
     try:
         with _stdout_to_stderr(wanted=options["as_json"]):
             start(job, options, mailbox, trace=settings.to_text())
@@ -145,13 +147,17 @@ def _finish(folder: Path, settings: Settings, *, as_json: bool) -> None:
     _show(report, as_json=as_json)
 
 
-def _make(folder: Path, settings: Settings) -> None:
-    """Make the folder. Raises UsageError where an earlier run's traces are there."""
+def _make(outer: Path, folder: Path, settings: Settings) -> None:
+    """Make the folder, which only this user may enter. Raises UsageError where an earlier run's traces are there.
+
+    Raises NumapinError where it, the one that it is in, or what is in it, is another user's.
+    """
     try:
-        Path(settings.loads).mkdir(parents=True, exist_ok=True)
+        for made in (outer, folder, settings.loads):
+            make_own(str(made))
         old = next(folder.glob("rank-*"), None)
     except OSError as error:
-        raise NumapinError(f"{folder} cannot be made: {error.strerror}", "choose another with --output DIR") from None
+        raise NumapinError(f"{folder} cannot be used: {error.strerror}", "choose another with --output DIR") from None
     if old is not None:
         raise UsageError(f"--output {folder}: {old.name} of an earlier run is there", "choose another folder")
 
@@ -266,7 +272,9 @@ def _write(report: Report, folder: Path) -> None:
     }
     remedy = f"see the tables with: numapin trace --read {folder}"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
     except OSError as error:
         raise unwritten(str(folder), error, remedy) from None
     for name, text in texts.items():

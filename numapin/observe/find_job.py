@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Final
 from numapin.base import quoting
 from numapin.base.fields import Fields
 from numapin.errors import MachineError, UsageError
+from numapin.launcher import run_folder
 from numapin.plan.make import make_plan
 from numapin.plan.model import Plan
 from numapin.plan.request import Request
-from numapin.rank import run_folder
+from numapin.rank import handover
 from numapin.system.proc import children_of, environment_of, is_running
 from numapin.tasks import identify
 from numapin.topology.discover import discover
@@ -75,8 +76,8 @@ def read_run(folder: Path) -> RunningJob:
     Of ranks that were restarted the latest record counts.
     """
     try:
-        plan = Plan.from_json(_text(folder / run_folder.PLAN), source=str(folder / run_folder.PLAN))
-        records = [_Record.read(str(path), _text(path)) for path in folder.glob("observed-*.json")]
+        plan = Plan.from_json(_text(folder / handover.PLAN), source=str(folder / handover.PLAN))
+        records = [_Record.read(path, handover.read_text(path)) for path in handover.records(str(folder))]
     except FileNotFoundError as error:
         raise UsageError(f"{folder} is no run that goes on: {error.filename} does not exist", _LIST) from None
     except OSError as error:
@@ -173,14 +174,14 @@ def _folder(named: str, environ: Mapping[str, str]) -> Path:
 def _title(folder: Path) -> str:
     """Name a run and its command; what cannot be read of the command is left out."""
     try:
-        argv = Fields.top(str(folder), _text(folder / run_folder.COMMAND), hint="").texts("argv")
+        argv = Fields.top(str(folder), _text(folder / handover.COMMAND), hint="").texts("argv")
     except (OSError, MachineError):
         return folder.name
     return f"{folder.name}  {quoting.join(argv)[:80]}"
 
 
 def _text(path: Path) -> str:
-    return run_folder.read_text(str(path))
+    return handover.read_text(str(path))
 
 
 def _is_within(pid: int, ancestor: int, children: Mapping[int, list[int]]) -> bool:
