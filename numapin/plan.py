@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from numapin import cpulist
+from numapin.bounds import MAX_RANKS
 from numapin.errors import BindingRefused
 from numapin.fields import Fields
 from numapin.request import Bind, Memory
@@ -129,7 +130,7 @@ class Plan:
             return cls(
                 bind=Bind(top.text("bind")),
                 memory=Memory(top.text("memory")),
-                ranks=top.each("ranks", RankPlan.from_fields),
+                ranks=top.each("ranks", RankPlan.from_fields, most=MAX_RANKS),
                 warnings=top.texts("warnings"),
             )
         except ValueError as error:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from numapin import rundir, tasks
+from numapin.bounds import MAX_RANKS
 from numapin.errors import MachineError, UsageError
 from numapin.fields import Fields
 from numapin.observe import children_of, environment_of, is_running
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-_MAX_RANKS: Final = 4096
 _LIST: Final = "name the processes of one with: numapin verify --pid PID,… (or numapin top)"
 
 
@@ -217,7 +217,7 @@ def _numbers(environs: Sequence[Mapping[str, str]]) -> list[int]:
 def _number(text: str) -> int | None:
     """Return a rank's number or how many there are; None for what no launcher says, of which no plan can be made."""
     told = tasks.number(text)
-    return told if told is not None and told < _MAX_RANKS else None
+    return told if told is not None and told < MAX_RANKS else None
 
 
 def _default_plan(numbers: Sequence[int], environs: Sequence[Mapping[str, str]]) -> Plan:

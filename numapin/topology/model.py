@@ -11,12 +11,13 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from numapin import cpulist
+from numapin.bounds import MAX_CPUS, MAX_GPUS, MAX_LINKS, MAX_MIG, MAX_NICS, MAX_NODES, MAX_PACKAGES
 from numapin.errors import UsageError
 from numapin.fields import Fields
 from numapin.topology.address import pci_address
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sized
 
     from _typeshed import DataclassInstance
 
@@ -223,13 +224,14 @@ class Topology:
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Check that numbers are unique and that what refers to a node or package refers to one that is here."""
+        """Check counts, that numbers are unique, and that what refers to a node refers to one that is here."""
+        _require_counts(self)
         for what, ids in (
-            ("node", [node.id for node in self.nodes]),
-            ("package", [package.id for package in self.packages]),
-            ("CPU", [cpu for core in self.cores for cpu in core.cpus]),
-            ("GPU", [gpu.index for gpu in self.gpus]),
-            ("CUDA index", [gpu.cuda_index for gpu in self.gpus if gpu.cuda_index is not None]),
+            ("node", (node.id for node in self.nodes)),
+            ("package", (package.id for package in self.packages)),
+            ("CPU", (cpu for core in self.cores for cpu in core.cpus)),  # the first that appears twice ends it
+            ("GPU", (gpu.index for gpu in self.gpus)),
+            ("CUDA index", (gpu.cuda_index for gpu in self.gpus if gpu.cuda_index is not None)),
         ):
             _require_unique(what, ids)
         self._require_known_nodes()
@@ -300,17 +302,32 @@ class Topology:
             return cls(
                 host=top.optional_text("host"),
                 source=top.text("source"),
-                packages=top.each("packages", lambda f: Package(id=f.number("id"), nodes=f.numbers("nodes"))),
-                nodes=top.each("nodes", _node_from_json),
-                cores=top.each("cores", _core_from_json),
+                packages=top.each("packages", _package_from_json, most=MAX_PACKAGES),
+                nodes=top.each("nodes", _node_from_json, most=MAX_NODES),
+                cores=top.each("cores", _core_from_json, most=MAX_CPUS),
                 allowed=Allowed(cpus=allowed.numbers("cpus"), nodes=allowed.numbers("nodes")),
-                gpus=top.each("gpus", _gpu_from_json),
-                nics=top.each("nics", _nic_from_json),
-                links=top.each("links", lambda f: Link(a=f.text("a"), b=f.text("b"), kind=f.text("kind"))),
+                gpus=top.each("gpus", _gpu_from_json, most=MAX_GPUS),
+                nics=top.each("nics", _nic_from_json, most=MAX_NICS),
+                links=top.each("links", _link_from_json, most=MAX_LINKS),
                 notes=top.texts("notes") if "notes" in top.values else (),
             )
         except ValueError as error:
             raise top.error("", str(error)) from None
+
+
+def _require_counts(topology: Topology) -> None:
+    counted: tuple[tuple[str, Sized, int], ...] = (
+        ("NUMA nodes", topology.nodes, MAX_NODES),
+        ("packages", topology.packages, MAX_PACKAGES),
+        ("cores", topology.cores, MAX_CPUS),
+        ("GPUs", topology.gpus, MAX_GPUS),
+        ("network interfaces", topology.nics, MAX_NICS),
+        ("links", topology.links, MAX_LINKS),
+    )
+    for what, parts, most in counted:
+        if len(parts) > most:
+            msg = f"{len(parts)} {what}; at most {most} are accepted"
+            raise ValueError(msg)
 
 
 def _require_unique(what: str, ids: Iterable[int]) -> None:
@@ -356,6 +373,14 @@ def _value_to_json(value: object) -> object:
             return _to_json(value) if is_dataclass(value) and not isinstance(value, type) else value
 
 
+def _package_from_json(f: Fields) -> Package:
+    return Package(id=f.number("id"), nodes=f.numbers("nodes"))
+
+
+def _link_from_json(f: Fields) -> Link:
+    return Link(a=f.text("a"), b=f.text("b"), kind=f.text("kind"))
+
+
 def _node_from_json(f: Fields) -> Node:
     return Node(
         id=f.number("id"),
@@ -364,7 +389,7 @@ def _node_from_json(f: Fields) -> Node:
         package=f.optional_number("package"),
         memory_bytes=f.optional_number("memory_bytes"),
         free_bytes=f.optional_number("free_bytes"),
-        distances=f.number_map("distances"),
+        distances=f.number_map("distances", most=MAX_NODES),
     )
 
 
@@ -386,7 +411,7 @@ def _gpu_from_json(f: Fields) -> Gpu:
         node_source=None if source is None else NodeSource(source),
         cpus=f.optional_numbers("cpus"),
         pcie=Pcie(**{key: pcie.optional_number(key) for key in ("gen", "width", "max_gen", "max_width")}),
-        mig=f.each("mig", lambda m: Mig(uuid=m.text("uuid"), name=m.optional_text("name"))),
+        mig=f.each("mig", lambda m: Mig(uuid=m.text("uuid"), name=m.optional_text("name")), most=MAX_MIG),
     )
 
 
