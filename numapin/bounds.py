@@ -1,5 +1,7 @@
 """The largest numbers that numapin accepts, in one place. Pure.
 
+Comes in: nothing. Goes out: constants, which the readers compare with before they make anything of a file.
+
 Each is well above any machine or job that exists, and low enough that a small file which claims more is refused before
 anything is made of it: 5 MB of any content are answered within seconds and some hundred MB of memory.
 

@@ -72,10 +72,14 @@ def parse_mask(text: str) -> frozenset[int]:
     """
     _check_length(text)
     words = [word.strip().removeprefix("0x") for word in text.strip().split(",")]
-    if any(not re.fullmatch(r"[0-9a-fA-F]{0,8}", word) for word in words) or len(words) > MAX_ID // 32:
+    if any(not re.fullmatch(r"[0-9a-fA-F]{0,8}", word) for word in words) or len(words) > MAX_ID // 16:
         msg = f"{_short(text)!r} is not a CPU mask of hexadecimal 32-bit words"
         raise ValueError(msg)
-    return from_words((int(word or "0", 16) for word in reversed(words)), word_bits=32)
+    numbers = from_words((int(word or "0", 16) for word in reversed(words)), word_bits=32)
+    if max(numbers, default=0) >= MAX_ID:
+        msg = f"{_short(text)!r} has a bit beyond {MAX_ID - 1}, the highest CPU or node number that is accepted"
+        raise ValueError(msg)
+    return numbers
 
 
 class Sets:

@@ -16,6 +16,7 @@ from numapin.errors import MachineError
 from numapin.fields import Fields
 from numapin.plan import GpuRef, Plan, RankPlan
 from numapin.rank import BINDING, become
+from numapin.reading import read_file
 from numapin.stderr import say
 from numapin.tasks import number
 
@@ -83,14 +84,11 @@ def _virtual_rank(task: Task, environ: Mapping[str, str]) -> int | None:
 
 
 def read_plan_file(path: str) -> str:
-    """Return the text of the file that the user named, which may be anybody's, or a pipe. Raises MachineError."""
+    """Return the text of the file that the user named, which may be anybody's. Raises MachineError."""
     try:
-        with open(path, "rb") as file:
-            content = file.read(rundir.MAX_FILE_BYTES + 1)
+        content = read_file(path, max_bytes=rundir.MAX_FILE_BYTES, what="plan")
     except OSError as error:
         raise MachineError(f"{path} cannot be read: {error.strerror}", _WRITE_ONE) from None
-    if len(content) > rundir.MAX_FILE_BYTES:
-        raise MachineError(f"{path} is larger than {rundir.MAX_FILE_BYTES >> 20} MiB, which no plan is", _WRITE_ONE)
     return content.decode(errors="replace")
 
 

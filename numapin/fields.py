@@ -6,48 +6,20 @@ that names the file and the element, such as "dgx.json: nodes[3].distances: …"
 
 from __future__ import annotations
 
-import json
-from math import inf
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from numapin.bounds import MAX_NUMBER, MAX_TEXTS
 from numapin.cpulist import Sets
 from numapin.errors import MachineFileError
+from numapin.strictjson import decode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sized
-    from typing import NoReturn
 
 T = TypeVar("T")
 
 _MAX_DIGITS: Final = 19  # of MAX_NUMBER
 _SHOWN: Final = 20  # entries
-
-
-def decode(text: str | bytes) -> object:
-    """Decode JSON as RFC 8259 has it. Raises ValueError that says what is wrong.
-
-    Python's decoder also takes NaN and Infinity, makes infinity of 1e999, and gives up on deep nesting by
-    RecursionError.
-    """
-    try:
-        return json.loads(text, parse_constant=_no_constant, parse_float=_finite)
-    except RecursionError:
-        msg = "it is nested too deeply"
-        raise ValueError(msg) from None
-
-
-def _no_constant(word: str) -> NoReturn:
-    msg = f"{word} is not a JSON number"
-    raise ValueError(msg)
-
-
-def _finite(digits: str) -> float:
-    number = float(digits)
-    if number in (inf, -inf):
-        msg = f"the number {digits[:40]} is too large"
-        raise ValueError(msg)
-    return number
 
 
 class Fields(NamedTuple):

@@ -11,7 +11,6 @@ may use the standard library only.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -21,6 +20,7 @@ from numapin import bind, mail, native, rundir
 from numapin.errors import NumapinError
 from numapin.plan import Plan
 from numapin.stderr import say
+from numapin.strictjson import encode
 
 if TYPE_CHECKING:
     from typing import NoReturn
@@ -106,7 +106,7 @@ def become(command: list[str], rank: RankPlan) -> NoReturn:
     Leaves with status 127 where the command does not exist and 126 where it cannot be executed. Python ignores SIGPIPE
     and SIGXFSZ, and what is ignored stays so across exec: `yes` would not end with `head`.
     """
-    os.environ[BINDING] = json.dumps(rank.to_json())
+    os.environ[BINDING] = encode(rank.to_json(), indent=None)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, rank.num_threads)))  # a plan that a user wrote may say 0
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)

@@ -8,7 +8,6 @@ environment that the ranks inherit.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import stat
 import sys
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.errors import NumapinError
 from numapin.stderr import say
+from numapin.strictjson import encode
 from numapin.writing import unwritten, write_whole
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def write_json(folder: str, name: str, content: object) -> None:
         os.makedirs(folder, mode=0o700, exist_ok=True)  # $XDG_RUNTIME_DIR goes when the user logs out; the job goes on
     except OSError as error:
         raise unwritten(path, error, _REMEDY) from None
-    write_whole(path, json.dumps(content, indent=1) + "\n", remedy=_REMEDY)
+    write_whole(path, encode(content) + "\n", remedy=_REMEDY)
 
 
 def hand_over(plan: dict[str, object], run_dir: str, environ: MutableMapping[str, str]) -> None:
@@ -109,7 +109,7 @@ def _hand_over_plan(plan: dict[str, object], environ: MutableMapping[str, str]) 
     the ranks read plan.json.
     """
     environ.pop(PLAN_VARIABLE, None)
-    text = json.dumps(plan, separators=(",", ":"))
+    text = encode(plan, indent=None)
     fits = len(text) < _MAX_VARIABLE_BYTES
     if fits:
         environ[PLAN_VARIABLE] = text

@@ -160,7 +160,7 @@ class _Record:
 
 def _folder(named: str, environ: Mapping[str, str]) -> Path:
     """Return the folder of a run that was named by its path, or by the path's last part."""
-    if Path(named).is_dir():
+    if os.path.isdir(named):  # noqa: PTH112 - Path.is_dir raises for a name that is too long
         return Path(named).absolute()
     live = {Path(folder).name: Path(folder) for folder in rundir.live_runs(environ)}
     if named not in live:

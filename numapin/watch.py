@@ -7,7 +7,6 @@ nothing.
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from numapin.errors import NumapinError
 from numapin.observe import observe
 from numapin.report import Report
 from numapin.running import read_run
+from numapin.strictjson import encode
 from numapin.verify import verify
 from numapin.writing import is_special, write_text_to
 
@@ -153,7 +153,7 @@ class _Watch(threading.Thread):
         if path is None or (not report.ranks and is_special(str(path))):
             return
         try:
-            write_text_to(str(path), json.dumps(report.to_json(), indent=1) + "\n", remedy=_REMEDY)
+            write_text_to(str(path), encode(report.to_json()) + "\n", remedy=_REMEDY)
         except _PROBLEMS as error:
             self._unwritten = str(error)
         else:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from numapin.bounds import MAX_RANKS
 from numapin.cli.options import BINDING, request_from, topology_from
 from numapin.errors import UsageError
 from numapin.execute import enter, find_slice
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from numapin.slices import Slice
     from numapin.tasks import Task
 
+_TASK: Final = "This task's number on its host."
+_TASKS: Final = f"How many tasks its host has, at most {MAX_RANKS}."
 _DECIDES: Final = [option.name for option in BINDING if option.name != "strict"]
 
 
@@ -36,8 +39,8 @@ _DECIDES: Final = [option.name for option in BINDING if option.name != "strict"]
     help="Take this task's part of a plan that was made once (numapin plan --json), without reading the machine. "
     "Default: what `numapin run` gave this rank, else plan.json in NUMAPIN_RUN_DIR, else a plan is made.",
 )
-@click.option("--local-rank", type=click.IntRange(0, 999_999), metavar="N", help="This task's number on its host.")
-@click.option("--local-size", type=click.IntRange(1, 999_999), metavar="N", help="How many tasks its host has.")
+@click.option("--local-rank", type=click.IntRange(0, MAX_RANKS - 1), metavar="N", help=_TASK)
+@click.option("--local-size", type=click.IntRange(1, MAX_RANKS), metavar="N", help=_TASKS)
 @click.option("--verbose", is_flag=True, help="Say on stderr what was found, planned and bound.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_context

@@ -5,7 +5,6 @@ Comes in: rich renderables of `view`, warnings, errors. Goes out: text on stdout
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from contextlib import nullcontext, suppress
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from numapin.errors import UsageError
+from numapin.strictjson import encode
 from numapin.writing import is_special, write_text_to
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _FILE_WIDTH = 160  # columns where the output is no terminal: logs wrap at nothi
 
 def json_text(content: object) -> str:
     """Return JSON as all commands print and write it."""
-    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+    return encode(content, ascii_only=False) + "\n"
 
 
 def show(renderable: RenderableType, *, err: bool = False) -> None:
@@ -71,5 +71,6 @@ def require_writable(path: Path | None, *, option: str) -> None:
         return
     # Path.resolve raises RuntimeError where links lead in a circle.
     place = path if is_special(str(path)) else Path(os.path.realpath(path)).parent
-    if path.is_dir() or not os.access(place, os.W_OK):
+    is_folder = os.path.isdir(path)  # noqa: PTH112 - Path.is_dir raises for a name that is too long
+    if is_folder or not os.access(place, os.W_OK):
         raise UsageError(f"{path} cannot be written", f"choose another file for {option}")

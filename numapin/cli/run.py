@@ -10,7 +10,6 @@ import shlex
 import time
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,7 +18,7 @@ from click.shell_completion import CompletionItem
 from numapin import preload
 from numapin.bind import rehearse
 from numapin.cli.importing import importing_torch
-from numapin.cli.options import BINDING, request_from, topology_from
+from numapin.cli.options import BINDING, FilePath, request_from, topology_from
 from numapin.cli.output import require_writable, show, warn
 from numapin.errors import BindingRefused, UsageError
 from numapin.lost import require_gpus
@@ -75,7 +74,7 @@ OPTIONS = (
     ),
     click.Option(
         ["--report"],
-        type=click.Path(path_type=Path, dir_okay=False),
+        type=FilePath(dir_okay=False),
         metavar="FILE",
         help="Write what each rank requested, was given and has (JSON); implies --verify.",
     ),

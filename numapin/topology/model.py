@@ -17,7 +17,7 @@ from numapin.fields import Fields
 from numapin.topology.address import pci_address
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sized
+    from collections.abc import Iterable, Mapping
 
     from _typeshed import DataclassInstance
 
@@ -224,8 +224,7 @@ class Topology:
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Check counts, that numbers are unique, and that what refers to a node refers to one that is here."""
-        _require_counts(self)
+        """Check that numbers are unique and that what refers to a node or package refers to one that is here."""
         for what, ids in (
             ("node", (node.id for node in self.nodes)),
             ("package", (package.id for package in self.packages)),
@@ -302,7 +301,7 @@ class Topology:
             return cls(
                 host=top.optional_text("host"),
                 source=top.text("source"),
-                packages=top.each("packages", _package_from_json, most=MAX_PACKAGES),
+                packages=top.each("packages", lambda f: Package(id=f.number("id"), nodes=f.numbers("nodes")), most=MAX_PACKAGES),
                 nodes=top.each("nodes", _node_from_json, most=MAX_NODES),
                 cores=top.each("cores", _core_from_json, most=MAX_CPUS),
                 allowed=Allowed(cpus=allowed.numbers("cpus"), nodes=allowed.numbers("nodes")),
@@ -313,21 +312,6 @@ class Topology:
             )
         except ValueError as error:
             raise top.error("", str(error)) from None
-
-
-def _require_counts(topology: Topology) -> None:
-    counted: tuple[tuple[str, Sized, int], ...] = (
-        ("NUMA nodes", topology.nodes, MAX_NODES),
-        ("packages", topology.packages, MAX_PACKAGES),
-        ("cores", topology.cores, MAX_CPUS),
-        ("GPUs", topology.gpus, MAX_GPUS),
-        ("network interfaces", topology.nics, MAX_NICS),
-        ("links", topology.links, MAX_LINKS),
-    )
-    for what, parts, most in counted:
-        if len(parts) > most:
-            msg = f"{len(parts)} {what}; at most {most} are accepted"
-            raise ValueError(msg)
 
 
 def _require_unique(what: str, ids: Iterable[int]) -> None:
@@ -371,10 +355,6 @@ def _value_to_json(value: object) -> object:
             return {str(node): distance for node, distance in sorted(value.items())}
         case _:
             return _to_json(value) if is_dataclass(value) and not isinstance(value, type) else value
-
-
-def _package_from_json(f: Fields) -> Package:
-    return Package(id=f.number("id"), nodes=f.numbers("nodes"))
 
 
 def _link_from_json(f: Fields) -> Link:

@@ -5,9 +5,10 @@ Comes in: the command's options, or the text of NUMAPIN_TRACE. Goes out: the oth
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
-from typing import Final
+from typing import Any, Final
+
+from numapin.strictjson import decode, encode
 
 VARIABLE: Final = "NUMAPIN_TRACE"
 
@@ -27,9 +28,10 @@ class Settings:
 
     def to_text(self) -> str:
         """Return what `from_text` reads."""
-        return json.dumps(asdict(self))
+        return encode(asdict(self), indent=None)
 
     @classmethod
     def from_text(cls, text: str) -> Settings | None:
         """Return the settings, None where the variable is not set or empty."""
-        return cls(**json.loads(text)) if text else None
+        given: Any = decode(text) if text else None
+        return None if given is None else cls(**given)

@@ -7,11 +7,11 @@ Such a bar is the fainter, the less of it is filled.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from html import escape
 from typing import TYPE_CHECKING, Final
 
+from numapin.strictjson import encode
 from numapin.trace.report import name_of, shown_parts
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def timeline(report: Report, template: str) -> str:
         template.replace("<!--findings-->", "".join(_findings(report)))
         .replace("<!--charts-->", charts)
         .replace("<!--tables-->", "".join(_table(analysis) for analysis in report.analyses))
-        .replace("/*view*/null", json.dumps([round(start, 3), round(end, 3)]))
+        .replace("/*view*/null", encode([round(start, 3), round(end, 3)], indent=None))
     )
 
 

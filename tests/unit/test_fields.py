@@ -75,7 +75,10 @@ def test_what_is_optional_may_be_null_or_missing() -> None:
         (lambda: BAD.texts("list"), "m.json: list: expected a list of strings, found 3"),
         (lambda: BAD.texts("n"), "m.json: n: expected a list, found -1"),
         (lambda: BAD.number_map("map", most=9), "m.json: map: expected an object with numbers as keys, found {'x': 1}"),
-        (lambda: BAD.number_map("deep", most=9), "m.json: deep.0: expected a non-negative integer or null, found 'far'"),
+        (
+            lambda: BAD.number_map("deep", most=9),
+            "m.json: deep.0: expected a non-negative integer or null, found 'far'",
+        ),
         (lambda: BAD.mapping("n"), "m.json: n: expected an object, found -1"),
         (
             lambda: BAD.each("objects", lambda f: f.number("n"), most=9),

@@ -20,11 +20,12 @@ MODULES = {
 }
 
 PURE = (
+    *("bounds", "strictjson"),
     *("errors", "printable", "cpulist", "sizes", "openmp", "fields", "request", "allot", "allot_memory", "plan"),
     *("view", "tasks", "slices", "task_plan", "forks"),
     *("observed", "report", "verify", "top", "lost"),
     *("topology.address", "topology.model", "topology.readings", "topology.build", "topology.visible"),
-    *("topology.hwloc", "topology.nccl", "topology.xmlfile"),
+    *("topology.links", "topology.hwloc", "topology.nccl", "topology.xmlfile"),
     *("bench.model", "bench.transfer", "bench.alloc", "bench.overlap", "bench.launch", "bench.exec", "bench.nearest"),
     *(f"doctor.{name}" for name in ("model", "placement", "host", "software", "advice", "examine")),
     "jobs",
@@ -45,10 +46,10 @@ ONLY_IN = {
 
 # A layer imports none of the layers after it; within one layer everything goes, but for cycles.
 LAYERS = (
-    ("errors", "printable", "cpulist", "topology.address"),
+    ("bounds", "strictjson", "errors", "printable", "cpulist", "topology.address"),
     ("fields", "request", "observed", "tasks"),
     ("topology.model", "topology.readings"),
-    ("topology.build", "topology.visible", "topology.hwloc", "topology.nccl", "topology.xmlfile"),
+    ("topology.links", "topology.build", "topology.visible", "topology.hwloc", "topology.nccl", "topology.xmlfile"),
     ("allot", "allot_memory", "plan", "slices", "task_plan", "report", "verify", "top"),
     ("cli", "__main__"),
 )
