@@ -7,17 +7,19 @@ one.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from numapin.bounds import MAX_CPUS, MAX_LIST_CHARS, MAX_LISTED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
 _ITEM = re.compile(r"(\d{1,7})(?:-(\d{1,7})(?::(\d{1,7})/(\d{1,7}))?)?", re.ASCII)
 MAX_ID: Final = MAX_CPUS
 """One more than the highest CPU or node number; a range beyond it is a typo."""
+_LARGE: Final = 512
 _TOO_MANY: Final = (
     f"the different CPU and node lists of this file have more than {MAX_LISTED} numbers, more than any machine's"
 )
@@ -46,7 +48,19 @@ def parse(text: str) -> frozenset[int]:
 
 def render(numbers: Iterable[int]) -> str:
     """Render numbers as the shortest sorted Linux list string; the empty set is the empty string."""
-    ordered = sorted(set(numbers))
+    if isinstance(numbers, frozenset) and len(numbers) > _LARGE:
+        return _render_large(numbers)
+    return _render(set(numbers))
+
+
+@lru_cache(maxsize=32)
+def _render_large(numbers: frozenset[int]) -> str:
+    """Render a set that a hundred ranks or devices may share."""
+    return _render(numbers)
+
+
+def _render(numbers: Collection[int]) -> str:
+    ordered = sorted(numbers)
     if not ordered:
         return ""
     breaks = [i + 1 for i, (a, b) in enumerate(pairwise(ordered)) if b != a + 1]

@@ -7,14 +7,13 @@ how long it took and how much memory the process has had at most.
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 import resource
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -301,7 +301,9 @@ class Topology:
             return cls(
                 host=top.optional_text("host"),
                 source=top.text("source"),
-                packages=top.each("packages", lambda f: Package(id=f.number("id"), nodes=f.numbers("nodes")), most=MAX_PACKAGES),
+                packages=top.each(
+                    "packages", lambda f: Package(id=f.number("id"), nodes=f.numbers("nodes")), most=MAX_PACKAGES
+                ),
                 nodes=top.each("nodes", _node_from_json, most=MAX_NODES),
                 cores=top.each("cores", _core_from_json, most=MAX_CPUS),
                 allowed=Allowed(cpus=allowed.numbers("cpus"), nodes=allowed.numbers("nodes")),
