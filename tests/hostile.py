@@ -195,7 +195,8 @@ def xml_cases() -> Iterator[tuple[str, str]]:
         hwloc(
             repeated(
                 lambda n: (
-                    f'<object type="PCIDev" pci_busid="{pci_bus(n)}"><object type="OSDev" name="e{n}" osdev_type="2"/></object>'
+                    f'<object type="PCIDev" pci_busid="{pci_bus(n)}">'
+                    f'<object type="OSDev" name="e{n}" osdev_type="2"/></object>'
                 ),
                 number=4096,
             ),
@@ -356,7 +357,7 @@ def answer(name: str, words: list[str], size: int) -> None:
     begun = time.process_time()
     came = "result"
     with (
-        open(os.devnull, "w", encoding="utf-8") as nothing,
+        Path(os.devnull).open("w", encoding="utf-8") as nothing,
         contextlib.redirect_stdout(nothing),
         contextlib.redirect_stderr(nothing),
     ):

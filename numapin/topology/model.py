@@ -100,8 +100,7 @@ class Core:
     def __post_init__(self) -> None:
         """Check that the core has CPUs."""
         if not self.cpus:
-            msg = f"core {self.id} has no CPUs"
-            raise ValueError(msg)
+            raise ValueError(f"core {self.id} has no CPUs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,8 +160,7 @@ class Gpu:
     def __post_init__(self) -> None:
         """Check that a node has a source and that only visible GPUs have a CUDA index."""
         if (self.node is None) != (self.node_source is None):
-            msg = f"GPU {self.index} has node {self.node} from source {self.node_source}"
-            raise ValueError(msg)
+            raise ValueError(f"GPU {self.index} has node {self.node} from source {self.node_source}")
         if self.cuda_index is not None and not self.visible:
             msg = f"GPU {self.index} is not visible but has CUDA index {self.cuda_index}"
             raise ValueError(msg)
@@ -244,8 +242,7 @@ class Topology:
             *((f"package {package.id}", node) for package in self.packages for node in package.nodes),
         ):
             if node is not None and node not in known:
-                msg = f"{what} is on node {node}, which the machine does not have"
-                raise ValueError(msg)
+                raise ValueError(f"{what} is on node {node}, which the machine does not have")
 
     @property
     def cpus(self) -> frozenset[int]:
@@ -301,9 +298,7 @@ class Topology:
             return cls(
                 host=top.optional_text("host"),
                 source=top.text("source"),
-                packages=top.each(
-                    "packages", lambda f: Package(id=f.number("id"), nodes=f.numbers("nodes")), most=MAX_PACKAGES
-                ),
+                packages=top.each("packages", _package_from_json, most=MAX_PACKAGES),
                 nodes=top.each("nodes", _node_from_json, most=MAX_NODES),
                 cores=top.each("cores", _core_from_json, most=MAX_CPUS),
                 allowed=Allowed(cpus=allowed.numbers("cpus"), nodes=allowed.numbers("nodes")),
@@ -320,8 +315,7 @@ def _require_unique(what: str, ids: Iterable[int]) -> None:
     seen: set[int] = set()
     for number in ids:
         if number in seen:
-            msg = f"{what} {number} appears twice"
-            raise ValueError(msg)
+            raise ValueError(f"{what} {number} appears twice")
         seen.add(number)
 
 
@@ -360,7 +354,11 @@ def _value_to_json(value: object) -> object:
 
 
 def _link_from_json(f: Fields) -> Link:
-    return Link(a=f.text("a"), b=f.text("b"), kind=f.text("kind"))
+    return Link(**{key: f.text(key) for key in ("a", "b", "kind")})
+
+
+def _package_from_json(f: Fields) -> Package:
+    return Package(id=f.number("id"), nodes=f.numbers("nodes"))
 
 
 def _node_from_json(f: Fields) -> Node:

@@ -26,6 +26,7 @@ _HINT: Final = (
 # Bounds, not formats: a mask of 8192 CPUs has 2816 characters, and PCI trees are some 20 bridges deep.
 _MAX_MASK: Final = 4096
 _MAX_DEPTH: Final = 100
+_MAX_ATTRIBUTES: Final = 100  # hwloc writes some 40
 _NUMBER: Final = re.compile(r"\d{1,18}", re.ASCII)
 
 
@@ -113,6 +114,8 @@ def parse(text: str, *, source: str) -> Element:
     except expat.ExpatError as error:
         where = f"line {error.lineno}, column {error.offset + 1}"
         raise MachineFileError(f"{source}: {where}: not XML: {expat.ErrorString(error.code)}", _HINT) from None
+    finally:
+        builder.close()
     return builder.top.children[0]
 
 
@@ -135,12 +138,19 @@ class _Builder:
     def start(self, tag: str, attributes: dict[str, str]) -> None:
         if len(self.open) > _MAX_DEPTH:
             raise self.refusal(f"<{tag}> is more than {_MAX_DEPTH} elements deep")
+        if len(attributes) > _MAX_ATTRIBUTES:
+            raise self.refusal(f"<{tag}> has {len(attributes)} attributes; at most {_MAX_ATTRIBUTES} are accepted")
         self.num_elements += 1
         if self.num_elements > MAX_ELEMENTS:
             raise self.refusal(f"there are more than {MAX_ELEMENTS} elements, the most that are accepted")
         element = self.element(tag, attributes, self.parser.CurrentLineNumber)
         self.open[-1].children.append(element)
         self.open.append(element)
+
+    def close(self) -> None:
+        """Part from the parser, which keeps all names of the file: each refers to the other."""
+        self.parser.StartElementHandler = self.parser.EndElementHandler = None
+        self.parser.CharacterDataHandler = self.parser.EntityDeclHandler = None
 
     def element(self, tag: str, attributes: dict[str, str], line: int) -> Element:
         return Element(source=self.source, tag=tag, line=line, attributes=attributes, sets=self.sets)

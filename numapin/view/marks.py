@@ -74,7 +74,8 @@ def _require_of_machine(topology: Topology, ranks: Iterable[RankPlan]) -> None:
         for what, names in missing.items():
             if names:
                 raise UsageError(
-                    f"the plan is of another machine: rank {rank.local_rank} has {what} {names}, which this one has not",
+                    f"the plan is of another machine: rank {rank.local_rank} has {what} {names}, "
+                    "which this one has not",
                     "name the plan's machine with --machine FILE, or plan for this one: numapin plan --json",
                 )
 
