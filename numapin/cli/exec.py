@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from numapin.bounds import MAX_RANKS
-from numapin.cli.options import BINDING, request_from, topology_from
+from numapin.cli.options import BINDING, FilePath, request_from, topology_from
 from numapin.errors import UsageError
 from numapin.execute import enter, find_slice
 from numapin.started_by import launcher_cpus
@@ -34,7 +34,7 @@ _DECIDES: Final = [option.name for option in BINDING if option.name != "strict"]
 @click.command(name="exec", params=list(BINDING), context_settings={"allow_interspersed_args": False})
 @click.option(
     "--plan",
-    type=click.Path(),
+    type=FilePath(path_type=str),
     metavar="FILE",
     help="Take this task's part of a plan that was made once (numapin plan --json), without reading the machine. "
     "Default: what `numapin run` gave this rank, else plan.json in NUMAPIN_RUN_DIR, else a plan is made.",

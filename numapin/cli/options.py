@@ -39,11 +39,11 @@ class Parsed(click.ParamType):  # type: ignore[type-arg] # takes a type argument
 class FilePath(click.Path):
     """A path, which is not looked at here: whoever opens it says what is wrong."""
 
-    def __init__(self, *, dir_okay: bool = True) -> None:
-        super().__init__(path_type=Path, dir_okay=dir_okay)
+    def __init__(self, *, dir_okay: bool = True, path_type: type[str | Path] = Path) -> None:
+        super().__init__(path_type=path_type, dir_okay=dir_okay)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401
-        """Make a Path. Refuses a NUL, which no call of the system takes."""
+        """Make a path. Refuses a NUL, which no call of the system takes."""
         if "\0" in os.fspath(value):
             self.fail("a path cannot hold a NUL character", param, ctx)
         return super().convert(value, param, ctx)

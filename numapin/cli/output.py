@@ -5,6 +5,7 @@ Comes in: rich renderables of `view`, warnings, errors. Goes out: text on stdout
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from contextlib import nullcontext, suppress
@@ -72,5 +73,14 @@ def require_writable(path: Path | None, *, option: str) -> None:
     # Path.resolve raises RuntimeError where links lead in a circle.
     place = path if is_special(str(path)) else Path(os.path.realpath(path)).parent
     is_folder = os.path.isdir(path)  # noqa: PTH112 - Path.is_dir raises for a name that is too long
-    if is_folder or not os.access(place, os.W_OK):
+    if is_folder or not os.access(place, os.W_OK) or _is_too_long(path):
         raise UsageError(f"{path} cannot be written", f"choose another file for {option}")
+
+
+def _is_too_long(path: Path) -> bool:
+    """Return whether no file system takes the name."""
+    try:
+        os.lstat(path)
+    except OSError as error:
+        return error.errno == errno.ENAMETOOLONG
+    return False

@@ -13,7 +13,7 @@ from rich.table import Table
 from numapin import cpulist
 from numapin.view.words import policy, shortened
 
-_MOST: Final = 1024  # rows: more are a second's work, and nobody reads them
+_MOST: Final = 512  # rows: more are a second's work, and nobody reads them
 
 if TYPE_CHECKING:
     from numapin.plan import GpuRef, Plan, RankPlan

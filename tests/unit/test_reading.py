@@ -147,12 +147,12 @@ class TestCaptures:
         """Whatever the way ends with."""
         Path(capture.root, "sys", "link").symlink_to("/sys/a/file")
         Path(capture.root, "sys", "circle").symlink_to("circle")
-        before = len(os.listdir("/proc/self/fd"))
+        before = len(list(Path("/proc/self/fd").iterdir()))
         for path in ("sys/link", "sys/circle", "sys/a", "sys/missing", "sys/a/file/x", "sys/\0"):
             capture.data(path)
             capture.names(path)
             capture.link(path)
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert len(list(Path("/proc/self/fd").iterdir())) == before
 
     def test_a_large_file_is_read_in_part(self, capture: Tree) -> None:
         """A sparse one costs nothing to make."""
