@@ -5,7 +5,6 @@ Comes in: which benchmark, with which options. Goes out: a table or JSON (schema
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,6 +14,7 @@ import click
 
 from numapin.base.files import write_text_to
 from numapin.base.stderr import say
+from numapin.base.strict_json import encode
 from numapin.bench.cases import alloc as alloc_cases
 from numapin.bench.cases import exec as exec_cases
 from numapin.bench.cases import launch as launch_cases
@@ -23,7 +23,7 @@ from numapin.bench.cases import overlap as overlap_cases
 from numapin.bench.cases import transfer as transfer_cases
 from numapin.bench.machine import read_machine
 from numapin.cli.bench_run import SIZES, names_of, run, shared_options, with_quick
-from numapin.cli.options import topology_from
+from numapin.cli.options import FilePath, topology_from
 from numapin.cli.output import json_text, write
 from numapin.view import bench_layouts as layouts
 
@@ -55,7 +55,7 @@ def bench() -> None:
 @click.option("--seconds", type=click.FloatRange(0, min_open=True), default=0.1, help="Length of a window.")
 @shared_options(repeats=5, timeout_s=120)
 @click.option(
-    "--save", type=click.Path(path_type=Path), metavar="FILE",
+    "--save", type=FilePath(), metavar="FILE",
     help="Write a machine file that has GPUs of unknown node on the node that is fastest, if one is.",
 )  # fmt: skip
 def transfer(**given: Any) -> None:  # noqa: ANN401 - click passes options by name
@@ -196,7 +196,7 @@ def exec_(**given: Any) -> None:  # noqa: ANN401 - click passes options by name
     plan = make_plan(topology_from(gpu_nodes=None), Request(num_ranks=1))
     with TemporaryDirectory() as folder:
         path = Path(folder, "plan.json")
-        write_text_to(str(path), json.dumps(plan.to_json()), remedy="make room, or set TMPDIR")
+        write_text_to(str(path), encode(plan.to_json()), remedy="make room, or set TMPDIR")
         benchmark = exec_cases.exec_benchmark(given["peers"], plan=str(path), num_samples=given["samples"])
         settings = {"num_samples": given["samples"], "peers_are": {n: exec_cases.PEERS[n][1:] for n in given["peers"]}}
         run(benchmark, read_machine(), settings, given=given, layout=layouts.EXEC)

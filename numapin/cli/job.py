@@ -7,13 +7,12 @@ file; nothing is submitted.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from numapin.base import cpu_set, sizes
-from numapin.cli.options import BINDING, Parsed, request_from, topology_from
+from numapin.cli.options import BINDING, FilePath, Parsed, request_from, topology_from
 from numapin.cli.output import emit, warn, write
 from numapin.errors import UsageError
 from numapin.jobs import duration, kubernetes, lsf, mpi, pbs, slurm
@@ -42,7 +41,7 @@ _SHAPE: Final = (
     ),
     click.Option(
         ["--machine"],
-        type=click.Path(path_type=Path),
+        type=FilePath(),
         metavar="FILE",
         help="A machine file of the cluster's nodes (topo --save), for CPUs and memory; the plan for it is tried.",
     ),
@@ -52,9 +51,7 @@ _PROGRAM: Final = (
     click.Option(["-m", "--module"], is_flag=True, help="The script is a Python module."),
     click.Option(["--no-python"], is_flag=True, help="The script is a program."),
     click.Option(["--dataloader"], type=click.Choice(["torch", "numapin"]), default="torch", help="As in numapin run."),
-    click.Option(
-        ["--output"], type=click.Path(path_type=Path), metavar="FILE", help="Write the script here, not to stdout."
-    ),
+    click.Option(["--output"], type=FilePath(), metavar="FILE", help="Write the script here, not to stdout."),
 )
 _FORM: Final = click.Option(
     ["--form"],

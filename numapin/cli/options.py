@@ -36,6 +36,19 @@ class Parsed(click.ParamType):  # type: ignore[type-arg] # takes a type argument
             self.fail(f"{error}; {self._remedy}" if self._remedy else str(error), param, ctx)
 
 
+class FilePath(click.Path):
+    """A path, which is not looked at here: whoever opens it says what is wrong."""
+
+    def __init__(self, *, dir_okay: bool = True, path_type: type[str | Path] = Path) -> None:
+        super().__init__(path_type=path_type, dir_okay=dir_okay)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401
+        """Make a path. Refuses a NUL, which no call of the system takes."""
+        if "\0" in os.fspath(value):
+            self.fail("a path cannot hold a NUL character", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 def _parse_gpu_nodes(text: str) -> tuple[tuple[str, int], ...]:
     """Read pairs of a GPU (NVML index, UUID, PCI address), whatever it names, and its node: 0=1,1=1."""
     pairs = tuple(item.strip().rpartition("=") for item in text.split(","))
@@ -98,13 +111,13 @@ BINDING: tuple[click.Option, ...] = (
 MACHINE: tuple[click.Option, ...] = (
     click.Option(
         ["--root"],
-        type=click.Path(path_type=Path),
+        type=FilePath(),
         metavar="DIR",
         help="Read a captured machine: a directory with its sys/ and proc/.",
     ),
     click.Option(
         ["--machine"],
-        type=click.Path(path_type=Path),
+        type=FilePath(),
         metavar="FILE",
         help="Read a machine file: our JSON (topo --save), hwloc 2 or 3 XML, NCCL topology XML.",
     ),

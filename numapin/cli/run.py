@@ -9,7 +9,6 @@ import os
 import time
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,7 +16,7 @@ from click.shell_completion import CompletionItem
 
 from numapin.base import quoting
 from numapin.base.stderr import say
-from numapin.cli.options import BINDING, request_from, topology_from
+from numapin.cli.options import BINDING, FilePath, request_from, topology_from
 from numapin.cli.output import emit, require_writable, show, warn
 from numapin.cli.torch_import import importing_torch
 from numapin.errors import BindingRefused, UsageError
@@ -76,7 +75,7 @@ OPTIONS = (
     ),
     click.Option(
         ["--report"],
-        type=click.Path(path_type=Path, dir_okay=False),
+        type=FilePath(dir_okay=False),
         metavar="FILE",
         help="Write what each rank requested, was given and has (JSON); implies --verify.",
     ),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from numapin.base import quoting
+from numapin.base.bounds import MAX_RANKS
 from numapin.base.fields import Fields
 from numapin.errors import MachineError, UsageError
 from numapin.launcher import run_folder
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-_MAX_RANKS: Final = 4096
 _LIST: Final = "name the processes of one with: numapin verify --pid PID,… (or numapin top)"
 
 
@@ -163,7 +163,7 @@ class _Record:
 
 def _folder(named: str, environ: Mapping[str, str]) -> Path:
     """Return the folder of a run that was named by its path, or by the path's last part."""
-    if Path(named).is_dir():
+    if os.path.isdir(named):  # noqa: PTH112 - Path.is_dir raises for a name that is too long
         return Path(named).absolute()
     live = {Path(folder).name: Path(folder) for folder in run_folder.live_runs(environ)}
     if named not in live:
@@ -220,7 +220,7 @@ def _numbers(environs: Sequence[Mapping[str, str]]) -> list[int]:
 def _number(text: str) -> int | None:
     """Return a rank's number or how many there are; None for what no launcher says, of which no plan can be made."""
     told = identify.number(text)
-    return told if told is not None and told < _MAX_RANKS else None
+    return told if told is not None and told < MAX_RANKS else None
 
 
 def _default_plan(numbers: Sequence[int], environs: Sequence[Mapping[str, str]]) -> Plan:

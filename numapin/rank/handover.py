@@ -9,7 +9,6 @@ Each rank imports this before its program starts; making and finding the folders
 from __future__ import annotations
 
 import errno
-import json
 import os
 import sys
 from contextlib import contextmanager, suppress
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from numapin.base.files import replace_at, unwritten
 from numapin.base.folders import open_file, opened, require_own, require_stable
 from numapin.base.stderr import say
+from numapin.base.strict_json import encode
 from numapin.errors import NumapinError
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def records(folder: str) -> list[str]:
 
 def write_json(folder: str, name: str, content: object) -> None:
     """Write a JSON file into the folder, whole or not at all. Raises NumapinError that names it."""
-    text = json.dumps(content, indent=1) + "\n"
+    text = encode(content) + "\n"
     try:
         with _opened_to_write(folder) as descriptor:
             replace_at(descriptor, name, text, mode=0o600)
@@ -73,7 +73,7 @@ def _hand_over_plan(plan: dict[str, object], environ: MutableMapping[str, str]) 
     the ranks read plan.json.
     """
     environ.pop(PLAN_VARIABLE, None)
-    text = json.dumps(plan, separators=(",", ":"))
+    text = encode(plan, indent=None)
     fits = len(text) < _MAX_VARIABLE_BYTES
     if fits:
         environ[PLAN_VARIABLE] = text

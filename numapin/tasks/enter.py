@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.base import cpu_set
 from numapin.base.fields import Fields
+from numapin.base.regular_file import read_file
 from numapin.base.stderr import say
 from numapin.errors import MachineError
 from numapin.plan.model import GpuRef, Plan, RankPlan
@@ -84,14 +85,11 @@ def _virtual_rank(task: Task, environ: Mapping[str, str]) -> int | None:
 
 
 def read_plan_file(path: str) -> str:
-    """Return the text of the file that the user named, which may be anybody's, or a pipe. Raises MachineError."""
+    """Return the text of the file that the user named, which may be anybody's. Raises MachineError."""
     try:
-        with open(path, "rb") as file:
-            content = file.read(handover.MAX_FILE_BYTES + 1)
+        content = read_file(path, max_bytes=handover.MAX_FILE_BYTES, what="plan")
     except OSError as error:
         raise MachineError(f"{path} cannot be read: {error.strerror}", _WRITE_ONE) from None
-    if len(content) > handover.MAX_FILE_BYTES:
-        raise MachineError(f"{path} is larger than {handover.MAX_FILE_BYTES >> 20} MiB, which no plan is", _WRITE_ONE)
     return content.decode(errors="replace")
 
 

@@ -9,7 +9,6 @@ inference is traced, too.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import threading
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Final
 from numapin.base.files import replace_at
 from numapin.base.folders import FOLDER, open_file, opened
 from numapin.base.stderr import say
+from numapin.base.strict_json import encode
 from numapin.trace.pace import Followed, Pace
 from numapin.trace.watch import Watch
 
@@ -154,7 +154,7 @@ class Tracer:
         """Write the trace, if a step of it is whole, and the record."""
         num_steps = max(self.begun - bool(reason), 0)  # without one that was cut short
         own = {"rank": self.rank, "restart": self.restart, "step_unit": self.step_unit, "num_steps": num_steps}
-        profiler, name = self._stop(json.dumps(own | {"pins": self.pins, "loads": self._loads()})), None
+        profiler, name = self._stop(encode(own | {"pins": self.pins, "loads": self._loads()}, indent=None)), None
         if profiler is not None and num_steps:
             name = self.claim.stem + ".trace.json"
             _export(profiler, self.claim.with_name(name))
@@ -200,7 +200,7 @@ class Tracer:
             "reason": reason[:_LONGEST_REASON],
         }
         try:
-            _write(self.claim, json.dumps(record, indent=1) + "\n")
+            _write(self.claim, encode(record) + "\n")
         except OSError as error:
             say(f"warning: rank {self.rank}: {self.claim} cannot be written: {error.strerror}")
 
