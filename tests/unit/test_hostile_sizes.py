@@ -48,6 +48,7 @@ def test_hostile_files_are_answered_in_little_memory(kinds: tuple[str, ...], tmp
 
 
 @pytest.mark.alone
+@pytest.mark.timeout(900)
 def test_files_of_5_mb_are_answered_soon(tmp_path: Path) -> None:
     """With every view of a machine and every reader of a plan, in little memory; the time is the processor's."""
     rows = answered(tmp_path, *hostile.KINDS, num_bytes=5_000_000)
