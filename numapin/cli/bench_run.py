@@ -69,12 +69,19 @@ def shared_options(*, repeats: int, timeout_s: int) -> Callable[[F], F]:
     """Return what gives a command the options that every benchmark has."""
     path = FilePath()
     options = (
-        click.option("--repeats", type=click.IntRange(1), default=repeats, help="How often each runs, in turn."),
-        click.option("--timeout", type=click.FloatRange(1), default=timeout_s, help="Seconds for one peer once."),
-        click.option("--quick", is_flag=True, help="One repeat, and little of it: to see that everything runs."),
+        click.option(
+            "--repeats",
+            type=click.IntRange(1),
+            default=repeats,
+            help="Number of repeats, alternating between the peers.",
+        ),
+        click.option(
+            "--timeout", type=click.FloatRange(1), default=timeout_s, help="Time limit of one measurement in seconds."
+        ),
+        click.option("--quick", is_flag=True, help="Smoke test: one short repeat."),
         click.option("--json", "as_json", is_flag=True, help="Print the report as JSON."),
-        click.option("--output", type=path, metavar="FILE", help="Write the report to a file as well."),
-        click.option("--plot", type=path, metavar="FILE", help="Draw the figures into an SVG file."),
+        click.option("--output", type=path, metavar="FILE", help="Also write the report to a file."),
+        click.option("--plot", type=path, metavar="FILE", help="Draw the figures as SVG."),
     )
 
     def add(command: F) -> F:

@@ -66,18 +66,18 @@ _PLANNED: Final = ("tree", *_DRAWN)
 
 
 @click.command(params=[*MACHINE, GPU_NODES])
-@click.option("--format", "form", type=click.Choice([*_SHOWN, *_DRAWN]), default="tree", help="How to show it.")
-@click.option("--json", "form", flag_value="json", help="The same as --format json.")
+@click.option("--format", "form", type=click.Choice([*_SHOWN, *_DRAWN]), default="tree", help="Output format.")
+@click.option("--json", "form", flag_value="json", help="Same as --format json.")
 @click.option(
     "--plan",
     "plan_file",
     is_flag=False,
     flag_value=_NEW_PLAN,
     metavar="[FILE]",
-    help="Mark each rank's CPUs, memory and GPU: of a plan.json, or of the plan that `numapin plan` would make.",
+    help="Mark each rank's CPUs, memory and GPU, from a plan.json or from the plan that `numapin plan` would make.",
 )
-@click.option("--output", type=FilePath(), metavar="FILE", help="Where svg or html goes; else stdout.")
-@click.option("--save", type=FilePath(), metavar="FILE", help="Write a machine file instead.")
+@click.option("--output", type=FilePath(), metavar="FILE", help="Write the svg or html here (default: stdout).")
+@click.option("--save", type=FilePath(), metavar="FILE", help="Write a machine file instead of showing the machine.")
 def topo(
     form: str,
     plan_file: str | None,

@@ -60,17 +60,17 @@ _MOST_UNPACKED: Final = 64  # times the packed size: traces shrink to a tenth or
 _LEAST_UNPACKED: Final = 16 << 20
 
 _JSON: Final = click.Option(
-    ["--json", "as_json"], is_flag=True, help="Print the report as JSON; what the script prints goes to stderr."
+    ["--json", "as_json"], is_flag=True, help="Print the report as JSON; the script's own output goes to stderr."
 )
 _OUTPUT: Final = click.Option(
     ["--output"],
     type=FilePath(),
     metavar="DIR",
-    help="Where to write; each of several hosts in a folder of its own there. [numapin-trace-DATE]",
+    help="Folder for the traces; each of several hosts gets a subfolder. [numapin-trace-DATE]",
 )
 _OPTIONS: Final = (
-    click.Option(["--steps"], type=click.IntRange(1), default=20, metavar="N", help="Trace so many steps. [20]"),
-    click.Option(["--skip"], type=click.IntRange(1), default=10, metavar="N", help="After so many others. [10]"),
+    click.Option(["--steps"], type=click.IntRange(1), default=20, metavar="N", help="Number of steps to trace. [20]"),
+    click.Option(["--skip"], type=click.IntRange(1), default=10, metavar="N", help="Number of steps to skip first. [10]"),
     _OUTPUT,
     _JSON,
 )
