@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from numapin.base import cpu_set, sizes
-from numapin.cli.options import BINDING, Parsed, request_from, topology_from
+from numapin.cli.options import BINDING, MachinePath, Parsed, request_from, topology_from
 from numapin.cli.output import emit, warn, write
 from numapin.errors import UsageError
 from numapin.jobs import duration, kubernetes, lsf, mpi, pbs, slurm
@@ -42,9 +42,10 @@ _SHAPE: Final = (
     ),
     click.Option(
         ["--machine"],
-        type=click.Path(path_type=Path),
+        type=MachinePath(),
         metavar="FILE",
-        help="A machine file of the cluster's nodes (topo --save), for CPUs and memory; the plan for it is tried.",
+        help="A machine file of the cluster's nodes (topo --save) or a built-in machine (example:dgx-a100), for CPUs "
+        "and memory; the plan for it is tried.",
     ),
     click.Option(["--job-name"], default="", metavar="NAME", help="Default: the script's name."),
 )

@@ -17,6 +17,8 @@ from numapin.plan.request import Bind, Request, parse_gpus, parse_memory
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from click.shell_completion import CompletionItem
+
     from numapin.topology.model import Topology
 
 
@@ -34,6 +36,22 @@ class Parsed(click.ParamType):  # type: ignore[type-arg] # takes a type argument
             return self._parse(value)
         except ValueError as error:
             self.fail(f"{error}; {self._remedy}" if self._remedy else str(error), param, ctx)
+
+
+class MachinePath(click.Path):
+    """A machine file, or the name of a built-in machine, which completion offers besides files."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Complete names of built-in machines, and files."""
+        from click.shell_completion import CompletionItem
+
+        from numapin.topology.examples import example_names
+
+        names = [CompletionItem(name) for name in example_names() if name.startswith(incomplete)]
+        return [*names, *super().shell_complete(ctx, param, incomplete)]
 
 
 def _parse_gpu_nodes(text: str) -> tuple[tuple[str, int], ...]:
@@ -104,9 +122,10 @@ MACHINE: tuple[click.Option, ...] = (
     ),
     click.Option(
         ["--machine"],
-        type=click.Path(path_type=Path),
+        type=MachinePath(),
         metavar="FILE",
-        help="Read a machine file: our JSON (topo --save), hwloc 2 or 3 XML, NCCL topology XML.",
+        help="Read a machine file: our JSON (topo --save), hwloc 2 or 3 XML, NCCL topology XML; or a built-in machine, "
+        "such as example:dgx-a100 (topo --machine example: lists them).",
     ),
 )
 

@@ -10,6 +10,7 @@ Goes out: one frozen `Topology`.
     readings.py  PURE  what a source said, before it is judged; what PCI classes and speeds mean
     visible.py   PURE  what CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER make of the GPU list
     build.py     PURE  readings -> Topology: which source is believed for a GPU's node
+    examples.py  EDGE  machines known by name, each a machine file in machines/
     discover.py  EDGE  the only place that puts the sources together
     sources/           one module a source
 """
