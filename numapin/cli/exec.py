@@ -14,11 +14,11 @@ import click
 from numapin.base.bounds import MAX_RANKS
 from numapin.cli.options import BINDING, FilePath, request_from, topology_from
 from numapin.errors import UsageError
+from numapin.plan.gpus import settle_gpus
 from numapin.tasks.enter import enter, find_slice
 from numapin.tasks.identify import cpus_of_job, find_task
 from numapin.tasks.launcher import launcher_cpus
 from numapin.tasks.plan import has_own_cpus, plan_task
-from numapin.topology.visible import environment_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -73,10 +73,10 @@ def exec(ctx: click.Context, /, command: tuple[str, ...], plan: str | None, **gi
 def _planned(task: Task, binding: Mapping[str, Any]) -> Slice:
     """Read the machine as this task may use it, and plan."""
     topology = topology_from(gpu_nodes=binding["gpu_nodes"])
-    request = request_from(dict(binding), num_ranks=None)
+    request, shown = settle_gpus(topology, request_from(dict(binding), num_ranks=None))
     own_cpus = has_own_cpus(
         topology.allowed.cpus, launcher=launcher_cpus(task), limit=cpus_of_job(os.environ), size=task.size
     )
     part = plan_task(topology, request, task, own_cpus=own_cpus)
-    os.environ.update(environment_for(topology, binding["gpus"]))
+    os.environ.update(shown)
     return part

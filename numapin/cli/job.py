@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from numapin.base import cpu_set, sizes
-from numapin.cli.options import BINDING, FilePath, Parsed, request_from, topology_from
+from numapin.cli.options import BINDING, FilePath, MachinePath, Parsed, request_from, topology_from
 from numapin.cli.output import emit, warn, write
 from numapin.errors import UsageError
 from numapin.jobs import duration, kubernetes, lsf, mpi, pbs, slurm
@@ -41,9 +41,10 @@ _SHAPE: Final = (
     ),
     click.Option(
         ["--machine"],
-        type=FilePath(),
+        type=MachinePath(),
         metavar="FILE",
-        help="Machine file of the cluster's hosts (topo --save), for CPUs and memory. Its plan is checked.",
+        help="Machine file of the cluster's hosts (topo --save), or a built-in machine (example:dgx-a100), for CPUs "
+        "and memory. Its plan is checked.",
     ),
     click.Option(["--job-name"], default="", metavar="NAME", help="Name of the job (default: the script's name)."),
 )

@@ -17,6 +17,8 @@ from numapin.plan.request import Bind, Request, parse_gpus, parse_memory
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from click.shell_completion import CompletionItem
+
     from numapin.topology.model import Topology
 
 
@@ -47,6 +49,19 @@ class FilePath(click.Path):
         if "\0" in os.fspath(value):
             self.fail("a path cannot hold a NUL character", param, ctx)
         return super().convert(value, param, ctx)
+
+
+class MachinePath(FilePath):
+    """A machine file, or the name of a built-in machine, which completion offers besides files."""
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Complete names of built-in machines, and files."""
+        from click.shell_completion import CompletionItem
+
+        from numapin.topology.examples import example_names
+
+        names = [CompletionItem(name) for name in example_names() if name.startswith(incomplete)]
+        return [*names, *super().shell_complete(ctx, param, incomplete)]
 
 
 def _parse_gpu_nodes(text: str) -> tuple[tuple[str, int], ...]:
@@ -123,9 +138,10 @@ MACHINE: tuple[click.Option, ...] = (
     ),
     click.Option(
         ["--machine"],
-        type=FilePath(),
+        type=MachinePath(),
         metavar="FILE",
-        help="Read a machine file: numapin JSON (topo --save), hwloc 2 or 3 XML, NCCL topology XML.",
+        help="Read a machine file: numapin JSON (topo --save), hwloc 2 or 3 XML, NCCL topology XML; or a built-in "
+        "machine, e.g. example:dgx-a100 (topo --machine example: lists them).",
     ),
 )
 

@@ -58,6 +58,7 @@ def plan(form: str, nproc_per_node: int | None, root: Path | None, machine: Path
     Examples:
       numapin plan                                   for this machine
       numapin plan --machine dgx.json --bind socket  for another one
+      numapin plan --machine example:dgx-a100        for a built-in one (numapin topo --machine example:)
       numapin plan --nproc-per-node 4 --json         for scripts
     """  # noqa: D301 - \b is click's mark for a paragraph that is kept as it is
     topology = topology_from(gpu_nodes=binding["gpu_nodes"], root=root, machine=machine)

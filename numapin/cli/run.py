@@ -24,10 +24,11 @@ from numapin.launcher import preload
 from numapin.launcher.lost_gpus import require_gpus
 from numapin.launcher.rehearse import rehearse
 from numapin.launcher.run_folder import run_directory
+from numapin.plan.gpus import settle_gpus
 from numapin.plan.make import default_num_ranks, make_plan
 from numapin.rank.signals import open_mailbox
 from numapin.system import oom
-from numapin.topology.visible import environment_for, first_visible
+from numapin.topology.visible import first_visible
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser
@@ -112,9 +113,9 @@ def run(arguments: tuple[str, ...]) -> None:
 def start(job: Job, options: dict[str, Any], mailbox: Mailbox, *, trace: str = "") -> None:
     """Read the machine, plan, and run the job to its end; `trace` is what the hook in the ranks is told."""
     topology = topology_from(gpu_nodes=options["gpu_nodes"])
-    environment = {**environment_for(topology, options["gpus"]), **_hook_environment(job, options, trace)}
-    plan = make_plan(topology, _request(job, options, topology, environment))
-    plan = rehearse(plan, strict=options["strict"])
+    request, shown = _request(job, options, topology)
+    environment = {**shown, **_hook_environment(job, options, trace)}
+    plan = rehearse(make_plan(topology, request), strict=options["strict"])
 
     _announce(plan, topology, quiet=options["quiet"] and not options["dry_run"])
     if options["dry_run"]:
@@ -162,12 +163,13 @@ def parse(
     return job, click.Command("run", params=[*OPTIONS, *options]).make_context(parser.prog, list(job.own)).params
 
 
-def _request(job: Job, options: dict[str, Any], topology: Topology, environment: Mapping[str, str]) -> Request:
-    """Put together what the binding options, torchrun's options and the GPUs that CUDA shows ask for."""
-    request = request_from(options, num_ranks=_num_ranks(job, topology), numa_binding=job.numa_binding)
-    if not job.arguments.virtual_local_rank:
-        return request
-    return replace(request, rank_gpus=_gpus_of_virtual_ranks(topology, {**os.environ, **environment}))
+def _request(job: Job, options: dict[str, Any], topology: Topology) -> tuple[Request, dict[str, str]]:
+    """Return what the options ask for, torchrun's too, and the environment that shows CUDA the GPUs of --gpus."""
+    asked = request_from(options, num_ranks=_num_ranks(job, topology), numa_binding=job.numa_binding)
+    request, shown = settle_gpus(topology, asked)
+    if job.arguments.virtual_local_rank:
+        request = replace(request, rank_gpus=_gpus_of_virtual_ranks(topology, {**os.environ, **shown}))
+    return request, shown
 
 
 def _num_ranks(job: Job, topology: Topology) -> int | None:

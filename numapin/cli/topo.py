@@ -7,6 +7,7 @@ HTML) on stdout or in a file; or a machine file.
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -17,11 +18,11 @@ from numapin.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from numapin.plan.model import Plan
     from numapin.topology.model import Topology
 
+_LIST: Final = "example:"  # --machine with this and no name lists the built-in machines
 _NEW_PLAN: Final = ""  # what --plan without a file means
 
 
@@ -95,8 +96,13 @@ def topo(
       numapin topo --format svg --plan RUN/plan.json > topo.svg
       numapin topo --save dgx.json        to plan for this machine elsewhere:
       numapin plan --machine dgx.json
+      numapin topo --machine example:     list the built-in machines
+      numapin topo --machine example:dgx-a100
     """  # noqa: D301 - \b is click's mark for a paragraph that is kept as it is
     _check(form, plan_file, output)
+    if str(machine["machine"]) == _LIST:
+        _list_examples()
+        return
     topology = topology_from(**machine)
     if save is not None:
         write(json_text(topology.to_json()), save, option="--save")
@@ -112,6 +118,17 @@ def topo(
     else:
         write(text, output, option="--output")
     warn((plan or topology).warnings)
+
+
+def _list_examples() -> None:
+    """Print the name of each built-in machine and what it is."""
+    from numapin.topology.examples import example_names
+
+    for name in example_names():
+        topology = topology_from(gpu_nodes=None, machine=Path(name))
+        title = (topology.host or "").removeprefix(_LIST).strip()
+        counts = f"{len(topology.cpu_nodes)} nodes with CPUs, {len(topology.cpus)} CPUs, {len(topology.gpus)} GPUs"
+        emit(f"{name:<18} {title}: {counts}\n")
 
 
 def _check(form: str, plan_file: str | None, output: Path | None) -> None:

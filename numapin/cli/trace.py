@@ -66,11 +66,11 @@ _OUTPUT: Final = click.Option(
     ["--output"],
     type=FilePath(),
     metavar="DIR",
-    help="Folder for the traces; each of several hosts gets a subfolder. [numapin-trace-DATE]",
+    help="Folder for the traces; each host gets a subfolder. [numapin-trace-DATE]",
 )
 _OPTIONS: Final = (
-    click.Option(["--steps"], type=click.IntRange(1), default=20, metavar="N", help="Number of steps to trace. [20]"),
-    click.Option(["--skip"], type=click.IntRange(1), default=10, metavar="N", help="Number of steps to skip first. [10]"),
+    click.Option(["--steps"], type=click.IntRange(1), default=20, metavar="N", help="Steps to trace. [20]"),
+    click.Option(["--skip"], type=click.IntRange(1), default=10, metavar="N", help="Steps to skip first. [10]"),
     _OUTPUT,
     _JSON,
 )

@@ -132,7 +132,7 @@ def _of_device(online: frozenset[int], device_index: int, environ: Mapping[str, 
         if gpu is None or gpu.node is None:
             what = "which GPU it is" if gpu is None else "its NUMA node"
             return _unbound(online, f"cuda:{device_index}: {what} is unknown; {_SAY_IT}")
-        rank = make_plan(topology, Request(gpus=(str(gpu.index),), num_ranks=1)).ranks[0]
+        rank = make_plan(topology, Request(rank_gpus=(gpu.index,), num_ranks=1)).ranks[0]
     except (MachineError, PlanError) as error:
         return _unbound(online, f"cuda:{device_index}: its NUMA node is unknown: {error.message}; {error.hint}")
     return _of_rank(rank, online, f"cuda:{device_index}: {rank.reason}")

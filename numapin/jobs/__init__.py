@@ -14,5 +14,4 @@ Comes in: a `JobRequest`. Goes out: the text of a script or manifest, a function
     pbs.py         PURE  qsub
     lsf.py         PURE  bsub
     kubernetes.py  PURE  an Indexed Job with its Service, or Kubeflow's PyTorchJob
-    yaml.py        PURE  YAML with comments
 """

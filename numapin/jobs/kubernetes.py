@@ -8,15 +8,18 @@ runs `numapin run`, which takes PET_* variables as torchrun does.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
+from io import StringIO
 from typing import TYPE_CHECKING, Final
 
 from numapin.errors import UsageError
-from numapin.jobs import shell, yaml
+from numapin.jobs import shell
 from numapin.jobs.image import in_registry
 from numapin.jobs.request import Kind
-from numapin.jobs.yaml import Noted
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numapin.jobs.request import JobRequest
 
 _PORT: Final = 29500
@@ -27,6 +30,11 @@ _RETRIES: Final = 3
 # Random, the same in all pods of one Job, and new for each: what the rendezvous is signed with.
 _JOB_UID: Final = "metadata.labels['controller-uid']"
 _QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
+_INDENT: Final = 2  # of a mapping in a mapping or sequence
+_NEVER_FOLDED: Final = 1 << 30  # characters in a line
+# Strings that every YAML reader takes for strings, and the words among them that a YAML 1.1 reader does not.
+_PLAIN: Final = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
+_NOT_PLAIN: Final = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
 
 _CPUS: Final = """\
 Whole CPUs, and limits equal to requests: the QoS class Guaranteed, for which the kubelet's static CPU
@@ -37,11 +45,19 @@ and says so; a profile of your own that allows both calls does as well."""
 _SHM: Final = "torch's DataLoader passes batches through /dev/shm, which has 64 MiB in a pod. numapin's does not."
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noted:
+    """The value of a key, and a comment of one or more lines to write above that key."""
+
+    value: object
+    note: str
+
+
 def build(request: JobRequest) -> str:
     """Return the manifest. Raises UsageError for what a pod needs and was not given."""
     _require(request)
     documents = _job(request) if request.kind is Kind.JOB else [_pytorchjob(request)]
-    return "".join(yaml.document(document) for document in documents)
+    return "".join(yaml_document(document) for document in documents)
 
 
 def warnings(request: JobRequest) -> tuple[str, ...]:
@@ -216,3 +232,64 @@ def _resources(request: JobRequest) -> dict[str, object]:
 def _unexpanded(text: str) -> str:
     """Return text that Kubernetes leaves as it is: in commands and arguments it puts variables in for $(NAME)."""
     return re.sub(r"\$\$+|\$(?=\()", lambda dollars: dollars[0] * 2, text)
+
+
+# --- YAML ------------------------------------------------------------------------------------------------------------
+
+
+def yaml_document(value: Mapping[str, object]) -> str:
+    """Return a mapping as a YAML document, starting with `---`, that YAML 1.1 and 1.2 readers take the same way."""
+    from ruamel.yaml import YAML  # here: no other command needs it
+
+    writer = YAML()
+    writer.explicit_start = True
+    writer.allow_unicode = False  # invisible characters are escaped
+    writer.width = _NEVER_FOLDED
+    text = StringIO()
+    writer.dump(_yaml_node(value, column=0), text)
+    return text.getvalue()
+
+
+def _yaml_node(value: object, *, column: int) -> object:
+    """Return a value as ruamel.yaml's types, with quotes and comments; `column` is where the keys of a mapping start.
+
+    Nothing is shared between two nodes: the writer would make an anchor and an alias of it.
+    """
+    from ruamel.yaml.comments import CommentedMap, CommentedSeq
+
+    if isinstance(value, list):
+        return CommentedSeq([_yaml_node(item, column=_inner_column(item, column)) for item in value])
+    if not isinstance(value, dict):
+        return _yaml_scalar(value)
+    node = CommentedMap()
+    for key, item in value.items():
+        name = _yaml_scalar(key)
+        inner = item.value if isinstance(item, Noted) else item
+        node[name] = _yaml_node(inner, column=_inner_column(inner, column))
+        if isinstance(item, Noted):
+            node.yaml_set_comment_before_after_key(name, before=item.note, indent=column)
+    return node
+
+
+def _inner_column(value: object, column: int) -> int:
+    """Return the column of a value inside a mapping or sequence at `column`; only mappings are indented."""
+    return column + (_INDENT if isinstance(value, dict) else 0)
+
+
+def _yaml_scalar(value: object) -> object:
+    """Return a string with quotes wherever a reader might take it for anything else; other values as they are."""
+    from ruamel.yaml.scalarstring import DoubleQuotedScalarString, LiteralScalarString
+
+    if not isinstance(value, str):
+        return value
+    if _is_block(value):
+        return LiteralScalarString(value)
+    is_plain = _PLAIN.fullmatch(value) and value.lower() not in _NOT_PLAIN
+    return value if is_plain else DoubleQuotedScalarString(value)
+
+
+def _is_block(text: str) -> bool:
+    """Return whether text can be written as it is: several lines of visible ASCII, none empty or ending in a space."""
+    lines = text.split("\n")
+    is_clean = all(line.strip() and line == line.rstrip() and line.isascii() and line.isprintable() for line in lines)
+    return len(lines) > 1 and is_clean and not lines[0].startswith(" ")

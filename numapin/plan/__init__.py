@@ -7,6 +7,7 @@ Comes in: a `Topology` and a `Request`. Goes out: a `Plan`, with a reason for ev
     request.py  PURE  what the user asked for
     model.py    PURE  Plan and RankPlan, and their JSON
     make.py     PURE  make_plan: the stage itself
+    gpus.py     PURE  the GPU of each rank, and what shows CUDA the GPUs of --gpus
     cpus.py     PURE  the CPUs of each rank
     memory.py   PURE  the memory of each rank
 """

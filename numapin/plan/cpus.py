@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from numapin.base import cpu_set
 from numapin.errors import PlanError, UsageError
+from numapin.plan.gpus import rank_gpus
 from numapin.plan.request import Bind, Request
 from numapin.topology.address import pci_order
 
@@ -130,7 +131,7 @@ def _usable_cpus(topology: Topology, request: Request) -> frozenset[int]:
 
 def _seats(machine: Machine, request: Request) -> list[Draft]:
     """Seat every rank on its GPU, or on a node where there are no GPUs; each seat says why, and whether it is bound."""
-    gpus = _rank_gpus(machine.topology, request)
+    gpus = rank_gpus(machine.topology, request)
     num_ranks = request.num_ranks or max(1, len(gpus))
     if not gpus:
         return _spread(machine, request, num_ranks)
@@ -140,31 +141,6 @@ def _seats(machine: Machine, request: Request) -> list[Draft]:
             "start fewer ranks with --nproc-per-node",
         )
     return [_seat(rank, gpus[rank % len(gpus)], request) for rank in range(num_ranks)]
-
-
-def _rank_gpus(topology: Topology, request: Request) -> tuple[Gpu | None, ...]:
-    """Return the GPUs in the order of the ranks; None is one that cannot be known."""
-    if request.rank_gpus is not None:
-        by_index = {gpu.index: gpu for gpu in topology.gpus}
-        return tuple(None if index is None else by_index[index] for index in request.rank_gpus)
-    chosen = _chosen_gpus(topology, request)
-    return tuple(None if request.gpus is None and gpu.cuda_index is None else gpu for gpu in chosen)
-
-
-def _chosen_gpus(topology: Topology, request: Request) -> tuple[Gpu, ...]:
-    visible = topology.visible_gpus
-    if request.gpus is None:
-        return visible
-    chosen = tuple(topology.find_gpu(key, option="--gpus") for key in request.gpus)
-    hidden = [gpu for gpu in chosen if gpu not in visible]
-    if hidden or not chosen:
-        names = ", ".join(gpu.label for gpu in hidden) or "nothing"
-        seen = ", ".join(gpu.label for gpu in visible) or "none"
-        raise UsageError(f"--gpus names {names}; CUDA_VISIBLE_DEVICES shows {seen}", "unset CUDA_VISIBLE_DEVICES")
-    indices = [gpu.index for gpu in chosen]
-    if len(set(indices)) < len(indices):
-        raise UsageError(f"--gpus names a GPU twice: {indices}", "for several ranks per GPU: --nproc-per-node N")
-    return chosen
 
 
 def _seat(rank: int, gpu: Gpu | None, request: Request) -> Draft:

@@ -60,7 +60,7 @@ class Request:
 
     `memory` None is `preferred`, or `none` with `--bind none`. `num_ranks` None is one rank per visible GPU, or one
     rank where there is none. `gpus` are NVML indices, UUIDs or PCI addresses, in the order of the ranks. `rank_gpus`
-    is for ranks that see one GPU each (--virtual-local-rank): the NVML index of every rank's, None where it is unknown.
+    are the NVML indices of the ranks' GPUs once they are known, None where one is unknown; they win over `gpus`.
     """
 
     bind: Bind = Bind.NODE

@@ -26,13 +26,13 @@ from numapin.base.printable import printable
 from numapin.errors import UsageError
 from numapin.launcher import run_folder
 from numapin.launcher.rehearse import in_thread, rehearse
+from numapin.plan.gpus import settle_gpus
 from numapin.plan.make import default_num_ranks, make_plan
 from numapin.plan.request import Bind, Request, parse_bind, parse_gpus, parse_memory
 from numapin.rank import handover, shim, signals
 from numapin.spawning import meeting
 from numapin.spawning.ranks import Rank, none_left, results_of
 from numapin.topology.discover import discover
-from numapin.topology.visible import environment_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -100,10 +100,10 @@ def spawn(  # noqa: PLR0913 - the options of the command line
         reserve_cpus=_read("reserve_cpus", cpu_set.parse, reserve_cpus) or frozenset(),
         gpus=_read("gpus", parse_gpus, gpus),
     )
+    request, environment = settle_gpus(topology, request)
     plan = rehearse(make_plan(topology, request), strict=strict, within=in_thread)
     for text in plan.warnings:
         warnings.warn(printable(f"numapin.spawn: {text}"), RuntimeWarning, stacklevel=2)
-    environment = environment_for(topology, request.gpus)
     with _meeting(plan, environment) as (variables, port), none_left(shutdown_timeout) as ranks:
         _start(plan, ranks, variables, payload, fds, port.fileno())
         return results_of(ranks, timeout_s=timeout)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from numapin.base import cpu_set
 from numapin.errors import UsageError
+from numapin.plan.gpus import in_turn
 from numapin.plan.make import inexact_warnings, make_plan
 from numapin.plan.request import Bind
 from numapin.tasks.slice import Slice
@@ -36,8 +37,9 @@ def has_own_cpus(own: frozenset[int], *, launcher: frozenset[int] | None, limit:
 def plan_task(topology: Topology, request: Request, task: Task, *, own_cpus: bool) -> Slice:
     """Plan for the tasks of this host inside what is allowed, and return this task's part.
 
-    With `own_cpus` the plan is for this task alone. A task that sees one GPU uses that one, whatever its rank. Raises
-    what `make_plan` raises, and UsageError where the number of tasks matters and is unknown.
+    With `own_cpus` the plan is for this task alone. A task that sees one GPU uses that one, whatever its rank. The GPUs
+    that --gpus names are those of `settle_gpus`: in `rank_gpus`. Raises what `make_plan` raises, and UsageError where
+    the number of tasks matters and is unknown.
     """
     allowed = cpu_set.render(topology.allowed.cpus)
     notes: tuple[str, ...] = ()
@@ -56,8 +58,8 @@ def plan_task(topology: Topology, request: Request, task: Task, *, own_cpus: boo
 
 def _alone(topology: Topology, request: Request, task: Task) -> Request:
     alone = replace(request, num_ranks=1)
-    if request.gpus:
-        return replace(alone, gpus=(request.gpus[task.rank % len(request.gpus)],))
+    if request.rank_gpus:
+        return replace(alone, rank_gpus=(request.rank_gpus[task.rank % len(request.rank_gpus)],))
     if not topology.visible_gpus:
         return alone
     gpu = topology.visible_gpus[task.rank % len(topology.visible_gpus)]
@@ -67,7 +69,9 @@ def _alone(topology: Topology, request: Request, task: Task) -> Request:
 def _among(topology: Topology, request: Request, task: Task, size: int) -> Request:
     visible = topology.visible_gpus
     among = replace(request, num_ranks=size)
-    if request.gpus or len(visible) != 1:
+    if request.rank_gpus:
+        return replace(among, rank_gpus=in_turn(request.rank_gpus, size))
+    if len(visible) != 1:
         return among
     return replace(among, rank_gpus=tuple(gpu.index for gpu in _gpus_of_all(topology, visible[0], task, size)))
 
@@ -87,7 +91,7 @@ def _size(topology: Topology, request: Request, task: Task) -> tuple[int, tuple[
     """Return the number of tasks; where nobody told, one per GPU. Raises UsageError where that cannot be."""
     if task.size is not None:
         return task.size, ()
-    seen = len(request.gpus) if request.gpus else len(topology.visible_gpus)
+    seen = len(request.rank_gpus) if request.rank_gpus else len(topology.visible_gpus)
     assumed = seen if seen > 1 else len(topology.gpus)
     if task.rank < assumed:
         return assumed, (f"assumed: {assumed} tasks on this host, one per GPU; nobody told, see --local-size",)

@@ -11,6 +11,7 @@ Goes out: one frozen `Topology`.
     visible.py   PURE  what CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER make of the GPU list
     links.py     PURE  readings -> links between GPUs and NICs
     build.py     PURE  readings -> Topology: which source is believed for a GPU's node
+    examples.py  EDGE  machines known by name, each a machine file in machines/
     discover.py  EDGE  the only place that puts the sources together
     sources/           one module a source
 """

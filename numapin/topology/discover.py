@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from numapin.topology.readings import Readings
 
+_EXAMPLE: Final = "example:"  # the name of a built-in machine starts so: examples.py, which is imported only then
 _SAVE: Final = "write a machine file with: numapin topo --save FILE"
 _MAX_FILE_BYTES: Final = 64 << 20  # lstopo writes about 30 MB for 4096 CPUs
 
@@ -31,7 +32,7 @@ def discover(
     environ: Mapping[str, str] | None = None,
     gpu_nodes: Iterable[tuple[str, int]] = (),
 ) -> Topology:
-    """Read the live host, a sysfs root below `root`, or the machine file `machine`.
+    """Read the live host, a sysfs root below `root`, or the machine file `machine`, which may be `example:NAME`.
 
     `environ` gives CUDA_VISIBLE_DEVICES, CUDA_DEVICE_ORDER and NCCL_TOPO_FILE, which apply to the live host only: they
     say nothing about another machine. `gpu_nodes` are pairs of a GPU (index, UUID, PCI address) and its node, which win
@@ -89,7 +90,11 @@ def _read_root(root: Path, *, source: str | None = None) -> Readings:
 
 
 def _load(path: Path) -> Topology:
-    """Load a machine file: our JSON, hwloc 2 or 3 XML, or NCCL topology XML; the content says which."""
+    """Load a built-in machine by name, or a file: our JSON, hwloc 2 or 3 XML, NCCL topology XML, by its content."""
+    if str(path).startswith(_EXAMPLE):
+        from numapin.topology.examples import read_example
+
+        return Topology.from_json(read_example(str(path)), source=str(path))
     text = _read_text(path)
     start = text.lstrip()[:1]
     if start == "{":

@@ -25,13 +25,12 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from numapin.errors import UsageError
 from numapin.topology.address import pci_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from numapin.topology.model import Gpu, Topology
+    from numapin.topology.model import Gpu
 
 _INDEX: Final = re.compile(r"[ \t\n\v\f\r]*([+-]?0*\d{1,9})(?!\d)", re.ASCII)
 _HEX: Final = re.compile(r"[0-9a-f]+")
@@ -69,24 +68,6 @@ def apply_visibility(
     cuda_index = {device.gpu.index: position for position, device in enumerate(choice.devices)}
     seen = (replace(gpu, visible=gpu.index in cuda_index, cuda_index=cuda_index.get(gpu.index)) for gpu in gpus)
     return tuple(seen), choice.notes
-
-
-def environment_for(topology: Topology, keys: Iterable[str] | None) -> dict[str, str]:
-    """Return what shows CUDA the GPUs that --gpus names, by UUID, in the order of the ranks. Raises UsageError."""
-    gpus = [topology.find_gpu(key, option="--gpus") for key in keys or ()]
-    if not gpus:
-        return {}
-    for gpu in gpus:
-        if gpu.uuid is None:
-            raise UsageError(
-                f"--gpus: the UUID of {gpu.label} is unknown; only NVML tells", "see why with: numapin topo"
-            )
-        if gpu.mig:
-            raise UsageError(
-                f"--gpus: {gpu.label} is cut into {len(gpu.mig)} MIG instances, which it cannot choose from",
-                f"name one: CUDA_VISIBLE_DEVICES={gpu.mig[0].uuid}",
-            )
-    return {"CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in gpus if gpu.uuid)}
 
 
 def first_visible(gpus: tuple[Gpu, ...], *, visible_devices: str | None, device_order: str | None) -> int | None:

@@ -248,6 +248,39 @@ def test_completion_of_run() -> None:
     assert done.out.splitlines() == ["plain,--bind"]
 
 
+class TestBuiltInMachines:
+    """--machine example:NAME."""
+
+    def test_topo_lists_them(self) -> None:
+        """Without a name it lists them all with what they are; each of them can be typed."""
+        done = numapin("topo", "--machine", "example:")
+        assert (done.status, done.err) == (0, "")
+        names = [line.split()[0] for line in done.out.splitlines()]
+        assert names == [f"example:{name}" for name in ("dgx-a100", "dgx-h100", "gb200", "ndv4", "p4d")]
+        assert "DGX A100: 8 nodes with CPUs, 256 CPUs, 8 GPUs" in done.out
+
+    def test_they_work_wherever_a_machine_file_does(self) -> None:
+        """`topo`, `plan` and `job` take them; a plan has a rank for each GPU though this host has none."""
+        assert numapin("topo", "--machine", "example:dgx-a100").out.startswith("example: DGX A100  128 cores")
+        plan = json.loads(numapin("plan", "--machine", "example:gb200", "--json").out)
+        assert [rank["node"] for rank in plan["ranks"]] == [0, 0, 1, 1]
+        assert "--gpus-per-node=8" in numapin("job", "slurm", "--machine", "example:p4d", "train.py").out
+
+    def test_an_unknown_name_is_a_usage_error(self) -> None:
+        """The hint lists the names."""
+        done = numapin("plan", "--machine", "example:dgx")
+        assert (done.status, done.out) == (2, "")
+        assert "example:dgx: there is no built-in machine" in done.err
+        assert "hint: use example:dgx-a100, example:dgx-h100" in done.err
+
+    def test_the_shell_completes_them(self) -> None:
+        """Their names are offered, and files."""
+        done = numapin(COMP_WORDS="numapin job slurm --machine ex", COMP_CWORD="4", _NUMAPIN_COMPLETE="bash_complete")
+        *names, files = done.out.splitlines()
+        assert "plain,example:ndv4" in names
+        assert files == "file,ex"
+
+
 def test_no_colour_in_files(dgx: str) -> None:
     """Text that does not go to a terminal has no escape codes."""
     for command in (["topo"], ["plan"], ["topo", "--format", "matrix"]):

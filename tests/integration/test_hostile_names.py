@@ -326,7 +326,9 @@ def of_run(folder: Path) -> dict[str, Shown]:
         "dry": ("run", "--nproc-per-node", "1", "--dry-run", f"{FILE}.py", *_ARGUMENTS),
         "fails": ("run", *options, f"{FILE}.py"),
     }
-    return dict(zip(lines, _each(list(lines.values()), folder, "numapin.torchrun", "numapin.launch"), strict=True))
+    return dict(
+        zip(lines, _each(list(lines.values()), folder, "numapin.launcher.torchrun", "numapin.launch"), strict=True)
+    )
 
 
 @pytest.mark.parametrize("says", [says for _, says in _WRONG_FOR_RUN])

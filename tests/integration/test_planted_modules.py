@@ -21,7 +21,8 @@ pytestmark = pytest.mark.xdist_group("planted")  # the commands are started once
 
 _INSTALLED: Final = shutil.which("numapin", path=str(Path(sys.executable).parent))
 _PACKAGES: Final = ("click", "dill", "libnuma", "markdown_it", "numa", "numapin", "numpy", "pygments", "pynvml", "rich",
-                    "sitecustomize", "spdl", "torch", "torchdata", "triton", "usercustomize", "yaml")  # fmt: skip
+                    "ruamel", "sitecustomize", "spdl", "torch", "torchdata", "triton", "usercustomize",
+                    "yaml")  # fmt: skip
 
 # Every module that anything here could ask for leaves a file with its name. os is imported before the first of them.
 _PLANTED: Final = "import os\nopen(os.path.join(os.environ['LEFT'], __name__), 'w').close()\n"
@@ -63,6 +64,8 @@ _COMMANDS: Final = {
     "verify": ("verify", "--pid", "{pid}"),
     "top": ("top", "--once", "--pid", "{pid}"),
     "job": ("job", "slurm", "--nodes", "2", "--gpus-per-node", "2", "train.py"),
+    "job kubernetes": ("job", "kubernetes", "--gpus-per-node", "2", "--cpus-per-task", "4", "--mem-per-node", "8G",
+                       "--container", "a/b:c", "train.py"),
     "spawn": ("{spawns}",),
 }  # fmt: skip
 

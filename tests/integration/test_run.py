@@ -400,7 +400,7 @@ class TestBadInput:
             (["--no-python", "-m", "python3"], 2, "torchrun does not take this: Don't use both the '--no-python' flag"),
             (["--nproc-per-node", "gpu", "s.py"], 2, "--nproc-per-node gpu: CUDA shows no GPU"),
             (["--bind", "none", "--cpus-per-rank", "1", "s.py"], 2, "--cpus-per-rank with --bind none binds nothing"),
-            (["--bind", "exclusive", "--nproc-per-node", "5000", "s.py"], 4, "want cores of their own but share"),
+            (["--bind", "exclusive", "--nproc-per-node", "4096", "s.py"], 4, "want cores of their own but share"),
             (["--reserve-cpus", f"0-{os.cpu_count()}", "s.py"], 2, "do not exist"),
             (["--reserve-cpus", ",".join(map(str, CPUS)), "s.py"], 4, "no CPU is left"),
         ],

@@ -12,15 +12,16 @@ from hypothesis import strategies as st
 from numapin.errors import UsageError
 from numapin.jobs import duration, kubernetes
 from numapin.jobs.request import JobRequest, name_of
-from numapin.jobs.yaml import document
 
 SECONDS = st.integers(1, 400 * 24 * 3600)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+LINES = st.lists(st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=20), min_size=2, max_size=4)
+WORDS = TEXT | LINES.map("\n".join)
 VALUES = st.recursive(
-    st.one_of(st.booleans(), st.integers(), TEXT),
+    st.one_of(st.booleans(), st.integers(), WORDS),
     lambda inner: st.one_of(
-        st.dictionaries(TEXT, inner, max_size=4),
-        st.lists(st.one_of(TEXT, st.integers(), st.dictionaries(TEXT, inner, min_size=1, max_size=4)), max_size=4),
+        st.dictionaries(WORDS, inner, max_size=4),
+        st.lists(st.one_of(WORDS, st.integers(), st.dictionaries(TEXT, inner, min_size=1, max_size=4)), max_size=4),
     ),
     max_leaves=20,
 )
@@ -77,16 +78,40 @@ def test_every_script_has_a_name_for_kubernetes(text: str) -> None:
     assert re.fullmatch(r"[a-z]([a-z0-9-]{0,50}[a-z0-9])?", name)
 
 
-@given(st.dictionaries(TEXT, VALUES, min_size=1, max_size=5))
+@given(st.dictionaries(WORDS, VALUES, min_size=1, max_size=5))
 def test_yaml_reads_back_as_what_was_written(value: dict[str, object]) -> None:
-    """PyYAML, which reads YAML 1.1, gives the same strings, numbers and booleans back; `no` and 1e3 stay strings."""
-    assert yaml.safe_load(document(value)) == value
+    """PyYAML, which reads YAML 1.1, gives the same strings, numbers and booleans back; `no` and 1e3 stay strings.
+
+    Whatever the strings are, the document is visible ASCII.
+    """
+    text = kubernetes.yaml_document(value)
+    assert yaml.safe_load(text) == value
+    assert all(line.isascii() and line.isprintable() for line in text.split("\n"))
+
+
+@given(st.dictionaries(TEXT, VALUES, min_size=1, max_size=3), LINES)
+def test_yaml_with_comments_reads_back_too(value: dict[str, object], lines: list[str]) -> None:
+    """A comment stands above its key, wherever the key is, and changes no value."""
+    note = "\n".join(f"note {line}" for line in lines)
+    noted = {key: kubernetes.Noted(value=inner, note=note) for key, inner in value.items()}
+    text = kubernetes.yaml_document({"a": {"b": [noted]}, **noted})
+    assert yaml.safe_load(text) == {"a": {"b": [value]}, **value}
+    assert sum(line.lstrip().startswith("# note ") for line in text.splitlines()) >= len(lines)
+
+
+def test_yaml_lines_are_never_folded() -> None:
+    """A command is one line, however long it is."""
+    words = " ".join(["word"] * 1000)
+    assert kubernetes.yaml_document({"a": words}) == f'---\na: "{words}"\n'
 
 
 @pytest.mark.parametrize(
     "text",
-    ["no", "Yes", "null", "~", "1e3", "0x1f", "1:30", "2001-01-01", ".inf", "=", "<<", "-", "a: b", "#a", "", " a"],
+    [
+        *("no", "Yes", "on", "Off", "y", "null", "~", "1e3", "0x1f", "1:30", "2001-01-01", ".inf"),
+        *("=", "<<", "-", "a: b", "#a", "", " a"),
+    ],
 )
 def test_strings_that_look_like_something_else_stay_strings(text: str) -> None:
     """What a YAML reader could take for a number, a date, a truth or nothing is quoted."""
-    assert yaml.safe_load(document({"a": text, text: "b"})) == {"a": text, text: "b"}
+    assert yaml.safe_load(kubernetes.yaml_document({"a": text, text: "b"})) == {"a": text, text: "b"}

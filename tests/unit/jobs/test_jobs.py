@@ -182,7 +182,7 @@ _POD = ("--cpus-per-task", "4", "--mem-per-node", "8G")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["sge", "train.py"], "no engine 'sge'"),
+        (["sge", "train.py"], "unknown engine 'sge'"),
         (["slurm", *_GOOD], "no script"),
         (["slurm", "train.py"], "--gpus-per-node N"),
         (["slurm", *_GOOD, "--nodes", "0", "train.py"], "--nodes is 0"),
@@ -226,7 +226,7 @@ _POD = ("--cpus-per-task", "4", "--mem-per-node", "8G")
         (["slurm", *_GOOD, "--gpus", "0,1", "train.py"], "names 2 GPUs for the 4 ranks"),
         (["slurm", *_GOOD, "--form", "task", "--gpus", "0,1", "train.py"], "--ranks-per-node 2, or name more"),
         (["slurm", *_GOOD, "--form", "task", "--dataloader", "numapin", "train.py"], "use --form node"),
-        (["slurm", *_GOOD, "-m", "--no-python", "train.py"], "choose one"),
+        (["slurm", *_GOOD, "-m", "--no-python", "train.py"], "exclude each other"),
         (["slurm", *_GOOD, "--", "-x.py"], "begins with a dash"),
         (["slurm", *_GOOD, ""], "no script"),
         (["slurm", *_GOOD, "bad\udcff.py"], "is not text"),

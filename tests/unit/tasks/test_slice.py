@@ -8,6 +8,7 @@ import pytest
 
 from numapin.cli.entry import read_line
 from numapin.errors import UsageError
+from numapin.plan.gpus import settle_gpus
 from numapin.plan.make import make_plan
 from numapin.plan.model import GpuRef, Plan
 from numapin.plan.request import Bind, Request
@@ -201,7 +202,8 @@ class TestPlanned:
         made = plan_task(_machine(allowed=range(4)), EXCLUSIVE, _task(3), own_cpus=True).rank
         assert made.gpu is not None
         assert made.gpu.index == 3
-        made = plan_task(_machine(), Request(gpus=("2", "GPU-1")), _task(3), own_cpus=True).rank
+        named, _ = settle_gpus(_machine(), Request(gpus=("2", "GPU-1")))
+        made = plan_task(_machine(), named, _task(3), own_cpus=True).rank
         assert made.gpu is not None
         assert made.gpu.index == 1
 

@@ -23,6 +23,7 @@ from numapin.topology.readings import NvmlReadings
 from numapin.topology.sources import xmlfile
 from numapin.topology.sources.nccl import nccl_nodes
 from numapin.topology.sources.sysfs import read_sysfs
+from tests.machines.compact import compact
 from tests.machines.roots import HERE, NAMES, Machine, load, nccl_xml, nvml_readings, write_root
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def test_topology_and_plans_are_the_golden_ones(name: str, readings_of: Callable
     """Nothing about a machine's topology or plans changes without a diff that somebody reviews."""
     topology = build(readings_of(name))
     plans = [_planned(topology, request) for request in _requests(load(name))]
-    text = _compact({"topology": topology.to_json(), "plans": plans})
+    text = compact({"topology": topology.to_json(), "plans": plans})
     golden = HERE / "golden" / f"{name}.json"
     if os.environ.get("NUMAPIN_UPDATE_GOLDEN"):
         golden.write_text(text)
@@ -98,16 +99,6 @@ def _planned(topology: Topology, request: Request) -> dict[str, object]:
     return {"request": told, "plan": make_plan(topology, request).to_json()}
 
 
-def _compact(value: object, indent: str = "") -> str:
-    """Write JSON with one line for each innermost object, so that a diff shows a core, a GPU or a rank a line."""
-    if isinstance(value, dict) and any(isinstance(item, list | dict) for item in value.values()) and len(indent) < 4:
-        items = [f"{indent} {json.dumps(key)}: {_compact(item, indent + ' ')}" for key, item in value.items()]
-        return "{\n" + ",\n".join(items) + "\n" + indent + "}" + ("\n" if not indent else "")
-    if isinstance(value, list) and value:
-        return "[\n" + ",\n".join(f"{indent} {_compact(item, indent + ' ')}" for item in value) + f"\n{indent}]"
-    return json.dumps(value)
-
-
 # --- the truth, by hand ----------------------------------------------------------------------------------------------
 
 _DGX = {3: "48-63,176-191", 1: "16-31,144-159", 7: "112-127,240-255", 5: "80-95,208-223"}
@@ -124,6 +115,7 @@ TRUTH: dict[str, list[tuple[int | None, str]]] = {
     ],
     "2node-48cpu-8gpu-nosysfs": [*[(0, "0-47")] * 4, *[(1, "48-95")] * 4],
     "2pkg-2node-smt2-8gpu-a100": [*[(0, _AWS[0])] * 4, *[(1, _AWS[1])] * 4],
+    "2pkg-2node-smt2-8gpu-h100": [*[(0, "0-55,112-167")] * 4, *[(1, "56-111,168-223")] * 4],
     "2pkg-2node-smt2-8gpu-t4": [*[(0, _AWS[0])] * 4, *[(1, _AWS[1])] * 4],
     # CUDA's order is that of the bus, on nodes 1, 3, 5, 7; NVML's is not (below).
     "2pkg-8node-snc4-4gpu-unordered": [
