@@ -78,16 +78,26 @@ def _meet_safely(config: LaunchConfig, job: Job) -> None:
     rendezvous.register()
     if job.is_alone:
         config.rdzv_backend, config.rdzv_endpoint = rendezvous.ONE_HOST, ""
+        config.rdzv_configs = {"port": job.arguments.master_port if job.port_chosen else 0}
         config.run_id = job.arguments.rdzv_id if job.has_rendezvous_id else str(uuid.uuid4())
         config.local_addr = config.local_addr or "127.0.0.1"
     elif config.rdzv_backend == "c10d":
         config.rdzv_backend = rendezvous.SIGNED_C10D
-        if len(config.run_id) < _SAFE_ID_LENGTH:
-            say(
-                f"warning: the rendezvous id {config.run_id!r} is easy to guess: whoever guesses it and reaches "
-                f"{config.rdzv_endpoint} can run code as you; give every host the same random --rdzv-id, such as "
-                "$(openssl rand -hex 16)"
-            )
+        _warn_of_known_id(config)
+
+
+def _warn_of_known_id(config: LaunchConfig) -> None:
+    """Say that others can know the rendezvous id: whoever does and reaches the port can run code as this user."""
+    if len(config.run_id) < _SAFE_ID_LENGTH:
+        problem = f"the rendezvous id {config.run_id!r} is easy to guess"
+    elif os.environ.get("PET_RDZV_ID") != config.run_id:
+        problem = "ps shows --rdzv-id to every user of this host"
+    else:
+        return
+    say(
+        f"warning: {problem}: whoever knows it and reaches {config.rdzv_endpoint} can run code as you; make one with "
+        "openssl rand -hex 16 and set it on every host: export PET_RDZV_ID=…"
+    )
 
 
 def _logs_nothing(arguments: argparse.Namespace) -> bool:

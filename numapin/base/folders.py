@@ -159,11 +159,17 @@ def _target(folder: int, name: str, *, is_last: bool) -> str | None:
 
 
 def _refuse_planted(folder: int, name: str, found: os.stat_result) -> None:
-    """Raise PermissionError for what another user put into a folder to which everybody may write."""
+    """Raise PermissionError for what another user put into a folder to which everybody may write.
+
+    Root follows no link of another user at all: with one, its owner could make root write to any file.
+    """
+    is_link = stat.S_ISLNK(found.st_mode)
+    if is_link and os.geteuid() == 0 and not _is_trusted(found.st_uid):
+        raise PermissionError(errno.EACCES, f"{name} is a link of uid {found.st_uid}, which root does not follow", name)
     where = os.fstat(folder)
     is_shared = bool(where.st_mode & stat.S_ISVTX and where.st_mode & OTHERS_WRITE)
     if is_shared and not stat.S_ISDIR(found.st_mode) and found.st_uid not in (os.geteuid(), where.st_uid):
-        kind = "link" if stat.S_ISLNK(found.st_mode) else "file"
+        kind = "link" if is_link else "file"
         problem = f"{name} is a {kind} of another user (uid {found.st_uid}) in a folder shared by all users"
         raise PermissionError(errno.EACCES, problem, name)
 

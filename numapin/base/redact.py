@@ -69,7 +69,7 @@ _SCHEME: Final = re.compile(r"(?P<before>\bBearer\s+)[\w.~+/=-]+", re.IGNORECASE
 _FORMS: Final = re.compile(
     r"(?P<before>)(?<![A-Za-z0-9])(?:hf_[A-Za-z0-9]{20,}|gh[opsur]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
     r"|sk-[\w-]{20,}|xox[abeoprs]-[\w-]{10,}|(?:AKIA|ASIA)[A-Z0-9]{16}|AIza[\w-]{30,}"
-    r"|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*)"
+    r"|eyJ[\w-]{8,4096}\.eyJ[\w-]{8,4096}\.[\w-]*)"
 )
 _SHAPED: Final = (_IN_URL, _USER_OF_URL, _SCHEME, _FORMS)
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 import click
 
 from numapin.base.files import unwritten, write_text_to
-from numapin.base.folders import make_own
+from numapin.base.folders import make_own, opened
 from numapin.base.printable import printable
 from numapin.base.regular_file import open_file
 from numapin.base.stderr import say
@@ -145,7 +145,8 @@ def _run(arguments: tuple[str, ...]) -> None:
 
 def _finish(folder: Path, settings: Settings, *, as_json: bool) -> None:
     """Read what the ranks left, write and show the report."""
-    shutil.rmtree(settings.loads, ignore_errors=True)
+    with suppress(OSError), opened(settings.folder) as opened_folder:
+        shutil.rmtree(Path(settings.loads).name, ignore_errors=True, dir_fd=opened_folder)
     report = _read((folder,), settings)
     _write(report, folder)
     _show(report, as_json=as_json)

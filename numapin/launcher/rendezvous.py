@@ -11,8 +11,10 @@ Comes in: torch's rendezvous parameters. Goes out: a rendezvous handler for torc
 from __future__ import annotations
 
 import copy
+import errno
 import hashlib
 import hmac
+import os
 import socket
 from typing import TYPE_CHECKING, Any, Final
 
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 ONE_HOST: Final = "numapin-one-host"
 SIGNED_C10D: Final = "numapin-c10d"
 _NUM_MAC_BYTES: Final = 32
+_OWN_ADDRESS: Final = "give an address of this host with --local-addr"
 _BACKLOG: Final = 2048  # as torch's own store: every rank connects in the same moment
 
 
@@ -54,6 +57,7 @@ class OneHost(RendezvousHandler):
     def __init__(self, parameters: RendezvousParameters) -> None:
         self._run_id = parameters.run_id
         self._address = parameters.local_addr or "127.0.0.1"
+        self._port = int(parameters.get("port", 0))
         self._ranks_store: TCPStore | None = None
         self._is_closed = False
 
@@ -73,7 +77,7 @@ class OneHost(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """Begin a round: one host, this one. Raises UsageError where its address is not an address of this host."""
         self._ranks_store = None  # closes the port of the round before
-        listening = _listen(self._address)
+        listening = _listen(self._address, self._port)
         port = listening.getsockname()[1]
         self._ranks_store = TCPStore(
             self._address, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
@@ -99,28 +103,37 @@ class OneHost(RendezvousHandler):
         return True
 
 
-def _listen(address: str) -> socket.socket:
-    """Return a socket that listens on a free port of this one address. Raises UsageError."""
+def _listen(address: str, port: int) -> socket.socket:
+    """Return a socket that listens on one address only, on a free port if `port` is 0. Raises UsageError."""
     try:
-        family, kind, protocol, _, place = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
+        places = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise UsageError(f"{address} is not an address of this host: {error}", _OWN_ADDRESS) from None
+    problem = OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
+    for family, kind, protocol, _, place in places:
         listening = socket.socket(family, kind, protocol)
         try:
+            # A round that follows another one must not wait until the old connections of a chosen port are forgotten.
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, port != 0)
             listening.bind(place)
             listening.listen(_BACKLOG)
-        except OSError:
+        except OSError as error:
             listening.close()
-            raise
-    except OSError as error:
-        raise UsageError(
-            f"cannot listen on {address}: {error.strerror or error}", "give an address of this host with --local-addr"
-        ) from None
-    return listening
+            problem = error
+        else:
+            return listening
+    raise UsageError(
+        f"cannot listen on {address} port {port or '(any)'}: {problem.strerror}",
+        {errno.EADDRNOTAVAIL: _OWN_ADDRESS, errno.EADDRINUSE: "choose another --master-port"}.get(
+            problem.errno or 0, "see the limits of this process with: ulimit -a"
+        ),
+    )
 
 
 class _SignedBackend(C10dRendezvousBackend):
     """torch's c10d backend, whose state counts only with a signature made from the rendezvous id.
 
-    The store's key is a digest of the id: listing the keys does not give the id away.
+    The store's keys hold a digest of the id: listing the keys does not give the id away.
     """
 
     def __init__(self, store: Store, run_id: str) -> None:
@@ -139,6 +152,9 @@ class _SignedBackend(C10dRendezvousBackend):
 
     def set_state(self, state: bytes, token: Any = None) -> tuple[bytes, Any, bool] | None:  # noqa: ANN401 - as torch
         """Write a state; return the one that is there now, its token, and whether it is this one."""
+        if token and not isinstance(token, bytes):  # never valid: torch would read the state through `get_state`
+            found = self.get_state()
+            return None if found is None else (*found, False)
         written = super().set_state(self._sign(state), token)
         return None if written is None else (self._verified(written[0]), *written[1:])
 
@@ -165,4 +181,5 @@ def _meet_signed(parameters: RendezvousParameters) -> RendezvousHandler:
     public = copy.copy(parameters)
     public.run_id = public_id(parameters.run_id)
     _, store = create_backend(public)
-    return create_handler(store, _SignedBackend(store, parameters.run_id), parameters)
+    # The handler gets the digest, too: torch begins the names of all keys with its run id.
+    return create_handler(store, _SignedBackend(store, parameters.run_id), public)

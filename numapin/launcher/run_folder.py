@@ -250,8 +250,8 @@ def _temporary_directories(environ: Mapping[str, str]) -> list[str]:
 def _own_base(place: str) -> tuple[str, int]:
     """Open this user's folder in a temporary directory, made where there is none; return its path and descriptor.
 
-    One that another user made first is passed over, and another name taken. Raises OSError, and NumapinError where the
-    folder is ours and others have rights in it.
+    One that another user made first, or to which others may write, is passed over, and another name taken. Others'
+    rights to read ours are taken away: torch gives them where it makes a folder again that is gone. Raises OSError.
     """
     with _opened_place(place) as parent:
         with suppress(FileExistsError):  # another launcher of this user may be making it
@@ -259,7 +259,7 @@ def _own_base(place: str) -> tuple[str, int]:
         for name in _base_names(parent):
             base = _open_base(parent, name)
             if base is not None:
-                _require_private(os.path.join(place, name), base)
+                os.fchmod(base, 0o700)
                 return os.path.join(place, name), base
         name = f"{_base_name()}-{os.urandom(4).hex()}"
         os.mkdir(name, 0o700, dir_fd=parent)
@@ -285,12 +285,12 @@ def _base_names(parent: int) -> Iterator[str]:
 
 
 def _open_base(parent: int, name: str) -> int | None:
-    """Open a folder of this user; None for what is not there, not a folder, or another user's."""
+    """Open a folder of this user; None for what is not there, not a folder, another user's, or writable by others."""
     try:
         base = os.open(name, FOLDER, dir_fd=parent)
     except OSError:
         return None
-    if is_own(base):
+    if is_own(base) and not os.fstat(base).st_mode & OTHERS_WRITE:
         return base
     os.close(base)
     return None
@@ -311,20 +311,6 @@ def _require_unshared(path: str, base: int) -> None:
     except PermissionError as error:
         mends = f"chmod go-w {shlex.quote(path)}, or {REMEDY}" if is_own(base) else REMEDY
         raise NumapinError(f"no run directory can be made: {path}: {error.strerror}", mends) from None
-
-
-def _require_private(path: str, base: int) -> None:
-    """Take others' rights to read our own folder away, as torch gives them where it makes a folder again that is gone.
-
-    Raises NumapinError, and closes the folder, where others may write to it: what is in it may be theirs.
-    """
-    mode = stat.S_IMODE(os.fstat(base).st_mode)
-    if mode & OTHERS_WRITE:
-        os.close(base)
-        problem = f"{path} is not a private folder of this user: others have rights in it (mode {mode:04o})"
-        raise NumapinError(problem, f"chmod 700 {shlex.quote(path)}, or {REMEDY}")
-    if mode & _OTHERS:
-        os.fchmod(base, 0o700)
 
 
 def _is_live_run(base: int, name: str, owner: int | None) -> bool:

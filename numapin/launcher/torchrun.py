@@ -84,16 +84,13 @@ class Job:
 
     @property
     def is_alone(self) -> bool:
-        """Return whether the job has this host only, and no port that the user chose.
-
-        A c10d endpoint is not needed then: at most one host can join, and that is this one.
-        """
+        """Return whether the job has this host only: then it needs no rendezvous, whatever endpoint was given."""
         if self.arguments.standalone:
             return True
         if self.min_max_nodes[1] > 1:
             return False
         backend = self.arguments.rdzv_backend
-        return backend == "c10d" or (backend == "static" and not self.arguments.rdzv_endpoint and not self.port_chosen)
+        return backend == "c10d" or (backend == "static" and not self.arguments.rdzv_endpoint)
 
     @property
     def has_rendezvous_id(self) -> bool:

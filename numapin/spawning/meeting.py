@@ -48,7 +48,11 @@ def port_of(held: socket.socket) -> int:
 def serve_on(descriptor: int) -> None:
     """Have torch's store listen on this socket when it is asked to listen on its port. torch need not be loaded."""
     os.set_inheritable(descriptor, False)
-    sys.meta_path.insert(0, _Watch(descriptor))
+    loaded = sys.modules.get(_MODULE)  # a sitecustomize may have imported it
+    if loaded is None:
+        sys.meta_path.insert(0, _Watch(descriptor))
+    else:
+        _patch(loaded.TCPStore, descriptor)
 
 
 class _Watch:

@@ -432,9 +432,11 @@ class TestBadInput:
         assert list((tmp_path / f"numapin-{os.getuid()}").iterdir()) == []
 
     def test_run_directory_of_somebody_else(self, tmp_path: Path) -> None:
-        """A folder in the temporary directory that others can write to is refused, not used."""
+        """A folder in the temporary directory that others can write to is passed over: another name is taken."""
         (tmp_path / f"numapin-{os.getuid()}").mkdir(mode=0o777)
         (tmp_path / f"numapin-{os.getuid()}").chmod(0o777)
         done = numapin("run", "--nproc-per-node", "1", script(tmp_path, ""), TMPDIR=str(tmp_path))
-        assert done.status == 1
-        assert "is not a private folder of this user" in done.err
+        assert done.status == 0, done.err
+        assert list((tmp_path / f"numapin-{os.getuid()}").iterdir()) == []
+        (other,) = tmp_path.glob(f"numapin-{os.getuid()}-*")
+        assert other.stat().st_mode & 0o777 == 0o700

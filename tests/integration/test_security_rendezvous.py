@@ -52,8 +52,10 @@ QUICK = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=30"
 class Job:
     """A job of two ranks that meet, say so, and wait to be let go."""
 
-    def __init__(self, folder: Path, commands: list[list[str]], variables: list[dict[str, str]]) -> None:
-        self.folder = folder
+    def __init__(
+        self, folder: Path, commands: list[list[str]], variables: list[dict[str, str]], *, identity: str
+    ) -> None:
+        self.folder, self.identity = folder, identity
         folder.chmod(0o777)  # the attacker's marker would be made by the victim; the victim may be anybody
         self.err = folder / "err"
         with self.err.open("w") as err:
@@ -105,6 +107,7 @@ def _free_port() -> int:
 def job(folder: Path, kind: str, *, hosts: int = 1, launcher: tuple[str, ...] = NUMAPIN) -> Iterator[Job]:
     """Start a job: `run`, `trace`, `exec`, `spawn`, or `torchrun` as `launcher`; end it afterwards, however it went."""
     folder.mkdir()
+    secret = secrets.token_hex(16)
     path = script(folder, AS_SPAWN if kind == "spawn" else AS_SCRIPT)
     variables: list[dict[str, str]] = [{} for _ in range(hosts)]
     if kind == "spawn":
@@ -118,14 +121,15 @@ def job(folder: Path, kind: str, *, hosts: int = 1, launcher: tuple[str, ...] = 
     else:
         own = ["--quiet"] if launcher is NUMAPIN else []
         several = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{_free_port()}"]
-        identity = ["--rdzv-id", secrets.token_hex(16), "--local-addr", "127.0.0.1"]
+        identity = ["--local-addr", "127.0.0.1"]
+        variables = [{"PET_RDZV_ID": secret} for _ in range(hosts)] if hosts > 1 else variables
         meeting_place = [*several, *identity] if hosts > 1 else []
         ranks = ["--nproc-per-node", str(2 // hosts)]
         confs = [["--rdzv-conf", f"is_host={int(host == 0)},{QUICK}"] if hosts > 1 else [] for host in range(hosts)]
         verb = [kind] if launcher is NUMAPIN else []
         to = ["--output", str(folder / "trace")] if kind == "trace" else []
         commands = [[*launcher, *verb, *own, *to, *ranks, *meeting_place, *conf, path, str(folder)] for conf in confs]
-    started = Job(folder, commands, variables)
+    started = Job(folder, commands, variables, identity=secret)
     try:
         yield started
     finally:
@@ -176,6 +180,7 @@ def test_several_hosts_unpickle_nothing_that_is_not_signed(tmp_path: Path) -> No
         launchers = {process.pid for process in victim.processes}
         found = [attack(port.port, marker) for port in victim.ports() if port.pid in launchers]
         assert any("torch.rendezvous" in key for keys in found for key in keys)
+        assert not any(victim.identity in key for keys in found for key in keys)
         statuses = [process.wait(LIMIT_S) for process in victim.processes]
         assert statuses == [1, 1]
     assert "is not signed with this job's --rdzv-id" in victim.err.read_text()

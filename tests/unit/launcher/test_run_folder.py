@@ -52,16 +52,18 @@ def test_a_temporary_directory_that_does_not_serve_is_passed_over(tmp_path: Path
         assert run_folder.live_runs({"TEMP": str(place)}) == [path]
 
 
-def test_a_folder_in_which_others_have_rights_is_refused(tmp_path: Path) -> None:
-    """What is in our own folder may be anybody's then: the error names it, and the command that mends it."""
+def test_a_folder_to_which_others_may_write_is_passed_over(tmp_path: Path) -> None:
+    """What is in our own folder may be anybody's then: another name is taken, and found again."""
     path = tmp_path / f"numapin-{os.getuid()}"
     path.mkdir()
     path.chmod(0o770)
-    message = r"is not a private folder of this user: others have rights in it \(mode 0770\)"
-    with pytest.raises(NumapinError, match=message) as caught, run_folder.run_directory({"TMPDIR": str(tmp_path)}):
-        pass
-    assert caught.value.hint.startswith(f"chmod 700 {path}, or name another with NUMAPIN_RUN_DIR=")
-    assert not run_folder.live_runs({"TMPDIR": str(tmp_path)})
+    (path / "run-theirs").mkdir()
+    environ = {"TMPDIR": str(tmp_path)}
+    with run_folder.run_directory(environ) as first, run_folder.run_directory(environ) as second:
+        assert Path(first).parent == Path(second).parent
+        assert Path(first).parent.name.startswith(f"{path.name}-")
+        assert {*run_folder.live_runs(environ)} == {first, second}
+    assert [entry.name for entry in path.iterdir()] == ["run-theirs"]
 
 
 def test_a_folder_that_others_may_read_is_made_private(tmp_path: Path) -> None:
