@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 ROOT: Final = Path(__file__).resolve().parent.parent
 COPIES: Final = "repository"
 COMMANDS: Final = "commands"
-TOP_LEVEL: Final = ("CHANGELOG.md", "CONTRIBUTING.md", "README.md", "LICENSE")
+TOP_LEVEL: Final = ("CHANGELOG.md", "CONTRIBUTING.md", "LICENSE")
 COPIED_FOLDERS: Final = ("examples", "tests/machines")
 _LINK: Final = re.compile(r"(?<=\]\()(?P<target>[^)\s#:]+)(?P<anchor>#[^)\s]*)?(?=\))")
 _FENCE: Final = re.compile(r"^( *)(`{3,}|~{3,}).*?^\1\2 *$", re.MULTILINE | re.DOTALL)
@@ -80,7 +80,7 @@ def _relinked_text(text: str, page_uri: str, source: Path) -> str:
         if target.is_dir():
             target /= "README.md"
         uri = _site_uri(target)
-        return f"{os.path.relpath(uri, os.path.dirname(page_uri) or '.')}{anchor}" if uri else match.group()
+        return f"{os.path.relpath(uri, Path(page_uri).parent)}{anchor}" if uri else match.group()
 
     return _LINK.sub(replace, text)
 
@@ -131,7 +131,7 @@ def command_page(name: str) -> str:
 
 
 def _click_body(command: click.Command, path: str, *, level: int) -> str:
-    context = click.Context(command, info_name=path)
+    context = click.Context(command, info_name=path, **command.context_settings)
     parts = [
         *_help_parts(command),
         _fenced(command.get_usage(context).removeprefix("Usage: ")),
