@@ -122,6 +122,13 @@ def torch_parser(name: str) -> argparse.ArgumentParser:
     return run.make_run_parser(trace._OPTIONS, command="trace", about=trace._ABOUT, epilog=trace._EPILOG)  # noqa: SLF001
 
 
+def own_options(name: str) -> list[click.Parameter]:
+    """Return the options of `run` or `trace` that are not torchrun's."""
+    from numapin.cli import run, trace
+
+    return [*run.OPTIONS, *(trace._OPTIONS if name == "trace" else ())]  # noqa: SLF001 - as in torch_parser
+
+
 def command_page(name: str) -> str:
     """Return the Markdown page of one command."""
     body = (
