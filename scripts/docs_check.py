@@ -38,6 +38,8 @@ class _Loads(HTMLParser):
         values = dict(attrs)
         self._in_style = tag == "style"
         relation = set((values.get("rel") or "").split())
+        if "mermaid" in (values.get("class") or "").split():
+            self.found.append("mermaid, which the theme loads from a CDN")
         address = values.get(LOADED.get(tag, "")) or ""
         if _ELSEWHERE.match(address) and not relation & _NOT_LOADED:
             self.found.append(f"<{tag}> {address}")

@@ -215,6 +215,7 @@ class TestSite:
             '<img src="http://example/x.png">',
             "<style>@import 'https://example/x.css';</style>",
             '<p style="background: url(https://example/x.png)">',
+            '<pre class="mermaid">',
         ],
     )
     def test_a_page_that_loads_from_elsewhere_is_found(self, loaded: str, tmp_path: Path) -> None:
