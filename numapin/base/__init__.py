@@ -5,12 +5,16 @@ Comes in: plain values. Goes out: plain values, files and lines on stderr.
 ::
 
     cpu_set.py    PURE  sets of CPUs and nodes, as Linux writes them: "0-3,8"
+    bounds.py     PURE  the largest numbers that are accepted
     sizes.py      PURE  memory sizes as people write them: "38.5M"
     printable.py  PURE  text from elsewhere, made safe to show
     quoting.py    PURE  words as a shell takes them, harmless on a terminal
     content_policy.py  PURE  the Content-Security-Policy of our HTML files
     redact.py     PURE  hide the values of arguments that look like secrets
+    strict_json.py  PURE  JSON without NaN, in and out
     fields.py     PURE  typed reading of decoded JSON, with the path of the element in every error
     stderr.py     EDGE  one line on stderr
+    folders.py    EDGE  folders opened by descriptor, where other users may write
+    regular_file.py  EDGE  read a file that may be anything: regular, bounded, at once
     files.py      EDGE  files written whole or not at all
 """

@@ -7,15 +7,22 @@ one.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from numapin.base.bounds import MAX_CPUS, MAX_LIST_CHARS, MAX_LISTED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Collection, Iterable
 
 _ITEM = re.compile(r"(\d{1,7})(?:-(\d{1,7})(?::(\d{1,7})/(\d{1,7}))?)?", re.ASCII)
-MAX_ID = 1 << 16
-"""Larger than any CPU or node number Linux can be built for (NR_CPUS is at most 8192); a range beyond it is a typo."""
+MAX_ID: Final = MAX_CPUS
+"""One more than the highest CPU or node number; a range beyond it is a typo."""
+_LARGE: Final = 512
+_TOO_MANY: Final = (
+    f"the different CPU and node lists of this file have more than {MAX_LISTED} numbers, more than any machine's"
+)
 
 
 def parse(text: str) -> frozenset[int]:
@@ -26,6 +33,7 @@ def parse(text: str) -> frozenset[int]:
     Raises ValueError that names the bad item.
     Source: Documentation/admin-guide/kernel-parameters.rst, "cpu lists".
     """
+    _check_length(text)
     numbers: set[int] = set()
     left = 4 * MAX_ID  # what repeated ranges may add up to: a file of nothing else must not take minutes
     for item in text.split(","):
@@ -40,7 +48,19 @@ def parse(text: str) -> frozenset[int]:
 
 def render(numbers: Iterable[int]) -> str:
     """Render numbers as the shortest sorted Linux list string; the empty set is the empty string."""
-    ordered = sorted(set(numbers))
+    if isinstance(numbers, frozenset) and len(numbers) > _LARGE:
+        return _render_large(numbers)
+    return _render(set(numbers))
+
+
+@lru_cache(maxsize=32)
+def _render_large(numbers: frozenset[int]) -> str:
+    """Render a set that a hundred ranks or devices may share."""
+    return _render(numbers)
+
+
+def _render(numbers: Collection[int]) -> str:
+    ordered = sorted(numbers)
     if not ordered:
         return ""
     breaks = [i + 1 for i, (a, b) in enumerate(pairwise(ordered)) if b != a + 1]
@@ -64,11 +84,59 @@ def parse_mask(text: str) -> frozenset[int]:
     The "0x" that hwloc writes before each word is accepted, and so is an empty word, which hwloc writes for zero.
     Raises ValueError that quotes the mask.
     """
+    _check_length(text)
     words = [word.strip().removeprefix("0x") for word in text.strip().split(",")]
-    if any(not re.fullmatch(r"[0-9a-fA-F]{0,8}", word) for word in words) or len(words) > MAX_ID // 32:
+    if any(not re.fullmatch(r"[0-9a-fA-F]{0,8}", word) for word in words) or len(words) > MAX_ID // 16:
         msg = f"{_short(text)!r} is not a CPU mask of hexadecimal 32-bit words"
         raise ValueError(msg)
-    return from_words((int(word or "0", 16) for word in reversed(words)), word_bits=32)
+    numbers = from_words((int(word or "0", 16) for word in reversed(words)), word_bits=32)
+    if max(numbers, default=0) >= MAX_ID:
+        msg = f"{_short(text)!r} has a bit beyond {MAX_ID - 1}, the highest CPU or node number that is accepted"
+        raise ValueError(msg)
+    return numbers
+
+
+class Sets:
+    """The sets of one file: equal texts are parsed once and share one set, and all together have a bound."""
+
+    __slots__ = ("_known", "_left")
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, Callable[[str], frozenset[int]]], frozenset[int]] = {}
+        self._left = MAX_LISTED
+
+    def get(self, text: str, parse: Callable[[str], frozenset[int]] = parse) -> frozenset[int]:
+        """Return what `parse` makes of the text. Raises ValueError as it does, and where the file lists too much."""
+        found = self._known.get((text, parse))
+        if found is None:
+            found = self._known[text, parse] = parse(text)
+            self._left -= len(found)
+            if self._left < 0:
+                raise ValueError(_TOO_MANY)
+        return found
+
+
+class Inside:
+    """The parts of sets that lie inside another one; equal sets share one part."""
+
+    __slots__ = ("_around", "_known")
+
+    def __init__(self, around: Iterable[int]) -> None:
+        self._around = frozenset(around)
+        self._known: dict[frozenset[int], frozenset[int]] = {}
+
+    def of(self, numbers: frozenset[int]) -> frozenset[int]:
+        """Return the numbers that lie inside."""
+        found = self._known.get(numbers)
+        if found is None:
+            found = self._known[numbers] = numbers & self._around
+        return found
+
+
+def _check_length(text: str) -> None:
+    if len(text) > MAX_LIST_CHARS:
+        msg = f"a list of {len(text)} characters is longer than any machine's; at most {MAX_LIST_CHARS} are read"
+        raise ValueError(msg)
 
 
 def _numbers(item: str, text: str) -> range | list[int]:

@@ -1,41 +1,49 @@
 """Typed reading of decoded JSON, with the element's path in every error. Pure.
 
-Comes in: what `json.loads` returned, from a file that may be anything. Goes out: plain values, or a MachineFileError
+Comes in: the text of a file that may be anything. Goes out: plain values, or a MachineFileError
 that names the file and the element, such as "dgx.json: nodes[3].distances: …".
 """
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
-from numapin.base import cpu_set
+from numapin.base.bounds import MAX_NUMBER, MAX_TEXTS
+from numapin.base.cpu_set import Sets
+from numapin.base.strict_json import decode
 from numapin.errors import MachineFileError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sized
 
 T = TypeVar("T")
 
+_MAX_DIGITS: Final = 19  # of MAX_NUMBER
+_SHOWN: Final = 20  # entries
+
 
 class Fields(NamedTuple):
-    """One JSON object, where it stands in which file, and the hint for an error in it."""
+    """One JSON object, where it stands in which file, and the hint for an error in it.
+
+    `sets` are those of the whole file.
+    """
 
     source: str
     where: str
     values: dict[str, object]
     hint: str
+    sets: Sets
 
     @classmethod
     def top(cls, source: str, text: str, *, hint: str) -> Fields:
         """Decode a file's text, whose outermost value must be an object."""
         try:
-            value = json.loads(text)
-        except (ValueError, RecursionError) as error:  # numbers of thousands of digits are a ValueError too
+            value = decode(text)
+        except ValueError as error:  # also for numbers of thousands of digits
             raise MachineFileError(f"{source}: not JSON: {error}", hint) from None
         if not isinstance(value, dict):
             raise MachineFileError(f"{source}: top level: {_expected('an object', value)}", hint)
-        return cls(source, "", value, hint)
+        return cls(source, "", value, hint, Sets())
 
     def text(self, key: str) -> str:
         """Return a string."""
@@ -57,6 +65,8 @@ class Fields(NamedTuple):
         value = self.values.get(key)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
             raise self._wrong(key, "a non-negative integer or null", value)
+        if value is not None and value > MAX_NUMBER:
+            raise self.error(key, f"the number is larger than {MAX_NUMBER}, the largest accepted")
         return value
 
     def flag(self, key: str) -> bool:
@@ -74,22 +84,23 @@ class Fields(NamedTuple):
         """Return a set written as a Linux list string, or None."""
         text = self.optional_text(key)
         try:
-            return None if text is None else cpu_set.parse(text)
+            return None if text is None else self.sets.get(text)
         except ValueError as error:
             raise self.error(key, str(error)) from None
 
     def texts(self, key: str) -> tuple[str, ...]:
         """Return a list of strings."""
-        values = self._list(key)
+        values = self._list(key, MAX_TEXTS)
         for value in values:
             if not isinstance(value, str):
                 raise self._wrong(key, "a list of strings", value)
         return tuple(self._encodable(key, str(value)) for value in values)
 
-    def number_map(self, key: str) -> dict[int, int]:
-        """Return an object whose keys and values are non-negative integers."""
+    def number_map(self, key: str, *, most: int) -> dict[int, int]:
+        """Return an object of at most `most` entries whose keys and values are non-negative integers."""
         inner = self.mapping(key)
-        if not all(name.isascii() and name.isdigit() for name in inner.values):
+        self._check_count(key, inner.values, most)
+        if not all(name.isascii() and name.isdigit() and len(name) <= _MAX_DIGITS for name in inner.values):
             raise self._wrong(key, "an object with numbers as keys", inner.values)
         return {int(name): inner.number(name) for name in inner.values}
 
@@ -104,9 +115,9 @@ class Fields(NamedTuple):
         """Return an object or None."""
         return None if self.values.get(key) is None else self.mapping(key)
 
-    def each(self, key: str, decode: Callable[[Fields], T]) -> tuple[T, ...]:
-        """Decode a list of objects."""
-        return tuple(self._decoded(f"{key}[{i}]", value, decode) for i, value in enumerate(self._list(key)))
+    def each(self, key: str, read: Callable[[Fields], T], *, most: int) -> tuple[T, ...]:
+        """Read a list of at most `most` objects; one that is longer is refused before anything is made of it."""
+        return tuple(self._read(f"{key}[{i}]", value, read) for i, value in enumerate(self._list(key, most)))
 
     def expect_schema(self, schema: str) -> None:
         """Check the schema name, which is what says that the file is ours and of this version."""
@@ -114,19 +125,24 @@ class Fields(NamedTuple):
         if found != schema:
             raise self._wrong("schema", repr(schema), found)
 
-    def _decoded(self, at: str, value: object, decode: Callable[[Fields], T]) -> T:
+    def _read(self, at: str, value: object, read: Callable[[Fields], T]) -> T:
         if not isinstance(value, dict):
             raise self._wrong(at, "an object", value)
         try:
-            return decode(self._replace(where=self._at(at), values=value))
+            return read(self._replace(where=self._at(at), values=value))
         except ValueError as error:
             raise self.error(at, str(error)) from None
 
-    def _list(self, key: str) -> list[object]:
+    def _list(self, key: str, most: int) -> list[object]:
         value = self.values.get(key)
         if not isinstance(value, list):
             raise self._wrong(key, "a list", value)
+        self._check_count(key, value, most)
         return value
+
+    def _check_count(self, key: str, values: Sized, most: int) -> None:
+        if len(values) > most:
+            raise self.error(key, f"{len(values)} entries; at most {most} are accepted")
 
     def _required(self, key: str, value: T | None, wanted: str) -> T:
         if value is None:
@@ -135,8 +151,10 @@ class Fields(NamedTuple):
 
     def _encodable(self, key: str, value: str) -> str:
         """Refuse half of a surrogate pair, which JSON can spell and no terminal or file can show."""
-        if any("\ud800" <= char <= "\udfff" for char in value):
-            raise self._wrong(key, "text that can be encoded", value)
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise self._wrong(key, "text that can be encoded", value) from None
         return value
 
     def _at(self, key: str) -> str:
@@ -152,5 +170,16 @@ class Fields(NamedTuple):
 
 
 def _expected(wanted: str, found: object) -> str:
-    shown = "nothing" if found is None else repr(found)
-    return f"expected {wanted}, found {shown if len(shown) <= 60 else f'{shown[:57]}...'}"
+    return f"expected {wanted}, found {'nothing' if found is None else _shown(found)}"
+
+
+def _shown(found: object) -> str:
+    """Return the beginning of a value's text, without making the whole of it: it may be a long list or number."""
+    if isinstance(found, int) and abs(found) > MAX_NUMBER:
+        return "a number of more than 63 bits"
+    if isinstance(found, list | dict):
+        inner = found.values() if isinstance(found, dict) else found
+        if len(found) > _SHOWN or any(isinstance(value, list | dict) for value in inner):
+            return f"{'a list' if isinstance(found, list) else 'an object'} of {len(found)} entries"
+    shown = repr(found)
+    return shown if len(shown) <= 60 else f"{shown[:57]}..."

@@ -1,34 +1,37 @@
 """Write a file whole or not at all. Edge.
 
-Comes in: text, and a path of ours or one that the user named. Goes out: the file. It is written under another name and
-then renamed, so that a reader never sees half of one.
+Comes in: text, and a path that the user named, or an opened folder of ours. Goes out: the file. It is written under a
+random name and then renamed, so that a reader never sees half of one.
 
 Each rank imports this before its program starts: the standard library only.
 """
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from contextlib import suppress
+from typing import Final
 
+from numapin.base.folders import place_of, status_at
 from numapin.errors import NumapinError
+
+_NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def write_text_to(path: str, text: str, *, remedy: str) -> None:
     """Write to what the user named: a regular file whole or not at all, through links; a device or pipe as it is.
 
-    Raises NumapinError that names it.
+    An existing file keeps its mode and, where this process may set it, its owner. Raises NumapinError that names it.
     """
-    if not is_special(path):
-        write_whole(os.path.realpath(path), text, remedy=remedy)  # the link stays, and what it leads to is replaced
-        return
     try:
-        # Without O_NONBLOCK a pipe that nobody reads would hold whoever opens it.
-        descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-        with open(descriptor, "w", encoding="utf-8") as file:
-            os.set_blocking(descriptor, True)
-            file.write(text)
-    except (OSError, ValueError) as error:
+        if is_special(path):
+            _write_special(path, text)
+            return
+        with place_of(path) as (folder, name):  # a link stays, and the file that it leads to is replaced
+            replace_at(folder, name, text)
+    except (OSError, ValueError) as error:  # ValueError: text that cannot be encoded, e.g. a lone surrogate
         raise unwritten(path, error, remedy) from None
 
 
@@ -37,21 +40,64 @@ def is_special(path: str) -> bool:
     return os.path.exists(path) and not os.path.isfile(os.path.realpath(path))
 
 
-def write_whole(path: str, text: str, *, remedy: str) -> None:
-    """Write under another name and rename; nothing is left of what failed. Raises NumapinError that names the file."""
-    folder, name = os.path.split(path)
-    temporary = os.path.join(folder, f".{name}.{os.urandom(8).hex()}")  # hosts and containers share folders and pids
+def is_writable(path: str) -> bool:
+    """Return whether `write_text_to` can write this file, as far as can be seen without writing."""
     try:
-        with open(temporary, "x", encoding="utf-8") as file:
+        if is_special(path):
+            with place_of(path, follow=False) as (folder, name):
+                return not os.path.isdir(path) and os.access(name, os.W_OK, dir_fd=folder)
+        with place_of(path) as (folder, _):
+            return os.access(".", os.W_OK, dir_fd=folder)
+    except (OSError, ValueError):
+        return False
+
+
+def replace_at(folder: int, name: str, text: str, *, mode: int = 0o666) -> None:
+    """Write a file into an opened folder: under a random name, then renamed. Nothing is left of one that failed.
+
+    `mode`, less the umask, is that of a new file. Raises OSError, and ValueError for text that cannot be encoded.
+    """
+    temporary = f".numapin-{os.urandom(8).hex()}"  # hosts and containers share folders and process ids
+    old = status_at(folder, name)
+    keeps = old is not None and stat.S_ISREG(old.st_mode)
+    try:
+        descriptor = os.open(temporary, _NEW_FILE, 0o600 if keeps else mode, dir_fd=folder)
+        with open(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
-        os.replace(temporary, path)
-    except (OSError, ValueError) as error:  # text that is none, such as half of a surrogate pair
-        raise unwritten(path, error, remedy) from None
+            if old is not None and keeps:
+                _take_over_rights(descriptor, old)
+        os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
     finally:
-        with suppress(OSError):  # after the rename it is not there; what cannot be removed has no better remedy
-            os.unlink(temporary)
+        with suppress(OSError):  # after the rename it is not there; one that cannot be removed has no better remedy
+            os.unlink(temporary, dir_fd=folder)
 
 
 def unwritten(path: str, error: OSError | ValueError, remedy: str) -> NumapinError:
     """Return the error that says which file cannot be written, and why."""
     return NumapinError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}", remedy)
+
+
+def _take_over_rights(descriptor: int, old: os.stat_result) -> None:
+    """Give a new file the owner, group and mode of the one that it replaces, as far as this process may."""
+    mode = stat.S_IMODE(old.st_mode) & 0o777
+    new = os.fstat(descriptor)
+    if (new.st_uid, new.st_gid) != (old.st_uid, old.st_gid):
+        with suppress(OSError):
+            os.fchown(descriptor, old.st_uid if os.geteuid() == 0 else -1, old.st_gid)
+        if os.fstat(descriptor).st_gid != old.st_gid:
+            mode &= ~stat.S_IRWXG  # what the old group might do is not for another one
+    with suppress(OSError):  # a file system without modes
+        os.fchmod(descriptor, mode)
+
+
+def _write_special(path: str, text: str) -> None:
+    """Write to a device or pipe. Raises OSError, also where it has become a regular file meanwhile."""
+    with place_of(path, follow=False) as (folder, name):
+        # Without O_NONBLOCK a pipe that nobody reads would hold whoever opens it.
+        descriptor = os.open(name, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, dir_fd=folder)
+    with open(descriptor, "w", encoding="utf-8") as file:
+        found = os.fstat(descriptor)
+        if stat.S_ISREG(found.st_mode) and found.st_nlink:
+            raise OSError(errno.EINVAL, "it has become a regular file", path)
+        os.set_blocking(descriptor, True)
+        file.write(text)

@@ -10,7 +10,10 @@ from __future__ import annotations
 import json
 import os
 import select
+from math import isfinite
 from typing import TYPE_CHECKING, Any
+
+from numapin.base.strict_json import encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -46,6 +49,9 @@ class Harness:
         self, figures: Mapping[str, float], *, details: Mapping[str, object], idle: Callable[[], object]
     ) -> None:
         """Hand the figures over, and go on calling `idle`, so that slower processes measure under the same load."""
+        if odd := [name for name, figure in figures.items() if not isfinite(figure)]:
+            msg = f"{odd[0]} is {figures[odd[0]]}, which is not a figure"
+            raise ValueError(msg)
         self._tell({"figures": dict(figures), "details": dict(details)})
         self._until_told(idle)
 
@@ -58,7 +64,7 @@ class Harness:
         self._tell({"failed": f"{type(error).__name__}: {error}"})
 
     def _tell(self, content: Mapping[str, object]) -> None:
-        os.write(self._out, json.dumps(content, default=str).encode() + b"\n")
+        os.write(self._out, encode(content, indent=None, default=str).encode() + b"\n")
 
     def _until_told(self, idle: Callable[[], object]) -> None:
         while not select.select([_STDIN], [], [], 0)[0]:

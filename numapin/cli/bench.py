@@ -5,7 +5,6 @@ Comes in: which benchmark, with which options. Goes out: a table or JSON (schema
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,6 +14,7 @@ import click
 
 from numapin.base.files import write_text_to
 from numapin.base.stderr import say
+from numapin.base.strict_json import encode
 from numapin.bench.cases import alloc as alloc_cases
 from numapin.bench.cases import exec as exec_cases
 from numapin.bench.cases import launch as launch_cases
@@ -23,7 +23,7 @@ from numapin.bench.cases import overlap as overlap_cases
 from numapin.bench.cases import transfer as transfer_cases
 from numapin.bench.machine import read_machine
 from numapin.cli.bench_run import SIZES, names_of, run, shared_options, with_quick
-from numapin.cli.options import topology_from
+from numapin.cli.options import FilePath, topology_from
 from numapin.cli.output import json_text, write
 from numapin.view import bench_layouts as layouts
 
@@ -38,7 +38,7 @@ def _names(kind: str, known: Any, given: str = "") -> dict[str, Any]:  # noqa: A
 
 @click.group(context_settings={"show_default": True})
 def bench() -> None:
-    """Measure on this machine, with peers in turn in the same run."""
+    """Measure this machine, with the peers alternating in the same run."""
 
 
 @bench.command()
@@ -47,26 +47,28 @@ def bench() -> None:
     type=SIZES,
     default=transfer_cases.SIZES,
     show_default="4K to 1G",
-    help="How many bytes a copy has, such as 4K,64M,1G.",
+    help="Sizes of the copies, e.g. 4K,64M,1G.",
 )
-@click.option("--peers", **_names("peer", transfer_cases.MEMORIES), help="Kinds of memory; by default all.")
-@click.option("--directions", **_names("direction", transfer_cases.Direction), help="h2d, d2h, both; by default all.")
-@click.option("--gpus", type=click.Choice(["one", "all"]), default="all", help="All: also at once.")
-@click.option("--seconds", type=click.FloatRange(0, min_open=True), default=0.1, help="Length of a window.")
+@click.option("--peers", **_names("peer", transfer_cases.MEMORIES), help="Kinds of memory (default: all).")
+@click.option("--directions", **_names("direction", transfer_cases.Direction), help="h2d, d2h, both (default: all).")
+@click.option("--gpus", type=click.Choice(["one", "all"]), default="all", help="all: also all GPUs at once.")
+@click.option(
+    "--seconds", type=click.FloatRange(0, min_open=True), default=0.1, help="Length of a measuring window in seconds."
+)
 @shared_options(repeats=5, timeout_s=120)
 @click.option(
-    "--save", type=click.Path(path_type=Path), metavar="FILE",
-    help="Write a machine file that has GPUs of unknown node on the node that is fastest, if one is.",
+    "--save", type=FilePath(), metavar="FILE",
+    help="Write a machine file in which each GPU of unknown node is on the node that measured fastest.",
 )  # fmt: skip
 def transfer(**given: Any) -> None:  # noqa: ANN401 - click passes options by name
     """Copies between host and GPU: each kind of memory, from each NUMA node to each GPU.
 
     \b
     Examples:
-      numapin bench transfer --quick                   does everything run?
+      numapin bench transfer --quick                   a smoke test
       numapin bench transfer --plot transfer.svg       all sizes, and a picture
       numapin bench transfer --sizes 64M --directions h2d --repeats 9
-      numapin bench transfer --save measured.json      where are GPUs whose node nobody tells?
+      numapin bench transfer --save measured.json      find the nodes of GPUs that report none
       numapin plan --machine measured.json
     """  # noqa: D301 - \b is click's mark for a paragraph that is kept as it is
     given = with_quick(given, seconds=0.02, sizes=transfer_cases.QUICK_SIZES)
@@ -103,11 +105,9 @@ def _save_measured(report: Report, topology: Topology, nodes: list[int], *, num_
 
 
 @bench.command()
-@click.option(
-    "--sizes", type=SIZES, default=alloc_cases.SIZES, show_default="4K to 128M", help="How many bytes, such as 4K,64M."
-)
-@click.option("--peers", **_names("peer", alloc_cases.PEERS), help="Ways to get memory; by default all.")
-@click.option("--samples", type=click.IntRange(1), default=7, help="Allocations that a repeat is the median of.")
+@click.option("--sizes", type=SIZES, default=alloc_cases.SIZES, show_default="4K to 128M", help="Sizes, e.g. 4K,64M.")
+@click.option("--peers", **_names("peer", alloc_cases.PEERS), help="Ways to allocate (default: all).")
+@click.option("--samples", type=click.IntRange(1), default=7, help="Allocations per repeat; their median counts.")
 @shared_options(repeats=5, timeout_s=120)
 def alloc(**given: Any) -> None:  # noqa: ANN401 - click passes options by name
     """What memory costs: allocation, first write, second write, copy to the GPU, timed apart.
@@ -130,9 +130,11 @@ def alloc(**given: Any) -> None:  # noqa: ANN401 - click passes options by name
 
 
 @bench.command()
-@click.option("--cases", **_names("case", overlap_cases.STEPS), help="Kinds of steps; by default all.")
-@click.option("--peers", **_names("peer", overlap_cases.PEERS), help="Ways to copy; by default all.")
-@click.option("--seconds", type=click.FloatRange(0, min_open=True), default=0.7, help="Length of a window.")
+@click.option("--cases", **_names("case", overlap_cases.STEPS), help="Kinds of steps (default: all).")
+@click.option("--peers", **_names("peer", overlap_cases.PEERS), help="Ways to copy (default: all).")
+@click.option(
+    "--seconds", type=click.FloatRange(0, min_open=True), default=0.7, help="Length of a measuring window in seconds."
+)
 @shared_options(repeats=5, timeout_s=120)
 def overlap(**given: Any) -> None:  # noqa: ANN401 - click passes options by name
     """A loop that loads, copies and computes: does pinning help it, and is the copy hidden?
@@ -196,28 +198,34 @@ def exec_(**given: Any) -> None:  # noqa: ANN401 - click passes options by name
     plan = make_plan(topology_from(gpu_nodes=None), Request(num_ranks=1))
     with TemporaryDirectory() as folder:
         path = Path(folder, "plan.json")
-        write_text_to(str(path), json.dumps(plan.to_json()), remedy="make room, or set TMPDIR")
+        write_text_to(str(path), encode(plan.to_json()), remedy="make room, or set TMPDIR")
         benchmark = exec_cases.exec_benchmark(given["peers"], plan=str(path), num_samples=given["samples"])
         settings = {"num_samples": given["samples"], "peers_are": {n: exec_cases.PEERS[n][1:] for n in given["peers"]}}
         run(benchmark, read_machine(), settings, given=given, layout=layouts.EXEC)
 
 
 @bench.command()
-@click.option("--cases", **_names("case", loader_cases.CASES), help="Which batches; by default all.")
-@click.option("--peers", **_names("peer", loader_cases.PEERS), help="Whom to run; by default all.")
-@click.option("--seconds", type=click.FloatRange(0, min_open=True), default=3.0, help="Length of a window.")
-@click.option("--warm-up", type=click.FloatRange(0), metavar="S", default=2.0, help="Seconds before the window.")
-@click.option("--batches", type=click.IntRange(1), default=10, help="At least so many a window.")
-@click.option("--workers", type=click.IntRange(1), help="Workers of every loader; by default as each case says.")
-@click.option("--prefetch", type=click.IntRange(1), default=loader_cases.PREFETCH, help="Batches ahead, a worker.")
-@click.option("--gpus", type=click.Choice(["one", "all"]), default="one", help="All: all at once.")
+@click.option("--cases", **_names("case", loader_cases.CASES), help="Kinds of batches (default: all).")
+@click.option("--peers", **_names("peer", loader_cases.PEERS), help="Loaders to compare (default: all).")
+@click.option(
+    "--seconds", type=click.FloatRange(0, min_open=True), default=3.0, help="Length of a measuring window in seconds."
+)
+@click.option(
+    "--warm-up", type=click.FloatRange(0), metavar="S", default=2.0, help="Warm-up before each window in seconds."
+)
+@click.option("--batches", type=click.IntRange(1), default=10, help="Minimum number of batches per window.")
+@click.option("--workers", type=click.IntRange(1), help="Workers per loader (default: depends on the case).")
+@click.option(
+    "--prefetch", type=click.IntRange(1), default=loader_cases.PREFETCH, help="Batches that each worker prepares ahead."
+)
+@click.option("--gpus", type=click.Choice(["one", "all"]), default="one", help="all: one process per GPU, all at once.")
 @shared_options(repeats=5, timeout_s=180)
 def loader(**given: Any) -> None:  # noqa: ANN401 - click passes options by name
     """Batches per second of numapin.DataLoader, torch's and others', each in fresh processes.
 
     \b
     Examples:
-      numapin bench loader --quick                    does everything run?
+      numapin bench loader --quick                    a smoke test
       numapin bench loader --cases 38MB,1MB           two kinds of batches
       numapin bench loader --peers torch,numapin-device --repeats 9
       numapin bench loader --gpus all --cases 38MB    one process a GPU, at once

@@ -10,7 +10,6 @@ import os
 import sys
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
@@ -20,7 +19,7 @@ from numapin.base import sizes
 from numapin.base.printable import printable
 from numapin.base.redact import without_secrets
 from numapin.bench.model import Report, summarise
-from numapin.cli.options import Parsed
+from numapin.cli.options import FilePath, Parsed
 from numapin.cli.output import emit, json_text, require_writable, show, write
 from numapin.errors import NumapinError, UsageError
 from numapin.view.bench_plot import bench_figure
@@ -68,14 +67,21 @@ SIZES: Final = Parsed("LIST", parse_sizes)
 
 def shared_options(*, repeats: int, timeout_s: int) -> Callable[[F], F]:
     """Return what gives a command the options that every benchmark has."""
-    path = click.Path(path_type=Path)
+    path = FilePath()
     options = (
-        click.option("--repeats", type=click.IntRange(1), default=repeats, help="How often each runs, in turn."),
-        click.option("--timeout", type=click.FloatRange(1), default=timeout_s, help="Seconds for one peer once."),
-        click.option("--quick", is_flag=True, help="One repeat, and little of it: to see that everything runs."),
+        click.option(
+            "--repeats",
+            type=click.IntRange(1),
+            default=repeats,
+            help="Number of repeats, alternating between the peers.",
+        ),
+        click.option(
+            "--timeout", type=click.FloatRange(1), default=timeout_s, help="Time limit of one measurement in seconds."
+        ),
+        click.option("--quick", is_flag=True, help="Smoke test: one short repeat."),
         click.option("--json", "as_json", is_flag=True, help="Print the report as JSON."),
-        click.option("--output", type=path, metavar="FILE", help="Write the report to a file as well."),
-        click.option("--plot", type=path, metavar="FILE", help="Draw the figures into an SVG file."),
+        click.option("--output", type=path, metavar="FILE", help="Also write the report to a file."),
+        click.option("--plot", type=path, metavar="FILE", help="Draw the figures as SVG."),
     )
 
     def add(command: F) -> F:

@@ -30,15 +30,23 @@ if TYPE_CHECKING:
 
 @click.command(params=[MACHINE[0], GPU_NODES])
 @click.option(
-    "--batch-bytes", type=Parsed("SIZE", sizes.parse), help="A rank's batch, such as 38.5M: should it be pinned?"
+    "--batch-bytes",
+    type=Parsed("SIZE", sizes.parse),
+    help="Batch size of a rank, e.g. 38.5M: advise whether to pin it.",
 )
-@click.option("--workers", type=click.IntRange(min=0), default=4, show_default=True, help="A rank's loader workers.")
 @click.option(
-    "--prefetch-factor", type=click.IntRange(min=1), default=2, show_default=True, help="Batches a worker has ahead."
+    "--workers", type=click.IntRange(min=0), default=4, show_default=True, help="DataLoader workers per rank."
+)
+@click.option(
+    "--prefetch-factor",
+    type=click.IntRange(min=1),
+    default=2,
+    show_default=True,
+    help="Batches that each worker prepares ahead.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON (schema numapin.doctor/1).")
 def doctor(root: Path | None, **given: Any) -> None:  # noqa: ANN401 - click passes options by name
-    """Say what keeps a job from being fast or safe here, and the command that mends it. Changes nothing.
+    """Find what makes jobs slow or unsafe on this machine, and the command that fixes it. Changes nothing.
 
     \b
     Examples:

@@ -11,9 +11,10 @@ import os
 import sys
 from typing import TYPE_CHECKING, Final
 
+from numapin.base.bounds import MAX_RANKS
 from numapin.tasks.identify import find_task, number
 
-_LEAST: Final = {"--local-rank": 0, "--local-size": 1}
+_LIMITS: Final = {"--local-rank": (0, MAX_RANKS - 1), "--local-size": (1, MAX_RANKS)}
 _FLAGS: Final = ("--strict", "--verbose")
 _PLAN: Final = "--plan"
 
@@ -50,8 +51,9 @@ def read_line(arguments: Sequence[str]) -> Line | None:
             continue
         if not equals and words:
             value = words.pop(0)
-        if name in _LEAST:
-            fits = (given := number(value)) is not None and given >= _LEAST[name]
+        if name in _LIMITS:
+            least, most = _LIMITS[name]
+            fits = (given := number(value)) is not None and least <= given <= most
         else:
             fits = name == _PLAN and value != "" and not value.startswith("-")
         if not fits:
@@ -69,7 +71,7 @@ def _exec(arguments: Sequence[str]) -> None:
     from numapin.tasks.enter import enter, find_slice
 
     options, command = line
-    rank, size = (int(options[name]) if name in options else None for name in _LEAST)
+    rank, size = (int(options[name]) if name in options else None for name in _LIMITS)
     try:
         task = find_task(os.environ, rank=rank, size=size)
         part = find_slice(task, os.environ, file=options.get(_PLAN))

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from numapin.cli.options import BINDING, request_from, topology_from
+from numapin.base.bounds import MAX_RANKS
+from numapin.cli.options import BINDING, FilePath, request_from, topology_from
 from numapin.errors import UsageError
 from numapin.tasks.enter import enter, find_slice
 from numapin.tasks.identify import cpus_of_job, find_task
@@ -25,24 +26,26 @@ if TYPE_CHECKING:
     from numapin.tasks.identify import Task
     from numapin.tasks.slice import Slice
 
+_TASK: Final = "Number of this task on its host, from 0."
+_TASKS: Final = f"Number of tasks on this host, at most {MAX_RANKS}."
 _DECIDES: Final = [option.name for option in BINDING if option.name != "strict"]
 
 
 @click.command(name="exec", params=list(BINDING), context_settings={"allow_interspersed_args": False})
 @click.option(
     "--plan",
-    type=click.Path(),
+    type=FilePath(path_type=str),
     metavar="FILE",
-    help="Take this task's part of a plan that was made once (numapin plan --json), without reading the machine. "
+    help="Use this task's slice of a saved plan (numapin plan --json) instead of reading the machine. "
     "Default: what `numapin run` gave this rank, else plan.json in NUMAPIN_RUN_DIR, else a plan is made.",
 )
-@click.option("--local-rank", type=click.IntRange(0, 999_999), metavar="N", help="This task's number on its host.")
-@click.option("--local-size", type=click.IntRange(1, 999_999), metavar="N", help="How many tasks its host has.")
-@click.option("--verbose", is_flag=True, help="Say on stderr what was found, planned and bound.")
+@click.option("--local-rank", type=click.IntRange(0, MAX_RANKS - 1), metavar="N", help=_TASK)
+@click.option("--local-size", type=click.IntRange(1, MAX_RANKS), metavar="N", help=_TASKS)
+@click.option("--verbose", is_flag=True, help="Report on stderr what was found, planned and bound.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_context
 def exec(ctx: click.Context, /, command: tuple[str, ...], plan: str | None, **given: Any) -> None:  # noqa: A001, ANN401 - the command's name; click passes options by name
-    """Bind this process as one rank of its host, and become COMMAND.
+    """Bind this process as one rank of its host, then exec COMMAND.
 
     For ranks that something else starts: srun, mpirun, torchrun --no-python, accelerate launch --no_python,
     deepspeed --no_python. The local rank is the launcher's; docs/exec.md has a table of the variables that are asked.

@@ -7,13 +7,12 @@ file; nothing is submitted.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from numapin.base import cpu_set, sizes
-from numapin.cli.options import BINDING, Parsed, request_from, topology_from
+from numapin.cli.options import BINDING, FilePath, Parsed, request_from, topology_from
 from numapin.cli.output import emit, warn, write
 from numapin.errors import UsageError
 from numapin.jobs import duration, kubernetes, lsf, mpi, pbs, slurm
@@ -30,79 +29,79 @@ _MEMORY_PART: Final = 0.9  # of a node's memory; the rest is the system's
 
 
 _SHAPE: Final = (
-    click.Option(["--nodes"], type=int, default=1, metavar="N", help="Machines; default: 1."),
-    click.Option(["--gpus-per-node"], type=int, metavar="N", help="GPUs of each; default: those of --machine."),
-    click.Option(["--ranks-per-node"], type=int, default=0, metavar="N", help="Ranks on each; default: one per GPU."),
+    click.Option(["--nodes"], type=int, default=1, metavar="N", help="Number of hosts (default: 1)."),
+    click.Option(["--gpus-per-node"], type=int, metavar="N", help="GPUs per host (default: those of --machine)."),
+    click.Option(["--ranks-per-node"], type=int, default=0, metavar="N", help="Ranks per host (default: one per GPU)."),
     click.Option(
         ["--cpus-per-task"],
         type=int,
         metavar="N",
-        help="CPUs of each task that the manager starts: a node's launcher, or a rank with --form task. Default: the "
-        "share of --machine that goes with its GPUs.",
+        help="CPUs per task: the launcher of a host, or a rank with --form task (default: the share of --machine that "
+        "belongs to its GPUs).",
     ),
     click.Option(
         ["--machine"],
-        type=click.Path(path_type=Path),
+        type=FilePath(),
         metavar="FILE",
-        help="A machine file of the cluster's nodes (topo --save), for CPUs and memory; the plan for it is tried.",
+        help="Machine file of the cluster's hosts (topo --save), for CPUs and memory. Its plan is checked.",
     ),
-    click.Option(["--job-name"], default="", metavar="NAME", help="Default: the script's name."),
+    click.Option(["--job-name"], default="", metavar="NAME", help="Name of the job (default: the script's name)."),
 )
 _PROGRAM: Final = (
-    click.Option(["-m", "--module"], is_flag=True, help="The script is a Python module."),
-    click.Option(["--no-python"], is_flag=True, help="The script is a program."),
-    click.Option(["--dataloader"], type=click.Choice(["torch", "numapin"]), default="torch", help="As in numapin run."),
+    click.Option(["-m", "--module"], is_flag=True, help="Treat SCRIPT as a Python module."),
+    click.Option(["--no-python"], is_flag=True, help="Treat SCRIPT as a program, not as Python."),
     click.Option(
-        ["--output"], type=click.Path(path_type=Path), metavar="FILE", help="Write the script here, not to stdout."
+        ["--dataloader"], type=click.Choice(["torch", "numapin"]), default="torch", help="Same as in numapin run."
     ),
+    click.Option(["--output"], type=FilePath(), metavar="FILE", help="Write the script here (default: stdout)."),
 )
 _FORM: Final = click.Option(
     ["--form"],
     type=click.Choice([form.value for form in Form]),
     default=Form.NODE.value,
-    help="node: numapin run once a node (default); task: numapin exec once a rank.",
+    help="node: one numapin run per host (default); task: one numapin exec per rank.",
 )
 _PLAN: Final = click.Option(
     ["--plan"],
     metavar="FILE",
-    help="With --form task: a plan for every node (numapin plan --json), which spares each task reading the machine.",
+    help="With --form task: a saved plan for all hosts (numapin plan --json), so that no task reads its machine.",
 )
 _SETUP: Final = click.Option(
     ["--setup"],
     multiple=True,
     metavar="LINE",
-    help="A shell line to run first, such as 'module load cuda'; repeatable.",
+    help="Shell line to run first, e.g. 'module load cuda'; repeatable.",
 )
-_IMAGE: Final = click.Option(["--container"], metavar="IMAGE", help="Run in this image, which must hold numapin.")
-_HOSTFILE: Final = click.Option(["--hostfile"], metavar="FILE", help="mpirun's file of hosts.")
+_IMAGE: Final = click.Option(
+    ["--container"], metavar="IMAGE", help="Container image to run in; it must contain numapin."
+)
+_HOSTFILE: Final = click.Option(["--hostfile"], metavar="FILE", help="Host file for mpirun.")
 _TIME: Final = click.Option(
     ["--time"],
     type=Parsed("TIME", duration.parse, remedy="write 4:00:00, 1-12:00:00, 4h or 90m"),
-    help="Time limit: 4:00:00, 1-12:00:00, 4h, 90m.",
+    help="Time limit, e.g. 4:00:00, 1-12:00:00, 4h or 90m.",
 )
 _QUEUE: Final = click.Option(["--partition", "--queue", "queue"], metavar="NAME", help="Partition or queue.")
-_ACCOUNT: Final = click.Option(["--account"], metavar="NAME", help="Account or project that is charged.")
+_ACCOUNT: Final = click.Option(["--account"], metavar="NAME", help="Account or project to charge.")
 _REQUEUE: Final = click.Option(
-    ["--requeue"], is_flag=True, help="Start the job again after a preemption or a lost node."
+    ["--requeue"], is_flag=True, help="Restart the job after a preemption or the loss of a host."
 )
 _SIGNAL: Final = click.Option(
     ["--signal"],
     type=int,
     metavar="SECONDS",
-    help="So long before the time limit every rank gets SIGUSR1 (Kubernetes: SIGTERM), to save and end. With --requeue "
-    "the job then goes on in another turn, where its manager can do that.",
+    help="Send SIGUSR1 (Kubernetes: SIGTERM) to every rank this many seconds before the time limit, to save and exit. "
+    "With --requeue the job is then queued again, if its manager supports that.",
 )
-_MEMORY: Final = click.Option(
-    ["--mem-per-node"], type=Parsed("SIZE", sizes.parse), help="Memory of each node, such as 500G."
-)
+_MEMORY: Final = click.Option(["--mem-per-node"], type=Parsed("SIZE", sizes.parse), help="Memory per host, e.g. 500G.")
 _KIND: Final = click.Option(
     ["--form", "kind"],
     type=click.Choice([kind.value for kind in Kind]),
     default=Kind.JOB.value,
-    help="job: an Indexed Job and its Service (default); pytorchjob: for Kubeflow's training operator.",
+    help="job: an Indexed Job with its Service (default); pytorchjob: Kubeflow's training operator.",
 )
 _SYS_NICE: Final = click.Option(
-    ["--sys-nice/--no-sys-nice"], default=True, help="Whether pods may set memory policies (capability SYS_NICE)."
+    ["--sys-nice/--no-sys-nice"], default=True, help="Let pods set memory policies (capability SYS_NICE; default: yes)."
 )
 _QUEUED: Final = (_TIME, _SIGNAL, _REQUEUE, _QUEUE)
 
@@ -172,14 +171,14 @@ _ENGINES: Final = {
 
 
 class _Engines(click.Group):
-    """The engines, and what is said of one that there is not."""
+    """The engine group; an unknown name lists the valid ones."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the engine."""
         if args and args[0] not in self.commands and not args[0].startswith("-"):
-            raise UsageError(f"there is no engine {args[0]!r}", f"choose one of: {', '.join(_ENGINES)}")
+            raise UsageError(f"unknown engine {args[0]!r}", f"choose one of: {', '.join(_ENGINES)}")
         return super().resolve_command(ctx, args)
 
 
@@ -218,7 +217,7 @@ def _command(name: str, engine: _Engine) -> click.Command:
             *BINDING,
             click.Argument(["command"], nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]..."),
         ],
-        help=f"Write a script for {engine.about}; the binding options go to numapin run or exec.\n\n\b\nExample:\n"
+        help=f"Write a script for {engine.about}. Binding options are passed to numapin run or exec.\n\n\b\nExample:\n"
         f"  numapin job {name} {engine.example} \\\n      --output FILE train.py --lr 0.1\n  {engine.submit}",
         short_help=f"For {engine.about}: {engine.submit}",
         context_settings={"allow_interspersed_args": False},
@@ -301,14 +300,15 @@ def _gpus(given: int | None, topology: Topology | None) -> int:
         return given
     if topology is None:
         raise UsageError(
-            "how many GPUs has a node?", "say so with --gpus-per-node N (0 for none), or --machine FILE (topo --save)"
+            "the number of GPUs per host is unknown",
+            "give --gpus-per-node N (0 for none), or --machine FILE (topo --save)",
         )
     return len(topology.gpus)
 
 
 def _launch(values: dict[str, Any]) -> Launch:
     if values["module"] and values["no_python"]:
-        raise UsageError("--module with --no-python: a program is no module", "choose one")
+        raise UsageError("--module and --no-python exclude each other", "use one of them")
     return Launch.MODULE if values["module"] else Launch.PROGRAM if values["no_python"] else Launch.SCRIPT
 
 

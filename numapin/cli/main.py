@@ -30,15 +30,15 @@ _OF_WRITING: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.
 
 _COMMANDS: Final = {
     "run": "Run a training script, one bound rank per GPU. Replaces torchrun.",
-    "exec": "Bind one rank that srun, mpirun or torchrun started, and become its command.",
+    "exec": "Bind a rank that srun, mpirun or torchrun started, and exec its command.",
     "topo": "Show the machine: packages, NUMA nodes, caches, cores, GPUs, NICs.",
-    "plan": "Show what `run` would bind, without starting anything.",
-    "verify": "Show where a running job's threads and pages are, against its plan.",
-    "top": "Show live what each rank's threads, memory and GPU do.",
-    "doctor": "Say what keeps a job from being fast or safe here, and what mends it.",
-    "bench": "Measure: copies, allocation, overlap, start-up, DataLoaders.",
-    "job": "Write job scripts: Slurm, MPI, Kubernetes, PBS, LSF.",
-    "trace": "Run a script under the profiler: where its steps' time goes, and what to change.",
+    "plan": "Show what `run` would bind, and why.",
+    "verify": "Compare a running job's threads and pages with its plan.",
+    "top": "Show a running job live: threads, memory, GPUs.",
+    "doctor": "Find what makes jobs slow or unsafe on this machine, and how to fix it.",
+    "bench": "Measure copies, allocation, overlap, start-up and DataLoaders.",
+    "job": "Write job scripts for Slurm, MPI, Kubernetes, PBS or LSF.",
+    "trace": "Profile a script: where the time of each step goes, and what to change.",
 }
 
 
@@ -74,7 +74,7 @@ class _LazyGroup(click.Group):
 @click.version_option(__version__, prog_name="numapin")
 @click.option("--local_rank", hidden=True, help="What `deepspeed --no_python` adds; LOCAL_RANK says the same.")
 def numapin(local_rank: str | None) -> None:
-    """Run multi-GPU PyTorch with every rank on the CPUs and the memory of its GPU's NUMA node.
+    """Run multi-GPU PyTorch with each rank on the CPUs and the memory of its GPU's NUMA node.
 
     \b
     Examples:

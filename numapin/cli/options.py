@@ -36,6 +36,19 @@ class Parsed(click.ParamType):  # type: ignore[type-arg] # takes a type argument
             self.fail(f"{error}; {self._remedy}" if self._remedy else str(error), param, ctx)
 
 
+class FilePath(click.Path):
+    """A path, which is not looked at here: whoever opens it says what is wrong."""
+
+    def __init__(self, *, dir_okay: bool = True, path_type: type[str | Path] = Path) -> None:
+        super().__init__(path_type=path_type, dir_okay=dir_okay)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401
+        """Make a path. Refuses a NUL, which no call of the system takes."""
+        if "\0" in os.fspath(value):
+            self.fail("a path cannot hold a NUL character", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 def _parse_gpu_nodes(text: str) -> tuple[tuple[str, int], ...]:
     """Read pairs of a GPU (NVML index, UUID, PCI address), whatever it names, and its node: 0=1,1=1."""
     pairs = tuple(item.strip().rpartition("=") for item in text.split(","))
@@ -58,55 +71,61 @@ JOB: tuple[click.Parameter, ...] = (
     click.Option(
         ["--pid", "pids"],
         type=Parsed("PID,…", _parse_pids),
-        help="Ranks that others started, or their launcher (torchrun, srun).",
+        help="Process ids of the ranks, or of their launcher (torchrun, srun).",
     ),
 )
 
 GPU_NODES = click.Option(
     ["--gpu-nodes"],
     type=Parsed("GPU=NODE,…", _parse_gpu_nodes),
-    help="The NUMA nodes of GPUs, where the machine does not tell or is wrong: 0=1,1=1.",
+    help="NUMA nodes of GPUs, if the machine reports none or wrong ones: 0=1,1=1.",
 )
 
 BINDING: tuple[click.Option, ...] = (
     click.Option(
         ["--bind"],
         type=click.Choice([mode.value for mode in Bind]),
-        help="Which CPUs a rank gets: all of its GPU's node (default), of the socket, its own part of the node, "
-        "or one L3 group of it.",
+        help="CPUs of each rank: all of its GPU's node (default), all of the socket, an exclusive share of the node, "
+        "or one L3 group of the node.",
     ),
     click.Option(
         ["--memory"],
         type=Parsed("POLICY[=NODES]", parse_memory),
-        help="Memory policy: none, local, preferred (default), bind, interleave; nodes may be named: bind=0,2.",
+        help="Memory policy: none, local, preferred (default), bind or interleave; with nodes: bind=0,2.",
     ),
     click.Option(
-        ["--cpus-per-rank"], type=click.IntRange(min=1), metavar="N", help="At most N logical CPUs a rank, not shared."
+        ["--cpus-per-rank"],
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="At most N logical CPUs per rank, shared with no other rank.",
     ),
-    click.Option(["--smt/--no-smt"], default=True, help="Use all hardware threads of a core, or one."),
-    click.Option(["--reserve-cpus"], type=Parsed("LIST", cpu_set.parse), help="CPUs that no rank gets, such as 0-1."),
+    click.Option(["--smt/--no-smt"], default=True, help="Use all hardware threads of each core (default), or one."),
+    click.Option(
+        ["--reserve-cpus"], type=Parsed("LIST", cpu_set.parse), help="Keep these CPUs free of ranks, e.g. 0-1."
+    ),
     click.Option(
         ["--gpus"],
         type=Parsed("LIST", parse_gpus),
-        help="GPUs to use, in the order of the ranks: NVML indices, UUIDs or PCI addresses. "
-        "Exported as CUDA_VISIBLE_DEVICES.",
+        help="GPUs to use, in rank order: NVML indices, UUIDs or PCI addresses. Exported as CUDA_VISIBLE_DEVICES.",
     ),
     GPU_NODES,
-    click.Option(["--strict"], is_flag=True, help="Fail (status 5) where anything cannot be bound exactly as asked."),
+    click.Option(
+        ["--strict"], is_flag=True, help="Fail with status 5 if a binding cannot be applied exactly as requested."
+    ),
 )
 
 MACHINE: tuple[click.Option, ...] = (
     click.Option(
         ["--root"],
-        type=click.Path(path_type=Path),
+        type=FilePath(),
         metavar="DIR",
-        help="Read a captured machine: a directory with its sys/ and proc/.",
+        help="Read a captured machine: a directory that holds its sys/ and proc/.",
     ),
     click.Option(
         ["--machine"],
-        type=click.Path(path_type=Path),
+        type=FilePath(),
         metavar="FILE",
-        help="Read a machine file: our JSON (topo --save), hwloc 2 or 3 XML, NCCL topology XML.",
+        help="Read a machine file: numapin JSON (topo --save), hwloc 2 or 3 XML, NCCL topology XML.",
     ),
 )
 

@@ -6,21 +6,22 @@ only. Nothing that comes in gets to a terminal as one of its commands: this is w
 
 from __future__ import annotations
 
-import json
+import errno
 import os
 import sys
 from contextlib import nullcontext, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from numapin.base.files import is_special, write_text_to
+from numapin.base.files import is_writable, write_text_to
 from numapin.base.printable import ascii_escapes, printable, printable_lines
+from numapin.base.strict_json import encode
 from numapin.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
     from rich.console import RenderableType
 
@@ -30,7 +31,7 @@ _ITEM = "\n    "
 
 def json_text(content: object) -> str:
     """Return JSON as all commands print and write it; characters that cannot be seen are escaped."""
-    return ascii_escapes(json.dumps(content, indent=1, ensure_ascii=False)) + "\n"
+    return ascii_escapes(encode(content, ascii_only=False)) + "\n"
 
 
 def emit(text: str) -> None:
@@ -83,9 +84,14 @@ def write(text: str, path: Path, *, option: str) -> None:
 
 def require_writable(path: Path | None, *, option: str) -> None:
     """Raise UsageError where `write` could not write a file later on, before time is spent on what it is to hold."""
-    if path is None:
-        return
-    # Path.resolve raises RuntimeError where links lead in a circle.
-    place = path if is_special(str(path)) else Path(os.path.realpath(path)).parent
-    if path.is_dir() or not os.access(place, os.W_OK):
+    if path is not None and (not is_writable(str(path)) or _is_too_long(path)):
         raise UsageError(f"{path} cannot be written", f"choose another file for {option}")
+
+
+def _is_too_long(path: Path) -> bool:
+    """Return whether no file system takes the name."""
+    try:
+        os.lstat(path)
+    except OSError as error:
+        return error.errno == errno.ENAMETOOLONG
+    return False

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from numapin.base.bounds import MAX_RANKS
 from numapin.cli.options import BINDING, MACHINE, request_from, topology_from
 from numapin.cli.output import emit, json_text, show, warn
 from numapin.plan.make import default_num_ranks, make_plan
@@ -43,12 +44,15 @@ _FORMATS: Final[dict[str, Callable[[Plan], None]]] = {
 }
 
 
+_RANKS: Final = f"Number of ranks, at most {MAX_RANKS} (default: one per visible GPU)."
+
+
 @click.command(params=[*BINDING, *MACHINE])
-@click.option("--nproc-per-node", type=click.IntRange(min=1), metavar="N", help="Ranks; default: one per visible GPU.")
-@click.option("--format", "form", type=click.Choice(list(_FORMATS)), default="table", help="How to show it.")
-@click.option("--json", "form", flag_value="json", help="The same as --format json.")
+@click.option("--nproc-per-node", type=click.IntRange(1, MAX_RANKS), metavar="N", help=_RANKS)
+@click.option("--format", "form", type=click.Choice(list(_FORMATS)), default="table", help="Output format.")
+@click.option("--json", "form", flag_value="json", help="Same as --format json.")
 def plan(form: str, nproc_per_node: int | None, root: Path | None, machine: Path | None, **binding: Any) -> None:  # noqa: ANN401 - click passes options by name
-    """Show which CPUs and which memory each rank would get, and why, without starting anything.
+    """Show which CPUs and which memory each rank would get, and why. Starts nothing.
 
     \b
     Examples:

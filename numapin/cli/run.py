@@ -9,7 +9,6 @@ import os
 import time
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,15 +16,15 @@ from click.shell_completion import CompletionItem
 
 from numapin.base import quoting
 from numapin.base.stderr import say
-from numapin.cli.options import BINDING, request_from, topology_from
+from numapin.cli.options import BINDING, FilePath, request_from, topology_from
 from numapin.cli.output import emit, require_writable, show, warn
 from numapin.cli.torch_import import importing_torch
 from numapin.errors import BindingRefused, UsageError
 from numapin.launcher import preload
 from numapin.launcher.lost_gpus import require_gpus
 from numapin.launcher.rehearse import rehearse
+from numapin.launcher.run_folder import run_directory
 from numapin.plan.make import default_num_ranks, make_plan
-from numapin.rank.run_folder import run_directory
 from numapin.rank.signals import open_mailbox
 from numapin.system import oom
 from numapin.topology.visible import environment_for, first_visible
@@ -52,7 +51,7 @@ _EPILOG = """examples:
   numapin run --bind exclusive --memory bind train.py
   numapin run --nnodes 2 --rdzv-backend c10d --rdzv-endpoint head:29500 train.py
   numapin run --dry-run train.py                    show the plan and each rank's command
-  numapin run --report placement.json train.py      and verify where threads and pages came to be"""
+  numapin run --report placement.json train.py      and check where threads and pages are"""
 
 OPTIONS = (
     *BINDING,
@@ -60,25 +59,24 @@ OPTIONS = (
         ["--dataloader"],
         type=click.Choice(["torch", "numapin"]),
         default="torch",
-        help="Whose data path the ranks' torch DataLoaders take: torch's own (default), or numapin's, without a change "
-        "to the script.",
+        help="Data path of the script's DataLoaders: torch's own (default), or numapin's, without changing the script.",
     ),
-    click.Option(["--dry-run"], is_flag=True, help="Show the plan and the command of each rank, and start nothing."),
-    click.Option(["--quiet"], is_flag=True, help="Do not show the table of bindings at the start."),
+    click.Option(["--dry-run"], is_flag=True, help="Show the plan and the command of each rank. Starts nothing."),
+    click.Option(["--quiet"], is_flag=True, help="Do not print the table of bindings."),
     click.Option(
-        ["--verify"], is_flag=True, help="Look where threads and pages are, soon after the start and near the end."
+        ["--verify"], is_flag=True, help="Check where threads and pages are, soon after the start and near the end."
     ),
     click.Option(
         ["--verify-after"],
         type=click.FloatRange(min=0),
         metavar="SECONDS",
-        help="How long after the ranks started to look first (10); implies --verify.",
+        help="Seconds from the start of the ranks to the first check (default: 10); implies --verify.",
     ),
     click.Option(
         ["--report"],
-        type=click.Path(path_type=Path, dir_okay=False),
+        type=FilePath(dir_okay=False),
         metavar="FILE",
-        help="Write what each rank requested, was given and has (JSON); implies --verify.",
+        help="Write what each rank requested, got and has, as JSON; implies --verify.",
     ),
 )
 

@@ -41,12 +41,17 @@ _LOOK_EVERY_S: Final = 2.0  # with --pid, finding the job again asks NVML
 
 @click.command(params=[*JOB])
 @click.option(
-    "--interval", "interval_s", type=click.FloatRange(min=0.1), default=1.0, show_default=True, help="Seconds."
+    "--interval",
+    "interval_s",
+    type=click.FloatRange(min=0.1),
+    default=1.0,
+    show_default=True,
+    help="Seconds between samples.",
 )
-@click.option("--once", is_flag=True, help="Show one interval and end.")
-@click.option("--json", "as_json", is_flag=True, help="With --once: print JSON, schema numapin.top/1.")
+@click.option("--once", is_flag=True, help="Show one sample and exit.")
+@click.option("--json", "as_json", is_flag=True, help="With --once: print JSON (schema numapin.top/1).")
 def top(run: str | None, pids: tuple[int, ...] | None, *, interval_s: float, once: bool, as_json: bool) -> None:
-    """Show live what each rank's threads, memory and GPU do; q or Ctrl-C ends it.
+    """Show the threads, memory and GPU of each rank live; press q or Ctrl-C to quit.
 
     RUN is a run directory or its name; without it, the only run of this user that goes on. Threads and GPUs are read
     every interval; new processes are found, and pages counted, every 10 seconds or, for large jobs, less often.
@@ -133,7 +138,7 @@ def _terminal() -> Console:
     from rich.console import Console
 
     if sys.stdout is None or not sys.stdout.isatty():
-        raise UsageError("stdout is no terminal", f"type: {_ONCE}")
+        raise UsageError("stdout is not a terminal", f"type: {_ONCE}")
     console = Console(highlight=False, emoji=False, markup=False)
     if console.is_dumb_terminal:
         raise UsageError(f"TERM={os.environ['TERM']}: this terminal cannot draw over lines", f"type: {_ONCE}")

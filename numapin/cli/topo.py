@@ -7,17 +7,17 @@ HTML) on stdout or in a file; or a machine file.
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from numapin.cli.options import GPU_NODES, MACHINE, topology_from
+from numapin.cli.options import GPU_NODES, MACHINE, FilePath, topology_from
 from numapin.cli.output import emit, json_text, show, warn, write
 from numapin.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from numapin.plan.model import Plan
     from numapin.topology.model import Topology
@@ -66,18 +66,18 @@ _PLANNED: Final = ("tree", *_DRAWN)
 
 
 @click.command(params=[*MACHINE, GPU_NODES])
-@click.option("--format", "form", type=click.Choice([*_SHOWN, *_DRAWN]), default="tree", help="How to show it.")
-@click.option("--json", "form", flag_value="json", help="The same as --format json.")
+@click.option("--format", "form", type=click.Choice([*_SHOWN, *_DRAWN]), default="tree", help="Output format.")
+@click.option("--json", "form", flag_value="json", help="Same as --format json.")
 @click.option(
     "--plan",
     "plan_file",
     is_flag=False,
     flag_value=_NEW_PLAN,
     metavar="[FILE]",
-    help="Mark each rank's CPUs, memory and GPU: of a plan.json, or of the plan that `numapin plan` would make.",
+    help="Mark each rank's CPUs, memory and GPU, from a plan.json or from the plan that `numapin plan` would make.",
 )
-@click.option("--output", type=click.Path(path_type=Path), metavar="FILE", help="Where svg or html goes; else stdout.")
-@click.option("--save", type=click.Path(path_type=Path), metavar="FILE", help="Write a machine file instead.")
+@click.option("--output", type=FilePath(), metavar="FILE", help="Write the svg or html here (default: stdout).")
+@click.option("--save", type=FilePath(), metavar="FILE", help="Write a machine file instead of showing the machine.")
 def topo(
     form: str,
     plan_file: str | None,

@@ -7,23 +7,26 @@ stdout; in the output folder a Chrome trace and a record for each rank, the repo
 from __future__ import annotations
 
 import gzip
-import json
 import os
 import shutil
 import sys
 import time
 import zlib
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 import click
 
 from numapin.base.files import unwritten, write_text_to
+from numapin.base.folders import make_own
 from numapin.base.printable import printable
+from numapin.base.regular_file import open_file
 from numapin.base.stderr import say
+from numapin.base.strict_json import decode
+from numapin.cli.options import FilePath
 from numapin.cli.output import emit, json_text, say_error, show
 from numapin.cli.run import parse, start
 from numapin.errors import NumapinError, UsageError
@@ -53,19 +56,21 @@ _TRACE: Final = ".trace.json"
 _REPORT: Final = "report.json"
 _TIMELINE: Final = "timeline.html"
 _LARGEST_BYTES: Final = 1 << 30  # takes some 10 GB of memory to read
+_MOST_UNPACKED: Final = 64  # times the packed size: traces shrink to a tenth or a thirtieth, zeros to a thousandth
+_LEAST_UNPACKED: Final = 16 << 20
 
 _JSON: Final = click.Option(
-    ["--json", "as_json"], is_flag=True, help="Print the report as JSON; what the script prints goes to stderr."
+    ["--json", "as_json"], is_flag=True, help="Print the report as JSON; the script's own output goes to stderr."
 )
 _OUTPUT: Final = click.Option(
     ["--output"],
-    type=click.Path(path_type=Path),
+    type=FilePath(),
     metavar="DIR",
-    help="Where to write; each of several hosts in a folder of its own there. [numapin-trace-DATE]",
+    help="Folder for the traces; each of several hosts gets a subfolder. [numapin-trace-DATE]",
 )
 _OPTIONS: Final = (
-    click.Option(["--steps"], type=click.IntRange(1), default=20, metavar="N", help="Trace so many steps. [20]"),
-    click.Option(["--skip"], type=click.IntRange(1), default=10, metavar="N", help="After so many others. [10]"),
+    click.Option(["--steps"], type=click.IntRange(1), default=20, metavar="N", help="Number of steps to trace. [20]"),
+    click.Option(["--skip"], type=click.IntRange(1), default=10, metavar="N", help="Number of steps to skip first. [10]"),
     _OUTPUT,
     _JSON,
 )
@@ -100,8 +105,8 @@ def _reads(arguments: Sequence[str]) -> bool:
 
 
 @click.command(params=[_OUTPUT, _JSON])
-@click.option("--read", "first", type=click.Path(path_type=Path), required=True)
-@click.argument("others", nargs=-1, type=click.Path(path_type=Path))
+@click.option("--read", "first", type=FilePath(), required=True)
+@click.argument("others", nargs=-1, type=FilePath())
 def _read_command(first: Path, others: tuple[Path, ...], output: Path | None, *, as_json: bool) -> None:
     """Read Chrome traces, of several ranks perhaps, or the folders of earlier runs."""
     written = [] if output is None else [os.path.realpath(output / name) for name in (_REPORT, _TIMELINE)]
@@ -118,13 +123,14 @@ def _run(arguments: tuple[str, ...]) -> None:
     mailbox = open_mailbox()
     job, options = parse(arguments, _OPTIONS, command="trace", about=_ABOUT, epilog=_EPILOG)
     folder = Path(options["output"] or time.strftime("numapin-trace-%Y%m%d-%H%M%S")).absolute()
+    outer = folder
     if job.min_max_nodes[1] > 1:  # hosts may share the folder, end at different times, and come later
         folder /= f"{os.uname().nodename}-{os.getpid()}"
     settings = Settings(folder=str(folder), steps=options["steps"], skip=options["skip"])
     if options["dry_run"]:
         start(job, options, mailbox, trace=settings.to_text())
         return
-    _make(folder, settings)
+    _make(outer, folder, settings)
     try:
         with _stdout_to_stderr(wanted=options["as_json"]):
             start(job, options, mailbox, trace=settings.to_text())
@@ -145,13 +151,17 @@ def _finish(folder: Path, settings: Settings, *, as_json: bool) -> None:
     _show(report, as_json=as_json)
 
 
-def _make(folder: Path, settings: Settings) -> None:
-    """Make the folder. Raises UsageError where an earlier run's traces are there."""
+def _make(outer: Path, folder: Path, settings: Settings) -> None:
+    """Make the folder, which only this user may enter. Raises UsageError where an earlier run's traces are there.
+
+    Raises NumapinError where it, the one that it is in, or what is in it, is another user's.
+    """
     try:
-        Path(settings.loads).mkdir(parents=True, exist_ok=True)
+        for made in (outer, folder, settings.loads):
+            make_own(str(made))
         old = next(folder.glob("rank-*"), None)
     except OSError as error:
-        raise NumapinError(f"{folder} cannot be made: {error.strerror}", "choose another with --output DIR") from None
+        raise NumapinError(f"{folder} cannot be used: {error.strerror}", "choose another with --output DIR") from None
     if old is not None:
         raise UsageError(f"--output {folder}: {old.name} of an earlier run is there", "choose another folder")
 
@@ -182,7 +192,7 @@ def _read(paths: Sequence[Path], settings: Settings | None = None) -> Report:
     analyses: list[Analysis] = []
     notes: list[str] = []
     for path in paths:
-        if path.is_dir():
+        if os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises for a name that is too long
             in_folders: list[Analysis] = []
             for folder in _with_ranks(path):
                 notes += _missing(folder, settings)
@@ -246,15 +256,31 @@ def _remedy(notes: Sequence[str]) -> str:
 def _load(path: Path) -> object:
     """Return a file's JSON, also a compressed one's. Raises NumapinError."""
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            content = file.read(_LARGEST_BYTES + 1)
-        if len(content) > _LARGEST_BYTES:
-            raise NumapinError(f"{path}: larger than 1 GiB, too large to read", "trace fewer steps: --steps 5")
-        return json.loads(content)
+        content = _content(path)
     except (OSError, EOFError, zlib.error) as error:
-        raise NumapinError(f"{path} cannot be read: {error}", "name a file that torch.profiler wrote") from None
-    except (ValueError, RecursionError) as error:
+        why = (isinstance(error, OSError) and error.strerror) or error
+        raise NumapinError(f"{path} cannot be read: {why}", "name a file that torch.profiler wrote") from None
+    try:
+        return decode(content)
+    except ValueError as error:
         raise NumapinError(f"{path}: not JSON, or cut off: {error}", "trace the script again") from None
+
+
+def _content(path: Path) -> bytes:
+    """Return a file's bytes, unpacked. Raises OSError, EOFError and zlib.error, and NumapinError for one too large."""
+    with os.fdopen(open_file(str(path)), "rb") as file:
+        if path.suffix != ".gz":
+            return _bounded(file, _LARGEST_BYTES, path)
+        size = os.fstat(file.fileno()).st_size
+        with gzip.GzipFile(fileobj=file) as unpacked:
+            return _bounded(unpacked, min(_LARGEST_BYTES, max(_MOST_UNPACKED * size, _LEAST_UNPACKED)), path)
+
+
+def _bounded(file: BinaryIO | gzip.GzipFile, most: int, path: Path) -> bytes:
+    content = file.read(most + 1)
+    if len(content) > most:
+        raise NumapinError(f"{path}: larger than {most >> 20} MiB, too large to read", "trace fewer steps: --steps 5")
+    return content
 
 
 def _write(report: Report, folder: Path) -> None:
@@ -266,7 +292,9 @@ def _write(report: Report, folder: Path) -> None:
     }
     remedy = f"see the tables with: numapin trace --read {folder}"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
     except OSError as error:
         raise unwritten(str(folder), error, remedy) from None
     for name, text in texts.items():

@@ -25,10 +25,10 @@ _STATUS: Final = {True: 0, False: 1, None: 3}
 
 
 @click.command(params=[*JOB])
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON, schema numapin.report/1.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON (schema numapin.report/1).")
 @click.pass_context
 def verify(ctx: click.Context, run: str | None, pids: tuple[int, ...] | None, *, as_json: bool) -> None:
-    """Show where a running job's threads and pages are, against its plan.
+    """Compare the threads and pages of a running job with its plan.
 
     RUN is a run directory or its name; without it, the only run of this user that goes on. With --pid the plan is what
     `numapin plan` would give.

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from numapin.base.bounds import MAX_CPUS, MAX_GPUS, MAX_NUMBER, MAX_RANKS
 from numapin.errors import UsageError
 from numapin.jobs import image
 
@@ -111,17 +112,17 @@ class JobRequest:
         return self.name or name_of(self.command[0])
 
     def _check_numbers(self) -> None:
-        least = {"--nodes": (self.nodes, 1), "--gpus-per-node": (self.gpus_per_node, 0)}
-        least["--ranks-per-node"] = (self.ranks_per_node, 0)
-        if self.cpus_per_task is not None:
-            least["--cpus-per-task"] = (self.cpus_per_task, 1)
-        if self.memory_bytes is not None:
-            least["--mem-per-node"] = (self.memory_bytes, 1 << 20)
-        for option, (number, lowest) in least.items():
-            if number < lowest:
-                raise UsageError(f"{option} is {number}; it must be at least {lowest}", "numapin job --help")
-        if self.nodes > _MAX_NODES:
-            raise UsageError(f"--nodes is {self.nodes}; no cluster has more than {_MAX_NODES}", "numapin job --help")
+        for option, number, least, most in (
+            ("--nodes", self.nodes, 1, _MAX_NODES),
+            ("--gpus-per-node", self.gpus_per_node, 0, MAX_GPUS),
+            ("--ranks-per-node", self.ranks_per_node, 0, MAX_RANKS),
+            ("--cpus-per-task", self.cpus_per_task, 1, MAX_CPUS),
+            ("--mem-per-node", self.memory_bytes, 1 << 20, MAX_NUMBER),
+        ):
+            if number is not None and number < least:
+                raise UsageError(f"{option} is {number}; it must be at least {least}", "numapin job --help")
+            if number is not None and number > most:
+                raise UsageError(f"{option} is {str(number)[:20]}; it must be at most {most}", "numapin job --help")
         if self.gpus_per_node and self.ranks > self.gpus_per_node:
             raise UsageError(
                 f"--ranks-per-node {self.ranks} are more than the {self.gpus_per_node} GPUs of a node",

@@ -7,7 +7,6 @@ nothing.
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.files import is_special, write_text_to
+from numapin.base.strict_json import encode
 from numapin.errors import NumapinError
 from numapin.observe.find_job import read_run
 from numapin.observe.read import observe
@@ -161,7 +161,7 @@ class _Watch(threading.Thread):
         if path is None or (not report.ranks and is_special(str(path))):
             return
         try:
-            write_text_to(str(path), json.dumps(report.to_json(), indent=1) + "\n", remedy=_REMEDY)
+            write_text_to(str(path), encode(report.to_json()) + "\n", remedy=_REMEDY)
         except _PROBLEMS as error:
             self._unwritten = error if isinstance(error, NumapinError) else NumapinError(f"--report: {error}", _REMEDY)
         else:

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from numapin.base import quoting
+from numapin.base.bounds import MAX_RANKS
 from numapin.base.fields import Fields
 from numapin.errors import MachineError, UsageError
+from numapin.launcher import run_folder
 from numapin.plan.make import make_plan
 from numapin.plan.model import Plan
 from numapin.plan.request import Request
-from numapin.rank import run_folder
+from numapin.rank import handover
 from numapin.system.proc import children_of, environment_of, is_running
 from numapin.tasks import identify
 from numapin.topology.discover import discover
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-_MAX_RANKS: Final = 4096
 _LIST: Final = "name the processes of one with: numapin verify --pid PID,… (or numapin top)"
 
 
@@ -75,8 +76,8 @@ def read_run(folder: Path) -> RunningJob:
     Of ranks that were restarted the latest record counts.
     """
     try:
-        plan = Plan.from_json(_text(folder / run_folder.PLAN), source=str(folder / run_folder.PLAN))
-        records = [_Record.read(str(path), _text(path)) for path in folder.glob("observed-*.json")]
+        plan = Plan.from_json(_text(folder / handover.PLAN), source=str(folder / handover.PLAN))
+        records = [_Record.read(path, handover.read_text(path)) for path in handover.records(str(folder))]
     except FileNotFoundError as error:
         raise UsageError(f"{folder} is no run that goes on: {error.filename} does not exist", _LIST) from None
     except OSError as error:
@@ -162,7 +163,7 @@ class _Record:
 
 def _folder(named: str, environ: Mapping[str, str]) -> Path:
     """Return the folder of a run that was named by its path, or by the path's last part."""
-    if Path(named).is_dir():
+    if os.path.isdir(named):  # noqa: PTH112 - Path.is_dir raises for a name that is too long
         return Path(named).absolute()
     live = {Path(folder).name: Path(folder) for folder in run_folder.live_runs(environ)}
     if named not in live:
@@ -173,14 +174,14 @@ def _folder(named: str, environ: Mapping[str, str]) -> Path:
 def _title(folder: Path) -> str:
     """Name a run and its command; what cannot be read of the command is left out."""
     try:
-        argv = Fields.top(str(folder), _text(folder / run_folder.COMMAND), hint="").texts("argv")
+        argv = Fields.top(str(folder), _text(folder / handover.COMMAND), hint="").texts("argv")
     except (OSError, MachineError):
         return folder.name
     return f"{folder.name}  {quoting.join(argv)[:80]}"
 
 
 def _text(path: Path) -> str:
-    return run_folder.read_text(str(path))
+    return handover.read_text(str(path))
 
 
 def _is_within(pid: int, ancestor: int, children: Mapping[int, list[int]]) -> bool:
@@ -219,7 +220,7 @@ def _numbers(environs: Sequence[Mapping[str, str]]) -> list[int]:
 def _number(text: str) -> int | None:
     """Return a rank's number or how many there are; None for what no launcher says, of which no plan can be made."""
     told = identify.number(text)
-    return told if told is not None and told < _MAX_RANKS else None
+    return told if told is not None and told < MAX_RANKS else None
 
 
 def _default_plan(numbers: Sequence[int], environs: Sequence[Mapping[str, str]]) -> Plan:

@@ -38,12 +38,13 @@ class Machine:
         self.nodes = {node.id: node for node in topology.nodes}
         self.core_of = {cpu: core for core in topology.cores for cpu in core.cpus & usable}
         self.cpu_nodes = topology.cpu_nodes
-        self.node_cpus = {node.id: node.cpus & usable for node in self.cpu_nodes}
+        inside = cpu_set.Inside(usable)  # firmware that is wrong lists all CPUs on every node
+        self.node_cpus = {node.id: inside.of(node.cpus) for node in self.cpu_nodes}
         self.open_nodes = [node for node in self.cpu_nodes if self.node_cpus[node.id]]
         # A node may have CPUs and no memory (unpopulated channels).
         allowed = topology.allowed.nodes
         self.memory_nodes = [node for node in self.cpu_nodes if node.id in allowed and node.memory_bytes != 0]
-        self._node_of = {cpu: node.id for node in self.cpu_nodes for cpu in node.cpus}
+        self._node_of = {cpu: node for cpus, node in _last_with(self.cpu_nodes).items() for cpu in cpus}
         self._under: dict[frozenset[int], frozenset[int]] = {}
 
     def nodes_under(self, cpus: frozenset[int]) -> frozenset[int]:
@@ -65,6 +66,15 @@ class Machine:
         """Return the nodes with CPUs of this node's package, or the node alone where its package is unknown."""
         package = self.nodes[node].package
         return frozenset(n.id for n in self.cpu_nodes if package is not None and n.package == package) | {node}
+
+
+def _last_with(nodes: Iterable[Node]) -> dict[frozenset[int], int]:
+    """Return the last node of those that list the same CPUs, in the order of the nodes."""
+    last: dict[frozenset[int], int] = {}
+    for node in nodes:
+        last.pop(node.cpus, None)
+        last[node.cpus] = node.id
+    return last
 
 
 _BIND_NONE: Final = "--bind none: all allowed CPUs"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from numapin.base import cpu_set
+from numapin.base.bounds import MAX_RANKS
 from numapin.base.fields import Fields
 from numapin.errors import BindingRefused
 from numapin.plan.request import Bind, Memory
@@ -173,7 +174,7 @@ class Plan:
             return cls(
                 bind=Bind(top.text("bind")),
                 memory=Memory(top.text("memory")),
-                ranks=top.each("ranks", RankPlan.from_fields),
+                ranks=top.each("ranks", RankPlan.from_fields, most=MAX_RANKS),
                 warnings=top.texts("warnings"),
             )
         except ValueError as error:

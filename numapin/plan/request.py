@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import NamedTuple, TypeVar
 
 from numapin.base import cpu_set
+from numapin.base.bounds import MAX_CPUS, MAX_RANKS
 from numapin.errors import UsageError
 
 
@@ -92,9 +93,14 @@ class Request:
 
     def __post_init__(self) -> None:
         """Check what can be checked without a machine. Raises UsageError."""
-        for option, number in (("--nproc-per-node", self.num_ranks), ("--cpus-per-rank", self.cpus_per_rank)):
+        for option, number, most in (
+            ("--nproc-per-node", self.num_ranks, MAX_RANKS),
+            ("--cpus-per-rank", self.cpus_per_rank, MAX_CPUS),
+        ):
             if number is not None and number < 1:
                 raise UsageError(f"{option} is {number}; it must be at least 1", "numapin run --help")
+            if number is not None and number > most:
+                raise UsageError(f"{option} is {_shown(number)}; it must be at most {most}", "numapin run --help")
         if self.cpus_per_rank is not None and self.bind is Bind.NONE:
             raise UsageError("--cpus-per-rank with --bind none binds nothing", "choose a mode, such as: --bind node")
         if self.memory_nodes is not None and self.policy in (Memory.NONE, Memory.LOCAL):
@@ -126,6 +132,11 @@ def parse_gpus(text: str) -> tuple[str, ...]:
     if not all(keys):
         raise ValueError(f"{text!r} has an empty entry; write a list such as 0,2")
     return keys
+
+
+def _shown(number: int) -> str:
+    """Return the number's digits, or their number where they are too many for a line."""
+    return str(number) if number < 1 << 63 else f"a number of {number.bit_length()} bits"
 
 
 def _one_of(kind: type[_Word], word: str) -> _Word:

@@ -8,5 +8,5 @@ Comes in: the rank's slice of the plan, from its environment. Goes out: the user
     bind.py        EDGE  apply a binding and read it back
     become.py      EDGE  exec the user's program
     signals.py     EDGE  SIGUSR1 and SIGUSR2 from the launcher to the ranks
-    run_folder.py  EDGE  the folder of a run: the plan, the command, one record a rank
+    handover.py    EDGE  the plan, the command and one record a rank, in the folder of a run
 """

@@ -8,12 +8,12 @@ Each rank imports this before its program starts: the standard library only.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.stderr import say
+from numapin.base.strict_json import encode
 
 if TYPE_CHECKING:
     from typing import NoReturn
@@ -29,7 +29,7 @@ def become(command: list[str], rank: RankPlan) -> NoReturn:
     Leaves with status 127 where the command does not exist and 126 where it cannot be executed. Python ignores SIGPIPE
     and SIGXFSZ, and what is ignored stays so across exec: `yes` would not end with `head`.
     """
-    os.environ[BINDING] = json.dumps(rank.to_json())
+    os.environ[BINDING] = encode(rank.to_json(), indent=None)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, rank.num_threads)))  # a plan that a user wrote may say 0
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 from numapin.base.stderr import say
 from numapin.errors import NumapinError
 from numapin.plan.model import Plan
-from numapin.rank import bind, run_folder, signals
+from numapin.rank import bind, handover, signals
 from numapin.rank.become import become
 from numapin.system import proc, process
 
@@ -46,7 +46,7 @@ def main() -> None:
     local_rank = sys.argv[1].removeprefix("--local-rank=")
     _end_with(int(sys.argv[2].removeprefix("--launcher=")))
     program, rest = sys.argv[3].removeprefix("--exec="), sys.argv[4:]
-    text, source = run_folder.take_plan(os.environ)
+    text, source = handover.take_plan(os.environ)
     rank = Plan.from_json(text, source=source).ranks[int(local_rank)]
     applied = bind.apply(rank)
     for text in bind.surprises(rank, applied.shortfalls):
@@ -85,6 +85,6 @@ def _record(rank: RankPlan, applied: bind.Applied) -> None:
         "applied": applied.to_json(),
     }
     try:
-        run_folder.write_json(os.environ["NUMAPIN_RUN_DIR"], f"observed-{rank.local_rank}-{restart}.json", record)
+        handover.write_json(os.environ["NUMAPIN_RUN_DIR"], f"observed-{rank.local_rank}-{restart}.json", record)
     except NumapinError as error:  # a full disk is no reason to lose the job
         say(f"rank {rank.local_rank}: no record of the binding: {error.message}")

@@ -24,10 +24,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from numapin.base import cpu_set
 from numapin.base.printable import printable
 from numapin.errors import UsageError
+from numapin.launcher import run_folder
 from numapin.launcher.rehearse import in_thread, rehearse
 from numapin.plan.make import default_num_ranks, make_plan
 from numapin.plan.request import Bind, Request, parse_bind, parse_gpus, parse_memory
-from numapin.rank import run_folder, shim, signals
+from numapin.rank import handover, shim, signals
 from numapin.spawning import meeting
 from numapin.spawning.ranks import Rank, none_left, results_of
 from numapin.topology.discover import discover
@@ -142,7 +143,7 @@ def _meeting(plan: Plan, environment: Mapping[str, str]) -> Iterator[tuple[dict[
     """Yield the variables of all ranks and the socket that holds MASTER_PORT. It and the run's folder last as long."""
     with run_folder.run_directory(os.environ) as run_dir, meeting.reserved_port() as held:
         variables = {**os.environ, **environment, **_job_variables(len(plan.ranks), meeting.port_of(held))}
-        run_folder.hand_over(plan.to_json(), run_dir, variables)
+        handover.hand_over(plan.to_json(), run_dir, variables)
         yield variables, held
 
 

@@ -3,46 +3,62 @@
 Comes in: a root directory ("/" is the live machine) and paths below it. Goes out: text, numbers and sets. A file that
 is missing, unreadable or garbled is unknown (None); only a garbled CPU or node list is an error that names the file,
 because a plan made from half a list would be wrong without a word.
+
+A capture may be anybody's. Its links are followed one by one, as if its root were "/": an absolute link starts there,
+and ".." does not lead above it. What is not a regular file or a directory in it is not opened.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import re
-from dataclasses import dataclass
+import stat
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from numapin.base import cpu_set
+from numapin.base.bounds import MAX_LIST_CHARS
 from numapin.errors import MachineFileError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Self
 
 CAPTURE: Final = "capture a machine with: hwloc-gather-topology --io capture && tar xf capture.tar.bz2"
-_MAX_BYTES: Final = 1 << 20
+_MAX_BYTES: Final = MAX_LIST_CHARS + 1
+_MAX_PROC_BYTES: Final = 1 << 20  # of mounts: hosts of containers have thousands
+_MAX_NAMES: Final = 1 << 16  # in a directory: PCI has 65536 functions in a domain, and /sys keeps them in few domains
+_MAX_LINKS: Final = 40  # that lead to one file, as in the kernel
+_READ: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_LIST: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_LOOK: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _NUMBER: Final = re.compile(r"\d{1,18}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """What is below `root`; every path is relative to it."""
+    """What is below `root`, "" for the live machine; every path is relative to it."""
 
     root: str
+    _sets: cpu_set.Sets = field(default_factory=cpu_set.Sets, repr=False, compare=False)
 
     def data(self, path: str) -> bytes | None:
-        """Return a file's bytes, at most 1 MiB of them, or None.
+        """Return a file's bytes, at most 1 MiB of them below proc/ and 64 KiB elsewhere, or None.
 
-        O_NONBLOCK, because a capture may hold a pipe or a device where a file should be. Read until empty, because
-        /proc and /sys hand out a page at a time.
+        O_NONBLOCK, because a link may lead to a pipe or a device. Read until empty, because /proc and /sys hand out a
+        page at a time.
         """
-        try:
-            fd = os.open(f"{self.root}/{path}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        except (OSError, ValueError):  # ValueError: a cgroup path with a NUL in it
+        fd = self._opened(path, _READ)
+        if fd is None:
             return None
+        most = _MAX_PROC_BYTES if path.startswith("proc/") else _MAX_BYTES
         chunks: list[bytes] = []
         try:
-            while sum(map(len, chunks)) < _MAX_BYTES and (chunk := os.read(fd, _MAX_BYTES)):
+            while most > 0 and (chunk := os.read(fd, most)):
                 chunks.append(chunk)
+                most -= len(chunk)
         except OSError:  # the driver refuses (EINVAL, EIO), or it is a directory
             return None
         finally:
@@ -70,25 +86,105 @@ class Tree:
     def parsed(self, text: str, path: str, parse: Callable[[str], frozenset[int]] = cpu_set.parse) -> frozenset[int]:
         """Parse a set that stands in the file `path`. Raises MachineFileError that names the file."""
         try:
-            return parse(text)
+            return self._sets.get(text, parse)
         except ValueError as error:
             raise MachineFileError(f"{self.root}/{path}: {error}", CAPTURE) from None
 
     def names(self, path: str) -> list[str]:
-        """Return the sorted names in a directory; none where it does not exist."""
-        try:
-            with os.scandir(f"{self.root}/{path}") as entries:
-                return sorted(entry.name for entry in entries)
-        except (OSError, ValueError):
+        """Return the sorted names in a directory, the first 65536 that it lists; none where it does not exist."""
+        fd = self._opened(path, _LIST)
+        if fd is None:
             return []
+        try:
+            with os.scandir(fd) as entries:
+                return sorted(entry.name for entry in islice(entries, _MAX_NAMES))
+        except OSError:
+            return []
+        finally:
+            os.close(fd)
 
     def link(self, path: str) -> str | None:
         """Return where a symbolic link points, as written, or None."""
         try:
-            return os.readlink(f"{self.root}/{path}")  # Path costs more than the call, 500 times over
+            if not self.root:
+                return os.readlink(f"/{path}")  # Path costs more than the call, 500 times over
+            with _Walk(self.root, path, follow_last=False) as walk:
+                return os.readlink("", dir_fd=walk.top)
         except (OSError, ValueError):
+            return None
+
+    def _opened(self, path: str, flags: int) -> int | None:
+        """Open a file or directory; None where that cannot be."""
+        try:
+            if not self.root:
+                return os.open(f"/{path}", flags)
+            with _Walk(self.root, path) as walk:
+                return walk.open(flags)
+        except (OSError, ValueError):  # ValueError: a cgroup path with a NUL in it
             return None
 
     def _set(self, path: str, parse: Callable[[str], frozenset[int]]) -> frozenset[int] | None:
         text = self.text(path)
         return None if text is None else self.parsed(text, path, parse)
+
+
+class _Walk:
+    """The way from a capture's root to what a path names in it: an open descriptor for each step.
+
+    No step is taken by a path of several names, so that nobody who changes the capture meanwhile can lead out of it.
+    Raises OSError where the way ends early, goes in a circle, or passes more than 40 links.
+    """
+
+    def __init__(self, root: str, path: str, *, follow_last: bool = True) -> None:
+        self._steps = [os.open(root, os.O_PATH | os.O_CLOEXEC)]
+        try:
+            self._go(path, follow_last=follow_last)
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        while self._steps:
+            os.close(self._steps.pop())
+
+    @property
+    def top(self) -> int:
+        """The descriptor of what the path names, opened with O_PATH."""
+        return self._steps[-1]
+
+    def open(self, flags: int) -> int:
+        """Open what the path names: a regular file or a directory."""
+        mode = os.fstat(self.top).st_mode
+        if stat.S_ISDIR(mode):
+            return os.open(".", flags, dir_fd=self.top)
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "not a regular file")
+        return os.open(f"/proc/self/fd/{self.top}", flags)
+
+    def _go(self, path: str, *, follow_last: bool) -> None:
+        todo = path.split("/")[::-1]
+        num_links = 0
+        while todo:
+            name = todo.pop()
+            if name == "..":
+                self._back_to(max(1, len(self._steps) - 1))
+            elif name not in ("", "."):
+                self._steps.append(os.open(name, _LOOK, dir_fd=self.top))
+                if stat.S_ISLNK(os.fstat(self.top).st_mode) and (todo or follow_last):
+                    num_links += 1
+                    if num_links > _MAX_LINKS:
+                        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+                    todo += self._target()[::-1]
+
+    def _target(self) -> list[str]:
+        """Step back from a link, to the root if it is absolute, and return the names in it."""
+        target = os.readlink("", dir_fd=self.top)
+        self._back_to(1 if target.startswith("/") else len(self._steps) - 1)
+        return target.split("/")
+
+    def _back_to(self, num_steps: int) -> None:
+        while len(self._steps) > num_steps:
+            os.close(self._steps.pop())

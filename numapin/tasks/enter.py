@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.base import cpu_set
 from numapin.base.fields import Fields
+from numapin.base.regular_file import read_file
 from numapin.base.stderr import say
 from numapin.errors import MachineError
 from numapin.plan.model import GpuRef, Plan, RankPlan
-from numapin.rank import bind, run_folder
+from numapin.rank import bind, handover
 from numapin.rank.become import BINDING, become
 from numapin.tasks.identify import number
 from numapin.tasks.slice import Slice, inside, slice_of
@@ -52,11 +53,9 @@ def _found(task: Task, environ: Mapping[str, str], file: str | None) -> Slice | 
     if (own := _own_binding(task, environ)) is not None:
         return Slice(rank=own, source=_GIVEN)
     try:
-        there = run_folder.planned(environ)
+        there = handover.planned(environ)
     except OSError as error:
-        raise MachineError(
-            f"{error.filename or run_folder.PLAN} cannot be read: {error.strerror}", _WRITE_ONE
-        ) from None
+        raise MachineError(f"{error.filename or handover.PLAN} cannot be read: {error.strerror}", _WRITE_ONE) from None
     return None if there is None else _slice(there[0], task, environ, source=there[1])
 
 
@@ -86,14 +85,11 @@ def _virtual_rank(task: Task, environ: Mapping[str, str]) -> int | None:
 
 
 def read_plan_file(path: str) -> str:
-    """Return the text of the file that the user named, which may be anybody's, or a pipe. Raises MachineError."""
+    """Return the text of the file that the user named, which may be anybody's. Raises MachineError."""
     try:
-        with open(path, "rb") as file:
-            content = file.read(run_folder.MAX_FILE_BYTES + 1)
+        content = read_file(path, max_bytes=handover.MAX_FILE_BYTES, what="plan")
     except OSError as error:
         raise MachineError(f"{path} cannot be read: {error.strerror}", _WRITE_ONE) from None
-    if len(content) > run_folder.MAX_FILE_BYTES:
-        raise MachineError(f"{path} is larger than {run_folder.MAX_FILE_BYTES >> 20} MiB, which no plan is", _WRITE_ONE)
     return content.decode(errors="replace")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from numapin.base.bounds import MAX_RANKS
 from numapin.errors import UsageError
 
 if TYPE_CHECKING:
@@ -66,6 +67,8 @@ def find_task(environ: Mapping[str, str], *, rank: int | None = None, size: int 
     task = _given(environ, rank, size) if rank is not None else _told(environ)
     if size is not None and rank is None:
         task = task._replace(size=size, told_by=(task.told_by[0], f"--local-size={size}"))
+    if max(task.rank + 1, task.size or 1) > MAX_RANKS:
+        raise UsageError(f"{_and(task.told_by)}: at most {MAX_RANKS} ranks of one host are accepted", _SAY)
     if task.size is not None and task.rank >= task.size:
         raise UsageError(f"local rank {task.rank} is not below the local size {task.size}: {_and(task.told_by)}", _SAY)
     return task

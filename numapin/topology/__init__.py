@@ -10,6 +10,7 @@ Goes out: one frozen `Topology`.
     model.py     PURE  Topology: the parts together, queries, restrict(), JSON
     readings.py  PURE  what a source said, before it is judged; what PCI classes and speeds mean
     visible.py   PURE  what CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER make of the GPU list
+    links.py     PURE  readings -> links between GPUs and NICs
     build.py     PURE  readings -> Topology: which source is believed for a GPU's node
     discover.py  EDGE  the only place that puts the sources together
     sources/           one module a source

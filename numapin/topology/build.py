@@ -6,18 +6,19 @@ Comes in: `Readings` of one machine. Goes out: its `Topology`, in which every GP
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import combinations, count
+from functools import cache
+from itertools import count, islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from numapin.base import cpu_set
+from numapin.base.bounds import MAX_CPUS, MAX_GPUS, MAX_NICS, MAX_NODES
 from numapin.errors import UsageError
 from numapin.topology.address import pci_order
+from numapin.topology.links import links_of, with_moved
 from numapin.topology.model import (
     Allowed,
     Core,
     Gpu,
-    Link,
-    LinkKind,
     Nic,
     Node,
     NodeKind,
@@ -38,13 +39,16 @@ def build(readings: Readings, *, visible_devices: str | None = None, device_orde
 
     Raises ValueError (`Topology`'s own checks) where readings contradict themselves and no rule below settles it.
     """
+    _require_counts(readings)
     cpus = {reading.cpu: reading for reading in readings.cpus}
     nodes = _nodes(readings, cpus)
     cores = _cores(cpus, nodes)
+    homes = _Homes(nodes)
     gpus, visibility_notes = apply_visibility(
-        _gpus(readings, nodes), visible_devices=visible_devices, device_order=device_order
+        _gpus(readings, nodes, homes), visible_devices=visible_devices, device_order=device_order
     )
-    nics = _nics(readings, nodes)
+    nics = _nics(readings, homes)
+    links, links_notes = links_of(readings, gpus, nics)
     allowed_nodes = frozenset(node.id for node in nodes)
     return Topology(
         host=readings.host,
@@ -57,9 +61,21 @@ def build(readings: Readings, *, visible_devices: str | None = None, device_orde
         ),
         gpus=gpus,
         nics=nics,
-        links=_links(readings, gpus, nics),
-        notes=(*readings.notes, *_nvml_notes(readings), *visibility_notes),
+        links=links,
+        notes=(*readings.notes, *_nvml_notes(readings), *visibility_notes, *links_notes),
     )
+
+
+def _require_counts(readings: Readings) -> None:
+    """Raise ValueError where there is more of anything than any machine has, before it is put together."""
+    for what, num, most in (
+        ("CPUs", len(readings.cpus), MAX_CPUS),
+        ("NUMA nodes", len(readings.nodes), MAX_NODES),
+        ("GPUs", max(sum(reading.is_gpu for reading in readings.pci), len(readings.nvml.gpus or ())), MAX_GPUS),
+        ("network interfaces", sum(len(reading.interfaces) for reading in readings.pci), MAX_NICS),
+    ):
+        if num > most:
+            raise ValueError(f"more than {most} {what}, the most that are accepted")
 
 
 def with_gpu_nodes(
@@ -83,7 +99,7 @@ def with_gpu_nodes(
     )
     moved = frozenset(gpu.label for gpu in gpus if gpu.index in homes)
     nodes = {nic.name: nic.node for nic in topology.nics} | {gpu.label: gpu.node for gpu in gpus}
-    links = _with_moved(topology.links, moved, nodes)
+    links = with_moved(topology.links, moved, nodes)
     return replace(topology, gpus=gpus, links=links, notes=(*topology.notes, *replaced))
 
 
@@ -115,18 +131,30 @@ def _nodes(readings: Readings, cpus: Mapping[int, CpuReading]) -> tuple[Node, ..
     gpu_memory = readings.gpu_memory_nodes | own
     # A kernel without NUMA shows no node at all; it behaves as one node 0, which libnuma and hwloc also make up.
     seen = readings.nodes or (NodeReading(id=0, cpus=frozenset(cpus), distances={0: 10}),)
-    return tuple(_node(reading, cpus, gpu_memory) for reading in sorted(seen, key=lambda r: r.id))
+    inside, packages_of = cpu_set.Inside(cpus), _packages_of(cpus)
+    return tuple(
+        _node(reading, inside.of(reading.cpus), packages_of, gpu_memory) for reading in sorted(seen, key=lambda r: r.id)
+    )
 
 
-def _node(reading: NodeReading, cpus: Mapping[int, CpuReading], gpu_memory: frozenset[int]) -> Node:
-    online = reading.cpus.intersection(cpus)
-    packages = {cpus[cpu].package for cpu in online}
+def _packages_of(cpus: Mapping[int, CpuReading]) -> Callable[[frozenset[int]], frozenset[int | None]]:
+    """Return what gives the packages of a set of CPUs; it is asked for the same few sets again and again."""
+    return cache(lambda members: frozenset(cpus[cpu].package for cpu in members))
+
+
+def _node(
+    reading: NodeReading,
+    online: frozenset[int],
+    packages_of: Callable[[frozenset[int]], frozenset[int | None]],
+    gpu_memory: frozenset[int],
+) -> Node:
+    packages = packages_of(online)
     without_cpus = NodeKind.GPU if reading.id in gpu_memory else NodeKind.MEMORY
     return Node(
         id=reading.id,
         kind=NodeKind.CPU if online else without_cpus,
         cpus=online,
-        package=packages.pop() if len(packages) == 1 else None,
+        package=next(iter(packages)) if len(packages) == 1 else None,
         memory_bytes=reading.memory_bytes,
         free_bytes=reading.free_bytes,
         distances=dict(reading.distances),
@@ -136,6 +164,7 @@ def _node(reading: NodeReading, cpus: Mapping[int, CpuReading], gpu_memory: froz
 def _cores(cpus: Mapping[int, CpuReading], nodes: tuple[Node, ...]) -> tuple[Core, ...]:
     homes = _unique_homes(nodes)
     left = set(cpus)
+    lowest = cache(min)  # of the L3 groups, which are as large as they are few
     cores = []
     for cpu in sorted(cpus):
         if cpu not in left:
@@ -150,7 +179,7 @@ def _cores(cpus: Mapping[int, CpuReading], nodes: tuple[Node, ...]) -> tuple[Cor
                 cpus=members,
                 node=core_nodes.pop() if len(core_nodes) == 1 else None,
                 package=reading.package,
-                l3=min(reading.l3) if reading.l3 else None,
+                l3=lowest(reading.l3) if reading.l3 else None,
             )
         )
     return tuple(cores)
@@ -160,16 +189,24 @@ def _unique_homes(nodes: tuple[Node, ...]) -> dict[int, int]:
     """Map each CPU to its node, leaving out CPUs that several nodes claim (seen on machines with broken firmware)."""
     homes: dict[int, int] = {}
     contested: set[int] = set()
+    claims: dict[frozenset[int], list[int]] = {}
     for node in nodes:
-        contested |= homes.keys() & node.cpus
-        homes.update(dict.fromkeys(node.cpus, node.id))
+        claims.setdefault(node.cpus, []).append(node.id)
+    for cpus, ids in claims.items():
+        contested |= homes.keys() & cpus
+        contested |= cpus if len(ids) > 1 else set()
+        homes.update(dict.fromkeys(cpus, ids[0]))
     return {cpu: node for cpu, node in homes.items() if cpu not in contested}
 
 
 def _packages(cpus: Mapping[int, CpuReading], nodes: tuple[Node, ...]) -> tuple[Package, ...]:
-    ids = sorted({reading.package for reading in cpus.values() if reading.package is not None})
-    members = {p: frozenset(cpu for cpu, reading in cpus.items() if reading.package == p) for p in ids}
-    return tuple(Package(id=p, nodes=frozenset(n.id for n in nodes if n.cpus & members[p])) for p in ids)
+    packages_of = _packages_of(cpus)
+    members: dict[int, set[int]] = {r.package: set() for r in cpus.values() if r.package is not None}
+    for node in nodes:
+        for package in packages_of(node.cpus):
+            if package is not None:
+                members[package].add(node.id)
+    return tuple(Package(id=package, nodes=frozenset(members[package])) for package in sorted(members))
 
 
 def _within(allowed: frozenset[int] | None, there: frozenset[int]) -> frozenset[int]:
@@ -182,32 +219,49 @@ def _within(allowed: frozenset[int] | None, there: frozenset[int]) -> frozenset[
 class _Evidence(NamedTuple):
     """What is known about where one device is."""
 
-    nodes: tuple[Node, ...]
+    homes: _Homes
     pci: PciReading
     nvml_nodes: frozenset[int] | None = None
     nvml_cpus: frozenset[int] | None = None
     nccl_node: int | None = None
 
-    def only_cpu_node(self, candidates: Iterable[int | None] | None) -> int | None:
-        """Return the one node with CPUs among the candidates, or None where there is none or more than one."""
-        with_cpus = {node.id for node in self.nodes if node.kind is NodeKind.CPU} & set(candidates or ())
-        return with_cpus.pop() if len(with_cpus) == 1 else None
 
-    def node_around(self, cpus: frozenset[int] | None) -> int | None:
+class _Homes:
+    """The nodes on which a device can be."""
+
+    def __init__(self, nodes: tuple[Node, ...]) -> None:
+        self._with_cpus = {node.id: node.cpus for node in nodes if node.kind is NodeKind.CPU}
+        self.single = next(iter(self._with_cpus)) if len(self._with_cpus) == 1 else None
+        self._around: dict[frozenset[int], int | None] = {}
+
+    def cpus_of(self, node: int | None) -> frozenset[int] | None:
+        """Return the CPUs of a node with CPUs."""
+        return None if node is None else self._with_cpus.get(node)
+
+    def only(self, candidates: Iterable[int | None] | None) -> int | None:
+        """Return the one node with CPUs among the candidates, or None where there is none or more than one."""
+        found = self._with_cpus.keys() & set(candidates or ())
+        return found.pop() if len(found) == 1 else None
+
+    def around(self, cpus: frozenset[int] | None) -> int | None:
         """Return the one node in which these CPUs lie, or None."""
-        around = [node.id for node in self.nodes if cpus and cpus <= node.cpus]
-        return around[0] if len(around) == 1 else None
+        if not cpus:
+            return None
+        if cpus not in self._around:
+            found = list(islice((node for node, own in self._with_cpus.items() if cpus <= own), 2))
+            self._around[cpus] = found[0] if len(found) == 1 else None
+        return self._around[cpus]
 
 
 # `NodeSource` in its order, but for the user's word and what was measured, which `with_gpu_nodes` adds.
 _LADDER: Final[tuple[tuple[NodeSource, Callable[[_Evidence], int | None]], ...]] = (
-    (NodeSource.SYSFS, lambda e: e.only_cpu_node([e.pci.node])),
-    (NodeSource.PCI_PARENT, lambda e: e.only_cpu_node(e.pci.parent_nodes[:1])),
-    (NodeSource.NVML_MEMORY, lambda e: e.only_cpu_node(e.nvml_nodes)),
-    (NodeSource.LOCAL_CPUS, lambda e: e.node_around(e.pci.local_cpus)),
-    (NodeSource.NVML_CPUS, lambda e: e.node_around(e.nvml_cpus)),
-    (NodeSource.NCCL_FILE, lambda e: e.only_cpu_node([e.nccl_node])),
-    (NodeSource.SINGLE, lambda e: e.only_cpu_node(node.id for node in e.nodes)),
+    (NodeSource.SYSFS, lambda e: e.homes.only([e.pci.node])),
+    (NodeSource.PCI_PARENT, lambda e: e.homes.only(e.pci.parent_nodes[:1])),
+    (NodeSource.NVML_MEMORY, lambda e: e.homes.only(e.nvml_nodes)),
+    (NodeSource.LOCAL_CPUS, lambda e: e.homes.around(e.pci.local_cpus)),
+    (NodeSource.NVML_CPUS, lambda e: e.homes.around(e.nvml_cpus)),
+    (NodeSource.NCCL_FILE, lambda e: e.homes.only([e.nccl_node])),
+    (NodeSource.SINGLE, lambda e: e.homes.single),
 )
 
 
@@ -220,14 +274,14 @@ def _locate(evidence: _Evidence) -> tuple[int, NodeSource] | tuple[None, None]:
     return None, None
 
 
-def _gpus(readings: Readings, nodes: tuple[Node, ...]) -> tuple[Gpu, ...]:
+def _gpus(readings: Readings, nodes: tuple[Node, ...], homes: _Homes) -> tuple[Gpu, ...]:
     pci = {reading.address: reading for reading in readings.pci if reading.is_gpu}
     if readings.nvml.gpus is None:
         return tuple(
-            _gpu(_as_nvml(index, reading), reading, readings, nodes) for index, reading in _numbered(pci.values())
+            _gpu(_as_nvml(index, reading), reading, readings, homes) for index, reading in _numbered(pci.values())
         )
     told = (_without_cpuset(gpu, readings, nodes) for gpu in readings.nvml.gpus)
-    return tuple(_gpu(gpu, pci.get(gpu.pci, PciReading(address=gpu.pci)), readings, nodes) for gpu in told)
+    return tuple(_gpu(gpu, pci.get(gpu.pci, PciReading(address=gpu.pci)), readings, homes) for gpu in told)
 
 
 def _numbered(devices: Iterable[PciReading]) -> Iterator[tuple[int, PciReading]]:
@@ -261,16 +315,17 @@ def _without_cpuset(gpu: NvmlReading, readings: Readings, nodes: tuple[Node, ...
     )
 
 
-def _gpu(nvml: NvmlReading, pci: PciReading, readings: Readings, nodes: tuple[Node, ...]) -> Gpu:
+def _gpu(nvml: NvmlReading, pci: PciReading, readings: Readings, homes: _Homes) -> Gpu:
     node, source = _locate(
         _Evidence(
-            nodes=nodes,
+            homes=homes,
             pci=pci,
             nvml_nodes=nvml.memory_nodes,
             nvml_cpus=nvml.cpus,
             nccl_node=readings.nccl_nodes.get(nvml.pci),
         )
     )
+    cpus = homes.cpus_of(node)
     return Gpu(
         index=nvml.index,
         uuid=nvml.uuid,
@@ -278,7 +333,7 @@ def _gpu(nvml: NvmlReading, pci: PciReading, readings: Readings, nodes: tuple[No
         name=nvml.name or pci.name,
         node=node,
         node_source=source,
-        cpus=next((n.cpus for n in nodes if n.id == node), pci.local_cpus or nvml.cpus),
+        cpus=(pci.local_cpus or nvml.cpus) if cpus is None else cpus,
         pcie=_merge_pcie(nvml.pcie, pci.pcie),
         mig=nvml.mig,
     )
@@ -296,63 +351,13 @@ def _merge_pcie(first: Pcie, second: Pcie) -> Pcie:
     )
 
 
-def _nics(readings: Readings, nodes: tuple[Node, ...]) -> tuple[Nic, ...]:
+def _nics(readings: Readings, homes: _Homes) -> tuple[Nic, ...]:
     found = []
     for reading in readings.pci:
         nccl_node = readings.nccl_nodes.get(reading.address)
-        node, _ = _locate(_Evidence(nodes=nodes, pci=reading, nccl_node=nccl_node))
+        node, _ = _locate(_Evidence(homes=homes, pci=reading, nccl_node=nccl_node))
         found += [Nic(name=name, pci=reading.address, node=node, kind=kind) for name, kind in reading.interfaces]
     return tuple(sorted(found, key=lambda nic: (nic.name, nic.pci or "")))
-
-
-# --- links -----------------------------------------------------------------------------------------------------------
-
-
-def _links(readings: Readings, gpus: tuple[Gpu, ...], nics: tuple[Nic, ...]) -> tuple[Link, ...]:
-    """List the links between all GPUs and NICs: NVML's word where it has one, else what the PCI tree shows."""
-    told = {frozenset((f"gpu{a}", f"gpu{b}")): word for a, b, word in readings.nvml.links}
-    tree = {reading.address: reading for reading in readings.pci}
-    devices = [(gpu.label, tree.get(gpu.pci or ""), gpu.node) for gpu in gpus]
-    devices += [(nic.name, tree.get(nic.pci or ""), nic.node) for nic in nics]
-    pairs = (
-        (a, b, told.get(frozenset((a, b))) or _pci_link(pci_a, pci_b, node_a, node_b))
-        for (a, pci_a, node_a), (b, pci_b, node_b) in combinations(devices, 2)
-    )
-    return tuple(Link(a=a, b=b, kind=word) for a, b, word in pairs if word)
-
-
-def _pci_link(a: PciReading | None, b: PciReading | None, node_a: int | None, node_b: int | None) -> str | None:
-    """Name the way between two PCI devices, or None where nothing tells."""
-    if a is None or b is None:
-        return None
-    if a is b:
-        return LinkKind.SAME_BOARD  # two names of one device: the network and the verbs side of a NIC
-    common = next((bridge for bridge in a.parents if bridge in b.parents), None)
-    if common is not None:
-        # One switch is its upstream port above one downstream port a device.
-        single = a.parents.index(common) <= 1 and b.parents.index(common) <= 1
-        return LinkKind.ONE_SWITCH if single else LinkKind.SWITCHES
-    if a.host_bridge is not None and a.host_bridge == b.host_bridge:
-        return LinkKind.HOST_BRIDGE
-    return _by_nodes(node_a, node_b)
-
-
-def _by_nodes(a: int | None, b: int | None) -> LinkKind | None:
-    """Name the way between devices of different host bridges."""
-    if a is None or b is None:
-        return None
-    return LinkKind.SAME_NODE if a == b else LinkKind.SYSTEM
-
-
-def _with_moved(links: tuple[Link, ...], moved: frozenset[str], nodes: Mapping[str, int | None]) -> tuple[Link, ...]:
-    """Say NODE or SYS anew for the links of moved devices; nearer words do not depend on nodes."""
-    by_nodes = {LinkKind.SAME_NODE, LinkKind.SYSTEM}
-    return tuple(
-        replace(link, kind=_by_nodes(nodes.get(link.a), nodes.get(link.b)) or link.kind)
-        if link.kind in by_nodes and moved & {link.a, link.b}
-        else link
-        for link in links
-    )
 
 
 # --- notes -----------------------------------------------------------------------------------------------------------

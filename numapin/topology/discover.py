@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from numapin.base import cpu_set
+from numapin.base.regular_file import read_file
 from numapin.errors import MachineError, MachineFileError, UsageError
 from numapin.topology.build import build, with_gpu_nodes
 from numapin.topology.model import Topology
@@ -121,12 +122,9 @@ def _load(path: Path) -> Topology:
 def _read_text(path: Path) -> str:
     """Read a text file of bounded size. Raises MachineError that names the file."""
     try:
-        with path.open("rb") as file:
-            data = file.read(_MAX_FILE_BYTES + 1)
+        data = read_file(str(path), max_bytes=_MAX_FILE_BYTES, what="machine file")
     except OSError as error:
         raise MachineError(f"{path}: {error.strerror}", _SAVE) from None
-    if len(data) > _MAX_FILE_BYTES:
-        raise MachineFileError(f"{path}: larger than {_MAX_FILE_BYTES >> 20} MiB, which no machine's is", _SAVE)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from numapin.base import cpu_set
+from numapin.base.bounds import MAX_CPUS, MAX_GPUS, MAX_LINKS, MAX_MIG, MAX_NICS, MAX_NODES, MAX_PACKAGES
 from numapin.base.fields import Fields
 from numapin.errors import UsageError
 from numapin.topology.parts import (
@@ -86,11 +87,11 @@ class Topology:
     def __post_init__(self) -> None:
         """Check that numbers are unique and that what refers to a node or package refers to one that is here."""
         for what, ids in (
-            ("node", [node.id for node in self.nodes]),
-            ("package", [package.id for package in self.packages]),
-            ("CPU", [cpu for core in self.cores for cpu in core.cpus]),
-            ("GPU", [gpu.index for gpu in self.gpus]),
-            ("CUDA index", [gpu.cuda_index for gpu in self.gpus if gpu.cuda_index is not None]),
+            ("node", (node.id for node in self.nodes)),
+            ("package", (package.id for package in self.packages)),
+            ("CPU", (cpu for core in self.cores for cpu in core.cpus)),  # the first that appears twice ends it
+            ("GPU", (gpu.index for gpu in self.gpus)),
+            ("CUDA index", (gpu.cuda_index for gpu in self.gpus if gpu.cuda_index is not None)),
         ):
             _require_unique(what, ids)
         self._require_known_nodes()
@@ -104,8 +105,7 @@ class Topology:
             *((f"package {package.id}", node) for package in self.packages for node in package.nodes),
         ):
             if node is not None and node not in known:
-                msg = f"{what} is on node {node}, which the machine does not have"
-                raise ValueError(msg)
+                raise ValueError(f"{what} is on node {node}, which the machine does not have")
 
     @property
     def cpus(self) -> frozenset[int]:
@@ -197,13 +197,13 @@ class Topology:
             return cls(
                 host=top.optional_text("host"),
                 source=top.text("source"),
-                packages=top.each("packages", lambda f: Package(id=f.number("id"), nodes=f.numbers("nodes"))),
-                nodes=top.each("nodes", _node_from_json),
-                cores=top.each("cores", _core_from_json),
+                packages=top.each("packages", _package_from_json, most=MAX_PACKAGES),
+                nodes=top.each("nodes", _node_from_json, most=MAX_NODES),
+                cores=top.each("cores", _core_from_json, most=MAX_CPUS),
                 allowed=Allowed(cpus=allowed.numbers("cpus"), nodes=allowed.numbers("nodes")),
-                gpus=top.each("gpus", _gpu_from_json),
-                nics=top.each("nics", _nic_from_json),
-                links=top.each("links", lambda f: Link(a=f.text("a"), b=f.text("b"), kind=f.text("kind"))),
+                gpus=top.each("gpus", _gpu_from_json, most=MAX_GPUS),
+                nics=top.each("nics", _nic_from_json, most=MAX_NICS),
+                links=top.each("links", _link_from_json, most=MAX_LINKS),
                 notes=top.texts("notes") if "notes" in top.values else (),
             )
         except ValueError as error:
@@ -214,8 +214,7 @@ def _require_unique(what: str, ids: Iterable[int]) -> None:
     seen: set[int] = set()
     for number in ids:
         if number in seen:
-            msg = f"{what} {number} appears twice"
-            raise ValueError(msg)
+            raise ValueError(f"{what} {number} appears twice")
         seen.add(number)
 
 
@@ -253,6 +252,14 @@ def _value_to_json(value: object) -> object:
             return _to_json(value) if is_dataclass(value) and not isinstance(value, type) else value
 
 
+def _link_from_json(f: Fields) -> Link:
+    return Link(**{key: f.text(key) for key in ("a", "b", "kind")})
+
+
+def _package_from_json(f: Fields) -> Package:
+    return Package(id=f.number("id"), nodes=f.numbers("nodes"))
+
+
 def _node_from_json(f: Fields) -> Node:
     return Node(
         id=f.number("id"),
@@ -261,7 +268,7 @@ def _node_from_json(f: Fields) -> Node:
         package=f.optional_number("package"),
         memory_bytes=f.optional_number("memory_bytes"),
         free_bytes=f.optional_number("free_bytes"),
-        distances=f.number_map("distances"),
+        distances=f.number_map("distances", most=MAX_NODES),
     )
 
 
@@ -283,7 +290,7 @@ def _gpu_from_json(f: Fields) -> Gpu:
         node_source=None if source is None else NodeSource(source),
         cpus=f.optional_numbers("cpus"),
         pcie=Pcie(**{key: pcie.optional_number(key) for key in ("gen", "width", "max_gen", "max_width")}),
-        mig=f.each("mig", lambda m: Mig(uuid=m.text("uuid"), name=m.optional_text("name"))),
+        mig=f.each("mig", lambda m: Mig(uuid=m.text("uuid"), name=m.optional_text("name")), most=MAX_MIG),
     )
 
 

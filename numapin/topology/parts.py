@@ -122,8 +122,7 @@ class Core:
     def __post_init__(self) -> None:
         """Check that the core has CPUs."""
         if not self.cpus:
-            msg = f"core {self.id} has no CPUs"
-            raise ValueError(msg)
+            raise ValueError(f"core {self.id} has no CPUs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,8 +205,7 @@ class Gpu:
     def __post_init__(self) -> None:
         """Check that a node has a source and that only visible GPUs have a CUDA index."""
         if (self.node is None) != (self.node_source is None):
-            msg = f"GPU {self.index} has node {self.node} from source {self.node_source}"
-            raise ValueError(msg)
+            raise ValueError(f"GPU {self.index} has node {self.node} from source {self.node_source}")
         if self.cuda_index is not None and not self.visible:
             msg = f"GPU {self.index} is not visible but has CUDA index {self.cuda_index}"
             raise ValueError(msg)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from numapin.base.folders import FILE, opened, require_own
 from numapin.base.stderr import say
 from numapin.launcher.preload import TRACE_VARIABLE
 from numapin.system import process
@@ -215,11 +216,13 @@ class _Loads:
             self.left = 0
 
     def _open(self) -> int | None:
-        path = Path(self.settings.loads, f"{_name()}.{self.pid}")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | FILE
         try:
             if _State.closed or Path(self.settings.folder, f"{_name()}.trace.json").exists():
                 return None
-            return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            with opened(self.settings.loads) as folder:
+                require_own(folder)
+                return os.open(f"{_name()}.{self.pid}", flags, 0o600, dir_fd=folder)
         except (OSError, ValueError):  # ValueError: a rank that is no part of a path
             return None
 

@@ -41,6 +41,7 @@ _CATEGORIES: Final = {
 }
 _COPY: Final = re.compile(r"Memcpy (?P<direction>\w+) \((?P<source>.+) -> (?P<target>.+)\)", re.IGNORECASE)
 _LIMIT: Final = 2.0**63  # of times in us, and of every number: beyond, sums are infinite
+_MOST_WAITS: Final = 16  # of one copy: an operator waits once or twice for what it copied
 _LOADER: Final = "enumerate(DataLoader)#"
 _PINNING: Final = ("aten::pin_memory", "aten::_pin_memory")
 
@@ -207,9 +208,10 @@ def _copy(event: _Event, call: _Event | None, operator: _Event | None, waits: tu
 
 
 def _within(spans: Sequence[Span], start: float, end: float) -> tuple[Span, ...]:
-    """Return the spans, sorted by start, that begin in this time."""
+    """Return the first spans, sorted by start, that begin in this time."""
     first = bisect_left(spans, start, key=lambda span: span.start)
-    return tuple(spans[first : bisect_left(spans, end, key=lambda span: span.start)])
+    last = bisect_left(spans, end, key=lambda span: span.start)
+    return tuple(spans[first : min(last, first + _MOST_WAITS)])
 
 
 def _shape(operator: _Event) -> str | None:

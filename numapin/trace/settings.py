@@ -5,8 +5,10 @@ Comes in: the command's options, or the text of NUMAPIN_TRACE. Goes out: the oth
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
+from typing import Any
+
+from numapin.base.strict_json import decode, encode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,9 +26,10 @@ class Settings:
 
     def to_text(self) -> str:
         """Return what `from_text` reads."""
-        return json.dumps(asdict(self))
+        return encode(asdict(self), indent=None)
 
     @classmethod
     def from_text(cls, text: str) -> Settings | None:
         """Return the settings, None where the variable is not set or empty."""
-        return cls(**json.loads(text)) if text else None
+        given: Any = decode(text) if text else None
+        return None if given is None else cls(**given)

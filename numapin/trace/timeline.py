@@ -7,13 +7,13 @@ Such a bar is the fainter, the less of it is filled.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from html import escape
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.content_policy import policy_element
 from numapin.base.printable import printable
+from numapin.base.strict_json import encode
 from numapin.trace.report import name_of, shown_parts
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def timeline(report: Report, template: str) -> str:
     charts = "".join(_chart(analysis, one, start, end, budget) for analysis, one in lanes)
     return (
         template.replace("<!--policy-->", _policy(template))
-        .replace("<!--view-->", json.dumps([round(start, 3), round(end, 3)]))
+        .replace("<!--view-->", encode([round(start, 3), round(end, 3)], indent=None))
         .replace("<!--findings-->", "".join(_findings(report)))
         .replace("<!--charts-->", charts)
         .replace("<!--tables-->", "".join(_table(analysis) for analysis in report.analyses))

@@ -9,8 +9,8 @@ inference is traced, too.
 
 from __future__ import annotations
 
-import json
 import os
+import shutil
 import threading
 import time
 import warnings
@@ -19,7 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from numapin.base.files import replace_at
+from numapin.base.folders import FOLDER, open_file, opened
 from numapin.base.stderr import say
+from numapin.base.strict_json import encode
 from numapin.trace.pace import Followed, Pace
 from numapin.trace.watch import Watch
 
@@ -151,7 +154,7 @@ class Tracer:
         """Write the trace, if a step of it is whole, and the record."""
         num_steps = max(self.begun - bool(reason), 0)  # without one that was cut short
         own = {"rank": self.rank, "restart": self.restart, "step_unit": self.step_unit, "num_steps": num_steps}
-        profiler, name = self._stop(json.dumps(own | {"pins": self.pins, "loads": self._loads()})), None
+        profiler, name = self._stop(encode(own | {"pins": self.pins, "loads": self._loads()}, indent=None)), None
         if profiler is not None and num_steps:
             name = self.claim.stem + ".trace.json"
             _export(profiler, self.claim.with_name(name))
@@ -197,7 +200,7 @@ class Tracer:
             "reason": reason[:_LONGEST_REASON],
         }
         try:
-            _write(self.claim, json.dumps(record, indent=1) + "\n")
+            _write(self.claim, encode(record) + "\n")
         except OSError as error:
             say(f"warning: rank {self.rank}: {self.claim} cannot be written: {error.strerror}")
 
@@ -217,41 +220,54 @@ class Tracer:
     def _loads(self) -> list[tuple[int, int, int]]:
         """Return what workers, or this process itself, loaded."""
         rows: list[tuple[int, int, int]] = []
-        for path in sorted(Path(self.settings.loads).glob(f"{self.claim.stem}.*")):
-            lines = (line.split() for line in path.read_text(encoding="ascii", errors="replace").splitlines())
-            rows += [(int(a), int(b), int(c)) for a, b, c in (line for line in lines if len(line) == 3)]
+        with suppress(FileNotFoundError), opened(self.settings.loads) as folder:
+            names = os.listdir(folder)  # noqa: PTH208 - of a descriptor
+            for name in sorted(name for name in names if name.startswith(f"{self.claim.stem}.")):
+                with os.fdopen(open_file(folder, name), encoding="ascii", errors="replace") as file:
+                    lines = [line.split() for line in file]
+                rows += [(int(a), int(b), int(c)) for a, b, c in (line for line in lines if len(line) == 3)]
         return rows
 
 
 def _write(path: Path, text: str) -> None:
     """Replace the file; on a full disk, write into the block that it has. Raises OSError."""
-    temporary = path.with_name(f".{path.name}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except OSError:
-        with suppress(OSError):
-            temporary.unlink()
-        with path.open("r+", encoding="utf-8") as file:
-            file.write(text)
-            file.truncate()
+    with opened(str(path.parent)) as folder:
+        try:
+            replace_at(folder, path.name, text)
+        except OSError:
+            with os.fdopen(open_file(folder, path.name, os.O_RDWR), "r+", encoding="utf-8") as file:
+                file.write(text)
+                file.truncate()
 
 
 def _export(profiler: profile, path: Path) -> None:
-    """Write the Chrome trace, whole or not at all. Kineto does not tell that a disk is full. Raises OSError."""
-    temporary = path.with_name(f".{path.name}")
-    try:
-        profiler.export_chrome_trace(str(temporary))
-        end = b""
-        with suppress(FileNotFoundError), temporary.open("rb") as file:
-            file.seek(-min(8, temporary.stat().st_size), os.SEEK_END)
-            end = file.read()
-        if not end.rstrip().endswith(b"}"):
-            raise OSError(f"{path} was cut off; is the disk full?")
-        temporary.replace(path)
-    finally:
-        for left in (temporary, path.with_name(f"{temporary.name}.tmp")):  # Kineto's own
-            left.unlink(missing_ok=True)
+    """Write the Chrome trace, whole or not at all. Kineto does not tell that a disk is full. Raises OSError.
+
+    Kineto opens what it is given by its path and follows links. So it writes into a folder of a random name that only
+    this user may enter, named by its descriptor: whoever may write to the trace folder cannot put another in its place.
+    """
+    name = f".numapin-{os.urandom(8).hex()}"
+    with opened(str(path.parent)) as parent:
+        os.mkdir(name, 0o700, dir_fd=parent)
+        folder = os.open(name, FOLDER, dir_fd=parent)
+        try:
+            written = Path(f"/proc/self/fd/{folder}", path.name)
+            profiler.export_chrome_trace(str(written))
+            if not _is_whole(written):
+                raise OSError(f"{path} was cut off; is the disk full?")
+            os.replace(path.name, path.name, src_dir_fd=folder, dst_dir_fd=parent)
+        finally:
+            os.close(folder)
+            shutil.rmtree(name, ignore_errors=True, dir_fd=parent)
+
+
+def _is_whole(path: Path) -> bool:
+    """Return whether a file ends as JSON does."""
+    end = b""
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        file.seek(-min(8, path.stat().st_size), os.SEEK_END)
+        end = file.read()
+    return end.rstrip().endswith(b"}")
 
 
 def _wait_for_gpu() -> None:

@@ -6,6 +6,7 @@ Comes in: a `Topology` and a `Plan` that may be of another machine. Goes out: th
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING
 
 from numapin.base import cpu_set
@@ -27,43 +28,56 @@ class Marks:
     cpus: Mapping[int, Ranks] = field(default_factory=dict)
     memory: Mapping[int, Ranks] = field(default_factory=dict)
     gpus: Mapping[int, Ranks] = field(default_factory=dict)
+    _known: dict[frozenset[int], Ranks] = field(default_factory=dict, repr=False, compare=False)
 
     def on(self, cpus: frozenset[int]) -> Ranks:
         """Return the ranks that use any of these CPUs."""
-        return tuple(sorted({rank for cpu in cpus for rank in self.cpus.get(cpu, ())}))
+        if cpus not in self._known:
+            together = {id(ranks): ranks for cpu in cpus for ranks in [self.cpus.get(cpu, ())]}  # many share one tuple
+            self._known[cpus] = tuple(sorted(set().union(*together.values())))
+        return self._known[cpus]
 
 
 def marks_of(topology: Topology, plan: Plan | None) -> Marks:
     """Return where the ranks of the plan are. Raises UsageError for a plan that is not of this machine."""
     ranks = () if plan is None else plan.ranks
-    for rank in ranks:
-        _require_of_machine(topology, rank)
+    _require_of_machine(topology, ranks)
     return Marks(
-        cpus=_by_place((cpu, rank.local_rank) for rank in ranks for cpu in rank.cpus),
-        memory=_by_place((node, rank.local_rank) for rank in ranks for node in rank.nodes),
-        gpus=_by_place((rank.gpu.index, rank.local_rank) for rank in ranks if rank.gpu is not None),
+        cpus=_by_place((rank.cpus, rank.local_rank) for rank in ranks),
+        memory=_by_place((rank.nodes, rank.local_rank) for rank in ranks),
+        gpus=_by_place((frozenset({rank.gpu.index}), rank.local_rank) for rank in ranks if rank.gpu is not None),
     )
 
 
-def _by_place(pairs: Iterable[tuple[int, int]]) -> dict[int, Ranks]:
-    places: dict[int, list[int]] = {}
-    for place, rank in pairs:
-        places.setdefault(place, []).append(rank)
-    return {place: tuple(sorted(ranks)) for place, ranks in places.items()}
+def _by_place(pairs: Iterable[tuple[frozenset[int], int]]) -> dict[int, Ranks]:
+    """Return the ranks of each place; places with the same ranks share one tuple, because ranks share sets of CPUs."""
+    sharers: dict[frozenset[int], list[int]] = {}
+    for places, rank in pairs:
+        sharers.setdefault(places, []).append(rank)
+    groups: dict[int, tuple[frozenset[int], ...]] = {}
+    for places in sharers:
+        for place in places:
+            groups[place] = (*groups.get(place, ()), places)
+    merged = cache(lambda sets: tuple(sorted(rank for places in sets for rank in sharers[places])))
+    return {place: merged(sets) for place, sets in groups.items()}
 
 
-def _require_of_machine(topology: Topology, rank: RankPlan) -> None:
-    missing = {
-        "CPUs": cpu_set.render(rank.cpus - topology.cpus),
-        "nodes": cpu_set.render(rank.nodes - {node.id for node in topology.nodes}),
-        "GPU": "" if rank.gpu is None or _has(topology, rank.gpu) else f"{rank.gpu.index} ({rank.gpu.pci})",
-    }
-    for what, names in missing.items():
-        if names:
-            raise UsageError(
-                f"the plan is of another machine: rank {rank.local_rank} has {what} {names}, which this one has not",
-                "name the plan's machine with --machine FILE, or plan for this one: numapin plan --json",
-            )
+def _require_of_machine(topology: Topology, ranks: Iterable[RankPlan]) -> None:
+    cpus, nodes = topology.cpus, frozenset(node.id for node in topology.nodes)
+    absent = cache(lambda places, there: cpu_set.render(places - there))
+    for rank in ranks:
+        missing = {
+            "CPUs": absent(rank.cpus, cpus),
+            "nodes": absent(rank.nodes, nodes),
+            "GPU": "" if rank.gpu is None or _has(topology, rank.gpu) else f"{rank.gpu.index} ({rank.gpu.pci})",
+        }
+        for what, names in missing.items():
+            if names:
+                raise UsageError(
+                    f"the plan is of another machine: rank {rank.local_rank} has {what} {names}, "
+                    "which this one has not",
+                    "name the plan's machine with --machine FILE, or plan for this one: numapin plan --json",
+                )
 
 
 def _has(topology: Topology, ref: GpuRef) -> bool:

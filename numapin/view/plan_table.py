@@ -5,13 +5,15 @@ Comes in: a `Plan`. Goes out: one compact row a rank, with or without the reason
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from rich.table import Table
 
 from numapin.base import cpu_set
 from numapin.base.quoting import quote
-from numapin.view.words import policy
+from numapin.view.words import policy, shortened
+
+_MOST: Final = 512  # rows: more are a second's work, and nobody reads them
 
 if TYPE_CHECKING:
     from numapin.plan.model import GpuRef, Plan, RankPlan
@@ -19,7 +21,14 @@ if TYPE_CHECKING:
 
 def plan_table(plan: Plan, *, reasons: bool = False) -> Table:
     """Return a table of rank, GPU, node, CPUs, memory and threads; a star marks a rank that got less than asked."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    cut = f"the first {_MOST} of {len(plan.ranks)} ranks; all of them: numapin plan --json"
+    table = Table(
+        box=None,
+        pad_edge=False,
+        header_style="bold",
+        caption=cut if len(plan.ranks) > _MOST else None,
+        caption_justify="left",
+    )
     for heading, right in (("rank", True), ("GPU", False), ("node", True)):
         table.add_column(heading, justify="right" if right else "left", no_wrap=True)
     table.add_column("CPUs", overflow="fold", ratio=2 if reasons else None)
@@ -27,8 +36,8 @@ def plan_table(plan: Plan, *, reasons: bool = False) -> Table:
     table.add_column("threads", justify="right", no_wrap=True)
     if reasons:
         table.add_column("reason", overflow="fold", ratio=5)
-    for rank in plan.ranks:
-        table.add_row(*_cells(rank), *([rank.reason] if reasons else []))
+    for rank in plan.ranks[:_MOST]:
+        table.add_row(*_cells(rank), *([shortened(rank.reason)] if reasons else []))
     return table
 
 

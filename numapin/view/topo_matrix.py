@@ -17,6 +17,7 @@ from numapin.base import cpu_set
 if TYPE_CHECKING:
     from numapin.topology.model import Topology
 
+_MOST: Final = 64  # rows: more do not fit on a screen, and take time that grows with the square
 _LEGEND: Final = (
     ("NV#", "bonded set of # NVLinks"),
     ("PSB", "on one board"),
@@ -33,17 +34,25 @@ def topo_matrix(topology: Topology) -> Group:
     """Return the device matrix, the legend of the words in it, and the node distances."""
     devices = Table(box=None, pad_edge=False, header_style="bold")
     names = [*(gpu.label for gpu in topology.gpus), *(nic.name for nic in topology.nics)]
-    for heading in ("", *names, "CPUs", "node"):
+    rows = _rows(topology)
+    shown = names[:_MOST]
+    for heading in ("", *shown, "CPUs", "node"):
         devices.add_column(heading, no_wrap=heading != "CPUs", overflow="fold")
     words = {frozenset((link.a, link.b)): link.kind for link in topology.links}
     used = set()
-    for name, cpus, node in _rows(topology):
-        cells = ["X" if other == name else words.get(frozenset((name, other)), "?") for other in names]
+    for name, cpus, node in rows[:_MOST]:
+        cells = ["X" if other == name else words.get(frozenset((name, other)), "?") for other in shown]
         used |= {"NV#" if word.startswith("NV") else word for word in cells}
         devices.add_row(Text(name, style="bold"), *cells, cpus, node)
     legend = Group(*(Text(f"  {word:5}{meaning}", style="dim") for word, meaning in _LEGEND if word in used))
     parts = (devices, Text(""), legend, Text("")) if names else (Text("no GPU and no NIC"), Text(""))
-    return Group(*parts, _distances(topology))
+    cut = (_cut(len(names), "devices"), _cut(len(topology.nodes), "nodes"))
+    return Group(*parts, _distances(topology), *(Text(text, style="dim") for text in cut if text))
+
+
+def _cut(number: int, what: str) -> str:
+    """Return what says that not all are shown."""
+    return f"the first {_MOST} of {number} {what}; all of them: numapin topo --json" if number > _MOST else ""
 
 
 def _rows(topology: Topology) -> list[tuple[str, str, str]]:
@@ -55,9 +64,10 @@ def _rows(topology: Topology) -> list[tuple[str, str, str]]:
 def _distances(topology: Topology) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("node distances")
-    for node in topology.nodes:
+    nodes = topology.nodes[:_MOST]
+    for node in nodes:
         table.add_column(str(node.id), justify="right", no_wrap=True)
-    for node in topology.nodes:
-        row = (str(node.distances.get(other.id, "?")) for other in topology.nodes)
+    for node in nodes:
+        row = (str(node.distances.get(other.id, "?")) for other in nodes)
         table.add_row(Text(str(node.id), style="bold"), *row)
     return table

@@ -6,7 +6,8 @@ with distances and the plan's ranks.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, Final
 
 from rich.text import Text
 from rich.tree import Tree
@@ -14,10 +15,12 @@ from rich.tree import Tree
 from numapin.base import cpu_set
 from numapin.topology.model import NodeKind
 from numapin.view.marks import marks_of
-from numapin.view.words import NODE_KINDS, machine_size, memory, pcie_link, rank_names
+from numapin.view.words import NODE_KINDS, machine_size, memory, pcie_link, rank_names, shortened
+
+_MOST_DISTANCES: Final = 128  # in a line; beyond, --format matrix or --json has them
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from numapin.plan.model import Plan
     from numapin.topology.model import Core, Gpu, Nic, Node, Topology
@@ -30,7 +33,7 @@ def topo_tree(topology: Topology, plan: Plan | None = None) -> Tree:
     Nodes and GPUs name the ranks that the plan puts there. Raises UsageError for a plan of another machine.
     """
     marks = marks_of(topology, plan)
-    host = Text(topology.host or topology.source, style="bold")
+    host = Text(shortened(topology.host or topology.source), style="bold")
     tree = Tree(host.append(f"  {machine_size(topology)}", style="not bold"))
     for package in topology.packages:
         branch = tree.add(Text(f"package {package.id}", style="bold"))
@@ -41,16 +44,20 @@ def topo_tree(topology: Topology, plan: Plan | None = None) -> Tree:
 
 
 def _add_nodes(branch: Tree, topology: Topology, marks: Marks, nodes: Iterable[Node]) -> None:
+    by_lowest = {min(core.cpus): core for core in topology.cores}
+    lines = cache(lambda cpus: _core_lines(_within(by_lowest, cpus)))  # firmware that is wrong lists all on every node
     for node in nodes:
         ranks = rank_names(marks.on(node.cpus))
         leaf = branch.add(_node_line(node, ranks, allowed=node.id in topology.allowed.nodes))
-        _add_cores(leaf, [core for core in topology.cores if core.cpus <= node.cpus])
+        for line in lines(node.cpus):
+            leaf.add(Text(line))
         _add_devices(leaf, topology, marks, node.id)
 
 
 def _node_line(node: Node, ranks: str, *, allowed: bool) -> Text:
     line = Text(f"node {node.id}", style="bold green" if node.kind is NodeKind.CPU else "bold magenta")
-    others = [f"{other}:{distance}" for other, distance in sorted(node.distances.items()) if other != node.id]
+    far = sorted(node.distances.items()) if len(node.distances) <= _MOST_DISTANCES else ()
+    others = [f"{other}:{distance}" for other, distance in far if other != node.id]
     facts = (
         ranks,
         NODE_KINDS[node.kind],
@@ -62,14 +69,26 @@ def _node_line(node: Node, ranks: str, *, allowed: bool) -> Text:
     return line.append("  " + ", ".join(fact for fact in facts if fact), style="not bold default")
 
 
-def _add_cores(leaf: Tree, cores: list[Core]) -> None:
-    for l3 in sorted({core.l3 for core in cores}, key=lambda group: (group is None, group or 0)):
-        group = [core for core in cores if core.l3 == l3]
+def _within(by_lowest: Mapping[int, Core], cpus: frozenset[int]) -> list[Core]:
+    """Return the cores that lie in a set of CPUs."""
+    found = (by_lowest[cpu] for cpu in sorted(cpus) if cpu in by_lowest)
+    return [core for core in found if core.cpus <= cpus]
+
+
+def _core_lines(cores: list[Core]) -> list[str]:
+    """Return a line for each L3 group."""
+    lines = []
+    groups: dict[int | None, list[Core]] = {}
+    for core in cores:
+        groups.setdefault(core.l3, []).append(core)
+    for l3 in sorted(groups, key=lambda group: (group is None, group or 0)):
+        group = groups[l3]
         threads = sorted({len(core.cpus) for core in group})
         smt = f" x {'-'.join(map(str, threads))} threads" if threads != [1] else ""
         what = "cores" if l3 is None else "L3"
         cpus = cpu_set.render(cpu for core in group for cpu in core.cpus)
-        leaf.add(Text(f"{what}  {len(group)} cores{smt}: CPUs {cpus}"))
+        lines.append(f"{what}  {len(group)} cores{smt}: CPUs {cpus}")
+    return lines
 
 
 def _add_devices(branch: Tree, topology: Topology, marks: Marks, node: int | None) -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from numapin.plan.model import RankPlan
     from numapin.topology.model import Node, Pcie, Topology
 
+_LONGEST: Final = 2000  # characters
 NODE_KINDS: Final = {NodeKind.CPU: "", NodeKind.MEMORY: "memory only", NodeKind.GPU: "GPU memory"}
 
 
@@ -58,3 +59,8 @@ def policy(rank: RankPlan) -> str:
 def rank_names(ranks: Collection[int]) -> str:
     """Return "rank 0" or "ranks 0-3,7"."""
     return f"rank{'s' if len(ranks) > 1 else ''} {cpu_set.render(ranks)}" if ranks else ""
+
+
+def shortened(text: str) -> str:
+    """Return a text, cut where it is longer than any machine or program writes it."""
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"

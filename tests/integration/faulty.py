@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from numapin.rank import run_folder
+from numapin.launcher import run_folder
 from tests.integration.launching import NUMAPIN, TORCHRUN, environment, script
 from tests.waiting import gone, wait_until
 

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
+from numapin.launcher.run_folder import run_directory
 from numapin.plan.make import make_plan
 from numapin.plan.request import Request
-from numapin.rank.run_folder import run_directory, write_json
+from numapin.rank.handover import write_json
 from numapin.topology.discover import discover
 from numapin.topology.model import Nic, NicKind
 from tests.integration.launching import NUMAPIN, environment, numapin

@@ -148,7 +148,7 @@ class TestWrongInput:
             (["--once", "--pid", "1", "run-x"], "both name a job"),
             (["--once", "--interval", "0"], "0 is not in the range"),
             (["--json"], "numapin top --once --json"),
-            ([], "stdout is no terminal"),
+            ([], "stdout is not a terminal"),
         ],
     )
     def test_is_an_error(self, tmp_path: Path, options: list[str], told: str) -> None:

@@ -151,6 +151,7 @@ class TestTracing:
         assert sorted(name.name for name in (tmp_path / "out").iterdir()) == [
             *("rank-0.json", "rank-0.trace.json", "rank-1.json", "rank-1.trace.json", "report.json", "timeline.html")
         ]
+        assert (tmp_path / "out").stat().st_mode & 0o777 == 0o700
 
     def test_with_numapins_data_path(self, tmp_path: Path) -> None:
         """--dataloader=numapin and the tracing go together."""

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from numapin.errors import MachineError
-from numapin.rank import run_folder
+from numapin.launcher import run_folder
+from numapin.rank import handover
 from tests.integration.launching import NUMAPIN, Done, call, numapin, script
 from tests.integration.staying import JOB, staying_job
 from tests.needs import needs_root, needs_two_cpus
@@ -143,9 +144,9 @@ class TestWrongInput:
         plan = json.loads(numapin("plan", "--nproc-per-node", "1", "--json").out)
         record = {"schema": "numapin.observed/1", "local_rank": 0, "restart": 0, "pid": 4194305, "applied": {}}
         with run_folder.run_directory({"NUMAPIN_RUN_DIR": str(tmp_path / "runs")}) as folder:
-            run_folder.write_json(folder, run_folder.PLAN, plan)
+            handover.write_json(folder, handover.PLAN, plan)
             assert "no rank has started yet" in _verify(tmp_path).err
-            run_folder.write_json(folder, "observed-0-0.json", record)
+            handover.write_json(folder, "observed-0-0.json", record)
             done = _verify(tmp_path)
         assert done.status == 2
         assert "the job ended while it was read" in done.err

@@ -10,8 +10,11 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
+from numapin.base import cpu_set
+from numapin.base.bounds import MAX_DEVICES, MAX_ELEMENTS, MAX_NODES
 from numapin.topology.address import pci_address
 from numapin.topology.model import NicKind
 from numapin.topology.readings import DISPLAY, CpuReading, NodeReading, PciReading, Readings, nic_kind, pci_class
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     """An object and the elements above it, nearest first."""
 
 _LATENCY: Final = 1 << 2  # HWLOC_DISTANCES_KIND_VALUE_LATENCY (MEANS_LATENCY in version 2)
+_GROUPS: Final = frozenset({"Core", "L3Cache"})
 _IO: Final = frozenset({"Bridge", "PCIDev", "OSDev", "Misc"})
 _PCI_TYPE: Final = re.compile(r"([0-9a-f]{4}) \[([0-9a-f]{4}):[0-9a-f]{4}\].*", re.IGNORECASE)
 _NVIDIA: Final = "10de"
@@ -52,7 +56,7 @@ def read_hwloc(root: Element) -> Readings:
         nodes=nodes,
         allowed_cpus=_allowed(machine, "allowed_cpuset"),
         allowed_nodes=_allowed(machine, "allowed_nodeset"),
-        pci=tuple(_read_pci(objects, with_cpus, version)),
+        pci=tuple(islice(_read_pci(objects, with_cpus, version), MAX_DEVICES + 1)),  # `build` refuses as many
         gpu_memory_nodes=frozenset(
             node.id("os_index")
             for node, _ in _of_type(objects, "NUMANode")
@@ -89,26 +93,27 @@ def _allowed(machine: Element, name: str) -> frozenset[int] | None:
 
 def _read_cpus(objects: list[Placed], machine: Element) -> tuple[CpuReading, ...]:
     around: dict[int, dict[str | None, Element]] = {}
-    members: defaultdict[Element | None, set[int]] = defaultdict(set)
+    members: defaultdict[Element, set[int]] = defaultdict(set)
     for pu, above in _of_type(objects, "PU"):
         cpu = pu.id("os_index")
         if cpu in around:
             raise pu.error(f"os_index={cpu} appears twice")
         around[cpu] = {element.attributes.get("type"): element for element in above}
-        for element in above:
+        for element in around[cpu].values():
             members[element].add(cpu)
     if not around:
         raise machine.error("there is no PU in it")
-    return tuple(_cpu(cpu, around[cpu], members) for cpu in sorted(around))
+    groups = {element: frozenset(members[element]) for element in members if element.attributes.get("type") in _GROUPS}
+    return tuple(_cpu(cpu, around[cpu], groups) for cpu in sorted(around))
 
 
-def _cpu(cpu: int, around: dict[str | None, Element], members: dict[Element | None, set[int]]) -> CpuReading:
+def _cpu(cpu: int, around: dict[str | None, Element], groups: dict[Element, frozenset[int]]) -> CpuReading:
     core, package, l3 = around.get("Core"), around.get("Package"), around.get("L3Cache")
     return CpuReading(
         cpu=cpu,
-        siblings=frozenset(members[core]) if core else frozenset({cpu}),
+        siblings=groups[core] if core else frozenset({cpu}),
         package=package.number("os_index") if package else None,
-        l3=frozenset(members[l3]) if l3 else None,
+        l3=groups[l3] if l3 else None,
     )
 
 
@@ -121,7 +126,10 @@ def _read_nodes(
         if node in elements:
             raise element.error(f"os_index={node} appears twice")
         elements[node] = element
-    near = {node: (element.mask("cpuset") or frozenset()) & online for node, element in elements.items()}
+        if len(elements) > MAX_NODES:
+            raise element.error(f"there are more than {MAX_NODES} NUMA nodes, the most that are accepted")
+    inside = cpu_set.Inside(online)
+    near = {node: inside.of(element.mask("cpuset") or frozenset()) for node, element in elements.items()}
     dram = frozenset(node for node, element in elements.items() if element.text("subtype") == "DRAM")
     cpus = _own_cpus(near, dram)
     return tuple(
@@ -143,9 +151,9 @@ def _own_cpus(near: dict[int, frozenset[int]], dram: frozenset[int]) -> dict[int
     first).
     """
     own: dict[int, frozenset[int]] = {}
-    taken: frozenset[int] = frozenset()
+    taken: set[int] = set()
     for node in sorted(near, key=lambda n: (n not in dram, len(near[n]), n)):
-        own[node] = frozenset() if near[node] & taken else near[node]
+        own[node] = near[node] if taken.isdisjoint(near[node]) else frozenset()
         taken |= own[node]
     return own
 
@@ -164,6 +172,8 @@ def _distances(root: Element) -> dict[int, dict[int, int]]:
         return {}
     nodes, values = _numbers(matrices[0], "indexes"), _numbers(matrices[0], "u64values")
     size = len(nodes)
+    if size > MAX_NODES:
+        raise matrices[0].error(f"distances of {size} nodes; at most {MAX_NODES} are accepted")
     if len(values) != size * size:
         raise matrices[0].error(f"{len(values)} values for {size} nodes, expected {size * size}")
     rows = (values[start : start + size] for start in range(0, len(values), size or 1))
@@ -172,6 +182,8 @@ def _distances(root: Element) -> dict[int, dict[int, int]]:
 
 def _numbers(matrix: Element, tag: str) -> list[int]:
     words = [word for part in matrix.named(tag) for word in "".join(part.texts).split()]
+    if len(words) > MAX_NODES**2:
+        raise matrix.error(f"{len(words)} numbers in <{tag}>; at most {MAX_NODES**2} are accepted")
     for word in words:
         if not re.fullmatch(r"[0-9]{1,18}", word):
             raise matrix.error(f"{word[:40]!r} in <{tag}> is not a number")
@@ -182,10 +194,15 @@ def _numbers(matrix: Element, tag: str) -> list[int]:
 
 
 def _read_pci(objects: list[Placed], with_cpus: frozenset[int], version: int) -> Iterator[PciReading]:
+    left = MAX_ELEMENTS
     for device, above in _of_type(objects, "PCIDev"):
         match = _PCI_TYPE.fullmatch(device.text("pci_type") or "")
         device_class, vendor = (pci_class(match[1]) or 0, match[2].lower()) if match else (0, "")
-        below = [element for element, _ in device.walk() if element.attributes.get("type") == "OSDev"]
+        inner = [element for element, _ in device.walk()]
+        left -= len(inner)
+        if left < 0:
+            raise device.error("PCI devices are inside of PCI devices")
+        below = [element for element in inner if element.attributes.get("type") == "OSDev"]
         nvml = next((element for element in below if _NVML.fullmatch(element.text("name") or "")), None)
         if nvml or (vendor == _NVIDIA and device_class >> 8 == DISPLAY):
             model = _info(nvml, "GPUModel") if nvml else None

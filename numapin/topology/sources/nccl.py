@@ -7,8 +7,10 @@ Source: NCCL's graph/xml.cc and topo.cc.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
+from numapin.base.bounds import MAX_DEVICES, MAX_NODES
 from numapin.topology.address import pci_address
 from numapin.topology.model import NicKind, Pcie
 from numapin.topology.readings import (
@@ -42,13 +44,14 @@ def read_nccl(root: Element) -> Readings:
     nodes = sorted(
         (node, cpus) for element, cpus in elements.items() if (node := element.optional_id("numaid")) is not None
     )
+    devices = (device for element, cpus in elements.items() for device in _read_pci(element, cpus))
     all_cpus = sorted(frozenset[int]().union(*elements.values()))
     return Readings(
         host=None,
         source=root.source,
         cpus=tuple(CpuReading(cpu=cpu, siblings=frozenset({cpu})) for cpu in all_cpus),
         nodes=tuple(NodeReading(id=node, cpus=cpus) for node, cpus in nodes),
-        pci=tuple(device for element, cpus in elements.items() for device in _read_pci(element, cpus)),
+        pci=tuple(islice(devices, MAX_DEVICES + 1)),  # `build` refuses as many
         notes=(_NO_CORES if all_cpus else _NO_CPUS,),
     )
 
@@ -69,6 +72,8 @@ def _cpu_elements(root: Element) -> dict[Element, frozenset[int]]:
     elements = list(root.named("cpu"))
     if not elements:
         raise root.error("there is no <cpu> in it")
+    if len(elements) > MAX_NODES:
+        raise elements[MAX_NODES].error(f"there are more than {MAX_NODES} NUMA nodes, the most that are accepted")
     seen: set[int] = set()
     for element in elements:
         node = element.optional_id("numaid")

@@ -1,19 +1,19 @@
 """XML machine files as plain elements that know their line. Pure.
 
 Comes in: the text of a file that anybody may have written. Goes out: a tree of `Element`, or a MachineFileError that
-names the file and the line. Entity declarations are refused and depth is bounded, and who reads the file bounds its
-size, so no file is expensive.
+names the file and the line. Entity declarations are refused, depth and the number of elements are bounded, and who
+reads the file bounds its size, so no file is expensive.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 from xml.parsers import expat
 
 from numapin.base import cpu_set
+from numapin.base.bounds import MAX_ELEMENTS
 from numapin.errors import MachineFileError
 
 if TYPE_CHECKING:
@@ -26,17 +26,22 @@ _HINT: Final = (
 # Bounds, not formats: a mask of 8192 CPUs has 2816 characters, and PCI trees are some 20 bridges deep.
 _MAX_MASK: Final = 4096
 _MAX_DEPTH: Final = 100
+_MAX_ATTRIBUTES: Final = 100  # hwloc writes some 40
 _NUMBER: Final = re.compile(r"\d{1,18}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Element:
-    """One element: what it is, where it stands in which file, and what it holds. Equal only to itself."""
+    """One element: what it is, where it stands in which file, and what it holds. Equal only to itself.
+
+    `sets` are those of the whole file.
+    """
 
     source: str
     tag: str
     line: int
     attributes: dict[str, str]
+    sets: cpu_set.Sets = field(repr=False)
     children: list[Element] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
 
@@ -75,7 +80,7 @@ class Element:
         if len(text) > _MAX_MASK:
             raise self.error(f"{name} is {len(text)} characters long, at most {_MAX_MASK} make sense")
         try:
-            return _parse_mask(text)
+            return self.sets.get(text, cpu_set.parse_mask)
         except ValueError as error:
             raise self.error(f"{name}: {error}") from None
 
@@ -85,19 +90,16 @@ class Element:
 
     def walk(self, above: tuple[Element, ...] = ()) -> Iterator[tuple[Element, tuple[Element, ...]]]:
         """Yield this element and all below it in document order, each with the elements above it, nearest first."""
-        yield self, above
-        for child in self.children:
-            yield from child.walk((self, *above))
+        todo = [(self, above)]
+        while todo:
+            element, outer = todo.pop()
+            yield element, outer
+            inner = (element, *outer) if element.children else ()
+            todo += ((child, inner) for child in reversed(element.children))
 
     def error(self, problem: str) -> MachineFileError:
         """Make an error that names the file, the line and the element."""
         return MachineFileError(f"{self.source}: line {self.line}: <{self.tag}>: {problem}", _HINT)
-
-
-@lru_cache(maxsize=256)
-def _parse_mask(text: str) -> frozenset[int]:
-    """Parse a mask once: a file repeats the few that there are on every device."""
-    return cpu_set.parse_mask(text)
 
 
 def parse(text: str, *, source: str) -> Element:
@@ -112,6 +114,8 @@ def parse(text: str, *, source: str) -> Element:
     except expat.ExpatError as error:
         where = f"line {error.lineno}, column {error.offset + 1}"
         raise MachineFileError(f"{source}: {where}: not XML: {expat.ErrorString(error.code)}", _HINT) from None
+    finally:
+        builder.close()
     return builder.top.children[0]
 
 
@@ -120,6 +124,8 @@ class _Builder:
 
     def __init__(self, source: str) -> None:
         self.source = source
+        self.sets = cpu_set.Sets()
+        self.num_elements = 0
         self.top = self.element("", {}, 0)
         self.open = [self.top]
         self.parser = expat.ParserCreate(encoding="utf-8")
@@ -132,12 +138,22 @@ class _Builder:
     def start(self, tag: str, attributes: dict[str, str]) -> None:
         if len(self.open) > _MAX_DEPTH:
             raise self.refusal(f"<{tag}> is more than {_MAX_DEPTH} elements deep")
+        if len(attributes) > _MAX_ATTRIBUTES:
+            raise self.refusal(f"<{tag}> has {len(attributes)} attributes; at most {_MAX_ATTRIBUTES} are accepted")
+        self.num_elements += 1
+        if self.num_elements > MAX_ELEMENTS:
+            raise self.refusal(f"there are more than {MAX_ELEMENTS} elements, the most that are accepted")
         element = self.element(tag, attributes, self.parser.CurrentLineNumber)
         self.open[-1].children.append(element)
         self.open.append(element)
 
+    def close(self) -> None:
+        """Part from the parser, which keeps all names of the file: each refers to the other."""
+        self.parser.StartElementHandler = self.parser.EndElementHandler = None
+        self.parser.CharacterDataHandler = self.parser.EntityDeclHandler = None
+
     def element(self, tag: str, attributes: dict[str, str], line: int) -> Element:
-        return Element(source=self.source, tag=tag, line=line, attributes=attributes)
+        return Element(source=self.source, tag=tag, line=line, attributes=attributes, sets=self.sets)
 
     def end(self, _tag: str) -> None:
         self.open.pop()

@@ -41,12 +41,11 @@ def scale_of(num_cpus: int) -> Scale:
     return Scale(width=14, height=6, font=0)
 
 
-def core_groups(cores: Sequence[Core], topology: Topology, marks: Marks, *, width: float) -> list[Box]:
+def core_groups(cores: Sequence[Core], topology: Topology, marks: Marks, scale: Scale, *, width: float) -> list[Box]:
     """Return the L3 groups, those of unknown L3 last, in columns that fill the width.
 
     Ranks are named where they differ: on groups of different ranks, on the cores of a group whose cores differ.
     """
-    scale = scale_of(len(topology.cpus))
     ids = sorted({core.l3 for core in cores}, key=lambda l3: (l3 is None, l3 or 0))
     groups = [(l3, [core for core in cores if core.l3 == l3]) for l3 in ids]
     if not groups:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from numapin.topology.model import LinkKind
 from numapin.view.picture.boxes import PAD, Box, Heading, Ink, Kind, cell, columns, frame
@@ -15,7 +15,9 @@ from numapin.view.picture.text import title_text, width_of
 from numapin.view.words import pcie_link
 
 if TYPE_CHECKING:
-    from numapin.topology.model import Gpu, Nic, Topology
+    from collections.abc import Mapping, Sequence
+
+    from numapin.topology.model import Gpu, Link, Nic, Topology
     from numapin.view.marks import Marks
 
 _LEAST: Final = 148
@@ -24,12 +26,25 @@ _SIZE: Final = 9.5
 _NEAR: Final = (LinkKind.SAME_BOARD, LinkKind.ONE_SWITCH, LinkKind.SWITCHES)
 
 
-def device_rows(topology: Topology, marks: Marks, node: int | None, *, width: float) -> list[list[Box]]:
+Links: TypeAlias = "Mapping[str, Sequence[Link]]"
+"""The links of each device, by its name."""
+
+
+def links_of(topology: Topology) -> Links:
+    """Return the links of each device."""
+    found: dict[str, list[Link]] = {}
+    for link in topology.links:
+        found.setdefault(link.a, []).append(link)
+        found.setdefault(link.b, []).append(link)
+    return found
+
+
+def device_rows(topology: Topology, marks: Marks, links: Links, node: int | None, *, width: float) -> list[list[Box]]:
     """Return the GPUs and the network devices of a node, or those of no known node, in columns that fill the width."""
     gpus = [gpu for gpu in topology.gpus if gpu.node == node]
     nics = [nic for nic in topology.nics if nic.node == node]
     one = columns(max(len(gpus), len(nics), 1), _LEAST, width=width, most=_MOST)
-    return [[_gpu(gpu, topology, marks, one) for gpu in gpus], [_nic(nic, topology, one) for nic in nics]]
+    return [[_gpu(gpu, links, marks, one) for gpu in gpus], [_nic(nic, topology, links, one) for nic in nics]]
 
 
 def chip(rank: int) -> Box:
@@ -44,9 +59,9 @@ def short_pci(address: str | None) -> str:
     return (address or "").removeprefix("0000:")
 
 
-def _gpu(gpu: Gpu, topology: Topology, marks: Marks, width: float) -> Box:
+def _gpu(gpu: Gpu, links: Links, marks: Marks, width: float) -> Box:
     cuda = f"cuda:{gpu.cuda_index}" if gpu.cuda_index is not None else "" if gpu.visible else "hidden from CUDA"
-    link, nvlink = pcie_link(gpu.pcie), _nvlink(gpu, topology)
+    link, nvlink = pcie_link(gpu.pcie), _nvlink(links.get(gpu.label, ()))
     mig = f"{len(gpu.mig)} MIG instances" if gpu.mig else ""
     source = f"node from {gpu.node_source}" if gpu.node_source else "node unknown"
     bus = _lines(short_pci(gpu.pci), link, width=width - 2 * PAD)
@@ -66,8 +81,8 @@ def _gpu(gpu: Gpu, topology: Topology, marks: Marks, width: float) -> Box:
     )
 
 
-def _nic(nic: Nic, topology: Topology, width: float) -> Box:
-    near = _near(nic, topology)
+def _nic(nic: Nic, topology: Topology, links: Links, width: float) -> Box:
+    near = _near(nic.name, topology, links.get(nic.name, ()))
     return frame(
         Kind.NIC,
         [],
@@ -82,20 +97,16 @@ def _nic(nic: Nic, topology: Topology, width: float) -> Box:
     )
 
 
-def _nvlink(gpu: Gpu, topology: Topology) -> str:
+def _nvlink(links: Sequence[Link]) -> str:
     """Return how many NVLinks go to how many GPUs."""
-    words = Counter(
-        link.kind for link in topology.links if gpu.label in (link.a, link.b) and link.kind.startswith("NV")
-    )
+    words = Counter(link.kind for link in links if link.kind.startswith("NV"))
     return ", ".join(f"{word} to {count} GPU{'s' if count > 1 else ''}" for word, count in words.items())
 
 
-def _near(nic: Nic, topology: Topology) -> str:
+def _near(name: str, topology: Topology, links: Sequence[Link]) -> str:
     """Return the GPUs that the device reaches without a host bridge, by the shortest such way."""
-    others = {
-        link.b if link.a == nic.name else link.a: link.kind for link in topology.links if nic.name in (link.a, link.b)
-    }
-    for word in _NEAR:
+    others = {link.b if link.a == name else link.a: link.kind for link in links}
+    for word in _NEAR if others else ():
         names = [gpu.label for gpu in topology.gpus if others.get(gpu.label) == word]
         if names:
             return f"{word} to {', '.join(names)}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from numapin.errors import UsageError
 from numapin.view.marks import marks_of
 from numapin.view.picture.boxes import PAD, Box, Heading, Kind, flow, frame, right_end
 from numapin.view.picture.legend import legend
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from numapin.topology.model import Topology
 
 _LEAST: Final = 480
+_MOST_RANKS: Final = 256  # each CPU names those that may use it, for the buttons that bring out a rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +38,12 @@ class Picture:
 
 
 def lay_out(topology: Topology, plan: Plan | None = None) -> Picture:
-    """Return the picture. Raises UsageError for a plan of another machine."""
+    """Return the picture. Raises UsageError for a plan of another machine, and for one of too many ranks."""
+    if plan is not None and len(plan.ranks) > _MOST_RANKS:
+        raise UsageError(
+            f"a plan of {len(plan.ranks)} ranks does not fit into a picture, which shows {_MOST_RANKS} at most",
+            "show it as a tree: numapin topo --plan FILE",
+        )
     drawing = Drawing.of(topology, marks_of(topology, plan))
     nodes = [node for node in topology.nodes if node.id not in drawing.empty_nodes]
     packages = package_boxes(drawing)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 from numapin.base import cpu_set
 from numapin.topology.model import NodeKind
 from numapin.view.picture.boxes import PAD, Box, Heading, Ink, Kind, Label, columns, frame
-from numapin.view.picture.cores import core_groups
-from numapin.view.picture.devices import chip, device_rows
+from numapin.view.picture.cores import Scale, core_groups, scale_of
+from numapin.view.picture.devices import Links, chip, device_rows, links_of
 from numapin.view.picture.text import title_text
 from numapin.view.words import NODE_KINDS, memory, rank_names
 
@@ -27,6 +27,7 @@ WIDTH: Final = 1400
 _ONE_NODE, _TWO_NODES, _MORE_NODES = 616, 460, 320  # of which four share a row
 _LEAST_NODE: Final = 236
 WIDE_GAP: Final = 12  # between what stands on the page itself
+_MOST_CHIPS: Final = 128  # of a node; more are named in one line
 _BAR: Final = 10
 
 
@@ -36,6 +37,8 @@ class Drawing:
 
     topology: Topology
     marks: Marks
+    links: Links
+    scale: Scale
     width: float
     empty_nodes: frozenset[int]
 
@@ -44,7 +47,14 @@ class Drawing:
         """Choose the width of nodes by their number."""
         count = len(topology.cpu_nodes)
         width = _ONE_NODE if count < 2 else _TWO_NODES if count == 2 else _MORE_NODES
-        return cls(topology=topology, marks=marks, width=width, empty_nodes=_empty(topology))
+        return cls(
+            topology=topology,
+            marks=marks,
+            links=links_of(topology),
+            scale=scale_of(len(topology.cpus)),
+            width=width,
+            empty_nodes=_empty(topology),
+        )
 
 
 def _empty(topology: Topology) -> frozenset[int]:
@@ -87,7 +97,7 @@ def elsewhere(drawing: Drawing, *, width: float) -> list[list[Box]]:
 
 
 def _lost_devices(drawing: Drawing) -> list[Box]:
-    devices = device_rows(drawing.topology, drawing.marks, None, width=drawing.width)
+    devices = device_rows(drawing.topology, drawing.marks, drawing.links, None, width=drawing.width)
     heading = Heading(name="node unknown", facts="GPUs and network devices", size=13)
     return [frame(Kind.MEMORY_NODE, devices, headings=[heading], width=drawing.width)] if any(devices) else []
 
@@ -107,7 +117,8 @@ def _empty_nodes(drawing: Drawing) -> list[Box]:
 def _package(drawing: Drawing, name: str, nodes: Sequence[Node], cores: Sequence[Core]) -> Box:
     boxes = [_node(drawing, node) for node in nodes if node.id not in drawing.empty_nodes]
     boxes += _cores_without_node(drawing, cores)
-    num_cores = sum(core.node in {node.id for node in nodes} for core in drawing.topology.cores) + len(cores)
+    ids = {node.id for node in nodes}
+    num_cores = sum(core.node in ids for core in drawing.topology.cores) + len(cores)
     facts = f"{num_cores} cores"
     return frame(
         Kind.PACKAGE,
@@ -128,8 +139,8 @@ def _node(drawing: Drawing, node: Node) -> Box:
     rows = [
         [_memory(drawing, node)],
         *_rank_rows(marks.on(node.cpus), marks.memory.get(node.id, ())),
-        core_groups(cores, topology, marks, width=drawing.width),
-        *device_rows(topology, marks, node.id, width=drawing.width),
+        core_groups(cores, topology, marks, drawing.scale, width=drawing.width),
+        *device_rows(topology, marks, drawing.links, node.id, width=drawing.width),
     ]
     return frame(
         Kind.NODE if node.kind is NodeKind.CPU else Kind.MEMORY_NODE,
@@ -170,12 +181,15 @@ def _rank_rows(on_cores: Ranks, in_memory: Ranks) -> list[list[Box]]:
 
 
 def _rank_row(what: str, ranks: Ranks) -> list[Box]:
+    if len(ranks) > _MOST_CHIPS:
+        what = f"{what} {rank_names(ranks)}"
     words = Label(x=0, y=12, text=what, size=10, ink=Ink.DIM)
-    return [Box(kind=Kind.PLAIN, width=words.width, height=16, labels=(words,)), *map(chip, ranks)] if ranks else []
+    chips = ranks if len(ranks) <= _MOST_CHIPS else ()
+    return [Box(kind=Kind.PLAIN, width=words.width, height=16, labels=(words,)), *map(chip, chips)] if ranks else []
 
 
 def _cores_without_node(drawing: Drawing, cores: Sequence[Core]) -> list[Box]:
     if not cores:
         return []
-    groups = core_groups(cores, drawing.topology, drawing.marks, width=drawing.width)
+    groups = core_groups(cores, drawing.topology, drawing.marks, drawing.scale, width=drawing.width)
     return [frame(Kind.NODE, [groups], headings=[Heading(name="cores of no known node", size=13)], width=drawing.width)]

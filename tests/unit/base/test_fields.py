@@ -50,8 +50,8 @@ def test_values_are_returned_as_they_are() -> None:
         True,
         frozenset({0, 1, 2}),
     )
-    assert (GOOD.texts("list"), GOOD.number_map("map")) == (("a",), {0: 10, 8: 40})
-    assert GOOD.each("objects", lambda f: f.number("n")) == (1,)
+    assert (GOOD.texts("list"), GOOD.number_map("map", most=9)) == (("a",), {0: 10, 8: 40})
+    assert GOOD.each("objects", lambda f: f.number("n"), most=9) == (1,)
 
 
 def test_what_is_optional_may_be_null_or_missing() -> None:
@@ -74,15 +74,18 @@ def test_what_is_optional_may_be_null_or_missing() -> None:
         (lambda: BAD.numbers("set"), "m.json: set: '0-x' in '0-x' is not a number or a range such as 0-3"),
         (lambda: BAD.texts("list"), "m.json: list: expected a list of strings, found 3"),
         (lambda: BAD.texts("n"), "m.json: n: expected a list, found -1"),
-        (lambda: BAD.number_map("map"), "m.json: map: expected an object with numbers as keys, found {'x': 1}"),
-        (lambda: BAD.number_map("deep"), "m.json: deep.0: expected a non-negative integer or null, found 'far'"),
+        (lambda: BAD.number_map("map", most=9), "m.json: map: expected an object with numbers as keys, found {'x': 1}"),
+        (
+            lambda: BAD.number_map("deep", most=9),
+            "m.json: deep.0: expected a non-negative integer or null, found 'far'",
+        ),
         (lambda: BAD.mapping("n"), "m.json: n: expected an object, found -1"),
         (
-            lambda: BAD.each("objects", lambda f: f.number("n")),
+            lambda: BAD.each("objects", lambda f: f.number("n"), most=9),
             "m.json: objects[1].n: expected a non-negative integer, found nothing",
         ),
-        (lambda: BAD.each("mixed", lambda f: f), "m.json: mixed[0]: expected an object, found 3"),
-        (lambda: BAD.each("objects", lambda _: int("x")), "m.json: objects[0]: invalid literal for int()"),
+        (lambda: BAD.each("mixed", lambda f: f, most=9), "m.json: mixed[0]: expected an object, found 3"),
+        (lambda: BAD.each("objects", lambda _: int("x"), most=9), "m.json: objects[0]: invalid literal for int()"),
         (lambda: BAD.expect_schema("s/1"), "m.json: schema: expected 's/1', found nothing"),
         (lambda: Fields.top("m.json", '{"a"', hint=HINT), "m.json: not JSON: Expecting ':' delimiter: line 1 column 5"),
         (lambda: top([1]), "m.json: top level: expected an object, found [1]"),

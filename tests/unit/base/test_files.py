@@ -7,11 +7,25 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from numapin.base.files import write_text_to
+from numapin.base.files import is_writable, write_text_to
+from numapin.base.folders import make_own
 from numapin.errors import NumapinError
+from tests.needs import needs_root
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+STRANGER = 54321
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    """Give a folder to which everybody may write, as /tmp, in one that everybody may enter."""
+    tmp_path.chmod(0o755)
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    return folder
 
 
 def test_links_and_pipes_stay_what_they_are(tmp_path: Path) -> None:
@@ -29,3 +43,120 @@ def test_links_and_pipes_stay_what_they_are(tmp_path: Path) -> None:
     assert os.read(reader, 100) == b"2"
     os.close(reader)
     assert pipe.is_fifo()
+
+
+def test_ways_to_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Relative paths, .. and links to folders, absolute or not, lead where the kernel says that they lead."""
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "up").symlink_to("../a/b/..")
+    (tmp_path / "absolute").symlink_to(tmp_path / "a" / "up")
+    (tmp_path / "a" / "b" / "named").symlink_to("../../other")
+    monkeypatch.chdir(tmp_path / "a")
+    for number, path in enumerate(("x", "./b/../x", "up//b/x", f"{tmp_path}/absolute/b/x", "b/named", "up/b/named")):
+        write_text_to(path, str(number), remedy="")
+        with open(path) as file:  # noqa: PTH123 - pathlib would tidy the path up
+            assert file.read() == str(number)
+    assert (tmp_path / "other").read_text() == "5"
+
+
+@pytest.mark.parametrize("path", ["loop", "loop/x", "file/x", "gone/x", ".", "a\0b"])
+def test_where_nothing_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    """A path that leads nowhere is an error that names it, and is known before anything is written."""
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "file").touch()
+    monkeypatch.chdir(tmp_path)
+    assert "\0" in path or not is_writable(path)
+    with pytest.raises((NumapinError, ValueError)):
+        write_text_to(path, "", remedy="")
+    assert {entry.name for entry in tmp_path.iterdir()} == {"loop", "file"}
+
+
+def test_the_mode_of_a_file_stays(tmp_path: Path) -> None:
+    """A file that is there keeps its mode, a new one gets the umask's; nothing else is left in the folder."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.touch()
+    before = os.umask(0o027)
+    try:
+        for mode in (0o600, 0o664, 0o444):
+            old.chmod(mode)
+            write_text_to(str(old), "", remedy="")
+            assert old.stat().st_mode & 0o7777 == mode
+        write_text_to(str(new), "", remedy="")
+    finally:
+        os.umask(before)
+    assert new.stat().st_mode & 0o7777 == 0o640
+    assert {entry.name for entry in tmp_path.iterdir()} == {"old", "new"}
+
+
+def test_text_that_cannot_be_encoded(tmp_path: Path) -> None:
+    """What cannot be written leaves the file that was there, and nothing else."""
+    path = tmp_path / "file"
+    path.write_text("before")
+    with pytest.raises(NumapinError, match=r"file cannot be written: .*surrogates"):
+        write_text_to(str(path), "\ud800", remedy="")
+    assert path.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@needs_root
+class TestOthersFiles:
+    """What another user owns, on a kernel with fs.protected_* on or off."""
+
+    def test_root_does_not_take_a_users_file_away(self, tmp_path: Path) -> None:
+        """The file that root writes anew keeps its owner, group and mode."""
+        path = tmp_path / "file"
+        path.touch()
+        path.chmod(0o640)
+        os.chown(path, STRANGER, STRANGER + 1)
+        write_text_to(str(path), "text", remedy="")
+        found = path.stat()
+        assert (found.st_uid, found.st_gid, found.st_mode & 0o777) == (STRANGER, STRANGER + 1, 0o640)
+        assert path.read_text() == "text"
+
+    @pytest.mark.parametrize("what", ["link", "file", "pipe", "folder's link"])
+    def test_what_another_user_planted_is_refused(self, shared: Path, tmp_path: Path, what: str) -> None:
+        """In a folder for everybody a link, file or pipe of another user may be a trap, also on the way to the file."""
+        target, trap = tmp_path / "target", shared / "trap"
+        target.write_text("before")
+        path = trap
+        if what == "link":
+            trap.symlink_to(target)
+        elif what == "file":
+            trap.write_text("before")
+        elif what == "pipe":
+            os.mkfifo(trap)
+        else:
+            trap.symlink_to(tmp_path)
+            path = trap / "target"
+        os.chown(trap, STRANGER, STRANGER, follow_symlinks=False)
+        kind = "link" if "link" in what else "file"
+        told = rf"cannot be written: trap is a {kind} of another user \(uid {STRANGER}\)"
+        with pytest.raises(NumapinError, match=told):
+            write_text_to(str(path), "text", remedy="")
+        assert not is_writable(str(path))
+        assert target.read_text() == "before"
+        assert list(shared.iterdir()) == [trap]
+
+    def test_what_is_no_trap(self, shared: Path, tmp_path: Path) -> None:
+        """One's own link, one of the folder's owner, and another user's outside of such a folder are followed."""
+        target = tmp_path / "target"
+        os.chown(shared, STRANGER, STRANGER)
+        for number, (folder, owner) in enumerate(((shared, 0), (shared, STRANGER), (tmp_path, STRANGER))):
+            link = folder / f"link-{number}"
+            link.symlink_to(target)
+            os.chown(link, owner, owner, follow_symlinks=False)
+            write_text_to(str(link), str(number), remedy="")
+            assert (target.read_text(), link.is_symlink()) == (str(number), True)
+
+    def test_a_folder_of_ones_own(self, shared: Path) -> None:
+        """A folder is made private; another user's, also behind a link of one's own, is refused."""
+        made, others, link = (shared / name for name in ("made", "others", "link"))
+        for _ in range(2):
+            make_own(str(made / "inner"))
+        assert (made / "inner").stat().st_mode & 0o777 == 0o700
+        others.mkdir()
+        os.chown(others, STRANGER, STRANGER)
+        link.symlink_to(others)
+        for path in (others, link):
+            with pytest.raises(PermissionError, match=f"belongs to another user \\(uid {STRANGER}\\)"):
+                make_own(str(path))

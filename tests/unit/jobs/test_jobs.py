@@ -188,7 +188,7 @@ _POD = ("--cpus-per-task", "4", "--mem-per-node", "8G")
         (["slurm", *_GOOD, "--nodes", "0", "train.py"], "--nodes is 0"),
         (["slurm", *_GOOD, "--nodes", "-1", "train.py"], "--nodes is -1"),
         (["slurm", *_GOOD, "--nodes", "many", "train.py"], "'many'"),
-        (["slurm", *_GOOD, "--nodes", "9999999", "train.py"], "no cluster"),
+        (["slurm", *_GOOD, "--nodes", "9999999", "train.py"], "must be at most 100000"),
         (["slurm", "--gpus-per-node", "-2", "train.py"], "--gpus-per-node is -2"),
         (["slurm", *_GOOD, "--ranks-per-node", "5", "train.py"], "more than the 4 GPUs"),
         (["slurm", *_GOOD, "--cpus-per-task", "0", "train.py"], "--cpus-per-task is 0"),

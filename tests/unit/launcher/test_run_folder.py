@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
+import shutil
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
@@ -12,50 +16,124 @@ from threading import Barrier
 import pytest
 
 from numapin.errors import NumapinError
-from numapin.rank import run_folder
+from numapin.launcher import run_folder
+from numapin.rank import handover
 
 
 def test_the_named_folder_comes_first(tmp_path: Path) -> None:
-    """NUMAPIN_RUN_DIR beats XDG_RUNTIME_DIR, which beats the temporary directory; only what the user named stays."""
+    """NUMAPIN_RUN_DIR beats TMPDIR, and XDG_RUNTIME_DIR counts no more; only what the user named stays."""
     named, runtime, temporary = (tmp_path / name for name in ("named", "runtime", "tmp"))
     for path in (runtime, temporary):
         path.mkdir()
     environ = {"NUMAPIN_RUN_DIR": str(named), "XDG_RUNTIME_DIR": str(runtime), "TMPDIR": str(temporary)}
-    for variable, base in (
-        ("NUMAPIN_RUN_DIR", named),
-        ("XDG_RUNTIME_DIR", runtime / "numapin"),
-        ("TMPDIR", temporary / f"numapin-{os.getuid()}"),
-    ):
+    for variable, base in (("NUMAPIN_RUN_DIR", named), ("TMPDIR", temporary / f"numapin-{os.getuid()}")):
         with run_folder.run_directory(environ) as made:
             path = Path(made)
             assert path.parent == base
-            assert path.stat().st_mode & 0o777 == 0o700
+            assert path.stat().st_mode & 0o777 == path.parent.stat().st_mode & 0o777 == 0o700
         assert path.exists() == (variable == "NUMAPIN_RUN_DIR")
         del environ[variable]
+    assert not list(runtime.iterdir())
 
 
-def test_a_runtime_directory_that_is_gone_is_passed_over(tmp_path: Path) -> None:
-    """XDG_RUNTIME_DIR that does not exist, as after su or in cron, falls back to the temporary directory."""
-    with run_folder.run_directory({"XDG_RUNTIME_DIR": str(tmp_path / "gone"), "TMPDIR": str(tmp_path)}) as path:
-        assert path.startswith(str(tmp_path / f"numapin-{os.getuid()}"))
+@pytest.mark.parametrize("what", ["nothing", "a file", "a folder open to all"])
+def test_a_temporary_directory_that_does_not_serve_is_passed_over(tmp_path: Path, what: str) -> None:
+    """A TMPDIR that a batch system exports and nobody made, or in which others could replace ours, stops no job."""
+    useless, place = tmp_path / "useless", tmp_path / "place"
+    place.mkdir()
+    if what == "a file":
+        useless.touch()
+    elif what != "nothing":
+        useless.mkdir()
+        useless.chmod(0o777)
+    environ = {"TMPDIR": str(useless), "TEMP": str(place)}
+    with run_folder.run_directory(environ) as path:
+        assert Path(path).parent.parent == place
+        assert run_folder.live_runs({"TEMP": str(place)}) == [path]
 
 
-@pytest.mark.parametrize("how", ["open to others", "a link"])
-def test_a_folder_that_others_control_is_refused(tmp_path: Path, how: str) -> None:
-    """A folder in a shared directory that somebody else could have put there is an error that names it."""
+def test_a_folder_in_which_others_have_rights_is_refused(tmp_path: Path) -> None:
+    """What is in our own folder may be anybody's then: the error names it, and the command that mends it."""
     path = tmp_path / f"numapin-{os.getuid()}"
-    if how == "a link":
-        (tmp_path / "elsewhere").mkdir(mode=0o700)
-        path.symlink_to(tmp_path / "elsewhere")
-    else:
-        path.mkdir()
-        path.chmod(0o770)
-    with (
-        pytest.raises(NumapinError, match="is not a private folder of this user") as caught,
-        run_folder.run_directory({"TMPDIR": str(tmp_path)}),
-    ):
+    path.mkdir()
+    path.chmod(0o770)
+    message = r"is not a private folder of this user: others have rights in it \(mode 0770\)"
+    with pytest.raises(NumapinError, match=message) as caught, run_folder.run_directory({"TMPDIR": str(tmp_path)}):
         pass
-    assert "NUMAPIN_RUN_DIR" in caught.value.hint
+    assert caught.value.hint.startswith(f"chmod 700 {path}, or name another with NUMAPIN_RUN_DIR=")
+    assert not run_folder.live_runs({"TMPDIR": str(tmp_path)})
+
+
+def test_a_folder_that_others_may_read_is_made_private(tmp_path: Path) -> None:
+    """So torch makes it where somebody cleaned the temporary directory up: no later run is refused for it."""
+    base = tmp_path / f"numapin-{os.getuid()}"
+    base.mkdir()
+    base.chmod(0o755)
+    with run_folder.run_directory({"TMPDIR": str(tmp_path)}):
+        assert base.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_folder_that_was_made_again_goes_with_the_run(tmp_path: Path) -> None:
+    """What torch or a rank made where somebody cleaned the temporary directory up is not left behind."""
+    with run_folder.run_directory({"TMPDIR": str(tmp_path)}) as path:
+        shutil.rmtree(tmp_path / f"numapin-{os.getuid()}")
+        Path(path, "logs").mkdir(parents=True)
+    assert not Path(path).exists()
+
+
+@pytest.mark.parametrize("what", ["a link", "a file"])
+def test_a_name_that_is_taken_is_passed_over(tmp_path: Path, what: str) -> None:
+    """Where a link or a file has the name of our folder another name is taken, by the next run too, and found."""
+    taken, elsewhere = tmp_path / f"numapin-{os.getuid()}", tmp_path / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    if what == "a link":
+        taken.symlink_to(elsewhere)
+    else:
+        taken.touch()
+    environ = {"TMPDIR": str(tmp_path)}
+    with run_folder.run_directory(environ) as first, run_folder.run_directory(environ) as second:
+        assert Path(first).parent == Path(second).parent != taken
+        assert Path(first).parent.name.startswith(f"{taken.name}-")
+        assert {*run_folder.live_runs(environ)} == {first, second}
+    assert not list(elsewhere.iterdir())
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o1777])
+def test_the_named_folder_may_be_read_by_others(tmp_path: Path, mode: int) -> None:
+    """What the run makes in it is private, and nobody else can replace that."""
+    tmp_path.chmod(mode)
+    with run_folder.run_directory({"NUMAPIN_RUN_DIR": str(tmp_path)}) as path:
+        assert Path(path).stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("mode", [0o775, 0o757])
+def test_the_named_folder_must_not_be_written_by_others(tmp_path: Path, mode: int) -> None:
+    """They could put another folder in the place of the run's: the error has the command that mends it."""
+    tmp_path.chmod(mode)
+    with pytest.raises(NumapinError) as caught, run_folder.run_directory({"NUMAPIN_RUN_DIR": str(tmp_path)}):
+        pass
+    assert caught.value.message.endswith(f"{tmp_path}: others may write to it (mode {mode:04o})")
+    assert caught.value.hint == f"chmod go-w {tmp_path}, or name another with NUMAPIN_RUN_DIR=DIR"
+
+
+def test_a_link_of_ones_own_is_followed(tmp_path: Path) -> None:
+    """NUMAPIN_RUN_DIR and TMPDIR may be links that the user made, as to a scratch disk."""
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "link").symlink_to("scratch")
+    for variable in ("NUMAPIN_RUN_DIR", "TMPDIR"):
+        with run_folder.run_directory({variable: str(tmp_path / "link")}) as path:
+            assert (tmp_path / "scratch") in Path(path).resolve().parents
+            handover.write_json(path, handover.PLAN, {})
+            assert run_folder.live_runs({variable: str(tmp_path / "link")}) == [path]
+
+
+def test_a_run_of_an_older_version_is_found(tmp_path: Path) -> None:
+    """Its folder is in XDG_RUNTIME_DIR."""
+    with run_folder.run_directory({"NUMAPIN_RUN_DIR": str(tmp_path / "numapin")}) as old:
+        environ = {"XDG_RUNTIME_DIR": str(tmp_path), "TMPDIR": str(tmp_path)}
+        assert run_folder.live_runs(environ) == [old]
+        with run_folder.run_directory(environ) as new:
+            assert {*run_folder.live_runs(environ)} == {old, new}
 
 
 def test_launchers_that_start_at_once(tmp_path: Path) -> None:
@@ -73,27 +151,113 @@ def test_launchers_that_start_at_once(tmp_path: Path) -> None:
             assert all(pool.map(begin, range(4)))
 
 
-@pytest.mark.parametrize("variable", ["XDG_RUNTIME_DIR", "NUMAPIN_RUN_DIR"])
+HOST = os.uname().nodename
+OVER = f"run-20261122-101112-{HOST}-0a1b2c3d"
+
+
+def _left(base: Path, name: str, *, lock: bool = True, age_s: float = 0) -> Path:
+    """Leave a folder as a run does whose launcher was killed."""
+    folder = base / name
+    folder.mkdir(parents=True, mode=0o700)
+    if lock:
+        (folder / "lock").touch()
+    os.utime(folder, (time.time() - age_s,) * 2)
+    return folder
+
+
+@pytest.mark.parametrize("variable", ["TMPDIR", "NUMAPIN_RUN_DIR"])
 def test_only_runs_that_are_over_are_swept(tmp_path: Path, variable: str) -> None:
-    """Runs whose lock nobody holds go from the default place; live ones, others, and all that the user named stay."""
+    """Runs of this host whose lock nobody holds go from the default place; live ones and all that was named stay."""
     environ = {variable: str(tmp_path)}
-    base = tmp_path / "numapin" if variable == "XDG_RUNTIME_DIR" else tmp_path
-    for name in ("run-killed", "run-old", "notes"):
-        (base / name).mkdir(parents=True)
-    (base / "run-killed" / "lock").write_text("")
+    base = tmp_path / f"numapin-{os.getuid()}" if variable == "TMPDIR" else tmp_path
+    base.mkdir(mode=0o700, exist_ok=True)
+    over = _left(base, OVER)
+    (over / "logs").symlink_to(tmp_path)
     with run_folder.run_directory(environ) as live:
         # flock is per open file: this process's second run sees the first one's lock as another process would.
-        with run_folder.run_directory({**environ, "TMPDIR": str(tmp_path)}):
+        with run_folder.run_directory(environ):
             assert Path(live).is_dir()
-        left = {path.name for path in base.iterdir()}
-    named = {"run-killed", "run-old"} if variable == "NUMAPIN_RUN_DIR" else set()
-    assert left >= {"notes", Path(live).name} | named
-    assert ("run-killed" in left, "run-old" in left) == ((True, True) if named else (False, False))
+        assert over.exists() == (variable == "NUMAPIN_RUN_DIR")
+        assert tmp_path.is_dir()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        f"run-20261122-101112-{HOST}-b-0a1b2c3d",
+        f"run-20261122-101112-x-{HOST}-0a1b2c3d",
+        "run-20261122-101112-another-0a1b2c3d",
+        f"run-{HOST}-0a1b2c3d",
+        "run-20261122_101112-uvwx1234",
+        "notes",
+    ],
+)
+def test_folders_that_no_run_of_this_host_made_are_not_swept(tmp_path: Path, name: str) -> None:
+    """Another host's run has a lock that looks free where locks are local to a host; others' tools have names alike."""
+    left = _left(tmp_path / f"numapin-{os.getuid()}", name)
+    left.parent.chmod(0o700)
+    with run_folder.run_directory({"TMPDIR": str(tmp_path)}):
+        assert left.exists()
+
+
+@pytest.mark.parametrize("lock", ["none", "a link", "a folder"])
+def test_a_folder_without_a_lock_is_not_swept(tmp_path: Path, lock: str) -> None:
+    """A lock that is no file of ours says nothing about the run."""
+    left = _left(tmp_path / f"numapin-{os.getuid()}", OVER, lock=False)
+    left.parent.chmod(0o700)
+    if lock == "a link":
+        (tmp_path / "free").touch()
+        (left / "lock").symlink_to(tmp_path / "free")
+    elif lock == "a folder":
+        (left / "lock").mkdir()
+    with run_folder.run_directory({"TMPDIR": str(tmp_path)}):
+        assert left.exists()
+
+
+@pytest.mark.parametrize("lock", [True, False])
+@pytest.mark.parametrize("age_s", [0, 7200])
+def test_unfinished_folders_are_swept_when_they_are_old(tmp_path: Path, age_s: float, *, lock: bool) -> None:
+    """A launcher that died before it named its folder leaves it; one that is about to name it keeps it."""
+    left = _left(tmp_path / f"numapin-{os.getuid()}", OVER.replace("run-", ".new-"), lock=lock, age_s=age_s)
+    left.parent.chmod(0o700)
+    with run_folder.run_directory({"TMPDIR": str(tmp_path)}):
+        assert left.exists() == (age_s == 0)
+
+
+@pytest.mark.parametrize("problem", [errno.ENOSYS, errno.ENOLCK])
+def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problem: int) -> None:
+    """A default place without locks is passed over, and nothing is left there; a named one is used without."""
+    place, other = tmp_path / "place", tmp_path / "other"
+    place.mkdir()
+    other.mkdir()
+    flock = fcntl.flock
+
+    def without(descriptor: int, operation: int) -> None:
+        if place in Path(f"/proc/self/fd/{descriptor}").readlink().parents:
+            raise OSError(problem, os.strerror(problem))
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", without)
+    with run_folder.run_directory({"TMPDIR": str(place), "TEMP": str(other)}) as path:
+        assert other in Path(path).parents
+    assert [*place.rglob("*")] == [place / f"numapin-{os.getuid()}"]
+    environ = {"NUMAPIN_RUN_DIR": str(place / "named")}
+    with run_folder.run_directory(environ) as path:
+        assert run_folder.live_runs(environ) == [path]
+
+
+def test_a_rank_makes_a_folder_again_that_is_gone(tmp_path: Path) -> None:
+    """Somebody cleaned the temporary directory up: what a restarted rank makes there is private, too."""
+    folder = tmp_path / "numapin-0" / "run-1"
+    handover.write_json(str(folder), "observed-0-1.json", {"n": 1})
+    assert [path.stat().st_mode & 0o777 for path in (folder.parent, folder)] == [0o700, 0o700]
+    assert (folder / "observed-0-1.json").stat().st_mode & 0o777 == 0o600
+    assert handover.records(str(folder)) == [str(folder / "observed-0-1.json")]
 
 
 def test_a_run_that_failed_leaves_its_folder_until_the_next(tmp_path: Path) -> None:
     """What torch's error report names is there to be read; the next run takes it away."""
-    environ = {"XDG_RUNTIME_DIR": str(tmp_path)}
+    environ = {"TMPDIR": str(tmp_path)}
     with pytest.raises(KeyError), run_folder.run_directory(environ) as failed:
         raise KeyError
     assert Path(failed).is_dir()
@@ -103,9 +267,9 @@ def test_a_run_that_failed_leaves_its_folder_until_the_next(tmp_path: Path) -> N
 
 def test_files_are_whole_or_not_there(tmp_path: Path) -> None:
     """What cannot be written as JSON leaves the file that was there as it was."""
-    run_folder.write_json(str(tmp_path), "a.json", {"n": 1})
+    handover.write_json(str(tmp_path), "a.json", {"n": 1})
     with pytest.raises(TypeError):
-        run_folder.write_json(str(tmp_path), "a.json", {"n": {1, 2}})
+        handover.write_json(str(tmp_path), "a.json", {"n": {1, 2}})
     assert json.loads((tmp_path / "a.json").read_text()) == {"n": 1}
 
 
@@ -113,7 +277,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     """A path through a file is an error with a remedy, not a traceback."""
     (tmp_path / "file").write_text("")
     with pytest.raises(NumapinError, match=r"file/run/a\.json cannot be written: Not a directory"):
-        run_folder.write_json(str(tmp_path / "file" / "run"), "a.json", {})
+        handover.write_json(str(tmp_path / "file" / "run"), "a.json", {})
     with (
         pytest.raises(NumapinError, match="no run directory can be made") as caught,
         run_folder.run_directory({"NUMAPIN_RUN_DIR": str(tmp_path / "file")}),
@@ -126,13 +290,18 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
     """What cannot be renamed into place is taken away again."""
     (tmp_path / "a.json" / "b").mkdir(parents=True)
     with pytest.raises(NumapinError, match=r"a\.json cannot be written"):
-        run_folder.write_json(str(tmp_path), "a.json", {})
+        handover.write_json(str(tmp_path), "a.json", {})
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
 
 
 @pytest.mark.parametrize(
     ("what", "told"),
-    [("pipe", "not a regular file"), ("large", "larger than 16 MiB"), ("folder", "not a regular file")],
+    [
+        ("pipe", "not a regular file"),
+        ("link", "a link, not a regular file"),
+        ("large", "larger than 16 MiB"),
+        ("folder", "not a regular file"),
+    ],
 )
 def test_what_no_run_wrote_is_not_read(tmp_path: Path, what: str, told: str) -> None:
     """A pipe, which would hold the reader, a folder, and a file without an end are errors, and no locks."""
@@ -141,11 +310,14 @@ def test_what_no_run_wrote_is_not_read(tmp_path: Path, what: str, told: str) -> 
         os.mkfifo(path)
     elif what == "folder":
         path.mkdir()
+    elif what == "link":
+        (tmp_path / "file").touch()
+        path.symlink_to("file")
     else:
         with path.open("wb") as file:
             file.truncate(1 << 34)
     with pytest.raises(OSError, match=told):
-        run_folder.read_text(str(path))
+        handover.read_text(str(path))
     assert not run_folder.is_live(str(tmp_path))
 
 
@@ -158,7 +330,7 @@ def test_another_users_file_is_not_read(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(os, "geteuid", lambda: 65534)
     if path.stat().st_uid != 0:
         with pytest.raises(PermissionError, match="another user's file"):
-            run_folder.read_text(str(path))
+            handover.read_text(str(path))
 
 
 @pytest.mark.parametrize("size", [10, 200_000])
@@ -166,8 +338,8 @@ def test_plans_reach_ranks(tmp_path: Path, size: int) -> None:
     """A plan goes through the environment, and one too large for that through plan.json."""
     plan: dict[str, object] = {"reason": "x" * size}
     environ = {"NUMAPIN_RUN_DIR": str(tmp_path)}
-    run_folder.hand_over(plan, str(tmp_path), environ)
-    text, _ = run_folder.take_plan(environ)
+    handover.hand_over(plan, str(tmp_path), environ)
+    text, _ = handover.take_plan(environ)
     assert json.loads(text) == plan
     assert environ == {"NUMAPIN_RUN_DIR": str(tmp_path)}
 
@@ -178,21 +350,21 @@ def test_a_plan_without_a_record(tmp_path: Path, size: int, capsys: pytest.Captu
     (tmp_path / "file").touch()
     plan: dict[str, object] = {"reason": "x" * size}
     with nullcontext() if size == 10 else pytest.raises(NumapinError, match="cannot be written"):
-        run_folder.hand_over(plan, str(tmp_path / "file" / "run"), {})
+        handover.hand_over(plan, str(tmp_path / "file" / "run"), {})
     assert ("numapin: warning: no record of this run: " in capsys.readouterr().err) == (size == 10)
 
 
 def test_a_plan_of_before_does_not_leak_into_a_nested_run(tmp_path: Path) -> None:
     """A rank that starts numapin itself hands its own ranks its own plan, also where that one goes by file."""
     environ = {"NUMAPIN_RUN_DIR": str(tmp_path)}
-    run_folder.hand_over({"run": "outer"}, str(tmp_path), environ)
-    run_folder.hand_over({"run": "inner", "pad": "x" * 200_000}, str(tmp_path), environ)
-    assert json.loads(run_folder.take_plan(environ)[0])["run"] == "inner"
+    handover.hand_over({"run": "outer"}, str(tmp_path), environ)
+    handover.hand_over({"run": "inner", "pad": "x" * 200_000}, str(tmp_path), environ)
+    assert json.loads(handover.take_plan(environ)[0])["run"] == "inner"
 
 
 def test_no_plan_to_take(tmp_path: Path) -> None:
     """A rank whose plan is gone says where it looked."""
     for environ in ({}, {"NUMAPIN_RUN_DIR": str(tmp_path)}):
-        assert run_folder.planned(environ) is None
+        assert handover.planned(environ) is None
         with pytest.raises(NumapinError, match="NUMAPIN_PLAN is unset"):
-            run_folder.take_plan(environ)
+            handover.take_plan(environ)

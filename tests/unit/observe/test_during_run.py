@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from numapin.errors import NumapinError
+from numapin.launcher import run_folder
 from numapin.observe import during_run
 from numapin.observe.read import observe
-from numapin.rank import run_folder
+from numapin.rank import handover
 from tests.unit.observe.test_find_job import _plan, _record
 from tests.waiting import wait_until
 
@@ -47,7 +48,7 @@ def _run(tmp_path: Path) -> Iterator[tuple[str, int]]:
         run_folder.run_directory({"TMPDIR": str(tmp_path)}) as folder,
         subprocess.Popen(["cat"], stdin=subprocess.PIPE) as rank,
     ):
-        run_folder.write_json(folder, run_folder.PLAN, _plan(1))
+        handover.write_json(folder, handover.PLAN, _plan(1))
         yield folder, rank.pid
         rank.communicate(b"")
 
@@ -172,7 +173,7 @@ def test_a_rank_that_ends_early_is_told(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(during_run, "_GONE_S", 0.1, raising=False)
     told, path = Told(), tmp_path / "report.json"
     with _run(tmp_path) as (folder, pid), during_run.watching(folder, 2, told.what(report=path)):
-        run_folder.write_json(folder, run_folder.PLAN, _plan(2))
+        handover.write_json(folder, handover.PLAN, _plan(2))
         _record(folder, 0, pid)
         _record(folder, 1, 4194305)  # above the largest pid
         _wait(told)

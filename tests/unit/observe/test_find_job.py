@@ -14,9 +14,10 @@ import pytest
 
 from numapin.base import cpu_set
 from numapin.errors import MachineError, UsageError
+from numapin.launcher import run_folder
 from numapin.observe import find_job
 from numapin.observe.read import observe
-from numapin.rank import run_folder
+from numapin.rank import handover
 from numapin.system.proc import is_running, start_time
 
 if TYPE_CHECKING:
@@ -41,15 +42,15 @@ def _record(folder: str, rank: int, pid: int, restart: int = 0, more: dict[str, 
         "applied": {"n": pid},
         **(more or {}),
     }
-    run_folder.write_json(folder, f"observed-{rank}-{restart}.json", content)
+    handover.write_json(folder, f"observed-{rank}-{restart}.json", content)
 
 
 @contextmanager
 def _run(environ: dict[str, str]) -> Iterator[str]:
     """Make a run that goes on, with its plan and its command."""
     with run_folder.run_directory(environ) as folder:
-        run_folder.write_json(folder, run_folder.PLAN, _plan())
-        run_folder.write_json(folder, run_folder.COMMAND, {"argv": ["numapin", "run", "a b.py"], "pid": 1})
+        handover.write_json(folder, handover.PLAN, _plan())
+        handover.write_json(folder, handover.COMMAND, {"argv": ["numapin", "run", "a b.py"], "pid": 1})
         yield folder
 
 
@@ -71,16 +72,6 @@ def test_the_only_run_is_found(environ: dict[str, str]) -> None:
     assert job.pids == {0: 100, 1: 202}
     assert job.applied == {0: {"n": 100}, 1: {"n": 202}}
     assert len(job.plan.ranks) == 2
-
-
-def test_runs_are_found_in_both_default_places(environ: dict[str, str], tmp_path: Path) -> None:
-    """A run that was started without XDG_RUNTIME_DIR is found with it, and the other way round is told of both."""
-    with_runtime = {**environ, "XDG_RUNTIME_DIR": str(tmp_path / "runtime")}
-    (tmp_path / "runtime").mkdir()
-    with _run(environ) as first:
-        assert find_job.find_run(None, with_runtime).name == Path(first).name
-        with _run(with_runtime) as second:
-            assert {*run_folder.live_runs(with_runtime)} == {first, second}
 
 
 def test_several_runs_are_listed(environ: dict[str, str]) -> None:
@@ -148,7 +139,7 @@ def test_broken_files_are_named(environ: dict[str, str], name: str, text: str) -
 def test_a_broken_command_costs_its_title_only(environ: dict[str, str]) -> None:
     """A run whose command.json is broken is listed by its name."""
     with _run(environ) as first, _run(environ):
-        Path(first, run_folder.COMMAND).write_text("{")
+        Path(first, handover.COMMAND).write_text("{")
         with pytest.raises(UsageError) as caught:
             find_job.find_run(None, environ)
     assert f"    {Path(first).name}\n" in f"{caught.value.message}\n"

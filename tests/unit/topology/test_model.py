@@ -169,7 +169,7 @@ def _edited(edit: Callable[[Any], object]) -> str:
             '{"schema": "numapin.topology/1",',
             "m.json: not JSON: Expecting property name enclosed in double quotes: line 1",
         ),
-        ("[" * 100_000, "m.json: not JSON: maximum recursion depth"),
+        ("[" * 100_000, "m.json: not JSON: it is nested too deeply"),
         ("9" * 5000, "m.json: not JSON: Exceeds the limit"),
         ("[]", "m.json: top level: expected an object, found []"),
         ("{}", "m.json: schema: expected 'numapin.topology/1', found nothing"),

@@ -1,26 +1,95 @@
-"""What a rank leaves where it cannot write."""
+"""What a rank leaves where it cannot write, and where others may write, too."""
 
 from __future__ import annotations
 
+import errno
 import json
-from typing import TYPE_CHECKING
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
+import pytest
+
+from numapin.trace import tracer as module
 from numapin.trace.settings import Settings
 from numapin.trace.tracer import Tracer
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from torch.profiler import profile
 
 
+def _tracer(claim: Path) -> Tracer:
+    settings = Settings(folder=str(claim.parent), steps=1, skip=1)
+    return Tracer(settings=settings, rank=0, restart=0, claim=claim, check=lambda: None, require_no_other=lambda: None)
+
+
+def _no_room(*_: Any, **__: Any) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no second file be made beside the record."""
+    monkeypatch.setattr(module, "replace_at", _no_room)
+
+
+@pytest.mark.usefixtures("full")
 def test_a_record_without_room_beside_it(tmp_path: Path) -> None:
-    """Where no second file can be made, the record is rewritten in place, and nothing is left of the first."""
-    claim = tmp_path / ("r" * 255)  # with a dot before it, the name is too long
+    """Where no second file can be made, the record is rewritten in place."""
+    claim = tmp_path / "rank-0.json"
     claim.touch()
-    settings = Settings(folder=str(tmp_path), steps=1, skip=1)
-    tracer = Tracer(
-        settings=settings, rank=0, restart=0, claim=claim, check=lambda: None, require_no_other=lambda: None
-    )
+    tracer = _tracer(claim)
     tracer.record(trace=None, num_steps=0, reason="long " * 500)
     tracer.record(trace=None, num_steps=0, reason="short")
     assert json.loads(claim.read_text())["reason"] == "short"
     assert list(tmp_path.iterdir()) == [claim]
+
+
+@pytest.mark.usefixtures("full")
+def test_a_record_that_became_a_link(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In a folder to which others may write, what somebody put into the record's place is not followed."""
+    claim, target = tmp_path / "rank-0.json", tmp_path / "target"
+    target.write_text("before")
+    claim.symlink_to(target)
+    _tracer(claim).record(trace=None, num_steps=0, reason="short")
+    assert target.read_text() == "before"
+    assert f"{claim} cannot be written: a link, not a regular file" in capsys.readouterr().err
+
+
+class _Kineto:
+    """Writes as Kineto does: another file first, by names that follow links."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.links: list[Path] = []
+
+    def export_chrome_trace(self, path: str) -> None:
+        """Write, and note what is a link then."""
+        Path(f"{path}.tmp").write_text(self.text)
+        self.links += [entry for entry in Path(path).parent.iterdir() if entry.is_symlink()]
+        Path(f"{path}.tmp").replace(path)
+
+
+def test_a_trace_is_written_where_nobody_can_set_a_trap(tmp_path: Path) -> None:
+    """Links under all names that could be known before lead nowhere; nothing but the trace is left."""
+    target, path = tmp_path / "target", tmp_path / "out" / "rank-0.trace.json"
+    target.write_text("before")
+    path.parent.mkdir()
+    planted = [path, *(path.with_name(f".{path.name}{end}") for end in ("", ".tmp"))]
+    for link in planted:
+        link.symlink_to(target)
+    kineto = _Kineto('{"traceEvents": []}\n')
+    module._export(cast("profile", kineto), path)
+    assert (path.is_symlink(), path.read_text()) == (False, kineto.text)
+    assert target.read_text() == "before"
+    assert kineto.links == []
+    assert {*path.parent.iterdir()} == {*planted}
+
+
+@pytest.mark.parametrize("text", ["", '{"traceEvents": ['])
+def test_a_trace_that_was_cut_off(tmp_path: Path, text: str) -> None:
+    """Kineto does not tell that a disk is full: the error does, and nothing is left."""
+    path = tmp_path / "rank-0.trace.json"
+    with pytest.raises(OSError, match=r"rank-0\.trace\.json was cut off; is the disk full\?"):
+        module._export(cast("profile", _Kineto(text)), path)
+    assert not list(tmp_path.iterdir())

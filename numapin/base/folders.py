@@ -1,0 +1,183 @@
+"""Open folders and files that other users may have prepared, and follow none of their links. Edge.
+
+Comes in: paths. Goes out: descriptors. Paths are walked component by component on opened folders, and who owns what is
+asked of the descriptor: what is swapped in between is never used.
+
+In a folder to which everybody may write (with the sticky bit, as /tmp) other users' links, pipes and files are
+refused, as Linux does with fs.protected_symlinks, protected_fifos and protected_regular where those are on.
+
+Each rank imports this before its program starts: the standard library only.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+"""How to open a folder whose name is no link."""
+PLACE: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+"""The same for one that need not be readable."""
+FILE: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+"""How to open a file that nobody else may have put there."""
+_MAX_LINKS: Final = 40  # as Linux
+OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
+_UNMAPPED: Final = 65534  # how Linux shows users of whom a user namespace does not know
+
+
+@contextmanager
+def place_of(path: str, *, follow: bool = True) -> Iterator[tuple[int, str]]:
+    """Open the folder that holds a file; yield its descriptor (O_PATH) and the file's name in it.
+
+    Links are followed, also in the file's place unless `follow` is false. Raises OSError, PermissionError for what
+    another user put into a folder to which everybody may write.
+    """
+    folder = os.open("/" if path.startswith("/") else ".", PLACE)
+    names, num_links = _components(path), 0
+    try:
+        while names:
+            name = names.pop()
+            target = _target(folder, name, is_last=not names)
+            if target is None and names:
+                folder = _enter(folder, name)
+            elif target is None or not (names or follow):
+                yield folder, name
+                return
+            else:
+                num_links += 1
+                if num_links > _MAX_LINKS:
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+                names += _components(target)
+                folder = _enter(folder, "/" if target.startswith("/") else ".")
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    finally:
+        os.close(folder)
+
+
+@contextmanager
+def opened(path: str, flags: int = FOLDER) -> Iterator[int]:
+    """Open a folder; links on the way to it are followed where no other user can have planted them. Raises OSError."""
+    if path.strip("/"):
+        with place_of(path) as (parent, name):
+            descriptor = os.open(name, flags, dir_fd=parent)
+    else:
+        descriptor = os.open("/", flags)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def open_file(folder: int, name: str, flags: int = os.O_RDONLY) -> int:
+    """Open a regular file of this user, or of root, in an opened folder; for root, one of the folder's owner.
+
+    Whoever controls the folder may have put a pipe there, which would hold a reader that waits, or a link.
+    """
+    try:
+        descriptor = os.open(name, flags | FILE, dir_fd=folder)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.EINVAL, "a link, not a regular file", name) from None
+        raise
+    found, user = os.fstat(descriptor), os.geteuid()
+    if not stat.S_ISREG(found.st_mode):
+        problem = OSError(errno.EINVAL, "not a regular file", name)
+    elif found.st_uid not in (0, user or os.fstat(folder).st_uid):
+        problem = PermissionError(errno.EPERM, "another user's file", name)
+    else:
+        return descriptor
+    os.close(descriptor)
+    raise problem
+
+
+def make_own(path: str) -> None:
+    """Make a folder (mode 0700), or take one of this user's. Raises OSError, PermissionError for another user's."""
+    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    with place_of(path) as (parent, name), suppress(FileExistsError):
+        os.mkdir(name, 0o700, dir_fd=parent)
+        return
+    with opened(path) as folder:
+        require_own(folder)
+
+
+def require_own(folder: int) -> None:
+    """Raise PermissionError where an opened folder is another user's."""
+    owner = os.fstat(folder).st_uid
+    if owner != os.geteuid():
+        raise PermissionError(errno.EPERM, f"belongs to another user (uid {owner})")
+
+
+def require_stable(folder: int) -> None:
+    """Raise PermissionError where others may rename or remove what this user has in a folder."""
+    found = os.fstat(folder)
+    if not _is_trusted(found.st_uid):
+        raise PermissionError(errno.EPERM, f"belongs to another user (uid {found.st_uid})")
+    if found.st_mode & OTHERS_WRITE and not found.st_mode & stat.S_ISVTX:
+        raise PermissionError(errno.EPERM, f"others may write to it (mode {stat.S_IMODE(found.st_mode):04o})")
+
+
+def is_own(descriptor: int) -> bool:
+    """Return whether an opened folder or file is this user's."""
+    return os.fstat(descriptor).st_uid == os.geteuid()
+
+
+def status_at(folder: int, name: str) -> os.stat_result | None:
+    """Return the status of a file, of a link itself; None where there is none."""
+    try:
+        return os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+
+
+def _components(path: str) -> list[str]:
+    """Return the names of a path, the first one last."""
+    return [name for name in path.split("/") if name not in ("", ".")][::-1]
+
+
+def _enter(folder: int, name: str) -> int:
+    """Open a folder in another one, and close that."""
+    entered = os.open(name, PLACE, dir_fd=folder)
+    os.close(folder)
+    return entered
+
+
+def _target(folder: int, name: str, *, is_last: bool) -> str | None:
+    """Return where a link leads, None for what is no link. Raises OSError for what another user may have planted."""
+    found = status_at(folder, name)
+    if found is None:
+        return None
+    is_link = stat.S_ISLNK(found.st_mode)
+    if is_link or is_last:
+        _refuse_planted(folder, name, found)
+    return os.readlink(name, dir_fd=folder) if is_link else None
+
+
+def _refuse_planted(folder: int, name: str, found: os.stat_result) -> None:
+    """Raise PermissionError for what another user put into a folder to which everybody may write."""
+    where = os.fstat(folder)
+    is_shared = bool(where.st_mode & stat.S_ISVTX and where.st_mode & OTHERS_WRITE)
+    if is_shared and not stat.S_ISDIR(found.st_mode) and found.st_uid not in (os.geteuid(), where.st_uid):
+        kind = "link" if stat.S_ISLNK(found.st_mode) else "file"
+        problem = f"{name} is a {kind} of another user (uid {found.st_uid}) in a folder shared by all users"
+        raise PermissionError(errno.EACCES, problem, name)
+
+
+def _is_trusted(uid: int) -> bool:
+    """Return whether a user is this one, or root, also root outside of a container that cannot show it."""
+    return uid in (os.geteuid(), 0) or (uid == _UNMAPPED and not _is_mapped(uid))
+
+
+def _is_mapped(uid: int) -> bool:
+    """Return whether this user namespace has a user of this number: user_namespaces(7)."""
+    try:
+        with open("/proc/self/uid_map", "rb") as file:
+            ranges = [(int(first), int(count)) for first, _, count in (line.split() for line in file)]
+    except (OSError, ValueError):
+        return True
+    return any(first <= uid < first + count for first, count in ranges)

@@ -1,0 +1,79 @@
+"""JSON as RFC 8259 has it, in and out: no NaN, no Infinity. Pure.
+
+Comes in: text of a file that may be anything, or a value of ours. Goes out: the value, or text that every JSON parser
+reads. Python's own decoder and encoder take NaN and Infinity, which no other parser does.
+
+Each rank imports this before its program starts: the standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from math import inf, isfinite
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import NoReturn
+
+
+def decode(text: str | bytes) -> object:
+    """Decode JSON. Raises ValueError that says what is wrong.
+
+    That is also for NaN and Infinity, a number such as 1e999 that would become infinite, an integer of thousands of
+    digits, and nesting that is deeper than Python's stack.
+    """
+    try:
+        return json.loads(text, parse_constant=_no_constant, parse_float=_finite_float)
+    except RecursionError:
+        msg = "it is nested too deeply"
+        raise ValueError(msg) from None
+
+
+def encode(
+    content: object,
+    *,
+    indent: int | None = 1,
+    ascii_only: bool = True,
+    default: Callable[[object], object] | None = None,
+) -> str:
+    """Encode as JSON; NaN and infinities become null. Without an indent there are no blanks in it."""
+    write = partial(
+        json.dumps,
+        indent=indent,
+        separators=(",", ":") if indent is None else None,
+        ensure_ascii=ascii_only,
+        allow_nan=False,
+        default=default,
+    )
+    try:
+        return write(content)
+    except ValueError:
+        return write(_with_null(content))
+
+
+def _no_constant(word: str) -> NoReturn:
+    msg = f"{word} is not a JSON number"
+    raise ValueError(msg)
+
+
+def _finite_float(digits: str) -> float:
+    number = float(digits)
+    if number in (inf, -inf):
+        msg = f"the number {digits[:40]} is too large"
+        raise ValueError(msg)
+    return number
+
+
+def _with_null(content: object) -> object:
+    """Return the same content with null for each number that JSON cannot write."""
+    match content:
+        case float():
+            return content if isfinite(content) else None
+        case dict():
+            return {key: _with_null(value) for key, value in content.items()}
+        case list() | tuple():
+            return [_with_null(value) for value in content]
+        case _:
+            return content

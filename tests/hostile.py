@@ -1,0 +1,428 @@
+"""Small files that claim much, made when they are needed: machine files, plans, records, traces.
+
+Run as a program it answers each with every command that reads it, and prints a line of JSON a case: what came of it,
+how long it took and how much memory the process has had at most.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+FILE_BYTES: Final = int(os.environ.get("HOSTILE_BYTES", "5000000"))
+ALL: Final = "0-8191"
+
+
+def pad(items: Iterator[str], around: str, *, most: int = FILE_BYTES) -> str:
+    """Put as many items as there is room for into `around`, which holds one %s."""
+    chosen, size = [], len(around)
+    for item in items:
+        size += len(item) + 1
+        if size > most:
+            break
+        chosen.append(item)
+    return around.replace("%s", ",".join(chosen))
+
+
+def count(template: str, *, most: int | None = None) -> Iterator[str]:
+    """Yield the template with its "#" replaced by 0, 1, 2 and so on."""
+    number = 0
+    while most is None or number < most:
+        yield template.replace("#", str(number))
+        number += 1
+
+
+def machine(**parts: str) -> str:
+    """Return a machine file; each part is the inside of its list."""
+    lists = {name: parts.get(name, "") for name in ("packages", "nodes", "cores", "gpus", "nics", "links", "notes")}
+    rest = "".join(f',"{name}":[{text}]' for name, text in lists.items())
+    allowed = parts.get("allowed", ALL)
+    return (
+        f'{{"schema":"numapin.topology/1","host":"h","source":"s",'
+        f'"allowed":{{"cpus":"{allowed}","nodes":"0-1023"}}{rest}}}'
+    )
+
+
+def fill(name: str, template: str, **others: str) -> str:
+    """Return a machine file of 5 MB with one of its lists as long as that allows."""
+    return pad(count(template), machine(**{name: "%s"}, **others))
+
+
+def node(number: object, cpus: str, distances: str = "") -> str:
+    """Return a node's JSON."""
+    kind = "cpu" if cpus else "memory"
+    return (
+        f'{{"id":{number},"kind":"{kind}","cpus":"{cpus}","package":0,"memory_bytes":9,"free_bytes":1,'
+        f'"distances":{{{distances}}}}}'
+    )
+
+
+def gpu(number: object, where: str = '"node":0,"node_source":"sysfs"', cpus: str = ALL) -> str:
+    """Return a GPU's JSON."""
+    return (
+        f'{{"index":{number},"cuda_index":{number},"visible":true,"uuid":"GPU-{number}","pci":null,"name":"x",{where},'
+        f'"cpus":"{cpus}","pcie":{{}},"mig":[]}}'
+    )
+
+
+CORE: Final = '{"id":#,"cpus":"#","node":0,"package":0,"l3":0}'
+NIC: Final = '{"name":"eth#","pci":null,"node":0,"kind":"ethernet"}'
+RANK: Final = (
+    '{"local_rank":#,"gpu":null,"node":0,"cpus":"0-8191","nodes":"0","memory":"bind","num_threads":1,"exact":true,'
+    '"reason":"r"}'
+)
+
+
+def largest_machine() -> str:
+    """Return a machine that is as large as accepted: its text is below 5 MB but for the distances."""
+    cores = ",".join(
+        f'{{"id":{n},"cpus":"{n}","node":{n // 8},"package":{n // 256},"l3":{n // 8 * 8}}}' for n in range(8192)
+    )
+    distances = ",".join(f'"{n}":21' for n in range(350))
+    nodes = ",".join(
+        node(n, f"{8 * n}-{8 * n + 7}", distances).replace('"package":0', f'"package":{n // 32}') for n in range(1024)
+    )
+    packages = ",".join(f'{{"id":{n},"nodes":"{32 * n}-{32 * n + 31}"}}' for n in range(32))
+    gpus = ",".join(gpu(n, f'"node":{n},"node_source":"sysfs"', f"{8 * n}-{8 * n + 7}") for n in range(256))
+    links = ",".join(f'{{"a":"gpu{n}","b":"gpu{m}","kind":"SYS"}}' for n in range(256) for m in range(n))
+    return machine(
+        cores=cores, nodes=nodes, packages=packages, gpus=gpus, links=links, nics=",".join(count(NIC, most=300))
+    )
+
+
+def overlapping_machine() -> str:
+    """Return a machine in which every node lists every CPU, as broken firmware does, at the largest size."""
+    cores = ",".join(f'{{"id":{n},"cpus":"{n}","node":0,"package":0,"l3":0}}' for n in range(8192))
+    nodes = ",".join(node(n, ALL) for n in range(1024))
+    gpus = ",".join(gpu(n) for n in range(256))
+    return machine(cores=cores, nodes=nodes, gpus=gpus, packages='{"id":0,"nodes":"0-1023"}')
+
+
+def different_lists() -> str:
+    """Return cores whose lists are all different and long."""
+    return pad((f'{{"id":{n},"cpus":"{n}-8191"}}' for n in range(8192)), machine(cores="%s"))
+
+
+def hwloc(inside: str, cpus: str = '<object type="PU" os_index="0"/>') -> str:
+    """Return hwloc XML."""
+    return f'<topology version="2.0"><object type="Machine" os_index="0">{inside}{cpus}</object></topology>'
+
+
+def nccl(inside: str) -> str:
+    """Return NCCL topology XML."""
+    return f'<system version="1">{inside}</system>'
+
+
+def repeated(item: Callable[[int], str], *, most: int = FILE_BYTES, number: int = 1 << 60) -> str:
+    """Return items one after the other, as many as there is room for."""
+    parts, size, n = [], 0, 0
+    while n < number:
+        part = item(n)
+        size += len(part)
+        if size > most:
+            break
+        parts.append(part)
+        n += 1
+    return "".join(parts)
+
+
+FULL_MASK: Final = ",".join(["0xffffffff"] * 256)
+
+
+def mask_of(number: int) -> str:
+    """Return a long mask that no other number has."""
+    words = ["0xffffffff"] * 256
+    words[number % 256] = f"0x{number + 1:08x}"
+    return ",".join(words)
+
+
+def pci_bus(number: int) -> str:
+    """Return a PCI address."""
+    return f"{number >> 16:04x}:{number >> 8 & 0xFF:02x}:{number & 0xFF:02x}.0"
+
+
+def pus(number: int) -> str:
+    """Return hwloc's CPUs."""
+    return repeated(lambda n: f'<object type="PU" os_index="{n}"/>', number=number)
+
+
+def xml_cases() -> Iterator[tuple[str, str]]:
+    """Yield machine files in XML."""
+    yield "hwloc-pus", hwloc("", repeated(lambda n: f'<object type="PU" os_index="{n % 8192}"/>'))
+    yield "hwloc-one-core", hwloc("", f'<object type="L3Cache"><object type="Core">{pus(8192)}</object></object>')
+    yield "hwloc-many-elements", hwloc("<a/>" * (FILE_BYTES // 4))
+    yield "hwloc-attributes", hwloc("<a " + repeated(lambda n: f'a{n}="" ') + "/>")
+    yield "hwloc-infos", hwloc(repeated(lambda n: f'<info name="{n}"/>'))
+    yield (
+        "hwloc-nodes",
+        hwloc(repeated(lambda n: f'<object type="NUMANode" os_index="{n}" cpuset="0xf"/>', number=8192), pus(8192)),
+    )
+    yield (
+        "hwloc-nodes-that-overlap",
+        hwloc(
+            repeated(lambda n: f'<object type="NUMANode" os_index="{n}" cpuset="{FULL_MASK}"/>', number=1024), pus(8192)
+        ),
+    )
+    yield (
+        "hwloc-masks",
+        hwloc(repeated(lambda n: f'<object type="NUMANode" os_index="{n}" cpuset="{mask_of(n)}"/>'), pus(8192)),
+    )
+    words = " ".join(["1"] * 2_000_000)
+    yield (
+        "hwloc-distances",
+        hwloc("").replace(
+            "</topology>",
+            f'<distances2 type="NUMANode" kind="5" indexing="os"><indexes>0 1</indexes><u64values>{words}</u64values>'
+            "</distances2>"
+            "</topology>",
+        ),
+    )
+    yield (
+        "hwloc-gpus",
+        hwloc(repeated(lambda n: f'<object type="PCIDev" pci_busid="{pci_bus(n)}" pci_type="0302 [10de:1eb8]"/>')),
+    )
+    yield (
+        "hwloc-nics",
+        hwloc(
+            repeated(
+                lambda n: (
+                    f'<object type="PCIDev" pci_busid="{pci_bus(n)}">'
+                    f'<object type="OSDev" name="e{n}" osdev_type="2"/></object>'
+                ),
+                number=4096,
+            ),
+            pus(8192),
+        ),
+    )
+    yield "hwloc-nested", hwloc('<object type="PCIDev">' * 90 + "<a/>" * 100_000 + "</object>" * 90)
+    yield "nccl-nodes", nccl(repeated(lambda n: f'<cpu numaid="{n}" affinity="{n + 1:x}"/>'))
+    yield "nccl-overlap", nccl(repeated(lambda n: f'<cpu numaid="{n}" affinity="{FULL_MASK}"/>', number=1024))
+    yield "nccl-masks", nccl(repeated(lambda n: f'<cpu numaid="{n}" affinity="{mask_of(n)}"/>'))
+    devices = repeated(lambda n: f'<pci busid="{pci_bus(n)}" class="0x030200"/>')
+    yield "nccl-gpus", nccl(f'<cpu numaid="0" affinity="f">{devices}</cpu>')
+    nics = repeated(lambda n: f'<pci busid="{pci_bus(n)}" class="0x020000"/>', number=4096)
+    yield "nccl-nics", nccl(f'<cpu numaid="0" affinity="f">{nics}</cpu>')
+    yield "xml-deep", "<a>" * (FILE_BYTES // 3)
+    yield "xml-text", nccl("x " * (FILE_BYTES // 2))
+    yield "xml-comments", nccl("<!---->" * (FILE_BYTES // 7))
+
+
+def json_cases() -> Iterator[tuple[str, str]]:
+    """Yield machine files in JSON."""
+    yield "cores-of-all-cpus", fill("cores", '{"id":#,"cpus":"0-8191"}')
+    yield "few-cores-of-all-cpus", machine(cores=",".join(count('{"id":#,"cpus":"0-8191"}', most=8192)))
+    yield "cores-of-many-lists", different_lists()
+    yield "nodes", fill("nodes", node("#", ALL))
+    yield "packages", fill("packages", '{"id":#,"nodes":"0-1023"}')
+    yield "gpus", fill("gpus", gpu("#"), nodes=node(0, ALL))
+    yield "nics", fill("nics", NIC, nodes=node(0, ALL))
+    yield "links", fill("links", '{"a":"gpu#","b":"gpu0","kind":"SYS"}')
+    yield "mig", machine(gpus=gpu(0).replace("[]", pad(count('{"uuid":"#"}'), "[%s]")))
+    yield "distances", machine(nodes=node(0, ALL, pad(count('"#":1'), "%s")))
+    yield "notes", fill("notes", '"#"')
+    yield "one-note", machine(notes='"' + "x" * FILE_BYTES + '"')
+    yield "long-list", machine(allowed="0," * (FILE_BYTES // 2))
+    yield "long-host", machine().replace('"h"', '"' + "h " * (FILE_BYTES // 2) + '"', 1)
+    yield "largest", largest_machine()
+    yield "overlapping", overlapping_machine()
+    yield (
+        "many-nics",
+        machine(nics=",".join(count(NIC, most=4096)), nodes=node(0, ALL), cores=",".join(count(CORE, most=8192))),
+    )
+
+
+def values() -> Iterator[tuple[str, str]]:
+    """Yield JSON that is not made of anything."""
+    yield "empty-objects", pad(iter(lambda: "{}", ""), '{"schema":[%s]}')
+    yield "empty-lists", pad(iter(lambda: "[]", ""), '{"schema":[%s]}')
+    yield "numbers", pad(count("#"), '{"schema":[%s]}')
+    yield "keys", pad(count('"#":0'), "{%s}")
+    yield "deep", '{"a":' * (FILE_BYTES // 5)
+    yield "deep-lists", '{"schema":' + "[" * 900 + "]" * 900 + "}"
+    yield "digits", '{"schema":' + "9" * FILE_BYTES + "}"
+    yield "few-digits", '{"schema":' + "9" * 4000 + "}"
+    yield "infinite", '{"schema":1e999}'
+    yield "nan", '{"schema":NaN}'
+    yield "string", '{"schema":"' + "x" * FILE_BYTES + '"}'
+    yield "escapes", '{"schema":"' + "\\u0000" * (FILE_BYTES // 6) + '"}'
+    yield "blank", "{" + " " * FILE_BYTES
+
+
+def plan_cases() -> Iterator[tuple[str, str]]:
+    """Yield plans."""
+    top = '{"schema":"numapin.plan/1","bind":"node","memory":"none","warnings":[],"ranks":[%s]}'
+    yield "ranks", pad(count(RANK), top)
+    yield "most-ranks", pad(count(RANK, most=4096), top)
+    yield (
+        "ranks-of-many-lists",
+        pad((RANK.replace("#", str(n)).replace("0-8191", f"{n}-8191") for n in range(4096)), top),
+    )
+    yield "long-reason", top.replace("%s", RANK.replace("#", "0").replace('"r"', '"' + "r " * (FILE_BYTES // 2) + '"'))
+    yield (
+        "long-reasons",
+        pad((RANK.replace("#", str(n)).replace('"r"', '"' + "r " * 500 + '"') for n in range(4096)), top),
+    )
+    yield (
+        "warnings",
+        pad(count('"#"'), top.replace('"warnings":[]', '"warnings":[%s]').replace('"ranks":[%s]', '"ranks":[]')),
+    )
+
+
+EVENT: Final = '{"ph":"X","ts":#,"dur":1,"name":"k"}'
+
+
+def trace_cases() -> Iterator[tuple[str, str]]:
+    """Yield Chrome traces."""
+    top = '{"traceEvents":[%s]}'
+    kinds = {
+        "events": EVENT,
+        "kernels": '{"ph":"X","cat":"kernel","ts":#,"dur":9,"name":"k#"}',
+        "copies": '{"ph":"X","cat":"gpu_memcpy","ts":#,"dur":9,"name":"Memcpy HtoD (Pageable -> Device)"}',
+        "steps": '{"ph":"X","cat":"user_annotation","ts":#,"dur":9,"name":"ProfilerStep##"}',
+        "waits": '{"ph":"X","cat":"cpu_op","ts":#,"dur":9,"name":"enumerate(DataLoader)##"}',
+        "optimizer": '{"ph":"X","cat":"cpu_op","ts":#,"dur":99999,"name":"Optimizer.step#SGD"}',
+        "operators": '{"ph":"X","cat":"cpu_op","ts":#,"dur":99999999,"name":"o#"}',
+    }
+    for name, template in kinds.items():
+        yield name, pad(count(template), top)
+    call = (
+        '{"ph":"X","cat":"cuda_runtime","ts":#,"dur":9,"name":"cudaStreamSynchronize","tid":0,"args":{"correlation":#}}'
+    )
+    operator = '{"ph":"X","cat":"cpu_op","ts":0,"dur":99999999,"name":"o","args":{"External id":1}}'
+    copy = (
+        '{"ph":"X","cat":"gpu_memcpy","ts":#,"dur":9,"name":"Memcpy HtoD (Pageable -> Device)",'
+        '"args":{"correlation":#,"External id":1}}'
+    )
+    both = (text for one in zip(count(call), count(copy), strict=False) for text in one)
+    yield "waits-of-copies", pad(iter((operator, *take(both, 20_000))), top)
+    event = EVENT.replace("#", "0")
+    loads = '{"traceEvents":[' + event + '],"numapin":{"loads":[%s]}}'
+    yield "loads", pad(count("[#,#,#]"), loads)
+    yield "loads-of-one", pad(count("[0,#,#9]"), loads)
+
+
+def take(items: Iterator[str], number: int) -> Iterator[str]:
+    """Yield the first items."""
+    for _, item in zip(range(number), items, strict=False):
+        yield item
+
+
+def record_cases() -> Iterator[tuple[str, str]]:
+    """Yield records of ranks."""
+    top = '{"schema":"numapin.observed/1","local_rank":0,"restart":0,"pid":1,"start":1,"host":"h","applied":{%s}}'
+    yield "record", pad(count('"#":[{}]'), top)
+
+
+VIEWS: Final = (
+    ("topo",),
+    ("topo", "--json"),
+    ("topo", "--format", "matrix"),
+    ("topo", "--format", "svg", "--plan"),
+    ("topo", "--format", "html", "--plan"),
+    ("plan", "--nproc-per-node", "4096"),
+)
+_VALID: Final = "valid.json"
+
+
+def main() -> None:
+    """Answer the cases of the kinds in argv[2:], in the folder argv[1]; KIND-quick is with the first command alone."""
+    os.chdir(sys.argv[1])
+    Path(_VALID).write_text(machine(nodes=node(0, ALL), cores=",".join(count(CORE, most=8192))), encoding="ascii")
+    for word in sys.argv[2:]:
+        kind = word.removesuffix("-quick")
+        make, commands = KINDS[kind]
+        if word != kind:
+            commands = commands[:1]
+        for name, text in make():
+            path = Path("case")
+            path.write_text(text, encoding="utf-8")
+            for words in commands:
+                told = [word.replace("FILE", "case") for word in words]
+                came = answer(f"{kind} {name}: {' '.join(words)}", told, len(text))
+                if came != "result" and kind in ("json", "xml"):
+                    break  # the other views of a machine read it in the same way
+
+
+def answer(name: str, words: list[str], size: int) -> str:
+    """Run one command, print what came of it and return that."""
+    begun = time.process_time()
+    came = "result"
+    with (
+        Path(os.devnull).open("w", encoding="utf-8") as nothing,
+        contextlib.redirect_stdout(nothing),
+        contextlib.redirect_stderr(nothing),
+    ):
+        try:
+            run(words)
+        except SystemExit as left:
+            came = f"status {left.code}"
+        except BaseException as error:  # noqa: BLE001 - the test judges
+            came = f"{type(error).__name__}: {str(error)[:300]}"
+    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(json.dumps([name, came, round(time.process_time() - begun, 2), round(peak_mb), size]), flush=True)  # noqa: T201
+    return came
+
+
+def run(words: list[str]) -> None:
+    """Run a command of numapin here, or read what a rank reads."""
+    from numapin.cli.main import numapin
+
+    if words[0] == "slice":
+        from numapin.tasks.enter import find_slice
+        from numapin.tasks.identify import find_task
+
+        find_slice(find_task({"LOCAL_RANK": "0"}), {}, file="case")
+    elif words[0] == "record":
+        from numapin.observe.find_job import _Record
+
+        _Record.read("case", Path("case").read_text(encoding="utf-8"))
+    elif words[0] == "binding":
+        from numapin.tasks.enter import _own_binding
+        from numapin.tasks.identify import find_task
+
+        environ = {"LOCAL_RANK": "0", "NUMAPIN_BINDING": Path("case").read_text(encoding="utf-8")}
+        _own_binding(find_task(environ), environ)
+    else:
+        numapin.main(list(words), prog_name="numapin", standalone_mode=False)
+
+
+_OF_MACHINE: Final = tuple((*words, "--machine", "FILE") for words in VIEWS)
+KINDS: Final[dict[str, tuple[Callable[[], Iterator[tuple[str, str]]], tuple[tuple[str, ...], ...]]]] = {
+    "json": (json_cases, _OF_MACHINE),
+    "xml": (xml_cases, _OF_MACHINE),
+    "plan": (
+        plan_cases,
+        (
+            *(
+                ("topo", "--machine", _VALID, *words, "--plan", "FILE")
+                for words in ((), ("--format", "svg"), ("--format", "html"))
+            ),
+            ("slice",),
+            ("binding",),
+        ),
+    ),
+    "record": (record_cases, (("record",),)),
+    "values": (
+        values,
+        (
+            ("plan", "--machine", "FILE"),
+            ("slice",),
+            ("binding",),
+            ("record",),
+            ("trace", "--read", "FILE", "--json"),
+        ),
+    ),
+    "trace": (trace_cases, (("trace", "--read", "FILE", "--output", "out"), ("trace", "--read", "FILE", "--json"))),
+}
+
+if __name__ == "__main__":
+    main()

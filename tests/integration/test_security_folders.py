@@ -1,0 +1,401 @@
+"""A second user of the host sets traps: in the temporary directory, in $XDG_RUNTIME_DIR, where commands write.
+
+Comes in: two users besides root, by number. Each acts in a process of its own, forked from this one, which has loaded
+what it needs: the checkout may be in a folder that only root can enter. Where Linux's fs.protected_symlinks is on, the
+kernel stops some of it before numapin does; the tests hold either way.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import pickle
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import traceback
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from numapin.base.files import write_text_to
+from numapin.errors import NumapinError
+from numapin.launcher import run_folder
+from numapin.rank import handover
+from tests.integration.launching import NUMAPIN, environment, numapin, script
+from tests.needs import needs_root
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+pytestmark = needs_root
+
+ATTACKER: Final = 65534
+VICTIM: Final = 54321
+BASE: Final = f"numapin-{VICTIM}"
+OVER: Final = f"run-20261122-101112-{os.uname().nodename}-0a1b2c3d"
+_PR_SET_DUMPABLE: Final = 4  # sys/prctl.h
+_CLONE_NEWUSER: Final = 0x10000000  # sched.h
+NUM_TRIES: Final = 300
+NUM_WRITES: Final = 3000
+SHOW: Final = """
+import os
+folder = os.environ["NUMAPIN_RUN_DIR"]
+print(folder, os.stat(folder).st_uid, oct(os.stat(folder).st_mode & 0o777), sorted(os.listdir(folder)))
+"""
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """Give a folder as /tmp is: all users may write to it, and nobody may take away what is another's."""
+    folder = Path(tempfile.mkdtemp(prefix="numapin-test-"))
+    try:
+        folder.chmod(0o1777)
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+@pytest.fixture
+def home(place: Path) -> Path:
+    """Give a private folder of the victim's."""
+    folder = place / "home"
+    as_user(VICTIM, _private, folder)
+    return folder
+
+
+def _private(folder: Path) -> None:
+    folder.mkdir(mode=0o700)
+    (folder / "secret").write_text("before")
+
+
+def _become(uid: int) -> None:
+    os.setgroups([])
+    os.setgid(uid)
+    os.setuid(uid)
+
+
+def as_user(uid: int, call: Callable[..., Any], *args: object) -> Any:
+    """Call a function as another user, in a process of its own; return what it returns."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            _become(uid)
+            result = (call(*args), "")
+        except BaseException:  # noqa: BLE001 - said in the parent
+            result = (None, traceback.format_exc())
+        with os.fdopen(writer, "wb") as file:
+            pickle.dump(result, file)
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as file:
+        got, error = pickle.load(file)  # noqa: S301 - our own
+    os.waitpid(child, 0)
+    assert not error, error
+    return got
+
+
+@contextmanager
+def attacked(attack: Callable[[], None]) -> Iterator[None]:
+    """Let the attacker do something over and over, as fast as it can."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        _become(ATTACKER)
+        while True:
+            with suppress(OSError):
+                attack()
+            if writer >= 0:
+                os.close(writer)
+                writer = -1
+    os.close(writer)
+    os.read(reader, 1)  # until the first attack
+    os.close(reader)
+    try:
+        yield
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def _swap(path: Path, target: Path) -> None:
+    """Put a folder and a link to the target in the same place, in turn."""
+    acts: tuple[Callable[[], None], ...] = (path.mkdir, path.rmdir, lambda: path.symlink_to(target), path.unlink)
+    for act in acts:
+        with suppress(OSError):
+            act()
+
+
+def _tree(folder: Path) -> dict[str, tuple[int, int, int, int]]:
+    """Return all that is in a folder, by what any change would change."""
+    found = {str(path): path.lstat() for path in (folder, *folder.rglob("*"))}
+    return {path: (it.st_ino, it.st_uid, it.st_mode, it.st_mtime_ns) for path, it in found.items()}
+
+
+def _plant_runs(base: Path, mode: int = 0o777) -> Path:
+    """Make a folder of runs that are over, and others' folders with names alike, in which all may write."""
+    base.mkdir(parents=True)
+    for name in (OVER, OVER.replace("run-", ".new-"), "run-20261122_101112-a1b2c3d4"):
+        (base / name).mkdir()
+        (base / name / "lock").touch(mode=0o666)
+        os.utime(base / name, (0, 0))
+    base.chmod(mode)
+    return base
+
+
+def _make_open(*folders: Path) -> None:
+    for folder in folders:
+        folder.mkdir()
+        folder.chmod(0o777)
+
+
+def _run(place: Path) -> tuple[str, list[str], bool]:
+    """Make a run's folder and write a record; return its path, the live runs then, and whether all of it is ours."""
+    environ = {"TMPDIR": str(place)}
+    with run_folder.run_directory(environ) as folder:
+        handover.write_json(folder, handover.PLAN, {})
+        paths = (Path(folder), Path(folder).parent)
+        is_ours = all(
+            stat.S_ISDIR(path.lstat().st_mode)
+            and path.lstat().st_uid == os.geteuid()
+            and not path.stat().st_mode & 0o77
+            for path in paths
+        )
+        return folder, run_folder.live_runs(environ), is_ours
+
+
+def _folder_of_a_run(environ: dict[str, str]) -> str:
+    with run_folder.run_directory(environ) as folder:
+        return folder
+
+
+def _in_a_user_namespace(environ: dict[str, str]) -> str | None:
+    """Make a run's folder as root of a new user namespace that has no other users; None where there can be none."""
+    uid, libc = os.geteuid(), ctypes.CDLL(None)
+    if libc.prctl(_PR_SET_DUMPABLE, 1) or libc.unshare(_CLONE_NEWUSER):  # else its files in /proc are root's
+        return None
+    Path("/proc/self/uid_map").write_bytes(b"0 %d 1" % uid)
+    return _folder_of_a_run(environ)
+
+
+class TestBase:
+    """The folder of runs in the temporary directory."""
+
+    @pytest.mark.parametrize("what", ["open folder", "closed folder", "link", "file"])
+    def test_made_in_advance(self, place: Path, home: Path, what: str) -> None:
+        """What another user put in its place is passed over and left alone; the run is found where it is."""
+        base = place / BASE
+        acts: dict[str, Callable[[], object]] = {
+            "open folder": lambda: _plant_runs(base),
+            "closed folder": lambda: _plant_runs(base, 0o700),
+            "link": lambda: base.symlink_to(home),
+            "file": base.touch,
+        }
+        as_user(ATTACKER, acts[what])
+        before = (_tree(base), _tree(home))
+        first, live, is_ours = as_user(VICTIM, _run, place)
+        assert (live, is_ours) == ([first], True)
+        assert Path(first).parent.name.startswith(f"{BASE}-")
+        second, *_ = as_user(VICTIM, _run, place)
+        assert Path(second).parent == Path(first).parent
+        assert (_tree(base), _tree(home)) == before
+
+    def test_swapped_all_the_time(self, place: Path, home: Path) -> None:
+        """Whatever is in its place between a check and a use: the run's folder is in a folder of the victim's."""
+        before = _tree(home)
+
+        def runs() -> list[str]:
+            wrong = []
+            for _ in range(NUM_TRIES):
+                folder, live, is_ours = _run(place)
+                if not is_ours or folder not in live:
+                    wrong.append(folder)
+                Path(folder).parent.rmdir()  # so that the attacker has its chance again
+            return wrong
+
+        with attacked(lambda: _swap(place / BASE, home)):
+            assert as_user(VICTIM, runs) == []
+        assert _tree(home) == before
+
+    def test_a_folder_that_is_gone_and_made_again_by_another(self, place: Path) -> None:
+        """A rank whose run's folder was cleaned up writes nothing into what another user made there."""
+        folder = place / BASE / OVER
+        for made in ((place / BASE,), (place / BASE, folder)):
+            as_user(ATTACKER, _make_open, *made)
+            with pytest.raises(AssertionError, match=rf"belongs to another user \(uid {ATTACKER}\)"):
+                as_user(VICTIM, handover.write_json, str(folder), handover.PLAN, {})
+            assert not list(place.rglob("*.json"))
+            shutil.rmtree(place / BASE)
+
+    def test_a_temporary_directory_of_another_user(self, place: Path) -> None:
+        """Another user's $TMPDIR, as after su, is not used: that user could rename what is in it."""
+        theirs = place / "theirs"
+        as_user(ATTACKER, _make_open, theirs)
+        theirs.chmod(0o1777)
+        before = _tree(theirs)
+        environ = {"TMPDIR": str(theirs), "TEMP": str(place)}
+        for uid in (VICTIM, 0):
+            assert Path(as_user(uid, _folder_of_a_run, environ)).parent.parent == place
+        assert _tree(theirs) == before
+
+    def test_in_a_user_namespace(self, place: Path) -> None:
+        """A container that knows no root outside shows /tmp as nobody's: it is used all the same."""
+        folder = as_user(VICTIM, _in_a_user_namespace, {"TMPDIR": str(place)})
+        if folder is None:
+            pytest.skip("this kernel lets no other user make a user namespace")
+        assert Path(folder).parent == place / "numapin-0"
+
+
+class TestOthersRuns:
+    """Which runs are this user's."""
+
+    def test_they_are_not_looked_at(self, place: Path) -> None:
+        """A live run of another user is none of ours; root finds it where root is pointed at it."""
+        base = place / "open"
+
+        def plant() -> None:
+            _plant_runs(base)
+            (place / BASE).symlink_to(base)
+            (place / "numapin-0").symlink_to(base)
+
+        as_user(ATTACKER, plant)
+        with (base / OVER / "lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            hidden = ({"TMPDIR": str(place)}, {"TMPDIR": str(place), "XDG_RUNTIME_DIR": str(place)})
+            named = {"NUMAPIN_RUN_DIR": str(base)}
+            for uid in (VICTIM, 0):
+                for environ in hidden:
+                    assert as_user(uid, run_folder.live_runs, environ) == []
+            assert as_user(VICTIM, run_folder.live_runs, named) == []
+            assert as_user(VICTIM, run_folder.is_live, str(base / OVER)) is False
+            assert as_user(0, run_folder.live_runs, named) == [str(base / OVER)]
+
+    @pytest.mark.parametrize("what", ["link", "victim's own"])
+    def test_files_in_them_lead_nowhere_else(self, place: Path, home: Path, what: str) -> None:
+        """Root, who may look at another user's run, reads no file of a third one through it."""
+        folder = place / "run"
+        as_user(ATTACKER, folder.mkdir)
+        if what == "link":
+            as_user(ATTACKER, (folder / handover.PLAN).symlink_to, home / "secret")
+        else:
+            os.link(home / "secret", folder / handover.PLAN)
+        with pytest.raises(AssertionError, match=r"a link, not a regular file|another user's file"):
+            as_user(0, handover.read_text, str(folder / handover.PLAN))
+
+
+class TestFiles:
+    """Files that commands write where all users may write."""
+
+    def test_swapped_all_the_time(self, place: Path, home: Path) -> None:
+        """A link that comes and goes is never written through, whatever its name is at the time of the check."""
+        before = _tree(home)
+        path = place / "out"
+
+        def writes() -> tuple[int, int]:
+            num_written = num_refused = 0
+            while num_written < NUM_WRITES and num_refused < NUM_TRIES:
+                try:
+                    write_text_to(str(path), "text", remedy="")
+                except NumapinError:
+                    num_refused += 1
+                else:
+                    num_written += 1
+                    with suppress(OSError):  # the attacker's link again, under the sticky bit
+                        path.unlink()
+            return num_written, num_refused
+
+        def swap() -> None:
+            path.symlink_to(home / "secret")
+            path.unlink()
+
+        with attacked(swap):
+            as_user(VICTIM, writes)
+        assert _tree(home) == before
+        path.unlink(missing_ok=True)  # what the attacker had put there last
+        assert as_user(VICTIM, writes) == (NUM_WRITES, 0)
+
+    def test_trace_folder(self, place: Path, tmp_path: Path) -> None:
+        """A trace goes into no folder of another user."""
+        folder = place / "traces"
+        as_user(ATTACKER, folder.mkdir)
+        before = _tree(folder)
+        options = ("--nproc-per-node", "1", "--output", str(folder))
+        done = numapin("trace", *options, script(tmp_path, "print('ran')"), TMPDIR=str(place))
+        assert (done.status, done.out) == (1, "")
+        assert f"{folder} cannot be used: belongs to another user (uid {ATTACKER})" in done.err
+        assert "choose another with --output DIR" in done.err
+        assert _tree(folder) == before
+
+
+class TestCommand:
+    """The whole of `numapin run`."""
+
+    def test_roots_run(self, place: Path, tmp_path: Path) -> None:
+        """Another user's $XDG_RUNTIME_DIR, as after su, and a folder made in advance stay as they were."""
+
+        def plant() -> None:
+            _plant_runs(place / "runtime" / "numapin")
+            _plant_runs(place / "numapin-0")
+
+        as_user(ATTACKER, plant)
+        theirs = (place / "runtime", place / "numapin-0")
+        before = [_tree(folder) for folder in theirs]
+        path = script(tmp_path, SHOW)
+        done = numapin("run", "--nproc-per-node", "1", path, TMPDIR=str(place), XDG_RUNTIME_DIR=str(theirs[0]))
+        assert done.status == 0, done.err
+        folder, owner, mode, names = done.out.split(maxsplit=3)
+        assert (owner, mode, Path(folder).parent.parent) == ("0", "0o700", place)
+        assert "observed-0-0.json" in names
+        assert "plan.json" in names
+        assert [_tree(folder) for folder in theirs] == before
+        assert not Path(folder).exists()
+
+    def test_a_users_run(self, place: Path, home: Path) -> None:
+        """The same for a user who is not root, with a link in the folder's place."""
+        why = _unreadable_for(VICTIM)
+        if why:
+            pytest.skip(f"another user cannot run this checkout: {why}")
+        as_user(ATTACKER, (place / BASE).symlink_to, home)
+        before = _tree(home)
+        path = script(place, SHOW)
+        done = subprocess.run(
+            [*NUMAPIN, "run", "--nproc-per-node", "1", path],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+            cwd=place,
+            env=environment(TMPDIR=str(place), HOME=str(home)),
+            **_AS_VICTIM,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.split()[1:3] == [str(VICTIM), "0o700"]
+        assert _tree(home) == before
+
+
+_AS_VICTIM: Final[dict[str, Any]] = {"user": VICTIM, "group": VICTIM, "extra_groups": []}
+
+
+def _unreadable_for(uid: int) -> str:
+    """Return why a user cannot start this Python and load numapin, empty where that works."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", "import numapin.cli.run, torch"],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=Path(__file__).parents[2],
+            user=uid,
+            group=uid,
+            extra_groups=[],
+        )
+    except OSError as error:
+        return str(error)
+    return done.stderr.strip().rpartition("\n")[2] if done.returncode else ""

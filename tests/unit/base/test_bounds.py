@@ -1,0 +1,168 @@
+"""Numbers that are too large, and paths that no file has, are refused in words, by every option that takes them."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import pytest
+
+import numapin as package
+from numapin.base.bounds import MAX_GPUS, MAX_LINKS, MAX_NICS, MAX_NODES, MAX_RANKS
+from numapin.cli.entry import read_line
+from numapin.cli.main import numapin
+from numapin.cli.run import OPTIONS
+from numapin.errors import NumapinError, UsageError
+from numapin.plan.request import Request
+from numapin.tasks.identify import find_task
+from numapin.topology.build import build
+from numapin.topology.model import NicKind
+from numapin.topology.readings import CpuReading, NodeReading, PciReading, Readings
+from tests.integration.launching import numapin as in_a_process
+from tests.integration.launching import script
+from tests.machines.grids import grid
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+TOO_MANY = str(MAX_RANKS + 1)
+LONG = "x" * 5000
+GOOD = Readings(host=None, source="s", cpus=(CpuReading(cpu=0, siblings=frozenset({0})),), nodes=())
+
+
+def refused(*words: str) -> str:
+    """Run a command of numapin here; it must end with an error of ours or click's, whose text is returned."""
+    with pytest.raises((NumapinError, click.ClickException)) as caught:
+        numapin.main(list(words), prog_name="numapin", standalone_mode=False)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("plan", "--nproc-per-node", TOO_MANY),
+        ("plan", "--nproc-per-node", "9" * 4000),
+        ("exec", "--local-rank", "0", "--local-size", TOO_MANY, "true"),
+        ("job", "slurm", "--gpus-per-node", "0", "--ranks-per-node", TOO_MANY, "train.py"),
+    ],
+)
+def test_ranks_have_a_bound(words: tuple[str, ...]) -> None:
+    """The message names it."""
+    assert str(MAX_RANKS) in refused(*words)
+
+
+def test_the_help_names_the_bound() -> None:
+    """So that nobody has to try."""
+    for command in ("plan", "exec"):
+        text = numapin.get_command(click.Context(numapin), command)
+        assert text is not None
+        assert f"at most {MAX_RANKS}" in text.get_help(click.Context(text))
+
+
+def test_ranks_of_a_function_have_the_bound() -> None:
+    """`numapin.spawn` says so before it starts anything."""
+    with pytest.raises(UsageError, match=f"is {TOO_MANY}; it must be at most {MAX_RANKS}"):
+        package.spawn(os.getpid, nproc_per_node=int(TOO_MANY))
+    with pytest.raises(UsageError, match="is a number of 13288 bits; it must be at most"):
+        Request(num_ranks=10**4000)
+
+
+def test_torchruns_variable_has_the_bound(tmp_path: Path) -> None:
+    """PET_NPROC_PER_NODE is torchrun's spelling of the option."""
+    done = in_a_process("run", "--dry-run", script(tmp_path, ""), PET_NPROC_PER_NODE=TOO_MANY)
+    assert (done.status, f"is {TOO_MANY}; it must be at most {MAX_RANKS}" in done.err) == (2, True), done.err
+
+
+def test_the_ranks_of_a_launcher_have_the_bound() -> None:
+    """A launcher's variable of a million tasks makes no plan for them; a line with that many goes to click."""
+    for environ in (
+        {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": TOO_MANY},
+        {"LOCAL_RANK": str(MAX_RANKS)},
+        {"SLURM_LOCALID": "0", "SLURM_STEP_TASKS_PER_NODE": "999999"},
+    ):
+        with pytest.raises(UsageError, match=f"at most {MAX_RANKS} ranks"):
+            find_task(environ)
+    assert find_task({"LOCAL_RANK": str(MAX_RANKS - 1), "LOCAL_WORLD_SIZE": str(MAX_RANKS)}).size == MAX_RANKS
+    assert read_line(["--local-size", TOO_MANY, "true"]) is None
+    assert read_line(["--local-size", str(MAX_RANKS), "true"]) is not None
+
+
+@pytest.mark.parametrize(
+    ("readings", "problem"),
+    [
+        (GOOD._replace(nodes=tuple(NodeReading(n, frozenset()) for n in range(MAX_NODES + 1))), "1024 NUMA nodes"),
+        (GOOD._replace(pci=tuple(PciReading(address=f"{n:04x}:00:00.0") for n in range(MAX_GPUS + 1))), "256 GPUs"),
+        (
+            GOOD._replace(
+                pci=(PciReading(address="0000:00:00.0", interfaces=(("e", NicKind.ETHERNET),) * (MAX_NICS + 1)),)
+            ),
+            "4096 network interfaces",
+        ),
+    ],
+)
+def test_readings_have_bounds(readings: Readings, problem: str) -> None:
+    """Whatever reader they come from."""
+    with pytest.raises(ValueError, match=f"more than {problem}"):
+        build(readings)
+
+
+@pytest.mark.parametrize(("num_gpus", "num_nics", "kept"), [(8, 300, 47278), (8, 2000, 16028), (64, 2000, 2016)])
+def test_hundreds_of_virtual_functions_leave_links_out(num_gpus: int, num_nics: int, kept: int) -> None:
+    """A host with more of them than links are accepted is read; a note says which links are missing."""
+    gpus = tuple(PciReading(address=f"{n:04x}:00:00.0", host_bridge="h") for n in range(num_gpus))
+    nics = tuple(
+        PciReading(address=f"{n:04x}:01:00.0", host_bridge="h", interfaces=((f"e{n}", NicKind.ETHERNET),))
+        for n in range(num_nics)
+    )
+    made = build(GOOD._replace(pci=gpus + nics))
+    assert len(made.links) == kept <= MAX_LINKS
+    assert any("are left out" in note for note in made.notes) == (num_nics > 300)
+
+
+PATHS: dict[str, Callable[[str], tuple[str, ...]]] = {
+    "topo --machine": lambda path: ("topo", "--machine", path),
+    "topo --root": lambda path: ("topo", "--root", path),
+    "topo --plan": lambda path: ("topo", "--plan", path, "--machine", "m.json"),
+    "topo --save": lambda path: ("topo", "--save", path, "--machine", "m.json"),
+    "topo --output": lambda path: ("topo", "--format", "svg", "--output", path, "--machine", "m.json"),
+    "plan --machine": lambda path: ("plan", "--machine", path),
+    "plan --root": lambda path: ("plan", "--root", path),
+    "doctor --root": lambda path: ("doctor", "--root", path),
+    "job --machine": lambda path: ("job", "slurm", "--machine", path, "train.py"),
+    "job --output": lambda path: ("job", "slurm", "--gpus-per-node", "1", "--output", path, "train.py"),
+    "exec --plan": lambda path: ("exec", "--local-rank", "0", "--plan", path, "true"),
+    "trace --read": lambda path: ("trace", "--read", path),
+    "verify": lambda path: ("verify", path),
+    "top": lambda path: ("top", "--once", path),
+    "bench --output": lambda path: ("bench", "exec", "--quick", "--output", path),
+}
+
+
+@pytest.mark.parametrize("option", PATHS)
+def test_a_path_that_no_file_has_is_an_error_of_ours(
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Too long, with a NUL, through a file, in a circle, a folder or a pipe in the place of a file: no traceback."""
+    monkeypatch.chdir(tmp_path)
+    Path("m.json").write_text(json.dumps(grid(nodes=1, cores=1).to_json()))
+    Path("circle").symlink_to("circle")
+    bad = [LONG, f"{LONG}/x", "a\0b", "m.json/below", "circle/below"]
+    writes = option.endswith(("--save", "--output"))
+    if not writes:
+        Path("folder").mkdir()
+        os.mkfifo("pipe")
+        bad += ["circle", "folder", "pipe"]
+    for path in bad:
+        assert refused(*PATHS[option](path))
+
+
+@pytest.mark.parametrize("path", [LONG, "a\0b", "missing/below"])
+def test_the_report_of_a_run_is_checked_before_it_starts(path: str) -> None:
+    """The option goes through click here, and through `_watching` there."""
+    from numapin.cli.run import _watching
+
+    with pytest.raises((UsageError, click.ClickException)):
+        _watching(click.Command("run", params=[*OPTIONS]).make_context("run", ["--report", path]).params)

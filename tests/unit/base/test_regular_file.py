@@ -1,0 +1,170 @@
+"""Files that may be anything: what is read, and what is refused at once."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from numapin.base.regular_file import read_file
+from numapin.errors import MachineError, NumapinError
+from numapin.system.tree import Tree
+from numapin.tasks.enter import read_plan_file
+from numapin.topology.discover import discover
+from tests.machines.grids import grid
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+JSON = '{"schema": 1}'
+
+
+def odd_files(folder: Path) -> dict[str, str]:
+    """Make what is no regular file, and names that no file has; the reason that each is refused for."""
+    os.mkfifo(folder / "pipe")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(folder / "socket"))
+    (folder / "circle").symlink_to("circle")
+    (folder / "file").write_text(JSON)
+    (folder / "to-pipe").symlink_to("pipe")
+    return {
+        str(folder / "pipe"): "a named pipe, not a regular file",
+        str(folder / "to-pipe"): "a named pipe, not a regular file",
+        str(folder / "socket"): "a socket or device that cannot be opened, not a regular file",
+        str(folder): "a directory, not a regular file",
+        str(folder / "circle"): "Too many levels of symbolic links",
+        str(folder / "file" / "below"): "Not a directory",
+        str(folder / "missing"): "No such file or directory",
+        str(folder / ("x" * 5000)): "File name too long",
+        "/dev/zero": "a device, not a regular file",
+        "/dev/null": "a device, not a regular file",
+        "a\0b": "not a file's name: embedded null byte",
+    }
+
+
+def test_odd_files_are_refused_with_the_reason(tmp_path: Path) -> None:
+    """Nothing waits for a pipe or reads a device without end; the error has the path and says what is there."""
+    for path, reason in odd_files(tmp_path).items():
+        with pytest.raises(OSError, match=reason) as caught:
+            read_file(path, max_bytes=100)
+        assert caught.value.filename == path
+
+
+@pytest.mark.parametrize("read", [lambda path: discover(machine=Path(path)), read_plan_file])
+def test_every_reader_of_a_named_file_refuses_them(read: Callable[[str], object], tmp_path: Path) -> None:
+    """--machine and --plan turn the reason into their own error."""
+    for path, reason in odd_files(tmp_path).items():
+        with pytest.raises(MachineError, match=reason) as caught:
+            read(path)
+        assert caught.value.hint
+
+
+def test_nccl_topo_file_is_refused_with_a_note(tmp_path: Path) -> None:
+    """NCCL goes on without a file that it cannot read, and so does the plan."""
+    os.mkfifo(tmp_path / "pipe")
+    notes = discover(environ={"NCCL_TOPO_FILE": str(tmp_path / "pipe")}).notes
+    assert any("NCCL_TOPO_FILE was not used" in note and "a named pipe" in note for note in notes)
+
+
+def test_a_pipe_of_this_process_is_read_to_its_end() -> None:
+    """<(command) and /dev/stdin are pipes that the user meant; the writer may be slower than the reader."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        for _ in range(3):
+            os.write(writing, b"x" * 100_000)
+        os._exit(0)
+    os.close(writing)
+    try:
+        assert len(read_file(f"/dev/fd/{reading}", max_bytes=1 << 20)) == 300_000
+    finally:
+        os.close(reading)
+        os.waitpid(child, 0)
+
+
+def test_a_file_has_a_largest_size(tmp_path: Path) -> None:
+    """One byte more is refused; the message names the bound."""
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * (1 << 20))
+    assert len(read_file(str(path), max_bytes=1 << 20)) == 1 << 20
+    path.write_bytes(b"x" * ((1 << 20) + 1))
+    with pytest.raises(OSError, match="larger than 1 MiB, which no plan is"):
+        read_file(str(path), max_bytes=1 << 20, what="plan")
+
+
+class TestCaptures:
+    """A captured machine: its links stay inside, as if its root were "/"."""
+
+    @pytest.fixture
+    def capture(self, tmp_path: Path) -> Tree:
+        """Make a capture with a file, beside a secret outside of it."""
+        (tmp_path / "secret").mkdir()
+        (tmp_path / "secret" / "file").write_text("1")
+        (tmp_path / "secret" / "link").symlink_to("x")
+        (tmp_path / "root" / "sys" / "a").mkdir(parents=True)
+        (tmp_path / "root" / "sys" / "a" / "file").write_text("7")
+        return Tree(str(tmp_path / "root"))
+
+    @pytest.mark.parametrize(
+        "target",
+        ["/sys/a/file", "a/file", "../sys/a/file", "../../../../sys/a/file", "/../sys/./a//file", "/sys/a/../a/file"],
+    )
+    def test_links_inside_are_followed(self, capture: Tree, target: str) -> None:
+        """Absolute ones begin at the capture's root, and ".." does not lead above it."""
+        Path(capture.root, "sys", "link").symlink_to(target)
+        assert capture.number("sys/link") == 7
+
+    @pytest.mark.parametrize("target", ["{outside}", "../../secret", "../../../..{outside}", "/..{outside}", "."])
+    def test_links_outside_lead_nowhere(self, capture: Tree, target: str, tmp_path: Path) -> None:
+        """No file, no directory and no link outside of the root is read, by the end or the middle of a path."""
+        folder = Path(capture.root, "sys", "out")
+        folder.symlink_to(target.format(outside=tmp_path / "secret"))
+        assert capture.text("sys/out/file") is None
+        assert capture.link("sys/out/link") is None
+        assert "file" not in capture.names("sys/out")
+        assert capture.text("../secret/file") is None
+        assert capture.text("sys/../../secret/file") is None
+
+    def test_links_in_a_circle_lead_nowhere(self, capture: Tree) -> None:
+        """And do not take time."""
+        Path(capture.root, "sys", "one").symlink_to("two")
+        Path(capture.root, "sys", "two").symlink_to("/sys/one")
+        assert capture.text("sys/one") is None
+
+    def test_what_is_no_file_is_unknown(self, capture: Tree) -> None:
+        """A pipe, a socket, a directory and a link to a device; none of them is waited for."""
+        sys = Path(capture.root, "sys")
+        os.mkfifo(sys / "pipe")
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(os.path.relpath(sys / "socket"))
+        assert [capture.data(f"sys/{name}") for name in ("pipe", "socket", "a", "missing")] == [None] * 4
+
+    def test_no_descriptor_is_left_open(self, capture: Tree) -> None:
+        """Whatever the way ends with."""
+        Path(capture.root, "sys", "link").symlink_to("/sys/a/file")
+        Path(capture.root, "sys", "circle").symlink_to("circle")
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        for path in ("sys/link", "sys/circle", "sys/a", "sys/missing", "sys/a/file/x", "sys/\0"):
+            capture.data(path)
+            capture.names(path)
+            capture.link(path)
+        assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+    def test_a_large_file_is_read_in_part(self, capture: Tree) -> None:
+        """A sparse one costs nothing to make."""
+        os.truncate(Path(capture.root, "sys", "a", "file"), 1 << 40)
+        assert len(capture.data("sys/a/file") or b"") == 65537
+
+
+def test_the_readers_are_not_green_because_nothing_is_read(tmp_path: Path) -> None:
+    """A good machine file is read by the same call."""
+    import json
+
+    (tmp_path / "m.json").write_text(json.dumps(grid(nodes=1, cores=1).to_json()))
+    assert discover(machine=tmp_path / "m.json").cpus
+    with pytest.raises(NumapinError):
+        discover(machine=tmp_path)

@@ -1,0 +1,60 @@
+"""JSON as other programs read and write it."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from numapin.base.fields import Fields
+from numapin.base.strict_json import decode, encode
+from numapin.errors import MachineFileError
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("NaN", "NaN is not a JSON number"),
+        ('{"a": [Infinity]}', "Infinity is not a JSON number"),
+        ("-Infinity", "-Infinity is not a JSON number"),
+        ("1e999", "the number 1e999 is too large"),
+        ("[-1e999]", "the number -1e999 is too large"),
+        ("[" * 100_000, "it is nested too deeply"),
+        ('{"a":' * 100_000, "it is nested too deeply"),
+        ("9" * 5000, "digits"),
+        ("{", "Expecting property name"),
+        ("", "Expecting value"),
+    ],
+)
+def test_what_is_no_json_is_a_value_error(text: str, problem: str) -> None:
+    """Also what Python's decoder takes, or answers with another exception; a machine file's error has the reason."""
+    with pytest.raises(ValueError, match=problem):
+        decode(text)
+    with pytest.raises(MachineFileError, match=f"m.json: not JSON: .*{problem}"):
+        Fields.top("m.json", text, hint="h")
+
+
+def test_numbers_that_can_be_written_are_read() -> None:
+    """From the smallest to the largest."""
+    assert decode("[1e308, 5e-324, 1e-999, 0.1, -7]") == [1e308, 5e-324, 0.0, 0.1, -7]
+
+
+def test_no_nan_is_written() -> None:
+    """It becomes null, as do infinities, however deep; the rest stays as it is."""
+    content = {"a": [math.nan, 1.5, (math.inf, {"b": -math.inf})], "c": "NaN"}
+    expected = {"a": [None, 1.5, [None, {"b": None}]], "c": "NaN"}
+    assert json.loads(encode(content)) == expected
+    assert encode([1.0, "ä"], indent=None) == '[1.0,"\\u00e4"]'
+    assert encode("ä", ascii_only=False) == '"ä"'
+
+
+@pytest.mark.parametrize("key", ["nodes", "n", "flag", "text"])
+@pytest.mark.parametrize("value", ["[[[]]]", "9" * 4000, "[" * 900 + "]" * 900, '{"a": {"b": 1}}'])
+def test_a_wrong_value_is_named_however_large_it_is(key: str, value: str) -> None:
+    """Its text is not made for the message: it may be deep, or have more digits than Python writes."""
+    fields = Fields.top("m.json", f'{{"{key}": {value}}}', hint="h")
+    reads = {"nodes": fields.numbers, "n": fields.number, "flag": fields.flag, "text": fields.text}
+    with pytest.raises(MachineFileError) as caught:
+        reads[key](key)
+    assert len(caught.value.message) < 200

@@ -1,0 +1,55 @@
+"""Small files that claim much: every reader answers soon and in little memory, with a result or an error of ours."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests import hostile
+
+ROOT: Final = Path(__file__).parents[2]
+MOST_MB: Final = 500
+ADDRESS_SPACE: Final = 2 << 30  # what is never touched counts here, too: libraries, arenas of threads
+ANSWERS: Final = ("result", "MachineError: ", "MachineFileError: ", "PlanError: ", "UsageError: ", "NumapinError: ")
+QUICK_BYTES: Final = 1_000_000
+SECONDS: Final = 2.0
+
+
+def answered(folder: Path, *kinds: str, num_bytes: int) -> list[Any]:
+    """Answer all cases of these kinds in one process, which may have no more memory than any of them may take."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.hostile", str(folder), *kinds],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "HOSTILE_BYTES": str(num_bytes)},
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE)),
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("kinds", [("json", "xml"), ("plan", "record", "trace", "values")], ids="-".join)
+def test_hostile_files_are_answered_in_little_memory(kinds: tuple[str, ...], tmp_path: Path) -> None:
+    """No traceback, no MemoryError, and never more than 500 MB: a result, or an error of ours."""
+    rows = answered(tmp_path, *(f"{kind}-quick" for kind in kinds), num_bytes=QUICK_BYTES)
+    assert len(rows) >= 30
+    for name, came, _, peak_mb, _ in rows:
+        assert came.startswith(ANSWERS), (name, came)
+        assert peak_mb < MOST_MB, (name, peak_mb)
+
+
+@pytest.mark.alone
+@pytest.mark.timeout(900)
+def test_files_of_5_mb_are_answered_soon(tmp_path: Path) -> None:
+    """With every view of a machine and every reader of a plan, in little memory; the time is the processor's."""
+    rows = answered(tmp_path, *hostile.KINDS, num_bytes=5_000_000)
+    assert [row for row in rows if row[2] > SECONDS or row[3] >= MOST_MB or not row[1].startswith(ANSWERS)] == []
