@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 ROOT: Final = Path(__file__).resolve().parent.parent
 COPIES: Final = "repository"
 COMMANDS: Final = "commands"
-TOP_LEVEL: Final = ("CHANGELOG.md", "CONTRIBUTING.md", "LICENSE")
+TOP_LEVEL: Final = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE")
 COPIED_FOLDERS: Final = ("examples", "tests/machines")
 _LINK: Final = re.compile(r"(?<=\]\()(?P<target>[^)\s#:]+)(?P<anchor>#[^)\s]*)?(?=\))")
 _FENCE: Final = re.compile(r"^( *)(`{3,}|~{3,}).*?^\1\2 *$", re.MULTILINE | re.DOTALL)
@@ -54,7 +54,7 @@ def copied_files() -> list[Path]:
     kept = (
         path for path in folders if path.is_file() and "__pycache__" not in path.parts and "golden" not in path.parts
     )
-    return [*(ROOT / name for name in TOP_LEVEL), *kept]
+    return [*(path for name in TOP_LEVEL if (path := ROOT / name).exists()), *kept]
 
 
 def relinked(markdown: str, page_uri: str) -> str:

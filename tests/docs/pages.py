@@ -10,7 +10,11 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[2]
 DOCS: Final = ROOT / "docs"
 PAGES: Final = (
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *(
+        ROOT / name
+        for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
+        if (ROOT / name).exists()
+    ),
     *sorted(DOCS.rglob("*.md")),
     *sorted((ROOT / "examples").rglob("*.md")),
 )

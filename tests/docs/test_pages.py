@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import tomllib
@@ -229,3 +230,19 @@ class TestSite:
             '<a href="https://example">x</a><link rel="canonical" href="https://example"><script src="x.js"></script>'
         )
         assert docs_check.main(tmp_path) == 0
+
+
+def _texts_of_the_code() -> str:
+    trees = (ast.parse(path.read_text()) for path in sorted((ROOT / "numapin").rglob("*.py")))
+    constants = (node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    return "\n".join(value for value in constants if isinstance(value, str))
+
+
+def test_messages_that_troubleshooting_quotes_are_the_codes() -> None:
+    """A message in a heading of the troubleshooting page is one that numapin prints."""
+    headings = re.findall(r"^### (.*)$", (DOCS / "troubleshooting.md").read_text(), re.MULTILINE)
+    quoted = [text for heading in headings for text in re.findall(r'"([^"]+)"', heading) if " " in text]
+    pieces = [piece.strip() for text in quoted for piece in re.split(r"…|gpu0|'\w+'|\(.*?\)|,", text)]
+    texts = _texts_of_the_code()
+    assert len(quoted) >= 3
+    assert [piece for piece in pieces if piece and piece not in texts] == []
