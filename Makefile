@@ -30,7 +30,7 @@ types: $(READY)
 	$(BIN)/mypy
 
 docs: $(VENV)/.docs  ## build the documentation into site/; open site/index.html
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	$(BIN)/python scripts/docs_check.py site
 
 vm:  ## unpack QEMU and a kernel into .cache/vm for the tests on machines with several NUMA nodes

@@ -186,6 +186,13 @@ def test_docs_extra_is_declared() -> None:
     assert any(line.startswith("mkdocstrings[python]") for line in extras["docs"])
 
 
+def test_warnings_fail_the_build() -> None:
+    """`make docs` builds strictly, and not quietly: with --quiet mkdocs counts no warnings, and passes."""
+    line = next(line for line in (ROOT / "Makefile").read_text().splitlines() if "mkdocs build" in line)
+    assert "--strict" in line
+    assert "--quiet" not in line
+
+
 class TestSite:
     """What scripts/ does for the site."""
 
