@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check lint format types vm bench clean
+.PHONY: demo docs test check lint format types vm bench clean
 
 demo: $(READY)  ## run the main job: bound ranks on the example, on GPUs where there are any
 	$(BIN)/python scripts/demo.py
@@ -29,6 +29,10 @@ format: $(READY)  ## rewrite the code in the project's format
 types: $(READY)
 	$(BIN)/mypy
 
+docs: $(VENV)/.docs  ## build the documentation into site/; open site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	$(BIN)/python scripts/docs_check.py site
+
 vm:  ## unpack QEMU and a kernel into .cache/vm for the tests on machines with several NUMA nodes
 	python3 scripts/make_vm.py
 
@@ -40,5 +44,9 @@ $(READY): pyproject.toml constraints.txt scripts/setup.sh
 	sh scripts/setup.sh $(VENV)
 	touch $@
 
+$(VENV)/.docs: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) .cache .pytest_cache .mypy_cache .ruff_cache dist build
+	rm -rf site $(VENV) .cache .pytest_cache .mypy_cache .ruff_cache dist build

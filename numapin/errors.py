@@ -21,10 +21,26 @@ from numapin.base.printable import printable_lines
 
 
 class NumapinError(Exception):
-    """Report a failure to the user.
+    """A failure that is reported to the user. It pickles, because errors cross process borders.
 
-    `message` is what failed, on what, and what was seen; `hint` is the next command to type or the remedy.
-    Pickles with both, because errors cross process borders.
+    Args:
+        message: What failed, on what, and what was seen.
+        hint: The next command to type, or the remedy.
+
+    Attributes:
+        message: As given.
+        hint: As given.
+        exit_code: The exit status of a command that fails with this error.
+
+    Example:
+        ```python
+        import numapin
+
+        try:
+            numapin.discover(gpu_nodes=[("0", 99)])
+        except numapin.NumapinError as error:
+            print(error.message, error.hint)
+        ```
     """
 
     exit_code = 1
@@ -40,13 +56,13 @@ class NumapinError(Exception):
 
 
 class UsageError(NumapinError):
-    """An option or value names something that does not exist or cannot be combined."""
+    """An option or a value names something that does not exist, or contradicts another (exit status 2)."""
 
     exit_code = 2
 
 
 class MachineError(NumapinError):
-    """The machine, or a description of one, cannot be read."""
+    """The machine, or a description of one, cannot be read (exit status 3)."""
 
     exit_code = 3
 
@@ -64,16 +80,16 @@ class LibnumaError(LibraryError):
 
 
 class PlanError(NumapinError):
-    """No plan satisfies the request on this machine."""
+    """No plan satisfies the request on this machine (exit status 4)."""
 
     exit_code = 4
 
 
 class BindingRefused(NumapinError):  # noqa: N818 - reads as what happened, like asyncio.CancelledError
-    """The kernel refused a binding and the user asked for --strict."""
+    """The kernel refused a binding, and `--strict` was given (exit status 5)."""
 
     exit_code = 5
 
 
 class RankError(NumapinError):
-    """A rank of `numapin.spawn` failed, and there is no exception of its own to raise; the message names the rank."""
+    """A rank of `numapin.spawn` failed without an exception that could be raised; the message names the rank."""

@@ -38,10 +38,22 @@ _SAFE_ID_LENGTH: Final = 16
 
 
 def launch(plan: Plan, job: Job, run_dir: str, mailbox: Mailbox, before_restart: Callable[[], None]) -> None:
-    """Run the ranks to their end; `mailbox` has the signals for them.
+    """Start the ranks and run them to their end.
 
-    Raises what torchrun raises: ChildFailedError where a rank failed, SignalException where the launcher was told to
-    stop (all ranks are gone then); and what `before_restart` raises.
+    Args:
+        plan: What each rank gets.
+        job: torchrun's command line, parsed.
+        run_dir: The folder of this run.
+        mailbox: The signals for the ranks.
+        before_restart: Called before ranks are restarted. If it raises NumapinError, this host leaves the job.
+
+    Raises:
+        ChildFailedError: A rank failed (torch's error).
+        SignalException: The launcher was told to stop; all ranks are gone by then (torch's error).
+        NumapinError: `before_restart` raised it.
+
+    Example:
+        `numapin/cli/run.py` is the caller: it makes the plan, rehearses it, opens the run directory, and calls this.
     """
     arguments = copy.copy(job.arguments)
     if _logs_nothing(arguments):

@@ -41,12 +41,14 @@ _SEE_BUDGET: Final = "see what may be locked here: numapin.pinned.budget()"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """How much this rank may page-lock.
+    """How much this rank may pin. RLIMIT_MEMLOCK plays no part: NVIDIA's open driver ignores it.
 
-    `limit_bytes` may be locked beyond what is locked now, None where the machine shows no bound, and `reason` says what
-    set it; `pinned_bytes` is what numapin has locked in this process, `torch_pinned_bytes` what torch's own allocator
-    has, cached blocks included (None: this torch does not tell). RLIMIT_MEMLOCK plays no part: NVIDIA's open driver
-    does not ask it.
+    Attributes:
+        limit_bytes: What may be pinned in addition to what is pinned now. None: the machine shows no limit.
+        pinned_bytes: What numapin has pinned in this process.
+        torch_pinned_bytes: What torch's own allocator has pinned, cached blocks included. None: this torch does not
+            report it.
+        reason: What set the limit.
     """
 
     limit_bytes: int | None
@@ -56,13 +58,31 @@ class Budget:
 
 
 def empty(shape: int | Iterable[int], dtype: torch.dtype | None = None, *, node: int | None = None) -> torch.Tensor:
-    """Return an uninitialised CPU tensor whose memory lies on `node` and, where CUDA is available, is page-locked.
+    """Return an uninitialized CPU tensor whose memory is on a chosen node and, if CUDA is available, pinned.
 
-    `shape` is a size or several; `dtype` None is torch's default. `node` None is the current device's node (under
-    `numapin run`, the rank's), or what the memory policy decides where that is unknown. The memory lives as long as any
-    tensor, view or numpy array over it, and on until no device can be reading it; it is shared with forked children.
-    Warns (RuntimeWarning) where the kernel puts pages elsewhere. Raises UsageError for a negative size or for a node
-    that is not there, NumapinError where memory runs out or the driver refuses to lock it.
+    The memory lives as long as any tensor, view or numpy array over it, and until no device can be reading it. Forked
+    children share it. If the kernel puts pages elsewhere, that is a RuntimeWarning.
+
+    Args:
+        shape: A size, or several.
+        dtype: The data type. None: torch's default.
+        node: The NUMA node. None: the rank's under `numapin run`, else the current GPU's; if that is unknown, the
+            memory policy decides.
+
+    Returns:
+        The tensor.
+
+    Raises:
+        UsageError: A size is negative, or the node does not exist.
+        NumapinError: Memory ran out, or the driver refused to pin it.
+
+    Example:
+        ```python
+        import torch
+        from numapin import pinned
+
+        buffer = pinned.empty((256, 3, 224, 224), torch.uint8, node=0)
+        ```
     """
     import torch
 
@@ -81,12 +101,31 @@ def empty(shape: int | Iterable[int], dtype: torch.dtype | None = None, *, node:
 
 
 def pin(obj: T, *, node: int | None = None) -> T:
-    """Return `obj` with every tensor in it copied as by `empty`; tensors that are page-locked stay the same object.
+    """Return a batch with every tensor in it copied to pinned memory on a chosen node.
 
-    Looks into containers by the rules of torch's `pin_memory`: mappings, sequences and named tuples keep their type,
-    an object with a `pin_memory` method is asked for its own result, anything else (numpy arrays, strings, None) stays
-    as it is. Tensors that are more than dense CPU memory (sparse, quantised, subclasses, requires_grad, CUDA) are left
-    to torch's own `Tensor.pin_memory` and its errors.
+    Containers are searched by the rules of torch's `pin_memory`: mappings, sequences and named tuples keep their type,
+    an object with a `pin_memory` method returns its own result, and anything else (numpy arrays, strings, None) stays
+    as it is. Tensors that are more than dense CPU memory (sparse, quantized, subclasses, requires_grad, CUDA) are left
+    to torch's own `Tensor.pin_memory`.
+
+    Args:
+        obj: A tensor, or containers of tensors.
+        node: The NUMA node, as in `empty`.
+
+    Returns:
+        The same structure. Tensors that were pinned already are the same objects.
+
+    Raises:
+        UsageError: The node does not exist.
+        NumapinError: Memory ran out, or the driver refused to pin it.
+
+    Example:
+        ```python
+        import torch
+        from numapin import pinned
+
+        batch = pinned.pin({"images": torch.ones(4), "labels": [torch.zeros(2)]})
+        ```
     """
     import torch
 
@@ -100,10 +139,25 @@ def pin(obj: T, *, node: int | None = None) -> T:
 
 
 def where(tensor: torch.Tensor) -> dict[int | None, int]:
-    """Return how many pages of a CPU tensor's storage lie on each node; None counts those never touched.
+    """Count the pages of a CPU tensor's storage on each node, as the kernel reports them.
 
-    The whole storage, which views share, and pages that it covers in part. Raises UsageError for a tensor elsewhere or
-    without dense memory, MachineError where the kernel does not tell (Docker's seccomp profile).
+    Args:
+        tensor: A dense CPU tensor. Its whole storage counts, which views share, and pages that it covers in part.
+
+    Returns:
+        Node to number of pages. The key None counts pages that were never touched.
+
+    Raises:
+        UsageError: The tensor is not on the CPU, or not dense.
+        MachineError: The kernel refuses to say (Docker's seccomp profile).
+
+    Example:
+        ```python
+        import torch
+        from numapin import pinned
+
+        print(pinned.where(torch.ones(1 << 20)))
+        ```
     """
     import torch
 
@@ -123,10 +177,28 @@ def where(tensor: torch.Tensor) -> dict[int | None, int]:
 
 
 def budget(*, node: int | None = None, num_ranks: int | None = None, root: Path = _LIVE) -> Budget:
-    """Return what this rank may page-lock on `node` (None: as in `empty`, once CUDA is in use), and what is locked.
+    """Return how much this rank may pin, and what it has pinned.
 
-    The limit is half of what is free: of the cgroup's memory limits, of the host's memory, of the node's; divided among
-    the `num_ranks` of this host (None: LOCAL_WORLD_SIZE, else one). Raises UsageError for a node that is not there.
+    The limit is half of what is free (of the cgroup's memory limits, of the host's memory, and of the node's), divided
+    among the ranks of this host.
+
+    Args:
+        node: The NUMA node. None: as in `empty`, once CUDA is in use.
+        num_ranks: The number of ranks on this host. None: LOCAL_WORLD_SIZE, else one.
+        root: Where `proc/` and `sys/` are; the live host by default.
+
+    Returns:
+        The limit with its reason, and what is pinned now.
+
+    Raises:
+        UsageError: The node does not exist.
+
+    Example:
+        ```python
+        from numapin import pinned
+
+        print(pinned.budget().reason)
+        ```
     """
     import torch
 

@@ -29,26 +29,56 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class DataLoader(torch.utils.data.DataLoader[T_co]):
-    """torch's DataLoader with another way for the batches; takes its place anywhere.
+    """torch's DataLoader with a faster path for its batches. It can replace torch's anywhere.
 
-    With workers, a batch is collated straight into memory that the rank has mapped, on the rank's NUMA node, and locked
-    for DMA; the rank's tensors lie over it, so nothing is copied on the way. Arguments and behaviour are those of
-    `torch.utils.data.DataLoader`, and:
+    With workers, a batch is collated straight into memory that the rank has mapped, on the rank's NUMA node, and
+    pinned. The rank's tensors lie over that memory, so nothing is copied on the way. Arguments and behavior are those
+    of `torch.utils.data.DataLoader`, plus the four below.
 
-    device: where batches are to be. None: on the host (pinned with pin_memory=True), for the loop to copy. A GPU
-        ("cuda", 1, torch.device): on it, all tensors of a batch with one copy, started before the batch is due, ordered
-        with the stream that is current at next(). The loop needs no .to(); one that is there does nothing. Memory that
-        numpy arrays have stays on the host. With num_workers=0 only what is in containers, or has .to(), is moved.
-    pinned_budget: at most this many bytes are locked by this loader; None: what `numapin.pinned.budget()` allows; 0: no
-        ring. Where it is short there are fewer slots, then none.
-    node: the NUMA node for memory, workers and pin thread; None: what `numapin run` planned, else the node of the GPU.
-    strict: raise numapin.BindingRefused at the next batch where the kernel or the driver refuses what is needed for
-        this; without it that is said once, on stderr and in `stats().notes`.
+    A child that is forked shares the memory of the batches, which is written again when this process has released
+    them: give it copies (`.clone()`). Use torch's own loader for batches of a few hundred bytes, and for CUDA tensors
+    that workers create.
 
-    A child that is forked shares the batches' memory, which is written again when this process is done with them: give
-    it copies (.clone()).
-    Raises, besides what torch's raises, numapin.UsageError for a device, node or budget that cannot be.
-    Use torch's own for batches of a few hundred bytes, and for CUDA tensors made in workers.
+    Args:
+        dataset: As in torch, like all arguments up to `in_order`.
+        batch_size: As in torch.
+        shuffle: As in torch.
+        sampler: As in torch.
+        batch_sampler: As in torch.
+        num_workers: As in torch. The fast path needs at least one worker.
+        collate_fn: As in torch.
+        pin_memory: As in torch: batches are in pinned host memory, for the loop to copy.
+        drop_last: As in torch.
+        timeout: As in torch.
+        worker_init_fn: As in torch.
+        multiprocessing_context: As in torch.
+        generator: As in torch.
+        prefetch_factor: As in torch.
+        persistent_workers: As in torch.
+        pin_memory_device: As in torch.
+        in_order: As in torch.
+        device: Where batches are to be. None: on the host. A GPU (`"cuda"`, 1, `torch.device`): on it, all tensors of
+            a batch with one copy, which starts before the batch is due and is ordered with the stream that is current
+            at `next()`. A `.to()` in the loop then does nothing. Memory of numpy arrays stays on the host. With
+            `num_workers=0` only tensors in containers, and objects with `.to()`, are moved.
+        pinned_budget: The most bytes that this loader pins. None: what `numapin.pinned.budget()` allows. 0: no ring.
+            A small budget means fewer slots, or none.
+        node: The NUMA node for memory, workers and pin thread. None: what `numapin run` planned, else the GPU's node.
+        strict: Raise BindingRefused at the next batch if the kernel or the driver refuses what this needs. Otherwise
+            that is reported once, on stderr and in `stats().notes`.
+
+    Raises:
+        UsageError: The device, the node or the budget is invalid. torch's own errors are raised too.
+
+    Example:
+        ```python
+        import numapin
+
+        loader = numapin.DataLoader(dataset, batch_size=256, shuffle=True, num_workers=8, device="cuda")
+        for images, labels in loader:
+            ...
+        print(loader.stats())
+        ```
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - torch's signature
@@ -102,13 +132,31 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         install(only_copies=True)
 
     def stats(self) -> Stats:
-        """Return what this loader has done so far: batches, bytes, waits, hits and misses, memory and where it lies."""
+        """Return what this loader has done so far.
+
+        Returns:
+            Batches, bytes, waiting times, hits and misses, and where the memory is.
+
+        Example:
+            ```python
+            if loader.stats().misses:
+                print(loader.stats().misses)
+            ```
+        """
         return self._path.stats()
 
     def close(self) -> None:
-        """Stop persistent workers and give the memory back; batches that are still referred to keep theirs.
+        """Stop persistent workers and release the memory.
 
-        Iterating again afterwards starts anew.
+        Batches that are still referred to keep theirs. Iterating again starts anew. The loader is also a context
+        manager, which closes it.
+
+        Example:
+            ```python
+            with numapin.DataLoader(dataset, num_workers=8, persistent_workers=True) as loader:
+                for batch in loader:
+                    ...
+            ```
         """
         iterator, self._iterator = self._iterator, None
         if iterator is not None:

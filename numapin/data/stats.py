@@ -19,12 +19,22 @@ if TYPE_CHECKING:
 class Stats:
     """What a loader has done since it was made, over all its iterators. None: unknown, or not applicable.
 
-    batches: yielded. bytes: of slot that batches from workers needed. hits: batches that travelled in
-    a slot as a whole; misses: reason -> batches that did not. wait_s_per_batch: mean time inside next(); wait_share: of
-    the time between two batches, the part spent there, 0 to 1. transfer_gbps: of the copies to the device, in 1e9
-    bytes a second, sampled. slots, slot_bytes, slots_on_loan, pinned_bytes: of the rings that there are now; on loan
-    are slots that the rank refers to or that a copy may still read. share_on_node: of the ring's pages on `nodes`, 0 to
-    1, as the kernel says. placement: why these nodes. notes: what could not be done as asked, each with its remedy.
+    Attributes:
+        batches: Batches that were yielded.
+        bytes: The bytes of slot that batches from workers needed.
+        hits: Batches that traveled in a slot as a whole.
+        misses: Reason to the number of batches that did not.
+        wait_s_per_batch: The mean time inside `next()`.
+        wait_share: The share of the time between two batches that was spent in `next()`, 0 to 1.
+        transfer_gbps: The speed of the copies to the device in 1e9 bytes per second, sampled.
+        slots: The slots of the rings that exist now.
+        slot_bytes: The size of a slot.
+        slots_on_loan: Slots that the rank refers to, or that a copy may still read.
+        pinned_bytes: Pinned memory of the rings.
+        nodes: The nodes on which the memory belongs.
+        share_on_node: The share of the ring's pages on `nodes`, 0 to 1, as the kernel reports it.
+        placement: Why these nodes.
+        notes: What could not be done as requested, each with its remedy.
     """
 
     batches: int

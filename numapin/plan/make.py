@@ -38,8 +38,24 @@ def make_plan(topology: Topology, request: Request) -> Plan:
     6. A rank's thread count is its part of the physical cores of its pool.
     7. Its memory is on its GPU's node (the package's nodes for `socket`), or the nearest allowed one.
 
-    Raises PlanError where no CPU is left or exclusive ranks outnumber the cores, and UsageError for a CPU, node or GPU
-    that does not exist.
+    Args:
+        topology: The machine.
+        request: What the user asked for.
+
+    Returns:
+        What each rank gets, with reasons and warnings. The same arguments always give the same plan.
+
+    Raises:
+        PlanError: No CPU is left, or exclusive ranks outnumber the cores.
+        UsageError: The request names a CPU, node or GPU that does not exist.
+
+    Example:
+        ```python
+        import numapin
+
+        plan = numapin.make_plan(numapin.discover(), numapin.Request(bind=numapin.Bind.EXCLUSIVE, num_ranks=2))
+        print([rank.reason for rank in plan.ranks])
+        ```
     """
     # Imported here because each rank reads its slice of a plan through this module before its own program starts.
     from numapin.plan.cpus import allot

@@ -19,7 +19,13 @@ SCHEMA: Final = "numapin.plan/1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuRef:
-    """A GPU by its names."""
+    """A GPU by its names.
+
+    Attributes:
+        index: Its NVML index.
+        uuid: Its UUID.
+        pci: Its PCI address.
+    """
 
     index: int
     uuid: str | None
@@ -28,10 +34,18 @@ class GpuRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlan:
-    """What one rank gets. `node` is its GPU's node, `nodes` those of its memory policy; `reason` says why.
+    """What one rank gets.
 
-    `exact` is False where the rank got less than was asked. `num_threads` is the number of physical cores that are its
-    share.
+    Attributes:
+        local_rank: Its number on the host.
+        gpu: Its GPU. None: it has none.
+        node: The node of its GPU, or the node that it was given without a GPU. None: unknown.
+        cpus: The CPUs that it may use.
+        nodes: The nodes of its memory policy.
+        memory: Its memory policy.
+        num_threads: Its share of the physical cores.
+        exact: Whether it gets what was requested.
+        reason: Why it gets this.
     """
 
     local_rank: int
@@ -45,7 +59,14 @@ class RankPlan:
     reason: str
 
     def require_exact(self, *, see: str = "numapin plan") -> None:
-        """Raise BindingRefused, which is what --strict means, unless the rank got what was asked."""
+        """Raise an error unless the rank gets what was requested, as `--strict` does.
+
+        Args:
+            see: The command that shows every decision; it goes into the hint.
+
+        Raises:
+            BindingRefused: The rank gets less than was requested.
+        """
         if not self.exact:
             raise BindingRefused(
                 f"--strict: rank {self.local_rank} cannot be bound exactly: {self.reason}",
@@ -53,7 +74,7 @@ class RankPlan:
             )
 
     def to_json(self) -> dict[str, object]:
-        """Return the JSON form of one rank."""
+        """Return the JSON form of one rank, an element of `ranks` in schema numapin.plan/1."""
         gpu = self.gpu and {"index": self.gpu.index, "uuid": self.gpu.uuid, "pci": self.gpu.pci}
         return {
             "local_rank": self.local_rank,
@@ -88,7 +109,14 @@ class RankPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What every rank of one host gets, in the order of local ranks; `warnings` are for the user, once."""
+    """What every rank of one host gets.
+
+    Attributes:
+        bind: The mode that was requested.
+        memory: The memory policy that was requested.
+        ranks: What each rank gets, in the order of local ranks.
+        warnings: What the user should know, once.
+    """
 
     bind: Bind
     memory: Memory
@@ -97,11 +125,15 @@ class Plan:
 
     @property
     def exact(self) -> bool:
-        """Return whether every rank got what was asked."""
+        """Whether every rank gets what was requested."""
         return all(rank.exact for rank in self.ranks)
 
     def require_exact(self) -> None:
-        """Raise BindingRefused for the first rank that did not get what was asked."""
+        """Raise an error unless every rank gets what was requested.
+
+        Raises:
+            BindingRefused: The first rank that gets less.
+        """
         for rank in self.ranks:
             rank.require_exact()
 
@@ -117,7 +149,25 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str, *, source: str = "JSON") -> Plan:
-        """Read the JSON form. Raises MachineFileError that names `source` and the element."""
+        """Read the JSON form.
+
+        Args:
+            text: The JSON text.
+            source: The name of the file, for error messages.
+
+        Returns:
+            The plan.
+
+        Raises:
+            MachineFileError: The text is malformed; the message names `source` and the element.
+
+        Example:
+            ```python
+            import numapin
+
+            plan = numapin.Plan.from_json(open("plan.json").read(), source="plan.json")
+            ```
+        """
         top = Fields.top(source, text, hint="write a plan with: numapin plan --json")
         top.expect_schema(SCHEMA)
         try:

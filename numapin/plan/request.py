@@ -58,9 +58,27 @@ class MemoryChoice(NamedTuple):
 class Request:
     """What the user asked for.
 
-    `memory` None is `preferred`, or `none` with `--bind none`. `num_ranks` None is one rank per visible GPU, or one
-    rank where there is none. `gpus` are NVML indices, UUIDs or PCI addresses, in the order of the ranks. `rank_gpus`
-    are the NVML indices of the ranks' GPUs once they are known, None where one is unknown; they win over `gpus`.
+    Attributes:
+        bind: Which CPUs a rank may use.
+        memory: The memory policy. None: `preferred`, or `none` with `Bind.NONE`.
+        memory_nodes: The nodes of the policy. None: those of the plan.
+        num_ranks: The number of ranks. None: one per visible GPU, or one rank without GPUs.
+        cpus_per_rank: At most this many logical CPUs per rank, not shared with other ranks.
+        smt: Whether to use all hardware threads of a core, or one.
+        reserve_cpus: CPUs that no rank gets.
+        gpus: NVML indices, UUIDs or PCI addresses, in the order of the ranks. None: all visible GPUs.
+        rank_gpus: The NVML index of each rank's GPU, once it is known; wins over `gpus`. None stands for an unknown
+            GPU.
+
+    Raises:
+        UsageError: A number is below 1, or two options contradict each other.
+
+    Example:
+        ```python
+        import numapin
+
+        request = numapin.Request(bind=numapin.Bind.SOCKET, num_ranks=4, reserve_cpus=frozenset({0, 1}))
+        ```
     """
 
     bind: Bind = Bind.NODE

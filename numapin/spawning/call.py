@@ -65,23 +65,52 @@ def spawn(  # noqa: PLR0913 - the options of the command line
     timeout: float | None = None,
     shutdown_timeout: float = 30,
 ) -> tuple[T, ...]:
-    """Call `fn(*args)` in bound ranks of this host and return what each returned, in the order of ranks.
+    """Call `fn(*args)` in bound ranks of this host, and return what each rank returned.
 
-    Unlike with torch.multiprocessing.spawn, `fn` does not get the rank: it has the variables of `numapin run` (RANK,
-    LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, …). Without `nproc_per_node` there is a rank for each visible GPU, or one. The
-    binding options are those of `numapin run`, as on its command line (`memory="bind=0"`, `reserve_cpus="0-1"`);
-    `gpu_nodes` maps GPUs to nodes. A rank is bound before `fn` is unpickled, by reference, as torch's spawn does: `fn`
-    must be at the top of a module or of a script that calls this under `if __name__ == "__main__":`. Results are
-    pickled: return CPU values.
+    A rank is bound before `fn` is unpickled. It has the variables of `numapin run`: RANK, LOCAL_RANK, WORLD_SIZE,
+    MASTER_ADDR, MASTER_PORT and the others. Unlike with torch.multiprocessing.spawn, `fn` does not receive the rank.
 
-    MASTER_PORT is reserved for the process group that rank 0 makes in its own process, and nobody else can listen on
-    it: a program that `fn` starts and that makes a process group needs a MASTER_PORT of its own.
+    MASTER_PORT is reserved for the process group that rank 0 creates in its own process; no other process can listen
+    on it. A program that `fn` starts needs a MASTER_PORT of its own for its process group.
 
-    Where a rank raises, the first error is raised here, of its own type and with its traceback as the cause; RankError
-    where it cannot be pickled, or where a rank died, or `timeout` (seconds from the start of the ranks) is over. All
-    ranks are ended then, as on Ctrl-C: SIGTERM, and after `shutdown_timeout` (seconds), or as soon as no rank runs,
-    SIGKILL for them and what they started. Raises UsageError, MachineError, PlanError and BindingRefused (`strict`)
-    before any rank starts.
+    If a rank fails, or on Ctrl-C, all ranks are ended: SIGTERM, then SIGKILL for them and what they started.
+
+    Args:
+        fn: A function at the top level of a module, or of a script that calls this under
+            `if __name__ == "__main__":`. It is pickled by reference.
+        args: Its arguments; they are pickled.
+        nproc_per_node: The number of ranks. None: one per visible GPU, or one rank without GPUs.
+        bind: Which CPUs a rank may use, as in `--bind`.
+        memory: The memory policy, as in `--memory`: `"preferred"`, `"bind=0"`. None: the default of `bind`.
+        cpus_per_rank: At most this many logical CPUs per rank, not shared.
+        smt: Whether to use all hardware threads of a core, or one.
+        reserve_cpus: CPUs that no rank gets, such as `"0-1"`.
+        gpus: GPUs in the order of the ranks, as in `--gpus`.
+        gpu_nodes: GPU to node, for GPUs whose node the machine does not report, or reports wrongly.
+        strict: Raise BindingRefused if a binding cannot be applied exactly. Otherwise the rank gets what is possible,
+            with a RuntimeWarning.
+        timeout: Seconds from the start of the ranks until all must have returned. None: no limit.
+        shutdown_timeout: Seconds from SIGTERM to SIGKILL, at most.
+
+    Returns:
+        What each rank returned, in the order of ranks. Results are pickled: return values on the CPU.
+
+    Raises:
+        RankError: A rank died, `timeout` is over, or a rank's exception cannot be pickled. An exception that can be
+            pickled is raised itself, with the rank's traceback as its cause.
+        UsageError: An argument is invalid.
+        MachineError: The machine cannot be read.
+        PlanError: There is no feasible plan.
+        BindingRefused: `strict` is set and a binding was refused. No rank has started then.
+
+    Example:
+        ```python
+        import numapin
+
+        from train import train
+
+        losses = numapin.spawn(train, (0.1,), nproc_per_node=4, bind="exclusive")
+        ```
     """
     _check_seconds("timeout", inf if timeout is None else timeout)
     _check_seconds("shutdown_timeout", shutdown_timeout)

@@ -6,7 +6,8 @@ Goes out: one frozen `Topology`.
 ::
 
     address.py   PURE  PCI addresses: one spelling, one order
-    model.py     PURE  Topology and its parts, queries, restrict(), JSON
+    parts.py     PURE  the parts of a machine: nodes, cores, GPUs, links
+    model.py     PURE  Topology: the parts together, queries, restrict(), JSON
     readings.py  PURE  what a source said, before it is judged; what PCI classes and speeds mean
     visible.py   PURE  what CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER make of the GPU list
     links.py     PURE  readings -> links between GPUs and NICs

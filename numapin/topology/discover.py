@@ -32,11 +32,31 @@ def discover(
     environ: Mapping[str, str] | None = None,
     gpu_nodes: Iterable[tuple[str, int]] = (),
 ) -> Topology:
-    """Read the live host, a sysfs root below `root`, or the machine file `machine`, which may be `example:NAME`.
+    """Read a machine: this host, a captured sysfs root, or a machine file.
 
-    `environ` gives CUDA_VISIBLE_DEVICES, CUDA_DEVICE_ORDER and NCCL_TOPO_FILE, which apply to the live host only: they
-    say nothing about another machine. `gpu_nodes` are pairs of a GPU (index, UUID, PCI address) and its node, which win
-    over what was read. Raises MachineError and its kinds, and UsageError for a GPU or node that is not there.
+    Args:
+        root: A directory that holds a captured `sys/` and, as far as captured, `proc/`.
+        machine: A machine file: numapin's JSON, hwloc 2 or 3 XML, or NCCL topology XML.
+        environ: Where CUDA_VISIBLE_DEVICES, CUDA_DEVICE_ORDER and NCCL_TOPO_FILE are looked up, usually `os.environ`.
+            They apply to this host only.
+        gpu_nodes: Pairs of a GPU (NVML index, UUID or PCI address) and its node. They override what was read.
+
+    Returns:
+        The machine as data. Nothing rereads it later.
+
+    Raises:
+        MachineError: The machine cannot be read.
+        MachineFileError: The machine file is malformed.
+        UsageError: Both `root` and `machine` are given, or `gpu_nodes` names a GPU or node that does not exist.
+
+    Example:
+        ```python
+        import os
+        import numapin
+
+        topology = numapin.discover(environ=os.environ)
+        print([(gpu.name, gpu.node) for gpu in topology.visible_gpus])
+        ```
     """
     if root is not None and machine is not None:
         raise UsageError("--root and --machine both name a machine", "give one of them")

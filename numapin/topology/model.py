@@ -1,4 +1,4 @@
-"""The machine as data. Pure.
+"""The whole machine as data: `Topology`, and its JSON. Pure.
 
 Comes in: what `build` made of the readings, or JSON (schema numapin.topology/1). Goes out: one frozen `Topology` that
 every later stage reads and none changes.
@@ -6,7 +6,7 @@ every later stage reads and none changes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
@@ -14,201 +14,64 @@ from numapin.base import cpu_set
 from numapin.base.bounds import MAX_CPUS, MAX_GPUS, MAX_LINKS, MAX_MIG, MAX_NICS, MAX_NODES, MAX_PACKAGES
 from numapin.base.fields import Fields
 from numapin.errors import UsageError
-from numapin.topology.address import pci_address
+from numapin.topology.parts import (
+    Allowed,
+    Core,
+    Gpu,
+    Link,
+    LinkKind,
+    Mig,
+    Nic,
+    NicKind,
+    Node,
+    NodeKind,
+    NodeSource,
+    Package,
+    Pcie,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from _typeshed import DataclassInstance
 
 SCHEMA: Final = "numapin.topology/1"
 
-
-class NodeKind(StrEnum):
-    """What a NUMA node is made of."""
-
-    CPU = "cpu"
-    """It has CPUs."""
-    MEMORY = "memory"
-    """Memory without CPUs: CXL, HBM, persistent memory."""
-    GPU = "gpu"
-    """The memory of a GPU, shown as a node (POWER9, Grace). Never used for host memory."""
-
-
-class LinkKind(StrEnum):
-    """How two PCI devices reach each other, nearest first, in the words of `nvidia-smi topo -m`.
-
-    NVLink has no word here: it is "NV<count>".
-    """
-
-    SAME_BOARD = "PSB"
-    ONE_SWITCH = "PIX"
-    SWITCHES = "PXB"
-    HOST_BRIDGE = "PHB"
-    SAME_NODE = "NODE"
-    SYSTEM = "SYS"
-
-
-class NicKind(StrEnum):
-    """What a network device speaks; RoCE and EFA devices that show verbs count as InfiniBand."""
-
-    ETHERNET = "ethernet"
-    INFINIBAND = "infiniband"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Package:
-    """One processor package (socket)."""
-
-    id: int
-    nodes: frozenset[int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
-    """One NUMA node, by the kernel's number. `distances` are the kernel's (ACPI SLIT: 10 is local)."""
-
-    id: int
-    kind: NodeKind
-    cpus: frozenset[int]
-    package: int | None = None
-    memory_bytes: int | None = None
-    free_bytes: int | None = None
-    distances: Mapping[int, int] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        """Check that the kind agrees with the CPUs."""
-        if bool(self.cpus) != (self.kind is NodeKind.CPU):
-            msg = f"node {self.id} of kind {self.kind.value!r} has CPUs {cpu_set.render(self.cpus)!r}"
-            raise ValueError(msg)
-
-    def distance_to(self, node: int) -> float:
-        """Return the distance to another node; an unknown distance is the farthest."""
-        return self.distances.get(node, 10 if node == self.id else float("inf"))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Core:
-    """One physical core. `id` is its lowest CPU; `l3` is the lowest CPU of the group that shares its L3 cache."""
-
-    id: int
-    cpus: frozenset[int]
-    node: int | None = None
-    package: int | None = None
-    l3: int | None = None
-
-    def __post_init__(self) -> None:
-        """Check that the core has CPUs."""
-        if not self.cpus:
-            raise ValueError(f"core {self.id} has no CPUs")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pcie:
-    """A PCI Express link: generation and lanes now and at most; None is unknown."""
-
-    gen: int | None = None
-    width: int | None = None
-    max_gen: int | None = None
-    max_width: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mig:
-    """One MIG instance of a GPU."""
-
-    uuid: str
-    name: str | None = None
-
-
-class NodeSource(StrEnum):
-    """Where a GPU's node comes from, most trusted first."""
-
-    USER = "gpu-nodes-option"
-    SYSFS = "sysfs"
-    PCI_PARENT = "pci-parent"
-    NVML_MEMORY = "nvml-memory-affinity"
-    LOCAL_CPUS = "local-cpus"
-    NVML_CPUS = "nvml-cpu-affinity"
-    NCCL_FILE = "nccl-topology-file"
-    MEASURED = "measured"
-    """By `numapin bench transfer --save`: the node from which copies are fastest."""
-    SINGLE = "single-node"
-    """The machine has one node."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
-    """One NVIDIA GPU. `index` is NVML's order, `cuda_index` the CUDA runtime's; the two are different name spaces.
-
-    `visible` says whether CUDA sees the GPU at all; `cuda_index` is None where it does not, or where its order cannot
-    be known (GPUs of different kinds without CUDA_DEVICE_ORDER=PCI_BUS_ID).
-    """
-
-    index: int
-    cuda_index: int | None = None
-    visible: bool = True
-    uuid: str | None = None
-    pci: str | None = None
-    name: str | None = None
-    node: int | None = None
-    node_source: NodeSource | None = None
-    cpus: frozenset[int] | None = None
-    pcie: Pcie = Pcie()
-    mig: tuple[Mig, ...] = ()
-
-    def __post_init__(self) -> None:
-        """Check that a node has a source and that only visible GPUs have a CUDA index."""
-        if (self.node is None) != (self.node_source is None):
-            raise ValueError(f"GPU {self.index} has node {self.node} from source {self.node_source}")
-        if self.cuda_index is not None and not self.visible:
-            msg = f"GPU {self.index} is not visible but has CUDA index {self.cuda_index}"
-            raise ValueError(msg)
-
-    @property
-    def label(self) -> str:
-        """Name the GPU for people and in `links`."""
-        return f"gpu{self.index}"
-
-    def goes_by(self, name: str) -> bool:
-        """Say whether that is its NVML index, a beginning of its UUID, or its PCI address in any spelling."""
-        return (
-            name == str(self.index)
-            or (name.startswith("GPU-") and (self.uuid or "").startswith(name))
-            or (self.pci is not None and self.pci == pci_address(name))
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Nic:
-    """One network device."""
-
-    name: str
-    pci: str | None = None
-    node: int | None = None
-    kind: NicKind = NicKind.ETHERNET
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
-    """How device `a` reaches device `b`: a `LinkKind` word, or "NV<links>"."""
-
-    a: str
-    b: str
-    kind: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Allowed:
-    """The CPUs and nodes that this process may use (cpuset, affinity)."""
-
-    cpus: frozenset[int]
-    nodes: frozenset[int]
+__all__ = [
+    "SCHEMA",
+    "Allowed",
+    "Core",
+    "Gpu",
+    "Link",
+    "LinkKind",
+    "Mig",
+    "Nic",
+    "NicKind",
+    "Node",
+    "NodeKind",
+    "NodeSource",
+    "Package",
+    "Pcie",
+    "Topology",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """One machine. Sequences are sorted by number; `notes` are what the readers could not tell, with the remedy."""
+    """A machine. Sequences are sorted by number.
+
+    Attributes:
+        host: The host name.
+        source: Where it was read: `live`, a root directory, or a file.
+        packages: Its processor packages.
+        nodes: Its NUMA nodes.
+        cores: Its physical cores.
+        allowed: What this process may use.
+        gpus: Its GPUs.
+        nics: Its network devices.
+        links: How GPUs and network devices reach each other.
+        notes: What could not be read, with the remedy.
+    """
 
     host: str | None
     source: str
@@ -246,32 +109,43 @@ class Topology:
 
     @property
     def cpus(self) -> frozenset[int]:
-        """Return every online CPU."""
+        """Every online CPU."""
         return frozenset(cpu for core in self.cores for cpu in core.cpus)
 
     @property
     def cpu_nodes(self) -> tuple[Node, ...]:
-        """Return the nodes that have CPUs."""
+        """The nodes that have CPUs."""
         return tuple(node for node in self.nodes if node.kind is NodeKind.CPU)
 
     @property
     def visible_gpus(self) -> tuple[Gpu, ...]:
-        """Return the GPUs that CUDA sees, in CUDA's order; those of unknown order last, in NVML's."""
+        """The GPUs that CUDA sees, in CUDA's order; those of unknown order come last, in NVML's order."""
         visible = (gpu for gpu in self.gpus if gpu.visible)
         return tuple(sorted(visible, key=lambda g: (g.cuda_index is None, g.cuda_index or 0, g.index)))
 
     @property
     def has_usable_gpu(self) -> bool:
-        """Return whether a driver told of a GPU: sysfs shows them in containers, too, that may not use them."""
+        """Whether the driver reports a GPU. sysfs also shows GPUs to containers that may not use them."""
         return any(gpu.uuid for gpu in self.visible_gpus)
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Return all that the user should know: the `notes`, and what is wrong with the machine as it is described."""
+        """What the user should know: the `notes`, and contradictions in the description of the machine."""
         return (*self.notes, *_overlap_warning(self.cpu_nodes), *_unknown_nodes_warning(self.gpus))
 
     def find_gpu(self, key: str, *, option: str) -> Gpu:
-        """Return the GPU that `key`, which stands in `option`, names (see `Gpu.goes_by`). Raises UsageError."""
+        """Return the GPU of a name.
+
+        Args:
+            key: The name, as in `Gpu.goes_by`.
+            option: The option that has the name, for the error message.
+
+        Returns:
+            The GPU.
+
+        Raises:
+            UsageError: The name fits no GPU, or several.
+        """
         matches = [gpu for gpu in self.gpus if gpu.goes_by(key.strip())]
         if len(matches) == 1:
             return matches[0]
@@ -280,7 +154,14 @@ class Topology:
         raise UsageError(f"{option}: {key!r} {problem}; there are: {there}", "list them with: numapin topo")
 
     def restrict(self, allowed: Allowed) -> Topology:
-        """Return the same machine with less of it allowed; what was not allowed before stays so."""
+        """Return the same machine with less of it allowed.
+
+        Args:
+            allowed: What remains allowed. What was not allowed before stays forbidden.
+
+        Returns:
+            A new topology.
+        """
         both = Allowed(cpus=self.allowed.cpus & allowed.cpus, nodes=self.allowed.nodes & allowed.nodes)
         return replace(self, allowed=both)
 
@@ -290,7 +171,25 @@ class Topology:
 
     @classmethod
     def from_json(cls, text: str, *, source: str = "JSON") -> Topology:
-        """Read the JSON form. Raises MachineFileError that names `source` and the line or element."""
+        """Read the JSON form.
+
+        Args:
+            text: The JSON text.
+            source: The name of the file, for error messages.
+
+        Returns:
+            The machine.
+
+        Raises:
+            MachineFileError: The text is malformed; the message names `source` and the line or element.
+
+        Example:
+            ```python
+            import numapin
+
+            topology = numapin.Topology.from_json(open("machine.json").read(), source="machine.json")
+            ```
+        """
         top = Fields.top(source, text, hint="write a machine file with: numapin topo --save FILE")
         top.expect_schema(SCHEMA)
         allowed = top.mapping("allowed")

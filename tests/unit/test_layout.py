@@ -23,7 +23,8 @@ MODULES = {
 PURE = (
     *("errors", "base.cpu_set", "base.sizes", "base.printable", "base.fields", "base.quoting", "base.content_policy"),
     *("system.openmp", "system.numa_maps"),
-    *("topology.address", "topology.model", "topology.readings", "topology.build", "topology.visible"),
+    *("topology.address", "topology.parts", "topology.model", "topology.readings", "topology.build"),
+    "topology.visible",
     *("topology.sources.hwloc", "topology.sources.nccl", "topology.sources.xmlfile"),
     *("plan", "tasks.identify", "tasks.slice", "tasks.plan", "launcher.lost_gpus", "data.forks"),
     *("observe.model", "observe.report", "observe.verify", "observe.top"),

@@ -1,0 +1,276 @@
+"""The parts of a machine as data: nodes, cores, GPUs, links. Pure.
+
+Comes in: what `build` made of the readings, or JSON. Goes out: the parts of a `Topology`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from numapin.base import cpu_set
+from numapin.topology.address import pci_address
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class NodeKind(StrEnum):
+    """What a NUMA node is made of."""
+
+    CPU = "cpu"
+    """It has CPUs."""
+    MEMORY = "memory"
+    """Memory without CPUs: CXL, HBM, persistent memory."""
+    GPU = "gpu"
+    """The memory of a GPU, shown as a node (POWER9, Grace). Never used for host memory."""
+
+
+class LinkKind(StrEnum):
+    """How two PCI devices reach each other, nearest first, in the words of `nvidia-smi topo -m`.
+
+    NVLink has no word here: it is "NV<count>".
+    """
+
+    SAME_BOARD = "PSB"
+    ONE_SWITCH = "PIX"
+    SWITCHES = "PXB"
+    HOST_BRIDGE = "PHB"
+    SAME_NODE = "NODE"
+    SYSTEM = "SYS"
+
+
+class NicKind(StrEnum):
+    """What a network device speaks; RoCE and EFA devices that show verbs count as InfiniBand."""
+
+    ETHERNET = "ethernet"
+    INFINIBAND = "infiniband"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Package:
+    """A processor package (socket).
+
+    Attributes:
+        id: Its number.
+        nodes: Its nodes.
+    """
+
+    id: int
+    nodes: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A NUMA node.
+
+    Attributes:
+        id: The kernel's number.
+        kind: What it consists of.
+        cpus: Its CPUs. Empty unless the kind is `cpu`.
+        package: Its package.
+        memory_bytes: Its memory.
+        free_bytes: Its free memory when it was read.
+        distances: The kernel's distance to each node (ACPI SLIT); 10 is local.
+    """
+
+    id: int
+    kind: NodeKind
+    cpus: frozenset[int]
+    package: int | None = None
+    memory_bytes: int | None = None
+    free_bytes: int | None = None
+    distances: Mapping[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check that the kind agrees with the CPUs."""
+        if bool(self.cpus) != (self.kind is NodeKind.CPU):
+            msg = f"node {self.id} of kind {self.kind.value!r} has CPUs {cpu_set.render(self.cpus)!r}"
+            raise ValueError(msg)
+
+    def distance_to(self, node: int) -> float:
+        """Return the distance to another node.
+
+        Args:
+            node: The other node's number.
+
+        Returns:
+            The kernel's distance; infinity if it is unknown.
+        """
+        return self.distances.get(node, 10 if node == self.id else float("inf"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Core:
+    """A physical core.
+
+    Attributes:
+        id: Its lowest CPU.
+        cpus: Its CPUs (hardware threads).
+        node: Its node.
+        package: Its package.
+        l3: The lowest CPU of the cores that share its L3 cache.
+    """
+
+    id: int
+    cpus: frozenset[int]
+    node: int | None = None
+    package: int | None = None
+    l3: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check that the core has CPUs."""
+        if not self.cpus:
+            raise ValueError(f"core {self.id} has no CPUs")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pcie:
+    """A PCI Express link. None: unknown.
+
+    Attributes:
+        gen: The generation now.
+        width: The number of lanes now.
+        max_gen: The highest generation.
+        max_width: The highest number of lanes.
+    """
+
+    gen: int | None = None
+    width: int | None = None
+    max_gen: int | None = None
+    max_width: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mig:
+    """A MIG instance of a GPU.
+
+    Attributes:
+        uuid: Its UUID.
+        name: Its profile.
+    """
+
+    uuid: str
+    name: str | None = None
+
+
+class NodeSource(StrEnum):
+    """Where a GPU's node comes from, most trusted first."""
+
+    USER = "gpu-nodes-option"
+    SYSFS = "sysfs"
+    PCI_PARENT = "pci-parent"
+    NVML_MEMORY = "nvml-memory-affinity"
+    LOCAL_CPUS = "local-cpus"
+    NVML_CPUS = "nvml-cpu-affinity"
+    NCCL_FILE = "nccl-topology-file"
+    MEASURED = "measured"
+    """By `numapin bench transfer --save`: the node from which copies are fastest."""
+    SINGLE = "single-node"
+    """The machine has one node."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """An NVIDIA GPU. NVML and CUDA number GPUs differently.
+
+    Attributes:
+        index: Its number in NVML's order.
+        cuda_index: Its number in CUDA's order. None: CUDA does not see it, or the order cannot be known (GPUs of
+            different models without CUDA_DEVICE_ORDER=PCI_BUS_ID).
+        visible: Whether CUDA sees it.
+        uuid: Its UUID.
+        pci: Its PCI address.
+        name: Its model.
+        node: Its node. None: unknown.
+        node_source: The source that reported the node.
+        cpus: The CPUs that are local to it.
+        pcie: Its PCI Express link.
+        mig: Its MIG instances.
+    """
+
+    index: int
+    cuda_index: int | None = None
+    visible: bool = True
+    uuid: str | None = None
+    pci: str | None = None
+    name: str | None = None
+    node: int | None = None
+    node_source: NodeSource | None = None
+    cpus: frozenset[int] | None = None
+    pcie: Pcie = Pcie()
+    mig: tuple[Mig, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check that a node has a source and that only visible GPUs have a CUDA index."""
+        if (self.node is None) != (self.node_source is None):
+            raise ValueError(f"GPU {self.index} has node {self.node} from source {self.node_source}")
+        if self.cuda_index is not None and not self.visible:
+            msg = f"GPU {self.index} is not visible but has CUDA index {self.cuda_index}"
+            raise ValueError(msg)
+
+    @property
+    def label(self) -> str:
+        """Its name for people and in `Topology.links`: `gpu0`."""
+        return f"gpu{self.index}"
+
+    def goes_by(self, name: str) -> bool:
+        """Return whether a name means this GPU.
+
+        Args:
+            name: An NVML index, the beginning of a UUID, or a PCI address in any spelling.
+
+        Returns:
+            Whether it is one of this GPU's names.
+        """
+        return (
+            name == str(self.index)
+            or (name.startswith("GPU-") and (self.uuid or "").startswith(name))
+            or (self.pci is not None and self.pci == pci_address(name))
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nic:
+    """A network device.
+
+    Attributes:
+        name: Its name.
+        pci: Its PCI address.
+        node: Its node.
+        kind: What it speaks.
+    """
+
+    name: str
+    pci: str | None = None
+    node: int | None = None
+    kind: NicKind = NicKind.ETHERNET
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """How two devices reach each other.
+
+    Attributes:
+        a: `gpu0`, or the name of a network device.
+        b: The other device.
+        kind: A word of `nvidia-smi topo -m`, or `NV` and the number of NVLinks.
+    """
+
+    a: str
+    b: str
+    kind: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allowed:
+    """What this process may use, by its cpuset and affinity.
+
+    Attributes:
+        cpus: Allowed CPUs.
+        nodes: Nodes with allowed memory.
+    """
+
+    cpus: frozenset[int]
+    nodes: frozenset[int]

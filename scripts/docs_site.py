@@ -1,0 +1,210 @@
+"""Hooks of the documentation site (mkdocs.yml): the page of each command, and links to files outside docs/.
+
+A command's page is made of its own options and help when the site is built, so it cannot go stale. A link from a page
+to a file of the repository, such as ../examples/train_ddp.py, leads to a copy of that file below repository/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import os
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+COPIES: Final = "repository"
+COMMANDS: Final = "commands"
+TOP_LEVEL: Final = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE")
+COPIED_FOLDERS: Final = ("examples", "tests/machines")
+_LINK: Final = re.compile(r"(?<=\]\()(?P<target>[^)\s#:]+)(?P<anchor>#[^)\s]*)?(?=\))")
+_FENCE: Final = re.compile(r"^( *)(`{3,}|~{3,}).*?^\1\2 *$", re.MULTILINE | re.DOTALL)
+
+
+# --- hooks of mkdocs -------------------------------------------------------------------------------------------------
+
+
+def on_files(files: Any, config: Any) -> Any:  # noqa: ANN401 - mkdocs has no types that are there without the extra
+    """Add the commands' pages and the copies of files outside docs/."""
+    from mkdocs.structure.files import File
+
+    for name in command_names():
+        files.append(File.generated(config, f"{COMMANDS}/{name}.md", content=command_page(name)))
+    for path in copied_files():
+        uri = f"{COPIES}/{path.relative_to(ROOT).as_posix()}"
+        files.append(File.generated(config, uri, abs_src_path=str(path)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:  # noqa: ANN401 - see on_files
+    """Let links to files outside docs/ lead to their copies."""
+    return relinked(markdown, page.file.src_uri)
+
+
+def copied_files() -> list[Path]:
+    """Return the files outside docs/ that the site has copies of."""
+    folders = (path for name in COPIED_FOLDERS for path in sorted((ROOT / name).rglob("*")))
+    kept = (
+        path for path in folders if path.is_file() and "__pycache__" not in path.parts and "golden" not in path.parts
+    )
+    return [*(path for name in TOP_LEVEL if (path := ROOT / name).exists()), *kept]
+
+
+def relinked(markdown: str, page_uri: str) -> str:
+    """Return the page with links to files outside docs/ replaced by links to their copies; code blocks stay."""
+    source = source_of(page_uri)
+    pieces, end = [], 0
+    for fence in _FENCE.finditer(markdown):
+        pieces += [_relinked_text(markdown[end : fence.start()], page_uri, source), fence.group()]
+        end = fence.end()
+    return "".join([*pieces, _relinked_text(markdown[end:], page_uri, source)])
+
+
+def source_of(page_uri: str) -> Path:
+    """Return the repository's file that a page of the site is made of."""
+    inside = page_uri.removeprefix(f"{COPIES}/")
+    return ROOT / inside if inside != page_uri else ROOT / "docs" / page_uri
+
+
+def _relinked_text(text: str, page_uri: str, source: Path) -> str:
+    def replace(match: re.Match[str]) -> str:
+        anchor = match.group("anchor") or ""
+        target = Path(os.path.normpath(source.parent / match.group("target")))
+        if target.is_dir():
+            target /= "README.md"
+        uri = _site_uri(target)
+        return f"{os.path.relpath(uri, Path(page_uri).parent)}{anchor}" if uri else match.group()
+
+    return _LINK.sub(replace, text)
+
+
+def _site_uri(target: Path) -> str | None:
+    if target.is_relative_to(ROOT / "docs"):
+        return target.relative_to(ROOT / "docs").as_posix()
+    return (
+        f"{COPIES}/{target.relative_to(ROOT).as_posix()}" if target.is_relative_to(ROOT) and target.exists() else None
+    )
+
+
+# --- the commands' pages ---------------------------------------------------------------------------------------------
+
+
+def command_names() -> list[str]:
+    """Return the commands of `numapin`, in the order of its help."""
+    from numapin.cli.main import numapin
+
+    return numapin.list_commands(click.Context(numapin))
+
+
+def find_command(name: str) -> click.Command:
+    """Return the click command of that name."""
+    from numapin.cli.main import numapin
+
+    command = numapin.get_command(click.Context(numapin), name)
+    if command is None:
+        raise LookupError(f"numapin has no command {name!r}")
+    return command
+
+
+def torch_parser(name: str) -> argparse.ArgumentParser:
+    """Return the parser of `run` or `trace`, whose options are torchrun's and ours."""
+    from numapin.cli import run, trace
+
+    if name == "run":
+        return run.make_run_parser()
+    return run.make_run_parser(trace._OPTIONS, command="trace", about=trace._ABOUT, epilog=trace._EPILOG)  # noqa: SLF001
+
+
+def own_options(name: str) -> list[click.Parameter]:
+    """Return the options of `run` or `trace` that are not torchrun's."""
+    from numapin.cli import run, trace
+
+    return [*run.OPTIONS, *(trace._OPTIONS if name == "trace" else ())]  # noqa: SLF001 - as in torch_parser
+
+
+def command_page(name: str) -> str:
+    """Return the Markdown page of one command."""
+    body = (
+        _torch_body(name) if name in ("run", "trace") else _click_body(find_command(name), f"numapin {name}", level=2)
+    )
+    return f"# numapin {name}\n\n{body}\n"
+
+
+def _click_body(command: click.Command, path: str, *, level: int) -> str:
+    context = click.Context(command, info_name=path, **command.context_settings)
+    parts = [
+        *_help_parts(command),
+        _fenced(command.get_usage(context).removeprefix("Usage: ")),
+        *([_table(_click_rows(command, context))] if not isinstance(command, click.Group) else []),
+    ]
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            child = command.get_command(context, name)
+            assert child is not None
+            body = _click_body(child, f"{path} {name}", level=level + 1)
+            parts.append(f"{'#' * level} {path} {name}\n\n{body}")
+    return "\n\n".join(parts)
+
+
+def _help_parts(command: click.Command) -> Iterator[str]:
+    """Yield the paragraphs of a help text; one that click keeps as it is becomes a block of code."""
+    for paragraph in inspect.cleandoc(command.help or "").split("\n\n"):
+        kept = paragraph.startswith("\b\n")
+        yield _fenced(paragraph.removeprefix("\b\n")) if kept else _text(paragraph)
+
+
+def _click_rows(command: click.Command, context: click.Context) -> Iterator[tuple[str, str]]:
+    for parameter in command.get_params(context):
+        record = parameter.get_help_record(context)
+        if record is not None:
+            yield record
+
+
+def _torch_body(name: str) -> str:
+    parser = torch_parser(name)
+    parser.formatter_class = lambda prog: argparse.RawDescriptionHelpFormatter(prog, width=100)
+    groups = (
+        f"## {group.title or 'Options'}\n\n{_table(_argparse_rows(group))}"
+        for group in reversed(parser._action_groups)  # noqa: SLF001 - argparse has no public way
+        if group._group_actions  # noqa: SLF001
+    )
+    usage = _fenced(parser.format_usage().removeprefix("usage: "))
+    return "\n\n".join([_text(parser.description or ""), _fenced(parser.epilog or ""), *groups, "## Usage", usage])
+
+
+def _argparse_rows(group: Any) -> Iterator[tuple[str, str]]:  # noqa: ANN401 - argparse's group has no public type
+    for action in group._group_actions:  # noqa: SLF001
+        names = [name for name in action.option_strings if "_" not in name] or [action.dest]
+        if action.help is argparse.SUPPRESS:
+            continue
+        value = "" if action.nargs == 0 or not action.option_strings else f" {action.metavar or action.dest.upper()}"
+        yield ", ".join(names) + value, action.help or ""
+
+
+def _table(rows: Iterable[tuple[str, str]]) -> str:
+    lines = [f"| `{_cell(names)}` | {_text(_cell(text))} |" for names, text in rows]
+    return "\n".join(["| option | meaning |", "|---|---|", *lines])
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())
+
+
+def _text(text: str) -> str:
+    """Return plain text as Markdown that shows it unchanged, apart from `code`."""
+    return re.sub(r"([<*\[\]_])", r"\\\1", text) if "`" not in text else re.sub(r"([<\[\]])", r"\\\1", text)
+
+
+def _fenced(text: str) -> str:
+    return f"```text\n{text.strip(chr(10))}\n```"
+
+
+if __name__ == "__main__":  # show one page: python -m scripts.docs_site topo
+    sys.stdout.write(command_page(sys.argv[1]))

@@ -1,0 +1,126 @@
+"""The public API is documented in Google's form; examples, there and in the pages, name things that exist."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import re
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import numapin
+from numapin import errors, launch, pinned
+from numapin.data.stats import Stats
+from tests.docs.pages import PAGES, name_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "discover": numapin.discover,
+    "make_plan": numapin.make_plan,
+    "spawn": numapin.spawn,
+    "launch": launch.launch,
+    "pinned.empty": pinned.empty,
+    "pinned.pin": pinned.pin,
+    "pinned.where": pinned.where,
+    "pinned.budget": pinned.budget,
+}
+RECORDS = (
+    *(numapin.Topology, numapin.Package, numapin.Node, numapin.Core, numapin.Gpu, numapin.Nic, numapin.Link),
+    *(numapin.Allowed, numapin.Request, numapin.Plan, numapin.RankPlan, pinned.Budget, Stats),
+)
+METHODS = (
+    *(numapin.Topology.from_json, numapin.Topology.find_gpu, numapin.Topology.restrict, numapin.Node.distance_to),
+    *(numapin.Gpu.goes_by, numapin.Plan.from_json, numapin.Plan.require_exact, numapin.RankPlan.require_exact),
+)
+
+
+def section(docstring: str | None, title: str) -> str:
+    """Return the text of a section, or nothing."""
+    match = re.search(rf"^{title}:\n((?:    .*\n?|\n)+)", inspect.cleandoc(docstring or ""), re.MULTILINE)
+    return match[1] if match else ""
+
+
+def entries(docstring: str | None, title: str) -> list[str]:
+    """Return the names that a section describes."""
+    return re.findall(r"^    (\w+): ", section(docstring, title), re.MULTILINE)
+
+
+def parameters(function: Callable[..., Any]) -> list[str]:
+    """Return a function's parameters."""
+    return [name for name in inspect.signature(function).parameters if name not in ("self", "cls")]
+
+
+@pytest.mark.parametrize("function", [*FUNCTIONS.values(), *METHODS], ids=lambda function: function.__qualname__)
+def test_functions_describe_arguments_result_and_errors(function: Callable[..., Any]) -> None:
+    """Each parameter is described, in order; so is the result, if there is one."""
+    assert entries(function.__doc__, "Args") == parameters(function)
+    is_procedure = inspect.signature(function).return_annotation in ("None", None)
+    assert is_procedure or section(function.__doc__, "Returns")
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_have_errors_and_an_example(name: str) -> None:
+    """Each public function says what it raises, with names of errors, and shows how it is called."""
+    docstring = FUNCTIONS[name].__doc__
+    assert entries(docstring, "Raises")
+    assert section(docstring, "Example")
+
+
+def test_errors_that_are_raised_exist() -> None:
+    """What a docstring says is raised is one of numapin's errors, or one of torch's that `launch` names."""
+    torchs = {"ChildFailedError", "SignalException"}
+    for function in (*FUNCTIONS.values(), *METHODS):
+        assert {name for name in entries(function.__doc__, "Raises") if not hasattr(errors, name)} <= torchs
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.__name__)
+def test_records_describe_their_fields(record: type) -> None:
+    """Each field of a public record is described, in order."""
+    assert entries(record.__doc__, "Attributes") == [field.name for field in dataclasses.fields(record)]
+
+
+def test_dataloader_describes_its_arguments() -> None:
+    """Each argument of the loader is described, torch's too."""
+    assert entries(numapin.DataLoader.__doc__, "Args") == parameters(numapin.DataLoader.__init__)
+    assert section(numapin.DataLoader.__doc__, "Raises")
+    assert section(numapin.DataLoader.__doc__, "Example")
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    """The API pages have each name that users import."""
+    pages = "\n".join(path.read_text() for path in PAGES if "docs/reference/" in name_of(path))
+    missing = [name for name in numapin.__all__ if not re.search(rf"^::: numapin\.{name}$", pages, re.MULTILINE)]
+    assert missing == []
+
+
+def examples() -> list[tuple[str, str]]:
+    """Return where each block of Python in the pages and docstrings stands, and the block."""
+    documented: list[Any] = [*FUNCTIONS.values(), *METHODS, *RECORDS, numapin.DataLoader, numapin.NumapinError]
+    texts = [(name_of(path), path.read_text()) for path in PAGES]
+    texts += [(thing.__qualname__, inspect.cleandoc(thing.__doc__ or "")) for thing in documented]
+    fence = re.compile(r"^( *)```python\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
+    return [(where, textwrap.dedent(match[2])) for where, text in texts for match in fence.finditer(text)]
+
+
+@pytest.mark.parametrize(("where", "code"), examples())
+def test_examples_are_python_with_names_that_exist(where: str, code: str) -> None:
+    """Each example can be parsed, and what it takes from numapin is there."""
+    for node in ast.walk(ast.parse(code, filename=where)):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            owner = {"numapin": numapin, "pinned": pinned}.get(node.value.id)
+            assert owner is None or hasattr(owner, node.attr), f"{where}: {node.value.id}.{node.attr}"
+
+
+@pytest.mark.parametrize("page", [path for path in PAGES if path.name == "plan.md"], ids=name_of)
+def test_the_example_of_the_plan_page_runs(page: Path) -> None:
+    """The first example can be typed as it is."""
+    code = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)[0]
+    found: dict[str, Any] = {}
+    exec(code.replace("EXCLUSIVE", "NODE"), found)  # noqa: S102 - our own page; this machine may have one core
+    assert found["plan"].ranks

@@ -1,0 +1,254 @@
+"""The documentation's links lead somewhere, its command lines can be typed, and its figures are in the results."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from typing import TYPE_CHECKING
+
+import click
+import pytest
+
+from numapin.cli.main import numapin
+from scripts import docs_check, docs_site
+from tests.docs.pages import DOCS, PAGES, ROOT, anchors_of, command_lines_of, links_of, name_of, prose_of
+
+if TYPE_CHECKING:
+    import argparse
+    from pathlib import Path
+
+README = ROOT / "README.md"
+MAX_README_LINES = 150
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_to_files_and_headings(page: Path) -> None:
+    """Each link to this repository names a file or folder that exists and, with an anchor, a heading of it."""
+    for link in links_of(page):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        is_generated = target.parent == DOCS / "commands" and target.stem in docs_site.command_names()
+        assert is_generated or target.exists(), f"{name_of(page)}: {link}"
+        if anchor and not is_generated:
+            assert anchor in anchors_of(target), f"{name_of(page)}: {link}"
+
+
+def test_readme_fits_on_one_screen() -> None:
+    """README has at most 150 lines."""
+    assert len(README.read_text().splitlines()) <= MAX_README_LINES
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_command_lines_are_real(page: Path) -> None:
+    """Each `$ numapin …` line has a command that exists and options that it takes, with values that it accepts."""
+    for words in command_lines_of(page):
+        try:
+            check_command_line(words)
+        except (click.ClickException, LookupError) as error:
+            pytest.fail(f"{name_of(page)}: numapin {' '.join(words)}: {error}")
+
+
+def check_command_line(words: list[str]) -> None:
+    """Parse a command line without running it. Raises click's errors, or LookupError for an unknown command."""
+    if words[:1] in (["run"], ["trace"]) and "--read" not in words:
+        _check_torch_line(words[0], words[1:])
+        return
+    command: click.Command = numapin
+    rest = words
+    while isinstance(command, click.Group):
+        if not rest:
+            raise LookupError("no command")
+        child = command.get_command(click.Context(command), rest[0])
+        if child is None:
+            raise LookupError(f"no command {rest[0]!r}")
+        command, rest = child, rest[1:]
+    command.make_context(" ".join(words), [word for word in rest if word not in ("…", "...")])
+
+
+def _check_torch_line(name: str, words: list[str]) -> None:
+    """Let the parser of `run` read a line, which ends with a script; then click what is ours in it."""
+    parser = docs_site.torch_parser(name)
+
+    def fail(message: str) -> None:
+        raise LookupError(message)
+
+    parser.error = fail  # type: ignore[method-assign, assignment]
+    own = parser.parse_args(words).numapin_own
+    options = docs_site.own_options(name)
+    click.Command(name, params=options).make_context(name, list(own))
+
+
+@pytest.mark.parametrize(
+    "line", ["run --bnd node train.py", "plan --bind nodes", "topology", "job slurm --node 4 train.py", "run"]
+)
+def test_wrong_command_lines_are_found(line: str) -> None:
+    """The check refuses a command, an option or a value that does not exist."""
+    with pytest.raises((click.ClickException, LookupError)):
+        check_command_line(line.split())
+
+
+def test_every_command_has_a_page() -> None:
+    """The navigation has a page for each command, with each of its options."""
+    nav = (ROOT / "mkdocs.yml").read_text()
+    for name in docs_site.command_names():
+        assert f"commands/{name}.md" in nav
+        page = docs_site.command_page(name)
+        for option in _options_of(name):
+            assert option in page, f"{name}: {option}"
+
+
+def _options_of(name: str) -> list[str]:
+    if name in ("run", "trace"):
+        actions: list[argparse.Action] = docs_site.torch_parser(name)._actions
+        return [action.option_strings[0] for action in actions if action.option_strings]
+    command = docs_site.find_command(name)
+    commands = command.commands.values() if isinstance(command, click.Group) else [command]
+    return [parameter.opts[0] for one in commands for parameter in one.params if isinstance(parameter, click.Option)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_files_that_pages_name_exist(page: Path) -> None:
+    """A path such as `numapin/plan/make.py`, in a page about the code as it is, names a file or folder."""
+    if page.name in ("decisions.md", "CHANGELOG.md"):  # they tell of the past, too
+        return
+    paths = re.findall(r"`((?:numapin|tests|docs|scripts|examples|bench)/[\w./-]+)`", prose_of(page))
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_walks_are_short() -> None:
+    """Each walk of the architecture page passes at most eight files, in one pass."""
+    text = (DOCS / "architecture.md").read_text()
+    walks = re.findall(r"^## Walk \d.*?(?=^## )", text, re.MULTILINE | re.DOTALL)
+    assert len(walks) == 3
+    for walk in walks:
+        files = re.findall(r"^\d+\. `(numapin/[\w./]+)`", walk, re.MULTILINE)
+        assert 1 < len(files) <= 8
+        assert len(set(files)) == len(files)
+
+
+def figures_of(markdown: str) -> dict[str, list[str]]:
+    """Return results file -> the figures that stand in the same line of README's table of results."""
+    files = dict(re.findall(r"^\[(\w+)\]: (docs/results/\S+)$", markdown, re.MULTILINE))
+    rows = [line for line in markdown.splitlines() if line.startswith("|") and "][" in line]
+    return {
+        files[label]: re.findall(r"\d[\d,]*\.?\d+(?= (?:batches|samples|s |s:|times))", row)
+        for row in rows
+        for label in re.findall(r"\]\[(\w+)\]", row)
+    }
+
+
+def test_figures_of_readme_are_in_the_results() -> None:
+    """Each figure of README's first table stands in the results file that its row links to."""
+    for file, figures in figures_of(README.read_text()).items():
+        content = (ROOT / file).read_text()
+        for figure in figures:
+            assert figure in content, f"{file}: {figure}"
+
+
+def test_local_pages_of_readme_are_those_of_the_virtual_machines() -> None:
+    """The shares of local pages are the means over the ranks, per launcher, in the three results files."""
+    row = next(line for line in README.read_text().splitlines() if "Memory pages on the GPU" in line)
+    torchrun, ours = ([int(share) for share in re.findall(r"(\d+) %", cell)] for cell in row.split("|")[2:4])
+    for i, name in enumerate(("two-nodes", "four-nodes", "memory-only")):
+        rows = json.loads((DOCS / "results" / f"vm-pages-{name}.json").read_text())["rows"]
+        for shares, command in ((torchrun, "torchrun"), (ours, "default")):
+            local = [rank["local"] for rank in rows if rank["command"] == command]
+            assert shares[i] == round(100 * sum(local) / len(local))
+
+
+def test_training_figures_are_the_measured_ones() -> None:
+    """README's training table has the medians and ratios of the raw output."""
+    raw = (DOCS / "results" / "training-h200x4.txt").read_text()
+    tables = raw.split("\n\n")
+    for label, case in (("ResNet-18", "resnet18"), ("3D CNN, vol", "cnn3d"), ("ResNet-50", "resnet50")):
+        row = next(line for line in README.read_text().splitlines() if line.startswith(f"| {label}"))
+        _, _, torch, ours, ceiling, ratio, _share, _ = (cell.strip() for cell in row.split("|"))
+        table = next(text for text in tables if text.startswith(f"{case}  "))
+        lines = {line.split()[0]: line for line in table.splitlines()[2:]}
+        assert torch in lines["torch"]
+        assert ceiling in lines["ceiling"]
+        assert ours in lines["numapin"]
+        middle, low, high = re.findall(r"\d\.\d\d", ratio)
+        assert f"{middle} [{low}, {high}]" in lines["numapin"]
+
+
+def test_site_has_every_page() -> None:
+    """Each page below docs/ is in the navigation."""
+    nav = (ROOT / "mkdocs.yml").read_text()
+    missing = [page for page in sorted(DOCS.rglob("*.md")) if page.relative_to(DOCS).as_posix() not in nav]
+    assert missing == []
+
+
+def test_docs_extra_is_declared() -> None:
+    """`make docs` finds what it needs in the extra."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert any(line.startswith("mkdocstrings[python]") for line in extras["docs"])
+
+
+def test_warnings_fail_the_build() -> None:
+    """`make docs` builds strictly, and not quietly: with --quiet mkdocs counts no warnings, and passes."""
+    line = next(line for line in (ROOT / "Makefile").read_text().splitlines() if "mkdocs build" in line)
+    assert "--strict" in line
+    assert "--quiet" not in line
+
+
+class TestSite:
+    """What scripts/ does for the site."""
+
+    @pytest.mark.parametrize(
+        ("page", "link", "expected"),
+        [
+            ("dataloader.md", "../examples/train_ddp.py", "repository/examples/train_ddp.py"),
+            ("engines/mpi.md", "../../examples/mpi", "../repository/examples/mpi/README.md"),
+            ("repository/examples/README.md", "../docs/exec.md#what", "../../exec.md#what"),
+            ("exec.md", "results/exec-cpu.txt", "results/exec-cpu.txt"),
+        ],
+    )
+    def test_links_out_of_docs_lead_to_copies(self, page: str, link: str, expected: str) -> None:
+        """A link to a file outside docs/ leads to its copy in the site; those inside stay."""
+        assert docs_site.relinked(f"[a]({link})", page) == f"[a]({expected})"
+
+    def test_code_stays(self) -> None:
+        """A block of code is not touched."""
+        text = "```python\nx[0](../README.md)\n```"
+        assert docs_site.relinked(text, "a.md") == text
+
+    @pytest.mark.parametrize(
+        "loaded",
+        [
+            '<script src="https://cdn.example/x.js"></script>',
+            '<link rel="stylesheet" href="//fonts.example/css">',
+            '<img src="http://example/x.png">',
+            "<style>@import 'https://example/x.css';</style>",
+            '<p style="background: url(https://example/x.png)">',
+            '<pre class="mermaid">',
+        ],
+    )
+    def test_a_page_that_loads_from_elsewhere_is_found(self, loaded: str, tmp_path: Path) -> None:
+        """Scripts, style sheets, fonts and pictures of other hosts fail the build."""
+        (tmp_path / "a.html").write_text(f"<html>{loaded}</html>")
+        assert docs_check.main(tmp_path) == 1
+
+    def test_links_and_own_files_are_fine(self, tmp_path: Path) -> None:
+        """A link that people follow is not loaded; neither is a canonical address."""
+        (tmp_path / "a.html").write_text(
+            '<a href="https://example">x</a><link rel="canonical" href="https://example"><script src="x.js"></script>'
+        )
+        assert docs_check.main(tmp_path) == 0
+
+
+def _texts_of_the_code() -> str:
+    """Return the package's source with strings that go on in the next line in one piece."""
+    sources = "\n".join(path.read_text() for path in sorted((ROOT / "numapin").rglob("*.py")))
+    return re.sub(r'"\s*\n\s*f?"', "", sources)
+
+
+def test_messages_that_troubleshooting_quotes_are_the_codes() -> None:
+    """A message in a heading of the troubleshooting page is one that numapin prints."""
+    headings = re.findall(r"^### (.*)$", (DOCS / "troubleshooting.md").read_text(), re.MULTILINE)
+    quoted = [text for heading in headings for text in re.findall(r'"([^"]+)"', heading) if " " in text]
+    pieces = [piece.strip() for text in quoted for piece in re.split(r"…|gpu0|'\w+'|\(.*?\)|,", text)]
+    texts = _texts_of_the_code()
+    assert len(quoted) >= 3
+    assert [piece for piece in pieces if piece and piece not in texts] == []

@@ -1,0 +1,156 @@
+"""docs/schemas.md names every field of each command's JSON, with its type, and no other."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from click.testing import CliRunner
+
+from numapin.bench.machine import Machine
+from numapin.bench.model import Benchmark, Case, Peer, Report, Run, summarise
+from numapin.cli.main import numapin
+from numapin.rank.bind import Applied
+from numapin.trace.analysis import analyse
+from numapin.trace.reading import read_trace
+from numapin.trace.report import make_report
+from tests.trace.made import loop
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).resolve().parents[2]
+GOLDEN = ROOT / "tests" / "machines" / "golden" / "2pkg-8node-smt2-8gpu-pairs.json"
+PAGE = (ROOT / "docs" / "schemas.md").read_text()
+SCHEMAS = dict(re.findall(r"^## (numapin\.\w+/\d+)$(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
+ROW = re.compile(r"^\| `(?P<path>[^`]+)` \| (?P<type>[^|]+) \| (?P<meaning>[^|]+) \|$", re.MULTILINE)
+
+# Objects whose keys are data, by the name that the page gives to the keys; and those that are described elsewhere.
+KEYED = {"distances": "node", "bytes_by_node": "node", "figures": "figure", "parts": "part"}
+OPAQUE = {"requested", "settings", "versions", "details[]"}
+TYPES: dict[str, tuple[type, ...]] = {
+    "string": (str,),
+    "list string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "object": (dict,),
+    "array": (list,),
+}
+
+
+def documented(schema: str) -> dict[str, str]:
+    """Return path -> type as the page has them."""
+    return {row["path"]: row["type"].strip() for row in ROW.finditer(SCHEMAS[schema])}
+
+
+def flattened(value: object, path: str = "") -> Iterator[tuple[str, object]]:
+    """Yield each path of a decoded document with a value that stands there."""
+    if path:
+        yield path, value
+    name = path.rpartition(".")[2]
+    if name in OPAQUE:
+        return
+    if isinstance(value, dict):
+        for key, item in value.items():
+            shown = f"{{{KEYED[name]}}}" if name in KEYED else key
+            yield from flattened(item, f"{path}.{shown}" if path else shown)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from flattened(item, f"{path}[]")
+
+
+def output(*arguments: str) -> dict[str, Any]:
+    """Return the JSON that a command prints."""
+    result = CliRunner().invoke(numapin, list(arguments))
+    document: dict[str, Any] = json.loads(result.stdout)
+    return document
+
+
+@pytest.fixture(scope="module")
+def machine_file(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return a machine file with everything that a machine can have."""
+    machine = json.loads(GOLDEN.read_text())["topology"]
+    machine["gpus"][0]["mig"] = [{"uuid": "MIG-1", "name": None}]
+    machine["notes"] = ["a note"]
+    path = tmp_path_factory.mktemp("machine") / "machine.json"
+    path.write_text(json.dumps(machine))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def documents(machine_file: str) -> dict[str, list[object]]:
+    """Return documents of every schema, made by the commands or by what they print."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        pid = str(process.pid)
+        observed = [output("verify", "--json", "--pid", pid), output("top", "--once", "--json", "--pid", pid)]
+        process.kill()
+    applied = Applied(cpus=frozenset({0}), memory=None, nodes=frozenset(), shortfalls=("refused",)).to_json()
+    report = observed[0] | {"ranks": [observed[0]["ranks"][0] | {"applied": applied}]}
+    traced = read_trace(loop(copy=300, memory="Pageable").content(), source="x")
+    return {
+        "numapin.topology/1": [output("topo", "--json"), output("topo", "--json", "--machine", machine_file)],
+        "numapin.plan/1": [output("plan", "--json"), output("plan", "--json", "--machine", machine_file)],
+        "numapin.report/1": [observed[0], report],
+        "numapin.top/1": [observed[1]],
+        "numapin.doctor/1": [output("doctor", "--json")],
+        "numapin.bench/1": [_measured()],
+        "numapin.trace/1": [make_report([analyse(traced)], notes=["a note"]).to_json()],
+    }
+
+
+def _measured() -> object:
+    case = Case(name="a", about="b", peers=(Peer(name="p", specs=()),))
+    benchmark = Benchmark(name="x", module="y", cases=(case,))
+    runs = [Run(case="a", peer="p", repeat=0, figures={"s": 1.0}, details=({"k": 1},))]
+    machine = Machine(
+        cpu=None,
+        num_cpus=1,
+        memory_bytes=1,
+        kernel="6",
+        python="3",
+        versions={},
+        cuda=None,
+        driver=None,
+        gpus=("g",),
+        no_gpu=None,
+    )
+    report = Report(
+        benchmark="x", command=("c",), machine=machine.to_json(), settings={}, cases=summarise(benchmark, runs)
+    )
+    return report.to_json()
+
+
+def test_every_schema_is_documented(documents: dict[str, list[object]]) -> None:
+    """The page has a table for each schema, and the tables are not empty."""
+    assert SCHEMAS.keys() == documents.keys()
+    assert all(documented(schema) for schema in SCHEMAS)
+
+
+@pytest.mark.parametrize("schema", list(SCHEMAS))
+def test_fields_and_types(schema: str, documents: dict[str, list[object]]) -> None:
+    """Each field that is printed is documented with its type, and each documented field is printed."""
+    types = documented(schema)
+    seen: set[str] = set()
+    for path, value in (pair for document in documents[schema] for pair in flattened(document)):
+        if path not in types and f"{path}[]" in types:
+            assert isinstance(value, list | tuple), path
+            continue
+        assert path in types, f"{path} is not in docs/schemas.md"
+        seen.add(path)
+        allowed = types[path].split(" or ")
+        is_right = value is None if "null" in allowed and value is None else isinstance(value, TYPES[allowed[0]])
+        assert is_right, f"{path}: {value!r} is no {types[path]}"
+        assert not isinstance(value, bool) or allowed[0] == "boolean", path
+    unseen = {path for path in types if path not in seen and not path.endswith("[]")}
+    assert not unseen - _absent_here(schema)
+
+
+def _absent_here(schema: str) -> set[str]:
+    """Return what only a machine with more than this one prints."""
+    return {"ranks[].gpu.index", "ranks[].gpu.uuid", "ranks[].gpu.pci"} if schema == "numapin.top/1" else set()
