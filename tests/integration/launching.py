@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tests.integration.forking import Forker
+
 NUMAPIN = (sys.executable, "-m", "numapin")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
+_WITH_TORCH = ("run", "trace")  # the commands that import it
+_LIMIT_S = 120
 REFUSE_POLICY = (sys.executable, str(Path(__file__).resolve().parents[1] / "vm" / "refuse_policy.py"))
 
 # What this test run itself was given must not reach the launchers under test.
@@ -41,14 +47,26 @@ def environment(**changes: str) -> dict[str, str]:
 def call(*command: str, cwd: Path | None = None, **changes: str) -> Done:
     """Run a command to its end."""
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, check=False, cwd=cwd, env=environment(**changes)
+        command, capture_output=True, text=True, timeout=_LIMIT_S, check=False, cwd=cwd, env=environment(**changes)
     )
     return Done(status=done.returncode, out=done.stdout, err=done.stderr)
 
 
 def numapin(*arguments: str, cwd: Path | None = None, **changes: str) -> Done:
-    """Run numapin to its end."""
+    """Run numapin to its end, where it imports torch in a fork of a process that has torch imported."""
+    environ = environment(**changes)
+    if arguments[:1] and arguments[0] in _WITH_TORCH and _forker().fits(environ):
+        status, out, err = _forker().call("numapin", arguments, environ, cwd, limit_s=_LIMIT_S)
+        return Done(status=status, out=out, err=err)
     return call(*NUMAPIN, *arguments, cwd=cwd, **changes)
+
+
+@cache
+def _forker() -> Forker:
+    """Return this test process's own, started when it is first wanted."""
+    forker = Forker(environment())
+    atexit.register(forker.close)
+    return forker
 
 
 def torchrun(*arguments: str, cwd: Path | None = None, **changes: str) -> Done:
