@@ -59,7 +59,9 @@ class Forker:
         """Run `python -m module arguments` in a fork, until its output is closed; return status, stdout and stderr."""
         told = {"module": module, "arguments": [*arguments], "environ": {**environ}, "cwd": str(cwd or Path.cwd())}
         pipes = [os.pipe() for _ in range(3)]
-        socket.send_fds(self._socket, [json.dumps(told).encode()], [writer for _, writer in pipes])  # in the order of _fork
+        socket.send_fds(
+            self._socket, [json.dumps(told).encode()], [writer for _, writer in pipes]
+        )  # in the order of _fork
         for _, writer in pipes:
             os.close(writer)
         out, err, answer = _read([reader for reader, _ in pipes], limit_s)

@@ -53,12 +53,24 @@ def call(*command: str, cwd: Path | None = None, **changes: str) -> Done:
 
 
 def numapin(*arguments: str, cwd: Path | None = None, **changes: str) -> Done:
-    """Run numapin to its end, where it imports torch in a fork of a process that has torch imported."""
-    environ = environment(**changes)
-    if arguments[:1] and arguments[0] in _WITH_TORCH and _forker().fits(environ):
-        status, out, err = _forker().call("numapin", arguments, environ, cwd, limit_s=_LIMIT_S)
-        return Done(status=status, out=out, err=err)
+    """Run numapin to its end."""
+    if arguments and arguments[0] in _WITH_TORCH:
+        return _forked("numapin", *arguments, cwd=cwd, **changes)
     return call(*NUMAPIN, *arguments, cwd=cwd, **changes)
+
+
+def torchrun(*arguments: str, cwd: Path | None = None, **changes: str) -> Done:
+    """Run torchrun to its end."""
+    return _forked("torch.distributed.run", *arguments, cwd=cwd, **changes)
+
+
+def _forked(module: str, *arguments: str, cwd: Path | None, **changes: str) -> Done:
+    """Run a module in a fork of a process that has torch imported, or else in a process of its own."""
+    environ = environment(**changes)
+    if not _forker().fits(environ):
+        return call(sys.executable, "-m", module, *arguments, cwd=cwd, **changes)
+    status, out, err = _forker().call(module, arguments, environ, cwd, limit_s=_LIMIT_S)
+    return Done(status=status, out=out, err=err)
 
 
 @cache
@@ -67,11 +79,6 @@ def _forker() -> Forker:
     forker = Forker(environment())
     atexit.register(forker.close)
     return forker
-
-
-def torchrun(*arguments: str, cwd: Path | None = None, **changes: str) -> Done:
-    """Run torchrun to its end."""
-    return call(*TORCHRUN, *arguments, cwd=cwd, **changes)
 
 
 def script(folder: Path, text: str, name: str = "train.py") -> str:

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
     from numapin.plan.model import Plan
 
+pytestmark = pytest.mark.xdist_group("hostile")  # the folder and the lines of `run` are made once
+
 FILE = HOSTILE.replace("/", "|")[:60] + f"\n{FORGED}"
 """A name that a file can have."""
 NOT_TEXT = os.fsdecode(b"\xff\x9b2J")
@@ -325,7 +327,9 @@ def of_run(folder: Path) -> dict[str, Shown]:
         "dry": ("run", "--nproc-per-node", "1", "--dry-run", f"{FILE}.py", *_ARGUMENTS),
         "fails": ("run", *options, f"{FILE}.py"),
     }
-    return dict(zip(lines, _each(list(lines.values()), folder, "numapin.torchrun", "numapin.launch"), strict=True))
+    return dict(
+        zip(lines, _each(list(lines.values()), folder, "numapin.launcher.torchrun", "numapin.launch"), strict=True)
+    )
 
 
 @pytest.mark.parametrize("says", [says for _, says in _WRONG_FOR_RUN])
