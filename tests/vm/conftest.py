@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
 from tests.nvml import fake
-from tests.vm.machine import Batch, VmMachine, VmResult, boot, missing
+from tests.vm.machine import Batch, Job, VmMachine, VmResult, boot, missing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +29,7 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
 def _machine(item: pytest.Item) -> str:
     call = getattr(item, "callspec", None)
     words = [*getattr(item, "fixturenames", ()), *(call.params.values() if call else ())]
-    return next((name for name in MACHINES if name in words), MACHINES[-1])
+    return next((name for name in MACHINES if name in words), "none")
 
 
 @pytest.fixture(scope="session")
@@ -55,15 +55,12 @@ def _booted(name: str, request: pytest.FixtureRequest) -> VmResult:
     if reason := missing():
         pytest.skip(reason)
     nvml: Path = request.getfixturevalue("nvml")
-    modules = dict.fromkeys(getattr(item, "module", None) for item in request.session.items)
-    lists = [module.jobs(name, nvml) for module in modules if hasattr(module, "jobs") and HERE in _folders(module)]
-    jobs = sorted((job for jobs in lists for job in jobs), key=lambda job: job.spoils)
+    items = (item for item in request.session.items if item.path.parent == HERE)
+    files: dict[Any, None] = dict.fromkeys(getattr(item, "module", None) for item in items)
+    jobs: list[Job] = [job for file in files for job in file.jobs(name, nvml)]
+    jobs.sort(key=lambda job: job.spoils)
     share = request.getfixturevalue("tmp_path_factory").mktemp(name)
     return boot(VmMachine.load(name), Batch(jobs=jobs, libraries=nvml.parent, preload=PRELOAD), share=share)
-
-
-def _folders(module: object) -> Sequence[Path]:
-    return Path(str(getattr(module, "__file__", ""))).resolve().parents
 
 
 @pytest.fixture(scope="session")

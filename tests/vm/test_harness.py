@@ -33,7 +33,7 @@ WRITTEN = HERE / "written-by-vm"
 FACTS = (
     "cd /sys; for f in devices/system/node/node*/cpulist devices/system/node/node*/distance "
     "devices/system/cpu/cpu*/topology/thread_siblings_list bus/pci/devices/*/{numa_node,class,vendor}; "
-    "do printf '%s\\t%s\\n' $f \"$(cat $f)\"; done"
+    "do printf '%s\\t%s\\n' $f \"$(<$f)\"; done"
 )
 
 
