@@ -4,19 +4,29 @@
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+SKIPPED := .cache/skipped
+PYTEST := NUMAPIN_SKIPPED=$(SKIPPED) $(BIN)/python -m pytest -r fE
 
-.PHONY: demo docs test check lint format types vm bench clean
+.PHONY: setup demo docs test machines check lint format types vm bench clean
+
+setup: $(READY)  ## make the virtual environment, which every other target does that needs it
 
 demo: $(READY)  ## run the main job: bound ranks on the example, on GPUs where there are any
 	$(BIN)/python scripts/demo.py
 
-test: $(READY)  ## run the tests; those in virtual machines need `make vm` once
-	$(BIN)/python -m pytest --numprocesses=2 --dist=loadgroup --ignore=tests/vm --ignore=tests/engines -m "not alone"
-	$(BIN)/python -m pytest --ignore=tests/vm --ignore=tests/engines -m alone
-	$(BIN)/python -m pytest tests/engines
-	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile tests/vm
+test: $(READY)  ## run the tests, but for those of `make machines`; ends with what was skipped, and why
+	rm -f $(SKIPPED)
+	$(PYTEST) --numprocesses=2 --dist=loadgroup --ignore=tests/vm --ignore=tests/engines -m "not alone"
+	$(PYTEST) --ignore=tests/vm --ignore=tests/engines -m alone
+	@$(BIN)/python -m tests.skipped $(SKIPPED)
+	@echo "tests in virtual machines and below real engines: make machines"
 
-check: lint types test  ## what CI runs
+machines: $(READY)  ## run the tests in virtual machines (`make vm` unpacks them, once) and below Slurm and Open MPI
+	rm -f $(SKIPPED)
+	$(PYTEST) --numprocesses=3 --dist=loadgroup tests/engines tests/vm
+	@$(BIN)/python -m tests.skipped $(SKIPPED)
+
+check: lint types test machines  ## what CI runs
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -26,9 +26,9 @@ if [ -n "$packages" ]; then
     if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
         echo "installing$packages"
         # shellcheck disable=SC2086 # several words on purpose
-        apt-get install -y -q $packages >/dev/null 2>&1 || {
+        apt-get install -y -q -o DPkg::Lock::Timeout=600 $packages >/dev/null 2>&1 || {
             apt-get update -q
-            apt-get install -y -q $packages
+            apt-get install -y -q -o DPkg::Lock::Timeout=600 $packages
         }
     else
         echo "missing:$packages" >&2

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import skipped
 from tests.cuda import fake as fake_driver
 from tests.nvml import fake
 
@@ -20,6 +22,21 @@ ROOT = Path(__file__).resolve().parents[1]
 def pytest_configure() -> None:
     """Let Ctrl-C through to what the tests start: a shell's background job begins with SIGINT ignored, for good."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Fail where xdist would ignore groups: what they share would be made in each of its processes."""
+    if not getattr(session.config.option, "loadgroup", False):
+        return
+    for item in session.items:
+        if item.get_closest_marker("xdist_group") is not None and "@" not in item.nodeid:
+            raise pytest.UsageError("pytest-xdist ignores xdist_group under this pytest; see constraints.txt")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Note what was skipped, for the one table that `make` prints after all its runs."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:  # what they skipped, the process that started them knows
+        skipped.note(terminalreporter.getreports("skipped"))
 
 
 @pytest.fixture(scope="session")

@@ -91,6 +91,7 @@ def killed(own_class: LoaderClass) -> dict[tuple[str, str], tuple[int, float]]:
     return found
 
 
+@pytest.mark.xdist_group("killed")  # the programs are started once
 @pytest.mark.parametrize("case", KILLED, ids="-".join)
 def test_killed(killed: dict[tuple[str, str], tuple[int, float]], case: tuple[str, str]) -> None:
     """After SIGKILL no worker, server or tracker lives for two seconds, whether batches flow or workers wait."""

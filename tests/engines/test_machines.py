@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import subprocess
     from pathlib import Path
 
-pytestmark = [pytest.mark.netns, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.netns, pytest.mark.xdist_group("engines"), pytest.mark.timeout(600)]
 BOTH = {"GLOO_SOCKET_IFNAME": INTERFACE}
 # A machine that is lost is missed after 5 s instead of 15; rendezvous waits 2 s and not 30 for more than enough.
 QUICK = "--rdzv-conf=keep_alive_interval=1,keep_alive_max_attempt=5,last_call_timeout=2"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tests.engines.machines import Machine
     from tests.integration.launching import Done
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.mpi, pytest.mark.xdist_group("engines"), pytest.mark.timeout(600)]
 # Without a hostfile it counts this host's cores, which may be one.
 SETTINGS = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",

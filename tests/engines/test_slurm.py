@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tests.engines.cluster import Cluster
     from tests.nvml.fake import FakeNvml
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slurm, pytest.mark.xdist_group("engines"), pytest.mark.timeout(600)]
 HERE = Path(__file__).resolve().parent
 SRUN = ("srun", "--cpu-bind=none")
 

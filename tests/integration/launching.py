@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tests.integration.forking import Forker
+
 NUMAPIN = (sys.executable, "-m", "numapin")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
+_WITH_TORCH = ("run", "trace")  # the commands that import it
+_LIMIT_S = 120
 REFUSE_POLICY = (sys.executable, str(Path(__file__).resolve().parents[1] / "vm" / "refuse_policy.py"))
 
 # What this test run itself was given must not reach the launchers under test.
@@ -41,19 +47,38 @@ def environment(**changes: str) -> dict[str, str]:
 def call(*command: str, cwd: Path | None = None, **changes: str) -> Done:
     """Run a command to its end."""
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, check=False, cwd=cwd, env=environment(**changes)
+        command, capture_output=True, text=True, timeout=_LIMIT_S, check=False, cwd=cwd, env=environment(**changes)
     )
     return Done(status=done.returncode, out=done.stdout, err=done.stderr)
 
 
 def numapin(*arguments: str, cwd: Path | None = None, **changes: str) -> Done:
     """Run numapin to its end."""
+    if arguments and arguments[0] in _WITH_TORCH:
+        return _forked("numapin", *arguments, cwd=cwd, **changes)
     return call(*NUMAPIN, *arguments, cwd=cwd, **changes)
 
 
 def torchrun(*arguments: str, cwd: Path | None = None, **changes: str) -> Done:
     """Run torchrun to its end."""
-    return call(*TORCHRUN, *arguments, cwd=cwd, **changes)
+    return _forked("torch.distributed.run", *arguments, cwd=cwd, **changes)
+
+
+def _forked(module: str, *arguments: str, cwd: Path | None, **changes: str) -> Done:
+    """Run a module in a fork of a process that has torch imported, or else in a process of its own."""
+    environ = environment(**changes)
+    if not _forker().fits(environ):
+        return call(sys.executable, "-m", module, *arguments, cwd=cwd, **changes)
+    status, out, err = _forker().call(module, arguments, environ, cwd, limit_s=_LIMIT_S)
+    return Done(status=status, out=out, err=err)
+
+
+@cache
+def _forker() -> Forker:
+    """Return this test process's own, started when it is first wanted."""
+    forker = Forker(environment())
+    atexit.register(forker.close)
+    return forker
 
 
 def script(folder: Path, text: str, name: str = "train.py") -> str:

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 CHECKPOINTING = str(EXAMPLES / "train_checkpoint.py")
+SAMPLES = 4096  # of the checkpointing example, in an epoch
 TAKEN_OVER = "numapin: torch's DataLoader gets its batches by numapin's data path here"
 NEEDS = {"train_accelerate.py": "accelerate", "train_lightning.py": "pytorch_lightning"}
 
@@ -120,20 +122,37 @@ def visible(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@dataclass(frozen=True, slots=True)
+class _Undisturbed:
+    """A run that nobody disturbed: two checkpoints from its midst, and its last."""
+
+    old: Path
+    newer: Path
+    last: list[Any]
+
+
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, visible: str) -> list[Any]:
-    """Give the last checkpoint of a run that nobody disturbed."""
-    path = tmp_path_factory.mktemp("undisturbed") / "checkpoint.pt"
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, visible: str) -> _Undisturbed:
+    """Give the checkpoints of a run that nobody disturbed."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    path = folder / "checkpoint.pt"
     with _Job(path, visible) as job:
+        for name in ("old", "newer"):
+            job.wait_for_epoch()
+            shutil.copy(path, folder / name)
         assert job.end() == 0
-    return _state(path)
+    return _Undisturbed(folder / "old", folder / "newer", _state(path))
 
 
+@pytest.mark.xdist_group("preemption")  # the undisturbed run is made once
 class TestPreemption:
     """The job that survives it."""
 
-    def test_signals(self, tmp_path: Path, visible: str, undisturbed: list[Any]) -> None:
-        """Stopped by SIGUSR1 to one rank, and by SIGTERM to all, and started again, it ends as if undisturbed."""
+    def test_signals_and_death(self, tmp_path: Path, visible: str, undisturbed: _Undisturbed) -> None:
+        """Stopped by SIGUSR1 to one rank, and by SIGTERM to all, and started again, it ends as if undisturbed.
+
+        So it does when a rank of the last of these runs is killed, which costs a restart at the last whole epoch.
+        """
         path = tmp_path / "preempted.pt"
         with _Job(path, visible) as job:
             job.wait_for_epoch()
@@ -148,21 +167,14 @@ class TestPreemption:
             assert job.end() == 0
         second = torch.load(path)[2]
         with _Job(path, visible) as job:
-            assert job.end() == 0
-        assert 0 < first < second < undisturbed[-1]
-        assert _same(_state(path), undisturbed, exactly=not visible)
-
-    def test_death(self, tmp_path: Path, visible: str, undisturbed: list[Any]) -> None:
-        """A rank that is killed costs a restart, which goes on from the last whole epoch; it ends as if undisturbed."""
-        path = tmp_path / "killed.pt"
-        with _Job(path, visible) as job:
             job.wait_for_epoch()
             os.kill(job.pid_of(1), signal.SIGKILL)
             assert job.end() == 0
             assert job.pid_of(1, restart=1)
-        assert _same(_state(path), undisturbed, exactly=not visible)
+        assert 0 < first < second < undisturbed.last[-1]
+        assert _same(_state(path), undisturbed.last, exactly=not visible)
 
-    def test_only_rank_0_has_the_file(self, tmp_path: Path, visible: str, undisturbed: list[Any]) -> None:
+    def test_only_rank_0_has_the_file(self, tmp_path: Path, visible: str, undisturbed: _Undisturbed) -> None:
         """Machines without a folder in common: rank 0's checkpoint is everybody's, whatever others have.
 
         The other rank has none at first, then an old one, which it must not go on from.
@@ -170,16 +182,19 @@ class TestPreemption:
         paths = [tmp_path / str(rank) / "checkpoint.pt" for rank in (0, 1)]
         for path in paths:
             path.parent.mkdir()
-        for epochs in (4, 8, 16):
-            assert _with_own_folders(tmp_path, visible, epochs=epochs).status == 0
-            assert paths[1].exists() == (epochs > 4)
-            if epochs == 4:
-                shutil.copy(*paths)
-        assert _same(_state(paths[0]), undisturbed, exactly=not visible)
+        shutil.copy(undisturbed.newer, paths[0])
+        epochs = torch.load(paths[0])[2] // SAMPLES + 2
+        assert epochs < 16
+        assert _with_own_folders(tmp_path, visible, epochs=epochs).status == 0
+        assert not paths[1].exists()
+        shutil.copy(undisturbed.old, paths[1])
+        assert torch.load(paths[1])[2] < torch.load(paths[0])[2]
+        assert _with_own_folders(tmp_path, visible, epochs=16).status == 0
+        assert _same(_state(paths[0]), undisturbed.last, exactly=not visible)
 
     @pytest.mark.multigpu
     @pytest.mark.skipif(len(UUIDS) < 2, reason="fewer than two NVIDIA GPUs here")
-    def test_goes_on_with_other_devices(self, tmp_path: Path, visible: str, undisturbed: list[Any]) -> None:
+    def test_goes_on_with_other_devices(self, tmp_path: Path, visible: str, undisturbed: _Undisturbed) -> None:
         """Two ranks that saw two GPUs each go on as ranks that see one each, as 1 x 8 does as 2 x 4, and back again."""
         if not visible:
             pytest.skip("this is about GPUs")
@@ -187,7 +202,7 @@ class TestPreemption:
             path.mkdir()
         for epochs, own in ((4, False), (8, True), (16, False)):
             assert _with_own_folders(tmp_path, visible, epochs=epochs, own_device=own).status == 0
-        assert _same(_state(tmp_path / "0" / "checkpoint.pt"), undisturbed, exactly=False)
+        assert _same(_state(tmp_path / "0" / "checkpoint.pt"), undisturbed.last, exactly=False)
 
 
 def _with_own_folders(folder: Path, visible: str, *, epochs: int, own_device: bool = False) -> Done:

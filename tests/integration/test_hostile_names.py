@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
     from numapin.plan.model import Plan
 
+pytestmark = pytest.mark.xdist_group("hostile")  # the folder and the lines of `run` are made once
+
 FILE = HOSTILE.replace("/", "|")[:60] + f"\n{FORGED}"
 """A name that a file can have."""
 NOT_TEXT = os.fsdecode(b"\xff\x9b2J")

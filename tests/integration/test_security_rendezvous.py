@@ -13,8 +13,11 @@ import socket
 import subprocess
 import sys
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import pytest
 
 from tests.integration.launching import NUMAPIN, TORCHRUN, environment, script
 from tests.integration.listening import Port, ports_of
@@ -24,6 +27,9 @@ from tests.waiting import wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.xdist_group("rendezvous")  # jobs that several tests look at are started once
+
+ROOT = os.getuid() == 0
 ATTACKER = (sys.executable, str(Path(__file__).parent / "attacker.py"))
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "security.md"
 LIMIT_S = 60.0
@@ -136,6 +142,22 @@ def job(folder: Path, kind: str, *, hosts: int = 1, launcher: tuple[str, ...] = 
         started.end()
 
 
+@dataclass(frozen=True, slots=True)
+class Attacked:
+    """A job that was attacked: where it listened before, the attacked ports and their stores' keys, how it ended."""
+
+    job: Job
+    places: str
+    ports: list[Port]
+    keys: list[list[str]]
+    statuses: list[int]
+
+    @property
+    def marker(self) -> Path:
+        """Return the file that the attacker's pickle would have made."""
+        return self.job.folder / "owned"
+
+
 def attack(port: int, marker: Path) -> list[str]:
     """Attack a port as another user; return the keys of the store that was there."""
     done = subprocess.run(
@@ -156,35 +178,10 @@ def test_the_attack_works_against_torchrun(tmp_path: Path) -> None:
         assert wait_until(marker.exists, limit_s=LIMIT_S)
 
 
-@needs_root
-def test_one_host_has_no_rendezvous_to_attack(tmp_path: Path) -> None:
-    """The launcher listens on one loopback port, whose store has no rendezvous in it; the job ends well."""
-    folder, marker = tmp_path / "job", tmp_path / "job" / "owned"
-    with job(folder, "run", launcher=NUMAPIN) as victim:
-        victim.await_ready()
-        (port,) = [port for port in victim.ports() if port.pid == victim.processes[0].pid]
-        assert (port.address, port.port) == ("127.0.0.1", victim.master_port)
-        keys = attack(port.port, marker)
-        assert keys  # what the ranks wrote: the attacker did reach their store
-        assert not [key for key in keys if "rendezvous" in key]
-        assert victim.let_go() == [0], victim.err.read_text()
-    assert not marker.exists()
-
-
-@needs_root
-def test_several_hosts_unpickle_nothing_that_is_not_signed(tmp_path: Path) -> None:
-    """A pickle written under the key of the rendezvous ends the job with the reason, and is never unpickled."""
-    folder, marker = tmp_path / "job", tmp_path / "job" / "owned"
-    with job(folder, "run", hosts=2) as victim:
-        victim.await_ready()
-        launchers = {process.pid for process in victim.processes}
-        found = [attack(port.port, marker) for port in victim.ports() if port.pid in launchers]
-        assert any("torch.rendezvous" in key for keys in found for key in keys)
-        assert not any(victim.identity in key for keys in found for key in keys)
-        statuses = [process.wait(LIMIT_S) for process in victim.processes]
-        assert statuses == [1, 1]
-    assert "is not signed with this job's --rdzv-id" in victim.err.read_text()
-    assert not marker.exists()
+def _places(started: Job, *, launchers: bool = True) -> str:
+    """Say where a job listens, as the document does."""
+    pids = {process.pid for process in started.processes} if launchers else set()
+    return "; ".join(sorted({_place(port, pids, started.master_port) for port in started.ports()}))
 
 
 def _place(port: Port, launchers: set[int], master_port: int) -> str:
@@ -195,20 +192,70 @@ def _place(port: Port, launchers: set[int], master_port: int) -> str:
     return f"launcher: rendezvous, {where}" if port.pid in launchers else "rank: gloo, the address of the host's name"
 
 
-KINDS = [("run", 1), ("run", 2), ("trace", 1), ("trace", 2), ("exec", 1), ("exec", 2), ("spawn", 1)]
+@pytest.fixture(scope="module")
+def one_host(tmp_path_factory: pytest.TempPathFactory) -> Attacked:
+    """Attack the launcher's port of a job on one host; without root the job is only looked at."""
+    folder = tmp_path_factory.mktemp("one") / "job"
+    with job(folder, "run") as victim:
+        victim.await_ready()
+        places = _places(victim)
+        ports = [port for port in victim.ports() if port.pid == victim.processes[0].pid]
+        keys = [attack(port.port, folder / "owned") for port in ports] if ROOT else []
+        return Attacked(victim, places, ports, keys, victim.let_go())
 
 
-def test_the_documented_table_of_ports(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def two_hosts(tmp_path_factory: pytest.TempPathFactory) -> Attacked:
+    """Attack the launchers' ports of a job on two hosts; without root the job is only looked at."""
+    folder = tmp_path_factory.mktemp("two") / "job"
+    with job(folder, "run", hosts=2) as victim:
+        victim.await_ready()
+        places = _places(victim)
+        pids = {process.pid for process in victim.processes}
+        ports = [port for port in victim.ports() if port.pid in pids]
+        if not ROOT:
+            return Attacked(victim, places, ports, [], victim.let_go())
+        keys = [attack(port.port, folder / "owned") for port in ports]
+        return Attacked(victim, places, ports, keys, [process.wait(LIMIT_S) for process in victim.processes])
+
+
+@needs_root
+def test_one_host_has_no_rendezvous_to_attack(one_host: Attacked) -> None:
+    """The launcher listens on one loopback port, whose store has no rendezvous in it; the job ends well."""
+    (port,) = one_host.ports
+    assert (port.address, port.port) == ("127.0.0.1", one_host.job.master_port)
+    (keys,) = one_host.keys
+    assert keys  # what the ranks wrote: the attacker did reach their store
+    assert not [key for key in keys if "rendezvous" in key]
+    assert one_host.statuses == [0], one_host.job.err.read_text()
+    assert not one_host.marker.exists()
+
+
+@needs_root
+def test_several_hosts_unpickle_nothing_that_is_not_signed(two_hosts: Attacked) -> None:
+    """A pickle written under the key of the rendezvous ends the job with the reason, and is never unpickled."""
+    assert any("torch.rendezvous" in key for keys in two_hosts.keys for key in keys)
+    assert not any(two_hosts.job.identity in key for keys in two_hosts.keys for key in keys)
+    assert two_hosts.statuses == [1, 1]
+    assert "is not signed with this job's --rdzv-id" in two_hosts.job.err.read_text()
+    assert not two_hosts.marker.exists()
+
+
+KINDS = [("trace", 1), ("trace", 2), ("exec", 1), ("exec", 2), ("spawn", 1)]
+
+
+def test_the_documented_table_of_ports(one_host: Attacked, two_hosts: Attacked, tmp_path: Path) -> None:
     """docs/security.md says which ports there are, as /proc/net shows them while two gloo ranks are running."""
-    lines = ["| command | hosts | listens |", "|---|---|---|"]
+    places = {("run", 1): one_host.places, ("run", 2): two_hosts.places}
     for kind, hosts in KINDS:
         with job(tmp_path / f"{kind}{hosts}", kind, hosts=hosts) as started:
             started.await_ready()
-            launchers = set() if kind == "exec" else {process.pid for process in started.processes}
-            places = {_place(port, launchers, started.master_port) for port in started.ports()}
+            places[kind, hosts] = _places(started, launchers=kind != "exec")
             started.let_go()  # its status is no matter: `trace` found no step to record
+    lines = ["| command | hosts | listens |", "|---|---|---|"]
+    for (kind, hosts), listens in places.items():
         name = "numapin.spawn" if kind == "spawn" else f"numapin {kind}"
-        lines.append(f"| `{name}` | {hosts} | {'; '.join(sorted(places))} |")
+        lines.append(f"| `{name}` | {hosts} | {listens} |")
     text = DOCUMENT.read_text()
     start, end = "<!-- ports: written by the test -->\n", "<!-- end of ports -->"
     before, _, rest = text.partition(start)

@@ -7,6 +7,7 @@ this process. Its ranks are new processes all the same.
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import json
 import os
@@ -14,10 +15,12 @@ import runpy
 import signal
 import subprocess
 import sys
+import threading
 import time
+import traceback
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 SHARE: Final = Path("/run/share")
 CGROUPS: Final = Path("/sys/fs/cgroup")
@@ -37,14 +40,13 @@ def main() -> None:
         began = time.monotonic()
         pid = os.fork()
         if pid == 0:
-            become(job)  # ends here: an exception or SystemExit passes through main to the interpreter
-            return
+            become(job)  # does not return
         status = wait(pid, job["timeout_s"])
         result = {"status": status, "seconds": round(time.monotonic() - began, 1)}
         (SHARE / job["name"] / "result.json").write_text(json.dumps(result))
 
 
-def become(job: dict[str, Any]) -> None:
+def become(job: dict[str, Any]) -> NoReturn:
     """Turn this fork into the job, inside its limits."""
     os.setsid()
     for descriptor, name in ((1, "stdout"), (2, "stderr")):
@@ -60,9 +62,32 @@ def become(job: dict[str, Any]) -> None:
     if python == sys.executable and rest[0] == "-m":
         sys.path[0] = str(Path.cwd())  # as python -m does
         sys.argv = rest[1:]
-        runpy.run_module(rest[1], run_name="__main__", alter_sys=True)
+        leave(run_as_main(rest[1]))
     else:
         os.execvp(python, job["argv"])  # noqa: S606 - the command is what the test asked for
+
+
+def run_as_main(module: str) -> int:
+    """Run a module as the program, to its end; return its exit status."""
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as left:
+        if isinstance(left.code, str):
+            sys.stderr.write(f"{left.code}\n")
+        return left.code if isinstance(left.code, int) else int(left.code is not None)
+    except BaseException:  # noqa: BLE001 - told as Python tells it
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def leave(status: int) -> NoReturn:
+    """End this fork as Python does, but for taking torch's modules apart, which takes many seconds in emulation."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def enter_cpuset(name: str, cpus: str, nodes: str) -> None:
@@ -73,7 +98,8 @@ def enter_cpuset(name: str, cpus: str, nodes: str) -> None:
         try:
             (group / file).write_text(value)
         except OSError as error:
-            raise SystemExit(f"{file} does not take {value!r}: {error}") from None
+            sys.stderr.write(f"{file} does not take {value!r}: {error}\n")
+            leave(1)
 
 
 def wait(pid: int, timeout_s: float) -> int:

@@ -1,35 +1,66 @@
-"""Booting machines for the tests of this folder."""
+"""Booting machines for the tests of this folder: each machine once, for all files."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
 from tests.nvml import fake
-from tests.vm.machine import Batch, VmMachine, VmResult, boot, missing
+from tests.vm.machine import Batch, Job, VmMachine, VmResult, boot, missing
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Sequence
+
+HERE: Final = Path(__file__).resolve().parent
+MACHINES: Final = ("two_nodes", "four_nodes", "memory_only")
+PRELOAD: Final = ("torch.distributed.run", "torch.distributed.launcher.api", "numapin.data.loader")
 
 
-class Boot(Protocol):
-    """Boot a machine by its name, run a batch in it, and return what its jobs did."""
+@pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
+def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
+    """Keep the tests of a machine in one process, which boots it."""
+    for item in items:
+        if item.path.parent == HERE:
+            item.add_marker(pytest.mark.xdist_group(f"vm-{_machine(item)}"))
 
-    def __call__(self, name: str, batch: Batch) -> VmResult:
-        """Skip the test, with what is missing, where no machine can be booted."""
+
+def _machine(item: pytest.Item) -> str:
+    call = getattr(item, "callspec", None)
+    words = [*getattr(item, "fixturenames", ()), *(call.params.values() if call else ())]
+    return next((name for name in MACHINES if name in words), "none")
 
 
 @pytest.fixture(scope="session")
-def boot_machine(tmp_path_factory: pytest.TempPathFactory) -> Boot:
-    """Return the function that boots machines; module fixtures call it once a machine."""
+def two_nodes(request: pytest.FixtureRequest) -> VmResult:
+    """Give what all jobs did on the two-node machine."""
+    return _booted("two-nodes", request)
+
+
+@pytest.fixture(scope="session")
+def four_nodes(request: pytest.FixtureRequest) -> VmResult:
+    """Give what all jobs did on the machine of two packages and four nodes, whose NVML order is not its node order."""
+    return _booted("four-nodes", request)
+
+
+@pytest.fixture(scope="session")
+def memory_only(request: pytest.FixtureRequest) -> VmResult:
+    """Give what all jobs did on the machine whose third node has memory and no CPUs."""
+    return _booted("memory-only", request)
+
+
+def _booted(name: str, request: pytest.FixtureRequest) -> VmResult:
+    """Boot a machine for the jobs of all files that are being tested; skip where none can be booted."""
     if reason := missing():
         pytest.skip(reason)
-
-    def run(name: str, batch: Batch) -> VmResult:
-        return boot(VmMachine.load(name), batch, share=tmp_path_factory.mktemp(name))
-
-    return run
+    nvml: Path = request.getfixturevalue("nvml")
+    items = (item for item in request.session.items if item.path.parent == HERE)
+    files: dict[Any, None] = dict.fromkeys(getattr(item, "module", None) for item in items)
+    jobs: list[Job] = [job for file in files for job in file.jobs(name, nvml)]
+    jobs.sort(key=lambda job: job.spoils)
+    share = request.getfixturevalue("tmp_path_factory").mktemp(name)
+    return boot(VmMachine.load(name), Batch(jobs=jobs, libraries=nvml.parent, preload=PRELOAD), share=share)
 
 
 @pytest.fixture(scope="session")

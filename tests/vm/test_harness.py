@@ -6,11 +6,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from numapin.base import cpu_set
+from tests.vm.conftest import MACHINES
 from tests.vm.machine import (
     HERE,
     REPOSITORY,
@@ -25,9 +26,6 @@ from tests.vm.machine import (
     missing,
 )
 
-if TYPE_CHECKING:
-    from tests.vm.conftest import Boot
-
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(TEST_LIMIT_S)]
 
 PROBE = (sys.executable, HERE / "probe.py")
@@ -35,25 +33,31 @@ WRITTEN = HERE / "written-by-vm"
 FACTS = (
     "cd /sys; for f in devices/system/node/node*/cpulist devices/system/node/node*/distance "
     "devices/system/cpu/cpu*/topology/thread_siblings_list bus/pci/devices/*/{numa_node,class,vendor}; "
-    "do printf '%s\\t%s\\n' $f \"$(cat $f)\"; done"
+    "do printf '%s\\t%s\\n' $f \"$(<$f)\"; done"
 )
 
 
-@pytest.fixture(scope="module", params=["two-nodes", "four-nodes", "memory-only"])
-def booted(request: pytest.FixtureRequest, boot_machine: Boot) -> VmResult:
-    """Boot each machine once and run the jobs that every test below looks at."""
-    jobs = [
+def jobs(machine: str, nvml: Path) -> list[Job]:
+    """Return what is run on each machine, whatever it is."""
+    del machine, nvml
+    return [
         Job(name="facts", argv=["bash", "-c", FACTS]),
         Job(name="numactl", argv=["numactl", "-H"]),
-        Job(name="bound", argv=["numactl", "--cpunodebind=1", "--membind=1", *PROBE]),
-        Job(name="refused", argv=PROBE, refuse_policy=True),
-        Job(name="cpuset", argv=PROBE, cpuset=("1-2", "1")),
+        Job(name="probe-bound", argv=["numactl", "--cpunodebind=1", "--membind=1", *PROBE]),
+        Job(name="probe-refused", argv=PROBE, refuse_policy=True),
+        Job(name="probe-cpuset", argv=PROBE, cpuset=("1-2", "1")),
         Job(name="impossible", argv=["echo", "ran"], cpuset=("1-2", "63")),
-        Job(name="shm", argv=["df", "-k", "--output=size", "/dev/shm"]),  # noqa: S108 - the mount itself
+        Job(name="df", argv=["df", "-k", "--output=size", "/dev/shm"]),  # noqa: S108 - the mount itself
         Job(name="slow", argv=["sleep", "60"], timeout_s=1),
         Job(name="writes", argv=["sh", "-c", f"echo changed > {WRITTEN} && cat {WRITTEN}"]),
     ]
-    return boot_machine(request.param, Batch(jobs=jobs))
+
+
+@pytest.fixture(scope="module", params=MACHINES)
+def booted(request: pytest.FixtureRequest) -> VmResult:
+    """Give what the jobs did on each machine."""
+    result: VmResult = request.getfixturevalue(request.param)
+    return result
 
 
 def _facts(result: VmResult) -> dict[str, str]:
@@ -103,7 +107,7 @@ def test_numactl_agrees_on_the_nodes(booted: VmResult) -> None:
 
 def test_probe_reports_the_binding_it_was_started_with(booted: VmResult) -> None:
     """Under numactl --cpunodebind=1 --membind=1 every thread, the policy and every page are on node 1."""
-    answers = _probe(booted, "bound")
+    answers = _probe(booted, "probe-bound")
     assert [cpu_set.parse(thread["cpus"]) for thread in answers["threads"]] == [booted.machine.nodes[1].cpus] * 2
     assert answers["policy"] == {"mode": "bind", "nodes": [1]}
     assert answers["pages"] == {"1": 8192}
@@ -113,15 +117,15 @@ def test_probe_reports_the_binding_it_was_started_with(booted: VmResult) -> None
 
 def test_seccomp_refuses_policy_calls_and_nothing_else(booted: VmResult) -> None:
     """Under refuse_policy.py the policy calls give EPERM, while the program runs on and numa_maps still answers."""
-    answers = _probe(booted, "refused")
+    answers = _probe(booted, "probe-refused")
     assert answers["policy"] == answers["pages"] == {"error": "EPERM"}
     assert sum(answers["numa_maps"]["mapping"]["pages"].values()) == 8192
-    assert booted.jobs["refused"].status == 0
+    assert booted.jobs["probe-refused"].status == 0
 
 
 def test_cpuset_limits_cpus_and_memory(booted: VmResult) -> None:
     """In a cpuset of CPUs 1-2 and node 1, threads see only those and pages are on node 1."""
-    answers = _probe(booted, "cpuset")
+    answers = _probe(booted, "probe-cpuset")
     assert [(thread["cpus"], thread["nodes"]) for thread in answers["threads"]] == [("1-2", "1")] * 2
     assert answers["pages"] == {"1": 8192}
 
@@ -135,7 +139,7 @@ def test_job_that_cannot_enter_its_cpuset_does_not_run(booted: VmResult) -> None
 
 def test_shared_memory_is_as_small_as_in_docker(booted: VmResult) -> None:
     """Shared memory has 64 MiB."""
-    assert booted.jobs["shm"].stdout.split() == ["1K-blocks", "65536"]
+    assert booted.jobs["df"].stdout.split() == ["1K-blocks", "65536"]
 
 
 def test_job_over_its_time_limit_is_ended(booted: VmResult) -> None:

@@ -1,6 +1,6 @@
 """`numapin.DataLoader` on a machine with two nodes: ring, workers and pin thread are on the rank's node, by the kernel.
 
-One boot runs all jobs; the tests look at what the probe saw of each loader. Where torch's loader puts batches is
+The tests look at what the probe saw of each loader. Where torch's loader puts batches is
 recorded, not judged: in an unbound process chance decides it. The bad days of a container are here too: policies that
 seccomp refuses, a full node, a /dev/shm of 64 MiB, a small memory limit.
 """
@@ -12,20 +12,16 @@ import os
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from numapin.base import cpu_set
 from tests.vm import gpus
-from tests.vm.machine import HERE, SHARE, TEST_LIMIT_S, Batch, Job, JobResult, VmResult, cache
-
-if TYPE_CHECKING:
-    from tests.vm.conftest import Boot
+from tests.vm.machine import HERE, SHARE, TEST_LIMIT_S, Job, JobResult, VmResult, cache
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(TEST_LIMIT_S)]
 
-PRELOAD = ("torch.distributed.run", "torch.distributed.launcher.api", "numapin.data.loader")
 RUN = (sys.executable, "-m", "numapin", "run", "--nproc-per-node", "2", HERE / "loader_probe.py", "placement")
 ALONE = (sys.executable, "-m", "tests.vm.loader_probe")
 NODE = 1
@@ -34,24 +30,26 @@ PAGE_BYTES = 4096
 SYS_NICE = "--cap-add SYS_NICE"
 
 
-@pytest.fixture(scope="module")
-def two_nodes(boot_machine: Boot, nvml: Path) -> VmResult:
-    """Load under `numapin run` and alone, then on each bad day."""
-    jobs = [
-        Job(
-            name="run",
-            argv=RUN,
-            env={**gpus.shown("two-nodes", nvml), "NUMAPIN_RUN_DIR": str(SHARE / "run")},
-        ),
-        *(Job(name=name, argv=[*ALONE, name, str(NODE)]) for name in ("placement", "shm", "limited")),
-        Job(name="refused", argv=[*ALONE, "refused", str(NODE)], refuse_policy=True),
-        Job(name="full", argv=[*ALONE, "full", str(NODE)]),  # the last: the node stays full
+def jobs(machine: str, nvml: Path) -> list[Job]:
+    """Return what is run on the two-node machine: under `numapin run` and alone, then on each bad day."""
+    if machine != "two-nodes":
+        return []
+    ranks = {**gpus.shown(machine, nvml), "NUMAPIN_RUN_DIR": str(SHARE / "load-ranks")}
+    return [
+        Job(name="load-ranks", argv=RUN, env=ranks),
+        *(_alone(scenario) for scenario in ("placement", "shm", "limited")),
+        _alone("refused", refuse_policy=True),
+        _alone("full", spoils=True),  # the node stays full
     ]
-    return boot_machine("two-nodes", Batch(jobs=jobs, libraries=nvml.parent, preload=PRELOAD))
+
+
+def _alone(scenario: str, **limits: Any) -> Job:
+    return Job(name=f"load-{scenario}", argv=[*ALONE, scenario, str(NODE)], **limits)
 
 
 def _found(result: VmResult, job: str, rank: int = 0) -> dict[str, Any]:
     """Return what the probe saw; the job must have succeeded."""
+    job = f"load-{job}"
     assert result.jobs[job].status == 0, result.jobs[job].shown()
     found = result.jobs[job].json(f"{rank}.json")
     assert isinstance(found, dict)
@@ -60,7 +58,7 @@ def _found(result: VmResult, job: str, rank: int = 0) -> dict[str, Any]:
 
 def _cases(result: VmResult) -> dict[str, tuple[int, dict[str, Any]]]:
     """Return the node and what was seen of each process that loaded near it: the two ranks and the one alone."""
-    ranks = {f"rank {rank}": (gpu.node, _found(result, "run", rank)) for rank, gpu in enumerate(result.machine.gpus)}
+    ranks = {f"rank {rank}": (gpu.node, _found(result, "ranks", rank)) for rank, gpu in enumerate(result.machine.gpus)}
     return {**ranks, "alone": (NODE, _found(result, "placement"))}
 
 
@@ -132,7 +130,7 @@ def test_small_shared_memory_does_not_matter(two_nodes: VmResult) -> None:
 
 def test_refused_policy_leaves_first_touch_and_is_said_once(two_nodes: VmResult) -> None:
     """Where seccomp refuses policies and move_pages, the ring is on the node all the same; the remedy is said once."""
-    job, found = two_nodes.jobs["refused"], _found(two_nodes, "refused")["polite"]
+    job, found = two_nodes.jobs["load-refused"], _found(two_nodes, "refused")["polite"]
     stats = found["stats"]
     assert found["num_in_ring"] == 10
     assert found["ring_pages"] == {}  # move_pages is refused
@@ -171,12 +169,12 @@ def test_full_node_is_said_with_shares(two_nodes: VmResult) -> None:
     assert stats["share_on_node"] == pytest.approx(pages.get(str(NODE), 0) / sum(pages.values()))
     said = f"{1 - stats['share_on_node']:.1%} on node 0"
     assert [note for note in stats["notes"] if said in note and "numactl -H" in note], stats["notes"]
-    assert [line for line in _warnings(two_nodes.jobs["full"]) if said in line]
+    assert [line for line in _warnings(two_nodes.jobs["load-full"]) if said in line]
 
 
 def test_small_memory_limit_makes_fewer_slots_then_none(two_nodes: VmResult) -> None:
     """In a small cgroup there are fewer slots, where not even one a worker fits none; each is said once."""
-    found, job = _found(two_nodes, "limited"), two_nodes.jobs["limited"]
+    found, job = _found(two_nodes, "limited"), two_nodes.jobs["load-limited"]
     few, none = found["few"]["stats"], found["none"]["stats"]
     assert found["few"]["num_in_ring"] == 10
     assert few["slots"] in (2, 4, 6)

@@ -1,6 +1,6 @@
 """`numapin run` on machines with several nodes: ranks, threads and pages are where the plan says, by the kernel's word.
 
-One boot a machine runs all commands on it; the tests look at what the probe found in each rank. What share of a rank's
+The tests look at what the probe found in each rank. What share of a rank's
 pages is local under plain torchrun is recorded, not judged: chance decides it.
 """
 
@@ -11,72 +11,48 @@ import os
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from numapin.base import cpu_set
 from tests.vm import gpus
-from tests.vm.machine import HERE, SHARE, TEST_LIMIT_S, Batch, Job, JobResult, VmResult, cache
-
-if TYPE_CHECKING:
-    from tests.vm.conftest import Boot
+from tests.vm.machine import HERE, SHARE, TEST_LIMIT_S, Job, JobResult, VmResult, cache
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(TEST_LIMIT_S)]
 
-PRELOAD = ("torch.distributed.run", "torch.distributed.launcher.api")
 PROBE = HERE / "probe.py"
 NUMAPIN = (sys.executable, "-m", "numapin", "run")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")
 MODES = {"preferred": ("preferred", "preferred-many"), "bind": ("bind",), "interleave": ("interleave",)}
 
 
-@pytest.fixture(scope="module")
-def two_nodes(boot_machine: Boot, nvml: Path) -> VmResult:
-    """Run on the two-node machine: as it is, under Docker's limits, in a cpuset, and by torchrun."""
-    shown = gpus.shown("two-nodes", nvml)
-    jobs = [
-        _torchrun(2),
-        _run("default", env=shown),
-        _run("bind", "--memory", "bind", "--bind", "exclusive", "--nproc-per-node", "4", env=shown),
-        _run("refused", env=shown, refuse_policy=True),
-        _run("strict", "--strict", env=shown, refuse_policy=True),
-        _run("cpuset", env=shown, cpuset=("5-7", "1")),
-    ]
-    return boot_machine("two-nodes", _batch(jobs, nvml))
-
-
-@pytest.fixture(scope="module")
-def four_nodes(boot_machine: Boot, nvml: Path) -> VmResult:
-    """Run on the machine of two packages and four nodes, whose NVML order is not its node order."""
-    shown = gpus.shown("four-nodes", nvml)
-    jobs = [
-        _torchrun(4),
-        _run("default", env=shown),
-        _run("socket", "--bind", "socket", "--no-smt", env=shown),
-        _run("gpus", "--gpus", "0,3", env=shown),
-        _run("no-nvml", "--nproc-per-node", "4", env={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}),
-    ]
-    return boot_machine("four-nodes", _batch(jobs, nvml))
-
-
-@pytest.fixture(scope="module")
-def memory_only(boot_machine: Boot, nvml: Path) -> VmResult:
-    """Run on the machine whose third node has memory and no CPUs."""
-    shown = gpus.shown("memory-only", nvml)
-    jobs = [
-        _torchrun(2),
-        _run("default", env=shown),
-        _run("no-gpus", "--nproc-per-node", "3", env={"CUDA_VISIBLE_DEVICES": ""}),
-        _run("interleave", "--memory", "interleave", env=shown),
-        _run("torch", "--nproc-per-node", "1", env=shown, probe=("--torch",)),
-    ]
-    return boot_machine("memory-only", _batch(jobs, nvml))
-
-
-def _batch(jobs: list[Job], nvml: Path) -> Batch:
-    """Return the jobs with the stand-in for NVML, and with torch imported before the first."""
-    return Batch(jobs=jobs, libraries=nvml.parent, preload=PRELOAD)
+def jobs(machine: str, nvml: Path) -> list[Job]:
+    """Return what is run on a machine: as it is, by torchrun, and what is special to it."""
+    shown = gpus.shown(machine, nvml)
+    as_it_is = _run("default", env=shown)
+    of_each = {
+        "two-nodes": [
+            _torchrun(2),
+            _run("bind", "--memory", "bind", "--bind", "exclusive", "--nproc-per-node", "4", env=shown),
+            _run("refused", env=shown, refuse_policy=True),
+            _run("strict", "--strict", env=shown, refuse_policy=True),
+            _run("cpuset", env=shown, cpuset=("5-7", "1")),
+        ],
+        "four-nodes": [
+            _torchrun(4),
+            _run("socket", "--bind", "socket", "--no-smt", env=shown),
+            _run("gpus", "--gpus", "0,3", env=shown),
+            _run("no-nvml", "--nproc-per-node", "4", env={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}),
+        ],
+        "memory-only": [
+            _torchrun(2),
+            _run("no-gpus", "--nproc-per-node", "3", env={"CUDA_VISIBLE_DEVICES": ""}),
+            _run("interleave", "--memory", "interleave", env=shown),
+            _run("torch", "--nproc-per-node", "1", env=shown, probe=("--torch",)),
+        ],
+    }
+    return [as_it_is, *of_each[machine]]
 
 
 def _run(name: str, *options: str, probe: tuple[str, ...] = (), env: dict[str, str], **limits: Any) -> Job:

@@ -1,6 +1,6 @@
 """`numapin verify` on a machine with two nodes: green under `numapin run`, red with the right finding else.
 
-One boot runs a job whose first rank has itself verified while it misbehaves, and one that nobody bound.
+The first rank of one job has itself verified while it misbehaves; nobody bound the other.
 """
 
 from __future__ import annotations
@@ -9,43 +9,39 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.vm import gpus
-from tests.vm.machine import HERE, SHARE, TEST_LIMIT_S, Batch, Job, VmResult, cache
-
-if TYPE_CHECKING:
-    from tests.vm.conftest import Boot
+from tests.vm.machine import HERE, SHARE, TEST_LIMIT_S, Job, VmResult, cache
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(TEST_LIMIT_S)]
 
-PRELOAD = ("torch.distributed.run", "torch.distributed.launcher.api")
 PROBE = HERE / "verify_probe.py"
 RUN = (sys.executable, "-m", "numapin", "run", "--verify-after", "3", "--report")
 REGION_MIB = 64
 LOOKS = (
-    ("green", "run", "numapin verify                # as started"),
-    ("thread", "run", "numapin verify                # a thread moved to CPU 4"),
-    ("pages", "run", "numapin verify                # all pages of rank 0 migrated from node 0 to node 1"),
-    ("unbound", "alone", "numapin verify --pid PID      # plain python with LOCAL_RANK=1 LOCAL_WORLD_SIZE=2"),
+    ("green", "verify-run", "numapin verify                # as started"),
+    ("thread", "verify-run", "numapin verify                # a thread moved to CPU 4"),
+    ("pages", "verify-run", "numapin verify                # all pages of rank 0 migrated from node 0 to node 1"),
+    ("unbound", "verify-alone", "numapin verify --pid PID      # plain python with LOCAL_RANK=1 LOCAL_WORLD_SIZE=2"),
 )
 
 
-@pytest.fixture(scope="module")
-def two_nodes(boot_machine: Boot, nvml: Path) -> VmResult:
-    """Run the probe under numapin and alone."""
-    shown = gpus.shown("two-nodes", nvml)
+def jobs(machine: str, nvml: Path) -> list[Job]:
+    """Return what is run on the two-node machine: the probe under numapin, and alone."""
+    if machine != "two-nodes":
+        return []
+    shown = gpus.shown(machine, nvml)
     rank = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
-    jobs = [
-        Job(name="run", argv=[*RUN, SHARE / "run" / "report.json", PROBE], env=shown),
-        Job(name="alone", argv=[sys.executable, PROBE, "self"], env={**shown, **rank}),
+    return [
+        Job(name="verify-run", argv=[*RUN, SHARE / "verify-run" / "report.json", PROBE], env=shown),
+        Job(name="verify-alone", argv=[sys.executable, PROBE, "self"], env={**shown, **rank}),
     ]
-    return boot_machine("two-nodes", Batch(jobs=jobs, libraries=nvml.parent, preload=PRELOAD))
 
 
-def _look(result: VmResult, name: str, *, job: str = "run") -> tuple[int, dict[str, Any]]:
+def _look(result: VmResult, name: str, *, job: str = "verify-run") -> tuple[int, dict[str, Any]]:
     """Return the status and the report of one look of `numapin verify`."""
     assert result.jobs[job].status == 0, result.jobs[job].shown()
     found = result.jobs[job].json(f"{name}.json")
@@ -77,8 +73,8 @@ def test_bound_job_is_green(two_nodes: VmResult) -> None:
 
 def test_table_of_a_green_job(two_nodes: VmResult) -> None:
     """The table has a row a rank that holds, and fits a terminal of 100 columns."""
-    assert two_nodes.jobs["run"].status == 0, two_nodes.jobs["run"].shown()
-    lines = (two_nodes.jobs["run"].out / "green.txt").read_text().splitlines()
+    assert two_nodes.jobs["verify-run"].status == 0, two_nodes.jobs["verify-run"].shown()
+    lines = (two_nodes.jobs["verify-run"].out / "green.txt").read_text().splitlines()
     assert [line.split()[0] for line in lines[:3]] == ["rank", "0", "1"]
     assert all(line.endswith("holds") for line in lines[1:3])
     assert max(map(len, lines)) <= 115
@@ -110,7 +106,7 @@ def test_migrated_pages_are_found(two_nodes: VmResult) -> None:
 
 def test_unbound_job_is_found(two_nodes: VmResult) -> None:
     """A process that plain python started as rank 1 of 2 is held against numapin's plan for it: node 1."""
-    status, report = _look(two_nodes, "unbound", job="alone")
+    status, report = _look(two_nodes, "unbound", job="verify-alone")
     (rank,) = report["ranks"]
     assert (status, report["holds"], rank["local_rank"], rank["applied"]) == (1, False, 1, None)
     assert (rank["requested"]["cpus"], rank["requested"]["gpu"]["index"]) == ("4-7", 1)
@@ -123,7 +119,7 @@ def test_unbound_job_is_found(two_nodes: VmResult) -> None:
 
 def test_report_of_the_run(two_nodes: VmResult) -> None:
     """--report has requested, applied and observed of both ranks, and the launcher says the verdict in a line."""
-    job = two_nodes.jobs["run"]
+    job = two_nodes.jobs["verify-run"]
     assert job.status == 0, job.shown()
     report: Any = job.json("report.json")
     assert (report["schema"], len(report["ranks"])) == ("numapin.report/1", 2)

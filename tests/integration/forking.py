@@ -1,0 +1,152 @@
+"""A process with torch and numapin imported, which runs each command line in a fork of itself.
+
+Importing torch takes a second and a half of a CPU, and most of what is tried in this folder starts by importing it.
+Comes in: a module, its arguments, environment and folder. Goes out: exit status, stdout and stderr, as of a process of
+its own. What Python, the linker and torch read when they start cannot be changed later: `Forker.fits` says whether a
+command line may run here. How numapin itself starts is tried in processes of their own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import runpy
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_IMPORTED: Final = (
+    *("torch.distributed.run", "torch.distributed.launcher.api"),
+    *("numapin.cli.main", "numapin.cli.run", "numapin.cli.trace", "numapin.launch", "numapin.launcher.torchrun"),
+)
+_READ_AT_START: Final = ("LD_", "PYTHON", "LC_", "LANG", "LOGLEVEL", "TORCH", "OMP_", "GOMP_", "KMP_", "MKL_")
+_MESSAGE_BYTES: Final = 1 << 19
+
+
+class Forker:
+    """The process, seen from the tests: it ends when this object, or the process that made it, is gone."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._start = _start(environ)
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MESSAGE_BYTES)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, str(theirs.fileno())],
+                env=environ,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+            )
+
+    def fits(self, environ: Mapping[str, str]) -> bool:
+        """Return whether a process that started now, with this environment, would start as this one did."""
+        return _start(environ) == self._start
+
+    def call(
+        self, module: str, arguments: Sequence[str], environ: Mapping[str, str], cwd: Path | None, *, limit_s: float
+    ) -> tuple[int, str, str]:
+        """Run `python -m module arguments` in a fork, until its output is closed; return status, stdout and stderr."""
+        told = {"module": module, "arguments": [*arguments], "environ": {**environ}, "cwd": str(cwd or Path.cwd())}
+        pipes = [os.pipe() for _ in range(3)]
+        socket.send_fds(
+            self._socket, [json.dumps(told).encode()], [writer for _, writer in pipes]
+        )  # in the order of _fork
+        for _, writer in pipes:
+            os.close(writer)
+        out, err, answer = _read([reader for reader, _ in pipes], limit_s)
+        pid, *status = map(int, answer.split())
+        if not status:
+            os.kill(pid, signal.SIGKILL)
+            raise subprocess.TimeoutExpired([module, *arguments], limit_s, out, err)
+        return status[0], out.decode(), err.decode()
+
+    def close(self) -> None:
+        """End the process."""
+        self._socket.close()
+        self._process.wait()
+
+
+def _start(environ: Mapping[str, str]) -> tuple[dict[str, str], set[int]]:
+    """Return what a process takes from this one and cannot change later."""
+    return {name: environ[name] for name in environ if name.startswith(_READ_AT_START)}, os.sched_getaffinity(0)
+
+
+def _read(pipes: Sequence[int], limit_s: float) -> list[bytes]:
+    """Return what comes out of each pipe until all are closed, or the time is up."""
+    read = dict.fromkeys(pipes, b"")
+    end = time.monotonic() + limit_s
+    with selectors.DefaultSelector() as selector:
+        for pipe in pipes:
+            selector.register(pipe, selectors.EVENT_READ)
+        while selector.get_map() and time.monotonic() < end:
+            for key, _ in selector.select(end - time.monotonic()):
+                if part := os.read(key.fd, 1 << 16):
+                    read[key.fd] += part
+                else:
+                    selector.unregister(key.fd)
+    for pipe in pipes:
+        os.close(pipe)
+    return [*read.values()]
+
+
+def main() -> None:
+    """Import what takes long, and fork for each command line that comes."""
+    for module in _IMPORTED:
+        importlib.import_module(module)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that wait for the commands
+    with socket.socket(fileno=int(sys.argv[1])) as requests:
+        while True:
+            message, descriptors, *_ = socket.recv_fds(requests, _MESSAGE_BYTES, 3)
+            if not message:
+                return
+            if os.fork() == 0:
+                break
+            for descriptor in descriptors:
+                os.close(descriptor)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    _fork(*descriptors)
+    _become(**json.loads(message))
+
+
+def _fork(out: int, err: int, answer: int) -> None:
+    """Return in a fork, with these as its output; here, wait for it and answer with its status."""
+    pid = os.fork()
+    if pid:
+        for descriptor in (1, 2, out, err):
+            os.close(descriptor)
+        os.write(answer, f"{pid} ".encode())
+        os.write(answer, str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
+        os._exit(0)
+    for number, descriptor in enumerate((out, err), start=1):
+        os.dup2(descriptor, number)
+    for descriptor in (out, err, answer):
+        os.close(descriptor)
+
+
+def _become(module: str, arguments: list[str], environ: dict[str, str], cwd: str) -> None:
+    """Do what `python -m module arguments` does in this folder with this environment."""
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(environ)
+    tempfile.tempdir = None
+    sys.path[0] = cwd
+    sys.argv = ["-m", *arguments]
+    sys.modules.pop(module, None)
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()
