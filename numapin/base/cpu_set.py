@@ -6,14 +6,14 @@ one.
 
 from __future__ import annotations
 
-import re
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-_ITEM = re.compile(r"(\d{1,7})(?:-(\d{1,7})(?::(\d{1,7})/(\d{1,7}))?)?", re.ASCII)
+_MAX_DIGITS = 7
+_HEX_DIGITS = frozenset("0123456789abcdefABCDEF")
 MAX_ID = 1 << 16
 """Larger than any CPU or node number Linux can be built for (NR_CPUS is at most 8192); a range beyond it is a typo."""
 
@@ -65,7 +65,7 @@ def parse_mask(text: str) -> frozenset[int]:
     Raises ValueError that quotes the mask.
     """
     words = [word.strip().removeprefix("0x") for word in text.strip().split(",")]
-    if any(not re.fullmatch(r"[0-9a-fA-F]{0,8}", word) for word in words) or len(words) > MAX_ID // 32:
+    if any(len(word) > 8 or not _HEX_DIGITS.issuperset(word) for word in words) or len(words) > MAX_ID // 32:
         msg = f"{_short(text)!r} is not a CPU mask of hexadecimal 32-bit words"
         raise ValueError(msg)
     return from_words((int(word or "0", 16) for word in reversed(words)), word_bits=32)
@@ -74,17 +74,23 @@ def parse_mask(text: str) -> frozenset[int]:
 def _numbers(item: str, text: str) -> range | list[int]:
     if not item and not text.strip():
         return range(0)
-    match = _ITEM.fullmatch(item)
-    if match is None:
+    span, has_groups, groups = item.partition(":")
+    ends = span.split("-")
+    used_of_group = groups.split("/") if has_groups else ["1", "1"]
+    is_shaped = len(ends) == 2 or (len(ends) == 1 and not has_groups)
+    if not is_shaped or len(used_of_group) != 2 or not all(map(_is_number, (*ends, *used_of_group))):
         msg = f"{_short(item)!r} in {_short(text)!r} is not a number or a range such as 0-3"
         raise ValueError(msg)
-    first = int(match[1])
-    last = int(match[2] or first)
-    used, group = int(match[3] or 1), int(match[4] or 1)
+    first, last = int(ends[0]), int(ends[-1])
+    used, group = map(int, used_of_group)
     if last < first or last >= MAX_ID or not 1 <= used <= group:
         msg = f"range {item!r} in {_short(text)!r} runs backwards or too far"
         raise ValueError(msg)
     return [number for number in range(first, last + 1) if (number - first) % group < used]
+
+
+def _is_number(word: str) -> bool:
+    return word.isascii() and word.isdecimal() and len(word) <= _MAX_DIGITS
 
 
 def _run(first: int, last: int) -> str:
