@@ -1,7 +1,7 @@
 """Stage 3: start the ranks. Edge.
 
 Comes in: a `Plan` and a `Job`. Goes out: ranks, run to their end by torch.distributed.elastic. Knows nothing of NUMA:
-every rank starts as the shim `rank.py`, which takes its slice of the plan. Worker variables, restarts, signals and exit
+every rank starts as `rank/shim.py`, which takes its slice of the plan. Worker variables, restarts, signals and exit
 behaviour are torchrun's own; docs/moving-from-torchrun.md lists the differences.
 """
 
