@@ -7,7 +7,7 @@ plan, JSON, as the kernel took it) in its environment.
 
 It is started with `python -I -S`, without site-packages, so that it costs milliseconds: this module and what it imports
 may use the standard library only, and of that neither json nor what brings typing, enum, dataclasses, re, collections,
-functools or contextlib. Only a rank that the kernel does not bind as planned loads the plan's classes.
+functools or contextlib. Only a rank that is refused what the rehearsal got loads the plan's classes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def main() -> None:
     program, rest = sys.argv[3].removeprefix("--exec="), sys.argv[4:]
     own = handover.take_slice(int(local_rank), os.environ)
     applied = bind.apply(own)
-    binding = _as_bound(own.json, applied.shortfalls) if applied.shortfalls else own.json
+    is_as_planned = all(text in own.json for text in applied.shortfalls)  # the reason has what the rehearsal found
+    binding = own.json if is_as_planned else _as_bound(own.json, applied.shortfalls)
     _record(local_rank, own.json, applied)
     accept()
     become([program, *rest] if program else rest, binding, own.num_threads)
@@ -105,12 +106,12 @@ def _json(value: object) -> str:
     """Return the JSON of a value. Importing json for it would cost 12 ms, and hardly any rank has one that needs it."""
     if isinstance(value, dict):
         return "{" + ", ".join(f'"{name}": {_json(item)}' for name, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_json, value)) + "]"
     if value is None:
         return "null"
     if isinstance(value, int):
         return str(value)
-    if value == []:
-        return "[]"
     if isinstance(value, str) and value.isascii() and value.isprintable() and not {'"', "\\"} & {*value}:
         return f'"{value}"'
     import json

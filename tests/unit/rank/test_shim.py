@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from numapin.errors import NumapinError
+from numapin.launcher.rehearse import rehearse
 from numapin.plan.model import Plan, RankPlan
 from numapin.plan.request import Bind, Memory
 from numapin.rank import bind, handover, shim
@@ -34,6 +35,7 @@ class Started:
     """What a rank imported before its program, what that found in its environment, and the rank's record."""
 
     modules: frozenset[str]
+    stderr: str
     environ: dict[str, str]
     record: dict[str, Any]
     record_text: str
@@ -51,10 +53,14 @@ def _python(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]
 
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Started:
-    """Start one rank of twelve as the launcher does; its program is Python, which prints its environment."""
-    folder = tmp_path_factory.mktemp("run")
+    """Start one rank of twelve as the launcher does."""
+    return _start(PLAN, tmp_path_factory.mktemp("run"))
+
+
+def _start(plan: Plan, folder: Path) -> Started:
+    """Start rank OWN; its program is Python, which prints its environment."""
     environ = {"RANK": "13", "TORCHELASTIC_RESTART_COUNT": "2"}
-    handover.hand_over(PLAN, str(folder), environ)
+    handover.hand_over(plan, str(folder), environ)
     told = [f"--local-rank={OWN}", f"--launcher={os.getpid()}", f"--exec={sys.executable}"]
     done = _python(
         *(shim.CODE, *told, "-I", "-c", "import json, os; print(json.dumps(dict(os.environ)))"),
@@ -62,7 +68,11 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Started:
     )
     text = (folder / f"observed-{OWN}-2.json").read_text()
     return Started(
-        modules=_modules(done.stderr), environ=json.loads(done.stdout), record=json.loads(text), record_text=text
+        modules=_modules(done.stderr),
+        stderr="".join(line for line in done.stderr.splitlines() if not line.startswith("import time:")),
+        environ=json.loads(done.stdout),
+        record=json.loads(text),
+        record_text=text,
     )
 
 
@@ -100,6 +110,19 @@ class TestStart:
         applied = {"cpus": RANK.to_json()["cpus"], "memory": "preferred", "nodes": "0", "shortfalls": []}
         assert record["applied"] == applied
         assert started.record_text.isascii()
+
+
+def test_a_refusal_that_was_foreseen(tmp_path: Path) -> None:
+    """What the rehearsal found refused, as in most containers, costs a rank no imports, and is not told again."""
+    refused = tuple(replace(rank, memory=Memory.BIND, nodes=frozenset({63})) for rank in RANKS)
+    plan = rehearse(replace(PLAN, ranks=refused), strict=False)
+    assert "was refused" in plan.ranks[OWN].reason
+    started = _start(plan, tmp_path)
+    assert started.stderr == ""
+    assert not {"json", "typing", "numapin.plan"} & started.modules
+    assert json.loads(started.environ["NUMAPIN_BINDING"]) == started.record["requested"] == plan.ranks[OWN].to_json()
+    (shortfall,) = started.record["applied"]["shortfalls"]
+    assert shortfall in plan.ranks[OWN].reason
 
 
 @pytest.mark.parametrize(
