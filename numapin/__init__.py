@@ -6,9 +6,7 @@ from its module when it is first used. Of them only `DataLoader`, which is a tor
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING
-
+TYPE_CHECKING = False  # typing's own costs each rank milliseconds
 if TYPE_CHECKING:
     from numapin import pinned
     from numapin.data.loader import DataLoader
@@ -87,6 +85,8 @@ __all__ = [  # noqa: RUF022 - grouped by stage, in the order in which a program 
 
 def __getattr__(name: str) -> object:
     """Import a public name from its module, or a public module, on first use (PEP 562)."""
+    from importlib import import_module
+
     if name in _MODULES:
         return import_module(f"numapin.{name}")
     if name not in _HOME:

@@ -1,7 +1,7 @@
 """Stage 3: start the ranks. Edge.
 
 Comes in: a `Plan` and a `Job`. Goes out: ranks, run to their end by torch.distributed.elastic. Knows nothing of NUMA:
-every rank starts as the shim `rank.py`, which takes its slice of the plan. Worker variables, restarts, signals and exit
+every rank starts as `rank/shim.py`, which takes its slice of the plan. Worker variables, restarts, signals and exit
 behaviour are torchrun's own; docs/moving-from-torchrun.md lists the differences.
 """
 
@@ -60,7 +60,7 @@ def launch(plan: Plan, job: Job, run_dir: str, mailbox: Mailbox, before_restart:
         arguments.log_dir = os.path.join(run_dir, "logs")  # torchrun leaves a folder in /tmp behind every run
     config, command = configure(arguments, len(plan.ranks))
     _meet_safely(config, job)
-    handover.hand_over(plan.to_json(), run_dir, os.environ)
+    handover.hand_over(plan, run_dir, os.environ)
     if job.may_meet_again and not job.is_alone:
         # torch 2.13 shares the launchers' store with the ranks, and tells its address in the first round only: a host
         # that joins later waits for it until it fails, and restarted ranks read in it where those before them were.

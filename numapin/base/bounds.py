@@ -10,35 +10,33 @@ Each rank imports this before its program starts: constants only.
 
 from __future__ import annotations
 
-from typing import Final
-
-MAX_CPUS: Final = 8192
+MAX_CPUS = 8192
 """CPUs of a machine, and one more than the highest CPU or node number: the most that Linux can be built for."""
-MAX_NODES: Final = 1024
+MAX_NODES = 1024
 """NUMA nodes of a machine: the kernel's MAX_NUMNODES with the largest NODES_SHIFT (10)."""
-MAX_PACKAGES: Final = 1024
+MAX_PACKAGES = 1024
 """Packages of a machine; the largest have 32, and a package without a node would be idle."""
-MAX_GPUS: Final = 256
+MAX_GPUS = 256
 """GPUs of a host; NVIDIA's driver supports 128 a process at most, and the largest hosts have 32."""
-MAX_MIG: Final = 64
+MAX_MIG = 64
 """MIG instances of a GPU; NVIDIA's GPUs have 7 at most."""
-MAX_NICS: Final = 4096
+MAX_NICS = 4096
 """Network interfaces of a host on PCI: 16 adapters with 256 virtual functions each."""
-MAX_DEVICES: Final = MAX_GPUS + MAX_NICS
+MAX_DEVICES = MAX_GPUS + MAX_NICS
 """GPUs and NICs together: with one more there are too many of one kind."""
-MAX_LINKS: Final = 1 << 16
+MAX_LINKS = 1 << 16
 """Links between GPUs and NICs: those of 360 devices, each to each."""
-MAX_RANKS: Final = 4096
+MAX_RANKS = 4096
 """Ranks of one host. More than one rank per GPU is normal without GPUs; half as many as there can be CPUs is not."""
-MAX_TEXTS: Final = 4096
+MAX_TEXTS = 4096
 """Notes, warnings and words of a command line."""
-MAX_NUMBER: Final = 2**63 - 1
+MAX_NUMBER = 2**63 - 1
 """Any number in a file: sizes in bytes fit into 63 bits."""
-MAX_LIST_CHARS: Final = 1 << 16
+MAX_LIST_CHARS = 1 << 16
 """Characters of a list or mask of CPUs; every other of 8192 CPUs takes 20 KB, a mask of them 2.3 KB."""
-MAX_LISTED: Final = 1 << 17
+MAX_LISTED = 1 << 17
 """Numbers in all different CPU and node lists of one file: each of 8192 CPUs in 16 different lists."""
-MAX_ELEMENTS: Final = 1 << 17
+MAX_ELEMENTS = 1 << 17
 """Elements of an XML file; hwloc writes about 12 for each CPU with its caches."""
-MAX_PARENTS: Final = 32
+MAX_PARENTS = 32
 """PCI bridges above a device; the deepest trees have about 20."""

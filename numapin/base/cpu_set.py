@@ -6,23 +6,24 @@ one.
 
 from __future__ import annotations
 
-import re
-from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final
 
 from numapin.base.bounds import MAX_CPUS, MAX_LIST_CHARS, MAX_LISTED
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
-_ITEM = re.compile(r"(\d{1,7})(?:-(\d{1,7})(?::(\d{1,7})/(\d{1,7}))?)?", re.ASCII)
-MAX_ID: Final = MAX_CPUS
+_MAX_DIGITS = 7
+_HEX_DIGITS = frozenset("0123456789abcdefABCDEF")
+MAX_ID = MAX_CPUS
 """One more than the highest CPU or node number; a range beyond it is a typo."""
-_LARGE: Final = 512
-_TOO_MANY: Final = (
+_LARGE = 512
+_NUM_LARGE = 32
+_TOO_MANY = (
     f"the different CPU and node lists of this file have more than {MAX_LISTED} numbers, more than any machine's"
 )
+_large: dict[frozenset[int], str] = {}
 
 
 def parse(text: str) -> frozenset[int]:
@@ -53,10 +54,14 @@ def render(numbers: Iterable[int]) -> str:
     return _render(set(numbers))
 
 
-@lru_cache(maxsize=32)
 def _render_large(numbers: frozenset[int]) -> str:
-    """Render a set that a hundred ranks or devices may share."""
-    return _render(numbers)
+    """Render a set that a hundred ranks or devices may share; the last ones are kept."""
+    text = _large.get(numbers)
+    if text is None:
+        if len(_large) == _NUM_LARGE:
+            _large.pop(next(iter(_large)))
+        text = _large[numbers] = _render(numbers)
+    return text
 
 
 def _render(numbers: Collection[int]) -> str:
@@ -86,7 +91,7 @@ def parse_mask(text: str) -> frozenset[int]:
     """
     _check_length(text)
     words = [word.strip().removeprefix("0x") for word in text.strip().split(",")]
-    if any(not re.fullmatch(r"[0-9a-fA-F]{0,8}", word) for word in words) or len(words) > MAX_ID // 16:
+    if any(len(word) > 8 or not _HEX_DIGITS.issuperset(word) for word in words) or len(words) > MAX_ID // 16:
         msg = f"{_short(text)!r} is not a CPU mask of hexadecimal 32-bit words"
         raise ValueError(msg)
     numbers = from_words((int(word or "0", 16) for word in reversed(words)), word_bits=32)
@@ -142,17 +147,23 @@ def _check_length(text: str) -> None:
 def _numbers(item: str, text: str) -> range | list[int]:
     if not item and not text.strip():
         return range(0)
-    match = _ITEM.fullmatch(item)
-    if match is None:
+    span, has_groups, groups = item.partition(":")
+    ends = span.split("-")
+    used_of_group = groups.split("/") if has_groups else ["1", "1"]
+    is_shaped = len(ends) == 2 or (len(ends) == 1 and not has_groups)
+    if not is_shaped or len(used_of_group) != 2 or not all(map(_is_number, (*ends, *used_of_group))):
         msg = f"{_short(item)!r} in {_short(text)!r} is not a number or a range such as 0-3"
         raise ValueError(msg)
-    first = int(match[1])
-    last = int(match[2] or first)
-    used, group = int(match[3] or 1), int(match[4] or 1)
+    first, last = int(ends[0]), int(ends[-1])
+    used, group = map(int, used_of_group)
     if last < first or last >= MAX_ID or not 1 <= used <= group:
         msg = f"range {item!r} in {_short(text)!r} runs backwards or too far"
         raise ValueError(msg)
     return [number for number in range(first, last + 1) if (number - first) % group < used]
+
+
+def _is_number(word: str) -> bool:
+    return word.isascii() and word.isdecimal() and len(word) <= _MAX_DIGITS
 
 
 def _run(first: int, last: int) -> str:

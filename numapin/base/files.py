@@ -11,11 +11,13 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from contextlib import suppress
-from typing import Final
 
 from numapin.base.folders import place_of, status_at
 from numapin.errors import NumapinError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Final
 
 _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -68,8 +70,10 @@ def replace_at(folder: int, name: str, text: str, *, mode: int = 0o666) -> None:
                 _take_over_rights(descriptor, old)
         os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
     finally:
-        with suppress(OSError):  # after the rename it is not there; one that cannot be removed has no better remedy
+        try:
             os.unlink(temporary, dir_fd=folder)
+        except OSError:  # after the rename it is not there; one that cannot be removed has no better remedy
+            pass
 
 
 def unwritten(path: str, error: OSError | ValueError, remedy: str) -> NumapinError:
@@ -82,12 +86,16 @@ def _take_over_rights(descriptor: int, old: os.stat_result) -> None:
     mode = stat.S_IMODE(old.st_mode) & 0o777
     new = os.fstat(descriptor)
     if (new.st_uid, new.st_gid) != (old.st_uid, old.st_gid):
-        with suppress(OSError):
+        try:
             os.fchown(descriptor, old.st_uid if os.geteuid() == 0 else -1, old.st_gid)
+        except OSError:
+            pass
         if os.fstat(descriptor).st_gid != old.st_gid:
             mode &= ~stat.S_IRWXG  # what the old group might do is not for another one
-    with suppress(OSError):  # a file system without modes
+    try:
         os.fchmod(descriptor, mode)
+    except OSError:  # a file system without modes
+        pass
 
 
 def _write_special(path: str, text: str) -> None:

@@ -14,11 +14,10 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Final
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from typing import Final
 
 FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 """How to open a folder whose name is no link."""
@@ -31,47 +30,84 @@ OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 _UNMAPPED: Final = 65534  # how Linux shows users of whom a user namespace does not know
 
 
-@contextmanager
-def place_of(path: str, *, follow: bool = True) -> Iterator[tuple[int, str]]:
-    """Open the folder that holds a file; yield its descriptor (O_PATH) and the file's name in it.
+class OpenFolder:
+    """An opened folder, closed at the end of a `with` block, which gets its descriptor."""
 
-    Links are followed, also in the file's place unless `follow` is false. Raises OSError, PermissionError for what
-    another user put into a folder to which everybody may write.
-    """
-    folder = os.open("/" if path.startswith("/") else ".", PLACE)
-    names, num_links = _components(path), 0
-    try:
+    __slots__ = ("_descriptor",)
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def __enter__(self) -> int:
+        """Return the descriptor."""
+        return self._descriptor
+
+    def __exit__(self, *error: object) -> None:
+        """Close it."""
+        os.close(self._descriptor)
+
+
+class OpenPlace:
+    """The opened folder that holds a file, closed at the end of a `with` block, and the file's name in it."""
+
+    __slots__ = ("_folder", "_name")
+
+    def __init__(self, path: str, *, follow: bool) -> None:
+        self._folder = os.open("/" if path.startswith("/") else ".", PLACE)
+        try:
+            self._name = self._walk(path, follow=follow)
+        except BaseException:
+            os.close(self._folder)
+            raise
+
+    def __enter__(self) -> tuple[int, str]:
+        """Return the folder's descriptor and the name."""
+        return self._folder, self._name
+
+    def __exit__(self, *error: object) -> None:
+        """Close the folder."""
+        os.close(self._folder)
+
+    def _walk(self, path: str, *, follow: bool) -> str:
+        """Go to the file's folder; return its name there."""
+        names, num_links = _components(path), 0
         while names:
             name = names.pop()
-            target = _target(folder, name, is_last=not names)
+            target = _target(self._folder, name, is_last=not names)
             if target is None and names:
-                folder = _enter(folder, name)
+                self._enter(name)
             elif target is None or not (names or follow):
-                yield folder, name
-                return
+                return name
             else:
                 num_links += 1
                 if num_links > _MAX_LINKS:
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
                 names += _components(target)
-                folder = _enter(folder, "/" if target.startswith("/") else ".")
+                self._enter("/" if target.startswith("/") else ".")
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-    finally:
-        os.close(folder)
+
+    def _enter(self, name: str) -> None:
+        """Go to a folder in this one, and close this one."""
+        entered = os.open(name, PLACE, dir_fd=self._folder)
+        os.close(self._folder)
+        self._folder = entered
 
 
-@contextmanager
-def opened(path: str, flags: int = FOLDER) -> Iterator[int]:
+def place_of(path: str, *, follow: bool = True) -> OpenPlace:
+    """Open the folder that holds a file (O_PATH); for a `with` block, which gets its descriptor and the file's name.
+
+    Links are followed, also in the file's place unless `follow` is false. Raises OSError, PermissionError for what
+    another user put into a folder to which everybody may write.
+    """
+    return OpenPlace(path, follow=follow)
+
+
+def opened(path: str, flags: int = FOLDER) -> OpenFolder:
     """Open a folder; links on the way to it are followed where no other user can have planted them. Raises OSError."""
-    if path.strip("/"):
-        with place_of(path) as (parent, name):
-            descriptor = os.open(name, flags, dir_fd=parent)
-    else:
-        descriptor = os.open("/", flags)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
+    if not path.strip("/"):
+        return OpenFolder(os.open("/", flags))
+    with place_of(path) as (parent, name):
+        return OpenFolder(os.open(name, flags, dir_fd=parent))
 
 
 def open_file(folder: int, name: str, flags: int = os.O_RDONLY) -> int:
@@ -99,9 +135,13 @@ def open_file(folder: int, name: str, flags: int = os.O_RDONLY) -> int:
 def make_own(path: str) -> None:
     """Make a folder (mode 0700), or take one of this user's. Raises OSError, PermissionError for another user's."""
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-    with place_of(path) as (parent, name), suppress(FileExistsError):
-        os.mkdir(name, 0o700, dir_fd=parent)
-        return
+    with place_of(path) as (parent, name):
+        try:
+            os.mkdir(name, 0o700, dir_fd=parent)
+        except FileExistsError:
+            pass
+        else:
+            return
     with opened(path) as folder:
         require_own(folder)
 
@@ -140,13 +180,6 @@ def _components(path: str) -> list[str]:
     return [name for name in path.split("/") if name not in ("", ".")][::-1]
 
 
-def _enter(folder: int, name: str) -> int:
-    """Open a folder in another one, and close that."""
-    entered = os.open(name, PLACE, dir_fd=folder)
-    os.close(folder)
-    return entered
-
-
 def _target(folder: int, name: str, *, is_last: bool) -> str | None:
     """Return where a link leads, None for what is no link. Raises OSError for what another user may have planted."""
     found = status_at(folder, name)
@@ -165,7 +198,9 @@ def _refuse_planted(folder: int, name: str, found: os.stat_result) -> None:
     """
     is_link = stat.S_ISLNK(found.st_mode)
     if is_link and os.geteuid() == 0 and not _is_trusted(found.st_uid):
-        raise PermissionError(errno.EACCES, f"{name} is a link of uid {found.st_uid}, which root does not follow", name)
+        raise PermissionError(
+            errno.EACCES, f"{name} is a link of another user (uid {found.st_uid}), which root does not follow", name
+        )
     where = os.fstat(folder)
     is_shared = bool(where.st_mode & stat.S_ISVTX and where.st_mode & OTHERS_WRITE)
     if is_shared and not stat.S_ISDIR(found.st_mode) and found.st_uid not in (os.geteuid(), where.st_uid):

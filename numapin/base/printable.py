@@ -12,7 +12,7 @@ def printable(text: str) -> str:
     """Replace control characters, line breaks, direction marks, lone surrogates and other invisible characters."""
     if text.isprintable():
         return text
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+    return "".join(char if char.isprintable() else "\ufffd" for char in text)
 
 
 def printable_lines(text: str) -> str:

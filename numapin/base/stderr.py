@@ -8,7 +8,6 @@ Each rank imports this before its program starts: the standard library only.
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
 
 from numapin.base.printable import printable
 
@@ -18,6 +17,8 @@ def say(text: str) -> None:
 
     Names in it may be anybody's: what would control a terminal, or begin another line, is replaced.
     """
-    with suppress(OSError, ValueError, AttributeError, RuntimeError):  # RuntimeError: a write inside a write
+    try:
         sys.stderr.write(f"numapin: {printable(text)}\n")
         sys.stderr.flush()
+    except (OSError, ValueError, AttributeError, RuntimeError):  # RuntimeError: a write inside a write
+        pass

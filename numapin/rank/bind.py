@@ -1,41 +1,44 @@
 """Apply a binding to this process and read it back. Edge.
 
-Comes in: one rank's `RankPlan`. Goes out: `Applied`, which is what the kernel says afterwards, not what was asked.
-Called in each rank before its program starts (`rank.py`), and in a forked child or a thread of the launcher
-(`rehearse`) so that what the kernel refuses is known, and said once, before any rank exists.
+Comes in: one rank's `RankPlan`, or what its shim read of that, a `RankSlice`. Goes out: `Applied`, which is what the
+kernel says afterwards, not what was asked. Called in each rank before its program starts (`shim.py`), and in a forked
+child or a thread of the launcher (`rehearse`) so that what the kernel refuses is known, and said once, before any rank
+exists.
+
+Each rank imports this before its program starts: the standard library only, and neither dataclasses nor enum; policies
+are the words of `plan.request.Memory`.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
 
 from numapin.base import cpu_set
 from numapin.errors import LibnumaError
-from numapin.plan.request import Memory
 from numapin.system import numa
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
+    from typing import Final
 
     from numapin.plan.model import RankPlan
-
-    _Within = Callable[[Callable[[], list[list[str]]]], list[list[str]]]
+    from numapin.plan.request import Memory
+    from numapin.rank.handover import RankSlice
 
 _MODES: Final = {
-    Memory.LOCAL: numa.MPOL_LOCAL,
-    Memory.PREFERRED: numa.MPOL_PREFERRED,
-    Memory.BIND: numa.MPOL_BIND,
-    Memory.INTERLEAVE: numa.MPOL_INTERLEAVE,
+    "local": numa.MPOL_LOCAL,
+    "preferred": numa.MPOL_PREFERRED,
+    "bind": numa.MPOL_BIND,
+    "interleave": numa.MPOL_INTERLEAVE,
 }
 
 
 _NAMES: Final = {
-    numa.MPOL_DEFAULT: Memory.NONE,
-    numa.MPOL_PREFERRED: Memory.PREFERRED,
-    numa.MPOL_PREFERRED_MANY: Memory.PREFERRED,
+    numa.MPOL_DEFAULT: "none",
+    numa.MPOL_PREFERRED: "preferred",
+    numa.MPOL_PREFERRED_MANY: "preferred",
     **{mode: memory for memory, mode in _MODES.items()},
 }
 
@@ -47,29 +50,30 @@ _REMEDY: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
     """What the kernel says after binding. `memory` is None where it refuses to tell.
 
     `shortfalls` are what could not be done as planned, each with its remedy.
     """
 
-    cpus: frozenset[int]
-    memory: Memory | None
-    nodes: frozenset[int]
-    shortfalls: tuple[str, ...] = ()
+    __slots__ = ("cpus", "memory", "nodes", "shortfalls")
+
+    def __init__(
+        self, *, cpus: frozenset[int], memory: str | None, nodes: frozenset[int], shortfalls: tuple[str, ...]
+    ) -> None:
+        self.cpus, self.memory, self.nodes, self.shortfalls = cpus, memory, nodes, shortfalls
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON form; the rank writes it to its run directory."""
         return {
             "cpus": cpu_set.render(self.cpus),
-            "memory": self.memory.value if self.memory else None,
+            "memory": self.memory,
             "nodes": cpu_set.render(self.nodes),
             "shortfalls": list(self.shortfalls),
         }
 
 
-def apply(rank: RankPlan) -> Applied:
+def apply(rank: RankPlan | RankSlice) -> Applied:
     """Bind this thread, and all it starts later, to the rank's CPUs and memory; then ask the kernel what holds.
 
     Must be called before this thread starts others: Linux binds threads, not processes. Raises nothing for what the
@@ -89,6 +93,8 @@ def as_bound(rank: RankPlan, shortfalls: Sequence[str]) -> RankPlan:
     """Return the rank as it turned out: where anything was refused not exact, with all of it in its reason, once."""
     if not shortfalls:
         return rank
+    from dataclasses import replace
+
     return replace(rank, exact=False, reason="; ".join((rank.reason, *surprises(rank, shortfalls))))
 
 
@@ -112,23 +118,23 @@ def _bind_cpus(cpus: frozenset[int]) -> Iterator[str]:
         yield f"CPUs {cpu_set.render(missing)} were dropped by the cpuset; see: cat /proc/self/cgroup"
 
 
-def _bind_memory(memory: Memory, nodes: frozenset[int], *, first: int | None) -> Iterator[str]:
-    if memory is Memory.NONE:
+def _bind_memory(memory: str, nodes: frozenset[int], *, first: int | None) -> Iterator[str]:
+    if memory == "none":
         return
     try:
         yield from _set_policy(memory, nodes, first)
     except OSError as error:
         remedy = _REMEDY.get(error.errno or 0, "use --memory none to do without")
-        yield f"memory policy {memory.value!r} was refused ({error.strerror}): first touch decides; {remedy}"
+        yield f"memory policy '{memory}' was refused ({error.strerror}): first touch decides; {remedy}"
     except LibnumaError as error:
-        yield f"memory policy {memory.value!r} cannot be set: {error.message}; {error.hint}"
+        yield f"memory policy '{memory}' cannot be set: {error.message}; {error.hint}"
 
 
-def _set_policy(memory: Memory, nodes: frozenset[int], first: int | None) -> Iterator[str]:
-    if memory is Memory.PREFERRED and len(nodes) > 1:
+def _set_policy(memory: str, nodes: frozenset[int], first: int | None) -> Iterator[str]:
+    if memory == "preferred" and len(nodes) > 1:
         yield from _prefer_many(nodes, first)
     else:
-        numa.set_memory_policy(_MODES[memory], () if memory is Memory.LOCAL else nodes)
+        numa.set_memory_policy(_MODES[memory], () if memory == "local" else nodes)
 
 
 def _prefer_many(nodes: frozenset[int], first: int | None) -> Iterator[str]:
@@ -143,11 +149,11 @@ def _prefer_many(nodes: frozenset[int], first: int | None) -> Iterator[str]:
         yield f"this kernel prefers one node only: node {node} of {cpu_set.render(nodes)}; Linux 5.15 prefers all"
 
 
-def _read_policy() -> tuple[Memory | None, frozenset[int]]:
+def _read_policy() -> tuple[str | None, frozenset[int]]:
     try:
         mode, nodes = numa.get_memory_policy()
     except OSError:
         return None, frozenset()  # seccomp forbids asking too; `memory: null` says so
     if mode == numa.MPOL_PREFERRED and not nodes:
-        return Memory.LOCAL, nodes  # how kernels before 5.14 tell MPOL_LOCAL
+        return "local", nodes  # how kernels before 5.14 tell MPOL_LOCAL
     return _NAMES.get(mode), nodes

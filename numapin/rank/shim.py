@@ -6,25 +6,24 @@ the user's command. Goes out: the user's program, in the same process, bound; wi
 plan, JSON, as the kernel took it) in its environment.
 
 It is started with `python -I -S`, without site-packages, so that it costs milliseconds: this module and what it imports
-may use the standard library only.
+may use the standard library only, and of that neither json nor what brings typing, enum, dataclasses, re, collections,
+functools or contextlib. Only a rank that is refused what the rehearsal got loads the plan's classes.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 import sys
-from typing import TYPE_CHECKING, Final
 
 from numapin.base.stderr import say
 from numapin.errors import NumapinError
-from numapin.plan.model import Plan
-from numapin.rank import bind, handover, signals
-from numapin.rank.become import become
+from numapin.rank import bind, handover
+from numapin.rank.become import SIGKILL, accept, become
 from numapin.system import proc, process
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from numapin.plan.model import RankPlan
+    from typing import Final
 
 _PACKAGE_PARENT: Final = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
@@ -46,14 +45,26 @@ def main() -> None:
     local_rank = sys.argv[1].removeprefix("--local-rank=")
     _end_with(int(sys.argv[2].removeprefix("--launcher=")))
     program, rest = sys.argv[3].removeprefix("--exec="), sys.argv[4:]
-    text, source = handover.take_plan(os.environ)
-    rank = Plan.from_json(text, source=source).ranks[int(local_rank)]
-    applied = bind.apply(rank)
-    for text in bind.surprises(rank, applied.shortfalls):
-        say(f"rank {local_rank}: {text}")
-    _record(rank, applied)
-    signals.accept()
-    become([program, *rest] if program else rest, bind.as_bound(rank, applied.shortfalls))
+    own = handover.take_slice(int(local_rank), os.environ)
+    applied = bind.apply(own)
+    is_as_planned = all(text in own.json for text in applied.shortfalls)  # the reason has what the rehearsal found
+    binding = own.json if is_as_planned else _as_bound(own.json, applied.shortfalls)
+    _record(local_rank, own.json, applied)
+    accept()
+    become([program, *rest] if program else rest, binding, own.num_threads)
+
+
+def _as_bound(planned: str, shortfalls: tuple[str, ...]) -> str:
+    """Say what the rehearsal did not; return the slice as it turned out."""
+    import json
+
+    from numapin.base.fields import Fields
+    from numapin.plan.model import RankPlan
+
+    rank = RankPlan.from_fields(Fields.top("the slice of the plan", planned, hint="start the run again"))
+    for text in bind.surprises(rank, shortfalls):
+        say(f"rank {rank.local_rank}: {text}")
+    return json.dumps(bind.as_bound(rank, shortfalls).to_json())
 
 
 def _end_with(launcher: int) -> None:
@@ -61,7 +72,7 @@ def _end_with(launcher: int) -> None:
 
     By SIGKILL, because a launcher that could still ask its ranks to leave has done so.
     """
-    process.end_with_parent(signal.SIGKILL)
+    process.end_with_parent(SIGKILL)
     if (parent := os.getppid()) != launcher:  # it ended before that
         say(
             f"a rank leaves: its parent is process {parent} and not {launcher}, its launcher: that is gone, or the "
@@ -70,21 +81,39 @@ def _end_with(launcher: int) -> None:
         os._exit(1)
 
 
-def _record(rank: RankPlan, applied: bind.Applied) -> None:
+def _record(local_rank: str, planned: str, applied: bind.Applied) -> None:
     """Write what was requested and what holds into the run directory."""
     restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     record = {
-        "schema": "numapin.observed/1",
-        "local_rank": rank.local_rank,
-        "rank": int(os.environ["RANK"]),
-        "restart": restart,
-        "pid": os.getpid(),
-        "start": proc.start_time(),
-        "host": os.uname().nodename,
-        "requested": rank.to_json(),
-        "applied": applied.to_json(),
+        "schema": _json("numapin.observed/1"),
+        "local_rank": local_rank,
+        "rank": _json(int(os.environ["RANK"])),
+        "restart": _json(restart),
+        "pid": _json(os.getpid()),
+        "start": _json(proc.start_time()),
+        "host": _json(os.uname().nodename),
+        "requested": planned,
+        "applied": _json(applied.to_json()),
     }
+    text = "{\n" + ",\n".join(f' "{name}": {value}' for name, value in record.items()) + "\n}\n"
     try:
-        handover.write_json(os.environ["NUMAPIN_RUN_DIR"], f"observed-{rank.local_rank}-{restart}.json", record)
+        handover.write_text(os.environ["NUMAPIN_RUN_DIR"], f"observed-{local_rank}-{restart}.json", text)
     except NumapinError as error:  # a full disk is no reason to lose the job
-        say(f"rank {rank.local_rank}: no record of the binding: {error.message}")
+        say(f"rank {local_rank}: no record of the binding: {error.message}")
+
+
+def _json(value: object) -> str:
+    """Return the JSON of a value. Importing json for it would cost 12 ms, and hardly any rank has one that needs it."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f'"{name}": {_json(item)}' for name, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_json, value)) + "]"
+    if value is None:
+        return "null"
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, str) and value.isascii() and value.isprintable() and not {'"', "\\"} & {*value}:
+        return f'"{value}"'
+    import json
+
+    return json.dumps(value)

@@ -4,7 +4,7 @@ Comes in: what Slurm and others send the launcher before the time is up. Goes ou
 process, not to what it started (DataLoader workers), and not before the rank's program handles it: an unhandled one
 would end it. The launcher itself never ends by them, from before it imports torch on.
 
-Used by the shim of each rank, too, before its program starts: the standard library only.
+The shim of each rank does not import this: what it does about these signals is in `become.py`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 from numapin.base import cpu_set
+from numapin.rank import become
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-FORWARDED: Final = (signal.SIGUSR1, signal.SIGUSR2)
-# Blocked in shims besides, which tells them from programs that block the others to wait for them (sigwait).
-_SHIM: Final = signal.SIGRTMAX
+FORWARDED: Final = tuple(map(signal.Signals, become.FORWARDED))
 
 
 class Mailbox:
@@ -93,22 +92,12 @@ def open_mailbox() -> Mailbox:
 
 @contextmanager
 def kept_from_children() -> Iterator[None]:
-    """Start processes that hold these signals back, until `accept` in them: one that comes to all ends no shim."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*FORWARDED, _SHIM))
+    """Start processes that hold these signals back, until they `accept` them: one that comes to all ends no shim."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*FORWARDED, become.SHIM))
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def accept() -> None:
-    """Let the signals through to this process's program; those that came before it are dropped.
-
-    The launcher gets what is sent to a whole job, too, and gives it to the rank when its program can take it.
-    """
-    while signal.sigtimedwait(FORWARDED, 0) is not None:
-        pass
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, (*FORWARDED, _SHIM))
 
 
 def _taken_by(pid: int) -> int:
@@ -125,7 +114,7 @@ def _taken_by(pid: int) -> int:
     if int(told["PPid"]) != os.getpid() or told["State"].startswith(("Z", "X")):
         return 0
     caught, blocked = int(told["SigCgt"], 16), int(told["SigBlk"], 16)
-    return 0 if blocked >> (_SHIM - 1) & 1 else caught | blocked
+    return 0 if blocked >> (become.SHIM - 1) & 1 else caught | blocked
 
 
 def _tell(text: str) -> None:

@@ -143,7 +143,7 @@ def _meeting(plan: Plan, environment: Mapping[str, str]) -> Iterator[tuple[dict[
     """Yield the variables of all ranks and the socket that holds MASTER_PORT. It and the run's folder last as long."""
     with run_folder.run_directory(os.environ) as run_dir, meeting.reserved_port() as held:
         variables = {**os.environ, **environment, **_job_variables(len(plan.ranks), meeting.port_of(held))}
-        handover.hand_over(plan.to_json(), run_dir, variables)
+        handover.hand_over(plan, run_dir, variables)
         yield variables, held
 
 

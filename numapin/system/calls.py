@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import ctypes
 import os
-from functools import cache
-from typing import Any, Final
 
 from numapin.errors import LibnumaError, LibraryError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Final
 
 INSTALL_LIBNUMA: Final = (
     "install it with: apt-get install libnuma1 (Debian, Ubuntu) or: dnf install numactl-libs (Fedora, RHEL)"
@@ -94,9 +96,17 @@ def call(name: str, *arguments: object) -> int:
     return result
 
 
-@cache
+_loaded: Final[dict[str, Any]] = {}
+
+
 def function(name: str) -> Any:  # noqa: ANN401 - a ctypes function
     """Return a function of the table with its types set. Raises LibnumaError or LibraryError."""
+    if name not in _loaded:
+        _loaded[name] = _load(name)
+    return _loaded[name]
+
+
+def _load(name: str) -> Any:  # noqa: ANN401 - a ctypes function
     library, result, arguments = _SIGNATURES[name]
     try:
         found = getattr(ctypes.CDLL(library, use_errno=True), name)

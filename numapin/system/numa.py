@@ -8,15 +8,15 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-from array import array
-from collections import Counter
-from typing import TYPE_CHECKING, Final
 
 from numapin.base import cpu_set
 from numapin.system.calls import call
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from array import array
     from collections.abc import Iterable, Sequence
+    from typing import Final
 
 MPOL_DEFAULT: Final = 0
 
@@ -82,6 +82,8 @@ def nodes_of_range(address: int, num_bytes: int) -> dict[int | None, int]:
     Pages that the range covers in part count whole. 1 GiB of 4 KiB pages takes about 0.1 s, mostly without the GIL.
     Raises OSError: EPERM (seccomp, as in Docker's default profile), ENOSYS.
     """
+    from collections import Counter
+
     page = os.sysconf("SC_PAGESIZE")
     starts = range(address - address % page, address + num_bytes, page)
     counts: Counter[int] = Counter()
@@ -102,6 +104,8 @@ def bind_pages(address: int, num_bytes: int, mode: int, nodes: Iterable[int]) ->
 
 
 def _nodes_of_pages(addresses: Sequence[int], pid: int) -> array[int]:
+    from array import array
+
     pages, status = array("Q", addresses), array("i", bytes(4 * len(addresses)))
     call("move_pages", pid, len(pages), pages.buffer_info()[0], None, status.buffer_info()[0], 0)
     return status

@@ -9,13 +9,14 @@ Each rank imports this before its program starts: the standard library only.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Final
 
 from numapin.base.printable import printable
 from numapin.errors import MachineError
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from os import PathLike
+    from typing import Final
 
     StrPath = str | PathLike[str]
 

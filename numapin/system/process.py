@@ -6,10 +6,12 @@ Comes in: a signal number, or nothing. Goes out: nothing, or OSError.
 from __future__ import annotations
 
 import ctypes
-from contextlib import suppress
-from typing import Final
 
 from numapin.system.calls import _LIBC, call
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Final
 
 PR_SET_PDEATHSIG: Final = 1
 
@@ -27,6 +29,8 @@ def exit_without_destructors() -> None:
 
     What a C stream still holds is lost. A C library without on_exit(3), as musl is, runs them all.
     """
+    from contextlib import suppress  # here, because each rank imports this module before its own program starts
+
     libc = ctypes.CDLL(_LIBC)
     with suppress(AttributeError):
         libc.on_exit(ctypes.cast(libc["_exit"], ctypes.c_void_p), None)

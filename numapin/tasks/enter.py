@@ -7,6 +7,7 @@ only where NVML must tell which GPU a task sees (`_only_gpu`).
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
@@ -142,14 +143,13 @@ def enter(part: Slice, task: Task, command: Sequence[str], *, strict: bool, verb
     if verbose:
         for text in _story(part, task, applied):
             say(f"rank {task.rank}: {text}")
-    become(list(command), rank)
+    become(list(command), json.dumps(rank.to_json()), rank.num_threads)
 
 
 def _story(part: Slice, task: Task, applied: bind.Applied) -> tuple[str, ...]:
     """Say what was found, what was planned, and what holds."""
     rank = part.rank
-    policy = applied.memory.value if applied.memory else "unknown"
-    held = f"{policy} {cpu_set.render(applied.nodes)}".rstrip()
+    held = f"{applied.memory or 'unknown'} {cpu_set.render(applied.nodes)}".rstrip()
     threads = os.environ.get("OMP_NUM_THREADS")
     ignored = (f"{BINDING} was set, and does not count",) if BINDING in os.environ and part.source != _GIVEN else ()
     return (

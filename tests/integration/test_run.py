@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from numapin.plan.model import Plan
+from numapin.rank import handover
 from numapin.rank.shim import CODE
 from tests.integration.launching import (
     NUMAPIN,
@@ -202,10 +204,12 @@ class TestMemoryPolicy:
         """A rank that the kernel refuses what the rehearsal got says so, and its program finds that in its binding."""
         plan = json.loads(numapin("plan", "--nproc-per-node", "1", "--json", CUDA_VISIBLE_DEVICES="").out)
         plan["ranks"][0] |= {"memory": "bind", "nodes": "63", "num_threads": 0}
+        handed_over: dict[str, str] = {}
+        handover.hand_over(Plan.from_json(json.dumps(plan)), str(tmp_path), handed_over)
         shim = (sys.executable, "-I", "-S", "-c", CODE, "--local-rank=0", f"--launcher={os.getpid()}")
         done = call(
             *(*shim, f"--exec={sys.executable}", script(tmp_path, DUMP)),
-            NUMAPIN_PLAN=json.dumps(plan),
+            NUMAPIN_SLICE_0=handed_over["NUMAPIN_SLICE_0"],
             NUMAPIN_RUN_DIR=str(tmp_path),
             RANK="0",
             TORCHELASTIC_RESTART_COUNT="0",
@@ -214,7 +218,7 @@ class TestMemoryPolicy:
         (rank,) = done.json_lines()
         binding = json.loads(rank["NUMAPIN_BINDING"])
         assert (binding["exact"], binding["reason"].count("was refused")) == (False, 1)
-        assert ("NUMAPIN_PLAN" in rank, rank["OMP_NUM_THREADS"]) == (False, "1")
+        assert ("NUMAPIN_SLICE_0" in rank, rank["OMP_NUM_THREADS"]) == (False, "1")
         requested = json.loads((tmp_path / "observed-0-0.json").read_text())["requested"]
         assert requested == plan["ranks"][0]
 

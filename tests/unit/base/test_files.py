@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import pytest
@@ -137,16 +138,20 @@ class TestOthersFiles:
         assert target.read_text() == "before"
         assert list(shared.iterdir()) == [trap]
 
-    def test_what_is_no_trap(self, shared: Path, tmp_path: Path) -> None:
-        """One's own link, one of the folder's owner, and another user's outside of such a folder are followed."""
+    def test_whose_links_root_follows(self, shared: Path, tmp_path: Path) -> None:
+        """Its own, wherever they are; none of another user, not even in that user's own folder."""
         target = tmp_path / "target"
+        target.write_text("before")
         os.chown(shared, STRANGER, STRANGER)
-        for number, (folder, owner) in enumerate(((shared, 0), (shared, STRANGER), (tmp_path, STRANGER))):
+        places = ((shared, 0, True), (shared, STRANGER, False), (tmp_path, STRANGER, False))
+        for number, (folder, owner, is_followed) in enumerate(places):
             link = folder / f"link-{number}"
             link.symlink_to(target)
             os.chown(link, owner, owner, follow_symlinks=False)
-            write_text_to(str(link), str(number), remedy="")
-            assert (target.read_text(), link.is_symlink()) == (str(number), True)
+            before = target.read_text()
+            with nullcontext() if is_followed else pytest.raises(NumapinError, match="which root does not follow"):
+                write_text_to(str(link), str(number), remedy="")
+            assert (target.read_text(), link.is_symlink()) == (str(number) if is_followed else before, True)
 
     def test_a_folder_of_ones_own(self, shared: Path) -> None:
         """A folder is made private; another user's, also behind a link of one's own, is refused."""

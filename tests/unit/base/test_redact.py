@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from numapin.base.redact import is_secret, without_secrets
+from numapin.plan.model import Plan
+from numapin.plan.request import Bind, Memory
 from numapin.rank import handover
 
 if TYPE_CHECKING:
@@ -156,6 +158,6 @@ def test_long_words_take_no_time() -> None:
 def test_the_run_folder_has_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """command.json, which `verify` and `top` show, has the command line without them."""
     monkeypatch.setattr(sys, "argv", ["numapin", "run", "train.py", "--wandb-key", S, f"--token={S}", "--lr", "1"])
-    handover.hand_over({}, str(tmp_path), {})
+    handover.hand_over(Plan(bind=Bind.NODE, memory=Memory.NONE, ranks=()), str(tmp_path), {})
     recorded = json.loads((tmp_path / "command.json").read_text())["argv"]
     assert recorded == ["numapin", "run", "train.py", "--wandb-key", "***", "--token=***", "--lr", "1"]

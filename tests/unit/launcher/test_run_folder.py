@@ -10,6 +10,7 @@ import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from threading import Barrier
 
@@ -17,7 +18,10 @@ import pytest
 
 from numapin.errors import NumapinError
 from numapin.launcher import run_folder
+from numapin.plan.model import Plan
+from numapin.plan.request import Bind, Memory
 from numapin.rank import handover
+from tests.unit.planned import PLANNED
 
 
 def test_the_named_folder_comes_first(tmp_path: Path) -> None:
@@ -335,38 +339,53 @@ def test_another_users_file_is_not_read(tmp_path: Path, monkeypatch: pytest.Monk
             handover.read_text(str(path))
 
 
-@pytest.mark.parametrize("size", [10, 200_000])
-def test_plans_reach_ranks(tmp_path: Path, size: int) -> None:
-    """A plan goes through the environment, and one too large for that through plan.json."""
-    plan: dict[str, object] = {"reason": "x" * size}
+def _plan(*, num_ranks: int = 2, size: int = 10) -> Plan:
+    """Return a plan with a reason of this size for every rank."""
+    ranks = tuple(replace(PLANNED, local_rank=number, reason="x" * size) for number in range(num_ranks))
+    return Plan(bind=Bind.NODE, memory=Memory.BIND, ranks=ranks)
+
+
+SMALL = {"num_ranks": 256, "size": 100}
+ONE_IS_LARGE = {"size": 200_000}  # above what Linux allows a variable
+ALL_ARE_LARGE = {"num_ranks": 100, "size": 20_000}  # in sum close to what Linux allows an environment
+
+
+@pytest.mark.parametrize("sizes", [SMALL, ONE_IS_LARGE, ALL_ARE_LARGE])
+def test_plans_reach_ranks(tmp_path: Path, sizes: dict[str, int]) -> None:
+    """Slices of a plan go through the environment, and those too large for that through plan.json."""
+    plan = _plan(**sizes)
     environ = {"NUMAPIN_RUN_DIR": str(tmp_path)}
     handover.hand_over(plan, str(tmp_path), environ)
-    text, _ = handover.take_plan(environ)
-    assert json.loads(text) == plan
+    assert len(environ) == (257 if sizes is SMALL else 1)
+    own = handover.take_slice(1, environ)
+    assert json.loads(own.json) == plan.ranks[1].to_json()
+    assert own.cpus == plan.ranks[1].cpus
     assert environ == {"NUMAPIN_RUN_DIR": str(tmp_path)}
 
 
-@pytest.mark.parametrize("size", [10, 200_000])
-def test_a_plan_without_a_record(tmp_path: Path, size: int, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("sizes", [SMALL, ONE_IS_LARGE])
+def test_a_plan_without_a_record(tmp_path: Path, sizes: dict[str, int], capsys: pytest.CaptureFixture[str]) -> None:
     """A run directory that cannot be written is a warning, and an error where it alone would bring ranks the plan."""
     (tmp_path / "file").touch()
-    plan: dict[str, object] = {"reason": "x" * size}
-    with nullcontext() if size == 10 else pytest.raises(NumapinError, match="cannot be written"):
-        handover.hand_over(plan, str(tmp_path / "file" / "run"), {})
-    assert ("numapin: warning: no record of this run: " in capsys.readouterr().err) == (size == 10)
+    is_small = sizes is SMALL
+    with nullcontext() if is_small else pytest.raises(NumapinError, match="cannot be written"):
+        handover.hand_over(_plan(**sizes), str(tmp_path / "file" / "run"), {})
+    assert ("numapin: warning: no record of this run: " in capsys.readouterr().err) == is_small
 
 
 def test_a_plan_of_before_does_not_leak_into_a_nested_run(tmp_path: Path) -> None:
     """A rank that starts numapin itself hands its own ranks its own plan, also where that one goes by file."""
     environ = {"NUMAPIN_RUN_DIR": str(tmp_path)}
-    handover.hand_over({"run": "outer"}, str(tmp_path), environ)
-    handover.hand_over({"run": "inner", "pad": "x" * 200_000}, str(tmp_path), environ)
-    assert json.loads(handover.take_plan(environ)[0])["run"] == "inner"
+    handover.hand_over(_plan(num_ranks=3), str(tmp_path), environ)
+    inner = _plan(**ONE_IS_LARGE)
+    handover.hand_over(inner, str(tmp_path), environ)
+    assert environ == {"NUMAPIN_RUN_DIR": str(tmp_path)}
+    assert json.loads(handover.take_slice(0, environ).json) == inner.ranks[0].to_json()
 
 
 def test_no_plan_to_take(tmp_path: Path) -> None:
     """A rank whose plan is gone says where it looked."""
     for environ in ({}, {"NUMAPIN_RUN_DIR": str(tmp_path)}):
         assert handover.planned(environ) is None
-        with pytest.raises(NumapinError, match="NUMAPIN_PLAN is unset"):
-            handover.take_plan(environ)
+        with pytest.raises(NumapinError, match=r"NUMAPIN_SLICE_0 is unset, and NUMAPIN_RUN_DIR has no plan\.json"):
+            handover.take_slice(0, environ)

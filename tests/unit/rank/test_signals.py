@@ -172,7 +172,7 @@ def test_the_signal_comes_again_meanwhile(mailbox: signals.Mailbox, child: subpr
 def test_processes_started_meanwhile_hold_signals_back() -> None:
     """A child that is signalled while it starts lives, drops the signal, and is open to the next."""
     code = (
-        "import sys; sys.stdin.readline(); from numapin.rank import signals; signals.accept(); "
+        "import sys; sys.stdin.readline(); from numapin.rank import become; become.accept(); "
         "print('on', flush=True); input()"
     )
     with signals.kept_from_children():
