@@ -5,6 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SKIPPED := .cache/skipped
+# Two cores: a third process works while the tests of others wait, and emulation (machines) gives way to the engines.
 PYTEST := NUMAPIN_SKIPPED=$(SKIPPED) $(BIN)/python -m pytest -r fE
 
 .PHONY: setup demo docs test machines check lint format types vm bench clean
@@ -16,14 +17,14 @@ demo: $(READY)  ## run the main job: bound ranks on the example, on GPUs where t
 
 test: $(READY)  ## run the tests, but for those of `make machines`; ends with what was skipped, and why
 	rm -f $(SKIPPED)
-	$(PYTEST) --numprocesses=2 --dist=loadgroup --ignore=tests/vm --ignore=tests/engines -m "not alone"
+	$(PYTEST) --numprocesses=3 --dist=loadgroup --ignore=tests/vm --ignore=tests/engines -m "not alone"
 	$(PYTEST) --ignore=tests/vm --ignore=tests/engines -m alone
 	@$(BIN)/python -m tests.skipped $(SKIPPED)
 	@echo "tests in virtual machines and below real engines: make machines"
 
 machines: $(READY)  ## run the tests in virtual machines (`make vm` unpacks them, once) and below Slurm and Open MPI
 	rm -f $(SKIPPED)
-	$(PYTEST) --numprocesses=3 --dist=loadgroup tests/engines tests/vm
+	$(PYTEST) --numprocesses=3 --dist=loadgroup --no-loadscope-reorder tests/engines tests/vm
 	@$(BIN)/python -m tests.skipped $(SKIPPED)
 
 check: lint types test machines  ## what CI runs

@@ -281,6 +281,7 @@ def _environment(libraries: Path | None) -> dict[str, str]:
         "TMPDIR": "/run/tmp",
         "PYTHONPATH": str(REPOSITORY),
         "PYTHONDONTWRITEBYTECODE": "1",
+        "OMP_WAIT_POLICY": "passive",  # spinning is dear where two CPUs emulate eight
     }
 
 

@@ -158,11 +158,13 @@ def test_writes_stay_in_the_machine(booted: VmResult) -> None:
 def test_machine_that_hangs_is_ended_with_its_console_in_the_error(tmp_path: Path) -> None:
     """A machine over its time limit is killed, and the error ends with what its console said."""
     for limit_s in (40, 160, 400):  # it must have started by then, which takes longer beside other work
+        share = tmp_path / str(limit_s)
+        share.mkdir()
         with pytest.raises(VmFailedError, match=f"did not finish in {limit_s} s") as error:
             boot(
                 VmMachine.load("memory-only"),
                 Batch(jobs=[Job(name="hang", argv=["sh", "-c", "echo still here > /dev/console; sleep 1000"])]),
-                share=tmp_path,
+                share=share,
                 timeout_s=limit_s,
             )
         if "still here" in str(error.value):
