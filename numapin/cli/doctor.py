@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from numapin.base import sizes
+from numapin.base.cpu_set import CpuSet
 from numapin.cli.options import GPU_NODES, MACHINE, Parsed, topology_from
 from numapin.cli.output import emit, json_text, show
 from numapin.data.budget import read_room
@@ -60,7 +61,7 @@ def doctor(root: Path | None, **given: Any) -> None:  # noqa: ANN401 - click pas
             batch_bytes=given["batch_bytes"],
             num_ranks=num_ranks,
         )
-    nodes = frozenset(gpu.node for gpu in gpus if gpu.node is not None)
+    nodes = CpuSet(gpu.node for gpu in gpus if gpu.node is not None)
     room = read_room(root or Path("/"), nodes=nodes, num_ranks=num_ranks)
     shm_free_bytes = live.shm_free_bytes if live else None
     report = Report(

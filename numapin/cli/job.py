@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from numapin.base import cpu_set, sizes
+from numapin.base import sizes
 from numapin.cli.options import BINDING, FilePath, Parsed, request_from, topology_from
 from numapin.cli.output import emit, warn, write
 from numapin.errors import UsageError
@@ -329,7 +329,7 @@ def _typed(values: dict[str, Any]) -> Iterator[str]:
         "bind": values["bind"],
         "memory": values["memory"],
         "cpus-per-rank": values["cpus_per_rank"],
-        "reserve-cpus": values["reserve_cpus"] and cpu_set.render(values["reserve_cpus"]),
+        "reserve-cpus": values["reserve_cpus"] and str(values["reserve_cpus"]),
         "gpus": values["gpus"] and ",".join(values["gpus"]),
         "gpu-nodes": values["gpu_nodes"] and ",".join(f"{gpu}={node}" for gpu, node in values["gpu_nodes"]),
     }

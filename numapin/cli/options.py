@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from numapin.base import cpu_set
+from numapin.base.cpu_set import CpuSet
 from numapin.plan.request import Bind, Request, parse_gpus, parse_memory
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ BINDING: tuple[click.Option, ...] = (
         ["--cpus-per-rank"], type=click.IntRange(min=1), metavar="N", help="At most N logical CPUs a rank, not shared."
     ),
     click.Option(["--smt/--no-smt"], default=True, help="Use all hardware threads of a core, or one."),
-    click.Option(["--reserve-cpus"], type=Parsed("LIST", cpu_set.parse), help="CPUs that no rank gets, such as 0-1."),
+    click.Option(["--reserve-cpus"], type=Parsed("LIST", CpuSet.parse), help="CPUs that no rank gets, such as 0-1."),
     click.Option(
         ["--gpus"],
         type=Parsed("LIST", parse_gpus),
@@ -132,7 +132,7 @@ def request_from(values: dict[str, Any], *, num_ranks: int | None, numa_binding:
         num_ranks=num_ranks,
         cpus_per_rank=values["cpus_per_rank"],
         smt=values["smt"],
-        reserve_cpus=values["reserve_cpus"] or frozenset(),
+        reserve_cpus=values["reserve_cpus"] or CpuSet(),
         gpus=values["gpus"],
     )
 

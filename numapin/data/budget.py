@@ -15,13 +15,14 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from numapin.base import cpu_set
 from numapin.system.cgroup import memory_cgroups
 from numapin.system.tree import Tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
+
+    from numapin.base.cpu_set import CpuSet
 
 _NODES: Final = "sys/devices/system/node"
 
@@ -38,7 +39,7 @@ class Room:
     reason: str
 
 
-def read_room(root: Path, *, nodes: frozenset[int], num_ranks: int) -> Room:
+def read_room(root: Path, *, nodes: CpuSet, num_ranks: int) -> Room:
     """Return a rank's part of what can be page-locked: the tightest bound, times SHARE, divided among the ranks.
 
     Bounds are the memory limits of this process's cgroup and those above it, MemAvailable, and what is free on `nodes`
@@ -73,12 +74,12 @@ def _host_bound(tree: Tree) -> Iterator[tuple[int, str]]:
         yield available, "available on the host (MemAvailable)"
 
 
-def _node_bound(tree: Tree, nodes: frozenset[int]) -> Iterator[tuple[int, str]]:
+def _node_bound(tree: Tree, nodes: CpuSet) -> Iterator[tuple[int, str]]:
     if tree.text(f"{_NODES}/online") == tree.text(f"{_NODES}/has_memory") == "0":
         return  # one node: MemAvailable says it, also where a virtual machine gets its memory as it uses it
     free = [_node_free(tree, node) for node in nodes]
     if free and None not in free:
-        yield sum(filter(None, free)), f"free on node {cpu_set.render(nodes)}"
+        yield sum(filter(None, free)), f"free on node {nodes}"
 
 
 def _node_free(tree: Tree, node: int) -> int | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from numapin.base import cpu_set, sizes
+from numapin.base.cpu_set import CpuSet
 from numapin.doctor.model import Check, Severity
 from numapin.topology.model import NodeSource
 
@@ -78,7 +79,7 @@ def nodes(readings: Readings, topology: Topology) -> Finding:
         return NODES.warning(
             "the kernel was started with numa=off", remedy="remove numa=off from the kernel's command line, and reboot"
         )
-    if sum(len(node.cpus) for node in cpu_nodes) > len(frozenset().union(*(node.cpus for node in cpu_nodes))):
+    if sum(len(node.cpus) for node in cpu_nodes) > len(CpuSet().union(*(node.cpus for node in cpu_nodes))):
         return NODES.warning("several nodes list the same CPUs: the firmware's tables are wrong", remedy="numactl -H")
     made_up = len(packages) == len(topology.cores)  # by a hypervisor, which made a package of every core
     if len(cpu_nodes) < len(packages) and not made_up:
@@ -137,14 +138,14 @@ def cpuset(readings: Readings, topology: Topology) -> Finding:
     without_cpus = [node for node in near if not node.cpus & allowed.cpus]
     without_memory = [node for node in near if node.id not in allowed.nodes]
     cut_off = [
-        f"not the {kind} of node {cpu_set.render(node.id for node in nodes)} ({_gpus_on(nodes, topology)})"
+        f"not the {kind} of node {CpuSet(node.id for node in nodes)} ({_gpus_on(nodes, topology)})"
         for kind, nodes in (("CPUs", without_cpus), ("memory", without_memory))
         if nodes
     ]
     if cut_off:
         cgroups = ", ".join(_cpuset_cgroups(readings)) or "not told"
         return CPUSET.error(
-            f"CPUs {cpu_set.render(allowed.cpus)} and memory of nodes {cpu_set.render(allowed.nodes)} may be used: "
+            f"CPUs {allowed.cpus} and memory of nodes {allowed.nodes} may be used: "
             f"{', '.join(cut_off)}; cgroup: {cgroups}",
             remedy=_wider(near),
         )
@@ -154,7 +155,7 @@ def cpuset(readings: Readings, topology: Topology) -> Finding:
             f"{len(node.cpus & allowed.cpus)} of {len(node.cpus)} CPUs of node {node.id}" for node in partly
         )
         return CPUSET.note(f"only {counts} may be used", remedy=_wider(near))
-    return CPUSET.ok(f"CPUs {cpu_set.render(allowed.cpus)} and nodes {cpu_set.render(allowed.nodes)} may be used")
+    return CPUSET.ok(f"CPUs {allowed.cpus} and nodes {allowed.nodes} may be used")
 
 
 def _cpuset_cgroups(readings: Readings) -> list[str]:
@@ -169,8 +170,8 @@ def _gpus_on(nodes_: Iterable[Node], topology: Topology) -> str:
 
 
 def _wider(near: Iterable[Node]) -> str:
-    cpus = cpu_set.render(cpu for node in near for cpu in node.cpus)
-    ids = cpu_set.render(node.id for node in near)
+    cpus = str(CpuSet(cpu for node in near for cpu in node.cpus))
+    ids = str(CpuSet(node.id for node in near))
     return f"docker run --cpuset-cpus {cpus} --cpuset-mems {ids} … (srun --exclusive --cpu-bind=none; no taskset)"
 
 

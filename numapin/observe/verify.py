@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from numapin.base import cpu_set
+from numapin.base.cpu_set import CpuSet
 from numapin.observe.model import PRIVATE, MemoryKind, Role
 from numapin.observe.report import Finding, RankReport, Report, Severity
 from numapin.plan.request import Memory
@@ -60,7 +61,7 @@ def verify(plan: Plan, observed: Observed, *, applied: Mapping[int, Mapping[str,
 
 
 def _judge(
-    plan: RankPlan, rank: ObservedRank, machine_nodes: frozenset[int], applied: Mapping[str, object] | None
+    plan: RankPlan, rank: ObservedRank, machine_nodes: CpuSet, applied: Mapping[str, object] | None
 ) -> RankReport:
     findings: Iterable[Finding] = (
         [_gone(rank)]
@@ -94,7 +95,7 @@ def _threads(plan: RankPlan, rank: ObservedRank, applied: Mapping[str, object] |
     if applied is None and any(thread.tid == rank.pid for _, thread in found):
         yield _unbound(plan, rank, found)
         return
-    groups: dict[tuple[int, str, frozenset[int]], list[tuple[Process, Thread]]] = {}
+    groups: dict[tuple[int, str, CpuSet], list[tuple[Process, Thread]]] = {}
     for process, thread in found:
         groups.setdefault((process.pid, thread.name, thread.cpus), []).append((process, thread))
     for group in groups.values():
@@ -102,7 +103,7 @@ def _threads(plan: RankPlan, rank: ObservedRank, applied: Mapping[str, object] |
         yield Finding(
             severity=Severity.ERROR,
             what=f"{len(group)} thread{'s' if len(group) > 1 else ''} {thread.name!r} of the {process.role} may run on "
-            f"CPUs {cpu_set.render(thread.cpus)}; planned are {cpu_set.render(plan.cpus)}",
+            f"CPUs {thread.cpus}; planned are {plan.cpus}",
             where=_where_threads(group),
             remedy=_remedy(plan, process, thread),
         )
@@ -111,12 +112,11 @@ def _threads(plan: RankPlan, rank: ObservedRank, applied: Mapping[str, object] |
 def _unbound(plan: RankPlan, rank: ObservedRank, found: list[tuple[Process, Thread]]) -> Finding:
     """Say once of a process that numapin did not start that it is not bound, instead of every thread."""
     num_threads = sum(len(process.threads) for process in rank.processes)
-    cpus = cpu_set.render(frozenset().union(*(thread.cpus for _, thread in found)))
-    bind = f"taskset --all-tasks --cpu-list --pid {cpu_set.render(plan.cpus)} {rank.pid}"
+    cpus = str(CpuSet().union(*(thread.cpus for _, thread in found)))
+    bind = f"taskset --all-tasks --cpu-list --pid {plan.cpus} {rank.pid}"
     return Finding(
         severity=Severity.ERROR,
-        what=f"not bound: {len(found)} of {num_threads} threads may run on CPUs {cpus}; planned are "
-        f"{cpu_set.render(plan.cpus)}",
+        what=f"not bound: {len(found)} of {num_threads} threads may run on CPUs {cpus}; planned are {plan.cpus}",
         where=_where_threads(found),
         remedy=f"{_RESTART}; for the CPUs of what runs now: {bind}",
     )
@@ -125,7 +125,7 @@ def _unbound(plan: RankPlan, rank: ObservedRank, found: list[tuple[Process, Thre
 def _where_threads(found: list[tuple[Process, Thread]]) -> str:
     pids = cpu_set.render({process.pid for process, _ in found})
     tids = cpu_set.render({thread.tid for _, thread in found})
-    last = cpu_set.render({thread.last_cpu for _, thread in found})
+    last = str(CpuSet({thread.last_cpu for _, thread in found}))
     return f"pid {pids}, thread {tids}, last on CPU {last}"
 
 
@@ -139,12 +139,12 @@ def _remedy(plan: RankPlan, process: Process, thread: Thread) -> str:
         return "something moved the DataLoader's pin thread: numapin.DataLoader binds its own on the rank's node"
     if process.role is Role.WORKER:
         return "the worker_init_fn, or a library that the dataset imports, sets the affinity: take that out"
-    back = f"taskset --cpu-list --pid {cpu_set.render(plan.cpus)} {thread.tid}"
+    back = f"taskset --cpu-list --pid {plan.cpus} {thread.tid}"
     return f"the program or somebody outside called sched_setaffinity; put it back with: {back}"
 
 
 def _memory(
-    plan: RankPlan, rank: ObservedRank, machine_nodes: frozenset[int], applied: Mapping[str, object] | None
+    plan: RankPlan, rank: ObservedRank, machine_nodes: CpuSet, applied: Mapping[str, object] | None
 ) -> Iterator[Finding]:
     if len(machine_nodes) == 1:
         yield _note("all memory is local: this machine has one NUMA node", rank)
@@ -187,8 +187,7 @@ def _wrong_policy(plan: RankPlan, process: Process, policy: Policy, applied: Map
         remedy = "the program, or a library that it uses, called set_mempolicy (numa_set_membind, …): take that out"
     return Finding(
         severity=Severity.WARNING if was_refused else Severity.ERROR,
-        what=f"the memory policy of the {process.role} is {policy}; planned is {plan.memory} "
-        f"{cpu_set.render(plan.nodes)}",
+        what=f"the memory policy of the {process.role} is {policy}; planned is {plan.memory} {plan.nodes}",
         where=f"pid {process.pid}",
         remedy=remedy,
     )
@@ -207,7 +206,7 @@ def _pages(plan: RankPlan, rank: ObservedRank, kind: MemoryKind) -> Iterator[Fin
         # Other ranks write to shared memory, too: it may be where it belongs for them.
         severity=Severity.WARNING if kind is MemoryKind.SHARED else Severity.ERROR,
         what=f"{num_bytes / total:.1%} of the {kind} memory ({total / _MIB:.1f} MiB) is elsewhere: {nodes}; planned is "
-        f"node {cpu_set.render(plan.nodes)}",
+        f"node {plan.nodes}",
         where=f"pid {cpu_set.render(holders)}",
         remedy=_page_remedy(plan, holders, kind, away),
     )
@@ -218,7 +217,7 @@ def _page_remedy(plan: RankPlan, holders: list[int], kind: MemoryKind, away: Map
     if kind in LOCKED:
         return f"{full}, or a thread outside the binding allocated it; page-locked memory cannot be moved: restart"
     if kind in PRIVATE:
-        there = f"{cpu_set.render(away)} {cpu_set.render(plan.nodes)}"
+        there = f"{cpu_set.render(away)} {plan.nodes}"
         move = "; ".join(f"migratepages {pid} {there}" for pid in holders)
         return f"it was there before the binding, it was migrated, or {full}; move it with: {move}"
     return f"another process touched it first, or {full}"

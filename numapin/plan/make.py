@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from numapin.base import cpu_set
+from numapin.base.cpu_set import CpuSet
 from numapin.plan.model import GpuRef, Plan, RankPlan
 from numapin.plan.request import Bind
 
@@ -86,10 +87,10 @@ def _idle_warning(machine: Machine, request: Request, ranks: tuple[RankPlan, ...
     if request.bind in (Bind.NONE, Bind.SOCKET):
         return ()
     homes = {rank.node for rank in ranks if rank.node is not None}
-    reachable = frozenset().union(*(machine.package_nodes(home) for home in homes)) if homes else frozenset()
-    used = frozenset().union(*(rank.cpus for rank in ranks))
+    reachable = CpuSet().union(*(machine.package_nodes(home) for home in homes)) if homes else CpuSet()
+    used = CpuSet().union(*(rank.cpus for rank in ranks))
     idle = sorted(n for n in reachable - homes if machine.node_cpus[n] and not machine.node_cpus[n] & used)
     if not idle:
         return ()
     count = sum(len(machine.node_cpus[node]) for node in idle)
-    return (f"{count} CPUs of nodes {cpu_set.render(idle)}, which have no rank, stay idle; --bind socket uses them",)
+    return (f"{count} CPUs of nodes {CpuSet(idle)}, which have no rank, stay idle; --bind socket uses them",)

@@ -21,7 +21,7 @@ from multiprocessing import spawn as mp_spawn
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from numapin.base import cpu_set
+from numapin.base.cpu_set import CpuSet
 from numapin.base.printable import printable
 from numapin.errors import UsageError
 from numapin.launcher import run_folder
@@ -97,7 +97,7 @@ def spawn(  # noqa: PLR0913 - the options of the command line
         num_ranks=default_num_ranks(topology) if nproc_per_node is None else nproc_per_node,
         cpus_per_rank=cpus_per_rank,
         smt=smt,
-        reserve_cpus=_read("reserve_cpus", cpu_set.parse, reserve_cpus) or frozenset(),
+        reserve_cpus=_read("reserve_cpus", CpuSet.parse, reserve_cpus) or CpuSet(),
         gpus=_read("gpus", parse_gpus, gpus),
     )
     plan = rehearse(make_plan(topology, request), strict=strict, within=in_thread)

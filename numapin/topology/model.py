@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from numapin.base import cpu_set
 from numapin.base.bounds import MAX_CPUS, MAX_GPUS, MAX_LINKS, MAX_MIG, MAX_NICS, MAX_NODES, MAX_PACKAGES
+from numapin.base.cpu_set import CpuSet
 from numapin.base.fields import Fields
 from numapin.errors import UsageError
 from numapin.topology.address import pci_address
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from _typeshed import DataclassInstance
+
 
 SCHEMA: Final = "numapin.topology/1"
 
@@ -61,7 +62,7 @@ class Package:
     """One processor package (socket)."""
 
     id: int
-    nodes: frozenset[int]
+    nodes: CpuSet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +71,7 @@ class Node:
 
     id: int
     kind: NodeKind
-    cpus: frozenset[int]
+    cpus: CpuSet
     package: int | None = None
     memory_bytes: int | None = None
     free_bytes: int | None = None
@@ -79,7 +80,7 @@ class Node:
     def __post_init__(self) -> None:
         """Check that the kind agrees with the CPUs."""
         if bool(self.cpus) != (self.kind is NodeKind.CPU):
-            msg = f"node {self.id} of kind {self.kind.value!r} has CPUs {cpu_set.render(self.cpus)!r}"
+            msg = f"node {self.id} of kind {self.kind.value!r} has CPUs {str(self.cpus)!r}"
             raise ValueError(msg)
 
     def distance_to(self, node: int) -> float:
@@ -92,7 +93,7 @@ class Core:
     """One physical core. `id` is its lowest CPU; `l3` is the lowest CPU of the group that shares its L3 cache."""
 
     id: int
-    cpus: frozenset[int]
+    cpus: CpuSet
     node: int | None = None
     package: int | None = None
     l3: int | None = None
@@ -153,7 +154,7 @@ class Gpu:
     name: str | None = None
     node: int | None = None
     node_source: NodeSource | None = None
-    cpus: frozenset[int] | None = None
+    cpus: CpuSet | None = None
     pcie: Pcie = Pcie()
     mig: tuple[Mig, ...] = ()
 
@@ -202,8 +203,8 @@ class Link:
 class Allowed:
     """The CPUs and nodes that this process may use (cpuset, affinity)."""
 
-    cpus: frozenset[int]
-    nodes: frozenset[int]
+    cpus: CpuSet
+    nodes: CpuSet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,9 +246,9 @@ class Topology:
                 raise ValueError(f"{what} is on node {node}, which the machine does not have")
 
     @property
-    def cpus(self) -> frozenset[int]:
+    def cpus(self) -> CpuSet:
         """Return every online CPU."""
-        return frozenset(cpu for core in self.cores for cpu in core.cpus)
+        return CpuSet(cpu for core in self.cores for cpu in core.cpus)
 
     @property
     def cpu_nodes(self) -> tuple[Node, ...]:
@@ -320,7 +321,7 @@ def _require_unique(what: str, ids: Iterable[int]) -> None:
 
 
 def _overlap_warning(nodes: tuple[Node, ...]) -> tuple[str, ...]:
-    listed_twice = sum(len(node.cpus) for node in nodes) > len(frozenset().union(*(node.cpus for node in nodes)))
+    listed_twice = sum(len(node.cpus) for node in nodes) > len(CpuSet().union(*(node.cpus for node in nodes)))
     text = "several NUMA nodes list the same CPUs: the firmware's tables are wrong; check with: numactl -H"
     return (text,) if listed_twice else ()
 
@@ -341,8 +342,8 @@ def _to_json(part: DataclassInstance) -> dict[str, object]:
 def _value_to_json(value: object) -> object:
     """Write sets of CPUs or nodes as list strings, choices as their words, and parts as objects."""
     match value:
-        case frozenset():
-            return cpu_set.render(value)
+        case CpuSet():
+            return str(value)
         case StrEnum():
             return value.value
         case tuple():

@@ -24,7 +24,7 @@ NODE_KINDS: Final = {NodeKind.CPU: "", NodeKind.MEMORY: "memory only", NodeKind.
 def machine_size(topology: Topology) -> str:
     """Return the number of cores and CPUs, and which of them are allowed if not all are."""
     num_cpus, num_allowed = len(topology.cpus), len(topology.allowed.cpus)
-    allowed = "" if num_cpus == num_allowed else f", {num_allowed} allowed ({cpu_set.render(topology.allowed.cpus)})"
+    allowed = "" if num_cpus == num_allowed else f", {num_allowed} allowed ({topology.allowed.cpus})"
     return f"{len(topology.cores)} cores, {num_cpus} CPUs{allowed}"
 
 
@@ -53,7 +53,7 @@ def policy(rank: RankPlan) -> str:
     """Return a rank's memory policy, with the nodes if it names any."""
     if rank.memory in (Memory.NONE, Memory.LOCAL):
         return rank.memory.value
-    return f"{rank.memory.value} {cpu_set.render(rank.nodes)}"
+    return f"{rank.memory.value} {rank.nodes}"
 
 
 def rank_names(ranks: Collection[int]) -> str:

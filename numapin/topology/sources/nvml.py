@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from types import ModuleType
 
+    from numapin.base.cpu_set import CpuSet
+
 _WORD_BITS: Final = 64
 # Masks hold every id that Linux can be built for (8192 CPUs, 1024 nodes): ids may be sparse (nodes go up to 255 on a
 # POWER9), so that counting CPUs or nodes bounds nothing. The longer mask costs no time (2 µs on an H200).
@@ -267,7 +269,7 @@ def _ask(nvml: ModuleType, question: Callable[..., Any], *args: object) -> Any: 
         return None
 
 
-def _mask(words: Iterable[int] | None) -> frozenset[int] | None:
+def _mask(words: Iterable[int] | None) -> CpuSet | None:
     """Return the numbers of the set bits; an empty mask is None.
 
     No GPU is far from every CPU: NVML leaves the mask empty where it does not know, for one under a cpuset that

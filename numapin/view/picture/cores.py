@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from numapin.base import cpu_set
+from numapin.base.cpu_set import CpuSet
 from numapin.view.picture.boxes import PAD, Box, Heading, Ink, Kind, cell, columns, frame
 from numapin.view.picture.text import title_text
 from numapin.view.words import rank_names
@@ -79,7 +80,7 @@ def _group(style: _Style, l3: int | None, cores: list[Core], *, named: bool) -> 
     marks, inner = style.marks, style.width - 2 * PAD
     ranks = marks.on(_cpus(cores))
     mixed = any(marks.on(core.cpus) != ranks for core in cores)
-    name, cpus = "L3" if l3 is not None else "cores", cpu_set.render(_cpus(cores))
+    name, cpus = "L3" if l3 is not None else "cores", str(_cpus(cores))
     one = min(2 * style.scale.width, (inner + _CELL_GAP) / style.in_row - _CELL_GAP)
     scale = replace(style.scale, width=one)
     return frame(
@@ -93,8 +94,8 @@ def _group(style: _Style, l3: int | None, cores: list[Core], *, named: bool) -> 
     )
 
 
-def _cpus(cores: Sequence[Core]) -> frozenset[int]:
-    return frozenset(cpu for core in cores for cpu in core.cpus)
+def _cpus(cores: Sequence[Core]) -> CpuSet:
+    return CpuSet(cpu for core in cores for cpu in core.cpus)
 
 
 def _core(core: Core, topology: Topology, marks: Marks, scale: Scale, *, named: bool) -> Box:
@@ -119,9 +120,9 @@ def _core(core: Core, topology: Topology, marks: Marks, scale: Scale, *, named: 
         height=scale.height * len(rows),
         children=tuple(replace(row, y=scale.height * i) for i, row in enumerate(rows)),
         title=title_text(
-            f"core {core.id}: CPUs {cpu_set.render(core.cpus)}",
+            f"core {core.id}: CPUs {core.cpus}",
             rank_names(ranks),
-            f"not allowed: CPUs {cpu_set.render(banned)}" if banned else "",
+            f"not allowed: CPUs {banned}" if banned else "",
         ),
         key=f"core{core.id}",
     )

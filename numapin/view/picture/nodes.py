@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from numapin.base import cpu_set
+from numapin.base.cpu_set import CpuSet
 from numapin.topology.model import NodeKind
 from numapin.view.picture.boxes import PAD, Box, Heading, Ink, Kind, Label, columns, frame
 from numapin.view.picture.cores import Scale, core_groups, scale_of
@@ -40,7 +40,7 @@ class Drawing:
     links: Links
     scale: Scale
     width: float
-    empty_nodes: frozenset[int]
+    empty_nodes: CpuSet
 
     @classmethod
     def of(cls, topology: Topology, marks: Marks) -> Drawing:
@@ -57,11 +57,11 @@ class Drawing:
         )
 
 
-def _empty(topology: Topology) -> frozenset[int]:
+def _empty(topology: Topology) -> CpuSet:
     """Return the nodes of no memory, cores and devices, such as a GB200 keeps for MIG: they are shown as one."""
     used = {part.node for part in topology.gpus} | {part.node for part in topology.nics}
     used |= {core.node for core in topology.cores}
-    return frozenset(n.id for n in topology.nodes if not n.cpus and n.memory_bytes == 0 and n.id not in used)
+    return CpuSet(n.id for n in topology.nodes if not n.cpus and n.memory_bytes == 0 and n.id not in used)
 
 
 def package_boxes(drawing: Drawing) -> list[Box]:
@@ -104,7 +104,7 @@ def _lost_devices(drawing: Drawing) -> list[Box]:
 
 def _empty_nodes(drawing: Drawing) -> list[Box]:
     nodes = drawing.empty_nodes
-    facts = cpu_set.render(nodes)
+    facts = str(nodes)
     headings = [Heading(name=f"{len(nodes)} empty nodes", facts="no memory", size=13), Heading(facts=facts)]
     least, title = drawing.width + 2 * PAD, title_text("nodes without memory and devices", facts)
     return (
@@ -134,7 +134,7 @@ def _node(drawing: Drawing, node: Node) -> Box:
     topology, marks = drawing.topology, drawing.marks
     cores = [core for core in topology.cores if core.node == node.id]
     allowed = node.id in topology.allowed.nodes
-    kind, cpus = NODE_KINDS[node.kind], f"CPUs {cpu_set.render(node.cpus)}" if node.cpus else ""
+    kind, cpus = NODE_KINDS[node.kind], f"CPUs {node.cpus}" if node.cpus else ""
     facts = ", ".join(fact for fact in (kind, cpus, "" if allowed else "not allowed") if fact)
     rows = [
         [_memory(drawing, node)],

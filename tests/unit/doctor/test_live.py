@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from numapin.base.cpu_set import CpuSet
 from numapin.doctor import live as asking
 from numapin.doctor.examine import examine
 from numapin.doctor.model import Readings, Severity
@@ -169,7 +170,7 @@ def test_nvml_against_the_kernel(
 def test_packages_without_nodes_of_their_own() -> None:
     """Two packages and one node: something hides the other."""
     one = grid(nodes=1)
-    two = replace(one, packages=(*one.packages, replace(one.packages[0], id=1, nodes=frozenset())))
+    two = replace(one, packages=(*one.packages, replace(one.packages[0], id=1, nodes=CpuSet())))
     assert _find("nodes", two).severity is WARNING
     assert _find("nodes", one).severity is OK
 

@@ -9,7 +9,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from numapin.base import cpu_set
+from numapin.base.cpu_set import CpuSet
 from numapin.observe.model import MemoryKind, Observed, ObservedRank, Pages, Policy, Process, Role, Thread
 from numapin.observe.report import Finding, Report, Severity
 from numapin.observe.verify import verify
@@ -22,7 +22,7 @@ APPLIED = {"cpus": "4-7", "memory": "preferred", "nodes": "1", "shortfalls": []}
 
 
 def _thread(tid: int, cpus: str = "4-7", name: str = "python") -> Thread:
-    return Thread(tid=tid, name=name, cpus=cpu_set.parse(cpus), last_cpu=5)
+    return Thread(tid=tid, name=name, cpus=CpuSet.parse(cpus), last_cpu=5)
 
 
 def _pages(kind: MemoryKind, **mib: float) -> Pages:
@@ -51,7 +51,7 @@ def _report(
     rank = ObservedRank(local_rank=0, pid=10, processes=processes)
     return verify(
         Plan(bind=Bind.NODE, memory=plan.memory, ranks=(plan,)),
-        Observed(nodes=cpu_set.parse(nodes), ranks=(rank,)),
+        Observed(nodes=CpuSet.parse(nodes), ranks=(rank,)),
         applied={} if applied is None else {0: applied},
         run="run-1",
     )
@@ -151,8 +151,8 @@ class TestPolicy:
     )
     def test_modes_and_nodes(self, memory: Memory, nodes: str, mode: str, observed: str, fits: bool) -> None:  # noqa: FBT001 - a parameter
         """A policy is as planned with the planned mode and no other nodes; anything else is an error."""
-        plan = replace(PLANNED, memory=memory, nodes=cpu_set.parse(nodes))
-        process = replace(RANK, policy=Policy(mode=mode, nodes=cpu_set.parse(observed)))
+        plan = replace(PLANNED, memory=memory, nodes=CpuSet.parse(nodes))
+        process = replace(RANK, policy=Policy(mode=mode, nodes=CpuSet.parse(observed)))
         report = _report(process, plan=plan, applied={**APPLIED, "memory": memory.value})
         assert report.holds is fits
         if not fits:
@@ -160,14 +160,14 @@ class TestPolicy:
 
     def test_one_that_was_refused(self) -> None:
         """A policy that the kernel refused when the rank was bound is a warning with the remedy: it was said then."""
-        process = replace(RANK, policy=Policy(mode="default", nodes=frozenset()))
+        process = replace(RANK, policy=Policy(mode="default", nodes=CpuSet()))
         report = _report(process, applied={**APPLIED, "memory": None})
         assert (report.holds, _only(report).severity) == (True, Severity.WARNING)
         assert "SYS_NICE" in _only(report).remedy
 
     def test_worker_with_another(self) -> None:
         """A worker's policy is looked at as the rank's is."""
-        report = _report(RANK, replace(WORKER, policy=Policy(mode="bind", nodes=frozenset({0}))))
+        report = _report(RANK, replace(WORKER, policy=Policy(mode="bind", nodes=CpuSet({0}))))
         assert _only(report).what == "the memory policy of the data worker is bind:0; planned is preferred 1"
 
 
@@ -200,7 +200,7 @@ class TestPages:
 
     def test_what_is_said(self) -> None:
         """The finding has share, kind, MiB, nodes and process, and the command that moves the pages back."""
-        plan = replace(PLANNED, nodes=frozenset({1}))
+        plan = replace(PLANNED, nodes=CpuSet({1}))
         pages = (_pages(MemoryKind.HEAP, n1=100), _pages(MemoryKind.ANONYMOUS, n0=30, n1=60, n2=10))
         finding = _only(_report(replace(RANK, pages=pages), WORKER, plan=plan))  # of the worker all is local
         assert finding.what == (
@@ -226,7 +226,7 @@ class TestPages:
 
     def test_machine_with_one_node(self) -> None:
         """There memory is local whatever the kernel tells of it, and the report says so; threads still count."""
-        plan = replace(PLANNED, memory=Memory.NONE, nodes=frozenset({0}))
+        plan = replace(PLANNED, memory=Memory.NONE, nodes=CpuSet({0}))
         report = _report(replace(RANK, pages=None, unreadable="x"), plan=plan, nodes="0")
         assert (report.holds, _only(report).severity) == (True, Severity.NOTE)
         assert "one NUMA node" in _only(report).what

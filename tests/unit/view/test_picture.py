@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from numapin.base.cpu_set import CpuSet
 from numapin.base.printable import printable
 from numapin.errors import UsageError
 from numapin.plan.make import make_plan
@@ -157,7 +158,7 @@ class TestMachines:
         off = {part.key for part in box.walk() if part.off and part.key}
         assert off == {*(f"cpu{cpu}" for cpu in range(4, 12)), "node1", "node2"}
         assert "not allowed to this process" in _texts(box)
-        everything = Allowed(cpus=topology.cpus, nodes=frozenset(range(4)))
+        everything = Allowed(cpus=topology.cpus, nodes=CpuSet(range(4)))
         assert not any(part.off for part in lay_out(replace(topology, allowed=everything)).box.walk())
 
     @pytest.mark.parametrize(("cores", "smt"), [(1, 1), (8, 8), (64, 2), (513, 1)])
@@ -208,7 +209,7 @@ class TestPlan:
     def test_memory_elsewhere_than_cores(self) -> None:
         """Pages on another node than the cores are shown there, in rows of their own."""
         topology = grid(nodes=2, gpus=[0])
-        plan = make_plan(topology, Request(memory=Memory.BIND, memory_nodes=frozenset({1})))
+        plan = make_plan(topology, Request(memory=Memory.BIND, memory_nodes=CpuSet({1})))
         box = lay_out(topology, plan).box
         assert "cores of" in _texts(_part(box, "node0"))
         assert "memory of" in _texts(_part(box, "node1"))
