@@ -14,6 +14,7 @@ import time
 import zlib
 from collections import Counter
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
@@ -28,7 +29,7 @@ from numapin.base.stderr import say
 from numapin.base.strict_json import decode
 from numapin.cli.options import FilePath
 from numapin.cli.output import emit, json_text, say_error, show
-from numapin.cli.run import parse, start
+from numapin.cli.run import RunOptions, parse, start
 from numapin.errors import NumapinError, UsageError
 from numapin.rank.signals import open_mailbox
 from numapin.trace.analysis import analyse
@@ -76,6 +77,16 @@ _OPTIONS: Final = (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceOptions(RunOptions):
+    """The parsed values of the options of a run and of `_OPTIONS`, by click's names."""
+
+    steps: int
+    skip: int
+    output: Path | None
+    as_json: bool
+
+
 @click.command(
     short_help="Run a script under the profiler, and say what to change.",
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": []},
@@ -121,26 +132,26 @@ def _read_command(first: Path, others: tuple[Path, ...], output: Path | None, *,
 
 def _run(arguments: tuple[str, ...]) -> None:
     mailbox = open_mailbox()
-    job, options = parse(arguments, _OPTIONS, command="trace", about=_ABOUT, epilog=_EPILOG)
-    folder = Path(options["output"] or time.strftime("numapin-trace-%Y%m%d-%H%M%S")).absolute()
+    job, options = parse(arguments, TraceOptions, _OPTIONS, command="trace", about=_ABOUT, epilog=_EPILOG)
+    folder = Path(options.output or time.strftime("numapin-trace-%Y%m%d-%H%M%S")).absolute()
     outer = folder
     if job.min_max_nodes[1] > 1:  # hosts may share the folder, end at different times, and come later
         folder /= f"{os.uname().nodename}-{os.getpid()}"
-    settings = Settings(folder=str(folder), steps=options["steps"], skip=options["skip"])
-    if options["dry_run"]:
+    settings = Settings(folder=str(folder), steps=options.steps, skip=options.skip)
+    if options.dry_run:
         start(job, options, mailbox, trace=settings.to_text())
         return
     _make(outer, folder, settings)
     try:
-        with _stdout_to_stderr(wanted=options["as_json"]):
+        with _stdout_to_stderr(wanted=options.as_json):
             start(job, options, mailbox, trace=settings.to_text())
     except BaseException:  # a rank failed, or Ctrl-C: what was traced until then is there
         try:
-            _finish(folder, settings, as_json=options["as_json"])
+            _finish(folder, settings, as_json=options.as_json)
         except Exception as error:  # noqa: BLE001 - the job's own error is the one that counts
             say_error(error.message, error.hint) if isinstance(error, NumapinError) else say_error(str(error))
         raise
-    _finish(folder, settings, as_json=options["as_json"])
+    _finish(folder, settings, as_json=options.as_json)
 
 
 def _finish(folder: Path, settings: Settings, *, as_json: bool) -> None:
