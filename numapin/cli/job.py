@@ -16,7 +16,7 @@ from numapin.cli.options import BINDING, BindingOptions, FilePath, Parsed, topol
 from numapin.cli.output import emit, warn, write
 from numapin.errors import UsageError
 from numapin.jobs import duration, kubernetes, lsf, mpi, pbs, slurm
-from numapin.jobs.request import Form, JobRequest, Kind, Launch
+from numapin.jobs.request import Form, JobRequest, KubernetesKind, Launch
 from numapin.jobs.share import Share, share_of
 from numapin.plan.make import make_plan
 
@@ -95,8 +95,8 @@ _MEMORY: Final = click.Option(
 )
 _KIND: Final = click.Option(
     ["--form", "kind"],
-    type=click.Choice([kind.value for kind in Kind]),
-    default=Kind.JOB.value,
+    type=click.Choice([kind.value for kind in KubernetesKind]),
+    default=KubernetesKind.JOB.value,
     help="job: an Indexed Job and its Service (default); pytorchjob: for Kubeflow's training operator.",
 )
 _SYS_NICE: Final = click.Option(
@@ -121,7 +121,7 @@ class _JobOptions(BindingOptions):
     output: Path | None
     command: tuple[str, ...]
     form: str = Form.NODE.value
-    kind: str = Kind.JOB.value
+    kind: str = KubernetesKind.JOB.value
     plan: str | None = None
     setup: tuple[str, ...] = ()
     container: str | None = None
@@ -282,7 +282,7 @@ def _request(engine: _Engine, options: _JobOptions) -> JobRequest:
         options=_options(options, form),
         dataloader=options.dataloader == "numapin",
         setup=options.setup,
-        kind=Kind(options.kind),
+        kind=KubernetesKind(options.kind),
         sys_nice=options.sys_nice,
     )
     _require_gpus(options.gpus, request)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from numapin.launcher.torchrun import Job
     from numapin.observe.during_run import Watching
-    from numapin.observe.report import Report
+    from numapin.observe.report import VerifyReport
     from numapin.plan.model import Plan
     from numapin.plan.request import Request
     from numapin.rank.signals import Mailbox
@@ -288,7 +288,7 @@ def _watched(run_dir: str, num_ranks: int, watch: Watching | None) -> AbstractCo
     return watching(run_dir, num_ranks, watch)
 
 
-def _tell(report: Report, age_s: float) -> None:
+def _tell(report: VerifyReport, age_s: float) -> None:
     """Say what was verified: a line where the plan holds, and what was found."""
     from numapin.view.verify_table import findings_of, summary
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numapin.trace.analysis import Analysis
-    from numapin.trace.report import Report
+    from numapin.trace.report import TraceReport
 
 _ABOUT: Final = (
     "Run a script under torch's profiler, with all options of `numapin run`, and say where its steps' time goes: "
@@ -198,7 +198,7 @@ def _stdout_to_stderr(*, wanted: bool) -> Iterator[None]:
         os.close(kept)
 
 
-def _read(paths: Sequence[Path], settings: Settings | None = None) -> Report:
+def _read(paths: Sequence[Path], settings: Settings | None = None) -> TraceReport:
     """Return the report on these files, and on the folders' files. Raises NumapinError where there is nothing."""
     analyses: list[Analysis] = []
     notes: list[str] = []
@@ -294,7 +294,7 @@ def _bounded(file: BinaryIO | gzip.GzipFile, most: int, path: Path) -> bytes:
     return content
 
 
-def _write(report: Report, folder: Path) -> None:
+def _write(report: TraceReport, folder: Path) -> None:
     """Write the report and the timeline."""
     template = files("numapin.trace").joinpath("timeline.html").read_text(encoding="utf-8")
     texts = {
@@ -313,7 +313,7 @@ def _write(report: Report, folder: Path) -> None:
     say(f"timeline and Chrome traces: {folder}")
 
 
-def _show(report: Report, *, as_json: bool) -> None:
+def _show(report: TraceReport, *, as_json: bool) -> None:
     if as_json:
         try:
             emit(json_text(report.to_json()))

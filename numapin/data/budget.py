@@ -32,14 +32,14 @@ SHARE: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class LockRoom:
     """The bytes that one rank may page-lock beyond what is page-locked now; None: the machine shows no bound."""
 
     num_bytes: int | None
     reason: str
 
 
-def read_room(root: Path, *, nodes: CpuSet, num_ranks: int) -> Room:
+def read_room(root: Path, *, nodes: CpuSet, num_ranks: int) -> LockRoom:
     """Return a rank's part of what can be page-locked: the tightest bound, times SHARE, divided among the ranks.
 
     Bounds are the memory limits of this process's cgroup and those above it, MemAvailable, and what is free on `nodes`
@@ -48,10 +48,10 @@ def read_room(root: Path, *, nodes: CpuSet, num_ranks: int) -> Room:
     tree = Tree(os.fspath(root).rstrip("/"))
     bounds = [*_cgroup_bounds(tree), *_host_bound(tree), *_node_bound(tree, nodes)]
     if not bounds:
-        return Room(num_bytes=None, reason="the machine shows neither a memory limit nor how much is free")
+        return LockRoom(num_bytes=None, reason="the machine shows neither a memory limit nor how much is free")
     free_bytes, what = min(bounds)
     reason = f"{SHARE:.0%} of {_gib(free_bytes)} {what}, divided among {num_ranks} rank{'s' if num_ranks > 1 else ''}"
-    return Room(num_bytes=int(free_bytes * SHARE) // num_ranks, reason=reason)
+    return LockRoom(num_bytes=int(free_bytes * SHARE) // num_ranks, reason=reason)
 
 
 def num_ranks_of(environ: Mapping[str, str]) -> int:

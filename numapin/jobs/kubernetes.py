@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from numapin.errors import UsageError
 from numapin.jobs import shell, yaml
 from numapin.jobs.image import in_registry
-from numapin.jobs.request import Kind
+from numapin.jobs.request import KubernetesKind
 from numapin.jobs.yaml import Noted
 
 if TYPE_CHECKING:
@@ -40,13 +40,13 @@ _SHM: Final = "torch's DataLoader passes batches through /dev/shm, which has 64 
 def build(request: JobRequest) -> str:
     """Return the manifest. Raises UsageError for what a pod needs and was not given."""
     _require(request)
-    documents = _job(request) if request.kind is Kind.JOB else [_pytorchjob(request)]
+    documents = _job(request) if request.kind is KubernetesKind.JOB else [_pytorchjob(request)]
     return "".join(yaml.document(document) for document in documents)
 
 
 def warnings(request: JobRequest) -> tuple[str, ...]:
     """Return what was asked for and the cluster cannot do: a pod at its limit has failed, which OnFailure leaves so."""
-    if request.kind is Kind.PYTORCHJOB and request.requeue and request.time_s:
+    if request.kind is KubernetesKind.PYTORCHJOB and request.requeue and request.time_s:
         return ("a PyTorchJob is not started again after --time: apply it once more then, or use --form job",)
     return ()
 

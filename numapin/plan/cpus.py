@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from numapin.topology.model import Core, Gpu, Node, Topology
 
 
-def allot(topology: Topology, request: Request) -> tuple[Machine, list[Draft]]:
+def allot(topology: Topology, request: Request) -> tuple[UsableMachine, list[Draft]]:
     """Return the indexed machine and a draft for each rank, in the order of local ranks."""
-    machine = Machine(topology, _usable_cpus(topology, request))
+    machine = UsableMachine(topology, _usable_cpus(topology, request))
     return machine, _split(machine, request, [_pooled(machine, request, seat) for seat in _seats(machine, request)])
 
 
 # --- the machine as the steps below ask for it -----------------------------------------------------------------------
 
 
-class Machine:
+class UsableMachine:
     """A topology with its usable CPUs, indexed so that each step is a few set operations."""
 
     def __init__(self, topology: Topology, usable: CpuSet) -> None:
@@ -149,7 +149,7 @@ def _first_of(cores: Iterable[Core], usable: CpuSet) -> Iterator[int]:
 # --- 2. which GPU each rank uses -------------------------------------------------------------------------------------
 
 
-def _seats(machine: Machine, request: Request) -> list[Draft]:
+def _seats(machine: UsableMachine, request: Request) -> list[Draft]:
     """Seat every rank on its GPU, or on a node where there are no GPUs; each seat says why, and whether it is bound."""
     gpus = _rank_gpus(machine.topology, request)
     num_ranks = request.num_ranks or max(1, len(gpus))
@@ -202,7 +202,7 @@ def _seat(rank: int, gpu: Gpu | None, request: Request) -> Draft:
     return free._replace(bound=True).because(f"{name} is on node {gpu.node} ({gpu.node_source})")
 
 
-def _spread(machine: Machine, request: Request, num_ranks: int) -> list[Draft]:
+def _spread(machine: UsableMachine, request: Request, num_ranks: int) -> list[Draft]:
     """Spread ranks without GPUs: over nodes that lie as far apart as possible, neighbouring ranks side by side."""
     free = [Draft(local_rank=rank, gpu=None, home=None, bound=False) for rank in range(num_ranks)]
     if request.bind is Bind.NONE:
@@ -238,7 +238,7 @@ def _far_apart(nodes: Sequence[Node], count: int) -> list[int]:
 # --- 3. and 4. the pool of CPUs that a rank draws from ---------------------------------------------------------------
 
 
-def _pooled(machine: Machine, request: Request, seat: Draft) -> Draft:
+def _pooled(machine: UsableMachine, request: Request, seat: Draft) -> Draft:
     if not seat.bound or seat.home is None:
         return seat._replace(pool=machine.usable)
     source = _open_home(machine, request, seat.home)
@@ -252,7 +252,7 @@ def _pooled(machine: Machine, request: Request, seat: Draft) -> Draft:
     return _POOLS[request.bind](machine, seat, source)
 
 
-def _open_home(machine: Machine, request: Request, home: int) -> int | None:
+def _open_home(machine: UsableMachine, request: Request, home: int) -> int | None:
     """Return the home, or the nearest node with usable CPUs where the home (for `socket`, its package) has none."""
     reach = machine.package_nodes(home) if request.bind is Bind.SOCKET else {home}
     if any(machine.node_cpus.get(node) for node in reach):
@@ -261,12 +261,12 @@ def _open_home(machine: Machine, request: Request, home: int) -> int | None:
     return nearest.id if nearest else None
 
 
-def _node_pool(machine: Machine, seat: Draft, source: int) -> Draft:
+def _node_pool(machine: UsableMachine, seat: Draft, source: int) -> Draft:
     cpus = machine.node_cpus[source]
     return seat._replace(pool=cpus).because(_part(cpus, machine.nodes[source].cpus, f"node {source}"))
 
 
-def _socket_pool(machine: Machine, seat: Draft, source: int) -> Draft:
+def _socket_pool(machine: UsableMachine, seat: Draft, source: int) -> Draft:
     package = machine.nodes[source].package
     if package is None:
         return _node_pool(machine, seat, source).because(f"the package of node {source} is unknown", exact=False)
@@ -280,7 +280,7 @@ def _part(cpus: CpuSet, there: CpuSet, what: str) -> str:
     return f"{count} CPUs of {what}"
 
 
-_POOLS: Final[dict[Bind, Callable[[Machine, Draft, int], Draft]]] = {
+_POOLS: Final[dict[Bind, Callable[[UsableMachine, Draft, int], Draft]]] = {
     Bind.NODE: _node_pool,
     Bind.SOCKET: _socket_pool,
     Bind.EXCLUSIVE: _node_pool,
@@ -291,7 +291,7 @@ _POOLS: Final[dict[Bind, Callable[[Machine, Draft, int], Draft]]] = {
 # --- 5. and 6. sharing and splitting a pool --------------------------------------------------------------------------
 
 
-def _split(machine: Machine, request: Request, drafts: list[Draft]) -> list[Draft]:
+def _split(machine: UsableMachine, request: Request, drafts: list[Draft]) -> list[Draft]:
     if request.bind is Bind.CORE_COMPLEX:
         drafts = [draft for group in _groups(drafts) for draft in _dealt_complexes(machine, group)]
     splits = request.bind is Bind.EXCLUSIVE or request.cpus_per_rank is not None
@@ -320,7 +320,7 @@ def _seat_order(draft: Draft) -> tuple[tuple[int, ...], str, int]:
     return (pci_order(gpu.pci) if gpu else (), (gpu.uuid or "") if gpu else "", draft.local_rank)
 
 
-def _dealt_complexes(machine: Machine, group: list[Draft]) -> list[Draft]:
+def _dealt_complexes(machine: UsableMachine, group: list[Draft]) -> list[Draft]:
     """Deal a node's L3 groups out to its ranks, the largest first; more ranks than groups share them in turn."""
     if not group[0].bound:
         return group
@@ -338,7 +338,7 @@ def _dealt_complexes(machine: Machine, group: list[Draft]) -> list[Draft]:
     ]
 
 
-def _shared_group(machine: Machine, group: list[Draft], num_ranks: int) -> list[Draft]:
+def _shared_group(machine: UsableMachine, group: list[Draft], num_ranks: int) -> list[Draft]:
     """Give every rank of the group the whole pool. Ranks that are not bound share the cores with all ranks."""
     cores = len(machine.cores(group[0].pool))
     sharers = len(group) if group[0].bound else num_ranks
@@ -348,7 +348,7 @@ def _shared_group(machine: Machine, group: list[Draft], num_ranks: int) -> list[
     return [draft.because(why) for draft in shared] if why else shared
 
 
-def _split_group(machine: Machine, request: Request, group: list[Draft], taken: AbstractSet[int]) -> list[Draft]:
+def _split_group(machine: UsableMachine, request: Request, group: list[Draft], taken: AbstractSet[int]) -> list[Draft]:
     """Split the pool by whole cores, evenly; the first ranks get the cores that are left over."""
     cores = machine.cores(group[0].pool - taken)
     if len(cores) < len(group):
@@ -360,7 +360,7 @@ def _split_group(machine: Machine, request: Request, group: list[Draft], taken: 
     ]
 
 
-def _share(machine: Machine, request: Request, draft: Draft, cores: list[Core], sharers: int) -> Draft:
+def _share(machine: UsableMachine, request: Request, draft: Draft, cores: list[Core], sharers: int) -> Draft:
     wanted = request.cpus_per_rank
     cpus = _cpus_of(machine, cores)
     if wanted is not None and len(cpus) > wanted:
@@ -374,7 +374,7 @@ def _share(machine: Machine, request: Request, draft: Draft, cores: list[Core], 
     return draft.because(f"its own {len(cores)} cores" + (f" of a pool of {sharers} ranks" if sharers > 1 else ""))
 
 
-def _overcommitted(machine: Machine, request: Request, group: list[Draft], cores: list[Core]) -> list[Draft]:
+def _overcommitted(machine: UsableMachine, request: Request, group: list[Draft], cores: list[Core]) -> list[Draft]:
     """Fewer cores than ranks: an error for exclusive ranks, else cores are given out in turn."""
     if request.bind is Bind.EXCLUSIVE or not cores:
         ranks = cpu_set.render(draft.local_rank for draft in group)
@@ -391,5 +391,5 @@ def _overcommitted(machine: Machine, request: Request, group: list[Draft], cores
     ]
 
 
-def _cpus_of(machine: Machine, cores: Iterable[Core]) -> CpuSet:
+def _cpus_of(machine: UsableMachine, cores: Iterable[Core]) -> CpuSet:
     return CpuSet(cpu for core in cores for cpu in core.cpus if cpu in machine.usable)

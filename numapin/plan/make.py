@@ -14,7 +14,7 @@ from numapin.plan.model import GpuRef, Plan, RankPlan
 from numapin.plan.request import Bind
 
 if TYPE_CHECKING:
-    from numapin.plan.cpus import Draft, Machine
+    from numapin.plan.cpus import Draft, UsableMachine
     from numapin.plan.request import Request
     from numapin.topology.model import Topology
 
@@ -55,7 +55,7 @@ def make_plan(topology: Topology, request: Request) -> Plan:
     )
 
 
-def _with_memory(machine: Machine, request: Request, draft: Draft) -> RankPlan:
+def _with_memory(machine: UsableMachine, request: Request, draft: Draft) -> RankPlan:
     from numapin.plan.memory import memory_of
 
     draft, memory, nodes = memory_of(machine, request, draft)
@@ -82,7 +82,7 @@ def inexact_warnings(ranks: tuple[RankPlan, ...]) -> list[str]:
     return [f"rank{'s' if len(told) > 1 else ''} {cpu_set.render(told)}: {reason}" for reason, told in why.items()]
 
 
-def _idle_warning(machine: Machine, request: Request, ranks: tuple[RankPlan, ...]) -> tuple[str, ...]:
+def _idle_warning(machine: UsableMachine, request: Request, ranks: tuple[RankPlan, ...]) -> tuple[str, ...]:
     """Say how many CPUs stay idle on nodes without a rank that `--bind socket` would use."""
     if request.bind in (Bind.NONE, Bind.SOCKET):
         return ()

@@ -13,11 +13,11 @@ from numapin.plan.request import Bind, Memory, Request
 from numapin.topology.model import NodeKind
 
 if TYPE_CHECKING:
-    from numapin.plan.cpus import Draft, Machine
+    from numapin.plan.cpus import Draft, UsableMachine
     from numapin.topology.model import Node
 
 
-def memory_of(machine: Machine, request: Request, draft: Draft) -> tuple[Draft, Memory, CpuSet]:
+def memory_of(machine: UsableMachine, request: Request, draft: Draft) -> tuple[Draft, Memory, CpuSet]:
     """Return the draft with any reason added, the policy, and its nodes: those under the CPUs where it names none.
 
     Raises UsageError for named nodes that are no host memory of this process.
@@ -39,7 +39,9 @@ def memory_of(machine: Machine, request: Request, draft: Draft) -> tuple[Draft, 
     return _home_memory(machine, request, draft, usable)
 
 
-def _home_memory(machine: Machine, request: Request, draft: Draft, usable: list[Node]) -> tuple[Draft, Memory, CpuSet]:
+def _home_memory(
+    machine: UsableMachine, request: Request, draft: Draft, usable: list[Node]
+) -> tuple[Draft, Memory, CpuSet]:
     """Take the home's nodes, or the nearest with allowed memory, even where the CPUs had to come from elsewhere."""
     assert draft.home is not None  # noqa: S101 - the caller asked
     wanted = machine.package_nodes(draft.home) if request.bind is Bind.SOCKET else CpuSet({draft.home})
@@ -51,7 +53,7 @@ def _home_memory(machine: Machine, request: Request, draft: Draft, usable: list[
     return draft.because(why, exact=False), request.policy, CpuSet({nearest.id})
 
 
-def _named_nodes(machine: Machine, named: CpuSet) -> CpuSet:
+def _named_nodes(machine: UsableMachine, named: CpuSet) -> CpuSet:
     allowed = machine.topology.allowed.nodes
     nodes = machine.topology.nodes
     usable = CpuSet(n.id for n in nodes if n.kind is not NodeKind.GPU and n.id in allowed and n.memory_bytes != 0)

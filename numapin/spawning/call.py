@@ -30,7 +30,7 @@ from numapin.plan.make import default_num_ranks, make_plan
 from numapin.plan.request import Bind, Request, parse_bind, parse_gpus, parse_memory
 from numapin.rank import handover, shim, signals
 from numapin.spawning import meeting
-from numapin.spawning.ranks import Rank, none_left, results_of
+from numapin.spawning.ranks import RankProcess, none_left, results_of
 from numapin.topology.discover import discover
 from numapin.topology.visible import environment_for
 
@@ -119,7 +119,7 @@ def _meeting(plan: Plan, environment: Mapping[str, str]) -> Iterator[tuple[dict[
 
 
 def _start(  # noqa: PLR0913, PLR0917 - what a rank needs
-    plan: Plan, ranks: list[Rank], variables: Mapping[str, str], payload: bytes, fds: Sequence[int], port: int
+    plan: Plan, ranks: list[RankProcess], variables: Mapping[str, str], payload: bytes, fds: Sequence[int], port: int
 ) -> None:
     """Start the ranks, and let them go when all are in the list: one that an interrupt keeps out of it leaves.
 
@@ -134,7 +134,7 @@ def _start(  # noqa: PLR0913, PLR0917 - what a rank needs
                 try:
                     own = [file.fileno(), theirs.fileno(), *([port] if local_rank == 0 else [])]
                     process = _process(local_rank, variables, own, fds)
-                    ranks.append(Rank(local_rank, process, ours))
+                    ranks.append(RankProcess(local_rank, process, ours))
                 except BaseException:
                     ours.close()
                     raise

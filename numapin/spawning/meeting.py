@@ -48,10 +48,10 @@ def port_of(held: socket.socket) -> int:
 def serve_on(descriptor: int) -> None:
     """Have torch's store listen on this socket when it is asked to listen on its port. torch need not be loaded."""
     os.set_inheritable(descriptor, False)
-    sys.meta_path.insert(0, _Watch(descriptor))
+    sys.meta_path.insert(0, _StoreWatch(descriptor))
 
 
-class _Watch:
+class _StoreWatch:
     """A finder that finds nothing itself: it patches TCPStore once torch's rendezvous module is loaded."""
 
     def __init__(self, descriptor: int) -> None:

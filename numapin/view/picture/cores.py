@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.base import cpu_set
 from numapin.base.cpu_set import CpuSet
-from numapin.view.picture.boxes import PAD, Box, Heading, Ink, Kind, cell, columns, frame
+from numapin.view.picture.boxes import PAD, Box, BoxKind, Heading, Ink, cell, columns, frame
 from numapin.view.picture.text import title_text
 from numapin.view.words import rank_names
 
@@ -84,7 +84,7 @@ def _group(style: _Style, l3: int | None, cores: list[Core], *, named: bool) -> 
     one = min(2 * style.scale.width, (inner + _CELL_GAP) / style.in_row - _CELL_GAP)
     scale = replace(style.scale, width=one)
     return frame(
-        Kind.L3,
+        BoxKind.L3,
         [[_core(core, style.topology, marks, scale, named=mixed) for core in cores]],
         headings=[Heading(name=name, facts=cpus), *([Heading(facts=rank_names(ranks))] if named and not mixed else [])],
         width=inner,
@@ -102,10 +102,12 @@ def _core(core: Core, topology: Topology, marks: Marks, scale: Scale, *, named: 
     """Return the core; where its group's cores differ in their ranks it names its own."""
     ranks = marks.on(core.cpus)
     name = f"r{cpu_set.render(ranks)}" if ranks else ""
-    rows = [cell(Kind.PLAIN, scale.width, scale.height, name, size=scale.font, ink=Ink.STRONG)] if named else []
+    rows = [cell(BoxKind.PLAIN, scale.width, scale.height, name, size=scale.font, ink=Ink.STRONG)] if named else []
     rows += [
         replace(
-            cell(Kind.CPU, scale.width, scale.height, str(cpu), size=scale.font, ink=Ink.ON_RANK if on else Ink.PLAIN),
+            cell(
+                BoxKind.CPU, scale.width, scale.height, str(cpu), size=scale.font, ink=Ink.ON_RANK if on else Ink.PLAIN
+            ),
             key=f"cpu{cpu}",
             ranks=on,
             off=cpu not in topology.allowed.cpus,
@@ -115,7 +117,7 @@ def _core(core: Core, topology: Topology, marks: Marks, scale: Scale, *, named: 
     ]
     banned = core.cpus - topology.allowed.cpus
     return Box(
-        kind=Kind.CORE,
+        kind=BoxKind.CORE,
         width=scale.width,
         height=scale.height * len(rows),
         children=tuple(replace(row, y=scale.height * i) for i, row in enumerate(rows)),

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from numapin.base.cpu_set import CpuSet
 from numapin.observe.model import MemoryKind, Observed, ObservedRank, Pages, Policy, Process, Role, Thread
-from numapin.observe.report import Finding, Report, Severity
+from numapin.observe.report import VerifyFinding, VerifyReport, VerifySeverity
 from numapin.observe.verify import verify
 from numapin.plan.model import Plan, RankPlan
 from numapin.plan.request import Bind, Memory
@@ -47,7 +47,7 @@ def _report(
     plan: RankPlan = PLANNED,
     nodes: str = "0-1",
     applied: dict[str, object] | None = APPLIED,  # type: ignore[assignment] # mypy takes the list for list[Never]
-) -> Report:
+) -> VerifyReport:
     rank = ObservedRank(local_rank=0, pid=10, processes=processes)
     return verify(
         Plan(bind=Bind.NODE, memory=plan.memory, ranks=(plan,)),
@@ -57,11 +57,11 @@ def _report(
     )
 
 
-def _found(report: Report) -> tuple[Finding, ...]:
+def _found(report: VerifyReport) -> tuple[VerifyFinding, ...]:
     return report.ranks[0].findings
 
 
-def _only(report: Report) -> Finding:
+def _only(report: VerifyReport) -> VerifyFinding:
     """Return the one finding."""
     (finding,) = _found(report)
     return finding
@@ -81,7 +81,7 @@ class TestThreads:
         """It is an error with both sets of CPUs, where it was seen, and the command that puts it back."""
         report = _report(replace(RANK, threads=(_thread(10), _thread(11, "3-4"))))
         finding = _only(report)
-        assert (report.holds, finding.severity) == (False, Severity.ERROR)
+        assert (report.holds, finding.severity) == (False, VerifySeverity.ERROR)
         assert finding.what == "1 thread 'python' of the rank may run on CPUs 3-4; planned are 4-7"
         assert finding.where == "pid 10, thread 11, last on CPU 5"
         assert "taskset --cpu-list --pid 4-7 11" in finding.remedy
@@ -162,7 +162,7 @@ class TestPolicy:
         """A policy that the kernel refused when the rank was bound is a warning with the remedy: it was said then."""
         process = replace(RANK, policy=Policy(mode="default", nodes=CpuSet()))
         report = _report(process, applied={**APPLIED, "memory": None})
-        assert (report.holds, _only(report).severity) == (True, Severity.WARNING)
+        assert (report.holds, _only(report).severity) == (True, VerifySeverity.WARNING)
         assert "SYS_NICE" in _only(report).remedy
 
     def test_worker_with_another(self) -> None:
@@ -180,23 +180,23 @@ class TestPages:
             (MemoryKind.ANONYMOUS, 100, 3.9, None),  # below 4 MiB
             (MemoryKind.ANONYMOUS, 1, 3.9, None),
             (MemoryKind.ANONYMOUS, 1000, 40, None),  # below 5 %
-            (MemoryKind.ANONYMOUS, 60, 4, Severity.ERROR),
-            (MemoryKind.HEAP, 0, 4, Severity.ERROR),
-            (MemoryKind.STACK, 0, 8, Severity.ERROR),
-            (MemoryKind.TORCH_SHARED, 10, 10, Severity.ERROR),
-            (MemoryKind.SPILL, 10, 10, Severity.ERROR),
-            (MemoryKind.SHARED, 10, 10, Severity.WARNING),  # it may be another rank's
+            (MemoryKind.ANONYMOUS, 60, 4, VerifySeverity.ERROR),
+            (MemoryKind.HEAP, 0, 4, VerifySeverity.ERROR),
+            (MemoryKind.STACK, 0, 8, VerifySeverity.ERROR),
+            (MemoryKind.TORCH_SHARED, 10, 10, VerifySeverity.ERROR),
+            (MemoryKind.SPILL, 10, 10, VerifySeverity.ERROR),
+            (MemoryKind.SHARED, 10, 10, VerifySeverity.WARNING),  # it may be another rank's
             (MemoryKind.FILE, 0, 1000, None),
             (MemoryKind.RING, 100, 1, None),
-            (MemoryKind.RING, 100, 1.1, Severity.ERROR),
-            (MemoryKind.PINNED, 0, 4096 / MIB, Severity.ERROR),
+            (MemoryKind.RING, 100, 1.1, VerifySeverity.ERROR),
+            (MemoryKind.PINNED, 0, 4096 / MIB, VerifySeverity.ERROR),
         ],
     )
-    def test_thresholds(self, kind: MemoryKind, there: float, away: float, severity: Severity | None) -> None:
+    def test_thresholds(self, kind: MemoryKind, there: float, away: float, severity: VerifySeverity | None) -> None:
         """From 5 % and 4 MiB of a kind elsewhere it is a finding, of what is page-locked from 1 %; files never."""
         report = _report(replace(RANK, pages=(_pages(kind, n0=away, n1=there),)))
         assert [finding.severity for finding in _found(report)] == ([severity] if severity else [])
-        assert report.holds is (severity is not Severity.ERROR)
+        assert report.holds is (severity is not VerifySeverity.ERROR)
 
     def test_what_is_said(self) -> None:
         """The finding has share, kind, MiB, nodes and process, and the command that moves the pages back."""
@@ -220,7 +220,7 @@ class TestPages:
         """It is unverified: neither does the plan hold nor not; an error elsewhere still says that it does not."""
         closed = replace(RANK, pages=None, policy=None, unreadable="run this as root")
         report = _report(closed)
-        assert (report.holds, _only(report).severity) == (None, Severity.UNVERIFIED)
+        assert (report.holds, _only(report).severity) == (None, VerifySeverity.UNVERIFIED)
         assert _only(report).remedy == "run this as root"
         assert _report(replace(closed, threads=(_thread(11, "0"),))).holds is False
 
@@ -228,7 +228,7 @@ class TestPages:
         """There memory is local whatever the kernel tells of it, and the report says so; threads still count."""
         plan = replace(PLANNED, memory=Memory.NONE, nodes=CpuSet({0}))
         report = _report(replace(RANK, pages=None, unreadable="x"), plan=plan, nodes="0")
-        assert (report.holds, _only(report).severity) == (True, Severity.NOTE)
+        assert (report.holds, _only(report).severity) == (True, VerifySeverity.NOTE)
         assert "one NUMA node" in _only(report).what
         assert _report(replace(RANK, threads=(_thread(11, "0"),)), plan=plan, nodes="0").holds is False
 
@@ -237,7 +237,7 @@ class TestPages:
         report = _report(
             replace(RANK, pages=(_pages(MemoryKind.RING, n0=9),)), plan=replace(PLANNED, memory=Memory.NONE)
         )
-        assert (report.holds, _only(report).severity) == (True, Severity.NOTE)
+        assert (report.holds, _only(report).severity) == (True, VerifySeverity.NOTE)
 
 
 class TestShown:
@@ -276,7 +276,7 @@ class TestShown:
         """A finding of two ranks is one line with both ranks."""
         (rank,) = _report(RANK, nodes="0").ranks
         other = replace(rank, requested=replace(PLANNED, local_rank=1))
-        lines = _shown(Report(run="x", ranks=(rank, other)))
+        lines = _shown(VerifyReport(run="x", ranks=(rank, other)))
         assert [line for line in lines if line.startswith("note: ")] == [
             "note: rank 0-1: all memory is local: this machine has one NUMA node"
         ]
@@ -288,7 +288,7 @@ class TestShown:
         assert summary(report).startswith("the plan does not hold: 1 rank, 2 processes")
 
 
-def _shown(report: Report) -> list[str]:
+def _shown(report: VerifyReport) -> list[str]:
     console = Console(width=200, file=StringIO())
     with console.capture() as capture:
         console.print(verify_table(report))
