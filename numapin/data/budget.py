@@ -15,6 +15,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from numapin.base import sizes
 from numapin.system.cgroup import memory_cgroups
 from numapin.system.tree import Tree
 
@@ -50,7 +51,9 @@ def read_room(root: Path, *, nodes: CpuSet, num_ranks: int) -> LockRoom:
     if not bounds:
         return LockRoom(num_bytes=None, reason="the machine shows neither a memory limit nor how much is free")
     free_bytes, what = min(bounds)
-    reason = f"{SHARE:.0%} of {_gib(free_bytes)} {what}, divided among {num_ranks} rank{'s' if num_ranks > 1 else ''}"
+    reason = (
+        f"{SHARE:.0%} of {sizes.gib(free_bytes)} {what}, divided among {num_ranks} rank{'s' if num_ranks > 1 else ''}"
+    )
     return LockRoom(num_bytes=int(free_bytes * SHARE) // num_ranks, reason=reason)
 
 
@@ -65,7 +68,7 @@ def _cgroup_bounds(tree: Tree) -> Iterator[tuple[int, str]]:
         limit, usage = (tree.number(f"{directory}/{name}") for name in (files.limit, files.usage))
         if limit is not None and usage is not None:  # "max" is no number; v1's is beyond any machine's memory
             used = usage - _value(tree, f"{directory}/memory.stat", files.cache)
-            yield max(0, limit - used), f"left of the limit of {directory} ({_gib(limit)})"
+            yield max(0, limit - used), f"left of the limit of {directory} ({sizes.gib(limit)})"
 
 
 def _host_bound(tree: Tree) -> Iterator[tuple[int, str]]:
@@ -95,7 +98,3 @@ def _value(tree: Tree, path: str, key: str) -> int:
     """Return the bytes that stand beside a key in a file of keys and values; 0 where the key is not there."""
     match = re.search(rf"(?:^|\s){key}:?\s+(\d{{1,18}})( kB)?", tree.text(path) or "", re.ASCII)
     return 0 if match is None else int(match[1]) * (1024 if match[2] else 1)
-
-
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**30:.1f} GiB"

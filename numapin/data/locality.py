@@ -17,13 +17,11 @@ from numapin.errors import MachineError, PlanError, UsageError
 from numapin.plan.make import make_plan
 from numapin.plan.model import RankPlan
 from numapin.plan.request import Memory, Request
+from numapin.rank.become import BINDING
 from numapin.system.tree import Tree
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-BINDING: Final = "NUMAPIN_BINDING"
-"""The rank's slice of the plan, JSON, as `numapin run` puts it into the environment."""
 
 _NODE: Final = "sys/devices/system/node"
 _LIVE: Final = Path("/")

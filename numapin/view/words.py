@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from numapin.base import cpu_set
+from numapin.base.sizes import gib
 from numapin.plan.request import Memory
 from numapin.topology.model import NodeKind
 
@@ -34,11 +35,6 @@ def memory(node: Node) -> str:
         return ""
     free = "" if node.free_bytes is None else f" ({gib(node.free_bytes)} free)"
     return f"{gib(node.memory_bytes)}{free}"
-
-
-def gib(size_bytes: int) -> str:
-    """Return a size in GiB."""
-    return f"{size_bytes / 2**30:.1f} GiB"
 
 
 def pcie_link(pcie: Pcie) -> str:

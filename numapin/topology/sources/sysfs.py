@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.base.cpu_set import CpuSet
 from numapin.errors import MachineError
+from numapin.system.cgroup import mounts, own_cgroups
 from numapin.system.tree import CAPTURE, Tree
 from numapin.topology.readings import CpuReading, NodeReading, Readings
 from numapin.topology.sources.pci import read_gpu_memory_nodes, read_pci
@@ -146,18 +147,17 @@ def _allowed(tree: Tree, what: str) -> CpuSet | None:
 
 def _cpuset_directories(tree: Tree) -> Iterator[str]:
     """Yield where this process's cpuset may be: cgroup v1, cgroup v2 (nearest first), the cpuset file system."""
-    mounts = [line.split() for line in (tree.text("proc/mounts") or "").splitlines()]
-    for _device, at, kind, options, *_rest in (mount for mount in mounts if len(mount) > 3):
-        if kind in _CPUSETS and (kind != "cgroup" or "cpuset" in options.split(",")):
-            yield from (f"{at}/{path.strip('/')}" for path in _CPUSETS[kind](tree))
+    for mount in mounts(tree):
+        if mount.kind == "cpuset" or mount.holds("cpuset"):
+            yield from (f"{mount.at}/{path.strip('/')}" for path in _CPUSETS[mount.kind](tree))
 
 
 def _in_cgroup1(tree: Tree) -> list[str]:
-    return [path for names, path in _cgroups(tree) if "cpuset" in names.split(",")]
+    return own_cgroups(tree, "cpuset")
 
 
 def _in_cgroup2(tree: Tree) -> list[str]:
-    parts = [path.split("/") for names, path in _cgroups(tree) if not names]
+    parts = [path.split("/") for path in own_cgroups(tree, "")]
     return ["/".join(path[:end]) for path in parts for end in range(len(path), 0, -1)]
 
 
@@ -172,12 +172,6 @@ _CPUSETS: Final[Mapping[str, Callable[[Tree], list[str]]]] = {
     "cpuset": _in_cpuset_file_system,
 }
 """Kind of file system -> the paths of this process's cpuset below its mount, nearest first."""
-
-
-def _cgroups(tree: Tree) -> Iterator[tuple[str, str]]:
-    """Yield the controllers and the path of each cgroup of this process; version 2 names no controllers."""
-    lines = (line.split(":", 2) for line in (tree.text("proc/self/cgroup") or "").splitlines())
-    return ((line[1], line[2]) for line in lines if len(line) == 3)
 
 
 def _numbered(tree: Tree, path: str, word: str) -> list[int]:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.base import cpu_set
 from numapin.base.printable import printable
-from numapin.view.words import NODE_KINDS, gib, pcie_link, policy
+from numapin.base.sizes import gib
+from numapin.view.words import NODE_KINDS, pcie_link, policy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

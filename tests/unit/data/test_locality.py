@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from numapin.base.cpu_set import CpuSet
-from numapin.data.locality import BINDING, Locality, find_locality
+from numapin.data.locality import Locality, find_locality
 from numapin.errors import LibnumaError, MachineFileError, UsageError
 from numapin.plan.model import RankPlan
 from numapin.plan.request import Memory
+from numapin.rank.become import BINDING
 from tests.machines import roots
 
 if TYPE_CHECKING:
