@@ -342,10 +342,8 @@ def _to_json(part: DataclassInstance) -> dict[str, object]:
 def _value_to_json(value: object) -> object:
     """Write sets of CPUs or nodes as list strings, choices as their words, and parts as objects."""
     match value:
-        case CpuSet():
+        case CpuSet() | StrEnum():
             return str(value)
-        case StrEnum():
-            return value.value
         case tuple():
             return [_value_to_json(item) for item in value]
         case dict():
