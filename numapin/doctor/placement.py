@@ -1,7 +1,7 @@
 """Checks of nodes, cpusets, memory and memory policies. Pure.
 
-Comes in: `DoctorReadings` and the `Topology`; checks that only the running machine can answer take its `Live`. Goes
-out: one `DoctorFinding` a check.
+Comes in: `DoctorReadings` and the `Topology`; checks that only the running machine can answer take its `Live`.
+Goes out: one `DoctorFinding` a check.
 """
 
 from __future__ import annotations
