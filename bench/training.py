@@ -35,7 +35,7 @@ from bench.models import WORKLOADS, Workload
 from bench.training_cell import LOADERS, Timing, Trainer, largest, measure
 from numapin.base.files import write_text_to
 from numapin.bench.machine import read_machine
-from numapin.bench.model import Benchmark, Case, Comparison, Peer, Report, Run, summarise
+from numapin.bench.model import Benchmark, BenchReport, Case, Comparison, Peer, Run, summarise
 from numapin.view.bench_table import Column, Layout, bench_table
 
 if TYPE_CHECKING:
@@ -249,9 +249,9 @@ class Reports:
             print(f"{missing} measurements did not start within {self._settings.limit_s:.0f} s (--limit)")
 
     @property
-    def report(self) -> Report:
+    def report(self) -> BenchReport:
         """Return the figures so far."""
-        return Report(
+        return BenchReport(
             benchmark="training",
             command=("python", "-m", "bench.training", *sys.argv[1:]),
             machine=self._machine,

@@ -13,7 +13,7 @@ from tests.machines.roots import HERE
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from numapin.view.picture.boxes import Box, Kind
+    from numapin.view.picture.boxes import Box, BoxKind
 
 _TOLERANCE = 0.2  # of a pixel: rounding
 
@@ -116,6 +116,6 @@ def _near(areas: list[Area]) -> Iterator[tuple[Area, Area]]:
     yield from pairwise(sorted(areas, key=lambda area: (area.left, area.top)))
 
 
-def keys(box: Box, *kinds: Kind) -> list[str]:
+def keys(box: Box, *kinds: BoxKind) -> list[str]:
     """Return the keys of all boxes of these kinds, in drawing order."""
     return [part.key for part in box.walk() if part.kind in kinds]

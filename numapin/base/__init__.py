@@ -4,7 +4,7 @@ Comes in: plain values. Goes out: plain values, files and lines on stderr.
 
 ::
 
-    cpu_set.py    PURE  sets of CPUs and nodes, as Linux writes them: "0-3,8"
+    cpu_set.py    PURE  CpuSet, a set of CPUs or nodes, as Linux writes it: "0-3,8"
     bounds.py     PURE  the largest numbers that are accepted
     sizes.py      PURE  memory sizes as people write them: "38.5M"
     printable.py  PURE  text from elsewhere, made safe to show

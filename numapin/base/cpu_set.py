@@ -1,7 +1,8 @@
-"""Linux list strings: "0-3,8" <-> frozenset of int. Pure.
+"""Sets of CPUs and of nodes, and the list strings that Linux writes for them: "0-3,8". Pure.
 
-Comes in: a string or a mask from the kernel, a user or a file; or a set of CPU or node numbers. Goes out: the other
-one.
+Comes in: a list or mask from the kernel, a user or a file; or CPU or node numbers. Goes out: a `CpuSet`, or its text.
+
+Each rank imports this before its program starts: built-in types only.
 """
 
 from __future__ import annotations
@@ -12,60 +13,94 @@ from numapin.base.bounds import MAX_CPUS, MAX_LIST_CHARS, MAX_LISTED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Iterable
+    from collections.abc import Set as AbstractSet
 
-_MAX_DIGITS = 7
-_HEX_DIGITS = frozenset("0123456789abcdefABCDEF")
 MAX_ID = MAX_CPUS
 """One more than the highest CPU or node number; a range beyond it is a typo."""
-_LARGE = 512
-_NUM_LARGE = 32
+_MAX_DIGITS = 7
+_HEX_DIGITS = frozenset("0123456789abcdefABCDEF")
 _TOO_MANY = (
     f"the different CPU and node lists of this file have more than {MAX_LISTED} numbers, more than any machine's"
 )
-_large: dict[frozenset[int], str] = {}
 
 
-def parse(text: str) -> frozenset[int]:
-    """Parse a Linux list string into a set.
+class CpuSet(frozenset[int]):
+    """An immutable set of CPUs or of NUMA nodes; `str` writes it as Linux does, which is its form in JSON too.
 
-    Accepts single numbers, ranges, and the kernel's grouped ranges ("0-31:2/8" is the first 2 of every 8),
-    separated by commas; white space around items and an empty string (the empty set) are fine.
-    Raises ValueError that names the bad item.
-    Source: Documentation/admin-guide/kernel-parameters.rst, "cpu lists".
+    It equals any set of the same numbers, and operators and methods with a `CpuSet` on the left return a `CpuSet`.
     """
-    _check_length(text)
-    numbers: set[int] = set()
-    left = 4 * MAX_ID  # what repeated ranges may add up to: a file of nothing else must not take minutes
-    for item in text.split(","):
-        found = _numbers(item.strip(), text)
-        left -= len(found)
-        if left < 0:
-            msg = f"{_short(text)!r} lists the same numbers again and again"
-            raise ValueError(msg)
-        numbers.update(found)
-    return frozenset(numbers)
+
+    __slots__ = ("_text",)
+    _text: str
+
+    @classmethod
+    def parse(cls, text: str) -> CpuSet:
+        """Parse a Linux list string.
+
+        Accepts single numbers, ranges, and the kernel's grouped ranges ("0-31:2/8" is the first 2 of every 8),
+        separated by commas; white space around items and an empty string (the empty set) are fine.
+        Raises ValueError that names the bad item.
+        Source: Documentation/admin-guide/kernel-parameters.rst, "cpu lists".
+        """
+        _check_length(text)
+        numbers: set[int] = set()
+        left = 4 * MAX_ID  # what repeated ranges may add up to: a file of nothing else must not take minutes
+        for item in text.split(","):
+            found = _numbers(item.strip(), text)
+            left -= len(found)
+            if left < 0:
+                msg = f"{_short(text)!r} lists the same numbers again and again"
+                raise ValueError(msg)
+            numbers.update(found)
+        return cls(numbers)
+
+    def __str__(self) -> str:
+        """Return the shortest sorted Linux list string; the empty set is the empty string."""
+        try:
+            return self._text
+        except AttributeError:  # the first time: a hundred ranks or devices may share a large set
+            self._text = render(self)
+            return self._text
+
+    # A frozenset may hold anything, and what it returns is a plain frozenset.
+
+    def __and__(self, other: AbstractSet[object]) -> CpuSet:
+        """Return the numbers that are in both."""
+        return CpuSet(frozenset.__and__(self, other))
+
+    def __or__(self, other: AbstractSet[int]) -> CpuSet:  # type: ignore[override]
+        """Return the numbers that are in either."""
+        return CpuSet(frozenset.__or__(self, other))
+
+    def __sub__(self, other: AbstractSet[object]) -> CpuSet:
+        """Return the numbers that are not in the other set."""
+        return CpuSet(frozenset.__sub__(self, other))
+
+    def __xor__(self, other: AbstractSet[int]) -> CpuSet:  # type: ignore[override]
+        """Return the numbers that are in one set only."""
+        return CpuSet(frozenset.__xor__(self, other))
+
+    def union(self, *others: Iterable[int]) -> CpuSet:  # type: ignore[override]
+        """Return the numbers that are in any of the sets."""
+        return CpuSet(frozenset.union(self, *others))
+
+    def intersection(self, *others: Iterable[object]) -> CpuSet:
+        """Return the numbers that are in all of the sets."""
+        return CpuSet(frozenset.intersection(self, *others))
+
+    def difference(self, *others: Iterable[object]) -> CpuSet:
+        """Return the numbers that are in none of the others."""
+        return CpuSet(frozenset.difference(self, *others))
+
+    def symmetric_difference(self, other: Iterable[int]) -> CpuSet:  # type: ignore[override]
+        """Return the numbers that are in one of the two only."""
+        return CpuSet(frozenset.symmetric_difference(self, other))
 
 
 def render(numbers: Iterable[int]) -> str:
-    """Render numbers as the shortest sorted Linux list string; the empty set is the empty string."""
-    if isinstance(numbers, frozenset) and len(numbers) > _LARGE:
-        return _render_large(numbers)
-    return _render(set(numbers))
-
-
-def _render_large(numbers: frozenset[int]) -> str:
-    """Render a set that a hundred ranks or devices may share; the last ones are kept."""
-    text = _large.get(numbers)
-    if text is None:
-        if len(_large) == _NUM_LARGE:
-            _large.pop(next(iter(_large)))
-        text = _large[numbers] = _render(numbers)
-    return text
-
-
-def _render(numbers: Collection[int]) -> str:
-    ordered = sorted(numbers)
+    """Write any numbers, such as ranks or process ids, as a `CpuSet` is written: "0-3,8"."""
+    ordered = sorted(set(numbers))
     if not ordered:
         return ""
     breaks = [i + 1 for i, (a, b) in enumerate(pairwise(ordered)) if b != a + 1]
@@ -73,9 +108,9 @@ def _render(numbers: Collection[int]) -> str:
     return ",".join(_run(ordered[start], ordered[end - 1]) for start, end in zip(starts, ends, strict=True))
 
 
-def from_words(words: Iterable[int], *, word_bits: int) -> frozenset[int]:
+def from_words(words: Iterable[int], *, word_bits: int) -> CpuSet:
     """Return the numbers of the set bits of a mask; `words` are non-negative, the least significant first."""
-    return frozenset(
+    return CpuSet(
         position * word_bits + bit
         for position, word in enumerate(words)
         for bit in range(word.bit_length())
@@ -83,7 +118,7 @@ def from_words(words: Iterable[int], *, word_bits: int) -> frozenset[int]:
     )
 
 
-def parse_mask(text: str) -> frozenset[int]:
+def parse_mask(text: str) -> CpuSet:
     """Parse a hexadecimal mask of comma-separated 32-bit words, most significant first ("00000001,0000000f").
 
     The "0x" that hwloc writes before each word is accepted, and so is an empty word, which hwloc writes for zero.
@@ -107,10 +142,10 @@ class Sets:
     __slots__ = ("_known", "_left")
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, Callable[[str], frozenset[int]]], frozenset[int]] = {}
+        self._known: dict[tuple[str, Callable[[str], CpuSet]], CpuSet] = {}
         self._left = MAX_LISTED
 
-    def get(self, text: str, parse: Callable[[str], frozenset[int]] = parse) -> frozenset[int]:
+    def get(self, text: str, parse: Callable[[str], CpuSet] = CpuSet.parse) -> CpuSet:
         """Return what `parse` makes of the text. Raises ValueError as it does, and where the file lists too much."""
         found = self._known.get((text, parse))
         if found is None:
@@ -127,10 +162,10 @@ class Inside:
     __slots__ = ("_around", "_known")
 
     def __init__(self, around: Iterable[int]) -> None:
-        self._around = frozenset(around)
-        self._known: dict[frozenset[int], frozenset[int]] = {}
+        self._around = CpuSet(around)
+        self._known: dict[CpuSet, CpuSet] = {}
 
-    def of(self, numbers: frozenset[int]) -> frozenset[int]:
+    def of(self, numbers: CpuSet) -> CpuSet:
         """Return the numbers that lie inside."""
         found = self._known.get(numbers)
         if found is None:
@@ -147,19 +182,32 @@ def _check_length(text: str) -> None:
 def _numbers(item: str, text: str) -> range | list[int]:
     if not item and not text.strip():
         return range(0)
+    if _is_number(item):
+        return _range(item, item, item, text)
     span, has_groups, groups = item.partition(":")
-    ends = span.split("-")
-    used_of_group = groups.split("/") if has_groups else ["1", "1"]
-    is_shaped = len(ends) == 2 or (len(ends) == 1 and not has_groups)
-    if not is_shaped or len(used_of_group) != 2 or not all(map(_is_number, (*ends, *used_of_group))):
+    first, is_range, last = span.partition("-")
+    used, is_ratio, group = groups.partition("/") if has_groups else ("1", "/", "1")
+    if not is_range or not is_ratio or not all(map(_is_number, (first, last, used, group))):
         msg = f"{_short(item)!r} in {_short(text)!r} is not a number or a range such as 0-3"
         raise ValueError(msg)
-    first, last = int(ends[0]), int(ends[-1])
-    used, group = map(int, used_of_group)
-    if last < first or last >= MAX_ID or not 1 <= used <= group:
-        msg = f"range {item!r} in {_short(text)!r} runs backwards or too far"
-        raise ValueError(msg)
-    return [number for number in range(first, last + 1) if (number - first) % group < used]
+    numbers = _range(first, last, item, text)
+    if not has_groups:
+        return numbers
+    num_used, group_size = int(used), int(group)
+    if not 1 <= num_used <= group_size:
+        raise _out_of_range(item, text)
+    return [number for number in numbers if (number - numbers.start) % group_size < num_used]
+
+
+def _range(first: str, last: str, item: str, text: str) -> range:
+    numbers = range(int(first), int(last) + 1)
+    if not numbers or numbers.stop > MAX_ID:
+        raise _out_of_range(item, text)
+    return numbers
+
+
+def _out_of_range(item: str, text: str) -> ValueError:
+    return ValueError(f"range {item!r} in {_short(text)!r} runs backwards or too far")
 
 
 def _is_number(word: str) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from numapin.base.bounds import MAX_NUMBER, MAX_TEXTS
-from numapin.base.cpu_set import Sets
+from numapin.base.cpu_set import CpuSet, Sets
 from numapin.base.strict_json import decode
 from numapin.errors import MachineFileError
 
@@ -76,11 +76,11 @@ class Fields(NamedTuple):
             raise self._wrong(key, "true or false", value)
         return value
 
-    def numbers(self, key: str) -> frozenset[int]:
+    def numbers(self, key: str) -> CpuSet:
         """Return a set written as a Linux list string."""
         return self._required(key, self.optional_numbers(key), 'a list string such as "0-3,8"')
 
-    def optional_numbers(self, key: str) -> frozenset[int] | None:
+    def optional_numbers(self, key: str) -> CpuSet | None:
         """Return a set written as a Linux list string, or None."""
         text = self.optional_text(key)
         try:

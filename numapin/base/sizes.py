@@ -22,6 +22,11 @@ def parse(text: str) -> int:
     return size
 
 
+def gib(num_bytes: int) -> str:
+    """Return a size in GiB, whatever it is."""
+    return f"{num_bytes / 2**30:.1f} GiB"
+
+
 def render(num_bytes: int) -> str:
     """Return a size with the largest unit that leaves at least 1 before the point."""
     power = min(max(num_bytes, 1).bit_length() - 1, 10 * len(_UNITS)) // 10

@@ -23,7 +23,7 @@ _ASK_TORCH_S: Final = 120.0  # the first import of torch from a cold disk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class BenchMachine:
     """The host, the versions, and the GPUs that torch sees. `no_gpu` is why it sees none."""
 
     cpu: str | None
@@ -42,10 +42,10 @@ class Machine:
         return asdict(self)
 
 
-def read_machine() -> Machine:
+def read_machine() -> BenchMachine:
     """Read this host. Takes about as long as an import of torch."""
     seen = _ask_torch()
-    return Machine(
+    return BenchMachine(
         cpu=_cpu_model(),
         num_cpus=len(os.sched_getaffinity(0)),
         memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),

@@ -1,6 +1,6 @@
 """A benchmark as data, and the arithmetic of medians, spreads and ratios. Pure.
 
-Comes in: cases, and the runs that the harness made of them. Goes out: a `Report` (schema numapin.bench/1).
+Comes in: cases, and the runs that the harness made of them. Goes out: a `BenchReport` (schema numapin.bench/1).
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class CaseResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class BenchReport:
     """All of a benchmark, with what its figures depend on."""
 
     benchmark: str

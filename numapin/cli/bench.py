@@ -28,7 +28,7 @@ from numapin.cli.output import json_text, write
 from numapin.view import bench_layouts as layouts
 
 if TYPE_CHECKING:
-    from numapin.bench.model import Report
+    from numapin.bench.model import BenchReport
     from numapin.topology.model import Topology
 
 
@@ -73,7 +73,7 @@ def transfer(**given: Any) -> None:  # noqa: ANN401 - click passes options by na
     """  # noqa: D301 - \b is click's mark for a paragraph that is kept as it is
     given = with_quick(given, seconds=0.02, sizes=transfer_cases.QUICK_SIZES)
     machine, topology = read_machine(), topology_from(gpu_nodes=None)
-    options = transfer_cases.Options(
+    options = transfer_cases.TransferBenchOptions(
         sizes=given["sizes"], memories=given["peers"], directions=given["directions"], seconds=given["seconds"]
     )
     nodes = sorted({node.id for node in topology.cpu_nodes} & topology.allowed.nodes)
@@ -91,7 +91,7 @@ def _gpu_nodes(topology: Topology, num_gpus: int) -> list[int | None]:
     return [nodes.get(index) for index in range(num_gpus)]
 
 
-def _save_measured(report: Report, topology: Topology, nodes: list[int], *, num_gpus: int, path: Path) -> None:
+def _save_measured(report: BenchReport, topology: Topology, nodes: list[int], *, num_gpus: int, path: Path) -> None:
     """Write the machine with what was measured; raise NumapinError, and write nothing, where that adds nothing."""
     from numapin.bench.cases.nearest import nearest_nodes, with_measured
 
@@ -232,7 +232,7 @@ def loader(**given: Any) -> None:  # noqa: ANN401 - click passes options by name
       numapin bench loader --output loader.json       all figures, for later
     """  # noqa: D301 - \b is click's mark for a paragraph that is kept as it is
     given, machine = with_quick(given, seconds=0.5, warm_up=0.5), read_machine()
-    options = loader_cases.Options(
+    options = loader_cases.LoaderBenchOptions(
         cases=given["cases"],
         peers=given["peers"],
         num_workers=given["workers"],

@@ -1,6 +1,6 @@
 """What all benchmarks of `numapin bench` share: options, progress, files, the report. Edge.
 
-Comes in: a `Benchmark` and parsed options. Goes out: its `Report`, on stdout as a table or as JSON (schema
+Comes in: a `Benchmark` and parsed options. Goes out: its `BenchReport`, on stdout as a table or as JSON (schema
 numapin.bench/1), and in the files that were named: JSON, a plot as SVG.
 """
 
@@ -18,7 +18,7 @@ from click.core import ParameterSource
 from numapin.base import sizes
 from numapin.base.printable import printable
 from numapin.base.redact import without_secrets
-from numapin.bench.model import Report, summarise
+from numapin.bench.model import BenchReport, summarise
 from numapin.cli.options import FilePath, Parsed
 from numapin.cli.output import emit, json_text, require_writable, show, write
 from numapin.errors import NumapinError, UsageError
@@ -30,7 +30,7 @@ from numapin.view.sweep_table import sweep_table
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-    from numapin.bench.machine import Machine
+    from numapin.bench.machine import BenchMachine
     from numapin.bench.model import Benchmark, Case, Peer, Run
     from numapin.view.bench_table import Layout
 
@@ -100,8 +100,13 @@ def with_quick(given: Mapping[str, Any], **quick: object) -> dict[str, Any]:
 
 
 def run(
-    benchmark: Benchmark, machine: Machine, settings: Mapping[str, object], *, given: Mapping[str, Any], layout: Layout
-) -> Report:
+    benchmark: Benchmark,
+    machine: BenchMachine,
+    settings: Mapping[str, object],
+    *,
+    given: Mapping[str, Any],
+    layout: Layout,
+) -> BenchReport:
     """Measure, write the files, show. Raises NumapinError where nothing could be measured, or a file not be written."""
     settings = {**settings, "repeats": given["repeats"], "timeout_s": given["timeout"]}
     _check_files(given)
@@ -130,13 +135,13 @@ def _check_files(given: Mapping[str, Any]) -> None:
 
 
 def _measure(
-    benchmark: Benchmark, machine: Machine, settings: Mapping[str, object], given: Mapping[str, Any]
-) -> Report:
+    benchmark: Benchmark, machine: BenchMachine, settings: Mapping[str, object], given: Mapping[str, Any]
+) -> BenchReport:
     """Run the benchmark. The file is written now and then, so that one that is cut short leaves what it has."""
     from numapin.bench import harness
 
-    def report() -> Report:
-        return Report(
+    def report() -> BenchReport:
+        return BenchReport(
             benchmark=benchmark.name,
             command=("numapin", *without_secrets(sys.argv[1:])),
             machine=machine.to_json(),
@@ -178,7 +183,7 @@ def _clear() -> None:
         click.echo("\r\033[K", err=True, nl=False)
 
 
-def _require_figures(report: Report) -> None:
+def _require_figures(report: BenchReport) -> None:
     """Raise NumapinError where nothing at all could be measured."""
     if any(peer.num_runs for case in report.cases for peer in case.peers):
         return

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from numapin.base import sizes
+from numapin.base.cpu_set import CpuSet
 from numapin.cli.options import GPU_NODES, MACHINE, Parsed, topology_from
 from numapin.cli.output import emit, json_text, show
 from numapin.data.budget import read_room
@@ -20,7 +21,7 @@ from numapin.doctor.advice import Loader, advise
 from numapin.doctor.examine import examine
 from numapin.doctor.files import read_files
 from numapin.doctor.live import read_live
-from numapin.doctor.model import Report
+from numapin.doctor.model import DoctorReport
 from numapin.errors import LibnumaError
 from numapin.topology.discover import discover
 
@@ -68,10 +69,10 @@ def doctor(root: Path | None, **given: Any) -> None:  # noqa: ANN401 - click pas
             batch_bytes=given["batch_bytes"],
             num_ranks=num_ranks,
         )
-    nodes = frozenset(gpu.node for gpu in gpus if gpu.node is not None)
+    nodes = CpuSet(gpu.node for gpu in gpus if gpu.node is not None)
     room = read_room(root or Path("/"), nodes=nodes, num_ranks=num_ranks)
     shm_free_bytes = live.shm_free_bytes if live else None
-    report = Report(
+    report = DoctorReport(
         host=topology.host,
         source=topology.source,
         findings=examine(readings, topology),
@@ -89,7 +90,7 @@ def _topology(root: Path | None, gpu_nodes: tuple[tuple[str, int], ...] | None) 
         return discover(root=Path("/"), gpu_nodes=gpu_nodes or ())
 
 
-def _print(report: Report, *, as_json: bool) -> None:
+def _print(report: DoctorReport, *, as_json: bool) -> None:
     if as_json:
         emit(json_text(report.to_json()))
         return

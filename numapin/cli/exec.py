@@ -7,12 +7,13 @@ command, in the same process, bound. With a plan that is there, and no binding o
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from numapin.base.bounds import MAX_RANKS
-from numapin.cli.options import BINDING, FilePath, request_from, topology_from
+from numapin.cli.options import BINDING, BindingOptions, FilePath, topology_from
 from numapin.errors import UsageError
 from numapin.plan.gpus import settle_gpus
 from numapin.tasks.enter import enter, find_slice
@@ -21,14 +22,23 @@ from numapin.tasks.launcher import launcher_cpus
 from numapin.tasks.plan import has_own_cpus, plan_task
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from numapin.tasks.identify import Task
     from numapin.tasks.slice import Slice
 
 _TASK: Final = "Number of this task on its host, from 0."
 _TASKS: Final = f"Number of tasks on this host, at most {MAX_RANKS}."
 _DECIDES: Final = [option.name for option in BINDING if option.name != "strict"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ExecOptions(BindingOptions):
+    """The parsed values of this command's options, by click's names."""
+
+    plan: str | None
+    local_rank: int | None
+    local_size: int | None
+    verbose: bool
+    command: tuple[str, ...]
 
 
 @click.command(name="exec", params=list(BINDING), context_settings={"allow_interspersed_args": False})
@@ -44,7 +54,7 @@ _DECIDES: Final = [option.name for option in BINDING if option.name != "strict"]
 @click.option("--verbose", is_flag=True, help="Report on stderr what was found, planned and bound.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_context
-def exec(ctx: click.Context, /, command: tuple[str, ...], plan: str | None, **given: Any) -> None:  # noqa: A001, ANN401 - the command's name; click passes options by name
+def exec(ctx: click.Context, /, **given: Any) -> None:  # noqa: A001, ANN401 - the command's name; click passes options by name
     """Bind this process as one rank of its host, then exec COMMAND.
 
     For ranks that something else starts: srun, mpirun, torchrun --no-python, accelerate launch --no_python,
@@ -59,21 +69,23 @@ def exec(ctx: click.Context, /, command: tuple[str, ...], plan: str | None, **gi
       numapin plan --json > plan.json; srun numapin exec --plan plan.json -- python train.py
       numapin exec --local-rank 1 --local-size 4 --verbose -- true     what would rank 1 of 4 get?
     """  # noqa: D301 - \b is click's mark for a paragraph that is kept as it is
-    task = find_task(os.environ, rank=given["local_rank"], size=given["local_size"])
+    options = _ExecOptions(**given)
+    task = find_task(os.environ, rank=options.local_rank, size=options.local_size)
     decides = [name for name in _DECIDES if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE]
-    if plan is not None and decides:
+    if options.plan is not None and decides:
         raise UsageError(
-            f"--plan {plan} has decided what --{decides[0].replace('_', '-')} says",
+            f"--plan {options.plan} has decided what --{decides[0].replace('_', '-')} says",
             "give that option to: numapin plan --json",
         )
-    part = None if decides else find_slice(task, os.environ, file=plan)
-    enter(part or _planned(task, given), task, command, strict=given["strict"], verbose=given["verbose"])
+    part = None if decides else find_slice(task, os.environ, file=options.plan)
+    planned = part or _planned(task, options)
+    enter(planned, task, options.command, strict=options.strict, verbose=options.verbose)
 
 
-def _planned(task: Task, binding: Mapping[str, Any]) -> Slice:
+def _planned(task: Task, options: BindingOptions) -> Slice:
     """Read the machine as this task may use it, and plan."""
-    topology = topology_from(gpu_nodes=binding["gpu_nodes"])
-    request, shown = settle_gpus(topology, request_from(dict(binding), num_ranks=None))
+    topology = topology_from(gpu_nodes=options.gpu_nodes)
+    request, shown = settle_gpus(topology, options.request(num_ranks=None))
     own_cpus = has_own_cpus(
         topology.allowed.cpus, launcher=launcher_cpus(task), limit=cpus_of_job(os.environ), size=task.size
     )

@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from numapin.base import cpu_set, sizes
-from numapin.cli.options import BINDING, FilePath, MachinePath, Parsed, request_from, topology_from
+from numapin.base import sizes
+from numapin.cli.options import BINDING, BindingOptions, FilePath, MachinePath, Parsed, topology_from
 from numapin.cli.output import emit, warn, write
 from numapin.errors import UsageError
 from numapin.jobs import duration, kubernetes, lsf, mpi, pbs, slurm
-from numapin.jobs.request import Form, JobRequest, Kind, Launch
+from numapin.jobs.request import Form, JobRequest, KubernetesKind, Launch
 from numapin.jobs.share import Share, share_of
 from numapin.plan.make import make_plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
     from numapin.topology.model import Topology
 
@@ -97,14 +98,44 @@ _SIGNAL: Final = click.Option(
 _MEMORY: Final = click.Option(["--mem-per-node"], type=Parsed("SIZE", sizes.parse), help="Memory per host, e.g. 500G.")
 _KIND: Final = click.Option(
     ["--form", "kind"],
-    type=click.Choice([kind.value for kind in Kind]),
-    default=Kind.JOB.value,
+    type=click.Choice([kind.value for kind in KubernetesKind]),
+    default=KubernetesKind.JOB.value,
     help="job: an Indexed Job with its Service (default); pytorchjob: Kubeflow's training operator.",
 )
 _SYS_NICE: Final = click.Option(
     ["--sys-nice/--no-sys-nice"], default=True, help="Let pods set memory policies (capability SYS_NICE; default: yes)."
 )
 _QUEUED: Final = (_TIME, _SIGNAL, _REQUEUE, _QUEUE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _JobOptions(BindingOptions):
+    """The parsed values of an engine's options, by click's names; those that not all engines have have a default."""
+
+    nodes: int
+    gpus_per_node: int | None
+    ranks_per_node: int
+    cpus_per_task: int | None
+    machine: Path | None
+    job_name: str
+    module: bool
+    no_python: bool
+    dataloader: str
+    output: Path | None
+    command: tuple[str, ...]
+    form: str = Form.NODE.value
+    kind: str = KubernetesKind.JOB.value
+    plan: str | None = None
+    setup: tuple[str, ...] = ()
+    container: str | None = None
+    hostfile: str | None = None
+    time: int | None = None
+    queue: str | None = None
+    account: str | None = None
+    requeue: bool = False
+    signal: int | None = None
+    mem_per_node: int | None = None
+    sys_nice: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,13 +231,14 @@ def _command(name: str, engine: _Engine) -> click.Command:
     """Return an engine's command."""
 
     def write_script(**values: Any) -> None:  # noqa: ANN401 - click passes options by name
-        request = _request(engine, values)
+        options = _JobOptions(**values)
+        request = _request(engine, options)
         text = engine.build(request)
         warn(engine.warnings(request))
-        if values["output"] is None:
+        if options.output is None:
             emit(text)
         else:
-            write(text, values["output"], option="--output")
+            write(text, options.output, option="--output")
 
     return click.Command(
         name,
@@ -225,39 +257,39 @@ def _command(name: str, engine: _Engine) -> click.Command:
     )
 
 
-def _request(engine: _Engine, values: dict[str, Any]) -> JobRequest:
+def _request(engine: _Engine, options: _JobOptions) -> JobRequest:
     """Put together what the options and the machine file say. Raises UsageError, and what a plan raises."""
-    form = Form(values.get("form") or Form.NODE)
-    request_from(values, num_ranks=None)  # for what is wrong with the binding options alone
-    topology = _machine(values)
-    gpus = _gpus(values["gpus_per_node"], topology)
+    form = Form(options.form)
+    options.request(num_ranks=None)  # for what is wrong with the binding options alone
+    topology = _machine(options)
+    gpus = _gpus(options.gpus_per_node, topology)
     request = JobRequest(
-        command=values["command"],
-        launch=_launch(values),
+        command=options.command,
+        launch=_launch(options),
         form=form,
-        name=values["job_name"],
-        nodes=values["nodes"],
+        name=options.job_name,
+        nodes=options.nodes,
         gpus_per_node=gpus,
-        ranks_per_node=values["ranks_per_node"],
-        cpus_per_task=values["cpus_per_task"],
-        memory_bytes=values.get("mem_per_node"),
-        whole_nodes=topology is None and values["cpus_per_task"] is None,
-        smt=values["smt"],
-        time_s=values.get("time"),
-        signal_s=values.get("signal"),
-        requeue=values.get("requeue", False),
-        queue=values.get("queue"),
-        account=values.get("account"),
-        container=values.get("container"),
-        hostfile=values.get("hostfile"),
-        options=_options(values, form),
-        dataloader=values["dataloader"] == "numapin",
-        setup=values.get("setup", ()),
-        kind=Kind(values.get("kind") or Kind.JOB),
-        sys_nice=values.get("sys_nice", True),
+        ranks_per_node=options.ranks_per_node,
+        cpus_per_task=options.cpus_per_task,
+        memory_bytes=options.mem_per_node,
+        whole_nodes=topology is None and options.cpus_per_task is None,
+        smt=options.smt,
+        time_s=options.time,
+        signal_s=options.signal,
+        requeue=options.requeue,
+        queue=options.queue,
+        account=options.account,
+        container=options.container,
+        hostfile=options.hostfile,
+        options=_options(options, form),
+        dataloader=options.dataloader == "numapin",
+        setup=options.setup,
+        kind=KubernetesKind(options.kind),
+        sys_nice=options.sys_nice,
     )
-    _require_gpus(values["gpus"], request)
-    return request if topology is None else _sized(request, topology, engine, values)
+    _require_gpus(options.gpus, request)
+    return request if topology is None else _sized(request, topology, engine, options)
 
 
 def _require_gpus(keys: tuple[str, ...] | None, request: JobRequest) -> None:
@@ -269,10 +301,10 @@ def _require_gpus(keys: tuple[str, ...] | None, request: JobRequest) -> None:
         )
 
 
-def _sized(request: JobRequest, topology: Topology, engine: _Engine, values: dict[str, Any]) -> JobRequest:
+def _sized(request: JobRequest, topology: Topology, engine: _Engine, options: _JobOptions) -> JobRequest:
     """Take from the machine what was not given, and try the plan for it: better refused here than in the queue."""
-    plan = make_plan(topology, request_from(values, num_ranks=request.ranks))
-    if values["strict"]:
+    plan = make_plan(topology, options.request(num_ranks=request.ranks))
+    if options.strict:
         plan.require_exact()
     share = share_of(topology, gpus=request.gpus_per_node, smt=request.smt, spare_cores_per_node=engine.spare_cores)
     if share.is_whole:
@@ -282,7 +314,7 @@ def _sized(request: JobRequest, topology: Topology, engine: _Engine, values: dic
         request,
         cpus_per_task=request.cpus_per_task or share.cpus_of(request.tasks_per_node),
         memory_bytes=request.memory_bytes or (None if all_of_it else _memory_of(share)),
-        whole_nodes=share.is_whole and values["cpus_per_task"] is None,
+        whole_nodes=share.is_whole and options.cpus_per_task is None,
     )
 
 
@@ -290,9 +322,9 @@ def _memory_of(share: Share) -> int | None:
     return None if share.memory_bytes is None else int(share.memory_bytes * _MEMORY_PART)
 
 
-def _machine(values: dict[str, Any]) -> Topology | None:
-    path = values["machine"]
-    return None if path is None else topology_from(gpu_nodes=values["gpu_nodes"], machine=path)
+def _machine(options: _JobOptions) -> Topology | None:
+    path = options.machine
+    return None if path is None else topology_from(gpu_nodes=options.gpu_nodes, machine=path)
 
 
 def _gpus(given: int | None, topology: Topology | None) -> int:
@@ -307,15 +339,15 @@ def _gpus(given: int | None, topology: Topology | None) -> int:
     return len(topology.gpus)
 
 
-def _launch(values: dict[str, Any]) -> Launch:
-    if values["module"] and values["no_python"]:
+def _launch(options: _JobOptions) -> Launch:
+    if options.module and options.no_python:
         raise UsageError("--module and --no-python exclude each other", "use one of them")
-    return Launch.MODULE if values["module"] else Launch.PROGRAM if values["no_python"] else Launch.SCRIPT
+    return Launch.MODULE if options.module else Launch.PROGRAM if options.no_python else Launch.SCRIPT
 
 
-def _options(values: dict[str, Any], form: Form) -> tuple[str, ...]:
+def _options(options: _JobOptions, form: Form) -> tuple[str, ...]:
     """Return the options of numapin run or exec. Raises UsageError for a plan that they would not take."""
-    typed, plan = tuple(_typed(values)), values.get("plan")
+    typed, plan = tuple(_typed(options)), options.plan
     if plan is None:
         return typed
     if form is Form.NODE:
@@ -327,19 +359,19 @@ def _options(values: dict[str, Any], form: Form) -> tuple[str, ...]:
     return (f"--plan={plan}", *typed)
 
 
-def _typed(values: dict[str, Any]) -> Iterator[str]:
+def _typed(options: _JobOptions) -> Iterator[str]:
     """Return the binding options as numapin run and exec take them; what was not given is left to them."""
     given = {
-        "bind": values["bind"],
-        "memory": values["memory"],
-        "cpus-per-rank": values["cpus_per_rank"],
-        "reserve-cpus": values["reserve_cpus"] and cpu_set.render(values["reserve_cpus"]),
-        "gpus": values["gpus"] and ",".join(values["gpus"]),
-        "gpu-nodes": values["gpu_nodes"] and ",".join(f"{gpu}={node}" for gpu, node in values["gpu_nodes"]),
+        "bind": options.bind,
+        "memory": options.memory,
+        "cpus-per-rank": options.cpus_per_rank,
+        "reserve-cpus": options.reserve_cpus and str(options.reserve_cpus),
+        "gpus": options.gpus and ",".join(options.gpus),
+        "gpu-nodes": options.gpu_nodes and ",".join(f"{gpu}={node}" for gpu, node in options.gpu_nodes),
     }
     yield from (f"--{name}={value}" for name, value in given.items() if value)
-    yield from (["--no-smt"] if not values["smt"] else [])
-    yield from (["--strict"] if values["strict"] else [])
+    yield from (["--no-smt"] if not options.smt else [])
+    yield from (["--strict"] if options.strict else [])
 
 
 for _name, _engine in _ENGINES.items():

@@ -1,17 +1,19 @@
 """Options that several commands share, and what they mean. Edge.
 
-Comes in: click's parsed values. Goes out: a `Request` for the planner, and what `discover` takes.
+Comes in: click's parsed values. Goes out: typed options, the planner's `Request`, and the machine's
+`Topology`.
 """
 
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from numapin.base import cpu_set
+from numapin.base.cpu_set import CpuSet
 from numapin.plan.request import Bind, Request, parse_gpus, parse_memory
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
     from click.shell_completion import CompletionItem
 
+    from numapin.plan.request import MemoryChoice
     from numapin.topology.model import Topology
 
 
@@ -116,7 +119,7 @@ BINDING: tuple[click.Option, ...] = (
     ),
     click.Option(["--smt/--no-smt"], default=True, help="Use all hardware threads of each core (default), or one."),
     click.Option(
-        ["--reserve-cpus"], type=Parsed("LIST", cpu_set.parse), help="Keep these CPUs free of ranks, e.g. 0-1."
+        ["--reserve-cpus"], type=Parsed("LIST", CpuSet.parse), help="Keep these CPUs free of ranks, e.g. 0-1."
     ),
     click.Option(
         ["--gpus"],
@@ -146,17 +149,31 @@ MACHINE: tuple[click.Option, ...] = (
 )
 
 
-def request_from(values: dict[str, Any], *, num_ranks: int | None, numa_binding: str | None = None) -> Request:
-    """Make a request of parsed binding options; `numa_binding` is torchrun's option, which --bind overrules."""
-    return Request(
-        bind=Bind(values["bind"] or numa_binding or Bind.NODE),
-        **(values["memory"]._asdict() if values["memory"] else {}),
-        num_ranks=num_ranks,
-        cpus_per_rank=values["cpus_per_rank"],
-        smt=values["smt"],
-        reserve_cpus=values["reserve_cpus"] or frozenset(),
-        gpus=values["gpus"],
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BindingOptions:
+    """The parsed values of the options in `BINDING`, by click's names; None is an option that was not given."""
+
+    bind: str | None
+    memory: MemoryChoice | None
+    cpus_per_rank: int | None
+    smt: bool
+    reserve_cpus: CpuSet | None
+    gpus: tuple[str, ...] | None
+    gpu_nodes: tuple[tuple[str, int], ...] | None
+    strict: bool
+
+    def request(self, *, num_ranks: int | None, numa_binding: str | None = None) -> Request:
+        """Make a request of them; `numa_binding` is torchrun's option, which --bind overrules. Raises UsageError."""
+        return Request(
+            bind=Bind(self.bind or numa_binding or Bind.NODE),
+            memory=self.memory.memory if self.memory else None,
+            memory_nodes=self.memory.memory_nodes if self.memory else None,
+            num_ranks=num_ranks,
+            cpus_per_rank=self.cpus_per_rank,
+            smt=self.smt,
+            reserve_cpus=self.reserve_cpus or CpuSet(),
+            gpus=self.gpus,
+        )
 
 
 def topology_from(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from numapin.base.bounds import MAX_RANKS
-from numapin.cli.options import BINDING, MACHINE, request_from, topology_from
+from numapin.cli.options import BINDING, MACHINE, BindingOptions, topology_from
 from numapin.cli.output import emit, json_text, show, warn
 from numapin.plan.make import default_num_ranks, make_plan
 
@@ -61,10 +61,11 @@ def plan(form: str, nproc_per_node: int | None, root: Path | None, machine: Path
       numapin plan --machine example:dgx-a100        for a built-in one (numapin topo --machine example:)
       numapin plan --nproc-per-node 4 --json         for scripts
     """  # noqa: D301 - \b is click's mark for a paragraph that is kept as it is
-    topology = topology_from(gpu_nodes=binding["gpu_nodes"], root=root, machine=machine)
+    options = BindingOptions(**binding)
+    topology = topology_from(gpu_nodes=options.gpu_nodes, root=root, machine=machine)
     num_ranks = nproc_per_node or default_num_ranks(topology, is_this_host=root is None and machine is None)
-    made = make_plan(topology, request_from(binding, num_ranks=num_ranks))
+    made = make_plan(topology, options.request(num_ranks=num_ranks))
     _FORMATS[form](made)
     warn(made.warnings)
-    if binding["strict"]:
+    if options.strict:
         made.require_exact()

@@ -8,15 +8,15 @@ from __future__ import annotations
 import os
 import time
 from contextlib import nullcontext
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
 from numapin.base import quoting
 from numapin.base.stderr import say
-from numapin.cli.options import BINDING, FilePath, request_from, topology_from
+from numapin.cli.options import BINDING, BindingOptions, FilePath, topology_from
 from numapin.cli.output import emit, require_writable, show, warn
 from numapin.cli.torch_import import importing_torch
 from numapin.errors import BindingRefused, UsageError
@@ -34,10 +34,11 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser
     from collections.abc import Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
+    from pathlib import Path
 
     from numapin.launcher.torchrun import Job
     from numapin.observe.during_run import Watching
-    from numapin.observe.report import Report
+    from numapin.observe.report import VerifyReport
     from numapin.plan.model import Plan
     from numapin.plan.request import Request
     from numapin.rank.signals import Mailbox
@@ -82,6 +83,21 @@ OPTIONS = (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions(BindingOptions):
+    """The parsed values of `OPTIONS`, by click's names."""
+
+    dataloader: str
+    dry_run: bool
+    quiet: bool
+    verify: bool
+    verify_after: float | None
+    report: Path | None
+
+
+_Options = TypeVar("_Options", bound=RunOptions)
+
+
 class _RunCommand(click.Command):
     """A command whose options torch's parser reads.
 
@@ -107,18 +123,18 @@ class _RunCommand(click.Command):
 def run(arguments: tuple[str, ...]) -> None:
     """Run a training script, one bound rank per GPU. Replaces torchrun."""
     mailbox = open_mailbox()  # before torch is imported, which takes a second
-    start(*parse(arguments), mailbox)
+    start(*parse(arguments, RunOptions), mailbox)
 
 
-def start(job: Job, options: dict[str, Any], mailbox: Mailbox, *, trace: str = "") -> None:
+def start(job: Job, options: RunOptions, mailbox: Mailbox, *, trace: str = "") -> None:
     """Read the machine, plan, and run the job to its end; `trace` is what the hook in the ranks is told."""
-    topology = topology_from(gpu_nodes=options["gpu_nodes"])
+    topology = topology_from(gpu_nodes=options.gpu_nodes)
     request, shown = _request(job, options, topology)
     environment = {**shown, **_hook_environment(job, options, trace)}
-    plan = rehearse(make_plan(topology, request), strict=options["strict"])
+    plan = rehearse(make_plan(topology, request), strict=options.strict)
 
-    _announce(plan, topology, quiet=options["quiet"] and not options["dry_run"])
-    if options["dry_run"]:
+    _announce(plan, topology, quiet=options.quiet and not options.dry_run)
+    if options.dry_run:
         _print_commands(plan, job, environment)
     else:
         _launch(plan, job, environment, _watching(options), mailbox)
@@ -145,9 +161,11 @@ def make_run_parser(
 
 
 def parse(
-    arguments: tuple[str, ...], options: Sequence[click.Option] = (), **command: str
-) -> tuple[Job, dict[str, Any]]:
+    arguments: tuple[str, ...], kind: type[_Options], options: Sequence[click.Option] = (), **command: str
+) -> tuple[Job, _Options]:
     """Let torch's parser read the line; what is ours in it goes through click, as in `numapin plan`.
+
+    `kind` has a field for each of `OPTIONS`, and for each of another command's `options`.
 
     Importing torch starts OpenMP, which moves this thread where OMP_PROC_BIND or GOMP_CPU_AFFINITY say so; the plan is
     for the CPUs that were given to the launcher.
@@ -160,12 +178,13 @@ def parse(
     torchrun.keep_log_visible()
     parser = make_run_parser(options, **command)
     job = torchrun.parse(arguments, parser)
-    return job, click.Command("run", params=[*OPTIONS, *options]).make_context(parser.prog, list(job.own)).params
+    own = click.Command("run", params=[*OPTIONS, *options]).make_context(parser.prog, list(job.own))
+    return job, kind(**own.params)
 
 
-def _request(job: Job, options: dict[str, Any], topology: Topology) -> tuple[Request, dict[str, str]]:
+def _request(job: Job, options: RunOptions, topology: Topology) -> tuple[Request, dict[str, str]]:
     """Return what the options ask for, torchrun's too, and the environment that shows CUDA the GPUs of --gpus."""
-    asked = request_from(options, num_ranks=_num_ranks(job, topology), numa_binding=job.numa_binding)
+    asked = options.request(num_ranks=_num_ranks(job, topology), numa_binding=job.numa_binding)
     request, shown = settle_gpus(topology, asked)
     if job.arguments.virtual_local_rank:
         request = replace(request, rank_gpus=_gpus_of_virtual_ranks(topology, {**os.environ, **shown}))
@@ -186,19 +205,19 @@ def _num_ranks(job: Job, topology: Topology) -> int | None:
     return number_of_ranks(wanted)
 
 
-def _hook_environment(job: Job, options: dict[str, Any], trace: str) -> dict[str, str]:
+def _hook_environment(job: Job, options: RunOptions, trace: str) -> dict[str, str]:
     """Return what gives the ranks the wanted data path and the tracing; say, or refuse, where it cannot reach them."""
     reason = preload.refusal(job.command)
-    wanted = "numapin trace" if trace else "--dataloader numapin" if options["dataloader"] == "numapin" else None
+    wanted = "numapin trace" if trace else "--dataloader numapin" if options.dataloader == "numapin" else None
     if trace and reason:
         raise UsageError(f"numapin trace cannot work: {reason}", preload.TRACE_REMEDY)
-    if wanted and reason and options["strict"]:
+    if wanted and reason and options.strict:
         raise BindingRefused(f"--strict: {wanted} cannot work: {reason}", preload.REMEDY)
     if wanted and reason:
         warn([f"{wanted} cannot work: {reason}; {preload.REMEDY}"])
     elif wanted and not preload.is_python(job.command):
         say(f"{wanted} reaches the Python processes that {job.command[0]} starts, if any")
-    return preload.environment(options["dataloader"], os.environ, trace=trace)
+    return preload.environment(options.dataloader, os.environ, trace=trace)
 
 
 def _gpus_of_virtual_ranks(topology: Topology, environ: Mapping[str, str]) -> tuple[int | None, ...]:
@@ -249,10 +268,10 @@ def _looks_at_gpus() -> Iterator[NvmlReadings]:
         yield read_nvml()
 
 
-def _watching(options: dict[str, Any]) -> Watching | None:
+def _watching(options: RunOptions) -> Watching | None:
     """Return what --verify, --verify-after and --report ask for. Raises UsageError where no file can be."""
-    after_s, report = options["verify_after"], options["report"]
-    if not options["verify"] and after_s is None and report is None:
+    after_s, report = options.verify_after, options.report
+    if not options.verify and after_s is None and report is None:
         return None
     from numapin.observe.during_run import Watching
 
@@ -270,7 +289,7 @@ def _watched(run_dir: str, num_ranks: int, watch: Watching | None) -> AbstractCo
     return watching(run_dir, num_ranks, watch)
 
 
-def _tell(report: Report, age_s: float) -> None:
+def _tell(report: VerifyReport, age_s: float) -> None:
     """Say what was verified: a line where the plan holds, and what was found."""
     from numapin.view.verify_table import findings_of, summary
 

@@ -14,6 +14,7 @@ import time
 import zlib
 from collections import Counter
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
@@ -28,7 +29,7 @@ from numapin.base.stderr import say
 from numapin.base.strict_json import decode
 from numapin.cli.options import FilePath
 from numapin.cli.output import emit, json_text, say_error, show
-from numapin.cli.run import parse, start
+from numapin.cli.run import RunOptions, parse, start
 from numapin.errors import NumapinError, UsageError
 from numapin.rank.signals import open_mailbox
 from numapin.trace.analysis import analyse
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numapin.trace.analysis import Analysis
-    from numapin.trace.report import Report
+    from numapin.trace.report import TraceReport
 
 _ABOUT: Final = (
     "Run a script under torch's profiler, with all options of `numapin run`, and say where its steps' time goes: "
@@ -74,6 +75,16 @@ _OPTIONS: Final = (
     _OUTPUT,
     _JSON,
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceOptions(RunOptions):
+    """The parsed values of the options of a run and of `_OPTIONS`, by click's names."""
+
+    steps: int
+    skip: int
+    output: Path | None
+    as_json: bool
 
 
 @click.command(
@@ -121,26 +132,26 @@ def _read_command(first: Path, others: tuple[Path, ...], output: Path | None, *,
 
 def _run(arguments: tuple[str, ...]) -> None:
     mailbox = open_mailbox()
-    job, options = parse(arguments, _OPTIONS, command="trace", about=_ABOUT, epilog=_EPILOG)
-    folder = Path(options["output"] or time.strftime("numapin-trace-%Y%m%d-%H%M%S")).absolute()
+    job, options = parse(arguments, TraceOptions, _OPTIONS, command="trace", about=_ABOUT, epilog=_EPILOG)
+    folder = Path(options.output or time.strftime("numapin-trace-%Y%m%d-%H%M%S")).absolute()
     outer = folder
     if job.min_max_nodes[1] > 1:  # hosts may share the folder, end at different times, and come later
         folder /= f"{os.uname().nodename}-{os.getpid()}"
-    settings = Settings(folder=str(folder), steps=options["steps"], skip=options["skip"])
-    if options["dry_run"]:
+    settings = Settings(folder=str(folder), steps=options.steps, skip=options.skip)
+    if options.dry_run:
         start(job, options, mailbox, trace=settings.to_text())
         return
     _make(outer, folder, settings)
     try:
-        with _stdout_to_stderr(wanted=options["as_json"]):
+        with _stdout_to_stderr(wanted=options.as_json):
             start(job, options, mailbox, trace=settings.to_text())
     except BaseException:  # a rank failed, or Ctrl-C: what was traced until then is there
         try:
-            _finish(folder, settings, as_json=options["as_json"])
+            _finish(folder, settings, as_json=options.as_json)
         except Exception as error:  # noqa: BLE001 - the job's own error is the one that counts
             say_error(error.message, error.hint) if isinstance(error, NumapinError) else say_error(str(error))
         raise
-    _finish(folder, settings, as_json=options["as_json"])
+    _finish(folder, settings, as_json=options.as_json)
 
 
 def _finish(folder: Path, settings: Settings, *, as_json: bool) -> None:
@@ -188,7 +199,7 @@ def _stdout_to_stderr(*, wanted: bool) -> Iterator[None]:
         os.close(kept)
 
 
-def _read(paths: Sequence[Path], settings: Settings | None = None) -> Report:
+def _read(paths: Sequence[Path], settings: Settings | None = None) -> TraceReport:
     """Return the report on these files, and on the folders' files. Raises NumapinError where there is nothing."""
     analyses: list[Analysis] = []
     notes: list[str] = []
@@ -284,7 +295,7 @@ def _bounded(file: BinaryIO | gzip.GzipFile, most: int, path: Path) -> bytes:
     return content
 
 
-def _write(report: Report, folder: Path) -> None:
+def _write(report: TraceReport, folder: Path) -> None:
     """Write the report and the timeline."""
     template = files("numapin.trace").joinpath("timeline.html").read_text(encoding="utf-8")
     texts = {
@@ -303,7 +314,7 @@ def _write(report: Report, folder: Path) -> None:
     say(f"timeline and Chrome traces: {folder}")
 
 
-def _show(report: Report, *, as_json: bool) -> None:
+def _show(report: TraceReport, *, as_json: bool) -> None:
     if as_json:
         try:
             emit(json_text(report.to_json()))

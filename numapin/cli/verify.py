@@ -19,7 +19,7 @@ from numapin.observe.read import observe
 from numapin.observe.verify import verify as verify_job
 
 if TYPE_CHECKING:
-    from numapin.observe.report import Report
+    from numapin.observe.report import VerifyReport
 
 _STATUS: Final = {True: 0, False: 1, None: 3}
 
@@ -55,7 +55,7 @@ def verify(ctx: click.Context, run: str | None, pids: tuple[int, ...] | None, *,
     ctx.exit(_STATUS[report.holds])
 
 
-def _report(run: str | None, pids: tuple[int, ...] | None) -> Report:
+def _report(run: str | None, pids: tuple[int, ...] | None) -> VerifyReport:
     """Find the job, look at it, and hold it against its plan."""
     job = find_job(run, pids, os.environ, again="numapin verify")
     observed = observe(job.pids, gone=job.gone)

@@ -15,13 +15,15 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from numapin.base import cpu_set
+from numapin.base import sizes
 from numapin.system.cgroup import memory_cgroups
 from numapin.system.tree import Tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
+
+    from numapin.base.cpu_set import CpuSet
 
 _NODES: Final = "sys/devices/system/node"
 
@@ -31,14 +33,14 @@ SHARE: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class LockRoom:
     """The bytes that one rank may page-lock beyond what is page-locked now; None: the machine shows no bound."""
 
     num_bytes: int | None
     reason: str
 
 
-def read_room(root: Path, *, nodes: frozenset[int], num_ranks: int) -> Room:
+def read_room(root: Path, *, nodes: CpuSet, num_ranks: int) -> LockRoom:
     """Return a rank's part of what can be page-locked: the tightest bound, times SHARE, divided among the ranks.
 
     Bounds are the memory limits of this process's cgroup and those above it, MemAvailable, and what is free on `nodes`
@@ -47,10 +49,12 @@ def read_room(root: Path, *, nodes: frozenset[int], num_ranks: int) -> Room:
     tree = Tree(os.fspath(root).rstrip("/"))
     bounds = [*_cgroup_bounds(tree), *_host_bound(tree), *_node_bound(tree, nodes)]
     if not bounds:
-        return Room(num_bytes=None, reason="the machine shows neither a memory limit nor how much is free")
+        return LockRoom(num_bytes=None, reason="the machine shows neither a memory limit nor how much is free")
     free_bytes, what = min(bounds)
-    reason = f"{SHARE:.0%} of {_gib(free_bytes)} {what}, divided among {num_ranks} rank{'s' if num_ranks > 1 else ''}"
-    return Room(num_bytes=int(free_bytes * SHARE) // num_ranks, reason=reason)
+    reason = (
+        f"{SHARE:.0%} of {sizes.gib(free_bytes)} {what}, divided among {num_ranks} rank{'s' if num_ranks > 1 else ''}"
+    )
+    return LockRoom(num_bytes=int(free_bytes * SHARE) // num_ranks, reason=reason)
 
 
 def num_ranks_of(environ: Mapping[str, str]) -> int:
@@ -64,7 +68,7 @@ def _cgroup_bounds(tree: Tree) -> Iterator[tuple[int, str]]:
         limit, usage = (tree.number(f"{directory}/{name}") for name in (files.limit, files.usage))
         if limit is not None and usage is not None:  # "max" is no number; v1's is beyond any machine's memory
             used = usage - _value(tree, f"{directory}/memory.stat", files.cache)
-            yield max(0, limit - used), f"left of the limit of {directory} ({_gib(limit)})"
+            yield max(0, limit - used), f"left of the limit of {directory} ({sizes.gib(limit)})"
 
 
 def _host_bound(tree: Tree) -> Iterator[tuple[int, str]]:
@@ -73,12 +77,12 @@ def _host_bound(tree: Tree) -> Iterator[tuple[int, str]]:
         yield available, "available on the host (MemAvailable)"
 
 
-def _node_bound(tree: Tree, nodes: frozenset[int]) -> Iterator[tuple[int, str]]:
+def _node_bound(tree: Tree, nodes: CpuSet) -> Iterator[tuple[int, str]]:
     if tree.text(f"{_NODES}/online") == tree.text(f"{_NODES}/has_memory") == "0":
         return  # one node: MemAvailable says it, also where a virtual machine gets its memory as it uses it
     free = [_node_free(tree, node) for node in nodes]
     if free and None not in free:
-        yield sum(filter(None, free)), f"free on node {cpu_set.render(nodes)}"
+        yield sum(filter(None, free)), f"free on node {nodes}"
 
 
 def _node_free(tree: Tree, node: int) -> int | None:
@@ -94,7 +98,3 @@ def _value(tree: Tree, path: str, key: str) -> int:
     """Return the bytes that stand beside a key in a file of keys and values; 0 where the key is not there."""
     match = re.search(rf"(?:^|\s){key}:?\s+(\d{{1,18}})( kB)?", tree.text(path) or "", re.ASCII)
     return 0 if match is None else int(match[1]) * (1024 if match[2] else 1)
-
-
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**30:.1f} GiB"

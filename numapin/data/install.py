@@ -13,7 +13,7 @@ import torch.utils.data
 
 from numapin.base.stderr import say
 from numapin.data.iterator import iterator_of
-from numapin.data.path import Options
+from numapin.data.path import PathOptions
 
 if TYPE_CHECKING:
     from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -28,14 +28,14 @@ class Mark(str):
     """
 
     __slots__ = ("options",)
-    options: Options
+    options: PathOptions
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Keep the options when a loader travels to another process."""
         return mark, (str(self), self.options)
 
 
-def mark(text: str, options: Options) -> Mark:
+def mark(text: str, options: PathOptions) -> Mark:
     """Return the text, carrying options."""
     marked = Mark(text)
     marked.options = options
@@ -43,14 +43,14 @@ def mark(text: str, options: Options) -> Mark:
 
 
 @dataclass(slots=True)
-class _State:
+class _Installed:
     """What this process has taken over: everything or copies only; None before the first call."""
 
     everything: bool | None = None
     told: bool = False
 
 
-_STATE: Final = _State()
+_STATE: Final = _Installed()
 
 
 def install(*, only_copies: bool = False) -> None:
@@ -72,7 +72,7 @@ def _hook() -> None:
         if self.num_workers == 0 or not (copied or _STATE.everything):
             return torchs_own(self)
         _tell()
-        return iterator_of(self, copied or Options())
+        return iterator_of(self, copied or PathOptions())
 
     cls._get_iterator = _get_iterator  # type: ignore[method-assign]
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-    from numapin.data.path import DataPath, Options
+    from numapin.data.path import DataPath, PathOptions
 
 _NAME: Final = "enumerate(DataLoader)#{}.__next__"  # torch's name for the range that profilers show
 
@@ -196,7 +196,7 @@ def _can_move(value: object) -> bool:
     return hasattr(value, "to") and not isinstance(value, torch.UntypedStorage | torch.TypedStorage)
 
 
-def iterator_of(loader: DataLoader[Any], options: Options) -> _BaseDataLoaderIter:
+def iterator_of(loader: DataLoader[Any], options: PathOptions) -> _BaseDataLoaderIter:
     """Return a new iterator over any torch DataLoader, by our data path."""
     if loader.num_workers and _pins_elsewhere(loader):
         return _MultiProcessingDataLoaderIter(loader)

@@ -13,7 +13,7 @@ import torch.utils.data
 
 from numapin.data.install import install, mark
 from numapin.data.iterator import iterator_of
-from numapin.data.path import DataPath, Options, path_of
+from numapin.data.path import DataPath, PathOptions, path_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -108,7 +108,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     ) -> None:
         """Check the arguments; nothing is started before `iter`."""
         target = None if device is None else torch.device(device)
-        self._options = Options(device=target, pinned_budget=pinned_budget, node=node, strict=strict)
+        self._options = PathOptions(device=target, pinned_budget=pinned_budget, node=node, strict=strict)
         self.device, self.pinned_budget, self.node, self.strict = device, pinned_budget, node, strict
         super().__init__(
             dataset,

@@ -11,19 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from numapin.base import cpu_set
+from numapin.base.cpu_set import CpuSet
 from numapin.base.fields import Fields
 from numapin.errors import MachineError, PlanError, UsageError
 from numapin.plan.make import make_plan
 from numapin.plan.model import RankPlan
 from numapin.plan.request import Memory, Request
+from numapin.rank.become import BINDING
 from numapin.system.tree import Tree
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-BINDING: Final = "NUMAPIN_BINDING"
-"""The rank's slice of the plan, JSON, as `numapin run` puts it into the environment."""
 
 _NODE: Final = "sys/devices/system/node"
 _LIVE: Final = Path("/")
@@ -38,8 +36,8 @@ class Locality:
     `memory` is the rank's memory policy, None to leave it as it is; `num_machine_nodes` counts nodes of every kind.
     """
 
-    nodes: frozenset[int]
-    cpus: frozenset[int]
+    nodes: CpuSet
+    cpus: CpuSet
     memory: Memory | None
     num_machine_nodes: int
     reason: str
@@ -59,28 +57,28 @@ def find_locality(
     Raises UsageError for a `node` that does not exist or has no CPUs, MachineFileError for a broken NUMAPIN_BINDING.
     """
     tree = Tree(os.fspath(root).rstrip("/"))
-    online = tree.numbers(f"{_NODE}/online") or frozenset({0})  # a kernel without NUMA shows no nodes and has one
+    online = tree.numbers(f"{_NODE}/online") or CpuSet({0})  # a kernel without NUMA shows no nodes and has one
     if node is not None:
         return _named(tree, online, node)
     if environ.get(BINDING):
         rank = _read_binding(environ[BINDING])
         return _of_rank(rank, online, f"planned by numapin run: {rank.reason}")
     if len(online) == 1:
-        return _unbound(online, f"the machine has one NUMA node, {min(online)}", nodes=online)
+        return _unbound(online, f"the machine has one NUMA node, {min(online)}", online)
     if device_index is None:
-        return _unbound(online, "neither a node nor a device is known; the memory policy decides")
+        return _unbound(online, "neither a node nor a device is known; the memory policy decides", CpuSet())
     return _of_device(online, device_index, environ, root)
 
 
-def _named(tree: Tree, online: frozenset[int], node: int) -> Locality:
+def _named(tree: Tree, online: CpuSet, node: int) -> Locality:
     cpus = {n: _cpus(tree, n, online) for n in sorted(online)}
     if not cpus.get(node):
         problem = "has no CPUs: it is no place for host memory" if node in cpus else "does not exist"
-        usable = cpu_set.render(n for n in cpus if cpus[n])
+        usable = str(CpuSet(n for n in cpus if cpus[n]))
         raise UsageError(f"node={node}: NUMA node {node} {problem}; there are: {usable}", "see: numapin topo")
     allowed = cpus[node] & _allowed_cpus(tree)
     return Locality(
-        nodes=frozenset({node}),
+        nodes=CpuSet({node}),
         cpus=allowed,
         memory=Memory.PREFERRED if len(online) > 1 else None,
         num_machine_nodes=len(online),
@@ -88,19 +86,19 @@ def _named(tree: Tree, online: frozenset[int], node: int) -> Locality:
     )
 
 
-def _cpus(tree: Tree, node: int, online: frozenset[int]) -> frozenset[int]:
+def _cpus(tree: Tree, node: int, online: CpuSet) -> CpuSet:
     at = f"{_NODE}/node{node}"
     cpus = tree.numbers(f"{at}/cpulist", mask=f"{at}/cpumap")
     if cpus is None and len(online) == 1:
         return _allowed_cpus(tree)
-    return cpus or frozenset()
+    return cpus or CpuSet()
 
 
-def _allowed_cpus(tree: Tree) -> frozenset[int]:
+def _allowed_cpus(tree: Tree) -> CpuSet:
     """Return the CPUs that this process may use; of a captured machine, all."""
     if not tree.root:
-        return frozenset(os.sched_getaffinity(0))
-    return tree.numbers("sys/devices/system/cpu/online") or frozenset()
+        return CpuSet(os.sched_getaffinity(0))
+    return tree.numbers("sys/devices/system/cpu/online") or CpuSet()
 
 
 def _read_binding(text: str) -> RankPlan:
@@ -111,9 +109,9 @@ def _read_binding(text: str) -> RankPlan:
         raise fields.error("", str(error)) from None
 
 
-def _of_rank(rank: RankPlan, online: frozenset[int], reason: str) -> Locality:
+def _of_rank(rank: RankPlan, online: CpuSet, reason: str) -> Locality:
     """Take over a plan; without a policy that names nodes, or with interleave, the policy places the pinned pages."""
-    planned = rank.nodes if rank.memory in _ON_ITS_NODES else frozenset[int]()
+    planned = rank.nodes if rank.memory in _ON_ITS_NODES else CpuSet()
     return Locality(
         nodes=online if len(online) == 1 else planned,
         cpus=rank.cpus,
@@ -123,7 +121,7 @@ def _of_rank(rank: RankPlan, online: frozenset[int], reason: str) -> Locality:
     )
 
 
-def _of_device(online: frozenset[int], device_index: int, environ: Mapping[str, str], root: Path) -> Locality:
+def _of_device(online: CpuSet, device_index: int, environ: Mapping[str, str], root: Path) -> Locality:
     from numapin.topology.discover import discover  # brings NVML and libnuma, which one node does without
 
     try:
@@ -131,12 +129,13 @@ def _of_device(online: frozenset[int], device_index: int, environ: Mapping[str, 
         gpu = next((gpu for gpu in topology.gpus if gpu.cuda_index == device_index), None)
         if gpu is None or gpu.node is None:
             what = "which GPU it is" if gpu is None else "its NUMA node"
-            return _unbound(online, f"cuda:{device_index}: {what} is unknown; {_SAY_IT}")
+            return _unbound(online, f"cuda:{device_index}: {what} is unknown; {_SAY_IT}", CpuSet())
         rank = make_plan(topology, Request(rank_gpus=(gpu.index,), num_ranks=1)).ranks[0]
     except (MachineError, PlanError) as error:
-        return _unbound(online, f"cuda:{device_index}: its NUMA node is unknown: {error.message}; {error.hint}")
+        why = f"cuda:{device_index}: its NUMA node is unknown: {error.message}; {error.hint}"
+        return _unbound(online, why, CpuSet())
     return _of_rank(rank, online, f"cuda:{device_index}: {rank.reason}")
 
 
-def _unbound(online: frozenset[int], reason: str, *, nodes: frozenset[int] = frozenset()) -> Locality:
-    return Locality(nodes=nodes, cpus=frozenset(), memory=None, num_machine_nodes=len(online), reason=reason)
+def _unbound(online: CpuSet, reason: str, nodes: CpuSet) -> Locality:
+    return Locality(nodes=nodes, cpus=CpuSet(), memory=None, num_machine_nodes=len(online), reason=reason)

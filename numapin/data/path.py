@@ -30,7 +30,7 @@ from numapin.data.slots.ring import Ring
 from numapin.data.stats import Counts, Stats
 from numapin.data.wire.parcel import Head, Miss
 from numapin.data.wire.queues import ResultQueue
-from numapin.data.worker.setup import Rank, WorkerStart
+from numapin.data.worker.setup import OwnerProcess, WorkerStart
 from numapin.errors import BindingRefused, UsageError
 from numapin.rank import bind
 from numapin.system import calls, cuda, memory
@@ -54,7 +54,7 @@ _HINTS: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class PathOptions:
     """Our options, as the user gave them. `device` None: batches stay on the host. `pinned_budget` in bytes."""
 
     device: torch.device | None = None
@@ -82,7 +82,7 @@ class Options:
 _paths: weakref.WeakKeyDictionary[DataLoader[Any], DataPath] = weakref.WeakKeyDictionary()
 
 
-def path_of(loader: DataLoader[Any], options: Options) -> DataPath:
+def path_of(loader: DataLoader[Any], options: PathOptions) -> DataPath:
     """Return the loader's data path, made at the first call; it ends with the loader."""
     path = _paths.get(loader)
     if path is None or path.pid != os.getpid():  # a forked child must not share its parent's rings
@@ -92,9 +92,9 @@ def path_of(loader: DataLoader[Any], options: Options) -> DataPath:
 
 
 @cache
-def _this_rank(pid: int) -> Rank:
+def _this_rank(pid: int) -> OwnerProcess:
     del pid  # makes a forked child ask again
-    return Rank.this()
+    return OwnerProcess.this()
 
 
 class Lane:
@@ -141,7 +141,7 @@ class Lane:
 class DataPath:
     """One loader's data path."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: PathOptions) -> None:
         self.options, self.pid = options, os.getpid()
         self.counts, self._totals = Counts(), totals_of(self.pid)
         self._notes: dict[str, None] = {}

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 from numapin.base import sizes
 
 if TYPE_CHECKING:
-    from numapin.data.budget import Room
+    from numapin.data.budget import LockRoom
 
 
-class Verdict(StrEnum):
+class PinVerdict(StrEnum):
     """Whether to pin."""
 
     PIN = "pin"
@@ -53,7 +53,7 @@ class Loader:
 class Advice:
     """The verdict, None where nothing was asked or nothing is known, with numbers a rank and what to do."""
 
-    verdict: Verdict | None
+    verdict: PinVerdict | None
     footprint_bytes: int | None
     room_bytes: int | None
     reason: str
@@ -65,7 +65,7 @@ class Advice:
         return {"verdict": self.verdict.value if self.verdict else None, **rest}
 
 
-def advise(loader: Loader | None, room: Room, *, num_gpus: int, shm_free_bytes: int | None) -> Advice:
+def advise(loader: Loader | None, room: LockRoom, *, num_gpus: int, shm_free_bytes: int | None) -> Advice:
     """Compare what a rank's loader would lock with the rank's share of what can be locked."""
     bound = "nobody knows how much" if room.num_bytes is None else f"up to {sizes.render(room.num_bytes)} a rank"
     limit = f"{bound} can be pinned ({room.reason})"
@@ -89,14 +89,14 @@ def _sum(loader: Loader) -> str:
     return total + (all_ranks if loader.num_ranks > 1 else "")
 
 
-def _verdict(loader: Loader, room_bytes: int | None, *, num_gpus: int) -> tuple[Verdict | None, str | None]:
+def _verdict(loader: Loader, room_bytes: int | None, *, num_gpus: int) -> tuple[PinVerdict | None, str | None]:
     if num_gpus == 0:
-        return Verdict.USELESS, "DataLoader(…, pin_memory=False): there is no GPU to copy to"
+        return PinVerdict.USELESS, "DataLoader(…, pin_memory=False): there is no GPU to copy to"
     if room_bytes is None:
         return None, None
     if loader.footprint_bytes <= room_bytes:
-        return Verdict.PIN, "DataLoader(…, pin_memory=True); what it gains here is measured by: numapin bench loader"
-    return Verdict.LOWER, _lower(loader, room_bytes)
+        return PinVerdict.PIN, "DataLoader(…, pin_memory=True); what it gains here is measured by: numapin bench loader"
+    return PinVerdict.LOWER, _lower(loader, room_bytes)
 
 
 def _lower(loader: Loader, room_bytes: int) -> str:

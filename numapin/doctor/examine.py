@@ -1,7 +1,7 @@
 """Every check, in the order in which a report tells them. Pure.
 
-Comes in: `Readings` and the `Topology`. Goes out: one `Finding` a check. Those that only the running machine can answer
-are not asked of a captured one.
+Comes in: `DoctorReadings` and the `Topology`. Goes out: one `DoctorFinding` a check. Those that only the running
+machine can answer are not asked of a captured one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numapin.doctor.model import Check
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from numapin.doctor.model import Finding, Live, Readings
+    from numapin.doctor.model import DoctorFinding, DoctorReadings, Live
     from numapin.topology.model import Topology
 
 NOT_ASKED: Final = "not asked: a captured machine"
@@ -25,7 +25,7 @@ _TOLD: Final = Check(
     why="What cannot be read is not used for binding.",
 )
 
-FROM_FILES: Final[tuple[Callable[[Readings, Topology], Finding], ...]] = (
+FROM_FILES: Final[tuple[Callable[[DoctorReadings, Topology], DoctorFinding], ...]] = (
     placement.nodes,
     placement.gpu_nodes,
     placement.cpuset,
@@ -41,7 +41,7 @@ FROM_FILES: Final[tuple[Callable[[Readings, Topology], Finding], ...]] = (
     host.smt,
     host.kernel,
 )
-FROM_LIVE: Final[tuple[tuple[Check, Callable[[Live, Topology], Finding]], ...]] = (
+FROM_LIVE: Final[tuple[tuple[Check, Callable[[Live, Topology], DoctorFinding]], ...]] = (
     (software.DRIVER, software.driver),
     (software.LIBNUMA, software.libnuma),
     (placement.POLICY, placement.memory_policy),
@@ -56,7 +56,7 @@ FROM_LIVE: Final[tuple[tuple[Check, Callable[[Live, Topology], Finding]], ...]] 
 )
 
 
-def examine(readings: Readings, topology: Topology) -> tuple[Finding, ...]:
+def examine(readings: DoctorReadings, topology: Topology) -> tuple[DoctorFinding, ...]:
     """Make every check once."""
     live = readings.live
     return (
@@ -66,7 +66,7 @@ def examine(readings: Readings, topology: Topology) -> tuple[Finding, ...]:
     )
 
 
-def _notes(readings: Readings, topology: Topology) -> tuple[Finding, ...]:
+def _notes(readings: DoctorReadings, topology: Topology) -> tuple[DoctorFinding, ...]:
     """Pass on what the readers of the machine could not tell; what NVML says is in the driver's finding already."""
     said = readings.live.nvml.notes if readings.live and readings.live.nvml.gpus is None else ()
     return tuple(_TOLD.note(note) for note in topology.notes if note not in said)

@@ -1,8 +1,8 @@
 """What /proc and /sys below any root directory tell the doctor. Edge.
 
-Comes in: a root ("/" is the live machine), its `Topology`, and what the live machine answered. Goes out: `Readings`.
-What is missing, unreadable or garbled is unknown.
-Source: proc(5); Documentation/ABI/testing/sysfs-class-iommu, sysfs-kernel-iommu_groups, sysfs-devices-system-cpu;
+Comes in: a root ("/" is the live machine), its `Topology`, and what the live machine answered. Goes out:
+`DoctorReadings`. What is missing, unreadable or garbled is unknown. Source: proc(5);
+Documentation/ABI/testing/sysfs-class-iommu, sysfs-kernel-iommu_groups, sysfs-devices-system-cpu;
 Documentation/admin-guide/sysctl/kernel.rst, mm/transhuge.rst.
 """
 
@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from numapin.doctor.model import Readings
+from numapin.doctor.model import DoctorReadings
 from numapin.system.tree import Tree
 from numapin.topology.model import Pcie
 from numapin.topology.readings import pcie_generation, pcie_width
@@ -30,11 +30,11 @@ _HUGE_PAGES: Final = "sys/kernel/mm/transparent_hugepage"
 _PCI: Final = "sys/bus/pci/devices"
 
 
-def read_files(root: Path, topology: Topology, *, live: Live | None) -> Readings:
+def read_files(root: Path, topology: Topology, *, live: Live | None) -> DoctorReadings:
     """Read everything that the checks ask of files; the GPUs and CPUs to look for are those of `topology`."""
     tree = Tree(os.fspath(root).rstrip("/"))
     gpus = [gpu.pci for gpu in topology.gpus if gpu.pci]
-    return Readings(
+    return DoctorReadings(
         kernel=_kernel(tree),
         command_line=tree.text("proc/cmdline"),
         memory=_memory(tree),

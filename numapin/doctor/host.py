@@ -1,6 +1,6 @@
 """Checks of the kernel's settings and of the hardware. Pure.
 
-Comes in: `Readings` and the `Topology`. Goes out: one `Finding` a check.
+Comes in: `DoctorReadings` and the `Topology`. Goes out: one `DoctorFinding` a check.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from numapin.doctor.model import Check, Severity
+from numapin.doctor.model import Check, DoctorSeverity
 from numapin.topology.model import Pcie
 
 if TYPE_CHECKING:
-    from numapin.doctor.model import Finding, Readings
+    from numapin.doctor.model import DoctorFinding, DoctorReadings
     from numapin.topology.model import Gpu, Topology
 
 KERNEL: Final = Check(
@@ -69,7 +69,7 @@ _SCALES_BY_ITSELF: Final = frozenset({"intel_pstate", "amd-pstate-epp"})
 """Drivers whose "powersave" leaves the clock to the processor, which raises it under load."""
 
 
-def kernel(readings: Readings, _topology: Topology) -> Finding:
+def kernel(readings: DoctorReadings, _topology: Topology) -> DoctorFinding:
     """Find a kernel that lacks what numapin uses."""
     match = re.match(r"(\d{1,4})\.(\d{1,4})", readings.kernel or "", re.ASCII)
     if match is None:
@@ -77,14 +77,14 @@ def kernel(readings: Readings, _topology: Topology) -> Finding:
     version = (int(match[1]), int(match[2]))
     missing = [what for needed, what in _NEEDS if version < needed]
     if missing:
-        severity = Severity.WARNING if version < (5, 3) else Severity.NOTE
+        severity = DoctorSeverity.WARNING if version < (5, 3) else DoctorSeverity.NOTE
         return KERNEL.found(
             severity, f"Linux {readings.kernel} lacks {'; '.join(missing)}", "install Linux 5.15 or later, and reboot"
         )
     return KERNEL.ok(f"Linux {readings.kernel}")
 
 
-def numa_balancing(readings: Readings, topology: Topology) -> Finding:
+def numa_balancing(readings: DoctorReadings, topology: Topology) -> DoctorFinding:
     """Find automatic NUMA balancing."""
     mode = readings.numa_balancing
     if mode is None:
@@ -96,7 +96,7 @@ def numa_balancing(readings: Readings, topology: Topology) -> Finding:
     return NUMA_BALANCING.warning(f"on ({mode})", remedy="sudo sysctl kernel.numa_balancing=0")
 
 
-def huge_pages(readings: Readings, _topology: Topology) -> Finding:
+def huge_pages(readings: DoctorReadings, _topology: Topology) -> DoctorFinding:
     """Find transparent huge pages that are off."""
     mode = readings.huge_pages
     if mode is None:
@@ -106,7 +106,7 @@ def huge_pages(readings: Readings, _topology: Topology) -> Finding:
     return HUGE_PAGES.ok(mode)
 
 
-def shared_huge_pages(readings: Readings, _topology: Topology) -> Finding:
+def shared_huge_pages(readings: DoctorReadings, _topology: Topology) -> DoctorFinding:
     """Find huge pages of shared memory that are off."""
     mode = readings.shared_huge_pages
     if mode is None:
@@ -116,7 +116,7 @@ def shared_huge_pages(readings: Readings, _topology: Topology) -> Finding:
     return SHARED_HUGE_PAGES.ok(mode)
 
 
-def governor(readings: Readings, _topology: Topology) -> Finding:
+def governor(readings: DoctorReadings, _topology: Topology) -> DoctorFinding:
     """Find frequency governors that save power."""
     slow = {name: count for name, count in readings.governors.items() if name != "performance"}
     if not readings.governors:
@@ -126,11 +126,11 @@ def governor(readings: Readings, _topology: Topology) -> Finding:
     if not slow:
         return GOVERNOR.ok(what)
     mild = set(slow) <= {"powersave"} and readings.frequency_driver in _SCALES_BY_ITSELF
-    severity = Severity.NOTE if mild or set(slow) <= {"schedutil"} else Severity.WARNING
+    severity = DoctorSeverity.NOTE if mild or set(slow) <= {"schedutil"} else DoctorSeverity.WARNING
     return GOVERNOR.found(severity, what, "sudo cpupower frequency-set -g performance")
 
 
-def smt(readings: Readings, topology: Topology) -> Finding:
+def smt(readings: DoctorReadings, topology: Topology) -> DoctorFinding:
     """Find cores of several threads."""
     num_threads = max((len(core.cpus) for core in topology.cores), default=1)
     told = "" if readings.smt is None else f" (control: {readings.smt})"
@@ -139,7 +139,7 @@ def smt(readings: Readings, topology: Topology) -> Finding:
     return SMT.ok(f"one thread a core{told}")
 
 
-def pcie_link(readings: Readings, topology: Topology) -> Finding:
+def pcie_link(readings: DoctorReadings, topology: Topology) -> DoctorFinding:
     """Find links that are slower than the GPU: now, which idle GPUs do by themselves, or at most, which is the slot."""
     known = [gpu for gpu in topology.gpus if gpu.pcie != Pcie()]
     if not known:
@@ -161,7 +161,7 @@ def pcie_link(readings: Readings, topology: Topology) -> Finding:
     return PCIE.ok(", ".join(sorted({_link(_most(gpu.pcie)) for gpu in known})))
 
 
-def _slot(readings: Readings, gpu: Gpu) -> Pcie:
+def _slot(readings: DoctorReadings, gpu: Gpu) -> Pcie:
     """Return what the port above a GPU can do; nothing where the GPU does more now: a hypervisor made that port up."""
     slot = readings.slots.get(gpu.pci or "", Pcie())
     return Pcie() if _is_less(_most(slot), _now(gpu)) else slot
@@ -185,7 +185,7 @@ def _link(link: _Link) -> str:
     return f"PCIe {gen} x{width}"
 
 
-def iommu(readings: Readings, topology: Topology) -> Finding:
+def iommu(readings: DoctorReadings, topology: Topology) -> DoctorFinding:
     """Find an IOMMU that translates what GPUs read and write."""
     if not readings.iommus:
         return readings.without(IOMMU, "there is none, or it is off")

@@ -1,6 +1,7 @@
 """What the doctor reads and what it finds. Pure.
 
-Comes in: what `files` and `live` read. Goes out: frozen findings, and a `Report` of them (schema numapin.doctor/1).
+Comes in: what `files` and `live` read. Goes out: frozen findings, and a `DoctorReport` of them (schema
+numapin.doctor/1).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 SCHEMA: Final = "numapin.doctor/1"
 
 
-class Severity(StrEnum):
+class DoctorSeverity(StrEnum):
     """How bad a finding is, worst first."""
 
     ERROR = "error"
@@ -32,14 +33,14 @@ class Severity(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class DoctorFinding:
     """What a check found. `severity` None: it could not be told; `what` says why.
 
     `where` is the file or call that it came from, `why` what it means for a job, `remedy` the command that mends it.
     """
 
     check: str
-    severity: Severity | None
+    severity: DoctorSeverity | None
     what: str
     where: str
     why: str
@@ -62,27 +63,29 @@ class Check:
     where: str
     why: str
 
-    def found(self, severity: Severity | None, what: str, remedy: str | None = None) -> Finding:
+    def found(self, severity: DoctorSeverity | None, what: str, remedy: str | None = None) -> DoctorFinding:
         """Return what was found, of a severity that is decided elsewhere."""
-        return Finding(check=self.name, severity=severity, what=what, where=self.where, why=self.why, remedy=remedy)
+        return DoctorFinding(
+            check=self.name, severity=severity, what=what, where=self.where, why=self.why, remedy=remedy
+        )
 
-    def error(self, what: str, *, remedy: str) -> Finding:
+    def error(self, what: str, *, remedy: str) -> DoctorFinding:
         """Return an error and the command that mends it."""
-        return self.found(Severity.ERROR, what, remedy)
+        return self.found(DoctorSeverity.ERROR, what, remedy)
 
-    def warning(self, what: str, *, remedy: str) -> Finding:
+    def warning(self, what: str, *, remedy: str) -> DoctorFinding:
         """Return a warning and the command that mends it."""
-        return self.found(Severity.WARNING, what, remedy)
+        return self.found(DoctorSeverity.WARNING, what, remedy)
 
-    def note(self, what: str, *, remedy: str | None = None) -> Finding:
+    def note(self, what: str, *, remedy: str | None = None) -> DoctorFinding:
         """Return a note, with a command where there is something to do."""
-        return self.found(Severity.NOTE, what, remedy)
+        return self.found(DoctorSeverity.NOTE, what, remedy)
 
-    def ok(self, what: str) -> Finding:
+    def ok(self, what: str) -> DoctorFinding:
         """Return that nothing is wrong, and what was seen."""
-        return self.found(Severity.OK, what)
+        return self.found(DoctorSeverity.OK, what)
 
-    def unknown(self, what: str) -> Finding:
+    def unknown(self, what: str) -> DoctorFinding:
         """Return that this machine does not tell, and how that shows."""
         return self.found(None, what)
 
@@ -114,7 +117,7 @@ class Live:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Readings:
+class DoctorReadings:
     """What the files below a root tell, as they write it; `live` is None for a captured machine.
 
     GPUs are named by PCI address: `gpu_nodes` is the kernel's word for the node ("-1"), `iommu_types` its word for how
@@ -140,24 +143,24 @@ class Readings:
     slots: Mapping[str, Pcie] = field(default_factory=dict)
     live: Live | None = None
 
-    def without(self, check: Check, what: str) -> Finding:
+    def without(self, check: Check, what: str) -> DoctorFinding:
         """Return what it means that a file is not there: that all is well on a live kernel, nothing in a capture."""
         return check.unknown("the capture has no such file") if self.live is None else check.ok(what)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class DoctorReport:
     """All that was found on one machine, in the order of the checks, and the advice on pinning."""
 
     host: str | None
     source: str
-    findings: tuple[Finding, ...]
+    findings: tuple[DoctorFinding, ...]
     advice: Advice
 
     @property
     def has_errors(self) -> bool:
         """Say whether any finding is an error."""
-        return any(finding.severity is Severity.ERROR for finding in self.findings)
+        return any(finding.severity is DoctorSeverity.ERROR for finding in self.findings)
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON form (schema numapin.doctor/1); `json.dumps` takes it as it is."""

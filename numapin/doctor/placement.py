@@ -1,7 +1,7 @@
 """Checks of nodes, cpusets, memory and memory policies. Pure.
 
-Comes in: `Readings` and the `Topology`; checks that only the running machine can answer take its `Live`. Goes out: one
-`Finding` a check.
+Comes in: `DoctorReadings` and the `Topology`; checks that only the running machine can answer take its `Live`.
+Goes out: one `DoctorFinding` a check.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from numapin.base import cpu_set, sizes
-from numapin.doctor.model import Check, Severity
+from numapin.base.cpu_set import CpuSet
+from numapin.doctor.model import Check, DoctorSeverity
 from numapin.topology.model import NodeSource
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from numapin.doctor.model import Finding, Live, Readings
+    from numapin.doctor.model import DoctorFinding, DoctorReadings, Live
     from numapin.topology.model import Gpu, Node, Topology
 
 NODES: Final = Check(
@@ -71,14 +72,14 @@ _LITTLE_FREE: Final = 0.05
 _MUCH_SWAP: Final = 0.01
 
 
-def nodes(readings: Readings, topology: Topology) -> Finding:
+def nodes(readings: DoctorReadings, topology: Topology) -> DoctorFinding:
     """Find nodes that firmware, hypervisor or kernel hide or mix up."""
     cpu_nodes, packages = topology.cpu_nodes, topology.packages
     if "numa=off" in (readings.command_line or "").split():
         return NODES.warning(
             "the kernel was started with numa=off", remedy="remove numa=off from the kernel's command line, and reboot"
         )
-    if sum(len(node.cpus) for node in cpu_nodes) > len(frozenset().union(*(node.cpus for node in cpu_nodes))):
+    if sum(len(node.cpus) for node in cpu_nodes) > len(CpuSet().union(*(node.cpus for node in cpu_nodes))):
         return NODES.warning("several nodes list the same CPUs: the firmware's tables are wrong", remedy="numactl -H")
     made_up = len(packages) == len(topology.cores)  # by a hypervisor, which made a package of every core
     if len(cpu_nodes) < len(packages) and not made_up:
@@ -91,7 +92,7 @@ def nodes(readings: Readings, topology: Topology) -> Finding:
     return NODES.ok(f"{len(cpu_nodes)} nodes with CPUs on {len(packages)} packages")
 
 
-def gpu_nodes(readings: Readings, topology: Topology) -> Finding:
+def gpu_nodes(readings: DoctorReadings, topology: Topology) -> DoctorFinding:
     """Find GPUs whose node is unknown, or of which the kernel and NVML tell different things."""
     gpus = topology.gpus
     unknown = [gpu for gpu in gpus if gpu.node is None]
@@ -114,12 +115,12 @@ def gpu_nodes(readings: Readings, topology: Topology) -> Finding:
     return GPU_NODES.ok(f"the node of each GPU is known ({len(gpus)})" if gpus else "there is no GPU to place")
 
 
-def _kernel_words(readings: Readings, gpus: Iterable[Gpu]) -> str:
+def _kernel_words(readings: DoctorReadings, gpus: Iterable[Gpu]) -> str:
     words = {readings.gpu_nodes.get(gpu.pci or "") for gpu in gpus}
     return " and ".join(sorted("nothing" if word is None else f"numa_node {word}" for word in words))
 
 
-def _contradiction(readings: Readings, gpu: Gpu) -> str | None:
+def _contradiction(readings: DoctorReadings, gpu: Gpu) -> str | None:
     """Tell where NVML names one node and the kernel another. A GPU that the user placed is placed."""
     seen = readings.live.nvml.gpus if readings.live else None
     by_nvml = next((reading.memory_nodes for reading in seen or () if reading.pci == gpu.pci), None)
@@ -130,21 +131,21 @@ def _contradiction(readings: Readings, gpu: Gpu) -> str | None:
     return None if node == int(by_kernel) else f"{gpu.label}: the kernel says node {by_kernel}, NVML node {node}"
 
 
-def cpuset(readings: Readings, topology: Topology) -> Finding:
+def cpuset(readings: DoctorReadings, topology: Topology) -> DoctorFinding:
     """Find GPUs whose node's CPUs or memory this process may not use."""
     allowed = topology.allowed
     near = [node for node in topology.cpu_nodes if any(gpu.node == node.id for gpu in topology.visible_gpus)]
     without_cpus = [node for node in near if not node.cpus & allowed.cpus]
     without_memory = [node for node in near if node.id not in allowed.nodes]
     cut_off = [
-        f"not the {kind} of node {cpu_set.render(node.id for node in nodes)} ({_gpus_on(nodes, topology)})"
+        f"not the {kind} of node {CpuSet(node.id for node in nodes)} ({_gpus_on(nodes, topology)})"
         for kind, nodes in (("CPUs", without_cpus), ("memory", without_memory))
         if nodes
     ]
     if cut_off:
         cgroups = ", ".join(_cpuset_cgroups(readings)) or "not told"
         return CPUSET.error(
-            f"CPUs {cpu_set.render(allowed.cpus)} and memory of nodes {cpu_set.render(allowed.nodes)} may be used: "
+            f"CPUs {allowed.cpus} and memory of nodes {allowed.nodes} may be used: "
             f"{', '.join(cut_off)}; cgroup: {cgroups}",
             remedy=_wider(near),
         )
@@ -154,10 +155,10 @@ def cpuset(readings: Readings, topology: Topology) -> Finding:
             f"{len(node.cpus & allowed.cpus)} of {len(node.cpus)} CPUs of node {node.id}" for node in partly
         )
         return CPUSET.note(f"only {counts} may be used", remedy=_wider(near))
-    return CPUSET.ok(f"CPUs {cpu_set.render(allowed.cpus)} and nodes {cpu_set.render(allowed.nodes)} may be used")
+    return CPUSET.ok(f"CPUs {allowed.cpus} and nodes {allowed.nodes} may be used")
 
 
-def _cpuset_cgroups(readings: Readings) -> list[str]:
+def _cpuset_cgroups(readings: DoctorReadings) -> list[str]:
     """Return the cgroups of this process that may limit CPUs: version 1's cpuset, and version 2's."""
     lines = (line.split(":", 2) for line in readings.cgroups if line.count(":") > 1)
     return [f"{controllers or 'v2'}:{path}" for _number, controllers, path in lines if controllers in ("", "cpuset")]
@@ -169,12 +170,12 @@ def _gpus_on(nodes_: Iterable[Node], topology: Topology) -> str:
 
 
 def _wider(near: Iterable[Node]) -> str:
-    cpus = cpu_set.render(cpu for node in near for cpu in node.cpus)
-    ids = cpu_set.render(node.id for node in near)
+    cpus = str(CpuSet(cpu for node in near for cpu in node.cpus))
+    ids = str(CpuSet(node.id for node in near))
     return f"docker run --cpuset-cpus {cpus} --cpuset-mems {ids} … (srun --exclusive --cpu-bind=none; no taskset)"
 
 
-def memory_policy(live: Live, _topology: Topology) -> Finding:
+def memory_policy(live: Live, _topology: Topology) -> DoctorFinding:
     """Find what seccomp, or a kernel that only pretends, does to memory policies."""
     if live.refused is None:
         return POLICY.unknown("not tried: libnuma cannot be used")
@@ -192,7 +193,7 @@ def memory_policy(live: Live, _topology: Topology) -> Finding:
     return POLICY.warning(what, remedy=_OTHER_FILTER if held else _SYS_NICE)
 
 
-def memlock(readings: Readings, topology: Topology) -> Finding:
+def memlock(readings: DoctorReadings, topology: Topology) -> DoctorFinding:
     """Find a limit on locked memory that InfiniBand would meet."""
     limit = readings.memlock
     if limit is None:
@@ -209,7 +210,7 @@ def memlock(readings: Readings, topology: Topology) -> Finding:
     return MEMLOCK.note(f"{what}; no InfiniBand was seen", remedy=remedy)
 
 
-def shared_memory(live: Live, _topology: Topology) -> Finding:
+def shared_memory(live: Live, _topology: Topology) -> DoctorFinding:
     """Find a /dev/shm that is too small for torch's loader, or nearly full."""
     size, free = live.shm_bytes, live.shm_free_bytes
     remedy = (
@@ -223,7 +224,7 @@ def shared_memory(live: Live, _topology: Topology) -> Finding:
     return SHM.ok(what)
 
 
-def node_memory(_readings: Readings, topology: Topology) -> Finding:
+def node_memory(_readings: DoctorReadings, topology: Topology) -> DoctorFinding:
     """Find nodes that are full while others are not."""
     shares = {
         node.id: node.free_bytes / node.memory_bytes
@@ -241,7 +242,7 @@ def node_memory(_readings: Readings, topology: Topology) -> Finding:
     return NODE_MEMORY.ok(f"{min(shares.values()):.0%} or more free on every node")
 
 
-def swap(readings: Readings, _topology: Topology) -> Finding:
+def swap(readings: DoctorReadings, _topology: Topology) -> DoctorFinding:
     """Find swap that is in use."""
     keys = ("MemTotal", "SwapTotal", "SwapFree")
     total, swap_total, swap_free = (readings.memory.get(key) for key in keys)
@@ -250,7 +251,7 @@ def swap(readings: Readings, _topology: Topology) -> Finding:
     used = swap_total - swap_free
     if used <= 0:
         return SWAP.ok(f"none of {sizes.render(swap_total)} is in use" if swap_total else "there is none")
-    severity = Severity.WARNING if used > _MUCH_SWAP * total else Severity.NOTE
+    severity = DoctorSeverity.WARNING if used > _MUCH_SWAP * total else DoctorSeverity.NOTE
     return SWAP.found(
         severity,
         f"{sizes.render(used)} of {sizes.render(swap_total)} are in use",

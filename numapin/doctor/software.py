@@ -1,6 +1,6 @@
 """Checks of the driver, NCCL, libraries and environment variables. Pure; all of them ask the running machine.
 
-Comes in: `Live` and the `Topology`. Goes out: one `Finding` a check.
+Comes in: `Live` and the `Topology`. Goes out: one `DoctorFinding` a check.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from numapin.doctor.model import Check
 from numapin.system.openmp import binding_variables
 
 if TYPE_CHECKING:
-    from numapin.doctor.model import Finding, Live
+    from numapin.doctor.model import DoctorFinding, Live
     from numapin.topology.model import Topology
 
 DRIVER: Final = Check(
@@ -66,7 +66,7 @@ DEVICE_ORDER: Final = Check(
 )
 
 
-def driver(live: Live, topology: Topology) -> Finding:
+def driver(live: Live, topology: Topology) -> DoctorFinding:
     """Find a driver that is missing, or whose libraries and kernel module differ."""
     nvml = live.nvml
     if nvml.gpus is None:
@@ -83,7 +83,7 @@ def driver(live: Live, topology: Topology) -> Finding:
     return DRIVER.ok(f"{nvml.driver or 'its version is not told'}, kernel module {module or 'not told'}")
 
 
-def persistence(live: Live, _topology: Topology) -> Finding:
+def persistence(live: Live, _topology: Topology) -> DoctorFinding:
     """Find GPUs that are shut down while nobody uses them."""
     gpus = live.nvml.gpus or ()
     off = [f"gpu{gpu.index}" for gpu in gpus if gpu.persistence is False]
@@ -99,7 +99,7 @@ def persistence(live: Live, _topology: Topology) -> Finding:
     return PERSISTENCE.ok("on")
 
 
-def libnuma(live: Live, _topology: Topology) -> Finding:
+def libnuma(live: Live, _topology: Topology) -> DoctorFinding:
     """Find that libnuma is missing."""
     if live.libnuma is None:
         return LIBNUMA.ok("can be used")
@@ -107,7 +107,7 @@ def libnuma(live: Live, _topology: Topology) -> Finding:
     return LIBNUMA.error(live.libnuma, remedy=remedy)
 
 
-def streaming_stores(live: Live, _topology: Topology) -> Finding:
+def streaming_stores(live: Live, _topology: Topology) -> DoctorFinding:
     """Find that numapin was installed where there was no C compiler."""
     if live.streaming_stores is None:
         return STORES.ok("for x86-64 only, which this machine is not")
@@ -117,7 +117,7 @@ def streaming_stores(live: Live, _topology: Topology) -> Finding:
     return STORES.note("libstores.so is missing: torch.stack writes the batches", remedy=remedy)
 
 
-def python(live: Live, _topology: Topology) -> Finding:
+def python(live: Live, _topology: Topology) -> DoctorFinding:
     """Find a Python whose forked children can hang."""
     version = ".".join(map(str, live.python))
     if forks.may_hang(live.python):
@@ -127,7 +127,7 @@ def python(live: Live, _topology: Topology) -> Finding:
     return PYTHON.ok(version)
 
 
-def nccl(live: Live, _topology: Topology) -> Finding:
+def nccl(live: Live, _topology: Topology) -> DoctorFinding:
     """Find an NCCL that does not give the caller its CPUs back."""
     if not live.nccl:
         return NCCL.unknown("no package nvidia-nccl-cu* is installed beside numapin")
@@ -148,7 +148,7 @@ def _version(text: str) -> tuple[int, ...] | None:
     return None if match is None else tuple(map(int, match.groups()))
 
 
-def nccl_affinity(live: Live, _topology: Topology) -> Finding:
+def nccl_affinity(live: Live, _topology: Topology) -> DoctorFinding:
     """Find NCCL told to leave the CPUs that its rank was bound to."""
     value = live.environ.get("NCCL_IGNORE_CPU_AFFINITY")
     if value in (None, "", "0"):
@@ -156,7 +156,7 @@ def nccl_affinity(live: Live, _topology: Topology) -> Finding:
     return NCCL_AFFINITY.warning(f"NCCL_IGNORE_CPU_AFFINITY={value}", remedy="unset NCCL_IGNORE_CPU_AFFINITY")
 
 
-def openmp(live: Live, _topology: Topology) -> Finding:
+def openmp(live: Live, _topology: Topology) -> DoctorFinding:
     """Find variables that make OpenMP bind threads."""
     binding = binding_variables(live.environ)
     if not binding:
@@ -166,7 +166,7 @@ def openmp(live: Live, _topology: Topology) -> Finding:
     )
 
 
-def device_order(live: Live, topology: Topology) -> Finding:
+def device_order(live: Live, topology: Topology) -> DoctorFinding:
     """Find GPUs of several models in CUDA's own order."""
     models = sorted({gpu.name for gpu in topology.gpus if gpu.name})
     order = live.environ.get("CUDA_DEVICE_ORDER")

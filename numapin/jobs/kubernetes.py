@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from numapin.errors import UsageError
 from numapin.jobs import shell
 from numapin.jobs.image import in_registry
-from numapin.jobs.request import Kind
+from numapin.jobs.request import KubernetesKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -56,13 +56,13 @@ class Noted:
 def build(request: JobRequest) -> str:
     """Return the manifest. Raises UsageError for what a pod needs and was not given."""
     _require(request)
-    documents = _job(request) if request.kind is Kind.JOB else [_pytorchjob(request)]
+    documents = _job(request) if request.kind is KubernetesKind.JOB else [_pytorchjob(request)]
     return "".join(yaml_document(document) for document in documents)
 
 
 def warnings(request: JobRequest) -> tuple[str, ...]:
     """Return what was asked for and the cluster cannot do: a pod at its limit has failed, which OnFailure leaves so."""
-    if request.kind is Kind.PYTORCHJOB and request.requeue and request.time_s:
+    if request.kind is KubernetesKind.PYTORCHJOB and request.requeue and request.time_s:
         return ("a PyTorchJob is not started again after --time: apply it once more then, or use --form job",)
     return ()
 

@@ -29,7 +29,7 @@ class Form(StrEnum):
     """One task a rank: `numapin exec`, which binds it."""
 
 
-class Kind(StrEnum):
+class KubernetesKind(StrEnum):
     """What a Kubernetes cluster runs."""
 
     JOB = "job"
@@ -76,7 +76,7 @@ class JobRequest:
     options: tuple[str, ...] = ()
     dataloader: bool = False
     setup: tuple[str, ...] = ()
-    kind: Kind = Kind.JOB
+    kind: KubernetesKind = KubernetesKind.JOB
     sys_nice: bool = True
     """Whether pods may set memory policies."""
 

@@ -19,7 +19,7 @@ from numapin.base.strict_json import encode
 from numapin.errors import NumapinError
 from numapin.observe.find_job import read_run
 from numapin.observe.read import observe
-from numapin.observe.report import Report
+from numapin.observe.report import VerifyReport
 from numapin.observe.verify import verify
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Watching:
 
     after_s: float
     report: Path | None
-    tell: Callable[[Report, float], None]
+    tell: Callable[[VerifyReport, float], None]
     warn: Callable[[str], None]
 
 
@@ -57,7 +57,7 @@ def watching(run_dir: str, num_ranks: int, what: Watching) -> Iterator[None]:
 
     Raises NumapinError at the end where the report could not be written. Where the body failed, it is a warning.
     """
-    watch = _Watch(Path(run_dir), num_ranks, what)
+    watch = _RunWatch(Path(run_dir), num_ranks, what)
     watch.start()
     try:
         yield
@@ -69,14 +69,14 @@ def watching(run_dir: str, num_ranks: int, what: Watching) -> Iterator[None]:
         raise unwritten
 
 
-class _Watch(threading.Thread):
+class _RunWatch(threading.Thread):
     """The thread that looks; `_last` is what it saw last, and when."""
 
     def __init__(self, run_dir: Path, num_ranks: int, what: Watching) -> None:
         super().__init__(name="numapin-verify", daemon=True)
         self._run_dir, self._num_ranks, self._what = run_dir, num_ranks, what
         self._end = threading.Event()
-        self._last: tuple[Report, float] | None = None
+        self._last: tuple[VerifyReport, float] | None = None
         self._looks = 0
         self._gone: frozenset[int] = frozenset()
         self._gone_since = 0.0
@@ -85,7 +85,9 @@ class _Watch(threading.Thread):
 
     def run(self) -> None:
         """Wait for the ranks, look, and look again, until the end."""
-        self._write(Report(run=self._run_dir.name, ranks=()))  # one of an earlier run must not be taken for this one's
+        self._write(
+            VerifyReport(run=self._run_dir.name, ranks=())
+        )  # one of an earlier run must not be taken for this one's
         while not self._end.wait(_RETRY_S) and self._job() is None:
             pass
         pause_s = self._what.after_s
@@ -155,7 +157,7 @@ class _Watch(threading.Thread):
             self._what.tell(report, 0)
         self._write(report)
 
-    def _write(self, report: Report) -> None:
+    def _write(self, report: VerifyReport) -> None:
         """Write the report file, if one was asked for; what a pipe or a device gets is a verdict only."""
         path = self._what.report
         if path is None or (not report.ranks and is_special(str(path))):

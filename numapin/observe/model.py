@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from numapin.base import cpu_set
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+    from numapin.base.cpu_set import CpuSet
 
 
 class Role(StrEnum):
@@ -54,12 +54,12 @@ class Thread:
 
     tid: int
     name: str
-    cpus: frozenset[int]
+    cpus: CpuSet
     last_cpu: int
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON form."""
-        return {"tid": self.tid, "name": self.name, "cpus": cpu_set.render(self.cpus), "last_cpu": self.last_cpu}
+        return {"tid": self.tid, "name": self.name, "cpus": str(self.cpus), "last_cpu": self.last_cpu}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,11 +67,11 @@ class Policy:
     """A memory policy in the kernel's words: default, prefer, prefer (many), bind, interleave, local; and its nodes."""
 
     mode: str
-    nodes: frozenset[int]
+    nodes: CpuSet
 
     def __str__(self) -> str:
         """Return it as numa_maps writes it, without flags."""
-        return f"{self.mode}:{cpu_set.render(self.nodes)}" if self.nodes else self.mode
+        return f"{self.mode}:{self.nodes}" if self.nodes else self.mode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,5 +159,5 @@ class ObservedRank:
 class Observed:
     """What was seen of a job's ranks on this host; `nodes` are the NUMA nodes of the machine."""
 
-    nodes: frozenset[int]
+    nodes: CpuSet
     ranks: tuple[ObservedRank, ...]

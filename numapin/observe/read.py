@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from numapin.base import cpu_set
+from numapin.base.cpu_set import CpuSet
 from numapin.base.printable import printable
 from numapin.observe.model import MemoryKind, Observed, ObservedRank, Pages, Policy, Process, Role, Thread
 from numapin.system import numa_maps, proc
@@ -53,7 +53,7 @@ def observe(pids: Mapping[int, int], *, gone: frozenset[int] = frozenset(), root
     `root` holds proc/ and sys/. Raises MachineError for what no kernel writes there.
     """
     system = Tree(str(root).rstrip("/"))
-    nodes = system.numbers(_NODES_ONLINE) or frozenset({0})  # a kernel without NUMA shows no nodes and has one
+    nodes = system.numbers(_NODES_ONLINE) or CpuSet({0})  # a kernel without NUMA shows no nodes and has one
     reader = _Reader(root=root, online=system.numbers(_CPUS_ONLINE))
     observer = os.getpid() if root == LIVE else None  # started by a rank, it is no part of what it looks at
     children = {pid: [child for child in below if child != observer] for pid, below in proc.children_of(root).items()}
@@ -69,7 +69,7 @@ class _Reader:
     """Reads processes below `root`; `online` are the CPUs there are, None where that is unknown."""
 
     root: Path
-    online: frozenset[int] | None
+    online: CpuSet | None
 
     def tree(self, rank: int, children: Mapping[int, list[int]]) -> Iterator[Process]:
         """Read a rank and its descendants, parents first."""
@@ -126,10 +126,10 @@ def _role(name: str, pages: tuple[Pages, ...], *, is_rank: bool) -> Role:
     return Role.WORKER if has_ring or name.startswith(_WORKER_NAME) else Role.OTHER
 
 
-def _allowed_cpus(status: str) -> frozenset[int]:
+def _allowed_cpus(status: str) -> CpuSet:
     found = re.search(r"^Cpus_allowed_list:\s*(\S+)$", proc.read(status), re.MULTILINE)
     try:
-        return cpu_set.parse(found[1] if found else "no list")
+        return CpuSet.parse(found[1] if found else "no list")
     except ValueError as error:
         raise proc.garbled(status, f"Cpus_allowed_list: {error}") from None
 
@@ -159,7 +159,7 @@ def _pages(text: str, *, source: str) -> tuple[Policy | None, tuple[Pages, ...]]
     has_gpu = " file=/dev/nvidia" in text  # there /dev/zero is how CUDA's driver maps what it page-locks
     try:
         for mapping in numa_maps.parse(text):
-            policy = Policy(mode=mapping.mode, nodes=cpu_set.parse(mapping.nodes))
+            policy = Policy(mode=mapping.mode, nodes=CpuSet.parse(mapping.nodes))
             kind = _kind(mapping.words)
             if kind is MemoryKind.SHARED and has_gpu and " file=/dev/zero" in mapping.words:
                 kind = MemoryKind.PINNED

@@ -1,6 +1,6 @@
 """What was requested, applied and observed of each rank of a run, as data. Pure.
 
-Comes in: what `verify` found. Goes out: `Report`, which goes to JSON (schema numapin.report/1).
+Comes in: what `verify` found. Goes out: `VerifyReport`, which goes to JSON (schema numapin.report/1).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 SCHEMA: Final = "numapin.report/1"
 
 
-class Severity(StrEnum):
+class VerifySeverity(StrEnum):
     """How a finding counts."""
 
     ERROR = "error"
@@ -30,10 +30,10 @@ class Severity(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class VerifyFinding:
     """One thing that is not as planned: what, where it was seen, and what to do."""
 
-    severity: Severity
+    severity: VerifySeverity
     what: str
     where: str
     remedy: str
@@ -50,13 +50,13 @@ class RankReport:
     requested: RankPlan
     applied: Mapping[str, object] | None
     observed: ObservedRank
-    findings: tuple[Finding, ...]
+    findings: tuple[VerifyFinding, ...]
 
     @property
     def holds(self) -> bool | None:
         """Return whether this rank is as planned; None where that could not be verified."""
         found = {finding.severity for finding in self.findings}
-        return False if Severity.ERROR in found else None if Severity.UNVERIFIED in found else True
+        return False if VerifySeverity.ERROR in found else None if VerifySeverity.UNVERIFIED in found else True
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON form."""
@@ -71,7 +71,7 @@ class RankReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class VerifyReport:
     """What `verify` found of one run on this host."""
 
     run: str

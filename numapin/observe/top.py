@@ -15,6 +15,7 @@ from numapin.topology.readings import GpuLoad
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from numapin.base.cpu_set import CpuSet
     from numapin.data.loop_times import Waited
     from numapin.observe.model import ObservedRank
     from numapin.plan.model import Plan, RankPlan
@@ -32,7 +33,7 @@ class Sample:
     """
 
     at_s: float
-    threads: Mapping[int, tuple[frozenset[int], ...]]
+    threads: Mapping[int, tuple[CpuSet, ...]]
     gone: frozenset[int]
     memory: Mapping[int, ObservedRank]
     loads: Mapping[str, GpuLoad]

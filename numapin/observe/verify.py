@@ -1,6 +1,6 @@
 """Stage 5: does what was observed hold the plan? Pure.
 
-Comes in: a `Plan`, what `observe` saw, and what each rank recorded when it was bound. Goes out: a `Report` with
+Comes in: a `Plan`, what `observe` saw, and what each rank recorded when it was bound. Goes out: a `VerifyReport` with
 findings, each with its evidence and a remedy.
 """
 
@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from numapin.base import cpu_set
+from numapin.base.cpu_set import CpuSet
 from numapin.observe.model import PRIVATE, MemoryKind, Role
-from numapin.observe.report import Finding, RankReport, Report, Severity
+from numapin.observe.report import RankReport, VerifyFinding, VerifyReport, VerifySeverity
 from numapin.plan.request import Memory
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ _MODES: Final = {
 _RESTART: Final = "start it with numapin run, which binds before the program starts"
 
 
-def verify(plan: Plan, observed: Observed, *, applied: Mapping[int, Mapping[str, object]], run: str) -> Report:
+def verify(plan: Plan, observed: Observed, *, applied: Mapping[int, Mapping[str, object]], run: str) -> VerifyReport:
     """Hold every observed rank against its part of the plan.
 
     `applied` are the ranks' own records by local rank; a rank without one was not started by numapin.
@@ -50,7 +51,7 @@ def verify(plan: Plan, observed: Observed, *, applied: Mapping[int, Mapping[str,
     4. At most 5 % and 4 MiB of each kind of memory is on other nodes; of what is page-locked at most 1 %.
     """
     planned = {rank.local_rank: rank for rank in plan.ranks}
-    return Report(
+    return VerifyReport(
         run=run,
         ranks=tuple(
             _judge(planned[rank.local_rank], rank, observed.nodes, applied.get(rank.local_rank))
@@ -60,9 +61,9 @@ def verify(plan: Plan, observed: Observed, *, applied: Mapping[int, Mapping[str,
 
 
 def _judge(
-    plan: RankPlan, rank: ObservedRank, machine_nodes: frozenset[int], applied: Mapping[str, object] | None
+    plan: RankPlan, rank: ObservedRank, machine_nodes: CpuSet, applied: Mapping[str, object] | None
 ) -> RankReport:
-    findings: Iterable[Finding] = (
+    findings: Iterable[VerifyFinding] = (
         [_gone(rank)]
         if rank.is_gone
         else (*_threads(plan, rank, applied), *_memory(plan, rank, machine_nodes, applied))
@@ -70,9 +71,9 @@ def _judge(
     return RankReport(requested=plan, applied=applied, observed=rank, findings=tuple(findings))
 
 
-def _gone(rank: ObservedRank) -> Finding:
-    return Finding(
-        severity=Severity.ERROR,
+def _gone(rank: ObservedRank) -> VerifyFinding:
+    return VerifyFinding(
+        severity=VerifySeverity.ERROR,
         what="the process is gone",
         where=f"pid {rank.pid}",
         remedy="see why in the job's own output; torch ends or restarts the other ranks",
@@ -89,34 +90,33 @@ def elsewhere(plan: RankPlan, by_node: Mapping[int, int]) -> dict[int, int]:
     return {node: size for node, size in sorted(by_node.items()) if size and node not in plan.nodes}
 
 
-def _threads(plan: RankPlan, rank: ObservedRank, applied: Mapping[str, object] | None) -> Iterator[Finding]:
+def _threads(plan: RankPlan, rank: ObservedRank, applied: Mapping[str, object] | None) -> Iterator[VerifyFinding]:
     found = strays(plan, rank)
     if applied is None and any(thread.tid == rank.pid for _, thread in found):
         yield _unbound(plan, rank, found)
         return
-    groups: dict[tuple[int, str, frozenset[int]], list[tuple[Process, Thread]]] = {}
+    groups: dict[tuple[int, str, CpuSet], list[tuple[Process, Thread]]] = {}
     for process, thread in found:
         groups.setdefault((process.pid, thread.name, thread.cpus), []).append((process, thread))
     for group in groups.values():
         process, thread = group[0]
-        yield Finding(
-            severity=Severity.ERROR,
+        yield VerifyFinding(
+            severity=VerifySeverity.ERROR,
             what=f"{len(group)} thread{'s' if len(group) > 1 else ''} {thread.name!r} of the {process.role} may run on "
-            f"CPUs {cpu_set.render(thread.cpus)}; planned are {cpu_set.render(plan.cpus)}",
+            f"CPUs {thread.cpus}; planned are {plan.cpus}",
             where=_where_threads(group),
             remedy=_remedy(plan, process, thread),
         )
 
 
-def _unbound(plan: RankPlan, rank: ObservedRank, found: list[tuple[Process, Thread]]) -> Finding:
+def _unbound(plan: RankPlan, rank: ObservedRank, found: list[tuple[Process, Thread]]) -> VerifyFinding:
     """Say once of a process that numapin did not start that it is not bound, instead of every thread."""
     num_threads = sum(len(process.threads) for process in rank.processes)
-    cpus = cpu_set.render(frozenset().union(*(thread.cpus for _, thread in found)))
-    bind = f"taskset --all-tasks --cpu-list --pid {cpu_set.render(plan.cpus)} {rank.pid}"
-    return Finding(
-        severity=Severity.ERROR,
-        what=f"not bound: {len(found)} of {num_threads} threads may run on CPUs {cpus}; planned are "
-        f"{cpu_set.render(plan.cpus)}",
+    cpus = str(CpuSet().union(*(thread.cpus for _, thread in found)))
+    bind = f"taskset --all-tasks --cpu-list --pid {plan.cpus} {rank.pid}"
+    return VerifyFinding(
+        severity=VerifySeverity.ERROR,
+        what=f"not bound: {len(found)} of {num_threads} threads may run on CPUs {cpus}; planned are {plan.cpus}",
         where=_where_threads(found),
         remedy=f"{_RESTART}; for the CPUs of what runs now: {bind}",
     )
@@ -125,7 +125,7 @@ def _unbound(plan: RankPlan, rank: ObservedRank, found: list[tuple[Process, Thre
 def _where_threads(found: list[tuple[Process, Thread]]) -> str:
     pids = cpu_set.render({process.pid for process, _ in found})
     tids = cpu_set.render({thread.tid for _, thread in found})
-    last = cpu_set.render({thread.last_cpu for _, thread in found})
+    last = str(CpuSet({thread.last_cpu for _, thread in found}))
     return f"pid {pids}, thread {tids}, last on CPU {last}"
 
 
@@ -139,13 +139,13 @@ def _remedy(plan: RankPlan, process: Process, thread: Thread) -> str:
         return "something moved the DataLoader's pin thread: numapin.DataLoader binds its own on the rank's node"
     if process.role is Role.WORKER:
         return "the worker_init_fn, or a library that the dataset imports, sets the affinity: take that out"
-    back = f"taskset --cpu-list --pid {cpu_set.render(plan.cpus)} {thread.tid}"
+    back = f"taskset --cpu-list --pid {plan.cpus} {thread.tid}"
     return f"the program or somebody outside called sched_setaffinity; put it back with: {back}"
 
 
 def _memory(
-    plan: RankPlan, rank: ObservedRank, machine_nodes: frozenset[int], applied: Mapping[str, object] | None
-) -> Iterator[Finding]:
+    plan: RankPlan, rank: ObservedRank, machine_nodes: CpuSet, applied: Mapping[str, object] | None
+) -> Iterator[VerifyFinding]:
     if len(machine_nodes) == 1:
         yield _note("all memory is local: this machine has one NUMA node", rank)
         return
@@ -154,8 +154,8 @@ def _memory(
         return
     for process in rank.processes:
         if process.unreadable is not None:
-            yield Finding(
-                severity=Severity.UNVERIFIED,
+            yield VerifyFinding(
+                severity=VerifySeverity.UNVERIFIED,
                 what=f"where the memory of the {process.role} is could not be seen",
                 where=f"pid {process.pid}",
                 remedy=process.unreadable,
@@ -166,8 +166,8 @@ def _memory(
         yield from _pages(plan, rank, kind)
 
 
-def _note(what: str, rank: ObservedRank) -> Finding:
-    return Finding(severity=Severity.NOTE, what=what, where=f"pid {rank.pid}", remedy="")
+def _note(what: str, rank: ObservedRank) -> VerifyFinding:
+    return VerifyFinding(severity=VerifySeverity.NOTE, what=what, where=f"pid {rank.pid}", remedy="")
 
 
 def _fits(policy: Policy, plan: RankPlan) -> bool:
@@ -176,7 +176,9 @@ def _fits(policy: Policy, plan: RankPlan) -> bool:
     return policy.mode in _MODES[plan.memory] and policy.nodes <= plan.nodes and bool(policy.nodes) == names_nodes
 
 
-def _wrong_policy(plan: RankPlan, process: Process, policy: Policy, applied: Mapping[str, object] | None) -> Finding:
+def _wrong_policy(
+    plan: RankPlan, process: Process, policy: Policy, applied: Mapping[str, object] | None
+) -> VerifyFinding:
     """A policy that the kernel refused from the start was said then, and first touch may have done as well."""
     was_refused = applied is not None and applied.get("memory") != plan.memory.value
     if was_refused:
@@ -185,16 +187,15 @@ def _wrong_policy(plan: RankPlan, process: Process, policy: Policy, applied: Map
         remedy = f"no policy can be set from outside: {_RESTART}"
     else:
         remedy = "the program, or a library that it uses, called set_mempolicy (numa_set_membind, …): take that out"
-    return Finding(
-        severity=Severity.WARNING if was_refused else Severity.ERROR,
-        what=f"the memory policy of the {process.role} is {policy}; planned is {plan.memory} "
-        f"{cpu_set.render(plan.nodes)}",
+    return VerifyFinding(
+        severity=VerifySeverity.WARNING if was_refused else VerifySeverity.ERROR,
+        what=f"the memory policy of the {process.role} is {policy}; planned is {plan.memory} {plan.nodes}",
         where=f"pid {process.pid}",
         remedy=remedy,
     )
 
 
-def _pages(plan: RankPlan, rank: ObservedRank, kind: MemoryKind) -> Iterator[Finding]:
+def _pages(plan: RankPlan, rank: ObservedRank, kind: MemoryKind) -> Iterator[VerifyFinding]:
     by_node = rank.bytes_by_node([kind])
     away, total = elsewhere(plan, by_node), sum(by_node.values())
     num_bytes = sum(away.values())
@@ -203,11 +204,11 @@ def _pages(plan: RankPlan, rank: ObservedRank, kind: MemoryKind) -> Iterator[Fin
         return
     holders = [process.pid for process in rank.processes if elsewhere(plan, process.bytes_by_node(kind))]
     nodes = ", ".join(f"{size / _MIB:.1f} MiB on node {node}" for node, size in away.items())
-    yield Finding(
+    yield VerifyFinding(
         # Other ranks write to shared memory, too: it may be where it belongs for them.
-        severity=Severity.WARNING if kind is MemoryKind.SHARED else Severity.ERROR,
+        severity=VerifySeverity.WARNING if kind is MemoryKind.SHARED else VerifySeverity.ERROR,
         what=f"{num_bytes / total:.1%} of the {kind} memory ({total / _MIB:.1f} MiB) is elsewhere: {nodes}; planned is "
-        f"node {cpu_set.render(plan.nodes)}",
+        f"node {plan.nodes}",
         where=f"pid {cpu_set.render(holders)}",
         remedy=_page_remedy(plan, holders, kind, away),
     )
@@ -218,7 +219,7 @@ def _page_remedy(plan: RankPlan, holders: list[int], kind: MemoryKind, away: Map
     if kind in LOCKED:
         return f"{full}, or a thread outside the binding allocated it; page-locked memory cannot be moved: restart"
     if kind in PRIVATE:
-        there = f"{cpu_set.render(away)} {cpu_set.render(plan.nodes)}"
+        there = f"{cpu_set.render(away)} {plan.nodes}"
         move = "; ".join(f"migratepages {pid} {there}" for pid in holders)
         return f"it was there before the binding, it was migrated, or {full}; move it with: {move}"
     return f"another process touched it first, or {full}"

@@ -10,34 +10,36 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from numapin.base import cpu_set
+from numapin.base.cpu_set import CpuSet
 from numapin.errors import PlanError, UsageError
 from numapin.plan.gpus import rank_gpus
 from numapin.plan.request import Bind, Request
 from numapin.topology.address import pci_order
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Set as AbstractSet
 
     from numapin.topology.model import Core, Gpu, Node, Topology
 
 
-def allot(topology: Topology, request: Request) -> tuple[Machine, list[Draft]]:
+def allot(topology: Topology, request: Request) -> tuple[UsableMachine, list[Draft]]:
     """Return the indexed machine and a draft for each rank, in the order of local ranks."""
-    machine = Machine(topology, _usable_cpus(topology, request))
+    machine = UsableMachine(topology, _usable_cpus(topology, request))
     return machine, _split(machine, request, [_pooled(machine, request, seat) for seat in _seats(machine, request)])
 
 
 # --- the machine as the steps below ask for it -----------------------------------------------------------------------
 
 
-class Machine:
+class UsableMachine:
     """A topology with its usable CPUs, indexed so that each step is a few set operations."""
 
-    def __init__(self, topology: Topology, usable: frozenset[int]) -> None:
+    def __init__(self, topology: Topology, usable: CpuSet) -> None:
         self.topology = topology
         self.usable = usable
         self.nodes = {node.id: node for node in topology.nodes}
-        self.core_of = {cpu: core for core in topology.cores for cpu in core.cpus & usable}
+        self.core_of = {cpu: core for core in topology.cores for cpu in core.cpus if cpu in usable}
         self.cpu_nodes = topology.cpu_nodes
         inside = cpu_set.Inside(usable)  # firmware that is wrong lists all CPUs on every node
         self.node_cpus = {node.id: inside.of(node.cpus) for node in self.cpu_nodes}
@@ -46,12 +48,14 @@ class Machine:
         allowed = topology.allowed.nodes
         self.memory_nodes = [node for node in self.cpu_nodes if node.id in allowed and node.memory_bytes != 0]
         self._node_of = {cpu: node for cpus, node in _last_with(self.cpu_nodes).items() for cpu in cpus}
-        self._under: dict[frozenset[int], frozenset[int]] = {}
+        self._under: dict[CpuSet, CpuSet] = {}
+        self._package_nodes: dict[int, CpuSet] = {}
+        self._cpus_of: dict[CpuSet, tuple[CpuSet, CpuSet]] = {}
 
-    def nodes_under(self, cpus: frozenset[int]) -> frozenset[int]:
+    def nodes_under(self, cpus: CpuSet) -> CpuSet:
         """Return the nodes that these CPUs belong to; ranks that share a pool ask for the same ones."""
         if cpus not in self._under:
-            self._under[cpus] = frozenset(self._node_of[cpu] for cpu in cpus if cpu in self._node_of)
+            self._under[cpus] = CpuSet(self._node_of[cpu] for cpu in cpus if cpu in self._node_of)
         return self._under[cpus]
 
     def cores(self, cpus: Iterable[int]) -> list[Core]:
@@ -63,15 +67,25 @@ class Machine:
         """Return the candidate at the smallest distance from `home`; the lower number wins a tie."""
         return min(candidates, key=lambda node: (self.nodes[home].distance_to(node.id), node.id), default=None)
 
-    def package_nodes(self, node: int) -> frozenset[int]:
+    def package_nodes(self, node: int) -> CpuSet:
         """Return the nodes with CPUs of this node's package, or the node alone where its package is unknown."""
-        package = self.nodes[node].package
-        return frozenset(n.id for n in self.cpu_nodes if package is not None and n.package == package) | {node}
+        if node not in self._package_nodes:
+            package = self.nodes[node].package
+            members = CpuSet(n.id for n in self.cpu_nodes if package is not None and n.package == package)
+            self._package_nodes[node] = members | {node}
+        return self._package_nodes[node]
+
+    def cpus_of(self, nodes: CpuSet) -> tuple[CpuSet, CpuSet]:
+        """Return the usable CPUs of several nodes with CPUs, and all CPUs of them."""
+        if nodes not in self._cpus_of:
+            usable = CpuSet().union(*(self.node_cpus[node] for node in nodes))
+            self._cpus_of[nodes] = usable, CpuSet().union(*(self.nodes[node].cpus for node in nodes))
+        return self._cpus_of[nodes]
 
 
-def _last_with(nodes: Iterable[Node]) -> dict[frozenset[int], int]:
+def _last_with(nodes: Iterable[Node]) -> dict[CpuSet, int]:
     """Return the last node of those that list the same CPUs, in the order of the nodes."""
-    last: dict[frozenset[int], int] = {}
+    last: dict[CpuSet, int] = {}
     for node in nodes:
         last.pop(node.cpus, None)
         last[node.cpus] = node.id
@@ -91,8 +105,8 @@ class Draft(NamedTuple):
     local_rank: int
     gpu: Gpu | None
     home: int | None
-    pool: frozenset[int] = frozenset()
-    cpus: frozenset[int] = frozenset()
+    pool: CpuSet = CpuSet()
+    cpus: CpuSet = CpuSet()
     num_threads: int = 1
     bound: bool = True
     exact: bool = True
@@ -106,30 +120,37 @@ class Draft(NamedTuple):
 # --- 1. usable CPUs --------------------------------------------------------------------------------------------------
 
 
-def _usable_cpus(topology: Topology, request: Request) -> frozenset[int]:
+def _usable_cpus(topology: Topology, request: Request) -> CpuSet:
     unknown = request.reserve_cpus - topology.cpus
     if unknown:
         raise UsageError(
-            f"--reserve-cpus: CPUs {cpu_set.render(unknown)} do not exist; online are {cpu_set.render(topology.cpus)}",
+            f"--reserve-cpus: CPUs {unknown} do not exist; online are {topology.cpus}",
             "see them with: numapin topo",
         )
     allowed = topology.allowed.cpus & topology.cpus  # a machine file may allow CPUs that are offline
     usable = allowed - request.reserve_cpus
     if not request.smt:
-        usable = frozenset(min(core.cpus & usable) for core in topology.cores if core.cpus & usable)
+        usable = CpuSet(_first_of(topology.cores, usable))
     if not usable:
         raise PlanError(
-            f"no CPU is left: allowed are {cpu_set.render(allowed) or 'none'}, "
-            f"--reserve-cpus takes {cpu_set.render(request.reserve_cpus) or 'none'}",
+            f"no CPU is left: allowed are {allowed or 'none'}, --reserve-cpus takes {request.reserve_cpus or 'none'}",
             "see what is allowed with: grep Cpus_allowed_list /proc/self/status",
         )
     return usable
 
 
+def _first_of(cores: Iterable[Core], usable: CpuSet) -> Iterator[int]:
+    """Return the lowest usable CPU of each core that has one."""
+    for core in cores:
+        cpus = [cpu for cpu in core.cpus if cpu in usable]
+        if cpus:
+            yield min(cpus)
+
+
 # --- 2. which GPU each rank uses -------------------------------------------------------------------------------------
 
 
-def _seats(machine: Machine, request: Request) -> list[Draft]:
+def _seats(machine: UsableMachine, request: Request) -> list[Draft]:
     """Seat every rank on its GPU, or on a node where there are no GPUs; each seat says why, and whether it is bound."""
     gpus = rank_gpus(machine.topology, request)
     num_ranks = request.num_ranks or max(1, len(gpus))
@@ -157,7 +178,7 @@ def _seat(rank: int, gpu: Gpu | None, request: Request) -> Draft:
     return free._replace(bound=True).because(f"{name} is on node {gpu.node} ({gpu.node_source})")
 
 
-def _spread(machine: Machine, request: Request, num_ranks: int) -> list[Draft]:
+def _spread(machine: UsableMachine, request: Request, num_ranks: int) -> list[Draft]:
     """Spread ranks without GPUs: over nodes that lie as far apart as possible, neighbouring ranks side by side."""
     free = [Draft(local_rank=rank, gpu=None, home=None, bound=False) for rank in range(num_ranks)]
     if request.bind is Bind.NONE:
@@ -193,7 +214,7 @@ def _far_apart(nodes: Sequence[Node], count: int) -> list[int]:
 # --- 3. and 4. the pool of CPUs that a rank draws from ---------------------------------------------------------------
 
 
-def _pooled(machine: Machine, request: Request, seat: Draft) -> Draft:
+def _pooled(machine: UsableMachine, request: Request, seat: Draft) -> Draft:
     if not seat.bound or seat.home is None:
         return seat._replace(pool=machine.usable)
     source = _open_home(machine, request, seat.home)
@@ -207,7 +228,7 @@ def _pooled(machine: Machine, request: Request, seat: Draft) -> Draft:
     return _POOLS[request.bind](machine, seat, source)
 
 
-def _open_home(machine: Machine, request: Request, home: int) -> int | None:
+def _open_home(machine: UsableMachine, request: Request, home: int) -> int | None:
     """Return the home, or the nearest node with usable CPUs where the home (for `socket`, its package) has none."""
     reach = machine.package_nodes(home) if request.bind is Bind.SOCKET else {home}
     if any(machine.node_cpus.get(node) for node in reach):
@@ -216,27 +237,26 @@ def _open_home(machine: Machine, request: Request, home: int) -> int | None:
     return nearest.id if nearest else None
 
 
-def _node_pool(machine: Machine, seat: Draft, source: int) -> Draft:
+def _node_pool(machine: UsableMachine, seat: Draft, source: int) -> Draft:
     cpus = machine.node_cpus[source]
     return seat._replace(pool=cpus).because(_part(cpus, machine.nodes[source].cpus, f"node {source}"))
 
 
-def _socket_pool(machine: Machine, seat: Draft, source: int) -> Draft:
+def _socket_pool(machine: UsableMachine, seat: Draft, source: int) -> Draft:
     package = machine.nodes[source].package
     if package is None:
         return _node_pool(machine, seat, source).because(f"the package of node {source} is unknown", exact=False)
     nodes = machine.package_nodes(source)
-    cpus = frozenset().union(*(machine.node_cpus[node] for node in nodes))
-    there = frozenset().union(*(machine.nodes[node].cpus for node in nodes))
-    return seat._replace(pool=cpus).because(_part(cpus, there, f"package {package} (nodes {cpu_set.render(nodes)})"))
+    cpus, there = machine.cpus_of(nodes)
+    return seat._replace(pool=cpus).because(_part(cpus, there, f"package {package} (nodes {nodes})"))
 
 
-def _part(cpus: frozenset[int], there: frozenset[int], what: str) -> str:
+def _part(cpus: CpuSet, there: CpuSet, what: str) -> str:
     count = f"all {len(cpus)}" if cpus == there else f"{len(cpus)} usable of {len(there)}"
     return f"{count} CPUs of {what}"
 
 
-_POOLS: Final[dict[Bind, Callable[[Machine, Draft, int], Draft]]] = {
+_POOLS: Final[dict[Bind, Callable[[UsableMachine, Draft, int], Draft]]] = {
     Bind.NODE: _node_pool,
     Bind.SOCKET: _socket_pool,
     Bind.EXCLUSIVE: _node_pool,
@@ -247,16 +267,16 @@ _POOLS: Final[dict[Bind, Callable[[Machine, Draft, int], Draft]]] = {
 # --- 5. and 6. sharing and splitting a pool --------------------------------------------------------------------------
 
 
-def _split(machine: Machine, request: Request, drafts: list[Draft]) -> list[Draft]:
+def _split(machine: UsableMachine, request: Request, drafts: list[Draft]) -> list[Draft]:
     if request.bind is Bind.CORE_COMPLEX:
         drafts = [draft for group in _groups(drafts) for draft in _dealt_complexes(machine, group)]
     splits = request.bind is Bind.EXCLUSIVE or request.cpus_per_rank is not None
-    taken: frozenset[int] = frozenset()  # pools overlap only where firmware lists a CPU on two nodes
+    taken: set[int] = set()  # pools overlap only where firmware lists a CPU on two nodes
     done: list[Draft] = []
     for group in _groups(drafts):
         if splits and group[0].bound:
             split = _split_group(machine, request, group, taken)
-            taken = taken.union(*(draft.cpus for draft in split))
+            taken.update(*(draft.cpus for draft in split))
             done += split
         else:
             done += _shared_group(machine, group, len(drafts))
@@ -265,7 +285,7 @@ def _split(machine: Machine, request: Request, drafts: list[Draft]) -> list[Draf
 
 def _groups(drafts: list[Draft]) -> list[list[Draft]]:
     """Group ranks by pool, bound ones apart from others, each group in the order of its GPUs' PCI addresses."""
-    groups: dict[tuple[bool, frozenset[int]], list[Draft]] = defaultdict(list)
+    groups: dict[tuple[bool, CpuSet], list[Draft]] = defaultdict(list)
     for draft in drafts:
         groups[draft.bound, draft.pool].append(draft)
     return [sorted(group, key=_seat_order) for group in groups.values()]
@@ -276,7 +296,7 @@ def _seat_order(draft: Draft) -> tuple[tuple[int, ...], str, int]:
     return (pci_order(gpu.pci) if gpu else (), (gpu.uuid or "") if gpu else "", draft.local_rank)
 
 
-def _dealt_complexes(machine: Machine, group: list[Draft]) -> list[Draft]:
+def _dealt_complexes(machine: UsableMachine, group: list[Draft]) -> list[Draft]:
     """Deal a node's L3 groups out to its ranks, the largest first; more ranks than groups share them in turn."""
     if not group[0].bound:
         return group
@@ -294,7 +314,7 @@ def _dealt_complexes(machine: Machine, group: list[Draft]) -> list[Draft]:
     ]
 
 
-def _shared_group(machine: Machine, group: list[Draft], num_ranks: int) -> list[Draft]:
+def _shared_group(machine: UsableMachine, group: list[Draft], num_ranks: int) -> list[Draft]:
     """Give every rank of the group the whole pool. Ranks that are not bound share the cores with all ranks."""
     cores = len(machine.cores(group[0].pool))
     sharers = len(group) if group[0].bound else num_ranks
@@ -304,7 +324,7 @@ def _shared_group(machine: Machine, group: list[Draft], num_ranks: int) -> list[
     return [draft.because(why) for draft in shared] if why else shared
 
 
-def _split_group(machine: Machine, request: Request, group: list[Draft], taken: frozenset[int]) -> list[Draft]:
+def _split_group(machine: UsableMachine, request: Request, group: list[Draft], taken: AbstractSet[int]) -> list[Draft]:
     """Split the pool by whole cores, evenly; the first ranks get the cores that are left over."""
     cores = machine.cores(group[0].pool - taken)
     if len(cores) < len(group):
@@ -316,13 +336,13 @@ def _split_group(machine: Machine, request: Request, group: list[Draft], taken: 
     ]
 
 
-def _share(machine: Machine, request: Request, draft: Draft, cores: list[Core], sharers: int) -> Draft:
+def _share(machine: UsableMachine, request: Request, draft: Draft, cores: list[Core], sharers: int) -> Draft:
     wanted = request.cpus_per_rank
     cpus = _cpus_of(machine, cores)
     if wanted is not None and len(cpus) > wanted:
         # Whole cores first; the last core may give only some of its threads, and no other rank gets the rest.
-        in_core_order = [cpu for core in cores for cpu in sorted(core.cpus & machine.usable)]
-        cpus = frozenset(in_core_order[:wanted])
+        in_core_order = [cpu for core in cores for cpu in sorted(core.cpus) if cpu in machine.usable]
+        cpus = CpuSet(in_core_order[:wanted])
         cores = machine.cores(cpus)
     draft = draft._replace(cpus=cpus, num_threads=len(cores))
     if wanted is not None and len(cpus) < wanted:
@@ -330,13 +350,13 @@ def _share(machine: Machine, request: Request, draft: Draft, cores: list[Core], 
     return draft.because(f"its own {len(cores)} cores" + (f" of a pool of {sharers} ranks" if sharers > 1 else ""))
 
 
-def _overcommitted(machine: Machine, request: Request, group: list[Draft], cores: list[Core]) -> list[Draft]:
+def _overcommitted(machine: UsableMachine, request: Request, group: list[Draft], cores: list[Core]) -> list[Draft]:
     """Fewer cores than ranks: an error for exclusive ranks, else cores are given out in turn."""
     if request.bind is Bind.EXCLUSIVE or not cores:
         ranks = cpu_set.render(draft.local_rank for draft in group)
         raise PlanError(
             f"ranks {ranks} want cores of their own but share {len(cores)} cores (CPUs "
-            f"{cpu_set.render(_cpus_of(machine, cores)) or 'none'})",
+            f"{_cpus_of(machine, cores) or 'none'})",
             "use fewer ranks (--nproc-per-node), free CPUs (--reserve-cpus), or share: --bind node",
         )
     return [
@@ -347,5 +367,5 @@ def _overcommitted(machine: Machine, request: Request, group: list[Draft], cores
     ]
 
 
-def _cpus_of(machine: Machine, cores: Iterable[Core]) -> frozenset[int]:
-    return frozenset(cpu for core in cores for cpu in core.cpus & machine.usable)
+def _cpus_of(machine: UsableMachine, cores: Iterable[Core]) -> CpuSet:
+    return CpuSet(cpu for core in cores for cpu in core.cpus if cpu in machine.usable)

@@ -9,11 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from numapin.base import cpu_set
+from numapin.base.cpu_set import CpuSet
 from numapin.plan.model import GpuRef, Plan, RankPlan
 from numapin.plan.request import Bind
 
 if TYPE_CHECKING:
-    from numapin.plan.cpus import Draft, Machine
+    from numapin.plan.cpus import Draft, UsableMachine
     from numapin.plan.request import Request
     from numapin.topology.model import Topology
 
@@ -70,7 +71,7 @@ def make_plan(topology: Topology, request: Request) -> Plan:
     )
 
 
-def _with_memory(machine: Machine, request: Request, draft: Draft) -> RankPlan:
+def _with_memory(machine: UsableMachine, request: Request, draft: Draft) -> RankPlan:
     from numapin.plan.memory import memory_of
 
     draft, memory, nodes = memory_of(machine, request, draft)
@@ -97,15 +98,15 @@ def inexact_warnings(ranks: tuple[RankPlan, ...]) -> list[str]:
     return [f"rank{'s' if len(told) > 1 else ''} {cpu_set.render(told)}: {reason}" for reason, told in why.items()]
 
 
-def _idle_warning(machine: Machine, request: Request, ranks: tuple[RankPlan, ...]) -> tuple[str, ...]:
+def _idle_warning(machine: UsableMachine, request: Request, ranks: tuple[RankPlan, ...]) -> tuple[str, ...]:
     """Say how many CPUs stay idle on nodes without a rank that `--bind socket` would use."""
     if request.bind in (Bind.NONE, Bind.SOCKET):
         return ()
     homes = {rank.node for rank in ranks if rank.node is not None}
-    reachable = frozenset().union(*(machine.package_nodes(home) for home in homes)) if homes else frozenset()
-    used = frozenset().union(*(rank.cpus for rank in ranks))
+    reachable = CpuSet().union(*(machine.package_nodes(home) for home in homes)) if homes else CpuSet()
+    used = CpuSet().union(*(rank.cpus for rank in ranks))
     idle = sorted(n for n in reachable - homes if machine.node_cpus[n] and not machine.node_cpus[n] & used)
     if not idle:
         return ()
     count = sum(len(machine.node_cpus[node]) for node in idle)
-    return (f"{count} CPUs of nodes {cpu_set.render(idle)}, which have no rank, stay idle; --bind socket uses them",)
+    return (f"{count} CPUs of nodes {CpuSet(idle)}, which have no rank, stay idle; --bind socket uses them",)

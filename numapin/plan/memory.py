@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from numapin.base import cpu_set
+from numapin.base.cpu_set import CpuSet
 from numapin.errors import UsageError
 from numapin.plan.request import Bind, Memory, Request
 from numapin.topology.model import NodeKind
 
 if TYPE_CHECKING:
-    from numapin.plan.cpus import Draft, Machine
+    from numapin.plan.cpus import Draft, UsableMachine
     from numapin.topology.model import Node
 
 
-def memory_of(machine: Machine, request: Request, draft: Draft) -> tuple[Draft, Memory, frozenset[int]]:
+def memory_of(machine: UsableMachine, request: Request, draft: Draft) -> tuple[Draft, Memory, CpuSet]:
     """Return the draft with any reason added, the policy, and its nodes: those under the CPUs where it names none.
 
     Raises UsageError for named nodes that are no host memory of this process.
@@ -32,7 +32,7 @@ def memory_of(machine: Machine, request: Request, draft: Draft) -> tuple[Draft, 
         return draft.because("one NUMA node: memory can be nowhere else"), Memory.NONE, under_cpus
     usable = machine.memory_nodes
     if policy is Memory.INTERLEAVE and usable:
-        return draft, policy, frozenset(node.id for node in usable)
+        return draft, policy, CpuSet(node.id for node in usable)
     if draft.home is None or not usable:
         why = f"no node is known whose memory --memory {policy} could use"
         return draft.because(why, exact=draft.exact and request.memory is None), Memory.NONE, under_cpus
@@ -40,27 +40,26 @@ def memory_of(machine: Machine, request: Request, draft: Draft) -> tuple[Draft, 
 
 
 def _home_memory(
-    machine: Machine, request: Request, draft: Draft, usable: list[Node]
-) -> tuple[Draft, Memory, frozenset[int]]:
+    machine: UsableMachine, request: Request, draft: Draft, usable: list[Node]
+) -> tuple[Draft, Memory, CpuSet]:
     """Take the home's nodes, or the nearest with allowed memory, even where the CPUs had to come from elsewhere."""
     assert draft.home is not None  # noqa: S101 - the caller asked
-    wanted = machine.package_nodes(draft.home) if request.bind is Bind.SOCKET else frozenset({draft.home})
+    wanted = machine.package_nodes(draft.home) if request.bind is Bind.SOCKET else CpuSet({draft.home})
     nodes = wanted & {node.id for node in usable}
     nearest = None if nodes else machine.nearest(draft.home, usable)
     if nearest is None:
         return draft, request.policy, nodes
     why = f"no allowed memory on node {draft.home}; node {nearest.id} is the nearest"
-    return draft.because(why, exact=False), request.policy, frozenset({nearest.id})
+    return draft.because(why, exact=False), request.policy, CpuSet({nearest.id})
 
 
-def _named_nodes(machine: Machine, named: frozenset[int]) -> frozenset[int]:
+def _named_nodes(machine: UsableMachine, named: CpuSet) -> CpuSet:
     allowed = machine.topology.allowed.nodes
     nodes = machine.topology.nodes
-    usable = frozenset(n.id for n in nodes if n.kind is not NodeKind.GPU and n.id in allowed and n.memory_bytes != 0)
+    usable = CpuSet(n.id for n in nodes if n.kind is not NodeKind.GPU and n.id in allowed and n.memory_bytes != 0)
     if not named or named - usable:
         raise UsageError(
-            f"--memory: nodes {cpu_set.render(named - usable) or 'none'} are not host memory this process may use; "
-            f"there are {cpu_set.render(usable)}",
+            f"--memory: nodes {named - usable or 'none'} are not host memory this process may use; there are {usable}",
             "see them with: numapin topo",
         )
     return named

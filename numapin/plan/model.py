@@ -6,13 +6,15 @@ Comes in: what `make_plan` decided, or JSON. Goes out: `Plan`, one `RankPlan` a 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from numapin.base import cpu_set
 from numapin.base.bounds import MAX_RANKS
 from numapin.base.fields import Fields
 from numapin.errors import BindingRefused
 from numapin.plan.request import Bind, Memory
+
+if TYPE_CHECKING:
+    from numapin.base.cpu_set import CpuSet
 
 SCHEMA: Final = "numapin.plan/1"
 
@@ -51,8 +53,8 @@ class RankPlan:
     local_rank: int
     gpu: GpuRef | None
     node: int | None
-    cpus: frozenset[int]
-    nodes: frozenset[int]
+    cpus: CpuSet
+    nodes: CpuSet
     memory: Memory
     num_threads: int
     exact: bool
@@ -80,8 +82,8 @@ class RankPlan:
             "local_rank": self.local_rank,
             "gpu": gpu,
             "node": self.node,
-            "cpus": cpu_set.render(self.cpus),
-            "nodes": cpu_set.render(self.nodes),
+            "cpus": str(self.cpus),
+            "nodes": str(self.nodes),
             "memory": self.memory.value,
             "num_threads": self.num_threads,
             "exact": self.exact,

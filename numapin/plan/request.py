@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, TypeVar
 
-from numapin.base import cpu_set
 from numapin.base.bounds import MAX_CPUS, MAX_RANKS
+from numapin.base.cpu_set import CpuSet
 from numapin.errors import UsageError
 
 
@@ -47,11 +47,11 @@ class MemoryChoice(NamedTuple):
     """A memory policy, and the nodes named with it; the fields are those of `Request`."""
 
     memory: Memory
-    memory_nodes: frozenset[int] | None
+    memory_nodes: CpuSet | None
 
     def __str__(self) -> str:
         """Return what `parse_memory` reads."""
-        return self.memory + ("" if self.memory_nodes is None else f"={cpu_set.render(self.memory_nodes)}")
+        return self.memory + ("" if self.memory_nodes is None else f"={self.memory_nodes}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,11 +83,11 @@ class Request:
 
     bind: Bind = Bind.NODE
     memory: Memory | None = None
-    memory_nodes: frozenset[int] | None = None
+    memory_nodes: CpuSet | None = None
     num_ranks: int | None = None
     cpus_per_rank: int | None = None
     smt: bool = True
-    reserve_cpus: frozenset[int] = frozenset()
+    reserve_cpus: CpuSet = CpuSet()
     gpus: tuple[str, ...] | None = None
     rank_gpus: tuple[int | None, ...] | None = None
 
@@ -123,7 +123,7 @@ def parse_bind(text: str) -> Bind:
 def parse_memory(text: str) -> MemoryChoice:
     """Read a policy with or without nodes: preferred, bind=0,2, interleave=0-3. Raises ValueError."""
     word, equals, nodes = text.partition("=")
-    return MemoryChoice(_one_of(Memory, word), cpu_set.parse(nodes) if equals else None)
+    return MemoryChoice(_one_of(Memory, word), CpuSet.parse(nodes) if equals else None)
 
 
 def parse_gpus(text: str) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ import errno
 import os
 import sys
 
-from numapin.base import cpu_set
+from numapin.base.cpu_set import CpuSet
 from numapin.base.files import replace_at, unwritten
 from numapin.base.folders import open_file, opened, require_own, require_stable
 from numapin.base.stderr import say
@@ -48,8 +48,8 @@ class RankSlice:
         """Read what `_slice` wrote. Raises ValueError and KeyError."""
         words, brace, rest = text.partition("{")
         fields = dict(word.split("=") for word in words.split())
-        self.cpus = cpu_set.parse(fields["cpus"])
-        self.nodes = cpu_set.parse(fields["nodes"])
+        self.cpus = CpuSet.parse(fields["cpus"])
+        self.nodes = CpuSet.parse(fields["nodes"])
         self.memory = fields["memory"]
         self.node = int(fields["node"]) if fields["node"] else None
         self.num_threads = int(fields["num_threads"])
@@ -61,7 +61,7 @@ def _slice(rank: RankPlan) -> str:
     from numapin.base.strict_json import encode
 
     node = "" if rank.node is None else rank.node
-    plain = f"cpus={cpu_set.render(rank.cpus)} nodes={cpu_set.render(rank.nodes)} memory={rank.memory} node={node}"
+    plain = f"cpus={rank.cpus} nodes={rank.nodes} memory={rank.memory} node={node}"
     return f"{plain} num_threads={rank.num_threads} {encode(rank.to_json(), indent=None)}"
 
 

@@ -21,7 +21,7 @@ from multiprocessing import spawn as mp_spawn
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from numapin.base import cpu_set
+from numapin.base.cpu_set import CpuSet
 from numapin.base.printable import printable
 from numapin.errors import UsageError
 from numapin.launcher import run_folder
@@ -31,7 +31,7 @@ from numapin.plan.make import default_num_ranks, make_plan
 from numapin.plan.request import Bind, Request, parse_bind, parse_gpus, parse_memory
 from numapin.rank import handover, shim, signals
 from numapin.spawning import meeting
-from numapin.spawning.ranks import Rank, none_left, results_of
+from numapin.spawning.ranks import RankProcess, none_left, results_of
 from numapin.topology.discover import discover
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def spawn(  # noqa: PLR0913 - the options of the command line
         num_ranks=default_num_ranks(topology) if nproc_per_node is None else nproc_per_node,
         cpus_per_rank=cpus_per_rank,
         smt=smt,
-        reserve_cpus=_read("reserve_cpus", cpu_set.parse, reserve_cpus) or frozenset(),
+        reserve_cpus=_read("reserve_cpus", CpuSet.parse, reserve_cpus) or CpuSet(),
         gpus=_read("gpus", parse_gpus, gpus),
     )
     request, environment = settle_gpus(topology, request)
@@ -148,7 +148,7 @@ def _meeting(plan: Plan, environment: Mapping[str, str]) -> Iterator[tuple[dict[
 
 
 def _start(  # noqa: PLR0913, PLR0917 - what a rank needs
-    plan: Plan, ranks: list[Rank], variables: Mapping[str, str], payload: bytes, fds: Sequence[int], port: int
+    plan: Plan, ranks: list[RankProcess], variables: Mapping[str, str], payload: bytes, fds: Sequence[int], port: int
 ) -> None:
     """Start the ranks, and let them go when all are in the list: one that an interrupt keeps out of it leaves.
 
@@ -163,7 +163,7 @@ def _start(  # noqa: PLR0913, PLR0917 - what a rank needs
                 try:
                     own = [file.fileno(), theirs.fileno(), *([port] if local_rank == 0 else [])]
                     process = _process(local_rank, variables, own, fds)
-                    ranks.append(Rank(local_rank, process, ours))
+                    ranks.append(RankProcess(local_rank, process, ours))
                 except BaseException:
                     ours.close()
                     raise

@@ -50,12 +50,12 @@ def serve_on(descriptor: int) -> None:
     os.set_inheritable(descriptor, False)
     loaded = sys.modules.get(_MODULE)  # a sitecustomize may have imported it
     if loaded is None:
-        sys.meta_path.insert(0, _Watch(descriptor))
+        sys.meta_path.insert(0, _StoreWatch(descriptor))
     else:
         _patch(loaded.TCPStore, descriptor)
 
 
-class _Watch:
+class _StoreWatch:
     """A finder that finds nothing itself: it patches TCPStore once torch's rendezvous module is loaded."""
 
     def __init__(self, descriptor: int) -> None:

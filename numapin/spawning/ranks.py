@@ -35,7 +35,7 @@ _DEATH_S: Final = 30
 _LOADING: Final = "fn and its arguments must be importable from a module or script; see the traceback for what was not"
 
 
-class Rank:
+class RankProcess:
     """A rank's process and the socket on which its answer comes; `status` is how it ended, None while it runs."""
 
     def __init__(self, local_rank: int, process: subprocess.Popen[bytes], pipe: socket.socket) -> None:
@@ -107,9 +107,9 @@ def _status(process: subprocess.Popen[bytes]) -> int | None:
 
 
 @contextmanager
-def none_left(grace_s: float) -> Iterator[list[Rank]]:
+def none_left(grace_s: float) -> Iterator[list[RankProcess]]:
     """Give a list for ranks. On any exception all in it, and what they started, are asked to end, and then made to."""
-    ranks: list[Rank] = []
+    ranks: list[RankProcess] = []
     try:
         yield ranks
     except BaseException as error:
@@ -126,12 +126,12 @@ def none_left(grace_s: float) -> Iterator[list[Rank]]:
             rank.close()
 
 
-def _signal_all(ranks: Sequence[Rank], number: signal.Signals) -> None:
+def _signal_all(ranks: Sequence[RankProcess], number: signal.Signals) -> None:
     for rank in ranks:
         rank.signal(number)
 
 
-def _running_after(ranks: Sequence[Rank], seconds: float) -> list[Rank]:
+def _running_after(ranks: Sequence[RankProcess], seconds: float) -> list[RankProcess]:
     """Wait until the ranks are over, so long at most; return those that are not."""
     deadline = time.monotonic() + seconds
     while running := [rank for rank in ranks if rank.status is None]:
@@ -143,7 +143,7 @@ def _running_after(ranks: Sequence[Rank], seconds: float) -> list[Rank]:
     return []
 
 
-def results_of(ranks: Sequence[Rank], *, timeout_s: float | None) -> tuple[Any, ...]:
+def results_of(ranks: Sequence[RankProcess], *, timeout_s: float | None) -> tuple[Any, ...]:
     """Return the results of all ranks, or raise the first error: that of a rank which died before others' of that."""
     deadline = inf if timeout_s is None else time.monotonic() + timeout_s
     results: dict[int, Any] = {}
@@ -164,12 +164,12 @@ def results_of(ranks: Sequence[Rank], *, timeout_s: float | None) -> tuple[Any, 
     return tuple(results[rank.local_rank] for rank in ranks)
 
 
-def _names(ranks: Sequence[Rank]) -> str:
+def _names(ranks: Sequence[RankProcess]) -> str:
     pids = " ".join(str(rank.process.pid) for rank in ranks)
     return f"rank{'s' if len(ranks) > 1 else ''} {cpu_set.render(rank.local_rank for rank in ranks)} (pid {pids})"
 
 
-def _died(rank: Rank) -> RankError:
+def _died(rank: RankProcess) -> RankError:
     """Return the error for a rank that ended without a result, or not well after it."""
     who, status = _names([rank]), rank.status
     if status is None:
@@ -193,7 +193,7 @@ def _name_of(number: int) -> str:
         return f"signal {number}"
 
 
-def _value_unless_others_die(rank: Rank, answer: Answer, ranks: Sequence[Rank]) -> object:
+def _value_unless_others_die(rank: RankProcess, answer: Answer, ranks: Sequence[RankProcess]) -> object:
     """Return the result or raise the error of a rank; where another dies without a word, that is why this one failed.
 
     A dying rank closes its sockets before its end can be seen, so another may fail of that first. Who dies is asked
@@ -211,7 +211,7 @@ def _value_unless_others_die(rank: Rank, answer: Answer, ranks: Sequence[Rank]) 
         raise
 
 
-def _value(rank: Rank, answer: Answer) -> object:
+def _value(rank: RankProcess, answer: Answer) -> object:
     """Return the result, or raise what the rank's answer tells."""
     if answer.outcome is Outcome.RETURNED:
         try:

@@ -11,7 +11,7 @@ Comes in: addresses, process ids, modes, paths. Goes out: what the kernel says, 
     placement.py  EDGE  bring a range of memory to a node, and check where it is
     proc.py       EDGE  everything read below /proc/PID
     numa_maps.py  PURE  the lines of numa_maps
-    cgroup.py     EDGE  the memory cgroups of this process
+    cgroup.py     EDGE  the cgroups of this process and their mounts
     oom.py        EDGE  whether the kernel's out-of-memory killer ended a rank
     tree.py       EDGE  small files of sysfs and procfs below any root
     cuda.py       EDGE  CUDA driver calls that torch lacks

@@ -1,6 +1,7 @@
-"""The memory cgroups of this process, version 1 and 2. Edge.
+"""The cgroups of this process and where they are mounted, version 1 and 2. Edge.
 
-Comes in: a tree of /proc and /sys/fs/cgroup. Goes out: directories, innermost first, and the names of their files.
+Comes in: a tree of /proc and /sys/fs/cgroup. Goes out: mounts and paths of cgroups; for memory, directories, innermost
+first, and the names of their files.
 
 Source: Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst.
 """
@@ -8,7 +9,7 @@ Source: Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,18 +41,37 @@ _V1: Final = Controller(
 _V2: Final = Controller(limit="memory.max", usage="memory.current", cache="inactive_file", events="memory.events")
 
 
+class Mount(NamedTuple):
+    """A file system: the directory where it is mounted, its kind, and its options."""
+
+    at: str
+    kind: str
+    options: list[str]
+
+    def holds(self, controller: str) -> bool:
+        """Return whether it is cgroup version 2, or version 1 with that controller."""
+        return self.kind == "cgroup2" or (self.kind == "cgroup" and controller in self.options)
+
+
 def memory_cgroups(tree: Tree) -> Iterator[tuple[str, Controller]]:
     """Yield the memory cgroups of this process and all above it, as far as this mount shows them."""
-    own = [line.split(":", 2)[1:] for line in (tree.text("proc/self/cgroup") or "").splitlines() if line.count(":") > 1]
-    paths = {
-        _V1: [path for controllers, path in own if "memory" in controllers.split(",")],
-        _V2: [path for controllers, path in own if not controllers],
-    }
-    for line in (tree.text("proc/mounts") or "").splitlines():
-        _device, at, kind, options, *_rest = (*line.split(), "", "", "", "")
-        if kind == "cgroup2" or (kind == "cgroup" and "memory" in options.split(",")):
-            files = _V2 if kind == "cgroup2" else _V1
-            yield from ((directory, files) for path in paths[files] for directory in _upwards(at, path))
+    paths = {_V1: own_cgroups(tree, "memory"), _V2: own_cgroups(tree, "")}
+    for mount in mounts(tree):
+        if mount.holds("memory"):
+            files = _V2 if mount.kind == "cgroup2" else _V1
+            yield from ((directory, files) for path in paths[files] for directory in _upwards(mount.at, path))
+
+
+def own_cgroups(tree: Tree, controller: str) -> list[str]:
+    """Return the paths of this process's cgroups with that controller of version 1, or of version 2: ""."""
+    lines = (line.split(":", 2) for line in (tree.text("proc/self/cgroup") or "").splitlines())
+    return [line[2] for line in lines if len(line) == 3 and controller in line[1].split(",")]
+
+
+def mounts(tree: Tree) -> Iterator[Mount]:
+    """Yield what is mounted."""
+    lines = (line.split() for line in (tree.text("proc/mounts") or "").splitlines())
+    return (Mount(at=line[1], kind=line[2], options=line[3].split(",")) for line in lines if len(line) > 3)
 
 
 def _upwards(at: str, path: str) -> Iterator[str]:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import Final
 
+    from numapin.base.cpu_set import CpuSet
+
 MPOL_DEFAULT: Final = 0
 
 
@@ -60,7 +62,7 @@ def set_memory_policy(mode: int, nodes: Iterable[int]) -> None:
     call("set_mempolicy", mode, *_mask(nodes))
 
 
-def get_memory_policy() -> tuple[int, frozenset[int]]:
+def get_memory_policy() -> tuple[int, CpuSet]:
     """Return this thread's memory policy: an MPOL constant (flags masked off) and its nodes. Raises OSError."""
     mode, mask = ctypes.c_int(), _Mask()
     call("get_mempolicy", ctypes.byref(mode), mask, _MAX_NODES, None, 0)

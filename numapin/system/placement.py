@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from numapin.base import cpu_set
 from numapin.errors import LibnumaError
 from numapin.system import memory, numa
 from numapin.system.numa_maps import parse
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from numapin.base.cpu_set import CpuSet
 
 NUMA_MAPS: Final = Path("/proc/self/numa_maps")
 
@@ -70,9 +71,7 @@ class Ledger:
 PINNED: Final = Ledger()
 
 
-def place(
-    address: int, num_bytes: int, *, nodes: frozenset[int], cpus: frozenset[int], num_machine_nodes: int
-) -> Placement:
+def place(address: int, num_bytes: int, *, nodes: CpuSet, cpus: CpuSet, num_machine_nodes: int) -> Placement:
     """Bring fresh memory onto `nodes`, touch every page of it, and ask the kernel where the pages are.
 
     See `settle` and `check`. Raises OSError ENOMEM where memory runs out.
@@ -82,9 +81,7 @@ def place(
     return Placement(pages=found.pages, shortfalls=(*refused, *found.shortfalls))
 
 
-def settle(
-    address: int, num_bytes: int, *, nodes: frozenset[int], cpus: frozenset[int], num_machine_nodes: int
-) -> tuple[str, ...]:
+def settle(address: int, num_bytes: int, *, nodes: CpuSet, cpus: CpuSet, num_machine_nodes: int) -> tuple[str, ...]:
     """Bring fresh memory onto `nodes` and touch every page of it; return what was refused, each with its remedy.
 
     `address` is page aligned and the memory, private or shared, was never written: what is in it may be zeroed. No
@@ -99,7 +96,7 @@ def settle(
     return ()
 
 
-def check(address: int, num_bytes: int, *, nodes: frozenset[int], num_machine_nodes: int) -> Placement:
+def check(address: int, num_bytes: int, *, nodes: CpuSet, num_machine_nodes: int) -> Placement:
     """Ask the kernel where pages are that were touched, best of a whole mapping at once (see `find_pages`).
 
     On a machine with one node there is nothing to ask: `pages` says what must be.
@@ -142,7 +139,7 @@ def read_numa_maps(address: int, num_bytes: int, *, numa_maps: Path = NUMA_MAPS)
     return pages | {None: untouched} if untouched else pages
 
 
-def _prefer(address: int, num_bytes: int, nodes: frozenset[int]) -> Iterator[str]:
+def _prefer(address: int, num_bytes: int, nodes: CpuSet) -> Iterator[str]:
     """Set the range's policy; what is refused is yielded. Preferred, because a full node must not wake the OOM killer.
 
     Several nodes need Linux 5.15; before it the first is preferred.
@@ -153,12 +150,12 @@ def _prefer(address: int, num_bytes: int, nodes: frozenset[int]) -> Iterator[str
         numa.bind_pages(address, num_bytes, numa.MPOL_PREFERRED, (min(nodes),))
     except OSError as error:
         remedy = _REMEDY.get(error.errno or 0, "see: numapin topo")
-        yield f"memory on node {cpu_set.render(nodes)} was refused ({error.strerror}): first touch decides; {remedy}"
+        yield f"memory on node {nodes} was refused ({error.strerror}): first touch decides; {remedy}"
     except LibnumaError as error:
         yield f"{error.message}: first touch decides; {error.hint}"
 
 
-def _try_many(address: int, num_bytes: int, nodes: frozenset[int]) -> bool:
+def _try_many(address: int, num_bytes: int, nodes: CpuSet) -> bool:
     try:
         numa.bind_pages(address, num_bytes, numa.MPOL_PREFERRED_MANY, nodes)
     except OSError as error:
@@ -168,7 +165,7 @@ def _try_many(address: int, num_bytes: int, nodes: frozenset[int]) -> bool:
     return True
 
 
-def _touch_from(cpus: frozenset[int], address: int, num_bytes: int) -> Iterator[str]:
+def _touch_from(cpus: CpuSet, address: int, num_bytes: int) -> Iterator[str]:
     """Touch the pages from a thread on the CPUs; Linux binds threads, so that the caller stays where it is."""
 
     def work() -> None:
@@ -184,7 +181,7 @@ def _touch_from(cpus: frozenset[int], address: int, num_bytes: int) -> Iterator[
     except OSError as error:
         if error.errno == errno.ENOMEM:
             raise
-        yield f"CPUs {cpu_set.render(cpus)} were refused ({error.strerror}) for the first touch; see: numapin topo"
+        yield f"CPUs {cpus} were refused ({error.strerror}) for the first touch; see: numapin topo"
 
 
 def _touch(address: int, num_bytes: int) -> None:
@@ -208,7 +205,7 @@ def _out_of_memory(num_bytes: int, error: OSError) -> OSError:
     return OSError(errno.ENOMEM, f"the kernel has no {num_bytes} bytes of memory for this ({error.strerror})")
 
 
-def _strays(pages: dict[int | None, int] | None, nodes: frozenset[int]) -> Iterator[str]:
+def _strays(pages: dict[int | None, int] | None, nodes: CpuSet) -> Iterator[str]:
     """Say which pages lie elsewhere than on the nodes, or that it is not known."""
     if not nodes:
         return
@@ -219,6 +216,6 @@ def _strays(pages: dict[int | None, int] | None, nodes: frozenset[int]) -> Itera
     if elsewhere:
         shares = ", ".join(f"{count / sum(pages.values()):.1%} on {node}" for node, count in elsewhere.items())
         yield (
-            f"not all pages are on node {cpu_set.render(nodes)}: {shares}; that node is full, its page cache included "
+            f"not all pages are on node {nodes}: {shares}; that node is full, its page cache included "
             "(see: numactl -H; free the cache with: sysctl vm.drop_caches=1), or the kernel ignores memory policies"
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 
+from numapin.base.cpu_set import CpuSet
 from numapin.base.printable import printable
 from numapin.errors import MachineError
 
@@ -103,7 +104,7 @@ def children_of(root: StrPath = LIVE) -> dict[int, list[int]]:
     return children
 
 
-def thread_cpus(pid: int) -> tuple[frozenset[int], ...]:
+def thread_cpus(pid: int) -> tuple[CpuSet, ...]:
     """Return the CPUs that each thread of a process may use; empty if it ended.
 
     System calls instead of text, some microseconds a thread: fit to be asked every second.
@@ -118,11 +119,11 @@ def thread_cpus(pid: int) -> tuple[frozenset[int], ...]:
     return tuple(cpus for tid in tids if (cpus := _affinity(tid)))
 
 
-def _affinity(tid: int) -> frozenset[int]:
+def _affinity(tid: int) -> CpuSet:
     try:
-        return frozenset(os.sched_getaffinity(tid))
+        return CpuSet(os.sched_getaffinity(tid))
     except ProcessLookupError:  # threads end
-        return frozenset()
+        return CpuSet()
 
 
 def is_running(pid: int, start: int | None = None, *, root: StrPath = LIVE) -> bool:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.base import cpu_set
 from numapin.base.bounds import MAX_LIST_CHARS
+from numapin.base.cpu_set import CpuSet
 from numapin.errors import MachineFileError
 
 if TYPE_CHECKING:
@@ -75,15 +76,15 @@ class Tree:
         text = self.text(path)
         return int(text) if text is not None and _NUMBER.fullmatch(text) else None
 
-    def numbers(self, path: str = "", *, mask: str = "") -> frozenset[int] | None:
+    def numbers(self, path: str = "", *, mask: str = "") -> CpuSet | None:
         """Return the set in the list file `path`, else in the mask file `mask`, else None.
 
         Old kernels have only the masks. Raises MachineFileError that names the file.
         """
-        listed = self._set(path, cpu_set.parse) if path else None
+        listed = self._set(path, CpuSet.parse) if path else None
         return self._set(mask, cpu_set.parse_mask) if listed is None and mask else listed
 
-    def parsed(self, text: str, path: str, parse: Callable[[str], frozenset[int]] = cpu_set.parse) -> frozenset[int]:
+    def parsed(self, text: str, path: str, parse: Callable[[str], CpuSet] = CpuSet.parse) -> CpuSet:
         """Parse a set that stands in the file `path`. Raises MachineFileError that names the file."""
         try:
             return self._sets.get(text, parse)
@@ -123,7 +124,7 @@ class Tree:
         except (OSError, ValueError):  # ValueError: a cgroup path with a NUL in it
             return None
 
-    def _set(self, path: str, parse: Callable[[str], frozenset[int]]) -> frozenset[int] | None:
+    def _set(self, path: str, parse: Callable[[str], CpuSet]) -> CpuSet | None:
         text = self.text(path)
         return None if text is None else self.parsed(text, path, parse)
 

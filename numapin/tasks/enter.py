@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from numapin.base import cpu_set
+from numapin.base.cpu_set import CpuSet
 from numapin.base.fields import Fields
 from numapin.base.regular_file import read_file
 from numapin.base.stderr import say
@@ -45,7 +46,7 @@ def find_slice(task: Task, environ: Mapping[str, str], *, file: str | None) -> S
     found = _found(task, environ, file)
     if found is None:
         return None
-    return replace(found, rank=inside(found.rank, frozenset(os.sched_getaffinity(0))))
+    return replace(found, rank=inside(found.rank, CpuSet(os.sched_getaffinity(0))))
 
 
 def _found(task: Task, environ: Mapping[str, str], file: str | None) -> Slice | None:

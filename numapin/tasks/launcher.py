@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from numapin.base.cpu_set import CpuSet
 from numapin.system.proc import environment_of, parent_of
 from numapin.tasks.identify import is_of_task
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from numapin.tasks.identify import Task
 
 
-def launcher_cpus(task: Task) -> frozenset[int] | None:
+def launcher_cpus(task: Task) -> CpuSet | None:
     """Return the CPUs of the process that started this task: torchrun, Open MPI's daemon, slurmstepd; None if unknown.
 
     It is the first above this one that was not started with a rank in its environment: what lies between are wrappers
@@ -25,6 +26,6 @@ def launcher_cpus(task: Task) -> frozenset[int] | None:
     while pid > 0 and is_of_task(environment_of(pid) or {}, task):
         pid = parent_of(pid)
     try:
-        return frozenset(os.sched_getaffinity(pid)) if pid > 0 else None
+        return CpuSet(os.sched_getaffinity(pid)) if pid > 0 else None
     except OSError:
         return None

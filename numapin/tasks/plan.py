@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from numapin.base import cpu_set
 from numapin.errors import UsageError
 from numapin.plan.gpus import in_turn
 from numapin.plan.make import inexact_warnings, make_plan
@@ -17,12 +16,13 @@ from numapin.plan.request import Bind
 from numapin.tasks.slice import Slice
 
 if TYPE_CHECKING:
+    from numapin.base.cpu_set import CpuSet
     from numapin.plan.request import Request
     from numapin.tasks.identify import Task
     from numapin.topology.model import Gpu, Topology
 
 
-def has_own_cpus(own: frozenset[int], *, launcher: frozenset[int] | None, limit: int | None, size: int | None) -> bool:
+def has_own_cpus(own: CpuSet, *, launcher: CpuSet | None, limit: int | None, size: int | None) -> bool:
     """Say whether the CPUs of this task are not those of its neighbours, too.
 
     They are its own where the launcher has more, and enough to give each of `size` tasks as many. `limit` is what the
@@ -41,7 +41,7 @@ def plan_task(topology: Topology, request: Request, task: Task, *, own_cpus: boo
     that --gpus names are those of `settle_gpus`: in `rank_gpus`. Raises what `make_plan` raises, and UsageError where
     the number of tasks matters and is unknown.
     """
-    allowed = cpu_set.render(topology.allowed.cpus)
+    allowed = str(topology.allowed.cpus)
     notes: tuple[str, ...] = ()
     if own_cpus:
         source = f"made here, for this task alone: CPUs {allowed} are its own"

@@ -15,6 +15,7 @@ from numapin.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from numapin.base.cpu_set import CpuSet
     from numapin.plan.model import GpuRef, Plan, RankPlan
     from numapin.tasks.identify import Task
 
@@ -93,7 +94,7 @@ def _digits(uuid: str) -> str:
     return uuid.removeprefix(_PREFIX).replace("-", "").lower()[:_UUID_DIGITS]
 
 
-def inside(rank: RankPlan, allowed: frozenset[int]) -> RankPlan:
+def inside(rank: RankPlan, allowed: CpuSet) -> RankPlan:
     """Return the rank with the CPUs that this task may use; where it may use none of the planned, it keeps its own.
 
     A resource manager that gave fewer CPUs meant it.
@@ -101,8 +102,8 @@ def inside(rank: RankPlan, allowed: frozenset[int]) -> RankPlan:
     if rank.cpus <= allowed and rank.cpus:
         return rank
     cpus = rank.cpus & allowed or allowed
-    lost = cpu_set.render(rank.cpus - allowed) or "none"
-    why = f"planned CPUs {lost} are not among those that this task was given ({cpu_set.render(allowed)})"
+    lost = str(rank.cpus - allowed) or "none"
+    why = f"planned CPUs {lost} are not among those that this task was given ({allowed})"
     return replace(
         rank, cpus=cpus, num_threads=min(rank.num_threads, len(cpus)), exact=False, reason=f"{rank.reason}; {why}"
     )

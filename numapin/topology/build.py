@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from numapin.base import cpu_set
 from numapin.base.bounds import MAX_CPUS, MAX_GPUS, MAX_NICS, MAX_NODES
+from numapin.base.cpu_set import CpuSet
 from numapin.errors import UsageError
 from numapin.topology.address import pci_order
 from numapin.topology.links import links_of, with_moved
@@ -49,7 +50,7 @@ def build(readings: Readings, *, visible_devices: str | None = None, device_orde
     )
     nics = _nics(readings, homes)
     links, links_notes = links_of(readings, gpus, nics)
-    allowed_nodes = frozenset(node.id for node in nodes)
+    allowed_nodes = CpuSet(node.id for node in nodes)
     return Topology(
         host=readings.host,
         source=readings.source,
@@ -57,7 +58,7 @@ def build(readings: Readings, *, visible_devices: str | None = None, device_orde
         nodes=nodes,
         cores=cores,
         allowed=Allowed(
-            cpus=_within(readings.allowed_cpus, frozenset(cpus)), nodes=_within(readings.allowed_nodes, allowed_nodes)
+            cpus=_within(readings.allowed_cpus, CpuSet(cpus)), nodes=_within(readings.allowed_nodes, allowed_nodes)
         ),
         gpus=gpus,
         nics=nics,
@@ -115,10 +116,10 @@ def _homes(topology: Topology, pairs: Iterable[tuple[str, int]]) -> dict[int, in
 
 
 def _require_cpu_node(topology: Topology, node: int) -> None:
-    usable = frozenset(n.id for n in topology.cpu_nodes)
+    usable = CpuSet(n.id for n in topology.cpu_nodes)
     if node not in usable:
         raise UsageError(
-            f"--gpu-nodes: node {node} has no CPUs or does not exist; nodes with CPUs: {cpu_set.render(usable)}",
+            f"--gpu-nodes: node {node} has no CPUs or does not exist; nodes with CPUs: {usable}",
             "list them with: numapin topo",
         )
 
@@ -127,26 +128,26 @@ def _require_cpu_node(topology: Topology, node: int) -> None:
 
 
 def _nodes(readings: Readings, cpus: Mapping[int, CpuReading]) -> tuple[Node, ...]:
-    own = frozenset(gpu.own_node for gpu in readings.nvml.gpus or () if gpu.own_node is not None)
+    own = CpuSet(gpu.own_node for gpu in readings.nvml.gpus or () if gpu.own_node is not None)
     gpu_memory = readings.gpu_memory_nodes | own
     # A kernel without NUMA shows no node at all; it behaves as one node 0, which libnuma and hwloc also make up.
-    seen = readings.nodes or (NodeReading(id=0, cpus=frozenset(cpus), distances={0: 10}),)
+    seen = readings.nodes or (NodeReading(id=0, cpus=CpuSet(cpus), distances={0: 10}),)
     inside, packages_of = cpu_set.Inside(cpus), _packages_of(cpus)
     return tuple(
         _node(reading, inside.of(reading.cpus), packages_of, gpu_memory) for reading in sorted(seen, key=lambda r: r.id)
     )
 
 
-def _packages_of(cpus: Mapping[int, CpuReading]) -> Callable[[frozenset[int]], frozenset[int | None]]:
+def _packages_of(cpus: Mapping[int, CpuReading]) -> Callable[[CpuSet], frozenset[int | None]]:
     """Return what gives the packages of a set of CPUs; it is asked for the same few sets again and again."""
     return cache(lambda members: frozenset(cpus[cpu].package for cpu in members))
 
 
 def _node(
     reading: NodeReading,
-    online: frozenset[int],
-    packages_of: Callable[[frozenset[int]], frozenset[int | None]],
-    gpu_memory: frozenset[int],
+    online: CpuSet,
+    packages_of: Callable[[CpuSet], frozenset[int | None]],
+    gpu_memory: CpuSet,
 ) -> Node:
     packages = packages_of(online)
     without_cpus = NodeKind.GPU if reading.id in gpu_memory else NodeKind.MEMORY
@@ -170,7 +171,7 @@ def _cores(cpus: Mapping[int, CpuReading], nodes: tuple[Node, ...]) -> tuple[Cor
         if cpu not in left:
             continue
         reading = cpus[cpu]
-        members = frozenset(reading.siblings & left | {cpu})  # a sibling list that overlaps another loses to the first
+        members = CpuSet(reading.siblings & left | {cpu})  # a sibling list that overlaps another loses to the first
         left -= members
         core_nodes = {homes.get(member) for member in members}
         cores.append(
@@ -189,7 +190,7 @@ def _unique_homes(nodes: tuple[Node, ...]) -> dict[int, int]:
     """Map each CPU to its node, leaving out CPUs that several nodes claim (seen on machines with broken firmware)."""
     homes: dict[int, int] = {}
     contested: set[int] = set()
-    claims: dict[frozenset[int], list[int]] = {}
+    claims: dict[CpuSet, list[int]] = {}
     for node in nodes:
         claims.setdefault(node.cpus, []).append(node.id)
     for cpus, ids in claims.items():
@@ -206,10 +207,10 @@ def _packages(cpus: Mapping[int, CpuReading], nodes: tuple[Node, ...]) -> tuple[
         for package in packages_of(node.cpus):
             if package is not None:
                 members[package].add(node.id)
-    return tuple(Package(id=package, nodes=frozenset(members[package])) for package in sorted(members))
+    return tuple(Package(id=package, nodes=CpuSet(members[package])) for package in sorted(members))
 
 
-def _within(allowed: frozenset[int] | None, there: frozenset[int]) -> frozenset[int]:
+def _within(allowed: CpuSet | None, there: CpuSet) -> CpuSet:
     return there if allowed is None else allowed & there
 
 
@@ -221,8 +222,8 @@ class _Evidence(NamedTuple):
 
     homes: _Homes
     pci: PciReading
-    nvml_nodes: frozenset[int] | None = None
-    nvml_cpus: frozenset[int] | None = None
+    nvml_nodes: CpuSet | None = None
+    nvml_cpus: CpuSet | None = None
     nccl_node: int | None = None
 
 
@@ -232,9 +233,9 @@ class _Homes:
     def __init__(self, nodes: tuple[Node, ...]) -> None:
         self._with_cpus = {node.id: node.cpus for node in nodes if node.kind is NodeKind.CPU}
         self.single = next(iter(self._with_cpus)) if len(self._with_cpus) == 1 else None
-        self._around: dict[frozenset[int], int | None] = {}
+        self._around: dict[CpuSet, int | None] = {}
 
-    def cpus_of(self, node: int | None) -> frozenset[int] | None:
+    def cpus_of(self, node: int | None) -> CpuSet | None:
         """Return the CPUs of a node with CPUs."""
         return None if node is None else self._with_cpus.get(node)
 
@@ -243,7 +244,7 @@ class _Homes:
         found = self._with_cpus.keys() & set(candidates or ())
         return found.pop() if len(found) == 1 else None
 
-    def around(self, cpus: frozenset[int] | None) -> int | None:
+    def around(self, cpus: CpuSet | None) -> int | None:
         """Return the one node in which these CPUs lie, or None."""
         if not cpus:
             return None
@@ -304,9 +305,9 @@ def _without_cpuset(gpu: NvmlReading, readings: Readings, nodes: tuple[Node, ...
     it. An affinity that covers all that is allowed, where not all is allowed, tells nothing.
     """
     cpus, memory = gpu.cpus, gpu.memory_nodes
-    online = frozenset(reading.cpu for reading in readings.cpus)
+    online = CpuSet(reading.cpu for reading in readings.cpus)
     allowed_cpus = _within(readings.allowed_cpus, online)
-    with_cpus = frozenset(node.id for node in nodes if node.kind is NodeKind.CPU)
+    with_cpus = CpuSet(node.id for node in nodes if node.kind is NodeKind.CPU)
     allowed_nodes = _within(readings.allowed_nodes, with_cpus)
     return replace(
         gpu,

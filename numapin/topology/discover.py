@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from numapin.base import cpu_set
+from numapin.base.cpu_set import CpuSet
 from numapin.base.regular_file import read_file
 from numapin.errors import MachineError, MachineFileError, UsageError
 from numapin.topology.build import build, with_gpu_nodes
@@ -76,10 +76,10 @@ def _read_host(environ: Mapping[str, str]) -> Topology:
 
     from_sysfs = _read_root(Path("/"), source="live")
     nccl_nodes, nccl_notes = _nccl_nodes(environ.get("NCCL_TOPO_FILE"))
-    online, num_nodes = frozenset(reading.cpu for reading in from_sysfs.cpus), len(from_sysfs.nodes)
+    online, num_nodes = CpuSet(reading.cpu for reading in from_sysfs.cpus), len(from_sysfs.nodes)
     readings = from_sysfs._replace(
         host=os.uname().nodename,
-        allowed_cpus=frozenset(os.sched_getaffinity(0)),
+        allowed_cpus=CpuSet(os.sched_getaffinity(0)),
         nvml=read_nvml(),
         nccl_nodes=nccl_nodes,
         notes=(*from_sysfs.notes, *nccl_notes, *(_inherited_affinity_notes(online) if num_nodes > 1 else ())),
@@ -160,17 +160,17 @@ def _built(readings: Readings, path: Path) -> Topology:
         raise MachineFileError(f"{path}: {error}", "capture the machine again") from None
 
 
-def _inherited_affinity_notes(online: frozenset[int]) -> tuple[str, ...]:
+def _inherited_affinity_notes(online: CpuSet) -> tuple[str, ...]:
     """Say where this process was given fewer CPUs than its cpuset allows, as one task of srun or mpirun is.
 
     The kernel cuts a wish for all CPUs down to the cpuset; the wish is taken back at once.
     """
-    inherited = frozenset(os.sched_getaffinity(0))
+    inherited = CpuSet(os.sched_getaffinity(0))
     if inherited >= online:
         return ()
     try:
         os.sched_setaffinity(0, online)
-        possible = frozenset(os.sched_getaffinity(0))
+        possible = CpuSet(os.sched_getaffinity(0))
     except OSError:
         return ()
     finally:
@@ -178,8 +178,8 @@ def _inherited_affinity_notes(online: frozenset[int]) -> tuple[str, ...]:
     if possible <= inherited:
         return ()
     note = (
-        f"numapin was started on CPUs {cpu_set.render(inherited)} only, and plans inside them; CPUs "
-        f"{cpu_set.render(possible)} could be used: srun --cpu-bind=none, mpirun --bind-to none, no taskset"
+        f"numapin was started on CPUs {inherited} only, and plans inside them; CPUs "
+        f"{possible} could be used: srun --cpu-bind=none, mpirun --bind-to none, no taskset"
     )
     return (note,)
 

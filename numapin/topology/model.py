@@ -10,8 +10,8 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from numapin.base import cpu_set
 from numapin.base.bounds import MAX_CPUS, MAX_GPUS, MAX_LINKS, MAX_MIG, MAX_NICS, MAX_NODES, MAX_PACKAGES
+from numapin.base.cpu_set import CpuSet
 from numapin.base.fields import Fields
 from numapin.errors import UsageError
 from numapin.topology.parts import (
@@ -108,9 +108,9 @@ class Topology:
                 raise ValueError(f"{what} is on node {node}, which the machine does not have")
 
     @property
-    def cpus(self) -> frozenset[int]:
+    def cpus(self) -> CpuSet:
         """Every online CPU."""
-        return frozenset(cpu for core in self.cores for cpu in core.cpus)
+        return CpuSet(cpu for core in self.cores for cpu in core.cpus)
 
     @property
     def cpu_nodes(self) -> tuple[Node, ...]:
@@ -219,7 +219,7 @@ def _require_unique(what: str, ids: Iterable[int]) -> None:
 
 
 def _overlap_warning(nodes: tuple[Node, ...]) -> tuple[str, ...]:
-    listed_twice = sum(len(node.cpus) for node in nodes) > len(frozenset().union(*(node.cpus for node in nodes)))
+    listed_twice = sum(len(node.cpus) for node in nodes) > len(CpuSet().union(*(node.cpus for node in nodes)))
     text = "several NUMA nodes list the same CPUs: the firmware's tables are wrong; check with: numactl -H"
     return (text,) if listed_twice else ()
 
@@ -240,10 +240,8 @@ def _to_json(part: DataclassInstance) -> dict[str, object]:
 def _value_to_json(value: object) -> object:
     """Write sets of CPUs or nodes as list strings, choices as their words, and parts as objects."""
     match value:
-        case frozenset():
-            return cpu_set.render(value)
-        case StrEnum():
-            return value.value
+        case CpuSet() | StrEnum():
+            return str(value)
         case tuple():
             return [_value_to_json(item) for item in value]
         case dict():

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from numapin.base import cpu_set
 from numapin.topology.address import pci_address
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from numapin.base.cpu_set import CpuSet
 
 
 class NodeKind(StrEnum):
@@ -58,7 +59,7 @@ class Package:
     """
 
     id: int
-    nodes: frozenset[int]
+    nodes: CpuSet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +78,7 @@ class Node:
 
     id: int
     kind: NodeKind
-    cpus: frozenset[int]
+    cpus: CpuSet
     package: int | None = None
     memory_bytes: int | None = None
     free_bytes: int | None = None
@@ -86,7 +87,7 @@ class Node:
     def __post_init__(self) -> None:
         """Check that the kind agrees with the CPUs."""
         if bool(self.cpus) != (self.kind is NodeKind.CPU):
-            msg = f"node {self.id} of kind {self.kind.value!r} has CPUs {cpu_set.render(self.cpus)!r}"
+            msg = f"node {self.id} of kind {self.kind.value!r} has CPUs {str(self.cpus)!r}"
             raise ValueError(msg)
 
     def distance_to(self, node: int) -> float:
@@ -114,7 +115,7 @@ class Core:
     """
 
     id: int
-    cpus: frozenset[int]
+    cpus: CpuSet
     node: int | None = None
     package: int | None = None
     l3: int | None = None
@@ -198,7 +199,7 @@ class Gpu:
     name: str | None = None
     node: int | None = None
     node_source: NodeSource | None = None
-    cpus: frozenset[int] | None = None
+    cpus: CpuSet | None = None
     pcie: Pcie = Pcie()
     mig: tuple[Mig, ...] = ()
 
@@ -272,5 +273,5 @@ class Allowed:
         nodes: Nodes with allowed memory.
     """
 
-    cpus: frozenset[int]
-    nodes: frozenset[int]
+    cpus: CpuSet
+    nodes: CpuSet

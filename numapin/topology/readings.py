@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from numapin.base.cpu_set import CpuSet
 from numapin.topology.model import Mig, NicKind, Pcie
 
 if TYPE_CHECKING:
@@ -53,16 +54,16 @@ class CpuReading(NamedTuple):
     """One online CPU: the CPUs of its core (itself included), its package, and the CPUs that share its L3."""
 
     cpu: int
-    siblings: frozenset[int]
+    siblings: CpuSet
     package: int | None = None
-    l3: frozenset[int] | None = None
+    l3: CpuSet | None = None
 
 
 class NodeReading(NamedTuple):
     """One online node."""
 
     id: int
-    cpus: frozenset[int]
+    cpus: CpuSet
     memory_bytes: int | None = None
     free_bytes: int | None = None
     distances: Mapping[int, int] = {}
@@ -80,7 +81,7 @@ class PciReading:
     address: str
     node: int | None = None
     parent_nodes: tuple[int, ...] = ()
-    local_cpus: frozenset[int] | None = None
+    local_cpus: CpuSet | None = None
     parents: tuple[str, ...] = ()
     host_bridge: str | None = None
     pcie: Pcie = Pcie()
@@ -104,8 +105,8 @@ class NvmlReading:
     uuid: str | None
     pci: str
     name: str | None = None
-    memory_nodes: frozenset[int] | None = None
-    cpus: frozenset[int] | None = None
+    memory_nodes: CpuSet | None = None
+    cpus: CpuSet | None = None
     own_node: int | None = None
     """The NUMA node that is this GPU's own memory."""
     pcie: Pcie = Pcie()
@@ -145,10 +146,10 @@ class Readings(NamedTuple):
     source: str
     cpus: tuple[CpuReading, ...]
     nodes: tuple[NodeReading, ...]
-    allowed_cpus: frozenset[int] | None = None
-    allowed_nodes: frozenset[int] | None = None
+    allowed_cpus: CpuSet | None = None
+    allowed_nodes: CpuSet | None = None
     pci: tuple[PciReading, ...] = ()
-    gpu_memory_nodes: frozenset[int] = frozenset()
+    gpu_memory_nodes: CpuSet = CpuSet()
     nvml: NvmlReadings = NvmlReadings(gpus=None)
     nccl_nodes: Mapping[str, int] = {}
     notes: tuple[str, ...] = ()

@@ -38,7 +38,7 @@ _UUID_DIGITS: Final = 32
 _HIDE_ALL: Final = frozenset({"", "-1", "nodevfiles", "void", "none"})
 
 
-class _Device(NamedTuple):
+class _VisibleDevice(NamedTuple):
     """What one entry names: a GPU, or one MIG instance of it."""
 
     gpu: Gpu
@@ -48,7 +48,7 @@ class _Device(NamedTuple):
 class _Choice(NamedTuple):
     """The devices that CUDA shows, in its order; None is that nobody can tell from here."""
 
-    devices: tuple[_Device, ...] | None
+    devices: tuple[_VisibleDevice, ...] | None
     notes: tuple[str, ...] = ()
 
 
@@ -91,8 +91,8 @@ def _choose(gpus: tuple[Gpu, ...], visible_devices: str | None, device_order: st
     return choice
 
 
-def _whole(gpus: Iterable[Gpu]) -> tuple[_Device, ...]:
-    return tuple(_Device(gpu=gpu) for gpu in gpus)
+def _whole(gpus: Iterable[Gpu]) -> tuple[_VisibleDevice, ...]:
+    return tuple(_VisibleDevice(gpu=gpu) for gpu in gpus)
 
 
 # --- CUDA's order ----------------------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ def _cuda_order(gpus: tuple[Gpu, ...], device_order: str | None) -> tuple[tuple[
 def _read_list(text: str, gpus: tuple[Gpu, ...]) -> _Choice:
     """Read a list against the GPUs in CUDA's order, up to its first bad entry."""
     entries, find = text.split(","), _FINDERS[_kind(text)]
-    devices: list[_Device] = []
+    devices: list[_VisibleDevice] = []
     for position, entry in enumerate(entries):
         found = find(entry, gpus)
         if isinstance(found, str):
@@ -159,25 +159,25 @@ def _kind(entry: str) -> str:
     return next((prefix for prefix in _FINDERS if prefix and entry.startswith(prefix)), "")
 
 
-def _named(device: _Device) -> str:
+def _named(device: _VisibleDevice) -> str:
     return device.gpu.label if device.mig is None else f"a MIG instance of {device.gpu.label}"
 
 
-def _find_index(entry: str, gpus: tuple[Gpu, ...]) -> _Device | str:
+def _find_index(entry: str, gpus: tuple[Gpu, ...]) -> _VisibleDevice | str:
     match = _INDEX.match(entry)
     if match is None:
         return _other_kind(entry) if _kind(entry) else f"{entry!r} is not an index"
     number = int(match[1])
-    return _Device(gpu=gpus[number]) if 0 <= number < len(gpus) else f"there is no device {number}"
+    return _VisibleDevice(gpu=gpus[number]) if 0 <= number < len(gpus) else f"there is no device {number}"
 
 
-def _find_gpu(entry: str, gpus: tuple[Gpu, ...]) -> _Device | str:
-    known = [(gpu.uuid, _Device(gpu=gpu)) for gpu in gpus if gpu.uuid is not None]
+def _find_gpu(entry: str, gpus: tuple[Gpu, ...]) -> _VisibleDevice | str:
+    known = [(gpu.uuid, _VisibleDevice(gpu=gpu)) for gpu in gpus if gpu.uuid is not None]
     return _find_uuid(entry, "GPU-", known)
 
 
-def _find_mig(entry: str, gpus: tuple[Gpu, ...]) -> _Device | str:
-    known = {mig.uuid: _Device(gpu=gpu, mig=mig.uuid) for gpu in gpus for mig in gpu.mig}
+def _find_mig(entry: str, gpus: tuple[Gpu, ...]) -> _VisibleDevice | str:
+    known = {mig.uuid: _VisibleDevice(gpu=gpu, mig=mig.uuid) for gpu in gpus for mig in gpu.mig}
     if entry in known:
         return known[entry]
     if not entry.startswith("MIG-GPU-"):
@@ -185,11 +185,11 @@ def _find_mig(entry: str, gpus: tuple[Gpu, ...]) -> _Device | str:
     # Before R470: MIG-GPU-<UUID of the GPU>/<GPU instance>/<compute instance>. Later drivers do not list the instances
     # by these numbers, so that only the GPU can be checked.
     parent, _, numbers = entry.removeprefix("MIG-").partition("/")
-    split = [(gpu.uuid, _Device(gpu=gpu, mig=f"{gpu.uuid}/{numbers}")) for gpu in gpus if gpu.uuid and gpu.mig]
+    split = [(gpu.uuid, _VisibleDevice(gpu=gpu, mig=f"{gpu.uuid}/{numbers}")) for gpu in gpus if gpu.uuid and gpu.mig]
     return _find_uuid(parent, "GPU-", split)
 
 
-def _find_uuid(entry: str, prefix: str, known: list[tuple[str, _Device]]) -> _Device | str:
+def _find_uuid(entry: str, prefix: str, known: list[tuple[str, _VisibleDevice]]) -> _VisibleDevice | str:
     """Find the device whose UUID is that of `entry`, or alone starts with it."""
     if not entry.startswith(prefix):
         blank = entry.lstrip().startswith(prefix)
@@ -211,7 +211,7 @@ def _other_kind(entry: str) -> str:
     return f"{entry!r} is of another kind than the first entry"
 
 
-_FINDERS: Final[Mapping[str, Callable[[str, tuple[Gpu, ...]], _Device | str]]] = {
+_FINDERS: Final[Mapping[str, Callable[[str, tuple[Gpu, ...]], _VisibleDevice | str]]] = {
     "": _find_index,
     "GPU-": _find_gpu,
     "MIG-": _find_mig,

@@ -24,7 +24,7 @@ _OVERLAPPED: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class TraceFinding:
     """What was found. `costs` is a share of the steps' time, at most what the remedy can win; 0 where nothing can."""
 
     what: str
@@ -33,18 +33,18 @@ class Finding:
     remedy: str
 
 
-def find(analysis: Analysis) -> tuple[Finding, ...]:
+def find(analysis: Analysis) -> tuple[TraceFinding, ...]:
     """Return what is worth knowing about a rank's steps, the dearest first."""
     found = [finding for check in _CHECKS if (finding := check(analysis)) is not None]
     return tuple(sorted(found, key=lambda finding: -finding.costs))
 
 
-def _pageable(analysis: Analysis) -> Finding | None:
+def _pageable(analysis: Analysis) -> TraceFinding | None:
     groups = _to_device(analysis, "Pageable")
     costs = _share(analysis, sum(group.exposed_us for group in groups))
     if costs < _FLOOR:
         return None
-    return Finding(
+    return TraceFinding(
         what="pageable copies",
         costs=costs,
         evidence=f"{_described(groups, analysis)} from pageable memory; the host stages each and stands still",
@@ -53,12 +53,12 @@ def _pageable(analysis: Analysis) -> Finding | None:
     )
 
 
-def _blocking(analysis: Analysis) -> Finding | None:
+def _blocking(analysis: Analysis) -> TraceFinding | None:
     groups = [group for group in _to_device(analysis, "Pinned") if group.num_blocking]
     costs = _share(analysis, sum(group.exposed_us for group in groups))
     if costs < _FLOOR:
         return None
-    return Finding(
+    return TraceFinding(
         what="pinned, but blocking",
         costs=costs,
         evidence=f"{_described(groups, analysis)} from pinned memory, and the host waited for each to end",
@@ -66,7 +66,7 @@ def _blocking(analysis: Analysis) -> Finding | None:
     )
 
 
-def _not_overlapped(analysis: Analysis) -> Finding | None:
+def _not_overlapped(analysis: Analysis) -> TraceFinding | None:
     """Find copies that do everything right but come too late: the next kernel on their stream needs them."""
     groups = [group for group in _to_device(analysis, "Pinned") if not group.num_blocking]
     busy_us, hidden_us = sum(group.busy_us for group in groups), sum(group.overlapped_us for group in groups)
@@ -74,7 +74,7 @@ def _not_overlapped(analysis: Analysis) -> Finding | None:
     if not busy_us or hidden_us / busy_us >= _OVERLAPPED or exposed < _FLOOR:
         return None
     where = " on the stream of the kernels" if any(group.same_stream for group in groups) else ""
-    return Finding(
+    return TraceFinding(
         what="asynchronous, but not overlapped",
         costs=exposed,
         evidence=f"{_described(groups, analysis)} from pinned memory{where}; kernels ran during "
@@ -83,12 +83,12 @@ def _not_overlapped(analysis: Analysis) -> Finding | None:
     )
 
 
-def _waits(analysis: Analysis) -> Finding | None:
+def _waits(analysis: Analysis) -> TraceFinding | None:
     costs = analysis.share("wait")
     if costs < _WAITING:
         return None
     alone = any("SingleProcess" in wait.name for wait in analysis.trace.waits)
-    return Finding(
+    return TraceFinding(
         what="waiting for data",
         costs=costs,
         evidence=f"the loop stood in next() on its DataLoader for {_ms(analysis, analysis.parts_us['wait'])} a step "
@@ -99,11 +99,11 @@ def _waits(analysis: Analysis) -> Finding | None:
     )
 
 
-def _pins(analysis: Analysis) -> Finding | None:
+def _pins(analysis: Analysis) -> TraceFinding | None:
     costs = analysis.share("pin")
     if costs < _FLOOR:
         return None
-    return Finding(
+    return TraceFinding(
         what="pinning in the loop",
         costs=costs,
         evidence=f".pin_memory() in the loop's own thread takes {_ms(analysis, analysis.parts_us['pin'])} a step",
@@ -111,12 +111,12 @@ def _pins(analysis: Analysis) -> Finding | None:
     )
 
 
-def _busy(analysis: Analysis) -> Finding | None:
+def _busy(analysis: Analysis) -> TraceFinding | None:
     busy = analysis.share("compute") + analysis.share("communication")
     if busy < _BUSY:
         return None
     device = "the GPU" if analysis.trace.on_gpu else "the CPU"
-    return Finding(
+    return TraceFinding(
         what="bound by compute",
         costs=0.0,
         evidence=f"{device} computed or communicated for {busy:.0%} of the time",
@@ -124,11 +124,11 @@ def _busy(analysis: Analysis) -> Finding | None:
     )
 
 
-def _idle(analysis: Analysis) -> Finding | None:
+def _idle(analysis: Analysis) -> TraceFinding | None:
     costs = analysis.share("other")
     if not analysis.trace.on_gpu or costs < 0.2:  # launching small kernels leaves gaps in any program
         return None
-    return Finding(
+    return TraceFinding(
         what="GPU idle",
         costs=costs,
         evidence=f"nothing ran on the GPU, nothing was copied, and no data was waited for during "
@@ -138,7 +138,7 @@ def _idle(analysis: Analysis) -> Finding | None:
     )
 
 
-_CHECKS: Final[tuple[Callable[[Analysis], Finding | None], ...]] = (
+_CHECKS: Final[tuple[Callable[[Analysis], TraceFinding | None], ...]] = (
     _pageable,
     _blocking,
     _not_overlapped,

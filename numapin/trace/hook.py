@@ -33,7 +33,7 @@ _PROFILES_ITSELF: Final = "the script profiles itself; read its trace with: numa
 _MOST_LOADS: Final = 10_000  # a worker's file stays below 600 kB in a job of weeks
 
 
-class _State:
+class _Traced:
     """What this process traces; None until its first batch or optimizer step."""
 
     tracer: Tracer | None = None
@@ -78,9 +78,9 @@ def _announce(cls: Any, begin: str) -> None:  # noqa: ANN401 - a profiler of tor
     torchs_begin, torchs_exit = getattr(cls, begin), cls.__exit__
 
     def begins(self: Any) -> Any:  # noqa: ANN401 - as torch's
-        with _State.lock:
-            if not _State.acting:
-                _State.other_profiles = True
+        with _Traced.lock:
+            if not _Traced.acting:
+                _Traced.other_profiles = True
                 _act(lambda tracer: tracer.make_way(_PROFILES_ITSELF))
         return torchs_begin(self)
 
@@ -88,15 +88,15 @@ def _announce(cls: Any, begin: str) -> None:  # noqa: ANN401 - a profiler of tor
         try:
             return torchs_exit(self, *error)
         finally:
-            if not _State.acting:
-                _State.other_profiles = False
+            if not _Traced.acting:
+                _Traced.other_profiles = False
 
     setattr(cls, begin, begins)
     cls.__exit__ = exits
 
 
 def _require_no_other() -> None:
-    if _State.other_profiles:
+    if _Traced.other_profiles:
         raise RuntimeError(_PROFILES_ITSELF)
 
 
@@ -114,33 +114,33 @@ def _count_batches(cls: Any) -> None:  # noqa: ANN401 - torch's class
 
 def _count(act: Callable[[Tracer], None]) -> None:
     """Hand a batch or step to this process's tracer; a process forked off later, or a loader's worker, has none."""
-    if _State.closed:
+    if _Traced.closed:
         return
-    with _State.lock:
-        if _State.tracer is None:
+    with _Traced.lock:
+        if _Traced.tracer is None:
             try:
-                _State.tracer = _claim()
+                _Traced.tracer = _claim()
             except Exception as error:  # noqa: BLE001 - it is said, and the script goes on
                 say(f"warning: process {os.getpid()} is not traced: {error}")
-            _State.closed = _State.tracer is None
+            _Traced.closed = _Traced.tracer is None
         _act(act)
 
 
 def _act(act: Callable[[Tracer], None]) -> None:
     """Have the tracer do something, if it still does anything."""
-    with _State.lock:
-        tracer = _State.tracer
-        if tracer is None or tracer.done or _State.acting or tracer.pid != os.getpid():
+    with _Traced.lock:
+        tracer = _Traced.tracer
+        if tracer is None or tracer.done or _Traced.acting or tracer.pid != os.getpid():
             return
-        _State.acting = True
+        _Traced.acting = True
         with warnings.catch_warnings(action="ignore"):  # the script may have made errors of them
             try:
                 act(tracer)
             except Exception as error:  # noqa: BLE001 - it is said, and the script goes on
                 tracer.give_up(str(error))
             finally:
-                _State.acting = False
-        _State.closed = tracer.done
+                _Traced.acting = False
+        _Traced.closed = tracer.done
 
 
 def _claim() -> Tracer | None:
@@ -189,7 +189,7 @@ def _before_fork() -> None:
 
 def _after_fork() -> None:
     """Let the child of a process that was profiled end: Kineto's destructor waits for a thread that is not there."""
-    if _State.tracer is not None and _State.tracer.has_profiled:
+    if _Traced.tracer is not None and _Traced.tracer.has_profiled:
         process.exit_without_destructors()
 
 
@@ -218,7 +218,7 @@ class _Loads:
     def _open(self) -> int | None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | FILE
         try:
-            if _State.closed or Path(self.settings.folder, f"{_name()}.trace.json").exists():
+            if _Traced.closed or Path(self.settings.folder, f"{_name()}.trace.json").exists():
                 return None
             with opened(self.settings.loads) as folder:
                 require_own(folder)
@@ -228,7 +228,7 @@ class _Loads:
 
 
 def _note_pin(start_ns: int, end_ns: int) -> None:
-    tracer = _State.tracer
+    tracer = _Traced.tracer
     if tracer is not None and tracer.step is not None:
         tracer.pins.append((threading.get_native_id(), start_ns, end_ns))
 

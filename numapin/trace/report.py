@@ -1,6 +1,7 @@
 """What `numapin trace` found on all ranks. Pure.
 
-Comes in: the ranks' analyses, and why others have none. Goes out: a `Report`, and its JSON (schema numapin.trace/1).
+Comes in: the ranks' analyses, and why others have none. Goes out: a `TraceReport`, and its JSON (schema
+numapin.trace/1).
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numapin.trace.analysis import Analysis, Group
-    from numapin.trace.findings import Finding
+    from numapin.trace.findings import TraceFinding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
     """One finding on the ranks that have it, by name; the evidence is that of the rank where it costs most."""
 
-    finding: Finding
+    finding: TraceFinding
     ranks: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class TraceReport:
     """Analyses, findings, and notes on what is not in them."""
 
     analyses: tuple[Analysis, ...]
@@ -44,9 +45,9 @@ class Report:
         }
 
 
-def make_report(analyses: Sequence[Analysis], notes: Sequence[str] = ()) -> Report:
+def make_report(analyses: Sequence[Analysis], notes: Sequence[str] = ()) -> TraceReport:
     """Put the ranks' findings together, the dearest first; a note that several traces share is said once."""
-    found: dict[str, list[tuple[str, Finding]]] = {}
+    found: dict[str, list[tuple[str, TraceFinding]]] = {}
     for analysis in analyses:
         for finding in find(analysis):
             found.setdefault(finding.what, []).append((name_of(analysis), finding))
@@ -58,7 +59,7 @@ def make_report(analyses: Sequence[Analysis], notes: Sequence[str] = ()) -> Repo
         analyses, key=lambda analysis: (analysis.trace.rank or 0, analysis.trace.restart, analysis.trace.source)
     )
     own = (note for analysis in ordered for note in analysis.trace.notes)
-    return Report(
+    return TraceReport(
         analyses=tuple(ordered),
         findings=tuple(sorted(shared, key=lambda one: -one.finding.costs)),
         notes=tuple(dict.fromkeys((*notes, *own))),

@@ -1,8 +1,8 @@
 """A report as a picture: lanes of loading, waiting, pinning, copying and computing over the steps of each rank. Pure.
 
-Comes in: a `Report` and the page's template. Goes out: one HTML page that needs nothing else, with a table that says
-the same in numbers. Bars that lie close are drawn as one where there are too many: the page has some thousands at most.
-Such a bar is the fainter, the less of it is filled.
+Comes in: a `TraceReport` and the page's template. Goes out: one HTML page that needs nothing else, with a table that
+says the same in numbers. Bars that lie close are drawn as one where there are too many: the page has some thousands at
+most. Such a bar is the fainter, the less of it is filled.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from numapin.trace.analysis import Analysis
     from numapin.trace.records import Copy, Kernel, Span
-    from numapin.trace.report import Report
+    from numapin.trace.report import TraceReport
 
 _MOST_BARS: Final = 4000
 _LANE: Final = 26  # pixels
@@ -54,7 +54,7 @@ class Bar:
     gaps: float = 0.0
 
 
-def timeline(report: Report, template: str) -> str:
+def timeline(report: TraceReport, template: str) -> str:
     """Return the page."""
     lanes = [(analysis, _lanes(analysis)) for analysis in report.analyses]
     budget = max(_MOST_BARS // max(sum(len(one) for _, one in lanes), 1), 40)
@@ -211,7 +211,7 @@ def _summary(analysis: Analysis) -> str:
     return f"{steps} steps ({unit}) of {_ms(analysis.step_us)} ms, {analysis.num_batches} batches: {shares}"
 
 
-def _findings(report: Report) -> Iterator[str]:
+def _findings(report: TraceReport) -> Iterator[str]:
     for shared in report.findings:
         finding = shared.finding
         cost = f"up to {finding.costs:.0%} of the time" if finding.costs else "nothing to gain"

@@ -1,7 +1,7 @@
 """A benchmark's report as a figure to plot. Pure.
 
-Comes in: a `Report` and what is to be plotted of it. Goes out: a `Figure`: for each figure and sweep a panel of lines,
-or, where the cases are no sweep, a panel of bars a figure.
+Comes in: a `BenchReport` and what is to be plotted of it. Goes out: a `Figure`: for each figure and sweep a panel of
+lines, or, where the cases are no sweep, a panel of bars a figure.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from numapin.view.chart import Figure, Panel, Point, Series
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from numapin.bench.model import CaseResult, Report
+    from numapin.bench.model import BenchReport, CaseResult
     from numapin.view.bench_table import Column
 
 
-def bench_figure(report: Report, columns: Sequence[Column]) -> Figure:
+def bench_figure(report: BenchReport, columns: Sequence[Column]) -> Figure:
     """Return the figure. What was skipped is not in it; with nothing measured it has no panel."""
     sweeps = dict.fromkeys(case.group for case in report.cases if case.group is not None)
     panels = [_sweep(report, group, column) for column in columns for group in sweeps] if sweeps else []
@@ -30,7 +30,7 @@ def bench_figure(report: Report, columns: Sequence[Column]) -> Figure:
     )
 
 
-def _sweep(report: Report, group: str, column: Column) -> Panel:
+def _sweep(report: BenchReport, group: str, column: Column) -> Panel:
     cases = [case for case in report.cases if case.group == group]
     return Panel(
         title=f"{group}: {column.heading}",

@@ -1,6 +1,6 @@
 """A benchmark's report as a table. Pure.
 
-Comes in: a `Report` and its `Layout`. Goes out: a heading and a row a peer for each case:
+Comes in: a `BenchReport` and its `Layout`. Goes out: a heading and a row a peer for each case:
 medians, with lowest and highest in brackets; and what was skipped, with the reason.
 """
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from numapin.bench.model import CaseResult, PeerResult, Report, Spread
+    from numapin.bench.model import BenchReport, CaseResult, PeerResult, Spread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class Layout:
     plotted: tuple[Column, ...]
 
 
-def bench_table(report: Report, layout: Layout) -> RenderableType:
+def bench_table(report: BenchReport, layout: Layout) -> RenderableType:
     """Return the machine and the legend in a line each, then each case, without columns that none of its peers has."""
     parts: list[RenderableType] = [Text(machine_line(report)), Text(layout.legend)]
     for case in report.cases:
@@ -49,7 +49,7 @@ def bench_table(report: Report, layout: Layout) -> RenderableType:
     return Group(*parts)
 
 
-def machine_line(report: Report) -> str:
+def machine_line(report: BenchReport) -> str:
     """Say in a line on what was measured."""
     machine, gpus = report.machine, report.machine.get("gpus")
     names = [str(gpu) for gpu in gpus] if isinstance(gpus, list | tuple) else []

@@ -1,7 +1,7 @@
 """A doctor's report for people. Pure.
 
-Comes in: a `Report`. Goes out: findings grouped by severity, the worst first, with reason, source and remedy; a line
-each for what is well and for what could not be told; and the advice on pinning.
+Comes in: a `DoctorReport`. Goes out: findings grouped by severity, the worst first, with reason, source and remedy; a
+line each for what is well and for what could not be told; and the advice on pinning.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from rich.constrain import Constrain
 from rich.table import Table
 from rich.text import Text
 
-from numapin.doctor.model import Severity
+from numapin.doctor.model import DoctorSeverity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -21,14 +21,19 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from numapin.doctor.advice import Advice
-    from numapin.doctor.model import Finding, Report
+    from numapin.doctor.model import DoctorFinding, DoctorReport
 
-_STYLES: Final = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.NOTE: "bold", None: "bold"}
+_STYLES: Final = {
+    DoctorSeverity.ERROR: "bold red",
+    DoctorSeverity.WARNING: "bold yellow",
+    DoctorSeverity.NOTE: "bold",
+    None: "bold",
+}
 _WIDTH: Final = 100
 _NAME_WIDTH: Final = 18
 
 
-def doctor_table(report: Report) -> RenderableType:
+def doctor_table(report: DoctorReport) -> RenderableType:
     """Return the whole report, at most 100 columns wide."""
     parts: list[RenderableType] = []
     for severity, style in _STYLES.items():
@@ -36,7 +41,7 @@ def doctor_table(report: Report) -> RenderableType:
         if group:
             parts += [Text(f"{severity.value if severity else 'not known'} ({len(group)})", style=style)]
             parts += [_table(map(_row, group) if severity is None else map(_full, group)), Text()]
-    well = [finding for finding in report.findings if finding.severity is Severity.OK]
+    well = [finding for finding in report.findings if finding.severity is DoctorSeverity.OK]
     parts += [Text(f"ok ({len(well)})", style="bold green"), _table(map(_row, well)), Text()]
     return Group(*parts, Text("should you pin?", style="bold"), _table([_advice(report.advice)]))
 
@@ -50,11 +55,11 @@ def _table(rows: Iterable[tuple[str, RenderableType]]) -> RenderableType:
     return Constrain(table, _WIDTH)
 
 
-def _row(finding: Finding) -> tuple[str, Text]:
+def _row(finding: DoctorFinding) -> tuple[str, Text]:
     return finding.check, Text(finding.what)
 
 
-def _full(finding: Finding) -> tuple[str, RenderableType]:
+def _full(finding: DoctorFinding) -> tuple[str, RenderableType]:
     facts = _dim(("why", finding.why), ("from", finding.where))
     return finding.check, Group(Text(finding.what), *facts, *_remedy(finding.remedy))
 

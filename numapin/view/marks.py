@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING
 
-from numapin.base import cpu_set
+from numapin.base.cpu_set import CpuSet
 from numapin.errors import UsageError
 
 if TYPE_CHECKING:
@@ -28,9 +28,9 @@ class Marks:
     cpus: Mapping[int, Ranks] = field(default_factory=dict)
     memory: Mapping[int, Ranks] = field(default_factory=dict)
     gpus: Mapping[int, Ranks] = field(default_factory=dict)
-    _known: dict[frozenset[int], Ranks] = field(default_factory=dict, repr=False, compare=False)
+    _known: dict[CpuSet, Ranks] = field(default_factory=dict, repr=False, compare=False)
 
-    def on(self, cpus: frozenset[int]) -> Ranks:
+    def on(self, cpus: CpuSet) -> Ranks:
         """Return the ranks that use any of these CPUs."""
         if cpus not in self._known:
             together = {id(ranks): ranks for cpu in cpus for ranks in [self.cpus.get(cpu, ())]}  # many share one tuple
@@ -63,8 +63,8 @@ def _by_place(pairs: Iterable[tuple[frozenset[int], int]]) -> dict[int, Ranks]:
 
 
 def _require_of_machine(topology: Topology, ranks: Iterable[RankPlan]) -> None:
-    cpus, nodes = topology.cpus, frozenset(node.id for node in topology.nodes)
-    absent = cache(lambda places, there: cpu_set.render(places - there))
+    cpus, nodes = topology.cpus, CpuSet(node.id for node in topology.nodes)
+    absent = cache(lambda places, there: str(places - there))
     for rank in ranks:
         missing = {
             "CPUs": absent(rank.cpus, cpus),

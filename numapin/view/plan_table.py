@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final
 
 from rich.table import Table
 
-from numapin.base import cpu_set
 from numapin.base.quoting import quote
 from numapin.view.words import policy, shortened
 
@@ -49,9 +48,9 @@ def environment_lines(plan: Plan) -> list[str]:
             for name, value in (
                 ("LOCAL_RANK", str(rank.local_rank)),
                 ("NUMAPIN_GPU", (rank.gpu.uuid or str(rank.gpu.index)) if rank.gpu else ""),
-                ("NUMAPIN_CPUS", cpu_set.render(rank.cpus)),
+                ("NUMAPIN_CPUS", str(rank.cpus)),
                 ("NUMAPIN_MEMORY", rank.memory.value),
-                ("NUMAPIN_NODES", cpu_set.render(rank.nodes)),
+                ("NUMAPIN_NODES", str(rank.nodes)),
                 ("OMP_NUM_THREADS", str(rank.num_threads)),
             )
         )
@@ -71,7 +70,7 @@ def _cells(rank: RankPlan) -> tuple[str, ...]:
         f"{rank.local_rank}{'' if rank.exact else '*'}",
         gpu_cell(rank.gpu),
         "-" if rank.node is None else str(rank.node),
-        cpu_set.render(rank.cpus),
+        str(rank.cpus),
         policy(rank),
         str(rank.num_threads),
     )

@@ -1,6 +1,6 @@
 """A report whose cases are sweeps over sizes, as tables. Pure.
 
-Comes in: a `Report` and its `Layout`. Goes out: for each sweep and figure a table with a row a size and a column a
+Comes in: a `BenchReport` and its `Layout`. Goes out: for each sweep and figure a table with a row a size and a column a
 peer; and what was skipped, with the reason.
 """
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from numapin.bench.model import CaseResult, Report, Spread
+    from numapin.bench.model import BenchReport, CaseResult, Spread
     from numapin.view.bench_table import Column, Layout
 
 
-def sweep_table(report: Report, layout: Layout) -> RenderableType:
+def sweep_table(report: BenchReport, layout: Layout) -> RenderableType:
     """Return the machine and the legend, then each sweep; a figure that no peer has is left out."""
     parts: list[RenderableType] = [Text(machine_line(report)), Text(layout.legend)]
     for group in dict.fromkeys(case.group for case in report.cases if case.group is not None):

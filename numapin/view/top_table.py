@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final
 from rich.console import Group
 from rich.text import Text
 
-from numapin.base import cpu_set
 from numapin.view.plan_table import gpu_cell
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ def _line(text: str, style: str) -> Text:
 
 def _cells(rank: TopRank) -> tuple[str, ...]:
     node = "-" if rank.plan.node is None else str(rank.plan.node)
-    cpus = cpu_set.render(rank.plan.cpus)
+    cpus = str(rank.plan.cpus)
     cpus = cpus if len(cpus) <= _CPUS_WIDTH else f"{cpus[: _CPUS_WIDTH - 1]}…"
     head = (str(rank.plan.local_rank), gpu_cell(rank.plan.gpu), node, cpus)
     if rank.is_gone:

@@ -12,8 +12,6 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from numapin.base import cpu_set
-
 if TYPE_CHECKING:
     from numapin.topology.model import Topology
 
@@ -56,7 +54,7 @@ def _cut(number: int, what: str) -> str:
 
 
 def _rows(topology: Topology) -> list[tuple[str, str, str]]:
-    gpus = [(gpu.label, "" if gpu.cpus is None else cpu_set.render(gpu.cpus), gpu.node) for gpu in topology.gpus]
+    gpus = [(gpu.label, "" if gpu.cpus is None else str(gpu.cpus), gpu.node) for gpu in topology.gpus]
     nics = [(nic.name, "", nic.node) for nic in topology.nics]
     return [(name, cpus, "?" if node is None else str(node)) for name, cpus, node in (*gpus, *nics)]
 

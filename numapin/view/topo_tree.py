@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from rich.text import Text
 from rich.tree import Tree
 
-from numapin.base import cpu_set
+from numapin.base.cpu_set import CpuSet
 from numapin.topology.model import NodeKind
 from numapin.view.marks import marks_of
 from numapin.view.words import NODE_KINDS, machine_size, memory, pcie_link, rank_names, shortened
@@ -62,14 +62,14 @@ def _node_line(node: Node, ranks: str, *, allowed: bool) -> Text:
         ranks,
         NODE_KINDS[node.kind],
         memory(node),
-        f"CPUs {cpu_set.render(node.cpus)}" if node.cpus else "",
+        f"CPUs {node.cpus}" if node.cpus else "",
         f"distances {' '.join(others)}" if others else "",
         "" if allowed else "not allowed",
     )
     return line.append("  " + ", ".join(fact for fact in facts if fact), style="not bold default")
 
 
-def _within(by_lowest: Mapping[int, Core], cpus: frozenset[int]) -> list[Core]:
+def _within(by_lowest: Mapping[int, Core], cpus: CpuSet) -> list[Core]:
     """Return the cores that lie in a set of CPUs."""
     found = (by_lowest[cpu] for cpu in sorted(cpus) if cpu in by_lowest)
     return [core for core in found if core.cpus <= cpus]
@@ -86,7 +86,7 @@ def _core_lines(cores: list[Core]) -> list[str]:
         threads = sorted({len(core.cpus) for core in group})
         smt = f" x {'-'.join(map(str, threads))} threads" if threads != [1] else ""
         what = "cores" if l3 is None else "L3"
-        cpus = cpu_set.render(cpu for core in group for cpu in core.cpus)
+        cpus = str(CpuSet(cpu for core in group for cpu in core.cpus))
         lines.append(f"{what}  {len(group)} cores{smt}: CPUs {cpus}")
     return lines
 

@@ -1,6 +1,6 @@
 """A report of `numapin trace` as tables. Pure.
 
-Comes in: a `Report`. Goes out: where each rank's time went, its copies, and what to change.
+Comes in: a `TraceReport`. Goes out: where each rank's time went, its copies, and what to change.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from numapin.trace.analysis import Group as Copies
-    from numapin.trace.report import Report
+    from numapin.trace.report import TraceReport
 
 _MOST_COPIES = 12  # rows; the report in JSON has all
 
 
-def trace_table(report: Report) -> RenderableType:
+def trace_table(report: TraceReport) -> RenderableType:
     """Return time, copies, findings and notes."""
     parts: list[RenderableType] = [_times(report)]
     if any(analysis.groups for analysis in report.analyses):
@@ -38,7 +38,7 @@ def trace_table(report: Report) -> RenderableType:
     return Group(*parts)
 
 
-def _times(report: Report) -> Table:
+def _times(report: TraceReport) -> Table:
     """Return a row a rank: ms a step, and the share of each part that any rank has."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     shown = shown_parts(report.analyses)
@@ -54,7 +54,7 @@ def _times(report: Report) -> Table:
     return table
 
 
-def _copies(report: Report) -> Table:
+def _copies(report: TraceReport) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("rank", "copies", "MB", "GB/s", "ms", "overlapped", "blocking"):
         table.add_column(heading, justify="right", no_wrap=heading != "rank")
@@ -65,7 +65,7 @@ def _copies(report: Report) -> Table:
     return table
 
 
-def _rows(report: Report) -> Iterator[tuple[str, ...]]:
+def _rows(report: TraceReport) -> Iterator[tuple[str, ...]]:
     """Give the copies that took longest, of all ranks, in the order of the ranks."""
     every = [(analysis, copies) for analysis in report.analyses for copies in analysis.groups]
     longest = sorted(every, key=lambda pair: -max(pair[1].busy_us, pair[1].blocked_us))[:_MOST_COPIES]
@@ -91,7 +91,7 @@ def _row(copies: Copies) -> tuple[str, ...]:
     )
 
 
-def _where(report: Report, ranks: tuple[str, ...]) -> str:
+def _where(report: TraceReport, ranks: tuple[str, ...]) -> str:
     if len(report.analyses) == 1:
         return ""
     if len(ranks) == len(report.analyses):

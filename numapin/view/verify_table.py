@@ -1,6 +1,7 @@
 """A report as a table and its findings. Pure.
 
-Comes in: a `Report`. Goes out: one row a rank; then what was found, with evidence and remedy; or all of it in a line.
+Comes in: a `VerifyReport`. Goes out: one row a rank; then what was found, with evidence and remedy; or all of it in a
+line.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from rich.text import Text
 
 from numapin.base import cpu_set
 from numapin.observe.model import PRIVATE, Role
-from numapin.observe.report import Severity
+from numapin.observe.report import VerifySeverity
 from numapin.observe.verify import JUDGED, LOCKED, elsewhere, strays
 from numapin.view.plan_table import gpu_cell
 
@@ -23,23 +24,23 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from numapin.observe.model import MemoryKind
-    from numapin.observe.report import Finding, RankReport, Report
+    from numapin.observe.report import RankReport, VerifyFinding, VerifyReport
 
 _SHARED: Final = tuple(kind for kind in JUDGED if kind not in PRIVATE | LOCKED)
 _COLUMNS: Final = (("private", PRIVATE), ("shared", _SHARED), ("pinned", LOCKED))
 _VERDICT: Final = {True: "holds", False: "off plan", None: "unverified"}
 _STYLE: Final = {
-    Severity.ERROR: "bold red",
-    Severity.UNVERIFIED: "bold yellow",
-    Severity.WARNING: "bold yellow",
-    Severity.NOTE: "bold",
+    VerifySeverity.ERROR: "bold red",
+    VerifySeverity.UNVERIFIED: "bold yellow",
+    VerifySeverity.WARNING: "bold yellow",
+    VerifySeverity.NOTE: "bold",
 }
 _LEGEND: Final = (
     "threads: within the planned CPUs / all; memory: MiB on the planned nodes / all, without the page cache of files"
 )
 
 
-def verify_table(report: Report) -> RenderableType:
+def verify_table(report: VerifyReport) -> RenderableType:
     """Return the table of ranks, its legend, and the findings."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading, right in (("rank", True), ("pid", True), ("GPU", False), ("node", True)):
@@ -52,19 +53,19 @@ def verify_table(report: Report) -> RenderableType:
     return Group(table, Text(_LEGEND, style="dim"), *findings_of(report))
 
 
-def findings_of(report: Report, *, notes: bool = True) -> Iterator[Group]:
+def findings_of(report: VerifyReport, *, notes: bool = True) -> Iterator[Group]:
     """Return each finding with where it was seen and what to do; what several ranks have alike is said once."""
-    groups: dict[tuple[Severity, str, str], list[tuple[int, Finding]]] = {}
+    groups: dict[tuple[VerifySeverity, str, str], list[tuple[int, VerifyFinding]]] = {}
     for rank in report.ranks:
         for finding in rank.findings:
             key = (finding.severity, finding.what, finding.remedy)
             groups.setdefault(key, []).append((rank.requested.local_rank, finding))
     for (severity, what, remedy), found in groups.items():
-        if notes or severity is not Severity.NOTE:
+        if notes or severity is not VerifySeverity.NOTE:
             yield _finding(severity, what, remedy, found)
 
 
-def summary(report: Report) -> str:
+def summary(report: VerifyReport) -> str:
     """Return the verdict and what it was made from, in a line."""
     processes = [process for rank in report.ranks for process in rank.observed.processes]
     threads = sum(len(process.threads) for process in processes)
@@ -105,10 +106,10 @@ def _sizes(rank: RankReport, kinds: Iterable[MemoryKind]) -> tuple[float, float]
     return (total - sum(elsewhere(rank.requested, by_node).values())) / 2**20, total / 2**20
 
 
-def _finding(severity: Severity, what: str, remedy: str, found: list[tuple[int, Finding]]) -> Group:
+def _finding(severity: VerifySeverity, what: str, remedy: str, found: list[tuple[int, VerifyFinding]]) -> Group:
     ranks = cpu_set.render(rank for rank, _ in found)
     first = Text(f"{severity}: ", style=_STYLE[severity]).append(f"rank {ranks}: {what}", style="not bold default")
-    if severity is Severity.NOTE:
+    if severity is VerifySeverity.NOTE:
         return Group(first)
     seen = "; ".join(dict.fromkeys(finding.where for _, finding in found))
     return Group(first, Text(f"  seen:   {seen}"), Text(f"  remedy: {remedy}"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from numapin.base import cpu_set
+from numapin.base.sizes import gib
 from numapin.plan.request import Memory
 from numapin.topology.model import NodeKind
 
@@ -24,7 +25,7 @@ NODE_KINDS: Final = {NodeKind.CPU: "", NodeKind.MEMORY: "memory only", NodeKind.
 def machine_size(topology: Topology) -> str:
     """Return the number of cores and CPUs, and which of them are allowed if not all are."""
     num_cpus, num_allowed = len(topology.cpus), len(topology.allowed.cpus)
-    allowed = "" if num_cpus == num_allowed else f", {num_allowed} allowed ({cpu_set.render(topology.allowed.cpus)})"
+    allowed = "" if num_cpus == num_allowed else f", {num_allowed} allowed ({topology.allowed.cpus})"
     return f"{len(topology.cores)} cores, {num_cpus} CPUs{allowed}"
 
 
@@ -34,11 +35,6 @@ def memory(node: Node) -> str:
         return ""
     free = "" if node.free_bytes is None else f" ({gib(node.free_bytes)} free)"
     return f"{gib(node.memory_bytes)}{free}"
-
-
-def gib(size_bytes: int) -> str:
-    """Return a size in GiB."""
-    return f"{size_bytes / 2**30:.1f} GiB"
 
 
 def pcie_link(pcie: Pcie) -> str:
@@ -53,7 +49,7 @@ def policy(rank: RankPlan) -> str:
     """Return a rank's memory policy, with the nodes if it names any."""
     if rank.memory in (Memory.NONE, Memory.LOCAL):
         return rank.memory.value
-    return f"{rank.memory.value} {cpu_set.render(rank.nodes)}"
+    return f"{rank.memory.value} {rank.nodes}"
 
 
 def rank_names(ranks: Collection[int]) -> str:

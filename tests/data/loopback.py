@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from numapin.base.cpu_set import CpuSet
 from numapin.data.locality import Locality
 from numapin.data.opening.host import Lender, Parcel
 from numapin.data.slots.control import OwnSlots
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 WAIT_S: Final = 20
-ANYWHERE: Final = Locality(nodes=frozenset(), cpus=frozenset(), memory=None, num_machine_nodes=1, reason="a test")
+ANYWHERE: Final = Locality(nodes=CpuSet(), cpus=CpuSet(), memory=None, num_machine_nodes=1, reason="a test")
 
 
 def make_spec(told: list[str] | None = None, **changes: Any) -> RingSpec:

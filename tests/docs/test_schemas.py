@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from click.testing import CliRunner
 
-from numapin.bench.machine import Machine
-from numapin.bench.model import Benchmark, Case, Peer, Report, Run, summarise
+from numapin.bench.machine import BenchMachine
+from numapin.bench.model import Benchmark, BenchReport, Case, Peer, Run, summarise
 from numapin.cli.main import numapin
 from numapin.rank.bind import Applied
 from numapin.trace.analysis import analyse
@@ -108,7 +108,7 @@ def _measured() -> object:
     case = Case(name="a", about="b", peers=(Peer(name="p", specs=()),))
     benchmark = Benchmark(name="x", module="y", cases=(case,))
     runs = [Run(case="a", peer="p", repeat=0, figures={"s": 1.0}, details=({"k": 1},))]
-    machine = Machine(
+    machine = BenchMachine(
         cpu=None,
         num_cpus=1,
         memory_bytes=1,
@@ -120,7 +120,7 @@ def _measured() -> object:
         gpus=("g",),
         no_gpu=None,
     )
-    report = Report(
+    report = BenchReport(
         benchmark="x", command=("c",), machine=machine.to_json(), settings={}, cases=summarise(benchmark, runs)
     )
     return report.to_json()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from numapin.doctor.model import Finding
+    from numapin.doctor.model import DoctorFinding
 
 CALLS = ("get_mempolicy", "set_mempolicy", "mbind", "move_pages")
 
@@ -49,7 +49,7 @@ def put(root: Path, files: Mapping[str, str | bytes | None]) -> None:
             at.write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
-def findings(root: Path, *, answers: Live | None = None) -> dict[str, Finding]:
+def findings(root: Path, *, answers: Live | None = None) -> dict[str, DoctorFinding]:
     """Examine the machine below a root, and return what each check found."""
     topology = discover(root=root)
     return {finding.check: finding for finding in examine(read_files(root, topology, live=answers), topology)}

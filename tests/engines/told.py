@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from numapin.base import cpu_set
+from numapin.base.cpu_set import CpuSet
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,4 +33,4 @@ def assert_bound(ranks: Sequence[dict[str, Any]]) -> None:
     """Check that the kernel has each rank where its binding says."""
     for rank in ranks:
         assert rank["cpus"] == rank["binding"]["cpus"], rank
-        assert cpu_set.parse(rank["cpus"]), rank
+        assert CpuSet.parse(rank["cpus"]), rank

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from numapin.bench.cases.nearest import Verdict, with_measured
+from numapin.bench.cases.nearest import NearestNode, with_measured
 from numapin.topology.model import Topology
 from tests.integration.launching import call, numapin
 from tests.machines.grids import grid
@@ -106,7 +106,7 @@ def test_a_measured_machine_file_is_a_machine_file(tmp_path: Path) -> None:
 def measured_file(folder: Path) -> Path:
     """Write the machine file that --save would."""
     machine = grid(packages=2, nodes=2, l3=1, cores=2, smt=1, gpus=[None])
-    found = with_measured(machine, [Verdict(gpu=0, node=1, reason="")])
+    found = with_measured(machine, [NearestNode(gpu=0, node=1, reason="")])
     path = folder / "measured.json"
     path.write_text(json.dumps(found.to_json()))
     assert Topology.from_json(path.read_text()).gpus[0].node_source == "measured"

@@ -227,8 +227,8 @@ for number, batch in enumerate(loader):
 """
 TELL = """
 import json
-from numapin.data.path import Options, path_of
-print(json.dumps({"wrong": wrong, "not_pinned": not_pinned, "hits": path_of(loader, Options()).stats().hits}))
+from numapin.data.path import PathOptions, path_of
+print(json.dumps({"wrong": wrong, "not_pinned": not_pinned, "hits": path_of(loader, PathOptions()).stats().hits}))
 """
 
 

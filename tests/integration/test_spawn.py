@@ -20,7 +20,7 @@ import pytest
 
 import numapin
 from numapin.spawning.child import NUM_SIZE_BYTES, Answer, Outcome
-from numapin.spawning.ranks import Rank, none_left, results_of
+from numapin.spawning.ranks import RankProcess, none_left, results_of
 from tests.integration import calls
 from tests.integration.launching import call, environment, script
 from tests.integration.launching import numapin as run_numapin
@@ -300,13 +300,13 @@ def test_a_rank_keeps_its_number() -> None:
         process = subprocess.Popen(["true"])
         ours, theirs = socket.socketpair()
         theirs.close()
-        ranks.append(Rank(0, process, ours))
+        ranks.append(RankProcess(0, process, ours))
         assert wait_until(lambda: ranks[0].look() or ranks[0].status == 0, limit_s=60)  # type: ignore[func-returns-value]
         assert Path(f"/proc/{process.pid}").exists()
     assert not Path(f"/proc/{process.pid}").exists()
 
 
-class _Overlooked(Rank):
+class _Overlooked(RankProcess):
     """A rank whose answer comes, and whose process ends, right after the first look."""
 
     has_looked = False
@@ -318,7 +318,7 @@ class _Overlooked(Rank):
         self.has_looked = True
 
 
-def _over(kind: type[Rank], number: int, outcome: Outcome, content: object) -> Rank:
+def _over(kind: type[RankProcess], number: int, outcome: Outcome, content: object) -> RankProcess:
     """Return a rank that has answered and is over; nobody has looked yet."""
     ours, theirs = socket.socketpair()
     with theirs:
@@ -333,7 +333,7 @@ def test_a_rank_that_leaves_well_beside_the_error() -> None:
     """A rank that the kernel takes down after it answered is not the cause of another's error."""
     with none_left(0) as ranks:
         ranks.append(_over(_Overlooked, 0, Outcome.RETURNED, 1))
-        ranks.append(_over(Rank, 1, Outcome.RAISED, LookupError()))
+        ranks.append(_over(RankProcess, 1, Outcome.RAISED, LookupError()))
         with pytest.raises(LookupError):
             results_of(ranks, timeout_s=60)
 

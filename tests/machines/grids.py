@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from numapin.base.cpu_set import CpuSet
 from numapin.topology.model import Allowed, Core, Gpu, Node, NodeKind, NodeSource, Package, Topology
 
 if TYPE_CHECKING:
@@ -23,8 +24,8 @@ def grid(  # noqa: PLR0913 - each is one dimension of a machine
     memory_nodes: Sequence[int] = (),
     gpu_nodes: Sequence[int] = (),
     memoryless: Sequence[int] = (),
-    allowed_cpus: frozenset[int] | None = None,
-    allowed_nodes: frozenset[int] | None = None,
+    allowed_cpus: CpuSet | None = None,
+    allowed_nodes: CpuSet | None = None,
 ) -> Topology:
     """Return a machine of `packages` x `nodes` x `l3` x `cores` x `smt`; siblings are numbered one round apart.
 
@@ -39,7 +40,7 @@ def grid(  # noqa: PLR0913 - each is one dimension of a machine
 
     def core(number: int) -> Core:
         cpus, place, group = _threads(number, total, smt), number // per_node, number // cores * cores
-        renamed = frozenset(cpu_of[cpu] for cpu in cpus)
+        renamed = CpuSet(cpu_of[cpu] for cpu in cpus)
         lowest = min(cpu_of[cpu] for first in range(group, group + cores) for cpu in _threads(first, total, smt))
         return Core(
             id=min(renamed), cpus=renamed, node=node_of[place], package=place // nodes, l3=lowest if l3 else None
@@ -50,7 +51,7 @@ def grid(  # noqa: PLR0913 - each is one dimension of a machine
     others = [*memory_nodes, *gpu_nodes]
 
     def node(number: int) -> Node:
-        mine = frozenset(cpu for c in all_cores if c.node == number for cpu in c.cpus)
+        mine = CpuSet(cpu for c in all_cores if c.node == number for cpu in c.cpus)
         without = NodeKind.GPU if number in gpu_nodes else NodeKind.MEMORY
         return Node(
             id=number,
@@ -65,14 +66,13 @@ def grid(  # noqa: PLR0913 - each is one dimension of a machine
         host=None,
         source="grid",
         packages=tuple(
-            Package(id=p, nodes=frozenset(n for n, package in package_of.items() if package == p))
-            for p in range(packages)
+            Package(id=p, nodes=CpuSet(n for n, package in package_of.items() if package == p)) for p in range(packages)
         ),
         nodes=tuple(node(number) for number in sorted((*node_of, *others))),
         cores=tuple(sorted(all_cores, key=lambda c: c.id)),
         allowed=Allowed(
-            cpus=frozenset(cpu_of) if allowed_cpus is None else allowed_cpus,
-            nodes=frozenset((*node_of, *others)) if allowed_nodes is None else allowed_nodes,
+            cpus=CpuSet(cpu_of) if allowed_cpus is None else allowed_cpus,
+            nodes=CpuSet((*node_of, *others)) if allowed_nodes is None else allowed_nodes,
         ),
         gpus=tuple(gpu(index, node) for index, node in enumerate(gpus)),
     )

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from numapin.base import cpu_set
+from numapin.base.cpu_set import CpuSet
 from numapin.topology.readings import NvmlReading, NvmlReadings
 
 if TYPE_CHECKING:
@@ -48,19 +49,19 @@ class Machine:
     requests: list[dict[str, Any]] = field(default_factory=list)
 
     @cached_property
-    def present(self) -> frozenset[int]:
+    def present(self) -> CpuSet:
         """Return every CPU, offline ones included."""
-        return frozenset[int]().union(*(cpu_set.parse(p["cpus"]) for p in self.packages))
+        return CpuSet().union(*(CpuSet.parse(p["cpus"]) for p in self.packages))
 
     @cached_property
-    def online(self) -> frozenset[int]:
+    def online(self) -> CpuSet:
         """Return the online CPUs."""
-        return self.present - cpu_set.parse(self.offline)
+        return self.present - CpuSet.parse(self.offline)
 
     @cached_property
-    def cpu_nodes(self) -> dict[int, frozenset[int]]:
+    def cpu_nodes(self) -> dict[int, CpuSet]:
         """Return the online CPUs of each node that has some."""
-        found = {node["id"]: cpu_set.parse(node.get("cpus", "")) & self.online for node in self.nodes}
+        found = {node["id"]: CpuSet.parse(node.get("cpus", "")) & self.online for node in self.nodes}
         return {node: cpus for node, cpus in found.items() if cpus}
 
 
@@ -117,24 +118,22 @@ def _cpu_files(machine: Machine) -> Iterator[tuple[str, str]]:
     for cpu in machine.present - machine.online:
         yield f"{_CPU}/cpu{cpu}/online", "0"  # an offline CPU shows no topology
     for package in machine.packages:
-        cpus = cpu_set.parse(package["cpus"])
+        cpus = CpuSet.parse(package["cpus"])
         cores = _cores(machine, sorted(cpus))
         for number, core in enumerate(cores):
             yield from _topology_files(machine, package["id"], number, {"thread": core, "core": cpus})
         yield from _cache_files(machine, cores)
 
 
-def _cores(machine: Machine, cpus: list[int]) -> list[frozenset[int]]:
+def _cores(machine: Machine, cpus: list[int]) -> list[CpuSet]:
     """Pair SMT siblings within a package: numbered side by side (POWER), or one round after the other (x86)."""
     count = len(cpus) // machine.smt
     if machine.siblings == "adjacent":
-        return [frozenset(cpus[i * machine.smt : (i + 1) * machine.smt]) for i in range(count)]
-    return [frozenset(cpus[i::count]) for i in range(count)]
+        return [CpuSet(cpus[i * machine.smt : (i + 1) * machine.smt]) for i in range(count)]
+    return [CpuSet(cpus[i::count]) for i in range(count)]
 
 
-def _topology_files(
-    machine: Machine, package: int, core: int, groups: dict[str, frozenset[int]]
-) -> Iterator[tuple[str, str]]:
+def _topology_files(machine: Machine, package: int, core: int, groups: dict[str, CpuSet]) -> Iterator[tuple[str, str]]:
     """Yield the files of each online CPU of a core; `groups` are the CPUs of the core and of its package."""
     values = {"physical_package_id": str(package), "core_id": str(core)}
     for word, cpus in groups.items():
@@ -144,11 +143,11 @@ def _topology_files(
         yield from ((f"{_CPU}/cpu{cpu}/topology/{name}", value) for name, value in values.items())
 
 
-def _cache_files(machine: Machine, cores: list[frozenset[int]]) -> Iterator[tuple[str, str]]:
+def _cache_files(machine: Machine, cores: list[CpuSet]) -> Iterator[tuple[str, str]]:
     """Yield the files of the L3 caches of a package, each of which `l3_cores` cores share."""
     size = machine.l3_cores or 0
     for start in range(0, len(cores), size) if size else ():
-        l3 = frozenset[int]().union(*cores[start : start + size]) & machine.online
+        l3 = CpuSet().union(*cores[start : start + size]) & machine.online
         values = {"level": "3", "type": "Unified", "size": "16384K", "shared_cpu_map": _mask(l3)}
         for cpu in l3:
             yield from ((f"{_CPU}/cpu{cpu}/cache/index3/{name}", value) for name, value in values.items())
@@ -161,7 +160,7 @@ def _node_files(machine: Machine) -> Iterator[tuple[str, str]]:
     yield f"{_NODE}/online", cpu_set.render(ids)
     yield f"{_NODE}/possible", f"0-{ids[-1]}"
     for node in machine.nodes:
-        at, cpus = f"{_NODE}/node{node['id']}", machine.cpu_nodes.get(node["id"], frozenset())
+        at, cpus = f"{_NODE}/node{node['id']}", machine.cpu_nodes.get(node["id"], CpuSet())
         kilobytes = node.get("gib", 64) << 20
         yield f"{at}/cpulist", cpu_set.render(cpus)
         yield f"{at}/cpumap", _mask(cpus)
@@ -230,11 +229,11 @@ def _kernel_node(machine: Machine, path: str, device: dict[str, Any]) -> int | N
     return node
 
 
-def _local_cpus(machine: Machine, path: str, device: dict[str, Any]) -> frozenset[int]:
+def _local_cpus(machine: Machine, path: str, device: dict[str, Any]) -> CpuSet:
     """Return the CPUs of the device's node; the kernel shows all online CPUs where the node is unknown."""
     listed = _bridge(machine, path).get("local_cpus")
     node = _kernel_node(machine, path, device)
-    return cpu_set.parse(listed) if listed else machine.cpu_nodes.get(-1 if node is None else node, machine.online)
+    return CpuSet.parse(listed) if listed else machine.cpu_nodes.get(-1 if node is None else node, machine.online)
 
 
 # --- the driver and the process --------------------------------------------------------------------------------------
@@ -259,13 +258,13 @@ def _nvml_reading(machine: Machine, index: int, gpu: dict[str, Any]) -> NvmlRead
         uuid=uuid(index),
         pci=path.rpartition("/")[2],
         name=machine.gpu,
-        memory_nodes=frozenset({node} if known and node is not None else machine.cpu_nodes),
+        memory_nodes=CpuSet({node} if known and node is not None else machine.cpu_nodes),
         cpus=_local_cpus(machine, path, gpu),
         own_node=gpu.get("own_node"),
     )
 
 
-def _mask(cpus: frozenset[int]) -> str:
+def _mask(cpus: CpuSet) -> str:
     value = sum(1 << cpu for cpu in cpus)
     words = range(_MAX_CPUS // 32 - 1, -1, -1)
     return ",".join(f"{value >> 32 * word & 0xFFFFFFFF:08x}" for word in words)

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from numapin.base.cpu_set import CpuSet
 from numapin.errors import MachineFileError, NumapinError
 from numapin.topology.model import (
     Allowed,
@@ -70,13 +71,13 @@ NCCL: Final = """<system version="1">
 TOPOLOGY: Final = Topology(
     host="h",
     source="live",
-    packages=(Package(id=0, nodes=frozenset({0})),),
+    packages=(Package(id=0, nodes=CpuSet({0})),),
     nodes=(
-        Node(id=0, kind=NodeKind.CPU, cpus=frozenset({0, 1}), package=0, memory_bytes=9, distances={0: 10, 8: 40}),
-        Node(id=8, kind=NodeKind.MEMORY, cpus=frozenset()),
+        Node(id=0, kind=NodeKind.CPU, cpus=CpuSet({0, 1}), package=0, memory_bytes=9, distances={0: 10, 8: 40}),
+        Node(id=8, kind=NodeKind.MEMORY, cpus=CpuSet()),
     ),
-    cores=(Core(id=0, cpus=frozenset({0, 1}), node=0, package=0, l3=0),),
-    allowed=Allowed(cpus=frozenset({0}), nodes=frozenset({0, 8})),
+    cores=(Core(id=0, cpus=CpuSet({0, 1}), node=0, package=0, l3=0),),
+    allowed=Allowed(cpus=CpuSet({0}), nodes=CpuSet({0, 8})),
     gpus=(
         Gpu(
             index=0,
@@ -85,7 +86,7 @@ TOPOLOGY: Final = Topology(
             pci="0000:18:00.0",
             node=0,
             node_source=NodeSource.SYSFS,
-            cpus=frozenset({0, 1}),
+            cpus=CpuSet({0, 1}),
             pcie=Pcie(gen=4, width=16),
             mig=(Mig(uuid="MIG-1"),),
         ),

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from numapin.topology.model import Link, Nic
-from numapin.view.picture.boxes import Kind
+from numapin.view.picture.boxes import BoxKind
 from numapin.view.picture.layout import lay_out
 from numapin.view.picture.svg import svg
 from tests.pictures import keys, problems
@@ -41,7 +41,7 @@ def test_everything_is_drawn_once_and_nothing_overlaps(case: Case, data: st.Data
     )
     picture = lay_out(topology, case.plan)
     assert problems(picture.box) == []
-    drawn = Counter(keys(picture.box, Kind.CORE, Kind.CPU, Kind.GPU, Kind.NIC))
+    drawn = Counter(keys(picture.box, BoxKind.CORE, BoxKind.CPU, BoxKind.GPU, BoxKind.NIC))
     drawn.pop("", None)  # the legend's
     wanted = (
         *(f"core{core.id}" for core in topology.cores),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from numapin.base.cpu_set import CpuSet
 from numapin.errors import PlanError, UsageError
 from numapin.plan.make import make_plan
 from numapin.plan.model import Plan, RankPlan
@@ -29,7 +30,7 @@ def machines(draw: st.DrawFn) -> Topology:
     cpu_ids = (
         draw(st.permutations(range(num_cpus))) if draw(st.booleans()) else [3 * cpu + 1 for cpu in range(num_cpus)]
     )
-    cpus = draw(st.frozensets(st.sampled_from(sorted(cpu_ids)))) if draw(st.booleans()) else None
+    cpus = draw(st.frozensets(st.sampled_from(sorted(cpu_ids))).map(CpuSet)) if draw(st.booleans()) else None
     return grid(
         packages=packages,
         nodes=nodes,
@@ -43,7 +44,7 @@ def machines(draw: st.DrawFn) -> Topology:
         gpus=draw(st.lists(st.none() | st.sampled_from(node_ids), max_size=5)),
         memoryless=draw(st.lists(st.sampled_from(node_ids), max_size=2)),
         allowed_cpus=cpus,
-        allowed_nodes=draw(st.none() | st.frozensets(st.sampled_from(sorted(ids)))),
+        allowed_nodes=draw(st.none() | st.frozensets(st.sampled_from(sorted(ids))).map(CpuSet)),
     )
 
 
@@ -51,7 +52,7 @@ def machines(draw: st.DrawFn) -> Topology:
 def requests(draw: st.DrawFn, topology: Topology) -> Request:
     """Draw what a user might ask of this machine; not every wish can be met."""
     bind = draw(st.sampled_from(Bind))
-    few_cpus = st.frozensets(st.sampled_from(sorted(topology.cpus)), max_size=2)
+    few_cpus = st.frozensets(st.sampled_from(sorted(topology.cpus)), max_size=2).map(CpuSet)
     return Request(
         bind=bind,
         memory=draw(st.none() | st.sampled_from(Memory)),
@@ -227,10 +228,10 @@ def test_plans_are_repeatable_and_go_to_json_and_back(case: Case) -> None:
 @given(machines(), st.lists(st.text(max_size=12) | st.sampled_from(["0", "1", "GPU-00", "0000:10:00.0"]), max_size=3))
 def test_unknown_names_are_usage_errors(topology: Topology, gpus: list[str]) -> None:
     """Whatever --gpus, --reserve-cpus and --memory name, the answer is a plan, a UsageError or a PlanError."""
-    nodes = frozenset({0, 7, 400})
+    nodes = CpuSet({0, 7, 400})
     for request in (
         Request(gpus=tuple(gpus)),
-        Request(reserve_cpus=frozenset({0, 5000})),
+        Request(reserve_cpus=CpuSet({0, 5000})),
         Request(memory=Memory.BIND, memory_nodes=nodes),
     ):
         try:

@@ -5,6 +5,7 @@ Comes in: nothing. Goes out: the plan of one rank, on node 1 of two, and the pol
 
 from __future__ import annotations
 
+from numapin.base.cpu_set import CpuSet
 from numapin.observe.model import Policy
 from numapin.plan.model import GpuRef, RankPlan
 from numapin.plan.request import Memory
@@ -14,11 +15,11 @@ PLANNED = RankPlan(
     local_rank=0,
     gpu=GpuRef(index=1, uuid="GPU-1", pci="0000:81:00.0"),
     node=1,
-    cpus=frozenset(range(4, 8)),
-    nodes=frozenset({1}),
+    cpus=CpuSet(range(4, 8)),
+    nodes=CpuSet({1}),
     memory=Memory.PREFERRED,
     num_threads=4,
     exact=True,
     reason="",
 )
-PREFER = Policy(mode="prefer", nodes=frozenset({1}))
+PREFER = Policy(mode="prefer", nodes=CpuSet({1}))

@@ -185,6 +185,17 @@ def test_modules_and_functions_stay_short(module: str) -> None:
             assert (node.end_lineno or 0) - start < 40, f"{module}.{node.name}"
 
 
+def test_a_class_name_has_one_meaning() -> None:
+    """Each class name exists once in the package."""
+    nodes = ((module, node) for module in MODULES for node in ast.walk(_tree(module)))
+    places: dict[str, list[str]] = {}
+    for module, node in nodes:
+        if isinstance(node, ast.ClassDef):
+            places.setdefault(node.name, []).append(module)
+    assert len(places) > 200
+    assert {name: modules for name, modules in places.items() if len(modules) > 1} == {}
+
+
 @pytest.mark.parametrize("module", MODULES)
 def test_nothing_happens_at_import(module: str) -> None:
     """No statement of a module itself reads the environment, opens a file, loads a library or sets up logging."""

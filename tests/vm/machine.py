@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from numapin.base import cpu_set
+from numapin.base.cpu_set import CpuSet
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -73,7 +74,7 @@ class VmMachine:
             cores=values["cores"],
             threads=values["threads"],
             distances=tuple(map(tuple, values["distances"])),
-            nodes=tuple(VmNode(cpus=cpu_set.parse(n["cpus"]), memory_mib=n["memory_mib"]) for n in values["node"]),
+            nodes=tuple(VmNode(cpus=CpuSet.parse(n["cpus"]), memory_mib=n["memory_mib"]) for n in values["node"]),
             gpus=tuple(VmGpu(**gpu) for gpu in values["gpu"]),
         )
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from numapin.base import cpu_set
+from numapin.base.cpu_set import CpuSet
 from tests.vm.conftest import MACHINES
 from tests.vm.machine import (
     HERE,
@@ -77,7 +77,7 @@ def test_nodes_have_the_cpus_and_distances_of_the_file(booted: VmResult) -> None
     """The kernel shows the nodes, their CPUs and their distances as the machine's file gives them."""
     facts = _facts(booted)
     for number, (node, row) in enumerate(zip(booted.machine.nodes, booted.machine.distances, strict=True)):
-        assert cpu_set.parse(facts[f"devices/system/node/node{number}/cpulist"]) == node.cpus
+        assert CpuSet.parse(facts[f"devices/system/node/node{number}/cpulist"]) == node.cpus
         assert facts[f"devices/system/node/node{number}/distance"].split() == [str(distance) for distance in row]
     assert f"devices/system/node/node{len(booted.machine.nodes)}/cpulist" not in facts
 
@@ -85,7 +85,7 @@ def test_nodes_have_the_cpus_and_distances_of_the_file(booted: VmResult) -> None
 def test_cores_have_the_threads_of_the_file(booted: VmResult) -> None:
     """The kernel groups CPUs into cores of the file's number of threads."""
     siblings = {v for file, v in _facts(booted).items() if file.endswith("thread_siblings_list")}
-    assert {len(cpu_set.parse(group)) for group in siblings} == {booted.machine.threads}
+    assert {len(CpuSet.parse(group)) for group in siblings} == {booted.machine.threads}
     assert len(siblings) == booted.machine.sockets * booted.machine.cores
 
 
@@ -108,7 +108,7 @@ def test_numactl_agrees_on_the_nodes(booted: VmResult) -> None:
 def test_probe_reports_the_binding_it_was_started_with(booted: VmResult) -> None:
     """Under numactl --cpunodebind=1 --membind=1 every thread, the policy and every page are on node 1."""
     answers = _probe(booted, "probe-bound")
-    assert [cpu_set.parse(thread["cpus"]) for thread in answers["threads"]] == [booted.machine.nodes[1].cpus] * 2
+    assert [CpuSet.parse(thread["cpus"]) for thread in answers["threads"]] == [booted.machine.nodes[1].cpus] * 2
     assert answers["policy"] == {"mode": "bind", "nodes": [1]}
     assert answers["pages"] == {"1": 8192}
     assert set(answers["numa_maps"]["mapping"]["pages"]) == {"1"}

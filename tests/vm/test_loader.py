@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from numapin.base import cpu_set
+from numapin.base.cpu_set import CpuSet
 from tests.vm import gpus
 from tests.vm.machine import HERE, SHARE, TEST_LIMIT_S, Job, JobResult, VmResult, cache
 
@@ -100,7 +100,7 @@ def test_workers_have_the_cpus_and_the_policy(two_nodes: VmResult, case: str) ->
     node, found = _cases(two_nodes)[case]
     assert len(found["numapin"]["workers"]) == 2
     for worker in found["numapin"]["workers"]:
-        assert [cpu_set.parse(cpus) for cpus in worker["cpus"]] == [two_nodes.machine.nodes[node].cpus]
+        assert [CpuSet.parse(cpus) for cpus in worker["cpus"]] == [two_nodes.machine.nodes[node].cpus]
         assert f"prefer:{node}" in worker["policies"]
         assert "default" not in worker["policies"]
 
@@ -110,13 +110,13 @@ def test_pin_thread_is_bound_and_the_rank_is_not_touched(two_nodes: VmResult, ca
     """What binds the pin thread gives it the node's CPUs and policy; the process keeps those that it had."""
     node, found = _cases(two_nodes)[case]
     pin = found["pin_thread"]
-    assert cpu_set.parse(pin["cpus"]) == two_nodes.machine.nodes[node].cpus
+    assert CpuSet.parse(pin["cpus"]) == two_nodes.machine.nodes[node].cpus
     assert pin["policy"] == {"mode": "preferred", "nodes": [node]}
     before = found["torch"]["rank_cpus"][0]
     seen = found["numapin"]
     assert {before} == {*seen["rank_cpus"], *seen["rank_threads"], pin["rank_cpus"]}
     if case == "alone":
-        assert cpu_set.parse(before) == frozenset(range(8))
+        assert CpuSet.parse(before) == CpuSet(range(8))
         assert pin["rank_policy"]["mode"] == "default"
 
 
@@ -136,7 +136,7 @@ def test_refused_policy_leaves_first_touch_and_is_said_once(two_nodes: VmResult)
     assert found["ring_pages"] == {}  # move_pages is refused
     assert found["ring_mapping"]["pages"] == {str(NODE): stats["slots"] * stats["slot_bytes"] // PAGE_BYTES}
     assert stats["share_on_node"] == 1.0
-    assert [cpu_set.parse(cpus) for w in found["workers"] for cpus in w["cpus"]] == [frozenset(range(4, 8))] * 2
+    assert [CpuSet.parse(cpus) for w in found["workers"] for cpus in w["cpus"]] == [CpuSet(range(4, 8))] * 2
     policy_of_threads, policy_of_ring = stats["notes"]
     assert all("first touch decides" in note and SYS_NICE in note for note in (policy_of_threads, policy_of_ring))
     assert found["rank_cpus"] == ["0-7", "0-7"]

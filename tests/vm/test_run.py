@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from numapin.base import cpu_set
+from numapin.base.cpu_set import CpuSet
 from tests.vm import gpus
 from tests.vm.machine import HERE, SHARE, TEST_LIMIT_S, Job, JobResult, VmResult, cache
 
@@ -93,9 +93,9 @@ def _assert_as_planned(job: JobResult) -> None:
         assert len(found["threads"]) >= 2
         assert {thread["cpus"] for thread in found["threads"]} == {rank["cpus"]}, rank["reason"]
         assert found["policy"]["mode"] in MODES[rank["memory"]]
-        assert found["policy"]["nodes"] == sorted(cpu_set.parse(rank["nodes"]))
+        assert found["policy"]["nodes"] == sorted(CpuSet.parse(rank["nodes"]))
         assert found["env"]["OMP_NUM_THREADS"] == str(rank["num_threads"])
-        _assert_pages_on(cpu_set.parse(rank["nodes"]), found)
+        _assert_pages_on(CpuSet.parse(rank["nodes"]), found)
 
 
 def _assert_pages_on(nodes: frozenset[int], found: dict[str, Any]) -> None:
@@ -168,7 +168,7 @@ def test_socket_mode_prefers_all_nodes_of_the_package(four_nodes: VmResult) -> N
 
 def test_exclusive_ranks_share_no_cpu(two_nodes: VmResult) -> None:
     """Four exclusive ranks on two GPUs of two nodes have four disjoint pairs of CPUs."""
-    cpus = [cpu_set.parse(found["threads"][0]["cpus"]) for _, found in _ranks(two_nodes.jobs["bind"])]
+    cpus = [CpuSet.parse(found["threads"][0]["cpus"]) for _, found in _ranks(two_nodes.jobs["bind"])]
     assert [len(each) for each in cpus] == [2] * 4
     assert len(frozenset().union(*cpus)) == 8
 

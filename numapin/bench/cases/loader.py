@@ -111,7 +111,7 @@ _FOR_HOSTS_ONLY: Final = frozenset({"numapin-transport"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class LoaderBenchOptions:
     """What the user chose. `num_workers` None leaves each case its own, or 12 where several GPUs run at once.
 
     `prefetch` is batches ahead a worker. A window is at least `seconds` and at least `num_batches` long.
@@ -127,7 +127,7 @@ class Options:
     all_gpus: bool = False
 
 
-def loader_benchmark(options: Options, *, num_gpus: int, no_gpu: str | None) -> Benchmark:
+def loader_benchmark(options: LoaderBenchOptions, *, num_gpus: int, no_gpu: str | None) -> Benchmark:
     """Return the benchmark for a machine with so many GPUs; without one the cases that need it say `no_gpu`."""
     num_gpus = num_gpus if options.all_gpus else min(num_gpus, 1)
     several = _WORKERS_EACH if num_gpus > 1 else None
@@ -149,7 +149,7 @@ def loader_benchmark(options: Options, *, num_gpus: int, no_gpu: str | None) -> 
     )
 
 
-def _case(case: LoaderCase, options: Options, *, num_gpus: int, no_gpu: str | None) -> Case:
+def _case(case: LoaderCase, options: LoaderBenchOptions, *, num_gpus: int, no_gpu: str | None) -> Case:
     if case.on_device and not num_gpus:
         return Case(name=case.name, about=case.about, skipped=no_gpu or "torch sees no GPU")
     gpus = range(num_gpus) if case.on_device else (None,)

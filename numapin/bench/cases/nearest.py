@@ -1,7 +1,7 @@
 """Which node is nearest to each GPU, by what `bench transfer` measured. Pure.
 
-Comes in: the cases of each GPU alone from each node. Goes out: a `Verdict` a GPU, and the machine with those GPUs put
-on their node that no other source places.
+Comes in: the cases of each GPU alone from each node. Goes out: a `NearestNode` a GPU, and the machine with those GPUs
+put on their node that no other source places.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from numapin.bench.cases.transfer import Direction, Place, group_name
+from numapin.bench.cases.transfer import CopyPlace, Direction, group_name
 from numapin.errors import NumapinError
 from numapin.topology.build import with_gpu_nodes
 from numapin.topology.model import NodeSource
@@ -26,7 +26,7 @@ _LOCKED: Final = ("registered", "ring", "pinned")  # the kernel tells where the 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class NearestNode:
     """The node nearest to a GPU (torch's index), None where the figures do not tell; `reason` has the figures."""
 
     gpu: int
@@ -34,12 +34,12 @@ class Verdict:
     reason: str
 
 
-def nearest_nodes(cases: Sequence[CaseResult], *, num_gpus: int, nodes: Sequence[int]) -> tuple[Verdict, ...]:
+def nearest_nodes(cases: Sequence[CaseResult], *, num_gpus: int, nodes: Sequence[int]) -> tuple[NearestNode, ...]:
     """Judge each GPU by its largest copies from page-locked memory to the GPU, it alone."""
     return tuple(_nearest(gpu, _row(cases, gpu, nodes)) for gpu in range(num_gpus))
 
 
-def with_measured(topology: Topology, verdicts: Iterable[Verdict]) -> Topology:
+def with_measured(topology: Topology, verdicts: Iterable[NearestNode]) -> Topology:
     """Return the machine with what was measured for GPUs whose node is unknown; other sources keep their word.
 
     Raises NumapinError where that changes nothing; it says why of each GPU.
@@ -63,11 +63,11 @@ def with_measured(topology: Topology, verdicts: Iterable[Verdict]) -> Topology:
 
 def _row(cases: Sequence[CaseResult], gpu: int, nodes: Sequence[int]) -> dict[int, Spread | None]:
     """Return each node's figure, of the first kind of page-locked memory that all nodes have: kinds differ, too."""
-    rows = [{node: _gbps(cases, Place(gpu=gpu, node=node), kind) for node in nodes} for kind in _LOCKED]
+    rows = [{node: _gbps(cases, CopyPlace(gpu=gpu, node=node), kind) for node in nodes} for kind in _LOCKED]
     return next((row for row in rows if None not in row.values()), rows[0])
 
 
-def _gbps(cases: Sequence[CaseResult], place: Place, kind: str) -> Spread | None:
+def _gbps(cases: Sequence[CaseResult], place: CopyPlace, kind: str) -> Spread | None:
     group = group_name(Direction.H2D, place)
     own = [case for case in cases if case.group == group]
     largest = max(own, key=lambda case: case.num_bytes or 0, default=None)
@@ -75,20 +75,20 @@ def _gbps(cases: Sequence[CaseResult], place: Place, kind: str) -> Spread | None
     return peers[kind].figures.get("gbps") if kind in peers else None
 
 
-def _nearest(gpu: int, row: Mapping[int, Spread | None]) -> Verdict:
+def _nearest(gpu: int, row: Mapping[int, Spread | None]) -> NearestNode:
     """Believe the highest median where even its lowest repeat is clearly above the highest of every other node."""
     known = {node: spread for node, spread in row.items() if spread is not None}
     if len(row) < 2:
-        return Verdict(gpu=gpu, node=None, reason="with one NUMA node there is nothing to measure")
+        return NearestNode(gpu=gpu, node=None, reason="with one NUMA node there is nothing to measure")
     if len(known) < len(row):
-        return Verdict(gpu=gpu, node=None, reason="no kind of page-locked memory was measured on every node")
+        return NearestNode(gpu=gpu, node=None, reason="no kind of page-locked memory was measured on every node")
     num_repeats = min(len(spread.values) for spread in known.values())
     if num_repeats < _MIN_REPEATS:
-        return Verdict(
+        return NearestNode(
             gpu=gpu, node=None, reason=f"{num_repeats} repeats are too few for a spread; take {_MIN_REPEATS}"
         )
     figures = ", ".join(f"node {n} {s.median:.1f} [{s.low:.1f}, {s.high:.1f}] GB/s" for n, s in known.items())
     best = max(known, key=lambda node: known[node].median)
     if known[best].low <= _MIN_GAIN * max(spread.high for node, spread in known.items() if node != best):
-        return Verdict(gpu=gpu, node=None, reason=f"the nodes differ by no more than the spread and 2 %: {figures}")
-    return Verdict(gpu=gpu, node=best, reason=f"node {best} is fastest: {figures}")
+        return NearestNode(gpu=gpu, node=None, reason=f"the nodes differ by no more than the spread and 2 %: {figures}")
+    return NearestNode(gpu=gpu, node=best, reason=f"node {best} is fastest: {figures}")

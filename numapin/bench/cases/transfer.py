@@ -36,7 +36,7 @@ class Direction(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class TransferBenchOptions:
     """What the user chose. A window is at least `seconds` long and at least three calls."""
 
     sizes: Sequence[int] = SIZES
@@ -46,7 +46,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class CopyPlace:
     """A GPU by torch's index, and the node of the host memory; None leaves it to the kernel."""
 
     gpu: int
@@ -59,14 +59,14 @@ class Place:
 
 
 def transfer_benchmark(
-    options: Options, *, gpu_nodes: Sequence[int | None], nodes: Sequence[int], no_gpu: str | None
+    options: TransferBenchOptions, *, gpu_nodes: Sequence[int | None], nodes: Sequence[int], no_gpu: str | None
 ) -> Benchmark:
     """Return the benchmark for GPUs on these nodes (None: unknown): each alone from each of `nodes`, then all at once.
 
     At once each GPU has its memory on its own node. Without a GPU the one case says `no_gpu`.
     """
-    alone = [(Place(gpu=gpu, node=node),) for gpu in range(len(gpu_nodes)) for node in nodes]
-    together = tuple(Place(gpu=gpu, node=node) for gpu, node in enumerate(gpu_nodes))
+    alone = [(CopyPlace(gpu=gpu, node=node),) for gpu in range(len(gpu_nodes)) for node in nodes]
+    together = tuple(CopyPlace(gpu=gpu, node=node) for gpu, node in enumerate(gpu_nodes))
     places = [*alone, together] if len(gpu_nodes) > 1 else alone
     cases = [
         _case(options, at_once, direction, num_bytes)
@@ -84,12 +84,12 @@ def transfer_benchmark(
     )
 
 
-def group_name(direction: str, place: Place) -> str:
+def group_name(direction: str, place: CopyPlace) -> str:
     """Return what the sweep over sizes of one GPU alone is called."""
     return f"{direction} {place.name}"
 
 
-def _case(options: Options, places: tuple[Place, ...], direction: str, num_bytes: int) -> Case:
+def _case(options: TransferBenchOptions, places: tuple[CopyPlace, ...], direction: str, num_bytes: int) -> Case:
     group = group_name(direction, places[0]) if len(places) == 1 else f"{direction} {len(places)} GPUs at once"
     common = {
         "direction": direction,

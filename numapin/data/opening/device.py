@@ -16,7 +16,7 @@ import torch
 from numapin.data.opening.capture import no_capture
 from numapin.data.opening.host import Opener, copied, is_small, stand_ins
 from numapin.data.slots.control import align
-from numapin.data.wire.parcel import Place, unpack
+from numapin.data.wire.parcel import StoragePlace, unpack
 from numapin.system import memory
 
 if TYPE_CHECKING:
@@ -48,14 +48,14 @@ class _Copy:
         """Return what is allocated on the device."""
         return (self.buffer,) if self.small is None else (self.buffer, self.small)
 
-    def place(self, start: int, num_bytes: int) -> Place:
+    def place(self, start: int, num_bytes: int) -> StoragePlace:
         """Return where the storage is that has `num_bytes` from `start` in the part on."""
         base = 0
         for first, last in self.runs:
             if self.small is not None and first <= start and start + num_bytes <= last:
-                return Place(self.small.untyped_storage(), base + start - first)
+                return StoragePlace(self.small.untyped_storage(), base + start - first)
             base += last - first
-        return Place(self.buffer.untyped_storage(), start)
+        return StoragePlace(self.buffer.untyped_storage(), start)
 
 
 def small_runs(head: Head, part: int) -> tuple[tuple[int, int], ...]:

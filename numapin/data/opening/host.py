@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from numapin.data.wire.parcel import Place, unpack
+from numapin.data.wire.parcel import StoragePlace, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -77,11 +77,11 @@ class Lender(Opener):
         """Return the batch; every storage is its own, as if it had been allocated for it."""
         return unpack(parcel.body, stand_ins(parcel, partial(self._lend, parcel), _lent))
 
-    def _lend(self, parcel: Parcel, part: int, start: int, size: int) -> Place:
+    def _lend(self, parcel: Parcel, part: int, start: int, size: int) -> StoragePlace:
         tensor = parcel.bytes(part, start, size)
         if is_small(size, parcel.num_bytes(part)):
             tensor = torch.empty(size, dtype=torch.uint8, pin_memory=self._pins).copy_(tensor)
-        return Place(tensor.untyped_storage(), 0)
+        return StoragePlace(tensor.untyped_storage(), 0)
 
 
 class Copier(Opener):
@@ -94,14 +94,16 @@ class Copier(Opener):
         """Return the batch; the slot is free at once."""
         return unpack(parcel.body, stand_ins(parcel, partial(self._place, parcel), copied))
 
-    def _place(self, parcel: Parcel, part: int, start: int, size: int) -> Place:
+    def _place(self, parcel: Parcel, part: int, start: int, size: int) -> StoragePlace:
         source = parcel.bytes(part, start, size)
-        return Place(torch.empty(size, dtype=torch.uint8, pin_memory=self._pins).copy_(source).untyped_storage(), 0)
+        return StoragePlace(
+            torch.empty(size, dtype=torch.uint8, pin_memory=self._pins).copy_(source).untyped_storage(), 0
+        )
 
 
 def stand_ins(
     parcel: Parcel,
-    place: Callable[[int, int, int], Place],
+    place: Callable[[int, int, int], StoragePlace],
     plain: Callable[[memoryview, int, int], object],
     mover: Callable[[Any], Any] = lambda tensor: tensor,
 ) -> Iterator[object]:
@@ -110,7 +112,7 @@ def stand_ins(
     `place` gets a part's number, `plain` its view, both an offset in it and a length, in bytes. Tensors that share a
     storage get the same place.
     """
-    places: dict[int, Place] = {}
+    places: dict[int, StoragePlace] = {}
     for number in parcel.head.buffers:
         if number is None:
             yield mover

@@ -1,6 +1,7 @@
 """The memory of the ring's generations: how many slots, on the rank's node, touched, locked for DMA, checked. Edge.
 
-Comes in: a `RingSpec`, and how large a slot must be. Goes out: a `Generation` to publish, and its `Memory` in the rank.
+Comes in: a `RingSpec`, and how large a slot must be. Goes out: a `Generation` to publish, and its `SlotMemory` in the
+rank.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class RingSpec:
 
 
 @dataclass(slots=True, kw_only=True)
-class Memory:
+class SlotMemory:
     """A generation's memory in the rank; `locked`: its locked pieces, as (address, bytes); `pages`: node -> pages.
 
     `pages` is what the kernel says, None before it was asked and where it does not say.

@@ -24,7 +24,7 @@ import torch
 
 from numapin.data.opening.capture import no_capture
 from numapin.data.slots.control import GONE, MAX_FACTOR, MAX_GENERATIONS, NOT_READY, TAKEN, Control, align
-from numapin.data.slots.memory import SPARE_SLOTS, Memory, design
+from numapin.data.slots.memory import SPARE_SLOTS, SlotMemory, design
 from numapin.data.slots.quarantine import Quarantine
 from numapin.data.wire.parcel import Miss
 from numapin.data.wire.spill import map_spilled
@@ -53,7 +53,7 @@ class Ring:
         self.control = Control.create(num_workers=spec.num_workers, slots_per_worker=spec.slots_per_worker)
         self.quarantine = Quarantine(spec.reader)
         self._pid = os.getpid()
-        self._memories: dict[int, Memory] = {}  # by number of generation
+        self._memories: dict[int, SlotMemory] = {}  # by number of generation
         self._loans: dict[int, weakref.ref[Window]] = {}
         self._ended: deque[int] = deque()  # filled by weakref callbacks, on any thread: they do nothing else
         self._stamp = 1
@@ -279,7 +279,7 @@ class Ring:
         generation = design(self.control, self.spec, slot_bytes, factor=self._factor)
         if generation is None:
             return
-        memory = Memory.reserve(self.control.fd, generation, self.spec)
+        memory = SlotMemory.reserve(self.control.fd, generation, self.spec)
         number = self.control.num_generations
         per_piece = max(1, _PIECE_BYTES // slot_bytes)
         for first in range(0, generation.num_slots, per_piece):

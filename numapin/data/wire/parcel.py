@@ -81,11 +81,11 @@ def decode(message: bytes) -> tuple[Head | None, Any]:
 
 
 def unpack(body: memoryview, buffers: Iterable[object]) -> Any:  # noqa: ANN401 - the user's batch
-    """Return the batch, with each tensor over the `Place` given for it, in the order of `Head.buffers`."""
+    """Return the batch, with each tensor over the `StoragePlace` given for it, in the order of `Head.buffers`."""
     return pickle.loads(body, buffers=buffers)  # noqa: S301 - from our own worker
 
 
-class Place(NamedTuple):
+class StoragePlace(NamedTuple):
     """Where a tensor's own storage begins in a storage of the rank, in bytes."""
 
     storage: torch.UntypedStorage
@@ -100,7 +100,7 @@ def tensor_over(
 
 
 # The three functions that the pickle of a batch calls in the rank.
-def rebuild(place: Place, dtype: torch.dtype, size: tuple[int, ...], stride: tuple[int, ...], start: int) -> Any:  # noqa: ANN401
+def rebuild(place: StoragePlace, dtype: torch.dtype, size: tuple[int, ...], stride: tuple[int, ...], start: int) -> Any:  # noqa: ANN401
     """Return a tensor over its place; `start` is in bytes from the beginning of its storage."""
     return tensor_over(place.storage, place.start + start, dtype, size, stride)
 

@@ -62,7 +62,7 @@ def _part(at: int, view: memoryview) -> _Part:
     return _Part(at, view, memory.address_of(view))
 
 
-class Room(NamedTuple):
+class PackedRoom(NamedTuple):
     """Where something lies in a batch's memory: which part (SLOT or SPILL), the offset in it, the length, in bytes."""
 
     part: int
@@ -92,7 +92,7 @@ class Packer:
         tensor: torch.Tensor = torch.empty(0, dtype=dtype).set_(self._storage(room))
         return tensor.resize_(size)
 
-    def reserve(self, num_bytes: int) -> Room | None:
+    def reserve(self, num_bytes: int) -> PackedRoom | None:
         """Return room in this batch's slot, else in what it spills to, else None; `refusal`: why not in the slot."""
         if self._slots is None:
             self.refusal = Miss.NO_RING
@@ -110,13 +110,13 @@ class Packer:
             self._begin_spill()
         return self._reserve_in(SPILL, num_bytes)
 
-    def write(self, room: Room, source: memoryview) -> None:
+    def write(self, room: PackedRoom, source: memoryview) -> None:
         """Copy plain memory into its room."""
         part = self._parts[room.part]
         assert part is not None  # noqa: S101 - reserve() has said yes
         part.view[room.start : room.start + room.num_bytes] = source
 
-    def copy(self, room: Room, storage: torch.UntypedStorage, base: int) -> None:
+    def copy(self, room: PackedRoom, storage: torch.UntypedStorage, base: int) -> None:
         """Copy a storage, from byte `base` on, into its room."""
         source = tensor_over(storage, base, torch.uint8, (room.num_bytes,), (1,))
         target = torch.empty(0, dtype=torch.uint8).set_(self._storage(room))
@@ -125,11 +125,11 @@ class Packer:
         else:
             target.copy_(source)
 
-    def find(self, address: int, num_bytes: int) -> Room | None:
+    def find(self, address: int, num_bytes: int) -> PackedRoom | None:
         """Return where in this batch's memory an address lies; None outside it."""
         for number, part in enumerate(self._parts):
             if part is not None and 0 <= address - part.address < part.end:
-                return Room(number, address - part.address, num_bytes)
+                return PackedRoom(number, address - part.address, num_bytes)
         return None
 
     def pack(self, number: int, batch: object) -> bytes:
@@ -165,12 +165,12 @@ class Packer:
         if part is not None and part.is_sent and self._spill is not None and self._slots is not None:
             self._spill.send(self._slots.handover, self._worker, part.at)
 
-    def _reserve_in(self, number: int, num_bytes: int) -> Room | None:
+    def _reserve_in(self, number: int, num_bytes: int) -> PackedRoom | None:
         part = self._parts[number]
         start = part.reserve(num_bytes) if part is not None else None
-        return None if start is None else Room(number, start, num_bytes)
+        return None if start is None else PackedRoom(number, start, num_bytes)
 
-    def _storage(self, room: Room) -> torch.UntypedStorage:
+    def _storage(self, room: PackedRoom) -> torch.UntypedStorage:
         part = self._parts[room.part]
         assert part is not None  # noqa: S101 - reserve() has said yes
         return part.storage(room.start, room.num_bytes)
@@ -220,7 +220,7 @@ class _BatchPickler(ForkingPickler):
         self._token = bytearray(1)  # stands for a tensor among the out-of-band buffers
         self._next: int | None = None
         self._copied: dict[int, list[tuple[int, int, int]]] = {}  # storage -> copied ranges (begin, end, number)
-        self.storages: list[Room] = []
+        self.storages: list[PackedRoom] = []
         self.buffers: list[int | None] = []
         self.wanted_bytes = 0
         self.miss: Miss | None = None
@@ -296,7 +296,7 @@ class _BatchPickler(ForkingPickler):
         self._copied.setdefault(address, []).append((first, last, number))
         return number, begin - first
 
-    def _bring(self, storage: torch.UntypedStorage, address: int, first: int, last: int) -> Room | None:
+    def _bring(self, storage: torch.UntypedStorage, address: int, first: int, last: int) -> PackedRoom | None:
         """Return where in the batch's memory bytes `first` to `last` of a storage are; copy them there if need be."""
         self.wanted_bytes += align(last - first)
         inside = self._packer.find(address + first, last - first)
@@ -310,7 +310,7 @@ class _BatchPickler(ForkingPickler):
             self._packer.copy(room, storage, first)
         return room
 
-    def _add(self, room: Room) -> int:
+    def _add(self, room: PackedRoom) -> int:
         self.storages.append(room)
         return len(self.storages) - 1
 

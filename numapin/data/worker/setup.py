@@ -47,14 +47,14 @@ class _Worker:
     pool: ThreadPoolExecutor
 
 
-class Rank:
+class OwnerProcess:
     """The rank's process, as its workers see it: a pidfd, which cannot be mistaken for a later process."""
 
     def __init__(self, fd: int | None) -> None:
         self._fd = fd
 
     @classmethod
-    def this(cls) -> Rank:
+    def this(cls) -> OwnerProcess:
         """Return this process; on kernels before 5.3 there is nothing to watch."""
         try:
             return cls(os.pidfd_open(os.getpid()))
@@ -84,8 +84,8 @@ class Rank:
         os._exit(1)
 
 
-def _take_rank(fd: Any) -> Rank:  # noqa: ANN401 - DupFd has no public type
-    return Rank(None if fd is None else fd.detach())
+def _take_rank(fd: Any) -> OwnerProcess:  # noqa: ANN401 - DupFd has no public type
+    return OwnerProcess(None if fd is None else fd.detach())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +96,7 @@ class WorkerStart:
     """
 
     control: Control | None
-    rank: Rank
+    rank: OwnerProcess
     locality: Locality
     pins: bool
     moves: bool

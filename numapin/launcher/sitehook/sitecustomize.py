@@ -31,7 +31,7 @@ _OPTIMIZER = "torch.optim.optimizer"
 _PROFILER = "torch.autograd.profiler"
 
 
-class _Watch:
+class _LoaderWatch:
     """A finder that finds nothing itself: it has the loaders of torch's modules call us when they have finished."""
 
     todo: dict[str, Sequence[Callable[[Any], None]]] = {}  # module -> what to call with it  # noqa: RUF012
@@ -125,9 +125,9 @@ def _start() -> None:
     loader = [_arm] if os.environ.get("NUMAPIN_DATALOADER") == "numapin" else []
     trace = [_trace] if os.environ.get("NUMAPIN_TRACE") else []
     todo = ((_LOADER, loader + trace), (_OPTIMIZER, trace), (_PROFILER, trace))
-    _Watch.todo = {name: acts for name, acts in todo if acts}
-    if _Watch.todo:
-        sys.meta_path.insert(0, _Watch)
+    _LoaderWatch.todo = {name: acts for name, acts in todo if acts}
+    if _LoaderWatch.todo:
+        sys.meta_path.insert(0, _LoaderWatch)
     del sys.modules[__name__]
     __import__(__name__)
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.base import cpu_set
 from numapin.base.bounds import MAX_DEVICES, MAX_ELEMENTS, MAX_NODES
+from numapin.base.cpu_set import CpuSet
 from numapin.topology.address import pci_address
 from numapin.topology.model import NicKind
 from numapin.topology.readings import DISPLAY, CpuReading, NodeReading, PciReading, Readings, nic_kind, pci_class
@@ -47,8 +48,8 @@ def read_hwloc(root: Element) -> Readings:
         raise root.error('the first thing in it is not <object type="Machine">')
     objects = [placed for placed in machine.walk() if placed[0].tag == "object"]
     cpus = _read_cpus(objects, machine)
-    nodes = _read_nodes(objects, frozenset(cpu.cpu for cpu in cpus), _distances(root))
-    with_cpus = frozenset(node.id for node in nodes if node.cpus)
+    nodes = _read_nodes(objects, CpuSet(cpu.cpu for cpu in cpus), _distances(root))
+    with_cpus = CpuSet(node.id for node in nodes if node.cpus)
     return Readings(
         host=_info(machine, "HostName") or _info(root, "HostName"),
         source=root.source,
@@ -57,7 +58,7 @@ def read_hwloc(root: Element) -> Readings:
         allowed_cpus=_allowed(machine, "allowed_cpuset"),
         allowed_nodes=_allowed(machine, "allowed_nodeset"),
         pci=tuple(islice(_read_pci(objects, with_cpus, version), MAX_DEVICES + 1)),  # `build` refuses as many
-        gpu_memory_nodes=frozenset(
+        gpu_memory_nodes=CpuSet(
             node.id("os_index")
             for node, _ in _of_type(objects, "NUMANode")
             if (node.text("subtype") or "").endswith("GPUMemory")
@@ -83,7 +84,7 @@ def _info(element: Element, name: str) -> str | None:
     return next(values, None)
 
 
-def _allowed(machine: Element, name: str) -> frozenset[int] | None:
+def _allowed(machine: Element, name: str) -> CpuSet | None:
     """Return what the process that wrote the file was allowed; hwloc writes an endless set as "0xf...f"."""
     return None if (machine.text(name) or "").startswith("0xf...f") else machine.mask(name)
 
@@ -103,23 +104,21 @@ def _read_cpus(objects: list[Placed], machine: Element) -> tuple[CpuReading, ...
             members[element].add(cpu)
     if not around:
         raise machine.error("there is no PU in it")
-    groups = {element: frozenset(members[element]) for element in members if element.attributes.get("type") in _GROUPS}
+    groups = {element: CpuSet(members[element]) for element in members if element.attributes.get("type") in _GROUPS}
     return tuple(_cpu(cpu, around[cpu], groups) for cpu in sorted(around))
 
 
-def _cpu(cpu: int, around: dict[str | None, Element], groups: dict[Element, frozenset[int]]) -> CpuReading:
+def _cpu(cpu: int, around: dict[str | None, Element], groups: dict[Element, CpuSet]) -> CpuReading:
     core, package, l3 = around.get("Core"), around.get("Package"), around.get("L3Cache")
     return CpuReading(
         cpu=cpu,
-        siblings=groups[core] if core else frozenset({cpu}),
+        siblings=groups[core] if core else CpuSet({cpu}),
         package=package.number("os_index") if package else None,
         l3=groups[l3] if l3 else None,
     )
 
 
-def _read_nodes(
-    objects: list[Placed], online: frozenset[int], distances: dict[int, dict[int, int]]
-) -> tuple[NodeReading, ...]:
+def _read_nodes(objects: list[Placed], online: CpuSet, distances: dict[int, dict[int, int]]) -> tuple[NodeReading, ...]:
     elements: dict[int, Element] = {}
     for element, _ in _of_type(objects, "NUMANode"):
         node = element.id("os_index")
@@ -129,8 +128,8 @@ def _read_nodes(
         if len(elements) > MAX_NODES:
             raise element.error(f"there are more than {MAX_NODES} NUMA nodes, the most that are accepted")
     inside = cpu_set.Inside(online)
-    near = {node: inside.of(element.mask("cpuset") or frozenset()) for node, element in elements.items()}
-    dram = frozenset(node for node, element in elements.items() if element.text("subtype") == "DRAM")
+    near = {node: inside.of(element.mask("cpuset") or CpuSet()) for node, element in elements.items()}
+    dram = CpuSet(node for node, element in elements.items() if element.text("subtype") == "DRAM")
     cpus = _own_cpus(near, dram)
     return tuple(
         NodeReading(
@@ -143,17 +142,17 @@ def _read_nodes(
     )
 
 
-def _own_cpus(near: dict[int, frozenset[int]], dram: frozenset[int]) -> dict[int, frozenset[int]]:
+def _own_cpus(near: dict[int, CpuSet], dram: CpuSet) -> dict[int, CpuSet]:
     """Give CPUs to the nodes that have them.
 
     For a node without CPUs hwloc writes the CPUs near it, which are those of another node. The owner is the node of
     plain memory, then the one with fewer CPUs near, then the one with the lower number (Linux numbers nodes with CPUs
     first).
     """
-    own: dict[int, frozenset[int]] = {}
+    own: dict[int, CpuSet] = {}
     taken: set[int] = set()
     for node in sorted(near, key=lambda n: (n not in dram, len(near[n]), n)):
-        own[node] = near[node] if taken.isdisjoint(near[node]) else frozenset()
+        own[node] = near[node] if taken.isdisjoint(near[node]) else CpuSet()
         taken |= own[node]
     return own
 
@@ -193,7 +192,7 @@ def _numbers(matrix: Element, tag: str) -> list[int]:
 # --- PCI -------------------------------------------------------------------------------------------------------------
 
 
-def _read_pci(objects: list[Placed], with_cpus: frozenset[int], version: int) -> Iterator[PciReading]:
+def _read_pci(objects: list[Placed], with_cpus: CpuSet, version: int) -> Iterator[PciReading]:
     left = MAX_ELEMENTS
     for device, above in _of_type(objects, "PCIDev"):
         match = _PCI_TYPE.fullmatch(device.text("pci_type") or "")
@@ -217,13 +216,13 @@ def _read_pci(objects: list[Placed], with_cpus: frozenset[int], version: int) ->
             yield replace(_device(device, above, with_cpus), interfaces=interfaces)
 
 
-def _device(device: Element, above: tuple[Element, ...], with_cpus: frozenset[int]) -> PciReading:
+def _device(device: Element, above: tuple[Element, ...], with_cpus: CpuSet) -> PciReading:
     """Place a device where hwloc hangs its branch of the PCI tree: below the machine where nothing is known."""
     address = pci_address(device.text("pci_busid") or "")
     if address is None:
         raise device.error(f"pci_busid={device.text('pci_busid')!r} is not a PCI address")
     home = next(element for element in above if element.attributes.get("type") not in _IO)
-    nodes = (home.mask("nodeset") or frozenset()) & with_cpus
+    nodes = (home.mask("nodeset") or CpuSet()) & with_cpus
     bridges = [element for element in above if element.attributes.get("type") == "Bridge"]
     parents = (pci_address(bridge.text("pci_busid") or "") for bridge in bridges)
     return PciReading(

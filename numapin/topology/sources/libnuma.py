@@ -12,6 +12,7 @@ import ctypes
 from typing import Any, NamedTuple
 
 from numapin.base import cpu_set
+from numapin.base.cpu_set import CpuSet
 from numapin.errors import LibnumaError
 from numapin.system.calls import INSTALL_LIBNUMA
 from numapin.topology.readings import NodeReading
@@ -21,7 +22,7 @@ class LibnumaReadings(NamedTuple):
     """The nodes that exist, and those that this process may allocate from."""
 
     nodes: tuple[NodeReading, ...]
-    allowed_nodes: frozenset[int]
+    allowed_nodes: CpuSet
 
 
 def read_libnuma() -> LibnumaReadings | None:
@@ -52,7 +53,7 @@ def load() -> Any:  # noqa: ANN401 - a ctypes.CDLL, whose attributes are untyped
     return LIBNUMA
 
 
-def _node(lib: Any, node: int, existing: frozenset[int]) -> NodeReading:  # noqa: ANN401
+def _node(lib: Any, node: int, existing: CpuSet) -> NodeReading:  # noqa: ANN401
     free = ctypes.c_longlong(-1)
     size = lib.numa_node_size64(node, ctypes.byref(free))
     distances = {other: lib.numa_distance(node, other) for other in sorted(existing)}
@@ -66,14 +67,14 @@ def _node(lib: Any, node: int, existing: frozenset[int]) -> NodeReading:  # noqa
     )
 
 
-def _node_cpus(lib: Any, node: int) -> frozenset[int]:  # noqa: ANN401
+def _node_cpus(lib: Any, node: int) -> CpuSet:  # noqa: ANN401
     mask = lib.numa_allocate_cpumask()
     failed = lib.numa_node_to_cpus(node, mask) != 0
     cpus = _take(lib, mask)
-    return frozenset() if failed else cpus
+    return CpuSet() if failed else cpus
 
 
-def _take(lib: Any, mask: Any) -> frozenset[int]:  # noqa: ANN401
+def _take(lib: Any, mask: Any) -> CpuSet:  # noqa: ANN401
     """Return a bitmask's members and free it."""
     address = ctypes.cast(mask, ctypes.c_void_p).value
     members = _members(address)
@@ -81,7 +82,7 @@ def _take(lib: Any, mask: Any) -> frozenset[int]:  # noqa: ANN401
     return members
 
 
-def _members(address: int | None) -> frozenset[int]:
+def _members(address: int | None) -> CpuSet:
     from numa import bitmask_t
 
     if not address:

@@ -11,6 +11,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.bounds import MAX_DEVICES, MAX_NODES
+from numapin.base.cpu_set import CpuSet
 from numapin.topology.address import pci_address
 from numapin.topology.model import NicKind, Pcie
 from numapin.topology.readings import (
@@ -45,11 +46,11 @@ def read_nccl(root: Element) -> Readings:
         (node, cpus) for element, cpus in elements.items() if (node := element.optional_id("numaid")) is not None
     )
     devices = (device for element, cpus in elements.items() for device in _read_pci(element, cpus))
-    all_cpus = sorted(frozenset[int]().union(*elements.values()))
+    all_cpus = sorted(CpuSet().union(*elements.values()))
     return Readings(
         host=None,
         source=root.source,
-        cpus=tuple(CpuReading(cpu=cpu, siblings=frozenset({cpu})) for cpu in all_cpus),
+        cpus=tuple(CpuReading(cpu=cpu, siblings=CpuSet({cpu})) for cpu in all_cpus),
         nodes=tuple(NodeReading(id=node, cpus=cpus) for node, cpus in nodes),
         pci=tuple(islice(devices, MAX_DEVICES + 1)),  # `build` refuses as many
         notes=(_NO_CORES if all_cpus else _NO_CPUS,),
@@ -67,7 +68,7 @@ def nccl_nodes(root: Element) -> dict[str, int]:
     }
 
 
-def _cpu_elements(root: Element) -> dict[Element, frozenset[int]]:
+def _cpu_elements(root: Element) -> dict[Element, CpuSet]:
     """Return the <cpu> elements, which are NUMA nodes, with their CPUs."""
     elements = list(root.named("cpu"))
     if not elements:
@@ -80,7 +81,7 @@ def _cpu_elements(root: Element) -> dict[Element, frozenset[int]]:
         if node in seen:
             raise element.error(f"numaid={node} appears twice: the file describes several hosts")
         seen |= set() if node is None else {node}
-    return {element: element.mask("affinity") or frozenset() for element in elements}
+    return {element: element.mask("affinity") or CpuSet() for element in elements}
 
 
 def _address(pci: Element) -> str | None:
@@ -89,7 +90,7 @@ def _address(pci: Element) -> str | None:
     return None if address is None or address.startswith("ffff:ff:") else address
 
 
-def _read_pci(cpu: Element, cpus: frozenset[int]) -> Iterator[PciReading]:
+def _read_pci(cpu: Element, cpus: CpuSet) -> Iterator[PciReading]:
     for pci, above in cpu.walk():
         device_class = pci_class(pci.text("class")) or 0
         address = _address(pci) if pci.tag == "pci" else None

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from types import ModuleType
 
+    from numapin.base.cpu_set import CpuSet
+
 _WORD_BITS: Final = 64
 # Masks hold every id that Linux can be built for (8192 CPUs, 1024 nodes): ids may be sparse (nodes go up to 255 on a
 # POWER9), so that counting CPUs or nodes bounds nothing. The longer mask costs no time (2 µs on an H200).
@@ -55,7 +57,7 @@ _NO_DRIVER: Final = frozenset({9, 12})
 """What NVML answers where there is no driver: "driver not loaded" and, from pynvml, "library not found"."""
 
 
-class _Device(NamedTuple):
+class _NvmlDevice(NamedTuple):
     """One GPU that answered. `far_ends` counts its active NVLinks by where they lead."""
 
     handle: object
@@ -166,7 +168,7 @@ def _read(nvml: ModuleType) -> NvmlReadings:
     )
 
 
-def _device(nvml: ModuleType, index: int) -> _Device:
+def _device(nvml: ModuleType, index: int) -> _NvmlDevice:
     """Read one GPU. Raises NVMLError where it is lost, or does not say who it is."""
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     mode = _ask(nvml, nvml.nvmlDeviceGetMigMode, handle)
@@ -174,7 +176,7 @@ def _device(nvml: ModuleType, index: int) -> _Device:
     reading = _reading(nvml, index, handle)
     if mig_mode:
         reading = replace(reading, mig=tuple(_mig_instances(nvml, handle)))
-    return _Device(handle=handle, reading=reading, mig_mode=mig_mode, far_ends=_far_ends(nvml, handle))
+    return _NvmlDevice(handle=handle, reading=reading, mig_mode=mig_mode, far_ends=_far_ends(nvml, handle))
 
 
 def _reading(nvml: ModuleType, index: int, handle: object) -> NvmlReading:
@@ -239,12 +241,12 @@ def _far_end(nvml: ModuleType, handle: object, link: int) -> str | None:
     return None if pci is None else pci_address(_text(pci.busId))
 
 
-def _links(nvml: ModuleType, devices: list[_Device]) -> tuple[tuple[int, int, str], ...]:
+def _links(nvml: ModuleType, devices: list[_NvmlDevice]) -> tuple[tuple[int, int, str], ...]:
     words = ((a.reading.index, b.reading.index, _link(nvml, a, b)) for a, b in combinations(devices, 2))
     return tuple((a, b, word) for a, b, word in words if word is not None)
 
 
-def _link(nvml: ModuleType, a: _Device, b: _Device) -> str | None:
+def _link(nvml: ModuleType, a: _NvmlDevice, b: _NvmlDevice) -> str | None:
     """Name the best way between two GPUs: NVLink from one to the other, NVLink through switches, or PCI."""
     num_links = a.far_ends[b.reading.pci] or min(a.far_ends[_SWITCH], b.far_ends[_SWITCH])
     if num_links:
@@ -267,7 +269,7 @@ def _ask(nvml: ModuleType, question: Callable[..., Any], *args: object) -> Any: 
         return None
 
 
-def _mask(words: Iterable[int] | None) -> frozenset[int] | None:
+def _mask(words: Iterable[int] | None) -> CpuSet | None:
     """Return the numbers of the set bits; an empty mask is None.
 
     No GPU is far from every CPU: NVML leaves the mask empty where it does not know, for one under a cpuset that

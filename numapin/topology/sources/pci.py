@@ -11,6 +11,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from numapin.base.cpu_set import CpuSet
 from numapin.topology.address import pci_address
 from numapin.topology.model import NicKind, Pcie
 from numapin.topology.readings import (
@@ -36,7 +37,7 @@ _HEXADECIMAL: Final = re.compile(r"(?:0x)?([0-9a-fA-F]{1,8})")
 _HOST_BRIDGE: Final = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 
 
-def read_pci(tree: Tree, online: frozenset[int]) -> Iterator[PciReading]:
+def read_pci(tree: Tree, online: CpuSet) -> Iterator[PciReading]:
     """Yield the GPUs and the NICs in order of address. `local_cpus` are the online ones."""
     driver = {address: name for name in tree.names(_DRIVER) if (address := pci_address(name))}
     for name in tree.names(_DEVICES):
@@ -51,11 +52,11 @@ def read_pci(tree: Tree, online: frozenset[int]) -> Iterator[PciReading]:
             yield replace(_device(tree, at, address, online), interfaces=interfaces)
 
 
-def read_gpu_memory_nodes(tree: Tree) -> frozenset[int]:
+def read_gpu_memory_nodes(tree: Tree) -> CpuSet:
     """Return the nodes that are the memory of a GPU; the driver says -1 for a GPU whose memory is no node."""
     statuses = (tree.text(f"{_DRIVER}/{name}/numa_status") or "" for name in tree.names(_DRIVER))
     matches = (re.search(r"^Node:\s*([0-9]{1,6})\s*$", status, re.MULTILINE) for status in statuses)
-    return frozenset(int(match[1]) for match in matches if match)
+    return CpuSet(int(match[1]) for match in matches if match)
 
 
 def _is_gpu(tree: Tree, at: str, device_class: int, *, known_to_driver: bool) -> bool:
@@ -72,7 +73,7 @@ def _vendor(tree: Tree, at: str) -> int | None:
     return int.from_bytes(config[:2], "little") if config and len(config) > 1 else named
 
 
-def _device(tree: Tree, at: str, address: str, online: frozenset[int]) -> PciReading:
+def _device(tree: Tree, at: str, address: str, online: CpuSet) -> PciReading:
     """Read what GPUs and NICs share."""
     parents, host_bridge = _above(tree, at)
     local_cpus = tree.numbers(f"{at}/local_cpulist", mask=f"{at}/local_cpus")

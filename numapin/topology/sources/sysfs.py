@@ -12,7 +12,9 @@ import os
 import re
 from typing import TYPE_CHECKING, Final
 
+from numapin.base.cpu_set import CpuSet
 from numapin.errors import MachineError
+from numapin.system.cgroup import mounts, own_cgroups
 from numapin.system.tree import CAPTURE, Tree
 from numapin.topology.readings import CpuReading, NodeReading, Readings
 from numapin.topology.sources.pci import read_gpu_memory_nodes, read_pci
@@ -51,23 +53,23 @@ def read_sysfs(root: Path, *, source: str) -> Readings:
     )
 
 
-def _online_cpus(tree: Tree) -> frozenset[int]:
+def _online_cpus(tree: Tree) -> CpuSet:
     if not tree.names(_SYSTEM):
         raise MachineError(f"{tree.root}/{_SYSTEM} is not there: {tree.root or '/'} is not a machine's root", CAPTURE)
     present = _numbered(tree, _CPU, "cpu")
-    online = (tree.numbers(f"{_CPU}/online") or frozenset()).intersection(present)
+    online = (tree.numbers(f"{_CPU}/online") or CpuSet()).intersection(present)
     if not online:
         raise MachineError(f"{tree.root}/{_CPU} shows no online CPU (cpu0, cpu1, … and the file online)", CAPTURE)
     return online
 
 
-def _read_cpus(tree: Tree, online: frozenset[int]) -> Iterator[CpuReading]:
-    def siblings(cpu: int) -> frozenset[int] | None:
+def _read_cpus(tree: Tree, online: CpuSet) -> Iterator[CpuReading]:
+    def siblings(cpu: int) -> CpuSet | None:
         at = f"{_CPU}/cpu{cpu}/topology"
         known = tree.numbers(f"{at}/thread_siblings_list", mask=f"{at}/thread_siblings")
-        return known or tree.numbers(f"{at}/core_cpus_list", mask=f"{at}/core_cpus") or frozenset()
+        return known or tree.numbers(f"{at}/core_cpus_list", mask=f"{at}/core_cpus") or CpuSet()
 
-    def package(cpu: int) -> frozenset[int]:
+    def package(cpu: int) -> CpuSet:
         at = f"{_CPU}/cpu{cpu}/topology"
         known = tree.numbers(f"{at}/package_cpus_list", mask=f"{at}/core_siblings")
         return known or cores[cpu]
@@ -80,9 +82,9 @@ def _read_cpus(tree: Tree, online: frozenset[int]) -> Iterator[CpuReading]:
         yield CpuReading(cpu=cpu, siblings=cores[cpu], package=ids[packages[cpu]], l3=caches.get(cpu))
 
 
-def _groups(cpus: Iterable[int], read: Callable[[int], frozenset[int] | None]) -> dict[int, frozenset[int]]:
+def _groups(cpus: Iterable[int], read: Callable[[int], CpuSet | None]) -> dict[int, CpuSet]:
     """Ask `read` for the group of one CPU of each group. A CPU is in one group at most; None leaves it in none."""
-    left, groups = set(cpus), dict[int, frozenset[int]]()
+    left, groups = set(cpus), dict[int, CpuSet]()
     for cpu in sorted(left):
         found = read(cpu) if cpu in left else None
         if found is not None:
@@ -92,7 +94,7 @@ def _groups(cpus: Iterable[int], read: Callable[[int], frozenset[int] | None]) -
     return groups
 
 
-def _l3(tree: Tree, cpu: int) -> frozenset[int] | None:
+def _l3(tree: Tree, cpu: int) -> CpuSet | None:
     at = f"{_CPU}/cpu{cpu}/cache"
     for index in ("index3", *(name for name in tree.names(at) if name.startswith("index") and name != "index3")):
         if tree.number(f"{at}/{index}/level") == 3:
@@ -100,13 +102,13 @@ def _l3(tree: Tree, cpu: int) -> frozenset[int] | None:
     return None
 
 
-def _read_nodes(tree: Tree, online: frozenset[int]) -> Iterator[NodeReading]:
+def _read_nodes(tree: Tree, online: CpuSet) -> Iterator[NodeReading]:
     present = _numbered(tree, _NODE, "node")
     listed = tree.numbers(f"{_NODE}/online")
     ids = present if listed is None else sorted(listed)
     for node in sorted(set(present).intersection(ids)):
         at = f"{_NODE}/node{node}"
-        cpus = tree.numbers(f"{at}/cpulist", mask=f"{at}/cpumap") or frozenset()
+        cpus = tree.numbers(f"{at}/cpulist", mask=f"{at}/cpumap") or CpuSet()
         meminfo = tree.text(f"{at}/meminfo") or ""
         yield NodeReading(
             id=node,
@@ -130,7 +132,7 @@ def _distances(row: str, ids: list[int]) -> dict[int, int]:
     return dict(zip(ids, map(int, words), strict=True))
 
 
-def _allowed(tree: Tree, what: str) -> frozenset[int] | None:
+def _allowed(tree: Tree, what: str) -> CpuSet | None:
     """Return the allowed "cpus" or "mems" of the reading process, or of the process that captured the machine."""
     match = _ALLOWED[what].search(tree.text("proc/self/status") or "")
     if match:
@@ -145,18 +147,17 @@ def _allowed(tree: Tree, what: str) -> frozenset[int] | None:
 
 def _cpuset_directories(tree: Tree) -> Iterator[str]:
     """Yield where this process's cpuset may be: cgroup v1, cgroup v2 (nearest first), the cpuset file system."""
-    mounts = [line.split() for line in (tree.text("proc/mounts") or "").splitlines()]
-    for _device, at, kind, options, *_rest in (mount for mount in mounts if len(mount) > 3):
-        if kind in _CPUSETS and (kind != "cgroup" or "cpuset" in options.split(",")):
-            yield from (f"{at}/{path.strip('/')}" for path in _CPUSETS[kind](tree))
+    for mount in mounts(tree):
+        if mount.kind == "cpuset" or mount.holds("cpuset"):
+            yield from (f"{mount.at}/{path.strip('/')}" for path in _CPUSETS[mount.kind](tree))
 
 
 def _in_cgroup1(tree: Tree) -> list[str]:
-    return [path for names, path in _cgroups(tree) if "cpuset" in names.split(",")]
+    return own_cgroups(tree, "cpuset")
 
 
 def _in_cgroup2(tree: Tree) -> list[str]:
-    parts = [path.split("/") for names, path in _cgroups(tree) if not names]
+    parts = [path.split("/") for path in own_cgroups(tree, "")]
     return ["/".join(path[:end]) for path in parts for end in range(len(path), 0, -1)]
 
 
@@ -171,12 +172,6 @@ _CPUSETS: Final[Mapping[str, Callable[[Tree], list[str]]]] = {
     "cpuset": _in_cpuset_file_system,
 }
 """Kind of file system -> the paths of this process's cpuset below its mount, nearest first."""
-
-
-def _cgroups(tree: Tree) -> Iterator[tuple[str, str]]:
-    """Yield the controllers and the path of each cgroup of this process; version 2 names no controllers."""
-    lines = (line.split(":", 2) for line in (tree.text("proc/self/cgroup") or "").splitlines())
-    return ((line[1], line[2]) for line in lines if len(line) == 3)
 
 
 def _numbered(tree: Tree, path: str, word: str) -> list[int]:

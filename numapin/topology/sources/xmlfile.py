@@ -19,6 +19,8 @@ from numapin.errors import MachineFileError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from numapin.base.cpu_set import CpuSet
+
 _HINT: Final = (
     "write the file again, with hwloc 2 or 3: lstopo --of xml FILE, or by NCCL: NCCL_TOPO_DUMP_FILE=FILE in a job's "
     "environment"
@@ -72,7 +74,7 @@ class Element:
             raise self.error(f"{name} is missing")
         return number
 
-    def mask(self, name: str) -> frozenset[int] | None:
+    def mask(self, name: str) -> CpuSet | None:
         """Return a set written as a hexadecimal mask, or None where it is missing. Raises MachineFileError."""
         text = self.text(name)
         if text is None:

@@ -20,7 +20,7 @@ _BELOW_HEADINGS: Final = 4
 _ROUNDING: Final = 0.01  # a width that was divided need not add up to the last digit
 
 
-class Kind(StrEnum):
+class BoxKind(StrEnum):
     """What a box stands for; the renderer's class name."""
 
     MACHINE = "machine"
@@ -70,7 +70,7 @@ class Label:
 class Box:
     """A rectangle in its parent. `ranks` colour it; `off` is what may not be used; `heat` is a share of a colour."""
 
-    kind: Kind
+    kind: BoxKind
     width: float
     height: float
     x: float = 0
@@ -126,7 +126,7 @@ def flow(boxes: Iterable[Box], *, width: float, x: float = 0, y: float = 0, gap:
 
 
 def frame(  # noqa: PLR0913 - a frame has these parts
-    kind: Kind,
+    kind: BoxKind,
     rows: Iterable[Iterable[Box]],
     *,
     headings: Sequence[Heading] = (),
@@ -161,7 +161,7 @@ def frame(  # noqa: PLR0913 - a frame has these parts
 
 
 def cell(  # noqa: PLR0913 - a cell has these parts
-    kind: Kind, width: float, height: float, text: str, *, size: float, ink: Ink = Ink.PLAIN
+    kind: BoxKind, width: float, height: float, text: str, *, size: float, ink: Ink = Ink.PLAIN
 ) -> Box:
     """Return a box with a short text in its middle, or with none if that does not fit."""
     shown = fit(text, width - 2, size, bold=ink is Ink.STRONG) if size else ""

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from numapin.base import cpu_set
-from numapin.view.picture.boxes import PAD, Box, Heading, Ink, Kind, cell, columns, frame
+from numapin.base.cpu_set import CpuSet
+from numapin.view.picture.boxes import PAD, Box, BoxKind, Heading, Ink, cell, columns, frame
 from numapin.view.picture.text import title_text
 from numapin.view.words import rank_names
 
@@ -79,11 +80,11 @@ def _group(style: _Style, l3: int | None, cores: list[Core], *, named: bool) -> 
     marks, inner = style.marks, style.width - 2 * PAD
     ranks = marks.on(_cpus(cores))
     mixed = any(marks.on(core.cpus) != ranks for core in cores)
-    name, cpus = "L3" if l3 is not None else "cores", cpu_set.render(_cpus(cores))
+    name, cpus = "L3" if l3 is not None else "cores", str(_cpus(cores))
     one = min(2 * style.scale.width, (inner + _CELL_GAP) / style.in_row - _CELL_GAP)
     scale = replace(style.scale, width=one)
     return frame(
-        Kind.L3,
+        BoxKind.L3,
         [[_core(core, style.topology, marks, scale, named=mixed) for core in cores]],
         headings=[Heading(name=name, facts=cpus), *([Heading(facts=rank_names(ranks))] if named and not mixed else [])],
         width=inner,
@@ -93,18 +94,20 @@ def _group(style: _Style, l3: int | None, cores: list[Core], *, named: bool) -> 
     )
 
 
-def _cpus(cores: Sequence[Core]) -> frozenset[int]:
-    return frozenset(cpu for core in cores for cpu in core.cpus)
+def _cpus(cores: Sequence[Core]) -> CpuSet:
+    return CpuSet(cpu for core in cores for cpu in core.cpus)
 
 
 def _core(core: Core, topology: Topology, marks: Marks, scale: Scale, *, named: bool) -> Box:
     """Return the core; where its group's cores differ in their ranks it names its own."""
     ranks = marks.on(core.cpus)
     name = f"r{cpu_set.render(ranks)}" if ranks else ""
-    rows = [cell(Kind.PLAIN, scale.width, scale.height, name, size=scale.font, ink=Ink.STRONG)] if named else []
+    rows = [cell(BoxKind.PLAIN, scale.width, scale.height, name, size=scale.font, ink=Ink.STRONG)] if named else []
     rows += [
         replace(
-            cell(Kind.CPU, scale.width, scale.height, str(cpu), size=scale.font, ink=Ink.ON_RANK if on else Ink.PLAIN),
+            cell(
+                BoxKind.CPU, scale.width, scale.height, str(cpu), size=scale.font, ink=Ink.ON_RANK if on else Ink.PLAIN
+            ),
             key=f"cpu{cpu}",
             ranks=on,
             off=cpu not in topology.allowed.cpus,
@@ -114,14 +117,14 @@ def _core(core: Core, topology: Topology, marks: Marks, scale: Scale, *, named: 
     ]
     banned = core.cpus - topology.allowed.cpus
     return Box(
-        kind=Kind.CORE,
+        kind=BoxKind.CORE,
         width=scale.width,
         height=scale.height * len(rows),
         children=tuple(replace(row, y=scale.height * i) for i, row in enumerate(rows)),
         title=title_text(
-            f"core {core.id}: CPUs {cpu_set.render(core.cpus)}",
+            f"core {core.id}: CPUs {core.cpus}",
             rank_names(ranks),
-            f"not allowed: CPUs {cpu_set.render(banned)}" if banned else "",
+            f"not allowed: CPUs {banned}" if banned else "",
         ),
         key=f"core{core.id}",
     )

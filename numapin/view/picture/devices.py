@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from numapin.topology.model import LinkKind
-from numapin.view.picture.boxes import PAD, Box, Heading, Ink, Kind, cell, columns, frame
+from numapin.view.picture.boxes import PAD, Box, BoxKind, Heading, Ink, cell, columns, frame
 from numapin.view.picture.text import title_text, width_of
 from numapin.view.words import pcie_link
 
@@ -50,7 +50,7 @@ def device_rows(topology: Topology, marks: Marks, links: Links, node: int | None
 def chip(rank: int) -> Box:
     """Return a rank's name in its colour."""
     text = f"rank {rank}"
-    box = cell(Kind.CHIP, width_of(text, 10) + 10, 16, text, size=10, ink=Ink.ON_RANK)
+    box = cell(BoxKind.CHIP, width_of(text, 10) + 10, 16, text, size=10, ink=Ink.ON_RANK)
     return replace(box, ranks=(rank,), key=f"rank{rank}")
 
 
@@ -67,7 +67,7 @@ def _gpu(gpu: Gpu, links: Links, marks: Marks, width: float) -> Box:
     bus = _lines(short_pci(gpu.pci), link, width=width - 2 * PAD)
     facts = ((gpu.name or "").removeprefix("NVIDIA "), *bus, nvlink, mig)
     return frame(
-        Kind.GPU,
+        BoxKind.GPU,
         [[chip(rank) for rank in marks.gpus.get(gpu.index, ())]],
         headings=[Heading(name=gpu.label, facts=cuda, size=11), *(_fact(fact) for fact in facts if fact)],
         width=width - 2 * PAD,
@@ -84,7 +84,7 @@ def _gpu(gpu: Gpu, links: Links, marks: Marks, width: float) -> Box:
 def _nic(nic: Nic, topology: Topology, links: Links, width: float) -> Box:
     near = _near(nic.name, topology, links.get(nic.name, ()))
     return frame(
-        Kind.NIC,
+        BoxKind.NIC,
         [],
         headings=[
             Heading(name=nic.name, facts=nic.kind.value, size=11),

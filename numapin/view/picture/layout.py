@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.errors import UsageError
 from numapin.view.marks import marks_of
-from numapin.view.picture.boxes import PAD, Box, Heading, Kind, flow, frame, right_end
+from numapin.view.picture.boxes import PAD, Box, BoxKind, Heading, flow, frame, right_end
 from numapin.view.picture.legend import legend
 from numapin.view.picture.matrix import distance_panel, link_panel
 from numapin.view.picture.nodes import WIDE_GAP, WIDTH, Drawing, elsewhere, package_boxes
@@ -52,10 +52,10 @@ def lay_out(topology: Topology, plan: Plan | None = None) -> Picture:
     rows = [packages, *others, panels]
     width = max(width, _width(panels, WIDTH), *(_width(row, width) for row in others))
     name, facts, planned = topology.host or topology.source, size_in_words(topology), plan_in_words(plan)
-    named = any(part.kind is Kind.CORE and part.children[0].kind is Kind.PLAIN for part in _parts(rows))
+    named = any(part.kind is BoxKind.CORE and part.children[0].kind is BoxKind.PLAIN for part in _parts(rows))
     signs = legend(topology, plan, width=width - 2 * PAD, named_cores=named)
     box = frame(
-        Kind.MACHINE,
+        BoxKind.MACHINE,
         [*(_filled(row, width) for row in rows), [replace(signs, width=width)]],
         headings=[Heading(name=name, facts=facts, size=16), *([Heading(facts=planned, size=11)] if planned else [])],
         width=width,
@@ -93,4 +93,4 @@ def _parts(rows: Iterable[Iterable[Box]]) -> Iterator[Box]:
 def _filled(row: list[Box], width: float) -> list[Box]:
     """Widen packages that have a row each to the whole width."""
     alone = len(row) == 1 or sum(box.width for box in row[:2]) + WIDE_GAP > width
-    return [replace(box, width=width) if alone and box.kind is Kind.PACKAGE else box for box in row]
+    return [replace(box, width=width) if alone and box.kind is BoxKind.PACKAGE else box for box in row]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from numapin.view.picture.boxes import Box, Heading, Ink, Kind, Label, cell, frame
+from numapin.view.picture.boxes import Box, BoxKind, Heading, Ink, Label, cell, frame
 from numapin.view.picture.devices import chip
 from numapin.view.picture.text import fit, title_text
 from numapin.view.words import policy
@@ -26,7 +26,7 @@ def legend(topology: Topology, plan: Plan | None, *, width: float, named_cores: 
     """Return the panel; `width` is its greatest, `named_cores` says that cores name their ranks."""
     ranks = [_entry(chip(rank.local_rank), rank_in_words(rank)) for rank in ([] if plan is None else plan.ranks)]
     return frame(
-        Kind.PANEL,
+        BoxKind.PANEL,
         [ranks, _signs(topology, plan, named_cores=named_cores)],
         headings=[Heading(name="Legend", size=12)],
         width=width,
@@ -43,8 +43,8 @@ def rank_in_words(rank: RankPlan) -> str:
 
 
 def _signs(topology: Topology, plan: Plan | None, *, named_cores: bool) -> list[Box]:
-    thread = cell(Kind.CPU, _SAMPLE, 14, "0", size=9)
-    used = Box(kind=Kind.MEMORY, width=_SAMPLE, height=10, children=(Box(kind=Kind.USED, width=12, height=10),))
+    thread = cell(BoxKind.CPU, _SAMPLE, 14, "0", size=9)
+    used = Box(kind=BoxKind.MEMORY, width=_SAMPLE, height=10, children=(Box(kind=BoxKind.USED, width=12, height=10),))
     off = topology.cpus - topology.allowed.cpus
     starred = plan is not None and not plan.exact
     return [
@@ -52,12 +52,12 @@ def _signs(topology: Topology, plan: Plan | None, *, named_cores: bool) -> list[
         *([_entry(used, "memory: used and free")] if any(n.free_bytes is not None for n in topology.nodes) else []),
         *([_entry(replace(thread, off=True), "not allowed to this process")] if off else []),
         *(
-            [_entry(cell(Kind.PLAIN, _SAMPLE, 14, "r0", size=9, ink=Ink.STRONG), "rank 0 has this core")]
+            [_entry(cell(BoxKind.PLAIN, _SAMPLE, 14, "r0", size=9, ink=Ink.STRONG), "rank 0 has this core")]
             if named_cores
             else []
         ),
         *(
-            [_entry(cell(Kind.PLAIN, _SAMPLE, 16, "*", size=12), "less than was asked: see numapin plan")]
+            [_entry(cell(BoxKind.PLAIN, _SAMPLE, 16, "*", size=12), "less than was asked: see numapin plan")]
             if starred
             else []
         ),
@@ -68,4 +68,4 @@ def _entry(sign: Box, text: str) -> Box:
     x = max(sign.width, _SAMPLE) + 8
     label = Label(x=x, y=12, text=fit(text, _ENTRY - x, _SIZE), size=_SIZE)
     placed = replace(sign, y=(16 - sign.height) / 2)
-    return Box(kind=Kind.PLAIN, width=_ENTRY, height=16, labels=(label,), children=(placed,), title=title_text(text))
+    return Box(kind=BoxKind.PLAIN, width=_ENTRY, height=16, labels=(label,), children=(placed,), title=title_text(text))

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from numapin.topology.model import LinkKind
-from numapin.view.picture.boxes import PAD, Box, Heading, Ink, Kind, cell, frame
+from numapin.view.picture.boxes import PAD, Box, BoxKind, Heading, Ink, cell, frame
 from numapin.view.picture.text import title_text, width_of
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def _panel(name: str, legend: Sequence[str], names: Sequence[str], entry: Entry)
         return []
     if count > _MOST:
         facts = f"{count} x {count} are too many for a picture; see: numapin topo --format matrix"
-        return [frame(Kind.PANEL, [], headings=[Heading(name=name, facts=facts, size=12)], width=0, least=560)]
+        return [frame(BoxKind.PANEL, [], headings=[Heading(name=name, facts=facts, size=12)], width=0, least=560)]
     width = min(_WIDEST, max(_NARROWEST, *(width_of(text, 9, bold=True) + 4 for text in names)))
     rows = [
         [_name("", width), *(_name(text, width) for text in names)],
@@ -84,15 +84,15 @@ def _panel(name: str, legend: Sequence[str], names: Sequence[str], entry: Entry)
     ]
     least = max([width_of(name, 12, bold=True), *(width_of(text, 9.5) for text in legend)]) + 2 * PAD
     headings = [Heading(name=name, size=12), *(Heading(facts=text, size=9.5) for text in legend)]
-    return [frame(Kind.PANEL, rows, headings=headings, width=(count + 1) * (width + 2), gap=2, least=least)]
+    return [frame(BoxKind.PANEL, rows, headings=headings, width=(count + 1) * (width + 2), gap=2, least=least)]
 
 
 def _name(text: str, width: float) -> Box:
-    return cell(Kind.PLAIN, width, _HEIGHT, text, size=9, ink=Ink.STRONG)
+    return cell(BoxKind.PLAIN, width, _HEIGHT, text, size=9, ink=Ink.STRONG)
 
 
 def _entries(names: Sequence[str], row: int, entry: Entry, width: float) -> Iterator[Box]:
     for column, name in enumerate(names):
         text, heat = entry(row, column)
         title = title_text(f"{names[row]} to {name}: {text}") if text else ""
-        yield replace(cell(Kind.HEAT, width, _HEIGHT, text, size=9), heat=heat, title=title)
+        yield replace(cell(BoxKind.HEAT, width, _HEIGHT, text, size=9), heat=heat, title=title)

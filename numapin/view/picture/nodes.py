@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from numapin.base import cpu_set
+from numapin.base.cpu_set import CpuSet
 from numapin.topology.model import NodeKind
-from numapin.view.picture.boxes import PAD, Box, Heading, Ink, Kind, Label, columns, frame
+from numapin.view.picture.boxes import PAD, Box, BoxKind, Heading, Ink, Label, columns, frame
 from numapin.view.picture.cores import Scale, core_groups, scale_of
 from numapin.view.picture.devices import Links, chip, device_rows, links_of
 from numapin.view.picture.text import title_text
@@ -40,7 +40,7 @@ class Drawing:
     links: Links
     scale: Scale
     width: float
-    empty_nodes: frozenset[int]
+    empty_nodes: CpuSet
 
     @classmethod
     def of(cls, topology: Topology, marks: Marks) -> Drawing:
@@ -57,11 +57,11 @@ class Drawing:
         )
 
 
-def _empty(topology: Topology) -> frozenset[int]:
+def _empty(topology: Topology) -> CpuSet:
     """Return the nodes of no memory, cores and devices, such as a GB200 keeps for MIG: they are shown as one."""
     used = {part.node for part in topology.gpus} | {part.node for part in topology.nics}
     used |= {core.node for core in topology.cores}
-    return frozenset(n.id for n in topology.nodes if not n.cpus and n.memory_bytes == 0 and n.id not in used)
+    return CpuSet(n.id for n in topology.nodes if not n.cpus and n.memory_bytes == 0 and n.id not in used)
 
 
 def package_boxes(drawing: Drawing) -> list[Box]:
@@ -99,16 +99,16 @@ def elsewhere(drawing: Drawing, *, width: float) -> list[list[Box]]:
 def _lost_devices(drawing: Drawing) -> list[Box]:
     devices = device_rows(drawing.topology, drawing.marks, drawing.links, None, width=drawing.width)
     heading = Heading(name="node unknown", facts="GPUs and network devices", size=13)
-    return [frame(Kind.MEMORY_NODE, devices, headings=[heading], width=drawing.width)] if any(devices) else []
+    return [frame(BoxKind.MEMORY_NODE, devices, headings=[heading], width=drawing.width)] if any(devices) else []
 
 
 def _empty_nodes(drawing: Drawing) -> list[Box]:
     nodes = drawing.empty_nodes
-    facts = cpu_set.render(nodes)
+    facts = str(nodes)
     headings = [Heading(name=f"{len(nodes)} empty nodes", facts="no memory", size=13), Heading(facts=facts)]
     least, title = drawing.width + 2 * PAD, title_text("nodes without memory and devices", facts)
     return (
-        [frame(Kind.MEMORY_NODE, [], headings=headings, width=0, least=least, title=title, key="empty")]
+        [frame(BoxKind.MEMORY_NODE, [], headings=headings, width=0, least=least, title=title, key="empty")]
         if nodes
         else []
     )
@@ -121,7 +121,7 @@ def _package(drawing: Drawing, name: str, nodes: Sequence[Node], cores: Sequence
     num_cores = sum(core.node in ids for core in drawing.topology.cores) + len(cores)
     facts = f"{num_cores} cores"
     return frame(
-        Kind.PACKAGE,
+        BoxKind.PACKAGE,
         [boxes],
         headings=[Heading(name=name, facts=facts, size=14)],
         width=WIDTH - 2 * PAD,
@@ -134,7 +134,7 @@ def _node(drawing: Drawing, node: Node) -> Box:
     topology, marks = drawing.topology, drawing.marks
     cores = [core for core in topology.cores if core.node == node.id]
     allowed = node.id in topology.allowed.nodes
-    kind, cpus = NODE_KINDS[node.kind], f"CPUs {cpu_set.render(node.cpus)}" if node.cpus else ""
+    kind, cpus = NODE_KINDS[node.kind], f"CPUs {node.cpus}" if node.cpus else ""
     facts = ", ".join(fact for fact in (kind, cpus, "" if allowed else "not allowed") if fact)
     rows = [
         [_memory(drawing, node)],
@@ -143,7 +143,7 @@ def _node(drawing: Drawing, node: Node) -> Box:
         *device_rows(topology, marks, drawing.links, node.id, width=drawing.width),
     ]
     return frame(
-        Kind.NODE if node.kind is NodeKind.CPU else Kind.MEMORY_NODE,
+        BoxKind.NODE if node.kind is NodeKind.CPU else BoxKind.MEMORY_NODE,
         rows,
         headings=[Heading(name=f"node {node.id}", facts=facts, size=13)],
         width=drawing.width,
@@ -158,12 +158,12 @@ def _memory(drawing: Drawing, node: Node) -> Box:
     bars = []
     if node.memory_bytes and node.free_bytes is not None:
         used = min(1.0, max(0.0, 1 - node.free_bytes / node.memory_bytes))
-        part = Box(kind=Kind.USED, width=used * drawing.width, height=_BAR)
-        bars = [Box(kind=Kind.MEMORY, width=drawing.width, height=_BAR, children=(part,))]
+        part = Box(kind=BoxKind.USED, width=used * drawing.width, height=_BAR)
+        bars = [Box(kind=BoxKind.MEMORY, width=drawing.width, height=_BAR, children=(part,))]
     facts = memory(node) or "size unknown"
     title = title_text(f"memory of node {node.id}: {facts}")
     return frame(
-        Kind.PLAIN,
+        BoxKind.PLAIN,
         [bars],
         headings=[Heading(name="memory", facts=facts)],
         width=drawing.width,
@@ -185,11 +185,13 @@ def _rank_row(what: str, ranks: Ranks) -> list[Box]:
         what = f"{what} {rank_names(ranks)}"
     words = Label(x=0, y=12, text=what, size=10, ink=Ink.DIM)
     chips = ranks if len(ranks) <= _MOST_CHIPS else ()
-    return [Box(kind=Kind.PLAIN, width=words.width, height=16, labels=(words,)), *map(chip, chips)] if ranks else []
+    return [Box(kind=BoxKind.PLAIN, width=words.width, height=16, labels=(words,)), *map(chip, chips)] if ranks else []
 
 
 def _cores_without_node(drawing: Drawing, cores: Sequence[Core]) -> list[Box]:
     if not cores:
         return []
     groups = core_groups(cores, drawing.topology, drawing.marks, drawing.scale, width=drawing.width)
-    return [frame(Kind.NODE, [groups], headings=[Heading(name="cores of no known node", size=13)], width=drawing.width)]
+    return [
+        frame(BoxKind.NODE, [groups], headings=[Heading(name="cores of no known node", size=13)], width=drawing.width)
+    ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, Final
 
-from numapin.view.picture.boxes import Kind
+from numapin.view.picture.boxes import BoxKind
 from numapin.view.picture.style import RANK_COLOURS, rules, variables
 
 if TYPE_CHECKING:
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from numapin.view.picture.layout import Picture
 
 _ROUND: Final = {
-    Kind.PACKAGE: 6,
-    Kind.NODE: 5,
-    Kind.MEMORY_NODE: 5,
-    Kind.PANEL: 6,
-    Kind.GPU: 4,
-    Kind.NIC: 4,
-    Kind.CHIP: 3,
-    Kind.L3: 3,
+    BoxKind.PACKAGE: 6,
+    BoxKind.NODE: 5,
+    BoxKind.MEMORY_NODE: 5,
+    BoxKind.PANEL: 6,
+    BoxKind.GPU: 4,
+    BoxKind.NIC: 4,
+    BoxKind.CHIP: 3,
+    BoxKind.L3: 3,
 }
 
 
@@ -87,7 +87,7 @@ def _drawn(box: Box) -> Iterator[str]:
 
 
 def _rectangle(box: Box) -> str:
-    if box.kind is Kind.PLAIN:
+    if box.kind is BoxKind.PLAIN:
         return ""
     classes = [
         box.kind.value,

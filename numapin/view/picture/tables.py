@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.base import cpu_set
 from numapin.base.printable import printable
-from numapin.view.words import NODE_KINDS, gib, pcie_link, policy
+from numapin.base.sizes import gib
+from numapin.view.words import NODE_KINDS, pcie_link, policy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -52,7 +53,7 @@ def _node_row(topology: Topology, marks: Marks, node: Node) -> tuple[str, ...]:
         str(node.id),
         NODE_KINDS[node.kind] or "CPUs",
         "" if node.package is None else str(node.package),
-        cpu_set.render(node.cpus),
+        str(node.cpus),
         "" if node.memory_bytes is None else gib(node.memory_bytes),
         "" if node.free_bytes is None else gib(node.free_bytes),
         ", ".join(gpu.label for gpu in topology.gpus if gpu.node == node.id),
@@ -71,7 +72,7 @@ def plan_table(plan: Plan | None) -> str:
             str(rank.local_rank),
             "" if rank.gpu is None else f"gpu{rank.gpu.index}",
             "" if rank.node is None else str(rank.node),
-            cpu_set.render(rank.cpus),
+            str(rank.cpus),
             policy(rank),
             str(rank.num_threads),
             "yes" if rank.exact else "no",
@@ -93,7 +94,7 @@ def _details(topology: Topology, marks: Marks, node: Node) -> str:
     cores = [
         (
             str(core.id),
-            cpu_set.render(core.cpus),
+            str(core.cpus),
             "" if core.l3 is None else str(core.l3),
             cpu_set.render(marks.on(core.cpus)),
         )

@@ -12,6 +12,7 @@ import pytest
 
 import numapin as package
 from numapin.base.bounds import MAX_GPUS, MAX_LINKS, MAX_NICS, MAX_NODES, MAX_RANKS
+from numapin.base.cpu_set import CpuSet
 from numapin.cli.entry import read_line
 from numapin.cli.main import numapin
 from numapin.cli.run import OPTIONS
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 TOO_MANY = str(MAX_RANKS + 1)
 LONG = "x" * 5000
-GOOD = Readings(host=None, source="s", cpus=(CpuReading(cpu=0, siblings=frozenset({0})),), nodes=())
+GOOD = Readings(host=None, source="s", cpus=(CpuReading(cpu=0, siblings=CpuSet({0})),), nodes=())
 
 
 def refused(*words: str) -> str:
@@ -93,7 +94,7 @@ def test_the_ranks_of_a_launcher_have_the_bound() -> None:
 @pytest.mark.parametrize(
     ("readings", "problem"),
     [
-        (GOOD._replace(nodes=tuple(NodeReading(n, frozenset()) for n in range(MAX_NODES + 1))), "1024 NUMA nodes"),
+        (GOOD._replace(nodes=tuple(NodeReading(n, CpuSet()) for n in range(MAX_NODES + 1))), "1024 NUMA nodes"),
         (GOOD._replace(pci=tuple(PciReading(address=f"{n:04x}:00:00.0") for n in range(MAX_GPUS + 1))), "256 GPUs"),
         (
             GOOD._replace(
@@ -162,7 +163,7 @@ def test_a_path_that_no_file_has_is_an_error_of_ours(
 @pytest.mark.parametrize("path", [LONG, "a\0b", "missing/below"])
 def test_the_report_of_a_run_is_checked_before_it_starts(path: str) -> None:
     """The option goes through click here, and through `_watching` there."""
-    from numapin.cli.run import _watching
+    from numapin.cli.run import RunOptions, _watching
 
     with pytest.raises((UsageError, click.ClickException)):
-        _watching(click.Command("run", params=[*OPTIONS]).make_context("run", ["--report", path]).params)
+        _watching(RunOptions(**click.Command("run", params=[*OPTIONS]).make_context("run", ["--report", path]).params))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import pytest
 
 from numapin.base import cpu_set
+from numapin.base.cpu_set import CpuSet
 
 
 @pytest.mark.parametrize(
@@ -24,7 +27,7 @@ from numapin.base import cpu_set
 )
 def test_parse(text: str, numbers: set[int]) -> None:
     """Numbers, ranges and grouped ranges in any order are a set."""
-    assert cpu_set.parse(text) == numbers
+    assert set(CpuSet.parse(text)) == numbers
 
 
 @pytest.mark.parametrize(
@@ -47,13 +50,13 @@ def test_parse(text: str, numbers: set[int]) -> None:
 def test_bad_items_are_named(text: str, quoted: str) -> None:
     """A ValueError quotes the item that is wrong."""
     with pytest.raises(ValueError, match=quoted.replace("(", r"\(")):
-        cpu_set.parse(text)
+        CpuSet.parse(text)
 
 
 def test_long_text_is_quoted_in_part() -> None:
     """A message stays a line, whatever the file holds."""
     with pytest.raises(ValueError, match=r"x\.\.\.") as caught:
-        cpu_set.parse("x" * 5000)
+        CpuSet.parse("x" * 5000)
     assert len(str(caught.value)) < 200
 
 
@@ -77,7 +80,7 @@ def test_render(numbers: tuple[int, ...], text: str) -> None:
 )
 def test_parse_mask(text: str, numbers: set[int]) -> None:
     """The kernel's masks, and hwloc's with 0x and empty words, are a set."""
-    assert cpu_set.parse_mask(text) == numbers
+    assert set(cpu_set.parse_mask(text)) == numbers
 
 
 @pytest.mark.parametrize(
@@ -86,7 +89,7 @@ def test_parse_mask(text: str, numbers: set[int]) -> None:
 )
 def test_from_words(words: list[int], word_bits: int, numbers: set[int]) -> None:
     """The first word holds the lowest numbers."""
-    assert cpu_set.from_words(words, word_bits=word_bits) == numbers
+    assert set(cpu_set.from_words(words, word_bits=word_bits)) == numbers
 
 
 @pytest.mark.parametrize("text", ["g", "123456789", "0x0x1", "-1", "0xf...f", "1 2", "," * 40000])
@@ -94,3 +97,37 @@ def test_bad_masks_are_quoted(text: str) -> None:
     """What is no mask is a ValueError that shows it."""
     with pytest.raises(ValueError, match="not a CPU mask"):
         cpu_set.parse_mask(text)
+
+
+A, B = CpuSet({0, 1, 2, 8}), CpuSet({2, 3})
+
+
+@pytest.mark.parametrize(
+    ("made", "text"),
+    [
+        (A & B, "2"),
+        (A | B, "0-3,8"),
+        (A - B, "0-1,8"),
+        (A ^ B, "0-1,3,8"),
+        (A.intersection([2], B), "2"),
+        (A.union([4], [5]), "0-2,4-5,8"),
+        (A.difference([0], B), "1,8"),
+        (A.symmetric_difference([8, 9]), "0-2,9"),
+        (CpuSet(), ""),
+        (CpuSet.parse("8,0-2"), "0-2,8"),
+        (cpu_set.parse_mask("107"), "0-2,8"),
+        (deepcopy(A), "0-2,8"),
+    ],
+)
+def test_sets_stay_cpu_sets(made: CpuSet, text: str) -> None:
+    """Set algebra, readers and copies give a `CpuSet`, whose text is Linux's list; the text is made once."""
+    assert type(made) is CpuSet
+    assert (str(made), f"{made}", str(made)) == (text, text, text)
+
+
+def test_a_cpu_set_is_a_set() -> None:
+    """It equals and hashes like any set of its numbers, and the empty one is false."""
+    assert {frozenset(A): 1}[A] == 1
+    assert not CpuSet()
+    with pytest.raises(AttributeError):
+        A.add(3)  # type: ignore[attr-defined]

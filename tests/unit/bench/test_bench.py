@@ -18,11 +18,11 @@ from rich.console import Console
 from torch.utils.data import default_collate
 
 from numapin.bench import harness
-from numapin.bench.cases.loader import CASES, PEAK, PEERS, Options, Work, loader_benchmark, spin
+from numapin.bench.cases.loader import CASES, PEAK, PEERS, LoaderBenchOptions, Work, loader_benchmark, spin
 from numapin.bench.measure.loader import _warm_up, _window
 from numapin.bench.measure.loader_data import Fetch, InMemory, num_bytes, require_intact, tensors
 from numapin.bench.measure.loader_peers import BUILDERS, Setup
-from numapin.bench.model import Benchmark, Case, Comparison, Peer, Report, Run, combine, summarise
+from numapin.bench.model import Benchmark, BenchReport, Case, Comparison, Peer, Run, combine, summarise
 from numapin.view.bench_layouts import LOADER
 from numapin.view.bench_table import bench_table
 from tests.waiting import gone, wait_until
@@ -36,7 +36,7 @@ OURS_AND_TORCH = Benchmark(
     cases=(Case(name="a", about="a case", peers=(Peer(name="torch", specs=()), Peer(name="ours", specs=()))),),
     comparisons=(Comparison(name="ratio", figure="rate", against="torch"),),
 )
-OPTIONS = Options(seconds=1.0, warm_up_s=0.0, num_batches=1)
+OPTIONS = LoaderBenchOptions(seconds=1.0, warm_up_s=0.0, num_batches=1)
 
 # What a spec tells this module to do, it does as a measuring process.
 FAKE_CHILD = """
@@ -426,14 +426,14 @@ def void(_: object) -> None:
     """Take a value and return nothing."""
 
 
-def report(made: list[Run], *, skipped: str | None = None) -> Report:
+def report(made: list[Run], *, skipped: str | None = None) -> BenchReport:
     """Return a report of these runs on a machine with two CPUs."""
     cases = tuple(replace(result, skipped=skipped) for result in summarise(OURS_AND_TORCH, made))
     machine = {"num_cpus": 2, "gpus": ["H200", "H200"], "versions": {"torch": "2.13"}}
-    return Report(benchmark="loader", command=("numapin",), machine=machine, settings={}, cases=cases)
+    return BenchReport(benchmark="loader", command=("numapin",), machine=machine, settings={}, cases=cases)
 
 
-def rendered(shown: Report) -> list[str]:
+def rendered(shown: BenchReport) -> list[str]:
     """Return the table's lines, as a terminal of 120 columns shows them."""
     console = Console(width=120, highlight=False, emoji=False, markup=False, file=open(os.devnull, "w"))  # noqa: SIM115, PTH123
     with console.file, console.capture() as text:

@@ -14,8 +14,8 @@ from rich.console import Console
 from numapin.bench.cases import alloc, launch, overlap
 from numapin.bench.cases.nearest import nearest_nodes, with_measured
 from numapin.bench.cases.overlap import share_within
-from numapin.bench.cases.transfer import Options, transfer_benchmark
-from numapin.bench.model import Benchmark, Case, CaseResult, Peer, Report, Run, summarise
+from numapin.bench.cases.transfer import TransferBenchOptions, transfer_benchmark
+from numapin.bench.model import Benchmark, BenchReport, Case, CaseResult, Peer, Run, summarise
 from numapin.cli.bench_run import parse_sizes
 from numapin.errors import NumapinError
 from numapin.topology.model import NodeSource, Topology
@@ -26,7 +26,7 @@ from tests.machines.grids import grid
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-OPTIONS = Options(sizes=(4096, 1 << 20), seconds=0.1)
+OPTIONS = TransferBenchOptions(sizes=(4096, 1 << 20), seconds=0.1)
 
 
 class TestTransfer:
@@ -265,7 +265,9 @@ class TestSweepTable:
         runs.append(Run(case="a 4096", peer="theirs", repeat=0, skipped="failed: out of memory"))
         benchmark = Benchmark(name="alloc", module="", cases=cases)
         machine: dict[str, object] = {"num_cpus": 2}
-        report = Report(benchmark="alloc", command=(), machine=machine, settings={}, cases=summarise(benchmark, runs))
+        report = BenchReport(
+            benchmark="alloc", command=(), machine=machine, settings={}, cases=summarise(benchmark, runs)
+        )
         console = Console(width=100, file=StringIO())
         with console.capture() as text:
             console.print(sweep_table(report, ALLOC))

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from numapin.data.locality import BINDING, Locality, find_locality
+from numapin.base.cpu_set import CpuSet
+from numapin.data.locality import Locality, find_locality
 from numapin.errors import LibnumaError, MachineFileError, UsageError
 from numapin.plan.model import RankPlan
 from numapin.plan.request import Memory
+from numapin.rank.become import BINDING
 from tests.machines import roots
 
 if TYPE_CHECKING:
@@ -23,8 +25,8 @@ RANK = RankPlan(
     local_rank=1,
     gpu=None,
     node=1,
-    cpus=frozenset({24, 25}),
-    nodes=frozenset({1}),
+    cpus=CpuSet({24, 25}),
+    nodes=CpuSet({1}),
     memory=Memory.PREFERRED,
     num_threads=2,
     exact=True,
@@ -67,7 +69,7 @@ class TestAlone:
         locality = found(tmp_path, machine, device=device)
         assert locality.reason.startswith(f"cuda:{device}: GPU {device} (")
         assert replace(locality, reason="") == Locality(
-            nodes=frozenset({node}),
+            nodes=CpuSet({node}),
             cpus=facts.cpu_nodes[node],
             memory=Memory.PREFERRED,
             num_machine_nodes=len(facts.nodes),
@@ -90,7 +92,7 @@ class TestAlone:
     def test_nothing_is_known(self, tmp_path: Path, device: int | None, reason: str) -> None:
         """Then nothing is placed or bound, and the reason says why."""
         assert found(tmp_path, TWO_NODES, device=device) == Locality(
-            nodes=frozenset(), cpus=frozenset(), memory=None, num_machine_nodes=2, reason=reason
+            nodes=CpuSet(), cpus=CpuSet(), memory=None, num_machine_nodes=2, reason=reason
         )
 
     def test_a_gpu_of_unknown_node(self, tmp_path: Path) -> None:
@@ -119,8 +121,8 @@ class TestOneNode:
         """Known without reading the machine: neither CPUs nor policy are touched."""
         monkeypatch.setattr("numapin.topology.discover.discover", None)
         assert found(tmp_path, machine, device=0) == Locality(
-            nodes=frozenset({0}),
-            cpus=frozenset(),
+            nodes=CpuSet({0}),
+            cpus=CpuSet(),
             memory=None,
             num_machine_nodes=1,
             reason="the machine has one NUMA node, 0",
@@ -136,7 +138,7 @@ class TestOneNode:
 
     def test_the_plan_still_gives_the_cpus(self, tmp_path: Path) -> None:
         """`numapin run` splits a node's CPUs among ranks."""
-        rank = replace(RANK, cpus=frozenset({3}), memory=Memory.NONE, nodes=frozenset())
+        rank = replace(RANK, cpus=CpuSet({3}), memory=Memory.NONE, nodes=CpuSet())
         locality = found(tmp_path, "1node-16cpu-1gpu-vm", device=0, rank=rank)
         assert (locality.nodes, locality.cpus, locality.memory) == (frozenset({0}), frozenset({3}), None)
 
@@ -147,8 +149,8 @@ class TestPlanned:
     def test_the_plan_is_taken_over(self, tmp_path: Path) -> None:
         """Whatever the device: the launcher has decided."""
         assert found(tmp_path, TWO_NODES, device=0, rank=RANK) == Locality(
-            nodes=frozenset({1}),
-            cpus=frozenset({24, 25}),
+            nodes=CpuSet({1}),
+            cpus=CpuSet({24, 25}),
             memory=Memory.PREFERRED,
             num_machine_nodes=2,
             reason="planned by numapin run: a test",
@@ -161,7 +163,7 @@ class TestPlanned:
     def test_policies(self, tmp_path: Path, memory: Memory, nodes: set[int]) -> None:
         """Interleaved memory is spread by the rank's own policy, and `none` leaves all memory alone."""
         locality = found(tmp_path, TWO_NODES, rank=replace(RANK, memory=memory))
-        assert locality.nodes == nodes
+        assert locality.nodes == CpuSet(nodes)
         assert locality.memory is (None if memory is Memory.NONE else memory)
 
     @pytest.mark.parametrize(
@@ -186,7 +188,7 @@ class TestNamed:
     def test_it_wins(self, tmp_path: Path) -> None:
         """Over the plan and the GPU; its CPUs come along."""
         assert found(tmp_path, TWO_NODES, node=0, device=7, rank=RANK) == Locality(
-            nodes=frozenset({0}),
+            nodes=CpuSet({0}),
             cpus=roots.load(TWO_NODES).cpu_nodes[0],
             memory=Memory.PREFERRED,
             num_machine_nodes=2,
@@ -211,7 +213,7 @@ class TestNamed:
     def test_on_this_machine(self) -> None:
         """The CPUs are those that this process may use; with one node, or without NUMA, node 0 can be named too."""
         locality = find_locality(environ={}, node=0, device_index=None)
-        assert locality.nodes == {0}
+        assert locality.nodes == CpuSet({0})
         assert locality.cpus <= frozenset(os.sched_getaffinity(0))
 
     def test_none_of_its_cpus_is_allowed(self, monkeypatch: pytest.MonkeyPatch) -> None:

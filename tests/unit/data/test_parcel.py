@@ -9,7 +9,18 @@ from typing import Any, Final
 import pytest
 import torch
 
-from numapin.data.wire.parcel import Head, Miss, Place, decode, encode, encode_plain, move, rebuild, tensor_over, unpack
+from numapin.data.wire.parcel import (
+    Head,
+    Miss,
+    StoragePlace,
+    decode,
+    encode,
+    encode_plain,
+    move,
+    rebuild,
+    tensor_over,
+    unpack,
+)
 
 HEAD: Final = Head(
     number=7,
@@ -77,7 +88,7 @@ class TestTensorOver:
     def test_rebuild_counts_from_the_place(self) -> None:
         """The place is where the tensor's storage begins, `start` where in that the tensor does."""
         memory = torch.arange(64, dtype=torch.int16)
-        place = Place(memory.untyped_storage(), 20)
+        place = StoragePlace(memory.untyped_storage(), 20)
         assert rebuild(place, torch.int16, (3,), (1,), 6).tolist() == [13, 14, 15]
 
 
@@ -94,7 +105,7 @@ def test_a_batch_is_unpacked_over_its_places() -> None:
     """Tensors get places in the order of the pickle; the rest of the batch is as it was."""
     file, memory = io.BytesIO(), torch.arange(8.0).untyped_storage()
     _Pickler(file, 5, buffer_callback=lambda _: False).dump({"x": torch.zeros(2), "y": ["text", torch.zeros(3)]})
-    batch = unpack(file.getbuffer(), iter([Place(memory, 8), Place(memory, 20)]))
+    batch = unpack(file.getbuffer(), iter([StoragePlace(memory, 8), StoragePlace(memory, 20)]))
     assert batch["x"].tolist() == [2, 3]
     assert batch["y"][0] == "text"
     assert batch["y"][1].tolist() == [5, 6, 7]

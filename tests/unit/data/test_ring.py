@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 import torch
 
+from numapin.base.cpu_set import CpuSet
 from numapin.data.slots import ring as ring_module
 from numapin.data.slots.control import NOT_READY
 from numapin.data.slots.ring import Ring
@@ -99,7 +100,7 @@ class TestMaking:
 
     def test_memory_is_placed_as_the_rank_is(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Nodes and CPUs are the locality's; what the kernel says of the pages is kept, what was refused is told."""
-        there: dict[str, Any] = {"nodes": frozenset({1}), "num_machine_nodes": 2}
+        there: dict[str, Any] = {"nodes": CpuSet({1}), "num_machine_nodes": 2}
         asked: list[dict[str, object]] = []
 
         def settle(_address: int, _num_bytes: int, **where: object) -> tuple[str, ...]:
@@ -113,7 +114,7 @@ class TestMaking:
         monkeypatch.setattr(placement, "settle", settle)
         monkeypatch.setattr(placement, "check", check)
         told: list[str] = []
-        cpus = frozenset({2})
+        cpus = CpuSet({2})
         with made(told=told, locality=replace(ANYWHERE, cpus=cpus, **there)) as ring:
             build(ring, 2 * PAGE)
             assert asked == [there | {"cpus": cpus}, there]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from numapin.data.path import DataPath, Options
+from numapin.data.path import DataPath, PathOptions
 from numapin.data.worker import setup
 from numapin.data.worker.packing import LARGE_BYTES, Packer
 from numapin.errors import LibraryError
@@ -102,7 +102,7 @@ class TestWithout:
         """Once, where batches go to a GPU and the library could be there; `strict` is about placement."""
         monkeypatch.setattr("platform.machine", lambda: machine)
         loader: DataLoader[int] = DataLoader(range(4), num_workers=1)  # type: ignore[arg-type]
-        path = DataPath(Options(strict=True))
+        path = DataPath(PathOptions(strict=True))
         lane = path.lane(loader, pins=False)
         for pins in (False, True, True):
             path.worker_start(lane, loader, pins=pins)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from torch.utils.data import DataLoader
 
-from numapin.data.path import DataPath, Options
+from numapin.data.path import DataPath, PathOptions
 from numapin.data.stats import Counts, Stats
 from numapin.data.wire.parcel import Miss
 from tests.data.loopback import ANYWHERE, build, make_head
@@ -48,7 +48,7 @@ class TestArrivals:
 @pytest.fixture
 def path(monkeypatch: pytest.MonkeyPatch) -> Iterator[DataPath]:
     """Give a new loader's data path, on a machine of which nothing is known."""
-    made = DataPath(Options())
+    made = DataPath(PathOptions())
     monkeypatch.setattr(made, "_locality", ANYWHERE)
     yield made
     made.close()

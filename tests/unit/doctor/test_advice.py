@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from numapin.base import sizes
-from numapin.data.budget import Room
-from numapin.doctor.advice import Loader, Verdict, advise
+from numapin.data.budget import LockRoom
+from numapin.doctor.advice import Loader, PinVerdict, advise
 
 MIB = 1 << 20
 
@@ -17,15 +17,15 @@ def _loader(*, workers: int = 4, prefetch: int = 2, batch: int = 50 * MIB, ranks
     return Loader(num_workers=workers, prefetch_factor=prefetch, batch_bytes=batch, num_ranks=ranks)
 
 
-def _remedy(loader: Loader, room_bytes: int | None, num_gpus: int = 1) -> tuple[Verdict | None, str | None]:
-    advice = advise(loader, Room(num_bytes=room_bytes, reason="a test"), num_gpus=num_gpus, shm_free_bytes=None)
+def _remedy(loader: Loader, room_bytes: int | None, num_gpus: int = 1) -> tuple[PinVerdict | None, str | None]:
+    advice = advise(loader, LockRoom(num_bytes=room_bytes, reason="a test"), num_gpus=num_gpus, shm_free_bytes=None)
     return advice.verdict, advice.remedy
 
 
 def test_the_sum_is_shown() -> None:
     """Workers times prefetch factor times batch, a rank and for all ranks, beside what there is room for."""
-    advice = advise(_loader(ranks=8), Room(num_bytes=1 << 30, reason="a test"), num_gpus=8, shm_free_bytes=None)
-    assert advice.verdict is Verdict.PIN
+    advice = advise(_loader(ranks=8), LockRoom(num_bytes=1 << 30, reason="a test"), num_gpus=8, shm_free_bytes=None)
+    assert advice.verdict is PinVerdict.PIN
     assert advice.reason == (
         "4 workers x 2 x 50.0 MiB = 400.0 MiB a rank, 3.1 GiB for 8 of them; "
         "up to 1.0 GiB a rank can be pinned (a test)"
@@ -48,7 +48,7 @@ def test_what_is_lowered_first(room_mib: int, start: str) -> None:
     """Prefetching before workers, workers before the batch, and pinning last."""
     verdict, remedy = _remedy(_loader(), room_mib * MIB)
     assert (remedy or "").startswith(start)
-    assert verdict is (Verdict.PIN if room_mib == 400 else Verdict.LOWER)
+    assert verdict is (PinVerdict.PIN if room_mib == 400 else PinVerdict.LOWER)
 
 
 @given(
@@ -61,12 +61,12 @@ def test_what_is_advised_fits(workers: int, prefetch: int, batch: int, room: int
     """Whatever values the remedy names, they are lower than before, at least 1, and fit the room."""
     verdict, remedy = _remedy(_loader(workers=workers, prefetch=prefetch, batch=batch), room)
     named = dict(part.split("=") for part in (remedy or "").rstrip(")").split(", ")[1:] if "=" in part)
-    if verdict is Verdict.LOWER and "prefetch_factor" in named:
+    if verdict is PinVerdict.LOWER and "prefetch_factor" in named:
         new = (int(named["prefetch_factor"]), int(named.get("num_workers", workers)))
         assert 1 <= new[0] <= prefetch
         assert 1 <= new[1] <= workers
         assert new[0] * new[1] * batch <= room
-    elif verdict is Verdict.LOWER:
+    elif verdict is PinVerdict.LOWER:
         assert batch > room
     else:
         assert max(1, workers * prefetch) * batch <= room
@@ -74,9 +74,9 @@ def test_what_is_advised_fits(workers: int, prefetch: int, batch: int, room: int
 
 def test_without_gpu_or_without_numbers() -> None:
     """Nothing to copy to, nothing asked, no bound known: no verdict but the reason."""
-    assert _remedy(_loader(), 1 << 30, num_gpus=0)[0] is Verdict.USELESS
+    assert _remedy(_loader(), 1 << 30, num_gpus=0)[0] is PinVerdict.USELESS
     assert _remedy(_loader(), None) == (None, None)
-    advice = advise(None, Room(num_bytes=MIB, reason="a test"), num_gpus=1, shm_free_bytes=0)
+    advice = advise(None, LockRoom(num_bytes=MIB, reason="a test"), num_gpus=1, shm_free_bytes=0)
     assert (advice.verdict, advice.footprint_bytes) == (None, None)
     assert advice.reason == "up to 1.0 MiB a rank can be pinned (a test)"
 
@@ -86,7 +86,7 @@ def test_without_gpu_or_without_numbers() -> None:
 )
 def test_a_small_shm_is_told(workers: int, free_mib: int | None, *, told: bool) -> None:
     """All ranks' batches pass through /dev/shm with torch's workers; without workers none do."""
-    room, free = Room(num_bytes=1 << 40, reason="a test"), None if free_mib is None else free_mib * MIB
+    room, free = LockRoom(num_bytes=1 << 40, reason="a test"), None if free_mib is None else free_mib * MIB
     advice = advise(_loader(workers=workers, ranks=2), room, num_gpus=2, shm_free_bytes=free)
     assert ("too little for torch's loader" in advice.reason) == told
 

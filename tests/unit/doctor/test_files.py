@@ -8,7 +8,7 @@ import pytest
 
 from numapin.doctor.examine import FROM_FILES, FROM_LIVE, NOT_ASKED
 from numapin.doctor.files import read_confinement, read_module_version
-from numapin.doctor.model import Severity
+from numapin.doctor.model import DoctorSeverity
 from tests.doctor.given import findings, live, machine, put
 
 if TYPE_CHECKING:
@@ -23,9 +23,9 @@ STATUS = "Cpus_allowed_list:\t{}\nMems_allowed_list:\t{}\n"
 LIMITS = "Limit  Soft Limit  Hard Limit  Units\nMax locked memory  {0}  {0}  bytes\n"
 SWAP = "MemTotal: 1000000 kB\nSwapTotal: 500000 kB\nSwapFree: {} kB\n"
 FULL = "Node 1 MemTotal: 1000000 kB\nNode 1 MemFree: 10000 kB\n"
-ERROR, WARNING, NOTE, OK = Severity
+ERROR, WARNING, NOTE, OK = DoctorSeverity
 
-CASES: list[tuple[str, dict[str, str | bytes | None], Severity | None, str]] = [
+CASES: list[tuple[str, dict[str, str | bytes | None], DoctorSeverity | None, str]] = [
     ("nodes", {}, OK, "2 nodes with CPUs on 2 packages"),
     ("nodes", {"proc/cmdline": "quiet numa=off ro"}, WARNING, "started with numa=off"),
     ("nodes", {"proc/cmdline": "quiet xnuma=off"}, OK, "2 nodes"),
@@ -95,7 +95,7 @@ CASES: list[tuple[str, dict[str, str | bytes | None], Severity | None, str]] = [
 
 @pytest.mark.parametrize(("check", "files", "severity", "words"), CASES)
 def test_a_check_sees_what_the_files_say(
-    check: str, files: dict[str, str | bytes | None], severity: Severity | None, words: str, tmp_path: Path
+    check: str, files: dict[str, str | bytes | None], severity: DoctorSeverity | None, words: str, tmp_path: Path
 ) -> None:
     """Each file that is well or not leads to its severity, with what was seen; what is wrong has a remedy."""
     root = machine(tmp_path)

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from numapin.base.cpu_set import CpuSet
 from numapin.doctor import live as asking
 from numapin.doctor.examine import examine
-from numapin.doctor.model import Readings, Severity
+from numapin.doctor.model import DoctorReadings, DoctorSeverity
 from numapin.system import numa
 from numapin.topology.model import NodeSource
 from numapin.topology.readings import NvmlReading, NvmlReadings
@@ -21,10 +22,10 @@ from tests.machines.grids import gpu, grid
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from numapin.doctor.model import Finding
+    from numapin.doctor.model import DoctorFinding
     from numapin.topology.model import Topology
 
-ERROR, WARNING, NOTE, OK = Severity
+ERROR, WARNING, NOTE, OK = DoctorSeverity
 MISMATCH = NvmlReadings(gpus=None, broken=True, notes=("NVML did not start: Driver/library version mismatch; reboot",))
 NO_DRIVER = NvmlReadings(gpus=None, notes=("NVML could not be loaded: no libnvidia-ml.so.1; install it",))
 
@@ -34,13 +35,15 @@ def _nvml(*, persistence: bool | None = True, **rest: Any) -> NvmlReadings:
     return NvmlReadings(gpus=(reading,), driver="580.159.04")
 
 
-def _find(check: str, topology: Topology | None = None, *, readings: Readings | None = None, **answers: Any) -> Finding:
-    told = replace(readings or Readings(), live=live(**answers))
+def _find(
+    check: str, topology: Topology | None = None, *, readings: DoctorReadings | None = None, **answers: Any
+) -> DoctorFinding:
+    told = replace(readings or DoctorReadings(), live=live(**answers))
     (finding,) = (found for found in examine(told, topology or grid()) if found.check == check)
     return finding
 
 
-CASES: list[tuple[str, dict[str, Any], Severity | None, str]] = [
+CASES: list[tuple[str, dict[str, Any], DoctorSeverity | None, str]] = [
     ("driver", {"nvml": _nvml()}, OK, "580.159.04, kernel module 580.159.04"),
     ("driver", {"nvml": _nvml(), "module_version": None}, OK, "kernel module not told"),
     ("driver", {"nvml": _nvml(), "module_version": "580.95.05"}, ERROR, "the kernel module is 580.95.05"),
@@ -103,7 +106,7 @@ CASES: list[tuple[str, dict[str, Any], Severity | None, str]] = [
 
 @pytest.mark.parametrize(("check", "answers", "severity", "words"), CASES)
 def test_a_check_sees_what_the_machine_answers(
-    check: str, answers: dict[str, Any], severity: Severity | None, words: str
+    check: str, answers: dict[str, Any], severity: DoctorSeverity | None, words: str
 ) -> None:
     """Each answer, good or bad, leads to its severity, with what was seen; what is wrong has a remedy."""
     finding = _find(check, **answers)
@@ -133,7 +136,7 @@ def test_gpus_without_a_driver_are_an_error() -> None:
         (("A100", "T400"), "PCI_BUS_ID", OK),
     ],
 )
-def test_device_order(names: tuple[str, str], order: str | None, severity: Severity) -> None:
+def test_device_order(names: tuple[str, str], order: str | None, severity: DoctorSeverity) -> None:
     """GPUs of several models want an order that NVML and CUDA share."""
     topology = replace(grid(), gpus=tuple(gpu(index, 0, name=name) for index, name in enumerate(names)))
     finding = _find("device-order", topology, environ={"CUDA_DEVICE_ORDER": order} if order else {})
@@ -157,11 +160,11 @@ def test_device_order(names: tuple[str, str], order: str | None, severity: Sever
     ],
 )
 def test_nvml_against_the_kernel(
-    kernel: str, nodes: set[int], source: NodeSource, severity: Severity, words: str
+    kernel: str, nodes: set[int], source: NodeSource, severity: DoctorSeverity, words: str
 ) -> None:
     """Where both name one node and not the same, the user is asked; where one knows, it is said which."""
     topology = replace(grid(), gpus=(replace(gpu(0, 0), node_source=source),))
-    readings = Readings(gpu_nodes={"0000:10:00.0": kernel})
+    readings = DoctorReadings(gpu_nodes={"0000:10:00.0": kernel})
     finding = _find("gpu-nodes", topology, readings=readings, nvml=_nvml(memory_nodes=frozenset(nodes)))
     assert (finding.severity, words in finding.what) == (severity, True), finding.what
 
@@ -169,7 +172,7 @@ def test_nvml_against_the_kernel(
 def test_packages_without_nodes_of_their_own() -> None:
     """Two packages and one node: something hides the other."""
     one = grid(nodes=1)
-    two = replace(one, packages=(*one.packages, replace(one.packages[0], id=1, nodes=frozenset())))
+    two = replace(one, packages=(*one.packages, replace(one.packages[0], id=1, nodes=CpuSet())))
     assert _find("nodes", two).severity is WARNING
     assert _find("nodes", one).severity is OK
 

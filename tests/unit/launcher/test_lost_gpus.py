@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from numapin.base.cpu_set import CpuSet
 from numapin.errors import NumapinError
 from numapin.launcher.lost_gpus import require_gpus
 from numapin.plan.model import GpuRef, Plan, RankPlan
@@ -24,8 +25,8 @@ def plan(gpus: Sequence[GpuRef | None]) -> Plan:
         local_rank=0,
         gpu=None,
         node=0,
-        cpus=frozenset({0}),
-        nodes=frozenset({0}),
+        cpus=CpuSet({0}),
+        nodes=CpuSet({0}),
         memory=Memory.NONE,
         num_threads=1,
         exact=True,

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from numapin.observe.model import Observed
-    from numapin.observe.report import Report
+    from numapin.observe.report import VerifyReport
 
 
 class Told:
     """What was told and warned of."""
 
     def __init__(self) -> None:
-        self.reports: list[tuple[Report, float]] = []
+        self.reports: list[tuple[VerifyReport, float]] = []
         self.warnings: list[str] = []
 
     def what(self, *, after_s: float = 0, report: Path | None = None) -> during_run.Watching:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from numapin.base import cpu_set
+from numapin.base.cpu_set import CpuSet
 from numapin.errors import MachineError
 from numapin.observe.model import MemoryKind, ObservedRank, Process, Role
 from numapin.observe.read import observe
@@ -193,7 +194,7 @@ def test_kernel_without_numa(root: Path) -> None:
     observed = observe({0: 10}, root=root)
     (process,) = observed.ranks[0].processes
     assert (process.pages, process.policy, process.unreadable) == (None, None, "the kernel has no numa_maps")
-    assert observed.nodes == {0}
+    assert observed.nodes == CpuSet({0})
 
 
 @pytest.mark.parametrize(
@@ -280,7 +281,8 @@ def test_real_process_with_threads() -> None:
         child.communicate("")
     (process,) = rank.processes
     cpus = {thread.tid: thread.cpus for thread in process.threads}
-    assert cpus == {child.pid: os.sched_getaffinity(0), tid: {min(os.sched_getaffinity(0))}}
+    own = CpuSet(os.sched_getaffinity(0))
+    assert cpus == {child.pid: own, tid: CpuSet({min(own)})}
     if process.pages is not None:
         assert rank.bytes_by_node([MemoryKind.ANONYMOUS]).total() >= 32 * MIB
         assert process.policy is not None

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 from rich.console import Console
 
+from numapin.base.cpu_set import CpuSet
 from numapin.cli.top import _follow
 from numapin.data.loop_times import Waited
 from numapin.errors import UsageError
@@ -56,7 +57,7 @@ def _memory(*pages: Pages, unreadable: str | None = None) -> ObservedRank:
 
 SAMPLE = Sample(
     at_s=100.0,
-    threads={0: (frozenset({4, 5, 6, 7}), frozenset({5}))},
+    threads={0: (CpuSet({4, 5, 6, 7}), CpuSet({5}))},
     gone=frozenset(),
     memory={0: _memory(_pages(MemoryKind.HEAP, 0, 10))},
     loads={"GPU-1": GpuLoad(busy_share=0.87, h2d_gbps=24.0)},
@@ -88,7 +89,7 @@ class TestRows:
 
     def test_threads_off_the_plan(self) -> None:
         """A thread that may leave the planned CPUs counts, one on fewer CPUs does not."""
-        threads = (frozenset({4}), frozenset({4, 8}), frozenset({0}))
+        threads = (CpuSet({4}), CpuSet({4, 8}), CpuSet({0}))
         (rank,) = _top(replace(SAMPLE, threads={0: threads})).ranks
         assert (rank.num_off_plan, rank.num_threads) == (2, 3)
 
@@ -109,7 +110,7 @@ class TestRows:
         (hidden,) = _top(replace(SAMPLE, memory={0: _memory(unreadable="no")})).ranks
         assert (hidden.remote_share, hidden.pinned_bytes) == (None, None)
         ring = replace(SAMPLE, memory={0: _memory(_pages(MemoryKind.RING, 5))})
-        (free,) = _top(ring, plan=replace(PLANNED, nodes=frozenset(), memory=Memory.NONE)).ranks
+        (free,) = _top(ring, plan=replace(PLANNED, nodes=CpuSet(), memory=Memory.NONE)).ranks
         assert (free.remote_share, free.pinned_bytes) == (None, 5 * MIB)
 
     @pytest.mark.parametrize("gpu", [None, GpuRef(index=1, uuid=None, pci=None), GpuRef(index=1, uuid="X", pci=None)])
@@ -157,8 +158,8 @@ class TestTable:
 
     def test_width(self) -> None:
         """A rank on every second of 512 CPUs, three digits of everything else: 80 columns, and no line is broken."""
-        plan = replace(PLANNED, local_rank=15, cpus=frozenset(range(0, 512, 2)))
-        threads = (frozenset({1}),) * 4000
+        plan = replace(PLANNED, local_rank=15, cpus=CpuSet(range(0, 512, 2)))
+        threads = (CpuSet({1}),) * 4000
         memory = replace(_memory(_pages(MemoryKind.RING, 65536, 65536)), local_rank=15)
         seen = _top(replace(SAMPLE, threads={15: threads}, memory={15: memory}), plan=plan)
         lines = _shown(seen)

@@ -9,9 +9,9 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from numapin.base import cpu_set
+from numapin.base.cpu_set import CpuSet
 from numapin.observe.model import MemoryKind, Observed, ObservedRank, Pages, Policy, Process, Role, Thread
-from numapin.observe.report import Finding, Report, Severity
+from numapin.observe.report import VerifyFinding, VerifyReport, VerifySeverity
 from numapin.observe.verify import verify
 from numapin.plan.model import Plan, RankPlan
 from numapin.plan.request import Bind, Memory
@@ -22,7 +22,7 @@ APPLIED = {"cpus": "4-7", "memory": "preferred", "nodes": "1", "shortfalls": []}
 
 
 def _thread(tid: int, cpus: str = "4-7", name: str = "python") -> Thread:
-    return Thread(tid=tid, name=name, cpus=cpu_set.parse(cpus), last_cpu=5)
+    return Thread(tid=tid, name=name, cpus=CpuSet.parse(cpus), last_cpu=5)
 
 
 def _pages(kind: MemoryKind, **mib: float) -> Pages:
@@ -47,21 +47,21 @@ def _report(
     plan: RankPlan = PLANNED,
     nodes: str = "0-1",
     applied: dict[str, object] | None = APPLIED,  # type: ignore[assignment] # mypy takes the list for list[Never]
-) -> Report:
+) -> VerifyReport:
     rank = ObservedRank(local_rank=0, pid=10, processes=processes)
     return verify(
         Plan(bind=Bind.NODE, memory=plan.memory, ranks=(plan,)),
-        Observed(nodes=cpu_set.parse(nodes), ranks=(rank,)),
+        Observed(nodes=CpuSet.parse(nodes), ranks=(rank,)),
         applied={} if applied is None else {0: applied},
         run="run-1",
     )
 
 
-def _found(report: Report) -> tuple[Finding, ...]:
+def _found(report: VerifyReport) -> tuple[VerifyFinding, ...]:
     return report.ranks[0].findings
 
 
-def _only(report: Report) -> Finding:
+def _only(report: VerifyReport) -> VerifyFinding:
     """Return the one finding."""
     (finding,) = _found(report)
     return finding
@@ -81,7 +81,7 @@ class TestThreads:
         """It is an error with both sets of CPUs, where it was seen, and the command that puts it back."""
         report = _report(replace(RANK, threads=(_thread(10), _thread(11, "3-4"))))
         finding = _only(report)
-        assert (report.holds, finding.severity) == (False, Severity.ERROR)
+        assert (report.holds, finding.severity) == (False, VerifySeverity.ERROR)
         assert finding.what == "1 thread 'python' of the rank may run on CPUs 3-4; planned are 4-7"
         assert finding.where == "pid 10, thread 11, last on CPU 5"
         assert "taskset --cpu-list --pid 4-7 11" in finding.remedy
@@ -151,8 +151,8 @@ class TestPolicy:
     )
     def test_modes_and_nodes(self, memory: Memory, nodes: str, mode: str, observed: str, fits: bool) -> None:  # noqa: FBT001 - a parameter
         """A policy is as planned with the planned mode and no other nodes; anything else is an error."""
-        plan = replace(PLANNED, memory=memory, nodes=cpu_set.parse(nodes))
-        process = replace(RANK, policy=Policy(mode=mode, nodes=cpu_set.parse(observed)))
+        plan = replace(PLANNED, memory=memory, nodes=CpuSet.parse(nodes))
+        process = replace(RANK, policy=Policy(mode=mode, nodes=CpuSet.parse(observed)))
         report = _report(process, plan=plan, applied={**APPLIED, "memory": memory.value})
         assert report.holds is fits
         if not fits:
@@ -160,14 +160,14 @@ class TestPolicy:
 
     def test_one_that_was_refused(self) -> None:
         """A policy that the kernel refused when the rank was bound is a warning with the remedy: it was said then."""
-        process = replace(RANK, policy=Policy(mode="default", nodes=frozenset()))
+        process = replace(RANK, policy=Policy(mode="default", nodes=CpuSet()))
         report = _report(process, applied={**APPLIED, "memory": None})
-        assert (report.holds, _only(report).severity) == (True, Severity.WARNING)
+        assert (report.holds, _only(report).severity) == (True, VerifySeverity.WARNING)
         assert "SYS_NICE" in _only(report).remedy
 
     def test_worker_with_another(self) -> None:
         """A worker's policy is looked at as the rank's is."""
-        report = _report(RANK, replace(WORKER, policy=Policy(mode="bind", nodes=frozenset({0}))))
+        report = _report(RANK, replace(WORKER, policy=Policy(mode="bind", nodes=CpuSet({0}))))
         assert _only(report).what == "the memory policy of the data worker is bind:0; planned is preferred 1"
 
 
@@ -180,27 +180,27 @@ class TestPages:
             (MemoryKind.ANONYMOUS, 100, 3.9, None),  # below 4 MiB
             (MemoryKind.ANONYMOUS, 1, 3.9, None),
             (MemoryKind.ANONYMOUS, 1000, 40, None),  # below 5 %
-            (MemoryKind.ANONYMOUS, 60, 4, Severity.ERROR),
-            (MemoryKind.HEAP, 0, 4, Severity.ERROR),
-            (MemoryKind.STACK, 0, 8, Severity.ERROR),
-            (MemoryKind.TORCH_SHARED, 10, 10, Severity.ERROR),
-            (MemoryKind.SPILL, 10, 10, Severity.ERROR),
-            (MemoryKind.SHARED, 10, 10, Severity.WARNING),  # it may be another rank's
+            (MemoryKind.ANONYMOUS, 60, 4, VerifySeverity.ERROR),
+            (MemoryKind.HEAP, 0, 4, VerifySeverity.ERROR),
+            (MemoryKind.STACK, 0, 8, VerifySeverity.ERROR),
+            (MemoryKind.TORCH_SHARED, 10, 10, VerifySeverity.ERROR),
+            (MemoryKind.SPILL, 10, 10, VerifySeverity.ERROR),
+            (MemoryKind.SHARED, 10, 10, VerifySeverity.WARNING),  # it may be another rank's
             (MemoryKind.FILE, 0, 1000, None),
             (MemoryKind.RING, 100, 1, None),
-            (MemoryKind.RING, 100, 1.1, Severity.ERROR),
-            (MemoryKind.PINNED, 0, 4096 / MIB, Severity.ERROR),
+            (MemoryKind.RING, 100, 1.1, VerifySeverity.ERROR),
+            (MemoryKind.PINNED, 0, 4096 / MIB, VerifySeverity.ERROR),
         ],
     )
-    def test_thresholds(self, kind: MemoryKind, there: float, away: float, severity: Severity | None) -> None:
+    def test_thresholds(self, kind: MemoryKind, there: float, away: float, severity: VerifySeverity | None) -> None:
         """From 5 % and 4 MiB of a kind elsewhere it is a finding, of what is page-locked from 1 %; files never."""
         report = _report(replace(RANK, pages=(_pages(kind, n0=away, n1=there),)))
         assert [finding.severity for finding in _found(report)] == ([severity] if severity else [])
-        assert report.holds is (severity is not Severity.ERROR)
+        assert report.holds is (severity is not VerifySeverity.ERROR)
 
     def test_what_is_said(self) -> None:
         """The finding has share, kind, MiB, nodes and process, and the command that moves the pages back."""
-        plan = replace(PLANNED, nodes=frozenset({1}))
+        plan = replace(PLANNED, nodes=CpuSet({1}))
         pages = (_pages(MemoryKind.HEAP, n1=100), _pages(MemoryKind.ANONYMOUS, n0=30, n1=60, n2=10))
         finding = _only(_report(replace(RANK, pages=pages), WORKER, plan=plan))  # of the worker all is local
         assert finding.what == (
@@ -220,15 +220,15 @@ class TestPages:
         """It is unverified: neither does the plan hold nor not; an error elsewhere still says that it does not."""
         closed = replace(RANK, pages=None, policy=None, unreadable="run this as root")
         report = _report(closed)
-        assert (report.holds, _only(report).severity) == (None, Severity.UNVERIFIED)
+        assert (report.holds, _only(report).severity) == (None, VerifySeverity.UNVERIFIED)
         assert _only(report).remedy == "run this as root"
         assert _report(replace(closed, threads=(_thread(11, "0"),))).holds is False
 
     def test_machine_with_one_node(self) -> None:
         """There memory is local whatever the kernel tells of it, and the report says so; threads still count."""
-        plan = replace(PLANNED, memory=Memory.NONE, nodes=frozenset({0}))
+        plan = replace(PLANNED, memory=Memory.NONE, nodes=CpuSet({0}))
         report = _report(replace(RANK, pages=None, unreadable="x"), plan=plan, nodes="0")
-        assert (report.holds, _only(report).severity) == (True, Severity.NOTE)
+        assert (report.holds, _only(report).severity) == (True, VerifySeverity.NOTE)
         assert "one NUMA node" in _only(report).what
         assert _report(replace(RANK, threads=(_thread(11, "0"),)), plan=plan, nodes="0").holds is False
 
@@ -237,7 +237,7 @@ class TestPages:
         report = _report(
             replace(RANK, pages=(_pages(MemoryKind.RING, n0=9),)), plan=replace(PLANNED, memory=Memory.NONE)
         )
-        assert (report.holds, _only(report).severity) == (True, Severity.NOTE)
+        assert (report.holds, _only(report).severity) == (True, VerifySeverity.NOTE)
 
 
 class TestShown:
@@ -276,7 +276,7 @@ class TestShown:
         """A finding of two ranks is one line with both ranks."""
         (rank,) = _report(RANK, nodes="0").ranks
         other = replace(rank, requested=replace(PLANNED, local_rank=1))
-        lines = _shown(Report(run="x", ranks=(rank, other)))
+        lines = _shown(VerifyReport(run="x", ranks=(rank, other)))
         assert [line for line in lines if line.startswith("note: ")] == [
             "note: rank 0-1: all memory is local: this machine has one NUMA node"
         ]
@@ -288,7 +288,7 @@ class TestShown:
         assert summary(report).startswith("the plan does not hold: 1 rank, 2 processes")
 
 
-def _shown(report: Report) -> list[str]:
+def _shown(report: VerifyReport) -> list[str]:
     console = Console(width=200, file=StringIO())
     with console.capture() as capture:
         console.print(verify_table(report))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from numapin.base import cpu_set
+from numapin.base.cpu_set import CpuSet
 from numapin.errors import MachineFileError, NumapinError, PlanError, UsageError
 from numapin.plan.make import make_plan
 from numapin.plan.model import GpuRef, Plan, RankPlan
@@ -37,7 +38,7 @@ def _memory(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _limited(topology: Topology, cpus: str, nodes: str = "0-99") -> Topology:
-    return topology.restrict(Allowed(cpus=cpu_set.parse(cpus), nodes=cpu_set.parse(nodes)))
+    return topology.restrict(Allowed(cpus=CpuSet.parse(cpus), nodes=CpuSet.parse(nodes)))
 
 
 # --- which GPU and which node ----------------------------------------------------------------------------------------
@@ -274,7 +275,7 @@ def test_cpus_per_rank(wanted: int, cpus: str, threads: int, *, exact: bool) -> 
     plan = make_plan(grid(gpus=[0, 0]), Request(cpus_per_rank=wanted))
     first, second = plan.ranks
     assert (cpu_set.render(first.cpus), first.num_threads, first.exact) == (cpus, threads, exact)
-    assert second.cpus == {cpu + 2 for cpu in first.cpus}
+    assert second.cpus == CpuSet(cpu + 2 for cpu in first.cpus)
     if not exact:
         assert "4 CPUs instead of 5: 2 ranks split the pool" in first.reason
 
@@ -291,7 +292,7 @@ def test_cpus_per_rank_with_fewer_cores_than_ranks() -> None:
 def test_no_smt_uses_one_thread_of_each_core() -> None:
     """The lowest usable thread of each core stays; the number of cores does not change."""
     assert _cpus(make_plan(grid(gpus=[0]), Request(smt=False))) == ["0-3"]
-    plan = make_plan(grid(gpus=[0]), Request(smt=False, reserve_cpus=frozenset({0, 1})))
+    plan = make_plan(grid(gpus=[0]), Request(smt=False, reserve_cpus=CpuSet({0, 1})))
     assert _cpus(plan) == ["2-3,8-9"]
     assert plan.ranks[0].num_threads == 4
 
@@ -299,10 +300,10 @@ def test_no_smt_uses_one_thread_of_each_core() -> None:
 def test_reserved_cpus_go_to_nobody() -> None:
     """In every mode reserved CPUs are free of ranks; a core whose siblings are all reserved counts no more."""
     for bind in Bind:
-        plan = make_plan(grid(gpus=[0, 1]), Request(bind=bind, reserve_cpus=frozenset({0, 4, 12})))
+        plan = make_plan(grid(gpus=[0, 1]), Request(bind=bind, reserve_cpus=CpuSet({0, 4, 12})))
         assert not any(rank.cpus & {0, 4, 12} for rank in plan.ranks)
     assert [
-        rank.num_threads for rank in make_plan(grid(gpus=[0, 1]), Request(reserve_cpus=frozenset({0, 4, 12}))).ranks
+        rank.num_threads for rank in make_plan(grid(gpus=[0, 1]), Request(reserve_cpus=CpuSet({0, 4, 12}))).ranks
     ] == [*(4, 3)]
 
 
@@ -315,7 +316,7 @@ def test_more_ranks_than_cores_still_have_a_thread_each() -> None:
 def test_exclusive_ranks_on_overlapping_nodes_are_disjoint() -> None:
     """Firmware that lists a CPU on two nodes does not make two exclusive ranks share it."""
     topology = grid(smt=1, gpus=[0, 1])
-    both = tuple(replace(node, cpus=frozenset(range(8))) for node in topology.nodes)
+    both = tuple(replace(node, cpus=CpuSet(range(8))) for node in topology.nodes)
     assert _cpus(make_plan(replace(topology, nodes=both), Request(bind=Bind.EXCLUSIVE))) == ["0-3", "4-7"]
     partly = replace(grid(smt=1, gpus=[1, 0]), nodes=(both[0], topology.nodes[1]))
     assert _cpus(make_plan(partly, Request(bind=Bind.EXCLUSIVE))) == ["4-7", "0-3"]
@@ -323,7 +324,7 @@ def test_exclusive_ranks_on_overlapping_nodes_are_disjoint() -> None:
 
 def test_allowed_cpus_that_are_offline_are_not_used() -> None:
     """A machine file may allow more than it has."""
-    topology = replace(grid(gpus=[0]), allowed=Allowed(cpus=frozenset(range(64)), nodes=frozenset({0, 1})))
+    topology = replace(grid(gpus=[0]), allowed=Allowed(cpus=CpuSet(range(64)), nodes=CpuSet({0, 1})))
     assert _cpus(make_plan(topology, Request(bind=Bind.NONE))) == ["0-15"]
 
 
@@ -341,8 +342,8 @@ def test_allowed_cpus_that_are_offline_are_not_used() -> None:
         (Request(memory=Memory.LOCAL), [("local", "1"), ("local", "5")]),
         (Request(memory=Memory.BIND), [("bind", "1"), ("bind", "5")]),
         (Request(memory=Memory.INTERLEAVE), [("interleave", "0-7"), ("interleave", "0-7")]),
-        (Request(memory=Memory.BIND, memory_nodes=frozenset({2, 8})), [("bind", "2,8"), ("bind", "2,8")]),
-        (Request(memory=Memory.INTERLEAVE, memory_nodes=frozenset({0})), [("interleave", "0"), ("interleave", "0")]),
+        (Request(memory=Memory.BIND, memory_nodes=CpuSet({2, 8})), [("bind", "2,8"), ("bind", "2,8")]),
+        (Request(memory=Memory.INTERLEAVE, memory_nodes=CpuSet({0})), [("interleave", "0"), ("interleave", "0")]),
     ],
     ids=str,
 )
@@ -391,7 +392,7 @@ def test_memory_that_cannot_be_placed_is_told() -> None:
     (rank,) = make_plan(grid(), unplaced).ranks
     assert (rank.memory, rank.exact) == (Memory.NONE, False)
     assert "--memory bind" in rank.reason
-    (rank,) = make_plan(grid(gpus=[0], allowed_nodes=frozenset()), Request()).ranks
+    (rank,) = make_plan(grid(gpus=[0], allowed_nodes=CpuSet()), Request()).ranks
     assert rank.memory is Memory.NONE
     assert "--memory preferred" in rank.reason
 
@@ -438,13 +439,13 @@ _TWO = grid(gpus=[0, 1])
     ("make", "kind", "message", "hint"),
     [
         (
-            lambda: make_plan(_TWO, Request(reserve_cpus=frozenset({3, 99}))),
+            lambda: make_plan(_TWO, Request(reserve_cpus=CpuSet({3, 99}))),
             UsageError,
             "--reserve-cpus: CPUs 99 do not exist; online are 0-15",
             "see them with: numapin topo",
         ),
         (
-            lambda: make_plan(_TWO, Request(reserve_cpus=frozenset(range(16)))),
+            lambda: make_plan(_TWO, Request(reserve_cpus=CpuSet(range(16)))),
             PlanError,
             "no CPU is left: allowed are 0-15, --reserve-cpus takes 0-15",
             "see what is allowed with: grep Cpus_allowed_list /proc/self/status",
@@ -486,24 +487,22 @@ _TWO = grid(gpus=[0, 1])
             "unset CUDA_VISIBLE_DEVICES",
         ),
         (
-            lambda: make_plan(
-                grid(gpu_nodes=[9], gpus=[0]), Request(memory=Memory.BIND, memory_nodes=frozenset({0, 9}))
-            ),
+            lambda: make_plan(grid(gpu_nodes=[9], gpus=[0]), Request(memory=Memory.BIND, memory_nodes=CpuSet({0, 9}))),
             UsageError,
             "--memory: nodes 9 are not host memory this process may use; there are 0-1",
             "see them with: numapin topo",
         ),
         (
             lambda: make_plan(
-                grid(memoryless=[0], memory_nodes=[7], allowed_nodes=frozenset({0, 7})),
-                Request(memory=Memory.INTERLEAVE, memory_nodes=frozenset({0, 1, 7})),
+                grid(memoryless=[0], memory_nodes=[7], allowed_nodes=CpuSet({0, 7})),
+                Request(memory=Memory.INTERLEAVE, memory_nodes=CpuSet({0, 1, 7})),
             ),
             UsageError,
             "--memory: nodes 0-1 are not host memory this process may use; there are 7",
             "see them with: numapin topo",
         ),
         (
-            lambda: make_plan(_TWO, Request(memory=Memory.BIND, memory_nodes=frozenset())),
+            lambda: make_plan(_TWO, Request(memory=Memory.BIND, memory_nodes=CpuSet())),
             UsageError,
             "--memory: nodes none are not host memory this process may use; there are 0-1",
             "see them with: numapin topo",
@@ -527,7 +526,7 @@ _TWO = grid(gpus=[0, 1])
             "choose a mode, such as: --bind node",
         ),
         (
-            lambda: Request(memory=Memory.LOCAL, memory_nodes=frozenset({0})),
+            lambda: Request(memory=Memory.LOCAL, memory_nodes=CpuSet({0})),
             UsageError,
             "--memory local takes no nodes",
             "name them with bind, preferred or interleave",
@@ -552,8 +551,8 @@ def test_json_is_the_contract() -> None:
         local_rank=0,
         gpu=None,
         node=None,
-        cpus=frozenset({0, 1, 4}),
-        nodes=frozenset({0}),
+        cpus=CpuSet({0, 1, 4}),
+        nodes=CpuSet({0}),
         memory=Memory.NONE,
         num_threads=3,
         exact=False,

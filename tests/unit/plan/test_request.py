@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from numapin.base.cpu_set import CpuSet
 from numapin.plan.request import Bind, Memory, MemoryChoice, Request, parse_bind, parse_gpus, parse_memory
 
 if TYPE_CHECKING:
@@ -16,11 +17,11 @@ if TYPE_CHECKING:
     ("text", "memory", "nodes"),
     [
         ("local", Memory.LOCAL, None),
-        ("bind=0,2-3", Memory.BIND, frozenset({0, 2, 3})),
-        ("interleave=", Memory.INTERLEAVE, frozenset()),
+        ("bind=0,2-3", Memory.BIND, CpuSet({0, 2, 3})),
+        ("interleave=", Memory.INTERLEAVE, CpuSet()),
     ],
 )
-def test_memory(text: str, memory: Memory, nodes: frozenset[int] | None) -> None:
+def test_memory(text: str, memory: Memory, nodes: CpuSet | None) -> None:
     """A policy with or without nodes, to be splatted into a request; as text it is what was read."""
     choice = parse_memory(text)
     assert choice == MemoryChoice(memory=memory, memory_nodes=nodes)
@@ -30,7 +31,7 @@ def test_memory(text: str, memory: Memory, nodes: frozenset[int] | None) -> None
 def test_memory_in_a_request() -> None:
     """The fields are those of a request."""
     request = Request(**parse_memory("bind=1")._asdict())
-    assert (request.policy, request.memory_nodes) == (Memory.BIND, frozenset({1}))
+    assert (request.policy, request.memory_nodes) == (Memory.BIND, CpuSet({1}))
 
 
 def test_modes_and_gpus() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from numapin.base import cpu_set
+from numapin.base.cpu_set import CpuSet
 from numapin.errors import BindingRefused
 from numapin.launcher import rehearse
 from numapin.plan.model import Plan, RankPlan
@@ -22,14 +23,14 @@ from numapin.rank import bind
 from numapin.system import numa
 from tests.needs import needs_two_cpus
 
-CPUS = frozenset(os.sched_getaffinity(0))
+CPUS = CpuSet(os.sched_getaffinity(0))
 REFUSE_POLICY = Path(__file__).parents[2] / "vm" / "refuse_policy.py"
 RANK = RankPlan(
     local_rank=0,
     gpu=None,
     node=0,
     cpus=CPUS,
-    nodes=frozenset({0}),
+    nodes=CpuSet({0}),
     memory=Memory.BIND,
     num_threads=1,
     exact=True,
@@ -101,14 +102,14 @@ class TestRehearsal:
 
     def test_leaves_the_launcher_as_it_was(self) -> None:
         """Affinity and policy of the caller do not change, whatever the ranks get."""
-        one = replace(RANK, cpus=frozenset({min(CPUS)}))
+        one = replace(RANK, cpus=CpuSet({min(CPUS)}))
         before = (os.sched_getaffinity(0), numa.get_memory_policy())
         assert rehearse.rehearse(replace(PLAN, ranks=(one,)), strict=True).exact
         assert (os.sched_getaffinity(0), numa.get_memory_policy()) == before
 
     def test_says_once_what_is_refused_and_gives_it_to_the_ranks(self) -> None:
         """Two ranks refused for one reason make one warning, and each has it in its own reason."""
-        wrong = replace(RANK, nodes=frozenset({63}))
+        wrong = replace(RANK, nodes=CpuSet({63}))
         plan = rehearse.rehearse(replace(PLAN, ranks=(wrong, replace(wrong, local_rank=1))), strict=False)
         assert len(plan.warnings) == 1
         assert [rank.exact for rank in plan.ranks] == [False, False]
@@ -119,7 +120,7 @@ class TestRehearsal:
         with pytest.raises(
             BindingRefused, match="--strict: rank 0 cannot be bound exactly: a test; memory policy 'bind'"
         ):
-            rehearse.rehearse(replace(PLAN, ranks=(replace(RANK, nodes=frozenset({63})),)), strict=True)
+            rehearse.rehearse(replace(PLAN, ranks=(replace(RANK, nodes=CpuSet({63})),)), strict=True)
 
     def test_strict_takes_a_plan_that_was_inexact_before(self) -> None:
         """What the planner already could not do exactly is an error too."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from numapin.base.cpu_set import CpuSet
 from numapin.errors import NumapinError
 from numapin.launcher.rehearse import rehearse
 from numapin.plan.model import Plan, RankPlan
@@ -21,8 +22,8 @@ from tests.unit.planned import PLANNED
 if TYPE_CHECKING:
     from pathlib import Path
 
-CPUS = frozenset(os.sched_getaffinity(0))
-RANK = replace(PLANNED, cpus=CPUS, nodes=frozenset({0}), node=0, reason='all of "node 0", é\n')
+CPUS = CpuSet(os.sched_getaffinity(0))
+RANK = replace(PLANNED, cpus=CPUS, nodes=CpuSet({0}), node=0, reason='all of "node 0", é\n')
 RANKS = tuple(replace(RANK, local_rank=number, num_threads=number + 3) for number in range(12))
 PLAN = Plan(bind=Bind.NODE, memory=Memory.PREFERRED, ranks=RANKS)
 OWN = 1  # NUMAPIN_SLICE_1 is also how the names of ranks 10 and 11 begin
@@ -114,7 +115,7 @@ class TestStart:
 
 def test_a_refusal_that_was_foreseen(tmp_path: Path) -> None:
     """What the rehearsal found refused, as in most containers, costs a rank no imports, and is not told again."""
-    refused = tuple(replace(rank, memory=Memory.BIND, nodes=frozenset({63})) for rank in RANKS)
+    refused = tuple(replace(rank, memory=Memory.BIND, nodes=CpuSet({63})) for rank in RANKS)
     plan = rehearse(replace(PLAN, ranks=refused), strict=False)
     assert "was refused" in plan.ranks[OWN].reason
     started = _start(plan, tmp_path)
@@ -144,10 +145,8 @@ class TestSlices:
         "rank",
         [
             RANK,
-            replace(RANK, node=None, nodes=frozenset(), memory=Memory.NONE, gpu=None),
-            replace(
-                RANK, memory=Memory.INTERLEAVE, cpus=frozenset({0, 1, 2, 8}), nodes=frozenset({0, 2}), reason="{=}"
-            ),
+            replace(RANK, node=None, nodes=CpuSet(), memory=Memory.NONE, gpu=None),
+            replace(RANK, memory=Memory.INTERLEAVE, cpus=CpuSet({0, 1, 2, 8}), nodes=CpuSet({0, 2}), reason="{=}"),
         ],
     )
     def test_they_have_what_binds_a_rank(self, rank: RankPlan) -> None:

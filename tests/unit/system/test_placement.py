@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from numapin.base.cpu_set import CpuSet
 from numapin.errors import LibnumaError
 from numapin.system import calls, numa
 from numapin.system import memory as memory_calls
@@ -20,7 +21,7 @@ from numapin.system.placement import Ledger, Placement, find_pages, place, read_
 
 PAGE = mmap.PAGESIZE
 REFUSE_POLICY = Path(__file__).parents[2] / "vm" / "refuse_policy.py"
-CPUS = frozenset(os.sched_getaffinity(0))
+CPUS = CpuSet(os.sched_getaffinity(0))
 
 
 def address_of(memory: mmap.mmap) -> int:
@@ -34,11 +35,9 @@ def memory() -> mmap.mmap:
     return mmap.mmap(-1, 8 * PAGE)
 
 
-def placed(memory: mmap.mmap, *, node: int = 0, cpus: frozenset[int] = CPUS, num_machine_nodes: int = 2) -> Placement:
+def placed(memory: mmap.mmap, *, node: int = 0, cpus: CpuSet = CPUS, num_machine_nodes: int = 2) -> Placement:
     """Place a mapping; without a word about it, as on a machine of two nodes."""
-    return place(
-        address_of(memory), len(memory), nodes=frozenset({node}), cpus=cpus, num_machine_nodes=num_machine_nodes
-    )
+    return place(address_of(memory), len(memory), nodes=CpuSet({node}), cpus=cpus, num_machine_nodes=num_machine_nodes)
 
 
 def refuse(monkeypatch: pytest.MonkeyPatch, call: str, number: int) -> None:
@@ -75,7 +74,7 @@ class TestPlace:
 
     def test_no_nodes_leave_it_to_the_policy(self, memory: mmap.mmap) -> None:
         """The pages are told all the same."""
-        found = place(address_of(memory), len(memory), nodes=frozenset(), cpus=CPUS, num_machine_nodes=2)
+        found = place(address_of(memory), len(memory), nodes=CpuSet(), cpus=CPUS, num_machine_nodes=2)
         assert found == Placement(pages={0: 8})
 
     def test_a_node_that_is_not_there(self, memory: mmap.mmap) -> None:
@@ -125,7 +124,7 @@ class TestPlace:
                 raise OSError(errno.EINVAL, "mbind: Invalid argument")
 
         monkeypatch.setattr(numa, "bind_pages", bind_pages)
-        found = place(address_of(memory), len(memory), nodes=frozenset({0, 1}), cpus=CPUS, num_machine_nodes=4)
+        found = place(address_of(memory), len(memory), nodes=CpuSet({0, 1}), cpus=CPUS, num_machine_nodes=4)
         assert calls == [(numa.MPOL_PREFERRED_MANY, [0, 1]), (numa.MPOL_PREFERRED, [0])]
         assert found == Placement(pages={0: 8})
 
@@ -144,9 +143,9 @@ class TestRefused:
             populate(address, num_bytes)
 
         monkeypatch.setattr(memory_calls, "populate", watched)
-        found = placed(memory, cpus=frozenset({max(CPUS)}))
+        found = placed(memory, cpus=CpuSet({max(CPUS)}))
         assert seen == [{max(CPUS)}]
-        assert os.sched_getaffinity(0) == CPUS
+        assert CpuSet(os.sched_getaffinity(0)) == CPUS
         assert found.pages == {0: 8}
         assert len(found.shortfalls) == 1
         assert "--cap-add SYS_NICE" in found.shortfalls[0]
@@ -154,7 +153,7 @@ class TestRefused:
     def test_cpus_that_are_not_there(self, memory: mmap.mmap, monkeypatch: pytest.MonkeyPatch) -> None:
         """Said as well; the pages are touched from where the thread is."""
         refuse(monkeypatch, "bind_pages", errno.ENOSYS)
-        found = placed(memory, cpus=frozenset({9999}))
+        found = placed(memory, cpus=CpuSet({9999}))
         assert found.pages == {0: 8}
         assert [text.partition(" (")[0] for text in found.shortfalls] == [
             "memory on node 0 was refused",

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from numapin.base.cpu_set import CpuSet
 from numapin.cli.entry import read_line
 from numapin.errors import UsageError
 from numapin.plan.gpus import settle_gpus
@@ -38,13 +39,13 @@ def _machine(visible: tuple[int, ...] = (0, 1, 2, 3), allowed: range = range(16)
         source="test",
         packages=(),
         nodes=tuple(
-            Node(id=n, kind=NodeKind.CPU, cpus=frozenset(cpus), memory_bytes=1, distances={n: 10, 1 - n: 20})
+            Node(id=n, kind=NodeKind.CPU, cpus=CpuSet(cpus), memory_bytes=1, distances={n: 10, 1 - n: 20})
             for n, cpus in enumerate(NODES)
         ),
         cores=tuple(
-            Core(id=cpu, cpus=frozenset({cpu}), node=n, l3=cpus[0]) for n, cpus in enumerate(NODES) for cpu in cpus
+            Core(id=cpu, cpus=CpuSet({cpu}), node=n, l3=cpus[0]) for n, cpus in enumerate(NODES) for cpu in cpus
         ),
-        allowed=Allowed(cpus=frozenset(allowed), nodes=frozenset({0, 1})),
+        allowed=Allowed(cpus=CpuSet(allowed), nodes=CpuSet({0, 1})),
         gpus=gpus,
     )
 
@@ -136,17 +137,17 @@ class TestInside:
 
     def test_all_of_them(self) -> None:
         """A plan inside them stays as it is."""
-        assert inside(PLAN.ranks[0], frozenset(range(16))) is PLAN.ranks[0]
+        assert inside(PLAN.ranks[0], CpuSet(range(16))) is PLAN.ranks[0]
 
     def test_some(self) -> None:
         """Planned CPUs outside are left out, and that is said."""
-        rank = inside(PLAN.ranks[0], frozenset({8, 9, 0}))
+        rank = inside(PLAN.ranks[0], CpuSet({8, 9, 0}))
         assert (rank.cpus, rank.exact, rank.num_threads) == (frozenset({8, 9}), False, 2)
         assert "planned CPUs 10-11 are not among those that this task was given (0,8-9)" in rank.reason
 
     def test_none(self) -> None:
         """With none of the planned ones the task keeps what it was given."""
-        rank = inside(PLAN.ranks[0], frozenset({0, 1}))
+        rank = inside(PLAN.ranks[0], CpuSet({0, 1}))
         assert (rank.cpus, rank.exact) == (frozenset({0, 1}), False)
 
 
@@ -164,8 +165,8 @@ class TestInside:
 )
 def test_own_cpus(own: int, launcher: int | None, limit: int | None, size: int | None, *, is_own: bool) -> None:
     """CPUs are a task's own where its launcher has more, and enough for every task to have as many."""
-    whole = None if launcher is None else frozenset(range(launcher))
-    assert has_own_cpus(frozenset(range(own)), launcher=whole, limit=limit, size=size) is is_own
+    whole = None if launcher is None else CpuSet(range(launcher))
+    assert has_own_cpus(CpuSet(range(own)), launcher=whole, limit=limit, size=size) is is_own
 
 
 class TestPlanned:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from numapin.base import cpu_set
+from numapin.base.cpu_set import CpuSet
 from numapin.errors import UsageError
 from numapin.topology.address import pci_address, pci_order
 from numapin.topology.build import build, with_gpu_nodes
@@ -22,14 +23,14 @@ OTHER = "0000:20:00.0"
 def _cpu(cpu: int, *, siblings: str = "", package: int | None = 0, l3: str = "") -> CpuReading:
     return CpuReading(
         cpu=cpu,
-        siblings=cpu_set.parse(siblings or str(cpu)),
+        siblings=CpuSet.parse(siblings or str(cpu)),
         package=package,
-        l3=cpu_set.parse(l3) if l3 else None,
+        l3=CpuSet.parse(l3) if l3 else None,
     )
 
 
 def _node(node: int, cpus: str, **rest: Any) -> NodeReading:
-    return NodeReading(id=node, cpus=cpu_set.parse(cpus), **rest)
+    return NodeReading(id=node, cpus=CpuSet.parse(cpus), **rest)
 
 
 def _device(address: str = PCI, **rest: Any) -> PciReading:
@@ -72,7 +73,7 @@ def test_a_kernel_without_numa_is_one_node() -> None:
     """Where no node is shown, all CPUs are on node 0, which is 10 from itself."""
     topology = build(_readings(nodes=()))
     assert [(n.id, n.cpus, n.distances) for n in topology.nodes] == [(0, frozenset(range(4)), {0: 10})]
-    assert topology.allowed == Allowed(cpus=frozenset(range(4)), nodes=frozenset({0}))
+    assert topology.allowed == Allowed(cpus=CpuSet(range(4)), nodes=CpuSet({0}))
 
 
 def test_offline_cpus_count_for_nothing() -> None:
@@ -124,15 +125,15 @@ def test_a_core_across_nodes_has_no_node() -> None:
 def test_packages() -> None:
     """A package has the nodes that its CPUs are on; a node across two packages is of neither."""
     topology = build(_readings(nodes=(_node(0, "0-2"), _node(1, "3"))))
-    assert topology.packages == (Package(id=0, nodes=frozenset({0})), Package(id=1, nodes=frozenset({0, 1})))
+    assert topology.packages == (Package(id=0, nodes=CpuSet({0})), Package(id=1, nodes=CpuSet({0, 1})))
     assert [n.package for n in topology.nodes] == [None, 1]
 
 
 def test_allowed_is_within_what_is_there() -> None:
     """A cpuset may name CPUs and nodes that are offline; unknown means all."""
     allowed = build(_readings(allowed_cpus=frozenset({1, 2, 77}), allowed_nodes=frozenset({1, 4, 9}))).allowed
-    assert allowed == Allowed(cpus=frozenset({1, 2}), nodes=frozenset({1, 4}))
-    assert build(_readings()).allowed == Allowed(cpus=frozenset(range(4)), nodes=frozenset({0, 1, 4}))
+    assert allowed == Allowed(cpus=CpuSet({1, 2}), nodes=CpuSet({1, 4}))
+    assert build(_readings()).allowed == Allowed(cpus=CpuSet(range(4)), nodes=CpuSet({0, 1, 4}))
 
 
 # --- the ladder ------------------------------------------------------------------------------------------------------
@@ -474,22 +475,22 @@ def test_affinity_that_is_only_the_cpuset_tells_nothing() -> None:
     readings = Readings(
         host=None,
         source="test",
-        cpus=tuple(CpuReading(cpu=cpu, siblings=frozenset({cpu})) for cpu in range(8)),
-        nodes=tuple(NodeReading(id=n, cpus=frozenset(range(4 * n, 4 * n + 4))) for n in (0, 1)),
+        cpus=tuple(CpuReading(cpu=cpu, siblings=CpuSet({cpu})) for cpu in range(8)),
+        nodes=tuple(NodeReading(id=n, cpus=CpuSet(range(4 * n, 4 * n + 4))) for n in (0, 1)),
         nvml=NvmlReadings(
             gpus=(
                 NvmlReading(
                     index=0,
                     uuid="GPU-0",
                     pci="0000:01:00.0",
-                    cpus=frozenset(range(4)),
-                    memory_nodes=frozenset({0}),
+                    cpus=CpuSet(range(4)),
+                    memory_nodes=CpuSet({0}),
                 ),
             )
         ),
     )
     assert build(readings).gpus[0].node == 0
-    inside = readings._replace(allowed_cpus=frozenset(range(4)), allowed_nodes=frozenset({0}))
+    inside = readings._replace(allowed_cpus=CpuSet(range(4)), allowed_nodes=CpuSet({0}))
     assert build(inside).gpus[0].node is None
-    elsewhere = readings._replace(allowed_cpus=frozenset(range(2, 8)), allowed_nodes=frozenset({0, 1}))
+    elsewhere = readings._replace(allowed_cpus=CpuSet(range(2, 8)), allowed_nodes=CpuSet({0, 1}))
     assert build(elsewhere).gpus[0].node == 0

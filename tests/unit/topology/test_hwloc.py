@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from numapin.base import cpu_set
+from numapin.base.cpu_set import CpuSet
 from numapin.errors import MachineFileError
 from numapin.topology.model import Pcie
 from numapin.topology.sources import xmlfile
@@ -146,14 +147,14 @@ class TestCpusAndNodes:
 
     def test_a_node_near_cpus_that_are_not_shown(self) -> None:
         """CPUs without a PU (offline, not allowed) are in no node."""
-        assert read(machine(node(0, range(8)), core(0, 4))).nodes[0].cpus == {0, 4}
+        assert read(machine(node(0, range(8)), core(0, 4))).nodes[0].cpus == CpuSet({0, 4})
 
     def test_gpu_memory(self) -> None:
         """The subtype says that a node is a GPU's memory."""
         text = machine(
             node(0, [0]), node(255, [0], subtype="GPUMemory"), node(9, [0], subtype="CXL-GPUMemory"), core(0)
         )
-        assert read(text).gpu_memory_nodes == {9, 255}
+        assert read(text).gpu_memory_nodes == CpuSet({9, 255})
 
     def test_what_was_allowed(self) -> None:
         """The machine tells what its reader was allowed; an endless set tells nothing."""

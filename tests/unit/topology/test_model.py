@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from numapin.base.cpu_set import CpuSet
 from numapin.errors import MachineFileError
 from numapin.topology.model import (
     Allowed,
@@ -29,13 +30,13 @@ from tests.machines.grids import gpu, grid
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-CPU = frozenset({0})
+CPU = CpuSet({0})
 
 
 def _full() -> Topology:
     """Return a topology in which every field is set."""
     one = replace(
-        gpu(0, 1), cpus=frozenset({2, 3}), pcie=Pcie(gen=5, width=16, max_gen=5, max_width=16), mig=(Mig(uuid="MIG-1"),)
+        gpu(0, 1), cpus=CpuSet({2, 3}), pcie=Pcie(gen=5, width=16, max_gen=5, max_width=16), mig=(Mig(uuid="MIG-1"),)
     )
     return replace(
         grid(gpu_nodes=[9], memory_nodes=[8]),
@@ -50,16 +51,16 @@ def _full() -> Topology:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Node(id=0, kind=NodeKind.CPU, cpus=frozenset()), "node 0 of kind 'cpu' has CPUs ''"),
+        (lambda: Node(id=0, kind=NodeKind.CPU, cpus=CpuSet()), "node 0 of kind 'cpu' has CPUs ''"),
         (lambda: Node(id=3, kind=NodeKind.GPU, cpus=CPU), "node 3 of kind 'gpu' has CPUs '0'"),
-        (lambda: Core(id=0, cpus=frozenset()), "core 0 has no CPUs"),
+        (lambda: Core(id=0, cpus=CpuSet()), "core 0 has no CPUs"),
         (lambda: Gpu(index=0, node=1), "GPU 0 has node 1 from source None"),
         (lambda: Gpu(index=0, node_source=NodeSource.SYSFS), "GPU 0 has node None from source sysfs"),
         (lambda: Gpu(index=2, visible=False, cuda_index=0), "GPU 2 is not visible but has CUDA index 0"),
         (lambda: replace(grid(), gpus=(gpu(0, 7),)), "gpu0 is on node 7, which the machine does not have"),
         (lambda: replace(grid(), nics=(Nic(name="e", node=7),)), "e is on node 7, which the machine does not have"),
         (lambda: replace(grid(), cores=(Core(id=0, cpus=CPU, node=7),)), "core 0 is on node 7, which"),
-        (lambda: replace(grid(), packages=(Package(id=0, nodes=frozenset({7})),)), "package 0 is on node 7, which"),
+        (lambda: replace(grid(), packages=(Package(id=0, nodes=CpuSet({7})),)), "package 0 is on node 7, which"),
         (lambda: replace(grid(), nodes=grid().nodes * 2), "node 0 appears twice"),
         (lambda: replace(grid(), packages=grid().packages * 2), "package 0 appears twice"),
         (lambda: replace(grid(), cores=grid().cores * 2), "CPU 0 appears twice"),
@@ -84,7 +85,7 @@ def test_queries() -> None:
     topology = replace(
         _full(), gpus=(replace(gpu(0, 0), cuda_index=1), gpu(1, 0, visible=False), replace(gpu(2, 1), cuda_index=0))
     )
-    assert topology.cpus == frozenset(range(16))
+    assert topology.cpus == CpuSet(range(16))
     assert [node.id for node in topology.cpu_nodes] == [0, 1]
     assert [g.index for g in topology.visible_gpus] == [2, 0]
     unordered = replace(topology, gpus=(replace(gpu(1, 0), cuda_index=None), replace(gpu(0, 0), cuda_index=None)))
@@ -94,10 +95,10 @@ def test_queries() -> None:
 def test_restrict_only_ever_takes_away() -> None:
     """Restricting twice leaves what both allow; the machine itself stays whole."""
     topology = grid()
-    once = topology.restrict(Allowed(cpus=frozenset({0, 1, 99}), nodes=frozenset({0})))
-    twice = once.restrict(Allowed(cpus=frozenset({1, 2}), nodes=frozenset({0, 1})))
-    assert once.allowed == Allowed(cpus=frozenset({0, 1}), nodes=frozenset({0}))
-    assert twice.allowed == Allowed(cpus=frozenset({1}), nodes=frozenset({0}))
+    once = topology.restrict(Allowed(cpus=CpuSet({0, 1, 99}), nodes=CpuSet({0})))
+    twice = once.restrict(Allowed(cpus=CpuSet({1, 2}), nodes=CpuSet({0, 1})))
+    assert once.allowed == Allowed(cpus=CpuSet({0, 1}), nodes=CpuSet({0}))
+    assert twice.allowed == Allowed(cpus=CpuSet({1}), nodes=CpuSet({0}))
     assert replace(twice, allowed=topology.allowed) == topology
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from numapin.base.cpu_set import CpuSet
 from numapin.topology.model import LinkKind, Mig, Pcie
 from numapin.topology.readings import NvmlReading, NvmlReadings
 from tests.nvml.fake import FakeGpu, render
@@ -81,8 +82,8 @@ class TestAnswers:
             uuid="GPU-50000000-0000-0000-0000-000000000000",
             pci="0000:aa:00.0",
             name="NVIDIA H100 80GB HBM3",
-            memory_nodes=frozenset({1}),
-            cpus=frozenset(range(64, 128)),
+            memory_nodes=CpuSet({1}),
+            cpus=CpuSet(range(64, 128)),
             pcie=Pcie(gen=4, width=16, max_gen=5, max_width=16),
         )
         assert [gpu.index for gpu in result.gpus] == list(range(8))

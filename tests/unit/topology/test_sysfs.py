@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from numapin.base import cpu_set
+from numapin.base.cpu_set import CpuSet
 from numapin.errors import MachineError, MachineFileError
 from numapin.topology.model import Pcie
 from numapin.topology.sources import xmlfile
@@ -401,7 +402,7 @@ class TestGpus:
         """The driver names them; -1 is none."""
         statuses = {"0000:18:00.0": "Node:      250\nStatus: online", "0000:19:00.0": "Node: -1", "x": "garbage"}
         write(machine, {f"{NVIDIA}/{address}/numa_status": text for address, text in statuses.items()})
-        assert read(machine).gpu_memory_nodes == {250}
+        assert read(machine).gpu_memory_nodes == CpuSet({250})
 
 
 class TestNics:
@@ -519,7 +520,7 @@ class TestCaptures:
         """CPUs on nodes 0 and 8, GPU memory on 250-255, GPUs by their local CPUs only, SMT4."""
         readings = read(capture)
         assert {n: cpus for n, cpus in node_cpus(readings).items() if cpus} == {0: "0-15", 8: "88-103"}
-        assert readings.gpu_memory_nodes == set(range(250, 256))
+        assert readings.gpu_memory_nodes == CpuSet(range(250, 256))
         assert readings.nodes[-1].distances == dict.fromkeys([0, 8, *range(250, 255)], 80) | {255: 10}
         sides = {gpu.address: cpu_set.render(gpu.local_cpus or ()) for gpu in readings.pci if gpu.is_gpu}
         first = dict.fromkeys(["0004:05:00.0", "0004:06:00.0", "0006:00:00.0"], "0-15")

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from numapin.trace.analysis import PARTS, Analysis, analyse
-from numapin.trace.findings import Finding, find
+from numapin.trace.findings import TraceFinding, find
 from numapin.trace.reading import read_trace
 from numapin.trace.report import make_report
 from numapin.view.trace_table import trace_table
@@ -24,7 +24,7 @@ def analysed(made: Made, **ours: object) -> Analysis:
     return analyse(read_trace(made.content(**ours), source="x"))
 
 
-def found(made: Made) -> dict[str, Finding]:
+def found(made: Made) -> dict[str, TraceFinding]:
     """Return the findings by name."""
     return {finding.what: finding for finding in find(analysed(made))}
 

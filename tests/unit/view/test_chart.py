@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import pytest
 
-from numapin.bench.model import Benchmark, Case, Peer, Report, Run, summarise
+from numapin.bench.model import Benchmark, BenchReport, Case, Peer, Run, summarise
 from numapin.view.bench_layouts import LAUNCH, TRANSFER
 from numapin.view.bench_plot import bench_figure
 from numapin.view.chart import Figure, Panel, Point, Series, size_label, svg
@@ -131,7 +131,7 @@ def test_sizes_are_written_as_people_do(num_bytes: int, label: str) -> None:
     assert size_label(num_bytes) == label
 
 
-def report(*cases: Case, figures: dict[str, float]) -> Report:
+def report(*cases: Case, figures: dict[str, float]) -> BenchReport:
     """Return a report of two repeats in which every peer has these figures, the second time twice as much."""
     benchmark = Benchmark(name="transfer", module="none", cases=cases)
     runs = [
@@ -142,7 +142,7 @@ def report(*cases: Case, figures: dict[str, float]) -> Report:
         for peer in case.peers
         for i in range(2)
     ]
-    return Report(benchmark="transfer", command=(), machine={}, settings={}, cases=summarise(benchmark, runs))
+    return BenchReport(benchmark="transfer", command=(), machine={}, settings={}, cases=summarise(benchmark, runs))
 
 
 class TestOfReports:

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from numapin.base.cpu_set import CpuSet
 from numapin.base.printable import printable
 from numapin.errors import UsageError
 from numapin.plan.make import make_plan
 from numapin.plan.request import Bind, Memory, Request
 from numapin.topology.model import Allowed, Link, Nic, Topology
-from numapin.view.picture.boxes import Box, Ink, Kind, Label, flow, frame
+from numapin.view.picture.boxes import Box, BoxKind, Ink, Label, flow, frame
 from numapin.view.picture.layout import lay_out
 from numapin.view.picture.text import fit, width_of
 from tests.machines.grids import gpu, grid
@@ -53,17 +54,17 @@ class TestCheck:
 
     def test_finds_each_kind_of_fault(self) -> None:
         """Boxes and texts that overlap or stick out are named; a sound layout has no fault."""
-        small = Box(kind=Kind.CPU, width=10, height=10, key="small")
+        small = Box(kind=BoxKind.CPU, width=10, height=10, key="small")
         text = Label(x=2, y=12, text="words", size=10)
-        sound = frame(Kind.NODE, [[small, small]], width=100)
+        sound = frame(BoxKind.NODE, [[small, small]], width=100)
         assert problems(sound) == []
-        outside = Box(kind=Kind.NODE, width=10, height=10, children=(replace(small, x=5),))
+        outside = Box(kind=BoxKind.NODE, width=10, height=10, children=(replace(small, x=5),))
         assert problems(outside) == ["small outside node"]
-        overlapping = Box(kind=Kind.NODE, width=30, height=10, children=(small, replace(small, x=5)))
+        overlapping = Box(kind=BoxKind.NODE, width=30, height=10, children=(small, replace(small, x=5)))
         assert problems(overlapping) == ["small on small"]
-        crossed = Box(kind=Kind.NODE, width=99, height=20, labels=(text, replace(text, x=20)))
+        crossed = Box(kind=BoxKind.NODE, width=99, height=20, labels=(text, replace(text, x=20)))
         assert len(problems(crossed)) == 1
-        on_child = Box(kind=Kind.NODE, width=99, height=20, labels=(text,), children=(small,))
+        on_child = Box(kind=BoxKind.NODE, width=99, height=20, labels=(text,), children=(small,))
         assert len(problems(on_child)) == 1
 
 
@@ -77,32 +78,32 @@ class TestMachines:
         topology = golden_machine(name)
         box = lay_out(topology, None if bind is None else make_plan(topology, Request(bind=bind))).box
         assert problems(box) == []
-        assert sorted(keys(box, Kind.CORE)) == sorted(f"core{core.id}" for core in topology.cores)
-        drawn_cpus = sorted(key for key in keys(box, Kind.CPU) if key)  # the one in the legend has no key
+        assert sorted(keys(box, BoxKind.CORE)) == sorted(f"core{core.id}" for core in topology.cores)
+        drawn_cpus = sorted(key for key in keys(box, BoxKind.CPU) if key)  # the one in the legend has no key
         assert drawn_cpus == sorted(f"cpu{cpu}" for cpu in topology.cpus)
-        assert sorted(keys(box, Kind.GPU)) == sorted(gpu.label for gpu in topology.gpus)
-        assert sorted(keys(box, Kind.NIC)) == sorted(f"nic:{nic.name}" for nic in topology.nics)
-        assert keys(box, Kind.PACKAGE) == [f"package {package.id}" for package in topology.packages]
-        nodes = [key for key in keys(box, Kind.NODE, Kind.MEMORY_NODE) if key.startswith("node")]
+        assert sorted(keys(box, BoxKind.GPU)) == sorted(gpu.label for gpu in topology.gpus)
+        assert sorted(keys(box, BoxKind.NIC)) == sorted(f"nic:{nic.name}" for nic in topology.nics)
+        assert keys(box, BoxKind.PACKAGE) == [f"package {package.id}" for package in topology.packages]
+        nodes = [key for key in keys(box, BoxKind.NODE, BoxKind.MEMORY_NODE) if key.startswith("node")]
         assert {f"node{n.id}" for n in topology.nodes if n.cpus or n.memory_bytes} <= set(nodes)
         assert len(nodes) == len(set(nodes))
 
     def test_cores_are_in_their_node_and_devices_too(self) -> None:
         """On a DGX A100, node 3 holds its 16 cores in 4 L3 groups, GPUs 0 and 1, and the NIC beside them."""
         node = _part(lay_out(golden_machine(DGX)).box, "node3")
-        assert keys(node, Kind.CORE) == [f"core{core}" for core in range(48, 64)]
-        assert len(keys(node, Kind.L3)) == 4
-        assert keys(node, Kind.GPU, Kind.NIC) == ["gpu0", "gpu1", "nic:mlx5_0"]
+        assert keys(node, BoxKind.CORE) == [f"core{core}" for core in range(48, 64)]
+        assert len(keys(node, BoxKind.L3)) == 4
+        assert keys(node, BoxKind.GPU, BoxKind.NIC) == ["gpu0", "gpu1", "nic:mlx5_0"]
         assert {"0c:00.0", "PIX to gpu0, gpu1", "07:00.0 · PCIe 4 x16", "NV12 to 7 GPUs"} <= set(_texts(node))
 
     def test_empty_nodes_are_one_box(self) -> None:
         """The 28 nodes that a GB200 keeps for MIG are told in one line, and are in no matrix."""
         box = lay_out(golden_machine("2pkg-34node-gpumem-4gpu")).box
         assert "28 empty nodes" in _texts(box)
-        assert keys(box, Kind.MEMORY_NODE) == ["node2", "node10", "node18", "node26", "empty"]
+        assert keys(box, BoxKind.MEMORY_NODE) == ["node2", "node10", "node18", "node26", "empty"]
         topology = golden_machine("2pkg-34node-gpumem-4gpu")
         with_nic = replace(topology, nics=(Nic(name="eth0", node=3),))
-        assert "node3" in keys(lay_out(with_nic).box, Kind.MEMORY_NODE)
+        assert "node3" in keys(lay_out(with_nic).box, BoxKind.MEMORY_NODE)
 
     def test_every_row_is_within_the_width(self) -> None:
         """Five nodes without cores share two rows as wide as the packages above; dividing a width breaks no row."""
@@ -110,7 +111,7 @@ class TestMachines:
         rows: dict[float, list[Box]] = {part.y: [] for part in box.children}
         for part in box.children:
             rows[part.y].append(part)
-        nodes = [[part.key for part in row] for row in rows.values() if row[0].kind is Kind.MEMORY_NODE]
+        nodes = [[part.key for part in row] for row in rows.values() if row[0].kind is BoxKind.MEMORY_NODE]
         assert nodes == [["node2", "node10", "node18"], ["node26", "empty"]]
         assert max(part.x + part.width for part in box.children) == max(
             part.x + part.width for part in rows[box.children[0].y]
@@ -123,10 +124,10 @@ class TestMachines:
             replace(node, free_bytes=free) for node, free in zip(topology.nodes, (16 << 30, None), strict=True)
         )
         box = lay_out(replace(topology, nodes=(half, unknown))).box
-        (bar,) = (part for part in _part(box, "node0").walk() if part.kind is Kind.MEMORY)
+        (bar,) = (part for part in _part(box, "node0").walk() if part.kind is BoxKind.MEMORY)
         assert bar.children[0].width / bar.width == pytest.approx(0.75)
         assert "64.0 GiB (16.0 GiB free)" in _texts(_part(box, "node0"))
-        assert not [part for part in _part(box, "node1").walk() if part.kind is Kind.MEMORY]
+        assert not [part for part in _part(box, "node1").walk() if part.kind is BoxKind.MEMORY]
 
     def test_a_laptop_has_no_matrix(self) -> None:
         """One node and no GPU: no distances, no links, no ranks; the legend explains what is there only."""
@@ -146,8 +147,8 @@ class TestMachines:
         )
         box = lay_out(lost).box
         assert problems(box) == []
-        assert sorted(keys(box, Kind.CORE)) == sorted(f"core{core.id}" for core in topology.cores)
-        assert keys(box, Kind.GPU, Kind.NIC) == ["gpu0", "gpu1", "nic:eth0"]
+        assert sorted(keys(box, BoxKind.CORE)) == sorted(f"core{core.id}" for core in topology.cores)
+        assert keys(box, BoxKind.GPU, BoxKind.NIC) == ["gpu0", "gpu1", "nic:eth0"]
         assert "node unknown" in _texts(box)
 
     def test_what_is_not_allowed_is_marked(self) -> None:
@@ -157,7 +158,7 @@ class TestMachines:
         off = {part.key for part in box.walk() if part.off and part.key}
         assert off == {*(f"cpu{cpu}" for cpu in range(4, 12)), "node1", "node2"}
         assert "not allowed to this process" in _texts(box)
-        everything = Allowed(cpus=topology.cpus, nodes=frozenset(range(4)))
+        everything = Allowed(cpus=topology.cpus, nodes=CpuSet(range(4)))
         assert not any(part.off for part in lay_out(replace(topology, allowed=everything)).box.walk())
 
     @pytest.mark.parametrize(("cores", "smt"), [(1, 1), (8, 8), (64, 2), (513, 1)])
@@ -166,7 +167,7 @@ class TestMachines:
         topology = grid(packages=2, nodes=4, l3=2, cores=cores, smt=smt, gpus=[i % 8 for i in range(16)])
         box = lay_out(topology, make_plan(topology, Request())).box
         assert problems(box) == []
-        assert len(keys(box, Kind.CORE)) == 16 * cores
+        assert len(keys(box, BoxKind.CORE)) == 16 * cores
         numbered = any(
             label.ink in (Ink.PLAIN, Ink.ON_RANK) for part in box.walk() if part.key == "cpu0" for label in part.labels
         )
@@ -190,9 +191,9 @@ class TestPlan:
         topology = golden_machine(DGX)
         box = lay_out(topology, make_plan(topology, Request())).box
         node = _part(box, "node3")
-        assert {part.ranks for part in node.walk() if part.kind is Kind.CPU} == {(0, 1)}
+        assert {part.ranks for part in node.walk() if part.kind is BoxKind.CPU} == {(0, 1)}
         assert {"cores and memory of", "rank 0", "rank 1"} <= set(_texts(node))
-        assert [part.ranks for part in _part(box, "gpu1").walk() if part.kind is Kind.CHIP] == [(1,)]
+        assert [part.ranks for part in _part(box, "gpu1").walk() if part.kind is BoxKind.CHIP] == [(1,)]
         assert not any(part.ranks for part in _part(box, "node0").walk())
 
     def test_cores_name_their_rank_where_they_differ(self) -> None:
@@ -208,7 +209,7 @@ class TestPlan:
     def test_memory_elsewhere_than_cores(self) -> None:
         """Pages on another node than the cores are shown there, in rows of their own."""
         topology = grid(nodes=2, gpus=[0])
-        plan = make_plan(topology, Request(memory=Memory.BIND, memory_nodes=frozenset({1})))
+        plan = make_plan(topology, Request(memory=Memory.BIND, memory_nodes=CpuSet({1})))
         box = lay_out(topology, plan).box
         assert "cores of" in _texts(_part(box, "node0"))
         assert "memory of" in _texts(_part(box, "node1"))
@@ -274,7 +275,7 @@ class TestText:
 
     def test_flow_breaks_rows_and_evens_heights(self) -> None:
         """Boxes go to a new row where the width ends; a wider one has a row of its own; a row has one height."""
-        low, high = (Box(kind=Kind.CPU, width=40, height=height) for height in (10, 20))
+        low, high = (Box(kind=BoxKind.CPU, width=40, height=height) for height in (10, 20))
         placed = flow([low, high, low, replace(low, width=500)], width=90, gap=10)
         assert [(box.x, box.y, box.height) for box in placed] == [(0, 0, 20), (50, 0, 20), (0, 30, 10), (0, 50, 10)]
 
@@ -284,13 +285,13 @@ class TestText:
         for bind in (Bind.NODE, Bind.EXCLUSIVE, Bind.CORE_COMPLEX):
             box = lay_out(topology, make_plan(topology, Request(bind=bind))).box
             for node in (part for part in box.walk() if part.key in ("node0", "node8")):
-                ranks = {rank for part in node.walk() if part.kind is Kind.CPU for rank in part.ranks}
+                ranks = {rank for part in node.walk() if part.kind is BoxKind.CPU for rank in part.ranks}
                 assert {f"rank {rank}" for rank in ranks} <= set(_texts(node))
 
 
 def test_problems_compares_all_pairs_of_few() -> None:
     """The check's short cut for large grids is not taken for small ones: two of three boxes that meet are found."""
-    boxes = [Box(kind=Kind.CPU, width=10, height=10, x=x, y=y, key=f"{x}") for x, y in ((0, 0), (20, 0), (5, 5))]
-    box = Box(kind=Kind.NODE, width=40, height=40, children=tuple(boxes))
+    boxes = [Box(kind=BoxKind.CPU, width=10, height=10, x=x, y=y, key=f"{x}") for x, y in ((0, 0), (20, 0), (5, 5))]
+    box = Box(kind=BoxKind.NODE, width=40, height=40, children=tuple(boxes))
     assert [problem for problem in problems(box) if "0 on 5" in problem] == ["0 on 5"]
     assert len(list(combinations(boxes, 2))) == 3
