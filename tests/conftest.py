@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests import skipped
 from tests.cuda import fake as fake_driver
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[1]
+
+# Property tests are about results; how long an example takes depends on what else this machine does.
+settings.register_profile("numapin", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("numapin")
 
 
 def pytest_configure() -> None:
