@@ -177,7 +177,7 @@ class TestMemoryPolicy:
         asked = script(tmp_path, self.ASK)
         done = numapin("run", "--memory", "bind=0", "--nproc-per-node", "1", asked, str(Path(__file__).parents[2]))
         assert done.status == 0, done.err
-        assert done.out.strip() == "(2, frozenset({0}))"
+        assert done.out.strip() == "(2, CpuSet({0}))"
 
     def test_refused_policy_is_told_once_and_the_run_goes_on(self, tmp_path: Path) -> None:
         """Under a seccomp filter the ranks keep their CPUs, and the launcher says so once, with the remedy."""
