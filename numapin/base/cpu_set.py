@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 MAX_ID = MAX_CPUS
 """One more than the highest CPU or node number; a range beyond it is a typo."""
 _MAX_DIGITS = 7
+_LARGE = 512
+_NUM_LARGE = 32
+_large: dict[frozenset[int], str] = {}
 _HEX_DIGITS = frozenset("0123456789abcdefABCDEF")
 _TOO_MANY = (
     f"the different CPU and node lists of this file have more than {MAX_LISTED} numbers, more than any machine's"
@@ -60,7 +63,7 @@ class CpuSet(frozenset[int]):
         try:
             return self._text
         except AttributeError:  # the first time: a hundred ranks or devices may share a large set
-            self._text = render(self)
+            self._text = _rendered_large(self) if len(self) > _LARGE else render(self)
             return self._text
 
     # A frozenset may hold anything, and what it returns is a plain frozenset.
@@ -96,6 +99,16 @@ class CpuSet(frozenset[int]):
     def symmetric_difference(self, other: Iterable[int]) -> CpuSet:  # type: ignore[override]
         """Return the numbers that are in one of the two only."""
         return CpuSet(frozenset.symmetric_difference(self, other))
+
+
+def _rendered_large(numbers: CpuSet) -> str:
+    """Write a large set; the last texts are kept, because equal sets come from many intersections."""
+    text = _large.get(numbers)
+    if text is None:
+        if len(_large) == _NUM_LARGE:
+            _large.pop(next(iter(_large)))
+        text = _large[numbers] = render(numbers)
+    return text
 
 
 def render(numbers: Iterable[int]) -> str:

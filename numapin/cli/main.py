@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _OF_WRITING: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE, errno.EBADF}
 """What write fails with: a full disk or quota, a closed pipe or terminal."""
 
+_GARBAGE_THRESHOLD: Final = 200_000  # Python's own is 700 or 2000
+
 _COMMANDS: Final = {
     "run": "Run a training script, one bound rank per GPU. Replaces torchrun.",
     "exec": "Bind a rank that srun, mpirun or torchrun started, and exec its command.",
@@ -56,6 +58,8 @@ class _LazyGroup(click.Group):
         if cmd_name not in _COMMANDS:
             return None
         command: click.Command = getattr(import_module(f"numapin.cli.{cmd_name}"), cmd_name)
+        # Objects by the hundred thousand, none of them garbage, come out of large files: look for garbage less often.
+        gc.set_threshold(_GARBAGE_THRESHOLD)
         gc.enable()
         return command
 
