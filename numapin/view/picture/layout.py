@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from numapin.topology.model import Topology
 
 _LEAST: Final = 480
-_MOST_CORES: Final = 2048  # more are a second's work, and too small to see
-_MOST_NODES: Final = 256
+_MOST_NODES: Final = 256  # more are seconds of work, and too small to see
 _MOST_RANKS: Final = 256  # each CPU names those that may use it, for the buttons that bring out a rank
 
 
@@ -41,11 +40,9 @@ class Picture:
 
 def lay_out(topology: Topology, plan: Plan | None = None) -> Picture:
     """Return the picture. Raises UsageError for a plan of another machine, and for one of too many ranks."""
-    num_cores, num_nodes = len(topology.cores), len(topology.nodes)
-    if num_cores > _MOST_CORES or num_nodes > _MOST_NODES:
+    if len(topology.nodes) > _MOST_NODES:
         raise UsageError(
-            f"a machine of {num_cores} cores and {num_nodes} nodes does not fit into a picture, which shows "
-            f"{_MOST_CORES} and {_MOST_NODES} at most",
+            f"a machine of {len(topology.nodes)} nodes does not fit into a picture, which shows {_MOST_NODES} at most",
             "show it with: numapin topo --format tree",
         )
     if plan is not None and len(plan.ranks) > _MOST_RANKS:
