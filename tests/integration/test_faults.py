@@ -53,7 +53,7 @@ __attribute__((constructor)) static void stall(void) {
 
 
 def exits(folder: Path, launcher: str) -> str:
-    """A rank exits with 1, and again after its restart."""
+    """A rank exits with 1, before and after its restart."""
     job = Job(
         folder,
         launcher,
@@ -61,23 +61,23 @@ def exits(folder: Path, launcher: str) -> str:
         "mark('here'); wait_for(f'here.*.{restart}.*', 2); sys.exit(rank == '1') if rank == '1' else time.sleep(300)",
     )
     status = job.wait()
-    return told(restarts(job), status_of(status), job.leftovers())
+    return facts_of(restarts(job), status_of(status), job.leftovers())
 
 
 def killed(folder: Path, launcher: str) -> str:
-    """SIGKILL of a rank, one restart allowed."""
+    """A rank gets SIGKILL; one restart is allowed."""
     text = "mark('here'); wait_for(f'here.*.{restart}.*', 2); restart or time.sleep(300)"
     job = Job(folder, launcher, [*TWO, "--max-restarts", "1"], text)
     job.await_marks("here", 2)
     os.kill(job.marked("here")[0][2], signal.SIGKILL)
     status = job.wait()
-    return told(restarts(job), status_of(status), job.leftovers())
+    return facts_of(restarts(job), status_of(status), job.leftovers())
 
 
 def shim_killed(folder: Path, launcher: str) -> str:
-    """SIGKILL of a shim before it becomes the script, one restart allowed."""
+    """A shim gets SIGKILL before it becomes the script; one restart is allowed."""
     if launcher == "torchrun":
-        return "has none"
+        return "has no shim"
     compiler = fake.compiler() or pytest.skip("no C compiler on PATH; type: apt-get install gcc libc6-dev")
     folder.mkdir()
     library, mark = folder / "stall.so", folder / "stalled"
@@ -89,11 +89,11 @@ def shim_killed(folder: Path, launcher: str) -> str:
     os.kill(int(mark.read_text()), signal.SIGKILL)
     status = job.wait()
     assert [restart for rank, restart, _ in job.marked("here") if rank == 1] == [1]
-    return told("1 restart", status_of(status), job.leftovers())
+    return facts_of("1 restart", status_of(status), job.leftovers())
 
 
 def launcher_killed(folder: Path, launcher: str) -> str:
-    """SIGKILL of the launcher; each rank has a DataLoader worker."""
+    """The launcher gets SIGKILL; each rank has a DataLoader worker."""
     text = (
         "import torch\nfrom torch.utils.data import DataLoader\n"
         "class Slow(torch.utils.data.Dataset):\n"
@@ -105,11 +105,11 @@ def launcher_killed(folder: Path, launcher: str) -> str:
     job.await_marks("here", 2)
     job.process.kill()
     status = job.wait()
-    return told(status_of(status), job.leftovers())
+    return facts_of(status_of(status), job.leftovers())
 
 
 def host_killed(folder: Path, launcher: str) -> str:
-    """SIGKILL of all of a host's launcher session, another host is there (`--nnodes 1:2`)."""
+    """One of two hosts loses its whole launcher session to SIGKILL (`--nnodes 1:2`)."""
     text = (
         "mark(f'world{world}')\n"
         "wait_for('gone')\n"
@@ -123,11 +123,11 @@ def host_killed(folder: Path, launcher: str) -> str:
     (folder / "marks").joinpath("gone").touch()
     status = first.wait()
     assert first.marked("world1")
-    return told(f"lost host: {lost}", f"the other goes on: {status_of(status)}", first.leftovers())
+    return facts_of(f"lost host: {lost}", f"the other continues: {status_of(status)}", first.leftovers())
 
 
 def hangs(folder: Path, launcher: str) -> str:
-    """A rank hangs and ignores SIGTERM; a collective of the other times out (`--shutdown-timeout 2`)."""
+    """A rank hangs and ignores SIGTERM; a collective of the other rank times out (`--shutdown-timeout 2`)."""
     text = (
         "from datetime import timedelta\nimport torch.distributed as dist\n"
         "dist.init_process_group('gloo', timeout=timedelta(seconds=60)); mark('here')\n"
@@ -138,11 +138,11 @@ def hangs(folder: Path, launcher: str) -> str:
     job = Job(folder, launcher, [*TWO, "--shutdown-timeout", "2"], text)
     job.await_marks("hangs", 1)
     ended_s = seconds_to_end(job)
-    return told(f"ended within {'20' if ended_s < 20 else '60'} s", status_of(job.wait()), job.leftovers())
+    return facts_of(f"ended within {'20' if ended_s < 20 else '60'} s", status_of(job.wait()), job.leftovers())
 
 
 def dying(folder: Path, launcher: str) -> str:
-    """A rank exits with 1, the other is killed at once (`--shutdown-timeout 0`), one restart allowed."""
+    """A rank exits with 1 and the other is killed at once (`--shutdown-timeout 0`); one restart is allowed."""
     text = (
         "mark('here')\n"
         "if restart: sys.exit(0)\n"
@@ -154,13 +154,14 @@ def dying(folder: Path, launcher: str) -> str:
     job.await_marks("holds", 1)
     pid = job.marked("holds")[0][2]
     assert wait_until(lambda: bool(job.marked("here", restart=1)), limit_s=LIMIT_S), job.err
-    there = "a former rank is still there" if Path(f"/proc/{pid}").exists() else "no former rank is there then"
+    left = Path(f"/proc/{pid}").exists()
+    there = f"{'a' if left else 'no'} rank of the round before is left"
     status = job.wait()
-    return told(restarts(job), there, status_of(status), job.leftovers())
+    return facts_of(restarts(job), there, status_of(status), job.leftovers())
 
 
 def terminated(folder: Path, launcher: str) -> str:
-    """SIGTERM of the launcher; one rank saves for 1 s, one ignores it (`--shutdown-timeout 4`)."""
+    """The launcher gets SIGTERM; one rank saves for 1 s, one ignores it (`--shutdown-timeout 4`)."""
     text = (
         "def save(*_): time.sleep(1); mark('saved'); sys.exit(0)\n"
         "signal.signal(signal.SIGTERM, save if rank == '0' else signal.SIG_IGN)\n"
@@ -171,7 +172,7 @@ def terminated(folder: Path, launcher: str) -> str:
     job.process.terminate()
     ended_s = seconds_to_end(job)
     saved = "saved" if len(job.marked("saved")) == 1 else "not saved"
-    return told(saved, f"ended within {'25' if ended_s < 25 else '60'} s", status_of(job.wait()), job.leftovers())
+    return facts_of(saved, f"ended within {'25' if ended_s < 25 else '60'} s", status_of(job.wait()), job.leftovers())
 
 
 SIGNALLED = (
@@ -185,7 +186,7 @@ SIGNALLED = (
 
 
 def signalled(folder: Path, launcher: str) -> str:
-    """SIGUSR1 of the launcher while it starts, SIGUSR1 while ranks run, SIGUSR2, which no rank handles."""
+    """The launcher gets SIGUSR1 while it starts, SIGUSR1 while the ranks run, and SIGUSR2, which no rank handles."""
     job = Job(folder, launcher, TWO, SIGNALLED)
     if launcher == "numapin":
         assert wait_until(lambda: handles(job.process.pid, signal.SIGUSR1), limit_s=LIMIT_S), job.err
@@ -196,7 +197,7 @@ def signalled(folder: Path, launcher: str) -> str:
     workers = {pid for *_, pid in job.marked("worker")}
     job.process.send_signal(signal.SIGUSR1)
     if launcher == "torchrun":
-        return told(status_of(job.wait()), job.leftovers())
+        return facts_of(status_of(job.wait()), job.leftovers())
     job.await_marks("usr2", 2)
     job.process.send_signal(signal.SIGUSR2)
     assert wait_until(lambda: "SIGUSR2 is kept for ranks 0-1" in job.err, limit_s=LIMIT_S), job.err
@@ -205,8 +206,8 @@ def signalled(folder: Path, launcher: str) -> str:
     status = job.wait()
     took = job.marked("usr*")
     assert not workers & {pid for *_, pid in took}
-    facts = f"each rank took {len(took) // 2}, no worker any; the third is kept, and told"
-    return told(facts, status_of(status), job.leftovers())
+    facts = f"each rank received {len(took) // 2}, workers none; the third is kept and reported"
+    return facts_of(facts, status_of(status), job.leftovers())
 
 
 RESTARTED = (
@@ -217,19 +218,19 @@ RESTARTED = (
 
 
 def signalled_before_restart(folder: Path, launcher: str) -> str:
-    """SIGUSR1 of the launcher while no rank handles it; then the ranks fail, one restart allowed."""
+    """The launcher gets SIGUSR1 while no rank handles it; then the ranks fail; one restart is allowed."""
     job = Job(folder, launcher, [*TWO, "--max-restarts", "1"], RESTARTED)
     job.await_marks("here", 2)
     job.process.send_signal(signal.SIGUSR1)
     if launcher == "torchrun":
-        return told(status_of(job.wait()), job.leftovers())
+        return facts_of(status_of(job.wait()), job.leftovers())
     assert wait_until(lambda: "SIGUSR1 is kept for ranks 0-1" in job.err, limit_s=LIMIT_S), job.err
     job.marks.joinpath("sent").touch()
-    return told(restarts_with_signal(job, 2), status_of(job.wait()), job.leftovers())
+    return facts_of(restarts_with_signal(job, 2), status_of(job.wait()), job.leftovers())
 
 
 def signalled_at_restart(folder: Path, launcher: str) -> str:
-    """SIGUSR1 of the launcher between the end of its rank and the restart (`--nnodes 1:2`)."""
+    """The launcher gets SIGUSR1 between the end of its rank and the restart (`--nnodes 1:2`)."""
     meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
     elastic = ["--nnodes", "1:2", "--rdzv-conf", "last_call_timeout=3", "--max-restarts", "1", "--nproc-per-node", "1"]
     job = Job(folder, launcher, [*meeting, *elastic], RESTARTED)
@@ -239,8 +240,8 @@ def signalled_at_restart(folder: Path, launcher: str) -> str:
     time.sleep(0.5)  # the launcher has seen it, too, and waits for hosts that may join
     job.process.send_signal(signal.SIGUSR1)
     if launcher == "torchrun":
-        return told(status_of(job.wait()), job.leftovers())
-    return told(restarts_with_signal(job, 1), status_of(job.wait()), job.leftovers())
+        return facts_of(status_of(job.wait()), job.leftovers())
+    return facts_of(restarts_with_signal(job, 1), status_of(job.wait()), job.leftovers())
 
 
 def restarts_with_signal(job: Job, num_ranks: int) -> str:
@@ -249,13 +250,13 @@ def restarts_with_signal(job: Job, num_ranks: int) -> str:
     job.marks.joinpath("end").touch()
     job.wait()
     assert len(job.marked("usr1", restart=1)) == num_ranks
-    return told(restarts(job), "then each rank took it once")
+    return facts_of(restarts(job), "then each rank received it once")
 
 
 def gpu_lost(folder: Path, launcher: str) -> str:
-    """A GPU is gone when its rank is to be restarted, one host."""
+    """A GPU is lost before its rank restarts; one host."""
     if launcher == "torchrun":
-        return "does not look"
+        return "does not check"
     data, variables = with_gpus(folder, 2)
     job = Job(folder, launcher, ["--max-restarts", "3"], "mark('here'); wait_for('gone'); sys.exit(1)", **variables)
     job.await_marks("here", 2)
@@ -263,13 +264,13 @@ def gpu_lost(folder: Path, launcher: str) -> str:
     job.marks.joinpath("gone").touch()
     status = job.wait()
     assert "the driver no longer shows GPU 1 (GPU-00000001" in job.err, job.err
-    return told(restarts(job), "told", status_of(status), job.leftovers())
+    return facts_of(restarts(job), "reported", status_of(status), job.leftovers())
 
 
 def gpu_lost_elsewhere(folder: Path, launcher: str) -> str:
-    """A GPU is gone when its rank is to be restarted, another host is there (`--nnodes 1:2`)."""
+    """A GPU is lost before its rank restarts; two hosts (`--nnodes 1:2`)."""
     if launcher == "torchrun":
-        return "does not look"
+        return "does not check"
     data, variables = with_gpus(folder, 1)
     text = "mark(f'world{world}'); wait_for('gone'); sys.exit(world == '2')"
     first, second = pair(folder, launcher, text, **variables)
@@ -278,7 +279,9 @@ def gpu_lost_elsewhere(folder: Path, launcher: str) -> str:
     left, status = second.wait(), first.wait()
     assert "the driver no longer shows GPU 0" in second.err, second.err
     assert first.marked("world1")
-    return told(f"its host: told, {status_of(left)}", f"the other goes on: {status_of(status)}", first.leftovers())
+    return facts_of(
+        f"its host: reported, {status_of(left)}", f"the other continues: {status_of(status)}", first.leftovers()
+    )
 
 
 FAULTS: tuple[Callable[[Path, str], str], ...] = (
@@ -311,7 +314,7 @@ def test_outcome_is_the_documented_one(
 # --- what the scenarios share -----------------------------------------------------------------------------------------
 
 
-def told(*facts: str) -> str:
+def facts_of(*facts: str) -> str:
     """Put what was seen into the table's words."""
     return "; ".join(fact for fact in facts if fact)
 
@@ -374,12 +377,12 @@ def with_gpus(folder: Path, count: int) -> tuple[Path, dict[str, str]]:
 # --- the table --------------------------------------------------------------------------------------------------------
 
 VERSION = torch.__version__.partition("+")[0]
-HEAD = f"""# Faults and what becomes of the job
+HEAD = f"""# Faults, and what happens to the job
 
-Written by `NUMAPIN_UPDATE_GOLDEN=1 pytest tests/integration/test_faults.py`, from jobs of two ranks to which each of
-these was done; `pytest` compares the column of numapin. torchrun is that of torch {VERSION}. "Left" is what is there
-when the launcher has ended: processes, shared memory, files in the temporary directory. A memfd goes with its
-processes.
+Written by `NUMAPIN_UPDATE_GOLDEN=1 pytest tests/integration/test_faults.py`, which does each of
+these to a job of two ranks. Each test run compares the numapin column again; the torchrun column is of torch {VERSION}.
+"Left" lists what remains when the launcher has ended: processes, shared memory, and files in the temporary directory.
+Memory of a memfd is freed with its processes.
 
 | fault | numapin run | torchrun |
 |---|---|---|
