@@ -377,7 +377,7 @@ def test_one_node_needs_no_policy() -> None:
     """With one node there is nothing to choose: no policy, and the reason; the plan is exact."""
     plan = make_plan(grid(nodes=1, gpus=[0]), Request(memory=Memory.BIND))
     assert _memory(plan) == [("none", "0")]
-    assert plan.ranks[0].reason.endswith("one NUMA node: memory can be nowhere else")
+    assert plan.ranks[0].reason.endswith("one NUMA node: all memory is on it")
     assert plan.exact
 
 
