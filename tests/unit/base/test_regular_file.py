@@ -41,7 +41,7 @@ def odd_files(folder: Path) -> dict[str, str]:
         str(folder / ("x" * 5000)): "File name too long",
         "/dev/zero": "a device, not a regular file",
         "/dev/null": "a device, not a regular file",
-        "a\0b": "not a file's name: embedded null byte",
+        "a\0b": "not a file name: embedded null byte",
     }
 
 

@@ -78,7 +78,7 @@ def test_cpus_are_bound_and_others_are_told() -> None:
     lowest = min(CPUS)
     assert in_child(f"sorted(bind.apply(replace(RANK, cpus=frozenset([{lowest}]))).cpus)") == f"[{lowest}]"
     told = in_child("bind.apply(replace(RANK, cpus=frozenset([8000]))).shortfalls[0]")
-    assert told == "CPUs 8000 were refused (Invalid argument); the CPUs there are stay"
+    assert told == "CPUs 8000 were refused (Invalid argument); the current CPUs stay"
     told = in_child(f"bind.apply(replace(RANK, cpus=frozenset([{lowest}, 8000]))).shortfalls[0]")
     assert told.startswith("CPUs 8000 were dropped by the cpuset")
 

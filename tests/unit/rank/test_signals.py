@@ -64,7 +64,7 @@ def test_a_signal_waits_for_the_handler(
     """A rank without a handler is not signalled, which is told; once it has one it gets the signal, once."""
     mailbox.address({0: child.pid})
     os.kill(os.getpid(), signal.SIGUSR1)
-    assert "SIGUSR1 is kept for rank 0 until a handler is there" in capfd.readouterr().err
+    assert "SIGUSR1 is kept for rank 0 until a handler is installed" in capfd.readouterr().err
     mailbox.deliver()
     assert child.poll() is None
     say(child)

@@ -191,7 +191,7 @@ class TestRefused:
         monkeypatch.setattr("numapin.system.placement.read_numa_maps", lambda *_args, **_rest: None)
         found = placed(memory)
         assert found.pages is None
-        assert found.shortfalls[0].startswith("where the pages lie is unverified")
+        assert found.shortfalls[0].startswith("the location of the pages is unverified")
         monkeypatch.undo()
         assert find_pages(address_of(memory), len(memory), numa_maps=tmp_path / "missing") == {0: 8}
 
