@@ -49,7 +49,10 @@ def become(command: list[str], binding: str, num_threads: int) -> NoReturn:
     try:
         os.execvp(command[0], command)  # noqa: S606 - the user's own command
     except OSError as error:
-        is_missing = isinstance(error, FileNotFoundError)
-        was_searched = is_missing and os.sep not in command[0]
-        say(f"{command[0]}: {'command not found' if was_searched else error.strerror}")
-        os._exit(127 if is_missing else 126)
+        say(f"{command[0]}: {_problem(command[0], error)}")
+        os._exit(127 if isinstance(error, FileNotFoundError) else 126)
+
+
+def _problem(program: str, error: OSError) -> str | None:
+    was_searched = os.sep not in program
+    return "command not found" if was_searched and isinstance(error, FileNotFoundError) else error.strerror

@@ -125,6 +125,14 @@ def test_sets_stay_cpu_sets(made: CpuSet, text: str) -> None:
     assert (str(made), f"{made}", str(made)) == (text, text, text)
 
 
+def test_operations_without_effect_copy_nothing() -> None:
+    """An operator whose result equals the set on the left returns that set, with its text and hash."""
+    assert A & (A | B) is A
+    assert A - CpuSet({7}) is A
+    assert A | CpuSet({8}) is A
+    assert (A & B, A - B, A | B) == ({2}, {0, 1, 8}, {0, 1, 2, 3, 8})
+
+
 def test_a_cpu_set_is_a_set() -> None:
     """It equals and hashes like any set of its numbers, and the empty set is false."""
     assert {frozenset(A): 1}[A] == 1
