@@ -51,7 +51,8 @@ class UsableMachine:
     @cached_property
     def core_of(self) -> dict[int, Core]:
         """The core of each usable CPU."""
-        return {cpu: core for core in self.topology.cores for cpu in core.cpus if cpu in self.usable}
+        usable = self.usable
+        return {cpu: core for core in self.topology.cores for cpu in core.cpus if cpu in usable}
 
     @cached_property
     def node_cpus(self) -> dict[int, CpuSet]:
@@ -71,6 +72,11 @@ class UsableMachine:
         return [node for node in self.cpu_nodes if node.id in allowed and node.memory_bytes != 0]
 
     @cached_property
+    def memory_node_ids(self) -> CpuSet:
+        """The numbers of `memory_nodes`."""
+        return CpuSet(node.id for node in self.memory_nodes)
+
+    @cached_property
     def _node_of(self) -> dict[int, int]:
         """The node of each CPU."""
         return {cpu: node for cpus, node in _last_with(self.cpu_nodes).items() for cpu in cpus}
@@ -78,7 +84,8 @@ class UsableMachine:
     def nodes_under(self, cpus: CpuSet) -> CpuSet:
         """Return the nodes that these CPUs belong to; ranks that share a pool ask for the same ones."""
         if cpus not in self._under:
-            self._under[cpus] = CpuSet(self._node_of[cpu] for cpu in cpus if cpu in self._node_of)
+            on_a_node = filter(self._node_of.__contains__, cpus)
+            self._under[cpus] = CpuSet(map(self._node_of.__getitem__, on_a_node))
         return self._under[cpus]
 
     def cores(self, cpus: Iterable[int]) -> list[Core]:

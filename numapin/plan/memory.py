@@ -25,23 +25,24 @@ def memory_of(machine: UsableMachine, request: Request, draft: Draft) -> tuple[D
     policy = request.policy
     if request.memory_nodes is not None:
         return draft, policy, _named_nodes(machine, request.memory_nodes)
-    under_cpus = machine.nodes_under(draft.cpus)
     if policy in (Memory.NONE, Memory.LOCAL):
-        return draft, policy, under_cpus
+        return draft, policy, machine.nodes_under(draft.cpus)
     if len(machine.nodes) == 1:
-        return draft.because("one NUMA node: all memory is on it"), Memory.NONE, under_cpus
+        draft = draft.because("one NUMA node: all memory is on it")
+        return draft, Memory.NONE, machine.nodes_under(draft.cpus)
     if policy is Memory.INTERLEAVE and machine.memory_nodes:
-        return draft, policy, CpuSet(node.id for node in machine.memory_nodes)
+        return draft, policy, machine.memory_node_ids
     if draft.home is None or not machine.memory_nodes:
         why = f"no node is known whose memory --memory {policy} could use"
-        return draft.because(why, exact=draft.exact and request.memory is None), Memory.NONE, under_cpus
+        draft = draft.because(why, exact=draft.exact and request.memory is None)
+        return draft, Memory.NONE, machine.nodes_under(draft.cpus)
     return _home_memory(machine, request, draft, draft.home)
 
 
 def _home_memory(machine: UsableMachine, request: Request, draft: Draft, home: int) -> tuple[Draft, Memory, CpuSet]:
     """Take the home's nodes, or the nearest with allowed memory, even if the CPUs had to come from another node."""
     wanted = machine.package_nodes(home) if request.bind is Bind.SOCKET else CpuSet({home})
-    nodes = wanted & {node.id for node in machine.memory_nodes}
+    nodes = wanted & machine.memory_node_ids
     nearest = None if nodes else machine.nearest(home, machine.memory_nodes)
     if nearest is None:
         return draft, request.policy, nodes

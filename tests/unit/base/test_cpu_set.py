@@ -130,9 +130,7 @@ def test_operations_without_effect_copy_nothing() -> None:
     assert A & (A | B) is A
     assert A - CpuSet({7}) is A
     assert A | CpuSet({8}) is A
-    assert A & B == {2}
-    assert A - B == {0, 1, 8}
-    assert A | B == {0, 1, 2, 3, 8}
+    assert [str(made) for made in (A & B, A - B, A | B)] == ["2", "0-1,8", "0-3,8"]
 
 
 def test_a_cpu_set_is_a_set() -> None:
