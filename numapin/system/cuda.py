@@ -222,7 +222,7 @@ class Driver:
 
     def _functions(self, library: ctypes.CDLL) -> dict[str, Any]:
         present = [name for name in _SIGNATURES if name not in _OPTIONAL or hasattr(library, name)]
-        functions = {name: library[name] for name in present}
+        functions: dict[str, Any] = {name: library[name] for name in present}
         for name, function in functions.items():
             function.argtypes, function.restype = _SIGNATURES[name], c_int
             function.errcheck = partial(_CHECKS.get(name, _succeeded), self)

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from array import array
     from collections import Counter
     from collections.abc import Callable, Iterable, Sequence
-    from collections.abc import Set as AbstractSet
     from typing import Final
 
     from numapin.base.cpu_set import CpuSet
@@ -82,7 +81,7 @@ def bind_pages(address: int, num_bytes: int, mode: int, nodes: Iterable[int]) ->
 
 
 def prefer(
-    set_policy: Callable[[int, Iterable[int]], None], nodes: AbstractSet[int], *, first: int | None = None
+    set_policy: Callable[[int, Iterable[int]], None], nodes: frozenset[int], *, first: int | None = None
 ) -> int | None:
     """Prefer all nodes if the kernel can (Linux 5.15), else one: `first` if it is one of them, or the lowest.
 

@@ -92,7 +92,7 @@ def test_only_children_are_signalled(mailbox: signals.Mailbox) -> None:
     mailbox.address({0: os.getppid(), 1: 2**22 + 1})
     os.kill(os.getpid(), signal.SIGUSR1)
     mailbox.deliver()
-    assert mailbox._waiting == {signal.SIGUSR1: {0, 1}}
+    assert mailbox._undelivered == {signal.SIGUSR1: {0, 1}}
 
 
 def test_a_restart_gets_what_not_all_had(mailbox: signals.Mailbox, child: subprocess.Popen[str]) -> None:
@@ -101,7 +101,7 @@ def test_a_restart_gets_what_not_all_had(mailbox: signals.Mailbox, child: subpro
     os.kill(os.getpid(), signal.SIGUSR1)
     mailbox.address({0: child.pid})
     mailbox.deliver()
-    assert mailbox._waiting == {signal.SIGUSR1: {0}}
+    assert mailbox._undelivered == {signal.SIGUSR1: {0}}
 
 
 @pytest.mark.parametrize("comes_first", [True, False], ids=["before the end", "after the end"])

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from numapin.base.cpu_set import CpuSet
 from numapin.system import memory as memory_calls
 from numapin.system import numa
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 PAGE = mmap.PAGESIZE
+BOTH = CpuSet({1, 2})
 REFUSE_POLICY = Path(__file__).parents[2] / "vm" / "refuse_policy.py"
 
 
@@ -106,18 +108,18 @@ class TestPrefer:
     @pytest.mark.parametrize(
         ("nodes", "first", "is_old", "policy", "only"),
         [
-            ({2, 1}, None, False, (numa.MPOL_PREFERRED_MANY, {1, 2}), None),
-            ({2, 1}, None, True, (numa.MPOL_PREFERRED, {1}), 1),
-            ({2, 1}, 2, True, (numa.MPOL_PREFERRED, {2}), 2),
-            ({2, 1}, 7, True, (numa.MPOL_PREFERRED, {1}), 1),
-            ({3}, None, False, (numa.MPOL_PREFERRED, {3}), None),
-            ({3}, None, True, (numa.MPOL_PREFERRED, {3}), None),
+            (BOTH, None, False, (numa.MPOL_PREFERRED_MANY, {1, 2}), None),
+            (BOTH, None, True, (numa.MPOL_PREFERRED, {1}), 1),
+            (BOTH, 2, True, (numa.MPOL_PREFERRED, {2}), 2),
+            (BOTH, 7, True, (numa.MPOL_PREFERRED, {1}), 1),
+            (CpuSet({3}), None, False, (numa.MPOL_PREFERRED, {3}), None),
+            (CpuSet({3}), None, True, (numa.MPOL_PREFERRED, {3}), None),
         ],
     )
     def test_the_policy(
         self,
         *,
-        nodes: set[int],
+        nodes: CpuSet,
         first: int | None,
         is_old: bool,
         policy: tuple[int, set[int]],
@@ -141,7 +143,7 @@ class TestPrefer:
             raise OSError(errno.EPERM, "forbidden")
 
         with pytest.raises(PermissionError, match="forbidden"):
-            numa.prefer(refuse, {0, 1})
+            numa.prefer(refuse, BOTH)
 
 
 class TestPopulate:
