@@ -14,8 +14,9 @@ from numapin.plan.model import GpuRef, Plan, RankPlan
 from numapin.plan.request import Bind
 
 if TYPE_CHECKING:
-    from numapin.plan.cpus import Draft, UsableMachine
+    from numapin.plan.cpus import Draft
     from numapin.plan.request import Request
+    from numapin.plan.usable import UsableMachine
     from numapin.topology.model import Topology
 
 

@@ -13,7 +13,8 @@ from numapin.plan.request import Bind, Memory, Request
 from numapin.topology.model import NodeKind
 
 if TYPE_CHECKING:
-    from numapin.plan.cpus import Draft, UsableMachine
+    from numapin.plan.cpus import Draft
+    from numapin.plan.usable import UsableMachine
     from numapin.topology.model import Node
 
 
