@@ -158,8 +158,8 @@ def require_stable(folder: int) -> None:
     """Raise PermissionError if others may rename or remove this user's files in a folder.
 
     The folders above it are not checked. A user who may write to one of them can move the run folder away, after which
-    ranks use only a folder that is this user's (`require_own`). A check of all of them would refuse what is common:
-    project folders of a group, and containers that another user unpacked, who owns their "/".
+    ranks use only a folder that is this user's (`require_own`). A check of all of them would refuse common
+    setups: project folders of a group, and containers that another user unpacked, who owns their "/".
     """
     found = os.fstat(folder)
     if not _is_trusted(found.st_uid):
@@ -174,7 +174,7 @@ def is_own(descriptor: int) -> bool:
 
 
 def status_at(folder: int, name: str) -> os.stat_result | None:
-    """Return the status of a file, for a link that of the link itself; None if the file does not exist."""
+    """Return the status of a file, without following a link; None if the file does not exist."""
     try:
         return os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def memory_of(machine: UsableMachine, request: Request, draft: Draft) -> tuple[Draft, Memory, CpuSet]:
-    """Return the draft with any reason added, the policy, and its nodes: by default those under the CPUs.
+    """Return the draft with any reason added, the policy, and its nodes: by default the nodes under the CPUs.
 
     Raises UsageError if a named node is not host memory that this process may use.
     """

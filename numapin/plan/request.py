@@ -61,7 +61,7 @@ class Request:
     Attributes:
         bind: Which CPUs a rank may use.
         memory: The memory policy. None: `preferred`, or `none` with `Bind.NONE`.
-        memory_nodes: The nodes of the policy. None: those of the plan.
+        memory_nodes: The nodes of the policy. None: the plan chooses.
         num_ranks: The number of ranks. None: one per visible GPU, or one rank without GPUs.
         cpus_per_rank: The maximum number of logical CPUs per rank, not shared with other ranks. None: no maximum.
         smt: Whether to use all hardware threads of a core, or only one.

@@ -79,7 +79,7 @@ def explain(before: Kills | None, root: Path = _LIVE) -> str | None:
 
 
 @contextmanager
-def telling(tell: Callable[[str], None], root: Path = _LIVE) -> Iterator[None]:
+def telling(report: Callable[[str], None], root: Path = _LIVE) -> Iterator[None]:
     """Report ranks in the body's error that died of SIGKILL, if the kernel killed a process in the meantime.
 
     The error is torch's ChildFailedError, recognized by its `failures`: rank -> how it ended.
@@ -91,5 +91,5 @@ def telling(tell: Callable[[str], None], root: Path = _LIVE) -> Iterator[None]:
         failures = getattr(error, "failures", {}).items()
         killed = [str(rank) for rank, failure in failures if failure.exitcode == -signal.SIGKILL]
         if killed and (reason := explain(before, root)) is not None:
-            tell(f"rank{'s' if len(killed) > 1 else ''} {', '.join(killed)} {reason}; hint: {REMEDY}")
+            report(f"rank{'s' if len(killed) > 1 else ''} {', '.join(killed)} {reason}; hint: {REMEDY}")
         raise
