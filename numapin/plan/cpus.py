@@ -33,9 +33,6 @@ def allot(topology: Topology, request: Request) -> tuple[UsableMachine, list[Dra
     return machine, _split(machine, request, [_pooled(machine, request, seat) for seat in _seats(machine, request)])
 
 
-_BIND_NONE: Final = "--bind none: all allowed CPUs"
-
-
 class Draft(NamedTuple):
     """A rank while it is being planned. A tuple, because it is copied with changes some six times.
 
@@ -93,44 +90,45 @@ def _seats(machine: UsableMachine, request: Request) -> list[Draft]:
     """Seat each rank on its GPU, or on a node if there are no GPUs; each seat says why, and whether it is bound."""
     gpus = rank_gpus(machine.topology, request)
     num_ranks = request.num_ranks or max(1, len(gpus))
-    if not gpus:
-        return _spread(machine, request, num_ranks)
-    if request.rank_gpus is not None and num_ranks > len(gpus):
+    if request.rank_gpus and num_ranks > len(gpus):
         raise UsageError(
             f"--virtual-local-rank shows each rank one GPU; there are {num_ranks} ranks and {len(gpus)} GPUs",
             "start fewer ranks with --nproc-per-node",
         )
-    return [_seat(rank, gpus[rank % len(gpus)], request) for rank in range(num_ranks)]
-
-
-def _seat(rank: int, gpu: Gpu | None, request: Request) -> Draft:
-    unbound = Draft(local_rank=rank, gpu=gpu, home=gpu.node if gpu else None, bound=False)
+    seats = list(map(_unbound, range(num_ranks), cycle(gpus or (None,))))
     if request.bind is Bind.NONE:
-        return unbound.because(_BIND_NONE)
+        return [seat.because("--bind none: all allowed CPUs") for seat in seats]
+    if not gpus:
+        return _spread(machine, seats)
+    return [_near_gpu(seat, seat.gpu) for seat in seats]
+
+
+def _unbound(rank: int, gpu: Gpu | None) -> Draft:
+    return Draft(local_rank=rank, gpu=gpu, home=gpu.node if gpu else None, bound=False)
+
+
+def _near_gpu(seat: Draft, gpu: Gpu | None) -> Draft:
     if gpu is None:
-        return unbound.because(
+        return seat.because(
             "not bound: its GPU is unknown; CUDA_DEVICE_ORDER=PCI_BUS_ID gives CUDA a known order", exact=False
         )
     name = f"GPU {gpu.index}" + (f" ({gpu.pci})" if gpu.pci else "")
     if gpu.node is None:
-        return unbound.because(f"not bound: the node of {name} is unknown", exact=False)
-    return unbound._replace(bound=True).because(f"{name} is on node {gpu.node} ({gpu.node_source})")
+        return seat.because(f"not bound: the node of {name} is unknown", exact=False)
+    return seat._replace(bound=True).because(f"{name} is on node {gpu.node} ({gpu.node_source})")
 
 
-def _spread(machine: UsableMachine, request: Request, num_ranks: int) -> list[Draft]:
+def _spread(machine: UsableMachine, seats: list[Draft]) -> list[Draft]:
     """Spread ranks without GPUs: over nodes as far apart as possible, neighboring ranks side by side."""
-    unbound = [Draft(local_rank=rank, gpu=None, home=None, bound=False) for rank in range(num_ranks)]
-    if request.bind is Bind.NONE:
-        return [draft.because(_BIND_NONE) for draft in unbound]
     if not machine.open_nodes:
-        return [draft.because("not bound: no node has usable CPUs", exact=False) for draft in unbound]
-    nodes = sorted(_far_apart(machine.open_nodes, num_ranks))
-    return [_at_home(draft, nodes[draft.local_rank * len(nodes) // num_ranks], num_ranks) for draft in unbound]
+        return [seat.because("not bound: no node has usable CPUs", exact=False) for seat in seats]
+    nodes = sorted(_far_apart(machine.open_nodes, len(seats)))
+    return [_at_home(seat, nodes[seat.local_rank * len(nodes) // len(seats)], len(seats)) for seat in seats]
 
 
-def _at_home(draft: Draft, home: int, num_ranks: int) -> Draft:
-    why = f"no GPU: rank {draft.local_rank} of {num_ranks} is spread to node {home}"
-    return draft._replace(home=home, bound=True).because(why)
+def _at_home(seat: Draft, home: int, num_ranks: int) -> Draft:
+    why = f"no GPU: rank {seat.local_rank} of {num_ranks} is spread to node {home}"
+    return seat._replace(home=home, bound=True).because(why)
 
 
 def _far_apart(nodes: Sequence[Node], count: int) -> list[int]:
