@@ -6,15 +6,15 @@ Comes in: plain values. Goes out: plain values, files and lines on stderr.
 
     cpu_set.py    PURE  CpuSet, a set of CPUs or nodes, as Linux writes it: "0-3,8"
     bounds.py     PURE  the largest numbers that are accepted
-    sizes.py      PURE  memory sizes as people write them: "38.5M"
-    printable.py  PURE  text from elsewhere, made safe to show
-    quoting.py    PURE  words as a shell takes them, harmless on a terminal
+    sizes.py      PURE  memory sizes as text: "38.5M"
+    printable.py  PURE  replace invisible characters in untrusted text
+    quoting.py    PURE  words quoted for a shell, harmless on a terminal
     content_policy.py  PURE  the Content-Security-Policy of our HTML files
     redact.py     PURE  hide the values of arguments that look like secrets
-    strict_json.py  PURE  JSON without NaN, in and out
+    strict_json.py  PURE  read and write JSON without NaN
     fields.py     PURE  typed reading of decoded JSON, with the path of the element in every error
     stderr.py     EDGE  one line on stderr
-    folders.py    EDGE  folders opened by descriptor, where other users may write
-    regular_file.py  EDGE  read a file that may be anything: regular, bounded, at once
-    files.py      EDGE  files written whole or not at all
+    folders.py    EDGE  open folders by descriptor where other users may write
+    regular_file.py  EDGE  read an untrusted file: regular files only, of bounded size, without blocking
+    files.py      EDGE  write files whole or not at all
 """

@@ -1,9 +1,9 @@
 """The largest numbers that numapin accepts, in one place. Pure.
 
-Comes in: nothing. Goes out: constants, which the readers compare with before they make anything of a file.
+Comes in: nothing. Goes out: constants, which readers check before they build anything from a file.
 
-Each is well above any machine or job that exists, and low enough that a small file which claims more is refused before
-anything is made of it: 5 MB of any content are answered within seconds and some hundred MB of memory.
+Each bound is well above any machine or job that exists. It is also low enough that reading 5 MB of any content takes
+seconds and some hundred MB of memory at most.
 
 Each rank imports this before its program starts: constants only.
 """
@@ -11,32 +11,32 @@ Each rank imports this before its program starts: constants only.
 from __future__ import annotations
 
 MAX_CPUS = 8192
-"""CPUs of a machine, and one more than the highest CPU or node number: the most that Linux can be built for."""
+"""CPUs of a machine, and one more than the highest CPU or node number: the maximum that Linux can be built for."""
 MAX_NODES = 1024
 """NUMA nodes of a machine: the kernel's MAX_NUMNODES with the largest NODES_SHIFT (10)."""
 MAX_PACKAGES = 1024
 """Packages of a machine; the largest have 32, and a package without a node would be idle."""
 MAX_GPUS = 256
-"""GPUs of a host; NVIDIA's driver supports 128 a process at most, and the largest hosts have 32."""
+"""GPUs of a host; NVIDIA's driver supports at most 128 per process, and the largest hosts have 32."""
 MAX_MIG = 64
-"""MIG instances of a GPU; NVIDIA's GPUs have 7 at most."""
+"""MIG instances of a GPU; NVIDIA's GPUs have at most 7."""
 MAX_NICS = 4096
 """Network interfaces of a host on PCI: 16 adapters with 256 virtual functions each."""
 MAX_DEVICES = MAX_GPUS + MAX_NICS
-"""GPUs and NICs together: with one more there are too many of one kind."""
+"""GPUs and NICs together: with more, one of the two bounds is exceeded."""
 MAX_LINKS = 1 << 16
-"""Links between GPUs and NICs: those of 360 devices, each to each."""
+"""Links between GPUs and NICs: enough for 360 devices, each linked to each."""
 MAX_RANKS = 4096
-"""Ranks of one host. More than one rank per GPU is normal without GPUs; half as many as there can be CPUs is not."""
+"""Ranks of one host: half the bound on CPUs. Hosts without GPUs may run many ranks, but not one per two CPUs."""
 MAX_TEXTS = 4096
 """Notes, warnings and words of a command line."""
 MAX_NUMBER = 2**63 - 1
-"""Any number in a file: sizes in bytes fit into 63 bits."""
+"""The largest number in a file: sizes in bytes fit into 63 bits."""
 MAX_LIST_CHARS = 1 << 16
-"""Characters of a list or mask of CPUs; every other of 8192 CPUs takes 20 KB, a mask of them 2.3 KB."""
+"""Characters of a list or mask of CPUs; a list of every other of 8192 CPUs has 20 KB, a mask 2.3 KB."""
 MAX_LISTED = 1 << 17
-"""Numbers in all different CPU and node lists of one file: each of 8192 CPUs in 16 different lists."""
+"""Numbers in all distinct CPU and node lists of one file: each of 8192 CPUs in 16 lists."""
 MAX_ELEMENTS = 1 << 17
 """Elements of an XML file; hwloc writes about 12 for each CPU with its caches."""
 MAX_PARENTS = 32
-"""PCI bridges above a device; the deepest trees have about 20."""
+"""PCI bridges above a device that are read; the deepest trees have about 20."""

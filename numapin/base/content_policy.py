@@ -1,6 +1,6 @@
-"""What a page of ours may do: apply its own style and run its own script, not what a name in it brings along. Pure.
+"""A Content-Security-Policy for our HTML pages: a page uses its own style and script, and nothing injected. Pure.
 
-Comes in: the text of the page's style and of its script. Goes out: the meta element with its Content-Security-Policy.
+Comes in: the text of the page's style and of its script. Goes out: the meta element with the policy.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import hashlib
 
 
 def policy_element(*, style: str, script: str, images: str = "'none'") -> str:
-    """Return the element, for the head of the page, before anything that could load or run.
+    """Return the element. It belongs into the head of the page, before anything that could load or run.
 
-    Style attributes, handlers such as onclick, and every other style or script are refused. `images` is 'none' or
-    data:, which an icon may need.
+    Style attributes, handlers such as onclick, and every other style or script are refused. `images` is 'none', or
+    data: for an icon.
     """
     content = (
         f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; img-src {images}; "

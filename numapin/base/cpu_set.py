@@ -1,4 +1,4 @@
-"""Sets of CPUs and of nodes, and the list strings that Linux writes for them: "0-3,8". Pure.
+"""Sets of CPUs and of nodes, and their list strings in Linux: "0-3,8". Pure.
 
 Comes in: a list or mask from the kernel, a user or a file; or CPU or node numbers. Goes out: a `CpuSet`, or its text.
 
@@ -23,15 +23,13 @@ _LARGE = 512
 _NUM_LARGE = 32
 _large: dict[frozenset[int], str] = {}
 _HEX_DIGITS = frozenset("0123456789abcdefABCDEF")
-_TOO_MANY = (
-    f"the different CPU and node lists of this file have more than {MAX_LISTED} numbers, more than any machine's"
-)
+_TOO_MANY = f"the distinct CPU and node lists of this file have more than {MAX_LISTED} numbers, more than any machine's"
 
 
 class CpuSet(frozenset[int]):
-    """An immutable set of CPUs or of NUMA nodes; `str` writes it as Linux does, which is its form in JSON too.
+    """An immutable set of CPUs or of NUMA nodes; `str` writes it as Linux does, which is also its form in JSON.
 
-    It equals any set of the same numbers, and operators and methods with a `CpuSet` on the left return a `CpuSet`.
+    It equals any set of the same numbers. Operators and methods with a `CpuSet` on the left return a `CpuSet`.
     """
 
     __slots__ = ("_text",)
@@ -42,13 +40,13 @@ class CpuSet(frozenset[int]):
         """Parse a Linux list string.
 
         Accepts single numbers, ranges, and the kernel's grouped ranges ("0-31:2/8" is the first 2 of every 8),
-        separated by commas; white space around items and an empty string (the empty set) are fine.
+        separated by commas. White space around items is accepted, and an empty string is the empty set.
         Raises ValueError that names the bad item.
         Source: Documentation/admin-guide/kernel-parameters.rst, "cpu lists".
         """
         _check_length(text)
         numbers: set[int] = set()
-        left = 4 * MAX_ID  # what repeated ranges may add up to: a file of nothing else must not take minutes
+        left = 4 * MAX_ID  # bounds what repeated ranges add up to: a file full of them must not take minutes
         for item in text.split(","):
             found = _numbers(item.strip(), text)
             left -= len(found)
@@ -62,23 +60,26 @@ class CpuSet(frozenset[int]):
         """Return the shortest sorted Linux list string; the empty set is the empty string."""
         try:
             return self._text
-        except AttributeError:  # the first time: a hundred ranks or devices may share a large set
+        except AttributeError:  # the first time; a hundred ranks or devices may share a large set
             self._text = _rendered_large(self) if len(self) > _LARGE else render(self)
             return self._text
 
-    # A frozenset may hold anything, and what it returns is a plain frozenset.
+    # The operators of a frozenset return plain frozensets. An operation that changes nothing copies nothing.
 
     def __and__(self, other: AbstractSet[object]) -> CpuSet:
         """Return the numbers that are in both."""
-        return CpuSet(frozenset.__and__(self, other))
+        found = frozenset.__and__(self, other)
+        return self if len(found) == len(self) else CpuSet(found)
 
     def __or__(self, other: AbstractSet[int]) -> CpuSet:  # type: ignore[override]
         """Return the numbers that are in either."""
-        return CpuSet(frozenset.__or__(self, other))
+        found = frozenset.__or__(self, other)
+        return self if len(found) == len(self) else CpuSet(found)
 
     def __sub__(self, other: AbstractSet[object]) -> CpuSet:
         """Return the numbers that are not in the other set."""
-        return CpuSet(frozenset.__sub__(self, other))
+        found = frozenset.__sub__(self, other)
+        return self if len(found) == len(self) else CpuSet(found)
 
     def __xor__(self, other: AbstractSet[int]) -> CpuSet:  # type: ignore[override]
         """Return the numbers that are in one set only."""
@@ -102,7 +103,7 @@ class CpuSet(frozenset[int]):
 
 
 def _rendered_large(numbers: CpuSet) -> str:
-    """Write a large set; the last texts are kept, because equal sets come from many intersections."""
+    """Write a large set; the most recent texts are cached, because many intersections yield equal sets."""
     text = _large.get(numbers)
     if text is None:
         if len(_large) == _NUM_LARGE:
@@ -112,7 +113,7 @@ def _rendered_large(numbers: CpuSet) -> str:
 
 
 def render(numbers: Iterable[int]) -> str:
-    """Write any numbers, such as ranks or process ids, as a `CpuSet` is written: "0-3,8"."""
+    """Write any numbers, such as ranks or process ids, in the form of a `CpuSet`: "0-3,8"."""
     ordered = sorted(set(numbers))
     if not ordered:
         return ""
@@ -134,23 +135,26 @@ def from_words(words: Iterable[int], *, word_bits: int) -> CpuSet:
 def parse_mask(text: str) -> CpuSet:
     """Parse a hexadecimal mask of comma-separated 32-bit words, most significant first ("00000001,0000000f").
 
-    The "0x" that hwloc writes before each word is accepted, and so is an empty word, which hwloc writes for zero.
-    Raises ValueError that quotes the mask.
+    As hwloc writes them, a word may begin with "0x", and an empty word is zero. Raises ValueError that quotes the mask.
     """
     _check_length(text)
-    words = [word.strip().removeprefix("0x") for word in text.strip().split(",")]
-    if any(len(word) > 8 or not _HEX_DIGITS.issuperset(word) for word in words) or len(words) > MAX_ID // 16:
+    words = [word.strip().removeprefix("0x") or "0" for word in text.strip().split(",")]
+    if len(words) > MAX_ID // 16 or not all(map(_is_mask_word, words)):
         msg = f"{_short(text)!r} is not a CPU mask of hexadecimal 32-bit words"
         raise ValueError(msg)
-    numbers = from_words((int(word or "0", 16) for word in reversed(words)), word_bits=32)
+    numbers = from_words((int(word, 16) for word in reversed(words)), word_bits=32)
     if max(numbers, default=0) >= MAX_ID:
         msg = f"{_short(text)!r} has a bit beyond {MAX_ID - 1}, the highest CPU or node number that is accepted"
         raise ValueError(msg)
     return numbers
 
 
+def _is_mask_word(word: str) -> bool:
+    return len(word) <= 8 and _HEX_DIGITS.issuperset(word)
+
+
 class Sets:
-    """The sets of one file: equal texts are parsed once and share one set, and all together have a bound."""
+    """The sets of one file: equal texts are parsed once and share one set, and their total size is bounded."""
 
     __slots__ = ("_known", "_left")
 
@@ -159,7 +163,7 @@ class Sets:
         self._left = MAX_LISTED
 
     def get(self, text: str, parse: Callable[[str], CpuSet] = CpuSet.parse) -> CpuSet:
-        """Return what `parse` makes of the text. Raises ValueError as it does, and where the file lists too much."""
+        """Return the parsed text. Raises ValueError as `parse` does, and if the file lists too many numbers."""
         found = self._known.get((text, parse))
         if found is None:
             found = self._known[text, parse] = parse(text)
@@ -170,7 +174,7 @@ class Sets:
 
 
 class Inside:
-    """The parts of sets that lie inside another one; equal sets share one part."""
+    """The parts of sets that lie inside another set; equal sets share one part."""
 
     __slots__ = ("_around", "_known")
 
@@ -193,20 +197,23 @@ def _check_length(text: str) -> None:
 
 
 def _numbers(item: str, text: str) -> range | list[int]:
+    """Return the numbers of one item of a list: a number, a range, or a grouped range."""
     if not item and not text.strip():
         return range(0)
     if _is_number(item):
         return _range(item, item, item, text)
     span, has_groups, groups = item.partition(":")
-    first, is_range, last = span.partition("-")
-    used, is_ratio, group = groups.partition("/") if has_groups else ("1", "/", "1")
-    if not is_range or not is_ratio or not all(map(_is_number, (first, last, used, group))):
+    first, _, last = span.partition("-")
+    used, _, group = groups.partition("/") if has_groups else ("1", "/", "1")
+    if not all(map(_is_number, (first, last, used, group))):
         msg = f"{_short(item)!r} in {_short(text)!r} is not a number or a range such as 0-3"
         raise ValueError(msg)
     numbers = _range(first, last, item, text)
-    if not has_groups:
-        return numbers
-    num_used, group_size = int(used), int(group)
+    return _first_of_groups(numbers, int(used), int(group), item, text) if has_groups else numbers
+
+
+def _first_of_groups(numbers: range, num_used: int, group_size: int, item: str, text: str) -> list[int]:
+    """Return the first `num_used` of every `group_size` numbers."""
     if not 1 <= num_used <= group_size:
         raise _out_of_range(item, text)
     return [number for number in numbers if (number - numbers.start) % group_size < num_used]

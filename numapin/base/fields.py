@@ -1,7 +1,7 @@
 """Typed reading of decoded JSON, with the element's path in every error. Pure.
 
-Comes in: the text of a file that may be anything. Goes out: plain values, or a MachineFileError
-that names the file and the element, such as "dgx.json: nodes[3].distances: …".
+Comes in: the text of an untrusted file. Goes out: plain values, or a MachineFileError that names the file and the
+element, such as "dgx.json: nodes[3].distances: …".
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numapin.base.strict_json import decode
 from numapin.errors import MachineFileError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sized
+    from collections.abc import Callable, Collection, Sized
 
 T = TypeVar("T")
 
@@ -23,10 +23,7 @@ _SHOWN: Final = 20  # entries
 
 
 class Fields(NamedTuple):
-    """One JSON object, where it stands in which file, and the hint for an error in it.
-
-    `sets` are those of the whole file.
-    """
+    """A JSON object, its file, its path in the file, and the hint for errors; `sets` are the whole file's."""
 
     source: str
     where: str
@@ -39,7 +36,7 @@ class Fields(NamedTuple):
         """Decode a file's text, whose outermost value must be an object."""
         try:
             value = decode(text)
-        except ValueError as error:  # also for numbers of thousands of digits
+        except ValueError as error:
             raise MachineFileError(f"{source}: not JSON: {error}", hint) from None
         if not isinstance(value, dict):
             raise MachineFileError(f"{source}: top level: {_expected('an object', value)}", hint)
@@ -63,9 +60,11 @@ class Fields(NamedTuple):
     def optional_number(self, key: str) -> int | None:
         """Return a non-negative integer or None."""
         value = self.values.get(key)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+        if value is None:
+            return None
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             raise self._wrong(key, "a non-negative integer or null", value)
-        if value is not None and value > MAX_NUMBER:
+        if value > MAX_NUMBER:
             raise self.error(key, f"the number is larger than {MAX_NUMBER}, the largest accepted")
         return value
 
@@ -90,17 +89,13 @@ class Fields(NamedTuple):
 
     def texts(self, key: str) -> tuple[str, ...]:
         """Return a list of strings."""
-        values = self._list(key, MAX_TEXTS)
-        for value in values:
-            if not isinstance(value, str):
-                raise self._wrong(key, "a list of strings", value)
-        return tuple(self._encodable(key, str(value)) for value in values)
+        return tuple(self._element_text(key, value) for value in self._list(key, MAX_TEXTS))
 
     def number_map(self, key: str, *, most: int) -> dict[int, int]:
         """Return an object of at most `most` entries whose keys and values are non-negative integers."""
         inner = self.mapping(key)
         self._check_count(key, inner.values, most)
-        if not all(name.isascii() and name.isdigit() and len(name) <= _MAX_DIGITS for name in inner.values):
+        if not all(map(_is_number, inner.values)):
             raise self._wrong(key, "an object with numbers as keys", inner.values)
         return {int(name): inner.number(name) for name in inner.values}
 
@@ -116,11 +111,11 @@ class Fields(NamedTuple):
         return None if self.values.get(key) is None else self.mapping(key)
 
     def each(self, key: str, read: Callable[[Fields], T], *, most: int) -> tuple[T, ...]:
-        """Read a list of at most `most` objects; one that is longer is refused before anything is made of it."""
+        """Read a list of at most `most` objects; a longer list is refused before any of it is read."""
         return tuple(self._read(f"{key}[{i}]", value, read) for i, value in enumerate(self._list(key, most)))
 
     def expect_schema(self, schema: str) -> None:
-        """Check the schema name, which is what says that the file is ours and of this version."""
+        """Check the schema name, which identifies our files and their version."""
         found = self.values.get("schema")
         if found != schema:
             raise self._wrong("schema", repr(schema), found)
@@ -149,8 +144,13 @@ class Fields(NamedTuple):
             raise self._wrong(key, wanted, None)
         return value
 
+    def _element_text(self, key: str, value: object) -> str:
+        if not isinstance(value, str):
+            raise self._wrong(key, "a list of strings", value)
+        return self._encodable(key, value)
+
     def _encodable(self, key: str, value: str) -> str:
-        """Refuse half of a surrogate pair, which JSON can spell and no terminal or file can show."""
+        """Refuse a lone surrogate, which JSON can spell and no terminal or file can show."""
         try:
             value.encode()
         except UnicodeEncodeError:
@@ -161,7 +161,7 @@ class Fields(NamedTuple):
         return f"{self.where}.{key}" if self.where else key
 
     def error(self, key: str, problem: str) -> MachineFileError:
-        """Return the error that says what is wrong with an element; the key "" is this object itself."""
+        """Return the error for an element; the key "" stands for this object itself."""
         at = self._at(key) if key else self.where
         return MachineFileError(": ".join(part for part in (self.source, at, problem) if part), self.hint)
 
@@ -174,12 +174,20 @@ def _expected(wanted: str, found: object) -> str:
 
 
 def _shown(found: object) -> str:
-    """Return the beginning of a value's text, without making the whole of it: it may be a long list or number."""
+    """Return the start of a value's text, without rendering all of a long list or number."""
     if isinstance(found, int) and abs(found) > MAX_NUMBER:
         return "a number of more than 63 bits"
-    if isinstance(found, list | dict):
-        inner = found.values() if isinstance(found, dict) else found
-        if len(found) > _SHOWN or any(isinstance(value, list | dict) for value in inner):
-            return f"{'a list' if isinstance(found, list) else 'an object'} of {len(found)} entries"
+    if isinstance(found, list) and _is_large(found):
+        return f"a list of {len(found)} entries"
+    if isinstance(found, dict) and _is_large(found.values()):
+        return f"an object of {len(found)} entries"
     shown = repr(found)
     return shown if len(shown) <= 60 else f"{shown[:57]}..."
+
+
+def _is_large(values: Collection[object]) -> bool:
+    return len(values) > _SHOWN or any(isinstance(value, list | dict) for value in values)
+
+
+def _is_number(name: str) -> bool:
+    return name.isascii() and name.isdigit() and len(name) <= _MAX_DIGITS

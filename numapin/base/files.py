@@ -1,7 +1,7 @@
 """Write a file whole or not at all. Edge.
 
 Comes in: text, and a path that the user named, or an opened folder of ours. Goes out: the file. It is written under a
-random name and then renamed, so that a reader never sees half of one.
+random name and then renamed, so that a reader never sees a partial file.
 
 Each rank imports this before its program starts: the standard library only.
 """
@@ -23,27 +23,27 @@ _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_C
 
 
 def write_text_to(path: str, text: str, *, remedy: str) -> None:
-    """Write to what the user named: a regular file whole or not at all, through links; a device or pipe as it is.
+    """Write to a path that the user named: a regular file whole or not at all, through links; a device or pipe as is.
 
-    An existing file keeps its mode and, where this process may set it, its owner. Raises NumapinError that names it.
+    An existing file keeps its mode and, if this process may set it, its owner. Raises NumapinError that names the path.
     """
     try:
         if is_special(path):
             _write_special(path, text)
             return
-        with place_of(path) as (folder, name):  # a link stays, and the file that it leads to is replaced
+        with place_of(path) as (folder, name):  # a link stays, and its target is replaced
             replace_at(folder, name, text)
     except (OSError, ValueError) as error:  # ValueError: text that cannot be encoded, e.g. a lone surrogate
         raise unwritten(path, error, remedy) from None
 
 
 def is_special(path: str) -> bool:
-    """Return whether there is something that a rename would replace by a regular file: a device, a pipe."""
+    """Return whether the path is something other than a regular file that a rename would replace: a device, a pipe."""
     return os.path.exists(path) and not os.path.isfile(os.path.realpath(path))
 
 
 def is_writable(path: str) -> bool:
-    """Return whether `write_text_to` can write this file, as far as can be seen without writing."""
+    """Return whether `write_text_to` can write this file, as far as that is known without writing."""
     try:
         if is_special(path):
             with place_of(path, follow=False) as (folder, name):
@@ -55,11 +55,11 @@ def is_writable(path: str) -> bool:
 
 
 def replace_at(folder: int, name: str, text: str, *, mode: int = 0o666) -> None:
-    """Write a file into an opened folder: under a random name, then renamed. Nothing is left of one that failed.
+    """Write a file into an opened folder under a random name, then rename it. A failed write leaves nothing.
 
-    `mode`, less the umask, is that of a new file. Raises OSError, and ValueError for text that cannot be encoded.
+    A new file gets `mode`, less the umask. Raises OSError, and ValueError for text that cannot be encoded.
     """
-    temporary = f".numapin-{os.urandom(8).hex()}"  # hosts and containers share folders and process ids
+    temporary = f".numapin-{os.urandom(8).hex()}"  # random, because hosts and containers share folders and process ids
     old = status_at(folder, name)
     keeps = old is not None and stat.S_ISREG(old.st_mode)
     try:
@@ -72,17 +72,17 @@ def replace_at(folder: int, name: str, text: str, *, mode: int = 0o666) -> None:
     finally:
         try:
             os.unlink(temporary, dir_fd=folder)
-        except OSError:  # after the rename it is not there; one that cannot be removed has no better remedy
+        except OSError:  # it was renamed, or it cannot be removed
             pass
 
 
 def unwritten(path: str, error: OSError | ValueError, remedy: str) -> NumapinError:
-    """Return the error that says which file cannot be written, and why."""
+    """Return the error for a file that cannot be written."""
     return NumapinError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}", remedy)
 
 
 def _take_over_rights(descriptor: int, old: os.stat_result) -> None:
-    """Give a new file the owner, group and mode of the one that it replaces, as far as this process may."""
+    """Give a new file the owner, group and mode of the file that it replaces, as far as this process may."""
     mode = stat.S_IMODE(old.st_mode) & 0o777
     new = os.fstat(descriptor)
     if (new.st_uid, new.st_gid) != (old.st_uid, old.st_gid):
@@ -91,7 +91,7 @@ def _take_over_rights(descriptor: int, old: os.stat_result) -> None:
         except OSError:
             pass
         if os.fstat(descriptor).st_gid != old.st_gid:
-            mode &= ~stat.S_IRWXG  # what the old group might do is not for another one
+            mode &= ~stat.S_IRWXG  # the old group's rights are not for another group
     try:
         os.fchmod(descriptor, mode)
     except OSError:  # a file system without modes
@@ -99,9 +99,9 @@ def _take_over_rights(descriptor: int, old: os.stat_result) -> None:
 
 
 def _write_special(path: str, text: str) -> None:
-    """Write to a device or pipe. Raises OSError, also where it has become a regular file meanwhile."""
+    """Write to a device or pipe. Raises OSError, also if it has become a regular file in the meantime."""
     with place_of(path, follow=False) as (folder, name):
-        # Without O_NONBLOCK a pipe that nobody reads would hold whoever opens it.
+        # Without O_NONBLOCK, opening a pipe without a reader would block.
         descriptor = os.open(name, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, dir_fd=folder)
     with open(descriptor, "w", encoding="utf-8") as file:
         found = os.fstat(descriptor)

@@ -1,10 +1,10 @@
 """Open folders and files that other users may have prepared, and follow none of their links. Edge.
 
-Comes in: paths. Goes out: descriptors. Paths are walked component by component on opened folders, and who owns what is
-asked of the descriptor: what is swapped in between is never used.
+Comes in: paths. Goes out: descriptors. Paths are walked component by component on opened folders, and ownership is read
+from the descriptor, so that nothing can be swapped in between.
 
-In a folder to which everybody may write (with the sticky bit, as /tmp) other users' links, pipes and files are
-refused, as Linux does with fs.protected_symlinks, protected_fifos and protected_regular where those are on.
+In a folder that everybody may write to (with the sticky bit, as /tmp), other users' links, pipes and files are refused,
+as Linux does if fs.protected_symlinks, protected_fifos and protected_regular are on.
 
 Each rank imports this before its program starts: the standard library only.
 """
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from typing import Final
 
 FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-"""How to open a folder whose name is no link."""
+"""Flags that open a folder whose name is not a link."""
 PLACE: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-"""The same for one that need not be readable."""
+"""The same for a folder that need not be readable."""
 FILE: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-"""How to open a file that nobody else may have put there."""
+"""Flags that open a file without following a link or waiting for a pipe."""
 _MAX_LINKS: Final = 40  # as Linux
 OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
-_UNMAPPED: Final = 65534  # how Linux shows users of whom a user namespace does not know
+_UNMAPPED: Final = 65534  # how Linux shows users that a user namespace does not map
 
 
 class OpenFolder:
-    """An opened folder, closed at the end of a `with` block, which gets its descriptor."""
+    """An opened folder for a `with` block, which gets its descriptor and closes it at the end."""
 
     __slots__ = ("_descriptor",)
 
@@ -48,7 +48,7 @@ class OpenFolder:
 
 
 class OpenPlace:
-    """The opened folder that holds a file, closed at the end of a `with` block, and the file's name in it."""
+    """The opened folder that holds a file, closed at the end of a `with` block, and the file's name in the folder."""
 
     __slots__ = ("_folder", "_name")
 
@@ -69,25 +69,26 @@ class OpenPlace:
         os.close(self._folder)
 
     def _walk(self, path: str, *, follow: bool) -> str:
-        """Go to the file's folder; return its name there."""
+        """Go to the file's folder; return the file's name there."""
         names, num_links = _components(path), 0
         while names:
             name = names.pop()
-            target = _target(self._folder, name, is_last=not names)
-            if target is None and names:
-                self._enter(name)
-            elif target is None or not (names or follow):
+            is_last = not names
+            target = _target(self._folder, name, is_last=is_last)
+            if is_last and (target is None or not follow):
                 return name
-            else:
-                num_links += 1
-                if num_links > _MAX_LINKS:
-                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
-                names += _components(target)
-                self._enter("/" if target.startswith("/") else ".")
+            if target is None:
+                self._enter(name)
+                continue
+            num_links += 1
+            if num_links > _MAX_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+            names += _components(target)
+            self._enter("/" if target.startswith("/") else ".")
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
 
     def _enter(self, name: str) -> None:
-        """Go to a folder in this one, and close this one."""
+        """Open a folder in the current one, which is closed."""
         entered = os.open(name, PLACE, dir_fd=self._folder)
         os.close(self._folder)
         self._folder = entered
@@ -96,14 +97,14 @@ class OpenPlace:
 def place_of(path: str, *, follow: bool = True) -> OpenPlace:
     """Open the folder that holds a file (O_PATH); for a `with` block, which gets its descriptor and the file's name.
 
-    Links are followed, also in the file's place unless `follow` is false. Raises OSError, PermissionError for what
-    another user put into a folder to which everybody may write.
+    Links are followed, the file itself included unless `follow` is false. Raises OSError; PermissionError for a link
+    or file that another user put into a folder that everybody may write to.
     """
     return OpenPlace(path, follow=follow)
 
 
 def opened(path: str, flags: int = FOLDER) -> OpenFolder:
-    """Open a folder; links on the way to it are followed where no other user can have planted them. Raises OSError."""
+    """Open a folder; follow links on the way unless another user may have planted them. Raises OSError."""
     if not path.strip("/"):
         return OpenFolder(os.open("/", flags))
     with place_of(path) as (parent, name):
@@ -111,9 +112,9 @@ def opened(path: str, flags: int = FOLDER) -> OpenFolder:
 
 
 def open_file(folder: int, name: str, flags: int = os.O_RDONLY) -> int:
-    """Open a regular file of this user, or of root, in an opened folder; for root, one of the folder's owner.
+    """Open a regular file of this user or of root in an opened folder; for root, also of the folder's owner.
 
-    Whoever controls the folder may have put a pipe there, which would hold a reader that waits, or a link.
+    Links are refused, and so are pipes, which could block the reader: the folder's owner may have put them there.
     """
     try:
         descriptor = os.open(name, flags | FILE, dir_fd=folder)
@@ -133,7 +134,7 @@ def open_file(folder: int, name: str, flags: int = os.O_RDONLY) -> int:
 
 
 def make_own(path: str) -> None:
-    """Make a folder (mode 0700), or take one of this user's. Raises OSError, PermissionError for another user's."""
+    """Make a folder (mode 0700), or check that an existing one is this user's. Raises OSError, e.g. PermissionError."""
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
     with place_of(path) as (parent, name):
         try:
@@ -147,14 +148,19 @@ def make_own(path: str) -> None:
 
 
 def require_own(folder: int) -> None:
-    """Raise PermissionError where an opened folder is another user's."""
+    """Raise PermissionError if an opened folder is another user's."""
     owner = os.fstat(folder).st_uid
     if owner != os.geteuid():
         raise PermissionError(errno.EPERM, f"belongs to another user (uid {owner})")
 
 
 def require_stable(folder: int) -> None:
-    """Raise PermissionError where others may rename or remove what this user has in a folder."""
+    """Raise PermissionError if others may rename or remove this user's files in a folder.
+
+    The folders above it are not checked. A user who may write to one of them can move the run folder away, after which
+    ranks use only a folder that is this user's (`require_own`). A check of all of them would refuse common
+    setups: project folders of a group, and containers that another user unpacked, who owns their "/".
+    """
     found = os.fstat(folder)
     if not _is_trusted(found.st_uid):
         raise PermissionError(errno.EPERM, f"belongs to another user (uid {found.st_uid})")
@@ -168,7 +174,7 @@ def is_own(descriptor: int) -> bool:
 
 
 def status_at(folder: int, name: str) -> os.stat_result | None:
-    """Return the status of a file, of a link itself; None where there is none."""
+    """Return the status of a file, without following a link; None if the file does not exist."""
     try:
         return os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
@@ -176,46 +182,48 @@ def status_at(folder: int, name: str) -> os.stat_result | None:
 
 
 def _components(path: str) -> list[str]:
-    """Return the names of a path, the first one last."""
+    """Return the names of a path in reverse order."""
     return [name for name in path.split("/") if name not in ("", ".")][::-1]
 
 
 def _target(folder: int, name: str, *, is_last: bool) -> str | None:
-    """Return where a link leads, None for what is no link. Raises OSError for what another user may have planted."""
+    """Return a link's target; None if the name is not a link. Raises OSError if another user may have planted it."""
     found = status_at(folder, name)
     if found is None:
         return None
     is_link = stat.S_ISLNK(found.st_mode)
+    if is_link:
+        _refuse_link_for_root(name, found)
     if is_link or is_last:
         _refuse_planted(folder, name, found)
     return os.readlink(name, dir_fd=folder) if is_link else None
 
 
-def _refuse_planted(folder: int, name: str, found: os.stat_result) -> None:
-    """Raise PermissionError for what another user put into a folder to which everybody may write.
-
-    Root follows no link of another user at all: with one, its owner could make root write to any file.
-    """
-    is_link = stat.S_ISLNK(found.st_mode)
-    if is_link and os.geteuid() == 0 and not _is_trusted(found.st_uid):
+def _refuse_link_for_root(name: str, found: os.stat_result) -> None:
+    """Raise PermissionError if this is root and the link is another user's, who could make root write to any file."""
+    if os.geteuid() == 0 and not _is_trusted(found.st_uid):
         raise PermissionError(
             errno.EACCES, f"{name} is a link of another user (uid {found.st_uid}), which root does not follow", name
         )
+
+
+def _refuse_planted(folder: int, name: str, found: os.stat_result) -> None:
+    """Raise PermissionError for another user's link or file in a folder that everybody may write to."""
     where = os.fstat(folder)
     is_shared = bool(where.st_mode & stat.S_ISVTX and where.st_mode & OTHERS_WRITE)
     if is_shared and not stat.S_ISDIR(found.st_mode) and found.st_uid not in (os.geteuid(), where.st_uid):
-        kind = "link" if is_link else "file"
+        kind = "link" if stat.S_ISLNK(found.st_mode) else "file"
         problem = f"{name} is a {kind} of another user (uid {found.st_uid}) in a folder shared by all users"
         raise PermissionError(errno.EACCES, problem, name)
 
 
 def _is_trusted(uid: int) -> bool:
-    """Return whether a user is this one, or root, also root outside of a container that cannot show it."""
+    """Return whether a user is this one or root, including root outside a container that does not map it."""
     return uid in (os.geteuid(), 0) or (uid == _UNMAPPED and not _is_mapped(uid))
 
 
 def _is_mapped(uid: int) -> bool:
-    """Return whether this user namespace has a user of this number: user_namespaces(7)."""
+    """Return whether this user namespace maps this user: user_namespaces(7)."""
     try:
         with open("/proc/self/uid_map", "rb") as file:
             ranges = [(int(first), int(count)) for first, _, count in (line.split() for line in file)]

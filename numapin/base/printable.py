@@ -1,6 +1,6 @@
-"""Text that somebody else wrote becomes text that can be shown. Pure.
+"""Replace invisible characters in untrusted text. Pure.
 
-Comes in: names and reasons out of files, which may hold a terminal's commands. Goes out: visible characters.
+Comes in: names and reasons from files, which may contain terminal control sequences. Goes out: visible characters.
 
 Each rank imports this before its program starts: the standard library only.
 """
@@ -16,7 +16,7 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Do the same to a text of several lines, whose newlines and tabs are meant."""
+    """Do the same to a text of several lines; newlines stay, and a tab becomes four spaces."""
     return "\n".join(printable(line.replace("\t", "    ")) for line in text.split("\n"))
 
 

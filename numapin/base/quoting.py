@@ -1,7 +1,7 @@
-r"""Words as a shell takes them, with nothing in them that a terminal takes for a command. Pure.
+r"""Words quoted for a shell, without characters that control a terminal. Pure.
 
-Comes in: words with any characters, among them those that stand for bytes that are no UTF-8. Goes out: a line for bash,
-zsh or ksh that gives the same words back. Where a word has invisible characters it is written as $'\e[31m'.
+Comes in: words of any characters, including surrogates that stand for bytes other than UTF-8. Goes out: a line that
+bash, zsh and ksh split into the same words. A word with invisible characters is written in the form $'\e[31m'.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ _NAMED: Final = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\t": "\\t", "\r": "\\r"
 
 
 def quote(word: str) -> str:
-    """Return a word as `shlex.quote` does, or in $'…' where it has a character that cannot be seen."""
+    """Return a word as `shlex.quote` does, or in $'…' if it has an invisible character."""
     return shlex.quote(word) if word.isprintable() else f"$'{''.join(map(_letter, word))}'"
 
 
 def join(words: Iterable[str]) -> str:
-    """Return the words as one line."""
+    """Return the quoted words as one line."""
     return " ".join(map(quote, words))
 
 
 def _letter(letter: str) -> str:
-    """Return a letter between $' and '. Three octal digits a byte mean the same in every locale and shell."""
+    """Write a letter for use in $'…'. Three octal digits per byte mean the same in every locale and shell."""
     if letter in _NAMED:
         return _NAMED[letter]
     if letter.isprintable():

@@ -1,11 +1,11 @@
 """A command line without its secrets, for files and screens that others may see. Pure.
 
-Comes in: the words of a command line. Goes out: the same words, with "***" for values that look secret: of options and
-variables with such names (--api-key X, token=X, HF_TOKEN=X), also within a shell's or JSON's text; passwords in URLs;
-and tokens that are known by their form. Names that only count or describe, such as --max-tokens, keep their values.
+Comes in: the words of a command line. Goes out: the same words, with "***" for values that look secret: values of
+options and variables with such names (--api-key X, token=X, HF_TOKEN=X), also inside shell or JSON text; passwords in
+URLs; and tokens of a known form. Names that only count or describe, such as --max-tokens, keep their values.
 
-A guess: it can miss a secret under a name of its own. A secret on a command line is in /proc for every user anyway;
-the environment or a file is the place for it.
+This is a heuristic: it misses a secret under an unusual name. A secret on a command line is visible to every user in
+/proc anyway; it belongs into the environment or a file.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ENDINGS: Final = (
     *("accesskey", "apikey", "privatekey", "secretkey", "passphrase", "passwd", "password", "secret"),
     *("accesstoken", "apitoken", "authtoken", "bearertoken", "hftoken", "refreshtoken", "sessiontoken"),
 )
-"""The same for names that are written without separators, such as PGPASSWORD."""
+"""The same for names without separators, such as PGPASSWORD."""
 _WITH_OTHERS: Final = {
     "key": _set(
         "access account admin anthropic api auth aws azure client comet deploy encryption gcp hf huggingface license "
@@ -44,13 +44,15 @@ _WITH_OTHERS: Final = {
     "pwd": _set("admin db ftp http mysql pg postgres proxy redis root smtp user"),
     "auth": _set("basic http proxy registry"),
 }
-"""Last words that make a name secret beside one of these; `keys` counts as `key`."""
+"""Last words that make a name secret together with one of these other words; `keys` counts as `key`."""
 _TOKENS_OF_TEXT: Final = _set(
     "begin bos cls drop end eos extra first image last mask max min n new next num pad per placeholder sep "
     "special start stop think tool total trigger unk video"
 )
-"""Words beside `token` where it is one of a tokenizer."""
+"""Words that make `token` one of a tokenizer."""
 _ALONE: Final = frozenset({"auth", "pass", "token"})
+_SECRET_GROUPS: Final = frozenset({"secret", "secrets", "credentials"})
+"""Words before a dot that make every name after it secret."""
 _NOT_SECRET: Final = frozenset({"", "true", "false", "none", "null", "yes", "no", "on", "off"})
 
 _WORDS: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
@@ -75,7 +77,7 @@ _SHAPED: Final = (_IN_URL, _USER_OF_URL, _SCHEME, _FORMS)
 
 
 def without_secrets(words: Sequence[str]) -> list[str]:
-    """Return the words of a command line with what looks secret replaced by "***"."""
+    """Return the words of a command line with values that look secret replaced by "***"."""
     return list(_hidden(words))
 
 
@@ -108,15 +110,18 @@ def _replacement(found: re.Match[str]) -> str:
 def is_secret(name: str) -> bool:
     """Return whether an option or variable of this name holds a secret: `--api-key`, `wandb.apiKey`, HF_TOKEN."""
     *groups, own = name.strip("\"'").rstrip(".").split(".")
-    if {"secret", "secrets", "credentials"} & {group.strip("-+").lower() for group in groups}:
+    if not _SECRET_GROUPS.isdisjoint(group.strip("-+").lower() for group in groups):
         return True
-    parts = [part.lower() for part in _WORDS.findall(own)]
-    if not parts:
-        return False
-    *others, last = parts
-    last = "key" if last == "keys" and others else last
-    if last in _ALWAYS or "".join(parts).endswith(_ENDINGS) or (last in _ALONE and not others):
+    words = [word.lower() for word in _WORDS.findall(own)]
+    return "".join(words).endswith(_ENDINGS) or (bool(words) and _is_secret_word(words[-1], words[:-1]))
+
+
+def _is_secret_word(last: str, others: list[str]) -> bool:
+    """Return whether the last word of a name makes it secret, beside the other words."""
+    if last in _ALWAYS:
         return True
+    if not others:
+        return last in _ALONE
     if last == "token":
-        return not _TOKENS_OF_TEXT.intersection(others)
-    return bool(_WITH_OTHERS.get(last, frozenset()).intersection(others))
+        return _TOKENS_OF_TEXT.isdisjoint(others)
+    return not _WITH_OTHERS.get("key" if last == "keys" else last, frozenset()).isdisjoint(others)

@@ -1,7 +1,7 @@
-"""Read a file that may be anybody's and anything: regular, bounded, at once. Edge.
+"""Read an untrusted file: regular files only, of bounded size, without blocking. Edge.
 
-Comes in: a path that the user named, or one below a captured machine. Goes out: bytes, or an OSError that says what is
-there instead. Nothing here waits: a pipe, a device or a socket in the place of a file is refused.
+Comes in: a path that the user named, or one below a captured machine. Goes out: bytes, or an OSError that says what
+the path is instead. A pipe, device or socket is refused, because reading it could block.
 
 Each rank imports this before its program starts: the standard library only.
 """
@@ -28,7 +28,8 @@ _KINDS: Final = (
 def read_file(path: str, *, max_bytes: int, what: str = "file") -> bytes:
     """Return the bytes of a regular file, or of a pipe that this process was started with (/dev/stdin, <(command)).
 
-    Raises OSError with a path and a reason for all else, and for a file of more than `max_bytes`, which no `what` has.
+    Raises OSError with a path and a reason for anything else, and for a file of more than `max_bytes`. `what` names the
+    kind of file in that error.
     """
     with os.fdopen(open_file(path), "rb") as file:
         content = file.read(max_bytes + 1)
@@ -41,13 +42,13 @@ def open_file(path: str) -> int:
     """Open a file for `read_file` and return its descriptor. Raises OSError."""
     try:
         descriptor = os.open(path, _FLAGS)
-    except ValueError as error:  # a NUL in the path, or text that no file system could hold
-        raise OSError(errno.EINVAL, f"not a file's name: {error}", path) from None
+    except ValueError as error:  # a NUL in the path, or text that cannot be encoded
+        raise OSError(errno.EINVAL, f"not a file name: {error}", path) from None
     except OSError as error:
         raise _named(error) from None
     found = os.fstat(descriptor)
     if stat.S_ISFIFO(found.st_mode) and is_inherited(path):
-        os.set_blocking(descriptor, True)  # whoever gave it to us is writing it
+        os.set_blocking(descriptor, True)  # our caller is writing it
     elif not stat.S_ISREG(found.st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, f"{kind_of(found.st_mode)}, not a regular file", path)
@@ -55,17 +56,17 @@ def open_file(path: str) -> int:
 
 
 def is_inherited(path: str) -> bool:
-    """Return whether a path names a descriptor of this process, and not a file that others chose."""
+    """Return whether a path names a descriptor that this process inherited, and not a file that others chose."""
     return path == _STDIN or (path.startswith(_INHERITED) and path.rpartition("/")[2].isdecimal())
 
 
 def kind_of(mode: int) -> str:
-    """Return what a file's mode says that it is."""
+    """Return the name of a file's type, such as "a named pipe"."""
     return next((kind for is_kind, kind in _KINDS if is_kind(mode)), "a regular file")
 
 
 def _named(error: OSError) -> OSError:
-    """Return the error for a socket or a device without a driver, which cannot even be opened, in words that say so."""
+    """Return a clearer error if the file is a socket or a device without a driver, which cannot be opened."""
     if error.errno == errno.ENXIO:
         return OSError(errno.ENXIO, "a socket or device that cannot be opened, not a regular file", error.filename)
     return error

@@ -1,4 +1,4 @@
-"""Sizes of memory as people write them. Pure.
+"""Memory sizes as text. Pure.
 
 Comes in: text such as "38.5M", or a number of bytes. Goes out: the number of bytes, or text such as "38.5 MiB".
 """
@@ -13,21 +13,21 @@ _SIZE: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s?(?:([KMGT])(?:i?B)?
 
 
 def parse(text: str) -> int:
-    """Return the bytes of a size: a number with K, M, G or T, each 1024 times the one before. Raises ValueError."""
+    """Parse a size in bytes: a number with K, M, G or T, each 1024 times the one before. Raises ValueError."""
     match = _SIZE.fullmatch(text.strip())
     size = 0 if match is None else int(float(match[1]) * 1024 ** (_UNITS.find((match[2] or " ").upper()) + 1))
     if size < 1:
-        msg = f"{text!r} is no size, such as 38.5M or 1G"
+        msg = f"{text!r} is not a size such as 38.5M or 1G"
         raise ValueError(msg)
     return size
 
 
 def gib(num_bytes: int) -> str:
-    """Return a size in GiB, whatever it is."""
+    """Return a size in GiB, however small or large."""
     return f"{num_bytes / 2**30:.1f} GiB"
 
 
 def render(num_bytes: int) -> str:
-    """Return a size with the largest unit that leaves at least 1 before the point."""
+    """Return a size in the largest unit that gives a number of at least 1."""
     power = min(max(num_bytes, 1).bit_length() - 1, 10 * len(_UNITS)) // 10
     return f"{num_bytes / 1024**power:.1f} {_UNITS[power - 1]}iB" if power else f"{num_bytes} B"

@@ -1,6 +1,6 @@
 """Write a line to stderr; never raise. Edge.
 
-Comes in: what the user should know. Goes out: a line on stderr, if that can be written.
+Comes in: a message for the user. Goes out: a line on stderr, if stderr can be written.
 
 Each rank imports this before its program starts: the standard library only.
 """
@@ -13,9 +13,9 @@ from numapin.base.printable import printable
 
 
 def say(text: str) -> None:
-    """Write a line in one piece: ranks share stderr. One that is closed or full is no reason to lose the job.
+    """Write a line in one piece, because ranks share stderr. A closed or full stderr is ignored.
 
-    Names in it may be anybody's: what would control a terminal, or begin another line, is replaced.
+    Characters that would control a terminal or begin another line are replaced.
     """
     try:
         sys.stderr.write(f"numapin: {printable(text)}\n")

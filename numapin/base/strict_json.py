@@ -1,7 +1,7 @@
-"""JSON as RFC 8259 has it, in and out: no NaN, no Infinity. Pure.
+"""JSON as RFC 8259 defines it, read and written: no NaN, no Infinity. Pure.
 
-Comes in: text of a file that may be anything, or a value of ours. Goes out: the value, or text that every JSON parser
-reads. Python's own decoder and encoder take NaN and Infinity, which no other parser does.
+Comes in: the text of an untrusted file, or a value of ours. Goes out: the value, or text that every JSON parser reads.
+Python's own decoder and encoder accept NaN and Infinity, which other parsers refuse.
 
 Each rank imports this before its program starts: the standard library only.
 """
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 def decode(text: str | bytes) -> object:
     """Decode JSON. Raises ValueError that says what is wrong.
 
-    That is also for NaN and Infinity, a number such as 1e999 that would become infinite, an integer of thousands of
-    digits, and nesting that is deeper than Python's stack.
+    NaN and Infinity are errors, and so are a number such as 1e999 that would become infinite, an integer of thousands
+    of digits, and nesting that is deeper than Python's stack.
     """
     try:
         return json.loads(text, parse_constant=_no_constant, parse_float=_finite_float)
@@ -38,7 +38,7 @@ def encode(
     ascii_only: bool = True,
     default: Callable[[object], object] | None = None,
 ) -> str:
-    """Encode as JSON; NaN and infinities become null. Without an indent there are no blanks in it."""
+    """Encode as JSON; NaN and infinities become null. Without an indent the text has no blanks."""
     write = partial(
         json.dumps,
         indent=indent,

@@ -4,10 +4,11 @@ Comes in: a `Topology` and a `Request`. Goes out: a `Plan`, with a reason for ev
 
 ::
 
-    request.py  PURE  what the user asked for
+    request.py  PURE  the options that a plan is made for
     model.py    PURE  Plan and RankPlan, and their JSON
     make.py     PURE  make_plan: the stage itself
-    gpus.py     PURE  the GPU of each rank, and what shows CUDA the GPUs of --gpus
+    gpus.py     PURE  the GPU of each rank, and the environment that shows CUDA the GPUs of --gpus
+    usable.py   PURE  the usable part of a machine, indexed for planning
     cpus.py     PURE  the CPUs of each rank
     memory.py   PURE  the memory of each rank
 """

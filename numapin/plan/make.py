@@ -1,7 +1,7 @@
 """Stage 2: which CPUs and which memory each rank must use. Pure.
 
-Comes in: a `Topology` and a `Request`. Goes out: a `Plan` (schema numapin.plan/1) that says for each rank what it gets
-and why. The same input gives the same plan.
+Comes in: a `Topology` and a `Request`. Goes out: a `Plan` (schema numapin.plan/1): what each rank gets, and why. The
+same input gives the same plan.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from numapin.plan.model import GpuRef, Plan, RankPlan
 from numapin.plan.request import Bind
 
 if TYPE_CHECKING:
-    from numapin.plan.cpus import Draft, UsableMachine
+    from numapin.plan.cpus import Draft
     from numapin.plan.request import Request
+    from numapin.plan.usable import UsableMachine
     from numapin.topology.model import Topology
 
 
 def default_num_ranks(topology: Topology, *, is_this_host: bool = True) -> int | None:
-    """Return the number of ranks where nobody says it: None, which is one per GPU, or 1 where no driver told of one.
+    """Return the default number of ranks: None, which is one per GPU, or 1 if no driver reports a GPU.
 
-    Another machine's file need not know what its driver tells, and counts with the GPUs that it has.
+    The file of another machine may lack what its driver reports, so its GPUs count in any case.
     """
     return 1 if is_this_host and not topology.has_usable_gpu else None
 
@@ -30,14 +31,14 @@ def default_num_ranks(topology: Topology, *, is_this_host: bool = True) -> int |
 def make_plan(topology: Topology, request: Request) -> Plan:
     """Decide which CPUs and memory each rank of this host uses.
 
-    1. Usable CPUs are the allowed ones, less `reserve_cpus`, less all but one of each core's without SMT.
+    1. Usable CPUs are the allowed ones without `reserve_cpus`; without SMT, only the lowest of each core.
     2. Rank n uses GPU n mod G. Without GPUs, ranks are spread over the nodes.
     3. A rank's home is its GPU's node; a home without usable CPUs is replaced by the nearest node that has some.
     4. The mode makes a pool of CPUs of the home.
     5. Ranks of one pool share it, or split it by whole cores (`exclusive`, `cpus_per_rank`), in the order of their
        GPUs' PCI addresses, so that renumbering GPUs moves no CPUs.
     6. A rank's thread count is its part of the physical cores of its pool.
-    7. Its memory is on its GPU's node (the package's nodes for `socket`), or the nearest allowed one.
+    7. Its memory is on its GPU's node (the package's nodes for `socket`), or on the nearest node with allowed memory.
 
     Args:
         topology: The machine.
@@ -58,7 +59,7 @@ def make_plan(topology: Topology, request: Request) -> Plan:
         print([rank.reason for rank in plan.ranks])
         ```
     """
-    # Imported here because each rank reads its slice of a plan through this module before its own program starts.
+    # Imported here: each rank reads its slice of a plan through this module before its own program starts.
     from numapin.plan.cpus import allot
 
     machine, drafts = allot(topology, request)
@@ -90,23 +91,33 @@ def _with_memory(machine: UsableMachine, request: Request, draft: Draft) -> Rank
 
 
 def inexact_warnings(ranks: tuple[RankPlan, ...]) -> list[str]:
-    """Say once each why ranks got less than was asked."""
-    why: dict[str, list[int]] = {}
+    """Return one warning for each reason why ranks get less than was requested."""
+    ranks_by_reason: dict[str, list[int]] = {}
     for rank in ranks:
         if not rank.exact:
-            why.setdefault(rank.reason, []).append(rank.local_rank)
-    return [f"rank{'s' if len(told) > 1 else ''} {cpu_set.render(told)}: {reason}" for reason, told in why.items()]
+            ranks_by_reason.setdefault(rank.reason, []).append(rank.local_rank)
+    return [f"{_ranks(numbers)}: {reason}" for reason, numbers in ranks_by_reason.items()]
+
+
+def _ranks(numbers: list[int]) -> str:
+    return f"rank{'s' if len(numbers) > 1 else ''} {cpu_set.render(numbers)}"
 
 
 def _idle_warning(machine: UsableMachine, request: Request, ranks: tuple[RankPlan, ...]) -> tuple[str, ...]:
-    """Say how many CPUs stay idle on nodes without a rank that `--bind socket` would use."""
+    """Warn of idle CPUs on nodes without a rank if `--bind socket` would use them."""
     if request.bind in (Bind.NONE, Bind.SOCKET):
         return ()
-    homes = {rank.node for rank in ranks if rank.node is not None}
-    reachable = CpuSet().union(*(machine.package_nodes(home) for home in homes)) if homes else CpuSet()
-    used = CpuSet().union(*(rank.cpus for rank in ranks))
-    idle = sorted(n for n in reachable - homes if machine.node_cpus[n] and not machine.node_cpus[n] & used)
+    idle = _idle_nodes(machine, ranks)
     if not idle:
         return ()
-    count = sum(len(machine.node_cpus[node]) for node in idle)
-    return (f"{count} CPUs of nodes {CpuSet(idle)}, which have no rank, stay idle; --bind socket uses them",)
+    num_cpus = sum(len(machine.node_cpus[node]) for node in idle)
+    return (f"{num_cpus} CPUs of nodes {idle}, which have no rank, stay idle; --bind socket uses them",)
+
+
+def _idle_nodes(machine: UsableMachine, ranks: tuple[RankPlan, ...]) -> CpuSet:
+    """Return the nodes with usable CPUs of which no rank uses any, in the packages where ranks are at home."""
+    homes = {rank.node for rank in ranks if rank.node is not None}
+    reachable = CpuSet().union(*map(machine.package_nodes, homes))
+    without_rank = reachable.intersection(node.id for node in machine.open_nodes) - homes
+    used: set[int] = set().union(*(rank.cpus for rank in ranks))
+    return CpuSet(node for node in without_rank if machine.node_cpus[node].isdisjoint(used))

@@ -1,6 +1,7 @@
 """The plan as data. Pure.
 
-Comes in: what `make_plan` decided, or JSON. Goes out: `Plan`, one `RankPlan` a rank, and their JSON (numapin.plan/1).
+Comes in: the decisions of `make_plan`, or JSON. Goes out: `Plan`, one `RankPlan` per rank, and their JSON
+(numapin.plan/1).
 """
 
 from __future__ import annotations
@@ -33,21 +34,30 @@ class GpuRef:
     uuid: str | None
     pci: str | None
 
+    def to_json(self) -> dict[str, object]:
+        """Return the JSON form, the `gpu` of a rank in schema numapin.plan/1."""
+        return {"index": self.index, "uuid": self.uuid, "pci": self.pci}
+
+    @classmethod
+    def from_fields(cls, f: Fields) -> GpuRef:
+        """Read the JSON form."""
+        return cls(index=f.number("index"), uuid=f.optional_text("uuid"), pci=f.optional_text("pci"))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlan:
-    """What one rank gets.
+    """The CPUs and the memory of one rank.
 
     Attributes:
         local_rank: Its number on the host.
-        gpu: Its GPU. None: it has none.
+        gpu: Its GPU. None: it has no GPU, or an unknown one.
         node: The node of its GPU, or the node that it was given without a GPU. None: unknown.
         cpus: The CPUs that it may use.
         nodes: The nodes of its memory policy.
         memory: Its memory policy.
         num_threads: Its share of the physical cores.
         exact: Whether it gets what was requested.
-        reason: Why it gets this.
+        reason: Why it gets these CPUs and this memory.
     """
 
     local_rank: int
@@ -77,10 +87,9 @@ class RankPlan:
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON form of one rank, an element of `ranks` in schema numapin.plan/1."""
-        gpu = self.gpu and {"index": self.gpu.index, "uuid": self.gpu.uuid, "pci": self.gpu.pci}
         return {
             "local_rank": self.local_rank,
-            "gpu": gpu,
+            "gpu": self.gpu and self.gpu.to_json(),
             "node": self.node,
             "cpus": str(self.cpus),
             "nodes": str(self.nodes),
@@ -96,9 +105,7 @@ class RankPlan:
         gpu = f.optional_mapping("gpu")
         return cls(
             local_rank=f.number("local_rank"),
-            gpu=None
-            if gpu is None
-            else GpuRef(index=gpu.number("index"), uuid=gpu.optional_text("uuid"), pci=gpu.optional_text("pci")),
+            gpu=gpu and GpuRef.from_fields(gpu),
             node=f.optional_number("node"),
             cpus=f.numbers("cpus"),
             nodes=f.numbers("nodes"),
@@ -111,13 +118,13 @@ class RankPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What every rank of one host gets.
+    """The CPUs and the memory of every rank of one host.
 
     Attributes:
         bind: The mode that was requested.
         memory: The memory policy that was requested.
-        ranks: What each rank gets, in the order of local ranks.
-        warnings: What the user should know, once.
+        ranks: The plan of each rank, in the order of local ranks.
+        warnings: Messages to show to the user once.
     """
 
     bind: Bind
@@ -134,7 +141,7 @@ class Plan:
         """Raise an error unless every rank gets what was requested.
 
         Raises:
-            BindingRefused: The first rank that gets less.
+            BindingRefused: A rank gets less than was requested; the message names the first one.
         """
         for rank in self.ranks:
             rank.require_exact()

@@ -1,4 +1,4 @@
-"""Stage 4: what happens in each rank before the user's program starts. The standard library only.
+"""Stage 4: each rank before the user's program starts. The standard library only.
 
 Comes in: the rank's slice of the plan, from its environment. Goes out: the user's program, bound.
 
@@ -6,7 +6,7 @@ Comes in: the rank's slice of the plan, from its environment. Goes out: the user
 
     shim.py        EDGE  the process that a rank starts as
     bind.py        EDGE  apply a binding and read it back
-    become.py      EDGE  let its signals through and exec the user's program
+    become.py      EDGE  let signals through and exec the user's program
     signals.py     EDGE  SIGUSR1 and SIGUSR2 from the launcher to the ranks
-    handover.py    EDGE  the plan in the folder of a run, each rank's slice in its environment, one record a rank
+    handover.py    EDGE  the plan in the run folder, each rank's slice in its environment, one record per rank
 """

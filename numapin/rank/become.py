@@ -3,8 +3,8 @@
 Comes in: a command, and the rank's slice of the plan as JSON. Goes out: the program, in this process, which finds the
 slice in NUMAPIN_BINDING.
 
-Each rank imports this before its program starts: the standard library only, and of that nothing that imports enum or
-typing, as `signal` does. It wraps the builtin module `_signal`, whose numbers and functions these are.
+Each rank imports this before its program starts: the standard library only, without modules that import enum or typing,
+as `signal` does. `signal` is a wrapper of the built-in module `_signal`, which is used here instead.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 BINDING: Final = "NUMAPIN_BINDING"
 SIGKILL: Final = _signal.SIGKILL
 FORWARDED: Final = (_signal.SIGUSR1, _signal.SIGUSR2)
-"""What the launcher passes on to the ranks; blocked in each until `accept`."""
+"""Signals that the launcher passes on to the ranks; blocked in each rank until `accept`."""
 SHIM: Final = _signal.SIGRTMAX
-"""Blocked in shims besides, which tells them from programs that block the others to wait for them (sigwait)."""
+"""Also blocked in shims; programs that block `FORWARDED` to wait for them (sigwait) do not block this one."""
 
 
 def accept() -> None:
-    """Let the signals through to this process's program; those that came before it are dropped.
+    """Let the signals through to this process's program, and drop those that came earlier.
 
-    The launcher gets what is sent to a whole job, too, and gives it to the rank when its program can take it.
+    A signal to a whole job also reaches the launcher, which sends it to the rank when the program can handle it.
     """
     while _signal.sigtimedwait(FORWARDED, 0) is not None:
         pass
@@ -37,10 +37,10 @@ def accept() -> None:
 
 
 def become(command: list[str], binding: str, num_threads: int) -> NoReturn:
-    """Become the command, which finds in its environment what holds for its rank: `binding` is its slice, JSON.
+    """Exec the command, which finds `binding`, its rank's slice of the plan as JSON, in its environment.
 
-    Leaves with status 127 where the command does not exist and 126 where it cannot be executed. Python ignores SIGPIPE
-    and SIGXFSZ, and what is ignored stays so across exec: `yes` would not end with `head`.
+    Exits with status 127 if the command does not exist, and 126 if it cannot be executed. SIGPIPE and SIGXFSZ, which
+    Python ignores, get their default action back; else `yes` would not end with `head`.
     """
     os.environ[BINDING] = binding
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, num_threads)))  # a plan that a user wrote may say 0
@@ -49,7 +49,10 @@ def become(command: list[str], binding: str, num_threads: int) -> NoReturn:
     try:
         os.execvp(command[0], command)  # noqa: S606 - the user's own command
     except OSError as error:
-        missing = isinstance(error, FileNotFoundError)
-        searched = missing and os.sep not in command[0]
-        say(f"{command[0]}: {'command not found' if searched else error.strerror}")
-        os._exit(127 if missing else 126)
+        say(f"{command[0]}: {_problem(command[0], error)}")
+        os._exit(127 if isinstance(error, FileNotFoundError) else 126)
+
+
+def _problem(program: str, error: OSError) -> str | None:
+    was_searched = os.sep not in program
+    return "command not found" if was_searched and isinstance(error, FileNotFoundError) else error.strerror

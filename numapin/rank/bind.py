@@ -1,11 +1,11 @@
 """Apply a binding to this process and read it back. Edge.
 
-Comes in: one rank's `RankPlan`, or what its shim read of that, a `RankSlice`. Goes out: `Applied`, which is what the
-kernel says afterwards, not what was asked. Called in each rank before its program starts (`shim.py`), and in a forked
-child or a thread of the launcher (`rehearse`) so that what the kernel refuses is known, and said once, before any rank
-exists.
+Comes in: one rank's `RankPlan`, or the `RankSlice` that its shim read. Goes out: `Applied`, which is what the kernel
+reports afterwards, not what was requested. Called in each rank before its program starts (`shim.py`), and in a forked
+child or a thread of the launcher (`rehearse`), so that the kernel's refusals are known, and reported once, before any
+rank exists.
 
-Each rank imports this before its program starts: the standard library only, and neither dataclasses nor enum; policies
+Each rank imports this before its program starts: the standard library only, and neither dataclasses nor enum. Policies
 are the words of `plan.request.Memory`.
 """
 
@@ -33,16 +33,12 @@ _MODES: Final = {
     "bind": numa.MPOL_BIND,
     "interleave": numa.MPOL_INTERLEAVE,
 }
-
-
 _NAMES: Final = {
     numa.MPOL_DEFAULT: "none",
     numa.MPOL_PREFERRED: "preferred",
     numa.MPOL_PREFERRED_MANY: "preferred",
     **{mode: memory for memory, mode in _MODES.items()},
 }
-
-
 _REMEDY: Final = {
     errno.EPERM: "seccomp forbids it; run the container with --cap-add SYS_NICE (Kubernetes: securityContext)",
     errno.ENOSYS: "the kernel has no NUMA support; use --memory none",
@@ -51,9 +47,9 @@ _REMEDY: Final = {
 
 
 class Applied:
-    """What the kernel says after binding. `memory` is None where it refuses to tell.
+    """The kernel's report after binding. `memory` is None if the kernel refuses to report it.
 
-    `shortfalls` are what could not be done as planned, each with its remedy.
+    `shortfalls` are the refused parts of the plan, each with its remedy.
     """
 
     __slots__ = ("cpus", "memory", "nodes", "shortfalls")
@@ -64,7 +60,7 @@ class Applied:
         self.cpus, self.memory, self.nodes, self.shortfalls = cpus, memory, nodes, shortfalls
 
     def to_json(self) -> dict[str, object]:
-        """Return the JSON form; the rank writes it to its run directory."""
+        """Return the JSON form, which the rank writes to its run directory."""
         return {
             "cpus": cpu_set.render(self.cpus),
             "memory": self.memory,
@@ -74,10 +70,10 @@ class Applied:
 
 
 def apply(rank: RankPlan | RankSlice) -> Applied:
-    """Bind this thread, and all it starts later, to the rank's CPUs and memory; then ask the kernel what holds.
+    """Bind this thread, and all threads it starts later, to the rank's CPUs and memory; then read the binding back.
 
-    Must be called before this thread starts others: Linux binds threads, not processes. Raises nothing for what the
-    kernel refuses: that is in `shortfalls`.
+    Call it before this thread starts others: Linux binds threads, not processes. Refusals by the kernel are not raised;
+    they are in `shortfalls`.
     """
     shortfalls = (*_bind_cpus(rank.cpus), *_bind_memory(rank.memory, rank.nodes, first=rank.node))
     memory, nodes = _read_policy()
@@ -85,12 +81,12 @@ def apply(rank: RankPlan | RankSlice) -> Applied:
 
 
 def surprises(rank: RankPlan, shortfalls: Iterable[str]) -> tuple[str, ...]:
-    """Return the shortfalls that the rank's reason does not have: the rehearsal has told the others."""
+    """Return the shortfalls that are not in the rank's reason; the rehearsal has reported the others."""
     return tuple(text for text in shortfalls if text not in rank.reason)
 
 
 def as_bound(rank: RankPlan, shortfalls: Sequence[str]) -> RankPlan:
-    """Return the rank as it turned out: where anything was refused not exact, with all of it in its reason, once."""
+    """Return the rank as it was bound: after a refusal it is not exact, and its reason has each shortfall once."""
     if not shortfalls:
         return rank
     from dataclasses import replace
@@ -99,9 +95,9 @@ def as_bound(rank: RankPlan, shortfalls: Sequence[str]) -> RankPlan:
 
 
 def bind_thread(*, cpus: frozenset[int], memory: Memory | None, nodes: frozenset[int]) -> tuple[str, ...]:
-    """Bind the calling thread, and what it starts later, to CPUs and memory; return what was refused, with the remedy.
+    """Bind the calling thread, and threads it starts later, to CPUs and memory; return the refusals with remedies.
 
-    Empty `cpus` and None for `memory` leave what there is.
+    Empty `cpus`, or None for `memory`, leave the current binding.
     """
     return (*(_bind_cpus(cpus) if cpus else ()), *(_bind_memory(memory, nodes, first=None) if memory else ()))
 
@@ -110,7 +106,7 @@ def _bind_cpus(cpus: frozenset[int]) -> Iterator[str]:
     try:
         os.sched_setaffinity(0, cpus)
     except OSError as error:
-        yield f"CPUs {cpu_set.render(cpus)} were refused ({error.strerror}); the CPUs there are stay"
+        yield f"CPUs {cpu_set.render(cpus)} were refused ({error.strerror}); the current CPUs stay"
         return
     # The kernel drops CPUs outside the cpuset silently.
     missing = cpus - os.sched_getaffinity(0)
@@ -132,28 +128,18 @@ def _bind_memory(memory: str, nodes: frozenset[int], *, first: int | None) -> It
 
 def _set_policy(memory: str, nodes: frozenset[int], first: int | None) -> Iterator[str]:
     if memory == "preferred" and len(nodes) > 1:
-        yield from _prefer_many(nodes, first)
+        only = numa.prefer(numa.set_memory_policy, nodes, first=first)
+        if only is not None:
+            yield f"this kernel prefers one node only: node {only} of {cpu_set.render(nodes)}; Linux 5.15 prefers all"
     else:
         numa.set_memory_policy(_MODES[memory], () if memory == "local" else nodes)
-
-
-def _prefer_many(nodes: frozenset[int], first: int | None) -> Iterator[str]:
-    """Prefer all nodes where the kernel can (5.15), else the GPU's own node, or the first."""
-    try:
-        numa.set_memory_policy(numa.MPOL_PREFERRED_MANY, nodes)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        node = first if first in nodes else min(nodes)
-        numa.set_memory_policy(numa.MPOL_PREFERRED, (node,))
-        yield f"this kernel prefers one node only: node {node} of {cpu_set.render(nodes)}; Linux 5.15 prefers all"
 
 
 def _read_policy() -> tuple[str | None, frozenset[int]]:
     try:
         mode, nodes = numa.get_memory_policy()
     except OSError:
-        return None, frozenset()  # seccomp forbids asking too; `memory: null` says so
+        return None, frozenset()  # seccomp also forbids reading it
     if mode == numa.MPOL_PREFERRED and not nodes:
-        return "local", nodes  # how kernels before 5.14 tell MPOL_LOCAL
+        return "local", nodes  # kernels before 5.14 report MPOL_LOCAL so
     return _NAMES.get(mode), nodes

@@ -1,11 +1,11 @@
-"""What a run leaves for its ranks and for other programs: the plan, the command, one record per rank. Edge.
+"""The files and variables that a run leaves for its ranks and for other programs. Edge.
 
-Comes in: the folder of a run (NUMAPIN_RUN_DIR). Goes out: plan.json, command.json and, per rank and restart,
-observed-RANK-RESTART.json; and each rank's slice of the plan, in NUMAPIN_SLICE_RANK of the environment that all ranks
-inherit. A rank takes its own out, and removes those of the others.
+Comes in: the folder of a run (NUMAPIN_RUN_DIR). Goes out: the plan in plan.json, the command in command.json and, per
+rank and restart, observed-RANK-RESTART.json; and each rank's slice of the plan, in the variable NUMAPIN_SLICE_RANK that
+all ranks inherit. A rank takes its own slice out of its environment and removes the others.
 
-Each rank imports this before its program starts, and not json: a slice is a few words for the rank itself and the JSON
-for its program, which the rank need not read. Making and finding the folders is `launcher/run_folder.py`'s work.
+Each rank imports this before its program starts, without json: a slice is a few words for the rank itself, and the JSON
+for its program, which the rank does not parse. `launcher/run_folder.py` makes and finds the folders.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from numapin.errors import NumapinError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, MutableMapping
+    from collections.abc import Mapping, MutableMapping, Sequence
     from typing import Final
 
     from numapin.base.folders import OpenFolder
@@ -31,21 +31,21 @@ if TYPE_CHECKING:
 PLAN: Final = "plan.json"
 COMMAND: Final = "command.json"
 SLICE_VARIABLE: Final = "NUMAPIN_SLICE_"
-"""How the variables with the ranks' slices begin; the number of the local rank follows."""
+"""The start of the names of variables with slices; the number of the local rank follows."""
 MAX_FILE_BYTES: Final = 16 << 20
 _REMEDY: Final = "name another with NUMAPIN_RUN_DIR=DIR"
 _AGAIN: Final = "start the run again"
 _MAX_VARIABLE_BYTES: Final = 100_000  # Linux allows 128 KiB
-_MAX_ENVIRONMENT_BYTES: Final = 6 << 20  # what Linux allows however large the stack may be
+_MAX_ENVIRONMENT_BYTES: Final = 6 << 20  # Linux's limit for any stack size
 
 
 class RankSlice:
-    """What a rank needs of its `RankPlan` to bind itself, under the same names; `json` is all of it, for others."""
+    """The parts of a `RankPlan` that a rank needs to bind itself, under the same names; `json` is the whole plan."""
 
     __slots__ = ("cpus", "json", "memory", "node", "nodes", "num_threads")
 
     def __init__(self, text: str) -> None:
-        """Read what `_slice` wrote. Raises ValueError and KeyError."""
+        """Parse the text of a slice. Raises ValueError and KeyError."""
         words, brace, rest = text.partition("{")
         fields = dict(word.split("=") for word in words.split())
         self.cpus = CpuSet.parse(fields["cpus"])
@@ -66,7 +66,7 @@ def _slice(rank: RankPlan) -> str:
 
 
 def records(folder: str) -> list[str]:
-    """Return the paths of what the ranks of a run wrote. Raises OSError."""
+    """Return the paths of the records that the ranks of a run wrote. Raises OSError."""
     with opened(folder) as descriptor:
         names = os.listdir(descriptor)
     return [os.path.join(folder, name) for name in names if name.startswith("observed-") and name.endswith(".json")]
@@ -90,9 +90,10 @@ def write_text(folder: str, name: str, text: str) -> None:
 
 
 def hand_over(plan: Plan, run_dir: str, environ: MutableMapping[str, str]) -> None:
-    """Put the plan where the ranks and other programs find it: into their environment, and into the run directory.
+    """Hand the plan to the ranks and other programs: through the environment, and in the run directory.
 
-    Raises NumapinError where ranks would find none; a record that cannot be written besides is a warning.
+    Raises NumapinError if ranks would find no plan. If they have it in their environment, a run directory that cannot
+    be written causes a warning only.
     """
     from numapin.base.redact import without_secrets
 
@@ -108,19 +109,23 @@ def hand_over(plan: Plan, run_dir: str, environ: MutableMapping[str, str]) -> No
 
 
 def _hand_over_slices(plan: Plan, environ: MutableMapping[str, str]) -> bool:
-    """Put the slices where ranks find them, those too that are restarted days after somebody cleaned /tmp up.
+    """Put the slices into the ranks' environment, where restarted ranks find them even after a clean-up of /tmp.
 
-    That is their environment, while each fits in a variable and all of them in a quarter of what this process may give
-    a program. Returns whether they did; else the ranks read plan.json.
+    Each must fit into a variable, and all of them into a quarter of the space for a program's environment. Returns
+    whether they fit; else the ranks read plan.json.
     """
-    _remove_slices(environ)  # those that this launcher was given, if it is a rank itself
+    _remove_slices(environ)  # this launcher may be a rank itself and have slices
     slices = {f"{SLICE_VARIABLE}{rank.local_rank}": _slice(rank) for rank in plan.ranks}
     sizes = [len(name) + len(text) for name, text in slices.items()]
+    if not _fit_into_environment(sizes):
+        return False
+    environ.update(slices)
+    return True
+
+
+def _fit_into_environment(sizes: Sequence[int]) -> bool:
     limit = min(os.sysconf("SC_ARG_MAX"), _MAX_ENVIRONMENT_BYTES) // 4
-    fits = max(sizes, default=0) < _MAX_VARIABLE_BYTES and sum(sizes) < limit
-    if fits:
-        environ.update(slices)
-    return fits
+    return max(sizes, default=0) < _MAX_VARIABLE_BYTES and sum(sizes) < limit
 
 
 def _remove_slices(environ: MutableMapping[str, str]) -> None:
@@ -129,9 +134,9 @@ def _remove_slices(environ: MutableMapping[str, str]) -> None:
 
 
 def planned(environ: Mapping[str, str]) -> tuple[str, str] | None:
-    """Return the JSON of the run directory's plan, and its path; None if it has none.
+    """Return the JSON of the run directory's plan, and its path; None if there is no plan.
 
-    Raises OSError for a file that no run can have written.
+    Raises OSError for a file that a run cannot have written.
     """
     if not environ.get("NUMAPIN_RUN_DIR"):
         return None
@@ -143,9 +148,9 @@ def planned(environ: Mapping[str, str]) -> tuple[str, str] | None:
 
 
 def take_slice(local_rank: int, environ: MutableMapping[str, str]) -> RankSlice:
-    """Take a rank's slice out of its environment, with those of the others, or read it in the run directory's plan.
+    """Take all slices out of a rank's environment and return its own; if it is not there, read the run's plan.
 
-    Raises NumapinError where there is none.
+    Raises NumapinError if the rank has no slice.
     """
     name = f"{SLICE_VARIABLE}{local_rank}"
     text = environ.get(name)
@@ -171,7 +176,7 @@ def _planned_slice(local_rank: int, environ: Mapping[str, str]) -> str | None:
 
 
 def read_text(path: str) -> str:
-    """Return the text of a file in a run directory. Raises OSError, also for one that no run can have written."""
+    """Return the text of a file in a run directory. Raises OSError, also for a file that a run cannot have written."""
     folder, name = os.path.split(os.path.abspath(path))
     try:
         with opened(folder) as descriptor, os.fdopen(open_file(descriptor, name), "rb") as file:
@@ -185,7 +190,7 @@ def read_text(path: str) -> str:
 
 
 def _opened_to_write(folder: str) -> OpenFolder:
-    """Open a run's folder, made anew where somebody cleaned the temporary directory up: the job goes on."""
+    """Open a run's folder; make it again if a clean-up of the temporary directory removed it."""
     try:
         os.stat(folder)
     except FileNotFoundError:
@@ -200,5 +205,5 @@ def _make_again(folder: str) -> None:
         require_stable(parent)
         try:
             os.mkdir(name, 0o700, dir_fd=parent)
-        except FileExistsError:  # another rank is as quick
+        except FileExistsError:  # another rank was faster
             pass

@@ -1,13 +1,13 @@
 """Stage 4: the shim that each rank starts as. Edge.
 
 Comes in: `--local-rank=N --launcher=PID --exec=PROGRAM ARGUMENTS…`, as the launcher wrote it, and the run directory in
-NUMAPIN_RUN_DIR. Ties this process to its launcher's life, binds it, records what the kernel says about it, and execs
-the user's command. Goes out: the user's program, in the same process, bound; with NUMAPIN_BINDING (its slice of the
-plan, JSON, as the kernel took it) in its environment.
+NUMAPIN_RUN_DIR. Ties this process to its launcher's life, binds it, records the kernel's report, and execs the user's
+command. Goes out: the user's program, in the same process, bound; with NUMAPIN_BINDING (its slice of the plan as JSON,
+as it was applied) in its environment.
 
-It is started with `python -I -S`, without site-packages, so that it costs milliseconds: this module and what it imports
-may use the standard library only, and of that neither json nor what brings typing, enum, dataclasses, re, collections,
-functools or contextlib. Only a rank that is refused what the rehearsal got loads the plan's classes.
+It is started with `python -I -S`, without site-packages, so that it takes milliseconds. This module and its imports use
+the standard library only, without json and without modules that import typing, enum, dataclasses, re, collections,
+functools or contextlib. Only a rank with a refusal that the rehearsal did not have loads the plan's classes.
 """
 
 from __future__ import annotations
@@ -26,28 +26,24 @@ if TYPE_CHECKING:
     from typing import Final
 
 _PACKAGE_PARENT: Final = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-
-
 FIND_NUMAPIN: Final = f"import sys; sys.path.append({_PACKAGE_PARENT!r})"
-"""Python code. Appended, so that nothing beside this package can take the place of a standard module."""
-
-
+"""Python code. It appends, so that no file beside this package can replace a standard module."""
 CODE: Final = f"import gc; gc.disable(); {FIND_NUMAPIN}; from numapin.rank.shim import main; main()"
-"""What `python -I -S -c` runs as the shim."""
+"""The code that `python -I -S -c` runs as the shim."""
 
 
 def main() -> None:
-    """Bind, record, and become the user's command; never returns.
+    """Bind, record, and become the user's command; never return.
 
-    LOCAL_RANK is not asked: --virtual-local-rank makes it 0 in every rank. Leaves with status 127 where the command
-    does not exist and 126 where it cannot be executed, as a shell does.
+    LOCAL_RANK is not used, because --virtual-local-rank makes it 0 in every rank. As a shell does, exits with status
+    127 if the command does not exist, and 126 if it cannot be executed.
     """
     local_rank = sys.argv[1].removeprefix("--local-rank=")
     _end_with(int(sys.argv[2].removeprefix("--launcher=")))
     program, rest = sys.argv[3].removeprefix("--exec="), sys.argv[4:]
     own = handover.take_slice(int(local_rank), os.environ)
     applied = bind.apply(own)
-    is_as_planned = all(text in own.json for text in applied.shortfalls)  # the reason has what the rehearsal found
+    is_as_planned = all(text in own.json for text in applied.shortfalls)  # the reason has the rehearsal's shortfalls
     binding = own.json if is_as_planned else _as_bound(own.json, applied.shortfalls)
     _record(local_rank, own.json, applied)
     accept()
@@ -55,7 +51,7 @@ def main() -> None:
 
 
 def _as_bound(planned: str, shortfalls: tuple[str, ...]) -> str:
-    """Say what the rehearsal did not; return the slice as it turned out."""
+    """Report the shortfalls that the rehearsal did not have; return the slice as it was bound."""
     import json
 
     from numapin.base.fields import Fields
@@ -68,21 +64,22 @@ def _as_bound(planned: str, shortfalls: tuple[str, ...]) -> str:
 
 
 def _end_with(launcher: int) -> None:
-    """End this process, and the program that it becomes, when the launcher is gone: nobody else would end it then.
+    """Have the kernel kill this process, and the program that it becomes, when the launcher ends.
 
-    By SIGKILL, because a launcher that could still ask its ranks to leave has done so.
+    The signal is SIGKILL, because a launcher that is able to stop its ranks in another way has done so.
     """
     process.end_with_parent(SIGKILL)
-    if (parent := os.getppid()) != launcher:  # it ended before that
+    parent = os.getppid()
+    if parent != launcher:  # it ended earlier
         say(
-            f"a rank leaves: its parent is process {parent} and not {launcher}, its launcher: that is gone, or the "
-            "Python for ranks is a wrapper, which must exec Python"
+            f"a rank exits: its parent is process {parent} instead of its launcher, process {launcher}: the launcher "
+            "has ended, or the Python for ranks is a wrapper script, which must exec Python"
         )
         os._exit(1)
 
 
 def _record(local_rank: str, planned: str, applied: bind.Applied) -> None:
-    """Write what was requested and what holds into the run directory."""
+    """Write the request and its result into the run directory."""
     restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     record = {
         "schema": _json("numapin.observed/1"),
@@ -103,7 +100,7 @@ def _record(local_rank: str, planned: str, applied: bind.Applied) -> None:
 
 
 def _json(value: object) -> str:
-    """Return the JSON of a value. Importing json for it would cost 12 ms, and hardly any rank has one that needs it."""
+    """Return the JSON of a value. Importing json takes 12 ms, and the records of few ranks need it."""
     if isinstance(value, dict):
         return "{" + ", ".join(f'"{name}": {_json(item)}' for name, item in value.items()) + "}"
     if isinstance(value, list):
@@ -112,8 +109,13 @@ def _json(value: object) -> str:
         return "null"
     if isinstance(value, int):
         return str(value)
-    if isinstance(value, str) and value.isascii() and value.isprintable() and not {'"', "\\"} & {*value}:
+    if isinstance(value, str) and _is_plain(value):
         return f'"{value}"'
     import json
 
     return json.dumps(value)
+
+
+def _is_plain(text: str) -> bool:
+    """Return whether JSON writes the text without escapes."""
+    return text.isascii() and text.isprintable() and '"' not in text and "\\" not in text

@@ -1,10 +1,10 @@
 """Signals to the launcher that are meant for the ranks: SIGUSR1 and SIGUSR2. Edge.
 
-Comes in: what Slurm and others send the launcher before the time is up. Goes out: the same signal to every rank's own
-process, not to what it started (DataLoader workers), and not before the rank's program handles it: an unhandled one
-would end it. The launcher itself never ends by them, from before it imports torch on.
+Comes in: signals that Slurm and others send to the launcher before the time limit. Goes out: the same signal to every
+rank's own process, not to its children (DataLoader workers), and not before the rank's program handles it: an unhandled
+signal would end it. The signals do not end the launcher, because it handles them from before it imports torch.
 
-The shim of each rank does not import this: what it does about these signals is in `become.py`.
+The shim of each rank does not import this: its part is in `become.py`.
 """
 
 from __future__ import annotations
@@ -24,66 +24,67 @@ FORWARDED: Final = tuple(map(signal.Signals, become.FORWARDED))
 
 
 class Mailbox:
-    """The signals that came, and which ranks have not had them yet. One a process, in its main thread."""
+    """The received signals, and the ranks that have not got them yet. One per process, in its main thread."""
 
     def __init__(self) -> None:
         self._pids: dict[int, int] = {}
-        self._came: list[signal.Signals] = []
-        self._waiting: dict[signal.Signals, set[int]] = {}
-        self._delivers = False
+        self._received: list[signal.Signals] = []
+        self._undelivered: dict[signal.Signals, set[int]] = {}
+        self._is_delivering = False
 
     def receive(self, number: int, frame: object = None) -> None:
-        """Take a signal: the handler. Ranks that handle it get it at once."""
+        """Handle a signal: pass it on to the ranks that have a handler."""
         del frame
-        came = signal.Signals(number)
-        self._came.append(came)
-        if not self._delivers:
+        received = signal.Signals(number)
+        self._received.append(received)
+        if not self._is_delivering:
             self.deliver()
-        if waiting := self._waiting.get(came):
-            ranks = f"rank{'s' if len(waiting) > 1 else ''} {cpu_set.render(waiting)}"
-            _tell(f"{came.name} is kept for {ranks} until a handler is there: signal.signal(signal.{came.name}, …)")
+        pending = self._undelivered.get(received)
+        if pending:
+            name, ranks = received.name, f"rank{'s' if len(pending) > 1 else ''} {cpu_set.render(pending)}"
+            _write(f"{name} is kept for {ranks} until a handler is installed: signal.signal(signal.{name}, …)")
 
     def address(self, pids: Mapping[int, int]) -> None:
-        """Say which processes the ranks are now. Those of a restart get what not all of the former ones had."""
+        """Set the ranks' process ids. Restarted ranks receive signals that were not yet delivered to all ranks."""
         self._pids = dict(pids)
-        self._came.extend(self._waiting)  # as if it came now; in one step, because a handler may change both
+        self._received.extend(self._undelivered)  # as if received now; in one step, because a handler may change both
 
     def deliver(self) -> None:
-        """Give every rank the signals that it has not had and can take."""
-        self._delivers = True  # a signal that comes meanwhile is kept for the loop
+        """Send every rank the signals that it has not got yet and can handle."""
+        self._is_delivering = True  # the loop takes signals that arrive meanwhile
         try:
-            while self._came:
-                self._waiting[self._came.pop(0)] = set(self._pids)
-            for number, ranks in list(self._waiting.items()):
-                ranks -= {rank for rank in sorted(ranks) if self._give(self._pids[rank], number)}
+            while self._received:
+                self._undelivered[self._received.pop(0)] = set(self._pids)
+            for number, ranks in list(self._undelivered.items()):
+                ranks -= {rank for rank in sorted(ranks) if _send(self._pids[rank], number)}
                 if self._pids and not ranks:
-                    del self._waiting[number]
+                    del self._undelivered[number]
         finally:
-            self._delivers = False
+            self._is_delivering = False
 
     def leave(self, numbers: Iterable[signal.Signals]) -> None:
-        """Take these no longer: somebody else handles them. What has come already takes its course."""
+        """Stop handling these signals; one that is not delivered to all ranks yet now ends this process."""
         for number in set(numbers) & set(FORWARDED):
             signal.signal(number, signal.SIG_DFL)
-            if self._waiting.pop(number, None) is not None:
+            if self._undelivered.pop(number, None) is not None:
                 os.kill(os.getpid(), number)
 
-    @staticmethod
-    def _give(pid: int, number: signal.Signals) -> bool:
-        """Send it if this child of ours can take it; return whether it did. What is over may be restarted."""
-        if not _taken_by(pid) >> (number - 1) & 1:
-            return False
-        try:
-            os.kill(pid, number)
-        except ProcessLookupError:
-            return False
-        except PermissionError:  # a setuid program
-            _tell(f"the kernel does not let {number.name} through to process {pid}, which is another user's")
-        return True
+
+def _send(pid: int, number: signal.Signals) -> bool:
+    """Send a signal if this child can handle it; return whether that is settled. A rank that ended may be restarted."""
+    if not _handled_by(pid) >> (number - 1) & 1:
+        return False
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # a setuid program
+        _write(f"the kernel does not let {number.name} through to process {pid}, which is another user's")
+    return True
 
 
 def open_mailbox() -> Mailbox:
-    """Take the signals from now on, until the end of this process."""
+    """Handle the signals from now on, until the end of this process."""
     mailbox = Mailbox()
     for number in FORWARDED:
         signal.signal(number, mailbox.receive)
@@ -92,7 +93,7 @@ def open_mailbox() -> Mailbox:
 
 @contextmanager
 def kept_from_children() -> Iterator[None]:
-    """Start processes that hold these signals back, until they `accept` them: one that comes to all ends no shim."""
+    """Block these signals in processes started in the block, until they `accept` them: a signal must not end a shim."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (*FORWARDED, become.SHIM))
     try:
         yield
@@ -100,24 +101,29 @@ def kept_from_children() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _taken_by(pid: int) -> int:
-    """Return the mask of signals that do not end this child of ours: none where there is no such child any more.
+def _handled_by(pid: int) -> int:
+    """Return the mask of signals that this child catches or blocks; 0 if it has ended, or is still a shim.
 
-    See proc_pid_status(5): SigCgt has a handler; SigBlk is held back, as for sigwait. A process that was reaped may
-    have given its number to another; that one is no child of ours.
+    See proc_pid_status(5): SigCgt has a handler; SigBlk is blocked, e.g. for sigwait. The id of a reaped child may
+    belong to another process, which is not a child of ours.
     """
     try:
-        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
-            told = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
+        status = _status_of(pid)
     except OSError:
         return 0
-    if int(told["PPid"]) != os.getpid() or told["State"].startswith(("Z", "X")):
+    if int(status["PPid"]) != os.getpid() or status["State"].startswith(("Z", "X")):
         return 0
-    caught, blocked = int(told["SigCgt"], 16), int(told["SigBlk"], 16)
+    caught, blocked = int(status["SigCgt"], 16), int(status["SigBlk"], 16)
     return 0 if blocked >> (become.SHIM - 1) & 1 else caught | blocked
 
 
-def _tell(text: str) -> None:
-    """Write to stderr past Python's buffer, in which a handler may have interrupted somebody."""
+def _status_of(pid: int) -> dict[str, str]:
+    """Read /proc/PID/status. Raises OSError."""
+    with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
+        return dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
+
+
+def _write(text: str) -> None:
+    """Write to stderr without Python's buffer: the handler may have interrupted a write to it."""
     with suppress(OSError):
         os.write(2, f"numapin: {text}\n".encode())

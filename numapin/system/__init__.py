@@ -1,16 +1,16 @@
-"""The kernel, libc, libnuma and the CUDA driver: each fact about them lives in one module here.
+"""The kernel, libc, libnuma and the CUDA driver: each fact about them is in one module here.
 
-Comes in: addresses, process ids, modes, paths. Goes out: what the kernel says, or an error with its errno.
+Comes in: addresses, process ids, modes, paths. Goes out: the kernel's answer, or an error with its errno.
 
 ::
 
-    calls.py      EDGE  the ctypes table: every libnuma and libc function that is called
+    calls.py      EDGE  the ctypes table of all libnuma and libc functions that are called
     numa.py       EDGE  memory policies, and the nodes of pages
     memory.py     EDGE  map, fault in, zero and copy memory
-    process.py    EDGE  what is done to this process itself
-    placement.py  EDGE  bring a range of memory to a node, and check where it is
-    proc.py       EDGE  everything read below /proc/PID
-    numa_maps.py  PURE  the lines of numa_maps
+    process.py    EDGE  how this process ends
+    placement.py  EDGE  place a range of memory on a node and verify it
+    proc.py       EDGE  read /proc/PID
+    numa_maps.py  PURE  parse numa_maps
     cgroup.py     EDGE  the cgroups of this process and their mounts
     oom.py        EDGE  whether the kernel's out-of-memory killer ended a rank
     tree.py       EDGE  small files of sysfs and procfs below any root

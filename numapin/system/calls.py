@@ -2,9 +2,9 @@
 
 Comes in: the name of a function and its arguments. Goes out: its result, or OSError with the kernel's errno.
 
-With `topology/sources/libnuma.py` and the other modules of this folder the only code that knows ctypes. Works on
-kernels from 4.18 on; what a kernel lacks comes back as its own errno. libnuma wraps set_mempolicy(2), get_mempolicy(2),
-mbind(2) and move_pages(2) one to one. ctypes releases the GIL during each call.
+Only this folder and `topology/sources/libnuma.py` use ctypes. Works on kernels from 4.18 on; a call that the kernel
+lacks fails with the kernel's errno. libnuma wraps set_mempolicy(2), get_mempolicy(2), mbind(2) and move_pages(2) one to
+one. ctypes releases the GIL during each call.
 """
 
 from __future__ import annotations
@@ -16,26 +16,19 @@ from numapin.errors import LibnumaError, LibraryError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any, Final
 
 INSTALL_LIBNUMA: Final = (
     "install it with: apt-get install libnuma1 (Debian, Ubuntu) or: dnf install numactl-libs (Fedora, RHEL)"
 )
-
-
 INSTALL_STORES: Final = "install a C compiler (apt-get install gcc libc6-dev), then numapin again"
-
-
+LIBC: Final = None
+"""The name for the libraries that the process itself is linked with."""
 _LIBNUMA: Final = "libnuma.so.1"
+_STORES: Final = os.path.join(os.path.dirname(__file__), "libstores.so")  # stores.c, if it could be built
 
-
-_LIBC: Final = None  # what the process itself is linked with
-
-
-_STORES: Final = os.path.join(os.path.dirname(__file__), "libstores.so")  # stores.c, where it could be built
-
-
-# Library, result type and argument types by name; each returns a negative number on error, errno set.
+# Library, result type and argument types by name; on error each returns a negative number and sets errno.
 _SIGNATURES: Final[dict[str, tuple[str | None, type, tuple[Any, ...]]]] = {
     "set_mempolicy": (_LIBNUMA, ctypes.c_long, (ctypes.c_int, ctypes.POINTER(ctypes.c_ulong), ctypes.c_ulong)),
     "get_mempolicy": (
@@ -66,15 +59,15 @@ _SIGNATURES: Final[dict[str, tuple[str | None, type, tuple[Any, ...]]]] = {
         ctypes.c_long,
         (ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int),
     ),
-    "madvise": (_LIBC, ctypes.c_int, (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)),
-    "prctl": (_LIBC, ctypes.c_int, (ctypes.c_int, *(ctypes.c_ulong,) * 4)),
-    "fallocate": (_LIBC, ctypes.c_int, (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)),
+    "madvise": (LIBC, ctypes.c_int, (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)),
+    "prctl": (LIBC, ctypes.c_int, (ctypes.c_int, *(ctypes.c_ulong,) * 4)),
+    "fallocate": (LIBC, ctypes.c_int, (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)),
     "numapin_stack_past_caches": (
         _STORES,
         ctypes.c_int,
         (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t),
     ),
-    "read": (_LIBC, ctypes.c_ssize_t, (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t)),
+    "read": (LIBC, ctypes.c_ssize_t, (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t)),
 }
 
 
@@ -89,27 +82,27 @@ def can_load(library: str) -> bool:
 
 def call(name: str, *arguments: object) -> int:
     """Call a function of the table. Raises OSError with errno, LibnumaError or LibraryError."""
-    result: int = function(name)(*arguments)
+    result = function(name)(*arguments)
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{name}: {os.strerror(number)}")
     return result
 
 
-_loaded: Final[dict[str, Any]] = {}
+_loaded: Final[dict[str, Callable[..., int]]] = {}
 
 
-def function(name: str) -> Any:  # noqa: ANN401 - a ctypes function
+def function(name: str) -> Callable[..., int]:
     """Return a function of the table with its types set. Raises LibnumaError or LibraryError."""
     if name not in _loaded:
         _loaded[name] = _load(name)
     return _loaded[name]
 
 
-def _load(name: str) -> Any:  # noqa: ANN401 - a ctypes function
+def _load(name: str) -> Callable[..., int]:
     library, result, arguments = _SIGNATURES[name]
     try:
-        found = getattr(ctypes.CDLL(library, use_errno=True), name)
+        found = ctypes.CDLL(library, use_errno=True)[name]
     except (OSError, AttributeError) as error:
         if library == _STORES:
             raise LibraryError(f"libstores.so cannot be used: {error}", INSTALL_STORES) from None

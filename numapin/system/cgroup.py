@@ -1,7 +1,7 @@
-"""The cgroups of this process and where they are mounted, version 1 and 2. Edge.
+"""The cgroups of this process and their mounts, versions 1 and 2. Edge.
 
 Comes in: a tree of /proc and /sys/fs/cgroup. Goes out: mounts and paths of cgroups; for memory, directories, innermost
-first, and the names of their files.
+first, with the names of their files.
 
 Source: Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst.
 """
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Controller:
-    """The files of one version of the memory controller.
+    """The file names of one version of the memory controller.
 
-    The limit, the use, and the cache in it that can be freed; `events` counts the processes that were killed.
+    `usage` includes `cache`, which can be freed; `events` counts the processes that were killed.
     """
 
     limit: str
@@ -36,45 +36,43 @@ _V1: Final = Controller(
     cache="total_inactive_file",
     events="memory.oom_control",
 )
-
-
 _V2: Final = Controller(limit="memory.max", usage="memory.current", cache="inactive_file", events="memory.events")
 
 
 class Mount(NamedTuple):
-    """A file system: the directory where it is mounted, its kind, and its options."""
+    """A mounted file system: its directory, its kind, and its options."""
 
     at: str
     kind: str
     options: list[str]
 
     def holds(self, controller: str) -> bool:
-        """Return whether it is cgroup version 2, or version 1 with that controller."""
+        """Return whether this is cgroup version 2, or version 1 with a controller."""
         return self.kind == "cgroup2" or (self.kind == "cgroup" and controller in self.options)
 
 
 def memory_cgroups(tree: Tree) -> Iterator[tuple[str, Controller]]:
-    """Yield the memory cgroups of this process and all above it, as far as this mount shows them."""
-    paths = {_V1: own_cgroups(tree, "memory"), _V2: own_cgroups(tree, "")}
+    """Yield the memory cgroups of this process and all above them, as far as the mounts show them."""
     for mount in mounts(tree):
         if mount.holds("memory"):
-            files = _V2 if mount.kind == "cgroup2" else _V1
-            yield from ((directory, files) for path in paths[files] for directory in _upwards(mount.at, path))
+            files, controller = (_V2, "") if mount.kind == "cgroup2" else (_V1, "memory")
+            for path in own_cgroups(tree, controller):
+                yield from ((directory, files) for directory in _upwards(mount.at, path))
 
 
 def own_cgroups(tree: Tree, controller: str) -> list[str]:
-    """Return the paths of this process's cgroups with that controller of version 1, or of version 2: ""."""
+    """Return the paths of this process's cgroups with a controller of version 1; "" selects version 2."""
     lines = (line.split(":", 2) for line in (tree.text("proc/self/cgroup") or "").splitlines())
     return [line[2] for line in lines if len(line) == 3 and controller in line[1].split(",")]
 
 
 def mounts(tree: Tree) -> Iterator[Mount]:
-    """Yield what is mounted."""
+    """Yield the mounted file systems."""
     lines = (line.split() for line in (tree.text("proc/mounts") or "").splitlines())
     return (Mount(at=line[1], kind=line[2], options=line[3].split(",")) for line in lines if len(line) > 3)
 
 
 def _upwards(at: str, path: str) -> Iterator[str]:
-    """Yield the directory of a cgroup and those above it, up to where the hierarchy is mounted."""
+    """Yield the directory of a cgroup and all directories above it, up to the mount point."""
     parts = [part for part in path.split("/") if part]
     yield from ("/".join((at.strip("/"), *parts[:end])) for end in range(len(parts), -1, -1))

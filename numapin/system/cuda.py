@@ -1,11 +1,11 @@
 """CUDA driver calls that torch lacks, typed and checked. Edge.
 
 Comes in: device ordinals (torch's own numbers), addresses, sizes in bytes. Goes out: events, or CudaRefused with the
-driver's name for what it refused.
+driver's name for the error.
 
-The driver API and not the runtime, because a failed cudaHostRegister leaves a runtime error pending, which surfaces at
-an unrelated kernel launch later on; the driver keeps no such state. Both share the primary contexts, and so torch's.
-Source: CUDA Driver API reference (CUDA 12). Signatures and checks are tables; a call that fails raises.
+The driver API is used instead of the runtime, because a failed cudaHostRegister leaves a runtime error pending, which
+surfaces at a later, unrelated kernel launch. The driver keeps no such state. Both share the primary contexts, and so
+torch's. Source: CUDA Driver API reference (CUDA 12). Signatures and checks are tables; a call that fails raises.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from contextlib import contextmanager
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_void_p
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from numapin.errors import NumapinError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 _LIBRARY: Final = "libcuda.so.1"
 
@@ -32,7 +32,7 @@ _EVENT_DISABLE_TIMING: Final = 2
 _CAPTURE_MODE_RELAXED: Final = 2
 
 # Argument types by name; each returns a CUresult. All release the GIL: a call may wait for a lock of the driver whose
-# holder wants the GIL (a host function in Python).
+# holder waits for the GIL (a host function in Python).
 _SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "cuInit": (c_uint,),
     "cuDeviceGetCount": (POINTER(c_int),),
@@ -78,10 +78,10 @@ class Event:
 
 
 def driver() -> Driver | None:
-    """Return the driver of this process, loaded once; None where there is none, or no GPU that it can use.
+    """Return the driver of this process, loaded once; None without a driver or without a GPU that it can use.
 
-    It initialises the driver (cuInit), which spoils CUDA in later forks of this process: call it only in a process
-    that uses CUDA. A child forked after that gets None, because CUDA does not work there.
+    This initializes the driver (cuInit), after which CUDA fails in forks of this process: call it only in a process
+    that uses CUDA. A child forked after that gets None.
     """
     loaded = _load()
     return loaded if loaded is not None and loaded.pid == os.getpid() else None
@@ -91,19 +91,19 @@ def driver() -> Driver | None:
 def _load() -> Driver | None:
     try:
         return Driver(_LIBRARY)
-    except (OSError, AttributeError, CudaRefused):  # no library; an ancient one; no device
+    except (OSError, AttributeError, CudaRefused):  # no library; a library that is too old; no device
         return None
 
 
 class Driver:
-    """The calls, on devices by their ordinals, from any thread. A call that fails raises CudaRefused.
+    """Driver calls on devices by their ordinals, from any thread. A call that fails raises CudaRefused.
 
-    While a stream captures a CUDA graph in global mode (the default), `has_passed` breaks the capture, in whatever
-    thread, unless that thread has relaxed its capture mode. `record` breaks it in every mode.
+    While a stream captures a CUDA graph in global mode (the default), `has_passed` breaks the capture from any thread
+    that has not relaxed its capture mode. `record` breaks it in every mode.
     """
 
     def __init__(self, library: str) -> None:
-        """Load and initialise. Raises OSError or AttributeError (a call is missing), CudaRefused (cuInit failed)."""
+        """Load and initialize. Raises OSError or AttributeError (a call is missing), CudaRefused (cuInit failed)."""
         self.pid = os.getpid()
         self._call = self._functions(ctypes.CDLL(library))
         self._get_state, self._query = self._call["cuDevicePrimaryCtxGetState"], self._call["cuEventQuery"]
@@ -111,7 +111,7 @@ class Driver:
         self._copy = self._call["cuMemcpyHtoDAsync_v2"]
         self._call["cuInit"](0)
         ordinals = range(self._out(c_int(), "cuDeviceGetCount"))
-        # The driver writes whether a device is active to a place of its own: threads never read each other's answer.
+        # Each device has its own place for the driver's answer, so that threads do not read each other's.
         places = tuple(c_int() for _ in ordinals)
         self._states = tuple(
             (ordinal, self._device(ordinal), place, byref(place)) for ordinal, place in enumerate(places)
@@ -121,11 +121,11 @@ class Driver:
 
     @property
     def can_record_contexts(self) -> bool:
-        """Whether the driver has cuCtxRecordEvent (CUDA 12.5, driver R555), and so whether `record` works."""
+        """Whether the driver has cuCtxRecordEvent (CUDA 12.5, driver R555), which `record` needs."""
         return self._record is not None
 
     def active_devices(self) -> tuple[int, ...]:
-        """Return the ordinals, rising, of the devices whose primary context is active in this process."""
+        """Return the ordinals of the devices whose primary context is active in this process, in ascending order."""
         found, flags = [], byref(c_uint())
         for ordinal, device, active, place in self._states:
             self._get_state(device, flags, place)
@@ -136,22 +136,22 @@ class Driver:
     def register(self, device: int, address: int, num_bytes: int) -> None:
         """Page-lock `num_bytes` from `address` on, for every device.
 
-        Creates the primary context of `device` if it has none. Touch the pages before: the call holds locks of the
-        whole driver while it pins. Harmless to a capture.
+        Creates the primary context of `device` if it has none. Touch the pages first: the call holds locks of the
+        whole driver while it pins. It does not disturb a capture.
         """
         with self.relaxed_capture(), self._current(device):
             self._call["cuMemHostRegister_v2"](address, num_bytes, _MEMHOSTREGISTER_PORTABLE)
 
     def unregister(self, device: int, address: int) -> None:
-        """Undo the `register` that began at `address`. Harmless to a capture."""
+        """Undo the `register` at `address`. It does not disturb a capture."""
         with self.relaxed_capture(), self._current(device):
             self._call["cuMemHostUnregister"](address)
 
     def record(self, device: int) -> Event:
-        """Return an event that passes when all that any stream of the device's context was given so far is done.
+        """Return an event that passes when all work submitted so far to any stream of the device's context is done.
 
         Call it inside `data.capture.no_capture`: during a capture it fails (CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) and
-        breaks the capture. Fails too where the context is not active, or the driver is too old.
+        breaks the capture. It also fails if the context is not active, or if the driver is too old.
         """
         try:
             event = self._idle[device].pop()
@@ -165,33 +165,33 @@ class Driver:
         return event
 
     def has_passed(self, event: Event) -> bool:
-        """Return whether all that came before the event is done. A kernel's failure may surface here."""
+        """Return whether all work before the event is done. A kernel's failure may surface here."""
         return bool(self._query(event.handle))
 
     def recycle(self, event: Event) -> None:
-        """Take back an event that nobody asks about any more, for a later `record`."""
+        """Take back an event that is no longer used, for a later `record`."""
         self._idle[event.device].append(event)
 
     def copy_to_device(self, target: int, source: int, num_bytes: int, stream: int) -> None:
-        """Put a copy from host memory to a device on a stream (a CUstream): addresses, bytes.
+        """Enqueue a copy from host memory to a device on a stream (a CUstream).
 
-        Both must stay until the stream is past it; half of what Tensor.copy_ costs the host.
+        Both ranges must stay allocated until the copy is done. It takes half the host time of Tensor.copy_.
         """
         self._copy(target, source, num_bytes, stream)
 
     def relax_capture(self) -> None:
-        """Let this thread ask about events, register and unregister beside any capture, for good."""
+        """Let this thread query events, register and unregister during any capture, permanently."""
         self._call["cuThreadExchangeStreamCaptureMode"](byref(c_int(_CAPTURE_MODE_RELAXED)))
 
     @contextmanager
     def relaxed_capture(self) -> Iterator[None]:
-        """Let this thread ask about events, register and unregister beside any capture, inside the block."""
+        """Let this thread query events, register and unregister during any capture, inside the block."""
         mode = c_int(_CAPTURE_MODE_RELAXED)
         self._call["cuThreadExchangeStreamCaptureMode"](byref(mode))
         try:
             yield
         finally:
-            self._call["cuThreadExchangeStreamCaptureMode"](byref(mode))  # the call had left the former mode there
+            self._call["cuThreadExchangeStreamCaptureMode"](byref(mode))  # the first call stored the former mode
 
     def _new_event(self, device: int) -> Event:
         if not self.can_record_contexts:
@@ -204,7 +204,7 @@ class Driver:
     @contextmanager
     def _current(self, device: int) -> Iterator[None]:
         """Make the device's primary context this thread's current one, inside the block."""
-        if device not in self._contexts:  # two threads at once retain it twice: once too often, but the same one
+        if device not in self._contexts:  # two threads at once retain the same context twice, which is harmless
             self._contexts[device] = self._out(c_void_p(), "cuDevicePrimaryCtxRetain", self._device(device))
         self._call["cuCtxPushCurrent_v2"](self._contexts[device])
         try:
@@ -215,24 +215,25 @@ class Driver:
     def _device(self, ordinal: int) -> int:
         return self._out(c_int(), "cuDeviceGet", ordinal)
 
-    def _out(self, value: Any, name: str, *arguments: int) -> int:  # noqa: ANN401 - a ctypes number
+    def _out(self, value: c_int | c_void_p, name: str, *arguments: int) -> int:
         """Call a function that writes its answer to its first argument, and return the answer."""
         self._call[name](byref(value), *arguments)
-        return int(value.value)
+        return value.value or 0
 
     def _functions(self, library: ctypes.CDLL) -> dict[str, Any]:
         present = [name for name in _SIGNATURES if name not in _OPTIONAL or hasattr(library, name)]
-        functions = {name: library[name] for name in present}
+        functions: dict[str, Any] = {name: library[name] for name in present}
         for name, function in functions.items():
             function.argtypes, function.restype = _SIGNATURES[name], c_int
             function.errcheck = partial(_CHECKS.get(name, _succeeded), self)
         return functions
 
-    def _refusal(self, result: int, function: Any, arguments: tuple[object, ...]) -> CudaRefused:  # noqa: ANN401
-        name, text = (self._text(call, result) for call in ("cuGetErrorName", "cuGetErrorString"))
-        told = zip(function.argtypes, arguments, strict=True)
-        given = (hex(value) if kind is c_void_p else str(value) for kind, value in told if isinstance(value, int))
-        return _refused(name, f"{function.__name__}({', '.join(given)}) failed: {name}, {text}")
+    def refusal(self, result: int, function: _Function, arguments: tuple[object, ...]) -> CudaRefused:
+        """Return the error for a call that failed."""
+        name, text = self._text("cuGetErrorName", result), self._text("cuGetErrorString", result)
+        typed = zip(function.argtypes, arguments, strict=True)
+        shown = (hex(value) if kind is c_void_p else str(value) for kind, value in typed if isinstance(value, int))
+        return _refused(name, f"{function.__name__}({', '.join(shown)}) failed: {name}, {text}")
 
     def _text(self, call: str, result: int) -> str:
         text = c_char_p()
@@ -244,13 +245,20 @@ def _refused(name: str, message: str) -> CudaRefused:
     return CudaRefused(message, _HINTS.get(name, _LOOK_AT_THE_LOG), name=name)
 
 
-def _succeeded(driver: Driver, result: int, function: Any, arguments: tuple[object, ...]) -> int:  # noqa: ANN401
+class _Function(Protocol):
+    """A ctypes function with its types set."""
+
+    __name__: str
+    argtypes: Sequence[object]
+
+
+def _succeeded(driver: Driver, result: int, function: _Function, arguments: tuple[object, ...]) -> int:
     if result != _SUCCESS:
-        raise driver._refusal(result, function, arguments)  # noqa: SLF001
+        raise driver.refusal(result, function, arguments)
     return result
 
 
-def _passed(driver: Driver, result: int, function: Any, arguments: tuple[object, ...]) -> bool:  # noqa: ANN401
+def _passed(driver: Driver, result: int, function: _Function, arguments: tuple[object, ...]) -> bool:
     return result != _NOT_READY and _succeeded(driver, result, function, arguments) == _SUCCESS
 
 
@@ -258,7 +266,7 @@ def _unchecked(_driver: Driver, result: int, _function: object, _arguments: tupl
     return result
 
 
-# What is made of a CUresult, where it is not _succeeded. An unknown result has neither name nor text.
+# Checks of a CUresult other than _succeeded. An unknown result has neither name nor text.
 _CHECKS: Final[dict[str, Callable[..., int]]] = {
     "cuEventQuery": _passed,
     "cuGetErrorName": _unchecked,

@@ -20,31 +20,27 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 MADV_POPULATE_WRITE: Final = 23  # since Linux 5.14; EINVAL before
-
-
 FALLOC_FL_KEEP_SIZE: Final = 1
-
-
 FALLOC_FL_PUNCH_HOLE: Final = 2
 
 
 def populate(address: int, num_bytes: int) -> None:
-    """Make every page of the range be there, as a write to it would; what is in them stays. `address` is page aligned.
+    """Fault in every page of a range without changing its contents. `address` is page aligned.
 
-    Without the GIL, unlike mmap.madvise. Raises OSError where a write would raise SIGBUS or worse: EFAULT or ENOMEM;
+    Releases the GIL, unlike mmap.madvise. Raises OSError: EFAULT or ENOMEM if a write would fail, e.g. with SIGBUS;
     EINVAL before Linux 5.14.
     """
     call("madvise", address, num_bytes, MADV_POPULATE_WRITE)
 
 
 Window = ctypes.Array[ctypes.c_ubyte]
-"""A range of memory: something that memoryviews are made of, and that lives as long as anything over it."""
+"""A range of memory, from which memoryviews are made; it lives as long as any of them."""
 
 
 def map_shared(fd: int, num_bytes: int, *, offset: int = 0) -> mmap.mmap:
-    """Map a range of a file, shared and writable, in huge pages where the machine lets shared memory have them.
+    """Map a range of a file, shared and writable, in huge pages if the machine allows them for shared memory.
 
-    It holds a descriptor of its own, and is unmapped when the last thing made of it is gone. Raises OSError.
+    The mapping holds its own descriptor, and is unmapped with the last object that was made from it. Raises OSError.
     """
     import mmap  # here, because each rank imports this module before its own program starts
 
@@ -55,9 +51,9 @@ def map_shared(fd: int, num_bytes: int, *, offset: int = 0) -> mmap.mmap:
 
 
 def window(address: int, num_bytes: int, *, owner: object) -> Window:
-    """Return a range of memory as an object of its own, whose end a weakref can tell; it keeps `owner`, who unmaps.
+    """Return a range of memory as a separate object, whose end a weakref can report; it keeps `owner` mapped.
 
-    A slice of a memoryview is no such thing: it keeps what the memoryview was made of, and not the memoryview.
+    A slice of a memoryview would not do: it keeps the object under the memoryview, not the memoryview itself.
     """
     memory = (ctypes.c_ubyte * num_bytes).from_address(address)
     memory.owner = owner  # type: ignore[attr-defined] # ctypes objects take any attribute
@@ -65,20 +61,20 @@ def window(address: int, num_bytes: int, *, owner: object) -> Window:
 
 
 def view_of(memory: Window) -> memoryview:
-    """Return a view of bytes, which keeps the memory, as all that is made of it does."""
+    """Return a view of bytes, which keeps the memory, as do all objects made from the view."""
     return memoryview(memory).cast("B")
 
 
 def address_of(memory: mmap.mmap | memoryview) -> int:
-    """Return where a mapping, or a writable view, begins."""
+    """Return the address of a mapping or a writable view."""
     return ctypes.addressof(ctypes.c_ubyte.from_buffer(memory))
 
 
 def zero(address: int, num_bytes: int) -> None:
-    """Fill a range with zeros, read from /dev/zero: where there is no memory that is OSError EFAULT and not SIGBUS."""
+    """Fill a range with zeros, read from /dev/zero: if memory runs out, that is OSError EFAULT instead of SIGBUS."""
     fd, end = os.open("/dev/zero", os.O_RDONLY | os.O_CLOEXEC), address + num_bytes
     try:
-        while address < end:  # a signal, and 2 GiB, end a read early
+        while address < end:  # a read ends early at a signal, and at 2 GiB
             address += call("read", fd, address, end - address)
     finally:
         os.close(fd)
@@ -86,7 +82,7 @@ def zero(address: int, num_bytes: int) -> None:
 
 @cache
 def can_pass_caches() -> bool:
-    """Return whether `stack_past_caches` is there: on x86-64, where a C compiler was when numapin was installed."""
+    """Return whether `stack_past_caches` works: on x86-64, if a C compiler was found when numapin was installed."""
     try:
         function("numapin_stack_past_caches")
     except LibraryError:
@@ -95,17 +91,17 @@ def can_pass_caches() -> bool:
 
 
 def stack_past_caches(target: int, sources: Iterable[int], num_bytes: int) -> None:
-    """Copy blocks of `num_bytes` each to `target`, one behind the other, with stores that leave the caches alone.
+    """Copy blocks of `num_bytes` each to `target`, one after the other, with stores that bypass the caches.
 
-    For memory that a GPU reads next and no CPU: the copy makes a third less traffic on the memory bus. Raises
-    LibraryError where `can_pass_caches` says no.
+    For memory that a GPU reads next: the copy causes a third less traffic on the memory bus. Raises LibraryError if
+    `can_pass_caches` returns False.
     """
     addresses = array("Q", sources)
     call("numapin_stack_past_caches", target, addresses.buffer_info()[0], len(addresses), num_bytes)
 
 
 def punch_hole(fd: int, offset: int, num_bytes: int) -> None:
-    """Give the pages of a part of a memfd back; it reads as zeros then, and the file keeps its size.
+    """Free the pages of a part of a memfd; it then reads as zeros, and the file keeps its size.
 
     Raises OSError: EBADF, EINVAL, EOPNOTSUPP (a file system without holes), EPERM (sealed).
     """

@@ -1,4 +1,4 @@
-"""Memory policies and the nodes of pages, as the kernel has them. Edge.
+"""Memory policies and the nodes of pages, set and read through the kernel. Edge.
 
 Comes in: policy modes, node ids, addresses. Goes out: node ids, or OSError with the kernel's errno.
 """
@@ -15,46 +15,27 @@ from numapin.system.calls import call
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from array import array
-    from collections.abc import Iterable, Sequence
+    from collections import Counter
+    from collections.abc import Callable, Iterable, Sequence
     from typing import Final
 
     from numapin.base.cpu_set import CpuSet
 
 MPOL_DEFAULT: Final = 0
-
-
 MPOL_PREFERRED: Final = 1
-
-
 MPOL_BIND: Final = 2
-
-
 MPOL_INTERLEAVE: Final = 3
-
-
 MPOL_LOCAL: Final = 4
-
-
 MPOL_PREFERRED_MANY: Final = 5  # since Linux 5.15; EINVAL before
-
-
 _MODE_FLAGS: Final = 0xE000  # MPOL_F_STATIC_NODES, _RELATIVE_NODES, _NUMA_BALANCING, or'ed into the mode
-
-
 _WORD_BITS: Final = 8 * ctypes.sizeof(ctypes.c_ulong)
-
-
 _MAX_NODES: Final = 1024  # the largest MAX_NUMNODES of any Linux build; get_mempolicy wants room for all of them
-
-
 _Mask = ctypes.c_ulong * (_MAX_NODES // _WORD_BITS)
-
-
 _PAGES_PER_CALL: Final = 1 << 16  # 256 MiB of 4 KiB pages; between calls other threads get the GIL
 
 
 def set_memory_policy(mode: int, nodes: Iterable[int]) -> None:
-    """Set this thread's memory policy; threads and processes started later inherit it, and so does exec.
+    """Set this thread's memory policy; threads and processes started later inherit it, and exec keeps it.
 
     `mode` is one of the MPOL constants; `nodes` is empty for MPOL_DEFAULT and MPOL_LOCAL.
     Raises OSError: EPERM (seccomp), EINVAL (unknown mode or node), ENOSYS.
@@ -72,18 +53,56 @@ def get_memory_policy() -> tuple[int, CpuSet]:
 def nodes_of_pages(addresses: Sequence[int], *, pid: int = 0) -> tuple[int, ...]:
     """Return the node of each page of process `pid` (0 is this one), or a negative errno (-ENOENT: not touched yet).
 
-    `addresses` may lie anywhere in their pages. Moves nothing: move_pages(2) without nodes only asks.
+    `addresses` may lie anywhere in their pages. No page moves: move_pages(2) without nodes only reports.
     Raises OSError: EPERM (seccomp, or another user's process), ESRCH.
     """
     return tuple(_nodes_of_pages(addresses, pid))
 
 
 def nodes_of_range(address: int, num_bytes: int) -> dict[int | None, int]:
-    """Return how many pages of this process's memory are on each node; None counts those that were never touched.
+    """Return the number of pages of this process's memory on each node; None counts untouched pages.
 
     Pages that the range covers in part count whole. 1 GiB of 4 KiB pages takes about 0.1 s, mostly without the GIL.
     Raises OSError: EPERM (seccomp, as in Docker's default profile), ENOSYS.
     """
+    counts = _page_statuses(address, num_bytes)
+    untouched = sum(count for status, count in counts.items() if status < 0)
+    pages: dict[int | None, int] = {node: count for node, count in sorted(counts.items()) if node >= 0}
+    return pages | {None: untouched} if untouched else pages
+
+
+def bind_pages(address: int, num_bytes: int, mode: int, nodes: Iterable[int]) -> None:
+    """Set the memory policy for the untouched pages of a range; touched pages stay where they are.
+
+    On a shared mapping the policy belongs to the object, for every process that maps it. `address` is page aligned.
+    Raises OSError: EPERM (seccomp), EINVAL (unknown mode or node, or not aligned), EFAULT (no such memory), ENOSYS.
+    """
+    call("mbind", address, num_bytes, mode, *_mask(nodes), 0)
+
+
+def prefer(
+    set_policy: Callable[[int, Iterable[int]], None], nodes: frozenset[int], *, first: int | None = None
+) -> int | None:
+    """Prefer all nodes if the kernel can (Linux 5.15), else one: `first` if it is one of them, or the lowest.
+
+    `set_policy` takes a mode and nodes, and raises OSError. Returns the node that is preferred instead of several; None
+    if all of them are preferred.
+    """
+    if len(nodes) > 1:
+        try:
+            set_policy(MPOL_PREFERRED_MANY, nodes)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+        else:
+            return None
+    node = first if first in nodes else min(nodes)
+    set_policy(MPOL_PREFERRED, (node,))
+    return node if len(nodes) > 1 else None
+
+
+def _page_statuses(address: int, num_bytes: int) -> Counter[int]:
+    """Count the pages of a range by node, or by negative errno."""
     from collections import Counter
 
     page = os.sysconf("SC_PAGESIZE")
@@ -91,18 +110,7 @@ def nodes_of_range(address: int, num_bytes: int) -> dict[int | None, int]:
     counts: Counter[int] = Counter()
     for at in range(0, len(starts), _PAGES_PER_CALL):
         counts.update(_nodes_of_pages(starts[at : at + _PAGES_PER_CALL], 0))
-    untouched = sum(count for status, count in counts.items() if status < 0)
-    pages: dict[int | None, int] = {node: count for node, count in sorted(counts.items()) if node >= 0}
-    return pages | {None: untouched} if untouched else pages
-
-
-def bind_pages(address: int, num_bytes: int, mode: int, nodes: Iterable[int]) -> None:
-    """Set the memory policy of a range of pages that are still to be touched; those that are there stay where they are.
-
-    On a shared mapping the policy is the object's, for every process that maps it. `address` is page aligned.
-    Raises OSError: EPERM (seccomp), EINVAL (unknown mode or node, or not aligned), EFAULT (no such memory), ENOSYS.
-    """
-    call("mbind", address, num_bytes, mode, *_mask(nodes), 0)
+    return counts
 
 
 def _nodes_of_pages(addresses: Sequence[int], pid: int) -> array[int]:
@@ -114,7 +122,7 @@ def _nodes_of_pages(addresses: Sequence[int], pid: int) -> array[int]:
 
 
 def _mask(nodes: Iterable[int]) -> tuple[ctypes.Array[ctypes.c_ulong] | None, int]:
-    """Return the mask of a set of nodes, and its length as the kernel wants it told. No nodes: no mask."""
+    """Return the mask of a set of nodes, and its length in the form that the kernel expects. No nodes: no mask."""
     members = sorted(nodes)
     if not members:
         return None, 0
@@ -123,4 +131,4 @@ def _mask(nodes: Iterable[int]) -> tuple[ctypes.Array[ctypes.c_ulong] | None, in
     mask = _Mask()
     for node in members:
         mask[node // _WORD_BITS] |= 1 << node % _WORD_BITS
-    return mask, _MAX_NODES + 1  # the kernel reads one bit less than it is told (mm/mempolicy.c, get_nodes)
+    return mask, _MAX_NODES + 1  # the kernel reads one bit less than the given length (mm/mempolicy.c, get_nodes)

@@ -1,6 +1,6 @@
 """Parse numa_maps, the kernel's list of mappings with the nodes of their pages (proc_pid_numa_maps(5)). Pure.
 
-Comes in: the text of a numa_maps file. Goes out: one `Mapping` a line: policy, nodes, words, bytes by node.
+Comes in: the text of a numa_maps file. Goes out: one `Mapping` per line, with policy, nodes, and bytes by node.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PAGE_KB: Final = re.compile(r" kernelpagesize_kB=(\d{1,12})(?= |$)", re.ASCII)
 
 
 class Mapping(NamedTuple):
-    """One mapping: its start address, its policy (mode and node list as written), and what else its line says."""
+    """One mapping: its start address, its policy (mode and node list as written), and the rest of its line."""
 
     start: int
     mode: str
@@ -29,14 +29,14 @@ class Mapping(NamedTuple):
 
     @property
     def bytes_by_node(self) -> dict[int, int]:
-        """Return the bytes on each node; a huge page counts as one page of the size in kernelpagesize_kB."""
+        """The bytes on each node; a huge page counts as one page of the size in kernelpagesize_kB."""
         page = _PAGE_KB.search(self.words)
         page_bytes = int(page[1]) * 1024 if page else 0  # a mapping without a page has no size
         return {int(node): int(count) * page_bytes for node, count in _PAGES_OF_NODE.findall(self.words)}
 
 
 def parse(text: str) -> Iterator[Mapping]:
-    """Yield the mappings in the order of their addresses. Raises ValueError with the line that is not one."""
+    """Yield the mappings in the order of their addresses. Raises ValueError with the first malformed line."""
     for line in text.removesuffix("\n").split("\n"):
         found = _LINE.fullmatch(line)
         if found is None:

@@ -1,8 +1,8 @@
-"""Whether the kernel's out-of-memory killer ended a rank. Edge.
+"""Detection of ranks that the kernel's out-of-memory killer ended. Edge.
 
-Comes in: a root ("/" is the live machine), before the ranks start and when one has died of SIGKILL. Goes out: what
-killed it, in words, where the memory cgroup of this process counted a kill in between. The count is that of the cgroup
-and all below it, so the ranks are in it, wherever they or a job manager put themselves below it.
+Comes in: a root ("/" is the live machine), before the ranks start and when one has died of SIGKILL. Goes out: the
+cause in words, if the memory cgroup of this process counted a kill in between. The count includes all cgroups below,
+so it includes the ranks even if a job manager put them into cgroups of their own below it.
 
 Source: Documentation/admin-guide/cgroup-v2.rst (memory.events), cgroup-v1/memory.rst (memory.oom_control).
 """
@@ -22,21 +22,23 @@ from numapin.system.cgroup import memory_cgroups
 from numapin.system.tree import Tree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
+
+    from numapin.system.cgroup import Controller
 
 REMEDY: Final = (
     "give the job more memory, or have it use less: fewer DataLoader workers, less prefetching, less caching"
 )
 _LIVE: Final = Path("/")
 _KILLS: Final = re.compile(r"^oom_kill (\d{1,18})$", re.ASCII | re.MULTILINE)
-_NO_LIMIT_BYTES: Final = 1 << 60  # v1 has no word for none: it is the largest multiple of a page
+_NO_LIMIT_BYTES: Final = 1 << 60  # v1 writes "no limit" as the largest multiple of a page
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kills:
-    """How many processes of a memory cgroup were killed so far, and the tightest limit on it, if there is one.
+    """The number of killed processes of a memory cgroup so far, and the tightest limit on it, if there is one.
 
-    `limit_at` is the file that has the limit: of the cgroup itself, or of one above it.
+    `limit_at` is the file with this limit, in the cgroup itself or in one above it.
     """
 
     cgroup: str
@@ -46,21 +48,27 @@ class Kills:
 
 
 def read_kills(root: Path = _LIVE) -> Kills | None:
-    """Return the count of this process's memory cgroup; None where the kernel shows none, as in v2's root."""
+    """Return the count of this process's memory cgroup; None if the kernel shows none, as in v2's root."""
     tree = Tree(os.fspath(root).rstrip("/"))
     groups = list(memory_cgroups(tree))
     for directory, files in groups:
         counted = _KILLS.search(tree.text(f"{directory}/{files.events}") or "")
         if counted is not None:
-            limits = [(tree.number(f"{above}/{files.limit}"), f"/{above}/{files.limit}") for above, files in groups]
-            known = [(limit, at) for limit, at in limits if limit is not None and limit < _NO_LIMIT_BYTES]
-            limit, at = min(known, default=(None, ""))
+            limit, at = min(_limits(tree, groups), default=(None, ""))
             return Kills(cgroup=f"/{directory}", count=int(counted[1]), limit_bytes=limit, limit_at=at)
     return None
 
 
+def _limits(tree: Tree, groups: Iterable[tuple[str, Controller]]) -> Iterator[tuple[int, str]]:
+    """Yield each limit of these cgroups with its file."""
+    for directory, files in groups:
+        limit = tree.number(f"{directory}/{files.limit}")
+        if limit is not None and limit < _NO_LIMIT_BYTES:
+            yield limit, f"/{directory}/{files.limit}"
+
+
 def explain(before: Kills | None, root: Path = _LIVE) -> str | None:
-    """Say that the kernel killed for want of memory since `before`, and in which cgroup; None where it did not."""
+    """Describe the out-of-memory kill since `before`, with its cgroup; None if there was none."""
     now = read_kills(root)
     if before is None or now is None or now.cgroup != before.cgroup or now.count <= before.count:
         return None
@@ -71,10 +79,10 @@ def explain(before: Kills | None, root: Path = _LIVE) -> str | None:
 
 
 @contextmanager
-def telling(tell: Callable[[str], None], root: Path = _LIVE) -> Iterator[None]:
-    """Tell of ranks in the body's error that died of SIGKILL, where the kernel killed in the meantime.
+def telling(report: Callable[[str], None], root: Path = _LIVE) -> Iterator[None]:
+    """Report ranks in the body's error that died of SIGKILL, if the kernel killed a process in the meantime.
 
-    The error is torch's ChildFailedError, known by its `failures`: rank -> how it ended.
+    The error is torch's ChildFailedError, recognized by its `failures`: rank -> how it ended.
     """
     before = read_kills(root)
     try:
@@ -83,5 +91,5 @@ def telling(tell: Callable[[str], None], root: Path = _LIVE) -> Iterator[None]:
         failures = getattr(error, "failures", {}).items()
         killed = [str(rank) for rank, failure in failures if failure.exitcode == -signal.SIGKILL]
         if killed and (reason := explain(before, root)) is not None:
-            tell(f"rank{'s' if len(killed) > 1 else ''} {', '.join(killed)} {reason}; hint: {REMEDY}")
+            report(f"rank{'s' if len(killed) > 1 else ''} {', '.join(killed)} {reason}; hint: {REMEDY}")
         raise

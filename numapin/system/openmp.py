@@ -1,6 +1,6 @@
 """Environment variables that make OpenMP bind threads. Pure.
 
-Comes in: an environment. Goes out: the variables in it that bind.
+Comes in: an environment. Goes out: its variables that bind threads.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ _NO_BINDING: Final = {
     "KMP_AFFINITY": ("disabled", "none"),
     "GOMP_CPU_AFFINITY": (),
 }
-"""Variables that bind threads, and the values with which they do not."""
+"""Variables that bind threads, and the values that turn this off."""
 
 
 def binding_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that bind threads, with their values."""
-    binding = {
-        name: value
-        for name, harmless in _NO_BINDING.items()
-        if (value := environ.get(name)) and not set(value.lower().replace(" ", "").split(",")) & set(harmless)
-    }
+    binding = {name: environ[name] for name in _NO_BINDING if _binds(name, environ.get(name, ""))}
     if environ.get("OMP_PROC_BIND", "").strip().lower() == "false":
-        binding.pop("OMP_PLACES", None)  # places that nothing is bound to
+        binding.pop("OMP_PLACES", None)  # places without binding
     return binding
+
+
+def _binds(name: str, value: str) -> bool:
+    words = value.lower().replace(" ", "").split(",")
+    return bool(value) and set(words).isdisjoint(_NO_BINDING[name])

@@ -1,7 +1,7 @@
-"""Bring a range of this process's memory onto a NUMA node, and tell where it came to lie. Edge.
+"""Place a range of this process's memory on a NUMA node, and verify it. Edge.
 
-Comes in: a range of fresh memory and the nodes it belongs on. Goes out: `Placement`, which is what the kernel says of
-the pages, not what was asked: a call that succeeds proves nothing (gVisor accepts mbind and ignores it).
+Comes in: a range of fresh memory and the nodes it belongs on. Goes out: `Placement`, which is what the kernel reports
+about the pages, not what was requested: a successful call proves nothing (gVisor accepts mbind and ignores it).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -36,9 +37,9 @@ _REMEDY: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Where the pages of a range lie, as the kernel says: node -> pages, None for untouched ones.
+    """The number of pages of a range on each node, as the kernel reports it; node None is untouched pages.
 
-    `pages` None: the kernel does not say. `shortfalls` are what was refused, each with its remedy.
+    `pages` is None if the kernel does not say. `shortfalls` are the refused requests, each with its remedy.
     """
 
     pages: dict[int | None, int] | None
@@ -46,25 +47,25 @@ class Placement:
 
 
 class Ledger:
-    """How many bytes of this process's memory numapin has page-locked. Not for finalizers: it takes a lock."""
+    """The number of bytes of this process's memory that numapin has page-locked. Do not use it in finalizers."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # a finalizer may come while it is held
+        self._lock = threading.RLock()  # reentrant, because a finalizer may run while it is held
         self._bytes: dict[int, int] = {}
 
     def add(self, num_bytes: int) -> None:
-        """Count memory in that was page-locked."""
+        """Add page-locked memory."""
         with self._lock:
-            # By process: a forked child has locked nothing.
+            # Per process: a forked child has locked nothing.
             self._bytes[os.getpid()] = self.total + num_bytes
 
     def remove(self, num_bytes: int) -> None:
-        """Count memory out that was unlocked."""
+        """Subtract memory that was unlocked."""
         self.add(-num_bytes)
 
     @property
     def total(self) -> int:
-        """Return the bytes that are page-locked now."""
+        """The bytes that are page-locked now."""
         return self._bytes.get(os.getpid(), 0)
 
 
@@ -72,9 +73,9 @@ PINNED: Final = Ledger()
 
 
 def place(address: int, num_bytes: int, *, nodes: CpuSet, cpus: CpuSet, num_machine_nodes: int) -> Placement:
-    """Bring fresh memory onto `nodes`, touch every page of it, and ask the kernel where the pages are.
+    """Place fresh memory on `nodes`, touch every page of it, and ask the kernel where the pages are.
 
-    See `settle` and `check`. Raises OSError ENOMEM where memory runs out.
+    See `settle` and `check`. Raises OSError ENOMEM if memory runs out.
     """
     refused = settle(address, num_bytes, nodes=nodes, cpus=cpus, num_machine_nodes=num_machine_nodes)
     found = check(address, num_bytes, nodes=nodes, num_machine_nodes=num_machine_nodes)
@@ -82,12 +83,12 @@ def place(address: int, num_bytes: int, *, nodes: CpuSet, cpus: CpuSet, num_mach
 
 
 def settle(address: int, num_bytes: int, *, nodes: CpuSet, cpus: CpuSet, num_machine_nodes: int) -> tuple[str, ...]:
-    """Bring fresh memory onto `nodes` and touch every page of it; return what was refused, each with its remedy.
+    """Place fresh memory on `nodes` and touch every page of it; return the refused requests, each with its remedy.
 
-    `address` is page aligned and the memory, private or shared, was never written: what is in it may be zeroed. No
-    `nodes`: the memory policy of the calling thread decides. Where the kernel refuses to set the range's policy, a
-    thread on `cpus` touches it. The calling thread's own CPUs and policy stay as they are.
-    Raises OSError ENOMEM where memory runs out.
+    `address` is page aligned. The memory, private or shared, was never written: its contents may be zeroed. Without
+    `nodes`, the memory policy of the calling thread decides. If the kernel refuses to set the range's policy, a thread
+    on `cpus` touches it. The calling thread's own CPUs and policy do not change.
+    Raises OSError ENOMEM if memory runs out.
     """
     refused = tuple(_prefer(address, num_bytes, nodes)) if nodes and num_machine_nodes > 1 else ()
     if refused:
@@ -97,9 +98,9 @@ def settle(address: int, num_bytes: int, *, nodes: CpuSet, cpus: CpuSet, num_mac
 
 
 def check(address: int, num_bytes: int, *, nodes: CpuSet, num_machine_nodes: int) -> Placement:
-    """Ask the kernel where pages are that were touched, best of a whole mapping at once (see `find_pages`).
+    """Ask the kernel where touched pages are, preferably for a whole mapping at once (see `find_pages`).
 
-    On a machine with one node there is nothing to ask: `pages` says what must be.
+    On a machine with one node the kernel is not asked: `pages` follows from the size.
     """
     if num_machine_nodes == 1:
         return Placement(pages=dict.fromkeys(nodes, -(-num_bytes // mmap.PAGESIZE)) or None)
@@ -108,9 +109,9 @@ def check(address: int, num_bytes: int, *, nodes: CpuSet, num_machine_nodes: int
 
 
 def find_pages(address: int, num_bytes: int, *, numa_maps: Path = NUMA_MAPS) -> dict[int | None, int] | None:
-    """Return how many pages of a range lie on each node, None for untouched ones; None where the kernel does not say.
+    """Return the number of pages of a range on each node, key None for untouched ones; None if the kernel does not say.
 
-    Asks move_pages, and where that is refused, as in Docker's default profile, numa_maps: it knows whole mappings only.
+    Asks move_pages. If that is refused, as in Docker's default profile, asks numa_maps, which has whole mappings only.
     """
     try:
         return numa.nodes_of_range(address, num_bytes)
@@ -119,18 +120,13 @@ def find_pages(address: int, num_bytes: int, *, numa_maps: Path = NUMA_MAPS) -> 
 
 
 def read_numa_maps(address: int, num_bytes: int, *, numa_maps: Path = NUMA_MAPS) -> dict[int | None, int] | None:
-    """Return what numa_maps says of the mapping that starts at `address`, in pages of the base size.
+    """Return the nodes of the mapping that starts at `address` from numa_maps, in pages of the base size.
 
-    None where there is no such mapping, where it holds more than the range, or where the kernel has no such file.
-    Source: proc_pid_numa_maps(5); huge pages are counted as one there, with their size in kernelpagesize_kB.
+    None if there is no such mapping, if it is larger than the range, or if the kernel has no such file.
+    Source: proc_pid_numa_maps(5); it counts a huge page as one page, with its size in kernelpagesize_kB.
     """
-    try:
-        with numa_maps.open(encoding="ascii", errors="replace") as file:
-            line = next((line for line in file if line.startswith(f"{address:08x} ")), "")
-    except OSError:
-        return None
-    sizes = next(parse(line)).bytes_by_node if line else {}
-    if not sizes:  # no such mapping, or one without a page
+    sizes = _mapping_sizes(address, numa_maps)
+    if not sizes:
         return None
     pages: dict[int | None, int] = {node: size // mmap.PAGESIZE for node, size in sizes.items()}
     untouched = -(-num_bytes // mmap.PAGESIZE) - sum(pages.values())
@@ -139,15 +135,20 @@ def read_numa_maps(address: int, num_bytes: int, *, numa_maps: Path = NUMA_MAPS)
     return pages | {None: untouched} if untouched else pages
 
 
-def _prefer(address: int, num_bytes: int, nodes: CpuSet) -> Iterator[str]:
-    """Set the range's policy; what is refused is yielded. Preferred, because a full node must not wake the OOM killer.
-
-    Several nodes need Linux 5.15; before it the first is preferred.
-    """
+def _mapping_sizes(address: int, numa_maps: Path) -> dict[int, int]:
+    """Return the bytes on each node of the mapping that starts at `address`; empty without such a mapping or page."""
     try:
-        if len(nodes) > 1 and _try_many(address, num_bytes, nodes):
-            return
-        numa.bind_pages(address, num_bytes, numa.MPOL_PREFERRED, (min(nodes),))
+        with numa_maps.open(encoding="ascii", errors="replace") as file:
+            line = next((line for line in file if line.startswith(f"{address:08x} ")), "")
+    except OSError:
+        return {}
+    return next(parse(line)).bytes_by_node if line else {}
+
+
+def _prefer(address: int, num_bytes: int, nodes: CpuSet) -> Iterator[str]:
+    """Set the range's policy and yield what is refused. Preferred, because a full node must not wake the OOM killer."""
+    try:
+        numa.prefer(partial(numa.bind_pages, address, num_bytes), nodes)
     except OSError as error:
         remedy = _REMEDY.get(error.errno or 0, "see: numapin topo")
         yield f"memory on node {nodes} was refused ({error.strerror}): first touch decides; {remedy}"
@@ -155,33 +156,23 @@ def _prefer(address: int, num_bytes: int, nodes: CpuSet) -> Iterator[str]:
         yield f"{error.message}: first touch decides; {error.hint}"
 
 
-def _try_many(address: int, num_bytes: int, nodes: CpuSet) -> bool:
-    try:
-        numa.bind_pages(address, num_bytes, numa.MPOL_PREFERRED_MANY, nodes)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        return False
-    return True
-
-
 def _touch_from(cpus: CpuSet, address: int, num_bytes: int) -> Iterator[str]:
-    """Touch the pages from a thread on the CPUs; Linux binds threads, so that the caller stays where it is."""
-
-    def work() -> None:
-        try:
-            if cpus:
-                os.sched_setaffinity(0, cpus)
-        finally:
-            _touch(address, num_bytes)
-
+    """Touch the pages from a thread on the CPUs; Linux binds threads, so the calling thread is not affected."""
     try:
         with ThreadPoolExecutor(1) as thread:
-            thread.submit(work).result()
+            thread.submit(_touch_on, cpus, address, num_bytes).result()
     except OSError as error:
         if error.errno == errno.ENOMEM:
             raise
         yield f"CPUs {cpus} were refused ({error.strerror}) for the first touch; see: numapin topo"
+
+
+def _touch_on(cpus: CpuSet, address: int, num_bytes: int) -> None:
+    try:
+        if cpus:
+            os.sched_setaffinity(0, cpus)
+    finally:
+        _touch(address, num_bytes)
 
 
 def _touch(address: int, num_bytes: int) -> None:
@@ -206,16 +197,20 @@ def _out_of_memory(num_bytes: int, error: OSError) -> OSError:
 
 
 def _strays(pages: dict[int | None, int] | None, nodes: CpuSet) -> Iterator[str]:
-    """Say which pages lie elsewhere than on the nodes, or that it is not known."""
+    """Report pages that are not on the nodes, or that their location is unknown."""
     if not nodes:
         return
     if pages is None:
-        yield f"where the pages lie is unverified: the kernel refuses move_pages and numa_maps; {_SYS_NICE}"
+        yield f"the location of the pages is unverified: the kernel refuses move_pages and numa_maps; {_SYS_NICE}"
         return
-    elsewhere = {"no node" if n is None else f"node {n}": count for n, count in pages.items() if n not in nodes}
-    if elsewhere:
-        shares = ", ".join(f"{count / sum(pages.values()):.1%} on {node}" for node, count in elsewhere.items())
+    total = sum(pages.values())
+    shares = ", ".join(_share(node, count / total) for node, count in pages.items() if node not in nodes)
+    if shares:
         yield (
             f"not all pages are on node {nodes}: {shares}; that node is full, its page cache included "
             "(see: numactl -H; free the cache with: sysctl vm.drop_caches=1), or the kernel ignores memory policies"
         )
+
+
+def _share(node: int | None, share: float) -> str:
+    return f"{share:.1%} on {'no node' if node is None else f'node {node}'}"

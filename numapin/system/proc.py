@@ -1,7 +1,7 @@
-"""Read what the kernel says about processes below /proc/PID. Edge.
+"""Read process information from /proc/PID. Edge.
 
 Comes in: process ids, and the root that holds proc/. Goes out: names, states, parents, start times, environments, CPUs
-(proc(5), proc_pid_stat(5)). `Gone` means that the process ended; PermissionError that it is another user's.
+(proc(5), proc_pid_stat(5)). `Gone` means that the process ended; PermissionError, that it is another user's.
 
 Each rank imports this before its program starts: the standard library only.
 """
@@ -27,8 +27,8 @@ _ENDED_STATES: Final = ("Z", "X")  # a zombie, or dead
 _GONE_ERRORS: Final = (FileNotFoundError, ProcessLookupError)
 
 
-class Gone(Exception):  # noqa: N818 - no error: processes end
-    """The process ended while it was read."""
+class Gone(Exception):  # noqa: N818 - not an error: processes end
+    """A process ended before or while it was read."""
 
 
 class Stat:
@@ -49,17 +49,17 @@ class Stat:
         self.session = int(fields[3])
         self._flags = int(fields[6])
         self.start = int(fields[19])
-        """Clock ticks since boot; with the process id it identifies a process for good."""
+        """Clock ticks since boot; the process id and this time identify a process uniquely."""
         self.last_cpu = int(fields[36])
 
     @property
     def has_ended(self) -> bool:
-        """Return whether it is over, though its parent may not have waited for it."""
+        """Whether it has ended, even if its parent has not waited for it yet."""
         return self.state in _ENDED_STATES
 
     @property
     def is_exiting(self) -> bool:
-        """Return whether the kernel is taking the process down."""
+        """Whether the kernel is ending the process."""
         return bool(self._flags & _EXITING_FLAG)
 
 
@@ -72,13 +72,13 @@ def read(path: str) -> str:
     """Return a file's text. Raises Gone, and PermissionError for another user's process."""
     try:
         with open(path, "rb") as file:
-            return file.read().decode(errors="replace")  # text mode would take a \r in a name for the end of a line
+            return file.read().decode(errors="replace")  # in text mode a \r in a name would end a line
     except _GONE_ERRORS:
         raise Gone from None
 
 
 def stat(folder: str) -> Stat:
-    """Read the `stat` file of a process or thread. Raises Gone, PermissionError, and MachineError if it is garbled."""
+    """Read the `stat` file of a process or thread. Raises Gone, PermissionError, or MachineError if it is malformed."""
     path = f"{folder}/stat"
     try:
         return Stat(read(path))
@@ -87,27 +87,27 @@ def stat(folder: str) -> Stat:
 
 
 def children_of(root: StrPath = LIVE) -> dict[int, list[int]]:
-    """Return each parent's children, all processes considered; not every kernel lists children itself."""
+    """Return each parent's children, from a look at all processes: not every kernel lists children itself."""
     children: dict[int, list[int]] = {}
-    for name in sorted(os.listdir(os.path.dirname(folder_of(0, root)))):
-        if not name.isdecimal():
-            continue
-        try:
-            found = stat(folder_of(name, root))
-        except (
-            Gone,
-            PermissionError,
-        ):  # with hidepid=1 the folders of other users' processes show, but not their files
-            continue
-        if not found.has_ended:
+    names = os.listdir(os.path.dirname(folder_of(0, root)))
+    for name in sorted(filter(str.isdecimal, names)):
+        found = _readable_stat(folder_of(name, root))
+        if found is not None and not found.has_ended:
             children.setdefault(found.parent, []).append(int(name))
     return children
+
+
+def _readable_stat(folder: str) -> Stat | None:
+    try:
+        return stat(folder)
+    except (Gone, PermissionError):  # with hidepid=1, other users' folders are listed, but their files are refused
+        return None
 
 
 def thread_cpus(pid: int) -> tuple[CpuSet, ...]:
     """Return the CPUs that each thread of a process may use; empty if it ended.
 
-    System calls instead of text, some microseconds a thread: fit to be asked every second.
+    Takes microseconds per thread, because it uses system calls instead of text.
     """
     folder = folder_of(pid)
     try:
@@ -116,7 +116,7 @@ def thread_cpus(pid: int) -> tuple[CpuSet, ...]:
         tids = [int(name) for name in os.listdir(f"{folder}/task")]
     except (Gone, *_GONE_ERRORS):
         return ()
-    return tuple(cpus for tid in tids if (cpus := _affinity(tid)))
+    return tuple(filter(None, map(_affinity, tids)))
 
 
 def _affinity(tid: int) -> CpuSet:
@@ -127,9 +127,9 @@ def _affinity(tid: int) -> CpuSet:
 
 
 def is_running(pid: int, start: int | None = None, *, root: StrPath = LIVE) -> bool:
-    """Return whether a process exists and has not ended; one that may not be read counts as running.
+    """Return whether a process exists and has not ended; an unreadable process counts as running.
 
-    With `start`, the start time in its record, a process that has inherited the id of an ended one does not count.
+    With `start`, the recorded start time, a process that reuses the id of an ended one does not count.
     """
     try:
         found = stat(folder_of(pid, root))
@@ -141,15 +141,15 @@ def is_running(pid: int, start: int | None = None, *, root: StrPath = LIVE) -> b
 
 
 def state_of(pid: int) -> str | None:
-    """Return a process's state ("S" sleeps, "T" is stopped), None if it cannot be read."""
+    """Return a process's state ("S" sleeps, "T" is stopped); None if it cannot be read."""
     try:
         return stat(folder_of(pid)).state
-    except (Gone, OSError):  # another user's, or no descriptor is left
+    except (Gone, OSError):  # another user's process, or no descriptor is left
         return None
 
 
 def start_time() -> int | None:
-    """Return when this process started, in clock ticks since boot; None without /proc."""
+    """Return the start time of this process in clock ticks since boot; None without /proc."""
     try:
         return stat(folder_of("self")).start
     except (Gone, OSError, MachineError):
@@ -157,7 +157,7 @@ def start_time() -> int | None:
 
 
 def is_exiting(pid: int) -> bool:
-    """Return whether the kernel is taking a process down, or has done so."""
+    """Return whether the kernel is ending a process, or has ended it."""
     try:
         return stat(folder_of(pid)).is_exiting
     except (Gone, OSError):
@@ -183,5 +183,5 @@ def parent_of(pid: int, *, root: StrPath = LIVE) -> int:
 
 
 def garbled(path: str, problem: str) -> MachineError:
-    """Return the error for a file that does not hold what kernels write."""
+    """Return the error for a file that is not in the kernel's format."""
     return MachineError(f"{path} is not what the kernel writes: {problem}", f"see it with: cat {path}")

@@ -1,4 +1,4 @@
-"""What libc and the kernel do to this process itself. Edge.
+"""Calls that decide how this process ends. Edge.
 
 Comes in: a signal number, or nothing. Goes out: nothing, or OSError.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 
-from numapin.system.calls import _LIBC, call
+from numapin.system.calls import LIBC, call
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,20 +17,20 @@ PR_SET_PDEATHSIG: Final = 1
 
 
 def end_with_parent(number: int) -> None:
-    """Have this process get a signal when the thread that started it ends, however it ends; exec keeps that.
+    """Request a signal to this process when the thread that started it ends, however it ends; exec keeps the request.
 
-    What this process starts does not inherit it. Raises OSError: EINVAL.
+    Children of this process do not inherit it. Raises OSError: EINVAL.
     """
     call("prctl", PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
 def exit_without_destructors() -> None:
-    """Have this process, when it ends by exit(3), run no handler of C or C++ that was registered before.
+    """Skip all C and C++ exit handlers registered so far when this process ends by exit(3).
 
-    What a C stream still holds is lost. A C library without on_exit(3), as musl is, runs them all.
+    Unwritten data in C streams is lost. A C library without on_exit(3), such as musl, still runs them all.
     """
     from contextlib import suppress  # here, because each rank imports this module before its own program starts
 
-    libc = ctypes.CDLL(_LIBC)
+    libc = ctypes.CDLL(LIBC)
     with suppress(AttributeError):
         libc.on_exit(ctypes.cast(libc["_exit"], ctypes.c_void_p), None)

@@ -1,9 +1,9 @@
-/* Copy blocks of memory one behind the other, with stores that go past the caches.
+/* Copy blocks of memory one after the other, with stores that bypass the caches.
  *
  * Comes in: addresses. Goes out: the bytes, in memory, for a GPU to read.
  *
- * An ordinary store to a line that is in no cache reads the line first, and the line is written back later. What a GPU
- * reads next, and no CPU, is better written at once: the copy makes a third less traffic on the memory bus, which the
+ * An ordinary store to an uncached line reads the line first, and writes it back later. If a GPU reads the memory next,
+ * and no CPU, writing the line directly is better: the copy causes a third less traffic on the memory bus, which the
  * GPU's own reads need. Intel's optimization manual calls these non-temporal stores.
  */
 
@@ -35,8 +35,9 @@ static void copy(char *to, const char *from, size_t bytes)
     memcpy(to + at, from + at, bytes - at);
 }
 
-/* `from` are `count` addresses of `bytes` each. Ordered before whatever this thread stores afterwards.
- * Returns 0: its caller expects a status. Another name for other arguments: a tree may keep a library of before. */
+/* `from` has the addresses of `count` blocks of `bytes` each. The copy is ordered before later stores.
+ * Returns 0, because the caller expects a status. Rename the function if its arguments change: a source tree may still
+ * contain a library of an earlier build. */
 int numapin_stack_past_caches(char *to, const char *const *from, size_t count, size_t bytes)
 {
     for (size_t i = 0; i < count; i++)

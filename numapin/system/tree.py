@@ -1,11 +1,11 @@
 """A directory tree of small kernel files below any root. Edge.
 
-Comes in: a root directory ("/" is the live machine) and paths below it. Goes out: text, numbers and sets. A file that
-is missing, unreadable or garbled is unknown (None); only a garbled CPU or node list is an error that names the file,
-because a plan made from half a list would be wrong without a word.
+Comes in: a root directory ("/" is the live machine) and paths below it. Goes out: text, numbers and sets. A missing,
+unreadable or malformed file is unknown (None). Only a malformed CPU or node list is an error, which names the file,
+because a plan made from half a list would be silently wrong.
 
-A capture may be anybody's. Its links are followed one by one, as if its root were "/": an absolute link starts there,
-and ".." does not lead above it. What is not a regular file or a directory in it is not opened.
+A capture is untrusted. Its links are followed one by one, as if its root were "/": an absolute link starts there, and
+".." does not lead above it. Only regular files and directories are opened in it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CAPTURE: Final = "capture a machine with: hwloc-gather-topology --io capture && 
 _MAX_BYTES: Final = MAX_LIST_CHARS + 1
 _MAX_PROC_BYTES: Final = 1 << 20  # of mounts: hosts of containers have thousands
 _MAX_NAMES: Final = 1 << 16  # in a directory: PCI has 65536 functions in a domain, and /sys keeps them in few domains
-_MAX_LINKS: Final = 40  # that lead to one file, as in the kernel
+_MAX_LINKS: Final = 40  # on the way to one file, as in the kernel
 _READ: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _LIST: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _LOOK: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -40,7 +40,7 @@ _NUMBER: Final = re.compile(r"\d{1,18}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """What is below `root`, "" for the live machine; every path is relative to it."""
+    """The files below `root`, "" for the live machine; every path is relative to it."""
 
     root: str
     _sets: cpu_set.Sets = field(default_factory=cpu_set.Sets, repr=False, compare=False)
@@ -48,23 +48,17 @@ class Tree:
     def data(self, path: str) -> bytes | None:
         """Return a file's bytes, at most 1 MiB of them below proc/ and 64 KiB elsewhere, or None.
 
-        O_NONBLOCK, because a link may lead to a pipe or a device. Read until empty, because /proc and /sys hand out a
-        page at a time.
+        The file is opened with O_NONBLOCK, because a link may lead to a pipe or a device.
         """
         fd = self._opened(path, _READ)
         if fd is None:
             return None
-        most = _MAX_PROC_BYTES if path.startswith("proc/") else _MAX_BYTES
-        chunks: list[bytes] = []
         try:
-            while most > 0 and (chunk := os.read(fd, most)):
-                chunks.append(chunk)
-                most -= len(chunk)
+            return _read(fd, _MAX_PROC_BYTES if path.startswith("proc/") else _MAX_BYTES)
         except OSError:  # the driver refuses (EINVAL, EIO), or it is a directory
             return None
         finally:
             os.close(fd)
-        return b"".join(chunks)
 
     def text(self, path: str) -> str | None:
         """Return a file's text without the white space around it, or None."""
@@ -72,27 +66,27 @@ class Tree:
         return None if data is None else data.decode(errors="replace").strip()
 
     def number(self, path: str) -> int | None:
-        """Return a file's non-negative number; None where it holds anything else, such as the kernel's -1."""
+        """Return a file's non-negative number; None if it holds anything else, such as the kernel's -1."""
         text = self.text(path)
         return int(text) if text is not None and _NUMBER.fullmatch(text) else None
 
     def numbers(self, path: str = "", *, mask: str = "") -> CpuSet | None:
         """Return the set in the list file `path`, else in the mask file `mask`, else None.
 
-        Old kernels have only the masks. Raises MachineFileError that names the file.
+        Old kernels have masks only. Raises MachineFileError that names the file.
         """
         listed = self._set(path, CpuSet.parse) if path else None
         return self._set(mask, cpu_set.parse_mask) if listed is None and mask else listed
 
     def parsed(self, text: str, path: str, parse: Callable[[str], CpuSet] = CpuSet.parse) -> CpuSet:
-        """Parse a set that stands in the file `path`. Raises MachineFileError that names the file."""
+        """Parse a set from the file `path`. Raises MachineFileError that names the file."""
         try:
             return self._sets.get(text, parse)
         except ValueError as error:
             raise MachineFileError(f"{self.root}/{path}: {error}", CAPTURE) from None
 
     def names(self, path: str) -> list[str]:
-        """Return the sorted names in a directory, the first 65536 that it lists; none where it does not exist."""
+        """Return the sorted names in a directory, at most 65536; none if it does not exist."""
         fd = self._opened(path, _LIST)
         if fd is None:
             return []
@@ -105,17 +99,17 @@ class Tree:
             os.close(fd)
 
     def link(self, path: str) -> str | None:
-        """Return where a symbolic link points, as written, or None."""
+        """Return the target of a symbolic link as written, or None."""
         try:
             if not self.root:
-                return os.readlink(f"/{path}")  # Path costs more than the call, 500 times over
+                return os.readlink(f"/{path}")  # not with Path, which takes longer than the call, some 500 times
             with _Walk(self.root, path, follow_last=False) as walk:
                 return os.readlink("", dir_fd=walk.top)
         except (OSError, ValueError):
             return None
 
     def _opened(self, path: str, flags: int) -> int | None:
-        """Open a file or directory; None where that cannot be."""
+        """Open a file or directory; None if that fails."""
         try:
             if not self.root:
                 return os.open(f"/{path}", flags)
@@ -129,11 +123,20 @@ class Tree:
         return None if text is None else self.parsed(text, path, parse)
 
 
-class _Walk:
-    """The way from a capture's root to what a path names in it: an open descriptor for each step.
+def _read(fd: int, most: int) -> bytes:
+    """Read until empty, because /proc and /sys return a page at a time; at most `most` bytes. Raises OSError."""
+    chunks: list[bytes] = []
+    while most > 0 and (chunk := os.read(fd, most)):
+        chunks.append(chunk)
+        most -= len(chunk)
+    return b"".join(chunks)
 
-    No step is taken by a path of several names, so that nobody who changes the capture meanwhile can lead out of it.
-    Raises OSError where the way ends early, goes in a circle, or passes more than 40 links.
+
+class _Walk:
+    """The way from a capture's root to the target of a path in it: an open descriptor for each step.
+
+    Each step opens a single name, so that a capture that changes meanwhile cannot lead out of its root.
+    Raises OSError if the way ends early, goes in a circle, or passes more than 40 links.
     """
 
     def __init__(self, root: str, path: str, *, follow_last: bool = True) -> None:
@@ -153,11 +156,11 @@ class _Walk:
 
     @property
     def top(self) -> int:
-        """The descriptor of what the path names, opened with O_PATH."""
+        """The descriptor of the path's target, opened with O_PATH."""
         return self._steps[-1]
 
     def open(self, flags: int) -> int:
-        """Open what the path names: a regular file or a directory."""
+        """Open the path's target: a regular file or a directory."""
         mode = os.fstat(self.top).st_mode
         if stat.S_ISDIR(mode):
             return os.open(".", flags, dir_fd=self.top)
@@ -181,7 +184,7 @@ class _Walk:
                     todo += self._target()[::-1]
 
     def _target(self) -> list[str]:
-        """Step back from a link, to the root if it is absolute, and return the names in it."""
+        """Step back from a link, to the root if it is absolute, and return the names in its target."""
         target = os.readlink("", dir_fd=self.top)
         self._back_to(1 if target.startswith("/") else len(self._steps) - 1)
         return target.split("/")

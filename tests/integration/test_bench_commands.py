@@ -138,7 +138,7 @@ def test_two_options_with_one_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (("transfer", "--sizes", "4X"), "'4X' is no size"),
+        (("transfer", "--sizes", "4X"), "'4X' is not a size"),
         (("transfer", "--peers", "pinnned"), "'pinnned' is not one of pageable, pinned"),
         (("overlap", "--cases", "all"), "'all' is not one of transfer-bound"),
         (("launch", "--ranks", "0"), "0 is not in the range"),

@@ -164,7 +164,7 @@ class TestCaptured:
 @pytest.mark.parametrize(
     ("arguments", "status", "told"),
     [
-        (("--batch-bytes", "much"), 2, "'much' is no size, such as 38.5M"),
+        (("--batch-bytes", "much"), 2, "'much' is not a size such as 38.5M"),
         (("--workers", "-1"), 2, "--workers"),
         (("--prefetch-factor", "0"), 2, "--prefetch-factor"),
         (("--root", "/nowhere"), 3, "/nowhere"),

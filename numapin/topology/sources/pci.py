@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
+from numapin.base.bounds import MAX_PARENTS
 from numapin.base.cpu_set import CpuSet
 from numapin.topology.address import pci_address
 from numapin.topology.model import NicKind, Pcie
@@ -103,7 +105,7 @@ def _above(tree: Tree, at: str) -> tuple[Mapping[str, str], str | None]:
             parents[address] = f"{_DEVICES}/{'/'.join(above[:end])}"
         elif host_bridge is None and _HOST_BRIDGE.fullmatch(above[end - 1]):
             host_bridge = above[end - 1]
-    return parents, host_bridge
+    return dict(islice(parents.items(), MAX_PARENTS)), host_bridge
 
 
 def _pcie(tree: Tree, at: str) -> Pcie:

@@ -1,4 +1,4 @@
-"""Numbers that are too large, and paths that no file has, are refused in words, by every option that takes them."""
+"""Numbers that are too large, and impossible paths, are refused with a message by every option that takes them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ GOOD = Readings(host=None, source="s", cpus=(CpuReading(cpu=0, siblings=CpuSet({
 
 
 def refused(*words: str) -> str:
-    """Run a command of numapin here; it must end with an error of ours or click's, whose text is returned."""
+    """Run a numapin command in this process; return the text of the error, ours or click's, that it must end with."""
     with pytest.raises((NumapinError, click.ClickException)) as caught:
         numapin.main(list(words), prog_name="numapin", standalone_mode=False)
     return str(caught.value)
@@ -56,7 +56,7 @@ def test_ranks_have_a_bound(words: tuple[str, ...]) -> None:
 
 
 def test_the_help_names_the_bound() -> None:
-    """So that nobody has to try."""
+    """The help states the bound."""
     for command in ("plan", "exec"):
         text = numapin.get_command(click.Context(numapin), command)
         assert text is not None
@@ -64,7 +64,7 @@ def test_the_help_names_the_bound() -> None:
 
 
 def test_ranks_of_a_function_have_the_bound() -> None:
-    """`numapin.spawn` says so before it starts anything."""
+    """`numapin.spawn` raises the error before it starts anything."""
     with pytest.raises(UsageError, match=f"is {TOO_MANY}; it must be at most {MAX_RANKS}"):
         package.spawn(os.getpid, nproc_per_node=int(TOO_MANY))
     with pytest.raises(UsageError, match="is a number of 13288 bits; it must be at most"):
@@ -78,7 +78,7 @@ def test_torchruns_variable_has_the_bound(tmp_path: Path) -> None:
 
 
 def test_the_ranks_of_a_launcher_have_the_bound() -> None:
-    """A launcher's variable of a million tasks makes no plan for them; a line with that many goes to click."""
+    """A launcher's variable with a million tasks is refused before planning; such a command line goes to click."""
     for environ in (
         {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": TOO_MANY},
         {"LOCAL_RANK": str(MAX_RANKS)},
@@ -105,14 +105,14 @@ def test_the_ranks_of_a_launcher_have_the_bound() -> None:
     ],
 )
 def test_readings_have_bounds(readings: Readings, problem: str) -> None:
-    """Whatever reader they come from."""
+    """The bound holds for every reader."""
     with pytest.raises(ValueError, match=f"more than {problem}"):
         build(readings)
 
 
 @pytest.mark.parametrize(("num_gpus", "num_nics", "kept"), [(8, 300, 47278), (8, 2000, 16028), (64, 2000, 2016)])
 def test_hundreds_of_virtual_functions_leave_links_out(num_gpus: int, num_nics: int, kept: int) -> None:
-    """A host with more of them than links are accepted is read; a note says which links are missing."""
+    """A host with too many devices for the bound on links is read; a note says which links are missing."""
     gpus = tuple(PciReading(address=f"{n:04x}:00:00.0", host_bridge="h") for n in range(num_gpus))
     nics = tuple(
         PciReading(address=f"{n:04x}:01:00.0", host_bridge="h", interfaces=((f"e{n}", NicKind.ETHERNET),))
@@ -146,7 +146,7 @@ PATHS: dict[str, Callable[[str], tuple[str, ...]]] = {
 def test_a_path_that_no_file_has_is_an_error_of_ours(
     option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Too long, with a NUL, through a file, in a circle, a folder or a pipe in the place of a file: no traceback."""
+    """Too long, with a NUL, through a file, a link to itself, a folder or a pipe instead of a file: no traceback."""
     monkeypatch.chdir(tmp_path)
     Path("m.json").write_text(json.dumps(grid(nodes=1, cores=1).to_json()))
     Path("circle").symlink_to("circle")

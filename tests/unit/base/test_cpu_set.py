@@ -1,4 +1,4 @@
-"""Linux list strings and masks: the forms that exist, and what a bad one says."""
+"""Linux list strings and masks: the valid forms, and the errors for others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from numapin.base.cpu_set import CpuSet
     ],
 )
 def test_parse(text: str, numbers: set[int]) -> None:
-    """Numbers, ranges and grouped ranges in any order are a set."""
+    """Numbers, ranges and grouped ranges are parsed in any order."""
     assert set(CpuSet.parse(text)) == numbers
 
 
@@ -48,13 +48,13 @@ def test_parse(text: str, numbers: set[int]) -> None:
     ],
 )
 def test_bad_items_are_named(text: str, quoted: str) -> None:
-    """A ValueError quotes the item that is wrong."""
+    """The ValueError quotes the bad item."""
     with pytest.raises(ValueError, match=quoted.replace("(", r"\(")):
         CpuSet.parse(text)
 
 
 def test_long_text_is_quoted_in_part() -> None:
-    """A message stays a line, whatever the file holds."""
+    """A message stays short, however long the text is."""
     with pytest.raises(ValueError, match=r"x\.\.\.") as caught:
         CpuSet.parse("x" * 5000)
     assert len(str(caught.value)) < 200
@@ -94,7 +94,7 @@ def test_from_words(words: list[int], word_bits: int, numbers: set[int]) -> None
 
 @pytest.mark.parametrize("text", ["g", "123456789", "0x0x1", "-1", "0xf...f", "1 2", "," * 40000])
 def test_bad_masks_are_quoted(text: str) -> None:
-    """What is no mask is a ValueError that shows it."""
+    """A malformed mask raises a ValueError that quotes it."""
     with pytest.raises(ValueError, match="not a CPU mask"):
         cpu_set.parse_mask(text)
 
@@ -120,13 +120,21 @@ A, B = CpuSet({0, 1, 2, 8}), CpuSet({2, 3})
     ],
 )
 def test_sets_stay_cpu_sets(made: CpuSet, text: str) -> None:
-    """Set algebra, readers and copies give a `CpuSet`, whose text is Linux's list; the text is made once."""
+    """Set algebra, parsers and copies return a `CpuSet`, whose text is Linux's list; the text is rendered once."""
     assert type(made) is CpuSet
     assert (str(made), f"{made}", str(made)) == (text, text, text)
 
 
+def test_operations_without_effect_copy_nothing() -> None:
+    """An operator whose result equals the set on the left returns that set, with its text and hash."""
+    assert A & (A | B) is A
+    assert A - CpuSet({7}) is A
+    assert A | CpuSet({8}) is A
+    assert [str(made) for made in (A & B, A - B, A | B)] == ["2", "0-1,8", "0-3,8"]
+
+
 def test_a_cpu_set_is_a_set() -> None:
-    """It equals and hashes like any set of its numbers, and the empty one is false."""
+    """It equals and hashes like any set of its numbers, and the empty set is false."""
     assert {frozenset(A): 1}[A] == 1
     assert not CpuSet()
     with pytest.raises(AttributeError):

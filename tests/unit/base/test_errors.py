@@ -1,4 +1,4 @@
-"""The error tree: exit statuses, text, and the way across process borders."""
+"""The error tree: exit statuses, text, pickling."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ EXIT_CODES = {
 
 
 def test_every_error_has_its_exit_status() -> None:
-    """The table above is the contract, and no error class stands outside it."""
+    """The table above is the contract, and it lists every error class."""
     classes = [kind for kind in vars(errors).values() if isinstance(kind, type)]
     assert {kind: getattr(kind, "exit_code", None) for kind in classes} == EXIT_CODES
 
 
 @pytest.mark.parametrize("kind", EXIT_CODES)
 def test_errors_pickle_with_message_and_hint(kind: type[errors.NumapinError]) -> None:
-    """A rank's error reaches the launcher whole."""
+    """A rank's error reaches the launcher with all its attributes."""
     copy = pickle.loads(pickle.dumps(kind("GPU 9 is not there", "numapin topo")))  # noqa: S301 - our own bytes
     assert type(copy) is kind
     assert (copy.message, copy.hint) == ("GPU 9 is not there", "numapin topo")

@@ -1,4 +1,4 @@
-"""Typed reading of JSON: what is accepted, and how a bad element is named."""
+"""Typed reading of JSON: accepted values, and errors that name the element."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_what_is_optional_may_be_null_or_missing() -> None:
     ],
 )
 def test_errors_name_file_and_element(read: Callable[[], object], message: str) -> None:
-    """What is wrong is named by file and path, with what was found, and how to get a good file."""
+    """The error names the file, the element and the value found; the hint says how to get a valid file."""
     with pytest.raises(MachineFileError) as caught:
         read()
     assert caught.value.message.startswith(message)

@@ -21,7 +21,7 @@ STRANGER = 54321
 
 @pytest.fixture
 def shared(tmp_path: Path) -> Path:
-    """Give a folder to which everybody may write, as /tmp, in one that everybody may enter."""
+    """Give a folder that everybody may write to, as /tmp, in a folder that everybody may enter."""
     tmp_path.chmod(0o755)
     folder = tmp_path / "shared"
     folder.mkdir()
@@ -30,7 +30,7 @@ def shared(tmp_path: Path) -> Path:
 
 
 def test_links_and_pipes_stay_what_they_are(tmp_path: Path) -> None:
-    """Through a link what it leads to is replaced; a pipe is written to, and one that nobody reads is an error."""
+    """A link's target is replaced; a pipe is written to, and a pipe without a reader is an error."""
     link, target, pipe = (tmp_path / name for name in ("link", "target", "pipe"))
     link.symlink_to(target)
     write_text_to(str(link), "1", remedy="")
@@ -47,7 +47,7 @@ def test_links_and_pipes_stay_what_they_are(tmp_path: Path) -> None:
 
 
 def test_ways_to_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Relative paths, .. and links to folders, absolute or not, lead where the kernel says that they lead."""
+    """Relative paths, .. and links to folders, absolute or not, are resolved as the kernel resolves them."""
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "a" / "up").symlink_to("../a/b/..")
     (tmp_path / "absolute").symlink_to(tmp_path / "a" / "up")
@@ -62,7 +62,7 @@ def test_ways_to_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize("path", ["loop", "loop/x", "file/x", "gone/x", ".", "a\0b"])
 def test_where_nothing_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
-    """A path that leads nowhere is an error that names it, and is known before anything is written."""
+    """An invalid path is an error that names it, and is detected before anything is written."""
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "file").touch()
     monkeypatch.chdir(tmp_path)
@@ -73,7 +73,7 @@ def test_where_nothing_can_be_written(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_the_mode_of_a_file_stays(tmp_path: Path) -> None:
-    """A file that is there keeps its mode, a new one gets the umask's; nothing else is left in the folder."""
+    """An existing file keeps its mode, a new one gets the umask's; nothing else is left in the folder."""
     old, new = tmp_path / "old", tmp_path / "new"
     old.touch()
     before = os.umask(0o027)
@@ -90,7 +90,7 @@ def test_the_mode_of_a_file_stays(tmp_path: Path) -> None:
 
 
 def test_text_that_cannot_be_encoded(tmp_path: Path) -> None:
-    """What cannot be written leaves the file that was there, and nothing else."""
+    """A failed write leaves the old file, and nothing else."""
     path = tmp_path / "file"
     path.write_text("before")
     with pytest.raises(NumapinError, match=r"file cannot be written: .*surrogates"):
@@ -101,10 +101,10 @@ def test_text_that_cannot_be_encoded(tmp_path: Path) -> None:
 
 @needs_root
 class TestOthersFiles:
-    """What another user owns, on a kernel with fs.protected_* on or off."""
+    """Files of another user, on a kernel with fs.protected_* on or off."""
 
     def test_root_does_not_take_a_users_file_away(self, tmp_path: Path) -> None:
-        """The file that root writes anew keeps its owner, group and mode."""
+        """A file that root replaces keeps its owner, group and mode."""
         path = tmp_path / "file"
         path.touch()
         path.chmod(0o640)
@@ -116,7 +116,7 @@ class TestOthersFiles:
 
     @pytest.mark.parametrize("what", ["link", "file", "pipe", "folder's link"])
     def test_what_another_user_planted_is_refused(self, shared: Path, tmp_path: Path, what: str) -> None:
-        """In a folder for everybody a link, file or pipe of another user may be a trap, also on the way to the file."""
+        """In a shared folder, another user's link, file or pipe is refused, also on the way to the file."""
         target, trap = tmp_path / "target", shared / "trap"
         target.write_text("before")
         path = trap
@@ -139,7 +139,7 @@ class TestOthersFiles:
         assert list(shared.iterdir()) == [trap]
 
     def test_whose_links_root_follows(self, shared: Path, tmp_path: Path) -> None:
-        """Its own, wherever they are; none of another user, not even in that user's own folder."""
+        """Root follows its own links anywhere, and no link of another user, not even in that user's own folder."""
         target = tmp_path / "target"
         target.write_text("before")
         os.chown(shared, STRANGER, STRANGER)
@@ -154,7 +154,7 @@ class TestOthersFiles:
             assert (target.read_text(), link.is_symlink()) == (str(number) if is_followed else before, True)
 
     def test_a_folder_of_ones_own(self, shared: Path) -> None:
-        """A folder is made private; another user's, also behind a link of one's own, is refused."""
+        """A new folder is private; another user's folder is refused, also behind a link of one's own."""
         made, others, link = (shared / name for name in ("made", "others", "link"))
         for _ in range(2):
             make_own(str(made / "inner"))

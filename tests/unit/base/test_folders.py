@@ -12,7 +12,7 @@ from numapin.base.folders import opened, place_of
 
 @pytest.mark.parametrize("raises", [False, True])
 def test_no_descriptor_is_left(tmp_path: Path, *, raises: bool) -> None:
-    """What was opened on the way is closed: after the block, after an error in it, and where the walk fails."""
+    """All descriptors are closed: after the block, after an error in it, and after a failed walk."""
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
     before = sorted(Path("/proc/self/fd").iterdir())

@@ -1,4 +1,4 @@
-"""Command lines without secrets: what is hidden, and what must stay readable."""
+"""Command lines without secrets: values that are hidden, and values that must stay readable."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ S = "Tr0ub4dor-and_3"
     ],
 )
 def test_hidden(line: str) -> None:
-    """The secret is gone, as many words are left, and those before it are the same."""
+    """The secret is gone, and the number of words and all other words are unchanged."""
     words = shlex.split(line)
     hidden = without_secrets(words)
     assert S not in " ".join(hidden)
@@ -92,7 +92,7 @@ def test_hidden(line: str) -> None:
 )
 @pytest.mark.parametrize("form", ["{}", "--model={}", "--note 'x {} y'"])
 def test_tokens_are_known_by_their_form(token: str, form: str) -> None:
-    """Whatever option they are given to."""
+    """Tokens of a known form are hidden, whatever option has them."""
     hidden = " ".join(without_secrets(shlex.split(form.format(token))))
     assert token not in hidden
     assert "***" in hidden
@@ -144,19 +144,19 @@ def test_tokens_are_known_by_their_form(token: str, form: str) -> None:
     ],
 )
 def test_kept(line: str) -> None:
-    """Counts, names, paths and flags stay as they are."""
+    """Counts, names, paths and flags do not change."""
     assert without_secrets(shlex.split(line)) == shlex.split(line)
 
 
 def test_long_words_take_no_time() -> None:
-    """128 KiB of anything, as long as Linux allows, is read in one pass, not in a square of its length."""
+    """The longest argument that Linux allows, 128 KiB, takes linear time, not quadratic."""
     for word in ("a" * 128_000, "a=" * 64_000, "a:" * 64_000, "://" * 40_000, "-a " * 40_000, '"a":' * 32_000):
         assert len(without_secrets([word])) == 1
     assert not is_secret("-" * 100_000)
 
 
 def test_the_run_folder_has_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """command.json, which `verify` and `top` show, has the command line without them."""
+    """command.json, which `verify` and `top` show, has the command line without secrets."""
     monkeypatch.setattr(sys, "argv", ["numapin", "run", "train.py", "--wandb-key", S, f"--token={S}", "--lr", "1"])
     handover.hand_over(Plan(bind=Bind.NODE, memory=Memory.NONE, ranks=()), str(tmp_path), {})
     recorded = json.loads((tmp_path / "command.json").read_text())["argv"]

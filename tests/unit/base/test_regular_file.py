@@ -1,4 +1,4 @@
-"""Files that may be anything: what is read, and what is refused at once."""
+"""Untrusted files: what is read, and what is refused without waiting."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ JSON = '{"schema": 1}'
 
 
 def odd_files(folder: Path) -> dict[str, str]:
-    """Make what is no regular file, and names that no file has; the reason that each is refused for."""
+    """Make irregular files and impossible names; return the reason for refusal of each."""
     os.mkfifo(folder / "pipe")
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(folder / "socket"))
@@ -41,12 +41,12 @@ def odd_files(folder: Path) -> dict[str, str]:
         str(folder / ("x" * 5000)): "File name too long",
         "/dev/zero": "a device, not a regular file",
         "/dev/null": "a device, not a regular file",
-        "a\0b": "not a file's name: embedded null byte",
+        "a\0b": "not a file name: embedded null byte",
     }
 
 
 def test_odd_files_are_refused_with_the_reason(tmp_path: Path) -> None:
-    """Nothing waits for a pipe or reads a device without end; the error has the path and says what is there."""
+    """Pipes do not block, devices are not read; the error has the path and says what it is."""
     for path, reason in odd_files(tmp_path).items():
         with pytest.raises(OSError, match=reason) as caught:
             read_file(path, max_bytes=100)
@@ -55,7 +55,7 @@ def test_odd_files_are_refused_with_the_reason(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("read", [lambda path: discover(machine=Path(path)), read_plan_file])
 def test_every_reader_of_a_named_file_refuses_them(read: Callable[[str], object], tmp_path: Path) -> None:
-    """--machine and --plan turn the reason into their own error."""
+    """--machine and --plan include the reason in their own error."""
     for path, reason in odd_files(tmp_path).items():
         with pytest.raises(MachineError, match=reason) as caught:
             read(path)
@@ -63,14 +63,14 @@ def test_every_reader_of_a_named_file_refuses_them(read: Callable[[str], object]
 
 
 def test_nccl_topo_file_is_refused_with_a_note(tmp_path: Path) -> None:
-    """NCCL goes on without a file that it cannot read, and so does the plan."""
+    """Like NCCL, planning goes on without an NCCL file that cannot be read."""
     os.mkfifo(tmp_path / "pipe")
     notes = discover(environ={"NCCL_TOPO_FILE": str(tmp_path / "pipe")}).notes
     assert any("NCCL_TOPO_FILE was not used" in note and "a named pipe" in note for note in notes)
 
 
 def test_a_pipe_of_this_process_is_read_to_its_end() -> None:
-    """<(command) and /dev/stdin are pipes that the user meant; the writer may be slower than the reader."""
+    """<(command) and /dev/stdin are pipes that the user named on purpose; the writer may be slower than the reader."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -87,7 +87,7 @@ def test_a_pipe_of_this_process_is_read_to_its_end() -> None:
 
 
 def test_a_file_has_a_largest_size(tmp_path: Path) -> None:
-    """One byte more is refused; the message names the bound."""
+    """A file of one byte too many is refused; the message names the bound."""
     path = tmp_path / "file"
     path.write_bytes(b"x" * (1 << 20))
     assert len(read_file(str(path), max_bytes=1 << 20)) == 1 << 20
@@ -97,11 +97,11 @@ def test_a_file_has_a_largest_size(tmp_path: Path) -> None:
 
 
 class TestCaptures:
-    """A captured machine: its links stay inside, as if its root were "/"."""
+    """A captured machine, whose links stay inside as if its root were "/"."""
 
     @pytest.fixture
     def capture(self, tmp_path: Path) -> Tree:
-        """Make a capture with a file, beside a secret outside of it."""
+        """Make a capture with a file, and a secret outside of it."""
         (tmp_path / "secret").mkdir()
         (tmp_path / "secret" / "file").write_text("1")
         (tmp_path / "secret" / "link").symlink_to("x")
@@ -114,13 +114,13 @@ class TestCaptures:
         ["/sys/a/file", "a/file", "../sys/a/file", "../../../../sys/a/file", "/../sys/./a//file", "/sys/a/../a/file"],
     )
     def test_links_inside_are_followed(self, capture: Tree, target: str) -> None:
-        """Absolute ones begin at the capture's root, and ".." does not lead above it."""
+        """Absolute links start at the capture's root, and ".." does not lead above it."""
         Path(capture.root, "sys", "link").symlink_to(target)
         assert capture.number("sys/link") == 7
 
     @pytest.mark.parametrize("target", ["{outside}", "../../secret", "../../../..{outside}", "/..{outside}", "."])
     def test_links_outside_lead_nowhere(self, capture: Tree, target: str, tmp_path: Path) -> None:
-        """No file, no directory and no link outside of the root is read, by the end or the middle of a path."""
+        """No file, directory or link outside the root is read, through the last name of a path or through others."""
         folder = Path(capture.root, "sys", "out")
         folder.symlink_to(target.format(outside=tmp_path / "secret"))
         assert capture.text("sys/out/file") is None
@@ -130,13 +130,13 @@ class TestCaptures:
         assert capture.text("sys/../../secret/file") is None
 
     def test_links_in_a_circle_lead_nowhere(self, capture: Tree) -> None:
-        """And do not take time."""
+        """Circular links are unknown, and take no time."""
         Path(capture.root, "sys", "one").symlink_to("two")
         Path(capture.root, "sys", "two").symlink_to("/sys/one")
         assert capture.text("sys/one") is None
 
     def test_what_is_no_file_is_unknown(self, capture: Tree) -> None:
-        """A pipe, a socket, a directory and a link to a device; none of them is waited for."""
+        """A pipe, a socket, a directory and a link to a device are not read, and do not block."""
         sys = Path(capture.root, "sys")
         os.mkfifo(sys / "pipe")
         with socket.socket(socket.AF_UNIX) as server:
@@ -144,7 +144,7 @@ class TestCaptures:
         assert [capture.data(f"sys/{name}") for name in ("pipe", "socket", "a", "missing")] == [None] * 4
 
     def test_no_descriptor_is_left_open(self, capture: Tree) -> None:
-        """Whatever the way ends with."""
+        """Descriptors are closed however the walk ends."""
         Path(capture.root, "sys", "link").symlink_to("/sys/a/file")
         Path(capture.root, "sys", "circle").symlink_to("circle")
         before = len(list(Path("/proc/self/fd").iterdir()))
@@ -155,7 +155,7 @@ class TestCaptures:
         assert len(list(Path("/proc/self/fd").iterdir())) == before
 
     def test_a_large_file_is_read_in_part(self, capture: Tree) -> None:
-        """A sparse one costs nothing to make."""
+        """Of a huge file, here a sparse one, 64 KiB are read."""
         os.truncate(Path(capture.root, "sys", "a", "file"), 1 << 40)
         assert len(capture.data("sys/a/file") or b"") == 65537
 

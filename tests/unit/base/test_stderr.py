@@ -1,4 +1,4 @@
-"""Lines on stderr, whatever stderr is."""
+"""Lines on stderr, in whatever state stderr is."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 def test_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    """The line says who writes."""
+    """The line names the program."""
     say("rank 1: text")
     assert capsys.readouterr().err == "numapin: rank 1: text\n"
 
 
 def test_a_stderr_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is missing, closed or full stops nothing."""
+    """A missing, closed or full stderr is ignored."""
     monkeypatch.setattr(sys, "stderr", None)
     say("lost")
     with Path(os.devnull).open("w", encoding="ascii") as file:

@@ -28,7 +28,7 @@ from numapin.errors import MachineFileError
     ],
 )
 def test_what_is_no_json_is_a_value_error(text: str, problem: str) -> None:
-    """Also what Python's decoder takes, or answers with another exception; a machine file's error has the reason."""
+    """Text that Python's decoder accepts is refused too, if it is not JSON; a machine file's error has the reason."""
     with pytest.raises(ValueError, match=problem):
         decode(text)
     with pytest.raises(MachineFileError, match=f"m.json: not JSON: .*{problem}"):
@@ -36,12 +36,12 @@ def test_what_is_no_json_is_a_value_error(text: str, problem: str) -> None:
 
 
 def test_numbers_that_can_be_written_are_read() -> None:
-    """From the smallest to the largest."""
+    """Numbers are read up to the largest float, and down to those that round to zero."""
     assert decode("[1e308, 5e-324, 1e-999, 0.1, -7]") == [1e308, 5e-324, 0.0, 0.1, -7]
 
 
 def test_no_nan_is_written() -> None:
-    """It becomes null, as do infinities, however deep; the rest stays as it is."""
+    """NaN and infinities become null at any depth; other values do not change."""
     content = {"a": [math.nan, 1.5, (math.inf, {"b": -math.inf})], "c": "NaN"}
     expected = {"a": [None, 1.5, [None, {"b": None}]], "c": "NaN"}
     assert json.loads(encode(content)) == expected
@@ -52,7 +52,7 @@ def test_no_nan_is_written() -> None:
 @pytest.mark.parametrize("key", ["nodes", "n", "flag", "text"])
 @pytest.mark.parametrize("value", ["[[[]]]", "9" * 4000, "[" * 900 + "]" * 900, '{"a": {"b": 1}}'])
 def test_a_wrong_value_is_named_however_large_it_is(key: str, value: str) -> None:
-    """Its text is not made for the message: it may be deep, or have more digits than Python writes."""
+    """The message does not render the whole value, which may be deep, or have more digits than Python writes."""
     fields = Fields.top("m.json", f'{{"{key}": {value}}}', hint="h")
     reads = {"nodes": fields.numbers, "n": fields.number, "flag": fields.flag, "text": fields.text}
     with pytest.raises(MachineFileError) as caught:

@@ -107,8 +107,8 @@ def test_sizes(text: str, num_bytes: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "0", "0.5", "-1M", "M", "1X", "1e9", "1,5M", "٣M", "9" * 40, "nan", "1 2M"])
 def test_bad_sizes(text: str) -> None:
-    """What is no size of at least a byte is refused with an example."""
-    with pytest.raises(ValueError, match=r"is no size, such as 38.5M"):
+    """Text that is not a size of at least one byte is refused with an example."""
+    with pytest.raises(ValueError, match=r"is not a size such as 38.5M"):
         sizes.parse(text)
 
 

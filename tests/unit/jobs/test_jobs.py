@@ -217,7 +217,7 @@ _POD = ("--cpus-per-task", "4", "--mem-per-node", "8G")
             )
         ),
         (["mpi", *_GOOD, "--container", "/images/a.sqsh", "train.py"], "which only Slurm runs"),
-        (["slurm", *_GOOD, "--mem-per-node", "lots", "train.py"], "'lots' is no size"),
+        (["slurm", *_GOOD, "--mem-per-node", "lots", "train.py"], "'lots' is not a size"),
         (["slurm", *_GOOD, "--mem-per-node", "1K", "train.py"], "--mem-per-node is 1024"),
         (["slurm", *_GOOD, "--bind", "none", "--cpus-per-rank", "2", "train.py"], "binds nothing"),
         (["slurm", *_GOOD, "--gpus", "0,,1", "train.py"], "empty entry"),

@@ -27,7 +27,7 @@ def _indices(plan: Plan) -> list[int | None]:
 @pytest.mark.parametrize("num_ranks", [None, 1, 2, 5])
 @pytest.mark.parametrize("bind", Bind)
 def test_a_settled_request_gives_the_same_plan(bind: Bind, num_ranks: int | None) -> None:
-    """The plan of the GPUs' indices is that of their names, with more ranks than GPUs and with fewer."""
+    """GPUs by index and by name give the same plan, with more ranks than GPUs and with fewer."""
     request = Request(gpus=("3", "0000:10:00.0"), bind=bind, num_ranks=num_ranks)
     settled, _ = settle_gpus(_FOUR, request)
     assert make_plan(_FOUR, settled) == make_plan(_FOUR, request)
@@ -35,7 +35,7 @@ def test_a_settled_request_gives_the_same_plan(bind: Bind, num_ranks: int | None
 
 
 def test_names_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the environment nor the plan of a settled request looks for a GPU again."""
+    """A settled request does not look up GPUs again, neither for the environment nor for the plan."""
     asked: list[str] = []
     find = Topology.find_gpu
 
@@ -53,13 +53,13 @@ def test_names_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_environment_names_every_gpu_once() -> None:
-    """Whatever the number of ranks: more ranks share GPUs, fewer leave some out, and all stay visible."""
+    """All GPUs stay visible for any number of ranks: more ranks share GPUs, fewer leave some out."""
     shown = {str(settle_gpus(_FOUR, Request(gpus=("1", "0"), num_ranks=n))[1]) for n in (None, 1, 2, 7)}
     assert len(shown) == 1
 
 
 def test_without_gpus_nothing_is_settled() -> None:
-    """CUDA's own choice stays as it is."""
+    """CUDA's own choice does not change."""
     request = Request(num_ranks=3)
     assert settle_gpus(_FOUR, request) == (request, {})
 
@@ -73,7 +73,7 @@ def test_in_turn() -> None:
 @pytest.mark.parametrize(
     ("change", "message", "hint"),
     [
-        ({"uuid": None}, "--gpus: the UUID of gpu0 is unknown; only NVML tells", "numapin topo"),
+        ({"uuid": None}, "--gpus: the UUID of gpu0 is unknown; only NVML reports it", "numapin topo"),
         (
             {"mig": (Mig(uuid="MIG-a"), Mig(uuid="MIG-b"))},
             "--gpus: gpu0 is cut into 2 MIG instances, which it cannot choose from",
@@ -83,7 +83,7 @@ def test_in_turn() -> None:
     ],
 )
 def test_gpus_that_cannot_be_shown_are_refused(change: dict[str, object], message: str, hint: str) -> None:
-    """A GPU without a UUID, one that is split, and one that is hidden cannot be given to the ranks."""
+    """A GPU without a UUID, a split GPU, and a hidden GPU cannot be given to the ranks."""
     topology = replace(grid(), gpus=(replace(gpu(0, 0), **change), gpu(1, 1)))  # type: ignore[arg-type] # by name
     with pytest.raises(UsageError) as raised:
         settle_gpus(topology, Request(gpus=("0",)))

@@ -72,7 +72,7 @@ def test_gpus_option_chooses_and_orders() -> None:
 
 
 def test_unknown_cuda_order_binds_nothing() -> None:
-    """Where nobody can say which GPU is CUDA device n, no rank is put beside a guess."""
+    """If it is unknown which GPU is CUDA device n, no rank is bound by a guess."""
     topology = replace(grid(), gpus=(replace(gpu(0, 0), cuda_index=None), replace(gpu(1, 1), cuda_index=None)))
     plan = make_plan(topology, Request())
     assert [(rank.gpu, rank.node, rank.exact) for rank in plan.ranks] == [(None, None, False)] * 2
@@ -84,7 +84,7 @@ def test_unknown_cuda_order_binds_nothing() -> None:
 
 
 def test_an_unknown_node_is_not_bound() -> None:
-    """The rank keeps all allowed CPUs, its part of the cores as threads, no memory policy, and says so."""
+    """The rank keeps all allowed CPUs, its part of the cores as threads and no memory policy, with the reason."""
     plan = make_plan(grid(gpus=[0, None]), Request())
     assert _cpus(plan) == ["0-3,8-11", "0-15"]
     assert [rank.num_threads for rank in plan.ranks] == [4, 4]
@@ -108,7 +108,7 @@ def test_an_unknown_node_is_not_bound() -> None:
     ],
 )
 def test_without_gpus_ranks_are_spread_by_distance(num_ranks: int | None, homes: list[int]) -> None:
-    """Ranks lie as far apart as they can, neighbours side by side; more ranks than nodes share them evenly."""
+    """Ranks are as far apart as possible, neighbors side by side; more ranks than nodes share them evenly."""
     plan = make_plan(_eight(), Request(num_ranks=num_ranks))
     assert [rank.node for rank in plan.ranks] == homes
     assert [rank.gpu for rank in plan.ranks] == [None] * len(homes)
@@ -116,13 +116,13 @@ def test_without_gpus_ranks_are_spread_by_distance(num_ranks: int | None, homes:
 
 
 def test_without_gpus_only_nodes_with_usable_cpus_count() -> None:
-    """A restricted launcher's ranks are spread over what it has."""
+    """Ranks of a restricted launcher are spread over its allowed nodes."""
     plan = make_plan(_limited(_eight(), "8-11,20-23"), Request(num_ranks=2))
     assert [rank.node for rank in plan.ranks] == [2, 5]
 
 
 def test_cpus_that_are_on_no_node_bind_nothing() -> None:
-    """Where no node lists a usable CPU, ranks are left where they are, with the reason."""
+    """If no node lists a usable CPU, ranks are not bound, with the reason."""
     plan = make_plan(_limited(replace(grid(), nodes=grid().nodes[:1], packages=(), cores=_homeless()), "4"), Request())
     assert [(rank.node, cpu_set.render(rank.cpus), rank.exact) for rank in plan.ranks] == [(None, "4", False)]
     assert "no node has usable CPUs" in plan.ranks[0].reason
@@ -146,7 +146,7 @@ def _homeless() -> Any:
     ],
 )
 def test_modes(bind: Bind, cpus: list[str], threads: list[int]) -> None:
-    """What each mode gives to two GPUs of node 1 and one of node 5; threads are each rank's part of the cores."""
+    """The result of each mode for two GPUs of node 1 and one of node 5; threads are each rank's part of the cores."""
     plan = make_plan(_eight(gpus=[1, 1, 5]), Request(bind=bind))
     assert _cpus(plan) == cpus
     assert [rank.num_threads for rank in plan.ranks] == threads
@@ -163,7 +163,7 @@ def test_modes(bind: Bind, cpus: list[str], threads: list[int]) -> None:
     ],
 )
 def test_reasons(bind: Bind, reason: str) -> None:
-    """Each decision is told in the order in which it was made."""
+    """The reason has each decision, in the order of decisions."""
     plan = make_plan(_eight(gpus=[1, 1, 5]), Request(bind=bind))
     assert plan.ranks[0].reason == f"GPU 0 (0000:10:00.0) is on node 1 (sysfs); {reason}"
 
@@ -185,21 +185,21 @@ def test_ranks_that_see_one_gpu_each() -> None:
 
 
 def test_bind_none_on_an_unknown_node_is_exact() -> None:
-    """Nothing was asked, so that nothing is missing."""
+    """Nothing was requested, so the rank is exact."""
     plan = make_plan(grid(gpus=[None, 0]), Request(bind=Bind.NONE))
     assert plan.exact
     assert not any(warning.startswith("rank") for warning in plan.warnings)
 
 
 def test_partly_usable_nodes_say_how_much() -> None:
-    """A reason counts what is usable of what is there."""
+    """A reason counts the usable CPUs of a place and all its CPUs."""
     plan = make_plan(_limited(grid(gpus=[0]), "0-1,8"), Request())
     assert "3 usable of 8 CPUs of node 0" in plan.ranks[0].reason
     assert plan.ranks[0].num_threads == 2
 
 
 def test_an_empty_home_goes_to_the_nearest_node() -> None:
-    """The nearest node with usable CPUs takes over, the lower number at a tie; the rank says so and is not exact."""
+    """The nearest node with usable CPUs takes over, the lower number at a tie, with the reason; it is not exact."""
     plan = make_plan(_limited(_eight(gpus=[5, 2]), "0-3,4-7,16-19,28-31"), Request())
     assert _cpus(plan) == ["16-19", "0-3"]
     assert "no usable CPU on node 5; node 4 is the nearest (distance 12)" in plan.ranks[0].reason
@@ -209,7 +209,7 @@ def test_an_empty_home_goes_to_the_nearest_node() -> None:
 
 
 def test_socket_uses_what_its_package_has() -> None:
-    """An empty home is no loss while its package has CPUs; an empty package goes to the nearest one."""
+    """An empty home does not matter while its package has CPUs; an empty package is replaced by the nearest one."""
     topology = _eight(gpus=[5])
     plan = make_plan(_limited(topology, "0-15,28-31"), Request(bind=Bind.SOCKET))
     assert (_cpus(plan), plan.exact) == (["28-31"], True)
@@ -255,7 +255,7 @@ def test_exclusive_ranks_split_by_whole_cores() -> None:
 
 
 def test_exclusive_keeps_l3_groups_together() -> None:
-    """Cores that share an L3 are given out side by side, whatever their CPU numbers."""
+    """Cores that share an L3 are given out together, whatever their CPU numbers."""
     topology = grid(nodes=1, l3=2, cores=2, smt=1, cpu_ids=[0, 2, 1, 3], gpus=[0, 0])
     assert _cpus(make_plan(topology, Request(bind=Bind.EXCLUSIVE))) == ["0,2", "1,3"]
 
@@ -271,7 +271,7 @@ def test_several_ranks_per_gpu_are_spread_evenly() -> None:
     [(1, "0", 1, True), (2, "0,8", 1, True), (3, "0-1,8", 2, True), (4, "0-1,8-9", 2, True), (5, "0-1,8-9", 2, False)],
 )
 def test_cpus_per_rank(wanted: int, cpus: str, threads: int, *, exact: bool) -> None:
-    """Ranks get whole cores first, and no more than their even part; the rest of a core goes to nobody."""
+    """Ranks get whole cores first, and no more than their even part; the rest of a core stays unused."""
     plan = make_plan(grid(gpus=[0, 0]), Request(cpus_per_rank=wanted))
     first, second = plan.ranks
     assert (cpu_set.render(first.cpus), first.num_threads, first.exact) == (cpus, threads, exact)
@@ -298,7 +298,7 @@ def test_no_smt_uses_one_thread_of_each_core() -> None:
 
 
 def test_reserved_cpus_go_to_nobody() -> None:
-    """In every mode reserved CPUs are free of ranks; a core whose siblings are all reserved counts no more."""
+    """In every mode no rank uses reserved CPUs; a core whose siblings are all reserved does not count."""
     for bind in Bind:
         plan = make_plan(grid(gpus=[0, 1]), Request(bind=bind, reserve_cpus=CpuSet({0, 4, 12})))
         assert not any(rank.cpus & {0, 4, 12} for rank in plan.ranks)
@@ -308,7 +308,7 @@ def test_reserved_cpus_go_to_nobody() -> None:
 
 
 def test_more_ranks_than_cores_still_have_a_thread_each() -> None:
-    """A shared pool never gives zero threads."""
+    """In a shared pool each rank gets at least one thread."""
     plan = make_plan(grid(nodes=1, cores=2, gpus=[0]), Request(num_ranks=5))
     assert [rank.num_threads for rank in plan.ranks] == [1] * 5
 
@@ -356,7 +356,7 @@ def test_memory_policies(request_: Request, memory: list[tuple[str, str]]) -> No
 
 
 def test_memory_comes_from_the_nearest_node_that_has_some() -> None:
-    """A home without memory, or without leave to use it, is replaced by the nearest node; said, and not exact."""
+    """A home without allowed memory is replaced by the nearest node, with the reason, and is not exact."""
     for topology in (
         _eight(memoryless=[5], gpus=[5]),
         _eight(gpus=[5], allowed_nodes=frozenset({0, 1, 4, 6})),
@@ -374,10 +374,10 @@ def test_interleave_leaves_out_empty_and_forbidden_nodes() -> None:
 
 
 def test_one_node_needs_no_policy() -> None:
-    """With one node there is nothing to choose: no policy, and the reason; the plan is exact."""
+    """With one node there is no policy, with the reason, and the plan is exact."""
     plan = make_plan(grid(nodes=1, gpus=[0]), Request(memory=Memory.BIND))
     assert _memory(plan) == [("none", "0")]
-    assert plan.ranks[0].reason.endswith("one NUMA node: memory can be nowhere else")
+    assert plan.ranks[0].reason.endswith("one NUMA node: all memory is on it")
     assert plan.exact
 
 
@@ -387,7 +387,7 @@ def test_one_cpu_node_beside_gpu_memory_has_a_policy() -> None:
 
 
 def test_memory_that_cannot_be_placed_is_told() -> None:
-    """A policy that was asked for and has no node to name is not exact; the default merely says so."""
+    """A requested policy without a node to name is not exact; the default only adds a reason."""
     unplaced = Request(bind=Bind.NONE, memory=Memory.BIND)
     (rank,) = make_plan(grid(), unplaced).ranks
     assert (rank.memory, rank.exact) == (Memory.NONE, False)
@@ -411,7 +411,7 @@ def test_idle_cpus_are_warned_of() -> None:
 
 
 def test_no_idle_warning_where_socket_would_not_help() -> None:
-    """Nodes of other packages, and nodes without usable CPUs, are not idle for want of a mode."""
+    """Nodes of other packages, and nodes without usable CPUs, are not reported as idle."""
     assert make_plan(grid(packages=2, nodes=1, gpus=[0]), Request()).warnings == ()
     assert make_plan(_limited(grid(gpus=[0]), "0-3"), Request()).warnings == ()
 
@@ -423,7 +423,7 @@ def test_a_node_that_took_over_is_not_idle() -> None:
 
 
 def test_notes_of_the_machine_come_first() -> None:
-    """What the readers could not tell is a warning of every plan."""
+    """Notes of the readers are warnings of every plan."""
     plan = make_plan(replace(grid(gpus=[None]), notes=("a note",)), Request())
     assert plan.warnings[0] == "a note"
     assert plan.warnings[1].startswith("the NUMA node of gpu0 (0000:10:00.0) is unknown")
@@ -535,7 +535,7 @@ _TWO = grid(gpus=[0, 1])
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_refusals(make: Callable[[], object], kind: type[NumapinError], message: str, hint: str) -> None:
-    """Each says what failed, on what, what was seen, and what to type next."""
+    """Each error says what failed, on what, what was seen, and what to type next."""
     with pytest.raises(NumapinError) as caught:
         make()
     assert type(caught.value) is kind

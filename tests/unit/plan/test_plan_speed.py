@@ -1,4 +1,4 @@
-"""How long a plan may take, on the largest machine that the design names."""
+"""The time limit for a plan, on the largest machine that the design names."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _largest() -> Topology:
     ids=str,
 )
 def test_a_plan_takes_at_most_20_ms(request_: Request) -> None:
-    """The best of the tries of a minute is under the limit: the launcher plans once, ranks not at all.
+    """The best try within a minute is under the limit: the launcher plans once, ranks do not plan.
 
     A machine whose processors are shared has slow moments, which last seconds.
     """

@@ -1,4 +1,4 @@
-"""Binding options as text, which the command line and `numapin.spawn` read alike."""
+"""Binding options as text, which the command line and `numapin.spawn` parse in the same way."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     ],
 )
 def test_memory(text: str, memory: Memory, nodes: CpuSet | None) -> None:
-    """A policy with or without nodes, to be splatted into a request; as text it is what was read."""
+    """A policy with or without nodes is unpacked into a request; its text is the parsed text."""
     choice = parse_memory(text)
     assert choice == MemoryChoice(memory=memory, memory_nodes=nodes)
     assert str(choice) == text
@@ -35,7 +35,7 @@ def test_memory_in_a_request() -> None:
 
 
 def test_modes_and_gpus() -> None:
-    """A mode is a word; GPUs are what stands between the commas, in that order."""
+    """A mode is a word; GPUs are separated by commas, and keep their order."""
     assert parse_bind("core-complex") is Bind.CORE_COMPLEX
     assert parse_gpus("1, GPU-12 ,0000:01:00.0") == ("1", "GPU-12", "0000:01:00.0")
 
@@ -51,6 +51,6 @@ def test_modes_and_gpus() -> None:
     ],
 )
 def test_what_cannot_be(parse: Callable[[str], object], text: str, told: str) -> None:
-    """The error tells what was seen and what can be."""
+    """The error has the text that was seen and the valid words."""
     with pytest.raises(ValueError, match=told):
         parse(text)

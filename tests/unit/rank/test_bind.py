@@ -65,7 +65,7 @@ def in_child(expression: str, *, refused: bool = False) -> str:
     ],
 )
 def test_the_kernel_says_what_was_applied(memory: Memory, nodes: str) -> None:
-    """Each policy reads back as itself, with its nodes and nothing short."""
+    """Each policy reads back as itself, with its nodes and without shortfalls."""
     applied = json.loads(
         in_child(f"__import__('json').dumps(bind.apply(replace(RANK, memory=Memory({memory.value!r}))).to_json())")
     )
@@ -74,23 +74,23 @@ def test_the_kernel_says_what_was_applied(memory: Memory, nodes: str) -> None:
 
 @needs_two_cpus
 def test_cpus_are_bound_and_others_are_told() -> None:
-    """One CPU is what the kernel then shows; a CPU that does not exist is told, with the launcher's CPUs kept."""
+    """The kernel reports the one CPU; a CPU that does not exist is a shortfall, and the launcher's CPUs stay."""
     lowest = min(CPUS)
     assert in_child(f"sorted(bind.apply(replace(RANK, cpus=frozenset([{lowest}]))).cpus)") == f"[{lowest}]"
     told = in_child("bind.apply(replace(RANK, cpus=frozenset([8000]))).shortfalls[0]")
-    assert told == "CPUs 8000 were refused (Invalid argument); the CPUs there are stay"
+    assert told == "CPUs 8000 were refused (Invalid argument); the current CPUs stay"
     told = in_child(f"bind.apply(replace(RANK, cpus=frozenset([{lowest}, 8000]))).shortfalls[0]")
     assert told.startswith("CPUs 8000 were dropped by the cpuset")
 
 
 def test_a_node_that_does_not_exist_is_told() -> None:
-    """A policy on an impossible node is refused by the kernel, and told; nothing is raised."""
+    """A policy on an impossible node is refused by the kernel, which is a shortfall and not an exception."""
     told = in_child("bind.apply(replace(RANK, nodes=frozenset([63]))).shortfalls[0]")
     assert told.startswith("memory policy 'bind' was refused (set_mempolicy: Invalid argument): first touch decides; ")
 
 
 def test_refused_policies_are_told_with_the_remedy() -> None:
-    """Under seccomp every policy is refused, what holds cannot be asked, and the CPUs are bound all the same."""
+    """Under seccomp every policy is refused and cannot be read, but the CPUs are bound."""
     applied = json.loads(in_child("__import__('json').dumps(bind.apply(RANK).to_json())", refused=True))
     assert applied["memory"] is None
     assert "--cap-add SYS_NICE" in applied["shortfalls"][0]
@@ -98,17 +98,17 @@ def test_refused_policies_are_told_with_the_remedy() -> None:
 
 
 class TestRehearsal:
-    """The trial before the ranks."""
+    """The rehearsal before the ranks start."""
 
     def test_leaves_the_launcher_as_it_was(self) -> None:
-        """Affinity and policy of the caller do not change, whatever the ranks get."""
+        """Affinity and policy of the calling thread do not change, whatever the ranks get."""
         one = replace(RANK, cpus=CpuSet({min(CPUS)}))
         before = (os.sched_getaffinity(0), numa.get_memory_policy())
         assert rehearse.rehearse(replace(PLAN, ranks=(one,)), strict=True).exact
         assert (os.sched_getaffinity(0), numa.get_memory_policy()) == before
 
     def test_says_once_what_is_refused_and_gives_it_to_the_ranks(self) -> None:
-        """Two ranks refused for one reason make one warning, and each has it in its own reason."""
+        """Two ranks with the same shortfall cause one warning, and each has it in its own reason."""
         wrong = replace(RANK, nodes=CpuSet({63}))
         plan = rehearse.rehearse(replace(PLAN, ranks=(wrong, replace(wrong, local_rank=1))), strict=False)
         assert len(plan.warnings) == 1
@@ -116,14 +116,14 @@ class TestRehearsal:
         assert all(plan.warnings[0] in rank.reason for rank in plan.ranks)
 
     def test_strict(self) -> None:
-        """With --strict the same is an error that names the rank."""
+        """With --strict the shortfall is an error that names the rank."""
         with pytest.raises(
             BindingRefused, match="--strict: rank 0 cannot be bound exactly: a test; memory policy 'bind'"
         ):
             rehearse.rehearse(replace(PLAN, ranks=(replace(RANK, nodes=CpuSet({63})),)), strict=True)
 
     def test_strict_takes_a_plan_that_was_inexact_before(self) -> None:
-        """What the planner already could not do exactly is an error too."""
+        """A plan that was inexact before is an error too."""
         with pytest.raises(BindingRefused, match="the node is unknown"):
             rehearse.rehearse(
                 replace(PLAN, ranks=(replace(RANK, exact=False, reason="the node is unknown"),)), strict=True
@@ -131,7 +131,7 @@ class TestRehearsal:
 
 
 def test_a_rank_as_it_turned_out() -> None:
-    """What was refused is in the reason, once, also where the rehearsal has put it there; the rank is not exact."""
+    """A shortfall is in the reason once, even if the rehearsal put it there; the rank is not exact."""
     assert bind.as_bound(RANK, ()) is RANK
     foreseen = bind.as_bound(RANK, ("no policy",))
     assert (foreseen.exact, foreseen.reason) == (False, "a test; no policy")
@@ -142,10 +142,10 @@ def test_a_rank_as_it_turned_out() -> None:
 
 
 class TestPages:
-    """Asking the kernel where pages are."""
+    """The nodes of pages, from the kernel."""
 
     def test_touched_pages_have_a_node_and_others_do_not(self) -> None:
-        """A page that was written has a node that exists; one that was not is -ENOENT."""
+        """A written page has a node that exists; an untouched page is -ENOENT."""
         size = mmap.PAGESIZE
         with mmap.mmap(-1, 4 * size) as memory:
             memory[0] = memory[2 * size] = 1
@@ -162,6 +162,6 @@ class TestPages:
             numa.nodes_of_pages([0], pid=2**22 - 1)
 
     def test_nodes_out_of_range(self) -> None:
-        """A node number that no kernel has is refused before the call: libnuma would write past its mask."""
+        """An impossible node number is refused before the call: libnuma would write past its mask."""
         with pytest.raises(OSError, match="no such NUMA node"):
             numa.set_memory_policy(numa.MPOL_BIND, [100_000])

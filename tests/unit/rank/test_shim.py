@@ -1,4 +1,4 @@
-"""The process that a rank starts as: what it imports, what it hands its program, what it records."""
+"""The process that a rank starts as: its imports, its program's environment, its record."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ RANKS = tuple(replace(RANK, local_rank=number, num_threads=number + 3) for numbe
 PLAN = Plan(bind=Bind.NODE, memory=Memory.PREFERRED, ranks=RANKS)
 OWN = 1  # NUMAPIN_SLICE_1 is also how the names of ranks 10 and 11 begin
 BARE = "from __future__ import annotations; import ctypes, errno, gc, itertools, os"
-"""All that a rank needs beside numapin's own modules."""
+"""The standard modules that a rank needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """What a rank imported before its program, what that found in its environment, and the rank's record."""
+    """A rank's imports before its program, the program's environment, and the rank's record."""
 
     modules: frozenset[str]
     stderr: str
@@ -43,7 +43,7 @@ class Started:
 
 
 def _modules(stderr: str) -> frozenset[str]:
-    """Return the names in what -X importtime wrote."""
+    """Return the module names in the output of -X importtime."""
     return frozenset(line.rpartition("|")[2].strip() for line in stderr.splitlines() if line.startswith("import time:"))
 
 
@@ -81,7 +81,7 @@ class TestStart:
     """A rank that the kernel binds as planned."""
 
     def test_it_imports_next_to_nothing(self, started: Started) -> None:
-        """Up to its program it loads os and ctypes and some modules of ours: no json, no dataclasses, no plan."""
+        """Before its program it loads os, ctypes and some modules of ours: no json, no dataclasses, no plan."""
         bare = _modules(_python(BARE).stderr)
         assert {"os", "ctypes"} < bare & started.modules
         ours = {name for name in started.modules if name.partition(".")[0] == "numapin"}
@@ -93,13 +93,13 @@ class TestStart:
         assert not bare & {*costly, "signal"}, "this Python loads them by itself: the assertions above hold nothing"
 
     def test_the_program_finds_its_own_slice_only(self, started: Started) -> None:
-        """NUMAPIN_BINDING is the rank's part of the plan; nothing of the other ranks is left."""
+        """NUMAPIN_BINDING is the rank's slice of the plan; the slices of other ranks are removed."""
         assert json.loads(started.environ["NUMAPIN_BINDING"]) == RANKS[OWN].to_json()
         assert started.environ["OMP_NUM_THREADS"] == os.environ.get("OMP_NUM_THREADS", str(RANKS[OWN].num_threads))
         assert not [name for name in started.environ if name.startswith(handover.SLICE_VARIABLE)]
 
     def test_the_record(self, started: Started) -> None:
-        """It has what was requested and what holds, as JSON that json itself would write."""
+        """It has the request and the kernel's report, as JSON that json itself would write."""
         record = started.record
         assert list(record) == [
             *("schema", "local_rank", "rank", "restart", "pid", "start", "host", "requested", "applied")
@@ -114,7 +114,7 @@ class TestStart:
 
 
 def test_a_refusal_that_was_foreseen(tmp_path: Path) -> None:
-    """What the rehearsal found refused, as in most containers, costs a rank no imports, and is not told again."""
+    """A refusal that the rehearsal found, as in most containers, causes no imports and no second message in a rank."""
     refused = tuple(replace(rank, memory=Memory.BIND, nodes=CpuSet({63})) for rank in RANKS)
     plan = rehearse(replace(PLAN, ranks=refused), strict=False)
     assert "was refused" in plan.ranks[OWN].reason
@@ -131,7 +131,7 @@ def test_a_refusal_that_was_foreseen(tmp_path: Path) -> None:
     [None, 0, 1 << 63, "host-1", "", 'a"b', "a\\b", "a\nb", "é\x7f", [], ["a 'b'", 'c"'], {"a": None, "b": ["c"]}, {}],
 )
 def test_json_without_json(value: object) -> None:
-    """Each value reads back as itself, also those for which json is needed."""
+    """Each value reads back as itself, including values that json has to write."""
     text = shim._json(value)
     assert json.loads(text) == value
     assert text.isascii()
@@ -139,7 +139,7 @@ def test_json_without_json(value: object) -> None:
 
 
 class TestSlices:
-    """What travels from the launcher to a rank."""
+    """Slices of the plan, from the launcher to a rank."""
 
     @pytest.mark.parametrize(
         "rank",
@@ -150,26 +150,26 @@ class TestSlices:
         ],
     )
     def test_they_have_what_binds_a_rank(self, rank: RankPlan) -> None:
-        """All that `bind.apply` asks of a RankPlan is in its slice, and the JSON is whole."""
+        """A slice has everything that `bind.apply` needs of a RankPlan, and its whole JSON."""
         own = handover.RankSlice(handover._slice(rank))
         for name in set(handover.RankSlice.__slots__) - {"json"}:
             assert getattr(own, name) == getattr(rank, name), name
         assert json.loads(own.json) == rank.to_json()
 
     def test_there_is_a_mode_for_every_policy(self) -> None:
-        """The words that binding knows are those of `Memory`."""
+        """Binding knows every word of `Memory`."""
         assert {*bind._MODES, "none"} == set(Memory)
         assert set(bind._NAMES.values()) == set(Memory)
 
     @pytest.mark.parametrize("text", ["", "0-3", "cpus=0-x nodes= memory=none node= num_threads=1 {}", "cpus=0 {}"])
     def test_one_that_is_not_ours(self, text: str) -> None:
-        """A variable that something else has set is told, with its name."""
+        """A malformed variable is an error that names it."""
         with pytest.raises(NumapinError, match=r"NUMAPIN_SLICE_0 is not what numapin writes: '"):
             handover.take_slice(0, {"NUMAPIN_SLICE_0": text})
 
 
 def test_a_rank_without_a_record(tmp_path: Path) -> None:
-    """A run directory that cannot be written is told, and the job goes on."""
+    """A run directory that cannot be written causes a message, and the job goes on."""
     (tmp_path / "file").touch()
     environ = {"RANK": "0", "TORCHELASTIC_RESTART_COUNT": "0"}
     handover.hand_over(replace(PLAN, ranks=RANKS[:1]), str(tmp_path / "file" / "run"), environ)

@@ -1,4 +1,4 @@
-"""Signals for the ranks: kept until they are handled, given to children only, never the launcher's end."""
+"""Signals for the ranks: kept until ranks handle them, sent to children only, and harmless to the launcher."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ sys.stdin.readline()
 
 @pytest.fixture
 def mailbox() -> Iterator[signals.Mailbox]:
-    """Give a mailbox that takes this process's signals, and put the handlers back."""
+    """Give a mailbox that handles this process's signals, and restore the handlers afterwards."""
     before = {number: signal.getsignal(number) for number in signals.FORWARDED}
     yield signals.open_mailbox()
     for number, handler in before.items():
@@ -38,7 +38,7 @@ def mailbox() -> Iterator[signals.Mailbox]:
 
 @pytest.fixture
 def child() -> Iterator[subprocess.Popen[str]]:
-    """Give a child that handles SIGUSR1 once it was told a line, and ends at the next."""
+    """Give a child that handles SIGUSR1 after it has read a line, and ends at the next line."""
     with subprocess.Popen([sys.executable, "-c", CHILD], stdin=-1, stdout=-1, text=True) as process:
         assert line(process) == "up"
         yield process
@@ -46,7 +46,7 @@ def child() -> Iterator[subprocess.Popen[str]]:
 
 
 def line(process: subprocess.Popen[str]) -> str:
-    """Return the next line that the child says."""
+    """Return the next line that the child prints."""
     assert process.stdout is not None
     return process.stdout.readline().strip()
 
@@ -61,10 +61,10 @@ def say(process: subprocess.Popen[str]) -> None:
 def test_a_signal_waits_for_the_handler(
     mailbox: signals.Mailbox, child: subprocess.Popen[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A rank without a handler is not signalled, which is told; once it has one it gets the signal, once."""
+    """A rank without a handler is not signaled, which is reported; once it has a handler it gets the signal, once."""
     mailbox.address({0: child.pid})
     os.kill(os.getpid(), signal.SIGUSR1)
-    assert "SIGUSR1 is kept for rank 0 until a handler is there" in capfd.readouterr().err
+    assert "SIGUSR1 is kept for rank 0 until a handler is installed" in capfd.readouterr().err
     mailbox.deliver()
     assert child.poll() is None
     say(child)
@@ -78,7 +78,7 @@ def test_a_signal_waits_for_the_handler(
 
 
 def test_a_signal_before_there_are_ranks(mailbox: signals.Mailbox, child: subprocess.Popen[str]) -> None:
-    """What comes before the ranks exist reaches them."""
+    """A signal that arrives before the ranks exist reaches them."""
     os.kill(os.getpid(), signal.SIGUSR1)
     say(child)
     assert line(child) == "handles"
@@ -88,27 +88,27 @@ def test_a_signal_before_there_are_ranks(mailbox: signals.Mailbox, child: subpro
 
 
 def test_only_children_are_signalled(mailbox: signals.Mailbox) -> None:
-    """A number that belongs to no child of ours, or to nobody, is left alone, and the signal is kept."""
+    """A process that is not our child, or does not exist, is not signaled, and the signal is kept."""
     mailbox.address({0: os.getppid(), 1: 2**22 + 1})
     os.kill(os.getpid(), signal.SIGUSR1)
     mailbox.deliver()
-    assert mailbox._waiting == {signal.SIGUSR1: {0, 1}}
+    assert mailbox._undelivered == {signal.SIGUSR1: {0, 1}}
 
 
 def test_a_restart_gets_what_not_all_had(mailbox: signals.Mailbox, child: subprocess.Popen[str]) -> None:
-    """Ranks of a restart get a signal that the former ones had not all taken."""
+    """Restarted ranks get a signal that was not yet delivered to all ranks."""
     mailbox.address({0: child.pid, 1: child.pid})
     os.kill(os.getpid(), signal.SIGUSR1)
     mailbox.address({0: child.pid})
     mailbox.deliver()
-    assert mailbox._waiting == {signal.SIGUSR1: {0}}
+    assert mailbox._undelivered == {signal.SIGUSR1: {0}}
 
 
 @pytest.mark.parametrize("comes_first", [True, False], ids=["before the end", "after the end"])
 def test_a_restart_gets_what_a_dead_rank_had_not(
     mailbox: signals.Mailbox, child: subprocess.Popen[str], *, comes_first: bool
 ) -> None:
-    """A rank that died had no signal: not one that was kept for it, and not one that comes before its successor."""
+    """A rank that died did not get the signal, whether it was kept or arrived before the rank's successor."""
     with subprocess.Popen(["sleep", "60"]) as former:
         mailbox.address({0: former.pid})
         if comes_first:
@@ -126,7 +126,7 @@ def test_a_restart_gets_what_a_dead_rank_had_not(
 
 @needs_root
 def test_a_rank_of_another_user() -> None:
-    """A rank that may not be signalled, such as a setuid program, ends no launcher: that is said once."""
+    """A rank that may not be signaled, such as a setuid program, does not end the launcher, and is reported once."""
     launcher = (
         "import codecs, os, signal, subprocess, sys\n"
         "from numapin.rank import signals as mail\n"
@@ -146,7 +146,7 @@ def test_a_rank_of_another_user() -> None:
 
 
 class Signalling(UserDict[int, int]):
-    """Ranks during whose second reading the signal comes again."""
+    """Process ids that raise the signal again while they are read for the second time."""
 
     num_readings = 0
 
@@ -159,7 +159,7 @@ class Signalling(UserDict[int, int]):
 
 
 def test_the_signal_comes_again_meanwhile(mailbox: signals.Mailbox, child: subprocess.Popen[str]) -> None:
-    """A handler that is done with a signal while the ranks of a restart are told is no error."""
+    """A handler may finish a signal while the restarted ranks' ids are being set."""
     mailbox.address({0: child.pid})
     os.kill(os.getpid(), signal.SIGUSR1)
     say(child)
@@ -170,7 +170,7 @@ def test_the_signal_comes_again_meanwhile(mailbox: signals.Mailbox, child: subpr
 
 
 def test_processes_started_meanwhile_hold_signals_back() -> None:
-    """A child that is signalled while it starts lives, drops the signal, and is open to the next."""
+    """A child that is signaled while it starts survives, drops the signal, and gets the next one."""
     code = (
         "import sys; sys.stdin.readline(); from numapin.rank import become; become.accept(); "
         "print('on', flush=True); input()"
@@ -187,7 +187,7 @@ def test_processes_started_meanwhile_hold_signals_back() -> None:
 
 
 def test_what_torch_handles_is_left_to_it(mailbox: signals.Mailbox) -> None:
-    """A signal of --signals-to-handle is no longer taken."""
+    """A signal of --signals-to-handle is no longer handled here."""
     mailbox.leave({signal.SIGUSR2, signal.SIGTERM})
     assert signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL
     assert signal.getsignal(signal.SIGUSR1) == mailbox.receive

@@ -45,7 +45,7 @@ def _in_process(code: str, fake: FakeCuda, **numbers: int) -> str:
 
 
 def test_the_driver_is_found_by_its_name(fake_cuda: FakeCuda) -> None:
-    """The dynamic linker's search decides, and the devices that are active are seen."""
+    """The library is found by the dynamic linker, and active devices are detected."""
     assert _in_process("print(cuda.driver().active_devices())", fake_cuda, devices=4, active=0b1010) == "(1, 3)"
 
 
@@ -63,7 +63,7 @@ def test_without_a_library_there_is_no_driver(fake_cuda: FakeCuda, monkeypatch: 
 
 
 def test_a_forked_child_has_no_driver(fake_cuda: FakeCuda) -> None:
-    """CUDA does not work in a child of a process that initialised it; where the parent did not, the child has its own.
+    """CUDA fails in a child of a process that initialized it; if the parent did not, the child has its own.
 
     The parent goes on using its driver.
     """
@@ -76,7 +76,7 @@ def test_a_forked_child_has_no_driver(fake_cuda: FakeCuda) -> None:
 
 
 def test_a_range_is_registered_and_unregistered(driver: Driver, fake_cuda: FakeCuda) -> None:
-    """The driver counts the bytes; the thread's contexts and capture mode are what they were."""
+    """The driver counts the bytes; the thread's contexts and capture mode do not change."""
     driver.register(0, ADDRESS, 3 * PAGE)
     driver.register(0, ADDRESS + 3 * PAGE, PAGE)
     assert fake_cuda.registered_bytes() == 4 * PAGE
@@ -86,7 +86,7 @@ def test_a_range_is_registered_and_unregistered(driver: Driver, fake_cuda: FakeC
 
 
 def test_a_refused_registration_says_what_was_asked(driver: Driver, fake_cuda: FakeCuda) -> None:
-    """The message has call, address, size and the driver's words, the hint the remedy; nothing stays pushed."""
+    """The message has call, address, size and the driver's text, the hint has the remedy; no context stays pushed."""
     fake_cuda.refuse_registration(above_bytes=PAGE)
     driver.register(0, ADDRESS, PAGE)
     with pytest.raises(CudaRefused) as caught:
@@ -100,7 +100,7 @@ def test_a_refused_registration_says_what_was_asked(driver: Driver, fake_cuda: F
 
 
 def test_overlaps_and_strangers_are_refused(driver: Driver) -> None:
-    """A range that is registered in part, and one that is not registered, have names of their own."""
+    """Partly registered and unregistered ranges have distinct error names."""
     driver.register(0, ADDRESS, 2 * PAGE)
     with pytest.raises(CudaRefused) as caught:
         driver.register(1, ADDRESS + PAGE, 2 * PAGE)
@@ -111,7 +111,7 @@ def test_overlaps_and_strangers_are_refused(driver: Driver) -> None:
 
 
 def test_only_register_creates_a_context(driver: Driver, fake_cuda: FakeCuda) -> None:
-    """To look at the devices, or to fail to record on one, does not make it active; to register on it does."""
+    """Looking at a device, or failing to record on it, does not activate it; registering on it does."""
     assert driver.active_devices() == (0,)
     with pytest.raises(CudaRefused, match="active on device 1") as caught:
         driver.record(1)
@@ -131,7 +131,7 @@ def test_a_device_that_is_not_there_is_refused(driver: Driver) -> None:
 
 
 def test_an_event_passes_when_what_was_before_it_is_done(driver: Driver, fake_cuda: FakeCuda) -> None:
-    """Events pass in their order, and a later one not with the earlier."""
+    """Events pass in order, and a later one does not pass with an earlier one."""
     fake_cuda.hold_events()
     first = driver.record(0)
     assert not driver.has_passed(first)
@@ -142,7 +142,7 @@ def test_an_event_passes_when_what_was_before_it_is_done(driver: Driver, fake_cu
 
 
 def test_a_recycled_event_is_recorded_anew(driver: Driver, fake_cuda: FakeCuda) -> None:
-    """Events are made only where none is idle, and a used one has forgotten that it passed."""
+    """An event is created only if none is idle, and a recycled event has not passed yet."""
     event = driver.record(0)
     assert driver.has_passed(event)
     driver.recycle(event)
@@ -153,7 +153,7 @@ def test_a_recycled_event_is_recorded_anew(driver: Driver, fake_cuda: FakeCuda) 
 
 
 def test_a_record_during_a_capture_breaks_it(driver: Driver, fake_cuda: FakeCuda) -> None:
-    """The stand-in does what the driver does, in relaxed mode too; the event is not lost."""
+    """Recording breaks a capture, in relaxed mode too, as in the real driver; the event is not lost."""
     fake_cuda.begin_capture()
     with pytest.raises(CudaRefused) as caught, driver.relaxed_capture():
         driver.record(0)
@@ -164,7 +164,7 @@ def test_a_record_during_a_capture_breaks_it(driver: Driver, fake_cuda: FakeCuda
 
 
 def test_a_query_breaks_a_capture_unless_relaxed(driver: Driver, fake_cuda: FakeCuda) -> None:
-    """The mode of the asking thread decides, and comes back after the block, an error or not."""
+    """The mode of the querying thread counts, and is restored after the block, with or without an error."""
     event = driver.record(0)
     fake_cuda.begin_capture()
     with driver.relaxed_capture():
@@ -180,7 +180,7 @@ def test_a_query_breaks_a_capture_unless_relaxed(driver: Driver, fake_cuda: Fake
 
 
 def test_a_thread_relaxes_for_itself_and_for_good(driver: Driver, fake_cuda: FakeCuda) -> None:
-    """The mode stays in that thread, also after a block inside it, and no other thread has it."""
+    """The mode stays in that thread, also after a nested block, and does not affect other threads."""
     modes: list[int] = []
 
     def relaxed() -> None:
@@ -196,7 +196,7 @@ def test_a_thread_relaxes_for_itself_and_for_good(driver: Driver, fake_cuda: Fak
 
 
 def test_registration_goes_through_beside_a_capture(driver: Driver, fake_cuda: FakeCuda) -> None:
-    """A ring that is built or taken down while the user captures leaves the capture whole, a new context included."""
+    """Registering and unregistering during a user's capture does not disturb it, even with a new context."""
     fake_cuda.begin_capture()
     driver.register(1, ADDRESS, PAGE)
     driver.unregister(1, ADDRESS)
@@ -204,7 +204,7 @@ def test_registration_goes_through_beside_a_capture(driver: Driver, fake_cuda: F
 
 
 def test_an_old_driver_records_no_contexts(old_fake_cuda: FakeCuda) -> None:
-    """Before R555 cuCtxRecordEvent is missing: everything else works, and record says so."""
+    """Before R555 cuCtxRecordEvent is missing: everything else works, and `record` raises an error that says so."""
     driver = _driver(old_fake_cuda)
     assert not driver.can_record_contexts
     driver.register(0, ADDRESS, PAGE)
@@ -215,12 +215,12 @@ def test_an_old_driver_records_no_contexts(old_fake_cuda: FakeCuda) -> None:
 
 
 def test_a_newer_driver_records_contexts(driver: Driver) -> None:
-    """Where cuCtxRecordEvent is there, the driver says so."""
+    """A driver with cuCtxRecordEvent reports that."""
     assert driver.can_record_contexts
 
 
 def test_a_result_without_a_name_keeps_its_number(driver: Driver, fake_cuda: FakeCuda) -> None:
-    """A CUresult that the driver cannot name, and the failure of a kernel, are told by has_passed."""
+    """`has_passed` raises for a CUresult without a name, and for the failure of a kernel."""
     event = driver.record(0)
     fake_cuda.set(query_fails=7777)
     with pytest.raises(CudaRefused, match="CUresult 7777") as caught:
@@ -229,7 +229,7 @@ def test_a_result_without_a_name_keeps_its_number(driver: Driver, fake_cuda: Fak
 
 
 def test_errors_pickle(driver: Driver) -> None:
-    """Message, hint and name cross a process border."""
+    """Message, hint and name survive pickling."""
     with pytest.raises(CudaRefused) as caught:
         driver.unregister(0, ADDRESS)
     copy = pickle.loads(pickle.dumps(caught.value))  # noqa: S301 - our own bytes
@@ -237,7 +237,7 @@ def test_errors_pickle(driver: Driver) -> None:
 
 
 def test_threads_never_share_an_event(driver: Driver) -> None:
-    """Each of several threads that record and recycle has its events for itself."""
+    """Threads that record and recycle at the same time never share an event."""
     held: set[int] = set()
     shared: list[int] = []
 
@@ -279,7 +279,7 @@ def test_the_hot_calls_are_cheap(driver: Driver, fake_cuda: FakeCuda) -> None:
 
 
 def test_a_copy_moves_the_bytes(driver: Driver) -> None:
-    """A copy takes addresses and a number of bytes, and nothing beside them changes; no address is refused."""
+    """A copy takes addresses and a number of bytes, and changes nothing else; a null address is refused."""
     source, target = ctypes.create_string_buffer(b"abcdef", 6), ctypes.create_string_buffer(b"......", 6)
     driver.copy_to_device(ctypes.addressof(target), ctypes.addressof(source), 4, 0)
     assert target.raw == b"abcd.."

@@ -15,18 +15,20 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from numapin.base.cpu_set import CpuSet
 from numapin.system import memory as memory_calls
 from numapin.system import numa
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 PAGE = mmap.PAGESIZE
+BOTH = CpuSet({1, 2})
 REFUSE_POLICY = Path(__file__).parents[2] / "vm" / "refuse_policy.py"
 
 
 def address_of(memory: mmap.mmap) -> int:
-    """Return where a mapping begins; nothing keeps it open."""
+    """Return the address of a mapping, without keeping it open."""
     return torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
 
 
@@ -47,10 +49,10 @@ def cut_off(tmp_path: Path) -> Iterator[mmap.mmap]:
 
 
 class TestNodesOfRange:
-    """Where pages lie."""
+    """The nodes of pages."""
 
     def test_touched_and_untouched_pages(self, memory: mmap.mmap) -> None:
-        """A page that was written is on a node; None counts the rest."""
+        """A written page is on a node; None counts the untouched pages."""
         memory[0] = memory[3 * PAGE] = 1
         pages = numa.nodes_of_range(address_of(memory), len(memory))
         assert pages.pop(None) == 6
@@ -59,11 +61,11 @@ class TestNodesOfRange:
 
     @pytest.mark.parametrize(("start", "size", "pages"), [(0, 1, 1), (PAGE - 1, 2, 2), (1, PAGE, 2), (PAGE, PAGE, 1)])
     def test_pages_in_part(self, memory: mmap.mmap, start: int, size: int, pages: int) -> None:
-        """A range need not be aligned: every page that it has a byte of counts."""
+        """A range need not be aligned: each page that it covers in part counts."""
         assert numa.nodes_of_range(address_of(memory) + start, size) == {None: pages}
 
     def test_many_pages_are_counted_in_pieces_and_fast(self) -> None:
-        """1 GiB and a page over: more than one call, and far below a second of CPU."""
+        """1 GiB and one page take more than one call, and far less than a second of CPU time."""
         memory = mmap.mmap(-1, (1 << 30) + PAGE)
         start = time.thread_time()
         assert numa.nodes_of_range(address_of(memory), len(memory)) == {None: len(memory) // PAGE}
@@ -75,7 +77,7 @@ class TestBindPages:
 
     @pytest.mark.parametrize(("mode", "word"), [(numa.MPOL_PREFERRED, "prefer"), (numa.MPOL_BIND, "bind")])
     def test_the_kernel_names_the_policy(self, memory: mmap.mmap, mode: int, word: str) -> None:
-        """numa_maps is the second witness; the thread's own policy stays."""
+        """numa_maps confirms the policy; the thread's own policy does not change."""
         before = numa.get_memory_policy()
         numa.bind_pages(address_of(memory), len(memory), mode, [0])
         lines = (line.split() for line in Path("/proc/self/numa_maps").read_text().splitlines())
@@ -83,13 +85,13 @@ class TestBindPages:
         assert numa.get_memory_policy() == before
 
     def test_what_the_kernel_refuses(self, memory: mmap.mmap) -> None:
-        """A node that is not there, and a range that begins inside a page."""
+        """A node that does not exist, and an unaligned range, are refused."""
         for address, node in ((address_of(memory), 1000), (address_of(memory) + 1, 0)):
             with pytest.raises(OSError, match="mbind: Invalid argument"):
                 numa.bind_pages(address, PAGE, numa.MPOL_PREFERRED, [node])
 
     def test_seccomp(self) -> None:
-        """Docker's default profile answers EPERM, to mbind and to move_pages alike."""
+        """Docker's default profile refuses mbind and move_pages with EPERM."""
         code = (
             "from numapin.system import numa\n"
             "for call in (lambda: numa.bind_pages(4096, 4096, 1, [0]), lambda: numa.nodes_of_range(4096, 4096)):\n"
@@ -100,24 +102,68 @@ class TestBindPages:
         assert done.stdout.splitlines() == [f"{name}: Operation not permitted" for name in ("mbind", "move_pages")]
 
 
+class TestPrefer:
+    """The preferred policy, set by whatever call; kernels before 5.15 prefer one node only."""
+
+    @pytest.mark.parametrize(
+        ("nodes", "first", "is_old", "policy", "only"),
+        [
+            (BOTH, None, False, (numa.MPOL_PREFERRED_MANY, {1, 2}), None),
+            (BOTH, None, True, (numa.MPOL_PREFERRED, {1}), 1),
+            (BOTH, 2, True, (numa.MPOL_PREFERRED, {2}), 2),
+            (BOTH, 7, True, (numa.MPOL_PREFERRED, {1}), 1),
+            (CpuSet({3}), None, False, (numa.MPOL_PREFERRED, {3}), None),
+            (CpuSet({3}), None, True, (numa.MPOL_PREFERRED, {3}), None),
+        ],
+    )
+    def test_the_policy(
+        self,
+        *,
+        nodes: CpuSet,
+        first: int | None,
+        is_old: bool,
+        policy: tuple[int, set[int]],
+        only: int | None,
+    ) -> None:
+        """All nodes are preferred if the kernel can, else the first if it is one of them, else the lowest."""
+        policies: list[tuple[int, set[int]]] = []
+
+        def set_policy(mode: int, nodes: Iterable[int]) -> None:
+            if is_old and mode == numa.MPOL_PREFERRED_MANY:
+                raise OSError(errno.EINVAL, "no such mode")
+            policies.append((mode, set(nodes)))
+
+        assert numa.prefer(set_policy, nodes, first=first) == only
+        assert policies == [policy]
+
+    def test_other_errors(self) -> None:
+        """A refusal for another reason is not tried again with one node."""
+
+        def refuse(_mode: int, _nodes: Iterable[int]) -> None:
+            raise OSError(errno.EPERM, "forbidden")
+
+        with pytest.raises(PermissionError, match="forbidden"):
+            numa.prefer(refuse, BOTH)
+
+
 class TestPopulate:
-    """Pages made before they are needed."""
+    """Pages that are faulted in ahead of use."""
 
     def test_every_page_is_there_and_keeps_its_bytes(self, memory: mmap.mmap) -> None:
-        """As a write would, without one."""
+        """Every page has a node afterwards, and keeps its contents."""
         memory[5] = 42
         memory_calls.populate(address_of(memory), len(memory))
         assert None not in numa.nodes_of_range(address_of(memory), len(memory))
         assert memory[5] == 42
 
     def test_no_memory_is_an_error_and_no_signal(self, cut_off: mmap.mmap) -> None:
-        """Behind the end of a file a write raises SIGBUS."""
+        """Beyond the end of a file it is an error, where a write would raise SIGBUS."""
         with pytest.raises(OSError, match="madvise: Bad address") as caught:
             memory_calls.populate(address_of(cut_off), len(cut_off))
         assert caught.value.errno == errno.EFAULT
 
     def test_other_threads_run_meanwhile(self) -> None:
-        """Unlike mmap.madvise it lets the GIL go: a counting thread gets on while 128 MiB are made."""
+        """Unlike mmap.madvise it releases the GIL: another thread runs while 128 MiB are faulted in."""
         memory, ticks, done = mmap.mmap(-1, 128 << 20), [0], threading.Event()
 
         def tick() -> None:
@@ -135,16 +181,16 @@ class TestPopulate:
 
 
 class TestZero:
-    """The way of kernels that cannot populate."""
+    """Zeroing, for kernels that cannot populate."""
 
     def test_it_fills_exactly_the_range(self, memory: mmap.mmap) -> None:
-        """Bytes before and behind stay."""
+        """Bytes before and after the range do not change."""
         memory[:] = b"\xff" * len(memory)
         memory_calls.zero(address_of(memory) + 1, 2 * PAGE)
         assert memory[: 2 * PAGE + 2] == b"\xff" + b"\0" * 2 * PAGE + b"\xff"
 
     def test_no_memory_is_an_error_and_no_signal(self, cut_off: mmap.mmap) -> None:
-        """What is there is filled, then the read fails."""
+        """Existing memory is filled, then the read fails."""
         cut_off[PAGE] = 1
         with pytest.raises(OSError, match="read: Bad address"):
             memory_calls.zero(address_of(cut_off), len(cut_off))
@@ -152,10 +198,10 @@ class TestZero:
 
 
 class TestPunchHole:
-    """Memory of a memfd given back."""
+    """Freed memory of a memfd."""
 
     def test_the_pages_are_freed_and_read_as_zeros(self) -> None:
-        """The size stays, the blocks go, and the neighbours keep their bytes."""
+        """The size does not change, the blocks are freed, and neighboring bytes are kept."""
         fd = os.memfd_create("test")
         os.ftruncate(fd, 4 * PAGE)
         with mmap.mmap(fd, 4 * PAGE) as memory:
@@ -168,6 +214,6 @@ class TestPunchHole:
         os.close(fd)
 
     def test_no_such_file(self) -> None:
-        """The kernel's word comes through."""
+        """The kernel's error is raised."""
         with pytest.raises(OSError, match="fallocate: Bad file descriptor"):
             memory_calls.punch_hole(-1, 0, PAGE)

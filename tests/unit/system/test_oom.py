@@ -1,4 +1,4 @@
-"""What is said of ranks that the kernel killed for want of memory: made-up cgroups of both versions."""
+"""Reports on ranks that the out-of-memory killer ended, with made-up cgroups of both versions."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _fail(error: Exception, root: Path, *, rises: bool) -> None:
     ids=["v2", "v1", "v2 without a limit"],
 )
 def test_a_rise_of_the_count_is_told(tmp_path: Path, version: str, files: dict[str, str], said: str) -> None:
-    """The cgroup of this process is named, with the limit that is tightest, be it that of one above."""
+    """The report names the cgroup of this process and the tightest limit, which may be set above it."""
     _put(tmp_path, files)
     before = oom.read_kills(tmp_path)
     assert before is not None
@@ -91,7 +91,7 @@ def test_a_rise_of_the_count_is_told(tmp_path: Path, version: str, files: dict[s
     ids=["no cgroups", "the root of v2", "no count"],
 )
 def test_where_nothing_is_counted(tmp_path: Path, files: dict[str, str]) -> None:
-    """Without a count nothing is claimed, also if one appears later."""
+    """Without a count nothing is reported, even if a count appears later."""
     _put(tmp_path, files)
     before = oom.read_kills(tmp_path)
     assert before is None
@@ -100,7 +100,7 @@ def test_where_nothing_is_counted(tmp_path: Path, files: dict[str, str]) -> None
 
 
 def test_another_cgroup_says_nothing(tmp_path: Path) -> None:
-    """A count of the cgroup that this process was moved to is not compared with that of the former one."""
+    """Counts of different cgroups are not compared if this process was moved."""
     _put(tmp_path, V2)
     before = oom.read_kills(tmp_path)
     _put(tmp_path, {"proc/self/cgroup": "0::/slice\n"})
@@ -118,7 +118,7 @@ def test_another_cgroup_says_nothing(tmp_path: Path) -> None:
     ids=["killed", "two", "no rise", "no SIGKILL"],
 )
 def test_what_the_launcher_tells(tmp_path: Path, codes: dict[int, int], rises: bool, said: str) -> None:  # noqa: FBT001
-    """Only ranks that died of SIGKILL are named, and only where the kernel killed meanwhile; the error goes on."""
+    """Only ranks that died of SIGKILL are named, and only if the kernel killed a process; the error is raised."""
     _put(tmp_path, V2)
     error = RuntimeError("as torch's ChildFailedError")
     error.failures = {rank: SimpleNamespace(exitcode=code) for rank, code in codes.items()}  # type: ignore[attr-defined]
@@ -130,6 +130,6 @@ def test_what_the_launcher_tells(tmp_path: Path, codes: dict[int, int], rises: b
 
 
 def test_other_errors_pass() -> None:
-    """An error that names no ranks passes through, and nothing is told."""
+    """An error without ranks passes through, and nothing is reported."""
     with pytest.raises(KeyError), oom.telling(pytest.fail):
         raise KeyError

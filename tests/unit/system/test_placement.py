@@ -1,4 +1,4 @@
-"""Memory brought onto a node: on this machine's own kernel, and with single calls refused. Several nodes: tests/vm."""
+"""Memory placed on a node: on this machine's own kernel, and with single calls refused. Several nodes: tests/vm."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CPUS = CpuSet(os.sched_getaffinity(0))
 
 
 def address_of(memory: mmap.mmap) -> int:
-    """Return where a mapping begins; nothing keeps it open."""
+    """Return the address of a mapping, without keeping it open."""
     return torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
 
 
@@ -36,7 +36,7 @@ def memory() -> mmap.mmap:
 
 
 def placed(memory: mmap.mmap, *, node: int = 0, cpus: CpuSet = CPUS, num_machine_nodes: int = 2) -> Placement:
-    """Place a mapping; without a word about it, as on a machine of two nodes."""
+    """Place a mapping, by default as on a machine with two nodes."""
     return place(address_of(memory), len(memory), nodes=CpuSet({node}), cpus=cpus, num_machine_nodes=num_machine_nodes)
 
 
@@ -50,22 +50,22 @@ def refuse(monkeypatch: pytest.MonkeyPatch, call: str, number: int) -> None:
 
 
 class TestPlace:
-    """What is done, and what is said of it."""
+    """Placement, and its report."""
 
     def test_all_pages_are_on_the_node(self, memory: mmap.mmap) -> None:
-        """Touched, verified, nothing to complain of."""
+        """All pages are touched and verified, without shortfalls."""
         found = placed(memory)
         assert found == Placement(pages={0: 8})
         assert numa.nodes_of_range(address_of(memory), len(memory)) == {0: 8}
 
     def test_the_caller_keeps_its_cpus_and_policy(self, memory: mmap.mmap) -> None:
-        """Whatever the range got is the range's own."""
+        """Placing a range does not affect the calling thread."""
         before = os.sched_getaffinity(0), numa.get_memory_policy()
         placed(memory)
         assert (os.sched_getaffinity(0), numa.get_memory_policy()) == before
 
     def test_one_node_costs_no_call(self, memory: mmap.mmap, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Neither policy nor question; but every page is touched."""
+        """Neither a policy is set nor the kernel asked, but every page is touched."""
         ask = numa.nodes_of_range
         for call in ("bind_pages", "nodes_of_range"):
             refuse(monkeypatch, call, errno.EPERM)
@@ -73,12 +73,12 @@ class TestPlace:
         assert ask(address_of(memory), len(memory)) == {0: 8}
 
     def test_no_nodes_leave_it_to_the_policy(self, memory: mmap.mmap) -> None:
-        """The pages are told all the same."""
+        """The pages are reported all the same."""
         found = place(address_of(memory), len(memory), nodes=CpuSet(), cpus=CPUS, num_machine_nodes=2)
         assert found == Placement(pages={0: 8})
 
     def test_a_node_that_is_not_there(self, memory: mmap.mmap) -> None:
-        """The kernel refuses it; the pages are elsewhere; both are said with a remedy."""
+        """The kernel refuses it and the pages are elsewhere; both are reported with a remedy."""
         found = placed(memory, node=1000)
         assert found.pages == {0: 8}
         refused, strays = found.shortfalls
@@ -88,7 +88,7 @@ class TestPlace:
         assert "numactl -H" in strays
 
     def test_pages_in_part_elsewhere(self, memory: mmap.mmap, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A full node, and a kernel that takes mbind and ignores it, look the same: only the pages count."""
+        """A full node, and a kernel that accepts mbind and ignores it, look the same: the pages are what counts."""
         monkeypatch.setattr(numa, "nodes_of_range", lambda *_args: {0: 6, 1: 2})
         found = placed(memory)
         assert found.pages == {0: 6, 1: 2}
@@ -97,13 +97,13 @@ class TestPlace:
         ]
 
     def test_a_kernel_that_cannot_populate(self, memory: mmap.mmap, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Before Linux 5.14 pages are touched by filling them."""
+        """Before Linux 5.14 pages are touched by zeroing them."""
         refuse(monkeypatch, "populate", errno.EINVAL)
         assert placed(memory) == Placement(pages={0: 8})
 
     @pytest.mark.parametrize("refused", ["", "populate"])
     def test_no_memory(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str) -> None:
-        """ENOMEM with the size, and no SIGBUS, on old kernels too."""
+        """It is ENOMEM with the size instead of SIGBUS, on old kernels too."""
         if refused:
             refuse(monkeypatch, refused, errno.EINVAL)
         with (tmp_path / "file").open("w+b") as file:
@@ -115,7 +115,7 @@ class TestPlace:
         assert caught.value.errno == errno.ENOMEM
 
     def test_several_nodes_on_an_old_kernel(self, memory: mmap.mmap, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Before Linux 5.15 one node can be preferred: the first of those wanted."""
+        """Before Linux 5.15 only one node can be preferred: the lowest of those wanted."""
         calls: list[tuple[int, list[int]]] = []
 
         def bind_pages(_address: int, _num_bytes: int, mode: int, nodes: Any) -> None:
@@ -133,7 +133,7 @@ class TestRefused:
     """mbind forbidden."""
 
     def test_a_thread_on_the_cpus_touches(self, memory: mmap.mmap, monkeypatch: pytest.MonkeyPatch) -> None:
-        """First touch decides then; the thread is bound and the caller is not."""
+        """Then first touch decides: a bound thread touches the pages, and the calling thread is not bound."""
         refuse(monkeypatch, "bind_pages", errno.EPERM)
         seen: list[set[int]] = []
         populate = memory_calls.populate
@@ -151,7 +151,7 @@ class TestRefused:
         assert "--cap-add SYS_NICE" in found.shortfalls[0]
 
     def test_cpus_that_are_not_there(self, memory: mmap.mmap, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Said as well; the pages are touched from where the thread is."""
+        """This is reported as well; the pages are touched from wherever the thread runs."""
         refuse(monkeypatch, "bind_pages", errno.ENOSYS)
         found = placed(memory, cpus=CpuSet({9999}))
         assert found.pages == {0: 8}
@@ -161,7 +161,7 @@ class TestRefused:
         ]
 
     def test_no_libnuma(self, memory: mmap.mmap, monkeypatch: pytest.MonkeyPatch) -> None:
-        """What cannot be called cannot place or tell, which is no reason to stop; how to install it is said."""
+        """Without libnuma memory is not placed; the report says how to install it."""
 
         def fail(*_args: object) -> None:
             raise LibnumaError("libnuma cannot be used: gone", calls.INSTALL_LIBNUMA)
@@ -173,7 +173,7 @@ class TestRefused:
         assert found.shortfalls == (f"libnuma cannot be used: gone: first touch decides; {calls.INSTALL_LIBNUMA}",)
 
     def test_seccomp(self) -> None:
-        """Under Docker's profile, for real: mbind and move_pages refused, numa_maps tells the pages."""
+        """Under Docker's real profile mbind and move_pages are refused, and numa_maps has the pages."""
         code = (
             "import sys; sys.path.insert(0, sys.argv[1])\n"
             "from tests.unit.system.test_placement import *\n"
@@ -186,18 +186,18 @@ class TestRefused:
         assert done.stdout == "{0: 8} 1 True\n"
 
     def test_nobody_tells(self, memory: mmap.mmap, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        """Unverified is said, and is no share."""
+        """The report says that the location is unverified, without shares."""
         refuse(monkeypatch, "nodes_of_range", errno.EPERM)
         monkeypatch.setattr("numapin.system.placement.read_numa_maps", lambda *_args, **_rest: None)
         found = placed(memory)
         assert found.pages is None
-        assert found.shortfalls[0].startswith("where the pages lie is unverified")
+        assert found.shortfalls[0].startswith("the location of the pages is unverified")
         monkeypatch.undo()
         assert find_pages(address_of(memory), len(memory), numa_maps=tmp_path / "missing") == {0: 8}
 
 
 class TestNumaMaps:
-    """Lines as the kernel writes them."""
+    """Lines in the kernel's format."""
 
     LINES = (
         "55a0000 default file=/usr/bin/a\\040b mapped=2 N0=2 kernelpagesize_kB=4\n"
@@ -222,17 +222,17 @@ class TestNumaMaps:
     )
     @pytest.mark.skipif(PAGE != 4096, reason="the lines are of a kernel with pages of 4 KiB")
     def test_lines(self, tmp_path: Path, address: int, num_bytes: int, pages: dict[int | None, int] | None) -> None:
-        """Pages of the base size per node; None where the mapping is not the range."""
+        """Pages of the base size per node; None if the mapping is not the range."""
         path = tmp_path / "numa_maps"
         path.write_text(self.LINES)
         assert read_numa_maps(address, num_bytes, numa_maps=path) == pages
 
     def test_no_such_file(self, tmp_path: Path) -> None:
-        """A kernel without NUMA has none."""
+        """A kernel without NUMA has no such file."""
         assert read_numa_maps(0, 1, numa_maps=tmp_path / "numa_maps") is None
 
     def test_it_agrees_with_move_pages(self, memory: mmap.mmap) -> None:
-        """Two witnesses of the kernel's, for one mapping."""
+        """numa_maps and move_pages agree about one mapping."""
         numa.bind_pages(address_of(memory), len(memory), numa.MPOL_PREFERRED, [0])  # a mapping of its own
         memory_calls.populate(address_of(memory), 5 * PAGE)
         pages = read_numa_maps(address_of(memory), len(memory))
@@ -241,7 +241,7 @@ class TestNumaMaps:
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_the_ledger_counts_in_its_own_process() -> None:
-    """In and out; a forked child has locked nothing, and what it counts is its own."""
+    """Bytes are added and subtracted; a forked child starts at zero and counts for itself."""
     ledger = Ledger()
     ledger.add(5)
     ledger.add(7)

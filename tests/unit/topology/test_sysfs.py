@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from numapin.base import cpu_set
+from numapin.base.bounds import MAX_PARENTS
 from numapin.base.cpu_set import CpuSet
 from numapin.errors import MachineError, MachineFileError
 from numapin.topology.model import Pcie
@@ -323,6 +324,14 @@ class TestGpus:
         gpu = only_pci(machine)
         assert (gpu.address, gpu.host_bridge) == ("10000:e1:00.0", "pci10000:e0")
         assert gpu.parents == ("10000:e0:01.0", "0000:00:0e.0")
+
+    def test_a_device_far_below(self, machine: Path) -> None:
+        """Of more bridges than any machine has, the nearest are read."""
+        below = "/".join(("pci0000:00", *(f"0000:{bus:02x}:00.0" for bus in range(MAX_PARENTS + 8))))
+        device(machine, "0000:80:00.0", self.GPU, below=below)
+        gpu = only_pci(machine)
+        assert (len(gpu.parents), gpu.parents[0]) == (MAX_PARENTS, f"0000:{MAX_PARENTS + 7:02x}:00.0")
+        assert gpu.host_bridge == "pci0000:00"
 
     def test_a_plain_directory_has_no_parents(self, machine: Path) -> None:
         """Captures may hold devices as directories outside any tree."""
