@@ -1,6 +1,6 @@
-"""What was requested, applied and observed of each rank of a run, as data. Pure.
+"""The report on a run: what was requested, applied and observed for each rank, as data. Pure.
 
-Comes in: what `verify` found. Goes out: `VerifyReport`, which goes to JSON (schema numapin.report/1).
+Comes in: what `verify` found. Goes out: `VerifyReport`, which becomes JSON (schema numapin.report/1).
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ SCHEMA: Final = "numapin.report/1"
 
 
 class VerifySeverity(StrEnum):
-    """How a finding counts."""
+    """The weight of a finding."""
 
     ERROR = "error"
     """The plan does not hold."""
     UNVERIFIED = "unverified"
-    """Nobody can tell whether it does."""
+    """It is unknown whether the plan holds."""
     WARNING = "warning"
     NOTE = "note"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyFinding:
-    """One thing that is not as planned: what, where it was seen, and what to do."""
+    """One difference from the plan: what it is, where it was seen, and the remedy."""
 
     severity: VerifySeverity
     what: str
@@ -45,7 +45,7 @@ class VerifyFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankReport:
-    """One rank: what was requested, what it recorded as applied (None: it recorded nothing), what was observed."""
+    """One rank: the request, the record of what was applied (None: there is none), and what was observed."""
 
     requested: RankPlan
     applied: Mapping[str, object] | None
@@ -54,9 +54,11 @@ class RankReport:
 
     @property
     def holds(self) -> bool | None:
-        """Return whether this rank is as planned; None where that could not be verified."""
+        """Return whether this rank is as planned; None if that could not be verified."""
         found = {finding.severity for finding in self.findings}
-        return False if VerifySeverity.ERROR in found else None if VerifySeverity.UNVERIFIED in found else True
+        if VerifySeverity.ERROR in found:
+            return False
+        return None if VerifySeverity.UNVERIFIED in found else True
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON form."""
@@ -72,19 +74,21 @@ class RankReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyReport:
-    """What `verify` found of one run on this host."""
+    """The findings of `verify` on one run on this host."""
 
     run: str
     ranks: tuple[RankReport, ...]
 
     @property
     def holds(self) -> bool | None:
-        """Return whether the plan holds; None where nothing contradicts it and something could not be verified.
+        """Return whether the plan holds; None if nothing contradicts it but something could not be verified.
 
-        Of a report without ranks nothing was verified.
+        In a report without ranks, nothing was verified.
         """
         found = {rank.holds for rank in self.ranks} or {None}
-        return False if False in found else None if None in found else True
+        if False in found:
+            return False
+        return None if None in found else True
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON form (schema numapin.report/1)."""
