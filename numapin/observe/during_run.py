@@ -144,7 +144,7 @@ class _RunWatch(threading.Thread):
         return _AGAIN_S
 
     def _is_settled(self, job: RunningJob) -> bool:
-        """Return whether all ranks are running, or the same ones are gone for longer than a restart or the end takes."""
+        """Return whether all ranks are running, or the same ones are gone for longer than a restart or an end takes."""
         gone, now = job.gone, time.monotonic()
         if gone != self._gone:
             self._gone, self._gone_since = gone, now

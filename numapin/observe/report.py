@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from numapin.observe.model import ObservedRank
     from numapin.plan.model import RankPlan
@@ -27,6 +27,10 @@ class VerifySeverity(StrEnum):
     """It is unknown whether the plan holds."""
     WARNING = "warning"
     NOTE = "note"
+
+
+_HOLDS: Final = {VerifySeverity.ERROR: False, VerifySeverity.UNVERIFIED: None}
+"""Whether the plan holds, for the findings that decide it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +59,7 @@ class RankReport:
     @property
     def holds(self) -> bool | None:
         """Return whether this rank is as planned; None if that could not be verified."""
-        found = {finding.severity for finding in self.findings}
-        if VerifySeverity.ERROR in found:
-            return False
-        return None if VerifySeverity.UNVERIFIED in found else True
+        return _all_hold(_HOLDS.get(finding.severity, True) for finding in self.findings)
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON form."""
@@ -85,10 +86,7 @@ class VerifyReport:
 
         In a report without ranks, nothing was verified.
         """
-        found = {rank.holds for rank in self.ranks} or {None}
-        if False in found:
-            return False
-        return None if None in found else True
+        return _all_hold(rank.holds for rank in self.ranks) if self.ranks else None
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON form (schema numapin.report/1)."""
@@ -98,3 +96,9 @@ class VerifyReport:
             "ranks": [rank.to_json() for rank in self.ranks],
             "holds": self.holds,
         }
+
+
+def _all_hold(verdicts: Iterable[bool | None]) -> bool | None:
+    """Return False if a verdict is False, else None if one is None, else True."""
+    found = set(verdicts)
+    return next((worst for worst in (False, None) if worst in found), True)
