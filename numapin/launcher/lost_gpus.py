@@ -41,7 +41,7 @@ def require_gpus(plan: Plan, looks: Iterable[NvmlReadings]) -> None:
     )
 
 
-def _missing(planned: Sequence[tuple[str, str]], readings: NvmlReadings) -> list[str]:
+def _missing(planned: Sequence[tuple[str | None, str]], readings: NvmlReadings) -> list[str]:
     """Return the labels of the planned GPUs that a reading does not show."""
     if readings.gpus is None:
         return []
@@ -49,11 +49,15 @@ def _missing(planned: Sequence[tuple[str, str]], readings: NvmlReadings) -> list
     return [label for name, label in planned if name not in shown]
 
 
-def _gpus_of(plan: Plan) -> list[tuple[str, str]]:
-    """Return the UUID or PCI address of each rank's GPU, with its label; GPUs without either are left out."""
-    gpus = ((rank.gpu, rank.local_rank) for rank in plan.ranks if rank.gpu is not None)
-    named = ((gpu.uuid or gpu.pci, _label(gpu, local_rank)) for gpu, local_rank in gpus)
-    return [(name, label) for name, label in named if name]
+def _gpus_of(plan: Plan) -> list[tuple[str | None, str]]:
+    """Return the name of each rank's GPU, with its label; GPUs without a name are left out."""
+    gpus = [(rank.gpu, rank.local_rank) for rank in plan.ranks if rank.gpu is not None]
+    return [(_name(gpu), _label(gpu, local_rank)) for gpu, local_rank in gpus if _name(gpu)]
+
+
+def _name(gpu: GpuRef) -> str | None:
+    """Return the name by which a GPU is found again: its UUID, else its PCI address."""
+    return gpu.uuid or gpu.pci
 
 
 def _label(gpu: GpuRef, local_rank: int) -> str:

@@ -178,11 +178,15 @@ def make_parser(own: Sequence[OwnOption], *, description: str, epilog: str) -> a
     group = parser.add_argument_group("binding options (numapin)")
     for option in own:
         option.add_to(group)
-    # None means that the user did not choose; older torches give the port a default.
-    for name in ("nproc_per_node", "master_port"):
+    _unset_defaults(parser, "nproc_per_node", "master_port")
+    return parser
+
+
+def _unset_defaults(parser: argparse.ArgumentParser, *names: str) -> None:
+    """Make None mean that the user did not choose; older torches give the port a default."""
+    for name in names:
         if f"PET_{name.upper()}" not in os.environ:
             parser.set_defaults(**{name: None})
-    return parser
 
 
 def _add_what_torch_lacks(parser: argparse.ArgumentParser) -> frozenset[str]:

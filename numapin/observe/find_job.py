@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -83,15 +84,18 @@ def find_run(named: str | None, environ: Mapping[str, str]) -> RunningJob:
 
     Raises UsageError if there is none, or several.
     """
-    if named is not None:
-        return read_run(_folder(named, environ))
+    return read_run(_only_folder(environ) if named is None else _folder(named, environ))
+
+
+def _only_folder(environ: Mapping[str, str]) -> Path:
+    """Return the folder of the only active run of this user. Raises UsageError if there is none, or several."""
     live = [Path(folder) for folder in run_folder.live_runs(environ)]
     if not live:
         raise UsageError("no numapin run of this user is active on this host", _NAME_PROCESSES)
     if len(live) > 1:
         names = "\n".join(f"    {_title(folder)}" for folder in live)
         raise UsageError(f"{len(live)} runs are active:\n{names}", "name one: numapin verify NAME (or numapin top)")
-    return read_run(live[0])
+    return live[0]
 
 
 def read_run(folder: Path) -> RunningJob:
@@ -146,7 +150,7 @@ def job_of_processes(pids: Sequence[int]) -> RunningJob:
     """
     children = children_of()
     name = f"pid {','.join(map(str, pids))}"
-    ranks = list(dict.fromkeys(rank for pid in pids for rank in _ranks_below(pid, children)))
+    ranks = list(dict.fromkeys(chain.from_iterable(_ranks_below(pid, children) for pid in pids)))
     environs = [_environment(pid) for pid in ranks]
     run = _common_run(environs)
     if run is not None:

@@ -14,7 +14,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from numapin.base.cpu_set import CpuSet
 
@@ -161,6 +161,11 @@ class ObservedRank:
     def pids(self) -> frozenset[int]:
         """Return the ids of the rank's own process and of the others."""
         return frozenset({self.pid, *(process.pid for process in self.processes)})
+
+    @property
+    def threads(self) -> Iterator[tuple[Process, Thread]]:
+        """Return the threads of all processes, each with its process."""
+        return ((process, thread) for process in self.processes for thread in process.threads)
 
     def bytes_by_node(self, kinds: Iterable[MemoryKind]) -> Counter[int]:
         """Return the bytes of these kinds on each node, over all processes whose memory could be read.

@@ -66,11 +66,9 @@ def observe(pids: Mapping[int, int], *, gone: frozenset[int] = frozenset(), root
     nodes = system.numbers(_NODES_ONLINE) or CpuSet({0})  # a kernel without NUMA shows no nodes and has one
     reader = _Reader(root=root, online=system.numbers(_CPUS_ONLINE))
     children = _children(root)
-    ranks = tuple(
-        ObservedRank(local_rank=rank, pid=pid, processes=() if rank in gone else tuple(reader.tree(pid, children)))
-        for rank, pid in sorted(pids.items())
-    )
-    return Observed(nodes=nodes, ranks=ranks)
+    trees = {rank: () if rank in gone else tuple(reader.tree(pid, children)) for rank, pid in sorted(pids.items())}
+    ranks = (ObservedRank(local_rank=rank, pid=pids[rank], processes=tree) for rank, tree in trees.items())
+    return Observed(nodes=nodes, ranks=tuple(ranks))
 
 
 def _children(root: Path) -> dict[int, list[int]]:

@@ -41,13 +41,13 @@ class Sampler:
         """Read threads and GPUs, and the pages if they are due."""
         if time.monotonic() >= self._next_pages_s:
             self._observed = self._observe()
-        threads = {rank.local_rank: self._threads_of(rank) for rank in self._observed.ranks}
-        ended = {rank for rank, pid in self._pids.items() if not threads[rank].get(pid)}
+        ranks = self._observed.ranks
+        threads = {rank.local_rank: self._threads_of(rank) for rank in ranks}
         return Sample(
             at_s=time.monotonic(),
             threads={rank: tuple(chain.from_iterable(by_process.values())) for rank, by_process in threads.items()},
-            gone=self._gone | ended,
-            memory={rank.local_rank: rank for rank in self._observed.ranks},
+            gone=frozenset(rank.local_rank for rank in ranks if not threads[rank.local_rank].get(rank.pid)),
+            memory={rank.local_rank: rank for rank in ranks},
             loads=self._loads(),
             swapped=read_swapped(),
             waited=self._waited(),

@@ -87,8 +87,7 @@ def _gone(rank: ObservedRank) -> VerifyFinding:
 
 def strays(plan: RankPlan, rank: ObservedRank) -> list[tuple[Process, Thread]]:
     """Return the threads that may run on CPUs outside the plan, with their processes."""
-    threads = ((process, thread) for process in rank.processes for thread in process.threads)
-    return [(process, thread) for process, thread in threads if not thread.cpus <= plan.cpus]
+    return [(process, thread) for process, thread in rank.threads if not thread.cpus <= plan.cpus]
 
 
 def elsewhere(plan: RankPlan, by_node: Mapping[int, int]) -> dict[int, int]:
@@ -100,12 +99,16 @@ def _threads(plan: RankPlan, rank: ObservedRank, applied: Mapping[str, object] |
     found = strays(plan, rank)
     if applied is None and any(thread.tid == rank.pid for _, thread in found):
         yield _unbound(plan, rank, found)
-        return
+    else:
+        yield from (_moved(plan, group) for group in _alike(found))
+
+
+def _alike(found: list[tuple[Process, Thread]]) -> Iterable[list[tuple[Process, Thread]]]:
+    """Return the threads in groups of the same process, name and CPUs."""
     groups: dict[tuple[int, str, CpuSet], list[tuple[Process, Thread]]] = {}
     for process, thread in found:
         groups.setdefault((process.pid, thread.name, thread.cpus), []).append((process, thread))
-    for group in groups.values():
-        yield _moved(plan, group)
+    return groups.values()
 
 
 def _moved(plan: RankPlan, group: list[tuple[Process, Thread]]) -> VerifyFinding:
@@ -122,7 +125,7 @@ def _moved(plan: RankPlan, group: list[tuple[Process, Thread]]) -> VerifyFinding
 
 def _unbound(plan: RankPlan, rank: ObservedRank, found: list[tuple[Process, Thread]]) -> VerifyFinding:
     """Return one finding, instead of one per thread, for a rank that numapin did not start."""
-    num_threads = sum(len(process.threads) for process in rank.processes)
+    num_threads = len(list(rank.threads))
     cpus = str(CpuSet().union(*(thread.cpus for _, thread in found)))
     bind = f"taskset --all-tasks --cpu-list --pid {plan.cpus} {rank.pid}"
     return VerifyFinding(

@@ -266,13 +266,7 @@ class _Spawning:
 
 def _pickled(fn: Callable[..., object], args: tuple[object, ...]) -> _PickledCall:
     """Pickle the call and the preparation of its process. Raises UsageError if no new process could load it."""
-    try:
-        preparation = mp_spawn.get_preparation_data("numapin")
-    except RuntimeError:  # multiprocessing's own check
-        raise UsageError(
-            "numapin.spawn was called while a rank imported the script that calls it",
-            'put the call under: if __name__ == "__main__":',
-        ) from None
+    preparation = _preparation()
     name = getattr(fn, "__qualname__", repr(fn))
     if getattr(fn, "__module__", None) == "__main__" and not preparation.keys() & _IMPORTABLE:
         raise UsageError(
@@ -290,6 +284,17 @@ def _pickled(fn: Callable[..., object], args: tuple[object, ...]) -> _PickledCal
     finally:
         context.set_spawning_popen(None)
     return _PickledCall(buffer.getvalue(), tuple(spawning.descriptors))
+
+
+def _preparation() -> dict[str, Any]:
+    """Return multiprocessing's data for a new process: sys.path, the script and others."""
+    try:
+        return mp_spawn.get_preparation_data("numapin")
+    except RuntimeError:  # multiprocessing's own check
+        raise UsageError(
+            "numapin.spawn was called while a rank imported the script that calls it",
+            'put the call under: if __name__ == "__main__":',
+        ) from None
 
 
 def _tracker() -> int | None:

@@ -168,8 +168,7 @@ def _running_after(ranks: Sequence[RankProcess], seconds: float) -> list[RankPro
     """Wait at most this long for the ranks to end; return those that are still running."""
     deadline = time.monotonic() + seconds
     while running := _running(ranks):
-        for rank in running:
-            rank.look()
+        _look_at(running)
         if time.monotonic() > deadline:
             return _running(running)
         time.sleep(_LOOK_S / 5)
@@ -195,12 +194,16 @@ def results_of(ranks: Sequence[RankProcess], *, timeout_s: float | None) -> tupl
         if time.monotonic() > deadline:
             raise RankError(f"{_names(running)} did not end within {timeout_s:g} s", "give spawn a longer timeout")
         wait([rank.pipe for rank in running if rank.talks], _LOOK_S)
-        for rank in running:
-            rank.look()
+        _look_at(running)
         _require_answers(running)
         for rank in running:
             _collect(rank, ranks, results)
     return tuple(results[rank.local_rank] for rank in ranks)
+
+
+def _look_at(ranks: Sequence[RankProcess]) -> None:
+    for rank in ranks:
+        rank.look()
 
 
 def _require_answers(ranks: Sequence[RankProcess]) -> None:

@@ -130,14 +130,19 @@ def _start() -> None:
     """Watch for torch, then import the sitecustomize that this one hides."""
     folder = os.path.dirname(__file__)  # noqa: PTH120 - pathlib costs 4 ms
     sys.path[:] = [entry for entry in sys.path if entry != folder]
-    install = [_install_on_use] if os.environ.get("NUMAPIN_DATALOADER") == "numapin" else []
-    trace = [_trace] if os.environ.get("NUMAPIN_TRACE") else []
-    todo = ((_LOADER, install + trace), (_OPTIMIZER, trace), (_PROFILER, trace))
-    _LoaderWatch.todo = {name: callbacks for name, callbacks in todo if callbacks}
+    _LoaderWatch.todo = _callbacks()
     if _LoaderWatch.todo:
         sys.meta_path.insert(0, _LoaderWatch)
     del sys.modules[__name__]
     __import__(__name__)
+
+
+def _callbacks() -> dict[str, Sequence[Callable[[ModuleType], None]]]:
+    """Return the functions to call with each of torch's modules, as the variables say."""
+    install = [_install_on_use] if os.environ.get("NUMAPIN_DATALOADER") == "numapin" else []
+    trace = [_trace] if os.environ.get("NUMAPIN_TRACE") else []
+    by_module = {_LOADER: install + trace, _OPTIMIZER: trace, _PROFILER: trace}
+    return {name: callbacks for name, callbacks in by_module.items() if callbacks}
 
 
 if __name__ == "sitecustomize":
