@@ -43,7 +43,7 @@ class Told:
 
 @contextmanager
 def _run(tmp_path: Path) -> Iterator[tuple[str, int]]:
-    """Make a run that goes on, and the process of a rank; yield the folder and the process id."""
+    """Make an active run, and the process of a rank; yield the folder and the process id."""
     with (
         run_folder.run_directory({"TMPDIR": str(tmp_path)}) as folder,
         subprocess.Popen(["cat"], stdin=subprocess.PIPE) as rank,

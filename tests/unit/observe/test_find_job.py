@@ -47,7 +47,7 @@ def _record(folder: str, rank: int, pid: int, restart: int = 0, more: dict[str, 
 
 @contextmanager
 def _run(environ: dict[str, str]) -> Iterator[str]:
-    """Make a run that goes on, with its plan and its command."""
+    """Make an active run with its plan and its command."""
     with run_folder.run_directory(environ) as folder:
         handover.write_json(folder, handover.PLAN, _plan())
         handover.write_json(folder, handover.COMMAND, {"argv": ["numapin", "run", "a b.py"], "pid": 1})
@@ -61,7 +61,7 @@ def environ(tmp_path: Path) -> dict[str, str]:
 
 
 def test_the_only_run_is_found(environ: dict[str, str]) -> None:
-    """Without a name the one run that goes on is taken; each rank's latest restart counts."""
+    """Without a name, the only active run is taken; each rank's latest restart counts."""
     with _run(environ) as folder:
         _record(folder, 0, 100)
         _record(folder, 1, 101)
@@ -75,41 +75,41 @@ def test_the_only_run_is_found(environ: dict[str, str]) -> None:
 
 
 def test_several_runs_are_listed(environ: dict[str, str]) -> None:
-    """With two runs their names and commands are told, and either is found by name or by path."""
+    """With two runs, their names and commands are listed, and each is found by name or by path."""
     with _run(environ) as first, _run(environ) as second:
         with pytest.raises(UsageError) as caught:
             find_job.find_run(None, environ)
-        assert caught.value.message.startswith("2 runs go on")
+        assert caught.value.message.startswith("2 runs are active")
         assert f"{Path(first).name}  numapin run 'a b.py'" in caught.value.message
         for folder in (first, second):
             assert find_job.find_run(folder, {}).name == Path(folder).name
             assert find_job.find_run(Path(folder).name, environ).name == Path(folder).name
-        with pytest.raises(UsageError, match="no run run-x goes on") as caught:
+        with pytest.raises(UsageError, match="no active run is named run-x") as caught:
             find_job.find_run("run-x", environ)
         assert Path(first).name in caught.value.hint
 
 
 def test_inside_a_rank_it_is_its_own_run(environ: dict[str, str]) -> None:
-    """NUMAPIN_RUN_DIR as a rank has it names the run itself, whatever else goes on."""
+    """NUMAPIN_RUN_DIR as a rank has it names the run itself, whatever other runs are active."""
     with _run(environ) as own, _run(environ):
         assert find_job.find_run(None, {**environ, "NUMAPIN_RUN_DIR": own}).name == Path(own).name
 
 
 def test_no_run(environ: dict[str, str], tmp_path: Path) -> None:
-    """Nothing that goes on, a run that is over, and a folder that is none are errors with status 2."""
+    """Without an active run, with an ended one, and with another folder, the error has status 2."""
     environ = {"NUMAPIN_RUN_DIR": str(tmp_path / "kept")}
     with _run(environ) as over:
         pass
     for named, told in (
-        (None, "no run of numapin"),
-        (over, "is over"),
-        (str(tmp_path), "is no run"),
-        ("x", "no run x"),
+        (None, "no numapin run of this user is active"),
+        (over, "has ended"),
+        (str(tmp_path), "is not an active run"),
+        ("x", "no active run is named x"),
     ):
         with pytest.raises(UsageError, match=told) as caught:
             find_job.find_run(named, environ)
         assert "numapin verify" in caught.value.hint
-    with pytest.raises(UsageError, match="no run of numapin"):
+    with pytest.raises(UsageError, match="no numapin run of this user is active"):
         find_job.find_run(None, {"NUMAPIN_RUN_DIR": __file__})
 
 
@@ -251,7 +251,7 @@ def test_ranks_that_see_other_gpus() -> None:
 
 
 def test_ranks_of_a_run_have_its_plan(environ: dict[str, str]) -> None:
-    """Processes that carry the folder of a run that goes on have the plan and the records that are there."""
+    """Processes with the folder of an active run in their environment get its plan and its records."""
     with _run(environ) as folder:
         ranks = [{"LOCAL_RANK": str(rank), "NUMAPIN_RUN_DIR": folder} for rank in range(2)]
         with _processes(*ranks) as (launcher, first, second):

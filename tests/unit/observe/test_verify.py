@@ -82,7 +82,7 @@ class TestThreads:
         report = _report(replace(RANK, threads=(_thread(10), _thread(11, "3-4"))))
         finding = _only(report)
         assert (report.holds, finding.severity) == (False, VerifySeverity.ERROR)
-        assert finding.what == "1 thread 'python' of the rank may run on CPUs 3-4; planned are 4-7"
+        assert finding.what == "1 thread 'python' of the rank may run on CPUs 3-4; planned: 4-7"
         assert finding.where == "pid 10, thread 11, last on CPU 5"
         assert "taskset --cpu-list --pid 4-7 11" in finding.remedy
 
@@ -115,7 +115,7 @@ class TestThreads:
         """Of a rank that numapin did not start and whose main thread is astray it is said once that it is unbound."""
         unbound = replace(RANK, threads=(_thread(10, "0-7"), _thread(11, "0-7"), _thread(12)))
         finding = _only(_report(unbound, applied=None))
-        assert finding.what == "not bound: 2 of 3 threads may run on CPUs 0-7; planned are 4-7"
+        assert finding.what == "not bound: 2 of 3 threads may run on CPUs 0-7; planned: 4-7"
         assert "numapin run" in finding.remedy
         assert "taskset --all-tasks --cpu-list --pid 4-7 10" in finding.remedy
         moved = replace(RANK, threads=(_thread(10), _thread(11, "0-7")))
@@ -156,7 +156,7 @@ class TestPolicy:
         report = _report(process, plan=plan, applied={**APPLIED, "memory": memory.value})
         assert report.holds is fits
         if not fits:
-            assert f"planned is {memory} {nodes}" in _only(report).what
+            assert f"planned: {memory} {nodes}" in _only(report).what
 
     def test_one_that_was_refused(self) -> None:
         """A policy that the kernel refused when the rank was bound is a warning with the remedy: it was said then."""
@@ -168,7 +168,7 @@ class TestPolicy:
     def test_worker_with_another(self) -> None:
         """A worker's policy is looked at as the rank's is."""
         report = _report(RANK, replace(WORKER, policy=Policy(mode="bind", nodes=CpuSet({0}))))
-        assert _only(report).what == "the memory policy of the data worker is bind:0; planned is preferred 1"
+        assert _only(report).what == "the memory policy of the data worker is bind:0; planned: preferred 1"
 
 
 class TestPages:
@@ -205,7 +205,7 @@ class TestPages:
         finding = _only(_report(replace(RANK, pages=pages), WORKER, plan=plan))  # of the worker all is local
         assert finding.what == (
             "20.0% of the anonymous memory (200.0 MiB) is elsewhere: "
-            "30.0 MiB on node 0, 10.0 MiB on node 2; planned is node 1"
+            "30.0 MiB on node 0, 10.0 MiB on node 2; planned: node 1"
         )
         assert finding.where == "pid 10"
         assert finding.remedy.endswith("migratepages 10 0,2 1")
@@ -233,7 +233,7 @@ class TestPages:
         assert _report(replace(RANK, threads=(_thread(11, "0"),)), plan=plan, nodes="0").holds is False
 
     def test_plan_without_a_policy(self) -> None:
-        """Without a policy in the plan memory can be anywhere, and the report says that it was not judged."""
+        """Without a policy in the plan memory can be anywhere, and the report says that it was not checked."""
         report = _report(
             replace(RANK, pages=(_pages(MemoryKind.RING, n0=9),)), plan=replace(PLANNED, memory=Memory.NONE)
         )
