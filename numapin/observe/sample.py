@@ -1,8 +1,7 @@
 """Repeated cheap readings of a running job. Edge.
 
-Comes in: a running job. Goes out: `Sample`s, which `top` compares. Threads and GPUs are read each time. Finding a job's
-processes, and reading where their pages are, makes the kernel walk page tables; that happens less often the more it
-costs.
+Comes in: a running job. Goes out: `Sample`s, which `top` compares. Threads and GPUs are read each time. Processes and
+pages, for which the kernel walks page tables, are read less often; the interval grows with the cost.
 """
 
 from __future__ import annotations

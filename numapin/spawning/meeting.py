@@ -46,7 +46,7 @@ class _StoreClass(Protocol):
 
 @contextmanager
 def reserved_port() -> Iterator[socket.socket]:
-    """Hold a free loopback port; nobody else can bind it, whatever user and socket options they try."""
+    """Hold a free loopback port, which no other socket can bind, under any user and with any options."""
     with socket.socket() as held:
         held.bind((ADDRESS, 0))
         yield held
