@@ -105,7 +105,7 @@ def _patch(store: _StoreClass, descriptor: int) -> None:
 
     Each server gets a duplicate, which it closes: a function may create several process groups, one after another.
     """
-    torchs_own = store.__init__
+    torchs_own = store.__init__  # type: ignore[misc] # of the class, not of an instance
     with socket.socket(fileno=os.dup(descriptor)) as held:
         held_port = port_of(held)
 
@@ -116,4 +116,4 @@ def _patch(store: _StoreClass, descriptor: int) -> None:
             named.setdefault("master_listen_fd", os.dup(descriptor))
         torchs_own(self, host_name, port, *positional, **named)
 
-    store.__init__ = serve_on_held
+    store.__init__ = serve_on_held  # type: ignore[misc]
