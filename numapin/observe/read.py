@@ -77,7 +77,7 @@ def _children(root: Path) -> dict[int, list[int]]:
     return {pid: [child for child in below if child != observer] for pid, below in proc.children_of(root).items()}
 
 
-class _Memory(NamedTuple):
+class _MemoryReading(NamedTuple):
     """The memory of a process: the policy of its main thread, and its pages; or the reason why they are unknown."""
 
     policy: Policy | None
@@ -152,16 +152,16 @@ def _allowed_cpus(status: str) -> CpuSet:
         raise proc.garbled(status, f"Cpus_allowed_list: {error}") from None
 
 
-def _memory(process: str) -> _Memory:
+def _memory(process: str) -> _MemoryReading:
     """Read the policy and the pages of a process from its numa_maps."""
     path = f"{process}/numa_maps"
     try:
         text = proc.read(path)
     except PermissionError:
-        return _Memory(None, None, "its memory cannot be read; run this as the job's user, or as root")
+        return _MemoryReading(None, None, "its memory cannot be read; run this as the job's user, or as root")
     except proc.Gone:
         proc.stat(process)  # raises Gone if the process has ended, too
-        return _Memory(None, None, "the kernel has no numa_maps")
+        return _MemoryReading(None, None, "the kernel has no numa_maps")
     if not text:
         raise proc.Gone  # it has released its memory already
     try:
@@ -170,7 +170,7 @@ def _memory(process: str) -> _Memory:
         raise proc.garbled(path, str(error)) from None
 
 
-def _parsed(numa_maps_text: str) -> _Memory:
+def _parsed(numa_maps_text: str) -> _MemoryReading:
     """Return the main thread's policy, and the bytes on each node by kind and policy. Raises ValueError.
 
     The line of the first stack shows the thread's policy: programs give that mapping no policy of its own.
@@ -185,7 +185,7 @@ def _parsed(numa_maps_text: str) -> _Memory:
             task_policy = policy
         sizes.setdefault((kind, policy), Counter()).update(mapping.bytes_by_node)
     pages = (Pages(kind=kind, policy=policy, bytes_by_node=found) for (kind, policy), found in sizes.items() if found)
-    return _Memory(task_policy, tuple(pages))
+    return _MemoryReading(task_policy, tuple(pages))
 
 
 def _kind(words: str, *, has_gpu: bool) -> MemoryKind:

@@ -32,7 +32,7 @@ _LOOPBACK: Final = (ADDRESS, "localhost")
 _AFTER_PORT: Final = ("world_size", "is_master")  # the third and fourth argument of torch's TCPStore
 
 
-class _Loader(Protocol):
+class _StoreLoader(Protocol):
     """The loader of a module, as an object whose method can be replaced."""
 
     exec_module: Callable[[ModuleType], None]
@@ -85,11 +85,11 @@ class _StoreWatch:
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
-            _patch_after_import(cast("_Loader", spec.loader), self._descriptor)
+            _patch_after_import(cast("_StoreLoader", spec.loader), self._descriptor)
         return spec
 
 
-def _patch_after_import(loader: _Loader, descriptor: int) -> None:
+def _patch_after_import(loader: _StoreLoader, descriptor: int) -> None:
     """Have the loader patch TCPStore once it has run its module. The module keeps its ordinary loader and spec."""
 
     def exec_module(module: ModuleType) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import ClassVar, Protocol
 
-    class _Loader(Protocol):
+    class _TorchLoader(Protocol):
         """The loader of a module, as an object whose method can be replaced."""
 
         exec_module: Callable[[ModuleType], None]
@@ -60,7 +60,7 @@ class _LoaderWatch:
         return spec
 
 
-def _call_after_import(loader: _Loader, callbacks: Sequence[Callable[[ModuleType], None]]) -> None:
+def _call_after_import(loader: _TorchLoader, callbacks: Sequence[Callable[[ModuleType], None]]) -> None:
     """Call these once the loader has run its module. The module keeps its ordinary loader and spec."""
 
     def exec_module(module: ModuleType) -> None:
