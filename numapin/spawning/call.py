@@ -334,4 +334,6 @@ def _homes(gpu_nodes: Mapping[str, int]) -> dict[str, int]:
 def _check_seconds(name: str, seconds: object) -> None:
     """Raise UsageError unless this is a number of seconds, 0 or more; inf means no limit, NaN is refused."""
     if not isinstance(seconds, Real) or not float(seconds) >= 0:
-        raise UsageError(f"{name} is {seconds!r}; it must be seconds, and not negative", "give seconds, such as 60")
+        raise UsageError(
+            f"{name} is {seconds!r}; it must be a number of seconds, 0 or more", "give a number, such as 60"
+        )

@@ -147,7 +147,7 @@ def none_left(grace_s: float) -> Iterator[list[RankProcess]]:
             _signal_all(ranks, signal.SIGKILL)
             remaining = _running_after(ranks, _DEATH_S)
             if remaining:
-                error.add_note(f"{_names(remaining)} still there {_DEATH_S} s after SIGKILL; see: cat /proc/PID/stack")
+                error.add_note(f"{_names(remaining)}: still there {_DEATH_S} s after SIGKILL; see: cat /proc/PID/stack")
         raise
     finally:
         for rank in ranks:
@@ -230,7 +230,9 @@ def _death_of(rank: RankProcess) -> RankError:
     """Return the error for a rank that ended without a result, or failed after it."""
     name, status = _names([rank]), rank.status
     if status is None:
-        return RankError(f"{name} is dying, and has not ended after {_DYING_S} s", "see its output above, and: dmesg")
+        return RankError(
+            f"{name} began to exit and has not ended after {_DYING_S} s", "see its output above, and: dmesg"
+        )
     if status < 0:
         return _killed(rank, -status)
     when = "" if rank.answer else " before fn returned"

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 ROOT = str(Path(__file__).parents[2])
+SECONDS = "it must be a number of seconds, 0 or more"
 
 
 @pytest.fixture(autouse=True)
@@ -218,10 +219,10 @@ class TestErrors:
             ({"gpu_nodes": ["0=1"]}, numapin.UsageError, "gpu_nodes is .* it must be a mapping of GPUs to nodes"),
             ({"gpu_nodes": {0: 1}}, numapin.UsageError, "gpu_nodes: {0: 1} does not map text to whole numbers"),
             *(
-                ({name: seconds}, numapin.UsageError, f"^{name} is {seconds!r}; it must be seconds, and not negative")
+                ({name: seconds}, numapin.UsageError, f"^{name} is {seconds!r}; {SECONDS}")
                 for name, seconds in itertools.product(("timeout", "shutdown_timeout"), (-1, -math.inf, math.nan, "9"))
             ),
-            ({"shutdown_timeout": None}, numapin.UsageError, "shutdown_timeout is None; it must be seconds"),
+            ({"shutdown_timeout": None}, numapin.UsageError, f"^shutdown_timeout is None; {SECONDS}"),
         ],
         ids=str,
     )
