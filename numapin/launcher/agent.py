@@ -1,8 +1,8 @@
-"""Stage 3: torch's elastic agent, which starts, watches and restarts the ranks, with what it lacks. Edge.
+"""Stage 3: torch's elastic agent, which starts, watches and restarts the ranks, with four additions. Edge.
 
-Comes in: a `Job`, the signals for its ranks, and a look at the machine before a restart, which raises NumapinError
-where this host can no longer take part. Goes out: an agent in the place of torch's. Knows nothing of NUMA. What is
-added: the signals, that look, one grace period however ranks are ended, and no rank starts beside one that still dies.
+Comes in: a `Job`, the signals for its ranks, and a check of the machine before a restart, which raises NumapinError if
+this host can no longer take part. Goes out: an agent that replaces torch's. Knows nothing of NUMA. It adds the signals,
+the check, one grace period for all the ways in which ranks are ended, and a wait for dying ranks before others start.
 """
 
 from __future__ import annotations
@@ -29,14 +29,17 @@ if TYPE_CHECKING:
 
     _Own = tuple[Job, signals.Mailbox, Callable[[], None]]
 
-# How long killed ranks may take to go before others start in their place: giving back GPU memory takes seconds, and
-# until then that memory is missing for the new ranks. One that is still there after this time may never go.
+# How long to wait for killed ranks before others replace them: giving back GPU memory takes seconds, and the new ranks
+# need it. A rank that still exists after this time may never end.
 _DEATH_S: Final = 30
 
 
 @contextmanager
 def in_place_of_torchs(job: Job, mailbox: signals.Mailbox, before_restart: Callable[[], None]) -> Iterator[None]:
-    """Have torch's launcher make our agent: `launch_agent` takes none, and is 150 lines that change with torch."""
+    """Make torch's launcher create our agent.
+
+    torch's `launch_agent` takes no agent as an argument, and a copy of its 150 lines would not follow torch's changes.
+    """
     theirs = vars(api)["LocalElasticAgent"]
     vars(api)["LocalElasticAgent"] = partial(_Agent, own=(job, mailbox, before_restart))
     try:
@@ -46,7 +49,9 @@ def in_place_of_torchs(job: Job, mailbox: signals.Mailbox, before_restart: Calla
 
 
 class _Agent(LocalElasticAgent):
-    def __init__(self, *args: Any, own: _Own, **kwargs: Any) -> None:  # noqa: ANN401 - those of the installed torch
+    """torch's agent with our additions."""
+
+    def __init__(self, *args: Any, own: _Own, **kwargs: Any) -> None:  # noqa: ANN401 - the installed torch's own arguments
         super().__init__(*args, **kwargs)
         self._job, self._mailbox, self._before_restart = own
 
@@ -68,13 +73,13 @@ class _Agent(LocalElasticAgent):
         except NumapinError:
             self._stop_workers(worker_group)
             if (worker_group.group_world_size or 1) > self._job.min_max_nodes[0]:
-                # Leaving with an error closes the rendezvous for the hosts that could go on.
+                # Leaving with an error would close the rendezvous for the hosts that can continue.
                 worker_group.spec.rdzv_handler.shutdown = lambda: True  # type: ignore[method-assign]
             raise
         super()._restart_workers(worker_group)
 
     def _give_grace(self) -> None:
-        """Have ranks be ended after the same time by all of torch's ways; its own option counts for signals only."""
+        """Use one grace period wherever torch ends ranks; its own option applies to signals only."""
         context, seconds = self._pcontext, self._job.shutdown_timeout_s
         if context is None or seconds is None:
             return
@@ -83,10 +88,10 @@ class _Agent(LocalElasticAgent):
         def close_in_time(death_sig: signal.Signals | None = None, timeout: int = 0) -> None:
             del timeout
             close(death_sig, seconds)
-            # torch 2.13 waits as long after SIGKILL, and then starts new ranks beside those that are still dying.
+            # torch 2.13 waits this long after SIGKILL, too, and then starts new ranks while old ones are still dying.
             deadline = time.monotonic() + _DEATH_S
             for handler in getattr(context, "subprocess_handlers", {}).values():
                 with suppress(subprocess.TimeoutExpired):
                     handler.proc.wait(max(0, deadline - time.monotonic()))
 
-        context.close = close_in_time  # type: ignore[method-assign] # of this one object
+        context.close = close_in_time  # type: ignore[method-assign] # for this object only

@@ -1,7 +1,7 @@
 """GPUs that a plan names and the machine no longer shows. Pure.
 
-Comes in: a `Plan`, and what NVML says now, once or more often. Goes out: nothing, or NumapinError that names the lost
-GPUs. A GPU that fell off the bus stays away until the host is reset; restarting its rank would only use up restarts.
+Comes in: a `Plan`, and one or more readings of NVML. Goes out: nothing, or NumapinError that names the lost GPUs. A GPU
+that fell off the bus stays away until the host is reset; restarting its rank would only use up restarts.
 """
 
 from __future__ import annotations
@@ -11,37 +11,55 @@ from typing import TYPE_CHECKING
 from numapin.errors import NumapinError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
-    from numapin.plan.model import Plan
+    from numapin.plan.model import GpuRef, Plan
     from numapin.topology.readings import NvmlReadings
 
 
 def require_gpus(plan: Plan, looks: Iterable[NvmlReadings]) -> None:
-    """Raise NumapinError for GPUs that none of the looks shows; one at which NVML says nothing at all is no loss."""
+    """Raise NumapinError for planned GPUs that none of the readings shows.
+
+    A reading without any answer from NVML counts as showing all of them. No reading is taken if no GPU is planned.
+    """
     planned = _gpus_of(plan)
     if not planned:
-        return  # and nobody looks
-    lost, notes = [told for _, told in planned], ""
-    for now in looks:
-        if now.gpus is None:
-            return
-        there = {name for gpu in now.gpus for name in (gpu.uuid, gpu.pci)}
-        lost = [told for name, told in planned if name not in there]
+        return
+    lost = [label for _, label in planned]
+    notes: tuple[str, ...] = ()
+    for readings in looks:
+        lost, notes = _missing(planned, readings), readings.notes
         if not lost:
             return
-        notes = "; ".join(["", *now.notes])
+    problem = (
+        f"the driver no longer shows {', '.join(lost)}: this host leaves the job, which continues on the other hosts "
+        "if --nnodes MIN:MAX allows it"
+    )
     raise NumapinError(
-        f"the driver no longer shows {', '.join(lost)}: this host leaves the job, which goes on elsewhere if "
-        f"--nnodes MIN:MAX lets it{notes}",
+        "; ".join((problem, *notes)),
         "see what happened with: dmesg | grep -i xid; a reset or reboot brings the GPU back",
     )
 
 
-def _gpus_of(plan: Plan) -> list[tuple[str, str]]:
-    """Return each rank's GPU by UUID or PCI address, and in words: "GPU 1 (GPU-…, 0000:01:00.0) of local rank 1"."""
-    return [
-        (name, f"GPU {gpu.index} ({', '.join(filter(None, (gpu.uuid, gpu.pci)))}) of local rank {rank.local_rank}")
-        for rank in plan.ranks
-        if (gpu := rank.gpu) and (name := gpu.uuid or gpu.pci)
-    ]
+def _missing(planned: Sequence[tuple[str | None, str]], readings: NvmlReadings) -> list[str]:
+    """Return the labels of the planned GPUs that a reading does not show."""
+    if readings.gpus is None:
+        return []
+    shown = {name for gpu in readings.gpus for name in (gpu.uuid, gpu.pci)}
+    return [label for name, label in planned if name not in shown]
+
+
+def _gpus_of(plan: Plan) -> list[tuple[str | None, str]]:
+    """Return the name of each rank's GPU, with its label; GPUs without a name are left out."""
+    gpus = [(rank.gpu, rank.local_rank) for rank in plan.ranks if rank.gpu is not None]
+    return [(_name(gpu), _label(gpu, local_rank)) for gpu, local_rank in gpus if _name(gpu)]
+
+
+def _name(gpu: GpuRef) -> str | None:
+    """Return the name by which a GPU is found again: its UUID, else its PCI address."""
+    return gpu.uuid or gpu.pci
+
+
+def _label(gpu: GpuRef, local_rank: int) -> str:
+    """Return text such as "GPU 1 (GPU-…, 0000:01:00.0) of local rank 1"."""
+    return f"GPU {gpu.index} ({', '.join(filter(None, (gpu.uuid, gpu.pci)))}) of local rank {local_rank}"

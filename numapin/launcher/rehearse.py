@@ -1,6 +1,6 @@
-"""Try each rank's binding before any rank starts. Edge.
+"""Rehearsal of each rank's binding before any rank starts. Edge.
 
-Comes in: a `Plan`. Goes out: the same plan with what the kernel refused taken into account, or BindingRefused.
+Comes in: a `Plan`. Goes out: the same plan, corrected by what the kernel refuses, or BindingRefused.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from numapin.errors import NumapinError
@@ -22,37 +23,43 @@ if TYPE_CHECKING:
 
 
 def rehearse(plan: Plan, *, strict: bool, within: _Within | None = None) -> Plan:
-    """Try every rank's binding and return the plan with what this kernel refuses said in it.
+    """Try every rank's binding, and return the plan with the kernel's refusals as warnings and reasons.
 
-    `within` is where it is tried: a forked child, or `in_thread` for a caller whose other threads forbid a fork.
+    A rank whose memory policy is refused keeps its CPUs and relies on first touch.
 
-    A rank whose memory policy is refused keeps its CPUs and relies on first touch. With `strict`, anything that cannot
-    be carried out exactly raises BindingRefused instead.
+    Args:
+        plan: The plan.
+        strict: Raise if a binding cannot be applied exactly.
+        within: Where to try. None: in a forked child. Use `in_thread` if other threads of the process forbid a fork.
+
+    Returns:
+        The plan as it can be applied.
+
+    Raises:
+        BindingRefused: `strict` is set and a binding cannot be applied exactly.
+        NumapinError: The child failed.
     """
     shortfalls = (within or in_child)(lambda: [list(apply(rank).shortfalls) for rank in plan.ranks])
     ranks = tuple(as_bound(rank, found) for rank, found in zip(plan.ranks, shortfalls, strict=True))
-    said = dict.fromkeys(text for found in shortfalls for text in found)  # once each, in order
-    rehearsed = replace(plan, ranks=ranks, warnings=(*plan.warnings, *said))
+    refusals = dict.fromkeys(chain.from_iterable(shortfalls))  # each once, in order
+    rehearsed = replace(plan, ranks=ranks, warnings=(*plan.warnings, *refusals))
     if strict:
         rehearsed.require_exact()
     return rehearsed
 
 
 def in_thread(work: Callable[[], list[list[str]]]) -> list[list[str]]:
-    """Run `work` in a thread of its own, which takes its bindings with it: Linux binds threads.
-
-    Raises what `work` raises.
-    """
-    from concurrent.futures import ThreadPoolExecutor  # here, because each rank imports this module first
+    """Run `work` in a thread of its own, whose bindings end with it: Linux binds threads. Raises its errors."""
+    from concurrent.futures import ThreadPoolExecutor  # here, because `numapin run` needs no threads
 
     with ThreadPoolExecutor(1, "numapin-rehearsal") as thread:
         return thread.submit(work).result()
 
 
 def in_child(work: Callable[[], list[list[str]]]) -> list[list[str]]:
-    """Run `work` in a forked child and return what it returned. The child leaves by os._exit: no cleanup runs twice.
+    """Run `work` in a forked child and return its result. Raises NumapinError with the child's own error.
 
-    Raises NumapinError with the child's own error.
+    The child ends by os._exit, so that no cleanup runs twice.
     """
     reader, writer = os.pipe()
     pid = os.fork()

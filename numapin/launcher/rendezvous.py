@@ -1,11 +1,11 @@
-"""Stage 3: where launchers and ranks meet, without a way in for others. Edge.
+"""Stage 3: the meeting point of launchers and ranks, closed to other users. Edge.
 
 Comes in: torch's rendezvous parameters. Goes out: a rendezvous handler for torch's agent.
 
-- One host meets nobody: no rendezvous store exists, and the ranks' store listens on one address, the loopback by
-  default.
-- Several hosts meet in torch's c10d store, whose state torch unpickles. Anybody who reaches the port can write there,
-  so the state is signed with the rendezvous id, which never enters the store. Without the id nothing is unpickled.
+- A job on one host has no rendezvous store. The ranks' store listens on one address, by default the loopback.
+- Several hosts meet in torch's c10d store, whose state torch unpickles. Anyone who reaches the port can write there, so
+  the state is signed with the rendezvous id, which never enters the store. Nothing is unpickled without a valid
+  signature.
 """
 
 from __future__ import annotations
@@ -39,19 +39,20 @@ ONE_HOST: Final = "numapin-one-host"
 SIGNED_C10D: Final = "numapin-c10d"
 _NUM_MAC_BYTES: Final = 32
 _OWN_ADDRESS: Final = "give an address of this host with --local-addr"
-_BACKLOG: Final = 2048  # as torch's own store: every rank connects in the same moment
+_LISTEN_HINTS: Final = {errno.EADDRNOTAVAIL: _OWN_ADDRESS, errno.EADDRINUSE: "choose another --master-port"}
+_BACKLOG: Final = 2048  # as in torch's own store: all ranks connect at the same moment
 
 
 def register() -> None:
-    """Make both handlers known to torch, which finds a rendezvous backend by its name."""
+    """Register both handlers with torch, which finds a rendezvous backend by its name."""
     rendezvous_handler_registry.register(ONE_HOST, OneHost)
     rendezvous_handler_registry.register(SIGNED_C10D, _meet_signed)
 
 
 class OneHost(RendezvousHandler):
-    """The rendezvous of a job with one host: always complete, without a store that others could reach.
+    """The rendezvous of a job on one host: always complete, with no store that other users could reach.
 
-    Each round has a new store for the ranks, so that restarted ranks never read what former ones wrote.
+    Each round has a new store for the ranks, so restarted ranks never read keys of earlier ones.
     """
 
     def __init__(self, parameters: RendezvousParameters) -> None:
@@ -63,7 +64,7 @@ class OneHost(RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """Return True: the launcher serves the ranks' store, also under TORCH_DISABLE_SHARE_RDZV_TCP_STORE."""
+        """Return True: the launcher serves the ranks' store, even under TORCH_DISABLE_SHARE_RDZV_TCP_STORE."""
         return True
 
     def get_backend(self) -> str:
@@ -75,7 +76,7 @@ class OneHost(RendezvousHandler):
         return self._run_id
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Begin a round: one host, this one. Raises UsageError where its address is not an address of this host."""
+        """Begin a round with this host alone. Raises UsageError for an address that this host does not have."""
         self._ranks_store = None  # closes the port of the round before
         listening = _listen(self._address, self._port)
         port = listening.getsockname()[1]
@@ -85,11 +86,11 @@ class OneHost(RendezvousHandler):
         return RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo(self._address, port))
 
     def is_closed(self) -> bool:
-        """Return whether the job is over."""
+        """Return whether the job has ended."""
         return self._is_closed
 
     def set_closed(self) -> None:
-        """Mark the job as over."""
+        """Mark the job as ended."""
         self._is_closed = True
 
     def num_nodes_waiting(self) -> int:
@@ -113,7 +114,7 @@ def _listen(address: str, port: int) -> socket.socket:
     for family, kind, protocol, _, place in places:
         listening = socket.socket(family, kind, protocol)
         try:
-            # A round that follows another one must not wait until the old connections of a chosen port are forgotten.
+            # On a chosen port, the next round must not wait for the old connections to expire.
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, port != 0)
             listening.bind(place)
             listening.listen(_BACKLOG)
@@ -122,18 +123,14 @@ def _listen(address: str, port: int) -> socket.socket:
             problem = error
         else:
             return listening
-    raise UsageError(
-        f"cannot listen on {address} port {port or '(any)'}: {problem.strerror}",
-        {errno.EADDRNOTAVAIL: _OWN_ADDRESS, errno.EADDRINUSE: "choose another --master-port"}.get(
-            problem.errno or 0, "see the limits of this process with: ulimit -a"
-        ),
-    )
+    hint = _LISTEN_HINTS.get(problem.errno or 0, "see the limits of this process with: ulimit -a")
+    raise UsageError(f"cannot listen on {address} port {port or '(any)'}: {problem.strerror}", hint)
 
 
 class _SignedBackend(C10dRendezvousBackend):
-    """torch's c10d backend, whose state counts only with a signature made from the rendezvous id.
+    """torch's c10d backend, which accepts only a state that is signed with the rendezvous id.
 
-    The store's keys hold a digest of the id: listing the keys does not give the id away.
+    The store's keys contain a digest of the id, so listing the keys does not reveal the id.
     """
 
     def __init__(self, store: Store, run_id: str) -> None:
@@ -146,13 +143,13 @@ class _SignedBackend(C10dRendezvousBackend):
         return SIGNED_C10D
 
     def get_state(self) -> tuple[bytes, Any] | None:
-        """Return the state and its token. Raises RendezvousStateError where the signature is missing or wrong."""
+        """Return the state and its token. Raises RendezvousStateError if the signature is missing or wrong."""
         found = super().get_state()
         return None if found is None else (self._verified(found[0]), found[1])
 
-    def set_state(self, state: bytes, token: Any = None) -> tuple[bytes, Any, bool] | None:  # noqa: ANN401 - as torch
-        """Write a state; return the one that is there now, its token, and whether it is this one."""
-        if token and not isinstance(token, bytes):  # never valid: torch would read the state through `get_state`
+    def set_state(self, state: bytes, token: object = None) -> tuple[bytes, Any, bool] | None:
+        """Write a state; return the stored state, its token, and whether it is the one that was given."""
+        if token and not isinstance(token, bytes):  # never valid; torch would read the state with `get_state`
             found = self.get_state()
             return None if found is None else (*found, False)
         written = super().set_state(self._sign(state), token)
@@ -166,20 +163,20 @@ class _SignedBackend(C10dRendezvousBackend):
         if not hmac.compare_digest(mac, hmac.digest(self._secret, state, "sha256")):
             raise RendezvousStateError(
                 "the rendezvous state is not signed with this job's --rdzv-id: a host has another id or runs torchrun, "
-                "or somebody else writes to the rendezvous port"
+                "or another user writes to the rendezvous port"
             )
         return state
 
 
 def public_id(run_id: str) -> str:
-    """Return what may be seen of a rendezvous id: a digest that does not lead back to a random id."""
+    """Return the public form of a rendezvous id: a digest, from which a random id cannot be recovered."""
     return hashlib.sha256(b"numapin rendezvous " + run_id.encode()).hexdigest()
 
 
 def _meet_signed(parameters: RendezvousParameters) -> RendezvousHandler:
-    """Return torch's own c10d handler over the signed state."""
+    """Return torch's own c10d handler on a signed state."""
     public = copy.copy(parameters)
     public.run_id = public_id(parameters.run_id)
     _, store = create_backend(public)
-    # The handler gets the digest, too: torch begins the names of all keys with its run id.
+    # The handler gets the digest, too: torch's names for all keys begin with its run id.
     return create_handler(store, _SignedBackend(store, parameters.run_id), public)

@@ -1,11 +1,11 @@
-"""Where run folders are made, found again, and swept. Edge.
+"""Run folders: make, find and sweep them. Edge.
 
-Comes in: the environment, or the folder that the user named. Goes out: a new run's folder, locked; those of active
-runs.
+Comes in: the environment, or the folder that the user named. Goes out: a new run's folder, locked; or the folders of
+active runs.
 
 A run folder is numapin-UID/run-DATE-TIME-HOST-RANDOM in a temporary directory, or run-… in the folder that the user
-named. Other users may have put anything there first: a folder counts by its owner and mode, read from the descriptor,
-and what is in it is opened relative to that.
+named. Other users may have put anything there first. So a folder is trusted by its owner and mode, read from its
+descriptor, and everything below it is opened relative to that descriptor.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import shlex
 import shutil
 import stat
@@ -30,8 +31,9 @@ REMEDY: Final = "name another with NUMAPIN_RUN_DIR=DIR"
 _LOCK: Final = "lock"
 _NEW: Final = ".new-"
 _RUN: Final = "run-"
+_NAME: Final = re.compile(r"(?:run|\.new)-[0-9]{8}-[0-9]{6}-(?P<host>.*)-[^-]*", re.DOTALL)
 _OLD_BASE: Final = "numapin"  # in $XDG_RUNTIME_DIR
-_UNFINISHED_S: Final = 3600  # a launcher takes milliseconds from making a folder to locking and renaming it
+_UNFINISHED_S: Final = 3600  # a launcher locks and renames a new folder within milliseconds
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 
@@ -39,9 +41,10 @@ _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 def run_directory(environ: Mapping[str, str]) -> Iterator[str]:
     """Make this run's folder (mode 0700) and yield its path.
 
-    The default one goes with a run that ended well; after one that failed it stays for what the error report names,
-    until the next run. In a folder that the user named with NUMAPIN_RUN_DIR everything stays. Raises NumapinError where
-    it cannot be made or where somebody else controls it.
+    In the default place, the folder is removed when the run succeeds. After a failure it stays until the next run,
+    because the error report names files in it. In a folder that the user named with NUMAPIN_RUN_DIR, everything stays.
+
+    Raises NumapinError if the folder cannot be made or another user controls it.
     """
     named = environ.get("NUMAPIN_RUN_DIR")
     run = begin_in(os.path.abspath(named)) if named else begin_by_default(environ)
@@ -58,23 +61,28 @@ def run_directory(environ: Mapping[str, str]) -> Iterator[str]:
 def live_runs(environ: Mapping[str, str]) -> list[str]:
     """Return the folders of this user's active runs, oldest first.
 
-    Those in NUMAPIN_RUN_DIR, which inside a rank is its own run's folder; else those in all default places. Root also
-    gets other users' from a folder that NUMAPIN_RUN_DIR names.
+    They are in NUMAPIN_RUN_DIR if that is set, which in a rank is its own run's folder; else in all default places.
+    Root also gets other users' runs from a folder that NUMAPIN_RUN_DIR names.
     """
     named = environ.get("NUMAPIN_RUN_DIR")
-    if not named:
-        live = [folder for base in own_bases(environ) for folder in live_in(base, os.geteuid())]
-    elif is_live(named := os.path.abspath(named)):
-        live = [named]
+    if named:
+        live = _live_at(os.path.abspath(named))
     else:
-        live = live_in(named, None if os.geteuid() == 0 else os.geteuid())
+        live = [folder for base in own_bases(environ) for folder in live_in(base, os.geteuid())]
     return sorted(dict.fromkeys(live), key=os.path.basename)  # names begin with the time
 
 
-def is_live(folder: str) -> bool:
-    """Return whether a run's launcher holds the lock of its folder.
+def _live_at(named: str) -> list[str]:
+    """Return the active run whose folder this is, or the active runs in this folder."""
+    if is_live(named):
+        return [named]
+    return live_in(named, None if os.geteuid() == 0 else os.geteuid())
 
-    A relative path is no run's: it would be sought where this process is, and not where the one is that gave it.
+
+def is_live(folder: str) -> bool:
+    """Return whether a run's launcher holds the lock of its folder. Relative paths are refused.
+
+    The process that set a relative path may have had another current directory.
     """
     if not os.path.isabs(folder):
         return False
@@ -86,10 +94,13 @@ def is_live(folder: str) -> bool:
 
 
 def begin_by_default(environ: Mapping[str, str]) -> tuple[str, int, str, int]:
-    """Make a run's folder in the first temporary directory that serves; return what `_begin` does.
+    """Make a run's folder in the first usable temporary directory.
 
-    What does not serve is passed over, as Python's tempfile does: a TMPDIR that does not exist, a full disk, a folder
-    in which others could replace ours. Raises NumapinError where none serves.
+    As in Python's tempfile, unusable directories are skipped: a TMPDIR that does not exist, a full disk, a folder in
+    which other users could replace ours.
+
+    Returns the path and the descriptor of the folder around it, its name there, and the descriptor of its lock. Raises
+    NumapinError if no directory is usable.
     """
     problems: list[str] = []
     for place in _temporary_directories(environ):
@@ -108,9 +119,9 @@ def begin_by_default(environ: Mapping[str, str]) -> tuple[str, int, str, int]:
 
 
 def begin_in(path: str) -> tuple[str, int, str, int]:
-    """Make a run's folder in the one that the user named, which is made where there is none.
+    """Make a run's folder in the folder that the user named, and that folder, too, if it does not exist.
 
-    Returns what `_begin` does. Raises NumapinError, also where others may replace what is in it.
+    Returns the same as `begin_by_default`. Raises NumapinError, also if other users may replace what is in the folder.
     """
     try:
         os.makedirs(path, mode=0o700, exist_ok=True)
@@ -123,12 +134,12 @@ def begin_in(path: str) -> tuple[str, int, str, int]:
 
 
 def own_bases(environ: Mapping[str, str]) -> Iterator[str]:
-    """Give this user's private folders where runs have them by default, and where older versions had theirs."""
+    """Yield this user's private folders in the default places of runs, and in the default place of older versions."""
     for place in _temporary_directories(environ):
         with suppress(OSError), _opened_place(place) as parent:
             yield from _private_bases(place, parent, _base_names(parent))
             if os.access(".", os.W_OK, dir_fd=parent):
-                break  # a run takes none that comes later
+                break  # runs use the first writable place
     runtime = environ.get("XDG_RUNTIME_DIR")
     if runtime:
         with suppress(OSError), _opened_place(os.path.abspath(runtime)) as parent:
@@ -136,7 +147,7 @@ def own_bases(environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def _private_bases(place: str, parent: int, names: Iterable[str]) -> Iterator[str]:
-    """Give the paths of those folders that are this user's and in which nobody else has rights."""
+    """Yield the paths of the folders that belong to this user and to which other users have no access."""
     for name in names:
         base = _open_base(parent, name)
         if base is None:
@@ -148,7 +159,7 @@ def _private_bases(place: str, parent: int, names: Iterable[str]) -> Iterator[st
 
 
 def live_in(base: str, owner: int | None) -> list[str]:
-    """Return the active runs in a folder, those of one user or of all."""
+    """Return the active runs of a user in a folder; None: of all users."""
     try:
         with opened(base) as descriptor:
             names = os.listdir(descriptor)
@@ -158,13 +169,13 @@ def live_in(base: str, owner: int | None) -> list[str]:
 
 
 def is_locked(folder: int) -> bool:
-    """Return whether a launcher holds the lock in an opened folder. A lock that cannot be tried counts as held."""
+    """Return whether a launcher holds the lock in an opened folder. A lock that cannot be read counts as held."""
     try:
         lock = open_file(folder, _LOCK)
     except OSError as error:
         return bool(error.errno == errno.EACCES)
     try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: another reader must not look like a launcher
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: concurrent readers must not look like a launcher
     except OSError:
         return True
     finally:
@@ -173,18 +184,18 @@ def is_locked(folder: int) -> bool:
 
 
 def _sweep(base: int) -> None:
-    """Remove folders of this host's runs that are over: those with a lock that no launcher holds, however it died.
+    """Remove the folders of this host's runs that have ended: the ones whose lock no launcher holds.
 
-    Not those of other hosts: where locks are local to a host, as on Lustre with localflock, theirs look free here.
+    Other hosts' folders stay. If locks are local to a host, as on Lustre with localflock, theirs look free here.
     """
     for name in os.listdir(base):
         if _is_of_this_host(name):
-            with suppress(OSError):  # one that goes at this moment, or whose lock is held
+            with suppress(OSError):  # removed at this moment, or its lock is held
                 _sweep_one(base, name)
 
 
 def remove_run(path: str, base: int, name: str) -> None:
-    """Remove a run's folder; where its base was removed meanwhile, the one that torch or a rank made in its place."""
+    """Remove a run's folder. If its base was removed meanwhile, remove the folder that torch or a rank made instead."""
     _remove(base, name)
     if os.fstat(base).st_nlink == 0:
         with suppress(OSError), opened(path) as again:
@@ -198,10 +209,10 @@ def _remove(base: int, name: str) -> None:
 
 
 def _begin(base: int, *, needs_lock: bool = True) -> tuple[str, int]:
-    """Make a run's folder in an opened one; return its name and the descriptor of its lock.
+    """Make a run's folder in an opened folder; return its name and the descriptor of its lock.
 
-    Nothing is left of one that fails. Raises OSError, also where the file system has no locks and one is needed: the
-    sweep of another run could take the folder for one that is over.
+    A failure leaves nothing behind. Raises OSError, also if the file system has no locks and `needs_lock` is set:
+    without a lock, another run's sweep would take this run for one that has ended.
     """
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{_host()}-{os.urandom(4).hex()}"
     os.mkdir(_NEW + name, 0o700, dir_fd=base)
@@ -219,7 +230,7 @@ def _begin(base: int, *, needs_lock: bool = True) -> tuple[str, int]:
 
 
 def _locked(base: int, name: str, *, needs_lock: bool) -> int:
-    """Make and hold the lock of a new run, which says to the sweep of other runs that this one lives."""
+    """Make and hold the lock of a new run, which keeps other runs from sweeping its folder."""
     folder = os.open(name, FOLDER, dir_fd=base)
     try:
         lock = os.open(_LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL | FILE, 0o600, dir_fd=folder)
@@ -239,19 +250,19 @@ def _host() -> str:
 
 
 def _temporary_directories(environ: Mapping[str, str]) -> list[str]:
-    """Return where Python's tempfile looks, in its order."""
-    named = (environ.get(name) for name in ("TMPDIR", "TEMP", "TMP"))
-    places = [place for place in named if place] + ["/tmp", "/var/tmp", "/usr/tmp"]  # noqa: S108 - ours is 0700 there
-    with suppress(FileNotFoundError):  # the current directory may be gone
+    """Return the directories that Python's tempfile tries, in its order."""
+    named = filter(None, map(environ.get, ("TMPDIR", "TEMP", "TMP")))
+    places = [*named, "/tmp", "/var/tmp", "/usr/tmp"]  # noqa: S108 - our folder there has mode 0700
+    with suppress(FileNotFoundError):  # the current directory may have been removed
         return list(dict.fromkeys([*map(os.path.abspath, places), os.getcwd()]))
-    return [place for place in places if os.path.isabs(place)]
+    return list(filter(os.path.isabs, places))
 
 
 def _own_base(place: str) -> tuple[str, int]:
-    """Open this user's folder in a temporary directory, made where there is none; return its path and descriptor.
+    """Open this user's folder in a temporary directory, or make one; return its path and descriptor. Raises OSError.
 
-    One that another user made first, or to which others may write, is passed over, and another name taken. Others'
-    rights to read ours are taken away: torch gives them where it makes a folder again that is gone. Raises OSError.
+    A folder that another user made first, or to which others may write, is not used; another name is. Other users'
+    rights to read ours are removed: torch grants them when it remakes a removed folder.
     """
     with _opened_place(place) as parent:
         with suppress(FileExistsError):  # another launcher of this user may be making it
@@ -271,11 +282,11 @@ def _base_name() -> str:
 
 
 def _base_names(parent: int) -> Iterator[str]:
-    """Give the names that our folder can have in a temporary directory, the usual one first."""
+    """Yield the names that our folder can have in a temporary directory, the usual one first."""
     yield _base_name()
     try:
         listed = os.open(".", FOLDER, dir_fd=parent)
-    except PermissionError:  # a directory in which one may make files and not list them
+    except PermissionError:  # one may make files in the directory but not list them
         return
     try:
         names = os.listdir(listed)
@@ -285,7 +296,7 @@ def _base_names(parent: int) -> Iterator[str]:
 
 
 def _open_base(parent: int, name: str) -> int | None:
-    """Open a folder of this user; None for what is not there, not a folder, another user's, or writable by others."""
+    """Open a folder of this user; None if it is missing, not a folder, another user's, or writable by others."""
     try:
         base = os.open(name, FOLDER, dir_fd=parent)
     except OSError:
@@ -298,22 +309,23 @@ def _open_base(parent: int, name: str) -> int | None:
 
 @contextmanager
 def _opened_place(place: str) -> Iterator[int]:
-    """Open a temporary directory. Raises OSError, also where others could replace this user's folder in it."""
+    """Open a temporary directory. Raises OSError, also if other users could replace this user's folder in it."""
     with opened(place, PLACE) as parent:
         require_stable(parent)
         yield parent
 
 
 def _require_unshared(path: str, base: int) -> None:
-    """Raise NumapinError where others may replace what is in a folder that the user named."""
+    """Raise NumapinError if other users may replace what is in a folder that the user named."""
     try:
         require_stable(base)
     except PermissionError as error:
-        mends = f"chmod go-w {shlex.quote(path)}, or {REMEDY}" if is_own(base) else REMEDY
-        raise NumapinError(f"no run directory can be made: {path}: {error.strerror}", mends) from None
+        hint = f"chmod go-w {shlex.quote(path)}, or {REMEDY}" if is_own(base) else REMEDY
+        raise NumapinError(f"no run directory can be made: {path}: {error.strerror}", hint) from None
 
 
 def _is_live_run(base: int, name: str, owner: int | None) -> bool:
+    """Return whether a name in an opened folder is an active run of this user; None: of any user."""
     if not name.startswith(_RUN):
         return False
     try:
@@ -327,33 +339,33 @@ def _is_live_run(base: int, name: str, owner: int | None) -> bool:
 
 
 def _is_of_this_host(name: str) -> bool:
-    """Return whether a name is run-DATE-TIME-HOST-RANDOM, or one that `_begin` has not renamed yet, with our HOST."""
-    prefix = next((prefix for prefix in (_RUN, _NEW) if name.startswith(prefix)), None)
-    if prefix is None:
-        return False
-    date, _, rest = name.removeprefix(prefix).partition("-")
-    time_of_day, _, rest = rest.partition("-")
-    is_dated = (len(date), len(time_of_day)) == (8, 6) and (date + time_of_day).isdigit()
-    return is_dated and rest.rpartition("-")[0] == _host()
+    """Return whether this is the name of a run of this host, or of a run that `_begin` has not renamed yet."""
+    match = _NAME.fullmatch(name)
+    return match is not None and match["host"] == _host()
 
 
 def _sweep_one(base: int, name: str) -> None:
-    """Remove a folder of ours if no launcher holds its lock. Raises OSError where it stays."""
+    """Remove a folder of ours if no launcher holds its lock. Raises OSError if it stays."""
     folder = os.open(name, FOLDER, dir_fd=base)
     try:
-        if not is_own(folder) or (name.startswith(_NEW) and _is_young(folder)):
+        is_unfinished = name.startswith(_NEW)
+        if not is_own(folder) or (is_unfinished and _is_young(folder)):
             return
-        if name.startswith(_NEW) and not os.listdir(folder):
+        if is_unfinished and not os.listdir(folder):
             os.rmdir(name, dir_fd=base)  # its launcher died before it made the lock
             return
-        lock = open_file(folder, _LOCK, os.O_RDWR)  # NFS locks exclusively only what is open for writing
+        lock = open_file(folder, _LOCK, os.O_RDWR)  # NFS needs write access for an exclusive lock
     finally:
         os.close(folder)
+    _remove_unless_locked(base, name, lock)
+
+
+def _remove_unless_locked(base: int, name: str, lock: int) -> None:
+    """Remove a folder if its lock is ours and free, and close the lock. Raises OSError if it is held."""
     try:
-        if not is_own(lock):
-            return
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        _remove(base, name)
+        if is_own(lock):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _remove(base, name)
     finally:
         os.close(lock)
 

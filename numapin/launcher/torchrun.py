@@ -1,8 +1,8 @@
 """torchrun's command line, with our options added. Edge.
 
-Comes in: the arguments of `numapin run`. Goes out: a `Job`, and torch's own launch configuration for it. Options,
-defaults, spellings, abbreviations and PET_* variables are those of the installed torch, because its own parser and
-configuration do the work.
+Comes in: the arguments of `numapin run`. Goes out: a `Job`, and torch's own launch configuration for it. The installed
+torch's own parser and configuration do the work, so its options, defaults, spellings, abbreviations and PET_* variables
+apply.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from torch.distributed.launcher.api import LaunchConfig
 
-# torchrun runs a --run-path script in a process that it spawned; the path of that has no folder of the caller's.
+# torchrun runs a --run-path script in a spawned process, whose sys.path does not contain a folder of the caller.
 _RUN_PATH: Final = (
     "import sys; del sys.path[0]; from torch.distributed.elastic.multiprocessing.errors import record; "
     "from torch.distributed.run import run_script_path; record(run_script_path)(*sys.argv[1:])"
@@ -47,13 +47,31 @@ class OwnOption:
     metavar: str | None
     help: str
 
+    def add_to(self, group: argparse._ArgumentGroup) -> None:
+        """Add the option to a group of a parser; click parses its value later."""
+        group.add_argument(
+            *self.names,
+            action=_Collect,
+            dest="numapin_own",
+            nargs=None if self.takes_value else 0,
+            default=(),
+            metavar=self.metavar if self.takes_value else None,
+            help=self.help.replace("%", "%%"),
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A parsed command line. `own` are the arguments that are not torchrun's, as typed; `arguments` torchrun's.
+    """A parsed command line.
 
-    `command` is what each rank becomes, "${local_rank}" not yet put in. `nproc_per_node` is None where the user left
-    it to us, `port_chosen` says whether --master-port was given, and `shutdown_timeout_s` is None for torch's own time.
+    Attributes:
+        arguments: torchrun's own arguments.
+        own: The arguments that are not torchrun's, as typed.
+        command: The command that each rank becomes, "${local_rank}" not yet replaced.
+        nproc_per_node: As typed. None: numapin decides.
+        numa_binding: The value of torchrun's --numa-binding.
+        port_chosen: Whether --master-port was given.
+        shutdown_timeout_s: Seconds from SIGTERM to SIGKILL. None: torch's default.
     """
 
     arguments: argparse.Namespace
@@ -66,25 +84,25 @@ class Job:
 
     @property
     def min_max_nodes(self) -> tuple[int, int]:
-        """Return how many hosts the job needs at least, and takes at most."""
+        """Return the minimum and the maximum number of hosts."""
         least, most = torch_run.parse_min_max_nnodes(self.arguments.nnodes)
         return int(least), int(most)
 
     @property
     def may_meet_again(self) -> bool:
-        """Return whether ranks may have to find each other anew: restarted ones, or with hosts that join."""
+        """Return whether ranks may have to meet again: after a restart, or when a host joins."""
         least, most = self.min_max_nodes
         return bool(least < most or self.arguments.max_restarts > 0)
 
     @property
     def signals(self) -> frozenset[signal.Signals]:
-        """Return the signals on which torch ends all ranks; torch warns of a word that is no signal's."""
+        """Return the signals on which torch ends all ranks. torch itself warns of unknown names."""
         words = {word.strip() for word in getattr(self.arguments, "signals_to_handle", "").split(",")}
         return frozenset(number for number in signal.Signals if number.name in words)
 
     @property
     def is_alone(self) -> bool:
-        """Return whether the job has this host only: then it needs no rendezvous, whatever endpoint was given."""
+        """Return whether the job runs on this host only, and so needs no rendezvous, even if an endpoint was given."""
         if self.arguments.standalone:
             return True
         if self.min_max_nodes[1] > 1:
@@ -98,21 +116,21 @@ class Job:
         return not self.arguments.standalone and self.arguments.rdzv_id != "none"
 
     def command_of(self, local_rank: int) -> list[str]:
-        """Return the command that this rank becomes; torch puts its number into the arguments, not the program."""
+        """Return the command that this rank becomes. torch puts its number into the arguments, not the program."""
         program, *rest = self.command
         return [program, *macros.substitute(rest, str(local_rank))]
 
 
 class _TorchFirst(argparse.ArgumentParser):
-    """torchrun's parser with options added, in which an abbreviation never means an added one.
+    """torchrun's parser with options added, in which an abbreviation never means an added option.
 
-    So every abbreviation that torchrun takes keeps its meaning, and what it finds ambiguous stays ambiguous.
+    Every abbreviation that torchrun accepts keeps its meaning, and every ambiguous one stays ambiguous.
     """
 
     own: frozenset[str] = frozenset()
 
     def error(self, message: str) -> NoReturn:
-        """Refuse the command line, without what a terminal would take for a command in it."""
+        """Refuse the command line, with control characters removed from the message."""
         super().error(printable(message))
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
@@ -120,20 +138,20 @@ class _TorchFirst(argparse.ArgumentParser):
 
 
 class _VisibleRecord(logging.LogRecord):
-    """A line of torch's log, without what a terminal would take for a command: it names scripts, folders and hosts."""
+    """A record of torch's log without control characters: the log names scripts, folders and hosts."""
 
     def getMessage(self) -> str:  # noqa: N802 - logging's name
-        """Return the message; each line of several stays one, to which torch adds where it comes from."""
+        """Return the message. Line ends stay, because torch adds the origin to each line."""
         return printable_lines(super().getMessage())
 
 
 def keep_log_visible() -> None:
-    """Let what torch logs in this process have visible characters only, whichever logger and handler it is for."""
+    """Remove control characters from everything that is logged in this process, for all loggers and handlers."""
     logging.setLogRecordFactory(_VisibleRecord)
 
 
 class _Collect(argparse.Action):
-    """Keep an option of ours as it was typed; click parses it afterwards, with the same rules as in `numapin plan`."""
+    """Collect our options as typed. click parses them afterwards, with the same rules as in `numapin plan`."""
 
     def __call__(
         self,
@@ -149,49 +167,46 @@ class _Collect(argparse.Action):
 
 
 def make_parser(own: Sequence[OwnOption], *, description: str, epilog: str) -> argparse.ArgumentParser:
-    """Return the installed torch's torchrun parser with our options in a group of their own."""
+    """Return the installed torch's torchrun parser, with our options in a group of their own."""
     torch_parser = torch_run.get_args_parser()
     torch_parser.__class__ = _TorchFirst
     parser = cast("_TorchFirst", torch_parser)
     parser.own = frozenset(name for option in own for name in option.names) | _add_what_torch_lacks(parser)
     parser.prog, parser.description, parser.epilog = "numapin run", description, epilog
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.conflict_handler = "resolve"  # a later torch may take one of our names; then ours keeps its meaning
+    parser.conflict_handler = "resolve"  # if a later torch uses one of our names, ours keeps its meaning
     group = parser.add_argument_group("binding options (numapin)")
     for option in own:
-        group.add_argument(
-            *option.names,
-            action=_Collect,
-            dest="numapin_own",
-            nargs=None if option.takes_value else 0,
-            default=(),
-            metavar=option.metavar if option.takes_value else None,
-            help=option.help.replace("%", "%%"),
-        )
-    # None tells that the user left it to us; older torches give the port a default like any other.
-    for name in ("nproc_per_node", "master_port"):
+        option.add_to(group)
+    _unset_defaults(parser, "nproc_per_node", "master_port")
+    return parser
+
+
+def _unset_defaults(parser: argparse.ArgumentParser, *names: str) -> None:
+    """Make None mean that the user did not choose; older torches give the port a default."""
+    for name in names:
         if f"PET_{name.upper()}" not in os.environ:
             parser.set_defaults(**{name: None})
-    return parser
 
 
 def _add_what_torch_lacks(parser: argparse.ArgumentParser) -> frozenset[str]:
     """Give an older torch the option --shutdown-timeout of torch 2.13; return the names that were added."""
     names = ("--shutdown-timeout", "--shutdown_timeout")
-    if any(name in action.option_strings for action in parser._actions for name in names):  # noqa: SLF001 - no other way
+    try:
+        parser.add_argument(
+            *names,
+            action=argparse_util.env,
+            type=int,
+            default=None,
+            help="Seconds between asking ranks to end and killing them (30, or TORCH_ELASTIC_SHUTDOWN_TIMEOUT).",
+        )
+    except argparse.ArgumentError:  # this torch has it; a conflict is still an error here
         return frozenset()
-    parser.add_argument(
-        *names,
-        action=argparse_util.env,
-        type=int,
-        default=None,
-        help="Time in seconds between asking ranks to end and killing them (30, or TORCH_ELASTIC_SHUTDOWN_TIMEOUT).",
-    )
     return frozenset(names)
 
 
 def _shutdown_timeout_s(arguments: argparse.Namespace) -> int | None:
-    """Return the time that the option or torch's variable gives. Raises UsageError for what torch 2.13 refuses."""
+    """Return the seconds from the option or torch's variable. Raises UsageError for values that torch 2.13 refuses."""
     given = arguments.shutdown_timeout
     try:
         seconds = int(os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) if given is None else given
@@ -207,7 +222,7 @@ def _shutdown_timeout_s(arguments: argparse.Namespace) -> int | None:
 def parse(arguments: Sequence[str], parser: argparse.ArgumentParser) -> Job:
     """Parse a command line as torchrun would.
 
-    Raises SystemExit as argparse does, and UsageError for what torch's own configuration does not take.
+    Raises SystemExit as argparse does, and UsageError for arguments that torch's own configuration refuses.
     """
     parsed = parser.parse_args(list(arguments))
     given = {name: parsed.__dict__.pop(name) for name in ("numapin_own", "nproc_per_node", "numa_binding")}
@@ -227,7 +242,7 @@ def parse(arguments: Sequence[str], parser: argparse.ArgumentParser) -> Job:
 
 
 def number_of_ranks(nproc_per_node: str) -> int:
-    """Return what torch makes of a word or number of --nproc-per-node. Raises UsageError."""
+    """Return the number of ranks that torch reads from --nproc-per-node, a word or a number. Raises UsageError."""
     try:
         return torch_run.determine_local_world_size(nproc_per_node) or 0
     except ValueError as error:
@@ -235,10 +250,10 @@ def number_of_ranks(nproc_per_node: str) -> int:
 
 
 def configure(arguments: argparse.Namespace, num_ranks: int) -> tuple[LaunchConfig, list[str]]:
-    """Let torch make its configuration, and turn what it would run into one command.
+    """Let torch make its configuration, and turn its entry point into one command.
 
-    With a NUMA mode given, torch does not ask CUDA for the number of devices. The mode itself is dropped again: two
-    binders must not fight.
+    With a NUMA mode given, torch does not ask CUDA for the number of devices. The mode is dropped again, because
+    torch's binding would undo ours.
     """
     arguments = copy.copy(arguments)
     arguments.nproc_per_node, arguments.numa_binding = str(num_ranks), "node"
@@ -256,28 +271,32 @@ def python() -> str:
 
 
 def _command(arguments: argparse.Namespace) -> tuple[str, ...]:
-    """Ask torch for the command, which also finds what is wrong before anything is read or started."""
+    """Return the command that torch would run, which also checks the arguments before anything is started."""
     arguments = copy.copy(arguments)
-    arguments.log_dir = os.devnull  # where torch makes no folder
+    arguments.log_dir = os.devnull  # torch makes no folder there
     try:
         return tuple(configure(arguments, 1)[1])
     except (AssertionError, ValueError, RuntimeError) as error:
-        raise UsageError(f"torchrun does not take this: {error}", "see the options with: numapin run --help") from None
+        raise UsageError(
+            f"torchrun refuses these arguments: {error}", "see the options with: numapin run --help"
+        ) from None
 
 
 def _require_program(arguments: argparse.Namespace) -> None:
+    """Raise UsageError if the script or program does not exist."""
     program = arguments.training_script
     if arguments.module:
         return  # finding a module may run its package; the rank's own message names it
     runs_python = arguments.run_path or not arguments.no_python
-    if not (os.path.exists(program) if runs_python else shutil.which(program)):
+    exists = os.path.exists(program) if runs_python else shutil.which(program)
+    if not exists:
         where = "" if os.path.isabs(program) else f" in {os.getcwd()}"
-        raise UsageError(f"{program} does not exist{where}", "a module is run with -m, a program with --no-python")
+        raise UsageError(f"{program} does not exist{where}", "run a module with -m, a program with --no-python")
 
 
 @contextmanager
 def _thread_count_set() -> Iterator[None]:
-    """Keep torch from setting OMP_NUM_THREADS=1 for all ranks, with a warning, where it is unset: each sets its own."""
+    """Keep torch from setting OMP_NUM_THREADS=1 for all ranks, with a warning. Each rank sets its own."""
     unset = "OMP_NUM_THREADS" not in os.environ
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     try:

@@ -1,8 +1,8 @@
-"""Verify a run while it goes on: `numapin run --verify`, `--report`. Edge.
+"""Verification of a run while it is active: `numapin run --verify`, `--report`. Edge.
 
-Comes in: a run directory, and where to tell. Goes out: what `verify` finds, told once after the start and once at the
-end, and a report file. A thread of the launcher reads /proc at a low rate; the ranks notice nothing and wait for
-nothing.
+Comes in: a run directory, and functions that take reports and warnings. Goes out: the findings of `verify`, once after
+the start and once at the end, and a report file. A thread of the launcher reads /proc at a low rate. The ranks never
+wait for it.
 """
 
 from __future__ import annotations
@@ -27,19 +27,23 @@ if TYPE_CHECKING:
 
     from numapin.observe.find_job import RunningJob
 
-_AGAIN_S: Final = 60.0  # between later looks: one walks the page tables of all ranks
+_AGAIN_S: Final = 60.0  # between later looks: each walks the page tables of all ranks
 _RETRY_S: Final = 0.5
-_GONE_S: Final = 5.0  # ranks end one after the other; one that is gone for longer than this is told
+_GONE_S: Final = 5.0  # ranks end one after the other; a rank that is gone for longer than this is reported
 _REMEDY: Final = "name another file with --report FILE"
-_PROBLEMS: Final = (NumapinError, OSError, ValueError, MemoryError)  # the job goes on, whatever becomes of this
-_JOIN_S: Final = 2.0  # for a look that goes on at the end: the job's end waits for no more
+_PROBLEMS: Final = (NumapinError, OSError, ValueError, MemoryError)  # none of these may end the job
+_JOIN_S: Final = 2.0  # how long the job's end waits for a look that has not finished
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watching:
-    """What to do: look `after_s` after all ranks have started, write `report` (None: nowhere), `warn` of errors.
+    """The settings of a verification.
 
-    `tell` is given a report and the seconds since it was made.
+    Attributes:
+        after_s: Seconds from the start of all ranks to the first look.
+        report: The report file. None: none is written.
+        tell: Called with a report and the seconds since it was made.
+        warn: Called with the text of a warning.
     """
 
     after_s: float
@@ -50,27 +54,29 @@ class Watching:
 
 @contextmanager
 def watching(run_dir: str, num_ranks: int, what: Watching) -> Iterator[None]:
-    """Verify the run beside the body, and tell the last look at the end if there was one after the first.
+    """Verify the run while the body is running, and report the last look at the end unless it was the first.
 
-    The end itself cannot be seen: when a launcher hears that ranks have ended, their memory is gone. So the last look
-    is up to a minute old, and a job that ends before the first one is told to be unverified.
+    The end itself cannot be observed: when a launcher learns that ranks have ended, their memory is gone. So the last
+    look is up to a minute old, and a job that ends before the first look is reported as not verified.
 
-    Raises NumapinError at the end where the report could not be written. Where the body failed, it is a warning.
+    Raises NumapinError at the end if the report could not be written. If the body failed, that is only a warning.
     """
     watch = _RunWatch(Path(run_dir), num_ranks, what)
     watch.start()
     try:
         yield
     except BaseException:
-        if (unwritten := watch.finish()) is not None:
+        unwritten = watch.finish()
+        if unwritten is not None:
             what.warn(str(unwritten))
         raise
-    if (unwritten := watch.finish()) is not None:
+    unwritten = watch.finish()
+    if unwritten is not None:
         raise unwritten
 
 
 class _RunWatch(threading.Thread):
-    """The thread that looks; `_last` is what it saw last, and when."""
+    """The thread that looks at the ranks; `_last` is its last report, and when that was made."""
 
     def __init__(self, run_dir: Path, num_ranks: int, what: Watching) -> None:
         super().__init__(name="numapin-verify", daemon=True)
@@ -85,9 +91,7 @@ class _RunWatch(threading.Thread):
 
     def run(self) -> None:
         """Wait for the ranks, look, and look again, until the end."""
-        self._write(
-            VerifyReport(run=self._run_dir.name, ranks=())
-        )  # one of an earlier run must not be taken for this one's
+        self._write(VerifyReport(run=self._run_dir.name, ranks=()))  # replaces the report of an earlier run
         while not self._end.wait(_RETRY_S) and self._job() is None:
             pass
         pause_s = self._what.after_s
@@ -95,23 +99,23 @@ class _RunWatch(threading.Thread):
             pause_s = self._look_if_settled()
 
     def finish(self) -> NumapinError | None:
-        """End the thread, which may be in the middle of a look, and tell what it saw last.
+        """End the thread, which may be in the middle of a look, and report its last look.
 
-        Returns why the report was not written when it was last tried; None where it was, or where none was asked for.
+        Returns the error of the last attempt to write the report, None if it was written or none was requested.
         """
         self._end.set()
         self.join(timeout=_JOIN_S)  # a read of /proc can block for as long as a rank hangs in the kernel
         if self.is_alive():
-            self._problem = f"a look at it did not end within {_JOIN_S:g} s"
-        if self._last is not None and self._looks > 1:
-            report, seen = self._last
-            self._what.tell(report, time.monotonic() - seen)
+            self._problem = f"reading its ranks did not end within {_JOIN_S:g} s"
         if self._last is None:
             self._what.warn(f"the run was not verified: {self._problem}")
+        elif self._looks > 1:
+            report, made_s = self._last
+            self._what.tell(report, time.monotonic() - made_s)
         return self._unwritten
 
     def _job(self) -> RunningJob | None:
-        """Return the job, None while not all ranks have written their records, or where none can."""
+        """Return the job, None as long as ranks' records are missing or cannot be read."""
         try:
             job = read_run(self._run_dir)
         except _PROBLEMS as error:
@@ -120,13 +124,13 @@ class _RunWatch(threading.Thread):
         if len(job.pids) < self._num_ranks:
             self._problem = "not all of its ranks had started"
             return None
-        self._problem = f"it ended within {self._what.after_s:g} s; look earlier with --verify-after"
+        self._problem = f"it ended within {self._what.after_s:g} s; verify earlier with --verify-after"
         return job
 
     def _look_if_settled(self) -> float:
-        """Look, unless ranks come or go just now; return the seconds until the next time.
+        """Look, unless ranks are starting or ending; return the seconds until the next time.
 
-        Whether ranks live costs a small file each; where their pages are is asked once a minute, whatever comes of it.
+        Finding out whether ranks are running costs a small file each. Pages are read once a minute at most.
         """
         job = self._job()
         if job is None:
@@ -140,17 +144,17 @@ class _RunWatch(threading.Thread):
         return _AGAIN_S
 
     def _is_settled(self, job: RunningJob) -> bool:
-        """Return whether all ranks live, or the same ones are gone for longer than a restart or the job's end takes."""
+        """Return whether all ranks are running, or the same ones are gone for longer than a restart or an end takes."""
         gone, now = job.gone, time.monotonic()
         if gone != self._gone:
             self._gone, self._gone_since = gone, now
         if len(gone) == len(job.pids):
-            self._problem = "its ranks came and went"
+            self._problem = "its ranks were starting or ending"
             return False
         return not gone or now - self._gone_since >= _GONE_S
 
     def _look(self, job: RunningJob) -> None:
-        """Verify once; the verdict is kept and told before it is written, so that a full disk does not lose it."""
+        """Verify once. The result is kept and reported before it is written, so a full disk does not lose it."""
         report = verify(job.plan, observe(job.pids, gone=job.gone), applied=job.applied, run=job.name)
         self._last, self._looks = (report, time.monotonic()), self._looks + 1
         if self._looks == 1:
@@ -158,13 +162,15 @@ class _RunWatch(threading.Thread):
         self._write(report)
 
     def _write(self, report: VerifyReport) -> None:
-        """Write the report file, if one was asked for; what a pipe or a device gets is a verdict only."""
+        """Write the report file, if one was requested. A pipe or a device gets reports of ranks only."""
         path = self._what.report
         if path is None or (not report.ranks and is_special(str(path))):
             return
         try:
             write_text_to(str(path), encode(report.to_json()) + "\n", remedy=_REMEDY)
+        except NumapinError as error:
+            self._unwritten = error
         except _PROBLEMS as error:
-            self._unwritten = error if isinstance(error, NumapinError) else NumapinError(f"--report: {error}", _REMEDY)
+            self._unwritten = NumapinError(f"--report: {error}", _REMEDY)
         else:
             self._unwritten = None

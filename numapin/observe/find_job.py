@@ -1,13 +1,15 @@
-"""Find a running job: its ranks and what was planned for them. Edge.
+"""Search for a running job: its ranks and its plan. Edge.
 
-Comes in: a run directory, or process ids. Goes out: `RunningJob`. A job of numapin's has its plan in its run directory;
-for one that others started the plan is made as `numapin plan` makes it.
+Comes in: a run directory, or process ids. Goes out: `RunningJob`. A job that numapin started has its plan in its run
+directory. For any other job, the plan is made as `numapin plan` makes it.
 """
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -26,26 +28,49 @@ from numapin.topology.discover import discover
 from numapin.topology.visible import first_visible
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from numapin.topology.model import Topology
 
 
-_LIST: Final = "name the processes of one with: numapin verify --pid PID,… (or numapin top)"
+_NAME_PROCESSES: Final = "name the processes of a job with: numapin verify --pid PID,… (or numapin top)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningJob:
-    """A job, its plan, its ranks' processes and, where numapin started them, their records, all by local rank."""
+    """A job and its plan.
+
+    Attributes:
+        name: The name of the run, or the process ids that were given.
+        plan: The plan of its ranks.
+        pids: The process id of each rank, by local rank.
+        applied: The bindings that the ranks recorded, by local rank; empty if numapin did not start them.
+        gone: Ranks whose recorded process has ended or is on another host. Other processes may have their ids now.
+    """
 
     name: str
     plan: Plan
     pids: Mapping[int, int]
     applied: Mapping[int, Mapping[str, object]]
     gone: frozenset[int] = frozenset()
-    """Ranks whose recorded process ended, or is on another host; another may have its process id by now."""
 
 
 def find_job(named: str | None, pids: Sequence[int] | None, environ: Mapping[str, str], *, again: str) -> RunningJob:
-    """Return the run that was named, or the job of processes. Raises UsageError, also before a rank has started."""
+    """Find the job that the user named.
+
+    Args:
+        named: The folder or the name of a run. None: the only run of this user, if there are no `pids` either.
+        pids: Process ids of ranks or launchers.
+        environ: Where NUMAPIN_RUN_DIR and TMPDIR are looked up.
+        again: The command to type again, for a hint.
+
+    Returns:
+        The job, with at least one rank.
+
+    Raises:
+        UsageError: There is no such job, it is ambiguous, or none of its ranks has started.
+        MachineError: Its files or processes cannot be read.
+    """
     if named is not None and pids is not None:
         raise UsageError("RUN and --pid both name a job", "give one of them")
     job = find_run(named, environ) if pids is None else job_of_processes(pids)
@@ -55,39 +80,34 @@ def find_job(named: str | None, pids: Sequence[int] | None, environ: Mapping[str
 
 
 def find_run(named: str | None, environ: Mapping[str, str]) -> RunningJob:
-    """Return the run that was named by its folder or the folder's name, or the only one of this user.
+    """Return the run with this folder or name, or the only active run of this user.
 
-    Raises UsageError where there is none, or several.
+    Raises UsageError if there is none, or several.
     """
-    if named is not None:
-        return read_run(_folder(named, environ))
+    return read_run(_only_folder(environ) if named is None else _folder(named, environ))
+
+
+def _only_folder(environ: Mapping[str, str]) -> Path:
+    """Return the folder of the only active run of this user. Raises UsageError if there is none, or several."""
     live = [Path(folder) for folder in run_folder.live_runs(environ)]
     if not live:
-        raise UsageError("no run of numapin goes on here for this user", _LIST)
+        raise UsageError("no numapin run of this user is active on this host", _NAME_PROCESSES)
     if len(live) > 1:
         names = "\n".join(f"    {_title(folder)}" for folder in live)
-        raise UsageError(f"{len(live)} runs go on:\n{names}", "name one: numapin verify NAME (or numapin top)")
-    return read_run(live[0])
+        raise UsageError(f"{len(live)} runs are active:\n{names}", "name one: numapin verify NAME (or numapin top)")
+    return live[0]
 
 
 def read_run(folder: Path) -> RunningJob:
-    """Read what a run wrote down. Raises UsageError where it is over, MachineError for a file that is not as written.
+    """Read the files of a run; the latest record of each rank counts.
 
-    Of ranks that were restarted the latest record counts.
+    Raises UsageError if the run has ended, and MachineError for a file that no run writes.
     """
-    try:
-        plan = Plan.from_json(_text(folder / handover.PLAN), source=str(folder / handover.PLAN))
-        records = [_Record.read(path, handover.read_text(path)) for path in handover.records(str(folder))]
-    except FileNotFoundError as error:
-        raise UsageError(f"{folder} is no run that goes on: {error.filename} does not exist", _LIST) from None
-    except OSError as error:
-        raise MachineError(f"{error.filename} cannot be read: {error.strerror}", "run this as the job's user") from None
+    plan, records = _read_files(folder)
     if not run_folder.is_live(str(folder)):
-        raise UsageError(f"run {folder.name} is over", "see those that go on with: numapin verify")
-    for record in records:
-        if record.local_rank not in {rank.local_rank for rank in plan.ranks}:
-            raise MachineError(f"{record.path}: the plan has no rank {record.local_rank}", "start the job again")
-    latest = {record.local_rank: record for record in sorted(records, key=lambda record: record.restart)}
+        raise UsageError(f"run {folder.name} has ended", "list the active runs with: numapin verify")
+    _require_planned(records, plan)
+    latest = {record.local_rank: record for record in sorted(records, key=attrgetter("restart"))}
     return RunningJob(
         name=folder.name,
         plan=plan,
@@ -97,47 +117,76 @@ def read_run(folder: Path) -> RunningJob:
     )
 
 
+def _read_files(folder: Path) -> tuple[Plan, list[_Record]]:
+    """Read the plan and the ranks' records of a run."""
+    try:
+        plan = Plan.from_json(_text(folder / handover.PLAN), source=str(folder / handover.PLAN))
+        return plan, [_Record.read(path, handover.read_text(path)) for path in handover.records(str(folder))]
+    except FileNotFoundError as error:
+        raise UsageError(f"{folder} is not an active run: {error.filename} does not exist", _NAME_PROCESSES) from None
+    except OSError as error:
+        raise MachineError(f"{error.filename} cannot be read: {error.strerror}", "run this as the job's user") from None
+
+
+def _require_planned(records: Iterable[_Record], plan: Plan) -> None:
+    """Raise MachineError for a record of a rank that the plan does not have."""
+    planned = {rank.local_rank for rank in plan.ranks}
+    for record in records:
+        if record.local_rank not in planned:
+            raise MachineError(f"{record.path}: the plan has no rank {record.local_rank}", "start the job again")
+
+
 def job_of_processes(pids: Sequence[int]) -> RunningJob:
-    """Return the job of ranks, or of their launchers, that anybody started.
+    """Return the job of these ranks or launchers, whatever started them.
 
-    1. A process with LOCAL_RANK in its environment is a rank; of one without, its nearest descendants with it are. One
-       that has neither is a rank, too.
-    2. Ranks of a run of numapin's have their plan in its run directory; what a rank started stands for it.
-    3. LOCAL_RANK numbers the others, or else their order. Their plan is what `numapin plan` gives for as many ranks and
-       for the GPUs that CUDA_VISIBLE_DEVICES shows them.
+    1. A process with LOCAL_RANK in its environment is a rank. A process without it stands for its nearest descendants
+       that have it, and is itself a rank if there are none.
+    2. Ranks of an active numapin run get the plan in its run directory. A process that a rank started stands for it.
+    3. Other ranks are numbered by LOCAL_RANK, or else by their order. They get the plan that `numapin plan` makes for
+       this number of ranks and for the GPUs that CUDA_VISIBLE_DEVICES shows them.
 
-    Raises UsageError for a process that does not exist or is in no rank of its run, MachineError for another user's.
+    Raises UsageError for a process that does not exist or is in no rank of its run, and MachineError for a process of
+    another user.
     """
     children = children_of()
-    ranks = list(dict.fromkeys(rank for pid in pids for rank in _ranks_below(pid, children)))
+    name = f"pid {','.join(map(str, pids))}"
+    ranks = list(dict.fromkeys(chain.from_iterable(_ranks_below(pid, children) for pid in pids)))
     environs = [_environment(pid) for pid in ranks]
-    folders = {environ.get("NUMAPIN_RUN_DIR", "") for environ in environs}
-    if len(folders) == 1 and run_folder.is_live(folder := folders.pop()):
-        job = read_run(Path(folder))
-        chosen = {
-            rank: pid for rank, pid in job.pids.items() if any(_is_within(named, pid, children) for named in ranks)
-        }
-        if not chosen:
-            raise UsageError(f"pid {','.join(map(str, pids))} belongs to no rank of run {job.name}", _LIST)
-        return replace(job, pids=chosen)
+    run = _common_run(environs)
+    if run is not None:
+        return _part_of_run(read_run(run), ranks, children, name=name)
     numbers = _numbers(environs)
-    return RunningJob(
-        name=f"pid {','.join(map(str, pids))}",
-        plan=_default_plan(numbers, environs),
-        pids=dict(zip(numbers, ranks, strict=True)),
-        applied={},
-    )
+    plan = _default_plan(numbers, environs)
+    return RunningJob(name=name, plan=plan, pids=dict(zip(numbers, ranks, strict=True)), applied={})
+
+
+def _common_run(environs: Sequence[Mapping[str, str]]) -> Path | None:
+    """Return the folder of the active run that all of these processes belong to."""
+    folder, *others = {environ.get("NUMAPIN_RUN_DIR", "") for environ in environs}
+    return Path(folder) if not others and run_folder.is_live(folder) else None
+
+
+def _part_of_run(
+    job: RunningJob, processes: Sequence[int], children: Mapping[int, list[int]], *, name: str
+) -> RunningJob:
+    """Return the job with only those ranks that started these processes. Raises UsageError if there are none."""
+    chosen = {
+        rank: pid for rank, pid in job.pids.items() if any(_is_within(process, pid, children) for process in processes)
+    }
+    if not chosen:
+        raise UsageError(f"{name} belongs to no rank of run {job.name}", _NAME_PROCESSES)
+    return replace(job, pids=chosen)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Record:
-    """What `rank.py` wrote about one rank and restart."""
+    """The record that a rank wrote after it was bound, one per restart."""
 
     path: str
     local_rank: int
     restart: int
     pid: int
-    start: int | None  # None where there was no /proc
+    start: int | None  # None: there was no /proc
     host: str | None
     applied: Mapping[str, object]
 
@@ -157,22 +206,23 @@ class _Record:
         )
 
     def is_running(self) -> bool:
-        """Return whether this very process lives, here: a run directory can be on a file system of several hosts."""
+        """Return whether this very process is running on this host: several hosts may share a run directory."""
         return self.host in (None, os.uname().nodename) and is_running(self.pid, self.start)
 
 
 def _folder(named: str, environ: Mapping[str, str]) -> Path:
-    """Return the folder of a run that was named by its path, or by the path's last part."""
+    """Return the folder of a run, given its path or the path's last part."""
     if os.path.isdir(named):  # noqa: PTH112 - Path.is_dir raises for a name that is too long
         return Path(named).absolute()
     live = {Path(folder).name: Path(folder) for folder in run_folder.live_runs(environ)}
     if named not in live:
-        raise UsageError(f"no run {named} goes on", f"there are: {', '.join(live)}" if live else _LIST)
+        active = f"active runs: {', '.join(live)}" if live else _NAME_PROCESSES
+        raise UsageError(f"no active run is named {named}", active)
     return live[named]
 
 
 def _title(folder: Path) -> str:
-    """Name a run and its command; what cannot be read of the command is left out."""
+    """Return the name of a run and its command, or only its name if the command cannot be read."""
     try:
         argv = Fields.top(str(folder), _text(folder / handover.COMMAND), hint="").texts("argv")
     except (OSError, MachineError):
@@ -185,7 +235,7 @@ def _text(path: Path) -> str:
 
 
 def _is_within(pid: int, ancestor: int, children: Mapping[int, list[int]]) -> bool:
-    """Return whether a process is another, or was started by it or what it started."""
+    """Return whether a process is `ancestor` or one of its descendants."""
     return pid == ancestor or any(_is_within(pid, child, children) for child in children.get(ancestor, []))
 
 
@@ -205,43 +255,50 @@ def _environment(pid: int) -> dict[str, str]:
     if environ is not None:
         return environ
     if Path(f"/proc/{pid}").exists():
-        raise MachineError(f"process {pid} is another user's", "run this as that user, or as root")
-    raise UsageError(f"there is no process {pid}", "see those of a command with: pgrep -f COMMAND")
+        raise MachineError(f"process {pid} belongs to another user", "run this as that user, or as root")
+    raise UsageError(f"there is no process {pid}", "list the processes of a command with: pgrep -f COMMAND")
 
 
 def _numbers(environs: Sequence[Mapping[str, str]]) -> list[int]:
-    """Return the local rank of each process; their order, where LOCAL_RANK does not tell them apart."""
-    told = [environ.get("LOCAL_RANK", "") for environ in environs]
-    numbers = [number for text in told if (number := _number(text)) is not None]
-    tells = len(set(numbers)) == len(told)
-    return numbers if tells else list(range(len(told)))
+    """Return the local rank of each process, or their order if LOCAL_RANK does not distinguish them."""
+    found = [_number(environ.get("LOCAL_RANK", "")) for environ in environs]
+    numbers = [number for number in found if number is not None]
+    are_distinct = len(set(numbers)) == len(environs)
+    return numbers if are_distinct else list(range(len(environs)))
 
 
 def _number(text: str) -> int | None:
-    """Return a rank's number or how many there are; None for what no launcher says, of which no plan can be made."""
-    told = identify.number(text)
-    return told if told is not None and told < MAX_RANKS else None
+    """Return a local rank or size; None for text that no launcher writes, or a number beyond any plan."""
+    number = identify.number(text)
+    return number if number is not None and number < MAX_RANKS else None
+
+
+def _num_ranks(numbers: Sequence[int], environs: Sequence[Mapping[str, str]]) -> int:
+    """Return the number of ranks of the job, the ones that were not given included."""
+    sizes = (_number(environ.get("LOCAL_WORLD_SIZE", "")) or 0 for environ in environs)
+    return max(*sizes, max(numbers) + 1)
 
 
 def _default_plan(numbers: Sequence[int], environs: Sequence[Mapping[str, str]]) -> Plan:
-    """Make the plan that `numapin plan` makes where CUDA shows what it shows to the ranks.
+    """Make the plan that `numapin plan` makes if CUDA shows it the same GPUs as the ranks.
 
-    Where it shows each of them other GPUs, as srun does with one GPU a task, a rank's is the first that it sees.
+    If CUDA shows each rank other GPUs, as srun with one GPU per task does, a rank's GPU is the first that it sees.
     """
-    sizes = [_number(environ.get("LOCAL_WORLD_SIZE", "")) or 0 for environ in environs]
-    num_ranks = max([*sizes, *(number + 1 for number in numbers)])
+    num_ranks = _num_ranks(numbers, environs)
     environ = dict(environs[0])
     if len({environ.get("CUDA_VISIBLE_DEVICES") for environ in environs}) == 1:
         return make_plan(discover(environ=environ), Request(num_ranks=num_ranks))
     environ.pop("CUDA_VISIBLE_DEVICES", None)
     topology = discover(environ=environ)
-    first = {
-        number: first_visible(
-            topology.gpus,
-            visible_devices=environ.get("CUDA_VISIBLE_DEVICES"),
-            device_order=environ.get("CUDA_DEVICE_ORDER"),
-        )
-        for number, environ in zip(numbers, environs, strict=True)
-    }
+    first = {number: _first_gpu(topology, environ) for number, environ in zip(numbers, environs, strict=True)}
     gpus = tuple(first.get(number) for number in range(num_ranks))
     return make_plan(topology, Request(num_ranks=num_ranks, rank_gpus=gpus))
+
+
+def _first_gpu(topology: Topology, environ: Mapping[str, str]) -> int | None:
+    """Return the index of the first GPU that CUDA shows to a process."""
+    return first_visible(
+        topology.gpus,
+        visible_devices=environ.get("CUDA_VISIBLE_DEVICES"),
+        device_order=environ.get("CUDA_DEVICE_ORDER"),
+    )

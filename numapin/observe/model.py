@@ -1,24 +1,26 @@
-"""Where a job's threads and pages are, as data. Pure.
+"""A job's threads and pages, as data. Pure.
 
-Comes in: what `observe` read. Goes out: `Observed`, which `verify` holds against a plan. Sets that the kernel did not
-tell are None, with the reason.
+Comes in: what `observe` read. Goes out: `Observed`, which `verify` compares with a plan. A value that the kernel does
+not report is None, with the reason.
 """
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import reduce
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from numapin.base.cpu_set import CpuSet
 
 
 class Role(StrEnum):
-    """What a process is to its rank."""
+    """The role of a process in its rank."""
 
     RANK = "rank"
     WORKER = "data worker"
@@ -26,31 +28,31 @@ class Role(StrEnum):
 
 
 class MemoryKind(StrEnum):
-    """What a mapping holds."""
+    """The kind of memory in a mapping."""
 
     HEAP = "heap"
     ANONYMOUS = "anonymous"
     STACK = "stack"
     FILE = "file"
-    """Program files and data files: the page cache, which processes share."""
+    """Program and data files: the page cache, which processes share."""
     SHARED = "shared"
     TORCH_SHARED = "torch-shared"
-    """Tensors that torch sends from process to process."""
+    """Tensors that torch sends between processes."""
     SPILL = "spill"
-    """Batches of numapin.DataLoader that came without a slot."""
+    """Batches of numapin.DataLoader that found no free slot."""
     RING = "ring"
     """The slots of numapin.DataLoader."""
     PINNED = "pinned"
-    """What CUDA allocated page-locked (cudaHostAlloc)."""
+    """Page-locked memory that CUDA allocated (cudaHostAlloc)."""
 
 
 PRIVATE: Final = frozenset({MemoryKind.HEAP, MemoryKind.ANONYMOUS, MemoryKind.STACK})
-"""Kinds whose pages belong to one process; those of the others may be mapped by several."""
+"""Kinds whose pages belong to one process. Several processes may map pages of the other kinds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thread:
-    """One thread: the CPUs that it may use, and the one that it ran on last."""
+    """One thread: the CPUs that it may use, and the CPU that it ran on last."""
 
     tid: int
     name: str
@@ -64,19 +66,22 @@ class Thread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """A memory policy in the kernel's words: default, prefer, prefer (many), bind, interleave, local; and its nodes."""
+    """A memory policy and its nodes. `mode` is the kernel's word.
+
+    The words are default, prefer, prefer (many), bind, interleave and local.
+    """
 
     mode: str
     nodes: CpuSet
 
     def __str__(self) -> str:
-        """Return it as numa_maps writes it, without flags."""
+        """Return the policy as numa_maps writes it, without flags."""
         return f"{self.mode}:{self.nodes}" if self.nodes else self.mode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pages:
-    """What a process has of one kind of memory under one policy: node -> bytes that are there."""
+    """The resident bytes of one kind of memory under one policy in a process, by node."""
 
     kind: MemoryKind
     policy: Policy
@@ -92,8 +97,15 @@ class Pages:
 class Process:
     """One process of a rank.
 
-    `policy` is its main thread's. `pages` is None where the kernel does not tell, and `unreadable` says why.
-    `openmp` are the variables in its environment by which OpenMP moves threads.
+    Attributes:
+        pid: The process id.
+        name: The name of the process.
+        role: Its role in the rank.
+        threads: Its threads.
+        policy: The memory policy of its main thread. None: unknown.
+        pages: Its memory. None: the kernel does not report it.
+        unreadable: The reason if `pages` is None.
+        openmp: The variables in its environment that make OpenMP move threads.
     """
 
     pid: int
@@ -106,7 +118,7 @@ class Process:
     openmp: tuple[str, ...] = ()
 
     def bytes_by_node(self, kind: MemoryKind) -> Counter[int]:
-        """Return how many bytes of this kind lie on each node, under any policy."""
+        """Return the bytes of this kind on each node, under any policy."""
         found: Counter[int] = Counter()
         for pages in self.pages or ():
             if pages.kind is kind:
@@ -129,7 +141,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedRank:
-    """One rank's processes, its own first; none where it is gone."""
+    """One rank's processes, its own first; empty if the rank is gone."""
 
     local_rank: int
     pid: int
@@ -137,27 +149,39 @@ class ObservedRank:
 
     @property
     def is_gone(self) -> bool:
-        """Return whether the rank's own process is not there."""
+        """Return whether the rank's own process has ended."""
         return not any(process.role is Role.RANK for process in self.processes)
 
-    def bytes_by_node(self, kinds: Iterable[MemoryKind]) -> Counter[int]:
-        """Return how many bytes of these kinds lie on each node, over all processes whose memory could be read.
+    @property
+    def has_memory(self) -> bool:
+        """Return whether the memory of the rank's own process could be read."""
+        return any(process.role is Role.RANK and process.pages is not None for process in self.processes)
 
-        Several processes map the same shared pages: of those the largest count of any one process is taken.
+    @property
+    def pids(self) -> frozenset[int]:
+        """Return the ids of the rank's own process and of the others."""
+        return frozenset({self.pid, *(process.pid for process in self.processes)})
+
+    @property
+    def threads(self) -> Iterator[tuple[Process, Thread]]:
+        """Return the threads of all processes, each with its process."""
+        return ((process, thread) for process in self.processes for thread in process.threads)
+
+    def bytes_by_node(self, kinds: Iterable[MemoryKind]) -> Counter[int]:
+        """Return the bytes of these kinds on each node, over all processes whose memory could be read.
+
+        Several processes map the same shared pages, so the largest count of any one process is taken for those.
         """
         total: Counter[int] = Counter()
         for kind in kinds:
-            found = [process.bytes_by_node(kind) for process in self.processes]
-            for each in found:
-                total = total + each if kind in PRIVATE else total
-            if kind not in PRIVATE:
-                total += Counter({node: max(each[node] for each in found) for node in set().union(*found)})
+            combine = operator.add if kind in PRIVATE else operator.or_  # a sum, or the maximum of each node
+            total += reduce(combine, (process.bytes_by_node(kind) for process in self.processes), Counter())
         return total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """What was seen of a job's ranks on this host; `nodes` are the NUMA nodes of the machine."""
+    """A job's ranks on this host, as observed; `nodes` are the NUMA nodes of the machine."""
 
     nodes: CpuSet
     ranks: tuple[ObservedRank, ...]

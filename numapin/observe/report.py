@@ -1,6 +1,6 @@
-"""What was requested, applied and observed of each rank of a run, as data. Pure.
+"""The report on a run: what was requested, applied and observed for each rank, as data. Pure.
 
-Comes in: what `verify` found. Goes out: `VerifyReport`, which goes to JSON (schema numapin.report/1).
+Comes in: what `verify` found. Goes out: `VerifyReport`, which becomes JSON (schema numapin.report/1).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from numapin.observe.model import ObservedRank
     from numapin.plan.model import RankPlan
@@ -19,19 +19,23 @@ SCHEMA: Final = "numapin.report/1"
 
 
 class VerifySeverity(StrEnum):
-    """How a finding counts."""
+    """The weight of a finding."""
 
     ERROR = "error"
     """The plan does not hold."""
     UNVERIFIED = "unverified"
-    """Nobody can tell whether it does."""
+    """It is unknown whether the plan holds."""
     WARNING = "warning"
     NOTE = "note"
 
 
+_HOLDS: Final = {VerifySeverity.ERROR: False, VerifySeverity.UNVERIFIED: None}
+"""Whether the plan holds, for the findings that decide it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyFinding:
-    """One thing that is not as planned: what, where it was seen, and what to do."""
+    """One difference from the plan: what it is, where it was seen, and the remedy."""
 
     severity: VerifySeverity
     what: str
@@ -45,7 +49,7 @@ class VerifyFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankReport:
-    """One rank: what was requested, what it recorded as applied (None: it recorded nothing), what was observed."""
+    """One rank: the request, the record of what was applied (None: there is none), and what was observed."""
 
     requested: RankPlan
     applied: Mapping[str, object] | None
@@ -54,9 +58,8 @@ class RankReport:
 
     @property
     def holds(self) -> bool | None:
-        """Return whether this rank is as planned; None where that could not be verified."""
-        found = {finding.severity for finding in self.findings}
-        return False if VerifySeverity.ERROR in found else None if VerifySeverity.UNVERIFIED in found else True
+        """Return whether this rank is as planned; None if that could not be verified."""
+        return _all_hold(_HOLDS.get(finding.severity, True) for finding in self.findings)
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON form."""
@@ -72,19 +75,18 @@ class RankReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyReport:
-    """What `verify` found of one run on this host."""
+    """The findings of `verify` on one run on this host."""
 
     run: str
     ranks: tuple[RankReport, ...]
 
     @property
     def holds(self) -> bool | None:
-        """Return whether the plan holds; None where nothing contradicts it and something could not be verified.
+        """Return whether the plan holds; None if nothing contradicts it but something could not be verified.
 
-        Of a report without ranks nothing was verified.
+        In a report without ranks, nothing was verified.
         """
-        found = {rank.holds for rank in self.ranks} or {None}
-        return False if False in found else None if None in found else True
+        return _all_hold(rank.holds for rank in self.ranks) if self.ranks else None
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON form (schema numapin.report/1)."""
@@ -94,3 +96,9 @@ class VerifyReport:
             "ranks": [rank.to_json() for rank in self.ranks],
             "holds": self.holds,
         }
+
+
+def _all_hold(verdicts: Iterable[bool | None]) -> bool | None:
+    """Return False if a verdict is False, else None if one is None, else True."""
+    found = set(verdicts)
+    return next((worst for worst in (False, None) if worst in found), True)

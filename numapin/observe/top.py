@@ -1,6 +1,6 @@
-"""What a running job does, from one sample to the next. Pure.
+"""The activity of a running job between two samples. Pure.
 
-Comes in: two `Sample`s of a job and its plan. Goes out: `Top`: a row a rank, and what the machine swaps.
+Comes in: two `Sample`s of a job, and its plan. Goes out: `Top`, with an entry per rank and the machine's swap rates.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from numapin.observe.model import Role
 from numapin.observe.verify import JUDGED, LOCKED, elsewhere
 from numapin.topology.readings import GpuLoad
 
@@ -25,11 +24,16 @@ SCHEMA: Final = "numapin.top/1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """What was read at one time, by local rank.
+    """The readings of one moment, by local rank.
 
-    `threads` are the CPUs of every thread of a rank and its descendants; `gone` are ranks whose process ended. `memory`
-    may be older than the rest. `loads` are by the GPU's UUID. `swapped` are pages in and out since the machine started.
-    `waited` has the ranks that use `numapin.DataLoader`.
+    Attributes:
+        at_s: When the readings were taken, on the monotonic clock.
+        threads: The CPUs of every thread of a rank and its descendants.
+        gone: Ranks whose process has ended.
+        memory: The pages; they may be older than the rest.
+        loads: The GPUs' loads, by UUID.
+        swapped: Pages swapped in and out since the machine started. None: unknown.
+        waited: The loop times of the ranks that use `numapin.DataLoader`.
     """
 
     at_s: float
@@ -43,9 +47,18 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopRank:
-    """One rank now. `remote_share` is of its pages, without those of files, the part on nodes outside the plan.
+    """One rank now; None is unknown.
 
-    `wait_share` is of the time that its loops took from batch to batch, the part in which they waited for the next.
+    Attributes:
+        plan: The rank's part of the plan.
+        pid: The rank's process id.
+        is_gone: Whether that process has ended.
+        num_threads: The number of threads of the rank and its descendants.
+        num_off_plan: How many of them may run on CPUs outside the plan.
+        remote_share: The share of its pages on nodes outside the plan, the page cache of files left out.
+        pinned_bytes: Its page-locked memory.
+        wait_share: The share of its loops' time spent waiting for the next batch.
+        load: The load of its GPU.
     """
 
     plan: RankPlan
@@ -86,7 +99,7 @@ class Top:
 
     @property
     def has_ended(self) -> bool:
-        """Return whether no rank is there any more."""
+        """Return whether all ranks are gone."""
         return all(rank.is_gone for rank in self.ranks)
 
     def to_json(self) -> dict[str, Any]:
@@ -104,39 +117,52 @@ class Top:
 
 
 def top(run: str, plan: Plan, *, before: Sample, now: Sample) -> Top:
-    """Return what the job did between two samples."""
+    """Return the activity of a job between two samples."""
     planned = {rank.local_rank: rank for rank in plan.ranks}
-    interval_s = now.at_s - before.at_s
-    swap_per_s = None
-    if before.swapped is not None and now.swapped is not None and interval_s > 0:
-        (in_before, out_before), (in_now, out_now) = before.swapped, now.swapped
-        swap_per_s = ((in_now - in_before) / interval_s, (out_now - out_before) / interval_s)
     ranks = tuple(_rank(planned[rank], memory, before, now) for rank, memory in sorted(now.memory.items()))
-    return Top(run=run, interval_s=interval_s, ranks=ranks, swap_per_s=swap_per_s)
+    return Top(run=run, interval_s=now.at_s - before.at_s, ranks=ranks, swap_per_s=_swap_per_s(before, now))
+
+
+def _swap_per_s(before: Sample, now: Sample) -> tuple[float, float] | None:
+    """Return the machine's pages swapped in and out per second; None if a sample has no counters."""
+    interval_s = now.at_s - before.at_s
+    if before.swapped is None or now.swapped is None or interval_s <= 0:
+        return None
+    (in_before, out_before), (in_now, out_now) = before.swapped, now.swapped
+    return (in_now - in_before) / interval_s, (out_now - out_before) / interval_s
 
 
 def _rank(plan: RankPlan, memory: ObservedRank, before: Sample, now: Sample) -> TopRank:
     threads = now.threads[plan.local_rank]
-    by_node = memory.bytes_by_node(JUDGED)
-    total = sum(by_node.values())
-    is_read = any(process.role is Role.RANK and process.pages is not None for process in memory.processes)
-    away = sum(elsewhere(plan, by_node).values())
-    uuid = plan.gpu.uuid if plan.gpu is not None else None
     return TopRank(
         plan=plan,
         pid=memory.pid,
         is_gone=plan.local_rank in now.gone,
         num_threads=len(threads),
         num_off_plan=sum(not cpus <= plan.cpus for cpus in threads),
-        remote_share=away / total if is_read and total and plan.nodes else None,
-        pinned_bytes=sum(memory.bytes_by_node(LOCKED).values()) if is_read else None,
+        remote_share=_remote_share(plan, memory),
+        pinned_bytes=memory.bytes_by_node(LOCKED).total() if memory.has_memory else None,
         wait_share=_wait_share(before.waited.get(plan.local_rank), now.waited.get(plan.local_rank)),
-        load=now.loads.get(uuid or "", GpuLoad()),
+        load=_load(plan, now.loads),
     )
 
 
+def _remote_share(plan: RankPlan, memory: ObservedRank) -> float | None:
+    """Return the share of pages on nodes outside the plan; None if the pages or the planned nodes are unknown."""
+    by_node = memory.bytes_by_node(JUDGED)
+    if not (memory.has_memory and by_node and plan.nodes):
+        return None
+    return sum(elsewhere(plan, by_node).values()) / by_node.total()
+
+
+def _load(plan: RankPlan, loads: Mapping[str, GpuLoad]) -> GpuLoad:
+    """Return the load of the rank's GPU, all unknown if the GPU has no UUID or NVML did not answer."""
+    uuid = plan.gpu.uuid if plan.gpu is not None else None
+    return loads.get(uuid or "", GpuLoad())
+
+
 def _wait_share(before: Waited | None, now: Waited | None) -> float | None:
-    """Return the share between two samples; None without a loader of ours, or where no step ended meanwhile."""
+    """Return the share between two samples; None without our loader, or if no step ended in between."""
     if before is None or now is None or now.stepped_s <= before.stepped_s:
         return None
     return (now.waited_s - before.waited_s) / (now.stepped_s - before.stepped_s)

@@ -1,7 +1,7 @@
-"""Stage 5: does what was observed hold the plan? Pure.
+"""Stage 5: compare what was observed with the plan. Pure.
 
-Comes in: a `Plan`, what `observe` saw, and what each rank recorded when it was bound. Goes out: a `VerifyReport` with
-findings, each with its evidence and a remedy.
+Comes in: a `Plan`, what `observe` saw, and each rank's record of its binding. Goes out: a `VerifyReport` with findings,
+each with its evidence and a remedy.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from numapin.plan.model import Plan, RankPlan
 
 JUDGED: Final = tuple(kind for kind in MemoryKind if kind is not MemoryKind.FILE)
-"""Kinds of memory that have a place; files are in the page cache, where whoever read them first put them."""
+"""Kinds of memory that are checked. Files are not: their pages are in the page cache, on the first reader's node."""
 
 LOCKED: Final = frozenset({MemoryKind.RING, MemoryKind.PINNED})
 """Kinds that the GPU reads and writes directly."""
 
-_LOCKED_SHARE: Final = 0.01  # of pages elsewhere
+_LOCKED_SHARE: Final = 0.01  # the part of a kind that may be on other nodes
 _SHARE: Final = 0.05
-_BYTES: Final = 4 << 20  # below this, what the interpreter had before it was bound would be found
+_BYTES: Final = 4 << 20  # a lower bound would report the pages that the interpreter had before it was bound
 _MIB: Final = 1 << 20
 
 _MODES: Final = {
@@ -41,14 +41,21 @@ _RESTART: Final = "start it with numapin run, which binds before the program sta
 
 
 def verify(plan: Plan, observed: Observed, *, applied: Mapping[int, Mapping[str, object]], run: str) -> VerifyReport:
-    """Hold every observed rank against its part of the plan.
-
-    `applied` are the ranks' own records by local rank; a rank without one was not started by numapin.
+    """Compare every observed rank with its part of the plan.
 
     1. Every thread of a rank and its descendants may use planned CPUs only; fewer are fine.
-    2. On a machine with one node memory is where it must be.
+    2. On a machine with one node, all memory is local.
     3. The memory policy of every process is the planned one.
-    4. At most 5 % and 4 MiB of each kind of memory is on other nodes; of what is page-locked at most 1 %.
+    4. Of each kind of memory, at most 5 % or 4 MiB, whichever is more, is on other nodes; of page-locked memory, 1 %.
+
+    Args:
+        plan: The plan of the job.
+        observed: Its ranks, as `observe` saw them.
+        applied: The ranks' own records by local rank. A rank without a record was not started by numapin.
+        run: The name of the job.
+
+    Returns:
+        The findings for each rank.
     """
     planned = {rank.local_rank: rank for rank in plan.ranks}
     return VerifyReport(
@@ -63,11 +70,9 @@ def verify(plan: Plan, observed: Observed, *, applied: Mapping[int, Mapping[str,
 def _judge(
     plan: RankPlan, rank: ObservedRank, machine_nodes: CpuSet, applied: Mapping[str, object] | None
 ) -> RankReport:
-    findings: Iterable[VerifyFinding] = (
-        [_gone(rank)]
-        if rank.is_gone
-        else (*_threads(plan, rank, applied), *_memory(plan, rank, machine_nodes, applied))
-    )
+    findings: Iterable[VerifyFinding] = [_gone(rank)]
+    if not rank.is_gone:
+        findings = (*_threads(plan, rank, applied), *_memory(plan, rank, machine_nodes, applied))
     return RankReport(requested=plan, applied=applied, observed=rank, findings=tuple(findings))
 
 
@@ -76,17 +81,17 @@ def _gone(rank: ObservedRank) -> VerifyFinding:
         severity=VerifySeverity.ERROR,
         what="the process is gone",
         where=f"pid {rank.pid}",
-        remedy="see why in the job's own output; torch ends or restarts the other ranks",
+        remedy="see the job's own output for the reason; torch ends or restarts the other ranks",
     )
 
 
 def strays(plan: RankPlan, rank: ObservedRank) -> list[tuple[Process, Thread]]:
     """Return the threads that may run on CPUs outside the plan, with their processes."""
-    return [(p, thread) for p in rank.processes for thread in p.threads if not thread.cpus <= plan.cpus]
+    return [(process, thread) for process, thread in rank.threads if not thread.cpus <= plan.cpus]
 
 
 def elsewhere(plan: RankPlan, by_node: Mapping[int, int]) -> dict[int, int]:
-    """Return what lies on nodes outside the plan: node -> bytes."""
+    """Return the bytes on each node outside the plan."""
     return {node: size for node, size in sorted(by_node.items()) if size and node not in plan.nodes}
 
 
@@ -94,31 +99,40 @@ def _threads(plan: RankPlan, rank: ObservedRank, applied: Mapping[str, object] |
     found = strays(plan, rank)
     if applied is None and any(thread.tid == rank.pid for _, thread in found):
         yield _unbound(plan, rank, found)
-        return
+    else:
+        yield from (_moved(plan, group) for group in _alike(found))
+
+
+def _alike(found: list[tuple[Process, Thread]]) -> Iterable[list[tuple[Process, Thread]]]:
+    """Return the threads in groups of the same process, name and CPUs."""
     groups: dict[tuple[int, str, CpuSet], list[tuple[Process, Thread]]] = {}
     for process, thread in found:
         groups.setdefault((process.pid, thread.name, thread.cpus), []).append((process, thread))
-    for group in groups.values():
-        process, thread = group[0]
-        yield VerifyFinding(
-            severity=VerifySeverity.ERROR,
-            what=f"{len(group)} thread{'s' if len(group) > 1 else ''} {thread.name!r} of the {process.role} may run on "
-            f"CPUs {thread.cpus}; planned are {plan.cpus}",
-            where=_where_threads(group),
-            remedy=_remedy(plan, process, thread),
-        )
+    return groups.values()
+
+
+def _moved(plan: RankPlan, group: list[tuple[Process, Thread]]) -> VerifyFinding:
+    """Return the finding for threads of one name and process that may run on the same CPUs outside the plan."""
+    process, thread = group[0]
+    threads = f"{len(group)} thread{'s' if len(group) > 1 else ''} {thread.name!r}"
+    return VerifyFinding(
+        severity=VerifySeverity.ERROR,
+        what=f"{threads} of the {process.role} may run on CPUs {thread.cpus}; planned: {plan.cpus}",
+        where=_where_threads(group),
+        remedy=_remedy(plan, process, thread),
+    )
 
 
 def _unbound(plan: RankPlan, rank: ObservedRank, found: list[tuple[Process, Thread]]) -> VerifyFinding:
-    """Say once of a process that numapin did not start that it is not bound, instead of every thread."""
-    num_threads = sum(len(process.threads) for process in rank.processes)
+    """Return one finding, instead of one per thread, for a rank that numapin did not start."""
+    num_threads = len(list(rank.threads))
     cpus = str(CpuSet().union(*(thread.cpus for _, thread in found)))
     bind = f"taskset --all-tasks --cpu-list --pid {plan.cpus} {rank.pid}"
     return VerifyFinding(
         severity=VerifySeverity.ERROR,
-        what=f"not bound: {len(found)} of {num_threads} threads may run on CPUs {cpus}; planned are {plan.cpus}",
+        what=f"not bound: {len(found)} of {num_threads} threads may run on CPUs {cpus}; planned: {plan.cpus}",
         where=_where_threads(found),
-        remedy=f"{_RESTART}; for the CPUs of what runs now: {bind}",
+        remedy=f"{_RESTART}; to bind the CPUs of the running rank: {bind}",
     )
 
 
@@ -130,17 +144,19 @@ def _where_threads(found: list[tuple[Process, Thread]]) -> str:
 
 
 def _remedy(plan: RankPlan, process: Process, thread: Thread) -> str:
-    """Name the likely cause: what is known of a thread by its name, of the process by its environment and role."""
+    """Name the likely cause, from the thread's name and the process's environment and role."""
     if thread.name.startswith(("NCCL", "pt_nccl")):
-        return "NCCL moved it: unset NCCL_IGNORE_CPU_AFFINITY; 2.29.2 to 2.29.7 do it anyway; see: numapin doctor"
+        return (
+            "NCCL moved it: unset NCCL_IGNORE_CPU_AFFINITY; NCCL 2.29.2 to 2.29.7 moves it anyway; see: numapin doctor"
+        )
     if process.openmp:
-        return f"OpenMP places threads by {' '.join(process.openmp)}: unset it, the rank is bound already"
+        return f"OpenMP places threads by {' '.join(process.openmp)}: unset it; the rank is bound already"
     if thread.name == "pt_data_pin":
-        return "something moved the DataLoader's pin thread: numapin.DataLoader binds its own on the rank's node"
+        return "something moved the DataLoader's pin thread: numapin.DataLoader binds its own to the rank's node"
     if process.role is Role.WORKER:
-        return "the worker_init_fn, or a library that the dataset imports, sets the affinity: take that out"
-    back = f"taskset --cpu-list --pid {plan.cpus} {thread.tid}"
-    return f"the program or somebody outside called sched_setaffinity; put it back with: {back}"
+        return "the worker_init_fn, or a library that the dataset imports, sets the affinity: remove that call"
+    restore = f"taskset --cpu-list --pid {plan.cpus} {thread.tid}"
+    return f"the program or another process called sched_setaffinity; restore the CPUs with: {restore}"
 
 
 def _memory(
@@ -148,22 +164,26 @@ def _memory(
 ) -> Iterator[VerifyFinding]:
     if len(machine_nodes) == 1:
         yield _note("all memory is local: this machine has one NUMA node", rank)
-        return
-    if plan.memory is Memory.NONE or not plan.nodes:
-        yield _note("memory was not judged: the plan has no memory policy", rank)
-        return
+    elif plan.memory is Memory.NONE or not plan.nodes:
+        yield _note("memory was not checked: the plan has no memory policy", rank)
+    else:
+        yield from _policies(plan, rank, applied)
+        for kind in JUDGED:
+            yield from _pages(plan, rank, kind)
+
+
+def _policies(plan: RankPlan, rank: ObservedRank, applied: Mapping[str, object] | None) -> Iterator[VerifyFinding]:
+    """Return a finding for each process whose memory is unreadable or whose policy is not the planned one."""
     for process in rank.processes:
         if process.unreadable is not None:
             yield VerifyFinding(
                 severity=VerifySeverity.UNVERIFIED,
-                what=f"where the memory of the {process.role} is could not be seen",
+                what=f"the memory of the {process.role} could not be read",
                 where=f"pid {process.pid}",
                 remedy=process.unreadable,
             )
         elif process.policy is not None and not _fits(process.policy, plan):
             yield _wrong_policy(plan, process, process.policy, applied)
-    for kind in JUDGED:
-        yield from _pages(plan, rank, kind)
 
 
 def _note(what: str, rank: ObservedRank) -> VerifyFinding:
@@ -171,7 +191,7 @@ def _note(what: str, rank: ObservedRank) -> VerifyFinding:
 
 
 def _fits(policy: Policy, plan: RankPlan) -> bool:
-    """Return whether a policy is the planned one; an old kernel prefers one node where several were planned."""
+    """Return whether a policy is the planned one. Old kernels can prefer only one of several planned nodes."""
     names_nodes = plan.memory is not Memory.LOCAL
     return policy.mode in _MODES[plan.memory] and policy.nodes <= plan.nodes and bool(policy.nodes) == names_nodes
 
@@ -179,47 +199,52 @@ def _fits(policy: Policy, plan: RankPlan) -> bool:
 def _wrong_policy(
     plan: RankPlan, process: Process, policy: Policy, applied: Mapping[str, object] | None
 ) -> VerifyFinding:
-    """A policy that the kernel refused from the start was said then, and first touch may have done as well."""
+    """Return the finding; a warning if the kernel refused the policy at the start: first touch may do as well then."""
     was_refused = applied is not None and applied.get("memory") != plan.memory.value
     if was_refused:
         remedy = "the kernel refused it when the rank was bound: run the container with --cap-add SYS_NICE"
     elif applied is None:
-        remedy = f"no policy can be set from outside: {_RESTART}"
+        remedy = f"another process's policy cannot be set: {_RESTART}"
     else:
-        remedy = "the program, or a library that it uses, called set_mempolicy (numa_set_membind, …): take that out"
+        remedy = "the program, or a library that it uses, called set_mempolicy (numa_set_membind, …): remove that call"
     return VerifyFinding(
         severity=VerifySeverity.WARNING if was_refused else VerifySeverity.ERROR,
-        what=f"the memory policy of the {process.role} is {policy}; planned is {plan.memory} {plan.nodes}",
+        what=f"the memory policy of the {process.role} is {policy}; planned: {plan.memory} {plan.nodes}",
         where=f"pid {process.pid}",
         remedy=remedy,
     )
 
 
 def _pages(plan: RankPlan, rank: ObservedRank, kind: MemoryKind) -> Iterator[VerifyFinding]:
+    """Return a finding if too many pages of a kind are on nodes outside the plan."""
     by_node = rank.bytes_by_node([kind])
-    away, total = elsewhere(plan, by_node), sum(by_node.values())
+    away, total = elsewhere(plan, by_node), by_node.total()
     num_bytes = sum(away.values())
-    is_much = num_bytes > _LOCKED_SHARE * total if kind in LOCKED else num_bytes > max(_SHARE * total, _BYTES - 1)
-    if not is_much:
+    if num_bytes <= _limit_bytes(kind, total):
         return
     holders = [process.pid for process in rank.processes if elsewhere(plan, process.bytes_by_node(kind))]
     nodes = ", ".join(f"{size / _MIB:.1f} MiB on node {node}" for node, size in away.items())
     yield VerifyFinding(
         # Other ranks write to shared memory, too: it may be where it belongs for them.
         severity=VerifySeverity.WARNING if kind is MemoryKind.SHARED else VerifySeverity.ERROR,
-        what=f"{num_bytes / total:.1%} of the {kind} memory ({total / _MIB:.1f} MiB) is elsewhere: {nodes}; planned is "
-        f"node {plan.nodes}",
+        what=f"{num_bytes / total:.1%} of the {kind} memory ({total / _MIB:.1f} MiB) is elsewhere: {nodes}; "
+        f"planned: node {plan.nodes}",
         where=f"pid {cpu_set.render(holders)}",
         remedy=_page_remedy(plan, holders, kind, away),
     )
 
 
+def _limit_bytes(kind: MemoryKind, total: int) -> float:
+    """Return how much of a kind of memory may be on nodes outside the plan."""
+    return _LOCKED_SHARE * total if kind in LOCKED else max(_SHARE * total, _BYTES - 1)
+
+
 def _page_remedy(plan: RankPlan, holders: list[int], kind: MemoryKind, away: Mapping[int, int]) -> str:
     full = "the node was full when it was touched (numactl -H)"
     if kind in LOCKED:
-        return f"{full}, or a thread outside the binding allocated it; page-locked memory cannot be moved: restart"
+        return f"{full}, or an unbound thread allocated it; page-locked memory cannot be moved: restart"
     if kind in PRIVATE:
         there = f"{cpu_set.render(away)} {plan.nodes}"
         move = "; ".join(f"migratepages {pid} {there}" for pid in holders)
-        return f"it was there before the binding, it was migrated, or {full}; move it with: {move}"
+        return f"it was allocated before the binding, it was migrated, or {full}; move it with: {move}"
     return f"another process touched it first, or {full}"

@@ -4,8 +4,8 @@ Comes in: a function and its arguments. Goes out: what each rank returned.
 
 ::
 
-    call.py   EDGE  spawn itself: plan, start, collect
-    ranks.py  EDGE  wait for the ranks and end them
+    call.py     EDGE  `spawn` itself: plan, start, collect
+    ranks.py    EDGE  wait for the ranks, and end them
     meeting.py  EDGE  the port where ranks meet, which no other user can take
-    child.py  EDGE  what runs in each rank
+    child.py    EDGE  the program of each rank
 """

@@ -1,8 +1,8 @@
-"""What runs in a rank of `numapin.spawn`, once the shim has bound it. Edge.
+"""The program of a rank of `numapin.spawn`, once the shim has bound it. Edge.
 
 Comes in: descriptors of the pickled call and of a socket, as arguments, and the rank's variables. Goes out: one
-`Answer` on the socket, after its size. The script of the caller is imported and the function unpickled here, so that
-all of it is allocated, and every thread started, where the rank is bound.
+`Answer` on the socket, after its size. The caller's script is imported and the function unpickled here, so all memory
+is allocated, and every thread started, in a process that is already bound.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ import sys
 import traceback
 from enum import Enum, auto
 from multiprocessing import process, resource_tracker, spawn
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from numapin.spawning import meeting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+T = TypeVar("T")
 
 
 class Outcome(Enum):
@@ -29,15 +31,15 @@ class Outcome(Enum):
     RETURNED = auto()
     """`content` is the pickled result."""
     RAISED = auto()
-    """`content` is the pickled exception, or nothing where it cannot be pickled and read back as itself."""
+    """`content` is the pickled exception, or empty if a pickle does not preserve the exception."""
     UNLOADABLE = auto()
-    """As above; the call could not be unpickled, or the script not be imported."""
+    """The script could not be imported or the call not be unpickled; `content` as for RAISED."""
     UNPICKLABLE = auto()
-    """The result cannot be pickled."""
+    """The result cannot be pickled; `content` as for RAISED."""
 
 
 class Answer(NamedTuple):
-    """What a rank sends: `text` is the traceback of what failed."""
+    """The message from a rank; `text` is the traceback of its error."""
 
     outcome: Outcome
     content: bytes
@@ -45,14 +47,36 @@ class Answer(NamedTuple):
 
 
 NUM_SIZE_BYTES: Final = 8
-"""How many bytes, little end first, say how large the pickled answer behind them is."""
+"""Length of the little-endian size that precedes the pickled answer."""
+
+
+class InheritedDescriptor(NamedTuple):
+    """A descriptor that the ranks inherit under the same number; what multiprocessing pickles in its place."""
+
+    number: int
+
+    def detach(self) -> int:
+        """Return the descriptor, as multiprocessing asks for it when it unpickles."""
+        return self.number
+
+
+def unpickle(content: bytes | memoryview, kind: type[T]) -> T:
+    """Unpickle an object that a process of this spawn wrote. Raises TypeError for an object of another type.
+
+    The bytes come over a socket pair that no other process has.
+    """
+    found = pickle.loads(content)  # noqa: S301 - written by a rank that this process started, or by itself
+    if not isinstance(found, kind):
+        msg = f"{type(found).__name__} is not a {kind.__name__}"
+        raise TypeError(msg)
+    return found
 
 
 def main() -> None:
-    """Make the call and send its outcome; what is no Exception (SystemExit, KeyboardInterrupt) ends the rank."""
-    tracker, payload, pipe, *port = map(int, sys.argv[1:])
+    """Make the call and send its outcome. SystemExit and KeyboardInterrupt end the rank without an answer."""
+    tracker, pipe, payload, *port = map(int, sys.argv[1:])
     for fd in (payload, pipe):
-        os.set_inheritable(fd, False)  # what the function starts must not hold the pipe open
+        os.set_inheritable(fd, False)  # programs that the function starts must not hold the pipe open
     if tracker >= 0:
         resource_tracker._resource_tracker._fd = tracker  # type: ignore[attr-defined] # noqa: SLF001 - as spawn_main
     for descriptor in port:  # rank 0 has it
@@ -66,45 +90,43 @@ def main() -> None:
 
 
 def _answer(payload: int) -> Answer:
+    """Load the call, make it, and pickle its result; `failure` is the outcome if the current step raises."""
+    failure = Outcome.UNLOADABLE
     try:
         function, arguments = _load(payload)
-    except Exception as error:  # noqa: BLE001 - importing a script can raise anything
-        return _failed(Outcome.UNLOADABLE, error)
-    try:
+        failure = Outcome.RAISED
         result = function(*arguments)
-    except Exception as error:  # noqa: BLE001 - so can the function
-        return _failed(Outcome.RAISED, error)
-    try:
+        failure = Outcome.UNPICKLABLE
         return Answer(Outcome.RETURNED, pickle.dumps(result, pickle.HIGHEST_PROTOCOL), "")
-    except Exception as error:  # noqa: BLE001 - so can a __reduce__
-        return _failed(Outcome.UNPICKLABLE, error)
+    except Exception as error:  # noqa: BLE001 - the user's import, function and __reduce__ may raise anything
+        return _failed(failure, error)
 
 
 def _load(payload: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """Prepare this process as multiprocessing's spawn does, then unpickle the call."""
     with mmap.mmap(payload, 0, access=mmap.ACCESS_READ) as content:  # ranks share the file's position, not a mapping's
         os.close(payload)
-        this = process.current_process()
-        this._inheriting = True  # type: ignore[attr-defined] # noqa: SLF001 - a script without a guard is found out by it
+        current = process.current_process()
+        current._inheriting = True  # type: ignore[attr-defined] # noqa: SLF001 - how a script without a guard is found
         try:
             spawn.prepare(pickle.load(content))  # noqa: S301 - written by our parent
-            call: tuple[Callable[..., Any], tuple[Any, ...]] = pickle.load(content)  # noqa: S301 - so is this
+            function, arguments = pickle.load(content)  # noqa: S301 - so is this
         finally:
-            del this._inheriting  # type: ignore[attr-defined] # noqa: SLF001
-    return call
+            del current._inheriting  # type: ignore[attr-defined] # noqa: SLF001
+    return function, arguments
 
 
 def _failed(outcome: Outcome, error: Exception) -> Answer:
-    below = error.__traceback__ and error.__traceback__.tb_next  # the first frame is this module's
-    text = "".join(traceback.format_exception(type(error), error, below))
+    user_frames = error.__traceback__ and error.__traceback__.tb_next  # the first frame is this module's
+    text = "".join(traceback.format_exception(type(error), error, user_frames))
     return Answer(outcome, _pickled(error), text)
 
 
 def _pickled(error: Exception) -> bytes:
-    """Return the pickled exception if it comes back as what it is: many lose arguments of their own on the way."""
+    """Return the pickled exception, or nothing if a pickle does not preserve its type and text, as is common."""
     try:
         content = pickle.dumps(error)
-        again = pickle.loads(content)  # noqa: S301 - what we just wrote
-    except Exception:  # noqa: BLE001 - a user's class may raise anything
+        copy = unpickle(content, type(error))
+    except Exception:  # noqa: BLE001 - the class of a user may raise anything
         return b""
-    return content if type(again) is type(error) and str(again) == str(error) else b""
+    return content if type(copy) is type(error) and str(copy) == str(error) else b""

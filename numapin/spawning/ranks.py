@@ -1,23 +1,22 @@
-"""Wait for the ranks of `numapin.spawn`. Edge.
+"""Wait for the ranks of `numapin.spawn`, and end them. Edge.
 
-Comes in: running ranks, each with a socket for its answer. Goes out: their results by rank, or the first error; and no
-rank that still runs.
+Comes in: running ranks, each with a socket for its answer. Goes out: their results by rank, or the first error, with no
+rank left running.
 """
 
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 import time
 from contextlib import contextmanager, suppress
 from math import inf
 from multiprocessing.connection import wait
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from numapin.base import cpu_set
 from numapin.errors import NumapinError, RankError
-from numapin.spawning.child import NUM_SIZE_BYTES, Answer, Outcome
+from numapin.spawning.child import NUM_SIZE_BYTES, Answer, Outcome, unpickle
 from numapin.system import oom
 from numapin.system.proc import is_exiting
 
@@ -26,17 +25,29 @@ if TYPE_CHECKING:
     import subprocess
     from collections.abc import Iterator, Sequence
 
-# An answer wakes the wait at once; this is how soon the death of a rank is seen. Without pidfds, which need Linux 5.3.
+# An answer ends the wait at once; this bounds how late a rank's death is seen. pidfds would need Linux 5.3.
 _LOOK_S: Final = 0.05
 _PART_BYTES: Final = 1 << 20
-# How long a process may take to go: one that has GPU memory to give back takes seconds.
+# How long a process may take to exit: giving back GPU memory takes seconds.
 _DYING_S: Final = 5
 _DEATH_S: Final = 30
-_LOADING: Final = "fn and its arguments must be importable from a module or script; see the traceback for what was not"
+_RETURN_CPU_VALUES: Final = "return plain CPU values"
+_MAKE_IMPORTABLE: Final = (
+    "fn and its arguments must be importable from a module or script; the traceback names what was not"
+)
 
 
 class RankProcess:
-    """A rank's process and the socket on which its answer comes; `status` is how it ended, None while it runs."""
+    """A rank's process and the socket for its answer.
+
+    Attributes:
+        local_rank: The number of the rank.
+        process: The process. It leads a session of its own.
+        pipe: Our end of the socket.
+        status: The exit status, the negated signal number, or None while the process is running.
+        answer: The rank's answer, once all of it is here.
+        kills_before: The count of out-of-memory kills when the rank started.
+    """
 
     def __init__(self, local_rank: int, process: subprocess.Popen[bytes], pipe: socket.socket) -> None:
         self.local_rank = local_rank
@@ -53,32 +64,37 @@ class RankProcess:
         """Return whether an answer may still come."""
         return self.pipe.fileno() >= 0
 
+    @property
+    def is_dying(self) -> bool:
+        """Return whether the rank is ending, as far as can be seen, and has not answered."""
+        return self.answer is None and (not self.talks or is_exiting(self.process.pid))
+
     def go(self) -> None:
-        """Let the rank load its call: every rank is in the hands of whoever ends them."""
-        with suppress(OSError):  # it may be over
+        """Let the rank load its call. Only now is every rank in the list of those that are ended on an error."""
+        with suppress(OSError):  # it may have ended
             self.pipe.send(b"\n")
 
     def look(self) -> None:
-        """See whether the rank is over, and take what is there of its answer; when it is over, all that is there."""
+        """Update the status, and read what has arrived of the answer; all of it if the process has ended."""
         if self.status is None:
             self.status = _status(self.process)
         while self.talks and self._receive() and self.status is not None:
             pass
 
     def signal(self, number: signal.Signals) -> None:
-        """Signal the rank and what it started: it leads a session."""
-        if self.process.returncode is None:  # else its number may be a stranger's by now
+        """Signal the rank's session, which includes what the rank started."""
+        if self.process.returncode is None:  # once reaped, its number may belong to another process
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, number)
 
     def close(self) -> None:
-        """Close the socket and reap the process if it is over."""
+        """Close the socket, and reap the process if it has ended."""
         self.pipe.close()
         if self.status is not None:
             self.process.wait()
 
     def _receive(self) -> bool:
-        """Take a part of the answer; return whether there may be more."""
+        """Read a part of the answer; return whether there may be more."""
         try:
             part = self.pipe.recv(_PART_BYTES)
         except BlockingIOError:
@@ -86,20 +102,28 @@ class RankProcess:
         except OSError:
             part = b""
         self._content += part
-        size = int.from_bytes(self._content[:NUM_SIZE_BYTES], "little")
-        if size and len(self._content) == NUM_SIZE_BYTES + size:
-            self.answer = Answer(*pickle.loads(memoryview(self._content)[NUM_SIZE_BYTES:]))  # noqa: S301 - from a process of ours
+        self.answer = _answer_in(self._content)
         if self.answer or not part:
-            self.pipe.close()  # there is one answer
+            self.pipe.close()  # each rank answers once
             self._content = bytearray()
         return self.talks
 
 
+def _answer_in(content: bytearray) -> Answer | None:
+    """Return the answer, None while a part of it is missing."""
+    size = int.from_bytes(content[:NUM_SIZE_BYTES], "little")
+    is_whole = size > 0 and len(content) == NUM_SIZE_BYTES + size
+    return unpickle(memoryview(content)[NUM_SIZE_BYTES:], Answer) if is_whole else None
+
+
 def _status(process: subprocess.Popen[bytes]) -> int | None:
-    """Return how a child ended, None while it runs, and do not reap it: so nobody is given its number, or group's."""
+    """Return how a child ended, None while it is running.
+
+    The child is not reaped, so the kernel gives its number and its group's to no other process.
+    """
     try:
         ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:  # somebody else has waited for it
+    except ChildProcessError:  # other code of this process has reaped it
         return process.wait()
     if ended is None:
         return None
@@ -108,7 +132,10 @@ def _status(process: subprocess.Popen[bytes]) -> int | None:
 
 @contextmanager
 def none_left(grace_s: float) -> Iterator[list[RankProcess]]:
-    """Give a list for ranks. On any exception all in it, and what they started, are asked to end, and then made to."""
+    """Yield a list for ranks. On any exception, end all ranks in it and what they started.
+
+    SIGTERM comes first, then, after at most `grace_s` seconds, SIGKILL.
+    """
     ranks: list[RankProcess] = []
     try:
         yield ranks
@@ -116,10 +143,11 @@ def none_left(grace_s: float) -> Iterator[list[RankProcess]]:
         try:
             _signal_all(ranks, signal.SIGTERM)
             _running_after(ranks, grace_s)
-        finally:  # a second Ctrl-C comes here at once
+        finally:  # a second Ctrl-C continues here at once
             _signal_all(ranks, signal.SIGKILL)
-            if stay := _running_after(ranks, _DEATH_S):
-                error.add_note(f"{_names(stay)} still there {_DEATH_S} s after SIGKILL; see: cat /proc/PID/stack")
+            remaining = _running_after(ranks, _DEATH_S)
+            if remaining:
+                error.add_note(f"{_names(remaining)}: still there {_DEATH_S} s after SIGKILL; see: cat /proc/PID/stack")
         raise
     finally:
         for rank in ranks:
@@ -131,37 +159,66 @@ def _signal_all(ranks: Sequence[RankProcess], number: signal.Signals) -> None:
         rank.signal(number)
 
 
+def _running(ranks: Sequence[RankProcess]) -> list[RankProcess]:
+    """Return the ranks that were running when they were last looked at."""
+    return [rank for rank in ranks if rank.status is None]
+
+
 def _running_after(ranks: Sequence[RankProcess], seconds: float) -> list[RankProcess]:
-    """Wait until the ranks are over, so long at most; return those that are not."""
+    """Wait at most this long for the ranks to end; return those that are still running."""
     deadline = time.monotonic() + seconds
-    while running := [rank for rank in ranks if rank.status is None]:
-        for rank in running:
-            rank.look()
+    while running := _running(ranks):
+        _look_at(running)
         if time.monotonic() > deadline:
-            return [rank for rank in running if rank.status is None]
+            return _running(running)
         time.sleep(_LOOK_S / 5)
     return []
 
 
 def results_of(ranks: Sequence[RankProcess], *, timeout_s: float | None) -> tuple[Any, ...]:
-    """Return the results of all ranks, or raise the first error: that of a rank which died before others' of that."""
+    """Return the results of all ranks, or raise the first error; a rank that died comes before the failures it caused.
+
+    Args:
+        ranks: The ranks, started.
+        timeout_s: Seconds until all ranks must have ended. None: no limit.
+
+    Returns:
+        The results, in the order of `ranks`.
+
+    Raises:
+        RankError: A rank died, took too long, or its answer cannot be used.
+    """
     deadline = inf if timeout_s is None else time.monotonic() + timeout_s
-    results: dict[int, Any] = {}
-    while waiting := [rank for rank in ranks if rank.status is None]:
+    results: dict[int, object] = {}
+    while running := _running(ranks):
         if time.monotonic() > deadline:
-            raise RankError(f"{_names(waiting)} did not end within {timeout_s:g} s", "give spawn a longer timeout")
-        wait([rank.pipe for rank in waiting if rank.talks], _LOOK_S)
-        for rank in waiting:
-            rank.look()
-        for rank in waiting:
-            if rank.status is not None and rank.answer is None:
-                raise _died(rank)
-        for rank in waiting:
-            if rank.answer is not None and rank.local_rank not in results:
-                results[rank.local_rank] = _value_unless_others_die(rank, rank.answer, ranks)
-            if rank.status:
-                raise _died(rank)
+            raise RankError(f"{_names(running)} did not end within {timeout_s:g} s", "give spawn a longer timeout")
+        wait([rank.pipe for rank in running if rank.talks], _LOOK_S)
+        _look_at(running)
+        _require_answers(running)
+        for rank in running:
+            _collect(rank, ranks, results)
     return tuple(results[rank.local_rank] for rank in ranks)
+
+
+def _look_at(ranks: Sequence[RankProcess]) -> None:
+    for rank in ranks:
+        rank.look()
+
+
+def _require_answers(ranks: Sequence[RankProcess]) -> None:
+    """Raise RankError for a rank that ended without an answer."""
+    for rank in ranks:
+        if rank.status is not None and rank.answer is None:
+            raise _death_of(rank)
+
+
+def _collect(rank: RankProcess, ranks: Sequence[RankProcess], results: dict[int, object]) -> None:
+    """Add the result of a rank that has answered. Raises its error, and RankError if it failed after its answer."""
+    if rank.answer is not None and rank.local_rank not in results:
+        results[rank.local_rank] = _result_of(rank, rank.answer, ranks)
+    if rank.status:
+        raise _death_of(rank)
 
 
 def _names(ranks: Sequence[RankProcess]) -> str:
@@ -169,71 +226,88 @@ def _names(ranks: Sequence[RankProcess]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {cpu_set.render(rank.local_rank for rank in ranks)} (pid {pids})"
 
 
-def _died(rank: RankProcess) -> RankError:
-    """Return the error for a rank that ended without a result, or not well after it."""
-    who, status = _names([rank]), rank.status
+def _death_of(rank: RankProcess) -> RankError:
+    """Return the error for a rank that ended without a result, or failed after it."""
+    name, status = _names([rank]), rank.status
     if status is None:
-        return RankError(f"{who} dies, and is not gone after {_DYING_S} s", "see its output above, and: dmesg")
+        return RankError(
+            f"{name} began to exit and has not ended after {_DYING_S} s", "see its output above, and: dmesg"
+        )
     if status < 0:
-        reason = oom.explain(rank.kills_before) if -status == signal.SIGKILL else None
-        if reason is not None:
-            return RankError(f"{who} died of SIGKILL, {reason}", oom.REMEDY)
-        more = "; SIGKILL comes from the kernel where memory is short: dmesg" if -status == signal.SIGKILL else ""
-        return RankError(f"{who} died of {_name_of(-status)}", f"see its output above{more}")
+        return _killed(rank, -status)
+    when = "" if rank.answer else " before fn returned"
     return RankError(
-        f"{who} left with status {status}" + ("" if rank.answer else " before fn returned"),
+        f"{name} exited with status {status}{when}",
         "see its output above; fn must return, not call sys.exit or os._exit",
     )
 
 
-def _name_of(number: int) -> str:
+def _killed(rank: RankProcess, number: int) -> RankError:
+    """Return the error for a rank that a signal killed."""
+    problem = f"{_names([rank])} was killed by {_signal_name(number)}"
+    if number != signal.SIGKILL:
+        return RankError(problem, "see its output above")
+    reason = oom.explain(rank.kills_before)
+    if reason is None:
+        return RankError(problem, "see its output above; the kernel sends SIGKILL when memory is short, see: dmesg")
+    return RankError(f"{problem}: {reason}", oom.REMEDY)
+
+
+def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
-    except ValueError:  # a real-time one
+    except ValueError:  # a real-time signal
         return f"signal {number}"
 
 
-def _value_unless_others_die(rank: RankProcess, answer: Answer, ranks: Sequence[RankProcess]) -> object:
-    """Return the result or raise the error of a rank; where another dies without a word, that is why this one failed.
+def _result_of(rank: RankProcess, answer: Answer, ranks: Sequence[RankProcess]) -> object:
+    """Return a rank's result, or raise its error; if another rank died without an answer, raise that as the cause.
 
-    A dying rank closes its sockets before its end can be seen, so another may fail of that first. Who dies is asked
-    before the answer is unpickled: that may import torch, which takes seconds, in which other ranks return or die of
-    this very error. A rank that ends well looks like a dying one, too, but has answered by the time that we waited.
+    A dying rank closes its sockets before its end can be seen, so another rank may report the broken connection first.
+    Which ranks are dying is asked before the answer is unpickled: that may import torch, which takes seconds, and in
+    that time other ranks return, or die of this very error. A rank that ends well looks as if it were dying, too, but
+    has answered by the end of the wait.
     """
-    silent = [other for other in ranks if other.answer is None]
-    dying = [other for other in silent if not other.talks or is_exiting(other.process.pid)]
+    dying = [other for other in ranks if other.is_dying]
     try:
         return _value(rank, answer)
     except Exception as error:
         _running_after(dying, _DYING_S)
-        if dead := [other for other in dying if other.answer is None]:
-            raise _died(dead[0]) from error
+        dead = next((other for other in dying if other.answer is None), None)
+        if dead is not None:
+            raise _death_of(dead) from error
         raise
 
 
 def _value(rank: RankProcess, answer: Answer) -> object:
-    """Return the result, or raise what the rank's answer tells."""
-    if answer.outcome is Outcome.RETURNED:
-        try:
-            return pickle.loads(answer.content)  # noqa: S301 - from a process of ours
-        except Exception as error:
-            raise RankError(
-                f"what rank {rank.local_rank} returned cannot be unpickled here: {error}", "return plain CPU values"
-            ) from error
-    where = RankError(f"in rank {rank.local_rank}:\n{answer.text.rstrip()}")
-    if answer.outcome is Outcome.UNPICKLABLE:
-        raise RankError(f"what rank {rank.local_rank} returned cannot be pickled", "return plain CPU values") from where
-    raised = _unpickled(answer.content)
-    if answer.outcome is Outcome.UNLOADABLE and not isinstance(raised, NumapinError):
-        raise RankError(f"rank {rank.local_rank} could not load fn or its arguments", _LOADING) from where
-    if raised is None:
-        raise RankError(f"rank {rank.local_rank} raised what cannot be pickled:\n{answer.text.rstrip()}")
-    raise raised from where
-
-
-def _unpickled(content: bytes) -> BaseException | None:
+    """Return the result in a rank's answer, or raise the error in it."""
+    if answer.outcome is not Outcome.RETURNED:
+        _raise_failure(f"rank {rank.local_rank}", answer)
     try:
-        error = pickle.loads(content) if content else None  # noqa: S301 - from a process of ours
-    except Exception:  # noqa: BLE001 - a class that is not here, or one that raises
+        return unpickle(answer.content, object)
+    except Exception as error:
+        raise RankError(
+            f"the result of rank {rank.local_rank} cannot be unpickled here: {error}", _RETURN_CPU_VALUES
+        ) from error
+
+
+def _raise_failure(name: str, answer: Answer) -> NoReturn:
+    """Raise the error in a rank's answer, with the rank's traceback as its cause."""
+    text = answer.text.rstrip()
+    in_rank = RankError(f"in {name}:\n{text}")
+    if answer.outcome is Outcome.UNPICKLABLE:
+        raise RankError(f"the result of {name} cannot be pickled", _RETURN_CPU_VALUES) from in_rank
+    raised = _exception_in(answer.content)
+    if answer.outcome is Outcome.UNLOADABLE and not isinstance(raised, NumapinError):
+        raise RankError(f"{name} could not load fn or its arguments", _MAKE_IMPORTABLE) from in_rank
+    if raised is None:
+        raise RankError(f"{name} raised an exception that cannot be pickled:\n{text}")
+    raise raised from in_rank
+
+
+def _exception_in(content: bytes) -> BaseException | None:
+    """Return the pickled exception, None if there is none or it cannot be unpickled here."""
+    try:
+        return unpickle(content, BaseException)
+    except Exception:  # noqa: BLE001 - its class may be missing here, or raise anything
         return None
-    return error if isinstance(error, BaseException) else None

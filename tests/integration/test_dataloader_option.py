@@ -274,7 +274,7 @@ class TestWhereItCannotWork:
         done = numapin(*RUN, "--dataloader=numapin", *command)
         assert (done.status, done.out) == (0, "ran\n"), done.err
         (line,) = (line for line in done.err.splitlines() if "--dataloader" in line)
-        assert f"--dataloader numapin cannot work: {sys.executable} -I reads no PYTHONPATH" in line
+        assert f"--dataloader numapin cannot work: {sys.executable} -I ignores PYTHONPATH" in line
         assert "from numapin.data.install import install; install()" in line
         done = numapin(*RUN, "--dataloader=numapin", "--strict", *command)
         assert (done.status, done.out) == (5, "")

@@ -215,7 +215,7 @@ _WRONG: tuple[tuple[str, ...], ...] = (
 _WRONG_FOR_RUN: tuple[tuple[tuple[str, ...], str], ...] = (
     ((f"--{HOSTILE.replace(' ', '')}=1", "bad.json"), "usage"),
     ((HOSTILE,), "does not exist in"),
-    (("--nnodes", HOSTILE, "bad.json"), "torchrun does not take this"),
+    (("--nnodes", HOSTILE, "bad.json"), "torchrun refuses these arguments"),
     (("--nproc-per-node", HOSTILE, "bad.json"), "--nproc-per-node"),
     (("--bind", HOSTILE, "bad.json"), "--bind"),
     (("--max-restarts", HOSTILE, "bad.json"), "invalid int value"),

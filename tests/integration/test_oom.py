@@ -80,5 +80,5 @@ def test_spawn_names_memory(cgroup: Path, tmp_path: Path) -> None:
     """The RankError of numapin.spawn says so, too."""
     done = _call_in(cgroup, sys.executable, script(tmp_path, SPAWNS))
     assert done.status == 0, done.err
-    assert f"died of SIGKILL, killed by the kernel's out-of-memory killer: cgroup {cgroup}, " in done.out
+    assert f"was killed by SIGKILL: killed by the kernel's out-of-memory killer: cgroup {cgroup}, " in done.out
     assert " is 768.0 MiB\n  hint: give the job more memory" in done.out

@@ -397,11 +397,19 @@ class TestBadInput:
             (
                 ["--nnodes", "two", "s.py"],
                 2,
-                "torchrun does not take this: invalid literal for int() with base 10: 'two'",
+                "torchrun refuses these arguments: invalid literal for int() with base 10: 'two'",
             ),
-            (["--nnodes", "2:1", "s.py"], 2, "torchrun does not take this: min_nodes must be > 0 and <= max_nodes"),
-            (["--max-restarts=-1", "s.py"], 2, "torchrun does not take this: max_restarts must be >= 0"),
-            (["--no-python", "-m", "python3"], 2, "torchrun does not take this: Don't use both the '--no-python' flag"),
+            (
+                ["--nnodes", "2:1", "s.py"],
+                2,
+                "torchrun refuses these arguments: min_nodes must be > 0 and <= max_nodes",
+            ),
+            (["--max-restarts=-1", "s.py"], 2, "torchrun refuses these arguments: max_restarts must be >= 0"),
+            (
+                ["--no-python", "-m", "python3"],
+                2,
+                "torchrun refuses these arguments: Don't use both the '--no-python' flag",
+            ),
             (["--nproc-per-node", "gpu", "s.py"], 2, "--nproc-per-node gpu: CUDA shows no GPU"),
             (["--bind", "none", "--cpus-per-rank", "1", "s.py"], 2, "--cpus-per-rank with --bind none binds nothing"),
             (["--bind", "exclusive", "--nproc-per-node", "4096", "s.py"], 4, "want cores of their own but share"),

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 ROOT = str(Path(__file__).parents[2])
+SECONDS = "it must be a number of seconds, 0 or more"
 
 
 @pytest.fixture(autouse=True)
@@ -128,13 +129,13 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("fn", "args", "told"),
         [
-            (calls.raise_picky, (), r"rank 0 raised what cannot be pickled:(?s:.*)Picky: this and that"),
-            (calls.kill_self, (), r"rank 0 \(pid \d+\) died of SIGKILL"),
-            (calls.die_of_real_time, (), r"rank 0 \(pid \d+\) died of signal \d+\n"),
-            (calls.leave, (), r"rank 0 \(pid \d+\) left with status 0 before fn returned"),
-            (calls.leave_later, (), r"rank 0 \(pid \d+\) left with status 7\n"),
-            (sys.exit, (3,), r"rank 0 \(pid \d+\) left with status 3 before fn returned"),
-            (calls.give_lambda, (), r"what rank 0 returned cannot be pickled"),
+            (calls.raise_picky, (), r"rank 0 raised an exception that cannot be pickled:(?s:.*)Picky: this and that"),
+            (calls.kill_self, (), r"rank 0 \(pid \d+\) was killed by SIGKILL"),
+            (calls.die_of_real_time, (), r"rank 0 \(pid \d+\) was killed by signal \d+\n"),
+            (calls.leave, (), r"rank 0 \(pid \d+\) exited with status 0 before fn returned"),
+            (calls.leave_later, (), r"rank 0 \(pid \d+\) exited with status 7\n"),
+            (sys.exit, (3,), r"rank 0 \(pid \d+\) exited with status 3 before fn returned"),
+            (calls.give_lambda, (), r"the result of rank 0 cannot be pickled"),
             (calls.echo, (calls.Unloadable(),), r"rank 0 could not load fn or its arguments"),
         ],
         ids=[
@@ -156,7 +157,7 @@ class TestErrors:
 
     def test_the_root_cause_is_told(self, tmp_path: Path) -> None:
         """Where a rank dies, that is raised, and not what its peers see of it, which comes first."""
-        with pytest.raises(numapin.RankError, match=r"rank 0 \(pid \d+\) died of SIGKILL"):
+        with pytest.raises(numapin.RankError, match=r"rank 0 \(pid \d+\) was killed by SIGKILL"):
             numapin.spawn(calls.die_in_front_of_peer, (str(tmp_path / "pids"),), nproc_per_node=2, timeout=60)
 
     @pytest.mark.parametrize("how", ["return", "raise", "die"])
@@ -177,7 +178,7 @@ class TestErrors:
     def test_half_an_answer(self) -> None:
         """A rank that dies in the middle of its answer is told, though a child that it forked holds the socket."""
         start = time.monotonic()
-        with pytest.raises(numapin.RankError, match=r"rank 0 \(pid \d+\) died of SIGKILL"):
+        with pytest.raises(numapin.RankError, match=r"rank 0 \(pid \d+\) was killed by SIGKILL"):
             numapin.spawn(calls.die_in_answer, timeout=40, shutdown_timeout=1)
         assert time.monotonic() - start < 40
 
@@ -218,10 +219,10 @@ class TestErrors:
             ({"gpu_nodes": ["0=1"]}, numapin.UsageError, "gpu_nodes is .* it must be a mapping of GPUs to nodes"),
             ({"gpu_nodes": {0: 1}}, numapin.UsageError, "gpu_nodes: {0: 1} does not map text to whole numbers"),
             *(
-                ({name: seconds}, numapin.UsageError, f"^{name} is {seconds!r}; it must be seconds, and not negative")
+                ({name: seconds}, numapin.UsageError, f"^{name} is {seconds!r}; {SECONDS}")
                 for name, seconds in itertools.product(("timeout", "shutdown_timeout"), (-1, -math.inf, math.nan, "9"))
             ),
-            ({"shutdown_timeout": None}, numapin.UsageError, "shutdown_timeout is None; it must be seconds"),
+            ({"shutdown_timeout": None}, numapin.UsageError, f"^shutdown_timeout is None; {SECONDS}"),
         ],
         ids=str,
     )

@@ -142,8 +142,8 @@ class TestWrongInput:
     @pytest.mark.parametrize(
         ("options", "told"),
         [
-            (["--once"], "no run of numapin goes on"),
-            (["--once", "run-x"], "no run run-x goes on"),
+            (["--once"], "no numapin run of this user is active"),
+            (["--once", "run-x"], "no active run is named run-x"),
             (["--once", "--pid", "4194305"], "there is no process 4194305"),
             (["--once", "--pid", "1", "run-x"], "both name a job"),
             (["--once", "--interval", "0"], "0 is not in the range"),

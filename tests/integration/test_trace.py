@@ -327,11 +327,11 @@ class TestWhatGoesWrong:
         assert "rank-0.json of an earlier run is there" in done.err
 
     def test_an_interpreter_that_the_hook_cannot_reach(self, tmp_path: Path) -> None:
-        """Python -I reads no PYTHONPATH: said before anything starts."""
+        """Python -I ignores PYTHONPATH: said before anything starts."""
         command = ("--no-python", sys.executable, "-I", script(tmp_path, "print('ran')"))
         done = numapin(*TRACE, "--output", str(tmp_path / "out"), *command)
         assert (done.status, done.out) == (2, "")
-        assert "-I reads no PYTHONPATH" in done.err
+        assert "-I ignores PYTHONPATH" in done.err
 
     def test_dry_run_makes_nothing(self, tmp_path: Path) -> None:
         """--dry-run shows the commands and leaves no folder."""

@@ -56,7 +56,7 @@ class TestRunningJob:
             done = _verify(tmp_path)
         assert done.status == 1, done.err
         assert "rank 0: 1 thread 'python" in done.out
-        assert f"' of the rank may run on CPUs {CPUS[1]}; planned are {CPUS[0]}" in done.out
+        assert f"' of the rank may run on CPUs {CPUS[1]}; planned: {CPUS[0]}" in done.out
         assert f"taskset --cpu-list --pid {CPUS[0]} " in done.out
 
     @needs_two_cpus
@@ -81,18 +81,18 @@ class TestRunningJob:
         """A process of another user is an error with status 3 and the remedy."""
         done = _as_nobody("sys.argv = ['numapin', 'verify', '--pid', sys.argv[1]]; main()")
         assert (done.status, done.out) == (3, "")
-        assert f"process {os.getpid()} is another user's" in done.err
+        assert f"process {os.getpid()} belongs to another user" in done.err
         assert "as root" in done.err
 
     @needs_root
     def test_memory_of_another_user(self) -> None:
-        """Of another user's process the threads are seen, and of the memory that it may not be read."""
+        """Of another user's process the threads are seen, and the memory is reported as unreadable."""
         done = _as_nobody("print(json.dumps(observe({0: int(sys.argv[1])}).ranks[0].processes[0].to_json()))")
         assert done.status == 0, done.err
         told = json.loads(done.out)
         assert told["threads"][0]["tid"] == os.getpid()
         assert (told["memory"], told["policy"]) == (None, None)
-        assert "may not be read" in told["unreadable"]
+        assert "cannot be read" in told["unreadable"]
 
 
 @pytest.mark.parametrize("error", [OSError(5, "Input/output error"), ValueError("no number"), MemoryError()], ids=repr)
@@ -125,8 +125,8 @@ class TestWrongInput:
     @pytest.mark.parametrize(
         ("options", "told"),
         [
-            ([], "no run of numapin goes on"),
-            (["run-x"], "no run run-x goes on"),
+            ([], "no numapin run of this user is active"),
+            (["run-x"], "no active run is named run-x"),
             (["--pid", "x"], "'x' is not a process id"),
             (["--pid", "1,,2"], "'' is not a process id"),
             (["--pid", "4194305"], "there is no process 4194305"),  # above the largest pid

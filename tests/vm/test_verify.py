@@ -86,7 +86,7 @@ def test_moved_thread_is_found(two_nodes: VmResult) -> None:
     errors = _errors(report)
     assert (status, report["holds"], errors[1]) == (1, False, [])
     (finding,) = errors[0]
-    assert finding["what"].endswith("of the rank may run on CPUs 4; planned are 0-3")
+    assert finding["what"].endswith("of the rank may run on CPUs 4; planned: 0-3")
     thread = finding["where"].partition("thread ")[2].partition(",")[0]
     assert f"taskset --cpu-list --pid 0-3 {thread}" in finding["remedy"]
     assert _look(two_nodes, "restored")[0] == 0
@@ -98,7 +98,7 @@ def test_migrated_pages_are_found(two_nodes: VmResult) -> None:
     errors = _errors(report)
     assert (status, report["holds"], errors[1]) == (1, False, [])
     (finding,) = [finding for finding in errors[0] if "anonymous memory" in finding["what"]]
-    assert "MiB on node 1; planned is node 0" in finding["what"]
+    assert "MiB on node 1; planned: node 0" in finding["what"]
     assert float(finding["what"].partition("elsewhere: ")[2].split()[0]) >= REGION_MIB
     assert finding["remedy"].endswith(f"migratepages {report['ranks'][0]['pid']} 1 0")
     assert not [finding for finding in errors[0] if "CPUs" in finding["what"]]
@@ -112,8 +112,8 @@ def test_unbound_job_is_found(two_nodes: VmResult) -> None:
     assert (rank["requested"]["cpus"], rank["requested"]["gpu"]["index"]) == ("4-7", 1)
     unbound, policy = _errors(report)[1][:2]
     assert unbound["what"].startswith("not bound: ")
-    assert unbound["what"].endswith("threads may run on CPUs 0-7; planned are 4-7")
-    assert policy["what"] == "the memory policy of the rank is default; planned is preferred 1"
+    assert unbound["what"].endswith("threads may run on CPUs 0-7; planned: 4-7")
+    assert policy["what"] == "the memory policy of the rank is default; planned: preferred 1"
     assert "numapin run" in policy["remedy"]
 
 

@@ -1,4 +1,4 @@
-"""GPUs that are gone: found by UUID, by PCI address where there is none, and never guessed."""
+"""Lost GPUs: found by UUID, or by PCI address if there is no UUID; never guessed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def gpu(number: int, *, uuid: bool = True) -> GpuRef:
 
 
 def nvml(*numbers: int) -> NvmlReadings:
-    """Return what NVML says where these GPUs are."""
+    """Return what NVML reports on a machine with these GPUs."""
     none = Pcie(gen=None, width=None, max_gen=None, max_width=None)
     readings = [
         NvmlReading(index=at, uuid=f"GPU-{n}", pci=f"0000:0{n}:00.0", name=None, pcie=none)
@@ -52,7 +52,7 @@ def nvml(*numbers: int) -> NvmlReadings:
 
 
 def test_a_gpu_that_is_gone() -> None:
-    """The rank of the GPU that NVML no longer shows is named, though the others have new indices; so is NVML's word."""
+    """The error names the lost GPU's rank, although the other GPUs have new indices, and quotes NVML's note."""
     now = nvml(1, 2)._replace(notes=("GPU 0 is left out: Timeout",))
     with pytest.raises(NumapinError, match="GPU 0 is left out: Timeout") as caught:
         require_gpus(plan([gpu(0), gpu(1), gpu(2)]), [now])
@@ -60,20 +60,20 @@ def test_a_gpu_that_is_gone() -> None:
 
 
 def test_without_a_uuid_the_address_counts() -> None:
-    """A GPU that no driver told of at the start is known by its PCI address."""
+    """A GPU whose UUID was unknown at the start is known by its PCI address."""
     with pytest.raises(NumapinError, match=r"shows GPU 2 \(0000:02:00\.0\) of local rank 1: "):
         require_gpus(plan([gpu(1, uuid=False), gpu(2, uuid=False)]), [nvml(1)])
 
 
 def test_a_gpu_that_is_there_again() -> None:
-    """A GPU that does not answer at one moment and does at the next is not lost, and nobody looks again."""
+    """A GPU that misses one reading and is in the next is not lost, and no further reading is taken."""
     looks = iter([nvml(0), nvml(0, 1), nvml()])
     require_gpus(plan([gpu(0), gpu(1)]), looks)
     assert next(looks) == nvml()
 
 
 def test_silence_is_no_loss() -> None:
-    """Ranks without a GPU lose none, for which NVML is not asked, and NVML that does not start says nothing."""
+    """A failed start of NVML is no loss; for ranks without a GPU, NVML is not asked."""
     require_gpus(plan([gpu(0)]), [NvmlReadings(gpus=None)])
     looks = iter([nvml()])
     require_gpus(plan([None]), looks)

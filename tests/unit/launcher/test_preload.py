@@ -1,4 +1,4 @@
-"""What `numapin run --dataloader` puts into the ranks' environment, and which commands it cannot reach."""
+"""The variables of `numapin run --dataloader`, and the commands that it cannot reach."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ FOLDER = str(Path(numapin.__file__).parent / "launcher" / "sitehook")
     ids=["unset", "empty", "relative", "empty entries", "nested"],
 )
 def test_numapin_puts_its_folder_before_the_path(given: dict[str, str], path: str) -> None:
-    """PYTHONPATH keeps every entry, empty ones too, which mean the current folder; ours is first, and there once."""
+    """PYTHONPATH keeps every entry, even empty ones, which mean the current folder; ours comes first, once."""
     assert preload.environment("numapin", given) == {"NUMAPIN_DATALOADER": "numapin", "PYTHONPATH": path}
 
 
 def test_torch_leaves_the_environment_alone() -> None:
-    """The default sets nothing, but switches off what a numapin around this one switched on."""
+    """The default sets nothing, but switches off what an outer numapin switched on."""
     assert preload.environment("torch", {"PYTHONPATH": "a"}) == {}
     assert preload.environment("torch", {"NUMAPIN_DATALOADER": "numapin"}) == {"NUMAPIN_DATALOADER": "torch"}
 
 
 def test_tracing() -> None:
-    """Tracing puts the hook in without a data path; a run inside a traced one is not traced."""
+    """Tracing installs the hook without a data path; a run inside a traced run is not traced."""
     assert preload.environment("torch", {}, trace="{}") == {"NUMAPIN_TRACE": "{}", "PYTHONPATH": FOLDER}
     assert preload.environment("torch", {"NUMAPIN_TRACE": "{}"}) == {"NUMAPIN_TRACE": ""}
     both = {"NUMAPIN_DATALOADER": "numapin", "NUMAPIN_TRACE": "{}", "PYTHONPATH": FOLDER}
@@ -43,7 +43,7 @@ def test_tracing() -> None:
 
 
 def test_the_folder_holds_nothing_else() -> None:
-    """What is put on every rank's path can hide one module only."""
+    """The folder on every rank's path can hide one module only."""
     assert [path.name for path in Path(FOLDER).glob("*.py")] == ["sitecustomize.py"]
 
 
@@ -65,14 +65,14 @@ def test_the_folder_holds_nothing_else() -> None:
     ],
 )
 def test_refusal_reads_the_interpreters_own_options(arguments: str, flag: str | None) -> None:
-    """-I, -E and -S keep the hook out where they are Python's; after the script, -c or -m they are the program's."""
+    """-I, -E and -S keep the hook out as Python's options; after the script, -c or -m they belong to the program."""
     reason = preload.refusal(["/usr/bin/python3.11", *arguments.split()])
     assert (reason is None) == (flag is None)
     assert flag is None or f"/usr/bin/python3.11 {flag} " in str(reason)
 
 
 def test_other_programs_are_not_refused() -> None:
-    """A profiler or a shell may start Python, whatever its own options look like."""
+    """A profiler or a shell may start Python, so its options are not read."""
     assert preload.refusal(["nsys", "-I", "python", "train.py"]) is None
     assert not preload.is_python(["nsys"])
     assert preload.is_python(["/opt/conda/bin/python3.12"])

@@ -1,4 +1,4 @@
-"""The run directory: where it is, that it is private, what is swept, and files that are whole or not there."""
+"""The run directory: its place, its privacy, what is swept, and files that are complete or absent."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.unit.planned import PLANNED
 
 
 def test_the_named_folder_comes_first(tmp_path: Path) -> None:
-    """NUMAPIN_RUN_DIR beats TMPDIR, and XDG_RUNTIME_DIR counts no more; only what the user named stays."""
+    """NUMAPIN_RUN_DIR beats TMPDIR, and XDG_RUNTIME_DIR is ignored; only a folder that the user named stays."""
     named, runtime, temporary = (tmp_path / name for name in ("named", "runtime", "tmp"))
     for path in (runtime, temporary):
         path.mkdir()
@@ -42,7 +42,7 @@ def test_the_named_folder_comes_first(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("what", ["nothing", "a file", "a folder open to all"])
 def test_a_temporary_directory_that_does_not_serve_is_passed_over(tmp_path: Path, what: str) -> None:
-    """A TMPDIR that a batch system exports and nobody made, or in which others could replace ours, stops no job."""
+    """A TMPDIR that does not exist, or in which others could replace our folder, stops no job."""
     useless, place = tmp_path / "useless", tmp_path / "place"
     place.mkdir()
     if what == "a file":
@@ -57,7 +57,7 @@ def test_a_temporary_directory_that_does_not_serve_is_passed_over(tmp_path: Path
 
 
 def test_a_folder_to_which_others_may_write_is_passed_over(tmp_path: Path) -> None:
-    """What is in our own folder may be anybody's then: another name is taken, and found again."""
+    """Other users may own what is in it, so another name is taken, and found again."""
     path = tmp_path / f"numapin-{os.getuid()}"
     path.mkdir()
     path.chmod(0o770)
@@ -71,7 +71,7 @@ def test_a_folder_to_which_others_may_write_is_passed_over(tmp_path: Path) -> No
 
 
 def test_a_folder_that_others_may_read_is_made_private(tmp_path: Path) -> None:
-    """So torch makes it where somebody cleaned the temporary directory up: no later run is refused for it."""
+    """A folder that torch remade after a clean-up has this mode; no later run fails because of it."""
     base = tmp_path / f"numapin-{os.getuid()}"
     base.mkdir()
     base.chmod(0o755)
@@ -80,7 +80,7 @@ def test_a_folder_that_others_may_read_is_made_private(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_was_made_again_goes_with_the_run(tmp_path: Path) -> None:
-    """What torch or a rank made where somebody cleaned the temporary directory up is not left behind."""
+    """A folder that torch or a rank remade after a clean-up of the temporary directory is not left behind."""
     with run_folder.run_directory({"TMPDIR": str(tmp_path)}) as path:
         shutil.rmtree(tmp_path / f"numapin-{os.getuid()}")
         Path(path, "logs").mkdir(parents=True)
@@ -89,7 +89,7 @@ def test_a_folder_that_was_made_again_goes_with_the_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("what", ["a link", "a file"])
 def test_a_name_that_is_taken_is_passed_over(tmp_path: Path, what: str) -> None:
-    """Where a link or a file has the name of our folder another name is taken, by the next run too, and found."""
+    """If a link or a file has our folder's name, another name is taken, the same by the next run, and found."""
     taken, elsewhere = tmp_path / f"numapin-{os.getuid()}", tmp_path / "elsewhere"
     elsewhere.mkdir(mode=0o700)
     if what == "a link":
@@ -106,7 +106,7 @@ def test_a_name_that_is_taken_is_passed_over(tmp_path: Path, what: str) -> None:
 
 @pytest.mark.parametrize("mode", [0o755, 0o1777])
 def test_the_named_folder_may_be_read_by_others(tmp_path: Path, mode: int) -> None:
-    """What the run makes in it is private, and nobody else can replace that."""
+    """The run's own folder in it is private, and other users cannot replace it."""
     tmp_path.chmod(mode)
     with run_folder.run_directory({"NUMAPIN_RUN_DIR": str(tmp_path)}) as path:
         assert Path(path).stat().st_mode & 0o777 == 0o700
@@ -114,7 +114,7 @@ def test_the_named_folder_may_be_read_by_others(tmp_path: Path, mode: int) -> No
 
 @pytest.mark.parametrize("mode", [0o775, 0o757])
 def test_the_named_folder_must_not_be_written_by_others(tmp_path: Path, mode: int) -> None:
-    """They could put another folder in the place of the run's: the error has the command that mends it."""
+    """They could replace the run's folder. The error has the command that fixes the mode."""
     tmp_path.chmod(mode)
     with pytest.raises(NumapinError) as caught, run_folder.run_directory({"NUMAPIN_RUN_DIR": str(tmp_path)}):
         pass
@@ -123,7 +123,7 @@ def test_the_named_folder_must_not_be_written_by_others(tmp_path: Path, mode: in
 
 
 def test_a_link_of_ones_own_is_followed(tmp_path: Path) -> None:
-    """NUMAPIN_RUN_DIR and TMPDIR may be links that the user made, as to a scratch disk."""
+    """NUMAPIN_RUN_DIR and TMPDIR may be links of the user, e.g. to a scratch disk."""
     (tmp_path / "scratch").mkdir()
     (tmp_path / "link").symlink_to("scratch")
     for variable in ("NUMAPIN_RUN_DIR", "TMPDIR"):
@@ -143,7 +143,7 @@ def test_a_run_of_an_older_version_is_found(tmp_path: Path) -> None:
 
 
 def test_launchers_that_start_at_once(tmp_path: Path) -> None:
-    """Nobody's folder of runs is there yet, and each of them makes it: all have one."""
+    """Several launchers that all make the missing folder of runs all get one."""
     for attempt in range(50):
         environ, barrier = {"TMPDIR": str(tmp_path / str(attempt))}, Barrier(4)
         (tmp_path / str(attempt)).mkdir()
@@ -162,7 +162,7 @@ OVER = f"run-20261122-101112-{HOST}-0a1b2c3d"
 
 
 def _left(base: Path, name: str, *, lock: bool = True, age_s: float = 0) -> Path:
-    """Leave a folder as a run does whose launcher was killed."""
+    """Leave a folder as a killed launcher does."""
     folder = base / name
     folder.mkdir(parents=True, mode=0o700)
     if lock:
@@ -173,7 +173,7 @@ def _left(base: Path, name: str, *, lock: bool = True, age_s: float = 0) -> Path
 
 @pytest.mark.parametrize("variable", ["TMPDIR", "NUMAPIN_RUN_DIR"])
 def test_only_runs_that_are_over_are_swept(tmp_path: Path, variable: str) -> None:
-    """Runs of this host whose lock nobody holds go from the default place; live ones and all that was named stay."""
+    """Runs of this host with a free lock are removed from the default place; active and named ones stay."""
     environ = {variable: str(tmp_path)}
     base = tmp_path / f"numapin-{os.getuid()}" if variable == "TMPDIR" else tmp_path
     base.mkdir(mode=0o700, exist_ok=True)
@@ -199,7 +199,7 @@ def test_only_runs_that_are_over_are_swept(tmp_path: Path, variable: str) -> Non
     ],
 )
 def test_folders_that_no_run_of_this_host_made_are_not_swept(tmp_path: Path, name: str) -> None:
-    """Another host's run has a lock that looks free where locks are local to a host; others' tools have names alike."""
+    """The lock of another host's run can look free here, and other tools use similar names."""
     left = _left(tmp_path / f"numapin-{os.getuid()}", name)
     left.parent.chmod(0o700)
     with run_folder.run_directory({"TMPDIR": str(tmp_path)}):
@@ -208,7 +208,7 @@ def test_folders_that_no_run_of_this_host_made_are_not_swept(tmp_path: Path, nam
 
 @pytest.mark.parametrize("lock", ["none", "a link", "a folder"])
 def test_a_folder_without_a_lock_is_not_swept(tmp_path: Path, lock: str) -> None:
-    """A lock that is no file of ours says nothing about the run."""
+    """A lock that is not a file of ours says nothing about the run."""
     left = _left(tmp_path / f"numapin-{os.getuid()}", OVER, lock=False)
     left.parent.chmod(0o700)
     if lock == "a link":
@@ -223,7 +223,7 @@ def test_a_folder_without_a_lock_is_not_swept(tmp_path: Path, lock: str) -> None
 @pytest.mark.parametrize("lock", [True, False])
 @pytest.mark.parametrize("age_s", [0, 7200])
 def test_unfinished_folders_are_swept_when_they_are_old(tmp_path: Path, age_s: float, *, lock: bool) -> None:
-    """A launcher that died before it named its folder leaves it; one that is about to name it keeps it."""
+    """The unnamed folder of a dead launcher is removed; one that is about to be named stays."""
     left = _left(tmp_path / f"numapin-{os.getuid()}", OVER.replace("run-", ".new-"), lock=lock, age_s=age_s)
     left.parent.chmod(0o700)
     with run_folder.run_directory({"TMPDIR": str(tmp_path)}):
@@ -232,7 +232,7 @@ def test_unfinished_folders_are_swept_when_they_are_old(tmp_path: Path, age_s: f
 
 @pytest.mark.parametrize("problem", [errno.ENOSYS, errno.ENOLCK])
 def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problem: int) -> None:
-    """A default place without locks is passed over, and nothing is left there; a named one is used without."""
+    """A default place without locks is skipped and left clean; a named one is used without a lock."""
     place, other = tmp_path / "place", tmp_path / "other"
     place.mkdir()
     other.mkdir()
@@ -253,7 +253,7 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_rank_makes_a_folder_again_that_is_gone(tmp_path: Path) -> None:
-    """Somebody cleaned the temporary directory up: what a restarted rank makes there is private, too."""
+    """After a clean-up of the temporary directory, the folder that a restarted rank makes is private, too."""
     folder = tmp_path / "numapin-0" / "run-1"
     handover.write_json(str(folder), "observed-0-1.json", {"n": 1})
     assert [path.stat().st_mode & 0o777 for path in (folder.parent, folder)] == [0o700, 0o700]
@@ -262,7 +262,7 @@ def test_a_rank_makes_a_folder_again_that_is_gone(tmp_path: Path) -> None:
 
 
 def test_a_run_that_failed_leaves_its_folder_until_the_next(tmp_path: Path) -> None:
-    """What torch's error report names is there to be read; the next run takes it away."""
+    """The files that torch's error report names can be read until the next run removes them."""
     environ = {"TMPDIR": str(tmp_path)}
     with pytest.raises(KeyError), run_folder.run_directory(environ) as failed:
         raise KeyError
@@ -272,7 +272,7 @@ def test_a_run_that_failed_leaves_its_folder_until_the_next(tmp_path: Path) -> N
 
 
 def test_files_are_whole_or_not_there(tmp_path: Path) -> None:
-    """What cannot be written as JSON leaves the file that was there as it was."""
+    """An object that is not JSON leaves the existing file unchanged."""
     handover.write_json(str(tmp_path), "a.json", {"n": 1})
     with pytest.raises(TypeError):
         handover.write_json(str(tmp_path), "a.json", {"n": {1, 2}})
@@ -293,7 +293,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
-    """What cannot be renamed into place is taken away again."""
+    """A file that cannot be renamed into place is removed again."""
     (tmp_path / "a.json" / "b").mkdir(parents=True)
     with pytest.raises(NumapinError, match=r"a\.json cannot be written"):
         handover.write_json(str(tmp_path), "a.json", {})
@@ -310,7 +310,7 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
     ],
 )
 def test_what_no_run_wrote_is_not_read(tmp_path: Path, what: str, told: str) -> None:
-    """A pipe, which would hold the reader, a folder, and a file without an end are errors, and no locks."""
+    """A pipe, which would block the reader, a link, a folder and a huge file are errors, and not locks."""
     path = tmp_path / "lock"
     if what == "pipe":
         os.mkfifo(path)
@@ -352,7 +352,7 @@ ALL_ARE_LARGE = {"num_ranks": 100, "size": 20_000}  # in sum close to what Linux
 
 @pytest.mark.parametrize("sizes", [SMALL, ONE_IS_LARGE, ALL_ARE_LARGE])
 def test_plans_reach_ranks(tmp_path: Path, sizes: dict[str, int]) -> None:
-    """Slices of a plan go through the environment, and those too large for that through plan.json."""
+    """Slices of a plan go through the environment; larger ones go through plan.json."""
     plan = _plan(**sizes)
     environ = {"NUMAPIN_RUN_DIR": str(tmp_path)}
     handover.hand_over(plan, str(tmp_path), environ)
@@ -365,7 +365,7 @@ def test_plans_reach_ranks(tmp_path: Path, sizes: dict[str, int]) -> None:
 
 @pytest.mark.parametrize("sizes", [SMALL, ONE_IS_LARGE])
 def test_a_plan_without_a_record(tmp_path: Path, sizes: dict[str, int], capsys: pytest.CaptureFixture[str]) -> None:
-    """A run directory that cannot be written is a warning, and an error where it alone would bring ranks the plan."""
+    """An unwritable run directory is a warning, or an error if the ranks need the plan from it."""
     (tmp_path / "file").touch()
     is_small = sizes is SMALL
     with nullcontext() if is_small else pytest.raises(NumapinError, match="cannot be written"):
@@ -374,7 +374,7 @@ def test_a_plan_without_a_record(tmp_path: Path, sizes: dict[str, int], capsys: 
 
 
 def test_a_plan_of_before_does_not_leak_into_a_nested_run(tmp_path: Path) -> None:
-    """A rank that starts numapin itself hands its own ranks its own plan, also where that one goes by file."""
+    """A rank that starts numapin hands its ranks the inner plan, even if that goes through a file."""
     environ = {"NUMAPIN_RUN_DIR": str(tmp_path)}
     handover.hand_over(_plan(num_ranks=3), str(tmp_path), environ)
     inner = _plan(**ONE_IS_LARGE)
@@ -384,7 +384,7 @@ def test_a_plan_of_before_does_not_leak_into_a_nested_run(tmp_path: Path) -> Non
 
 
 def test_no_plan_to_take(tmp_path: Path) -> None:
-    """A rank whose plan is gone says where it looked."""
+    """The error for a missing plan names the places that were searched."""
     for environ in ({}, {"NUMAPIN_RUN_DIR": str(tmp_path)}):
         assert handover.planned(environ) is None
         with pytest.raises(NumapinError, match=r"NUMAPIN_SLICE_0 is unset, and NUMAPIN_RUN_DIR has no plan\.json"):

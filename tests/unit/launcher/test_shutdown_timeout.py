@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(params=["torch's", "ours"])
 def _torch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take the option from torch's parser, as older torches have it, for "ours"."""
+    """For "ours", remove the option from torch's parser, as in older torches."""
     monkeypatch.delenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", raising=False)
     whole = torch_run.get_args_parser
 
@@ -34,7 +34,7 @@ def _torch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def seconds(*arguments: str) -> int | None:
-    """Return what a command line gives."""
+    """Return the timeout that a command line gives."""
     parser = make_run_parser()
     return parse([*arguments, __file__], parser).shutdown_timeout_s
 
@@ -49,14 +49,14 @@ class TestShutdownTimeout:
         assert seconds() is None
 
     def test_variables(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """PET_SHUTDOWN_TIMEOUT is the option; torch's variable counts where there is neither."""
+        """PET_SHUTDOWN_TIMEOUT counts like the option; torch's variable counts without both."""
         monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "9")
         assert seconds() == 9
         monkeypatch.setenv("PET_SHUTDOWN_TIMEOUT", "8")
         assert seconds() == 8
 
     def test_what_cannot_be(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Negative seconds, and a variable that is no number, are refused."""
+        """Negative seconds, and a variable that is not a number, are refused."""
         with pytest.raises(UsageError, match="negative"):
             seconds("--shutdown-timeout=-1")
         monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "soon")

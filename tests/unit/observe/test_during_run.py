@@ -1,4 +1,4 @@
-"""Verifying a run beside it: what is told when, and that nothing of it can end the run."""
+"""Verification of an active run: what is reported when, and that it never ends the run."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 
 class Told:
-    """What was told and warned of."""
+    """The reports and warnings so far."""
 
     def __init__(self) -> None:
         self.reports: list[tuple[VerifyReport, float]] = []
         self.warnings: list[str] = []
 
     def what(self, *, after_s: float = 0, report: Path | None = None) -> during_run.Watching:
-        """Return what to do: tell it here."""
+        """Return settings that report to this object."""
         return during_run.Watching(
             after_s=after_s, report=report, tell=lambda *told: self.reports.append(told), warn=self.warnings.append
         )
@@ -43,7 +43,7 @@ class Told:
 
 @contextmanager
 def _run(tmp_path: Path) -> Iterator[tuple[str, int]]:
-    """Make a run that goes on, and the process of a rank; yield the folder and the process id."""
+    """Make an active run, and the process of a rank; yield the folder and the process id."""
     with (
         run_folder.run_directory({"TMPDIR": str(tmp_path)}) as folder,
         subprocess.Popen(["cat"], stdin=subprocess.PIPE) as rank,
@@ -54,7 +54,7 @@ def _run(tmp_path: Path) -> Iterator[tuple[str, int]]:
 
 
 def _run_watched(tmp_path: Path, told: Told, *, report: Path) -> None:
-    """Verify a run of one rank until something was told of it."""
+    """Verify a run of one rank until the first report or warning."""
     with _run(tmp_path) as (folder, pid), during_run.watching(folder, 1, told.what(report=report)):
         _record(folder, 0, pid)
         _wait(told)
@@ -73,7 +73,7 @@ def _wait(told: Told) -> None:
 
 
 def test_one_look_is_told_once(tmp_path: Path) -> None:
-    """The first look is told when it is made, written to the file, and not told again at the end."""
+    """The first look is reported at once, written to the file, and not reported again at the end."""
     told, path = Told(), tmp_path / "report.json"
     path.write_text('{"holds": false}')
     with _run(tmp_path) as (folder, pid), during_run.watching(folder, 1, told.what(report=path)):
@@ -85,7 +85,7 @@ def test_one_look_is_told_once(tmp_path: Path) -> None:
 
 
 def test_last_look_is_told_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Later looks are silent; the last one is told at the end, with its age."""
+    """Later looks are silent; the last one is reported at the end, with its age."""
     monkeypatch.setattr(during_run, "_AGAIN_S", 0.01)
     told = Told()
     with _run(tmp_path) as (folder, pid), during_run.watching(folder, 1, told.what()):
@@ -97,7 +97,7 @@ def test_last_look_is_told_at_the_end(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_run_that_ends_before_the_first_look(tmp_path: Path) -> None:
-    """Nothing is claimed of a run that ended before it was looked at: a warning says so, and how to look earlier."""
+    """A run that ends before the first look gets a warning that says how to verify earlier, and no verdict."""
     told = Told()
     with _run(tmp_path) as (folder, pid), during_run.watching(folder, 1, told.what(after_s=60)):
         _record(folder, 0, pid)
@@ -109,7 +109,7 @@ def test_run_that_ends_before_the_first_look(tmp_path: Path) -> None:
 
 
 def test_ranks_that_never_start(tmp_path: Path) -> None:
-    """While ranks are missing it waits for them; at the end it says that they were not all there."""
+    """It waits for missing ranks; at the end, a warning says that not all had started."""
     told = Told()
     with _run(tmp_path) as (folder, pid), during_run.watching(folder, 2, told.what()):
         _record(folder, 0, pid)
@@ -120,9 +120,9 @@ def test_ranks_that_never_start(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("what", ["report", "plan"])
 def test_what_goes_wrong_is_a_warning(tmp_path: Path, what: str) -> None:
-    """A report that cannot be written, and a broken run directory, leave a run alone and are told at its end.
+    """An unwritable report and a broken run directory do not disturb the run; they are warnings at its end.
 
-    Where the run failed by itself, its own error is what is raised.
+    If the run itself failed, its own error is raised.
     """
     told = Told()
     with _run(tmp_path) as (folder, pid):
@@ -138,7 +138,7 @@ def test_what_goes_wrong_is_a_warning(tmp_path: Path, what: str) -> None:
 
 
 def test_a_look_that_blocks_does_not_hold_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A read that never returns costs the run's end a moment and a warning."""
+    """A read that never returns delays the run's end by a moment only, and gives a warning."""
     blocked, release = threading.Event(), threading.Event()
 
     def block(*_: object, **__: object) -> None:
@@ -162,7 +162,7 @@ def test_a_look_that_blocks_does_not_hold_the_end(tmp_path: Path, monkeypatch: p
 
 
 def test_a_rank_that_ends_early_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank that is gone is in the report, and the others' pages are looked at once, not over and over."""
+    """A rank that is gone is in the report, and the other ranks' pages are read only once."""
     looks: list[frozenset[int]] = []
 
     def look(pids: Mapping[int, int], *, gone: frozenset[int]) -> Observed:
@@ -186,7 +186,7 @@ def test_a_rank_that_ends_early_is_told(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_stale_report_does_not_survive(tmp_path: Path) -> None:
-    """A run that ends before the first look leaves a report that claims nothing, not an earlier run's."""
+    """A run that ends before the first look leaves an empty report, not an earlier run's."""
     path = tmp_path / "report.json"
     path.write_text('{"holds": true}')
     with _run(tmp_path) as (folder, _), during_run.watching(folder, 1, Told().what(after_s=60, report=path)):
@@ -196,7 +196,7 @@ def test_a_stale_report_does_not_survive(tmp_path: Path) -> None:
 
 
 def test_a_verdict_outlives_its_file(tmp_path: Path) -> None:
-    """A report that cannot be written is an error at the end of a run that ended well; the verdict is told."""
+    """After a successful run, an unwritable report is an error; the verdict is reported all the same."""
     told = Told()
     with pytest.raises(NumapinError, match="cannot be written: Is a directory") as caught:
         _run_watched(tmp_path, told, report=tmp_path)
@@ -206,7 +206,7 @@ def test_a_verdict_outlives_its_file(tmp_path: Path) -> None:
 
 
 def test_error_of_the_run_passes_through(tmp_path: Path) -> None:
-    """What the run itself raises is what its caller gets."""
+    """The caller gets the error that the run itself raises."""
     with (
         _run(tmp_path) as (folder, _),
         pytest.raises(KeyError),

@@ -1,4 +1,4 @@
-"""Finding a running job: by its run directory, written by hand with a lock that is held, and by live processes."""
+"""Finding a running job: by a run directory that is written here and locked, and by live processes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _record(folder: str, rank: int, pid: int, restart: int = 0, more: dict[str, 
 
 @contextmanager
 def _run(environ: dict[str, str]) -> Iterator[str]:
-    """Make a run that goes on, with its plan and its command."""
+    """Make an active run with its plan and its command."""
     with run_folder.run_directory(environ) as folder:
         handover.write_json(folder, handover.PLAN, _plan())
         handover.write_json(folder, handover.COMMAND, {"argv": ["numapin", "run", "a b.py"], "pid": 1})
@@ -61,7 +61,7 @@ def environ(tmp_path: Path) -> dict[str, str]:
 
 
 def test_the_only_run_is_found(environ: dict[str, str]) -> None:
-    """Without a name the one run that goes on is taken; each rank's latest restart counts."""
+    """Without a name, the only active run is taken; each rank's latest restart counts."""
     with _run(environ) as folder:
         _record(folder, 0, 100)
         _record(folder, 1, 101)
@@ -75,41 +75,41 @@ def test_the_only_run_is_found(environ: dict[str, str]) -> None:
 
 
 def test_several_runs_are_listed(environ: dict[str, str]) -> None:
-    """With two runs their names and commands are told, and either is found by name or by path."""
+    """With two runs, their names and commands are listed, and each is found by name or by path."""
     with _run(environ) as first, _run(environ) as second:
         with pytest.raises(UsageError) as caught:
             find_job.find_run(None, environ)
-        assert caught.value.message.startswith("2 runs go on")
+        assert caught.value.message.startswith("2 runs are active")
         assert f"{Path(first).name}  numapin run 'a b.py'" in caught.value.message
         for folder in (first, second):
             assert find_job.find_run(folder, {}).name == Path(folder).name
             assert find_job.find_run(Path(folder).name, environ).name == Path(folder).name
-        with pytest.raises(UsageError, match="no run run-x goes on") as caught:
+        with pytest.raises(UsageError, match="no active run is named run-x") as caught:
             find_job.find_run("run-x", environ)
         assert Path(first).name in caught.value.hint
 
 
 def test_inside_a_rank_it_is_its_own_run(environ: dict[str, str]) -> None:
-    """NUMAPIN_RUN_DIR as a rank has it names the run itself, whatever else goes on."""
+    """NUMAPIN_RUN_DIR as a rank has it names the run itself, whatever other runs are active."""
     with _run(environ) as own, _run(environ):
         assert find_job.find_run(None, {**environ, "NUMAPIN_RUN_DIR": own}).name == Path(own).name
 
 
 def test_no_run(environ: dict[str, str], tmp_path: Path) -> None:
-    """Nothing that goes on, a run that is over, and a folder that is none are errors with status 2."""
+    """Without an active run, with an ended one, and with another folder, the error has status 2."""
     environ = {"NUMAPIN_RUN_DIR": str(tmp_path / "kept")}
     with _run(environ) as over:
         pass
     for named, told in (
-        (None, "no run of numapin"),
-        (over, "is over"),
-        (str(tmp_path), "is no run"),
-        ("x", "no run x"),
+        (None, "no numapin run of this user is active"),
+        (over, "has ended"),
+        (str(tmp_path), "is not an active run"),
+        ("x", "no active run is named x"),
     ):
         with pytest.raises(UsageError, match=told) as caught:
             find_job.find_run(named, environ)
         assert "numapin verify" in caught.value.hint
-    with pytest.raises(UsageError, match="no run of numapin"):
+    with pytest.raises(UsageError, match="no numapin run of this user is active"):
         find_job.find_run(None, {"NUMAPIN_RUN_DIR": __file__})
 
 
@@ -127,7 +127,7 @@ def test_no_run(environ: dict[str, str], tmp_path: Path) -> None:
     ],
 )
 def test_broken_files_are_named(environ: dict[str, str], name: str, text: str) -> None:
-    """A file of the run directory that numapin did not write so is an error with status 3 that names it."""
+    """A file that numapin did not write like this is an error with status 3 that names it."""
     with _run(environ) as folder:
         Path(folder, name).write_text(text)
         with pytest.raises(MachineError) as caught:
@@ -176,7 +176,7 @@ def _processes(*environs: dict[str, str]) -> Iterator[list[int]]:
 
 
 def test_launcher_stands_for_its_ranks() -> None:
-    """Of a launcher the children with LOCAL_RANK are the ranks, by that number; others are none."""
+    """A launcher's ranks are its children with LOCAL_RANK, in that order; other children are not ranks."""
     with _processes({"LOCAL_RANK": "1"}, {"NAME": "monitor"}, {"LOCAL_RANK": "0"}) as (launcher, one, _, zero):
         job = find_job.job_of_processes([launcher])
         assert job.pids == {0: zero, 1: one}
@@ -185,7 +185,7 @@ def test_launcher_stands_for_its_ranks() -> None:
 
 
 def test_no_folder_is_not_this_one(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process without NUMAPIN_RUN_DIR is of no run, also where this process stands in a run's folder."""
+    """A process without NUMAPIN_RUN_DIR belongs to no run, even if our current directory is a run's folder."""
     with _run(environ) as folder, _processes({"LOCAL_RANK": "0"}) as (_, rank):
         monkeypatch.chdir(folder)
         assert not run_folder.is_live("")
@@ -203,7 +203,7 @@ def test_a_record_that_the_plan_lacks(environ: dict[str, str]) -> None:
 
 
 def test_a_process_id_that_is_another_process_now(environ: dict[str, str]) -> None:
-    """A record whose process started at another time, or on another host, is of a rank that is gone."""
+    """If the recorded process started at another time, or on another host, the rank is gone."""
     own = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     start, host = int(own[19]), os.uname().nodename
     with _run(environ) as folder:
@@ -220,7 +220,7 @@ def test_a_process_id_that_is_another_process_now(environ: dict[str, str]) -> No
 
 
 def test_a_rank_records_when_it_started() -> None:
-    """What a rank records as its start is what it is known by later."""
+    """The start time that a rank records identifies its process later."""
     start = start_time()
     assert start is not None
     assert is_running(os.getpid(), start)
@@ -228,7 +228,7 @@ def test_a_rank_records_when_it_started() -> None:
 
 
 def test_one_rank_of_several() -> None:
-    """One rank is held against its own part of the plan for as many ranks as LOCAL_WORLD_SIZE says."""
+    """A single rank gets its own part of the plan for LOCAL_WORLD_SIZE ranks."""
     with _processes({"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "4"}) as (_, rank):
         job = find_job.job_of_processes([rank])
         assert (job.pids, len(job.plan.ranks)) == ({2: rank}, 4)
@@ -244,14 +244,14 @@ def test_order_numbers_ranks_that_do_not_say(rank: dict[str, str]) -> None:
 
 
 def test_ranks_that_see_other_gpus() -> None:
-    """Ranks that are shown a GPU each, as by srun, are planned together, where there are no such GPUs too."""
+    """Ranks that see one GPU each, as under srun, are planned together, even if the GPUs do not exist."""
     ranks = [{"LOCAL_RANK": str(rank), "CUDA_VISIBLE_DEVICES": str(rank)} for rank in range(2)]
     with _processes(*ranks) as (launcher, first, second):
         assert find_job.job_of_processes([launcher]).pids == {0: first, 1: second}
 
 
 def test_ranks_of_a_run_have_its_plan(environ: dict[str, str]) -> None:
-    """Processes that carry the folder of a run that goes on have the plan and the records that are there."""
+    """Processes with the folder of an active run in their environment get its plan and its records."""
     with _run(environ) as folder:
         ranks = [{"LOCAL_RANK": str(rank), "NUMAPIN_RUN_DIR": folder} for rank in range(2)]
         with _processes(*ranks) as (launcher, first, second):
@@ -263,7 +263,7 @@ def test_ranks_of_a_run_have_its_plan(environ: dict[str, str]) -> None:
 
 
 def test_what_a_rank_started_stands_for_it(environ: dict[str, str]) -> None:
-    """A worker's process id names its rank; one of a process that is in no rank of its run is an error."""
+    """A worker's process id stands for its rank; a process in no rank of its run is an error."""
     with _run(environ) as folder:
         inherited = {"LOCAL_RANK": "0", "NUMAPIN_RUN_DIR": folder}
         with _processes(inherited, inherited) as (rank, worker, stranger):

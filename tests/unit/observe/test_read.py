@@ -1,4 +1,4 @@
-"""Reading process trees: from written /proc trees, ugly ones too, and from a real process with threads."""
+"""Reading process trees: from /proc trees written here, ugly ones too, and from a real process with threads."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _bytes(process: Process, kind: MemoryKind) -> dict[str, dict[int, int]]:
 
 
 def test_memory_by_kind_and_policy(root: Path) -> None:
-    """Every kind of mapping is told apart and counted in bytes, huge pages by their size, by its own policy."""
+    """Every kind of mapping is recognized, and counted in bytes for each policy; huge pages count with their size."""
     _add(root, 10)
     (process,) = _one(root).processes
     assert str(process.policy) == "prefer:1"
@@ -102,7 +102,7 @@ def test_memory_by_kind_and_policy(root: Path) -> None:
 
 
 def test_dev_zero_is_pinned_memory_where_a_gpu_is_open(root: Path) -> None:
-    """A shared anonymous mapping is what cudaHostAlloc made in a process that has a GPU's device mapped."""
+    """In a process that maps a GPU's device, a shared anonymous mapping comes from cudaHostAlloc."""
     _add(root, 10, maps=MAPS + "7ffd00000000 default file=/dev/nvidia0 kernelpagesize_kB=4\n")
     (process,) = _one(root).processes
     assert _bytes(process, MemoryKind.PINNED) == {"prefer:1": {0: MIB}}
@@ -125,7 +125,7 @@ def test_policies(root: Path, words: str, shown: str) -> None:
 
 
 def test_tree_with_roles(root: Path) -> None:
-    """A rank comes first; workers are known by torch's name for them or by a ring, and grandchildren belong to it."""
+    """The rank comes first; workers are known by torch's name or by a ring; grandchildren belong to the rank."""
     _add(root, 10)
     _add(root, 11, 10, name="pt_data_worker", maps="")  # it has let go of its memory
     _add(root, 12, 10, name="pt_data_worker:", maps="7ffc00000000 default stack\n")
@@ -143,7 +143,7 @@ def test_tree_with_roles(root: Path) -> None:
 
 
 def test_shared_pages_count_once_and_private_ones_all(root: Path) -> None:
-    """Of what two processes map together the larger count is taken; what is private to each is added up."""
+    """For memory that two processes share, the larger count is taken; private memory is added up."""
     _add(root, 10)
     _add(root, 11, 10)
     rank = _one(root)
@@ -158,7 +158,7 @@ def test_masks_with_cpus_that_are_not_there(root: Path) -> None:
 
 
 def test_names_with_brackets_and_escapes(root: Path) -> None:
-    """A thread's name may have blanks and brackets in it; what would steer a terminal is not passed on."""
+    """A thread's name may contain blanks and brackets; control characters are removed."""
     _add(root, 10, name="a) R 1 (\x1b[31m")
     (process,) = _one(root).processes
     assert process.name == "a) R 1 (\N{REPLACEMENT CHARACTER}[31m"
@@ -167,14 +167,14 @@ def test_names_with_brackets_and_escapes(root: Path) -> None:
 
 @pytest.mark.parametrize("pid", [99, 10], ids=["no such process", "zombie"])
 def test_gone(root: Path, pid: int) -> None:
-    """A process that is not there, or waits to be waited for, is a rank that is gone, and no error."""
+    """A missing process or a zombie is a rank that is gone, not an error."""
     _add(root, 10, state="Z")
     rank = _one(root, pid)
     assert (rank.is_gone, rank.processes) == (True, ())
 
 
 def test_what_vanishes_while_it_is_read_is_left_out(root: Path) -> None:
-    """Threads whose files are gone, and a child without any, are skipped; the rest is there."""
+    """Threads whose files are gone, and a child without files, are skipped; the rest is read."""
     rank = _add(root, 10)
     _task(rank / "task" / "15", "gone", 1)
     (rank / "task" / "15" / "status").unlink()
@@ -210,7 +210,7 @@ def test_kernel_without_numa(root: Path) -> None:
     ],
 )
 def test_garbled_files_are_named(root: Path, file: str, text: str) -> None:
-    """What no kernel writes is an error that names the file, not a traceback and not a guess."""
+    """Text that no kernel writes is an error that names the file, not a traceback and not a guess."""
     (_add(root, 10) / file).write_text(text)
     with pytest.raises(MachineError) as caught:
         observe({0: 10}, root=root)
@@ -218,14 +218,14 @@ def test_garbled_files_are_named(root: Path, file: str, text: str) -> None:
 
 
 def test_file_names_with_line_ends(root: Path) -> None:
-    """What Python takes for a line's end and the kernel does not, in the name of a mapped file, breaks nothing."""
+    """Characters in a mapped file's name that only Python takes for a line end break nothing."""
     line = "7f0006000000 prefer:1 file=/tmp/a\rb\u2028c\x85d mapped=1 N0=1 kernelpagesize_kB=4\n"
     (_add(root, 10) / "numa_maps").write_bytes(line.encode() + b"7f0007000000 prefer:1 file=/tmp/\xff mapped=1\n")
     assert _bytes(_one(root).processes[0], MemoryKind.FILE) == {"prefer:1": {0: 4096}}
 
 
 def test_processes_that_may_not_be_read_have_no_children(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With /proc mounted hidepid=1 others' files are refused: they are passed over."""
+    """With /proc mounted hidepid=1, other users' files are refused, and skipped."""
     _add(root, 10)
     _add(root, 11)
     read = proc.read
@@ -240,28 +240,28 @@ def test_processes_that_may_not_be_read_have_no_children(root: Path, monkeypatch
 
 
 def test_parents(root: Path) -> None:
-    """A process has the parent that the kernel says; one that is gone has none."""
+    """A process has the parent that the kernel reports; a missing process has none."""
     _add(root, 10, name="sh) 7 (", parent=5)
     assert (parent_of(10, root=root), parent_of(99, root=root)) == (5, 0)
     assert parent_of(os.getpid()) == os.getppid()
 
 
 def test_variables_of_openmp(root: Path) -> None:
-    """Of a process's environment the variables are kept by which OpenMP moves threads, and nothing else."""
+    """Only the variables that make OpenMP move threads are kept of a process's environment."""
     _add(root, 10, environ="SECRET=x\0OMP_PROC_BIND=close\0broken\0GOMP_CPU_AFFINITY=0-7\0")
     assert _one(root).processes[0].openmp == ("OMP_PROC_BIND=close", "GOMP_CPU_AFFINITY=0-7")
     assert environment_of(99, root=root) is None
 
 
 def test_variables_do_not_steer_a_terminal(root: Path) -> None:
-    """Escapes in a variable's value are not passed on."""
+    """Control characters in a variable's value are removed."""
     _add(root, 10, environ="OMP_PLACES=\x1b]0;x\x07{0}\n\x9b\0")
     shown = "OMP_PLACES=?]0;x?{0}??".replace("?", "\N{REPLACEMENT CHARACTER}")
     assert _one(root).processes[0].openmp == (shown,)
 
 
 def test_real_process_with_threads() -> None:
-    """This process's own child: its threads, CPUs, policy and memory are what the kernel and the child itself say."""
+    """A real child's threads, CPUs, policy and memory are read as the kernel and the child report them."""
     code = (
         "import mmap, os, sys, threading\n"
         f"memory = mmap.mmap(-1, {32 * MIB}, flags=mmap.MAP_PRIVATE)\n"

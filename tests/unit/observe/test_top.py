@@ -1,4 +1,4 @@
-"""`top`: what two samples of a job say, how that looks, and the readers behind it."""
+"""`top`: the comparison of two samples, its table, and the readers behind it."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _shown(seen: Top, *, width: int = 80) -> list[str]:
 
 
 class TestRows:
-    """What is made of samples."""
+    """The comparison of samples."""
 
     def test_swap_is_a_rate(self) -> None:
         """Pages in and out are divided by the time between the samples; without counters they are unknown."""
@@ -106,7 +106,7 @@ class TestRows:
         assert rank.pinned_bytes == 40 * MIB
 
     def test_unknown_memory(self) -> None:
-        """Memory that may not be read is unknown; without planned nodes nothing is remote, but pinned bytes count."""
+        """Unreadable memory is unknown; without planned nodes nothing is remote, but pinned bytes count."""
         (hidden,) = _top(replace(SAMPLE, memory={0: _memory(unreadable="no")})).ranks
         assert (hidden.remote_share, hidden.pinned_bytes) == (None, None)
         ring = replace(SAMPLE, memory={0: _memory(_pages(MemoryKind.RING, 5))})
@@ -115,12 +115,12 @@ class TestRows:
 
     @pytest.mark.parametrize("gpu", [None, GpuRef(index=1, uuid=None, pci=None), GpuRef(index=1, uuid="X", pci=None)])
     def test_gpu_without_an_answer(self, gpu: GpuRef | None) -> None:
-        """No GPU, one without a UUID and one that NVML did not answer for have no load."""
+        """A rank without a GPU, and a GPU without a UUID or an answer from NVML, have no load."""
         (rank,) = _top(SAMPLE, plan=replace(PLANNED, gpu=gpu)).ranks
         assert rank.load == GpuLoad()
 
     def test_wait_share(self) -> None:
-        """Of the time in steps between the samples the part spent waiting; unknown without a loader or a step."""
+        """The share of time in steps that was spent waiting; unknown without a loader or a step."""
         before = replace(SAMPLE, waited={0: Waited(waited_s=1.0, stepped_s=10.0)})
         now = replace(SAMPLE, waited={0: Waited(waited_s=1.5, stepped_s=12.0)})
         assert _top(now, before=before).ranks[0].wait_share == 0.25
@@ -129,13 +129,13 @@ class TestRows:
         assert _top(SAMPLE, before=before).ranks[0].wait_share is None
 
     def test_job_that_ended(self) -> None:
-        """A job ended when all of its ranks are gone."""
+        """A job has ended when all of its ranks are gone."""
         assert not _top(SAMPLE).has_ended
         assert _top(replace(SAMPLE, gone=frozenset({0}), threads={0: ()})).has_ended
 
 
 class TestTable:
-    """What is shown."""
+    """The table."""
 
     def test_row(self) -> None:
         """A row has GPU, node, CPUs, threads off them, remote share, MiB, GB/s and percent."""
@@ -173,7 +173,7 @@ class TestReaders:
     """Threads, swap counters and NVML."""
 
     def test_threads_of_this_process(self) -> None:
-        """Each thread is read with the CPUs that it may use, also one that narrowed them."""
+        """Each thread is read with the CPUs that it may use, even if it has narrowed them."""
         cpu = min(os.sched_getaffinity(0))
         ready, end = threading.Event(), threading.Event()
 
@@ -193,7 +193,7 @@ class TestReaders:
         assert frozenset(os.sched_getaffinity(0)) in found
 
     def test_process_that_ended(self) -> None:
-        """One that is gone has no threads; nor has one that waits to be waited for."""
+        """Neither a missing process nor a zombie has threads."""
         child = subprocess.Popen([sys.executable, "-c", ""])
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
         zombie = thread_cpus(child.pid)
@@ -209,7 +209,7 @@ class TestReaders:
         ],
     )
     def test_swap_counters(self, tmp_path: Path, text: str | None, told: tuple[int, int] | None) -> None:
-        """Both counters are read; a kernel without swap, or without the file, tells nothing."""
+        """Both counters are read; without swap, or without the file, they are unknown."""
         (tmp_path / "proc").mkdir()
         if text is not None:
             (tmp_path / "proc/vmstat").write_text(text)
@@ -231,10 +231,10 @@ def _job(pids: dict[int, int], *, gone: frozenset[int] = frozenset()) -> Running
 
 
 class TestFollowing:
-    """Ranks that end and are restarted while somebody watches."""
+    """Ranks that end and are restarted while `top` is running."""
 
     def test_a_restarted_rank_is_found_while_another_lives(self) -> None:
-        """When one rank of two is gone, its new process is looked for; one that has none stays gone."""
+        """When one rank of two is gone, its new process is looked for; without one, the rank stays gone."""
         with _processes(2) as (first, second), subprocess.Popen(["true"]) as ended:
             ended.wait()
             answers = [_job({0: first, 1: ended.pid}), _job({0: first, 1: second})]
@@ -243,7 +243,7 @@ class TestFollowing:
             assert [(rank.pid, rank.is_gone) for rank in next(follow).ranks] == [(first, False), (second, False)]
 
     def test_a_launcher_that_was_killed(self) -> None:
-        """Where the run is over but a rank lives, that is shown; when all are gone, it ends."""
+        """A rank that outlives its run is shown; when all are gone, `top` ends."""
 
         def over() -> RunningJob:
             raise UsageError("the run is over", "")
@@ -257,7 +257,7 @@ class TestFollowing:
             assert last.has_ended
 
     def test_a_foreign_process_is_no_rank(self) -> None:
-        """A process id that is known to be another's by now has no threads and no pages in the table."""
+        """A process id that another process has taken over has no threads and no pages in the table."""
         sample = Sampler(_job({0: os.getpid()}, gone=frozenset({0})), dict).sample()
         assert (sample.gone, sample.threads, sample.memory[0].processes) == (frozenset({0}), {0: ()}, ())
 

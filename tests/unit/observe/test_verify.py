@@ -1,4 +1,4 @@
-"""What `verify` makes of a plan and of what was observed, both written by hand; and the table and line made of it."""
+"""`verify` on plans and observations that are written here; and the table and the line for its report."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _only(report: VerifyReport) -> VerifyFinding:
 
 
 def test_what_is_as_planned_holds() -> None:
-    """Threads on planned CPUs or fewer, the planned policy and local pages: no finding, whatever files lie where."""
+    """Threads on planned CPUs or fewer, the planned policy and local pages give no finding, wherever files are."""
     narrow = replace(RANK, threads=(_thread(10), _thread(11, "5"), _thread(12, "")))
     report = _report(narrow, WORKER)
     assert (report.holds, _found(report)) == (True, ())
@@ -78,11 +78,11 @@ class TestThreads:
     """Threads on CPUs outside the plan."""
 
     def test_one_that_was_moved(self) -> None:
-        """It is an error with both sets of CPUs, where it was seen, and the command that puts it back."""
+        """It is an error with both sets of CPUs, where it was seen, and the command that restores them."""
         report = _report(replace(RANK, threads=(_thread(10), _thread(11, "3-4"))))
         finding = _only(report)
         assert (report.holds, finding.severity) == (False, VerifySeverity.ERROR)
-        assert finding.what == "1 thread 'python' of the rank may run on CPUs 3-4; planned are 4-7"
+        assert finding.what == "1 thread 'python' of the rank may run on CPUs 3-4; planned: 4-7"
         assert finding.where == "pid 10, thread 11, last on CPU 5"
         assert "taskset --cpu-list --pid 4-7 11" in finding.remedy
 
@@ -105,24 +105,24 @@ class TestThreads:
         ],
     )
     def test_likely_cause(self, name: str, openmp: tuple[str, ...], role: Role, cause: str) -> None:
-        """The remedy is for what is known of the thread by its name, its process's environment and role."""
+        """The remedy depends on the thread's name and its process's environment and role."""
         moved = replace(RANK, pid=30, role=role, threads=(_thread(31, "0-3", name),), openmp=openmp)
         finding = _only(_report(RANK, moved))
         assert f"of the {role} " in finding.what
         assert cause in finding.remedy
 
     def test_job_that_nobody_bound(self) -> None:
-        """Of a rank that numapin did not start and whose main thread is astray it is said once that it is unbound."""
+        """A rank that numapin did not start, and whose main thread is off the plan, gets one finding: not bound."""
         unbound = replace(RANK, threads=(_thread(10, "0-7"), _thread(11, "0-7"), _thread(12)))
         finding = _only(_report(unbound, applied=None))
-        assert finding.what == "not bound: 2 of 3 threads may run on CPUs 0-7; planned are 4-7"
+        assert finding.what == "not bound: 2 of 3 threads may run on CPUs 0-7; planned: 4-7"
         assert "numapin run" in finding.remedy
         assert "taskset --all-tasks --cpu-list --pid 4-7 10" in finding.remedy
         moved = replace(RANK, threads=(_thread(10), _thread(11, "0-7")))
         assert _only(_report(moved, applied=None)).what.startswith("1 thread")
 
     def test_rank_that_is_gone(self) -> None:
-        """A rank whose own process is not there is an error, even where a worker lives on; nothing else is said."""
+        """A rank whose own process is gone is an error, even if a worker is running; there is no other finding."""
         for processes in ((), (WORKER,)):
             report = _report(*processes)
             assert (report.holds, _only(report).what) == (False, "the process is gone")
@@ -156,19 +156,19 @@ class TestPolicy:
         report = _report(process, plan=plan, applied={**APPLIED, "memory": memory.value})
         assert report.holds is fits
         if not fits:
-            assert f"planned is {memory} {nodes}" in _only(report).what
+            assert f"planned: {memory} {nodes}" in _only(report).what
 
     def test_one_that_was_refused(self) -> None:
-        """A policy that the kernel refused when the rank was bound is a warning with the remedy: it was said then."""
+        """A policy that the kernel refused at the start, and that was reported then, is a warning with the remedy."""
         process = replace(RANK, policy=Policy(mode="default", nodes=CpuSet()))
         report = _report(process, applied={**APPLIED, "memory": None})
         assert (report.holds, _only(report).severity) == (True, VerifySeverity.WARNING)
         assert "SYS_NICE" in _only(report).remedy
 
     def test_worker_with_another(self) -> None:
-        """A worker's policy is looked at as the rank's is."""
+        """A worker's policy is checked like the rank's."""
         report = _report(RANK, replace(WORKER, policy=Policy(mode="bind", nodes=CpuSet({0}))))
-        assert _only(report).what == "the memory policy of the data worker is bind:0; planned is preferred 1"
+        assert _only(report).what == "the memory policy of the data worker is bind:0; planned: preferred 1"
 
 
 class TestPages:
@@ -193,7 +193,7 @@ class TestPages:
         ],
     )
     def test_thresholds(self, kind: MemoryKind, there: float, away: float, severity: VerifySeverity | None) -> None:
-        """From 5 % and 4 MiB of a kind elsewhere it is a finding, of what is page-locked from 1 %; files never."""
+        """More than 5 % and 4 MiB of a kind on other nodes is a finding, of page-locked memory 1 %; files never are."""
         report = _report(replace(RANK, pages=(_pages(kind, n0=away, n1=there),)))
         assert [finding.severity for finding in _found(report)] == ([severity] if severity else [])
         assert report.holds is (severity is not VerifySeverity.ERROR)
@@ -205,19 +205,19 @@ class TestPages:
         finding = _only(_report(replace(RANK, pages=pages), WORKER, plan=plan))  # of the worker all is local
         assert finding.what == (
             "20.0% of the anonymous memory (200.0 MiB) is elsewhere: "
-            "30.0 MiB on node 0, 10.0 MiB on node 2; planned is node 1"
+            "30.0 MiB on node 0, 10.0 MiB on node 2; planned: node 1"
         )
         assert finding.where == "pid 10"
         assert finding.remedy.endswith("migratepages 10 0,2 1")
 
     def test_pinned_memory_cannot_be_moved(self) -> None:
-        """The remedy for page-locked memory is no command that would fail."""
+        """The remedy for page-locked memory is not a command that would fail."""
         finding = _only(_report(replace(RANK, pages=(_pages(MemoryKind.RING, n0=1),))))
         assert "migratepages" not in finding.remedy
         assert "restart" in finding.remedy
 
     def test_memory_that_may_not_be_read(self) -> None:
-        """It is unverified: neither does the plan hold nor not; an error elsewhere still says that it does not."""
+        """It is unverified, so the verdict is unknown; an error elsewhere still means that the plan does not hold."""
         closed = replace(RANK, pages=None, policy=None, unreadable="run this as root")
         report = _report(closed)
         assert (report.holds, _only(report).severity) == (None, VerifySeverity.UNVERIFIED)
@@ -225,7 +225,7 @@ class TestPages:
         assert _report(replace(closed, threads=(_thread(11, "0"),))).holds is False
 
     def test_machine_with_one_node(self) -> None:
-        """There memory is local whatever the kernel tells of it, and the report says so; threads still count."""
+        """All memory is local there, and the report says so; threads still count."""
         plan = replace(PLANNED, memory=Memory.NONE, nodes=CpuSet({0}))
         report = _report(replace(RANK, pages=None, unreadable="x"), plan=plan, nodes="0")
         assert (report.holds, _only(report).severity) == (True, VerifySeverity.NOTE)
@@ -233,7 +233,7 @@ class TestPages:
         assert _report(replace(RANK, threads=(_thread(11, "0"),)), plan=plan, nodes="0").holds is False
 
     def test_plan_without_a_policy(self) -> None:
-        """Without a policy in the plan memory can be anywhere, and the report says that it was not judged."""
+        """Without a policy in the plan, memory may be anywhere; the report says that it was not checked."""
         report = _report(
             replace(RANK, pages=(_pages(MemoryKind.RING, n0=9),)), plan=replace(PLANNED, memory=Memory.NONE)
         )
@@ -244,7 +244,7 @@ class TestShown:
     """JSON, table and line."""
 
     def test_json(self) -> None:
-        """The report is the contract: requested, applied and observed of each rank, findings, and the verdict."""
+        """The report has each rank's request, applied binding, observation and findings, and the verdict."""
         report = _report(replace(RANK, threads=(_thread(10), _thread(11, "0"))), WORKER)
         told = json.loads(json.dumps(report.to_json()))
         assert (told["schema"], told["run"], told["holds"]) == ("numapin.report/1", "run-1", False)
@@ -258,7 +258,7 @@ class TestShown:
         assert [finding["severity"] for finding in rank["findings"]] == ["error"]
 
     def test_table(self) -> None:
-        """A row has threads and memory on and off the plan; a finding follows with where it was seen and its remedy."""
+        """A row has threads and memory on and off the plan; findings follow, with where they were seen and remedies."""
         pages = (_pages(MemoryKind.ANONYMOUS, n0=20, n1=80), _pages(MemoryKind.RING, n1=64))
         lines = _shown(_report(replace(RANK, threads=(_thread(10), _thread(11, "0")), pages=pages), WORKER))
         assert " ".join(lines[1].split()) == "0 10 1 81:00.0 1 2/3 1 180/200 0/0 64/64 off plan"
@@ -268,7 +268,7 @@ class TestShown:
         assert lines[5].startswith("  remedy: ")
 
     def test_memory_that_was_not_seen_is_no_number(self) -> None:
-        """Unknown memory is a question mark in the table and not zero."""
+        """Unknown memory is a question mark in the table, not zero."""
         lines = _shown(_report(replace(RANK, pages=None, unreadable="x")))
         assert lines[1].split()[-4:] == ["?", "?", "?", "unverified"]
 
@@ -282,7 +282,7 @@ class TestShown:
         ]
 
     def test_line(self) -> None:
-        """The line says the verdict and what it was made from."""
+        """The line has the verdict and its basis."""
         assert summary(_report(RANK)) == "the plan holds: 1 rank, 1 process, 2 threads, 100 MiB"
         report = _report(replace(RANK, threads=(_thread(11, "0"),)), WORKER)
         assert summary(report).startswith("the plan does not hold: 1 rank, 2 processes")
