@@ -6,6 +6,7 @@ Comes in: plain values. Goes out: plain values, files and lines on stderr.
 
     cpu_set.py    PURE  CpuSet, a set of CPUs or nodes, as Linux writes it: "0-3,8"
     bounds.py     PURE  the largest numbers that are accepted
+    gpu_uuid.py   PURE  UUIDs of GPUs, as CUDA compares them
     sizes.py      PURE  memory sizes as people write them: "38.5M"
     printable.py  PURE  text from elsewhere, made safe to show
     quoting.py    PURE  words as a shell takes them, harmless on a terminal

@@ -24,7 +24,7 @@ def test_each_launcher(variable: str, sizes: tuple[str, ...]) -> None:
     """Each launcher's own variables tell rank and size; the task says which did, and with which values."""
     task = find_task({variable: "3", **dict.fromkeys(sizes, "8")})
     assert (task.rank, task.size, task.variable) == (3, 8 if sizes else None, variable)
-    assert task.told_by == (f"{variable}=3", *(f"{size}=8" for size in sizes))
+    assert task.settings == (f"{variable}=3", *(f"{size}=8" for size in sizes))
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ class TestSeveral:
         """A batch script has SLURM_LOCALID=0, which what mpirun started inherits; the note says that it is ignored."""
         task = find_task(_mpi(3, 4) | {"SLURM_LOCALID": "0", "SLURM_STEP_TASKS_PER_NODE": "1"})
         assert (task.rank, task.size) == (3, 4)
-        assert task.notes == ("SLURM_LOCALID=0 does not count beside OMPI_COMM_WORLD_LOCAL_RANK",)
+        assert task.notes == ("SLURM_LOCALID=0 is ignored because OMPI_COMM_WORLD_LOCAL_RANK is set",)
 
     def test_torchrun_below_one_task_of_mpirun(self) -> None:
         """A launcher that started one task here started the launcher: the inner one numbers the ranks."""
@@ -91,7 +91,7 @@ class TestSeveral:
             find_task(environ)
         assert all(f"{name}={value}" in caught.value.message for name, value in environ.items())
         assert "--local-rank $" in caught.value.hint
-        assert find_task(environ, rank=1, size=2).told_by == ("--local-rank=1", "--local-size=2")
+        assert find_task(environ, rank=1, size=2).settings == ("--local-rank=1", "--local-size=2")
 
 
 class TestOutsideOfAStep:
@@ -103,7 +103,7 @@ class TestOutsideOfAStep:
     @pytest.mark.parametrize("environ", [BATCH, SHELL])
     def test_no_rank(self, environ: dict[str, str]) -> None:
         """Below a batch script or salloc's shell a launcher that is not known is an error, not rank 0 every time."""
-        with pytest.raises(UsageError, match=r"none of .* is set; SLURM_LOCALID=0 does not count"):
+        with pytest.raises(UsageError, match=r"none of .* is set; SLURM_LOCALID=0 is ignored"):
             find_task(environ)
         assert find_task(environ, rank=0).size is None
 

@@ -51,7 +51,7 @@ def _machine(visible: tuple[int, ...] = (0, 1, 2, 3), allowed: range = range(16)
 
 
 def _task(rank: int, size: int | None = 4) -> Task:
-    return Task(rank=rank, size=size, told_by=("LOCAL_RANK", "LOCAL_WORLD_SIZE")[: 1 + (size is not None)])
+    return Task(rank=rank, size=size, settings=("LOCAL_RANK", "LOCAL_WORLD_SIZE")[: 1 + (size is not None)])
 
 
 EXCLUSIVE = Request(bind=Bind.EXCLUSIVE)
@@ -128,7 +128,7 @@ class TestOfAPlan:
 
     def test_fewer_tasks_than_ranks(self) -> None:
         """It is said."""
-        assert slice_of(PLAN, _task(0, 2), source="p").warnings == ("p is for 4 ranks, and 2 run here",)
+        assert slice_of(PLAN, _task(0, 2), source="p").warnings == ("p is for 4 ranks, but 2 run here",)
         assert slice_of(PLAN, _task(0, 4), source="p").warnings == ()
 
 
