@@ -125,7 +125,7 @@ def _ranks_at(plan: Plan, pci: str | None) -> tuple[RankPlan, ...]:
 
 
 def _name(gpu: GpuRef | None) -> str | None:
-    return gpu and (gpu.uuid or gpu.pci)
+    return None if gpu is None else gpu.uuid or gpu.pci
 
 
 # --- the CPUs that a task may use ------------------------------------------------------------------------------------

@@ -232,11 +232,13 @@ def _one_mig_only(choice: _Choice) -> _Choice:
     split = next((device for device in devices if device.gpu.mig), None)
     if split is None:
         return choice
-    only_one = _one_instance_note(split) if len(devices) > 1 else ()
-    return _Choice(devices=(split,), notes=(*choice.notes, *only_one, *_first_instance_note(split)))
+    notes = (*choice.notes, *_one_instance_note(split, len(devices)), *_first_instance_note(split))
+    return _Choice(devices=(split,), notes=notes)
 
 
-def _one_instance_note(split: _VisibleDevice) -> tuple[str, ...]:
+def _one_instance_note(split: _VisibleDevice, num_devices: int) -> tuple[str, ...]:
+    if num_devices == 1:
+        return ()
     alone = "drivers before R570 show a process one MIG instance and nothing else"
     remedy = "start a run for each instance, or list whole GPUs only, by UUID"
     return (f"only {_named(split)} counts as visible to CUDA: {alone}; {remedy}",)

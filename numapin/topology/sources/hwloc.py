@@ -69,11 +69,11 @@ def _machine(root: Element) -> Element:
 
 
 def _version(root: Element) -> int:
-    version = root.text("version")
-    match = re.fullmatch(r"([23])\.[0-9.]{1,8}", version or "")
+    version = root.word("version")
+    match = re.fullmatch(r"([23])\.[0-9.]{1,8}", version)
     if match is None:
         found = f"version {version!r}" if version else "no version, which is hwloc 1"
-        raise root.error(f"{found}; supported are versions 2 and 3")
+        raise root.error(f"{found}; versions 2 and 3 are supported")
     return int(match[1])
 
 
@@ -96,7 +96,7 @@ def _info(element: Element, name: str) -> str | None:
 
 def _allowed(machine: Element, name: str) -> CpuSet | None:
     """Return the allowed set of the process that wrote the file; hwloc writes an infinite set as "0xf...f"."""
-    return None if (machine.text(name) or "").startswith("0xf...f") else machine.mask(name)
+    return None if machine.word(name).startswith("0xf...f") else machine.mask(name)
 
 
 # --- CPUs and nodes --------------------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ def _cpu(cpu: int, around: dict[str | None, Element], groups: dict[Element, CpuS
 
 def _gpu_memory_nodes(objects: list[Placed]) -> CpuSet:
     nodes = (node for node, _ in _placed_of_kind(objects, "NUMANode"))
-    return CpuSet(node.id("os_index") for node in nodes if (node.text("subtype") or "").endswith("GPUMemory"))
+    return CpuSet(node.id("os_index") for node in nodes if node.word("subtype").endswith("GPUMemory"))
 
 
 def _read_nodes(objects: list[Placed], online: CpuSet, distances: dict[int, dict[int, int]]) -> tuple[NodeReading, ...]:
@@ -232,7 +232,7 @@ def _read_gpu(device: Element, below: list[Element]) -> PciReading | None:
     """Return an NVIDIA GPU, known by its NVML device or its PCI class."""
     model = _info(device, "PCIDevice")
     for element in below:
-        match = _NVML.fullmatch(element.text("name") or "")  # its CUDA and OpenCL devices are numbered in other orders
+        match = _NVML.fullmatch(element.word("name"))  # its CUDA and OpenCL devices are numbered in other orders
         if match is not None:
             uuid, name = _info(element, "NVIDIAUUID"), _info(element, "GPUModel") or model
             return PciReading(address=_address(device), index=int(match[1]), uuid=uuid, name=name)
@@ -249,7 +249,7 @@ def _read_nic(device: Element, below: list[Element], version: int) -> PciReading
 
 
 def _class_and_vendor(device: Element) -> tuple[int, str]:
-    match = _PCI_TYPE.fullmatch(device.text("pci_type") or "")
+    match = _PCI_TYPE.fullmatch(device.word("pci_type"))
     return (pci_class(match[1]) or 0, match[2].lower()) if match else (0, "")
 
 
@@ -277,8 +277,8 @@ def _placed(reading: PciReading, above: tuple[Element, ...], with_cpus: CpuSet) 
 
 def _root_bus(bridge: Element) -> str | None:
     """Return a host bridge's bus in the kernel's spelling ("pci0000:17"); None for a bridge between PCI buses."""
-    is_host_bridge = (bridge.text("bridge_type") or "").startswith("0-")
-    match = _BRIDGE_PCI.fullmatch(bridge.text("bridge_pci") or "")
+    is_host_bridge = bridge.word("bridge_type").startswith("0-")
+    match = _BRIDGE_PCI.fullmatch(bridge.word("bridge_pci"))
     return f"pci{match[1]}:{match[2]}" if match and is_host_bridge else None
 
 

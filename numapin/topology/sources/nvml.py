@@ -76,7 +76,7 @@ class _NvmlDevice(NamedTuple):
     handle: object
     reading: NvmlReading
     is_empty_mig: bool
-    far_ends: Counter[str]
+    far_ends: Counter[str | None]
 
 
 def read_nvml() -> NvmlReadings:
@@ -251,14 +251,14 @@ def _empty_mig_note(index: int) -> str:
 # --- links -----------------------------------------------------------------------------------------------------------
 
 
-def _far_ends(nvml: ModuleType, handle: object) -> Counter[str]:
-    far_ends: Counter[str] = Counter()
+def _far_ends(nvml: ModuleType, handle: object) -> Counter[str | None]:
+    far_ends: Counter[str | None] = Counter()
     for link in range(nvml.NVML_NVLINK_MAX_LINKS):
         active = _ask(nvml, nvml.nvmlDeviceGetNvLinkState, handle, link)
         if active is None:  # the GPU has no such link, nor any of a higher number
             break
-        end = _far_end(nvml, handle, link) if active else None
-        far_ends.update([end] if end else [])
+        if active:
+            far_ends[_far_end(nvml, handle, link)] += 1
     return far_ends
 
 

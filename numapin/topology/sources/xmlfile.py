@@ -46,9 +46,13 @@ class Element:
     children: list[Element] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
 
+    def word(self, name: str) -> str:
+        """Return an attribute, or "" if it is missing."""
+        return self.attributes.get(name, "").strip()
+
     def text(self, name: str) -> str | None:
         """Return an attribute, or None if it is missing or blank."""
-        return self.attributes.get(name, "").strip() or None
+        return self.word(name) or None
 
     def number(self, name: str) -> int | None:
         """Return a non-negative number, or None if it is missing or -1. Raises MachineFileError for other text."""

@@ -282,7 +282,7 @@ class TestErrors:
             ("<topology version='2.0'><object>", "line 1, column 33: not XML: no element found"),
             ("<topology version='2.0'>\n</object>", "line 2, column 3: not XML: mismatched tag"),
             ("<topology version='2.0'>\0", "not XML"),
-            ("<topology version='2.0'>\ud800</topology>", "line 1: <topology>: the first thing"),
+            ("<topology version='2.0'>\ud800</topology>", "line 1: <topology>: the first element"),
             ("<topology/>", "line 1: <topology>: no version, which is hwloc 1; versions 2 and 3"),
             ("<topology version='1.11'/>", "version '1.11'; versions 2 and 3"),
             ("<topology version='4.0'/>", "version '4.0'; versions 2 and 3"),
