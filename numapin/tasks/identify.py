@@ -241,10 +241,10 @@ def _slurm_size(environ: Mapping[str, str]) -> int | None:
         return None
     host = _number(environ, _SLURM_HOST)
     ends = accumulate(num_hosts for _, num_hosts in groups)
-    size = next((num_tasks for (num_tasks, _), end in zip(groups, ends, strict=True) if host < end), None)
-    if size is None:
-        raise _malformed(environ, _SLURM_SIZE, f"has no host {host}, which is {_SLURM_HOST}")
-    return size
+    for (num_tasks, _), end in zip(groups, ends, strict=True):
+        if host < end:
+            return num_tasks
+    raise _malformed(environ, _SLURM_SIZE, f"has no host {host}, which is {_SLURM_HOST}")
 
 
 def _slurm_group(environ: Mapping[str, str], text: str) -> tuple[int, int]:

@@ -110,8 +110,7 @@ def _size(topology: Topology, request: Request, task: Task) -> tuple[int, tuple[
     """Return the number of tasks, by default one per GPU, and notes. Raises UsageError if it cannot be that many."""
     if task.size is not None:
         return task.size, ()
-    seen = len(request.rank_gpus or topology.visible_gpus)
-    assumed = seen if seen > 1 else len(topology.gpus)
+    assumed = _assumed_size(topology, request)
     if task.rank < assumed:
         note = f"assumed: {assumed} tasks on this host, one per GPU; no variable gives the number, see --local-size"
         return assumed, (note,)
@@ -122,3 +121,9 @@ def _size(topology: Topology, request: Request, task: Task) -> tuple[int, tuple[
         f"the number of tasks on this host is unknown: {settings}, and there are {assumed} GPUs",
         "give it: numapin exec --local-size N -- command",
     )
+
+
+def _assumed_size(topology: Topology, request: Request) -> int:
+    """Return one task per GPU: of the GPUs that this task sees, or of all if it sees only its own."""
+    num_gpus = len(request.rank_gpus or topology.visible_gpus)
+    return num_gpus if num_gpus > 1 else len(topology.gpus)

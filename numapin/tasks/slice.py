@@ -114,8 +114,12 @@ def _ranks_called(plan: Plan, uuid: str) -> tuple[RankPlan, ...]:
     digits = uuid_digits(uuid)
     if not uuid.startswith(GPU_PREFIX) or not digits:
         return ()
-    ranks = tuple(rank for rank in plan.ranks if rank.gpu and uuid_digits(rank.gpu.uuid or "").startswith(digits))
+    ranks = tuple(rank for rank in plan.ranks if _digits_of(rank).startswith(digits))
     return ranks if len({rank.gpu for rank in ranks}) == 1 else ()
+
+
+def _digits_of(rank: RankPlan) -> str:
+    return "" if rank.gpu is None else uuid_digits(rank.gpu.uuid or "")
 
 
 def _ranks_at(plan: Plan, pci: str | None) -> tuple[RankPlan, ...]:

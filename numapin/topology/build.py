@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from itertools import count, islice
+from itertools import count, islice, starmap
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -70,11 +70,10 @@ def build(readings: Readings, *, visible_devices: str | None = None, device_orde
 
 def _require_counts(readings: Readings) -> None:
     """Raise ValueError if there are more parts of a kind than any machine has, before they are put together."""
-    in_pci = sum(reading.is_gpu for reading in readings.pci)
     for what, num, most in (
         ("CPUs", len(readings.cpus), MAX_CPUS),
         ("NUMA nodes", len(readings.nodes), MAX_NODES),
-        ("GPUs", max(in_pci, len(readings.nvml.gpus or ())), MAX_GPUS),
+        ("GPUs", readings.num_gpus, MAX_GPUS),
         ("network interfaces", sum(len(reading.interfaces) for reading in readings.pci), MAX_NICS),
     ):
         if num > most:
@@ -162,13 +161,12 @@ def _node(
     packages_of: Callable[[CpuSet], frozenset[int | None]],
     gpu_memory: CpuSet,
 ) -> Node:
-    packages = packages_of(online)
     without_cpus = NodeKind.GPU if reading.id in gpu_memory else NodeKind.MEMORY
     return Node(
         id=reading.id,
         kind=NodeKind.CPU if online else without_cpus,
         cpus=online,
-        package=_only(packages),
+        package=_only(packages_of(online)),
         memory_bytes=reading.memory_bytes,
         free_bytes=reading.free_bytes,
         distances=dict(reading.distances),
@@ -185,16 +183,9 @@ def _cores(cpus: Mapping[int, CpuReading], nodes: tuple[Node, ...]) -> tuple[Cor
             reading = cpus[cpu]
             members = CpuSet(reading.siblings & left | {cpu})  # of two overlapping sibling lists, the first counts
             left -= members
-            core_nodes = {homes.get(member) for member in members}
-            cores.append(
-                Core(
-                    id=cpu,
-                    cpus=members,
-                    node=_only(core_nodes),
-                    package=reading.package,
-                    l3=lowest(reading.l3) if reading.l3 else None,
-                )
-            )
+            node = _only({homes.get(member) for member in members})
+            l3 = lowest(reading.l3) if reading.l3 else None
+            cores.append(Core(id=cpu, cpus=members, node=node, package=reading.package, l3=l3))
     return tuple(cores)
 
 
@@ -294,10 +285,10 @@ def _locate(evidence: _Evidence) -> tuple[int, NodeSource] | tuple[None, None]:
 def _gpus(readings: Readings, nodes: tuple[Node, ...], homes: _Homes) -> tuple[Gpu, ...]:
     pci = {reading.address: reading for reading in readings.pci if reading.is_gpu}
     if readings.nvml.gpus is None:
-        from_pci = (_as_nvml(index, reading) for index, reading in _numbered(pci.values()))
-        return tuple(_gpu(gpu, pci[gpu.pci], readings, homes) for gpu in from_pci)
-    from_nvml = _without_cpuset(readings, nodes, readings.nvml.gpus)
-    return tuple(_gpu(gpu, pci.get(gpu.pci, PciReading(address=gpu.pci)), readings, homes) for gpu in from_nvml)
+        found: Iterator[NvmlReading] = starmap(_as_nvml, _numbered(pci.values()))
+    else:
+        found = _without_cpuset(readings, nodes, readings.nvml.gpus)
+    return tuple(_gpu(gpu, pci.get(gpu.pci, PciReading(address=gpu.pci)), readings, homes) for gpu in found)
 
 
 def _numbered(devices: Collection[PciReading]) -> Iterator[tuple[int, PciReading]]:
@@ -324,7 +315,7 @@ def _without_cpuset(
 
     NVML answers from inside the cpuset: if that holds a single node, a GPU of unknown place would look local to it.
     """
-    online = CpuSet(reading.cpu for reading in readings.cpus)
+    online = readings.online
     with_cpus = CpuSet(node.id for node in nodes if node.kind is NodeKind.CPU)
     for gpu in gpus:
         yield replace(
@@ -391,7 +382,4 @@ def _nics(readings: Readings, homes: _Homes) -> tuple[Nic, ...]:
 
 def _nvml_notes(readings: Readings) -> tuple[str, ...]:
     """Return NVML's notes; none if there is no driver and no NVIDIA GPU either."""
-    no_driver = readings.nvml.gpus is None and not readings.nvml.broken
-    if no_driver and not any(reading.is_gpu for reading in readings.pci):
-        return ()
-    return readings.nvml.notes
+    return () if readings.nvml.is_absent and readings.num_gpus == 0 else readings.nvml.notes

@@ -170,11 +170,10 @@ def _built(readings: Readings, path: Path) -> Topology:
 
 def _inherited_affinity_notes(readings: Readings) -> tuple[str, ...]:
     """Note that this process was given fewer CPUs than its cpuset allows, as srun and mpirun do for one task."""
-    online = CpuSet(reading.cpu for reading in readings.cpus)
     inherited = CpuSet(os.sched_getaffinity(0))
-    if len(readings.nodes) <= 1 or inherited >= online:
+    if len(readings.nodes) <= 1 or inherited >= readings.online:
         return ()
-    possible = _cpuset(online, inherited)
+    possible = _cpuset(readings.online, inherited)
     if possible <= inherited:
         return ()
     note = (

@@ -40,10 +40,10 @@ def links_of(
     or all links of NICs, and a note says so.
     """
     nvml_words = {frozenset((f"gpu{a}", f"gpu{b}")): word for a, b, word in readings.nvml.links}
-    tree = {reading.address: reading for reading in readings.pci}
+    tree: dict[str | None, PciReading] = {reading.address: reading for reading in readings.pci}
     pairs, notes = _pairs(
-        [_Endpoint(gpu.label, tree.get(gpu.pci or ""), gpu.node) for gpu in gpus],
-        [_Endpoint(nic.name, tree.get(nic.pci or ""), nic.node) for nic in nics],
+        [_Endpoint(gpu.label, tree.get(gpu.pci), gpu.node) for gpu in gpus],
+        [_Endpoint(nic.name, tree.get(nic.pci), nic.node) for nic in nics],
     )
     return tuple(filter(None, (_link(a, b, nvml_words) for a, b in pairs))), notes
 

@@ -150,9 +150,14 @@ class Topology:
         matches = [gpu for gpu in self.gpus if gpu.goes_by(key.strip())]
         if len(matches) != 1:
             problem = "names more than one GPU" if matches else "names no GPU of this machine"
-            known = ", ".join(f"{gpu.index} ({gpu.pci or gpu.uuid})" for gpu in self.gpus) or "none"
-            raise UsageError(f"{option}: {key!r} {problem}; there are: {known}", "list them with: numapin topo")
+            raise UsageError(
+                f"{option}: {key!r} {problem}; there are: {self._gpu_names}", "list them with: numapin topo"
+            )
         return matches[0]
+
+    @property
+    def _gpu_names(self) -> str:
+        return ", ".join(f"{gpu.index} ({gpu.pci or gpu.uuid})" for gpu in self.gpus) or "none"
 
     def restrict(self, allowed: Allowed) -> Topology:
         """Return the same machine with less of it allowed.

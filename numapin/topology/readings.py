@@ -127,6 +127,11 @@ class NvmlReadings(NamedTuple):
     links: tuple[tuple[int, int, str], ...] = ()
     notes: tuple[str, ...] = ()
 
+    @property
+    def is_absent(self) -> bool:
+        """Whether there is no driver, as opposed to a broken one."""
+        return self.gpus is None and not self.broken
+
 
 class GpuLoad(NamedTuple):
     """A GPU's load now: the share of time in which a kernel ran, and the rate received over PCIe in 1e9 bytes/s."""
@@ -152,3 +157,13 @@ class Readings(NamedTuple):
     nvml: NvmlReadings = NvmlReadings(gpus=None)
     nccl_nodes: Mapping[str, int] = {}
     notes: tuple[str, ...] = ()
+
+    @property
+    def online(self) -> CpuSet:
+        """The CPUs that are online."""
+        return CpuSet(reading.cpu for reading in self.cpus)
+
+    @property
+    def num_gpus(self) -> int:
+        """The number of GPUs in the source that reports more of them."""
+        return max(sum(reading.is_gpu for reading in self.pci), len(self.nvml.gpus or ()))

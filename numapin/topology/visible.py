@@ -131,19 +131,28 @@ def _read_list(text: str, gpus: tuple[Gpu, ...]) -> _Choice:
     for position, entry in enumerate(entries):
         found = find(entry, gpus)
         if isinstance(found, str):
-            if _kind(text) == _kind(entry) != "" and any(gpu.uuid is None for gpu in gpus):
-                return _Choice(devices=None, notes=(_unchecked(text),))
+            if _may_be_unknown(entry, text, gpus):
+                return _Choice(devices=None, notes=_unchecked(text))
             return _Choice(devices=tuple(devices), notes=_loss(text, entries[position:], found, alone=not devices))
         if found in devices:
-            note = f"CUDA_VISIBLE_DEVICES={text} names {_named(found)} twice, so CUDA refuses to start"
-            return _Choice(devices=(), notes=(f"{note}; name each device once",))
+            return _Choice(devices=(), notes=_repeated(text, found))
         devices.append(found)
     return _Choice(devices=tuple(devices))
 
 
-def _unchecked(text: str) -> str:
+def _may_be_unknown(entry: str, text: str, gpus: tuple[Gpu, ...]) -> bool:
+    """Return whether an entry that was not found may be a GPU or MIG instance whose UUID is unknown."""
+    return _kind(text) == _kind(entry) != "" and any(gpu.uuid is None for gpu in gpus)
+
+
+def _unchecked(text: str) -> tuple[str, ...]:
     unknown = "the UUIDs of some GPUs are unknown (is the driver loaded?)"
-    return f"CUDA_VISIBLE_DEVICES={text} cannot be checked: {unknown}; check it with: nvidia-smi -L"
+    return (f"CUDA_VISIBLE_DEVICES={text} cannot be checked: {unknown}; check it with: nvidia-smi -L",)
+
+
+def _repeated(text: str, device: _VisibleDevice) -> tuple[str, ...]:
+    problem = f"names {_named(device)} twice, so CUDA refuses to start"
+    return (f"CUDA_VISIBLE_DEVICES={text} {problem}; name each device once",)
 
 
 def _loss(text: str, rest: list[str], why: str, *, alone: bool) -> tuple[str, ...]:
@@ -168,7 +177,7 @@ def _named(device: _VisibleDevice) -> str:
 def _find_index(entry: str, gpus: tuple[Gpu, ...]) -> _VisibleDevice | str:
     match = _INDEX.match(entry)
     if match is None:
-        return _other_kind(entry) if _kind(entry) else f"{entry!r} is not an index"
+        return _other_kind(entry, "") if _kind(entry) else f"{entry!r} is not an index"
     number = int(match[1])
     return _VisibleDevice(gpu=gpus[number]) if 0 <= number < len(gpus) else f"there is no device {number}"
 
@@ -200,8 +209,7 @@ def _find_mig_by_parent(entry: str, gpus: tuple[Gpu, ...]) -> _VisibleDevice | s
 def _find_uuid(entry: str, prefix: str, known: Iterable[tuple[str, _VisibleDevice]]) -> _VisibleDevice | str:
     """Return the only device whose UUID starts with `entry`, or why there is none."""
     if not entry.startswith(prefix):
-        blank = entry.lstrip().startswith(prefix)
-        return f"CUDA does not skip the blank in {entry!r}" if blank else _other_kind(entry)
+        return _other_kind(entry, prefix)
     digits = uuid_digits(entry, prefix)
     if not digits:
         return f"{entry!r} is not a UUID"
@@ -211,7 +219,9 @@ def _find_uuid(entry: str, prefix: str, known: Iterable[tuple[str, _VisibleDevic
     return f"several UUIDs start with {entry!r}" if fits else f"there is no {entry!r}"
 
 
-def _other_kind(entry: str) -> str:
+def _other_kind(entry: str, prefix: str) -> str:
+    if prefix and entry.lstrip().startswith(prefix):
+        return f"CUDA does not skip the blank in {entry!r}"
     return f"{entry!r} is of another kind than the first entry"
 
 

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     Placed = tuple[Element, tuple[Element, ...]]
     """An object, and the elements above it, nearest first."""
+    Ancestors = dict[str | None, Element]
+    """The elements above a CPU by their type."""
 
 _LATENCY: Final = 1 << 2  # HWLOC_DISTANCES_KIND_VALUE_LATENCY (MEANS_LATENCY in version 2)
 _GROUPS: Final = frozenset({"Core", "L3Cache"})
@@ -103,22 +105,34 @@ def _allowed(machine: Element, name: str) -> CpuSet | None:
 
 
 def _read_cpus(objects: list[Placed], machine: Element) -> tuple[CpuReading, ...]:
-    around: dict[int, dict[str | None, Element]] = {}
-    members: defaultdict[Element, set[int]] = defaultdict(set)
-    for pu, above in _placed_of_kind(objects, "PU"):
-        cpu = pu.id("os_index")
-        if cpu in around:
-            raise pu.error(f"os_index={cpu} appears twice")
-        around[cpu] = {_kind(element): element for element in above}
-        for kind in _GROUPS & around[cpu].keys():
-            members[around[cpu][kind]].add(cpu)
+    around = _ancestors(objects)
     if not around:
         raise machine.error("it has no PU")
-    groups = {element: CpuSet(cpus) for element, cpus in members.items()}
+    groups = _groups(around)
     return tuple(_cpu(cpu, around[cpu], groups) for cpu in sorted(around))
 
 
-def _cpu(cpu: int, around: dict[str | None, Element], groups: dict[Element, CpuSet]) -> CpuReading:
+def _ancestors(objects: list[Placed]) -> dict[int, Ancestors]:
+    """Return the elements above each CPU."""
+    ancestors: dict[int, Ancestors] = {}
+    for pu, above in _placed_of_kind(objects, "PU"):
+        cpu = pu.id("os_index")
+        if cpu in ancestors:
+            raise pu.error(f"os_index={cpu} appears twice")
+        ancestors[cpu] = {_kind(element): element for element in above}
+    return ancestors
+
+
+def _groups(ancestors: dict[int, Ancestors]) -> dict[Element, CpuSet]:
+    """Return the CPUs below each core and each L3 cache."""
+    members: defaultdict[Element, set[int]] = defaultdict(set)
+    for cpu, above in ancestors.items():
+        for kind in _GROUPS & above.keys():
+            members[above[kind]].add(cpu)
+    return {element: CpuSet(cpus) for element, cpus in members.items()}
+
+
+def _cpu(cpu: int, around: Ancestors, groups: dict[Element, CpuSet]) -> CpuReading:
     core, package, l3 = around.get("Core"), around.get("Package"), around.get("L3Cache")
     return CpuReading(
         cpu=cpu,

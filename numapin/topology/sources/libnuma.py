@@ -55,17 +55,25 @@ def load() -> ctypes.CDLL:
 
 
 def _node(lib: ctypes.CDLL, node: int, existing: CpuSet) -> NodeReading:
-    free = ctypes.c_longlong(-1)
-    size = lib.numa_node_size64(node, ctypes.byref(free))
+    memory_bytes, free_bytes = _node_memory(lib, node)
     distances = {other: lib.numa_distance(node, other) for other in sorted(existing)}
     return NodeReading(
         id=node,
         cpus=_node_cpus(lib, node),
-        memory_bytes=None if size < 0 else size,
-        free_bytes=None if size < 0 or free.value < 0 else free.value,
+        memory_bytes=memory_bytes,
+        free_bytes=free_bytes,
         # libnuma returns 0 if the kernel has no distances (ENOENT of the distance file).
         distances=distances if all(distances.values()) else {},
     )
+
+
+def _node_memory(lib: ctypes.CDLL, node: int) -> tuple[int | None, int | None]:
+    """Return the size of a node's memory and its free part in bytes."""
+    free = ctypes.c_longlong(-1)
+    size: int = lib.numa_node_size64(node, ctypes.byref(free))
+    if size < 0:
+        return None, None
+    return size, None if free.value < 0 else free.value
 
 
 def _node_cpus(lib: ctypes.CDLL, node: int) -> CpuSet:

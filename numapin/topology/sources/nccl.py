@@ -120,9 +120,10 @@ def _read_nic(pci: Element, address: str) -> PciReading | None:
     nic = next(pci.named("nic"), None)
     if nic is None and _base_class(pci) != NETWORK:
         return None
-    names = (net.text("name") for net in nic.named("net")) if nic else ()
+    nets = nic.named("net") if nic else ()
+    names = [net.word("name") for net in nets if net.word("name")] or [address]
     kind = nic_kind(pci_class(pci.text("class")))
-    return PciReading(address=address, interfaces=tuple((name, kind) for name in [*filter(None, names)] or [address]))
+    return PciReading(address=address, interfaces=tuple((name, kind) for name in names))
 
 
 def _base_class(pci: Element) -> int:

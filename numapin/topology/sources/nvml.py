@@ -209,7 +209,6 @@ def _reading(nvml: ModuleType, index: int, handle: object) -> NvmlReading:
     pci = pci_address(_text(nvml.nvmlDeviceGetPciInfo(handle).busId))
     if pci is None:
         raise nvml.NVMLError(nvml.NVML_ERROR_INVALID_STATE)
-    own_node = _ask(nvml, nvml.nvmlDeviceGetNumaNodeId, handle)
     persistence = _ask(nvml, nvml.nvmlDeviceGetPersistenceMode, handle)
     nodes = _ask(nvml, nvml.nvmlDeviceGetMemoryAffinity, handle, _NODE_WORDS, nvml.NVML_AFFINITY_SCOPE_NODE)
     return NvmlReading(
@@ -219,10 +218,15 @@ def _reading(nvml: ModuleType, index: int, handle: object) -> NvmlReading:
         name=_optional_text(_ask(nvml, nvml.nvmlDeviceGetName, handle)),
         memory_nodes=_mask(nodes),
         cpus=_mask(_ask(nvml, nvml.nvmlDeviceGetCpuAffinity, handle, _CPU_WORDS)),
-        own_node=own_node if own_node is not None and own_node >= 0 else None,
+        own_node=_own_node(nvml, handle),
         pcie=_pcie(nvml, handle),
         persistence=None if persistence is None else bool(persistence),
     )
+
+
+def _own_node(nvml: ModuleType, handle: object) -> int | None:
+    node: int | None = _ask(nvml, nvml.nvmlDeviceGetNumaNodeId, handle)
+    return None if node is None or node < 0 else node
 
 
 def _pcie(nvml: ModuleType, handle: object) -> Pcie:

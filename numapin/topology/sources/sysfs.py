@@ -124,16 +124,20 @@ def _read_nodes(tree: Tree, online: CpuSet) -> Iterator[NodeReading]:
     listed = tree.numbers(f"{_NODE}/online")
     ids = present if listed is None else sorted(listed)
     for node in sorted(set(present).intersection(ids)):
-        at = f"{_NODE}/node{node}"
-        cpus = tree.numbers(f"{at}/cpulist", mask=f"{at}/cpumap") or CpuSet()
-        meminfo = tree.text(f"{at}/meminfo") or ""
-        yield NodeReading(
-            id=node,
-            cpus=cpus & online,
-            memory_bytes=_kilobytes(meminfo, "MemTotal"),
-            free_bytes=_kilobytes(meminfo, "MemFree"),
-            distances=_distances(tree.text(f"{at}/distance") or "", ids),
-        )
+        yield _read_node(tree, node, online, ids)
+
+
+def _read_node(tree: Tree, node: int, online: CpuSet, ids: list[int]) -> NodeReading:
+    at = f"{_NODE}/node{node}"
+    cpus = tree.numbers(f"{at}/cpulist", mask=f"{at}/cpumap") or CpuSet()
+    meminfo = tree.text(f"{at}/meminfo") or ""
+    return NodeReading(
+        id=node,
+        cpus=cpus & online,
+        memory_bytes=_kilobytes(meminfo, "MemTotal"),
+        free_bytes=_kilobytes(meminfo, "MemFree"),
+        distances=_distances(tree.text(f"{at}/distance") or "", ids),
+    )
 
 
 def _kilobytes(meminfo: str, key: str) -> int | None:
