@@ -193,7 +193,7 @@ def _own_cpus(near: dict[int, CpuSet], dram: CpuSet) -> dict[int, CpuSet]:
 
 def _distances(root: Element) -> dict[int, dict[int, int]]:
     """Return the latencies between NUMA nodes, from node to node."""
-    matrix = min(filter(_has_latencies, root.named("distances2")), key=_is_not_the_kernels, default=None)
+    matrix = min(filter(_has_latencies, root.named("distances2")), key=_is_added_by_user, default=None)
     if matrix is None:
         return {}
     nodes, values = _numbers(matrix, "indexes"), _numbers(matrix, "u64values")
@@ -211,8 +211,8 @@ def _has_latencies(matrix: Element) -> bool:
     return is_of_nodes and (matrix.number("kind") or 0) & _LATENCY != 0
 
 
-def _is_not_the_kernels(matrix: Element) -> bool:
-    """Return whether a user added a matrix; the kernel's own is NUMALatency."""
+def _is_added_by_user(matrix: Element) -> bool:
+    """Return whether a matrix is not the kernel's own, which is named NUMALatency."""
     return matrix.text("name") != "NUMALatency"
 
 
