@@ -6,6 +6,7 @@ Comes in: plain values. Goes out: plain values, files and lines on stderr.
 
     cpu_set.py    PURE  CpuSet, a set of CPUs or nodes, as Linux writes it: "0-3,8"
     bounds.py     PURE  the largest numbers that are accepted
+    gpu_uuid.py   PURE  UUIDs of GPUs, as CUDA compares them
     sizes.py      PURE  memory sizes as text: "38.5M"
     printable.py  PURE  replace invisible characters in untrusted text
     quoting.py    PURE  words quoted for a shell, harmless on a terminal

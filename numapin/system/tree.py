@@ -141,6 +141,7 @@ class _Walk:
 
     def __init__(self, root: str, path: str, *, follow_last: bool = True) -> None:
         self._steps = [os.open(root, os.O_PATH | os.O_CLOEXEC)]
+        self._name = ""  # by which the last step was opened
         try:
             self._go(path, follow_last=follow_last)
         except BaseException:
@@ -166,7 +167,18 @@ class _Walk:
             return os.open(".", flags, dir_fd=self.top)
         if not stat.S_ISREG(mode):
             raise OSError(errno.EINVAL, "not a regular file")
-        return os.open(f"/proc/self/fd/{self.top}", flags)
+        try:
+            return os.open(f"/proc/self/fd/{self.top}", flags)
+        except FileNotFoundError:  # /proc is not mounted
+            return self._open_by_name(flags)
+
+    def _open_by_name(self, flags: int) -> int:
+        """Open the file by its name. Raises OSError if the name means another file by now."""
+        fd = os.open(self._name, flags | os.O_NOFOLLOW, dir_fd=self._steps[-2])
+        if os.path.samestat(os.fstat(fd), os.fstat(self.top)):
+            return fd
+        os.close(fd)
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
     def _go(self, path: str, *, follow_last: bool) -> None:
         todo = path.split("/")[::-1]
@@ -177,6 +189,7 @@ class _Walk:
                 self._back_to(max(1, len(self._steps) - 1))
             elif name not in ("", "."):
                 self._steps.append(os.open(name, _LOOK, dir_fd=self.top))
+                self._name = name
                 if stat.S_ISLNK(os.fstat(self.top).st_mode) and (todo or follow_last):
                     num_links += 1
                     if num_links > _MAX_LINKS:

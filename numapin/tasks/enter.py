@@ -1,8 +1,8 @@
 """Bind this process as one of its host's tasks, and become the command. Edge.
 
-Comes in: which task this is, and a plan that was made once: a file, or what `numapin run` or a run directory left.
-Goes out: the command, in the same process, bound. It must be quick: click is not imported, and a reader of the machine
-only where NVML must tell which GPU a task sees (`_only_gpu`).
+Comes in: which task this is, and an existing plan: a file, a slice from `numapin run`, or a run directory's.
+Goes out: the command, in the same process, bound. It must be quick: it does not import click, and reads the machine
+only if NVML has to identify the GPU that a task sees (`_only_gpu`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from numapin.base import cpu_set
 from numapin.base.cpu_set import CpuSet
 from numapin.base.fields import Fields
+from numapin.base.gpu_uuid import GPU_PREFIX
 from numapin.base.regular_file import read_file
 from numapin.base.stderr import say
 from numapin.errors import MachineError
@@ -30,26 +31,26 @@ if TYPE_CHECKING:
 
     from numapin.tasks.identify import Task
 
-_GIVEN: Final = f"{BINDING}, which this rank was given"
+_GIVEN: Final = f"{BINDING}, set for this rank"
 _WRITE_ONE: Final = "write one with: numapin plan --nproc-per-node N --json > FILE"
 
 
 def find_slice(task: Task, environ: Mapping[str, str], *, file: str | None) -> Slice | None:
-    """Return this task's part of the plan that there is, inside the CPUs it may use; None where there is no plan.
+    """Return this task's part of an existing plan, inside the CPUs it may use; None if there is no plan.
 
-    1. `file`, as the user named it.
-    2. What `numapin run` gave this very rank, for a command of its that starts this.
+    1. `file`, which the user named.
+    2. The slice that `numapin run` gave this rank, if the rank's program started `numapin exec`.
     3. The plan in the run directory.
 
-    Raises MachineError where it cannot be read and UsageError where it is not for this task.
+    Raises MachineError if the plan cannot be read and UsageError if it is not for this task.
     """
-    found = _found(task, environ, file)
+    found = _find_plan(task, environ, file)
     if found is None:
         return None
     return replace(found, rank=inside(found.rank, CpuSet(os.sched_getaffinity(0))))
 
 
-def _found(task: Task, environ: Mapping[str, str], file: str | None) -> Slice | None:
+def _find_plan(task: Task, environ: Mapping[str, str], file: str | None) -> Slice | None:
     if file is not None:
         return _slice(read_plan_file(file), task, environ, source=file)
     if (own := _own_binding(task, environ)) is not None:
@@ -77,9 +78,9 @@ def _own_binding(task: Task, environ: Mapping[str, str]) -> RankPlan | None:
 
 
 def _virtual_rank(task: Task, environ: Mapping[str, str]) -> int | None:
-    """Return which local rank of torch's a 0 may stand for: --virtual-local-rank makes LOCAL_RANK 0 in every rank.
+    """Return the local rank that torchrun's --virtual-local-rank may hide: it sets LOCAL_RANK=0 in every rank.
 
-    RANK tells it where every host has as many ranks.
+    RANK gives it if every host has the same number of ranks.
     """
     rank = number(environ.get("RANK", ""))
     is_torchs = "TORCHELASTIC_RUN_ID" in environ and task.rank == 0
@@ -87,7 +88,7 @@ def _virtual_rank(task: Task, environ: Mapping[str, str]) -> int | None:
 
 
 def read_plan_file(path: str) -> str:
-    """Return the text of the file that the user named, which may be anybody's. Raises MachineError."""
+    """Return the text of a plan file that the user named and that may come from anyone. Raises MachineError."""
     try:
         content = read_file(path, max_bytes=handover.MAX_FILE_BYTES, what="plan")
     except OSError as error:
@@ -102,21 +103,21 @@ def _slice(text: str, task: Task, environ: Mapping[str, str], *, source: str) ->
 
 
 def _one_visible(environ: Mapping[str, str]) -> str | None:
-    """Return what CUDA_VISIBLE_DEVICES calls the one GPU that this task sees, None where it lists several, or none."""
+    """Return the only entry of CUDA_VISIBLE_DEVICES; None if it lists several GPUs or none."""
     visible = environ.get("CUDA_VISIBLE_DEVICES", "").strip()
     if not visible or "," in visible:
         return None
-    if visible.startswith("GPU-"):
+    if visible.startswith(GPU_PREFIX):
         return visible
-    from numapin.topology.visible import hides_all  # here: most tasks see a UUID or several GPUs, and are spared it
+    from numapin.topology.visible import hides_all  # here: most tasks see a UUID or several GPUs and do not need it
 
     return None if hides_all(visible) else visible
 
 
 def _only_gpu(environ: Mapping[str, str]) -> GpuRef | None:
-    """Ask NVML which GPU this task sees, because the plan has no such UUID. None where it cannot tell.
+    """Ask NVML which GPU this task sees, because the plan does not have its UUID. None: unknown.
 
-    An index says nothing by itself: in a container or cgroup of its own every task's is 0.
+    An index is not enough: in a container or cgroup of its own, every task has index 0.
     """
     from numapin.topology.discover import discover
 
@@ -128,36 +129,47 @@ def _only_gpu(environ: Mapping[str, str]) -> GpuRef | None:
 
 
 def enter(part: Slice, task: Task, command: Sequence[str], *, strict: bool, verbose: bool) -> NoReturn:
-    """Bind this process, say what came of it, and become the command.
+    """Bind this process, report the result, and become the command.
 
-    Raises BindingRefused with `strict`, where anything cannot be bound exactly as planned.
+    Raises BindingRefused with `strict` if anything cannot be bound exactly as planned.
     """
     applied = bind.apply(part.rank)
     rank = bind.as_bound(part.rank, applied.shortfalls)
     if strict:
         rank.require_exact(see="numapin exec --verbose")
     if task.rank == 0:
-        for text in part.warnings:
-            say(f"warning: {text}")
+        _say_each("warning: ", part.warnings)
     if not rank.exact:
         say(f"warning: rank {task.rank}: {rank.reason}")
     if verbose:
-        for text in _story(part, task, applied):
-            say(f"rank {task.rank}: {text}")
+        _say_each(f"rank {task.rank}: ", _details(part, task, applied))
     become(list(command), json.dumps(rank.to_json()), rank.num_threads)
 
 
-def _story(part: Slice, task: Task, applied: bind.Applied) -> tuple[str, ...]:
-    """Say what was found, what was planned, and what holds."""
+def _say_each(prefix: str, texts: tuple[str, ...]) -> None:
+    for text in texts:
+        say(f"{prefix}{text}")
+
+
+def _details(part: Slice, task: Task, applied: bind.Applied) -> tuple[str, ...]:
+    """Return what --verbose reports: what was found, what was planned, and what holds."""
     rank = part.rank
-    held = f"{applied.memory or 'unknown'} {cpu_set.render(applied.nodes)}".rstrip()
-    threads = os.environ.get("OMP_NUM_THREADS")
-    ignored = (f"{BINDING} was set, and does not count",) if BINDING in os.environ and part.source != _GIVEN else ()
+    memory = f"{applied.memory or 'unknown'} {cpu_set.render(applied.nodes)}".rstrip()
     return (
         f"this is {task}",
-        *(*task.notes, *part.notes, *ignored),
+        *(*task.notes, *part.notes, *_ignored_binding(part)),
         f"the plan: {part.source}",
         f"the reason: {rank.reason}",
-        f"bound to: CPUs {cpu_set.render(applied.cpus)}, memory {held}",
-        f"OMP_NUM_THREADS={rank.num_threads}" if threads is None else f"OMP_NUM_THREADS={threads} was set, and stays",
+        f"bound to: CPUs {cpu_set.render(applied.cpus)}, memory {memory}",
+        _threads(rank),
     )
+
+
+def _ignored_binding(part: Slice) -> tuple[str, ...]:
+    is_ignored = BINDING in os.environ and part.source != _GIVEN
+    return (f"{BINDING} was set and is ignored",) if is_ignored else ()
+
+
+def _threads(rank: RankPlan) -> str:
+    kept = os.environ.get("OMP_NUM_THREADS")
+    return f"OMP_NUM_THREADS={rank.num_threads}" if kept is None else f"OMP_NUM_THREADS={kept} was set and is kept"

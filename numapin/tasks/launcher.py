@@ -1,6 +1,6 @@
-"""What started this task, and which CPUs that has. Edge.
+"""The CPUs of the process that started this task. Edge.
 
-Comes in: a task, and /proc. Goes out: CPUs, to tell those that a task was given from those it shares.
+Comes in: a task, and /proc. Goes out: CPUs, which show whether the task got CPUs of its own or shares its launcher's.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def launcher_cpus(task: Task) -> CpuSet | None:
-    """Return the CPUs of the process that started this task: torchrun, Open MPI's daemon, slurmstepd; None if unknown.
+    """Return the CPUs of the process that started this task (torchrun, Open MPI's daemon, slurmstepd), or None.
 
-    It is the first above this one that was not started with a rank in its environment: what lies between are wrappers
-    of the task, such as shell scripts.
+    It is the nearest ancestor that was not started with a rank in its environment. Those below it are wrappers of the
+    task, such as shell scripts.
     """
     pid = os.getppid()
     while pid > 0 and is_of_task(environment_of(pid) or {}, task):

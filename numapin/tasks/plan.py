@@ -1,7 +1,7 @@
-"""A plan that is made for one task, where something else started the tasks. Pure.
+"""A plan for one task, where another launcher started the tasks. Pure.
 
-Comes in: a `Task`, a `Request`, and the machine as this task may use it. Goes out: the task's `Slice`, and whether its
-CPUs are its own.
+Comes in: a `Task`, a `Request`, and the machine as this task may use it. Goes out: the task's `Slice`, and whether the
+task has CPUs of its own.
 """
 
 from __future__ import annotations
@@ -23,10 +23,18 @@ if TYPE_CHECKING:
 
 
 def has_own_cpus(own: CpuSet, *, launcher: CpuSet | None, limit: int | None, size: int | None) -> bool:
-    """Say whether the CPUs of this task are not those of its neighbours, too.
+    """Return whether this task's CPUs are its own, and not shared with its neighbours.
 
-    They are its own where the launcher has more, and enough to give each of `size` tasks as many. `limit` is what the
-    resource manager says that it gave to all of them. `launcher` None is unknown.
+    They are if the launcher has more CPUs than the task, and enough to give every task as many.
+
+    Args:
+        own: The CPUs that this task may use.
+        launcher: The launcher's CPUs. None: unknown.
+        limit: The number of CPUs that the resource manager gave to all tasks. None: unknown.
+        size: The number of tasks. None: unknown.
+
+    Returns:
+        Whether the CPUs are this task's own.
     """
     if launcher is None or not own < launcher:
         return False
@@ -35,52 +43,63 @@ def has_own_cpus(own: CpuSet, *, launcher: CpuSet | None, limit: int | None, siz
 
 
 def plan_task(topology: Topology, request: Request, task: Task, *, own_cpus: bool) -> Slice:
-    """Plan for the tasks of this host inside what is allowed, and return this task's part.
+    """Plan for this host's tasks inside the allowed CPUs, and return this task's part.
 
-    With `own_cpus` the plan is for this task alone. A task that sees one GPU uses that one, whatever its rank. The GPUs
-    that --gpus names are those of `settle_gpus`: in `rank_gpus`. Raises what `make_plan` raises, and UsageError where
-    the number of tasks matters and is unknown.
+    A task that sees one GPU uses that one, whatever its rank.
+
+    Args:
+        topology: The machine as this task may use it.
+        request: The user's options. Its GPUs are settled: `settle_gpus` has put those of --gpus into `rank_gpus`.
+        task: This task.
+        own_cpus: Whether to plan for this task alone, because its CPUs are its own.
+
+    Returns:
+        The task's part.
+
+    Raises:
+        UsageError: The number of tasks matters and is unknown, or `make_plan` refuses the request.
     """
     allowed = str(topology.allowed.cpus)
     notes: tuple[str, ...] = ()
     if own_cpus:
         source = f"made here, for this task alone: CPUs {allowed} are its own"
-        made, index = make_plan(topology, _alone(topology, request, task)), 0
+        made, index = make_plan(topology, _for_one_task(topology, request, task)), 0
     else:
         size, notes = _size(topology, request, task)
         source = f"made here, for {size} tasks on CPUs {allowed}"
-        made, index = make_plan(topology, _among(topology, request, task, size)), task.rank
+        made, index = make_plan(topology, _for_all_tasks(topology, request, task, size)), task.rank
     rank = replace(made.ranks[index], local_rank=task.rank)
     inexact = inexact_warnings(made.ranks)
     warnings = tuple(text for text in made.warnings if text not in inexact)
     return Slice(rank=rank, source=source, warnings=warnings, notes=notes)
 
 
-def _alone(topology: Topology, request: Request, task: Task) -> Request:
-    alone = replace(request, num_ranks=1)
-    if request.rank_gpus:
-        return replace(alone, rank_gpus=(request.rank_gpus[task.rank % len(request.rank_gpus)],))
-    if not topology.visible_gpus:
-        return alone
-    gpu = topology.visible_gpus[task.rank % len(topology.visible_gpus)]
-    return replace(alone, rank_gpus=(None if gpu.cuda_index is None else gpu.index,))
+def _for_one_task(topology: Topology, request: Request, task: Task) -> Request:
+    gpus = request.rank_gpus or tuple(map(_number_of, topology.visible_gpus))
+    rank_gpus = (gpus[task.rank % len(gpus)],) if gpus else request.rank_gpus
+    return replace(request, num_ranks=1, rank_gpus=rank_gpus)
 
 
-def _among(topology: Topology, request: Request, task: Task, size: int) -> Request:
+def _number_of(gpu: Gpu) -> int | None:
+    """Return a GPU's NVML index; None if CUDA's order is unknown, because the rank's GPU is then unknown too."""
+    return None if gpu.cuda_index is None else gpu.index
+
+
+def _for_all_tasks(topology: Topology, request: Request, task: Task, size: int) -> Request:
+    rank_gpus = request.rank_gpus
     visible = topology.visible_gpus
-    among = replace(request, num_ranks=size)
-    if request.rank_gpus:
-        return replace(among, rank_gpus=in_turn(request.rank_gpus, size))
-    if len(visible) != 1:
-        return among
-    return replace(among, rank_gpus=tuple(gpu.index for gpu in _gpus_of_all(topology, visible[0], task, size)))
+    if rank_gpus:
+        rank_gpus = in_turn(rank_gpus, size)
+    elif len(visible) == 1:
+        rank_gpus = tuple(gpu.index for gpu in _gpus_of_all(topology, visible[0], task, size))
+    return replace(request, num_ranks=size, rank_gpus=rank_gpus)
 
 
 def _gpus_of_all(topology: Topology, own: Gpu, task: Task, size: int) -> tuple[Gpu, ...]:
-    """Return the GPUs of all tasks, of which this one sees its own only.
+    """Return the GPUs of all tasks, of which this task sees only its own.
 
-    That they are in order, one a task, is believed where it fits this task's; else all are counted as on this GPU, so
-    that whatever is split is split into enough parts.
+    They are taken to be in order, one per task, if that fits this task's GPU. Otherwise all tasks are counted on this
+    GPU, so that shared CPUs are split into enough parts.
     """
     in_order = topology.gpus[:size]
     fits = len(in_order) == size and in_order[task.rank] == own
@@ -88,17 +107,23 @@ def _gpus_of_all(topology: Topology, own: Gpu, task: Task, size: int) -> tuple[G
 
 
 def _size(topology: Topology, request: Request, task: Task) -> tuple[int, tuple[str, ...]]:
-    """Return the number of tasks; where nobody told, one per GPU. Raises UsageError where that cannot be."""
+    """Return the number of tasks, by default one per GPU, and notes. Raises UsageError if it cannot be that many."""
     if task.size is not None:
         return task.size, ()
-    seen = len(request.rank_gpus) if request.rank_gpus else len(topology.visible_gpus)
-    assumed = seen if seen > 1 else len(topology.gpus)
+    assumed = _assumed_size(topology, request)
     if task.rank < assumed:
-        return assumed, (f"assumed: {assumed} tasks on this host, one per GPU; nobody told, see --local-size",)
+        note = f"assumed: {assumed} tasks on this host, one per GPU; no variable gives the number, see --local-size"
+        return assumed, (note,)
     if request.bind is Bind.NONE:
         return task.rank + 1, ()
-    told = " and ".join(task.told_by)
+    settings = " and ".join(task.settings)
     raise UsageError(
-        f"how many tasks share this host is unknown: {told}, and there are {assumed} GPUs",
-        "say it: numapin exec --local-size N -- command",
+        f"the number of tasks on this host is unknown: {settings}, and there are {assumed} GPUs",
+        "give it: numapin exec --local-size N -- command",
     )
+
+
+def _assumed_size(topology: Topology, request: Request) -> int:
+    """Return one task per GPU: of the GPUs that this task sees, or of all if it sees only its own."""
+    num_gpus = len(request.rank_gpus or topology.visible_gpus)
+    return num_gpus if num_gpus > 1 else len(topology.gpus)

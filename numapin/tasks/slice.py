@@ -1,7 +1,7 @@
-"""One task's part of a plan that was made once, where something else started the tasks. Pure.
+"""One task's part of an existing plan, where another launcher started the tasks. Pure.
 
-Comes in: a `Task` and a `Plan`. Goes out: the `RankPlan` of this task, and what the user should know. Reads no machine:
-it must be quick.
+Comes in: a `Task` and a `Plan`. Goes out: the `RankPlan` of this task, and what the user should know. It does not read
+the machine, because it must be quick.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from numapin.base import cpu_set
+from numapin.base.gpu_uuid import GPU_PREFIX, uuid_digits
 from numapin.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,13 +20,15 @@ if TYPE_CHECKING:
     from numapin.plan.model import GpuRef, Plan, RankPlan
     from numapin.tasks.identify import Task
 
-_PREFIX: Final = "GPU-"
-_UUID_DIGITS: Final = 32  # as in topology/visible.py, which costs more to import than all of this
+_PLAN_AGAIN: Final = "numapin plan --nproc-per-node N --json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
-    """What one task gets; `warnings` are about the whole host, for one of its tasks to say, `notes` for the curious."""
+    """One task's part of a plan.
+
+    `warnings` are about the whole host, so only one of its tasks prints them; `notes` are printed with --verbose.
+    """
 
     rank: RankPlan
     source: str
@@ -36,74 +39,112 @@ class Slice:
 def slice_of(
     plan: Plan, task: Task, *, source: str, visible: str | None = None, ask: Callable[[], GpuRef | None] = lambda: None
 ) -> Slice:
-    """Return the task's rank of a plan: one on the only GPU that it sees, else by local rank.
+    """Return the task's rank of a plan.
 
-    `visible` is what CUDA_VISIBLE_DEVICES calls that GPU, None where it sees several; `ask` returns what NVML calls it,
-    and is called where the plan has no such UUID. Where the plan has not that GPU, the number counts and the rank is
-    not exact. Raises UsageError where the plan has no such rank.
+    A task that sees one GPU gets a rank on that GPU; any other task gets the rank of its number. If no rank is on that
+    GPU, the number decides too, and the rank is not exact.
+
+    Args:
+        plan: The plan of all ranks of a host.
+        task: This task.
+        source: The name of the plan for messages.
+        visible: The only entry of CUDA_VISIBLE_DEVICES. None: the task sees several GPUs or none.
+        ask: Returns NVML's description of that GPU; called only if the plan does not have its UUID.
+
+    Returns:
+        The task's part, under the task's own number.
+
+    Raises:
+        UsageError: The plan has no such rank.
     """
     on_gpu, gpu = ((), None) if visible is None else _ranks_on(plan, visible, ask)
-    rank = next((rank for rank in on_gpu or plan.ranks if rank.local_rank == task.rank), None)
-    if rank is None and on_gpu:
-        rank = on_gpu[task.rank % len(on_gpu)]
+    if on_gpu:
+        rank = _of_number(on_gpu, task) or on_gpu[task.rank % len(on_gpu)]
+    else:
+        rank = _required_of_number(plan, task, source=source)
+        if visible is not None:
+            rank = _without_its_gpu(rank, source=source, gpu=_name(gpu) or visible)
+    rank = replace(rank, local_rank=task.rank, gpu=gpu or rank.gpu)
+    return Slice(rank=rank, source=source, warnings=_size_warnings(plan, task, source))
+
+
+def _of_number(ranks: tuple[RankPlan, ...], task: Task) -> RankPlan | None:
+    return next((rank for rank in ranks if rank.local_rank == task.rank), None)
+
+
+def _required_of_number(plan: Plan, task: Task, *, source: str) -> RankPlan:
+    rank = _of_number(plan.ranks, task)
     if rank is None:
-        raise UsageError(
-            f"{source} is for ranks {cpu_set.render(rank.local_rank for rank in plan.ranks) or 'none'}; this is {task}",
-            "make it again for this job: numapin plan --nproc-per-node N --json",
-        )
-    if visible is not None and not on_gpu:
-        rank = _by_number(rank, source=source, name=(gpu and (gpu.uuid or gpu.pci)) or visible)
-    differs = task.size is not None and task.size != len(plan.ranks)
-    warnings = (f"{source} is for {len(plan.ranks)} ranks, and {task.size} run here",) if differs else ()
-    return Slice(rank=replace(rank, local_rank=task.rank, gpu=gpu or rank.gpu), source=source, warnings=warnings)
+        planned = cpu_set.render(rank.local_rank for rank in plan.ranks) or "none"
+        raise UsageError(f"{source} is for ranks {planned}; this is {task}", f"plan again for this job: {_PLAN_AGAIN}")
+    return rank
 
 
-def _ranks_on(plan: Plan, visible: str, ask: Callable[[], GpuRef | None]) -> tuple[tuple[RankPlan, ...], GpuRef | None]:
-    """Return the ranks on the one visible GPU, and what NVML calls it, where that was asked.
-
-    By its UUID, which one host has; else by its PCI address, which all hosts of a kind share.
-    """
-    if ranks := _ranks_called(plan, visible):
-        return ranks, None
-    gpu = ask()
-    ranks = _ranks_called(plan, gpu.uuid) if gpu and gpu.uuid else ()
-    pci = gpu and gpu.pci
-    return ranks or tuple(rank for rank in plan.ranks if pci and rank.gpu and rank.gpu.pci == pci), gpu
-
-
-def _ranks_called(plan: Plan, uuid: str) -> tuple[RankPlan, ...]:
-    """Return the ranks on the GPU of that UUID; none for a beginning that several have, which CUDA does not take."""
-    ranks = tuple(rank for rank in plan.ranks if rank.gpu and _is_called(rank.gpu, uuid))
-    return ranks if len({rank.gpu for rank in ranks}) == 1 else ()
-
-
-def _by_number(rank: RankPlan, *, source: str, name: str) -> RankPlan:
-    """Return the rank that its number chose, because the plan has no rank on the task's GPU: not exact."""
-    why = f"{source} has no rank on GPU {name}, the only one that this task sees, so that its number counts"
-    remedy = "make the plan on this kind of host: numapin plan --nproc-per-node N --json"
+def _without_its_gpu(rank: RankPlan, *, source: str, gpu: str) -> RankPlan:
+    """Return a rank that was chosen by its number because the plan has no rank on the task's GPU: it is not exact."""
+    why = f"{source} has no rank on GPU {gpu}, the only one that this task sees, so the rank was chosen by its number"
+    remedy = f"make the plan on this kind of host: {_PLAN_AGAIN}"
     return replace(rank, exact=False, reason=f"{rank.reason}; {why}; {remedy}")
 
 
-def _is_called(gpu: GpuRef, uuid: str) -> bool:
-    """Say whether that is the GPU's UUID, or a beginning of it, as CUDA reads them: in any case, dashes left out."""
-    digits = _digits(uuid)
-    return uuid.startswith(_PREFIX) and digits != "" and _digits(gpu.uuid or "").startswith(digits)
+def _size_warnings(plan: Plan, task: Task, source: str) -> tuple[str, ...]:
+    num_ranks = len(plan.ranks)
+    if task.size in (None, num_ranks):
+        return ()
+    return (f"{source} is for {num_ranks} ranks, but {task.size} run here",)
 
 
-def _digits(uuid: str) -> str:
-    return uuid.removeprefix(_PREFIX).replace("-", "").lower()[:_UUID_DIGITS]
+# --- the ranks on one GPU --------------------------------------------------------------------------------------------
+
+
+def _ranks_on(plan: Plan, visible: str, ask: Callable[[], GpuRef | None]) -> tuple[tuple[RankPlan, ...], GpuRef | None]:
+    """Return the ranks on the one visible GPU, and NVML's description of that GPU if it was needed.
+
+    The UUID identifies it on one host; the PCI address is the same on all hosts of a kind.
+    """
+    ranks = _ranks_called(plan, visible)
+    gpu = None if ranks else ask()
+    if gpu is None:
+        return ranks, None
+    return _ranks_called(plan, gpu.uuid or "") or _ranks_at(plan, gpu.pci), gpu
+
+
+def _ranks_called(plan: Plan, uuid: str) -> tuple[RankPlan, ...]:
+    """Return the ranks on the GPU of this UUID; none if several GPUs' UUIDs start so, because CUDA refuses that."""
+    digits = uuid_digits(uuid)
+    if not uuid.startswith(GPU_PREFIX) or not digits:
+        return ()
+    ranks = tuple(rank for rank in plan.ranks if _digits_of(rank).startswith(digits))
+    return ranks if len({rank.gpu for rank in ranks}) == 1 else ()
+
+
+def _digits_of(rank: RankPlan) -> str:
+    return "" if rank.gpu is None else uuid_digits(rank.gpu.uuid or "")
+
+
+def _ranks_at(plan: Plan, pci: str | None) -> tuple[RankPlan, ...]:
+    if pci is None:
+        return ()
+    return tuple(rank for rank in plan.ranks if rank.gpu and rank.gpu.pci == pci)
+
+
+def _name(gpu: GpuRef | None) -> str | None:
+    return None if gpu is None else gpu.uuid or gpu.pci
+
+
+# --- the CPUs that a task may use ------------------------------------------------------------------------------------
 
 
 def inside(rank: RankPlan, allowed: CpuSet) -> RankPlan:
-    """Return the rank with the CPUs that this task may use; where it may use none of the planned, it keeps its own.
+    """Return the rank with the planned CPUs that this task may use; with all that it may use if none was planned.
 
-    A resource manager that gave fewer CPUs meant it.
+    A resource manager that gave fewer CPUs did so on purpose.
     """
     if rank.cpus <= allowed and rank.cpus:
         return rank
     cpus = rank.cpus & allowed or allowed
-    lost = str(rank.cpus - allowed) or "none"
-    why = f"planned CPUs {lost} are not among those that this task was given ({allowed})"
+    missing = str(rank.cpus - allowed) or "none"
+    why = f"planned CPUs {missing} are not among those that this task was given ({allowed})"
     return replace(
         rank, cpus=cpus, num_threads=min(rank.num_threads, len(cpus)), exact=False, reason=f"{rank.reason}; {why}"
     )

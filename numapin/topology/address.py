@@ -1,7 +1,7 @@
 """PCI addresses as text. Pure.
 
-Comes in: an address as the kernel, NVML, hwloc, NCCL or a user writes it. Goes out: the kernel's spelling, or a key to
-sort by.
+Comes in: an address as the kernel, NVML, hwloc, NCCL or a user writes it. Goes out: the kernel's spelling, or a sort
+key.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from typing import Final
 _PCI: Final = re.compile(r"(?:([0-9a-fA-F]{1,8}):)?([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\.([0-7])", re.ASCII)
 
 
-def pci_address(text: str) -> str | None:
-    """Return a PCI address in the kernel's spelling ("0000:1b:00.0"), or None where the text is not one.
+def pci_address(text: str | None) -> str | None:
+    """Return a PCI address in the kernel's spelling ("0000:1b:00.0"), or None if the text is not one.
 
-    NVML writes 8 domain digits and upper case, hwloc and the kernel 4 and lower case; domains above 0xffff keep theirs.
+    NVML writes 8 domain digits in upper case, hwloc and the kernel 4 in lower case; larger domains keep theirs.
     """
-    match = _PCI.fullmatch(text.strip())
+    match = _PCI.fullmatch((text or "").strip())
     if match is None:
         return None
     return f"{int(match[1] or '0', 16):04x}:{match[2]}:{match[3]}.{match[4]}".lower()
 
 
 def pci_order(address: str | None) -> tuple[int, ...]:
-    """Return domain, bus, device and function, by which CUDA sorts too; nothing, which comes first, where unknown."""
+    """Return domain, bus, device and function, CUDA's sort key too; an empty tuple, which sorts first, if unknown."""
     match = _PCI.fullmatch(address or "")
-    return tuple(int(part or "0", 16) for part in match.groups()) if match else ()
+    return () if match is None else tuple(int(part, 16) for part in match.groups("0"))

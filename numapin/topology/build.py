@@ -1,13 +1,14 @@
-"""Judge the readings. Pure.
+"""Build a `Topology` from the readings. Pure.
 
-Comes in: `Readings` of one machine. Goes out: its `Topology`, in which every GPU's node has a source, or is None.
+Comes in: `Readings` of one machine. Goes out: its `Topology`, in which every GPU's node has a source or is None.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from itertools import count, islice
+from itertools import count, islice, starmap
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from numapin.base import cpu_set
@@ -32,13 +33,13 @@ from numapin.topology.readings import CpuReading, NodeReading, NvmlReading, PciR
 from numapin.topology.visible import apply_visibility
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 
 def build(readings: Readings, *, visible_devices: str | None = None, device_order: str | None = None) -> Topology:
-    """Turn readings into a topology; the two texts are CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER.
+    """Build a topology; the two texts are the values of CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER.
 
-    Raises ValueError (`Topology`'s own checks) where readings contradict themselves and no rule below settles it.
+    Raises ValueError (`Topology`'s own checks) if readings contradict each other and no rule below decides.
     """
     _require_counts(readings)
     cpus = {reading.cpu: reading for reading in readings.cpus}
@@ -50,7 +51,6 @@ def build(readings: Readings, *, visible_devices: str | None = None, device_orde
     )
     nics = _nics(readings, homes)
     links, links_notes = links_of(readings, gpus, nics)
-    allowed_nodes = CpuSet(node.id for node in nodes)
     return Topology(
         host=readings.host,
         source=readings.source,
@@ -58,7 +58,8 @@ def build(readings: Readings, *, visible_devices: str | None = None, device_orde
         nodes=nodes,
         cores=cores,
         allowed=Allowed(
-            cpus=_within(readings.allowed_cpus, CpuSet(cpus)), nodes=_within(readings.allowed_nodes, allowed_nodes)
+            cpus=_within(readings.allowed_cpus, CpuSet(cpus)),
+            nodes=_within(readings.allowed_nodes, CpuSet(node.id for node in nodes)),
         ),
         gpus=gpus,
         nics=nics,
@@ -68,11 +69,11 @@ def build(readings: Readings, *, visible_devices: str | None = None, device_orde
 
 
 def _require_counts(readings: Readings) -> None:
-    """Raise ValueError where there is more of anything than any machine has, before it is put together."""
+    """Raise ValueError if there are more parts of a kind than any machine has, before they are put together."""
     for what, num, most in (
         ("CPUs", len(readings.cpus), MAX_CPUS),
         ("NUMA nodes", len(readings.nodes), MAX_NODES),
-        ("GPUs", max(sum(reading.is_gpu for reading in readings.pci), len(readings.nvml.gpus or ())), MAX_GPUS),
+        ("GPUs", readings.num_gpus, MAX_GPUS),
         ("network interfaces", sum(len(reading.interfaces) for reading in readings.pci), MAX_NICS),
     ):
         if num > most:
@@ -82,37 +83,49 @@ def _require_counts(readings: Readings) -> None:
 def with_gpu_nodes(
     topology: Topology, pairs: Iterable[tuple[str, int]], *, source: NodeSource = NodeSource.USER
 ) -> Topology:
-    """Put GPUs on the nodes that `source`, the user, named, by pairs of a GPU (see `Topology.find_gpu`) and a node.
+    """Put GPUs on the given nodes, which overrule every reading; notes say what they replaced.
 
-    The user's word wins over every reading, and a note says what it replaced. Raises UsageError for a GPU or a node
-    that is not there, a node without CPUs, and a GPU on two nodes.
+    Args:
+        topology: The machine as it was read.
+        pairs: Pairs of a GPU (see `Topology.find_gpu`) and its node.
+        source: Where the pairs come from.
+
+    Returns:
+        The same machine with these GPUs on these nodes, and with new links.
+
+    Raises:
+        UsageError: A GPU or node does not exist, a node has no CPUs, or a GPU is on two nodes.
     """
-    homes = _homes(topology, pairs)
+    chosen = _chosen_nodes(topology, pairs)
     cpus = {node.id: node.cpus for node in topology.nodes}
-    gpus = tuple(
-        gpu if (home := homes.get(gpu.index)) is None else replace(gpu, node=home, node_source=source, cpus=cpus[home])
-        for gpu in topology.gpus
-    )
-    replaced = tuple(
-        f"--gpu-nodes puts {gpu.label} on node {homes[gpu.index]}; {gpu.node_source} says node {gpu.node}"
-        for gpu in topology.gpus
-        if gpu.index in homes and gpu.node not in (None, homes[gpu.index])
-    )
-    moved = frozenset(gpu.label for gpu in gpus if gpu.index in homes)
+    by_index = {gpu.index: gpu for gpu in topology.gpus}
+    moved = {
+        index: replace(by_index[index], node=node, node_source=source, cpus=cpus[node])
+        for index, node in chosen.items()
+    }
+    gpus = tuple(moved.get(gpu.index, gpu) for gpu in topology.gpus)
     nodes = {nic.name: nic.node for nic in topology.nics} | {gpu.label: gpu.node for gpu in gpus}
-    links = with_moved(topology.links, moved, nodes)
-    return replace(topology, gpus=gpus, links=links, notes=(*topology.notes, *replaced))
+    links = with_moved(topology.links, frozenset(gpu.label for gpu in moved.values()), nodes)
+    return replace(topology, gpus=gpus, links=links, notes=(*topology.notes, *_replaced_notes(topology, chosen)))
 
 
-def _homes(topology: Topology, pairs: Iterable[tuple[str, int]]) -> dict[int, int]:
-    """Return the node that the user names for each GPU, by the GPU's index."""
-    homes: dict[int, int] = {}
+def _chosen_nodes(topology: Topology, pairs: Iterable[tuple[str, int]]) -> dict[int, int]:
+    """Return the node that the user gave for each GPU, by the GPU's index."""
+    chosen: dict[int, int] = {}
     for key, node in pairs:
         gpu = topology.find_gpu(key, option="--gpu-nodes")
         _require_cpu_node(topology, node)
-        if homes.setdefault(gpu.index, node) != node:
-            raise UsageError(f"--gpu-nodes puts {gpu.label} on nodes {homes[gpu.index]} and {node}", "name it once")
-    return homes
+        if chosen.setdefault(gpu.index, node) != node:
+            raise UsageError(f"--gpu-nodes puts {gpu.label} on nodes {chosen[gpu.index]} and {node}", "name it once")
+    return chosen
+
+
+def _replaced_notes(topology: Topology, chosen: Mapping[int, int]) -> tuple[str, ...]:
+    return tuple(
+        f"--gpu-nodes puts {gpu.label} on node {chosen[gpu.index]}; {gpu.node_source} says node {gpu.node}"
+        for gpu in topology.gpus
+        if gpu.index in chosen and gpu.node not in (None, chosen[gpu.index])
+    )
 
 
 def _require_cpu_node(topology: Topology, node: int) -> None:
@@ -130,16 +143,15 @@ def _require_cpu_node(topology: Topology, node: int) -> None:
 def _nodes(readings: Readings, cpus: Mapping[int, CpuReading]) -> tuple[Node, ...]:
     own = CpuSet(gpu.own_node for gpu in readings.nvml.gpus or () if gpu.own_node is not None)
     gpu_memory = readings.gpu_memory_nodes | own
-    # A kernel without NUMA shows no node at all; it behaves as one node 0, which libnuma and hwloc also make up.
-    seen = readings.nodes or (NodeReading(id=0, cpus=CpuSet(cpus), distances={0: 10}),)
+    # A kernel without NUMA shows no nodes. It behaves as one node 0, which libnuma and hwloc also make up.
+    found = readings.nodes or (NodeReading(id=0, cpus=CpuSet(cpus), distances={0: 10}),)
     inside, packages_of = cpu_set.Inside(cpus), _packages_of(cpus)
-    return tuple(
-        _node(reading, inside.of(reading.cpus), packages_of, gpu_memory) for reading in sorted(seen, key=lambda r: r.id)
-    )
+    in_order = sorted(found, key=attrgetter("id"))
+    return tuple(_node(reading, inside.of(reading.cpus), packages_of, gpu_memory) for reading in in_order)
 
 
 def _packages_of(cpus: Mapping[int, CpuReading]) -> Callable[[CpuSet], frozenset[int | None]]:
-    """Return what gives the packages of a set of CPUs; it is asked for the same few sets again and again."""
+    """Return a function for the packages of a set of CPUs, cached because the same few sets come again and again."""
     return cache(lambda members: frozenset(cpus[cpu].package for cpu in members))
 
 
@@ -149,13 +161,12 @@ def _node(
     packages_of: Callable[[CpuSet], frozenset[int | None]],
     gpu_memory: CpuSet,
 ) -> Node:
-    packages = packages_of(online)
     without_cpus = NodeKind.GPU if reading.id in gpu_memory else NodeKind.MEMORY
     return Node(
         id=reading.id,
         kind=NodeKind.CPU if online else without_cpus,
         cpus=online,
-        package=next(iter(packages)) if len(packages) == 1 else None,
+        package=_only(packages_of(online)),
         memory_bytes=reading.memory_bytes,
         free_bytes=reading.free_bytes,
         distances=dict(reading.distances),
@@ -165,29 +176,26 @@ def _node(
 def _cores(cpus: Mapping[int, CpuReading], nodes: tuple[Node, ...]) -> tuple[Core, ...]:
     homes = _unique_homes(nodes)
     left = set(cpus)
-    lowest = cache(min)  # of the L3 groups, which are as large as they are few
+    lowest = cache(min)  # of the L3 groups, which are large but few
     cores = []
     for cpu in sorted(cpus):
-        if cpu not in left:
-            continue
-        reading = cpus[cpu]
-        members = CpuSet(reading.siblings & left | {cpu})  # a sibling list that overlaps another loses to the first
-        left -= members
-        core_nodes = {homes.get(member) for member in members}
-        cores.append(
-            Core(
-                id=cpu,
-                cpus=members,
-                node=core_nodes.pop() if len(core_nodes) == 1 else None,
-                package=reading.package,
-                l3=lowest(reading.l3) if reading.l3 else None,
-            )
-        )
+        if cpu in left:
+            reading = cpus[cpu]
+            members = CpuSet(reading.siblings & left | {cpu})  # of two overlapping sibling lists, the first counts
+            left -= members
+            node = _only({homes.get(member) for member in members})
+            l3 = lowest(reading.l3) if reading.l3 else None
+            cores.append(Core(id=cpu, cpus=members, node=node, package=reading.package, l3=l3))
     return tuple(cores)
 
 
+def _only(members: Collection[int | None]) -> int | None:
+    """Return the only member of a set, or None if there are several or none."""
+    return next(iter(members)) if len(members) == 1 else None
+
+
 def _unique_homes(nodes: tuple[Node, ...]) -> dict[int, int]:
-    """Map each CPU to its node, leaving out CPUs that several nodes claim (seen on machines with broken firmware)."""
+    """Map each CPU to its node, without CPUs that several nodes claim (seen on machines with broken firmware)."""
     homes: dict[int, int] = {}
     contested: set[int] = set()
     claims: dict[CpuSet, list[int]] = {}
@@ -195,7 +203,8 @@ def _unique_homes(nodes: tuple[Node, ...]) -> dict[int, int]:
         claims.setdefault(node.cpus, []).append(node.id)
     for cpus, ids in claims.items():
         contested |= homes.keys() & cpus
-        contested |= cpus if len(ids) > 1 else set()
+        if len(ids) > 1:
+            contested |= cpus
         homes.update(dict.fromkeys(cpus, ids[0]))
     return {cpu: node for cpu, node in homes.items() if cpu not in contested}
 
@@ -204,21 +213,20 @@ def _packages(cpus: Mapping[int, CpuReading], nodes: tuple[Node, ...]) -> tuple[
     packages_of = _packages_of(cpus)
     members: dict[int, set[int]] = {r.package: set() for r in cpus.values() if r.package is not None}
     for node in nodes:
-        for package in packages_of(node.cpus):
-            if package is not None:
-                members[package].add(node.id)
+        for package in members.keys() & packages_of(node.cpus):
+            members[package].add(node.id)
     return tuple(Package(id=package, nodes=CpuSet(members[package])) for package in sorted(members))
 
 
-def _within(allowed: CpuSet | None, there: CpuSet) -> CpuSet:
-    return there if allowed is None else allowed & there
+def _within(allowed: CpuSet | None, existing: CpuSet) -> CpuSet:
+    return existing if allowed is None else allowed & existing
 
 
 # --- GPUs and their nodes --------------------------------------------------------------------------------------------
 
 
 class _Evidence(NamedTuple):
-    """What is known about where one device is."""
+    """All findings about the node of one device."""
 
     homes: _Homes
     pci: PciReading
@@ -228,11 +236,11 @@ class _Evidence(NamedTuple):
 
 
 class _Homes:
-    """The nodes on which a device can be."""
+    """The nodes on which a device can be: those with CPUs."""
 
     def __init__(self, nodes: tuple[Node, ...]) -> None:
         self._with_cpus = {node.id: node.cpus for node in nodes if node.kind is NodeKind.CPU}
-        self.single = next(iter(self._with_cpus)) if len(self._with_cpus) == 1 else None
+        self.single = _only(self._with_cpus)
         self._around: dict[CpuSet, int | None] = {}
 
     def cpus_of(self, node: int | None) -> CpuSet | None:
@@ -240,21 +248,20 @@ class _Homes:
         return None if node is None else self._with_cpus.get(node)
 
     def only(self, candidates: Iterable[int | None] | None) -> int | None:
-        """Return the one node with CPUs among the candidates, or None where there is none or more than one."""
-        found = self._with_cpus.keys() & set(candidates or ())
-        return found.pop() if len(found) == 1 else None
+        """Return the only node with CPUs among the candidates, or None."""
+        return _only(self._with_cpus.keys() & set(candidates or ()))
 
     def around(self, cpus: CpuSet | None) -> int | None:
-        """Return the one node in which these CPUs lie, or None."""
+        """Return the only node that has all of these CPUs, or None."""
         if not cpus:
             return None
         if cpus not in self._around:
-            found = list(islice((node for node, own in self._with_cpus.items() if cpus <= own), 2))
-            self._around[cpus] = found[0] if len(found) == 1 else None
+            matches = (node for node, own in self._with_cpus.items() if cpus <= own)
+            self._around[cpus] = _only(list(islice(matches, 2)))
         return self._around[cpus]
 
 
-# `NodeSource` in its order, but for the user's word and what was measured, which `with_gpu_nodes` adds.
+# `NodeSource` in its order, without the two that `with_gpu_nodes` adds: the user's and the measured node.
 _LADDER: Final[tuple[tuple[NodeSource, Callable[[_Evidence], int | None]], ...]] = (
     (NodeSource.SYSFS, lambda e: e.homes.only([e.pci.node])),
     (NodeSource.PCI_PARENT, lambda e: e.homes.only(e.pci.parent_nodes[:1])),
@@ -267,7 +274,7 @@ _LADDER: Final[tuple[tuple[NodeSource, Callable[[_Evidence], int | None]], ...]]
 
 
 def _locate(evidence: _Evidence) -> tuple[int, NodeSource] | tuple[None, None]:
-    """Ask the sources in order; a source that names a node without CPUs (GPU memory, CXL) knows nothing."""
+    """Return the node from the first source that knows it; a node without CPUs (GPU memory, CXL) does not count."""
     for source, ask in _LADDER:
         node = ask(evidence)
         if node is not None:
@@ -278,42 +285,50 @@ def _locate(evidence: _Evidence) -> tuple[int, NodeSource] | tuple[None, None]:
 def _gpus(readings: Readings, nodes: tuple[Node, ...], homes: _Homes) -> tuple[Gpu, ...]:
     pci = {reading.address: reading for reading in readings.pci if reading.is_gpu}
     if readings.nvml.gpus is None:
-        return tuple(
-            _gpu(_as_nvml(index, reading), reading, readings, homes) for index, reading in _numbered(pci.values())
-        )
-    told = (_without_cpuset(gpu, readings, nodes) for gpu in readings.nvml.gpus)
-    return tuple(_gpu(gpu, pci.get(gpu.pci, PciReading(address=gpu.pci)), readings, homes) for gpu in told)
+        found: Iterator[NvmlReading] = starmap(_as_nvml, _numbered(pci.values()))
+    else:
+        found = _without_cpuset(readings, nodes, readings.nvml.gpus)
+    return tuple(_gpu(gpu, pci.get(gpu.pci, PciReading(address=gpu.pci)), readings, homes) for gpu in found)
 
 
-def _numbered(devices: Iterable[PciReading]) -> Iterator[tuple[int, PciReading]]:
-    """Number GPUs as their source does; the others take the numbers that are left, in the order of their addresses."""
-    ordered = sorted(devices, key=lambda r: (r.index is None, r.index or 0, pci_order(r.address)))
-    taken = {reading.index for reading in ordered}
+def _numbered(devices: Collection[PciReading]) -> Iterator[tuple[int, PciReading]]:
+    """Number GPUs as their source does; the others get the free numbers, in the order of their addresses."""
+    taken = {reading.index for reading in devices}
     free = (number for number in count() if number not in taken)
-    return ((next(free) if reading.index is None else reading.index, reading) for reading in ordered)
+    for reading in sorted(devices, key=_index_and_address):
+        yield (next(free) if reading.index is None else reading.index), reading
+
+
+def _index_and_address(reading: PciReading) -> tuple[bool, int, tuple[int, ...]]:
+    return reading.index is None, reading.index or 0, pci_order(reading.address)
 
 
 def _as_nvml(index: int, reading: PciReading) -> NvmlReading:
-    """Return what is left for NVML to say of a GPU where there is no NVML: who it is."""
+    """Return the identity of a GPU in NVML's form, for a machine without NVML."""
     return NvmlReading(index=index, uuid=reading.uuid, pci=reading.address)
 
 
-def _without_cpuset(gpu: NvmlReading, readings: Readings, nodes: tuple[Node, ...]) -> NvmlReading:
-    """Drop NVML affinities that may be no more than the launcher's own cpuset.
+def _without_cpuset(
+    readings: Readings, nodes: tuple[Node, ...], gpus: tuple[NvmlReading, ...]
+) -> Iterator[NvmlReading]:
+    """Drop NVML affinities that may only reflect the launcher's own cpuset.
 
-    NVML answers from inside the cpuset: under one that holds a single node, a GPU of unknown place would look local to
-    it. An affinity that covers all that is allowed, where not all is allowed, tells nothing.
+    NVML answers from inside the cpuset: if that holds a single node, a GPU of unknown place would look local to it.
     """
-    cpus, memory = gpu.cpus, gpu.memory_nodes
-    online = CpuSet(reading.cpu for reading in readings.cpus)
-    allowed_cpus = _within(readings.allowed_cpus, online)
+    online = readings.online
     with_cpus = CpuSet(node.id for node in nodes if node.kind is NodeKind.CPU)
-    allowed_nodes = _within(readings.allowed_nodes, with_cpus)
-    return replace(
-        gpu,
-        cpus=None if cpus and allowed_cpus != online and cpus >= allowed_cpus else cpus,
-        memory_nodes=None if memory and allowed_nodes != with_cpus and memory >= allowed_nodes else memory,
-    )
+    for gpu in gpus:
+        yield replace(
+            gpu,
+            cpus=_beyond_cpuset(gpu.cpus, readings.allowed_cpus, online),
+            memory_nodes=_beyond_cpuset(gpu.memory_nodes, readings.allowed_nodes, with_cpus),
+        )
+
+
+def _beyond_cpuset(affinity: CpuSet | None, allowed: CpuSet | None, existing: CpuSet) -> CpuSet | None:
+    """Return an affinity, or None if the allowed set is restricted and the affinity covers all of it."""
+    inside = _within(allowed, existing)
+    return None if affinity and inside != existing and affinity >= inside else affinity
 
 
 def _gpu(nvml: NvmlReading, pci: PciReading, readings: Readings, homes: _Homes) -> Gpu:
@@ -341,15 +356,16 @@ def _gpu(nvml: NvmlReading, pci: PciReading, readings: Readings, homes: _Homes) 
 
 
 def _merge_pcie(first: Pcie, second: Pcie) -> Pcie:
-    def pick(a: int | None, b: int | None) -> int | None:
-        return b if a is None else a
-
     return Pcie(
-        gen=pick(first.gen, second.gen),
-        width=pick(first.width, second.width),
-        max_gen=pick(first.max_gen, second.max_gen),
-        max_width=pick(first.max_width, second.max_width),
+        gen=_known(first.gen, second.gen),
+        width=_known(first.width, second.width),
+        max_gen=_known(first.max_gen, second.max_gen),
+        max_width=_known(first.max_width, second.max_width),
     )
+
+
+def _known(first: int | None, second: int | None) -> int | None:
+    return second if first is None else first
 
 
 def _nics(readings: Readings, homes: _Homes) -> tuple[Nic, ...]:
@@ -365,7 +381,5 @@ def _nics(readings: Readings, homes: _Homes) -> tuple[Nic, ...]:
 
 
 def _nvml_notes(readings: Readings) -> tuple[str, ...]:
-    """Pass on why NVML told nothing where it is broken, or there is an NVIDIA GPU that it should have told of."""
-    unasked = readings.nvml.gpus is None and not readings.nvml.broken
-    silent = unasked and not any(reading.is_gpu for reading in readings.pci)
-    return () if silent else readings.nvml.notes
+    """Return NVML's notes; none if there is no driver and no NVIDIA GPU either."""
+    return () if readings.nvml.is_absent and readings.num_gpus == 0 else readings.nvml.notes

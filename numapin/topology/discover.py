@@ -1,4 +1,4 @@
-"""Read a machine. Edge: the only place that puts the readers together.
+"""Read a machine. Edge: the only place that combines the readers.
 
 Comes in: the live host, or a path to a description of one. Goes out: one `Topology`. Called once, in the launcher.
 """
@@ -71,35 +71,43 @@ def discover(
 
 def _read_host(environ: Mapping[str, str]) -> Topology:
     """Read the live host through sysfs, libnuma and NVML."""
-    from numapin.topology.sources.libnuma import read_libnuma
-    from numapin.topology.sources.nvml import read_nvml
-
-    from_sysfs = _read_root(Path("/"), source="live")
-    nccl_nodes, nccl_notes = _nccl_nodes(environ.get("NCCL_TOPO_FILE"))
-    online, num_nodes = CpuSet(reading.cpu for reading in from_sysfs.cpus), len(from_sysfs.nodes)
-    readings = from_sysfs._replace(
-        host=os.uname().nodename,
-        allowed_cpus=CpuSet(os.sched_getaffinity(0)),
-        nvml=read_nvml(),
-        nccl_nodes=nccl_nodes,
-        notes=(*from_sysfs.notes, *nccl_notes, *(_inherited_affinity_notes(online) if num_nodes > 1 else ())),
-    )
-    nodes = read_libnuma()
-    if nodes is not None:
-        readings = readings._replace(nodes=nodes.nodes, allowed_nodes=nodes.allowed_nodes)
-    elif num_nodes > 1:
-        note = (
-            "the kernel forbids get_mempolicy (seccomp): nodes come from sysfs; add --cap-add SYS_NICE to the container"
-        )
-        readings = readings._replace(notes=(*readings.notes, note))
     try:
         return build(
-            readings,
+            _live_readings(environ.get("NCCL_TOPO_FILE")),
             visible_devices=environ.get("CUDA_VISIBLE_DEVICES"),
             device_order=environ.get("CUDA_DEVICE_ORDER"),
         )
     except ValueError as error:
         raise MachineError(f"this machine contradicts itself: {error}", "check it with: numactl -H") from None
+
+
+def _live_readings(nccl_file: str | None) -> Readings:
+    from numapin.topology.sources.nvml import read_nvml
+
+    from_sysfs = _read_root(Path("/"), source="live")
+    nccl_nodes, nccl_notes = _nccl_nodes(nccl_file)
+    return _with_libnuma(
+        from_sysfs._replace(
+            host=os.uname().nodename,
+            allowed_cpus=CpuSet(os.sched_getaffinity(0)),
+            nvml=read_nvml(),
+            nccl_nodes=nccl_nodes,
+            notes=(*from_sysfs.notes, *nccl_notes, *_inherited_affinity_notes(from_sysfs)),
+        )
+    )
+
+
+def _with_libnuma(readings: Readings) -> Readings:
+    """Take the nodes from libnuma, which knows the allowed ones; keep those of sysfs if the kernel forbids asking."""
+    from numapin.topology.sources.libnuma import read_libnuma
+
+    found = read_libnuma()
+    if found is not None:
+        return readings._replace(nodes=found.nodes, allowed_nodes=found.allowed_nodes)
+    if len(readings.nodes) <= 1:
+        return readings
+    note = "the kernel forbids get_mempolicy (seccomp): nodes come from sysfs; add --cap-add SYS_NICE to the container"
+    return readings._replace(notes=(*readings.notes, note))
 
 
 def _read_root(root: Path, *, source: str | None = None) -> Readings:
@@ -110,7 +118,7 @@ def _read_root(root: Path, *, source: str | None = None) -> Readings:
 
 
 def _load(path: Path) -> Topology:
-    """Load a built-in machine by name, or a file: our JSON, hwloc 2 or 3 XML, NCCL topology XML, by its content."""
+    """Load a built-in machine by name, or a file in a format known by its content: our JSON, hwloc XML, NCCL XML."""
     if str(path).startswith(_EXAMPLE):
         from numapin.topology.examples import read_example
 
@@ -121,7 +129,7 @@ def _load(path: Path) -> Topology:
         return Topology.from_json(text, source=str(path))
     if start == "<":
         return _built(_read_xml(text, source=str(path)), path)
-    raise MachineFileError(f"{path}: line 1: neither JSON nor XML but {text[:20]!r}", _SAVE)
+    raise MachineFileError(f"{path}: line 1: neither JSON nor XML: {text[:20]!r}", _SAVE)
 
 
 def _read_text(path: Path) -> str:
@@ -139,7 +147,7 @@ def _read_text(path: Path) -> str:
 
 
 def _read_xml(text: str, *, source: str) -> Readings:
-    """Let the reader read that knows the document's outermost element."""
+    """Read an XML file with the reader for its root element."""
     from numapin.topology.sources import xmlfile
     from numapin.topology.sources.hwloc import read_hwloc
     from numapin.topology.sources.nccl import read_nccl
@@ -147,34 +155,25 @@ def _read_xml(text: str, *, source: str) -> Readings:
     readers = {"topology": read_hwloc, "system": read_nccl}
     root = xmlfile.parse(text, source=source)
     if root.tag not in readers:
-        raise root.error("this is neither hwloc's XML, which begins with <topology>, nor NCCL's, with <system>")
+        raise root.error("this is neither hwloc's XML, which begins with <topology>, nor NCCL's, which has <system>")
     return readers[root.tag](root)
 
 
 def _built(readings: Readings, path: Path) -> Topology:
-    """Build the topology of a described machine; a contradiction in it is the file's fault."""
+    """Build the topology of a described machine. A contradiction in it is an error in the file."""
     try:
-        # Whatever order CUDA has there, the PCI order is what a plan for that machine can be written in.
+        # CUDA's order on that machine is unknown, but a plan for it can always use the PCI order.
         return build(readings, device_order="PCI_BUS_ID")
     except ValueError as error:
         raise MachineFileError(f"{path}: {error}", "capture the machine again") from None
 
 
-def _inherited_affinity_notes(online: CpuSet) -> tuple[str, ...]:
-    """Say where this process was given fewer CPUs than its cpuset allows, as one task of srun or mpirun is.
-
-    The kernel cuts a wish for all CPUs down to the cpuset; the wish is taken back at once.
-    """
+def _inherited_affinity_notes(readings: Readings) -> tuple[str, ...]:
+    """Note that this process was given fewer CPUs than its cpuset allows, as srun and mpirun do for one task."""
     inherited = CpuSet(os.sched_getaffinity(0))
-    if inherited >= online:
+    if len(readings.nodes) <= 1 or inherited >= readings.online:
         return ()
-    try:
-        os.sched_setaffinity(0, online)
-        possible = CpuSet(os.sched_getaffinity(0))
-    except OSError:
-        return ()
-    finally:
-        os.sched_setaffinity(0, inherited)
+    possible = _cpuset(readings.online, inherited)
     if possible <= inherited:
         return ()
     note = (
@@ -184,8 +183,22 @@ def _inherited_affinity_notes(online: CpuSet) -> tuple[str, ...]:
     return (note,)
 
 
+def _cpuset(online: CpuSet, inherited: CpuSet) -> CpuSet:
+    """Return the CPUs of this process's cpuset: the kernel cuts a wish for all CPUs down to it.
+
+    The inherited affinity is set again at once, and returned if the kernel refuses the wish.
+    """
+    try:
+        os.sched_setaffinity(0, online)
+        return CpuSet(os.sched_getaffinity(0))
+    except OSError:
+        return inherited
+    finally:
+        os.sched_setaffinity(0, inherited)
+
+
 def _nccl_nodes(path: str | None) -> tuple[dict[str, int], tuple[str, ...]]:
-    """Read the file that NCCL itself would use; NCCL goes on without one it cannot read, and so do we, with a note."""
+    """Read the file that NCCL itself would use. Like NCCL, go on if it cannot be read, with a note."""
     if not path:
         return {}, ()
     from numapin.topology.sources import xmlfile

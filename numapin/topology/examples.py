@@ -1,6 +1,6 @@
-"""Machines that numapin knows by name, for trying `plan` and `topo` without one. Edge.
+"""Built-in machines, for trying `plan` and `topo` without the hardware. Edge.
 
-Comes in: a name such as `example:dgx-a100`. Goes out: the text of that machine's file, in machines/ beside this module.
+Comes in: a name such as `example:dgx-a100`. Goes out: the text of the machine's file in machines/ beside this module.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""How GPUs and NICs reach each other. Pure.
+"""The paths between GPUs and NICs. Pure.
 
-Comes in: `Readings`, and the GPUs and NICs that were made of them. Goes out: a `Link` for each pair whose way is known.
+Comes in: `Readings`, and the GPUs and NICs that were built from them. Goes out: a `Link` for each pair whose path is
+known.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import chain, combinations, product
 from math import comb
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from numapin.base.bounds import MAX_LINKS
 from numapin.topology.model import Gpu, Link, LinkKind, Nic
@@ -18,67 +19,88 @@ if TYPE_CHECKING:
 
     from numapin.topology.readings import PciReading, Readings
 
-_Device: TypeAlias = "tuple[str, PciReading | None, int | None]"
-"""A device's name, what was read of it, and its node."""
+
+class _Endpoint(NamedTuple):
+    """A GPU or NIC: its name, its PCI device if that was read, and its node."""
+
+    name: str
+    pci: PciReading | None
+    node: int | None
+
+
+_Pairs: TypeAlias = "Iterable[tuple[_Endpoint, _Endpoint]]"
 
 
 def links_of(
     readings: Readings, gpus: tuple[Gpu, ...], nics: tuple[Nic, ...]
 ) -> tuple[tuple[Link, ...], tuple[str, ...]]:
-    """List the links between all GPUs and NICs: NVML's word where it has one, else what the PCI tree shows.
+    """Return the links between all GPUs and NICs, and notes: NVML's word for a pair, else the PCI tree's.
 
-    A host with hundreds of virtual functions would have millions: then those between its NICs are left out, then those
-    of NICs, and a note says so.
+    A host with hundreds of virtual functions would have millions of links. Those between its NICs are left out then,
+    or all links of NICs, and a note says so.
     """
-    told = {frozenset((f"gpu{a}", f"gpu{b}")): word for a, b, word in readings.nvml.links}
-    tree = {reading.address: reading for reading in readings.pci}
-    on_gpus = [(gpu.label, tree.get(gpu.pci or ""), gpu.node) for gpu in gpus]
-    on_nics = [(nic.name, tree.get(nic.pci or ""), nic.node) for nic in nics]
-    notes: tuple[str, ...] = ()
-    if comb(len(on_gpus) + len(on_nics), 2) <= MAX_LINKS:
-        chosen: Iterable[tuple[_Device, _Device]] = combinations([*on_gpus, *on_nics], 2)
-    else:
-        between = combinations(on_gpus, 2)
-        has_room = comb(len(on_gpus), 2) + len(on_gpus) * len(on_nics) <= MAX_LINKS
-        chosen = chain(between, product(on_gpus, on_nics)) if has_room else between
-        what = "links between network interfaces" if has_room else "links of network interfaces"
-        notes = (f"{what} are left out: there are {len(nics)} interfaces on this machine",)
-    pairs = (
-        (a, b, told.get(frozenset((a, b))) or _pci_link(pci_a, pci_b, node_a, node_b))
-        for (a, pci_a, node_a), (b, pci_b, node_b) in chosen
+    nvml_words = {frozenset((f"gpu{a}", f"gpu{b}")): word for a, b, word in readings.nvml.links}
+    tree: dict[str | None, PciReading] = {reading.address: reading for reading in readings.pci}
+    pairs, notes = _pairs(
+        [_Endpoint(gpu.label, tree.get(gpu.pci), gpu.node) for gpu in gpus],
+        [_Endpoint(nic.name, tree.get(nic.pci), nic.node) for nic in nics],
     )
-    return tuple(Link(a=a, b=b, kind=word) for a, b, word in pairs if word), notes
+    return tuple(filter(None, (_link(a, b, nvml_words) for a, b in pairs))), notes
 
 
-def _pci_link(a: PciReading | None, b: PciReading | None, node_a: int | None, node_b: int | None) -> str | None:
-    """Name the way between two PCI devices, or None where nothing tells."""
-    if a is None or b is None:
+def _link(a: _Endpoint, b: _Endpoint, nvml_words: Mapping[frozenset[str], str]) -> Link | None:
+    word = nvml_words.get(frozenset((a.name, b.name))) or _pci_word(a, b)
+    return Link(a=a.name, b=b.name, kind=word) if word else None
+
+
+def _pairs(gpus: list[_Endpoint], nics: list[_Endpoint]) -> tuple[_Pairs, tuple[str, ...]]:
+    """Return as many pairs as a topology may have links: those of GPUs before those of NICs."""
+    if comb(len(gpus) + len(nics), 2) <= MAX_LINKS:
+        return combinations([*gpus, *nics], 2), ()
+    between_gpus = combinations(gpus, 2)
+    left_out = f"are left out: there are {len(nics)} interfaces on this machine"
+    if comb(len(gpus), 2) + len(gpus) * len(nics) <= MAX_LINKS:
+        return chain(between_gpus, product(gpus, nics)), (f"links between network interfaces {left_out}",)
+    return between_gpus, (f"links of network interfaces {left_out}",)
+
+
+def _pci_word(a: _Endpoint, b: _Endpoint) -> str | None:
+    """Return the word for the path between two PCI devices, or None if it is unknown."""
+    if a.pci is None or b.pci is None:
         return None
-    if a is b:
+    if a.pci is b.pci:
         return LinkKind.SAME_BOARD  # two names of one device: the network and the verbs side of a NIC
-    common = next((bridge for bridge in a.parents if bridge in b.parents), None)
-    if common is not None:
-        # One switch is its upstream port above one downstream port a device.
-        single = a.parents.index(common) <= 1 and b.parents.index(common) <= 1
-        return LinkKind.ONE_SWITCH if single else LinkKind.SWITCHES
-    if a.host_bridge is not None and a.host_bridge == b.host_bridge:
+    by_bridge = _common_bridge(a.pci, b.pci)
+    if by_bridge is not None:
+        return by_bridge
+    if a.pci.host_bridge is not None and a.pci.host_bridge == b.pci.host_bridge:
         return LinkKind.HOST_BRIDGE
-    return _by_nodes(node_a, node_b)
+    return _by_nodes(a.node, b.node)
+
+
+def _common_bridge(a: PciReading, b: PciReading) -> LinkKind | None:
+    """Return the word for the path through the nearest PCI bridge above both devices, or None if there is none."""
+    nearest = next((bridge for bridge in a.parents if bridge in b.parents), None)
+    if nearest is None:
+        return None
+    # One switch is its upstream port, above one downstream port per device.
+    num_bridges = max(a.parents.index(nearest), b.parents.index(nearest))
+    return LinkKind.ONE_SWITCH if num_bridges <= 1 else LinkKind.SWITCHES
 
 
 def _by_nodes(a: int | None, b: int | None) -> LinkKind | None:
-    """Name the way between devices of different host bridges."""
+    """Return the word for the path between devices of different host bridges."""
     if a is None or b is None:
         return None
     return LinkKind.SAME_NODE if a == b else LinkKind.SYSTEM
 
 
 def with_moved(links: tuple[Link, ...], moved: frozenset[str], nodes: Mapping[str, int | None]) -> tuple[Link, ...]:
-    """Say NODE or SYS anew for the links of moved devices; nearer words do not depend on nodes."""
-    by_nodes = {LinkKind.SAME_NODE, LinkKind.SYSTEM}
-    return tuple(
-        replace(link, kind=_by_nodes(nodes.get(link.a), nodes.get(link.b)) or link.kind)
-        if link.kind in by_nodes and moved & {link.a, link.b}
-        else link
-        for link in links
-    )
+    """Choose NODE or SYS again for the links of moved devices; the words for nearer paths do not depend on nodes."""
+    return tuple(link if moved.isdisjoint((link.a, link.b)) else _moved(link, nodes) for link in links)
+
+
+def _moved(link: Link, nodes: Mapping[str, int | None]) -> Link:
+    if link.kind not in (LinkKind.SAME_NODE, LinkKind.SYSTEM):
+        return link
+    return replace(link, kind=_by_nodes(nodes.get(link.a), nodes.get(link.b)) or link.kind)

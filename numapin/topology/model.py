@@ -1,13 +1,15 @@
 """The whole machine as data: `Topology`, and its JSON. Pure.
 
-Comes in: what `build` made of the readings, or JSON (schema numapin.topology/1). Goes out: one frozen `Topology` that
-every later stage reads and none changes.
+Comes in: parts that `build` made from the readings, or JSON (schema numapin.topology/1). Goes out: one frozen
+`Topology`, which every later stage reads and none changes.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
+from itertools import chain
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.bounds import MAX_CPUS, MAX_GPUS, MAX_LINKS, MAX_MIG, MAX_NICS, MAX_NODES, MAX_PACKAGES
@@ -31,11 +33,13 @@ from numapin.topology.parts import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from _typeshed import DataclassInstance
 
 SCHEMA: Final = "numapin.topology/1"
+_ID: Final = attrgetter("id")
+_CPUS: Final = attrgetter("cpus")
 
 __all__ = [
     "SCHEMA",
@@ -85,32 +89,29 @@ class Topology:
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Check that numbers are unique and that what refers to a node or package refers to one that is here."""
-        for what, ids in (
-            ("node", (node.id for node in self.nodes)),
-            ("package", (package.id for package in self.packages)),
-            ("CPU", (cpu for core in self.cores for cpu in core.cpus)),  # the first that appears twice ends it
-            ("GPU", (gpu.index for gpu in self.gpus)),
-            ("CUDA index", (gpu.cuda_index for gpu in self.gpus if gpu.cuda_index is not None)),
-        ):
-            _require_unique(what, ids)
-        self._require_known_nodes()
-
-    def _require_known_nodes(self) -> None:
-        known = {node.id for node in self.nodes}
-        for what, node in (
-            *((f"core {core.id}", core.node) for core in self.cores),
-            *((gpu.label, gpu.node) for gpu in self.gpus),
-            *((nic.name, nic.node) for nic in self.nics),
-            *((f"package {package.id}", node) for package in self.packages for node in package.nodes),
-        ):
-            if node is not None and node not in known:
+        """Check that numbers are unique and that every node that a part is on exists."""
+        _require_unique("node", map(_ID, self.nodes))
+        _require_unique("package", map(_ID, self.packages))
+        _require_unique("CPU", chain.from_iterable(map(_CPUS, self.cores)))
+        _require_unique("GPU", map(attrgetter("index"), self.gpus))
+        cuda_indices = map(attrgetter("cuda_index"), self.gpus)
+        _require_unique("CUDA index", (index for index in cuda_indices if index is not None))
+        known = {None, *map(_ID, self.nodes)}
+        for what, node in self._places():
+            if node not in known:
                 raise ValueError(f"{what} is on node {node}, which the machine does not have")
+
+    def _places(self) -> Iterator[tuple[str, int | None]]:
+        """Yield the name and the node of every part that is on a node."""
+        yield from ((f"core {core.id}", core.node) for core in self.cores)
+        yield from ((gpu.label, gpu.node) for gpu in self.gpus)
+        yield from ((nic.name, nic.node) for nic in self.nics)
+        yield from ((f"package {package.id}", node) for package in self.packages for node in package.nodes)
 
     @property
     def cpus(self) -> CpuSet:
         """Every online CPU."""
-        return CpuSet(cpu for core in self.cores for cpu in core.cpus)
+        return CpuSet(chain.from_iterable(map(_CPUS, self.cores)))
 
     @property
     def cpu_nodes(self) -> tuple[Node, ...]:
@@ -130,7 +131,7 @@ class Topology:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the user should know: the `notes`, and contradictions in the description of the machine."""
+        """The `notes`, unknown GPU nodes, and contradictions in the description of the machine."""
         return (*self.notes, *_overlap_warning(self.cpu_nodes), *_unknown_nodes_warning(self.gpus))
 
     def find_gpu(self, key: str, *, option: str) -> Gpu:
@@ -138,7 +139,7 @@ class Topology:
 
         Args:
             key: The name, as in `Gpu.goes_by`.
-            option: The option that has the name, for the error message.
+            option: The option that names the GPU, for the error message.
 
         Returns:
             The GPU.
@@ -147,11 +148,16 @@ class Topology:
             UsageError: The name fits no GPU, or several.
         """
         matches = [gpu for gpu in self.gpus if gpu.goes_by(key.strip())]
-        if len(matches) == 1:
-            return matches[0]
-        problem = "names more than one GPU" if matches else "names no GPU of this machine"
-        there = ", ".join(f"{gpu.index} ({gpu.pci or gpu.uuid})" for gpu in self.gpus) or "none"
-        raise UsageError(f"{option}: {key!r} {problem}; there are: {there}", "list them with: numapin topo")
+        if len(matches) != 1:
+            problem = "names more than one GPU" if matches else "names no GPU of this machine"
+            raise UsageError(
+                f"{option}: {key!r} {problem}; there are: {self._gpu_names}", "list them with: numapin topo"
+            )
+        return matches[0]
+
+    @property
+    def _gpu_names(self) -> str:
+        return ", ".join(f"{gpu.index} ({gpu.pci or gpu.uuid})" for gpu in self.gpus) or "none"
 
     def restrict(self, allowed: Allowed) -> Topology:
         """Return the same machine with less of it allowed.
@@ -166,7 +172,7 @@ class Topology:
         return replace(self, allowed=both)
 
     def to_json(self) -> dict[str, object]:
-        """Return the JSON form (schema numapin.topology/1); `json.dumps` takes it as it is."""
+        """Return the JSON form (schema numapin.topology/1) for `json.dumps`."""
         return {"schema": SCHEMA, **_to_json(self)}
 
     @classmethod
@@ -219,7 +225,8 @@ def _require_unique(what: str, ids: Iterable[int]) -> None:
 
 
 def _overlap_warning(nodes: tuple[Node, ...]) -> tuple[str, ...]:
-    listed_twice = sum(len(node.cpus) for node in nodes) > len(CpuSet().union(*(node.cpus for node in nodes)))
+    num_listed = sum(map(len, map(_CPUS, nodes)))
+    listed_twice = num_listed > len(CpuSet().union(*map(_CPUS, nodes)))
     text = "several NUMA nodes list the same CPUs: the firmware's tables are wrong; check with: numactl -H"
     return (text,) if listed_twice else ()
 
@@ -230,7 +237,7 @@ def _unknown_nodes_warning(gpus: tuple[Gpu, ...]) -> tuple[str, ...]:
         return ()
     names = ", ".join(f"{gpu.label} ({gpu.pci})" for gpu in unknown)
     option = f"--gpu-nodes {unknown[0].index}=NODE,…"
-    return (f"the NUMA node of {names} is unknown; if you know it, say so with {option} or NCCL_TOPO_FILE",)
+    return (f"the NUMA node of {names} is unknown; if you know it, set it with {option} or NCCL_TOPO_FILE",)
 
 
 def _to_json(part: DataclassInstance) -> dict[str, object]:
@@ -238,16 +245,18 @@ def _to_json(part: DataclassInstance) -> dict[str, object]:
 
 
 def _value_to_json(value: object) -> object:
-    """Write sets of CPUs or nodes as list strings, choices as their words, and parts as objects."""
+    """Return sets of CPUs or nodes as list strings, choices as their words, and parts as objects."""
     match value:
         case CpuSet() | StrEnum():
             return str(value)
         case tuple():
-            return [_value_to_json(item) for item in value]
+            return list(map(_value_to_json, value))
         case dict():
             return {str(node): distance for node, distance in sorted(value.items())}
+        case Node() | Package() | Core() | Gpu() | Pcie() | Mig() | Nic() | Link() | Allowed():
+            return _to_json(value)
         case _:
-            return _to_json(value) if is_dataclass(value) and not isinstance(value, type) else value
+            return value
 
 
 def _link_from_json(f: Fields) -> Link:

@@ -1,6 +1,6 @@
 """The parts of a machine as data: nodes, cores, GPUs, links. Pure.
 
-Comes in: what `build` made of the readings, or JSON. Goes out: the parts of a `Topology`.
+Comes in: values that `build` chose from the readings, or JSON. Goes out: the parts of a `Topology`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from numapin.base.gpu_uuid import GPU_PREFIX
 from numapin.topology.address import pci_address
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class NodeKind(StrEnum):
-    """What a NUMA node is made of."""
+    """The kind of a NUMA node."""
 
     CPU = "cpu"
     """It has CPUs."""
@@ -29,9 +30,9 @@ class NodeKind(StrEnum):
 
 
 class LinkKind(StrEnum):
-    """How two PCI devices reach each other, nearest first, in the words of `nvidia-smi topo -m`.
+    """The path between two PCI devices, nearest first, in the words of `nvidia-smi topo -m`.
 
-    NVLink has no word here: it is "NV<count>".
+    NVLink is not in this list: its word is "NV<count>".
     """
 
     SAME_BOARD = "PSB"
@@ -43,7 +44,7 @@ class LinkKind(StrEnum):
 
 
 class NicKind(StrEnum):
-    """What a network device speaks; RoCE and EFA devices that show verbs count as InfiniBand."""
+    """The protocol of a network device; RoCE and EFA devices with a verbs interface count as InfiniBand."""
 
     ETHERNET = "ethernet"
     INFINIBAND = "infiniband"
@@ -68,7 +69,7 @@ class Node:
 
     Attributes:
         id: The kernel's number.
-        kind: What it consists of.
+        kind: Its kind.
         cpus: Its CPUs. Empty unless the kind is `cpu`.
         package: Its package.
         memory_bytes: Its memory.
@@ -157,7 +158,7 @@ class Mig:
 
 
 class NodeSource(StrEnum):
-    """Where a GPU's node comes from, most trusted first."""
+    """The source of a GPU's node, most trusted first."""
 
     USER = "gpu-nodes-option"
     SYSFS = "sysfs"
@@ -167,7 +168,7 @@ class NodeSource(StrEnum):
     NVML_CPUS = "nvml-cpu-affinity"
     NCCL_FILE = "nccl-topology-file"
     MEASURED = "measured"
-    """By `numapin bench transfer --save`: the node from which copies are fastest."""
+    """`numapin bench transfer --save`: the node from which copies are fastest."""
     SINGLE = "single-node"
     """The machine has one node."""
 
@@ -178,8 +179,8 @@ class Gpu:
 
     Attributes:
         index: Its number in NVML's order.
-        cuda_index: Its number in CUDA's order. None: CUDA does not see it, or the order cannot be known (GPUs of
-            different models without CUDA_DEVICE_ORDER=PCI_BUS_ID).
+        cuda_index: Its number in CUDA's order. None: CUDA does not see it, or the order is unknown (GPUs of different
+            models without CUDA_DEVICE_ORDER=PCI_BUS_ID).
         visible: Whether CUDA sees it.
         uuid: Its UUID.
         pci: Its PCI address.
@@ -213,11 +214,11 @@ class Gpu:
 
     @property
     def label(self) -> str:
-        """Its name for people and in `Topology.links`: `gpu0`."""
+        """Its name in output and in `Topology.links`: `gpu0`."""
         return f"gpu{self.index}"
 
     def goes_by(self, name: str) -> bool:
-        """Return whether a name means this GPU.
+        """Return whether a name refers to this GPU.
 
         Args:
             name: An NVML index, the beginning of a UUID, or a PCI address in any spelling.
@@ -227,7 +228,7 @@ class Gpu:
         """
         return (
             name == str(self.index)
-            or (name.startswith("GPU-") and (self.uuid or "").startswith(name))
+            or (name.startswith(GPU_PREFIX) and (self.uuid or "").startswith(name))
             or (self.pci is not None and self.pci == pci_address(name))
         )
 
@@ -240,7 +241,7 @@ class Nic:
         name: Its name.
         pci: Its PCI address.
         node: Its node.
-        kind: What it speaks.
+        kind: Its protocol.
     """
 
     name: str
@@ -251,7 +252,7 @@ class Nic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """How two devices reach each other.
+    """The path between two devices.
 
     Attributes:
         a: `gpu0`, or the name of a network device.
@@ -266,7 +267,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allowed:
-    """What this process may use, by its cpuset and affinity.
+    """The CPUs and nodes that this process may use, by its cpuset and affinity.
 
     Attributes:
         cpus: Allowed CPUs.

@@ -1,7 +1,6 @@
-"""What a reader saw, before it is judged. Pure.
+"""The readers' findings, before `build` decides which of them to believe. Pure.
 
-Comes in: whatever a reader (sysfs, libnuma, NVML, hwloc XML, NCCL XML) found. Goes out: plain records, which `build`
-judges: it decides what to believe.
+Comes in: what a reader (sysfs, libnuma, NVML, hwloc XML, NCCL XML) found. Goes out: plain records for `build`.
 Unknown is None throughout: a reader never turns -1 into a node.
 """
 
@@ -29,13 +28,13 @@ _WIDTHS: Final = frozenset({1, 2, 4, 8, 12, 16, 32})
 
 
 def pci_class(text: str | None) -> int | None:
-    """Return base class and subclass (0x0302) of what the kernel and NCCL ("0x030200") or hwloc ("0302") write."""
+    """Return base class and subclass (0x0302) from the kernel's and NCCL's "0x030200" or hwloc's "0302"."""
     match = _CLASS.fullmatch(text or "")
     return int(match[1], 16) if match else None
 
 
 def nic_kind(pci_class: int | None) -> NicKind:
-    """Return what a network device's own class says of it; adapters that can be both say Ethernet."""
+    """Return the kind of a network device by its PCI class; adapters that can be either report Ethernet."""
     return NicKind.INFINIBAND if pci_class == _INFINIBAND else NicKind.ETHERNET
 
 
@@ -73,9 +72,9 @@ class NodeReading(NamedTuple):
 class PciReading:
     """One PCI device that is a GPU or a NIC.
 
-    `parents` are the addresses of the bridges above it, nearest first; `host_bridge` names the root it hangs from;
-    `parent_nodes` are the nodes of those bridges that tell one, nearest first; `interfaces` are (name, kind) of a NIC.
-    `node` is None where the kernel says -1 or nothing.
+    `parents` are the addresses of the bridges above it, nearest first; `host_bridge` is the root of its PCI tree;
+    `parent_nodes` are the nodes of those bridges that report one, nearest first; `interfaces` are (name, kind) of a
+    NIC. `node` is None if the kernel reports -1 or nothing.
     """
 
     address: str
@@ -88,18 +87,18 @@ class PciReading:
     name: str | None = None
     uuid: str | None = None
     index: int | None = None
-    """The driver's number for a GPU, where the source has one (hwloc: nvml3)."""
+    """The driver's number for a GPU, if the source has one (hwloc: nvml3)."""
     interfaces: tuple[tuple[str, NicKind], ...] = ()
 
     @property
     def is_gpu(self) -> bool:
-        """Say whether it is a GPU; a NIC has at least one interface, or it is not read."""
+        """Whether it is a GPU; a NIC without an interface is not read."""
         return not self.interfaces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)  # its `index` would hide a tuple's
 class NvmlReading:
-    """One GPU as NVML shows it. `memory_nodes` and `cpus` are None where NVML does not support the question."""
+    """One GPU as NVML shows it. `memory_nodes` and `cpus` are None if NVML does not support the query."""
 
     index: int
     uuid: str | None
@@ -112,14 +111,14 @@ class NvmlReading:
     pcie: Pcie = Pcie()
     mig: tuple[Mig, ...] = ()
     persistence: bool | None = None
-    """Whether the driver keeps the GPU initialised while nobody uses it."""
+    """Whether the driver keeps the GPU initialised while it is not in use."""
 
 
 class NvmlReadings(NamedTuple):
-    """All that NVML told. `gpus` is None where there was no NVML to ask, and `notes` then say why.
+    """NVML's answers. `gpus` is None if NVML could not be used; `notes` then say why.
 
-    `driver` is the version of the driver's libraries. `broken` says that there is a driver which should have answered,
-    not merely none. `links` are (GPU index, GPU index, word): "NV<count>" or a `LinkKind` word.
+    `driver` is the version of the driver's libraries. `broken`: there is a driver, but it did not answer. `links` are
+    (GPU index, GPU index, word): "NV<count>" or a `LinkKind` word.
     """
 
     gpus: tuple[NvmlReading, ...] | None
@@ -128,9 +127,14 @@ class NvmlReadings(NamedTuple):
     links: tuple[tuple[int, int, str], ...] = ()
     notes: tuple[str, ...] = ()
 
+    @property
+    def is_absent(self) -> bool:
+        """Whether there is no driver, as opposed to a broken one."""
+        return self.gpus is None and not self.broken
+
 
 class GpuLoad(NamedTuple):
-    """What a GPU does now: the share of time in which a kernel ran, and what it receives over PCIe in 1e9 bytes/s."""
+    """A GPU's load now: the share of time in which a kernel ran, and the rate received over PCIe in 1e9 bytes/s."""
 
     busy_share: float | None = None
     h2d_gbps: float | None = None
@@ -153,3 +157,13 @@ class Readings(NamedTuple):
     nvml: NvmlReadings = NvmlReadings(gpus=None)
     nccl_nodes: Mapping[str, int] = {}
     notes: tuple[str, ...] = ()
+
+    @property
+    def online(self) -> CpuSet:
+        """The CPUs that are online."""
+        return CpuSet(reading.cpu for reading in self.cpus)
+
+    @property
+    def num_gpus(self) -> int:
+        """The number of GPUs in the source that reports more of them."""
+        return max(sum(reading.is_gpu for reading in self.pci), len(self.nvml.gpus or ()))

@@ -1,22 +1,23 @@
-"""What CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER make of the GPUs. Pure.
+"""The effect of CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER on the list of GPUs. Pure.
 
 Comes in: the GPUs in NVML's order, and the two variables. Goes out: the same GPUs with `visible` and `cuda_index`, and
-notes on what would surprise.
+notes on surprising effects.
 
-The rules are those of NVIDIA's documents (CUDA Programming Guide, "CUDA Environment Variables"; MIG User Guide, "CUDA
-Device Enumeration"), and, where these are silent, what driver 580.159.04 did on two H200s when it was given each form:
+The rules are from NVIDIA's documents (CUDA Programming Guide, "CUDA Environment Variables"; MIG User Guide, "CUDA
+Device Enumeration"). Where these are silent, they describe what driver 580.159.04 did with each form on two H200s:
 
-- The first entry says of what kind the list is: indices, "GPU-" or "MIG-". An entry of another kind is a bad entry.
-- A bad entry ends the list; what stands before it counts. A list that starts with one ("", "-1", "NoDevFiles", "void")
+- The first entry sets the kind of the list: indices, "GPU-" or "MIG-". An entry of another kind is a bad entry.
+- A bad entry ends the list; the entries before it count. A list that starts with one ("", "-1", "NoDevFiles", "void")
   hides every GPU.
-- An index is what C's strtol reads: white space, a sign and decimal digits; what follows the digits is ignored ("0x1",
-  "0-1" and "0;1" are 0). It counts in CUDA's order, not in NVML's.
-- A UUID is 32 hexadecimal digits in either case; dashes do not matter, and what follows the 32 is ignored. Fewer digits
-  are enough if one GPU alone starts so, with nothing after them. A blank before "GPU-" is not skipped.
+- An index is read as by C's strtol: white space, a sign and decimal digits; anything after the digits is ignored
+  ("0x1", "0-1" and "0;1" are 0). It counts in CUDA's order, not in NVML's.
+- A UUID is 32 hexadecimal digits in either case; dashes do not matter, and anything after the 32 digits is ignored.
+  Fewer digits are enough if only one GPU's UUID starts so, with nothing after them. A blank before "GPU-" is not
+  skipped.
 - A device that is named twice before the list ends makes CUDA refuse to start (CUDA_ERROR_INVALID_DEVICE).
 
-MIG: drivers before R570 show a process a single MIG instance and no other device beside it; later ones show one
-instance of each GPU instance, beside whole GPUs. A `Gpu` has one CUDA index, so the older rule is modelled.
+MIG: drivers before R570 show a process a single MIG instance and no other device; later ones show one instance of each
+GPU instance, and whole GPUs too. A `Gpu` has one CUDA index, so the older rule is modelled.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from numapin.base.gpu_uuid import GPU_PREFIX, MIG_PREFIX, uuid_digits
 from numapin.topology.address import pci_order
 
 if TYPE_CHECKING:
@@ -33,20 +35,18 @@ if TYPE_CHECKING:
     from numapin.topology.model import Gpu
 
 _INDEX: Final = re.compile(r"[ \t\n\v\f\r]*([+-]?0*\d{1,9})(?!\d)", re.ASCII)
-_HEX: Final = re.compile(r"[0-9a-f]+")
-_UUID_DIGITS: Final = 32
 _HIDE_ALL: Final = frozenset({"", "-1", "nodevfiles", "void", "none"})
 
 
 class _VisibleDevice(NamedTuple):
-    """What one entry names: a GPU, or one MIG instance of it."""
+    """The device that one entry names: a GPU, or one MIG instance of it."""
 
     gpu: Gpu
     mig: str | None = None
 
 
 class _Choice(NamedTuple):
-    """The devices that CUDA shows, in its order; None is that nobody can tell from here."""
+    """The devices that CUDA shows, in its order; None: unknown."""
 
     devices: tuple[_VisibleDevice, ...] | None
     notes: tuple[str, ...] = ()
@@ -57,8 +57,8 @@ def apply_visibility(
 ) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
     """Return the GPUs, in the order given, with `visible` and `cuda_index` set as CUDA sees them, and notes.
 
-    `visible_devices` and `device_order` are the values of CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER, None where unset.
-    Where it cannot be known which GPUs CUDA shows, or in which order, all stay visible and none has a CUDA index.
+    `visible_devices` and `device_order` are the values of CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER, None if unset.
+    If it is unknown which GPUs CUDA shows, or in which order, all stay visible and none has a CUDA index.
     """
     if not gpus:
         return (), ()
@@ -71,52 +71,53 @@ def apply_visibility(
 
 
 def first_visible(gpus: tuple[Gpu, ...], *, visible_devices: str | None, device_order: str | None) -> int | None:
-    """Return the NVML index of the GPU that CUDA shows a process first, None where it shows none or nobody can tell."""
+    """Return the NVML index of CUDA's device 0 in a process; None if CUDA shows no GPU or the order is unknown."""
     seen, _ = apply_visibility(gpus, visible_devices=visible_devices, device_order=device_order)
     return next((gpu.index for gpu in seen if gpu.cuda_index == 0), None)
 
 
 def hides_all(entry: str) -> bool:
-    """Say whether that is a word for no GPU at all, such as Slurm's NoDevFiles."""
+    """Return whether an entry is one of the words for no GPU at all, such as Slurm's NoDevFiles."""
     return entry.strip().lower() in _HIDE_ALL
 
 
 def _choose(gpus: tuple[Gpu, ...], visible_devices: str | None, device_order: str | None) -> _Choice:
     in_order, why_unknown = _cuda_order(gpus, device_order)
     if visible_devices is None:
-        return _Choice(devices=None, notes=(why_unknown,)) if why_unknown else _Choice(devices=_whole(in_order))
-    choice = _read_list(visible_devices, in_order)
-    if why_unknown and choice.devices and _kind(visible_devices) == "":  # how many is known, but not which
+        choice, by_order = _Choice(devices=tuple(map(_VisibleDevice, in_order))), True
+    else:
+        choice, by_order = _read_list(visible_devices, in_order), _kind(visible_devices) == ""
+    if why_unknown and by_order and choice.devices:  # the number of devices is known, but not which they are
         return _Choice(devices=None, notes=(*choice.notes, why_unknown))
     return choice
-
-
-def _whole(gpus: Iterable[Gpu]) -> tuple[_VisibleDevice, ...]:
-    return tuple(_VisibleDevice(gpu=gpu) for gpu in gpus)
 
 
 # --- CUDA's order ----------------------------------------------------------------------------------------------------
 
 
 def _cuda_order(gpus: tuple[Gpu, ...], device_order: str | None) -> tuple[tuple[Gpu, ...], str]:
-    """Return the GPUs in CUDA's order before any list, and why that is unknown ("" where it is known).
+    """Return the GPUs in CUDA's order before any list, and why that order is unknown ("" if it is known).
 
-    CUDA sorts by PCI address if it is told to, and else by speed (FASTEST_FIRST); GPUs of one name are equally fast,
-    and keep the order of their addresses.
+    CUDA sorts by PCI address if CUDA_DEVICE_ORDER says so, else by speed (FASTEST_FIRST). GPUs of one name are equally
+    fast and keep the order of their addresses.
     """
     if len(gpus) == 1:
         return gpus, ""
     if any(gpu.pci is None for gpu in gpus):
-        return gpus, "CUDA's order of the GPUs is unknown, as is the PCI address of some; name them by UUID"
-    names = {gpu.name for gpu in gpus}
+        return gpus, "CUDA's order of the GPUs is unknown because some PCI addresses are; name them by UUID"
     by_address = tuple(sorted(gpus, key=lambda gpu: pci_order(gpu.pci)))
-    if device_order == "PCI_BUS_ID" or (len(names) == 1 and None not in names):
+    if device_order == "PCI_BUS_ID" or _are_equally_fast(gpus):
         return by_address, ""
-    shown = ", ".join(sorted(name or "unknown" for name in names))
+    names = ", ".join(sorted({gpu.name or "unknown" for gpu in gpus}))
     return by_address, (
-        f"CUDA puts the fastest of unlike GPUs first ({shown}), so that its order is unknown; "
+        f"CUDA puts the fastest of different GPUs first ({names}), so its order is unknown; "
         "type: export CUDA_DEVICE_ORDER=PCI_BUS_ID"
     )
+
+
+def _are_equally_fast(gpus: tuple[Gpu, ...]) -> bool:
+    names = {gpu.name for gpu in gpus}
+    return len(names) == 1 and None not in names
 
 
 # --- the list --------------------------------------------------------------------------------------------------------
@@ -124,34 +125,44 @@ def _cuda_order(gpus: tuple[Gpu, ...], device_order: str | None) -> tuple[tuple[
 
 def _read_list(text: str, gpus: tuple[Gpu, ...]) -> _Choice:
     """Read a list against the GPUs in CUDA's order, up to its first bad entry."""
-    entries, find = text.split(","), _FINDERS[_kind(text)]
+    entries = text.split(",")
+    find = _FINDERS[_kind(text)]
     devices: list[_VisibleDevice] = []
     for position, entry in enumerate(entries):
         found = find(entry, gpus)
         if isinstance(found, str):
-            if _kind(text) == _kind(entry) != "" and any(gpu.uuid is None for gpu in gpus):
-                return _Choice(devices=None, notes=(_unchecked(text),))
+            if _may_be_unknown(entry, text, gpus):
+                return _Choice(devices=None, notes=_unchecked(text))
             return _Choice(devices=tuple(devices), notes=_loss(text, entries[position:], found, alone=not devices))
         if found in devices:
-            note = f"CUDA_VISIBLE_DEVICES={text} names {_named(found)} twice, with which CUDA refuses to start"
-            return _Choice(devices=(), notes=(f"{note}; name each device once",))
+            return _Choice(devices=(), notes=_repeated(text, found))
         devices.append(found)
     return _Choice(devices=tuple(devices))
 
 
-def _unchecked(text: str) -> str:
-    unknown = "the UUIDs of some GPUs are unknown, as without a driver"
-    return f"CUDA_VISIBLE_DEVICES={text} cannot be checked: {unknown}; see what this says: nvidia-smi -L"
+def _may_be_unknown(entry: str, text: str, gpus: tuple[Gpu, ...]) -> bool:
+    """Return whether an entry that was not found may be a GPU or MIG instance whose UUID is unknown."""
+    return _kind(text) == _kind(entry) != "" and any(gpu.uuid is None for gpu in gpus)
+
+
+def _unchecked(text: str) -> tuple[str, ...]:
+    unknown = "the UUIDs of some GPUs are unknown (is the driver loaded?)"
+    return (f"CUDA_VISIBLE_DEVICES={text} cannot be checked: {unknown}; check it with: nvidia-smi -L",)
+
+
+def _repeated(text: str, device: _VisibleDevice) -> tuple[str, ...]:
+    problem = f"names {_named(device)} twice, so CUDA refuses to start"
+    return (f"CUDA_VISIBLE_DEVICES={text} {problem}; name each device once",)
 
 
 def _loss(text: str, rest: list[str], why: str, *, alone: bool) -> tuple[str, ...]:
-    """Say what is lost where `rest` of a list starts with a bad entry; `alone`, it is the whole list."""
+    """Note what CUDA ignores if `rest` of a list starts with a bad entry; `alone`: it is the whole list."""
     if alone and hides_all(rest[0]):
         return (f"CUDA_VISIBLE_DEVICES={text} hides every GPU from CUDA; to use them: unset CUDA_VISIBLE_DEVICES",)
-    if not any(entry.strip() for entry in rest):  # "0,1," loses nothing
+    if not any(map(str.strip, rest)):  # "0,1," loses nothing
         return ()
     loss = "CUDA sees no GPU" if alone else "CUDA ignores it and everything after it"
-    return (f"CUDA_VISIBLE_DEVICES={text}: {why}, so {loss}; see what there is: nvidia-smi -L",)
+    return (f"CUDA_VISIBLE_DEVICES={text}: {why}, so {loss}; list the devices with: nvidia-smi -L",)
 
 
 def _kind(entry: str) -> str:
@@ -166,57 +177,60 @@ def _named(device: _VisibleDevice) -> str:
 def _find_index(entry: str, gpus: tuple[Gpu, ...]) -> _VisibleDevice | str:
     match = _INDEX.match(entry)
     if match is None:
-        return _other_kind(entry) if _kind(entry) else f"{entry!r} is not an index"
+        return _other_kind(entry, "") if _kind(entry) else f"{entry!r} is not an index"
     number = int(match[1])
     return _VisibleDevice(gpu=gpus[number]) if 0 <= number < len(gpus) else f"there is no device {number}"
 
 
 def _find_gpu(entry: str, gpus: tuple[Gpu, ...]) -> _VisibleDevice | str:
     known = [(gpu.uuid, _VisibleDevice(gpu=gpu)) for gpu in gpus if gpu.uuid is not None]
-    return _find_uuid(entry, "GPU-", known)
+    return _find_uuid(entry, GPU_PREFIX, known)
 
 
 def _find_mig(entry: str, gpus: tuple[Gpu, ...]) -> _VisibleDevice | str:
     known = {mig.uuid: _VisibleDevice(gpu=gpu, mig=mig.uuid) for gpu in gpus for mig in gpu.mig}
     if entry in known:
         return known[entry]
-    if not entry.startswith("MIG-GPU-"):
-        return _find_uuid(entry, "MIG-", list(known.items()))
-    # Before R470: MIG-GPU-<UUID of the GPU>/<GPU instance>/<compute instance>. Later drivers do not list the instances
-    # by these numbers, so that only the GPU can be checked.
-    parent, _, numbers = entry.removeprefix("MIG-").partition("/")
+    if entry.startswith(f"{MIG_PREFIX}{GPU_PREFIX}"):
+        return _find_mig_by_parent(entry.removeprefix(MIG_PREFIX), gpus)
+    return _find_uuid(entry, MIG_PREFIX, known.items())
+
+
+def _find_mig_by_parent(entry: str, gpus: tuple[Gpu, ...]) -> _VisibleDevice | str:
+    """Find an instance by its name before R470: <UUID of the GPU>/<GPU instance>/<compute instance>.
+
+    Later drivers do not list the instances by these numbers, so only the GPU can be checked.
+    """
+    parent, _, numbers = entry.partition("/")
     split = [(gpu.uuid, _VisibleDevice(gpu=gpu, mig=f"{gpu.uuid}/{numbers}")) for gpu in gpus if gpu.uuid and gpu.mig]
-    return _find_uuid(parent, "GPU-", split)
+    return _find_uuid(parent, GPU_PREFIX, split)
 
 
-def _find_uuid(entry: str, prefix: str, known: list[tuple[str, _VisibleDevice]]) -> _VisibleDevice | str:
-    """Find the device whose UUID is that of `entry`, or alone starts with it."""
+def _find_uuid(entry: str, prefix: str, known: Iterable[tuple[str, _VisibleDevice]]) -> _VisibleDevice | str:
+    """Return the only device whose UUID starts with `entry`, or why there is none."""
     if not entry.startswith(prefix):
-        blank = entry.lstrip().startswith(prefix)
-        return f"CUDA does not skip the blank in {entry!r}" if blank else _other_kind(entry)
-    digits = _digits(entry, prefix)[:_UUID_DIGITS]
-    if not _HEX.fullmatch(digits):
+        return _other_kind(entry, prefix)
+    digits = uuid_digits(entry, prefix)
+    if not digits:
         return f"{entry!r} is not a UUID"
-    fits = [device for uuid, device in known if _digits(uuid, prefix).startswith(digits)]
+    fits = [device for uuid, device in known if uuid_digits(uuid, prefix).startswith(digits)]
     if len(fits) == 1:
         return fits[0]
     return f"several UUIDs start with {entry!r}" if fits else f"there is no {entry!r}"
 
 
-def _digits(uuid: str, prefix: str) -> str:
-    return uuid.removeprefix(prefix).replace("-", "").lower()
-
-
-def _other_kind(entry: str) -> str:
+def _other_kind(entry: str, prefix: str) -> str:
+    if prefix and entry.lstrip().startswith(prefix):
+        return f"CUDA does not skip the blank in {entry!r}"
     return f"{entry!r} is of another kind than the first entry"
 
 
 _FINDERS: Final[Mapping[str, Callable[[str, tuple[Gpu, ...]], _VisibleDevice | str]]] = {
     "": _find_index,
-    "GPU-": _find_gpu,
-    "MIG-": _find_mig,
+    GPU_PREFIX: _find_gpu,
+    MIG_PREFIX: _find_mig,
 }
-"""What reads the entries of a list of each kind: the device that an entry names, or why it names none."""
+"""Kind of list -> the function that returns the device that an entry names, or why it names none."""
 
 
 # --- MIG -------------------------------------------------------------------------------------------------------------
@@ -228,12 +242,20 @@ def _one_mig_only(choice: _Choice) -> _Choice:
     split = next((device for device in devices if device.gpu.mig), None)
     if split is None:
         return choice
-    notes = choice.notes
-    if len(devices) > 1:
-        alone = "drivers before R570 show a process one MIG instance and nothing beside it"
-        remedy = "start a run for each instance, or list whole GPUs only, by UUID"
-        notes += (f"only {_named(split)} counts as visible to CUDA: {alone}; {remedy}",)
-    if split.mig is None:
-        first = f"export CUDA_VISIBLE_DEVICES={split.gpu.mig[0].uuid}"
-        notes += (f"{split.gpu.label} is split into MIG instances, of which CUDA takes the first; choose: {first}",)
+    notes = (*choice.notes, *_one_instance_note(split, len(devices)), *_first_instance_note(split))
     return _Choice(devices=(split,), notes=notes)
+
+
+def _one_instance_note(split: _VisibleDevice, num_devices: int) -> tuple[str, ...]:
+    if num_devices == 1:
+        return ()
+    alone = "drivers before R570 show a process one MIG instance and nothing else"
+    remedy = "start a run for each instance, or list whole GPUs only, by UUID"
+    return (f"only {_named(split)} counts as visible to CUDA: {alone}; {remedy}",)
+
+
+def _first_instance_note(split: _VisibleDevice) -> tuple[str, ...]:
+    if split.mig is not None:
+        return ()
+    remedy = f"choose: export CUDA_VISIBLE_DEVICES={split.gpu.mig[0].uuid}"
+    return (f"{split.gpu.label} is split into MIG instances, and CUDA uses only the first; {remedy}",)

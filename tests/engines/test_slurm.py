@@ -67,7 +67,7 @@ def test_exec_outside_of_a_step(cluster: Cluster, tmp_path: Path) -> None:
     cluster.ended(job, folder=tmp_path)
     shell = cluster.call("salloc", "-n1", "srun", "--interactive", "bash", "-c", f"exec 2>&1; {line}", folder=tmp_path)
     for told in (output_in(tmp_path), shell.out):
-        assert "SLURM_LOCALID=0 does not count outside of a step" in told
+        assert "SLURM_LOCALID=0 is ignored outside a job step" in told
         assert "status 2" in told
 
 

@@ -258,7 +258,7 @@ class TestLaunchers:
         for variables in (TASK, TASK | TORCHS):
             done = start(*line, **variables, NUMAPIN_BINDING=binding)
             assert done.json_lines()[0]["cpus"] == cpu_set.render(CPUS)
-            assert "rank 1: NUMAPIN_BINDING was set, and does not count" in done.err
+            assert "rank 1: NUMAPIN_BINDING was set and is ignored" in done.err
 
     @pytest.mark.parametrize("binding", ["", "{}", "x", '{"local_rank": 1}'])
     def test_a_binding_that_is_none(self, binding: str) -> None:
@@ -464,7 +464,7 @@ class TestVerbose:
         assert done.out == ""
         for text in (
             "rank 1: this is rank 1 of 2 on this host (LOCAL_RANK=1, LOCAL_WORLD_SIZE=2)",
-            "SLURM_LOCALID=0 does not count beside LOCAL_RANK",
+            "SLURM_LOCALID=0 is ignored because LOCAL_RANK is set",
             f"the plan: {plan}",
             "the reason: no GPU: rank 1 of 2",
             f"bound to: CPUs {CPUS[1 % len(CPUS)]}, memory",

@@ -36,6 +36,7 @@ PURE = (
         "bench.python",
         "base.redact",
         "base.bounds",
+        "base.gpu_uuid",
         "base.strict_json",
         "topology.links",
     ),

@@ -1,6 +1,6 @@
 """The sources of the topology, one module each.
 
-Comes in: a file's text, a root directory, or the live host. Goes out: readings, not yet judged.
+Comes in: a file's text, a root directory, or the live host. Goes out: readings for `build`.
 
 ::
 

@@ -1,7 +1,7 @@
 """Read the GPUs from NVML. Edge: the only importer of pynvml.
 
-Comes in: whatever driver this host has, or none. Goes out: `NvmlReadings`, always; `build` decides what its absence
-means. A question that NVML does not answer costs that one value, a GPU that does not answer costs that one GPU.
+Comes in: the driver of this host, if it has one. Goes out: `NvmlReadings` in every case; `build` decides what missing
+answers mean. A query that fails leaves one value unknown; a GPU that does not answer is left out.
 
 Source: the NVML API reference, https://docs.nvidia.com/deploy/nvml-api/.
 """
@@ -12,7 +12,7 @@ import contextlib
 from collections import Counter
 from dataclasses import replace
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from numapin.base import cpu_set
 from numapin.system import calls
@@ -21,19 +21,30 @@ from numapin.topology.model import LinkKind, Mig, Pcie
 from numapin.topology.readings import GpuLoad, NvmlReading, NvmlReadings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from types import ModuleType
+    from typing import Protocol, TypeVar
 
     from numapin.base.cpu_set import CpuSet
 
+    _T = TypeVar("_T")
+
+    class _NvmlError(Protocol):
+        """pynvml's NVMLError; the library is untyped."""
+
+        value: int
+        """An nvmlReturn_t."""
+
+
+_LIBRARY: Final = "libnvidia-ml.so.1"  # pynvml tries no other name, and takes 17 ms to fail
 _WORD_BITS: Final = 64
-# Masks hold every id that Linux can be built for (8192 CPUs, 1024 nodes): ids may be sparse (nodes go up to 255 on a
-# POWER9), so that counting CPUs or nodes bounds nothing. The longer mask costs no time (2 µs on an H200).
+# Masks hold every id that Linux can be built for (8192 CPUs, 1024 nodes): ids may be sparse (up to node 255 on a
+# POWER9), so the number of CPUs or nodes is not a bound. The longer mask costs no time (2 µs on an H200).
 _CPU_WORDS: Final = 8192 // _WORD_BITS
 _NODE_WORDS: Final = 1024 // _WORD_BITS
 
 _SWITCH: Final = "NVSwitch"
-"""Stands for the far end of NVLinks that lead to any NVSwitch; the others are PCI addresses."""
+"""The far end of every NVLink to an NVSwitch; other far ends are PCI addresses."""
 
 _ANCESTORS: Final = {
     0: LinkKind.SAME_BOARD,
@@ -43,85 +54,94 @@ _ANCESTORS: Final = {
     40: LinkKind.SAME_NODE,
     50: LinkKind.SYSTEM,
 }
-"""nvmlGpuTopologyLevel_t in our words."""
+"""nvmlGpuTopologyLevel_t -> link kind."""
 
 _REMEDIES: Final = {
     4: "let this user read and write /dev/nvidiactl and /dev/nvidia0, /dev/nvidia1, …",
     9: "load the driver: modprobe nvidia",
-    12: "install the NVIDIA driver, or let the container have its libnvidia-ml.so.1 (docker run --gpus all)",
+    12: "install the NVIDIA driver, or give the container its libnvidia-ml.so.1 (docker run --gpus all)",
     18: "the driver was updated under the running kernel module: reboot, or unload and load the nvidia modules",
 }
-"""By nvmlReturn_t."""
+"""nvmlReturn_t -> remedy."""
 
 _NO_DRIVER: Final = frozenset({9, 12})
-"""What NVML answers where there is no driver: "driver not loaded" and, from pynvml, "library not found"."""
+"""nvmlReturn_t without a driver: "driver not loaded" and, from pynvml, "library not found"."""
+
+_SEE: Final = "check with: nvidia-smi"
 
 
 class _NvmlDevice(NamedTuple):
-    """One GPU that answered. `far_ends` counts its active NVLinks by where they lead."""
+    """One GPU that answered. `is_empty_mig`: in MIG mode without instances. `far_ends` counts its active NVLinks."""
 
     handle: object
     reading: NvmlReading
-    mig_mode: bool
-    far_ends: Counter[str]
+    is_empty_mig: bool
+    far_ends: Counter[str | None]
 
 
 def read_nvml() -> NvmlReadings:
-    """Read every GPU that the driver shows, and how each pair is linked.
+    """Read every GPU that the driver shows, and the links between them.
 
-    Starts NVML and shuts it down again; makes no CUDA context. Never raises: without NVML, `gpus` is None and a note
-    names the error and its remedy; without GPUs it is empty.
+    Start NVML and shut it down again, without a CUDA context. Never raise: without NVML, `gpus` is None and a note
+    has the error and its remedy; without GPUs it is empty.
     """
-    if not calls.can_load("libnvidia-ml.so.1"):  # pynvml looks nowhere else, and costs 17 ms to find that out
-        return NvmlReadings(gpus=None, notes=(f"NVML could not be loaded: no libnvidia-ml.so.1; {_REMEDIES[12]}",))
+    if not calls.can_load(_LIBRARY):
+        return NvmlReadings(gpus=None, notes=(f"NVML could not be loaded: no {_LIBRARY}; {_REMEDIES[12]}",))
     try:
         import pynvml
     except ImportError as error:
-        return NvmlReadings(gpus=None, notes=(f"NVML cannot be asked: {error}; type: pip install nvidia-ml-py",))
+        return NvmlReadings(gpus=None, notes=(f"NVML cannot be used: {error}; type: pip install nvidia-ml-py",))
     try:
-        pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS)  # a driver without GPUs is no error
+        _start(pynvml)
     except pynvml.NVMLError as error:
-        return _silent("NVML could not be loaded" if error.value == 12 else "NVML did not start", error)
+        return _failed("NVML could not be loaded" if error.value == 12 else "NVML did not start", error)
     try:
         return _read(pynvml)
     except pynvml.NVMLError as error:
-        return _silent("NVML cannot count the GPUs", error)
+        return _failed("NVML cannot count the GPUs", error)
     finally:
-        with contextlib.suppress(pynvml.NVMLError):  # all is read: a failed goodbye takes nothing away
-            pynvml.nvmlShutdown()
+        _stop(pynvml)
 
 
 @contextlib.contextmanager
 def open_loads(uuids: Iterable[str]) -> Iterator[Callable[[], dict[str, GpuLoad]]]:
-    """Keep NVML started; yield what reads, at each call, how busy these GPUs are: UUID -> load.
+    """Keep NVML started; yield a function that reads the load of these GPUs: UUID -> load.
 
-    A GPU that does not answer is left out, and all of them are where NVML does not start. Each takes 20 ms, over which
-    NVML counts the bytes.
+    GPUs that do not answer are left out, and all of them if NVML does not start. Each GPU takes 20 ms, the time over
+    which NVML counts the bytes.
     """
     nvml = _started()
     if nvml is None:
         yield dict
         return
     try:
-        handles = {uuid: handle for uuid in uuids if (handle := _handle(nvml, uuid)) is not None}
-        yield lambda: {uuid: load for uuid, handle in handles.items() if (load := _load(nvml, handle)) is not None}
+        handles = {uuid: _handle(nvml, uuid) for uuid in uuids}
+        yield lambda: _loads(nvml, handles)
     finally:
-        with contextlib.suppress(nvml.NVMLError):
-            nvml.nvmlShutdown()
+        _stop(nvml)
 
 
 def _started() -> ModuleType | None:
-    if not calls.can_load("libnvidia-ml.so.1"):
+    if not calls.can_load(_LIBRARY):
         return None
     try:
         import pynvml
     except ImportError:
         return None
     try:
-        pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS)
+        _start(pynvml)
     except pynvml.NVMLError:
         return None
     return cast("ModuleType", pynvml)
+
+
+def _start(nvml: ModuleType) -> None:
+    nvml.nvmlInitWithFlags(nvml.NVML_INIT_FLAG_NO_GPUS)  # a driver without GPUs is not an error
+
+
+def _stop(nvml: ModuleType) -> None:
+    with contextlib.suppress(nvml.NVMLError):  # everything is read already
+        nvml.nvmlShutdown()
 
 
 def _handle(nvml: ModuleType, uuid: str) -> object | None:
@@ -131,10 +151,15 @@ def _handle(nvml: ModuleType, uuid: str) -> object | None:
         return None
 
 
+def _loads(nvml: ModuleType, handles: Mapping[str, object | None]) -> dict[str, GpuLoad]:
+    loads = {uuid: _load(nvml, handle) for uuid, handle in handles.items() if handle is not None}
+    return {uuid: load for uuid, load in loads.items() if load is not None}
+
+
 def _load(nvml: ModuleType, handle: object) -> GpuLoad | None:
     try:
         rates = _ask(nvml, nvml.nvmlDeviceGetUtilizationRates, handle)
-        # What the GPU receives is what the host sends it; NVML's unit is 1000 bytes/s.
+        # The GPU receives what the host sends; NVML's unit is 1000 bytes/s.
         received = _ask(nvml, nvml.nvmlDeviceGetPcieThroughput, handle, nvml.NVML_PCIE_UTIL_RX_BYTES)
     except nvml.NVMLError:
         return None
@@ -143,8 +168,8 @@ def _load(nvml: ModuleType, handle: object) -> GpuLoad | None:
     )
 
 
-def _silent(what: str, error: Any) -> NvmlReadings:  # noqa: ANN401 - pynvml is untyped
-    remedy = _REMEDIES.get(error.value, "see what this says: nvidia-smi")
+def _failed(what: str, error: _NvmlError) -> NvmlReadings:
+    remedy = _REMEDIES.get(error.value, _SEE)
     return NvmlReadings(gpus=None, broken=error.value not in _NO_DRIVER, notes=(f"{what}: {_words(error)}; {remedy}",))
 
 
@@ -158,8 +183,8 @@ def _read(nvml: ModuleType) -> NvmlReadings:
         try:
             devices.append(_device(nvml, index))
         except nvml.NVMLError as error:
-            notes.append(f"GPU {index} (in NVML's order) is left out: {_words(error)}; see what this says: nvidia-smi")
-    notes += [_empty_mig_note(device.reading.index) for device in devices if device.mig_mode and not device.reading.mig]
+            notes.append(f"GPU {index} (in NVML's order) is left out: {_words(error)}; {_SEE}")
+    notes += [_empty_mig_note(device.reading.index) for device in devices if device.is_empty_mig]
     return NvmlReadings(
         gpus=tuple(device.reading for device in devices),
         driver=_optional_text(_ask(nvml, nvml.nvmlSystemGetDriverVersion)),
@@ -169,39 +194,47 @@ def _read(nvml: ModuleType) -> NvmlReadings:
 
 
 def _device(nvml: ModuleType, index: int) -> _NvmlDevice:
-    """Read one GPU. Raises NVMLError where it is lost, or does not say who it is."""
+    """Read one GPU. Raises NVMLError if it is lost or does not report its identity."""
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     mode = _ask(nvml, nvml.nvmlDeviceGetMigMode, handle)
     mig_mode = bool(mode and mode[0])
     reading = _reading(nvml, index, handle)
     if mig_mode:
         reading = replace(reading, mig=tuple(_mig_instances(nvml, handle)))
-    return _NvmlDevice(handle=handle, reading=reading, mig_mode=mig_mode, far_ends=_far_ends(nvml, handle))
+    is_empty_mig = mig_mode and not reading.mig
+    return _NvmlDevice(handle=handle, reading=reading, is_empty_mig=is_empty_mig, far_ends=_far_ends(nvml, handle))
 
 
 def _reading(nvml: ModuleType, index: int, handle: object) -> NvmlReading:
-    def ask(question: Callable[..., Any], *args: object) -> Any:  # noqa: ANN401 - pynvml is untyped
-        return _ask(nvml, question, handle, *args)
-
     pci = pci_address(_text(nvml.nvmlDeviceGetPciInfo(handle).busId))
     if pci is None:
         raise nvml.NVMLError(nvml.NVML_ERROR_INVALID_STATE)
-    own_node, persistence = ask(nvml.nvmlDeviceGetNumaNodeId), ask(nvml.nvmlDeviceGetPersistenceMode)
+    persistence = _ask(nvml, nvml.nvmlDeviceGetPersistenceMode, handle)
+    nodes = _ask(nvml, nvml.nvmlDeviceGetMemoryAffinity, handle, _NODE_WORDS, nvml.NVML_AFFINITY_SCOPE_NODE)
     return NvmlReading(
         index=index,
         uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
         pci=pci,
-        name=_optional_text(ask(nvml.nvmlDeviceGetName)),
-        memory_nodes=_mask(ask(nvml.nvmlDeviceGetMemoryAffinity, _NODE_WORDS, nvml.NVML_AFFINITY_SCOPE_NODE)),
-        cpus=_mask(ask(nvml.nvmlDeviceGetCpuAffinity, _CPU_WORDS)),
-        own_node=own_node if own_node is not None and own_node >= 0 else None,
-        pcie=Pcie(
-            gen=ask(nvml.nvmlDeviceGetCurrPcieLinkGeneration),
-            width=ask(nvml.nvmlDeviceGetCurrPcieLinkWidth),
-            max_gen=ask(nvml.nvmlDeviceGetMaxPcieLinkGeneration),
-            max_width=ask(nvml.nvmlDeviceGetMaxPcieLinkWidth),
-        ),
+        name=_optional_text(_ask(nvml, nvml.nvmlDeviceGetName, handle)),
+        memory_nodes=_mask(nodes),
+        cpus=_mask(_ask(nvml, nvml.nvmlDeviceGetCpuAffinity, handle, _CPU_WORDS)),
+        own_node=_own_node(nvml, handle),
+        pcie=_pcie(nvml, handle),
         persistence=None if persistence is None else bool(persistence),
+    )
+
+
+def _own_node(nvml: ModuleType, handle: object) -> int | None:
+    node: int | None = _ask(nvml, nvml.nvmlDeviceGetNumaNodeId, handle)
+    return None if node is None or node < 0 else node
+
+
+def _pcie(nvml: ModuleType, handle: object) -> Pcie:
+    return Pcie(
+        gen=_ask(nvml, nvml.nvmlDeviceGetCurrPcieLinkGeneration, handle),
+        width=_ask(nvml, nvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
+        max_gen=_ask(nvml, nvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
+        max_width=_ask(nvml, nvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
     )
 
 
@@ -222,19 +255,19 @@ def _empty_mig_note(index: int) -> str:
 # --- links -----------------------------------------------------------------------------------------------------------
 
 
-def _far_ends(nvml: ModuleType, handle: object) -> Counter[str]:
-    far_ends: Counter[str] = Counter()
+def _far_ends(nvml: ModuleType, handle: object) -> Counter[str | None]:
+    far_ends: Counter[str | None] = Counter()
     for link in range(nvml.NVML_NVLINK_MAX_LINKS):
         active = _ask(nvml, nvml.nvmlDeviceGetNvLinkState, handle, link)
-        if active is None:  # no such link, and none above it
+        if active is None:  # the GPU has no such link, nor any of a higher number
             break
-        end = _far_end(nvml, handle, link) if active else None
-        far_ends.update([end] if end else [])
+        if active:
+            far_ends[_far_end(nvml, handle, link)] += 1
     return far_ends
 
 
 def _far_end(nvml: ModuleType, handle: object, link: int) -> str | None:
-    # Behind an NVSwitch the PCI address is the switch's, and in a virtual machine it is often nothing at all.
+    # Of an NVSwitch, the PCI address is the switch's own, and in a virtual machine it is often missing.
     if _ask(nvml, nvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link) == nvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
         return _SWITCH
     pci = _ask(nvml, nvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
@@ -247,7 +280,7 @@ def _links(nvml: ModuleType, devices: list[_NvmlDevice]) -> tuple[tuple[int, int
 
 
 def _link(nvml: ModuleType, a: _NvmlDevice, b: _NvmlDevice) -> str | None:
-    """Name the best way between two GPUs: NVLink from one to the other, NVLink through switches, or PCI."""
+    """Return the word for the best path between two GPUs: direct NVLink, NVLink through switches, or PCI."""
     num_links = a.far_ends[b.reading.pci] or min(a.far_ends[_SWITCH], b.far_ends[_SWITCH])
     if num_links:
         return f"NV{num_links}"
@@ -259,10 +292,10 @@ def _link(nvml: ModuleType, a: _NvmlDevice, b: _NvmlDevice) -> str | None:
 # --- answers ---------------------------------------------------------------------------------------------------------
 
 
-def _ask(nvml: ModuleType, question: Callable[..., Any], *args: object) -> Any:  # noqa: ANN401 - pynvml is untyped
-    """Return the answer, or None where this GPU or driver does not know; a lost GPU answers nothing and raises."""
+def _ask(nvml: ModuleType, query: Callable[..., _T], *args: object) -> _T | None:
+    """Return the answer, or None if this GPU or driver does not support the query. Raises NVMLError if it is lost."""
     try:
-        return question(*args)
+        return query(*args)
     except nvml.NVMLError as error:
         if error.value == nvml.NVML_ERROR_GPU_IS_LOST:
             raise
@@ -270,16 +303,16 @@ def _ask(nvml: ModuleType, question: Callable[..., Any], *args: object) -> Any: 
 
 
 def _mask(words: Iterable[int] | None) -> CpuSet | None:
-    """Return the numbers of the set bits; an empty mask is None.
+    """Return the numbers of the set bits, or None if there are none.
 
-    No GPU is far from every CPU: NVML leaves the mask empty where it does not know, for one under a cpuset that
-    excludes the GPU's own CPUs (seen in rapidsai/dask-cuda#1381).
+    Every GPU has near CPUs: NVML leaves the mask empty if it does not know them, e.g. under a cpuset that excludes the
+    GPU's own CPUs (seen in rapidsai/dask-cuda#1381).
     """
     return cpu_set.from_words(words or (), word_bits=_WORD_BITS) or None
 
 
 def _text(value: str | bytes) -> str:
-    """Return text; pynvml gives bytes up to 11.5 and in some structures."""
+    """Return text; pynvml returns bytes up to version 11.5 and in some structures."""
     return value.decode() if isinstance(value, bytes) else value
 
 

@@ -1,7 +1,7 @@
 """GPUs and network devices from /sys/bus/pci and /proc/driver/nvidia below any root directory. Edge.
 
 Comes in: a `Tree` and the online CPUs. Goes out: a `PciReading` for each NVIDIA GPU and each NIC with an interface, and
-the nodes that are GPU memory.
+the nodes that consist of GPU memory.
 Source: Documentation/ABI/testing/sysfs-bus-pci; the NVIDIA driver's README, chapter on /proc.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from itertools import islice
+from itertools import accumulate, islice, product
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.bounds import MAX_PARENTS
@@ -41,7 +41,8 @@ _HOST_BRIDGE: Final = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 
 def read_pci(tree: Tree, online: CpuSet) -> Iterator[PciReading]:
     """Yield the GPUs and the NICs in order of address. `local_cpus` are the online ones."""
-    driver = {address: name for name in tree.names(_DRIVER) if (address := pci_address(name))}
+    names = tree.names(_DRIVER)
+    driver = dict(zip(map(pci_address, names), names, strict=True))
     for name in tree.names(_DEVICES):
         address, at = pci_address(name), f"{_DEVICES}/{name}"
         device_class = pci_class(tree.text(f"{at}/class"))
@@ -55,7 +56,7 @@ def read_pci(tree: Tree, online: CpuSet) -> Iterator[PciReading]:
 
 
 def read_gpu_memory_nodes(tree: Tree) -> CpuSet:
-    """Return the nodes that are the memory of a GPU; the driver says -1 for a GPU whose memory is no node."""
+    """Return the nodes that are the memory of a GPU; the driver reports -1 if a GPU's memory is not a node."""
     statuses = (tree.text(f"{_DRIVER}/{name}/numa_status") or "" for name in tree.names(_DRIVER))
     matches = (re.search(r"^Node:\s*([0-9]{1,6})\s*$", status, re.MULTILINE) for status in statuses)
     return CpuSet(int(match[1]) for match in matches if match)
@@ -65,18 +66,21 @@ def _is_gpu(tree: Tree, at: str, device_class: int, *, known_to_driver: bool) ->
     if device_class >> 8 != DISPLAY:
         return False
     vendor = _vendor(tree, at)
-    if vendor is None:  # some captures have the class alone: a VGA device may then be the board's own
+    if vendor is None:  # some captures have only the class: a VGA device may then be the board's own
         return known_to_driver or device_class == CONTROLLER_3D
     return vendor == _NVIDIA
 
 
 def _vendor(tree: Tree, at: str) -> int | None:
-    config = tree.data(f"{at}/config") if (named := _hexadecimal(tree.text(f"{at}/vendor"))) is None else None
-    return int.from_bytes(config[:2], "little") if config and len(config) > 1 else named
+    vendor = _hexadecimal(tree.text(f"{at}/vendor"))
+    if vendor is not None:
+        return vendor
+    number = (tree.data(f"{at}/config") or b"")[:2]
+    return int.from_bytes(number, "little") if len(number) == 2 else None
 
 
 def _device(tree: Tree, at: str, address: str, online: CpuSet) -> PciReading:
-    """Read what GPUs and NICs share."""
+    """Read the values that GPUs and NICs share."""
     parents, host_bridge = _above(tree, at)
     local_cpus = tree.numbers(f"{at}/local_cpulist", mask=f"{at}/local_cpus")
     parent_nodes = (tree.number(f"{path}/numa_node") for path in parents.values())
@@ -92,20 +96,15 @@ def _device(tree: Tree, at: str, address: str, online: CpuSet) -> PciReading:
 
 
 def _above(tree: Tree, at: str) -> tuple[Mapping[str, str], str | None]:
-    """Return the bridges above a device with their directories, nearest first, and the root bus they hang from.
+    """Return the bridges above a device with their directories, nearest first, and the root bus above them.
 
-    They are the directories that the device's link leads through: sys/devices/pci0000:16/0000:16:02.0/0000:17:00.0.
+    They are the directories on the path of the device's link: sys/devices/pci0000:16/0000:16:02.0/0000:17:00.0.
     """
     *above, _own = (tree.link(at) or "").split("/")
-    parents: dict[str, str] = {}
-    host_bridge = None
-    for end in range(len(above), 0, -1):
-        address = pci_address(above[end - 1])
-        if address is not None:
-            parents[address] = f"{_DEVICES}/{'/'.join(above[:end])}"
-        elif host_bridge is None and _HOST_BRIDGE.fullmatch(above[end - 1]):
-            host_bridge = above[end - 1]
-    return dict(islice(parents.items(), MAX_PARENTS)), host_bridge
+    paths = accumulate(above, lambda outer, name: f"{outer}/{name}")
+    bridges = {pci_address(name): f"{_DEVICES}/{path}" for name, path in zip(above, paths, strict=True)}
+    parents = {address: path for address, path in reversed(bridges.items()) if address is not None}
+    return dict(islice(parents.items(), MAX_PARENTS)), next(filter(_HOST_BRIDGE.fullmatch, reversed(above)), None)
 
 
 def _pcie(tree: Tree, at: str) -> Pcie:
@@ -121,21 +120,18 @@ def _interfaces(tree: Tree, at: str, device_class: int) -> tuple[tuple[str, NicK
     """Return the names below a network device; a virtio device has its own directory in between."""
     if device_class >> 8 != NETWORK:
         return ()
-    places = [at, *(f"{at}/{name}" for name in tree.names(at) if name.startswith("virtio"))]
-    return tuple(
-        (name, kind)
-        for place in places
-        for folder, kind in (("net", nic_kind(device_class)), ("infiniband", NicKind.INFINIBAND))
-        for name in tree.names(f"{place}/{folder}")
-    )
+    folders = (("net", nic_kind(device_class)), ("infiniband", NicKind.INFINIBAND))
+    virtio = (f"{at}/{name}" for name in tree.names(at) if name.startswith("virtio"))
+    places = product([at, *virtio], folders)
+    return tuple((name, kind) for place, (folder, kind) in places for name in tree.names(f"{place}/{folder}"))
 
 
 def _information(text: str) -> tuple[str | None, str | None]:
     """Return the driver's name and UUID of a GPU; until the GPU is initialised, the UUID is question marks."""
     lines = (line.partition(":") for line in text.splitlines())
-    known = {key.strip(): value.strip() for key, _, value in lines}
-    uuid = known.get("GPU UUID") or "?"
-    return known.get("Model") or None, None if "?" in uuid else uuid
+    values = {key.strip(): value.strip() for key, _, value in lines}
+    model, uuid = values.get("Model") or None, values.get("GPU UUID") or "?"
+    return model, None if "?" in uuid else uuid
 
 
 def _hexadecimal(text: str | None) -> int | None:

@@ -1,8 +1,8 @@
 """CPUs, caches, nodes and the cpuset from /sys and /proc below any root directory. Edge.
 
 Comes in: a root; "/" is the live machine, anything else a capture (hwloc-gather-topology) with sys/ and proc/ in it.
-Goes out: `Readings`. A machine with 256 CPUs takes some milliseconds: what a core, an L3 cache or a package shares is
-read once for all its CPUs.
+Goes out: `Readings`. A machine with 256 CPUs takes some milliseconds: the files of a core, an L3 cache or a package are
+read for one of its CPUs only.
 Source: Documentation/ABI/stable/sysfs-devices-node, .../testing/sysfs-devices-system-cpu, admin-guide/cgroup-*/cpusets.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+from itertools import product
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.cpu_set import CpuSet
@@ -30,14 +31,15 @@ _ALLOWED: Final = {
     "cpus": re.compile(r"^Cpus_allowed_list:\s*(\S*)", re.MULTILINE),
     "mems": re.compile(r"^Mems_allowed_list:\s*(\S*)", re.MULTILINE),
 }
-# cgroup v2, cgroup v1, and a cpuset file system of its own, which knows no prefix.
+_DISTANCE: Final = re.compile(r"[0-9]{1,9}")
+# cgroup v2, cgroup v1, and a cpuset file system of its own, which has no prefix.
 _CPUSET_FILES: Final = ("cpuset.{}.effective", "cpuset.{}", "{}")
 
 
 def read_sysfs(root: Path, *, source: str) -> Readings:
-    """Read everything that /sys and /proc below `root` tell.
+    """Read /sys and /proc below `root`.
 
-    Raises MachineError where `root` is not a machine's root, MachineFileError where a CPU or node list is garbled.
+    Raises MachineError if `root` is not a machine's root, MachineFileError if a CPU or node list is garbled.
     """
     tree = Tree(os.fspath(root).rstrip("/"))
     online = _online_cpus(tree)
@@ -55,7 +57,8 @@ def read_sysfs(root: Path, *, source: str) -> Readings:
 
 def _online_cpus(tree: Tree) -> CpuSet:
     if not tree.names(_SYSTEM):
-        raise MachineError(f"{tree.root}/{_SYSTEM} is not there: {tree.root or '/'} is not a machine's root", CAPTURE)
+        root = tree.root or "/"
+        raise MachineError(f"{tree.root}/{_SYSTEM} is missing: {root} is not a machine's root", CAPTURE)
     present = _numbered(tree, _CPU, "cpu")
     online = (tree.numbers(f"{_CPU}/online") or CpuSet()).intersection(present)
     if not online:
@@ -64,31 +67,39 @@ def _online_cpus(tree: Tree) -> CpuSet:
 
 
 def _read_cpus(tree: Tree, online: CpuSet) -> Iterator[CpuReading]:
-    def siblings(cpu: int) -> CpuSet | None:
-        at = f"{_CPU}/cpu{cpu}/topology"
-        known = tree.numbers(f"{at}/thread_siblings_list", mask=f"{at}/thread_siblings")
-        return known or tree.numbers(f"{at}/core_cpus_list", mask=f"{at}/core_cpus") or CpuSet()
-
-    def package(cpu: int) -> CpuSet:
-        at = f"{_CPU}/cpu{cpu}/topology"
-        known = tree.numbers(f"{at}/package_cpus_list", mask=f"{at}/core_siblings")
-        return known or cores[cpu]
-
-    cores = _groups(online, siblings)
-    packages = _groups(online, package)
-    ids = {cpus: tree.number(f"{_CPU}/cpu{min(cpus)}/topology/physical_package_id") for cpus in packages.values()}
+    cores = _groups(online, lambda cpu: _siblings(tree, cpu))
+    packages = _groups(online, lambda cpu: _package_cpus(tree, cpu) or cores[cpu])
+    ids = {cpus: tree.number(f"{_topology(min(cpus))}/physical_package_id") for cpus in packages.values()}
     caches = _groups(online, lambda cpu: _l3(tree, cpu))
     for cpu in sorted(online):
         yield CpuReading(cpu=cpu, siblings=cores[cpu], package=ids[packages[cpu]], l3=caches.get(cpu))
 
 
+def _topology(cpu: int) -> str:
+    return f"{_CPU}/cpu{cpu}/topology"
+
+
+def _siblings(tree: Tree, cpu: int) -> CpuSet:
+    at = _topology(cpu)
+    return (
+        tree.numbers(f"{at}/thread_siblings_list", mask=f"{at}/thread_siblings")
+        or tree.numbers(f"{at}/core_cpus_list", mask=f"{at}/core_cpus")
+        or CpuSet()
+    )
+
+
+def _package_cpus(tree: Tree, cpu: int) -> CpuSet | None:
+    at = _topology(cpu)
+    return tree.numbers(f"{at}/package_cpus_list", mask=f"{at}/core_siblings")
+
+
 def _groups(cpus: Iterable[int], read: Callable[[int], CpuSet | None]) -> dict[int, CpuSet]:
-    """Ask `read` for the group of one CPU of each group. A CPU is in one group at most; None leaves it in none."""
+    """Return each CPU's group; `read` is called for one CPU of each, and None leaves that CPU without a group."""
     left, groups = set(cpus), dict[int, CpuSet]()
     for cpu in sorted(left):
-        found = read(cpu) if cpu in left else None
-        if found is not None:
-            group = (found & left) | {cpu}
+        members = read(cpu) if cpu in left else None
+        if members is not None:
+            group = (members & left) | {cpu}
             left -= group
             groups.update(dict.fromkeys(group, group))
     return groups
@@ -96,10 +107,16 @@ def _groups(cpus: Iterable[int], read: Callable[[int], CpuSet | None]) -> dict[i
 
 def _l3(tree: Tree, cpu: int) -> CpuSet | None:
     at = f"{_CPU}/cpu{cpu}/cache"
-    for index in ("index3", *(name for name in tree.names(at) if name.startswith("index") and name != "index3")):
+    for index in _cache_indices(tree, at):
         if tree.number(f"{at}/{index}/level") == 3:
             return tree.numbers(f"{at}/{index}/shared_cpu_list", mask=f"{at}/{index}/shared_cpu_map")
     return None
+
+
+def _cache_indices(tree: Tree, at: str) -> Iterator[str]:
+    """Yield the names of the caches, index3 first because it is nearly always the L3."""
+    yield "index3"
+    yield from (name for name in tree.names(at) if name.startswith("index") and name != "index3")
 
 
 def _read_nodes(tree: Tree, online: CpuSet) -> Iterator[NodeReading]:
@@ -107,16 +124,20 @@ def _read_nodes(tree: Tree, online: CpuSet) -> Iterator[NodeReading]:
     listed = tree.numbers(f"{_NODE}/online")
     ids = present if listed is None else sorted(listed)
     for node in sorted(set(present).intersection(ids)):
-        at = f"{_NODE}/node{node}"
-        cpus = tree.numbers(f"{at}/cpulist", mask=f"{at}/cpumap") or CpuSet()
-        meminfo = tree.text(f"{at}/meminfo") or ""
-        yield NodeReading(
-            id=node,
-            cpus=cpus & online,
-            memory_bytes=_kilobytes(meminfo, "MemTotal"),
-            free_bytes=_kilobytes(meminfo, "MemFree"),
-            distances=_distances(tree.text(f"{at}/distance") or "", ids),
-        )
+        yield _read_node(tree, node, online, ids)
+
+
+def _read_node(tree: Tree, node: int, online: CpuSet, ids: list[int]) -> NodeReading:
+    at = f"{_NODE}/node{node}"
+    cpus = tree.numbers(f"{at}/cpulist", mask=f"{at}/cpumap") or CpuSet()
+    meminfo = tree.text(f"{at}/meminfo") or ""
+    return NodeReading(
+        id=node,
+        cpus=cpus & online,
+        memory_bytes=_kilobytes(meminfo, "MemTotal"),
+        free_bytes=_kilobytes(meminfo, "MemFree"),
+        distances=_distances(tree.text(f"{at}/distance") or "", ids),
+    )
 
 
 def _kilobytes(meminfo: str, key: str) -> int | None:
@@ -125,9 +146,9 @@ def _kilobytes(meminfo: str, key: str) -> int | None:
 
 
 def _distances(row: str, ids: list[int]) -> dict[int, int]:
-    """Name the columns: the kernel writes one for each online node, in ascending order, however sparse the ids."""
+    """Return the distances by node: the kernel writes a column for each online node, in ascending order."""
     words = row.split()
-    if len(words) != len(ids) or not all(re.fullmatch(r"[0-9]{1,9}", word) for word in words):
+    if len(words) != len(ids) or not all(map(_DISTANCE.fullmatch, words)):
         return {}
     return dict(zip(ids, map(int, words), strict=True))
 
@@ -137,16 +158,13 @@ def _allowed(tree: Tree, what: str) -> CpuSet | None:
     match = _ALLOWED[what].search(tree.text("proc/self/status") or "")
     if match:
         return tree.parsed(match[1], "proc/self/status")
-    for directory in _cpuset_directories(tree):
-        for name in _CPUSET_FILES:
-            found = tree.numbers(f"{directory}/{name.format(what)}")
-            if found:  # an empty file of cgroup v2 means "as above"
-                return found
-    return None
+    files = product(_cpuset_directories(tree), _CPUSET_FILES)
+    sets = (tree.numbers(f"{directory}/{name.format(what)}") for directory, name in files)
+    return next(filter(None, sets), None)  # an empty file of cgroup v2 means "as above"
 
 
 def _cpuset_directories(tree: Tree) -> Iterator[str]:
-    """Yield where this process's cpuset may be: cgroup v1, cgroup v2 (nearest first), the cpuset file system."""
+    """Yield the directories that may have this process's cpuset: cgroup v1, cgroup v2 (nearest first), cpuset fs."""
     for mount in mounts(tree):
         if mount.kind == "cpuset" or mount.holds("cpuset"):
             yield from (f"{mount.at}/{path.strip('/')}" for path in _CPUSETS[mount.kind](tree))

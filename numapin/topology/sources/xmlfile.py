@@ -1,8 +1,8 @@
-"""XML machine files as plain elements that know their line. Pure.
+"""XML machine files as plain elements with line numbers. Pure.
 
-Comes in: the text of a file that anybody may have written. Goes out: a tree of `Element`, or a MachineFileError that
-names the file and the line. Entity declarations are refused, depth and the number of elements are bounded, and who
-reads the file bounds its size, so no file is expensive.
+Comes in: the text of a file that may come from anyone. Goes out: a tree of `Element`, or a MachineFileError that names
+the file and the line. Entity declarations are refused, depth and the number of elements are bounded, and the caller
+bounds the file's size, so that no file is expensive.
 """
 
 from __future__ import annotations
@@ -14,16 +14,15 @@ from xml.parsers import expat
 
 from numapin.base import cpu_set
 from numapin.base.bounds import MAX_ELEMENTS
+from numapin.base.cpu_set import CpuSet
 from numapin.errors import MachineFileError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from numapin.base.cpu_set import CpuSet
-
 _HINT: Final = (
-    "write the file again, with hwloc 2 or 3: lstopo --of xml FILE, or by NCCL: NCCL_TOPO_DUMP_FILE=FILE in a job's "
-    "environment"
+    "write the file again with hwloc 2 or 3: lstopo --of xml FILE, or with NCCL: NCCL_TOPO_DUMP_FILE=FILE in the "
+    "environment of a job"
 )
 # Bounds, not formats: a mask of 8192 CPUs has 2816 characters, and PCI trees are some 20 bridges deep.
 _MAX_MASK: Final = 4096
@@ -34,9 +33,9 @@ _NUMBER: Final = re.compile(r"\d{1,18}", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Element:
-    """One element: what it is, where it stands in which file, and what it holds. Equal only to itself.
+    """One element: its tag, its place in the file, and its content. Equal only to itself.
 
-    `sets` are those of the whole file.
+    `sets` is shared by all elements of a file.
     """
 
     source: str
@@ -47,12 +46,16 @@ class Element:
     children: list[Element] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
 
+    def word(self, name: str) -> str:
+        """Return an attribute, or "" if it is missing."""
+        return self.attributes.get(name, "").strip()
+
     def text(self, name: str) -> str | None:
-        """Return an attribute, or None where it is missing or blank."""
-        return self.attributes.get(name, "").strip() or None
+        """Return an attribute, or None if it is missing or blank."""
+        return self.word(name) or None
 
     def number(self, name: str) -> int | None:
-        """Return a non-negative number, or None where it is missing or -1. Raises MachineFileError for other text."""
+        """Return a non-negative number, or None if it is missing or -1. Raises MachineFileError for other text."""
         text = self.text(name)
         if text in {None, "-1"}:
             return None
@@ -61,30 +64,34 @@ class Element:
         return int(text)
 
     def optional_id(self, name: str) -> int | None:
-        """Return the number of a CPU or a node, or None where it is missing or -1."""
+        """Return the number of a CPU or a node, or None if it is missing or -1."""
         number = self.number(name)
         if number is not None and number >= cpu_set.MAX_ID:
             raise self.error(f"{name}={number} is larger than any CPU or node number")
         return number
 
     def id(self, name: str) -> int:
-        """Return the number of a CPU or a node that the element cannot do without."""
+        """Return the required number of a CPU or a node. Raises MachineFileError if it is missing."""
         number = self.optional_id(name)
         if number is None:
             raise self.error(f"{name} is missing")
         return number
 
     def mask(self, name: str) -> CpuSet | None:
-        """Return a set written as a hexadecimal mask, or None where it is missing. Raises MachineFileError."""
+        """Return a set written as a hexadecimal mask, or None if it is missing. Raises MachineFileError."""
         text = self.text(name)
         if text is None:
             return None
         if len(text) > _MAX_MASK:
-            raise self.error(f"{name} is {len(text)} characters long, at most {_MAX_MASK} make sense")
+            raise self.error(f"{name} is {len(text)} characters long; at most {_MAX_MASK} are accepted")
         try:
             return self.sets.get(text, cpu_set.parse_mask)
         except ValueError as error:
             raise self.error(f"{name}: {error}") from None
+
+    def members(self, name: str) -> CpuSet:
+        """Return a set written as a hexadecimal mask, empty if it is missing. Raises MachineFileError."""
+        return self.mask(name) or CpuSet()
 
     def named(self, *tags: str) -> Iterator[Element]:
         """Yield the children with one of these tags, in order."""
@@ -100,15 +107,15 @@ class Element:
             todo += ((child, inner) for child in reversed(element.children))
 
     def error(self, problem: str) -> MachineFileError:
-        """Make an error that names the file, the line and the element."""
+        """Return an error that names the file, the line and the element."""
         return MachineFileError(f"{self.source}: line {self.line}: <{self.tag}>: {problem}", _HINT)
 
 
 def parse(text: str, *, source: str) -> Element:
     """Parse an XML document and return its root.
 
-    An encoding declaration does not count, because `text` is decoded already; a DOCTYPE is accepted and not followed.
-    Raises MachineFileError for whatever is not well-formed, declares an entity or passes the bounds.
+    An encoding declaration is ignored because `text` is decoded already; a DOCTYPE is accepted and not followed.
+    Raises MachineFileError if the text is not well-formed, declares an entity or exceeds the bounds.
     """
     builder = _Builder(source)
     try:
@@ -122,7 +129,7 @@ def parse(text: str, *, source: str) -> Element:
 
 
 class _Builder:
-    """Collects expat's events into elements."""
+    """A tree of elements, built from expat's events."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -150,7 +157,7 @@ class _Builder:
         self.open.append(element)
 
     def close(self) -> None:
-        """Part from the parser, which keeps all names of the file: each refers to the other."""
+        """Break the reference cycle with the parser, which keeps all names of the file alive."""
         self.parser.StartElementHandler = self.parser.EndElementHandler = None
         self.parser.CharacterDataHandler = self.parser.EntityDeclHandler = None
 
@@ -164,7 +171,7 @@ class _Builder:
         self.open[-1].texts.append(text)
 
     def entity(self, name: str, *_declaration: object) -> None:
-        raise self.refusal(f"entity {name!r} is declared, which no machine file needs")
+        raise self.refusal(f"entity {name!r} is declared; machine files may not declare entities")
 
     def refusal(self, problem: str) -> MachineFileError:
         line = self.parser.CurrentLineNumber

@@ -1,4 +1,4 @@
-"""Which task of its host a process is: every launcher's variables, contradictions, values that no launcher sets."""
+"""The task of a process on its host: every launcher's variables, contradictions, malformed values."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def _mpi(rank: int, size: int) -> dict[str, str]:
 
 @pytest.mark.parametrize(("variable", "sizes"), [(name, sizes[:1]) for name, sizes in LAUNCHERS])
 def test_each_launcher(variable: str, sizes: tuple[str, ...]) -> None:
-    """Each launcher's own variables tell rank and size; the task says which did, and with which values."""
+    """Each launcher's own variables give rank and size; the task lists them with their values."""
     task = find_task({variable: "3", **dict.fromkeys(sizes, "8")})
     assert (task.rank, task.size, task.variable) == (3, 8 if sizes else None, variable)
-    assert task.told_by == (f"{variable}=3", *(f"{size}=8" for size in sizes))
+    assert task.settings == (f"{variable}=3", *(f"{size}=8" for size in sizes))
 
 
 @pytest.mark.parametrize(
@@ -43,8 +43,8 @@ def test_each_launcher(variable: str, sizes: tuple[str, ...]) -> None:
         ({"LOCAL_RANK": "1"} | SLURM | {"SLURM_STEP_ID": "2"}, 3),
     ],
 )
-def test_sizes_that_are_told_otherwise(environ: dict[str, str], size: int | None) -> None:
-    """Sizes that another variable, or two, or a list tell; unknown where they do not."""
+def test_sizes_from_other_variables(environ: dict[str, str], size: int | None) -> None:
+    """The size may come from another variable, from two, or from a list; else it is unknown."""
     task = find_task(environ)
     assert (task.rank, task.size) == (1, size)
 
@@ -53,25 +53,25 @@ class TestSeveral:
     """Variables of several launchers at once."""
 
     def test_slurms_number_counts_last(self) -> None:
-        """A batch script has SLURM_LOCALID=0, which what mpirun started inherits; the note says that it is ignored."""
+        """Ranks of mpirun inherit a batch script's SLURM_LOCALID=0; a note says that it is ignored."""
         task = find_task(_mpi(3, 4) | {"SLURM_LOCALID": "0", "SLURM_STEP_TASKS_PER_NODE": "1"})
         assert (task.rank, task.size) == (3, 4)
-        assert task.notes == ("SLURM_LOCALID=0 does not count beside OMPI_COMM_WORLD_LOCAL_RANK",)
+        assert task.notes == ("SLURM_LOCALID=0 is ignored because OMPI_COMM_WORLD_LOCAL_RANK is set",)
 
     def test_torchrun_below_one_task_of_mpirun(self) -> None:
-        """A launcher that started one task here started the launcher: the inner one numbers the ranks."""
+        """A launcher with one task here started the other launcher: the inner one numbers the ranks."""
         task = find_task(TORCHRUN | _mpi(0, 1))
         assert (task.rank, task.size) == (2, 4)
         assert "OMPI_COMM_WORLD_LOCAL_RANK=0" in task.notes[0]
 
     @pytest.mark.parametrize("outer", [_mpi(0, 1), {"SLURM_LOCALID": "0", "SLURM_STEP_TASKS_PER_NODE": "1"}])
     def test_a_launcher_without_a_size_below_one_task(self, outer: dict[str, str]) -> None:
-        """Rank 0, whose number is that of the launcher's task, knows as little of the size as the other ranks do."""
+        """Rank 0, whose number equals the outer task's, has an unknown size like the other ranks."""
         tasks = [find_task({"LOCAL_RANK": str(rank)} | outer) for rank in range(2)]
         assert [(task.rank, task.size) for task in tasks] == [(0, None), (1, None)]
 
     def test_those_that_agree(self) -> None:
-        """Two that say the same are no contradiction."""
+        """Two launchers with the same values do not contradict each other."""
         task = find_task({"MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2", "PMI_LOCAL_RANK": "1"})
         assert (task.rank, task.size, task.notes) == (1, 2, ())
 
@@ -86,44 +86,44 @@ class TestSeveral:
         ],
     )
     def test_contradictions(self, environ: dict[str, str]) -> None:
-        """Which of them is the inner one cannot be told: the error has every variable with its value."""
+        """The inner launcher is unknown: the error has every variable with its value."""
         with pytest.raises(UsageError, match="contradict") as caught:
             find_task(environ)
         assert all(f"{name}={value}" in caught.value.message for name, value in environ.items())
         assert "--local-rank $" in caught.value.hint
-        assert find_task(environ, rank=1, size=2).told_by == ("--local-rank=1", "--local-size=2")
+        assert find_task(environ, rank=1, size=2).settings == ("--local-rank=1", "--local-size=2")
 
 
 class TestOutsideOfAStep:
-    """What Slurm sets where srun started no task; as Slurm 22.05 was seen to set it."""
+    """Slurm's variables in processes that srun did not start, as set by Slurm 22.05."""
 
     BATCH: Final = {"SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_NTASKS_PER_NODE": "1"}
     SHELL: Final = BATCH | {"SLURM_STEP_ID": "4294967290", "SLURM_STEP_TASKS_PER_NODE": "1"}
 
     @pytest.mark.parametrize("environ", [BATCH, SHELL])
     def test_no_rank(self, environ: dict[str, str]) -> None:
-        """Below a batch script or salloc's shell a launcher that is not known is an error, not rank 0 every time."""
-        with pytest.raises(UsageError, match=r"none of .* is set; SLURM_LOCALID=0 does not count"):
+        """Below a batch script or salloc's shell, an unknown launcher is an error, not rank 0 in every task."""
+        with pytest.raises(UsageError, match=r"none of .* is set; SLURM_LOCALID=0 is ignored"):
             find_task(environ)
         assert find_task(environ, rank=0).size is None
 
     @pytest.mark.parametrize("environ", [BATCH, SHELL])
     def test_no_size(self, environ: dict[str, str]) -> None:
-        """Of ranks that a script starts by itself rank 0 knows as little of the size as the others do."""
+        """If a script starts the ranks itself, rank 0 has an unknown size like the others."""
         sizes = [find_task({"LOCAL_RANK": str(rank)} | environ).size for rank in range(4)]
         assert sizes == [None] * 4
 
 
 class TestGiven:
-    """What the user says wins."""
+    """The user's options win."""
 
     def test_rank_and_size(self) -> None:
-        """Both win over whatever is set, sense or not."""
+        """Both win over any variable, even a malformed one."""
         task = find_task({"LOCAL_RANK": "x"}, rank=1, size=4)
         assert (task.rank, task.size, task.variable) == (1, 4, None)
 
     def test_each_alone(self) -> None:
-        """The other is the environment's, as far as that makes sense."""
+        """The other comes from the environment, if it is valid there."""
         assert find_task(TORCHRUN, rank=1).size == 4
         assert find_task({"LOCAL_WORLD_SIZE": "4"}, rank=1).size is None
         task = find_task(TORCHRUN, size=8)
@@ -137,7 +137,7 @@ class TestGiven:
 
 
 def test_nothing_is_set() -> None:
-    """All variables that were looked at are named, and the way out."""
+    """The error lists all variables that were checked, and the option."""
     with pytest.raises(UsageError) as caught:
         find_task({"LOCAL_WORLD_SIZE": "4"})
     assert all(variable in caught.value.message for variable, _ in LAUNCHERS)
@@ -148,7 +148,7 @@ def test_nothing_is_set() -> None:
 @pytest.mark.parametrize("value", ["", "-1", "one", "1.0", " 1", "٣", "9" * 5000, "1\n", "0x1"])
 @pytest.mark.parametrize("variable", ["LOCAL_RANK", "LOCAL_WORLD_SIZE", "SLURM_LOCALID"])
 def test_no_numbers(variable: str, value: str) -> None:
-    """A value that no launcher sets is an error that shows it, cut short; nothing is guessed."""
+    """A malformed value is an error that shows it, cut short; nothing is guessed."""
     environ = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"} if variable.startswith("LOCAL") else SLURM
     with pytest.raises(UsageError, match=f"^{variable}=") as caught:
         find_task(environ | {variable: value})
@@ -157,7 +157,7 @@ def test_no_numbers(variable: str, value: str) -> None:
 
 @pytest.mark.parametrize("value", ["", "4(x2", "4(2)", "x", "4,,3", "4(x2)3", "-4", "4(x2),3;"])
 def test_no_lists_of_tasks(value: str) -> None:
-    """A list that Slurm does not write is refused, as is one that is too short for the host's number."""
+    """A malformed list is refused."""
     with pytest.raises(UsageError, match="SLURM_STEP_TASKS_PER_NODE"):
         find_task(SLURM | {"SLURM_STEP_TASKS_PER_NODE": value})
 
@@ -182,7 +182,7 @@ def test_a_size_that_cannot_be(size: str) -> None:
     )
 )
 def test_any_environment(environ: dict[str, str]) -> None:
-    """Whatever is set, there is a rank below its size, or a UsageError."""
+    """Any environment gives a rank below its size, or a UsageError."""
     try:
         task = find_task(environ)
     except UsageError:

@@ -1,4 +1,4 @@
-"""One task's part of a plan: of one that is there, and of one that is made inside what the task was given."""
+"""One task's part of a plan: of an existing plan, and of a plan made inside the CPUs that the task was given."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _machine(visible: tuple[int, ...] = (0, 1, 2, 3), allowed: range = range(16)
 
 
 def _task(rank: int, size: int | None = 4) -> Task:
-    return Task(rank=rank, size=size, told_by=("LOCAL_RANK", "LOCAL_WORLD_SIZE")[: 1 + (size is not None)])
+    return Task(rank=rank, size=size, settings=("LOCAL_RANK", "LOCAL_WORLD_SIZE")[: 1 + (size is not None)])
 
 
 EXCLUSIVE = Request(bind=Bind.EXCLUSIVE)
@@ -65,7 +65,7 @@ def _named(plan: Plan, uuids: tuple[str | None, ...]) -> Plan:
 
 
 class TestOfAPlan:
-    """A plan that was made once."""
+    """An existing plan."""
 
     def test_by_rank(self) -> None:
         """The task gets the rank of its number."""
@@ -75,13 +75,13 @@ class TestOfAPlan:
         "visible", ["GPU-a0b1-c2", "GPU-A0B1-C2", "GPU-a0b1c2", "GPU-a0B1", f"GPU-a0b1-c2{'0' * 40}"]
     )
     def test_by_the_one_gpu_that_it_sees(self, visible: str) -> None:
-        """Whatever its number, it gets the rank on that GPU, under its own number. UUIDs are read as CUDA does."""
+        """It gets the rank on that GPU, under its own number. UUIDs are read as by CUDA."""
         plan = _named(PLAN, ("GPU-a0b0-c2", "GPU-a0b2-c2", f"GPU-a0b1-c2{'0' * 26}", "GPU-a0b3-c2"))
         found = slice_of(plan, _task(0), source="p", visible=visible).rank
         assert found == replace(plan.ranks[2], local_rank=0)
 
     def test_several_ranks_of_one_gpu(self) -> None:
-        """Its own number counts among them, where it is one of them; else they are taken in turn."""
+        """Its own number counts if it is one of theirs; else they are taken in turn."""
         plan = make_plan(_machine(), replace(EXCLUSIVE, num_ranks=8))
         assert slice_of(plan, _task(6, 8), source="p", visible="GPU-2").rank == plan.ranks[6]
         assert slice_of(plan, _task(1, 8), source="p", visible="GPU-2").rank.cpus == plan.ranks[6].cpus
@@ -89,7 +89,7 @@ class TestOfAPlan:
     @pytest.mark.parametrize("uuids", [("GPU-e0", "GPU-e1", "GPU-e2", "GPU-e3"), (None,) * 4])
     @pytest.mark.parametrize("visible", ["GPU-22", "0"])
     def test_on_another_host_of_the_kind(self, uuids: tuple[str | None, ...], visible: str) -> None:
-        """UUIDs are another host's, or unknown: the PCI address tells which rank; the GPU is the one that is here."""
+        """If UUIDs are another host's or unknown, the PCI address gives the rank; the GPU is this host's."""
         plan = _named(PLAN, uuids)
         here = GpuRef(index=2, uuid="GPU-22", pci="0000:02:00.0")
         found = slice_of(plan, _task(0), source="p", visible=visible, ask=lambda: here)
@@ -99,7 +99,7 @@ class TestOfAPlan:
     @pytest.mark.parametrize("gpu", [None, *(GpuRef(index=0, uuid=uuid, pci=None) for uuid in ("GPU-9", None))])
     @pytest.mark.parametrize("visible", ["GPU-9", "GPU-", "0", "gpu-22", "GPU-x"])
     def test_a_gpu_that_the_plan_has_not(self, visible: str, gpu: GpuRef | None) -> None:
-        """The number counts then; the rank is not exact, and says why, and what to do."""
+        """The rank is chosen by its number; it is not exact, with the reason and the remedy."""
         rank = slice_of(_named(PLAN, ("GPU-22",) * 4), _task(3), source="p", visible=visible, ask=lambda: gpu).rank
         assert (rank.local_rank, rank.cpus, rank.exact) == (3, PLAN.ranks[3].cpus, False)
         name = (gpu and gpu.uuid) or visible
@@ -107,46 +107,46 @@ class TestOfAPlan:
         assert "numapin plan" in rank.reason
 
     def test_a_beginning_that_several_have(self) -> None:
-        """It names none of them, until NVML tells which."""
+        """It identifies none of them until NVML gives the whole UUID."""
         plan = _named(PLAN, ("GPU-e0", "GPU-e1", "GPU-e2", "GPU-e3"))
         assert not slice_of(plan, _task(0), source="p", visible="GPU-e").rank.exact
-        told = GpuRef(index=0, uuid="GPU-e1", pci=None)
-        found = slice_of(plan, _task(0), source="p", visible="GPU-e", ask=lambda: told).rank
+        gpu = GpuRef(index=0, uuid="GPU-e1", pci=None)
+        found = slice_of(plan, _task(0), source="p", visible="GPU-e", ask=lambda: gpu).rank
         assert (found.exact, found.cpus) == (True, plan.ranks[1].cpus)
 
     @pytest.mark.parametrize("visible", [None, "GPU-9"])
     def test_another_job(self, visible: str | None) -> None:
-        """A plan without this rank is refused, with what makes it again."""
+        """A plan without this rank is refused, with the command that makes a new one."""
         with pytest.raises(UsageError, match="is for ranks 0-3") as caught:
             slice_of(PLAN, _task(4, 8), source="p", visible=visible)
         assert "numapin plan" in caught.value.hint
 
     @pytest.mark.parametrize("visible", [None, "GPU-22"])
     def test_nvml_is_not_asked(self, visible: str | None) -> None:
-        """Not where the plan has the UUID that the task sees, nor where it sees several GPUs."""
+        """NVML is not needed if the plan has the UUID that the task sees, or if the task sees several GPUs."""
         slice_of(PLAN, _task(0), source="p", visible=visible, ask=lambda: pytest.fail("asked"))
 
     def test_fewer_tasks_than_ranks(self) -> None:
-        """It is said."""
-        assert slice_of(PLAN, _task(0, 2), source="p").warnings == ("p is for 4 ranks, and 2 run here",)
+        """A warning says so."""
+        assert slice_of(PLAN, _task(0, 2), source="p").warnings == ("p is for 4 ranks, but 2 run here",)
         assert slice_of(PLAN, _task(0, 4), source="p").warnings == ()
 
 
 class TestInside:
-    """The CPUs that a resource manager gave are kept to."""
+    """A task stays inside the CPUs that a resource manager gave it."""
 
     def test_all_of_them(self) -> None:
         """A plan inside them stays as it is."""
         assert inside(PLAN.ranks[0], CpuSet(range(16))) is PLAN.ranks[0]
 
     def test_some(self) -> None:
-        """Planned CPUs outside are left out, and that is said."""
+        """Planned CPUs outside are left out, and the reason says so."""
         rank = inside(PLAN.ranks[0], CpuSet({8, 9, 0}))
         assert (rank.cpus, rank.exact, rank.num_threads) == (frozenset({8, 9}), False, 2)
         assert "planned CPUs 10-11 are not among those that this task was given (0,8-9)" in rank.reason
 
     def test_none(self) -> None:
-        """With none of the planned ones the task keeps what it was given."""
+        """If none of its CPUs was planned, the task keeps them all."""
         rank = inside(PLAN.ranks[0], CpuSet({0, 1}))
         assert (rank.cpus, rank.exact) == (frozenset({0, 1}), False)
 
@@ -164,16 +164,16 @@ class TestInside:
     ],
 )
 def test_own_cpus(own: int, launcher: int | None, limit: int | None, size: int | None, *, is_own: bool) -> None:
-    """CPUs are a task's own where its launcher has more, and enough for every task to have as many."""
+    """CPUs are a task's own if its launcher has more, and enough to give every task as many."""
     whole = None if launcher is None else CpuSet(range(launcher))
     assert has_own_cpus(CpuSet(range(own)), launcher=whole, limit=limit, size=size) is is_own
 
 
 class TestPlanned:
-    """A plan that is made for the task."""
+    """A plan made for the task."""
 
     def test_as_run_does(self) -> None:
-        """Where all see the same, every task gets what `numapin run` gives its rank."""
+        """If all tasks see the same, each gets the same as its rank from `numapin run`."""
         ranks = [plan_task(_machine(), EXCLUSIVE, _task(rank), own_cpus=False).rank for rank in range(4)]
         assert ranks == list(PLAN.ranks)
 
@@ -184,7 +184,7 @@ class TestPlanned:
             assert (made.gpu, made.cpus, made.local_rank) == (PLAN.ranks[rank].gpu, PLAN.ranks[rank].cpus, rank)
 
     def test_one_gpu_each_in_another_order(self) -> None:
-        """The GPU is the one that it sees; no two tasks of a GPU's node get the same CPUs, whoever sees the others."""
+        """The GPU is the one that it sees; no two tasks of a GPU's node get the same CPUs."""
         made = [
             plan_task(_machine(visible=(3 - rank,)), EXCLUSIVE, _task(rank), own_cpus=False).rank for rank in range(4)
         ]
@@ -199,7 +199,7 @@ class TestPlanned:
         assert "this task alone" in made.source
 
     def test_own_cpus_and_all_gpus(self) -> None:
-        """With all GPUs in sight the rank tells which, named ones too."""
+        """If all GPUs are visible, the rank's number chooses one, also among those of --gpus."""
         made = plan_task(_machine(allowed=range(4)), EXCLUSIVE, _task(3), own_cpus=True).rank
         assert made.gpu is not None
         assert made.gpu.index == 3
@@ -209,14 +209,14 @@ class TestPlanned:
         assert made.gpu.index == 1
 
     def test_cpus_far_from_the_gpu(self) -> None:
-        """CPUs that are not on the GPU's node are used, and it is said where the GPU is."""
+        """CPUs that are not on the GPU's node are used, and the reason names the GPU's node."""
         made = plan_task(_machine(visible=(0,), allowed=range(4)), Request(), _task(1), own_cpus=True)
         assert (made.rank.cpus, made.rank.exact, made.rank.nodes) == (frozenset(range(4)), False, frozenset({1}))
         assert "no usable CPU on node 1; node 0 is the nearest" in made.rank.reason
         assert made.warnings == ()
 
-    def test_a_size_that_nobody_told(self) -> None:
-        """One task per GPU is assumed, and noted; where that cannot be, it is asked for."""
+    def test_an_unknown_size(self) -> None:
+        """One task per GPU is assumed, with a note; if that cannot be, the error asks for the size."""
         made = plan_task(_machine(), EXCLUSIVE, _task(3, None), own_cpus=False)
         assert made.rank == PLAN.ranks[3]
         assert made.notes[0].startswith("assumed: 4 tasks")
@@ -225,7 +225,7 @@ class TestPlanned:
         assert "--local-size" in caught.value.hint
 
     def test_where_the_size_does_not_matter(self) -> None:
-        """With --bind none, and with CPUs of its own, the number of tasks is not asked for."""
+        """With --bind none, and with CPUs of its own, the number of tasks may be unknown."""
         without = replace(_machine(), gpus=())
         assert plan_task(without, Request(bind=Bind.NONE), _task(4, None), own_cpus=False).rank.local_rank == 4
         assert plan_task(without, Request(), _task(4, None), own_cpus=True).rank.local_rank == 4
@@ -238,7 +238,7 @@ class TestPlanned:
 
 
 class TestLine:
-    """Lines of `numapin exec` that are read without click."""
+    """Command lines of `numapin exec` that are read without click."""
 
     @pytest.mark.parametrize(
         ("line", "read"),
@@ -251,7 +251,7 @@ class TestLine:
         ],
     )  # fmt: skip
     def test_plain_ones(self, line: str, read: object) -> None:
-        """Options without binding options, then the command, with whatever it has."""
+        """Options without binding options, then the command with its own arguments."""
         assert read_line(line.split()) == read
 
     @pytest.mark.parametrize(
@@ -262,5 +262,5 @@ class TestLine:
          "--local-rank 9999999 true"],
     )  # fmt: skip
     def test_others_are_clicks(self, line: str) -> None:
-        """Whatever is more, or wrong, is left to click, which has the messages."""
+        """Any other line, valid or not, is left to click, which has the messages."""
         assert read_line(line.split()) is None

@@ -1,4 +1,4 @@
-"""How readings are judged: nodes, cores and packages, the ladder of a GPU's node, links, notes, --gpu-nodes."""
+"""Readings become a topology: nodes, cores and packages, the sources of a GPU's node, links, notes, --gpu-nodes."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_what_is_read_is_kept() -> None:
 
 
 def test_a_kernel_without_numa_is_one_node() -> None:
-    """Where no node is shown, all CPUs are on node 0, which is 10 from itself."""
+    """If the kernel shows no nodes, all CPUs are on node 0, at distance 10 from itself."""
     topology = build(_readings(nodes=()))
     assert [(n.id, n.cpus, n.distances) for n in topology.nodes] == [(0, frozenset(range(4)), {0: 10})]
     assert topology.allowed == Allowed(cpus=CpuSet(range(4)), nodes=CpuSet({0}))
@@ -95,7 +95,7 @@ def test_offline_cpus_count_for_nothing() -> None:
     ],
 )
 def test_gpu_memory_nodes(seen: dict[str, Any]) -> None:
-    """The driver or NVML names a GPU's own node; a node with CPUs is never one, whatever they say."""
+    """The driver or NVML reports a GPU's own node; a node with CPUs is never GPU memory, whatever they report."""
     assert [n.kind for n in build(_readings(**seen)).nodes] == [NodeKind.CPU, NodeKind.CPU, NodeKind.GPU]
 
 
@@ -116,14 +116,14 @@ def test_cores_come_from_sibling_lists() -> None:
 
 
 def test_a_core_across_nodes_has_no_node() -> None:
-    """A core whose threads lie on two nodes, or on a CPU that two nodes list, is on none."""
+    """A core whose threads lie on two nodes, or on a CPU that two nodes list, has no node."""
     cpus = (_cpu(0, siblings="0-1"), _cpu(1, siblings="0-1"), _cpu(2), _cpu(3))
     topology = build(_readings(cpus=cpus, nodes=(_node(0, "0,2-3"), _node(1, "1,3"))))
     assert {core.id: core.node for core in topology.cores} == {0: None, 2: 0, 3: None}
 
 
 def test_packages() -> None:
-    """A package has the nodes that its CPUs are on; a node across two packages is of neither."""
+    """A package has the nodes that its CPUs are on; a node across two packages belongs to neither."""
     topology = build(_readings(nodes=(_node(0, "0-2"), _node(1, "3"))))
     assert topology.packages == (Package(id=0, nodes=CpuSet({0})), Package(id=1, nodes=CpuSet({0, 1})))
     assert [n.package for n in topology.nodes] == [None, 1]
@@ -138,7 +138,7 @@ def test_allowed_is_within_what_is_there() -> None:
 
 # --- the ladder ------------------------------------------------------------------------------------------------------
 
-# Every source in order; each says node 1 for itself, and the case removes it to see the next one answer.
+# Every source in order. Each reports node 1; a case removes it to see the next one answer.
 _PCI_SOURCES: list[tuple[NodeSource, str, Any]] = [
     (NodeSource.SYSFS, "node", 1),
     (NodeSource.PCI_PARENT, "parent_nodes", (1, 0)),
@@ -176,7 +176,7 @@ def _located(known: list[NodeSource], **wrong: Any) -> tuple[int | None, NodeSou
 
 @pytest.mark.parametrize("first", range(len(_ORDER)), ids=lambda i: _ORDER[i].value)
 def test_the_first_source_that_knows_is_believed(first: int) -> None:
-    """Each source answers when all before it are silent, however many come after it."""
+    """Each source answers if all before it are silent, however many come after it."""
     assert _located(_ORDER[first:]) == (1, _ORDER[first])
     assert _located([_ORDER[first]]) == (1, _ORDER[first])
 
@@ -190,7 +190,7 @@ def test_the_first_source_that_knows_is_believed(first: int) -> None:
         {"memory_nodes": frozenset({0, 1})},  # NVML that reports all nodes
         {"memory_nodes": frozenset({4})},
         {"memory_nodes": frozenset()},
-        {"local_cpus": frozenset(range(4))},  # the kernel's mask where the node is -1
+        {"local_cpus": frozenset(range(4))},  # the kernel's mask if the node is -1
         {"local_cpus": frozenset()},
         {"cpus": frozenset({1, 2})},
         {"cpus": frozenset()},
@@ -211,7 +211,7 @@ def test_sources_may_disagree() -> None:
 
 
 def test_on_one_cpu_node_that_node_is_the_answer() -> None:
-    """Nobody has to say where a GPU is that has one place to be; memory-only nodes are none."""
+    """With one CPU node, every GPU is on it without any source; memory-only nodes do not count."""
     one = (_node(0, "0-3"), _node(4, ""))
     topology = build(_readings(nodes=one, pci=(_device(),)))
     assert [(g.node, g.node_source) for g in topology.gpus] == [(0, NodeSource.SINGLE)]
@@ -219,12 +219,12 @@ def test_on_one_cpu_node_that_node_is_the_answer() -> None:
 
 
 def test_an_unknown_node_has_a_warning_with_the_remedy() -> None:
-    """It is no note of a reader but follows from the topology; it names the GPU and both ways to tell."""
+    """The warning comes from the topology, not from a reader; it names the GPU and both ways to set its node."""
     topology = build(_readings(pci=(_device(),)))
     assert topology.notes == ()
     (note,) = topology.warnings
     assert note == (
-        f"the NUMA node of gpu0 ({PCI}) is unknown; if you know it, say so with --gpu-nodes 0=NODE,… or NCCL_TOPO_FILE"
+        f"the NUMA node of gpu0 ({PCI}) is unknown; if you know it, set it with --gpu-nodes 0=NODE,… or NCCL_TOPO_FILE"
     )
 
 
@@ -232,7 +232,7 @@ def test_an_unknown_node_has_a_warning_with_the_remedy() -> None:
 
 
 def test_nvml_and_sysfs_are_merged() -> None:
-    """NVML's order and names; sysfs fills what NVML does not say; the node's CPUs are the GPU's."""
+    """NVML gives order and names; sysfs fills in values that NVML lacks; the GPU's CPUs are its node's."""
     topology = build(
         _readings(
             pci=(_device(node=1, pcie=Pcie(gen=3, width=8, max_width=16), name="from sysfs", uuid="GPU-s"),),
@@ -245,15 +245,15 @@ def test_nvml_and_sysfs_are_merged() -> None:
     assert found.cpus == frozenset({2, 3})
 
 
-def test_a_gpu_without_a_node_keeps_the_cpus_it_was_told() -> None:
-    """What sysfs, else NVML, calls its local CPUs is still shown."""
-    told = frozenset(range(4))
-    assert build(_readings(pci=(_device(local_cpus=told),))).gpus[0].cpus == told
-    assert build(_readings(nvml=NvmlReadings(gpus=(_nvml(cpus=told),)))).gpus[0].cpus == told
+def test_a_gpu_without_a_node_keeps_its_local_cpus() -> None:
+    """Its local CPUs are still shown, from sysfs or else from NVML."""
+    local = frozenset(range(4))
+    assert build(_readings(pci=(_device(local_cpus=local),))).gpus[0].cpus == local
+    assert build(_readings(nvml=NvmlReadings(gpus=(_nvml(cpus=local),)))).gpus[0].cpus == local
 
 
 def test_without_nvml_gpus_come_from_sysfs() -> None:
-    """They are numbered by what the source says, else by bus address; a long domain comes last."""
+    """They have the source's numbers, else they are numbered by bus address; a long domain comes last."""
     devices = (
         _device("10000:01:00.0"),
         _device("0000:90:00.0"),
@@ -270,12 +270,12 @@ def test_without_nvml_gpus_come_from_sysfs() -> None:
 
 
 def test_nvml_that_sees_no_gpu_is_believed() -> None:
-    """A container without a GPU may still see one in sysfs; it cannot use it."""
+    """A container without a GPU may still see one in sysfs, but cannot use it."""
     assert build(_readings(pci=(_device(),), nvml=NvmlReadings(gpus=()))).gpus == ()
 
 
 def test_nvml_notes_only_where_a_gpu_is_missed() -> None:
-    """A machine without GPUs does not complain that NVML is missing."""
+    """A machine without GPUs has no note that NVML is missing."""
     silent = NvmlReadings(gpus=None, notes=("no NVML",))
     nic = _device(OTHER, interfaces=_interfaces("eth0"))
     assert build(_readings(nvml=silent, pci=(nic,))).notes == ()
@@ -285,7 +285,7 @@ def test_nvml_notes_only_where_a_gpu_is_missed() -> None:
 
 
 def test_nics_are_sorted_and_located() -> None:
-    """Every interface of a device is a NIC; its node comes down the same ladder, NCCL's file included."""
+    """Every interface of a device is a NIC; its node comes from the same sources, NCCL's file included."""
     nics = (
         _device(OTHER, interfaces=_interfaces("mlx5_0", "ib0", kind=NicKind.INFINIBAND)),
         _device(PCI, node=1, interfaces=_interfaces("eth0")),
@@ -325,7 +325,7 @@ def test_link_words(a: dict[str, Any], b: dict[str, Any], word: str | None) -> N
 
 
 def test_nvml_has_the_word_on_links() -> None:
-    """NVLink is only NVML's to tell; the order of the pair does not matter."""
+    """Only NVML reports NVLink; the order of the pair does not matter."""
     nvml = NvmlReadings(gpus=(_nvml(0, PCI), _nvml(1, OTHER)), links=((1, 0, "NV4"),))
     topology = build(_readings(pci=(_device(PCI, node=0), _device(OTHER, node=1)), nvml=nvml))
     assert [(link.a, link.b, link.kind) for link in topology.links] == [("gpu0", "gpu1", "NV4")]
@@ -347,7 +347,7 @@ def _unknown() -> Topology:
 
 @pytest.mark.parametrize("key", ["0", " 0 ", PCI, "00000000:10:00.0", "10:00.0"])
 def test_the_users_word_wins(key: str) -> None:
-    """--gpu-nodes places a GPU by any of its names, and the warning that its node is unknown goes."""
+    """--gpu-nodes places a GPU by any of its names and removes the warning that its node is unknown."""
     topology = with_gpu_nodes(_unknown(), [(key, 1)])
     first = topology.gpus[0]
     assert (first.node, first.node_source, first.cpus) == (1, NodeSource.USER, frozenset({2, 3}))
@@ -356,14 +356,14 @@ def test_the_users_word_wins(key: str) -> None:
 
 
 def test_what_the_user_replaces_is_noted() -> None:
-    """The note says what was read; a GPU that stays where it was read has none."""
+    """The note has the node that was read; a GPU whose node does not change has no note."""
     topology = with_gpu_nodes(_unknown(), [("0", 0), ("1", 0)])
     assert topology.notes == ("--gpu-nodes puts gpu1 on node 0; sysfs says node 1",)
     assert with_gpu_nodes(_unknown(), [("0", 0), ("1", 1)]).notes == ()
 
 
 def test_the_links_of_a_moved_gpu_are_judged_anew() -> None:
-    """NODE and SYS follow the node that the user names; nearer words, and those between others, stay."""
+    """NODE and SYS follow the user's node; words for nearer paths and between other devices stay."""
     nic = _device("0000:30:00.0", node=1, interfaces=_interfaces("eth0"))
     nvml = NvmlReadings(gpus=(_nvml(0, PCI), _nvml(1, OTHER), _nvml(2, "0000:40:00.0")), links=((0, 2, "NV4"),))
     pci = (_device(PCI, node=0), _device(OTHER, node=1), _device("0000:40:00.0", node=0), nic)
@@ -392,7 +392,7 @@ def test_the_links_of_a_moved_gpu_are_judged_anew() -> None:
     ],
 )
 def test_bad_gpu_nodes_are_refused(gpu_nodes: list[tuple[str, int]], message: str) -> None:
-    """A GPU or node that is not there is named, with what is."""
+    """An error about an unknown GPU or node lists the existing ones."""
     with pytest.raises(UsageError) as caught:
         with_gpu_nodes(_unknown(), gpu_nodes)
     assert caught.value.message == message
@@ -410,7 +410,7 @@ def test_bad_gpu_nodes_are_refused(gpu_nodes: list[tuple[str, int]], message: st
     ],
 )
 def test_find_gpu(key: str, index: int) -> None:
-    """A GPU has an NVML index, a UUID of which a unique beginning is enough, and a PCI address in any spelling."""
+    """A GPU is found by NVML index, by the unique beginning of its UUID, and by PCI address in any spelling."""
     assert grid(gpus=[0, 1]).find_gpu(key, option="--gpus").index == index
 
 
@@ -426,7 +426,7 @@ def test_find_gpu(key: str, index: int) -> None:
     ],
 )
 def test_find_gpu_says_what_there_is(key: str, problem: str) -> None:
-    """The message has the option, the key, the problem and the list; the hint how to see more."""
+    """The message has the option, the key, the problem and the list; the hint says how to see more."""
     with pytest.raises(UsageError) as caught:
         grid(gpus=[0, 1]).find_gpu(key, option="--gpus")
     assert caught.value.message == f"--gpus: {key!r} {problem}; there are: 0 (0000:10:00.0), 1 (0000:11:00.0)"
@@ -434,7 +434,7 @@ def test_find_gpu_says_what_there_is(key: str, problem: str) -> None:
 
 
 def test_find_gpu_on_a_machine_without_gpus() -> None:
-    """There are none to list."""
+    """The list of GPUs in the message is "none"."""
     with pytest.raises(UsageError, match="there are: none"):
         grid().find_gpu("0", option="--gpus")
 
@@ -459,19 +459,19 @@ def test_gpus_without_an_address_are_listed_by_uuid() -> None:
     ],
 )
 def test_pci_addresses_have_one_spelling(text: str, address: str | None) -> None:
-    """NVML's, hwloc's and the kernel's spelling become the kernel's."""
+    """NVML's, hwloc's and the kernel's spellings are normalised to the kernel's."""
     assert pci_address(text) == address
 
 
 def test_pci_addresses_are_ordered_as_numbers() -> None:
-    """A domain above 0xffff comes last, however its text sorts; what is unknown or no address comes first."""
+    """A domain above 0xffff comes last, however its text sorts; unknown and malformed addresses come first."""
     ordered = [None, "0000:0a:00.0", "0000:0a:01.0", "0000:a0:00.0", "0001:00:00.0", "10000:01:00.0"]
     assert sorted({*ordered}, key=pci_order) == ordered
     assert pci_order("GPU-1") == ()
 
 
-def test_affinity_that_is_only_the_cpuset_tells_nothing() -> None:
-    """Under a cpuset of one node, an NVML affinity that covers all that is allowed does not make a GPU local to it."""
+def test_an_affinity_that_equals_the_cpuset_is_ignored() -> None:
+    """Under a cpuset of one node, an NVML affinity that covers all allowed CPUs does not place a GPU on that node."""
     readings = Readings(
         host=None,
         source="test",

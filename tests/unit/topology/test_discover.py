@@ -1,4 +1,4 @@
-"""Machine files: which format a file is in, and what is said of one in none."""
+"""Machine files: how their format is recognised, and the error for an unknown one."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _file(folder: Path, content: str | bytes) -> Path:
     ],
 )
 def test_the_content_says_which_format_it_is(content: str | bytes, cpu: int, tmp_path: Path) -> None:
-    """The outermost XML element decides, whatever stands before it; JSON is ours."""
+    """The root element of XML decides, whatever comes before it; JSON is ours."""
     assert cpu in discover(machine=_file(tmp_path, content)).cpus
 
 
@@ -47,8 +47,8 @@ def test_the_content_says_which_format_it_is(content: str | bytes, cpu: int, tmp
         ("\n<root/>", "line 2: <root>: this is neither hwloc's XML, which begins with <topology>, nor NCCL's"),
         ("<root><topology/></root>", "line 1: <root>: this is neither"),
         ("<topology>", "line 1, column 11: not XML"),
-        ("[1]", "line 1: neither JSON nor XML but '[1]'"),
-        ("", "line 1: neither JSON nor XML but ''"),
+        ("[1]", "line 1: neither JSON nor XML: '[1]'"),
+        ("", "line 1: neither JSON nor XML: ''"),
         (b"\x1f\x8b", "byte 1 is not UTF-8"),
         ("{" + " " * (64 << 20), "larger than 64 MiB"),
     ],
@@ -64,13 +64,13 @@ def test_a_bad_file_is_named_with_the_problem(content: str | bytes, problem: str
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
-    """The system's word is passed on."""
+    """The message has the system's error text."""
     with pytest.raises(MachineError, match="missing: No such file or directory"):
         discover(machine=tmp_path / "missing")
 
 
 def test_two_machines(tmp_path: Path) -> None:
-    """There is one machine to plan for."""
+    """Only one machine can be read."""
     with pytest.raises(UsageError, match="--root and --machine both name a machine"):
         discover(root=tmp_path, machine=tmp_path)
 

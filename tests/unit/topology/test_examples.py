@@ -1,4 +1,4 @@
-"""Built-in machines: those of tests/machines under the names that people know."""
+"""Built-in machines: some machines of tests/machines under well-known names."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MACHINES = {
 
 
 def _expected(name: str) -> str:
-    """Return the text of an example: the golden topology, without what differs between two of its kind."""
+    """Return the text of an example: the golden topology without values that differ between machines of a kind."""
     title, machine, _ = MACHINES[name]
     topology = json.loads((HERE / "golden" / f"{machine}.json").read_text())["topology"]
     topology |= {"host": f"example: {title}", "source": f"example:{name}"}
@@ -64,7 +64,7 @@ def test_names() -> None:
 
 @pytest.mark.parametrize("name", ["example:", "example:dgx", "example:../machines/p4d", "example:p4d.json"])
 def test_an_unknown_name_lists_the_known_ones(name: str) -> None:
-    """A name is one of the list, and no path."""
+    """A name is one of the list, not a path."""
     with pytest.raises(UsageError, match="there is no built-in machine") as raised:
         discover(machine=Path(name))
     assert name in raised.value.message

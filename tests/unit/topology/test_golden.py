@@ -36,7 +36,7 @@ MODES = (Bind.NODE, Bind.SOCKET, Bind.EXCLUSIVE, Bind.CORE_COMPLEX)
 
 @pytest.fixture(scope="session")
 def readings_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Readings]:
-    """Return a function that writes a machine's tree once and reads it, with what NVML and NCCL's file add."""
+    """Return a function that writes a machine's tree once and reads it, with the readings of NVML and NCCL's file."""
 
     @cache
     def read(name: str) -> Readings:
@@ -54,7 +54,7 @@ def readings_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Rea
 
 @pytest.mark.parametrize("name", NAMES)
 def test_topology_and_plans_are_the_golden_ones(name: str, readings_of: Callable[[str], Readings]) -> None:
-    """Nothing about a machine's topology or plans changes without a diff that somebody reviews."""
+    """Every change to a machine's topology or plans shows in a diff for review."""
     topology = build(readings_of(name))
     plans = [_planned(topology, request) for request in _requests(load(name))]
     text = compact({"topology": topology.to_json(), "plans": plans})
@@ -141,7 +141,7 @@ TRUTH: dict[str, list[tuple[int | None, str]]] = {
 
 
 def test_every_machine_has_its_truth() -> None:
-    """A machine without a hand-written truth would be held against the program's own output only."""
+    """Every machine has hand-written facts; without them it would only be compared with the program's own output."""
     assert set(TRUTH) == set(NAMES)
 
 
@@ -153,7 +153,7 @@ def test_each_rank_is_on_its_gpus_node(name: str, readings_of: Callable[[str], R
 
 
 def test_nvml_order_is_not_rank_order(readings_of: Callable[[str], Readings]) -> None:
-    """Where NVML numbers GPUs in another order than CUDA, a rank still runs beside the GPU that CUDA gives it."""
+    """If NVML numbers GPUs in another order than CUDA, a rank still runs on the node of the GPU that CUDA gives it."""
     topology = build(readings_of("2pkg-8node-snc4-4gpu-unordered"))
     assert [gpu.node for gpu in topology.gpus] == [3, 1, 7, 5]
     plan = make_plan(topology, Request())
@@ -174,7 +174,7 @@ def test_no_other_machine_needs_nvml_to_find_its_nodes(name: str, readings_of: C
 
 
 def test_gpus_that_no_source_places_stay_unplaced(readings_of: Callable[[str], Readings]) -> None:
-    """NDv4 without its NCCL file: -1 is not node 0; every rank runs unbound, says so, and may be told by the user."""
+    """NDv4 without its NCCL file: -1 is not node 0; every rank runs unbound, says so, and follows --gpu-nodes."""
     topology = build(readings_of("4node-24cpu-8gpu-nosysfs")._replace(nccl_nodes={}))
     plan = make_plan(topology, Request())
     assert {(gpu.node, gpu.node_source) for gpu in topology.gpus} == {(None, None)}
@@ -208,7 +208,7 @@ def test_node_sources(name: str, source: NodeSource, readings_of: Callable[[str]
     ],
 )
 def test_gpu_memory_is_no_host_memory(name: str, gpu: str, memory: str, readings_of: Callable[[str], Readings]) -> None:
-    """GPU memory nodes are told from others, and no plan puts a rank's memory on a node without CPUs."""
+    """GPU memory nodes are recognised, and no plan puts a rank's memory on a node without CPUs."""
     topology = build(readings_of(name))
     kinds = {kind: cpu_set.render(n.id for n in topology.nodes if n.kind is kind) for kind in NodeKind}
     assert (kinds[NodeKind.GPU], kinds[NodeKind.MEMORY]) == (gpu, memory)
@@ -247,7 +247,7 @@ def test_memory_of_special_machines(readings_of: Callable[[str], Readings]) -> N
 
 
 def test_firmware_that_lists_cpus_twice_is_reported(readings_of: Callable[[str], Readings]) -> None:
-    """Overlapping nodes are used as they are told, with a note; exclusive ranks still share no CPU."""
+    """Overlapping nodes are used as the kernel lists them, with a note; exclusive ranks still share no CPU."""
     topology = build(readings_of("2node-every-node-lists-all"))
     assert any("list the same CPUs" in note for note in topology.warnings)
     first, second = make_plan(topology, Request(bind=Bind.EXCLUSIVE)).ranks

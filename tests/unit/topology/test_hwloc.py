@@ -1,4 +1,4 @@
-"""The hwloc reader, on XML written here, on a captured machine, and on what lstopo writes about this one."""
+"""The hwloc reader, on XML written here, on a captured machine, and on lstopo's output for this machine."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def core(*cpus: int) -> str:
 
 
 def package(number: int, *inner: str, cpus: Iterable[int], nodes: Iterable[int]) -> str:
-    """Write a package with an L3 of its own around two cores of two CPUs, which are what `cpus` holds."""
+    """Write a package with an L3 of its own around two cores of two CPUs; `cpus` are the four CPUs."""
     a, b, c, d = cpus
     l3 = obj("L3Cache", core(a, c), core(b, d), cpuset=mask(cpus), depth=3)
     return obj("Package", *inner, l3, os_index=number, cpuset=mask(cpus), nodeset=mask(nodes))
@@ -71,14 +71,14 @@ def machine(*inner: str, version: str = "2.0", after: str = "", **sets: str) -> 
 
 
 def two_packages(*devices: str, version: str = "2.0", after: str = "", **sets: str) -> str:
-    """Write a machine of two packages with a node each: CPUs 0,1,4,5 and 2,3,6,7. Devices hang from the second."""
+    """Write a machine of two packages with a node each: CPUs 0,1,4,5 and 2,3,6,7. Devices are below the second."""
     first = package(0, node(0, (0, 1, 4, 5), local_memory=4096), cpus=(0, 1, 4, 5), nodes=(0,))
     second = package(1, node(1, (2, 3, 6, 7), local_memory=8192), *devices, cpus=(2, 3, 6, 7), nodes=(1,))
     return machine(first, second, version=version, after=after, **sets)
 
 
 def gpu(*inner: str, busid: str = "0000:18:00.0", pci_type: str = "0302 [10de:1eb8] [10de:12a2] a1") -> str:
-    """Write a PCI device; a T4 unless told."""
+    """Write a PCI device, by default a T4."""
     return obj("PCIDev", *inner, pci_busid=busid, pci_type=pci_type, pci_link_speed="15.753846")
 
 
@@ -121,7 +121,7 @@ class TestCpusAndNodes:
         assert (readings.host, readings.allowed_cpus, readings.pci) == (None, None, ())
 
     def test_a_cpu_outside_a_core(self) -> None:
-        """A CPU without core, package and L3 is its own core of unknown package and L3."""
+        """A CPU without core, package and L3 is a core of its own with unknown package and L3."""
         (cpu,) = read(machine(node(0, [3]), obj("PU", os_index=3))).cpus
         assert (sorted(cpu.siblings), cpu.package, cpu.l3) == ([3], None, None)
 
@@ -141,7 +141,7 @@ class TestCpusAndNodes:
         assert {n.id: cpu_set.render(n.cpus) for n in read(text).nodes} == {0: "", 1: "0,4", 2: "1,5", 3: ""}
 
     def test_nodes_behind_a_memory_side_cache(self) -> None:
-        """A node is found however deep it hangs; without local_memory it has none."""
+        """A node is found at any depth; without local_memory it has no memory."""
         (found,) = read(machine(obj("MemCache", node(7, [0])), core(0))).nodes
         assert (found.id, found.memory_bytes, sorted(found.cpus)) == (7, 0, [0])
 
@@ -157,7 +157,7 @@ class TestCpusAndNodes:
         assert read(text).gpu_memory_nodes == CpuSet({9, 255})
 
     def test_what_was_allowed(self) -> None:
-        """The machine tells what its reader was allowed; an endless set tells nothing."""
+        """The machine has the allowed set of its reader; an infinite set means unknown."""
         readings = read(two_packages(allowed_cpuset="0x00000001,,0x00000003", allowed_nodeset="0x2"))
         assert cpu_set.render(readings.allowed_cpus or ()) == "0-1,64"
         assert cpu_set.render(readings.allowed_nodes or ()) == "1"
@@ -184,7 +184,7 @@ class TestDistances:
 
     @pytest.mark.parametrize(("name", "value"), [("type", "PU"), ("kind", 9), ("indexing", "gp"), ("kind", "")])
     def test_other_matrices(self, name: str, value: object) -> None:
-        """Matrices of other objects, of bandwidths, or by hwloc's numbers are no distances."""
+        """Matrices of other objects, of bandwidths, or by hwloc's numbers are ignored."""
         text = two_packages(after=distances("0 1", "10 21 31 10", **{name: value}))
         assert read(text).nodes[0].distances == {}
 
@@ -204,7 +204,7 @@ class TestPci:
     """GPUs and network devices."""
 
     def test_a_gpu_that_nvml_showed(self) -> None:
-        """Its index, UUID and name are NVML's; CUDA numbers in another order; the bandwidth is no generation."""
+        """Its index, UUID and name are NVML's; CUDA's number and the link's bandwidth are ignored."""
         nvml = obj("OSDev", info("GPUModel", "Tesla T4"), info("NVIDIAUUID", "GPU-1"), name="nvml3", osdev_type=1)
         cuda = obj("OSDev", info("GPUModel", "no"), name="cuda0", subtype="CUDA", osdev_type=5)
         found = only_pci(two_packages(gpu(cuda, obj("OSDev", name="opencl0d0", osdev_type=5), nvml)))
@@ -212,21 +212,21 @@ class TestPci:
         assert (found.uuid, found.name, found.pcie) == ("GPU-1", "Tesla T4", Pcie())
 
     def test_a_gpu_without_nvml(self) -> None:
-        """Vendor and class tell; index and UUID are unknown, the name is the PCI database's."""
+        """It is known by vendor and class; index and UUID are unknown, the name is the PCI database's."""
         found = only_pci(two_packages(gpu(info("PCIDevice", "TU104GL"), pci_type="0300 [10DE:1eb8] [10de:12a2] a1 00")))
         assert (found.is_gpu, found.index, found.uuid, found.name) == (True, None, None, "TU104GL")
 
     @pytest.mark.parametrize("pci_type", ["0302 [1002:1eb8] [0:0] 0", "0680 [10de:1ac2] [0000:0000] a1", "", "x"])
     def test_what_is_no_gpu(self, pci_type: str) -> None:
-        """Other vendors' GPUs, NVSwitches and devices without a type are none."""
+        """Other vendors' GPUs, NVSwitches and devices without a type are not GPUs."""
         assert read(two_packages(gpu(pci_type=pci_type))).pci == ()
 
     def test_nvml_knows_better_than_the_type(self) -> None:
-        """A device that NVML showed is a GPU even where the type could not be read."""
+        """A device that NVML showed is a GPU even if its type could not be read."""
         assert only_pci(two_packages(gpu(obj("OSDev", name="nvml0", osdev_type=12), pci_type="0300 [0:0]"))).is_gpu
 
     def test_locality(self) -> None:
-        """A device is where its branch hangs: package 1 has node 1."""
+        """A device is on the node of the package above its PCI tree: package 1 has node 1."""
         found = only_pci(two_packages(obj("Bridge", gpu(), bridge_type="0-1", bridge_pci="0000:[17-19]")))
         assert (found.node, cpu_set.render(found.local_cpus or ())) == (1, "2-3,6-7")
 
@@ -282,14 +282,14 @@ class TestErrors:
             ("<topology version='2.0'><object>", "line 1, column 33: not XML: no element found"),
             ("<topology version='2.0'>\n</object>", "line 2, column 3: not XML: mismatched tag"),
             ("<topology version='2.0'>\0", "not XML"),
-            ("<topology version='2.0'>\ud800</topology>", "line 1: <topology>: the first thing"),
+            ("<topology version='2.0'>\ud800</topology>", "line 1: <topology>: the first element"),
             ("<topology/>", "line 1: <topology>: no version, which is hwloc 1; versions 2 and 3"),
             ("<topology version='1.11'/>", "version '1.11'; versions 2 and 3"),
             ("<topology version='4.0'/>", "version '4.0'; versions 2 and 3"),
             ("<topology version='20'/>", "version '20'; versions 2 and 3"),
-            ("<topology version='2.0'/>", "the first thing in it is not <object"),
-            ("<topology version='2.0'><object type='PCIDev'/></topology>", "the first thing in it is not <object"),
-            (machine(), r"line 4: <object>: there is no PU in it"),
+            ("<topology version='2.0'/>", "the first element in it is not <object"),
+            ("<topology version='2.0'><object type='PCIDev'/></topology>", "the first element in it is not <object"),
+            (machine(), r"line 4: <object>: it has no PU"),
             (machine(core(0), core(0)), "os_index=0 appears twice"),
             (machine(obj("PU")), "line 5: <object>: os_index is missing"),
             (machine(obj("PU", os_index="x")), "os_index='x' is not a number"),
@@ -303,7 +303,7 @@ class TestErrors:
         ],
     )
     def test_a_bad_file(self, text: str, problem: str) -> None:
-        """The message names file, place and problem, the hint the command that writes a good file."""
+        """The message names file, place and problem; the hint has the command that writes a good file."""
         with pytest.raises(MachineFileError) as caught:
             read(text)
         assert caught.value.message.startswith("m.xml: ")
@@ -332,7 +332,7 @@ class TestErrors:
             read('<!DOCTYPE t [<!ENTITY x SYSTEM "file:///etc/hostname">]><topology version="2.0">&x;</topology>')
 
     def test_an_encoding_that_does_not_fit(self) -> None:
-        """The text is decoded already, whatever its declaration says."""
+        """The encoding declaration is ignored because the text is decoded already."""
         assert read(two_packages().replace("UTF-8", "UTF-16")).cpus
         assert read("\ufeff" + two_packages()).cpus
 
@@ -354,7 +354,7 @@ def test_a_captured_g4dn_metal() -> None:
 
 
 def test_a_synthetic_machine_of_lstopo() -> None:
-    """What lstopo makes of a described machine reads as described."""
+    """The XML that lstopo writes for a described machine reads as described."""
     lstopo = shutil.which("lstopo-no-graphics")
     if lstopo is None:
         pytest.skip("lstopo-no-graphics is not installed (Debian package hwloc-nox)")

@@ -75,13 +75,13 @@ def test_invariants(make: Callable[[], object], message: str) -> None:
 
 
 def test_distance_to() -> None:
-    """A node is 10 from itself unless told otherwise; an unknown distance is the farthest."""
+    """A node is at distance 10 from itself by default; an unknown distance is the farthest."""
     node = Node(id=0, kind=NodeKind.CPU, cpus=CPU, distances={1: 21})
     assert [node.distance_to(other) for other in (0, 1, 2)] == [10, 21, float("inf")]
 
 
 def test_queries() -> None:
-    """CPUs, CPU nodes, and GPUs in CUDA's order, the hidden ones left out."""
+    """CPUs, CPU nodes, and GPUs in CUDA's order without the hidden ones."""
     topology = replace(
         _full(), gpus=(replace(gpu(0, 0), cuda_index=1), gpu(1, 0, visible=False), replace(gpu(2, 1), cuda_index=0))
     )
@@ -93,7 +93,7 @@ def test_queries() -> None:
 
 
 def test_restrict_only_ever_takes_away() -> None:
-    """Restricting twice leaves what both allow; the machine itself stays whole."""
+    """Restricting twice leaves the intersection; the machine itself stays whole."""
     topology = grid()
     once = topology.restrict(Allowed(cpus=CpuSet({0, 1, 99}), nodes=CpuSet({0})))
     twice = once.restrict(Allowed(cpus=CpuSet({1, 2}), nodes=CpuSet({0, 1})))
@@ -142,7 +142,7 @@ def test_json_keys_are_the_contract() -> None:
 
 
 def test_json_reads_back() -> None:
-    """A saved topology is the topology; files from before there were notes are read too."""
+    """A saved topology reads back equal; files from versions without notes are read too."""
     data = _full().to_json()
     assert Topology.from_json(json.dumps(data)) == _full()
     del data["notes"]
@@ -151,7 +151,7 @@ def test_json_reads_back() -> None:
 
 @pytest.mark.parametrize("part", [_full(), _full().nodes[0], _full().cores[0], _full().gpus[0], _full().allowed])
 def test_parts_are_frozen(part: Any) -> None:
-    """No stage changes what the one before it made."""
+    """No stage can change the previous stage's result."""
     with pytest.raises(FrozenInstanceError):
         setattr(part, fields(part)[0].name, None)
 
@@ -187,7 +187,7 @@ def _edited(edit: Callable[[Any], object]) -> str:
     ],
 )
 def test_bad_files_are_named_with_the_element(text: str, message: str) -> None:
-    """A malformed or truncated file says which file, which line or element, and how to get a good one."""
+    """The error for a malformed or truncated file has the file, the line or element, and how to get a good one."""
     with pytest.raises(MachineFileError) as caught:
         Topology.from_json(text, source="m.json")
     assert message in caught.value.message

@@ -53,10 +53,10 @@ def nodes(text: str) -> dict[str, int]:
 
 
 class TestReadings:
-    """The machine that a file describes."""
+    """A whole machine from a file."""
 
     def test_cpus_and_nodes(self) -> None:
-        """Each CPU is a core, because nothing tells siblings, and a note says so; all else is unknown."""
+        """Each CPU is a core, because the file has no siblings, and a note says so; all else is unknown."""
         readings = read(system(cpu(numaid="1", affinity="00000001,0000000c"), cpu(affinity="3")))
         assert [(n.id, cpu_set.render(n.cpus)) for n in readings.nodes] == [(0, "0-1"), (1, "2-3,32")]
         assert [(c.cpu, sorted(c.siblings)) for c in readings.cpus] == [(c, [c]) for c in (0, 1, 2, 3, 32)]
@@ -68,7 +68,7 @@ class TestReadings:
 
     @pytest.mark.parametrize("affinity", [None, "", "0"])
     def test_no_affinity(self, affinity: str | None) -> None:
-        """A file without CPUs still tells where devices are; a note says what it is of use for."""
+        """A file without CPUs still has the nodes of devices; a note says what it is useful for."""
         readings = read(system(cpu(gpu("0000:0f:00.0"), affinity=affinity)))
         assert (readings.cpus, readings.nodes[0].cpus) == ((), frozenset())
         assert (readings.pci[0].node, readings.pci[0].local_cpus) == (0, None)
@@ -76,12 +76,12 @@ class TestReadings:
 
     @pytest.mark.parametrize("numaid", ["-1", None])
     def test_an_unknown_node(self, numaid: str | None) -> None:
-        """A numaid of -1 is no node, but the CPUs and devices are there."""
+        """A numaid of -1 is not a node, but the CPUs and devices are read."""
         readings = read(system(cpu(gpu("0000:0f:00.0"), numaid=numaid)))
         assert (readings.nodes, len(readings.cpus), readings.pci[0].node) == ((), 4, None)
 
     def test_a_gpu_below_switches(self) -> None:
-        """Switches are its parents, nearest first, those that the author made up as well: they tell what is close."""
+        """Switches are its parents, nearest first, including made-up ones: they show which devices are close."""
         switches = pci("ffff:ff:01.0", "0x060400", pci("0000:0B:00.0", "0x060400", gpu("0000:0F:00.0", dev=3)))
         (found,) = read(system(cpu(switches, numaid="1"))).pci
         assert (found.address, found.is_gpu, found.node, found.index) == ("0000:0f:00.0", True, 1, 3)
@@ -111,7 +111,7 @@ class TestReadings:
 
 
 class TestNodes:
-    """What NCCL_TOPO_FILE tells about each PCI device."""
+    """The node of each PCI device in NCCL_TOPO_FILE."""
 
     def test_every_address_below_a_cpu(self) -> None:
         """Devices and real switches have the node of their CPU; made-up switches are left out."""
@@ -127,7 +127,7 @@ class TestNodes:
 
     def test_a_bad_file(self) -> None:
         """It fails as the reader of the whole file does."""
-        with pytest.raises(MachineFileError, match=r"t\.xml: line 1: <topology>: there is no <cpu> in it"):
+        with pytest.raises(MachineFileError, match=r"t\.xml: line 1: <topology>: it has no <cpu>"):
             nodes("<topology/>")
 
 
@@ -139,7 +139,7 @@ class TestErrors:
         [
             ("", "line 1, column 1: not XML"),
             ('<system version="1">\n<cpu>', "line 2, column 6: not XML: no element found"),
-            (system(), "line 1: <system>: there is no <cpu> in it"),
+            (system(), "line 1: <system>: it has no <cpu>"),
             (system(cpu(), cpu()), "line 4: <cpu>: numaid=0 appears twice: the file describes several hosts"),
             (system(cpu(numaid="zero")), "line 2: <cpu>: numaid='zero' is not a number"),
             (system(cpu(numaid="1048576")), "numaid=1048576 is larger than any"),
@@ -149,7 +149,7 @@ class TestErrors:
         ],
     )
     def test_a_bad_file(self, text: str, problem: str) -> None:
-        """The message names file, place and problem, the hint how NCCL writes a good file."""
+        """The message names file, place and problem; the hint says how NCCL writes a good file."""
         with pytest.raises(MachineFileError) as caught:
             read(text)
         assert caught.value.message.startswith("t.xml: ")

@@ -29,7 +29,7 @@ _READ = (
     "import pickle, sys; "
     "from numapin.topology.sources.nvml import read_nvml; pickle.dump(read_nvml(), sys.stdout.buffer)"
 )
-_SEE = "see what this says: nvidia-smi"
+_SEE = "check with: nvidia-smi"
 
 
 def _read_in(environ: Mapping[str, str]) -> NvmlReadings:
@@ -70,7 +70,7 @@ def _pair(first: FakeGpu, second: FakeGpu, level: int) -> list[FakeGpu]:
 
 
 class TestAnswers:
-    """What NVML tells of GPUs that answer."""
+    """GPUs that answer."""
 
     def test_eight_gpus(self, fake_nvml: FakeNvml, tmp_path: Path) -> None:
         """Every value of every GPU is read, and every pair behind NVSwitches is linked by all its NVLinks."""
@@ -90,7 +90,7 @@ class TestAnswers:
         assert result.links == tuple((a, b, "NV18") for a, b in combinations(range(8), 2))
 
     def test_real_machine(self, fake_nvml: FakeNvml, tmp_path: Path) -> None:
-        """What two real H200s told, replayed, is read as it was there."""
+        """The recorded answers of two real H200s are read as they were there."""
         result = _read_in(fake_nvml.environment(tmp_path, _SAMPLE.read_text(encoding="utf-8")))
         assert result.gpus is not None
         assert [gpu.pci for gpu in result.gpus] == ["0000:00:06.0", "0000:00:07.0"]
@@ -99,7 +99,7 @@ class TestAnswers:
 
     @pytest.mark.parametrize("mode", [True, False, None])
     def test_persistence_mode(self, fake_nvml: FakeNvml, tmp_path: Path, *, mode: bool | None) -> None:
-        """On, off, or not told."""
+        """On, off, or unknown."""
         result = _read(fake_nvml, tmp_path, [replace(_gpu(0), persistence=mode)])
         assert result.gpus is not None
         assert result.gpus[0].persistence is mode
@@ -125,14 +125,14 @@ class TestAnswers:
         assert result.notes == ()
 
     def test_mig_mode_without_instances(self, fake_nvml: FakeNvml, tmp_path: Path) -> None:
-        """A GPU that is in MIG mode but not split is of no use to CUDA, which is said with the way out."""
+        """CUDA cannot use a GPU in MIG mode without instances; a note says so, with the remedy."""
         result = _read(fake_nvml, tmp_path, [_gpu(0), replace(_gpu(1), mig_mode=True)])
         what = "GPU 1 is in MIG mode but has no instances, so CUDA cannot use it"
         assert result.notes == (f"{what}; leave MIG mode with: nvidia-smi -i 1 -mig 0",)
 
 
 class TestLinks:
-    """How pairs of GPUs are linked."""
+    """Links between pairs of GPUs."""
 
     def test_direct_nvlink(self, fake_nvml: FakeNvml, tmp_path: Path) -> None:
         """NVLinks between two GPUs are counted for each pair; inactive ones and those to a CPU are not."""
@@ -164,16 +164,16 @@ class TestLinks:
 
     @pytest.mark.parametrize("gpus", [[_gpu(0), _gpu(1)], _pair(_gpu(0), _gpu(1), 35)])
     def test_unknown(self, fake_nvml: FakeNvml, tmp_path: Path, gpus: list[FakeGpu]) -> None:
-        """A pair whose relation NVML does not tell, or tells in a word unknown to us, has no link."""
+        """A pair whose relation is unknown to NVML, or has a value unknown to us, has no link."""
         gpus = [replace(gpu, nvlinks=()) for gpu in gpus]
         assert _read(fake_nvml, tmp_path, gpus).links == ()
 
 
 class TestSilence:
-    """Questions that are not answered: each costs its own value."""
+    """Queries that fail: each leaves one value unknown."""
 
     def test_everything_unsupported(self, fake_nvml: FakeNvml, tmp_path: Path) -> None:
-        """A GPU that tells who it is and nothing else is kept, all else unknown."""
+        """A GPU that reports only its identity is kept, with all else unknown."""
         bare = FakeGpu(uuid="GPU-a", pci="00000000:1B:00.0", name=None, pcie=None, mig_mode=None)
         result = _read(fake_nvml, tmp_path, [bare])
         bare_reading = NvmlReading(index=0, uuid="GPU-a", pci="0000:1b:00.0")
@@ -194,7 +194,7 @@ class TestSilence:
     def test_one_question_refused(
         self, fake_nvml: FakeNvml, tmp_path: Path, question: str, unknown: dict[str, Any]
     ) -> None:
-        """A refusal of any kind but a lost GPU makes one value unknown and leaves the others."""
+        """Any error except a lost GPU makes one value unknown and leaves the others."""
         whole = replace(_gpu(0), numa_node=8, mig_mode=True, mig=((0, "MIG-a", "x"),), nvlinks=())
         refusing = [replace(whole, fails={question: code}) for code in (3, 4, 13, 999)]
         gpus = _read(fake_nvml, tmp_path, [whole, *refusing]).gpus
@@ -203,7 +203,7 @@ class TestSilence:
         assert gpus[1] != replace(gpus[0], index=1)
 
     def test_no_node_of_its_own(self, fake_nvml: FakeNvml, tmp_path: Path) -> None:
-        """Node -1 is no node."""
+        """Node -1 means that its memory is not a node."""
         result = _read(fake_nvml, tmp_path, [replace(_gpu(0), numa_node=-1)])
         assert result.gpus is not None
         assert result.gpus[0].own_node is None
@@ -215,7 +215,7 @@ class TestSilence:
         assert (result.gpus[0].cpus, result.gpus[0].memory_nodes) == (None, None)
 
     def test_old_driver(self, fake_nvml: FakeNvml, tmp_path: Path) -> None:
-        """Functions that the library lacks cost their values; direct NVLinks are counted all the same."""
+        """Functions that the library lacks leave their values unknown; direct NVLinks are still counted."""
         gpus = [replace(_gpu(0), numa_node=8, nvlinks=(_gpu(1).pci,) * 6), replace(_gpu(1), nvlinks=(_gpu(0).pci,) * 6)]
         result = _read_in(fake_nvml.environment(tmp_path, render(gpus), old=True))
         assert result.gpus is not None
@@ -226,7 +226,7 @@ class TestSilence:
 
 
 class TestLostGpus:
-    """GPUs that do not answer: each costs itself."""
+    """GPUs that do not answer: each is left out."""
 
     @pytest.mark.parametrize("question", ["handle", "any", "pci", "cpus", "mig_mode", "nvlink"])
     def test_lost(self, fake_nvml: FakeNvml, tmp_path: Path, question: str) -> None:
@@ -241,14 +241,14 @@ class TestLostGpus:
 
     @pytest.mark.parametrize(("question", "code"), [("handle", 4), ("uuid", 999), ("pci", 3)])
     def test_nameless(self, fake_nvml: FakeNvml, tmp_path: Path, question: str, code: int) -> None:
-        """A GPU that may not be opened, or does not tell who it is, cannot be used and is left out."""
+        """A GPU that may not be opened, or does not report its identity, cannot be used and is left out."""
         result = _read(fake_nvml, tmp_path, [replace(_gpu(0), fails={question: code}), _gpu(1)])
         assert result.gpus is not None
         assert [gpu.index for gpu in result.gpus] == [1]
         assert result.notes[0].startswith("GPU 0 (in NVML's order) is left out: ")
 
     def test_lost_between_two_questions(self, fake_nvml: FakeNvml, tmp_path: Path) -> None:
-        """A GPU that is lost when pairs are compared costs that comparison only."""
+        """A GPU that is lost while pairs are compared only lacks that link."""
         gpus = [replace(gpu, nvlinks=()) for gpu in _pair(_gpu(0), _gpu(1), 50)]
         gpus[0] = replace(gpus[0], fails={"ancestor": 15})
         result = _read(fake_nvml, tmp_path, gpus)
@@ -257,7 +257,7 @@ class TestLostGpus:
         assert result.links == ()
 
     def test_strange_address(self, fake_nvml: FakeNvml, tmp_path: Path) -> None:
-        """A PCI address that is none leaves its GPU out."""
+        """A GPU with a malformed PCI address is left out."""
         result = _read(fake_nvml, tmp_path, [replace(_gpu(0), pci="nowhere")])
         assert (result.gpus, len(result.notes)) == ((), 1)
 
@@ -276,14 +276,14 @@ class TestNoNvml:
         ],
     )
     def test_failed_start(self, fake_nvml: FakeNvml, tmp_path: Path, code: int, words: str, remedy: str) -> None:
-        """Each way to fail is no GPU list, and a note with NVML's words and the remedy."""
+        """Each failure gives no GPU list, and a note with NVML's error text and the remedy."""
         result = _read(fake_nvml, tmp_path, [_gpu(0)], fails={"init": code})
         assert (result.gpus, result.links, len(result.notes)) == (None, (), 1)
         assert result.broken == (code != 9)
         assert result.notes[0].startswith(f"NVML did not start: {words}; {remedy}")
 
     def test_uncounted(self, fake_nvml: FakeNvml, tmp_path: Path) -> None:
-        """An NVML that starts and cannot count leaves no GPU list either, and is shut down."""
+        """An NVML that starts but cannot count GPUs gives no GPU list either, and is shut down."""
         result = _read(fake_nvml, tmp_path, [_gpu(0)], fails={"count": 999})
         assert result == NvmlReadings(
             gpus=None, broken=True, notes=(f"NVML cannot count the GPUs: Unknown Error; {_SEE}",)
@@ -308,7 +308,7 @@ class TestNoNvml:
 
 
 class TestManners:
-    """What NVML is asked, and how it is left."""
+    """The calls that NVML receives."""
 
     @pytest.mark.parametrize("fails", [{}, {"any": 15}, {"cpus": 3}, {"handle": 4}])
     def test_every_start_is_shut_down(self, fake_nvml: FakeNvml, tmp_path: Path, fails: dict[str, int]) -> None:
@@ -319,12 +319,12 @@ class TestManners:
         assert (calls.count("nvmlInitWithFlags"), calls.count("nvmlShutdown")) == (1, 1)
 
     def test_failed_start_is_not_shut_down(self, fake_nvml: FakeNvml, tmp_path: Path) -> None:
-        """What did not start is not stopped."""
+        """An NVML that did not start is not shut down."""
         _read(fake_nvml, tmp_path, [], fails={"init": 18})
         assert _calls(tmp_path) == {"nvmlInitWithFlags": 1}
 
     def test_questions_are_few(self, fake_nvml: FakeNvml, tmp_path: Path) -> None:
-        """NVLink ends are asked once a link, not once a pair, and PCI relations only where NVLink is none."""
+        """NVLink ends are queried once per link, not once per pair, and PCI relations only for pairs without NVLink."""
         _read(fake_nvml, tmp_path, [_gpu(index) for index in range(8)])
         calls = _calls(tmp_path)
         assert calls["nvmlDeviceGetNvLinkState"] <= 8 * 19  # the nineteenth says that there is none
@@ -343,7 +343,7 @@ class TestStandIn:
     """The stand-in itself."""
 
     def test_torch_counts_its_gpus(self, fake_nvml: FakeNvml, tmp_path: Path) -> None:
-        """What torch asks NVML for, by ctypes and other names of the same functions, is answered."""
+        """The NVML calls of torch, through ctypes and other names of the same functions, are answered."""
         code = """if True:
             from ctypes import CDLL, byref, c_int, c_void_p, create_string_buffer
             nvml, count, gpu, uuid = CDLL("libnvidia-ml.so.1"), c_int(), c_void_p(), create_string_buffer(96)
@@ -356,7 +356,7 @@ class TestStandIn:
         assert child.stdout == "1 0 0\n2 0 GPU-10000000-0000-0000-0000-000000000000\n"
 
     def test_a_line_it_cannot_read_is_named(self, fake_nvml: FakeNvml, tmp_path: Path) -> None:
-        """A mistake in a data file fails loudly instead of being taken for silence."""
+        """A mistake in a data file is an error, not an unanswered query."""
         environ = fake_nvml.environment(tmp_path, "gpu\ncpus zz\n")
         child = subprocess.run([sys.executable, "-c", _READ], env=environ, capture_output=True, check=True)
         assert b"cannot read this line of FAKE_NVML_DATA: cpus zz" in child.stderr

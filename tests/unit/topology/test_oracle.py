@@ -27,7 +27,7 @@ COMPARABLE = [name for name in NAMES if name != "2node-every-node-lists-all"]
 
 def _seen_by_hwloc(root: Path) -> list[ET.Element]:
     environ = {"HWLOC_FSROOT": str(root), "HWLOC_COMPONENTS": "linux,stop", "HWLOC_KEEP_NVIDIA_GPU_NUMA_NODES": "1"}
-    # --disallowed: those outside the cpuset too, since a topology has them all and says which are allowed.
+    # --disallowed: CPUs outside the cpuset too, because a topology has all CPUs and a set of allowed ones.
     command = [LSTOPO or "", "--of", "xml", "--disallowed", "-"]
     done = subprocess.run(command, env={"PATH": os.environ["PATH"], **environ}, capture_output=True, check=True)
     return list(ET.fromstring(done.stdout).iter("object"))  # noqa: S314 - hwloc's own output

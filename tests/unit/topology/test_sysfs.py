@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import tarfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from numapin.base import cpu_set
 from numapin.base.bounds import MAX_PARENTS
 from numapin.base.cpu_set import CpuSet
 from numapin.errors import MachineError, MachineFileError
+from numapin.system import tree
 from numapin.topology.model import Pcie
 from numapin.topology.sources import xmlfile
 from numapin.topology.sources.hwloc import read_hwloc
@@ -127,7 +129,7 @@ class TestCpus:
         assert caches(readings) == {cpu: "0-1,8-9" if cpu % 8 < 2 else "2-3,10-11" for cpu in cores(readings)}
 
     def test_what_a_core_shares_is_read_once(self, machine: Path) -> None:
-        """The files of a second sibling are not needed, which is what keeps large machines fast."""
+        """The files of a second sibling are not read, so large machines stay fast."""
         for cpu in (8, 9, 10, 11):
             shutil.rmtree(machine / f"{CPU}/cpu{cpu}/topology")
             shutil.rmtree(machine / f"{CPU}/cpu{cpu}/cache")
@@ -137,21 +139,21 @@ class TestCpus:
         assert caches(readings)[11] == "2-3,10-11"
 
     def test_an_offline_cpu_is_in_no_set(self, machine: Path) -> None:
-        """A CPU that is off appears neither by itself nor among siblings, L3 groups or nodes."""
+        """An offline CPU appears neither by itself nor among siblings, L3 groups or nodes."""
         readings = read(write(machine, {f"{CPU}/online": "0-3,9-11"}))
         assert cores(readings) == {0: "0", 1: "1,9", 2: "2,10", 3: "3,11", 9: "1,9", 10: "2,10", 11: "3,11"}
         assert caches(readings)[0] == "0-1,9"
         assert node_cpus(readings) == {0: "0-1,9", 1: "2-3,10-11"}
 
     def test_an_online_cpu_without_a_directory_is_not_there(self, machine: Path) -> None:
-        """A capture that was cut down keeps the list of all; what has no directory is unknown."""
+        """A reduced capture keeps the list of all CPUs; a CPU without a directory is unknown."""
         assert set(cores(read(write(machine, {f"{CPU}/online": "0-1023"})))) == {0, 1, 2, 3, 8, 9, 10, 11}
 
     @pytest.mark.parametrize(
         ("name", "content"), [("core_cpus_list", "0,8"), ("thread_siblings", "101"), ("core_cpus", "00000101")]
     )
     def test_other_names_of_the_siblings(self, machine: Path, name: str, content: str) -> None:
-        """New kernels say core_cpus_list, old captures have only masks."""
+        """New kernels have core_cpus_list, old captures only masks."""
         at = f"{CPU}/cpu0/topology"
         write(machine, {f"{at}/thread_siblings_list": None, f"{at}/{name}": content})
         assert cores(read(machine))[8] == "0,8"
@@ -176,19 +178,19 @@ class TestCpus:
         assert cores(read(machine))[8] == "0,8"
 
     def test_package_minus_one_is_unknown(self, machine: Path) -> None:
-        """Virtual machines write -1; that is no package."""
+        """Virtual machines write -1, which is not a package."""
         write(machine, {f"{CPU}/cpu0/topology/physical_package_id": "-1"})
         assert packages(read(machine))[0] is None
 
     def test_packages_from_old_files(self, machine: Path) -> None:
-        """Without package_cpus_list, core_siblings or each core's own package id tells."""
+        """Without package_cpus_list, core_siblings or each core's own package id is used."""
         for cpu in (0, 1, 8, 9):
             write(machine, {f"{CPU}/cpu{cpu}/topology/package_cpus_list": None})
         write(machine, {f"{CPU}/cpu0/topology/core_siblings": "101"})
         assert packages(read(machine)) == {0: 0, 1: 0, 2: 1, 3: 1, 8: 0, 9: 0, 10: 1, 11: 1}
 
     def test_the_l3_is_found_by_its_level(self, machine: Path) -> None:
-        """Where index3 is another cache, the one of level 3 counts; its mask serves where there is no list."""
+        """If index3 is another cache, the one of level 3 counts; its mask is used if there is no list."""
         for cpu in (2, 3, 10, 11):
             at = f"{CPU}/cpu{cpu}/cache"
             write(machine, {f"{at}/index3/level": "2", f"{at}/index2/level": "3"})
@@ -218,11 +220,11 @@ class TestNodes:
 
     @pytest.mark.parametrize("row", ["10", "10 21 30", "10 -1", "10 x", ""])
     def test_a_row_that_fits_not_is_unknown(self, machine: Path, row: str) -> None:
-        """A row of the wrong length or of other things than numbers tells no distance."""
+        """A row of the wrong length, or with other words than numbers, is ignored."""
         assert read(write(machine, {f"{NODE}/node0/distance": row})).nodes[0].distances == {}
 
     def test_offline_nodes_are_left_out(self, machine: Path) -> None:
-        """A node directory that is not online is no node."""
+        """The directory of an offline node is ignored."""
         write(machine, {f"{NODE}/online": "1", f"{NODE}/node1/distance": "10"})
         assert [(node.id, node.distances) for node in read(machine).nodes] == [(1, {1: 10})]
 
@@ -243,7 +245,7 @@ class TestNodes:
         assert second.memory_bytes is None
 
     def test_no_node_directory(self, machine: Path) -> None:
-        """A kernel without NUMA shows no nodes; the reader makes none up."""
+        """A kernel without NUMA shows no nodes, and the reader adds none."""
         shutil.rmtree(machine / NODE)
         assert read(machine).nodes == ()
 
@@ -252,7 +254,7 @@ class TestAllowed:
     """The CPUs and nodes that a process may use, and the host's name."""
 
     def test_from_the_status_of_the_process(self, machine: Path) -> None:
-        """The kernel's own word for this process comes first."""
+        """The status file of this process comes first."""
         status = "Name:\tx\nCpus_allowed:\tf\nCpus_allowed_list:\t0-1,9\nMems_allowed_list:\t1\n"
         cgroup = {"proc/self/cgroup": "0::/", "proc/mounts": "c /cg cgroup2 rw 0 0", "cg/cpuset.cpus.effective": "3"}
         assert allowed(write(machine, {"proc/self/status": status, **cgroup})) == ("0-1,9", "1")
@@ -265,7 +267,7 @@ class TestAllowed:
         assert allowed(machine) == ("2-3", "1")
 
     def test_from_cgroup_v2(self, machine: Path) -> None:
-        """The nearest group with the cpuset controller tells; an empty list means that it is the one above."""
+        """The nearest group with the cpuset controller counts; an empty list means that the group above does."""
         write(machine, {"proc/self/cgroup": "0::/slice/job", "proc/mounts": "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0"})
         write(machine, {"sys/fs/cgroup/slice/cpuset.cpus.effective": "0,8", "sys/fs/cgroup/cpuset.cpus.effective": "1"})
         write(machine, {"sys/fs/cgroup/slice/job/cpuset.mems.effective": "0"})
@@ -280,7 +282,7 @@ class TestAllowed:
 
     @pytest.mark.parametrize("cgroup", ["", "garbage", "0::/\0", "::", "7:cpuset:/gone"])
     def test_unknown(self, machine: Path, cgroup: str) -> None:
-        """Without anything to tell, what is allowed is unknown."""
+        """Without any of these files, the allowed sets are unknown."""
         write(
             machine, {"proc/self/cgroup": cgroup, "proc/mounts": "x\nc /cg cgroup rw,cpuset 0 0\nc /cg cgroup2 rw 0 0"}
         )
@@ -311,7 +313,7 @@ class TestGpus:
         assert (gpu.name, gpu.uuid, gpu.index, gpu.interfaces) == (None, None, None, ())
 
     def test_parents_that_tell_no_node(self, machine: Path) -> None:
-        """A bridge of node -1 is a parent, but names no node."""
+        """A bridge of node -1 is a parent, but has no node."""
         device(machine, "0000:18:00.0", {**self.GPU, "numa_node": "-1"}, below="pci0000:16/0000:16:02.0/0000:17:00.0")
         write(machine, {"sys/devices/pci0000:16/0000:16:02.0/0000:17:00.0/numa_node": "-1"})
         gpu = only_pci(machine)
@@ -334,12 +336,12 @@ class TestGpus:
         assert gpu.host_bridge == "pci0000:00"
 
     def test_a_plain_directory_has_no_parents(self, machine: Path) -> None:
-        """Captures may hold devices as directories outside any tree."""
+        """Captures may have devices as directories outside any tree."""
         gpu = only_pci(write(machine, {f"{PCI}/0004:05:00.0/{name}": text for name, text in self.GPU.items()}))
         assert (gpu.address, gpu.parents, gpu.host_bridge, gpu.node) == ("0004:05:00.0", (), None, 1)
 
     def test_local_cpus_from_a_mask(self, machine: Path) -> None:
-        """Where only the mask is there, it tells; CPUs that are not online are left out."""
+        """If there is only a mask, it is used; offline CPUs are left out."""
         device(machine, "0000:18:00.0", {"vendor": "0x10de", "class": "0x030000", "local_cpus": "ffffffff,0000ff03"})
         assert cpu_set.render(only_pci(machine).local_cpus or ()) == "0-1,8-11"
 
@@ -359,7 +361,7 @@ class TestGpus:
         ],
     )
     def test_what_is_an_nvidia_gpu(self, machine: Path, files: dict[str, str | bytes], *, found: bool) -> None:
-        """Vendor and class tell; without a vendor its configuration space; without both only a 3D controller counts."""
+        """Its vendor comes from a file or its configuration space; without a vendor, only a 3D controller counts."""
         device(machine, "0000:18:00.0", files)
         assert [reading.is_gpu for reading in read(machine).pci] == [True] * found
 
@@ -389,7 +391,7 @@ class TestGpus:
         assert only_pci(machine).pcie == Pcie(gen=gen, max_width=16)
 
     def test_link_now_and_at_most(self, machine: Path) -> None:
-        """What the link does and what it can are told apart; width 63 is an unreachable device."""
+        """The current link and its maximum are separate; width 63 is an unreachable device."""
         link = {"current_link_width": "8", "max_link_speed": "32.0 GT/s PCIe", "max_link_width": "63"}
         device(machine, "0000:18:00.0", {**self.GPU, **link})
         assert only_pci(machine).pcie == Pcie(width=8, max_gen=5)
@@ -408,7 +410,7 @@ class TestGpus:
         assert only_pci(machine).uuid is None
 
     def test_nodes_that_are_gpu_memory(self, machine: Path) -> None:
-        """The driver names them; -1 is none."""
+        """The driver reports them; -1 is not a node."""
         statuses = {"0000:18:00.0": "Node:      250\nStatus: online", "0000:19:00.0": "Node: -1", "x": "garbage"}
         write(machine, {f"{NVIDIA}/{address}/numa_status": text for address, text in statuses.items()})
         assert read(machine).gpu_memory_nodes == CpuSet({250})
@@ -429,7 +431,7 @@ class TestNics:
         assert only_pci(machine).interfaces == (("eth0", "ethernet"), ("mlx5_0", "infiniband"))
 
     def test_an_infiniband_device(self, machine: Path) -> None:
-        """What runs over an InfiniBand device is InfiniBand."""
+        """An interface on an InfiniBand device is InfiniBand."""
         device(machine, "0000:18:00.0", {"class": "0x020700", "net/ib0/mtu": "1", "infiniband/mlx5_0/fw_ver": "1"})
         assert only_pci(machine).interfaces == (("ib0", "infiniband"), ("mlx5_0", "infiniband"))
 
@@ -439,7 +441,7 @@ class TestNics:
         assert only_pci(machine).interfaces == (("eth0", "ethernet"),)
 
     def test_devices_that_do_not_count(self, machine: Path) -> None:
-        """A NIC without an interface, a disk controller, and names that are no addresses are left out."""
+        """A NIC without an interface, a disk controller, and names that are not addresses are left out."""
         device(machine, "0000:18:00.0", {"class": "0x020000"})
         device(machine, "0000:19:00.0", {"class": "0x010802", "net/eth0/mtu": "1"})
         write(machine, {f"{PCI}/power/class": "0x020000", f"{PCI}/power/net/eth0/mtu": "1"})
@@ -447,18 +449,18 @@ class TestNics:
 
 
 class TestErrors:
-    """What cannot be read is told, with the file and the remedy."""
+    """Errors name the file and the remedy."""
 
     def test_not_a_machine(self, tmp_path: Path) -> None:
         """A directory without sys/devices/system is named, with how to capture a machine."""
-        with pytest.raises(MachineError, match="sys/devices/system is not there") as caught:
+        with pytest.raises(MachineError, match="sys/devices/system is missing") as caught:
             read(tmp_path)
         assert str(tmp_path) in caught.value.message
         assert "hwloc-gather-topology" in caught.value.hint
         assert caught.value.exit_code == 3
 
     def test_no_cpu(self, tmp_path: Path) -> None:
-        """A tree without a CPU is no machine."""
+        """A tree without a CPU is not a machine."""
         with pytest.raises(MachineError, match="no online CPU"):
             read(write(tmp_path, {f"{NODE}/online": "0", f"{CPU}/online": "0"}))
 
@@ -489,7 +491,7 @@ class TestErrors:
             read(write(machine, {"proc/self/status": "Cpus_allowed_list:\t0-x"}))
 
     def test_other_garbled_files_are_unknown(self, machine: Path) -> None:
-        """Anything else that is garbled, or of the wrong type, is unknown and no error."""
+        """Any other garbled value, or one of the wrong type, is unknown and not an error."""
         device(machine, "0000:18:00.0", {"class": "0x030200", "vendor": "nvidia", "numa_node": "¹"})
         write(machine, {f"{CPU}/cpu0/topology/physical_package_id": b"\xff", f"{NODE}/node0/meminfo": "MemTotal: x kB"})
         write(machine, {f"{NODE}/node0/distance": b"\x00", f"{NVIDIA}/0000:18:00.0/information": b"\xff:\xfe"})
@@ -522,7 +524,7 @@ def capture(request: pytest.FixtureRequest, unpacked: Path) -> Path:
 
 
 class TestCaptures:
-    """Captured machines; the truths were written down by hand."""
+    """Captured machines; the facts were written by hand."""
 
     @pytest.mark.parametrize("capture", ["nvidiagpunumanodes"], indirect=True)
     def test_power9_with_gpu_memory_nodes(self, capture: Path) -> None:
@@ -556,7 +558,7 @@ class TestCaptures:
 
     @pytest.mark.parametrize("capture", ["2pa-pcidomain32bits"], indirect=True)
     def test_a_32_bit_domain(self, capture: Path) -> None:
-        """Its only NIC is a virtio device of node -1; the VGA device of another vendor is no GPU."""
+        """Its only NIC is a virtio device of node -1; the VGA device of another vendor is not a GPU."""
         (nic,) = read(capture).pci
         assert (nic.address, nic.node, nic.interfaces) == ("0000:00:03.0", None, (("ens3", "ethernet"),))
 
@@ -588,8 +590,45 @@ class TestCaptures:
         assert ours.gpu_memory_nodes == theirs.gpu_memory_nodes
 
 
+class TestWithoutProc:
+    """Captures on a host whose /proc is not mounted, such as a bare chroot."""
+
+    CHROOTED = """if True:
+        import ctypes, os, sys
+        from pathlib import Path
+        from numapin.topology.sources.sysfs import read_sysfs
+        if os.geteuid():
+            ctypes.CDLL(None).unshare(0x10000000)  # CLONE_NEWUSER
+        try:
+            os.chroot(sys.argv[1])
+        except PermissionError:
+            sys.exit(77)
+        assert not os.path.exists("/proc")
+        print(read_sysfs(Path(sys.argv[2]), source="test"))
+    """
+
+    def test_nothing_is_missing(self, machine: Path) -> None:
+        """The same is read as with /proc, through links too."""
+        device(machine, "0000:18:00.0", {"class": "0x030200", "vendor": "0x10de", "numa_node": "1"})
+        command = [sys.executable, "-c", self.CHROOTED, str(machine.parent), f"/{machine.name}"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode == 77:
+            pytest.skip("no right to change the root directory here")
+        assert done.stderr == ""
+        assert done.stdout == f"{read(machine)}\n"
+
+    def test_a_file_that_is_replaced_meanwhile(self, tmp_path: Path) -> None:
+        """A file that has taken the name of the one that was found is not read."""
+        write(tmp_path, {"found": "1", "other": "2"})
+        with tree._Walk(str(tmp_path), "found") as walk:
+            os.close(walk._open_by_name(os.O_RDONLY))
+            (tmp_path / "other").rename(tmp_path / "found")
+            with pytest.raises(OSError, match="Stale file handle"):
+                walk._open_by_name(os.O_RDONLY)
+
+
 def lstopo(root: Path) -> str:
-    """Let hwloc read a captured machine, with what is not allowed and with the memory of GPUs."""
+    """Let hwloc read a captured machine, including disallowed CPUs and the memory of GPUs."""
     environment = {
         **os.environ,
         "HWLOC_FSROOT": str(root),
@@ -601,7 +640,7 @@ def lstopo(root: Path) -> str:
 
 
 def test_the_live_machine() -> None:
-    """On the machine of the test, CPUs and nodes are those that the kernel tells this process of."""
+    """On the test's own machine, CPUs and nodes are those that the kernel reports to this process."""
     if not Path("/sys/devices/system/cpu/online").is_file():
         pytest.skip("/sys is not mounted")
     readings = read(Path("/"))

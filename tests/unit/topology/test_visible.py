@@ -1,4 +1,4 @@
-"""CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER, as a table of what CUDA was seen to do, and the cases beyond it."""
+"""CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER: a table of CUDA's observed behavior, and the cases beyond it."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_table_is_read_whole() -> None:
 
 
 def test_without_gpus_there_is_nothing_to_say() -> None:
-    """On a machine without GPUs no value of the variables is worth a note."""
+    """On a machine without GPUs no value of the variables gets a note."""
     assert apply_visibility((), visible_devices="0,0", device_order="junk") == ((), ())
 
 
@@ -95,7 +95,7 @@ def test_list_counts_in_cuda_order_not_in_nvml_order() -> None:
 
 
 def test_result_keeps_the_order_and_forgets_an_earlier_answer() -> None:
-    """GPUs come back in the order given; what an earlier list made of them does not count."""
+    """GPUs come back in the order given; the effect of an earlier list is forgotten."""
     first, _ = apply_visibility(_gpus(), visible_devices="3,1", device_order=None)
     again, _ = apply_visibility(first, visible_devices=None, device_order=None)
     assert [gpu.index for gpu in first] == [0, 1, 2, 3]
@@ -122,14 +122,14 @@ _REST = "CUDA ignores it and everything after it"
     ],
 )
 def test_bad_entry_is_said_with_its_reason_and_its_cost(text: str, why: str, loss: str) -> None:
-    """A list that does not show what it names gets one note that quotes it and ends with what to type."""
-    note = f"CUDA_VISIBLE_DEVICES={text}: {why}, so {loss}; see what there is: nvidia-smi -L"
+    """A list with a bad entry gets one note that quotes it and ends with a command to type."""
+    note = f"CUDA_VISIBLE_DEVICES={text}: {why}, so {loss}; list the devices with: nvidia-smi -L"
     assert _notes(_gpus(), text) == (note,)
 
 
 @pytest.mark.parametrize("text", ["", " ", "-1", "NoDevFiles", "void", "none"])
 def test_hiding_all_on_purpose_is_said(text: str) -> None:
-    """The values that people use to hide every GPU do so, with a note of their own."""
+    """The usual values for hiding every GPU do so, with a note of their own."""
     note = f"CUDA_VISIBLE_DEVICES={text} hides every GPU from CUDA; to use them: unset CUDA_VISIBLE_DEVICES"
     assert _seen(_gpus(), text) == []
     assert _notes(_gpus(), text) == (note,)
@@ -137,13 +137,13 @@ def test_hiding_all_on_purpose_is_said(text: str) -> None:
 
 def test_device_named_twice_is_said() -> None:
     """CUDA refuses a list with a duplicate; the note names the GPU."""
-    note = "CUDA_VISIBLE_DEVICES=1,2,1 names gpu1 twice, with which CUDA refuses to start; name each device once"
+    note = "CUDA_VISIBLE_DEVICES=1,2,1 names gpu1 twice, so CUDA refuses to start; name each device once"
     assert _notes(_gpus(), "1,2,1") == (note,)
 
 
 @pytest.mark.parametrize("text", [None, "0", "3,2,1,0", "GPU-a,GPU-c", "1,", " 2 ,0"])
 def test_a_list_that_shows_what_it_names_gets_no_note(text: str | None) -> None:
-    """No note is written where nothing is lost; a comma at the end loses nothing."""
+    """There is no note if nothing is lost; a comma at the end loses nothing."""
     assert _notes(_gpus(), text) == ()
 
 
@@ -155,7 +155,7 @@ def test_prefix_that_fits_several_gpus_is_a_bad_entry() -> None:
 
 
 class TestUnlikeGpus:
-    """GPUs of different names, which CUDA sorts by a speed that nobody here knows."""
+    """GPUs of different names, which CUDA sorts by a speed that is unknown here."""
 
     gpus = _gpus(order="3210", names="abab")
 
@@ -165,7 +165,7 @@ class TestUnlikeGpus:
         result, notes = apply_visibility(self.gpus, visible_devices=text, device_order="FASTEST_FIRST")
         assert {(gpu.visible, gpu.cuda_index) for gpu in result} == {(True, None)}
         assert notes[-1] == (
-            "CUDA puts the fastest of unlike GPUs first (NVIDIA a, NVIDIA b), so that its order is unknown; "
+            "CUDA puts the fastest of different GPUs first (NVIDIA a, NVIDIA b), so its order is unknown; "
             "type: export CUDA_DEVICE_ORDER=PCI_BUS_ID"
         )
 
@@ -194,7 +194,7 @@ class TestUnlikeGpus:
         """Without PCI addresses, CUDA_DEVICE_ORDER would not help: the remedy is to name GPUs by UUID."""
         gpus = tuple(Gpu(index=i, uuid=_UUIDS[i], name="x") for i in range(2))
         assert _notes(gpus, "1", "PCI_BUS_ID") == (
-            "CUDA's order of the GPUs is unknown, as is the PCI address of some; name them by UUID",
+            "CUDA's order of the GPUs is unknown because some PCI addresses are; name them by UUID",
         )
         assert _seen(gpus, "GPU-b") == [1]
 
@@ -210,10 +210,10 @@ class TestUnknownUuids:
 
     @pytest.mark.parametrize("text", ["GPU-abcdef", "MIG-abcdef"])
     def test_uuids_cannot_be_checked(self, text: str) -> None:
-        """A list of UUIDs leaves every GPU visible without CUDA index, and is said to be unchecked."""
+        """A list of UUIDs leaves every GPU visible without CUDA index, and a note says that it cannot be checked."""
         result, notes = apply_visibility(self.gpus, visible_devices=text, device_order=None)
         assert {(gpu.visible, gpu.cuda_index) for gpu in result} == {(True, None)}
-        unknown = "the UUIDs of some GPUs are unknown, as without a driver; see what this says: nvidia-smi -L"
+        unknown = "the UUIDs of some GPUs are unknown (is the driver loaded?); check it with: nvidia-smi -L"
         assert notes == (f"CUDA_VISIBLE_DEVICES={text} cannot be checked: {unknown}",)
 
 
@@ -223,14 +223,14 @@ class TestMig:
     gpus = _gpus(mig="12")
 
     def test_one_instance_is_one_gpu(self) -> None:
-        """The parent of the named instance is CUDA's device 0, alone, and that is no surprise."""
+        """The parent of the named instance is CUDA's only device, without a note."""
         uuid = self.gpus[2].mig[1].uuid
         assert _seen(self.gpus, uuid) == [2]
         assert _seen(self.gpus, uuid[:7]) == [2]
         assert _notes(self.gpus, uuid) == ()
 
     def test_only_the_first_of_several_counts(self) -> None:
-        """Of several instances, the first one's parent is visible, and a note tells with which drivers."""
+        """Of several instances, the first one's parent is visible, and a note says with which drivers."""
         text = f"{self.gpus[2].mig[0].uuid},{self.gpus[1].mig[0].uuid}"
         assert _seen(self.gpus, text) == [2]
         (note,) = _notes(self.gpus, text)
@@ -244,12 +244,12 @@ class TestMig:
         assert _seen(self.gpus, f"{first},{first}") == []
 
     def test_split_gpu_hides_whole_ones(self) -> None:
-        """Without a list, the first split GPU is all that CUDA shows; both the rule and the choice are told."""
+        """Without a list, the first split GPU is all that CUDA shows; notes give both the rule and the choice."""
         notes = _notes(self.gpus, None)
         assert _seen(self.gpus, None) == [1]
         assert len(notes) == 2
         assert notes[1] == (
-            "gpu1 is split into MIG instances, of which CUDA takes the first; choose: "
+            "gpu1 is split into MIG instances, and CUDA uses only the first; choose: "
             "export CUDA_VISIBLE_DEVICES=MIG-1a000000-0000-0000-0000-000000000000"
         )
 
@@ -264,12 +264,12 @@ class TestMig:
         assert "there is no 'MIG-ffffffff'" in _notes(self.gpus, "MIG-ffffffff")[0]
 
     def test_old_names_are_found_by_their_gpu(self) -> None:
-        """The form of drivers before R470 names the parent's UUID; a GPU without instances is no parent."""
+        """The form of drivers before R470 names the parent's UUID; a GPU without instances is not a parent."""
         assert _seen(self.gpus, f"MIG-{_UUIDS[1]}/1/0") == [1]
         assert _seen(self.gpus, f"MIG-{_UUIDS[0]}/1/0") == []
 
     def test_old_names_that_the_driver_lists_are_exact(self) -> None:
-        """Where the driver itself lists the old form, the named instance is found by it."""
+        """If the driver itself lists the old form, the named instance is found by it."""
         mig = tuple(Mig(uuid=f"MIG-{_UUIDS[0]}/{n}/0") for n in (1, 2))
         gpus = (Gpu(index=0, uuid=_UUIDS[0], pci="0000:01:00.0", name="x", mig=mig),)
         assert _seen(gpus, mig[1].uuid) == [0]
