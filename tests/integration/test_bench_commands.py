@@ -132,7 +132,7 @@ def test_two_options_with_one_file(tmp_path: Path) -> None:
         "bench", "alloc", "--quick", "--output", str(path), "--plot", str(tmp_path / ".." / tmp_path.name / "file")
     )
     assert (done.status, path.read_text()) == (2, "a report")
-    assert "--output and --plot name one file twice" in done.err
+    assert "--output and --plot name the same file" in done.err
 
 
 @pytest.mark.parametrize(
