@@ -11,6 +11,7 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
@@ -61,17 +62,17 @@ B = TypeVar("B", bound=BenchOptions)
 def names_option(option: str, known: Collection[str], *, about: str, default: str = "") -> Callable[[F], F]:
     """Return the decorator of an option that takes known names, separated by commas. Its default is all of them."""
     names = tuple(known)  # before Python 3.12, `in` an enum raises for other words
-    kind = option.strip("-").removesuffix("s")
-
-    def parse(text: str) -> tuple[str, ...]:
-        given = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
-        for name in given:
-            if name not in names:
-                raise ValueError(f"{kind} {name!r} is not one of {', '.join(names)}")
-        return given
-
+    parse = partial(_parse_names, known=names, kind=option.strip("-").removesuffix("s"))
     default = default or ",".join(names)
     return click.option(option, type=Parsed("LIST", parse), default=default, show_default=False, help=about)
+
+
+def _parse_names(text: str, *, known: Collection[str], kind: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{kind} {name!r} is not one of {', '.join(known)}")
+    return names
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:

@@ -130,8 +130,8 @@ def _show_uncaught(kind: type[BaseException], error: BaseException, trace: Trace
     import traceback  # takes 3 ms
 
     text = shown = "".join(traceback.format_exception(kind, error, trace))
-    for word in sys.argv:
-        shown = shown.replace(word, printable(word)) if word else shown  # line breaks too
+    for word in filter(None, sys.argv):
+        shown = shown.replace(word, printable(word))  # line breaks too
     shown = printable_lines(shown)
     if shown == text:
         sys.__excepthook__(kind, error, trace)

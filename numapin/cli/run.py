@@ -107,10 +107,10 @@ class _RunCommand(click.Command):
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete numapin's own options, and file names."""
         del ctx
-        names = [(name, option.help) for option in OPTIONS for name in (*option.opts, *option.secondary_opts)]
-        if incomplete.startswith("-"):
-            return [CompletionItem(name, help=text) for name, text in names if name.startswith(incomplete)]
-        return [CompletionItem(incomplete, type="file")]
+        if not incomplete.startswith("-"):
+            return [CompletionItem(incomplete, type="file")]
+        names = {name: option.help for option in OPTIONS for name in (*option.opts, *option.secondary_opts)}
+        return [CompletionItem(name, help=text) for name, text in names.items() if name.startswith(incomplete)]
 
 
 @click.command(

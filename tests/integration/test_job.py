@@ -462,7 +462,7 @@ sys.exit(before or "ruamel.yaml" not in sys.modules)
         [
             ("sge train.py", 2, "choose one of: slurm, mpi, kubernetes, pbs, lsf"),
             ("slurm --gpus-per-node 1 --nodes 0 train.py", 2, "--nodes is 0"),
-            ("slurm --gpus-per-node 1 --time soon train.py", 2, "'soon' is no time"),
+            ("slurm --gpus-per-node 1 --time soon train.py", 2, "'soon' is not a time"),
             ("slurm --gpus-per-node 1 --container docker:// train.py", 2, "'docker://' names no image"),
             ("slurm --machine /no/such train.py", 3, "/no/such"),
             ("slurm --gpus-per-node 1 --output /no/such/job train.py", 1, "--output"),
