@@ -58,7 +58,7 @@ class _TransferOptions(BenchOptions):
     help="Sizes of the copies, e.g. 4K,64M,1G.",
 )
 @names_option("--peers", transfer_cases.MEMORIES, about="Kinds of memory (default: all).")
-@names_option("--directions", transfer_cases.Direction, about="h2d, d2h, both (default: all).")
+@names_option("--directions", list(transfer_cases.Direction), about="h2d, d2h, both (default: all).")
 @click.option("--gpus", type=click.Choice(["one", "all"]), default="all", help="all: also all GPUs at once.")
 @click.option(
     "--seconds", type=click.FloatRange(0, min_open=True), default=0.1, help="Length of a measuring window in seconds."

@@ -61,9 +61,8 @@ B = TypeVar("B", bound=BenchOptions)
 
 def names_option(option: str, known: Collection[str], *, about: str, default: str = "") -> Callable[[F], F]:
     """Return the decorator of an option that takes known names, separated by commas. Its default is all of them."""
-    names = tuple(known)  # before Python 3.12, `in` an enum raises for other words
-    parse = partial(_parse_names, known=names, kind=option.strip("-").removesuffix("s"))
-    default = default or ",".join(names)
+    parse = partial(_parse_names, known=known, kind=option.strip("-").removesuffix("s"))
+    default = default or ",".join(known)
     return click.option(option, type=Parsed("LIST", parse), default=default, show_default=False, help=about)
 
 

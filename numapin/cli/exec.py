@@ -48,7 +48,7 @@ class _ExecOptions(BindingOptions):
     type=FilePath(path_type=str),
     metavar="FILE",
     help="Use this task's slice of a saved plan (numapin plan --json) instead of reading the machine. "
-    "Default: what `numapin run` gave this rank, else plan.json in NUMAPIN_RUN_DIR, else a plan is made.",
+    "Default: the slice that `numapin run` gave this rank, else plan.json in NUMAPIN_RUN_DIR, else a new plan.",
 )
 @click.option("--local-rank", type=click.IntRange(0, MAX_RANKS - 1), metavar="N", help=_TASK)
 @click.option("--local-size", type=click.IntRange(1, MAX_RANKS), metavar="N", help=_TASKS)
