@@ -38,7 +38,7 @@ def bench() -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _TransferOptions(BenchOptions):
+class _BenchTransferOptions(BenchOptions):
     """The parsed values of the options of `transfer`, by click's names."""
 
     sizes: tuple[int, ...]
@@ -68,8 +68,8 @@ class _TransferOptions(BenchOptions):
     "--save", type=FilePath(), metavar="FILE",
     help="Write a machine file in which each GPU of unknown node is on the node that measured fastest.",
 )  # fmt: skip
-@with_values(_TransferOptions)
-def transfer(options: _TransferOptions) -> None:
+@with_values(_BenchTransferOptions)
+def transfer(options: _BenchTransferOptions) -> None:
     """Measure copies between host and GPU: each kind of memory, from each NUMA node to each GPU.
 
     \b
@@ -115,7 +115,7 @@ def _save_measured(report: BenchReport, topology: Topology, nodes: list[int], *,
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _AllocOptions(BenchOptions):
+class _BenchAllocOptions(BenchOptions):
     """The parsed values of the options of `alloc`, by click's names."""
 
     sizes: tuple[int, ...]
@@ -128,8 +128,8 @@ class _AllocOptions(BenchOptions):
 @names_option("--peers", alloc_cases.PEERS, about="Ways to allocate (default: all).")
 @click.option("--samples", type=click.IntRange(1), default=7, help="Allocations per repeat; their median counts.")
 @shared_options(repeats=5, timeout_s=120)
-@with_values(_AllocOptions)
-def alloc(options: _AllocOptions) -> None:
+@with_values(_BenchAllocOptions)
+def alloc(options: _BenchAllocOptions) -> None:
     """Measure the cost of memory: allocation, first write, second write, copy to the GPU.
 
     \b
@@ -147,7 +147,7 @@ def alloc(options: _AllocOptions) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _OverlapOptions(BenchOptions):
+class _BenchOverlapOptions(BenchOptions):
     """The parsed values of the options of `overlap`, by click's names."""
 
     cases: tuple[str, ...]
@@ -162,8 +162,8 @@ class _OverlapOptions(BenchOptions):
     "--seconds", type=click.FloatRange(0, min_open=True), default=0.7, help="Length of a measuring window in seconds."
 )
 @shared_options(repeats=5, timeout_s=120)
-@with_values(_OverlapOptions)
-def overlap(options: _OverlapOptions) -> None:
+@with_values(_BenchOverlapOptions)
+def overlap(options: _BenchOverlapOptions) -> None:
     """Measure a loop that loads, copies and computes: does pinning help, and is the copy hidden?
 
     \b
@@ -181,7 +181,7 @@ def overlap(options: _OverlapOptions) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _LaunchOptions(BenchOptions):
+class _BenchLaunchOptions(BenchOptions):
     """The parsed values of the options of `launch`, by click's names."""
 
     scripts: tuple[str, ...]
@@ -196,8 +196,8 @@ class _LaunchOptions(BenchOptions):
 )
 @click.option("--ranks", type=click.IntRange(1), default=4, help="Number of ranks per launcher.")
 @shared_options(repeats=7, timeout_s=300)
-@with_values(_LaunchOptions)
-def launch(options: _LaunchOptions) -> None:
+@with_values(_BenchLaunchOptions)
+def launch(options: _BenchLaunchOptions) -> None:
     """Measure the start-up time and memory of `numapin run` and of torchrun.
 
     \b
@@ -214,7 +214,7 @@ def launch(options: _LaunchOptions) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _ExecOptions(BenchOptions):
+class _BenchExecOptions(BenchOptions):
     """The parsed values of the options of `exec`, by click's names."""
 
     peers: tuple[str, ...]
@@ -225,8 +225,8 @@ class _ExecOptions(BenchOptions):
 @names_option("--peers", exec_cases.PEERS, about="Ways to start a command (default: all).")
 @click.option("--samples", type=click.IntRange(1), default=21, help="Pairs of starts per repeat; their median counts.")
 @shared_options(repeats=5, timeout_s=120)
-@with_values(_ExecOptions)
-def exec_(options: _ExecOptions) -> None:
+@with_values(_BenchExecOptions)
+def exec_(options: _BenchExecOptions) -> None:
     """Measure the time that `numapin exec` adds to the start of a command, with and without an existing plan.
 
     \b
@@ -249,7 +249,7 @@ def exec_(options: _ExecOptions) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _LoaderOptions(BenchOptions):
+class _BenchLoaderOptions(BenchOptions):
     """The parsed values of the options of `loader`, by click's names."""
 
     cases: tuple[str, ...]
@@ -278,8 +278,8 @@ class _LoaderOptions(BenchOptions):
 )
 @click.option("--gpus", type=click.Choice(["one", "all"]), default="one", help="all: one process per GPU, all at once.")
 @shared_options(repeats=5, timeout_s=180)
-@with_values(_LoaderOptions)
-def loader(options: _LoaderOptions) -> None:
+@with_values(_BenchLoaderOptions)
+def loader(options: _BenchLoaderOptions) -> None:
     """Measure batches per second of numapin.DataLoader, torch's and other loaders, each in fresh processes.
 
     \b
