@@ -49,7 +49,7 @@ class _BenchTransferOptions(BenchOptions):
     save: Path | None
 
 
-@bench.command()
+@bench.command(short_help="Copies between host and GPU.")
 @click.option(
     "--sizes",
     type=SIZES,
@@ -123,7 +123,7 @@ class _BenchAllocOptions(BenchOptions):
     samples: int
 
 
-@bench.command()
+@bench.command(short_help="Allocation, writes and copies of memory.")
 @click.option("--sizes", type=SIZES, default=alloc_cases.SIZES, show_default="4K to 128M", help="Sizes, e.g. 4K,64M.")
 @names_option("--peers", alloc_cases.PEERS, about="Ways to allocate (default: all).")
 @click.option("--samples", type=click.IntRange(1), default=7, help="Allocations per repeat; their median counts.")
@@ -155,7 +155,7 @@ class _BenchOverlapOptions(BenchOptions):
     seconds: float
 
 
-@bench.command()
+@bench.command(short_help="Loops that load, copy and compute.")
 @names_option("--cases", overlap_cases.STEPS, about="Kinds of steps (default: all).")
 @names_option("--peers", overlap_cases.PEERS, about="Ways to copy (default: all).")
 @click.option(
@@ -189,7 +189,7 @@ class _BenchLaunchOptions(BenchOptions):
     ranks: int
 
 
-@bench.command()
+@bench.command(short_help="Start-up time and memory of launchers.")
 @names_option("--scripts", launch_cases.SCRIPTS, default="print", about="print, all-reduce (default: print).")
 @names_option(
     "--peers", launch_cases.PEERS, default="torchrun,numapin", about="Launchers to compare (default: torchrun,numapin)."
@@ -221,7 +221,7 @@ class _BenchExecOptions(BenchOptions):
     samples: int
 
 
-@bench.command(name="exec")
+@bench.command(name="exec", short_help="Start-up time that `numapin exec` adds.")
 @names_option("--peers", exec_cases.PEERS, about="Ways to start a command (default: all).")
 @click.option("--samples", type=click.IntRange(1), default=21, help="Pairs of starts per repeat; their median counts.")
 @shared_options(repeats=5, timeout_s=120)
@@ -262,7 +262,7 @@ class _BenchLoaderOptions(BenchOptions):
     gpus: str
 
 
-@bench.command()
+@bench.command(short_help="Batches per second of DataLoaders.")
 @names_option("--cases", loader_cases.CASES, about="Kinds of batches (default: all).")
 @names_option("--peers", loader_cases.PEERS, about="Loaders to compare (default: all).")
 @click.option(

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from numapin.tasks.identify import Task
     from numapin.tasks.slice import Slice
 
-_TASK: Final = "Number of this task on its host, from 0."
-_TASKS: Final = f"Number of tasks on this host, at most {MAX_RANKS}."
+_RANK: Final = "Number of this task on its host, from 0 (default: from the launcher's variables)."
+_SIZE: Final = f"Number of tasks on this host, at most {MAX_RANKS} (default: likewise)."
 _DECIDED_BY_PLAN: Final = [option.name for option in BINDING if option.name != "strict"]
 
 
@@ -50,8 +50,8 @@ class _ExecOptions(BindingOptions):
     help="Use this task's slice of a saved plan (numapin plan --json) instead of reading the machine. "
     "Default: the slice that `numapin run` gave this rank, else plan.json in NUMAPIN_RUN_DIR, else a new plan.",
 )
-@click.option("--local-rank", type=click.IntRange(0, MAX_RANKS - 1), metavar="N", help=_TASK)
-@click.option("--local-size", type=click.IntRange(1, MAX_RANKS), metavar="N", help=_TASKS)
+@click.option("--local-rank", type=click.IntRange(0, MAX_RANKS - 1), metavar="N", help=_RANK)
+@click.option("--local-size", type=click.IntRange(1, MAX_RANKS), metavar="N", help=_SIZE)
 @click.option("--verbose", is_flag=True, help="Report on stderr what was found, planned and bound.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @with_values(_ExecOptions)

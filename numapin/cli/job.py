@@ -171,7 +171,7 @@ _ENGINES: Final = {
         example="--nodes 4 --gpus-per-node 8 --time 24:00:00 --partition gpu --requeue --signal 300",
     ),
     "mpi": _Engine(
-        about="OpenMPI's mpirun",
+        about="Open MPI's mpirun",
         submit="bash FILE",
         options=(_FORM, _PLAN, _HOSTFILE, _IMAGE, _SETUP),
         build=mpi.build,

@@ -78,7 +78,7 @@ OPTIONS = (
         ["--report"],
         type=FilePath(dir_okay=False),
         metavar="FILE",
-        help="Write what each rank requested, got and has, as JSON; implies --verify.",
+        help="Write the requested, applied and actual binding of each rank as JSON; implies --verify.",
     ),
 )
 

@@ -46,7 +46,8 @@ if TYPE_CHECKING:
 
 _ABOUT: Final = (
     "Run a script under torch's profiler, with all options of `numapin run`, and report where the time of its steps "
-    "goes (compute, exposed copies, waiting for data), which copies are pageable or blocking, and what to change."
+    "goes (compute, exposed copies, waiting for data), which copies are pageable or blocking, and what to change. "
+    "With --read FILE, read existing traces instead."
 )
 _EPILOG: Final = """examples:
   numapin trace train.py --lr 0.1                   20 steps of each rank, after the first 10

@@ -1,4 +1,4 @@
-"""OpenMPI: a script around mpirun. Pure.
+"""Open MPI: a script around mpirun. Pure.
 
 Comes in: a `JobRequest`. Goes out: the script's text, and its body for PBS and LSF, which start ranks by mpirun too.
 Option names are those of Open MPI 4 and 5.
