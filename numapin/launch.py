@@ -57,16 +57,17 @@ def launch(plan: Plan, job: Job, run_dir: str, mailbox: Mailbox, before_restart:
         import os
 
         import numapin
+        from numapin.cli.run import make_run_parser
         from numapin.launch import launch
-        from numapin.launcher import run_folder, torchrun
+        from numapin.launcher.run_folder import run_directory
+        from numapin.launcher.torchrun import parse
         from numapin.rank.signals import open_mailbox
 
-        parser = torchrun.make_parser([], description="", epilog="")
-        job = torchrun.parse(["train.py"], parser)
+        job = parse(["train.py"], make_run_parser())
         plan = numapin.make_plan(numapin.discover(), numapin.Request())
         mailbox = open_mailbox()
         mailbox.leave(job.signals)
-        with run_folder.run_directory(os.environ) as run_dir:
+        with run_directory(os.environ) as run_dir:
             launch(plan, job, run_dir, mailbox, before_restart=lambda: None)
         ```
     """
