@@ -56,6 +56,11 @@ class _PlanOptions(BindingOptions):
     root: Path | None
     machine: Path | None
 
+    @property
+    def is_this_host(self) -> bool:
+        """Return whether the machine is the one that this process runs on."""
+        return self.root is None and self.machine is None
+
 
 @click.command(params=[*BINDING, *MACHINE])
 @click.option("--nproc-per-node", type=click.IntRange(1, MAX_RANKS), metavar="N", help=_RANKS)
@@ -73,8 +78,7 @@ def plan(options: _PlanOptions) -> None:
       numapin plan --nproc-per-node 4 --json         for scripts
     """  # noqa: D301 - \b is click's mark for a paragraph that is kept as it is
     topology = topology_from(gpu_nodes=options.gpu_nodes, root=options.root, machine=options.machine)
-    is_this_host = options.root is None and options.machine is None
-    num_ranks = options.nproc_per_node or default_num_ranks(topology, is_this_host=is_this_host)
+    num_ranks = options.nproc_per_node or default_num_ranks(topology, is_this_host=options.is_this_host)
     made = make_plan(topology, options.request(num_ranks=num_ranks))
     _FORMATS[options.form](made)
     warn(made.warnings)

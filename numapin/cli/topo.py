@@ -79,6 +79,11 @@ class _TopoOptions:
     output: Path | None
     save: Path | None
 
+    @property
+    def is_this_host(self) -> bool:
+        """Return whether the machine is the one that this process runs on."""
+        return self.root is None and self.machine is None
+
 
 @click.command(params=[*MACHINE, GPU_NODES])
 @click.option("--format", "form", type=click.Choice([*_SHOWN, *_DRAWN]), default="tree", help="Output format.")
@@ -172,6 +177,6 @@ def _plan(topology: Topology, options: _TopoOptions) -> Plan | None:
     from numapin.tasks.enter import read_plan_file
 
     if file == _NEW_PLAN:
-        is_this_host = options.root is None and options.machine is None
-        return make_plan(topology, Request(num_ranks=default_num_ranks(topology, is_this_host=is_this_host)))
+        num_ranks = default_num_ranks(topology, is_this_host=options.is_this_host)
+        return make_plan(topology, Request(num_ranks=num_ranks))
     return Plan.from_json(read_plan_file(file), source=file)
