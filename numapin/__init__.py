@@ -1,12 +1,12 @@
 """numapin: a NUMA-aware launcher for multi-GPU PyTorch.
 
-Importing this package reads nothing and imports neither torch nor pynvml nor libnuma; each public name is imported
-from its module when it is first used. Of them only `DataLoader`, which is a torch class, brings torch.
+Importing this package has no effects and imports neither torch nor pynvml nor libnuma. Each public name is imported
+from its module on first use. Only `DataLoader`, which is a torch class, imports torch.
 """
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # typing's own costs each rank milliseconds
+TYPE_CHECKING = False  # importing typing would cost each rank milliseconds
 if TYPE_CHECKING:
     from numapin import pinned
     from numapin.data.loader import DataLoader
@@ -53,7 +53,7 @@ _HOME = {
 }
 _MODULES = ("pinned",)
 
-__all__ = [  # noqa: RUF022 - grouped by stage, in the order in which a program uses them
+__all__ = [  # noqa: RUF022 - grouped by stage, in the order of use
     "discover",
     "Topology",
     "Package",

@@ -1,7 +1,9 @@
-"""Run the program as `python -m numapin`. Edge. Comes in and goes out: as in `numapin.cli.entry`.
+"""The program as `python -m numapin`. Edge.
 
-`python -m` looks for modules in the working directory first, before this package could prevent it. In a folder that
-others can write to, use the program `numapin`, which does not look there, or `python -P -m numapin`.
+Comes in: sys.argv. Goes out: an exit status, as in `numapin.cli.entry`.
+
+`python -m` searches the working directory for modules first, and this package cannot prevent that. In a folder that
+others can write to, use the program `numapin`, which does not search there, or `python -P -m numapin`.
 """
 
 from numapin.cli.entry import main

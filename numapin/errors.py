@@ -3,16 +3,16 @@
 ::
 
     NumapinError               exit status 1
-    ├── UsageError             2   an option or value that cannot be
+    ├── UsageError             2   an option or a value is invalid
     ├── MachineError           3   the machine cannot be read
     │   ├── MachineFileError   3   a machine file is malformed: names the file and the line or element
     │   └── LibraryError       3   a shared library is missing, or lacks a function
     │       └── LibnumaError   3   libnuma is missing or refuses to work
     ├── PlanError              4   no feasible plan
     ├── BindingRefused         5   the kernel refused a binding under --strict
-    └── RankError              1   a rank of `numapin.spawn` gave no result: names the rank
+    └── RankError              1   a rank of `numapin.spawn` failed: names the rank
 
-Comes in: nothing. Goes out: exceptions that every stage raises and that `numapin.cli` turns into an exit status.
+Comes in: nothing. Goes out: exceptions that every stage raises, and that `numapin.cli` turns into exit statuses.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from numapin.base.printable import printable_lines
 
 
 class NumapinError(Exception):
-    """A failure that is reported to the user. It pickles, because errors cross process borders.
+    """A failure that is reported to the user. It can be pickled, because errors cross process boundaries.
 
     Args:
         message: What failed, on what, and what was seen.
@@ -51,7 +51,7 @@ class NumapinError(Exception):
         self.hint = hint
 
     def __str__(self) -> str:
-        """Return the message, with the hint on a line of its own when there is one, for a traceback on a terminal."""
+        """Return the message and, on a second line, the hint, safe to print on a terminal."""
         return printable_lines(f"{self.message}\n  hint: {self.hint}" if self.hint else self.message)
 
 
@@ -85,11 +85,11 @@ class PlanError(NumapinError):
     exit_code = 4
 
 
-class BindingRefused(NumapinError):  # noqa: N818 - reads as what happened, like asyncio.CancelledError
+class BindingRefused(NumapinError):  # noqa: N818 - named after the event, like asyncio.CancelledError
     """The kernel refused a binding, and `--strict` was given (exit status 5)."""
 
     exit_code = 5
 
 
 class RankError(NumapinError):
-    """A rank of `numapin.spawn` failed without an exception that could be raised; the message names the rank."""
+    """A rank of `numapin.spawn` failed without an exception that could be re-raised; the message names the rank."""

@@ -1,8 +1,8 @@
 """Stage 3: start the ranks. Edge.
 
-Comes in: a `Plan` and a `Job`. Goes out: ranks, run to their end by torch.distributed.elastic. Knows nothing of NUMA:
-every rank starts as `rank/shim.py`, which takes its slice of the plan. Worker variables, restarts, signals and exit
-behaviour are torchrun's own; docs/moving-from-torchrun.md lists the differences.
+Comes in: a `Plan` and a `Job`. Goes out: ranks, run to their end by torch.distributed.elastic. This module does no
+binding: every rank starts as `rank/shim.py`, which applies its slice of the plan. Worker variables, restarts, signals
+and exit behaviour are torchrun's own; docs/moving-from-torchrun.md lists the differences.
 """
 
 from __future__ import annotations
@@ -41,42 +41,58 @@ def launch(plan: Plan, job: Job, run_dir: str, mailbox: Mailbox, before_restart:
     """Start the ranks and run them to their end.
 
     Args:
-        plan: What each rank gets.
-        job: torchrun's command line, parsed.
-        run_dir: The folder of this run.
-        mailbox: The signals for the ranks.
+        plan: The binding of each rank.
+        job: The parsed torchrun command line.
+        run_dir: The directory of this run.
+        mailbox: The signals to pass on to the ranks.
         before_restart: Called before ranks are restarted. If it raises NumapinError, this host leaves the job.
 
     Raises:
         ChildFailedError: A rank failed (torch's error).
-        SignalException: The launcher was told to stop; all ranks are gone by then (torch's error).
+        SignalException: A signal stopped the launcher; all ranks have ended by then (torch's error).
         NumapinError: `before_restart` raised it.
 
     Example:
-        `numapin/cli/run.py` is the caller: it makes the plan, rehearses it, opens the run directory, and calls this.
+        ```python
+        import os
+
+        import numapin
+        from numapin.cli.run import make_run_parser
+        from numapin.launch import launch
+        from numapin.launcher.run_folder import run_directory
+        from numapin.launcher.torchrun import parse
+        from numapin.rank.signals import open_mailbox
+
+        job = parse(["train.py"], make_run_parser())
+        plan = numapin.make_plan(numapin.discover(), numapin.Request())
+        mailbox = open_mailbox()
+        mailbox.leave(job.signals)
+        with run_directory(os.environ) as run_dir:
+            launch(plan, job, run_dir, mailbox, before_restart=lambda: None)
+        ```
     """
     arguments = copy.copy(job.arguments)
-    if _logs_nothing(arguments):
-        arguments.log_dir = os.path.join(run_dir, "logs")  # torchrun leaves a folder in /tmp behind every run
+    if _keeps_no_logs(arguments):
+        arguments.log_dir = os.path.join(run_dir, "logs")  # torchrun would leave a folder in /tmp
     config, command = configure(arguments, len(plan.ranks))
-    _meet_safely(config, job)
+    _secure_rendezvous(config, job)
     handover.hand_over(plan, run_dir, os.environ)
     if job.may_meet_again and not job.is_alone:
-        # torch 2.13 shares the launchers' store with the ranks, and tells its address in the first round only: a host
-        # that joins later waits for it until it fails, and restarted ranks read in it where those before them were.
-        # Without sharing every round has a store of its own.
+        # torch 2.13 shares the launchers' store with the ranks, but publishes its address in the first round only. A
+        # host that joins later would wait for it and fail, and restarted ranks would read addresses of the ranks
+        # before them. Without sharing, every round has its own store.
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     agent = in_place_of_torchs(job, mailbox, before_restart)
-    with _without_name_lookups() if job.is_alone else nullcontext(), agent:
+    with _local_host_name() if job.is_alone else nullcontext(), agent:
         record(elastic_launch(config, sys.executable))(*_shim(command))
 
 
 def _shim(command: Sequence[str]) -> list[str]:
     """Return the arguments of the interpreter that becomes the user's command.
 
-    Written so that the first argument without a dash is the user's script: torch names the job by it in its errors.
-    torch puts the rank's number in for "$local_rank", and "$" for "$$", in all of them; torchrun's program itself is
-    spared that.
+    The first argument without a dash is the user's script, because torch's errors name the job by that argument. torch
+    replaces "${local_rank}" and "$$" in all arguments, but torchrun does not do so in the program's name, so "$" is
+    doubled there.
     """
     program, *rest = command
     is_python, program = program == python(), program.replace("$", "$$")
@@ -85,8 +101,8 @@ def _shim(command: Sequence[str]) -> list[str]:
     return ["-I", "-S", f"-c{shim.CODE.replace('$', '$$')}", *ids, *first, *rest]
 
 
-def _meet_safely(config: LaunchConfig, job: Job) -> None:
-    """Replace torch's rendezvous where it would listen for nobody, or unpickle what anybody wrote."""
+def _secure_rendezvous(config: LaunchConfig, job: Job) -> None:
+    """Replace torch's rendezvous where it is not needed, or where it would unpickle data from strangers."""
     rendezvous.register()
     if job.is_alone:
         config.rdzv_backend, config.rdzv_endpoint = rendezvous.ONE_HOST, ""
@@ -99,7 +115,7 @@ def _meet_safely(config: LaunchConfig, job: Job) -> None:
 
 
 def _warn_of_known_id(config: LaunchConfig) -> None:
-    """Say that others can know the rendezvous id: whoever does and reaches the port can run code as this user."""
+    """Warn if others can know the rendezvous id, with which they can run code as this user."""
     if len(config.run_id) < _SAFE_ID_LENGTH:
         problem = f"the rendezvous id {config.run_id!r} is easy to guess"
     elif os.environ.get("PET_RDZV_ID") != config.run_id:
@@ -107,20 +123,20 @@ def _warn_of_known_id(config: LaunchConfig) -> None:
     else:
         return
     say(
-        f"warning: {problem}: whoever knows it and reaches {config.rdzv_endpoint} can run code as you; make one with "
-        "openssl rand -hex 16 and set it on every host: export PET_RDZV_ID=…"
+        f"warning: {problem}: anyone who knows it and can reach {config.rdzv_endpoint} can run code as you; make one "
+        "with openssl rand -hex 16 and set it on every host: export PET_RDZV_ID=…"
     )
 
 
-def _logs_nothing(arguments: argparse.Namespace) -> bool:
+def _keeps_no_logs(arguments: argparse.Namespace) -> bool:
     return arguments.log_dir is None and arguments.logs_specs is None and arguments.redirects == arguments.tee == "0"
 
 
 @contextmanager
-def _without_name_lookups() -> Iterator[None]:
-    """Answer the agent's questions for this host's full name locally.
+def _local_host_name() -> Iterator[None]:
+    """Answer lookups of this host's full name without a name server.
 
-    torch 2.13 asks five times, for messages only; each lookup can take minutes where no name server answers.
+    torch 2.13 looks it up five times, for messages only. Each lookup can take minutes if no name server answers.
     """
     lookup = socket.getfqdn
     socket.getfqdn = lambda name="": name or socket.gethostname()

@@ -1,10 +1,10 @@
-"""Page-locked memory on a NUMA node of one's choice, for user code. Edge.
+"""Page-locked memory on a chosen NUMA node, for user code. Edge.
 
-Comes in: shapes, or whatever a loader yields. Goes out: ordinary tensors over page-locked memory near the GPU, and what
-the kernel says about where tensors lie and how much more may be locked.
+Comes in: shapes, or batches of any structure. Goes out: ordinary tensors over page-locked memory near the GPU, the
+nodes of a tensor's pages as the kernel reports them, and how much more may be locked.
 
-For buffers that live a while: each `empty` maps, touches and registers memory of its own (0.2 to 0.5 s a GB), rounded
-up to pages. Batches of a DataLoader have the loader's ring for that.
+Use it for long-lived buffers: each `empty` maps, touches and registers its own memory (0.2 to 0.5 s per GB), rounded up
+to pages. Batches of a DataLoader come from the loader's ring instead.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from numapin.base.printable import printable
 from numapin.data import containers
@@ -35,6 +35,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+
+class _Pinnable(Protocol):
+    """A tensor, or an object that pins itself."""
+
+    def pin_memory(self) -> object: ...
+
+
 _LIVE: Final = Path("/")
 _SEE_BUDGET: Final = "see what may be locked here: numapin.pinned.budget()"
 
@@ -44,11 +51,11 @@ class Budget:
     """How much this rank may pin. RLIMIT_MEMLOCK plays no part: NVIDIA's open driver ignores it.
 
     Attributes:
-        limit_bytes: What may be pinned in addition to what is pinned now. None: the machine shows no limit.
-        pinned_bytes: What numapin has pinned in this process.
-        torch_pinned_bytes: What torch's own allocator has pinned, cached blocks included. None: this torch does not
-            report it.
-        reason: What set the limit.
+        limit_bytes: The number of bytes that may still be pinned. None: the machine reports no limit.
+        pinned_bytes: The number of bytes that numapin has pinned in this process.
+        torch_pinned_bytes: The number of bytes that torch's own allocator has pinned, including cached blocks. None:
+            this torch does not report it.
+        reason: The origin of the limit.
     """
 
     limit_bytes: int | None
@@ -60,13 +67,13 @@ class Budget:
 def empty(shape: int | Iterable[int], dtype: torch.dtype | None = None, *, node: int | None = None) -> torch.Tensor:
     """Return an uninitialized CPU tensor whose memory is on a chosen node and, if CUDA is available, pinned.
 
-    The memory lives as long as any tensor, view or numpy array over it, and until no device can be reading it. Forked
-    children share it. If the kernel puts pages elsewhere, that is a RuntimeWarning.
+    The memory is freed after the last tensor, view or numpy array over it is gone and no device can be reading it.
+    Forked children share it. If the kernel puts pages on other nodes, a RuntimeWarning says so.
 
     Args:
-        shape: A size, or several.
+        shape: The size of each dimension, or a single size.
         dtype: The data type. None: torch's default.
-        node: The NUMA node. None: the rank's under `numapin run`, else the current GPU's; if that is unknown, the
+        node: The NUMA node. None: the rank's node under `numapin run`, else the current GPU's; if that is unknown, the
             memory policy decides.
 
     Returns:
@@ -101,19 +108,19 @@ def empty(shape: int | Iterable[int], dtype: torch.dtype | None = None, *, node:
 
 
 def pin(obj: T, *, node: int | None = None) -> T:
-    """Return a batch with every tensor in it copied to pinned memory on a chosen node.
+    """Return a batch with each of its tensors copied to pinned memory on a chosen node.
 
-    Containers are searched by the rules of torch's `pin_memory`: mappings, sequences and named tuples keep their type,
-    an object with a `pin_memory` method returns its own result, and anything else (numpy arrays, strings, None) stays
-    as it is. Tensors that are more than dense CPU memory (sparse, quantized, subclasses, requires_grad, CUDA) are left
-    to torch's own `Tensor.pin_memory`.
+    The rules are those of torch's `pin_memory`: mappings, sequences and named tuples keep their type, an object with a
+    `pin_memory` method is replaced by its result, and anything else (numpy arrays, strings, None) stays as it is.
+    Tensors other than plain dense CPU tensors (sparse, quantized, subclasses, requires_grad, CUDA) are left to torch's
+    own `Tensor.pin_memory`.
 
     Args:
-        obj: A tensor, or containers of tensors.
+        obj: A tensor, or nested containers of tensors.
         node: The NUMA node, as in `empty`.
 
     Returns:
-        The same structure. Tensors that were pinned already are the same objects.
+        The same structure. Tensors that are already pinned are not copied.
 
     Raises:
         UsageError: The node does not exist.
@@ -129,12 +136,10 @@ def pin(obj: T, *, node: int | None = None) -> T:
     """
     import torch
 
-    def pin_one(value: Any) -> Any:  # noqa: ANN401 - whatever a batch is made of
-        if not isinstance(value, torch.Tensor):
-            return value.pin_memory()
-        return _pin_tensor(value, node)
+    def pin_leaf(leaf: _Pinnable) -> object:
+        return _pin_tensor(leaf, node) if isinstance(leaf, torch.Tensor) else leaf.pin_memory()
 
-    result: T = containers.rebuild(obj, pin_one, is_leaf=lambda value: hasattr(value, "pin_memory"))
+    result: T = containers.rebuild(obj, pin_leaf, is_leaf=lambda value: hasattr(value, "pin_memory"))
     return result
 
 
@@ -142,14 +147,15 @@ def where(tensor: torch.Tensor) -> dict[int | None, int]:
     """Count the pages of a CPU tensor's storage on each node, as the kernel reports them.
 
     Args:
-        tensor: A dense CPU tensor. Its whole storage counts, which views share, and pages that it covers in part.
+        tensor: A dense CPU tensor. Its whole storage is counted, including what other views share and partly covered
+            pages.
 
     Returns:
-        Node to number of pages. The key None counts pages that were never touched.
+        The number of pages by node. The key None counts pages that were never touched.
 
     Raises:
         UsageError: The tensor is not on the CPU, or not dense.
-        MachineError: The kernel refuses to say (Docker's seccomp profile).
+        MachineError: The kernel refuses the query (Docker's seccomp profile).
 
     Example:
         ```python
@@ -163,14 +169,14 @@ def where(tensor: torch.Tensor) -> dict[int | None, int]:
 
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
         seen = f"this tensor's .device is {tensor.device} and its .layout {tensor.layout}"
-        raise UsageError(f"where() tells about dense CPU tensors; {seen}", "ask about its CPU copy or its values()")
+        raise UsageError(f"where() counts the pages of dense CPU tensors; {seen}", "pass its CPU copy or its values()")
     storage = tensor.untyped_storage()
     if storage.nbytes() == 0:
         return {}
     pages = find_pages(storage.data_ptr(), storage.nbytes())
     if pages is None:
         raise MachineError(
-            f"the kernel does not tell where the {storage.nbytes()} bytes of this tensor lie: move_pages is refused",
+            f"the kernel does not report the nodes of this tensor's {storage.nbytes()} bytes: move_pages was refused",
             "run the container with --cap-add SYS_NICE (Kubernetes: securityContext)",
         )
     return pages
@@ -179,16 +185,16 @@ def where(tensor: torch.Tensor) -> dict[int | None, int]:
 def budget(*, node: int | None = None, num_ranks: int | None = None, root: Path = _LIVE) -> Budget:
     """Return how much this rank may pin, and what it has pinned.
 
-    The limit is half of what is free (of the cgroup's memory limits, of the host's memory, and of the node's), divided
-    among the ranks of this host.
+    The limit is half of the free memory (the least of the cgroup's, the host's and the node's), divided by the number
+    of ranks on this host.
 
     Args:
         node: The NUMA node. None: as in `empty`, once CUDA is in use.
         num_ranks: The number of ranks on this host. None: LOCAL_WORLD_SIZE, else one.
-        root: Where `proc/` and `sys/` are; the live host by default.
+        root: The directory that holds `proc/` and `sys/`; by default the live host's.
 
     Returns:
-        The limit with its reason, and what is pinned now.
+        The limit with its reason, and the amount that is pinned now.
 
     Raises:
         UsageError: The node does not exist.
@@ -202,7 +208,7 @@ def budget(*, node: int | None = None, num_ranks: int | None = None, root: Path 
     """
     import torch
 
-    device = _current_device() if torch.cuda.is_initialized() else None  # a question must not make a CUDA context
+    device = _current_device() if torch.cuda.is_initialized() else None  # a query must not create a CUDA context
     is_live = root == _LIVE
     home = _home(node, device) if is_live else find_locality(environ={}, node=node, device_index=device, root=root)
     num_ranks = num_ranks_of(os.environ) if num_ranks is None else num_ranks
@@ -234,9 +240,9 @@ def _home(node: int | None, device: int | None) -> Locality:
 
 
 def _placed(num_bytes: int, home: Locality) -> tuple[memoryview, torch.Tensor]:
-    """Map memory and bring it onto the home's nodes; a view that lives as long as what is over it, and its bytes.
+    """Map memory on the home's nodes. Return a view that lives as long as the tensors over it, and its bytes.
 
-    Shared, so that a write after a fork does not move a page away from under the device.
+    The mapping is shared, so that a write after a fork does not move a page that the device is reading.
     """
     import torch
 
@@ -254,26 +260,26 @@ def _placed(num_bytes: int, home: Locality) -> tuple[memoryview, torch.Tensor]:
 
 
 def _working_driver() -> Driver:
-    """Return the driver, after it was given back what can be. Raises NumapinError where there is none."""
+    """Return the driver, after unlocking memory that is no longer used. Raises NumapinError if there is none."""
     from numapin.data.opening.capture import watch_captures
 
     cuda = driver()
     if cuda is None:
-        raise NumapinError("torch sees a GPU, but libcuda.so.1 cannot be used here", "check it with: nvidia-smi")
+        raise NumapinError("torch sees a GPU, but libcuda.so.1 cannot be used", "check it with: nvidia-smi")
     watch_captures()
     reclaimer(cuda).work_off()
     return cuda
 
 
 def _lock(cuda: Driver, device: int, view: memoryview, address: int) -> None:
-    """Page-lock what `view` shows, until nothing refers to the view any more."""
+    """Page-lock the memory of `view` for as long as anything refers to the view."""
     try:
         cuda.register(device, address, view.nbytes)
     except CudaRefused as error:
         raise NumapinError(f"{view.nbytes} bytes could not be page-locked: {error.message}", _SEE_BUDGET) from error
     PINNED.add(view.nbytes)
     locked = Locked(memory=view.obj, address=address, num_bytes=view.nbytes, device=device)
-    weakref.finalize(view, reclaimer(cuda).bury, locked).atexit = False  # at exit the driver lets go of everything
+    weakref.finalize(view, reclaimer(cuda).bury, locked).atexit = False  # at exit the driver unlocks everything
 
 
 def _pin_tensor(tensor: torch.Tensor, node: int | None) -> torch.Tensor:
@@ -284,16 +290,16 @@ def _pin_tensor(tensor: torch.Tensor, node: int | None) -> torch.Tensor:
         return tensor.pin_memory()
     if tensor.is_pinned():
         return tensor
-    strides = torch.empty_like(tensor, device="meta").stride()  # as torch keeps them: dense, and in the same order
+    strides = torch.empty_like(tensor, device="meta").stride()  # dense, in the same order, as torch's own copy
     return empty(tensor.numel(), tensor.dtype, node=node).as_strided(tensor.shape, strides).copy_(tensor)
 
 
 def _torch_pinned_bytes() -> int | None:
-    """Return the bytes of the blocks that torch's allocator holds, by the name torch has had for it (2.13; before)."""
+    """Return the number of bytes that torch's allocator holds; torch 2.13 renamed the entry."""
     import torch
 
     read = getattr(torch.cuda, "host_memory_stats", None)
     if read is None:
         return None
-    stats = read()  # empty before CUDA is initialised: nothing can be locked then
+    stats = read()  # empty before CUDA is initialized, when nothing can be locked
     return int(stats.get("reserved_bytes.current", stats.get("allocated_bytes.current", 0)))

@@ -1,6 +1,6 @@
 #!/bin/bash
 
-# Submitted from below a launcher: what that gave its own rank is not for the ranks of this job.
+# If this job was submitted by a rank of another job, remove that rank's variables.
 if [ -n "${TORCHELASTIC_RUN_ID-}${NUMAPIN_BINDING-}" ]; then
     unset TORCHELASTIC_{RUN_ID,USE_AGENT_STORE,RESTART_COUNT,MAX_RESTARTS,ERROR_FILE,TIMER_FILE}
     unset GROUP_{RANK,WORLD_SIZE} ROLE_{NAME,RANK,WORLD_SIZE} OMP_NUM_THREADS
@@ -9,9 +9,9 @@ fi
 set -euo pipefail
 
 MASTER_ADDR=$(mpirun -np 1 --hostfile hosts hostname)
-MASTER_PORT=$((10000 + RANDOM % 20000)) # below the ports that Linux gives away by itself
+MASTER_PORT=$((10000 + RANDOM % 20000)) # below Linux's range of ephemeral ports
 export MASTER_ADDR MASTER_PORT
-# Launchers trust only what is signed with this random id; see docs/security.md.
+# Launchers trust only messages that are signed with this random id; see docs/security.md.
 PET_RDZV_ID=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
 export PET_RDZV_ID
 
@@ -26,8 +26,8 @@ for name in $(compgen -e); do
     forward+=(-x "$name")
 done
 
-# mpirun binds nothing: numapin places each rank within the CPUs that it was given.
-# shellcheck disable=SC2016 # the shell of each task puts these in
+# mpirun binds nothing: numapin binds each rank within its allowed CPUs.
+# shellcheck disable=SC2016 # expanded by the shell of each task
 exec mpirun --hostfile hosts -np 2 --map-by ppr:1:node --bind-to none "${forward[@]}" \
     bash -c '
     ulimit -S -n 65536 2>/dev/null || ulimit -S -n "$(ulimit -H -n)"

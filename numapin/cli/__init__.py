@@ -1,14 +1,14 @@
-"""The command line: one file per command, whose body is parse -> one call -> render -> exit.
+"""The command line: one file per command, which parses, makes one call, renders the result and exits.
 
-Comes in: arguments and the environment, read here and passed on. Goes out: text for people or JSON on stdout,
+Comes in: arguments and the environment, which are read here and passed on. Goes out: text or JSON on stdout,
 diagnostics on stderr, an exit status.
 
 ::
 
-    entry.py         EDGE  where the program starts; a plain `exec` goes no further
-    main.py          EDGE  the group of commands, and errors
+    entry.py         EDGE  the entry point; handles a plain `exec` itself
+    main.py          EDGE  the group of commands; errors and exit statuses
     options.py       EDGE  options that several commands share
-    output.py        EDGE  where text goes
+    output.py        EDGE  all writing to stdout and stderr
     torch_import.py  EDGE  import torch with Ctrl-C deferred
     run.py           EDGE  numapin run
     topo.py          EDGE  numapin topo
@@ -18,7 +18,7 @@ diagnostics on stderr, an exit status.
     top.py           EDGE  numapin top
     trace.py         EDGE  numapin trace
     bench.py         EDGE  numapin bench
-    bench_run.py     EDGE  what the benchmarks' commands share
+    bench_run.py     EDGE  options, progress and reports of all benchmarks
     doctor.py        EDGE  numapin doctor
     job.py           EDGE  numapin job
 """

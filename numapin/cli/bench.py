@@ -1,14 +1,14 @@
-"""`numapin bench`: measure on this machine. Edge.
+"""`numapin bench`: measure this machine. Edge.
 
-Comes in: which benchmark, with which options. Goes out: a table or JSON (schema numapin.bench/1) on stdout, and files.
+Comes in: a benchmark's name and options. Goes out: a table or JSON (schema numapin.bench/1) on stdout, and files.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -22,8 +22,8 @@ from numapin.bench.cases import loader as loader_cases
 from numapin.bench.cases import overlap as overlap_cases
 from numapin.bench.cases import transfer as transfer_cases
 from numapin.bench.machine import read_machine
-from numapin.cli.bench_run import SIZES, names_of, run, shared_options, with_quick
-from numapin.cli.options import FilePath, topology_from
+from numapin.cli.bench_run import SIZES, BenchOptions, names_option, run, shared_options, with_quick
+from numapin.cli.options import FilePath, topology_from, with_values
 from numapin.cli.output import json_text, write
 from numapin.view import bench_layouts as layouts
 
@@ -32,16 +32,24 @@ if TYPE_CHECKING:
     from numapin.topology.model import Topology
 
 
-def _names(kind: str, known: Any, given: str = "") -> dict[str, Any]:  # noqa: ANN401 - an enum or a dict
-    return {"type": names_of(kind, known), "default": given or ",".join(known), "show_default": False}
-
-
 @click.group(context_settings={"show_default": True})
 def bench() -> None:
-    """Measure this machine, with the peers alternating in the same run."""
+    """Measure this machine; all peers are measured alternately in one run."""
 
 
-@bench.command()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _BenchTransferOptions(BenchOptions):
+    """The parsed values of the options of `transfer`, by click's names."""
+
+    sizes: tuple[int, ...]
+    peers: tuple[str, ...]
+    directions: tuple[str, ...]
+    gpus: str
+    seconds: float
+    save: Path | None
+
+
+@bench.command(short_help="Copies between host and GPU.")
 @click.option(
     "--sizes",
     type=SIZES,
@@ -49,8 +57,8 @@ def bench() -> None:
     show_default="4K to 1G",
     help="Sizes of the copies, e.g. 4K,64M,1G.",
 )
-@click.option("--peers", **_names("peer", transfer_cases.MEMORIES), help="Kinds of memory (default: all).")
-@click.option("--directions", **_names("direction", transfer_cases.Direction), help="h2d, d2h, both (default: all).")
+@names_option("--peers", transfer_cases.MEMORIES, about="Kinds of memory (default: all).")
+@names_option("--directions", list(transfer_cases.Direction), about="h2d, d2h, both (default: all).")
 @click.option("--gpus", type=click.Choice(["one", "all"]), default="all", help="all: also all GPUs at once.")
 @click.option(
     "--seconds", type=click.FloatRange(0, min_open=True), default=0.1, help="Length of a measuring window in seconds."
@@ -60,39 +68,41 @@ def bench() -> None:
     "--save", type=FilePath(), metavar="FILE",
     help="Write a machine file in which each GPU of unknown node is on the node that measured fastest.",
 )  # fmt: skip
-def transfer(**given: Any) -> None:  # noqa: ANN401 - click passes options by name
-    """Copies between host and GPU: each kind of memory, from each NUMA node to each GPU.
+@with_values(_BenchTransferOptions)
+def transfer(options: _BenchTransferOptions) -> None:
+    """Measure copies between host and GPU: each kind of memory, from each NUMA node to each GPU.
 
     \b
     Examples:
       numapin bench transfer --quick                   a smoke test
-      numapin bench transfer --plot transfer.svg       all sizes, and a picture
+      numapin bench transfer --plot transfer.svg       all sizes, and a plot
       numapin bench transfer --sizes 64M --directions h2d --repeats 9
       numapin bench transfer --save measured.json      find the nodes of GPUs that report none
       numapin plan --machine measured.json
     """  # noqa: D301 - \b is click's mark for a paragraph that is kept as it is
-    given = with_quick(given, seconds=0.02, sizes=transfer_cases.QUICK_SIZES)
+    options = with_quick(options, seconds=0.02, sizes=transfer_cases.QUICK_SIZES)
     machine, topology = read_machine(), topology_from(gpu_nodes=None)
-    options = transfer_cases.TransferBenchOptions(
-        sizes=given["sizes"], memories=given["peers"], directions=given["directions"], seconds=given["seconds"]
+    chosen = transfer_cases.TransferBenchOptions(
+        sizes=options.sizes, memories=options.peers, directions=options.directions, seconds=options.seconds
     )
     nodes = sorted({node.id for node in topology.cpu_nodes} & topology.allowed.nodes)
-    gpu_nodes = _gpu_nodes(topology, len(machine.gpus) if given["gpus"] == "all" else min(1, len(machine.gpus)))
-    benchmark = transfer_cases.transfer_benchmark(options, gpu_nodes=gpu_nodes, nodes=nodes, no_gpu=machine.no_gpu)
-    settings = {**asdict(options), "peers_are": transfer_cases.MEMORIES, "nodes": nodes, "gpu_nodes": gpu_nodes}
-    report = run(benchmark, machine, settings, given=given, layout=layouts.TRANSFER)
-    if given["save"] is not None:
-        _save_measured(report, topology, nodes, num_gpus=len(gpu_nodes), path=given["save"])
+    num_gpus = len(machine.gpus) if options.gpus == "all" else min(1, len(machine.gpus))
+    gpu_nodes = _gpu_nodes(topology, num_gpus)
+    benchmark = transfer_cases.transfer_benchmark(chosen, gpu_nodes=gpu_nodes, nodes=nodes, no_gpu=machine.no_gpu)
+    settings = {**asdict(chosen), "peers_are": transfer_cases.MEMORIES, "nodes": nodes, "gpu_nodes": gpu_nodes}
+    report = run(benchmark, machine, settings, options=options, layout=layouts.TRANSFER)
+    if options.save is not None:
+        _save_measured(report, topology, nodes, num_gpus=num_gpus, path=options.save)
 
 
 def _gpu_nodes(topology: Topology, num_gpus: int) -> list[int | None]:
-    """Return the nodes of the first GPUs in torch's order, None where it is unknown."""
+    """Return the nodes of the first GPUs in torch's order. None: the node is unknown."""
     nodes = {gpu.cuda_index: gpu.node for gpu in topology.gpus}
     return [nodes.get(index) for index in range(num_gpus)]
 
 
 def _save_measured(report: BenchReport, topology: Topology, nodes: list[int], *, num_gpus: int, path: Path) -> None:
-    """Write the machine with what was measured; raise NumapinError, and write nothing, where that adds nothing."""
+    """Write the machine with the measured nodes. Raises NumapinError, and writes nothing, if none was found."""
     from numapin.bench.cases.nearest import nearest_nodes, with_measured
 
     verdicts = nearest_nodes(report.cases, num_gpus=num_gpus, nodes=nodes)
@@ -101,43 +111,60 @@ def _save_measured(report: BenchReport, topology: Topology, nodes: list[int], *,
     for verdict in verdicts:
         say(f"cuda:{verdict.gpu}: {verdict.reason}")
     pairs = ",".join(f"{gpu.index}={gpu.node}" for gpu in measured.gpus if gpu.node_source == "measured")
-    say(f"plan with it: numapin plan --machine {path}; run with it: numapin run --gpu-nodes {pairs}")
+    say(f"to plan with it: numapin plan --machine {path}; to run with it: numapin run --gpu-nodes {pairs}")
 
 
-@bench.command()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _BenchAllocOptions(BenchOptions):
+    """The parsed values of the options of `alloc`, by click's names."""
+
+    sizes: tuple[int, ...]
+    peers: tuple[str, ...]
+    samples: int
+
+
+@bench.command(short_help="Allocation, writes and copies of memory.")
 @click.option("--sizes", type=SIZES, default=alloc_cases.SIZES, show_default="4K to 128M", help="Sizes, e.g. 4K,64M.")
-@click.option("--peers", **_names("peer", alloc_cases.PEERS), help="Ways to allocate (default: all).")
+@names_option("--peers", alloc_cases.PEERS, about="Ways to allocate (default: all).")
 @click.option("--samples", type=click.IntRange(1), default=7, help="Allocations per repeat; their median counts.")
 @shared_options(repeats=5, timeout_s=120)
-def alloc(**given: Any) -> None:  # noqa: ANN401 - click passes options by name
-    """What memory costs: allocation, first write, second write, copy to the GPU, timed apart.
+@with_values(_BenchAllocOptions)
+def alloc(options: _BenchAllocOptions) -> None:
+    """Measure the cost of memory: allocation, first write, second write, copy to the GPU.
 
     \b
     Examples:
       numapin bench alloc                              every way, 4 KiB to 128 MiB
-      numapin bench alloc --peers pin-cold,pin-pool    what one pin_memory() call takes
+      numapin bench alloc --peers pin-cold,pin-pool    the time of one pin_memory() call
       numapin bench alloc --sizes 1M --repeats 21 --json
     """  # noqa: D301 - \b is click's mark for a paragraph that is kept as it is
-    given, machine = with_quick(given, samples=3, sizes=alloc_cases.QUICK_SIZES), read_machine()
+    options, machine = with_quick(options, samples=3, sizes=alloc_cases.QUICK_SIZES), read_machine()
     benchmark = alloc_cases.alloc_benchmark(
-        given["sizes"],
-        given["peers"],
-        num_samples=given["samples"],
-        no_gpu=machine.no_gpu,
+        options.sizes, options.peers, num_samples=options.samples, no_gpu=machine.no_gpu
     )
-    settings = {"sizes": given["sizes"], "num_samples": given["samples"], "peers_are": alloc_cases.PEERS}
-    run(benchmark, machine, settings, given=given, layout=layouts.ALLOC)
+    settings = {"sizes": options.sizes, "num_samples": options.samples, "peers_are": alloc_cases.PEERS}
+    run(benchmark, machine, settings, options=options, layout=layouts.ALLOC)
 
 
-@bench.command()
-@click.option("--cases", **_names("case", overlap_cases.STEPS), help="Kinds of steps (default: all).")
-@click.option("--peers", **_names("peer", overlap_cases.PEERS), help="Ways to copy (default: all).")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _BenchOverlapOptions(BenchOptions):
+    """The parsed values of the options of `overlap`, by click's names."""
+
+    cases: tuple[str, ...]
+    peers: tuple[str, ...]
+    seconds: float
+
+
+@bench.command(short_help="Loops that load, copy and compute.")
+@names_option("--cases", overlap_cases.STEPS, about="Kinds of steps (default: all).")
+@names_option("--peers", overlap_cases.PEERS, about="Ways to copy (default: all).")
 @click.option(
     "--seconds", type=click.FloatRange(0, min_open=True), default=0.7, help="Length of a measuring window in seconds."
 )
 @shared_options(repeats=5, timeout_s=120)
-def overlap(**given: Any) -> None:  # noqa: ANN401 - click passes options by name
-    """A loop that loads, copies and computes: does pinning help it, and is the copy hidden?
+@with_values(_BenchOverlapOptions)
+def overlap(options: _BenchOverlapOptions) -> None:
+    """Measure a loop that loads, copies and computes: does pinning help, and is the copy hidden?
 
     \b
     Examples:
@@ -145,24 +172,33 @@ def overlap(**given: Any) -> None:  # noqa: ANN401 - click passes options by nam
       numapin bench overlap --cases transfer-bound,compute-bound
       numapin bench overlap --plot overlap.svg --output overlap.json
     """  # noqa: D301 - \b is click's mark for a paragraph that is kept as it is
-    given, machine = with_quick(given, seconds=0.1), read_machine()
+    options, machine = with_quick(options, seconds=0.1), read_machine()
     benchmark = overlap_cases.overlap_benchmark(
-        given["cases"],
-        given["peers"],
-        seconds=given["seconds"],
-        no_gpu=machine.no_gpu,
+        options.cases, options.peers, seconds=options.seconds, no_gpu=machine.no_gpu
     )
-    settings = {"seconds": given["seconds"], "peers_are": overlap_cases.PEERS}
-    run(benchmark, machine, settings, given=given, layout=layouts.OVERLAP)
+    settings = {"seconds": options.seconds, "peers_are": overlap_cases.PEERS}
+    run(benchmark, machine, settings, options=options, layout=layouts.OVERLAP)
 
 
-@bench.command()
-@click.option("--scripts", **_names("script", launch_cases.SCRIPTS, "print"), help="print, all-reduce.")
-@click.option("--peers", **_names("peer", launch_cases.PEERS, "torchrun,numapin"), help="Which launchers.")
-@click.option("--ranks", type=click.IntRange(1), default=4, help="How many a launcher starts.")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _BenchLaunchOptions(BenchOptions):
+    """The parsed values of the options of `launch`, by click's names."""
+
+    scripts: tuple[str, ...]
+    peers: tuple[str, ...]
+    ranks: int
+
+
+@bench.command(short_help="Start-up time and memory of launchers.")
+@names_option("--scripts", launch_cases.SCRIPTS, default="print", about="print, all-reduce (default: print).")
+@names_option(
+    "--peers", launch_cases.PEERS, default="torchrun,numapin", about="Launchers to compare (default: torchrun,numapin)."
+)
+@click.option("--ranks", type=click.IntRange(1), default=4, help="Number of ranks per launcher.")
 @shared_options(repeats=7, timeout_s=300)
-def launch(**given: Any) -> None:  # noqa: ANN401 - click passes options by name
-    """Start-up time and memory of `numapin run` and of torchrun.
+@with_values(_BenchLaunchOptions)
+def launch(options: _BenchLaunchOptions) -> None:
+    """Measure the start-up time and memory of `numapin run` and of torchrun.
 
     \b
     Examples:
@@ -170,21 +206,28 @@ def launch(**given: Any) -> None:  # noqa: ANN401 - click passes options by name
       numapin bench launch --scripts all-reduce --ranks 2
       numapin bench launch --peers torchrun,torchrun-numa,numapin
     """  # noqa: D301 - \b is click's mark for a paragraph that is kept as it is
-    given = with_quick(given)
-    benchmark = launch_cases.launch_benchmark(given["scripts"], given["peers"], num_ranks=given["ranks"])
-    settings = {
-        "num_ranks": given["ranks"],
-        "peers_are": {name: launch_cases.PEERS[name][1:] for name in given["peers"]},
-    }
-    run(benchmark, read_machine(), settings, given=given, layout=layouts.LAUNCH)
+    options = with_quick(options)
+    benchmark = launch_cases.launch_benchmark(options.scripts, options.peers, num_ranks=options.ranks)
+    peers_are = {name: launch_cases.PEERS[name][1:] for name in options.peers}
+    settings = {"num_ranks": options.ranks, "peers_are": peers_are}
+    run(benchmark, read_machine(), settings, options=options, layout=layouts.LAUNCH)
 
 
-@bench.command(name="exec")
-@click.option("--peers", **_names("peer", exec_cases.PEERS), help="What stands before the command; by default all.")
-@click.option("--samples", type=click.IntRange(1), default=21, help="Pairs of starts that a repeat is the median of.")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _BenchExecOptions(BenchOptions):
+    """The parsed values of the options of `exec`, by click's names."""
+
+    peers: tuple[str, ...]
+    samples: int
+
+
+@bench.command(name="exec", short_help="Start-up time that `numapin exec` adds.")
+@names_option("--peers", exec_cases.PEERS, about="Ways to start a command (default: all).")
+@click.option("--samples", type=click.IntRange(1), default=21, help="Pairs of starts per repeat; their median counts.")
 @shared_options(repeats=5, timeout_s=120)
-def exec_(**given: Any) -> None:  # noqa: ANN401 - click passes options by name
-    """What `numapin exec` adds to the start of a command, with a plan that is there and without.
+@with_values(_BenchExecOptions)
+def exec_(options: _BenchExecOptions) -> None:
+    """Measure the time that `numapin exec` adds to the start of a command, with and without an existing plan.
 
     \b
     Examples:
@@ -194,19 +237,34 @@ def exec_(**given: Any) -> None:  # noqa: ANN401 - click passes options by name
     from numapin.plan.make import make_plan
     from numapin.plan.request import Request
 
-    given = with_quick(given, samples=3)
+    options = with_quick(options, samples=3)
     plan = make_plan(topology_from(gpu_nodes=None), Request(num_ranks=1))
     with TemporaryDirectory() as folder:
         path = Path(folder, "plan.json")
         write_text_to(str(path), encode(plan.to_json()), remedy="make room, or set TMPDIR")
-        benchmark = exec_cases.exec_benchmark(given["peers"], plan=str(path), num_samples=given["samples"])
-        settings = {"num_samples": given["samples"], "peers_are": {n: exec_cases.PEERS[n][1:] for n in given["peers"]}}
-        run(benchmark, read_machine(), settings, given=given, layout=layouts.EXEC)
+        benchmark = exec_cases.exec_benchmark(options.peers, plan=str(path), num_samples=options.samples)
+        peers_are = {name: exec_cases.PEERS[name][1:] for name in options.peers}
+        settings = {"num_samples": options.samples, "peers_are": peers_are}
+        run(benchmark, read_machine(), settings, options=options, layout=layouts.EXEC)
 
 
-@bench.command()
-@click.option("--cases", **_names("case", loader_cases.CASES), help="Kinds of batches (default: all).")
-@click.option("--peers", **_names("peer", loader_cases.PEERS), help="Loaders to compare (default: all).")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _BenchLoaderOptions(BenchOptions):
+    """The parsed values of the options of `loader`, by click's names."""
+
+    cases: tuple[str, ...]
+    peers: tuple[str, ...]
+    seconds: float
+    warm_up: float
+    batches: int
+    workers: int | None
+    prefetch: int
+    gpus: str
+
+
+@bench.command(short_help="Batches per second of DataLoaders.")
+@names_option("--cases", loader_cases.CASES, about="Kinds of batches (default: all).")
+@names_option("--peers", loader_cases.PEERS, about="Loaders to compare (default: all).")
 @click.option(
     "--seconds", type=click.FloatRange(0, min_open=True), default=3.0, help="Length of a measuring window in seconds."
 )
@@ -220,28 +278,29 @@ def exec_(**given: Any) -> None:  # noqa: ANN401 - click passes options by name
 )
 @click.option("--gpus", type=click.Choice(["one", "all"]), default="one", help="all: one process per GPU, all at once.")
 @shared_options(repeats=5, timeout_s=180)
-def loader(**given: Any) -> None:  # noqa: ANN401 - click passes options by name
-    """Batches per second of numapin.DataLoader, torch's and others', each in fresh processes.
+@with_values(_BenchLoaderOptions)
+def loader(options: _BenchLoaderOptions) -> None:
+    """Measure batches per second of numapin.DataLoader, torch's and other loaders, each in fresh processes.
 
     \b
     Examples:
       numapin bench loader --quick                    a smoke test
       numapin bench loader --cases 38MB,1MB           two kinds of batches
       numapin bench loader --peers torch,numapin-device --repeats 9
-      numapin bench loader --gpus all --cases 38MB    one process a GPU, at once
+      numapin bench loader --gpus all --cases 38MB    one process per GPU, all at once
       numapin bench loader --output loader.json       all figures, for later
     """  # noqa: D301 - \b is click's mark for a paragraph that is kept as it is
-    given, machine = with_quick(given, seconds=0.5, warm_up=0.5), read_machine()
-    options = loader_cases.LoaderBenchOptions(
-        cases=given["cases"],
-        peers=given["peers"],
-        num_workers=given["workers"],
-        prefetch=given["prefetch"],
-        seconds=given["seconds"],
-        warm_up_s=given["warm_up"],
-        num_batches=given["batches"],
-        all_gpus=given["gpus"] == "all",
+    options, machine = with_quick(options, seconds=0.5, warm_up=0.5), read_machine()
+    chosen = loader_cases.LoaderBenchOptions(
+        cases=options.cases,
+        peers=options.peers,
+        num_workers=options.workers,
+        prefetch=options.prefetch,
+        seconds=options.seconds,
+        warm_up_s=options.warm_up,
+        num_batches=options.batches,
+        all_gpus=options.gpus == "all",
     )
-    benchmark = loader_cases.loader_benchmark(options, num_gpus=len(machine.gpus), no_gpu=machine.no_gpu)
-    settings = {**asdict(options), "peers_are": loader_cases.PEERS}
-    run(benchmark, machine, settings, given=given, layout=layouts.LOADER)
+    benchmark = loader_cases.loader_benchmark(chosen, num_gpus=len(machine.gpus), no_gpu=machine.no_gpu)
+    settings = {**asdict(chosen), "peers_are": loader_cases.PEERS}
+    run(benchmark, machine, settings, options=options, layout=layouts.LOADER)

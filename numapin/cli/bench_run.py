@@ -1,7 +1,7 @@
-"""What all benchmarks of `numapin bench` share: options, progress, files, the report. Edge.
+"""Options, progress, files and reports of all benchmarks of `numapin bench`. Edge.
 
-Comes in: a `Benchmark` and parsed options. Goes out: its `BenchReport`, on stdout as a table or as JSON (schema
-numapin.bench/1), and in the files that were named: JSON, a plot as SVG.
+Comes in: a `Benchmark` and parsed options. Goes out: its `BenchReport`, on stdout as a table or JSON (schema
+numapin.bench/1), and in the files that options name: JSON, and a plot as SVG.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import os
 import sys
 import time
 from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
@@ -29,44 +31,63 @@ from numapin.view.sweep_table import sweep_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
+    from pathlib import Path
 
     from numapin.bench.machine import BenchMachine
     from numapin.bench.model import Benchmark, Case, Peer, Run
     from numapin.view.bench_table import Layout
 
-F = TypeVar("F", bound="Callable[..., Any]")
+F = TypeVar("F", bound="Callable[..., None]")
 
 _WRITE_EVERY_S: Final = 5.0
 _MAX_SIZE: Final = 1 << 40
 
 
-def names_of(kind: str, known: Collection[str]) -> Parsed:
-    """Return the type of names out of a known list, separated by commas."""
-    words = tuple(known)  # before Python 3.12, `in` an enum raises for other words
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchOptions:
+    """The parsed values of the options that every benchmark has, by click's names."""
 
-    def parse(text: str) -> tuple[str, ...]:
-        names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
-        for name in names:
-            if name not in words:
-                raise ValueError(f"{kind} {name!r} is not one of {', '.join(words)}")
-        return names
+    repeats: int
+    timeout: float
+    quick: bool
+    as_json: bool
+    output: Path | None
+    plot: Path | None
+    save: Path | None = None
 
-    return Parsed("LIST", parse)
+
+B = TypeVar("B", bound=BenchOptions)
+
+
+def names_option(option: str, known: Collection[str], *, about: str, default: str = "") -> Callable[[F], F]:
+    """Return the decorator of an option that takes known names, separated by commas. Its default is all of them."""
+    parse = partial(_parse_names, known=known, kind=option.strip("-").removesuffix("s"))
+    default = default or ",".join(known)
+    return click.option(option, type=Parsed("LIST", parse), default=default, show_default=False, help=about)
+
+
+def _parse_names(text: str, *, known: Collection[str], kind: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{kind} {name!r} is not one of {', '.join(known)}")
+    return names
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
-    """Read sizes, separated by commas: 4K,64M,1G. Return the bytes, rising. Raises ValueError."""
-    found = {sizes.parse(word): word for word in text.split(",")}
-    if (largest := max(found)) > _MAX_SIZE:
-        raise ValueError(f"{found[largest]!r} is more than {sizes.render(_MAX_SIZE)}")
-    return tuple(sorted(found))
+    """Parse sizes, separated by commas: 4K,64M,1G. Return their bytes in rising order. Raises ValueError."""
+    words = {sizes.parse(word): word for word in text.split(",")}
+    largest = max(words)
+    if largest > _MAX_SIZE:
+        raise ValueError(f"{words[largest]!r} is more than {sizes.render(_MAX_SIZE)}")
+    return tuple(sorted(words))
 
 
 SIZES: Final = Parsed("LIST", parse_sizes)
 
 
 def shared_options(*, repeats: int, timeout_s: int) -> Callable[[F], F]:
-    """Return what gives a command the options that every benchmark has."""
+    """Return the decorator that adds the options of `BenchOptions` to a command."""
     path = FilePath()
     options = (
         click.option(
@@ -92,11 +113,15 @@ def shared_options(*, repeats: int, timeout_s: int) -> Callable[[F], F]:
     return add
 
 
-def with_quick(given: Mapping[str, Any], **quick: object) -> dict[str, Any]:
-    """Return the options; with --quick, one repeat and what else makes it quick stand for those that were not given."""
+def with_quick(options: B, **quick: object) -> B:
+    """Return the options; --quick replaces those that were not given by one repeat and the values in `quick`."""
+    if not options.quick:
+        return options
     source = click.get_current_context().get_parameter_source
-    instead = {"repeats": 1, **quick} if given["quick"] else {}
-    return {**given, **{name: value for name, value in instead.items() if source(name) is ParameterSource.DEFAULT}}
+    values: dict[str, Any] = {"repeats": 1, **quick}
+    return replace(
+        options, **{name: value for name, value in values.items() if source(name) is ParameterSource.DEFAULT}
+    )
 
 
 def run(
@@ -104,40 +129,44 @@ def run(
     machine: BenchMachine,
     settings: Mapping[str, object],
     *,
-    given: Mapping[str, Any],
+    options: BenchOptions,
     layout: Layout,
 ) -> BenchReport:
-    """Measure, write the files, show. Raises NumapinError where nothing could be measured, or a file not be written."""
-    settings = {**settings, "repeats": given["repeats"], "timeout_s": given["timeout"]}
-    _check_files(given)
-    report = _measure(benchmark, machine, settings, given)
-    if given["as_json"]:
-        emit(json_text(report.to_json()))
-    else:
-        is_sweep = any(case.group is not None for case in report.cases)
-        show(sweep_table(report, layout) if is_sweep else bench_table(report, layout))
-    if given["output"] is not None:  # after it was shown: what is written may fail
-        write(json_text(report.to_json()), given["output"], option="--output")
-    if given["plot"] is not None:
-        write(svg(bench_figure(report, layout.plotted)), given["plot"], option="--plot")
+    """Measure, show the report and write the files. Raises NumapinError for no figures, or an unwritable file."""
+    settings = {**settings, "repeats": options.repeats, "timeout_s": options.timeout}
+    _check_files(options)
+    report = _measure(benchmark, machine, settings, options)
+    _show(report, layout, as_json=options.as_json)
+    if options.output is not None:  # shown first, because writing may fail
+        write(json_text(report.to_json()), options.output, option="--output")
+    if options.plot is not None:
+        write(svg(bench_figure(report, layout.plotted)), options.plot, option="--plot")
     _require_figures(report)
     return report
 
 
-def _check_files(given: Mapping[str, Any]) -> None:
-    """Raise where a file cannot be written, or two are one, before the time is spent."""
-    files = {name: given[name] for name in ("output", "plot", "save") if given.get(name) is not None}
-    for name, path in files.items():
-        require_writable(path, option=f"--{name}")
-    if len({os.path.realpath(path) for path in files.values()}) < len(files):
-        names = " and ".join(f"--{name}" for name in files)
-        raise UsageError(f"{names} name one file twice", "give each a name of its own")
+def _show(report: BenchReport, layout: Layout, *, as_json: bool) -> None:
+    if as_json:
+        emit(json_text(report.to_json()))
+        return
+    is_sweep = any(case.group is not None for case in report.cases)
+    show(sweep_table(report, layout) if is_sweep else bench_table(report, layout))
+
+
+def _check_files(options: BenchOptions) -> None:
+    """Raise UsageError before measuring if a file cannot be written, or if two options name the same file."""
+    given = {"--output": options.output, "--plot": options.plot, "--save": options.save}
+    files = {option: path for option, path in given.items() if path is not None}
+    for option, path in files.items():
+        require_writable(path, option=option)
+    if len(set(map(os.path.realpath, files.values()))) < len(files):
+        raise UsageError(f"{' and '.join(files)} name the same file", "give each its own name")
 
 
 def _measure(
-    benchmark: Benchmark, machine: BenchMachine, settings: Mapping[str, object], given: Mapping[str, Any]
+    benchmark: Benchmark, machine: BenchMachine, settings: Mapping[str, object], options: BenchOptions
 ) -> BenchReport:
-    """Run the benchmark. The file is written now and then, so that one that is cut short leaves what it has."""
+    """Run the benchmark. Write the file every few seconds, so that an interrupted run leaves what it measured."""
     from numapin.bench import harness
 
     def report() -> BenchReport:
@@ -150,47 +179,46 @@ def _measure(
         )
 
     runs: list[Run] = []
-    written = time.monotonic()
-    starts = _progress(benchmark, given["repeats"])
-    for made in harness.measure(benchmark, repeats=given["repeats"], timeout_s=given["timeout"], starts=starts):
+    written_s = time.monotonic()
+    starts = _progress(benchmark, options.repeats)
+    for made in harness.measure(benchmark, repeats=options.repeats, timeout_s=options.timeout, starts=starts):
         runs.append(made)
-        if given["output"] is not None and time.monotonic() - written > _WRITE_EVERY_S:
-            with suppress(NumapinError):  # the last one says so
-                write(json_text(report().to_json()), given["output"], option="--output")
-            written = time.monotonic()
-    _clear()
+        if options.output is not None and time.monotonic() - written_s > _WRITE_EVERY_S:
+            with suppress(NumapinError):  # the last write reports it
+                write(json_text(report().to_json()), options.output, option="--output")
+            written_s = time.monotonic()
+    _clear_line()
     return report()
 
 
 def _progress(benchmark: Benchmark, repeats: int) -> Callable[[Case, Peer, int], None]:
-    """Return what shows, on a terminal, which run is on; a line that the next one overwrites."""
+    """Return a function that shows the current run on a terminal, in a line that the next one overwrites."""
     total = repeats * sum(len(case.peers) for case in benchmark.cases)
-    done = 0
+    num_started = 0
 
     def starts(case: Case, peer: Peer, repeat: int) -> None:
-        nonlocal done
-        done += 1
-        _clear()
+        nonlocal num_started
+        num_started += 1
+        _clear_line()
         if sys.stderr.isatty():
-            run = f"{done}/{total}  {case.name}  {peer.name}  repeat {repeat + 1}"
+            run = f"{num_started}/{total}  {case.name}  {peer.name}  repeat {repeat + 1}"
             click.echo(printable(run), err=True, nl=False)
 
     return starts
 
 
-def _clear() -> None:
+def _clear_line() -> None:
     if sys.stderr.isatty():
         click.echo("\r\033[K", err=True, nl=False)
 
 
 def _require_figures(report: BenchReport) -> None:
-    """Raise NumapinError where nothing at all could be measured."""
-    if any(peer.num_runs for case in report.cases for peer in case.peers):
+    """Raise NumapinError if nothing at all was measured."""
+    peers = [peer for case in report.cases for peer in case.peers]
+    if any(peer.num_runs for peer in peers):
         return
-    cases = [case.skipped for case in report.cases]
-    peers = [peer.skipped for case in report.cases for peer in case.peers]
-    why = next((reason for reason in (*peers, *cases) if reason), "none of these peers fits these cases")
+    reasons = filter(None, [*(peer.skipped for peer in peers), *(case.skipped for case in report.cases)])
     raise NumapinError(
-        f"nothing was measured: {why}",
-        "what runs without a GPU: numapin bench alloc, bench launch, bench loader --cases transport",
+        f"nothing was measured: {next(reasons, 'none of these peers fits these cases')}",
+        "these run without a GPU: numapin bench alloc, bench launch, bench loader --cases transport",
     )

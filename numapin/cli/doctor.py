@@ -1,20 +1,21 @@
-"""`numapin doctor`: what on this machine keeps a job from being fast or safe. Edge.
+"""`numapin doctor`: find settings of a machine that make jobs slow or unsafe. Edge.
 
-Comes in: this machine or a captured one, and the numbers of a loader. Goes out: findings as a table or JSON, and status
-1 where one of them is an error. Nothing is changed, and nothing needs root.
+Comes in: this machine or a captured one, and a loader's settings. Goes out: findings as a table or JSON, and status 1
+if one of them is an error. Changes nothing, and does not need root.
 """
 
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from numapin.base import sizes
 from numapin.base.cpu_set import CpuSet
-from numapin.cli.options import GPU_NODES, MACHINE, Parsed, topology_from
+from numapin.cli.options import GPU_NODES, MACHINE, Parsed, topology_from, with_values
 from numapin.cli.output import emit, json_text, show
 from numapin.data.budget import read_room
 from numapin.doctor.advice import Loader, advise
@@ -27,6 +28,18 @@ from numapin.topology.discover import discover
 
 if TYPE_CHECKING:
     from numapin.topology.model import Topology
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _DoctorOptions:
+    """The parsed values of this command's options, by click's names."""
+
+    root: Path | None
+    gpu_nodes: tuple[tuple[str, int], ...] | None
+    batch_bytes: int | None
+    workers: int
+    prefetch_factor: int
+    as_json: bool
 
 
 @click.command(params=[MACHINE[0], GPU_NODES])
@@ -46,7 +59,8 @@ if TYPE_CHECKING:
     help="Batches that each worker prepares ahead.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON (schema numapin.doctor/1).")
-def doctor(root: Path | None, **given: Any) -> None:  # noqa: ANN401 - click passes options by name
+@with_values(_DoctorOptions)
+def doctor(options: _DoctorOptions) -> None:
     """Find what makes jobs slow or unsafe on this machine, and the command that fixes it. Changes nothing.
 
     \b
@@ -55,39 +69,47 @@ def doctor(root: Path | None, **given: Any) -> None:  # noqa: ANN401 - click pas
       numapin doctor --workers 8 --batch-bytes 38.5M  and whether that loader should pin
       numapin doctor --root capture --json            a captured machine, for scripts
 
-    Exit status: 1 where there is an error, else 0.
+    Exit status: 1 if an error is found, else 0.
     """  # noqa: D301 - \b is click's mark for a paragraph that is kept as it is
-    topology = _topology(root, given["gpu_nodes"])
-    live = None if root else read_live(topology, os.environ)
-    readings = read_files(root or Path("/"), topology, live=live)
-    gpus = topology.visible_gpus
-    loader, num_ranks = None, max(1, len(gpus))
-    if given["batch_bytes"] is not None:
-        loader = Loader(
-            num_workers=given["workers"],
-            prefetch_factor=given["prefetch_factor"],
-            batch_bytes=given["batch_bytes"],
-            num_ranks=num_ranks,
-        )
-    nodes = CpuSet(gpu.node for gpu in gpus if gpu.node is not None)
-    room = read_room(root or Path("/"), nodes=nodes, num_ranks=num_ranks)
-    shm_free_bytes = live.shm_free_bytes if live else None
-    report = DoctorReport(
-        host=topology.host,
-        source=topology.source,
-        findings=examine(readings, topology),
-        advice=advise(loader, room, num_gpus=len(gpus), shm_free_bytes=shm_free_bytes),
-    )
-    _print(report, as_json=given["as_json"])
+    report = _report(options, _topology(options))
+    _print(report, as_json=options.as_json)
     click.get_current_context().exit(1 if report.has_errors else 0)
 
 
-def _topology(root: Path | None, gpu_nodes: tuple[tuple[str, int], ...] | None) -> Topology:
-    """Read the machine; without libnuma, which is a finding and not the end, what its files tell."""
+def _topology(options: _DoctorOptions) -> Topology:
+    """Read the machine. A missing libnuma is a finding, so fall back to the machine's files."""
     try:
-        return topology_from(gpu_nodes=gpu_nodes, root=root)
+        return topology_from(gpu_nodes=options.gpu_nodes, root=options.root)
     except LibnumaError:
-        return discover(root=Path("/"), gpu_nodes=gpu_nodes or ())
+        return discover(root=Path("/"), gpu_nodes=options.gpu_nodes or ())
+
+
+def _report(options: _DoctorOptions, topology: Topology) -> DoctorReport:
+    """Examine the machine, and the loader if --batch-bytes describes one."""
+    root = options.root or Path("/")
+    live = None if options.root else read_live(topology, os.environ)
+    gpus = topology.visible_gpus
+    num_ranks = max(1, len(gpus))
+    nodes = CpuSet(gpu.node for gpu in gpus if gpu.node is not None)
+    room = read_room(root, nodes=nodes, num_ranks=num_ranks)
+    shm_free_bytes = live.shm_free_bytes if live else None
+    return DoctorReport(
+        host=topology.host,
+        source=topology.source,
+        findings=examine(read_files(root, topology, live=live), topology),
+        advice=advise(_loader(options, num_ranks), room, num_gpus=len(gpus), shm_free_bytes=shm_free_bytes),
+    )
+
+
+def _loader(options: _DoctorOptions, num_ranks: int) -> Loader | None:
+    if options.batch_bytes is None:
+        return None
+    return Loader(
+        num_workers=options.workers,
+        prefetch_factor=options.prefetch_factor,
+        batch_bytes=options.batch_bytes,
+        num_ranks=num_ranks,
+    )
 
 
 def _print(report: DoctorReport, *, as_json: bool) -> None:

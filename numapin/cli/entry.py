@@ -1,7 +1,8 @@
-"""Where the program `numapin` starts. Edge.
+"""The entry point of the program `numapin`. Edge.
 
 Comes in: sys.argv. Goes out: an exit status, or the command that `numapin exec` becomes. Importing click takes longer
-than all else that `exec` does with a plan that is there already: such a line is read here, and any other by click.
+than everything else that `exec` does with an existing plan. So a plain `exec` line is parsed here, and all others by
+click.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from numapin.base.bounds import MAX_RANKS
 from numapin.tasks.identify import find_task, number
 
-_LIMITS: Final = {"--local-rank": (0, MAX_RANKS - 1), "--local-size": (1, MAX_RANKS)}
+_RANGES: Final = {"--local-rank": range(MAX_RANKS), "--local-size": range(1, MAX_RANKS + 1)}
 _FLAGS: Final = ("--strict", "--verbose")
 _PLAN: Final = "--plan"
 
@@ -23,12 +24,12 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     Line: TypeAlias = tuple[dict[str, str], list[str]]
-    """The options of a line that needs no click, with their values, and the command."""
+    """The options of a plain `exec` line, with their values, and the command."""
 
 
 def main() -> None:
-    """Become the command of a plain `numapin exec`, or run the command line."""
-    gc.disable()  # saves 7 ms of the imports; cli.main enables it before a command runs
+    """Become the command of a plain `numapin exec` line, or let click run the command line."""
+    gc.disable()  # makes the imports 7 ms faster; cli.main enables it before a command runs
     if sys.argv[1:2] == ["exec"]:
         _exec(sys.argv[2:])
     from numapin.cli.main import main as run_command_line
@@ -37,33 +38,39 @@ def main() -> None:
 
 
 def read_line(arguments: Sequence[str]) -> Line | None:
-    """Read the options of `exec` that come without binding options. None: click must read, or refuse, the line."""
+    """Parse an `exec` line without binding options. None: leave the line, and its errors, to click."""
     options: dict[str, str] = {}
     words = list(arguments)
-    while words:
-        word = words.pop(0)
-        if word == "--" or not word.startswith("-"):
-            command = words if word == "--" else [word, *words]
-            return (options, command) if command else None
-        name, equals, value = word.partition("=")
-        if name in _FLAGS and not equals:
-            options[name] = ""
-            continue
-        if not equals and words:
-            value = words.pop(0)
-        if name in _LIMITS:
-            least, most = _LIMITS[name]
-            fits = (given := number(value)) is not None and least <= given <= most
-        else:
-            fits = name == _PLAN and value != "" and not value.startswith("-")
-        if not fits:
+    while words and words[0].startswith("-") and words[0] != "--":
+        option = _take_option(words)
+        if option is None:
             return None
+        name, value = option
         options[name] = value
-    return None
+    command = words[1:] if words[:1] == ["--"] else words
+    return (options, command) if command else None
+
+
+def _take_option(words: list[str]) -> tuple[str, str] | None:
+    """Take the first option and its value off a line. None: click has to read it."""
+    name, equals, value = words.pop(0).partition("=")
+    if name in _FLAGS and not equals:
+        return name, ""
+    if not equals and words:
+        value = words.pop(0)
+    return (name, value) if _is_valid(name, value) else None
+
+
+def _is_valid(name: str, value: str) -> bool:
+    """Return whether this is an option of a plain line, with a value that click would accept."""
+    if name == _PLAN:
+        return value != "" and not value.startswith("-")
+    given = number(value)
+    return given is not None and given in _RANGES.get(name, ())
 
 
 def _exec(arguments: Sequence[str]) -> None:
-    """Become the command where a plan is there; return where there is none, or where click must read the line."""
+    """Become the command if a plan exists; return if there is none, or if click has to parse the line."""
     line = read_line(arguments)
     if line is None:
         return
@@ -71,7 +78,7 @@ def _exec(arguments: Sequence[str]) -> None:
     from numapin.tasks.enter import enter, find_slice
 
     options, command = line
-    rank, size = (int(options[name]) if name in options else None for name in _LIMITS)
+    rank, size = (int(options[name]) if name in options else None for name in _RANGES)
     try:
         task = find_task(os.environ, rank=rank, size=size)
         part = find_slice(task, os.environ, file=options.get(_PLAN))

@@ -1,19 +1,20 @@
-"""`numapin exec`: bind one rank that something else started. Edge.
+"""`numapin exec`: bind one rank that another launcher started. Edge.
 
 Comes in: the environment that a launcher gave this process, binding options or a plan, and a command. Goes out: the
-command, in the same process, bound. With a plan that is there, and no binding options, `entry` does the same sooner.
+command, bound, in the same process. With an existing plan and no binding options `entry` does the same faster.
 """
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
+from click.core import ParameterSource
 
 from numapin.base.bounds import MAX_RANKS
-from numapin.cli.options import BINDING, BindingOptions, FilePath, topology_from
+from numapin.cli.options import BINDING, BindingOptions, FilePath, topology_from, with_values
 from numapin.errors import UsageError
 from numapin.plan.gpus import settle_gpus
 from numapin.tasks.enter import enter, find_slice
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
     from numapin.tasks.identify import Task
     from numapin.tasks.slice import Slice
 
-_TASK: Final = "Number of this task on its host, from 0."
-_TASKS: Final = f"Number of tasks on this host, at most {MAX_RANKS}."
-_DECIDES: Final = [option.name for option in BINDING if option.name != "strict"]
+_RANK: Final = "Number of this task on its host, from 0 (default: from the launcher's variables)."
+_SIZE: Final = f"Number of tasks on this host, at most {MAX_RANKS} (default: likewise)."
+_DECIDED_BY_PLAN: Final = [option.name for option in BINDING if option.name != "strict"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,19 +48,19 @@ class _ExecOptions(BindingOptions):
     type=FilePath(path_type=str),
     metavar="FILE",
     help="Use this task's slice of a saved plan (numapin plan --json) instead of reading the machine. "
-    "Default: what `numapin run` gave this rank, else plan.json in NUMAPIN_RUN_DIR, else a plan is made.",
+    "Default: the slice that `numapin run` gave this rank, else plan.json in NUMAPIN_RUN_DIR, else a new plan.",
 )
-@click.option("--local-rank", type=click.IntRange(0, MAX_RANKS - 1), metavar="N", help=_TASK)
-@click.option("--local-size", type=click.IntRange(1, MAX_RANKS), metavar="N", help=_TASKS)
+@click.option("--local-rank", type=click.IntRange(0, MAX_RANKS - 1), metavar="N", help=_RANK)
+@click.option("--local-size", type=click.IntRange(1, MAX_RANKS), metavar="N", help=_SIZE)
 @click.option("--verbose", is_flag=True, help="Report on stderr what was found, planned and bound.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-@click.pass_context
-def exec(ctx: click.Context, /, **given: Any) -> None:  # noqa: A001, ANN401 - the command's name; click passes options by name
+@with_values(_ExecOptions)
+def exec(options: _ExecOptions) -> None:  # noqa: A001 - the command's name
     """Bind this process as one rank of its host, then exec COMMAND.
 
-    For ranks that something else starts: srun, mpirun, torchrun --no-python, accelerate launch --no_python,
-    deepspeed --no_python. The local rank is the launcher's; docs/exec.md has a table of the variables that are asked.
-    The command needs no change, and may be any program.
+    For ranks that another launcher starts: srun, mpirun, torchrun --no-python, accelerate launch --no_python,
+    deepspeed --no_python. The local rank comes from that launcher's environment variables; docs/exec.md lists them.
+    COMMAND may be any program and needs no change.
 
     \b
     Examples:
@@ -67,23 +68,28 @@ def exec(ctx: click.Context, /, **given: Any) -> None:  # noqa: A001, ANN401 - t
       mpirun --bind-to none -np 8 numapin exec --bind exclusive -- python train.py
       torchrun --nproc-per-node 8 --no-python numapin exec -- python train.py
       numapin plan --json > plan.json; srun numapin exec --plan plan.json -- python train.py
-      numapin exec --local-rank 1 --local-size 4 --verbose -- true     what would rank 1 of 4 get?
+      numapin exec --local-rank 1 --local-size 4 --verbose -- true     show what rank 1 of 4 would get
     """  # noqa: D301 - \b is click's mark for a paragraph that is kept as it is
-    options = _ExecOptions(**given)
     task = find_task(os.environ, rank=options.local_rank, size=options.local_size)
-    decides = [name for name in _DECIDES if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE]
-    if options.plan is not None and decides:
+    typed = _typed_binding_options()
+    if options.plan is not None and typed:
         raise UsageError(
-            f"--plan {options.plan} has decided what --{decides[0].replace('_', '-')} says",
-            "give that option to: numapin plan --json",
+            f"--plan {options.plan} already decides --{typed[0]}", "give that option to: numapin plan --json"
         )
-    part = None if decides else find_slice(task, os.environ, file=options.plan)
-    planned = part or _planned(task, options)
-    enter(planned, task, options.command, strict=options.strict, verbose=options.verbose)
+    part = None if typed else find_slice(task, os.environ, file=options.plan)
+    part = part or _plan_here(task, options)
+    enter(part, task, options.command, strict=options.strict, verbose=options.verbose)
 
 
-def _planned(task: Task, options: BindingOptions) -> Slice:
-    """Read the machine as this task may use it, and plan."""
+def _typed_binding_options() -> list[str]:
+    """Return the binding options on the command line that decide what a plan decides."""
+    source = click.get_current_context().get_parameter_source
+    names = [name for name in _DECIDED_BY_PLAN if name and source(name) is ParameterSource.COMMANDLINE]
+    return [name.replace("_", "-") for name in names]
+
+
+def _plan_here(task: Task, options: BindingOptions) -> Slice:
+    """Read the machine as this task may use it, and plan for this task."""
     topology = topology_from(gpu_nodes=options.gpu_nodes)
     request, shown = settle_gpus(topology, options.request(num_ranks=None))
     own_cpus = has_own_cpus(

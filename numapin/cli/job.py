@@ -1,18 +1,18 @@
-"""`numapin job`: scripts that start bound ranks below a resource manager. Edge.
+"""`numapin job`: write scripts that start bound ranks under a resource manager. Edge.
 
-Comes in: what the job needs, a machine file, the script and its arguments. Goes out: a job script, on stdout or in a
-file; nothing is submitted.
+Comes in: the job's requirements, a machine file, the script and its arguments. Goes out: a job script, on stdout or in
+a file. Nothing is submitted.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from numapin.base import sizes
-from numapin.cli.options import BINDING, BindingOptions, FilePath, MachinePath, Parsed, topology_from
+from numapin.cli.options import BINDING, BindingOptions, FilePath, MachinePath, Parsed, topology_from, with_values
 from numapin.cli.output import emit, warn, write
 from numapin.errors import UsageError
 from numapin.jobs import duration, kubernetes, lsf, mpi, pbs, slurm
@@ -21,13 +21,12 @@ from numapin.jobs.share import Share, share_of
 from numapin.plan.make import make_plan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from numapin.topology.model import Topology
 
-_MEMORY_PART: Final = 0.9  # of a node's memory; the rest is the system's
-
+_MEMORY_PART: Final = 0.9  # of a host's memory; the rest is left to the system
 
 _SHAPE: Final = (
     click.Option(["--nodes"], type=int, default=1, metavar="N", help="Number of hosts (default: 1)."),
@@ -110,7 +109,7 @@ _QUEUED: Final = (_TIME, _SIGNAL, _REQUEUE, _QUEUE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _JobOptions(BindingOptions):
-    """The parsed values of an engine's options, by click's names; those that not all engines have have a default."""
+    """The parsed values of an engine's options, by click's names. Options that some engines lack have a default."""
 
     nodes: int
     gpus_per_node: int | None
@@ -140,11 +139,17 @@ class _JobOptions(BindingOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Engine:
-    """A resource manager: what it is called, how its script is submitted, its options, and what writes the script.
+    """A resource manager.
 
-    `spare_cores` are left to the system on each NUMA node where the machine file says how many there are;
-    `memory_by_number` says that a whole node's memory cannot be asked for as such; `warnings` tells what of a request
-    the manager cannot do.
+    Attributes:
+        about: Its name in help texts.
+        submit: The command that submits a script.
+        options: Its own options.
+        build: The function that writes the script.
+        example: Options for the example in the help text.
+        spare_cores: The number of cores per NUMA node that a machine file's share leaves to the system.
+        memory_by_number: Whether even the memory of a whole host has to be requested in bytes.
+        warnings: The function that returns the parts of a request that the manager cannot do.
     """
 
     about: str
@@ -166,7 +171,7 @@ _ENGINES: Final = {
         example="--nodes 4 --gpus-per-node 8 --time 24:00:00 --partition gpu --requeue --signal 300",
     ),
     "mpi": _Engine(
-        about="OpenMPI's mpirun",
+        about="Open MPI's mpirun",
         submit="bash FILE",
         options=(_FORM, _PLAN, _HOSTFILE, _IMAGE, _SETUP),
         build=mpi.build,
@@ -180,7 +185,7 @@ _ENGINES: Final = {
         example="--nodes 2 --machine dgx.json --container registry/image:tag --dataloader numapin",
         memory_by_number=True,
         warnings=kubernetes.warnings,
-        spare_cores=1,  # the static CPU manager demands CPUs that are nobody's
+        spare_cores=1,  # the static CPU manager requires CPUs that no pod owns
     ),
     "pbs": _Engine(
         about="PBS",
@@ -230,8 +235,8 @@ def job() -> None:
 def _command(name: str, engine: _Engine) -> click.Command:
     """Return an engine's command."""
 
-    def write_script(**values: Any) -> None:  # noqa: ANN401 - click passes options by name
-        options = _JobOptions(**values)
+    @with_values(_JobOptions)
+    def write_script(options: _JobOptions) -> None:
         request = _request(engine, options)
         text = engine.build(request)
         warn(engine.warnings(request))
@@ -258,9 +263,9 @@ def _command(name: str, engine: _Engine) -> click.Command:
 
 
 def _request(engine: _Engine, options: _JobOptions) -> JobRequest:
-    """Put together what the options and the machine file say. Raises UsageError, and what a plan raises."""
+    """Return the request of the options and the machine file. Raises UsageError, and the errors of a plan."""
     form = Form(options.form)
-    options.request(num_ranks=None)  # for what is wrong with the binding options alone
+    options.request(num_ranks=None)  # raises for invalid binding options
     topology = _machine(options)
     gpus = _gpus(options.gpus_per_node, topology)
     request = JobRequest(
@@ -293,33 +298,34 @@ def _request(engine: _Engine, options: _JobOptions) -> JobRequest:
 
 
 def _require_gpus(keys: tuple[str, ...] | None, request: JobRequest) -> None:
-    """Raise UsageError where --gpus names too few for a node's ranks: NCCL takes no GPU twice."""
+    """Raise UsageError if --gpus names too few GPUs for a host's ranks, because NCCL accepts no GPU twice."""
     if keys is not None and len(keys) < request.ranks:
         raise UsageError(
-            f"--gpus {','.join(keys)} names {len(keys)} GPUs for the {request.ranks} ranks of a node",
-            f"a rank drives a GPU of its own: --ranks-per-node {len(keys)}, or name more",
+            f"--gpus {','.join(keys)} names {len(keys)} GPUs for the {request.ranks} ranks of a host",
+            f"each rank needs its own GPU: --ranks-per-node {len(keys)}, or name more GPUs",
         )
 
 
 def _sized(request: JobRequest, topology: Topology, engine: _Engine, options: _JobOptions) -> JobRequest:
-    """Take from the machine what was not given, and try the plan for it: better refused here than in the queue."""
+    """Fill in CPUs and memory from the machine, and check its plan, so that errors come before the queue."""
     plan = make_plan(topology, options.request(num_ranks=request.ranks))
     if options.strict:
         plan.require_exact()
     share = share_of(topology, gpus=request.gpus_per_node, smt=request.smt, spare_cores_per_node=engine.spare_cores)
     if share.is_whole:
         warn(plan.warnings)
-    all_of_it = share.is_whole and not engine.memory_by_number
     return replace(
         request,
         cpus_per_task=request.cpus_per_task or share.cpus_of(request.tasks_per_node),
-        memory_bytes=request.memory_bytes or (None if all_of_it else _memory_of(share)),
+        memory_bytes=request.memory_bytes or _memory_bytes(share, engine),
         whole_nodes=share.is_whole and options.cpus_per_task is None,
     )
 
 
-def _memory_of(share: Share) -> int | None:
-    return None if share.memory_bytes is None else int(share.memory_bytes * _MEMORY_PART)
+def _memory_bytes(share: Share, engine: _Engine) -> int | None:
+    """Return the memory to request for a share. None: it is unknown, or the manager gives a whole host's by itself."""
+    is_implied = share.is_whole and not engine.memory_by_number
+    return None if is_implied or share.memory_bytes is None else int(share.memory_bytes * _MEMORY_PART)
 
 
 def _machine(options: _JobOptions) -> Topology | None:
@@ -328,7 +334,7 @@ def _machine(options: _JobOptions) -> Topology | None:
 
 
 def _gpus(given: int | None, topology: Topology | None) -> int:
-    """Return the number of GPUs a node. Raises UsageError where nothing tells."""
+    """Return the number of GPUs per host. Raises UsageError if it is unknown."""
     if given is not None:
         return given
     if topology is None:
@@ -342,36 +348,36 @@ def _gpus(given: int | None, topology: Topology | None) -> int:
 def _launch(options: _JobOptions) -> Launch:
     if options.module and options.no_python:
         raise UsageError("--module and --no-python exclude each other", "use one of them")
-    return Launch.MODULE if options.module else Launch.PROGRAM if options.no_python else Launch.SCRIPT
+    if options.module:
+        return Launch.MODULE
+    return Launch.PROGRAM if options.no_python else Launch.SCRIPT
 
 
 def _options(options: _JobOptions, form: Form) -> tuple[str, ...]:
-    """Return the options of numapin run or exec. Raises UsageError for a plan that they would not take."""
-    typed, plan = tuple(_typed(options)), options.plan
+    """Return the options of numapin run or exec. Raises UsageError if they do not fit --plan."""
+    plan, binding = options.plan, _binding_options(options)
+    strict = ["--strict"] if options.strict else []
     if plan is None:
-        return typed
+        return (*binding, *strict)
     if form is Form.NODE:
-        raise UsageError(f"--plan {plan} with --form node: numapin run makes a plan of its own", "use --form task")
-    if decided := [option for option in typed if option != "--strict"]:
-        raise UsageError(
-            f"--plan {plan} has decided what {decided[0]} says", "give that option to: numapin plan --json"
-        )
-    return (f"--plan={plan}", *typed)
+        raise UsageError(f"--plan {plan} with --form node: numapin run makes its own plan", "use --form task")
+    if binding:
+        raise UsageError(f"--plan {plan} already decides {binding[0]}", "give that option to: numapin plan --json")
+    return (f"--plan={plan}", *strict)
 
 
-def _typed(options: _JobOptions) -> Iterator[str]:
-    """Return the binding options as numapin run and exec take them; what was not given is left to them."""
-    given = {
+def _binding_options(options: _JobOptions) -> list[str]:
+    """Return the binding options that were given, as numapin run and exec take them."""
+    values = {
         "bind": options.bind,
         "memory": options.memory,
         "cpus-per-rank": options.cpus_per_rank,
-        "reserve-cpus": options.reserve_cpus and str(options.reserve_cpus),
-        "gpus": options.gpus and ",".join(options.gpus),
-        "gpu-nodes": options.gpu_nodes and ",".join(f"{gpu}={node}" for gpu, node in options.gpu_nodes),
+        "reserve-cpus": options.reserve_cpus,
+        "gpus": ",".join(options.gpus or ()),
+        "gpu-nodes": ",".join(f"{gpu}={node}" for gpu, node in options.gpu_nodes or ()),
     }
-    yield from (f"--{name}={value}" for name, value in given.items() if value)
-    yield from (["--no-smt"] if not options.smt else [])
-    yield from (["--strict"] if options.strict else [])
+    given = [f"--{name}={value}" for name, value in values.items() if value]
+    return given if options.smt else [*given, "--no-smt"]
 
 
 for _name, _engine in _ENGINES.items():

@@ -1,4 +1,4 @@
-"""`numapin`: the group of commands, and how an error becomes a message and an exit status. Edge.
+"""The command group `numapin`, and the conversion of errors to messages and exit statuses. Edge.
 
 Comes in: sys.argv. Goes out: an exit status (0 ok; 1 a rank failed; 2 usage; 3 machine; 4 no plan; 5 refused).
 """
@@ -23,10 +23,10 @@ from numapin.errors import NumapinError
 
 if TYPE_CHECKING:
     from types import TracebackType
-    from typing import NoReturn
+    from typing import NoReturn, TextIO
 
-_OF_WRITING: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE, errno.EBADF}
-"""What write fails with: a full disk or quota, a closed pipe or terminal."""
+_WRITE_ERRORS: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE, errno.EBADF}
+"""Errors of a write: a full disk or quota, a closed pipe or terminal."""
 
 _GARBAGE_THRESHOLD: Final = 200_000  # Python's own is 700 or 2000
 
@@ -45,20 +45,20 @@ _COMMANDS: Final = {
 
 
 class _LazyGroup(click.Group):
-    """Import a command's module only when it is the one that runs: `topo` must not pay for `run`'s torch."""
+    """A group that imports only the module of the command that runs: `topo` does not need `run`'s imports."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """List commands in the order in which a user meets them."""
+        """List the commands in the order of the help page."""
         del ctx
         return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import one command, and enable the garbage collection that `cli.entry` disabled for the imports."""
+        """Import one command, and enable garbage collection, which `cli.entry` disabled for the imports."""
         del ctx
         if cmd_name not in _COMMANDS:
             return None
         command: click.Command = getattr(import_module(f"numapin.cli.{cmd_name}"), cmd_name)
-        # Objects by the hundred thousand, none of them garbage, come out of large files: look for garbage less often.
+        # Large files become hundreds of thousands of objects, none of them garbage: collect less often.
         gc.set_threshold(_GARBAGE_THRESHOLD)
         gc.enable()
         return command
@@ -76,7 +76,7 @@ class _LazyGroup(click.Group):
     epilog='Shell completion: eval "$(_NUMAPIN_COMPLETE=bash_source numapin)" (or zsh_source, fish_source).',
 )
 @click.version_option(__version__, prog_name="numapin")
-@click.option("--local_rank", hidden=True, help="What `deepspeed --no_python` adds; LOCAL_RANK says the same.")
+@click.option("--local_rank", hidden=True, help="Added by `deepspeed --no_python`; same as LOCAL_RANK.")
 def numapin(local_rank: str | None) -> None:
     """Run multi-GPU PyTorch with each rank on the CPUs and the memory of its GPU's NUMA node.
 
@@ -85,18 +85,18 @@ def numapin(local_rank: str | None) -> None:
       numapin topo                     see the machine
       numapin plan                     see what each rank would get
       numapin run train.py             start one bound rank per GPU
-      numapin verify                   see that a running job is where it was planned
+      numapin verify                   check that a running job is where it was planned
     """  # noqa: D301 - \b is click's mark for a paragraph that is kept as it is
     del local_rank
 
 
 def main() -> None:
-    """Run the command line and leave with its status; on Ctrl-C die by SIGINT, so that a shell's loop ends too."""
+    """Run the command line and exit with its status; on Ctrl-C die of SIGINT, so that a shell's loop ends too."""
     sys.excepthook = _show_uncaught
     try:
         status: str | int | None = numapin.main(prog_name="numapin", standalone_mode=False)
-    except SystemExit as leaving:  # of argparse, or as torchrun leaves
-        status = leaving.code
+    except SystemExit as exiting:  # raised by argparse or torchrun
+        status = exiting.code
     except NumapinError as error:
         fail(error)
     except click.ClickException as error:
@@ -107,31 +107,31 @@ def main() -> None:
         os.kill(os.getpid(), signal.SIGINT)
         raise
     except OSError as error:
-        if error.filename is not None or error.errno not in _OF_WRITING:
+        if error.filename is not None or error.errno not in _WRITE_ERRORS:
             raise
-        status = _unwritten(error)
+        status = _report_unwritten(error)
     leave(status)
 
 
 def _show(error: click.ClickException) -> None:
-    """Show what click says of the command line, without what a terminal would take for a command in it."""
-    is_help = type(error).__name__ == "NoArgsIsHelpError"  # of click 8.2; its message is the whole help
+    """Show click's message about the command line, without control characters."""
+    is_help = type(error).__name__ == "NoArgsIsHelpError"  # since click 8.2; its message is the whole help
     if not is_help and not error.message.isprintable():
-        error.message = printable(error.message)  # type: ignore[misc] # Final in newer clicks; each makes a text of it
+        error.message = printable(error.message)  # type: ignore[misc] # Final in newer versions of click
     with suppress(OSError):
         error.show()
 
 
 def _show_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Show a traceback as Python does, without what a terminal would take for a command in it.
+    """Show a traceback as Python does, without control characters.
 
-    torch reports ranks that failed by an exception, which names the script and what it raised.
+    torch reports failed ranks by an exception that names the script and its error.
     """
     import traceback  # takes 3 ms
 
     text = shown = "".join(traceback.format_exception(kind, error, trace))
-    for word in sys.argv:
-        shown = shown.replace(word, printable(word)) if word else shown  # else a line break in it would remain
+    for word in filter(None, sys.argv):
+        shown = shown.replace(word, printable(word))  # line breaks too
     shown = printable_lines(shown)
     if shown == text:
         sys.__excepthook__(kind, error, trace)
@@ -141,35 +141,37 @@ def _show_uncaught(kind: type[BaseException], error: BaseException, trace: Trace
 
 
 def fail(error: NumapinError) -> NoReturn:
-    """Say what went wrong and leave with the error's status."""
+    """Print the error and exit with its status."""
     say_error(error.message, error.hint)
     leave(error.exit_code)
 
 
 def leave(status: str | int | None) -> NoReturn:
-    """Exit. What stdout does not take is an error, what stderr does not take is dropped.
+    """Exit. Unwritten output is an error on stdout, and is dropped on stderr.
 
-    Python would try again when it ends, and make every status 120.
+    Python itself would try again at the end and make every status 120.
     """
     if error := _flush_or_drop("stdout"):
-        status = status or _unwritten(error)
+        status = status or _report_unwritten(error)
     _flush_or_drop("stderr")
-    gc.freeze()  # Python looks for garbage when it ends, a tenth of a short command's time
+    gc.freeze()  # Python's last collection would be a tenth of a short command's time
     sys.exit(status)
 
 
-def _unwritten(error: OSError) -> int:
-    """Say why stdout did not take all, and return the status; what ends early, as `| head`, has seen enough."""
+def _report_unwritten(error: OSError) -> int:
+    """Report why stdout could not be written, and return the status. Stay silent if the reader left (`| head`)."""
     if not isinstance(error, BrokenPipeError):
         say_error(f"stdout cannot be written: {error.strerror}")
     return 1
 
 
 def _flush_or_drop(name: str) -> OSError | None:
-    """Write what is left of a stream; where that fails, have no such stream any more, and return why."""
+    """Flush a stream of sys; if that fails, drop the stream and return the error."""
+    stream: TextIO | None = getattr(sys, name)
+    if stream is None:
+        return None
     try:
-        if (stream := getattr(sys, name)) is not None:
-            stream.flush()
+        stream.flush()
     except OSError as error:
         setattr(sys, name, None)
         return error

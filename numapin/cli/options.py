@@ -1,15 +1,15 @@
-"""Options that several commands share, and what they mean. Edge.
+"""Options that several commands share. Edge.
 
-Comes in: click's parsed values. Goes out: typed options, the planner's `Request`, and the machine's
-`Topology`.
+Comes in: click's parsed values. Goes out: typed options, the planner's `Request`, and the machine's `Topology`.
 """
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
@@ -24,15 +24,30 @@ if TYPE_CHECKING:
     from numapin.plan.request import MemoryChoice
     from numapin.topology.model import Topology
 
+T = TypeVar("T")
+
+
+def with_values(record: Callable[..., T]) -> Callable[[Callable[[T], None]], Callable[..., None]]:
+    """Return a decorator that passes a command all its values as one `record`, whose fields have click's names."""
+
+    def decorate(command: Callable[[T], None]) -> Callable[..., None]:
+        @wraps(command)
+        def callback(**values: object) -> None:
+            command(record(**values))
+
+        return callback
+
+    return decorate
+
 
 class Parsed(click.ParamType):  # type: ignore[type-arg] # takes a type argument since click 8.2 only
-    """What `parse` makes of the text. Its ValueError is what the user is told, and the remedy if it names none."""
+    """A parameter type from a parsing function, whose ValueError becomes the message; `remedy` is appended to it."""
 
     def __init__(self, name: str, parse: Callable[[str], object], *, remedy: str = "") -> None:
         self.name, self._parse, self._remedy = name, parse, remedy
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401
-        """Parse text; what is none is parsed already."""
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> object:
+        """Parse text. Values of other types, such as defaults, stay as they are."""
         if not isinstance(value, str):
             return value
         try:
@@ -42,20 +57,22 @@ class Parsed(click.ParamType):  # type: ignore[type-arg] # takes a type argument
 
 
 class FilePath(click.Path):
-    """A path, which is not looked at here: whoever opens it says what is wrong."""
+    """A path that is not checked here: opening it reports what is wrong."""
 
     def __init__(self, *, dir_okay: bool = True, path_type: type[str | Path] = Path) -> None:
         super().__init__(path_type=path_type, dir_okay=dir_okay)
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401
-        """Make a path. Refuses a NUL, which no call of the system takes."""
+    def convert(
+        self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
+    ) -> str | bytes | os.PathLike[str]:
+        """Make a path. A NUL is refused, because no system call accepts it."""
         if "\0" in os.fspath(value):
             self.fail("a path cannot hold a NUL character", param, ctx)
         return super().convert(value, param, ctx)
 
 
 class MachinePath(FilePath):
-    """A machine file, or the name of a built-in machine, which completion offers besides files."""
+    """A machine file or the name of a built-in machine; completion offers both."""
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Complete names of built-in machines, and files."""
@@ -68,20 +85,26 @@ class MachinePath(FilePath):
 
 
 def _parse_gpu_nodes(text: str) -> tuple[tuple[str, int], ...]:
-    """Read pairs of a GPU (NVML index, UUID, PCI address), whatever it names, and its node: 0=1,1=1."""
-    pairs = tuple(item.strip().rpartition("=") for item in text.split(","))
-    for gpu, equals, node in pairs:
-        if not (gpu and node.isdecimal()):
-            raise ValueError(f"{gpu + equals + node!r} is not GPU=NODE, such as 0=1")
-    return tuple((gpu, int(node)) for gpu, _, node in pairs)
+    """Parse pairs of a GPU (NVML index, UUID or PCI address) and its node: 0=1,1=1."""
+    return tuple(_parse_gpu_node(item.strip()) for item in text.split(","))
+
+
+def _parse_gpu_node(item: str) -> tuple[str, int]:
+    gpu, _, node = item.rpartition("=")
+    if not (gpu and node.isdecimal()):
+        raise ValueError(f"{item!r} is not GPU=NODE, such as 0=1")
+    return gpu, int(node)
 
 
 def _parse_pids(text: str) -> tuple[int, ...]:
-    """Read process ids, separated by commas. Raises ValueError for what is no number."""
-    for word in text.split(","):
-        if not (word.strip().isascii() and word.strip().isdecimal()):
-            raise ValueError(f"{word!r} is not a process id")
-    return tuple(int(word) for word in text.split(","))
+    """Parse process ids, separated by commas. Raises ValueError."""
+    return tuple(map(_parse_pid, text.split(",")))
+
+
+def _parse_pid(word: str) -> int:
+    if not (word.strip().isascii() and word.strip().isdecimal()):
+        raise ValueError(f"{word!r} is not a process id")
+    return int(word)
 
 
 JOB: tuple[click.Parameter, ...] = (
@@ -151,7 +174,7 @@ MACHINE: tuple[click.Option, ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BindingOptions:
-    """The parsed values of the options in `BINDING`, by click's names; None is an option that was not given."""
+    """The parsed values of the options in `BINDING`, by click's names. None: the option was not given."""
 
     bind: str | None
     memory: MemoryChoice | None
@@ -163,11 +186,12 @@ class BindingOptions:
     strict: bool
 
     def request(self, *, num_ranks: int | None, numa_binding: str | None = None) -> Request:
-        """Make a request of them; `numa_binding` is torchrun's option, which --bind overrules. Raises UsageError."""
+        """Return the request. --bind wins over `numa_binding`, which is torchrun's option. Raises UsageError."""
+        memory, memory_nodes = self.memory or (None, None)
         return Request(
             bind=Bind(self.bind or numa_binding or Bind.NODE),
-            memory=self.memory.memory if self.memory else None,
-            memory_nodes=self.memory.memory_nodes if self.memory else None,
+            memory=memory,
+            memory_nodes=memory_nodes,
             num_ranks=num_ranks,
             cpus_per_rank=self.cpus_per_rank,
             smt=self.smt,
@@ -179,7 +203,7 @@ class BindingOptions:
 def topology_from(
     *, gpu_nodes: tuple[tuple[str, int], ...] | None, root: Path | None = None, machine: Path | None = None
 ) -> Topology:
-    """Read the machine that the options name; this one where they name none."""
-    from numapin.topology.discover import discover  # not all that have these options read it
+    """Read the machine that --root or --machine names, by default this host."""
+    from numapin.topology.discover import discover  # commands that read no machine need not import it
 
     return discover(root=root, machine=machine, environ=os.environ, gpu_nodes=gpu_nodes or ())

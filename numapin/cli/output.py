@@ -1,7 +1,7 @@
-"""Where text goes. Edge.
+"""All writing to stdout, stderr and the files that options name. Edge.
 
-Comes in: rich renderables of `view`, warnings, errors, data. Goes out: text on stdout or stderr, coloured on a terminal
-only. Nothing that comes in gets to a terminal as one of its commands: this is where that is taken out.
+Comes in: rich renderables of `view`, warnings, errors, data. Goes out: text, with colors on a terminal only. Control
+characters in names and messages are removed here before they reach a terminal.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-_FILE_WIDTH = 160  # columns where the output is no terminal: logs wrap at nothing
+_FILE_WIDTH = 160  # columns in files and pipes, which do not wrap
 _ITEM = "\n    "
 
 
 def json_text(content: object) -> str:
-    """Return JSON as all commands print and write it; characters that cannot be seen are escaped."""
+    """Return JSON as all commands print and write it, with invisible characters escaped."""
     return ascii_escapes(encode(content, ascii_only=False)) + "\n"
 
 
 def emit(text: str) -> None:
-    """Print data on stdout: exact in a file or pipe, while a terminal gets its visible characters only."""
+    """Print data on stdout: exact to a file or pipe, visible characters only to a terminal."""
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
-    click.echo(printable_lines(text) if is_terminal else text, nl=False, color=True)  # else click takes escapes out
+    click.echo(printable_lines(text) if is_terminal else text, nl=False, color=True)  # else click removes escapes
 
 
 def show(renderable: RenderableType, *, err: bool = False) -> None:
-    """Print a table or tree, as wide as the terminal. What cannot be written to stderr is dropped: it stops no job."""
+    """Print a table or tree, as wide as the terminal. Write errors are ignored on stderr: they must not stop a job."""
     from rich.console import Console
 
     from numapin.view.visible import visible
 
     stream = sys.stderr if err else sys.stdout
     if stream is None:
-        return  # closed by whoever started us
+        return  # closed by the parent process
     width = None if stream.isatty() else _FILE_WIDTH
     console = Console(file=stream, width=width, highlight=False, soft_wrap=False, emoji=False, markup=False)
     with suppress(OSError) if err else nullcontext():
@@ -56,40 +56,40 @@ def show(renderable: RenderableType, *, err: bool = False) -> None:
 
 
 def warn(texts: Iterable[str]) -> None:
-    """Print warnings on stderr, a line each."""
+    """Print warnings on stderr, one line each."""
     for text in texts:
-        _say(f"{click.style('numapin: warning:', fg='yellow')} {printable(text)}")
+        _print_line(f"{click.style('numapin: warning:', fg='yellow')} {printable(text)}")
 
 
 def say_error(text: str, hint: str = "") -> None:
-    """Print what went wrong on stderr, with the hint on a line of its own.
+    """Print an error on stderr, with the hint on its own line.
 
-    Of newlines in the text those of lists are kept: such a line is indented, and cannot pass for a message of ours.
+    Only newlines before indented list items are kept, because an indented line cannot pass for a message of numapin's.
     """
     shown = _ITEM.join(map(printable, text.split(_ITEM)))
     remedy = f"\n  hint: {printable(hint)}" if hint else ""
-    _say(f"{click.style('numapin: error:', fg='red', bold=True)} {shown}{remedy}")
+    _print_line(f"{click.style('numapin: error:', fg='red', bold=True)} {shown}{remedy}")
 
 
-def _say(text: str) -> None:
-    """Print what has visible characters and our own colours only on stderr, if that can be written."""
+def _print_line(text: str) -> None:
+    """Print a line of visible characters and our own colors on stderr; ignore write errors."""
     with suppress(OSError):
         click.echo(text, err=True)
 
 
 def write(text: str, path: Path, *, option: str) -> None:
-    """Write a file, whole or not at all; a device or pipe as it is. Raises NumapinError that names the option."""
+    """Write a file completely or not at all, and a device or pipe directly. Raises NumapinError with the option."""
     write_text_to(str(path), text, remedy=f"choose another file for {option}")
 
 
 def require_writable(path: Path | None, *, option: str) -> None:
-    """Raise UsageError where `write` could not write a file later on, before time is spent on what it is to hold."""
+    """Raise UsageError if `write` could not write this file, before time is spent on its contents."""
     if path is not None and (not is_writable(str(path)) or _is_too_long(path)):
         raise UsageError(f"{path} cannot be written", f"choose another file for {option}")
 
 
 def _is_too_long(path: Path) -> bool:
-    """Return whether no file system takes the name."""
+    """Return whether the name is too long for the file system."""
     try:
         os.lstat(path)
     except OSError as error:

@@ -1,16 +1,17 @@
-"""`numapin plan`: what `numapin run` would bind. Edge.
+"""`numapin plan`: show what `numapin run` would bind. Edge.
 
 Comes in: the machine and the binding options. Goes out: the plan as a table with reasons, JSON, or shell lines.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from numapin.base.bounds import MAX_RANKS
-from numapin.cli.options import BINDING, MACHINE, BindingOptions, topology_from
+from numapin.cli.options import BINDING, MACHINE, BindingOptions, topology_from, with_values
 from numapin.cli.output import emit, json_text, show, warn
 from numapin.plan.make import default_num_ranks, make_plan
 
@@ -43,29 +44,43 @@ _FORMATS: Final[dict[str, Callable[[Plan], None]]] = {
     "env": _show_environment,
 }
 
-
 _RANKS: Final = f"Number of ranks, at most {MAX_RANKS} (default: one per visible GPU)."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PlanOptions(BindingOptions):
+    """The parsed values of this command's options, by click's names."""
+
+    form: str
+    nproc_per_node: int | None
+    root: Path | None
+    machine: Path | None
+
+    @property
+    def is_this_host(self) -> bool:
+        """Return whether the machine is the one that this process runs on."""
+        return self.root is None and self.machine is None
 
 
 @click.command(params=[*BINDING, *MACHINE])
 @click.option("--nproc-per-node", type=click.IntRange(1, MAX_RANKS), metavar="N", help=_RANKS)
 @click.option("--format", "form", type=click.Choice(list(_FORMATS)), default="table", help="Output format.")
 @click.option("--json", "form", flag_value="json", help="Same as --format json.")
-def plan(form: str, nproc_per_node: int | None, root: Path | None, machine: Path | None, **binding: Any) -> None:  # noqa: ANN401 - click passes options by name
+@with_values(_PlanOptions)
+def plan(options: _PlanOptions) -> None:
     """Show which CPUs and which memory each rank would get, and why. Starts nothing.
 
     \b
     Examples:
       numapin plan                                   for this machine
-      numapin plan --machine dgx.json --bind socket  for another one
-      numapin plan --machine example:dgx-a100        for a built-in one (numapin topo --machine example:)
+      numapin plan --machine dgx.json --bind socket  for a saved machine
+      numapin plan --machine example:dgx-a100        for a built-in machine (numapin topo --machine example:)
       numapin plan --nproc-per-node 4 --json         for scripts
     """  # noqa: D301 - \b is click's mark for a paragraph that is kept as it is
-    options = BindingOptions(**binding)
-    topology = topology_from(gpu_nodes=options.gpu_nodes, root=root, machine=machine)
-    num_ranks = nproc_per_node or default_num_ranks(topology, is_this_host=root is None and machine is None)
+    topology = topology_from(gpu_nodes=options.gpu_nodes, root=options.root, machine=options.machine)
+    num_ranks = options.nproc_per_node or default_num_ranks(topology, is_this_host=options.is_this_host)
     made = make_plan(topology, options.request(num_ranks=num_ranks))
-    _FORMATS[form](made)
+    _FORMATS[options.form](made)
     warn(made.warnings)
     if options.strict:
         made.require_exact()

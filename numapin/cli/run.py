@@ -1,4 +1,4 @@
-"""`numapin run`: the main job. Edge.
+"""`numapin run`: start bound ranks. Edge.
 
 Comes in: a torchrun command line with binding options. Goes out: bound ranks, run to their end; torchrun's exit status.
 """
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from numapin.launcher.torchrun import Job
+    from numapin.launcher.torchrun import Job, OwnOption
     from numapin.observe.during_run import Watching
     from numapin.observe.report import VerifyReport
     from numapin.plan.model import Plan
@@ -61,7 +61,7 @@ OPTIONS = (
         ["--dataloader"],
         type=click.Choice(["torch", "numapin"]),
         default="torch",
-        help="Data path of the script's DataLoaders: torch's own (default), or numapin's, without changing the script.",
+        help="Data path of the script's DataLoaders: torch's (default) or numapin's. The script needs no change.",
     ),
     click.Option(["--dry-run"], is_flag=True, help="Show the plan and the command of each rank. Starts nothing."),
     click.Option(["--quiet"], is_flag=True, help="Do not print the table of bindings."),
@@ -78,7 +78,7 @@ OPTIONS = (
         ["--report"],
         type=FilePath(dir_okay=False),
         metavar="FILE",
-        help="Write what each rank requested, got and has, as JSON; implies --verify.",
+        help="Write the requested, applied and actual binding of each rank as JSON; implies --verify.",
     ),
 )
 
@@ -101,16 +101,16 @@ _Options = TypeVar("_Options", bound=RunOptions)
 class _RunCommand(click.Command):
     """A command whose options torch's parser reads.
 
-    Completion knows ours and files only: importing torch for torchrun's would take a second at each key.
+    Completion offers numapin's own options and files only: torchrun's would need torch, a second per key press.
     """
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Complete our options and file names."""
+        """Complete numapin's own options, and file names."""
         del ctx
-        names = [(name, option.help) for option in OPTIONS for name in (*option.opts, *option.secondary_opts)]
-        if incomplete.startswith("-"):
-            return [CompletionItem(name, help=text) for name, text in names if name.startswith(incomplete)]
-        return [CompletionItem(incomplete, type="file")]
+        if not incomplete.startswith("-"):
+            return [CompletionItem(incomplete, type="file")]
+        names = {name: option.help for option in OPTIONS for name in (*option.opts, *option.secondary_opts)}
+        return [CompletionItem(name, help=text) for name, text in names.items() if name.startswith(incomplete)]
 
 
 @click.command(
@@ -127,10 +127,10 @@ def run(arguments: tuple[str, ...]) -> None:
 
 
 def start(job: Job, options: RunOptions, mailbox: Mailbox, *, trace: str = "") -> None:
-    """Read the machine, plan, and run the job to its end; `trace` is what the hook in the ranks is told."""
+    """Read the machine, make the plan, and run the job to its end; `trace` configures the tracing hook in the ranks."""
     topology = topology_from(gpu_nodes=options.gpu_nodes)
-    request, shown = _request(job, options, topology)
-    environment = {**shown, **_hook_environment(job, options, trace)}
+    request, gpu_variables = _request(job, options, topology)
+    environment = {**gpu_variables, **_hook_environment(job, options, trace)}
     plan = rehearse(make_plan(topology, request), strict=options.strict)
 
     _announce(plan, topology, quiet=options.quiet and not options.dry_run)
@@ -143,38 +143,41 @@ def start(job: Job, options: RunOptions, mailbox: Mailbox, *, trace: str = "") -
 def make_run_parser(
     options: Sequence[click.Option] = (), *, command: str = "run", about: str = _DESCRIPTION, epilog: str = _EPILOG
 ) -> ArgumentParser:
-    """Return the installed torch's torchrun parser, with our options added, and those of another command."""
-    from numapin.launcher.torchrun import OwnOption, make_parser
+    """Return the installed torch's torchrun parser with numapin's options and another command's `options` added."""
+    from numapin.launcher.torchrun import make_parser
 
-    own = [
-        OwnOption(
-            names=(*option.opts, *option.secondary_opts),
-            takes_value=not option.is_flag,
-            metavar=option.metavar or "|".join(getattr(option.type, "choices", ())) or option.type.name,
-            help=option.help or "",
-        )
-        for option in (*OPTIONS, *options)
-    ]
-    parser = make_parser(own, description=about, epilog=epilog)
+    parser = make_parser([_own_option(option) for option in (*OPTIONS, *options)], description=about, epilog=epilog)
     parser.prog = f"numapin {command}"
     return parser
+
+
+def _own_option(option: click.Option) -> OwnOption:
+    """Return a click option as torchrun's parser takes it."""
+    from numapin.launcher.torchrun import OwnOption
+
+    return OwnOption(
+        names=(*option.opts, *option.secondary_opts),
+        takes_value=not option.is_flag,
+        metavar=option.metavar or "|".join(getattr(option.type, "choices", ())) or option.type.name,
+        help=option.help or "",
+    )
 
 
 def parse(
     arguments: tuple[str, ...], kind: type[_Options], options: Sequence[click.Option] = (), **command: str
 ) -> tuple[Job, _Options]:
-    """Let torch's parser read the line; what is ours in it goes through click, as in `numapin plan`.
+    """Parse a command line with torch's parser; numapin's own options then go through click, as in `numapin plan`.
 
-    `kind` has a field for each of `OPTIONS`, and for each of another command's `options`.
+    `kind` has a field for each of `OPTIONS` and of another command's `options`.
 
-    Importing torch starts OpenMP, which moves this thread where OMP_PROC_BIND or GOMP_CPU_AFFINITY say so; the plan is
-    for the CPUs that were given to the launcher.
+    Importing torch starts OpenMP, which rebinds this thread if OMP_PROC_BIND or GOMP_CPU_AFFINITY is set. The plan is
+    for the launcher's original CPUs, so its affinity is restored.
     """
-    given = os.sched_getaffinity(0)
+    affinity = os.sched_getaffinity(0)
     with importing_torch():
         from numapin.launcher import torchrun
 
-    os.sched_setaffinity(0, given)
+    os.sched_setaffinity(0, affinity)
     torchrun.keep_log_visible()
     parser = make_run_parser(options, **command)
     job = torchrun.parse(arguments, parser)
@@ -183,16 +186,16 @@ def parse(
 
 
 def _request(job: Job, options: RunOptions, topology: Topology) -> tuple[Request, dict[str, str]]:
-    """Return what the options ask for, torchrun's too, and the environment that shows CUDA the GPUs of --gpus."""
+    """Return the request of the options, including torchrun's, and the variables that show CUDA the GPUs of --gpus."""
     asked = options.request(num_ranks=_num_ranks(job, topology), numa_binding=job.numa_binding)
-    request, shown = settle_gpus(topology, asked)
+    request, gpu_variables = settle_gpus(topology, asked)
     if job.arguments.virtual_local_rank:
-        request = replace(request, rank_gpus=_gpus_of_virtual_ranks(topology, {**os.environ, **shown}))
-    return request, shown
+        request = replace(request, rank_gpus=_gpus_of_virtual_ranks(topology, {**os.environ, **gpu_variables}))
+    return request, gpu_variables
 
 
 def _num_ranks(job: Job, topology: Topology) -> int | None:
-    """Return the number of ranks, None for one per GPU."""
+    """Return the number of ranks. None: one per GPU."""
     from numapin.launcher.torchrun import number_of_ranks
 
     wanted, usable = job.nproc_per_node, topology.has_usable_gpu
@@ -206,22 +209,40 @@ def _num_ranks(job: Job, topology: Topology) -> int | None:
 
 
 def _hook_environment(job: Job, options: RunOptions, trace: str) -> dict[str, str]:
-    """Return what gives the ranks the wanted data path and the tracing; say, or refuse, where it cannot reach them."""
-    reason = preload.refusal(job.command)
-    wanted = "numapin trace" if trace else "--dataloader numapin" if options.dataloader == "numapin" else None
-    if trace and reason:
-        raise UsageError(f"numapin trace cannot work: {reason}", preload.TRACE_REMEDY)
-    if wanted and reason and options.strict:
-        raise BindingRefused(f"--strict: {wanted} cannot work: {reason}", preload.REMEDY)
-    if wanted and reason:
-        warn([f"{wanted} cannot work: {reason}; {preload.REMEDY}"])
-    elif wanted and not preload.is_python(job.command):
-        say(f"{wanted} reaches the Python processes that {job.command[0]} starts, if any")
+    """Return the variables that give the ranks the chosen data path and the tracing hook."""
+    if trace:
+        _check_trace_hook(job.command)
+    elif options.dataloader == "numapin":
+        _check_dataloader_hook(job.command, strict=options.strict)
     return preload.environment(options.dataloader, os.environ, trace=trace)
 
 
+def _check_trace_hook(command: Sequence[str]) -> None:
+    """Raise UsageError if the hook cannot run in this command."""
+    reason = preload.refusal(command)
+    if reason:
+        raise UsageError(f"numapin trace cannot work: {reason}", preload.TRACE_REMEDY)
+    _note_other_program("numapin trace", command)
+
+
+def _check_dataloader_hook(command: Sequence[str], *, strict: bool) -> None:
+    """Warn if the hook cannot run in this command. Raises BindingRefused instead if `strict`."""
+    reason = preload.refusal(command)
+    if reason and strict:
+        raise BindingRefused(f"--strict: --dataloader numapin cannot work: {reason}", preload.REMEDY)
+    if reason:
+        warn([f"--dataloader numapin cannot work: {reason}; {preload.REMEDY}"])
+    else:
+        _note_other_program("--dataloader numapin", command)
+
+
+def _note_other_program(feature: str, command: Sequence[str]) -> None:
+    if not preload.is_python(command):
+        say(f"{feature} applies to the Python processes that {command[0]} starts, if any")
+
+
 def _gpus_of_virtual_ranks(topology: Topology, environ: Mapping[str, str]) -> tuple[int | None, ...]:
-    """Return the GPU that each rank sees alone: torch gives rank n entry n of CUDA_VISIBLE_DEVICES, or n."""
+    """Return the only GPU that each rank sees: torch gives rank n entry n of CUDA_VISIBLE_DEVICES, or n."""
     listed = environ.get("CUDA_VISIBLE_DEVICES")
     entries = [str(n) for n in range(len(topology.gpus))] if listed is None else listed.split(",")
     order = environ.get("CUDA_DEVICE_ORDER")
@@ -234,19 +255,18 @@ def _announce(plan: Plan, topology: Topology, *, quiet: bool) -> None:
 
         show(plan_table(plan), err=True)
         if len(topology.nodes) == 1:
-            say("this machine has one NUMA node: all memory is local, whatever is bound")
+            say("this machine has one NUMA node: all memory is local, with or without binding")
     warn(plan.warnings)
 
 
 def _print_commands(plan: Plan, job: Job, environment: dict[str, str]) -> None:
-    """Print the command that each rank becomes, with what is put into its environment, as a shell would take it."""
+    """Print each rank's command, with the variables that it gets, in shell syntax."""
     for rank in plan.ranks:
         threads = os.environ.get("OMP_NUM_THREADS", str(rank.num_threads))
-        variables = [
-            f"{name}={quoting.quote(value)}" for name, value in {**environment, "OMP_NUM_THREADS": threads}.items()
-        ]
+        variables = {**environment, "OMP_NUM_THREADS": threads}
+        assignments = " ".join(f"{name}={quoting.quote(value)}" for name, value in variables.items())
         command = quoting.join(job.command_of(rank.local_rank))
-        emit(f"rank {rank.local_rank}: {' '.join(variables)} {command}\n")
+        emit(f"rank {rank.local_rank}: {assignments} {command}\n")
 
 
 def _launch(plan: Plan, job: Job, environment: dict[str, str], watch: Watching | None, mailbox: Mailbox) -> None:
@@ -256,11 +276,11 @@ def _launch(plan: Plan, job: Job, environment: dict[str, str], watch: Watching |
     os.environ.update(environment)
     mailbox.leave(job.signals)
     with run_directory(os.environ) as run_dir, _watched(run_dir, len(plan.ranks), watch), oom.telling(say):
-        launch(plan, job, run_dir, mailbox, lambda: require_gpus(plan, _looks_at_gpus()))
+        launch(plan, job, run_dir, mailbox, lambda: require_gpus(plan, _gpu_readings()))
 
 
-def _looks_at_gpus() -> Iterator[NvmlReadings]:
-    """Ask NVML a few times: a GPU may fail to answer at one moment, as while it is reset."""
+def _gpu_readings() -> Iterator[NvmlReadings]:
+    """Query NVML a few times, because a GPU may not answer for a moment, e.g. during a reset."""
     from numapin.topology.sources.nvml import read_nvml
 
     for pause_s in (0, 1, 2, 2):
@@ -269,7 +289,7 @@ def _looks_at_gpus() -> Iterator[NvmlReadings]:
 
 
 def _watching(options: RunOptions) -> Watching | None:
-    """Return what --verify, --verify-after and --report ask for. Raises UsageError where no file can be."""
+    """Return the checks that --verify, --verify-after and --report ask for. Raises UsageError for an unusable file."""
     after_s, report = options.verify_after, options.report
     if not options.verify and after_s is None and report is None:
         return None
@@ -277,7 +297,7 @@ def _watching(options: RunOptions) -> Watching | None:
 
     require_writable(report, option="--report")
     return Watching(
-        after_s=10 if after_s is None else after_s, report=report, tell=_tell, warn=lambda text: warn([text])
+        after_s=10 if after_s is None else after_s, report=report, tell=_print_report, warn=lambda text: warn([text])
     )
 
 
@@ -289,8 +309,8 @@ def _watched(run_dir: str, num_ranks: int, watch: Watching | None) -> AbstractCo
     return watching(run_dir, num_ranks, watch)
 
 
-def _tell(report: VerifyReport, age_s: float) -> None:
-    """Say what was verified: a line where the plan holds, and what was found."""
+def _print_report(report: VerifyReport, age_s: float) -> None:
+    """Print a check's summary line and its findings."""
     from numapin.view.verify_table import findings_of, summary
 
     when = f" {age_s:.0f} s ago" if age_s else ""

@@ -1,7 +1,7 @@
-"""`numapin top`: what does a running job do now? Edge.
+"""`numapin top`: show a running job live. Edge.
 
-Comes in: a run, or the processes of a job. Goes out: a table that is drawn again every second, or one sample as a table
-or JSON (schema numapin.top/1); status 0 also where the job ends meanwhile, 2: no such job, 3: it cannot be seen.
+Comes in: a run, or the processes of a job. Goes out: a table that is redrawn every second, or one sample as a table or
+JSON (schema numapin.top/1). Status 0, even if the job ends meanwhile; 2: no such job; 3: it cannot be read.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from numapin.topology.readings import GpuLoad
 
 _ONCE: Final = "numapin top --once"
-_LOOK_EVERY_S: Final = 2.0  # with --pid, finding the job again asks NVML
+_SEARCH_EVERY_S: Final = 2.0  # with --pid, finding the job again queries NVML
 
 
 @click.command(params=[*JOB])
@@ -53,13 +53,13 @@ _LOOK_EVERY_S: Final = 2.0  # with --pid, finding the job again asks NVML
 def top(run: str | None, pids: tuple[int, ...] | None, *, interval_s: float, once: bool, as_json: bool) -> None:
     """Show the threads, memory and GPU of each rank live; press q or Ctrl-C to quit.
 
-    RUN is a run directory or its name; without it, the only run of this user that goes on. Threads and GPUs are read
-    every interval; new processes are found, and pages counted, every 10 seconds or, for large jobs, less often.
+    RUN is a run directory or its name; by default this user's only active run. Threads and GPUs are read every
+    interval. New processes are found and pages counted every 10 seconds, less often for large jobs.
 
     \b
     Examples:
-      numapin top                      the run that goes on
-      numapin top --pid 4711           what torchrun, srun or python started
+      numapin top                      the active run
+      numapin top --pid 4711           a job that torchrun, srun or python started
       numapin top --once --json        one sample for scripts
     """  # noqa: D301 - \b is click's mark for a paragraph that is kept as it is
     if as_json and not once:
@@ -67,13 +67,18 @@ def top(run: str | None, pids: tuple[int, ...] | None, *, interval_s: float, onc
     console = None if once else _terminal()
     find = partial(find_job, pids=pids, environ=os.environ, again="numapin top")
     job = find(run)
-    uuids = [rank.gpu.uuid for rank in job.plan.ranks if rank.gpu is not None and rank.gpu.uuid is not None]
-    with open_loads(uuids) as loads, suppress(KeyboardInterrupt):  # the usual end
-        follow = partial(_follow, job, lambda: find(run or (job.name if pids is None else None)), loads)
+    run_name = run or (job.name if pids is None else None)
+    with open_loads(_gpu_uuids(job)) as loads, suppress(KeyboardInterrupt):  # the usual end
+        follow = partial(_follow, job, lambda: find(run_name), loads)
         if console is None:
             _print(next(follow(lambda: time.sleep(interval_s))), as_json=as_json)
         else:
             _watch(console, follow, interval_s)
+
+
+def _gpu_uuids(job: RunningJob) -> list[str]:
+    gpus = [rank.gpu for rank in job.plan.ranks if rank.gpu is not None]
+    return [gpu.uuid for gpu in gpus if gpu.uuid is not None]
 
 
 def _follow(
@@ -82,27 +87,32 @@ def _follow(
     loads: Callable[[], Mapping[str, GpuLoad]],
     wait: Callable[[], object],
 ) -> Iterator[Top]:
-    """Yield what the job did in each interval, until it ended; ranks that are gone may have been restarted."""
+    """Yield the job's activity in each interval until it has ended; look for restarted ranks when ranks are gone."""
     sampler = Sampler(job, loads)
-    before, look_s = sampler.sample(), 0.0
+    before, next_search_s = sampler.sample(), 0.0
     while True:
         wait()
         now = sampler.sample()
         seen = compare(job.name, job.plan, before=before, now=now)
         yield seen
         before = now
-        if not any(rank.is_gone for rank in seen.ranks) or time.monotonic() < look_s:
+        if not any(rank.is_gone for rank in seen.ranks) or time.monotonic() < next_search_s:
             continue
-        look_s = time.monotonic() + _LOOK_EVERY_S
-        try:
-            found = again()
-        except UsageError:
-            if seen.has_ended:
-                return
-            continue  # its launcher was killed, and some ranks go on
-        if found.pids != job.pids:
+        next_search_s = time.monotonic() + _SEARCH_EVERY_S
+        found = _found(again)
+        if found is None and seen.has_ended:
+            return
+        if found is not None and found.pids != job.pids:
             job, sampler = found, Sampler(found, loads)
             before = sampler.sample()
+
+
+def _found(find: Callable[[], RunningJob]) -> RunningJob | None:
+    """Find the job. None: it has ended, or its launcher was killed while ranks are still running."""
+    try:
+        return find()
+    except UsageError:
+        return None
 
 
 def _print(seen: Top, *, as_json: bool) -> None:
@@ -129,25 +139,25 @@ def _watch(console: Console, follow: Callable[[Callable[[], object]], Iterator[T
     except OSError as error:
         if error.errno != errno.EIO:
             raise
-        raise NumapinError("the terminal is gone", f"without one: {_ONCE}") from None
+        raise NumapinError("the terminal is gone", f"without a terminal, type: {_ONCE}") from None
     say("the job ended")
 
 
 def _terminal() -> Console:
-    """Return stdout as a terminal on which lines can be drawn again. Raises UsageError where it is none."""
+    """Return stdout as a terminal whose lines can be redrawn. Raises UsageError if it is not."""
     from rich.console import Console
 
     if sys.stdout is None or not sys.stdout.isatty():
         raise UsageError("stdout is not a terminal", f"type: {_ONCE}")
     console = Console(highlight=False, emoji=False, markup=False)
     if console.is_dumb_terminal:
-        raise UsageError(f"TERM={os.environ['TERM']}: this terminal cannot draw over lines", f"type: {_ONCE}")
+        raise UsageError(f"TERM={os.environ['TERM']}: this terminal cannot redraw lines", f"type: {_ONCE}")
     return console
 
 
 @contextmanager
 def _keyboard() -> Iterator[Callable[[float], None]]:
-    """Yield what waits some seconds; while it does, q is Ctrl-C. Without a keyboard it only waits."""
+    """Yield a function that waits some seconds and meanwhile takes q as Ctrl-C; without a keyboard it only waits."""
     if sys.stdin is None or not sys.stdin.isatty():
         yield time.sleep
         return
@@ -159,12 +169,13 @@ def _keyboard() -> Iterator[Callable[[float], None]]:
     try:
         yield _wait
     finally:
-        with suppress(termios.error):  # it is gone, and its settings with it
+        with suppress(termios.error):  # the terminal is gone
             termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
 def _wait(wait_s: float) -> None:
     end_s = time.monotonic() + wait_s
     while (left_s := end_s - time.monotonic()) > 0:
-        if select.select([sys.stdin], [], [], left_s)[0] and os.read(sys.stdin.fileno(), 1) in (b"q", b""):
+        has_input = select.select([sys.stdin], [], [], left_s)[0]
+        if has_input and os.read(sys.stdin.fileno(), 1) in (b"q", b""):
             raise KeyboardInterrupt

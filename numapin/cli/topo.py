@@ -1,18 +1,19 @@
 """`numapin topo`: show the machine. Edge.
 
-Comes in: the machine that the options name, and a plan if wanted. Goes out: a tree, a matrix, JSON, or a picture (SVG,
-HTML) on stdout or in a file; or a machine file.
+Comes in: a machine, and optionally a plan. Goes out: a tree, a matrix, JSON, or a picture (SVG, HTML) on stdout or in a
+file; or a machine file.
 """
 
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from numapin.cli.options import GPU_NODES, MACHINE, FilePath, topology_from
+from numapin.cli.options import GPU_NODES, MACHINE, FilePath, topology_from, with_values
 from numapin.cli.output import emit, json_text, show, warn, write
 from numapin.errors import UsageError
 
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
     from numapin.plan.model import Plan
     from numapin.topology.model import Topology
 
-_LIST: Final = "example:"  # --machine with this and no name lists the built-in machines
-_NEW_PLAN: Final = ""  # what --plan without a file means
+_LIST: Final = "example:"  # --machine example: lists the built-in machines
+_NEW_PLAN: Final = ""  # the value of --plan without a file
 
 
 def _show_tree(topology: Topology, plan: Plan | None) -> None:
@@ -66,6 +67,24 @@ _DRAWN: Final[dict[str, Callable[[Topology, Plan | None], str]]] = {"svg": _svg,
 _PLANNED: Final = ("tree", *_DRAWN)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TopoOptions:
+    """The parsed values of this command's options, by click's names."""
+
+    root: Path | None
+    machine: Path | None
+    gpu_nodes: tuple[tuple[str, int], ...] | None
+    form: str
+    plan_file: str | None
+    output: Path | None
+    save: Path | None
+
+    @property
+    def is_this_host(self) -> bool:
+        """Return whether the machine is the one that this process runs on."""
+        return self.root is None and self.machine is None
+
+
 @click.command(params=[*MACHINE, GPU_NODES])
 @click.option("--format", "form", type=click.Choice([*_SHOWN, *_DRAWN]), default="tree", help="Output format.")
 @click.option("--json", "form", flag_value="json", help="Same as --format json.")
@@ -79,13 +98,8 @@ _PLANNED: Final = ("tree", *_DRAWN)
 )
 @click.option("--output", type=FilePath(), metavar="FILE", help="Write the svg or html here (default: stdout).")
 @click.option("--save", type=FilePath(), metavar="FILE", help="Write a machine file instead of showing the machine.")
-def topo(
-    form: str,
-    plan_file: str | None,
-    output: Path | None,
-    save: Path | None,
-    **machine: Any,  # noqa: ANN401 - click passes options by name
-) -> None:
+@with_values(_TopoOptions)
+def topo(options: _TopoOptions) -> None:
     """Show packages, NUMA nodes, L3 groups, cores, GPUs and NICs of this or another machine.
 
     \b
@@ -99,29 +113,32 @@ def topo(
       numapin topo --machine example:     list the built-in machines
       numapin topo --machine example:dgx-a100
     """  # noqa: D301 - \b is click's mark for a paragraph that is kept as it is
-    _check(form, plan_file, output)
-    if str(machine["machine"]) == _LIST:
+    _check_plan(options)
+    _check_output(options)
+    if str(options.machine) == _LIST:
         _list_examples()
         return
-    topology = topology_from(**machine)
-    if save is not None:
-        write(json_text(topology.to_json()), save, option="--save")
+    topology = topology_from(gpu_nodes=options.gpu_nodes, root=options.root, machine=options.machine)
+    if options.save is not None:
+        write(json_text(topology.to_json()), options.save, option="--save")
         return
-    is_this_host = machine["root"] is None and machine["machine"] is None
-    plan = None if plan_file is None else _plan(topology, plan_file, is_this_host=is_this_host)
-    if form in _SHOWN:
-        _SHOWN[form](topology, plan)
-        return
-    text = _DRAWN[form](topology, plan)
+    plan = _plan(topology, options)
+    if options.form in _SHOWN:
+        _SHOWN[options.form](topology, plan)
+    else:
+        _write_drawing(_DRAWN[options.form](topology, plan), options.output)
+        warn((plan or topology).warnings)
+
+
+def _write_drawing(text: str, output: Path | None) -> None:
     if output is None:
         emit(text)
     else:
         write(text, output, option="--output")
-    warn((plan or topology).warnings)
 
 
 def _list_examples() -> None:
-    """Print the name of each built-in machine and what it is."""
+    """Print each built-in machine's name, title and size."""
     from numapin.topology.examples import example_names
 
     for name in example_names():
@@ -131,26 +148,35 @@ def _list_examples() -> None:
         emit(f"{name:<18} {title}: {counts}\n")
 
 
-def _check(form: str, plan_file: str | None, output: Path | None) -> None:
-    """Refuse what cannot be combined, and a page of source on a terminal. Raises UsageError."""
-    if plan_file is not None and form not in _PLANNED:
-        raise UsageError(f"--plan marks nothing with --format {form}", f"use --format {', '.join(_PLANNED)}")
-    if output is not None and form in _SHOWN:
+def _check_plan(options: _TopoOptions) -> None:
+    """Raise UsageError if the format shows no plan."""
+    if options.plan_file is not None and options.form not in _PLANNED:
+        raise UsageError(f"--plan marks nothing with --format {options.form}", f"use --format {', '.join(_PLANNED)}")
+
+
+def _check_output(options: _TopoOptions) -> None:
+    """Raise UsageError for --output with a format that is only shown, and for a picture's source on a terminal."""
+    form = options.form
+    if options.output is not None and form in _SHOWN:
         raise UsageError(
             f"--output is for {' and '.join(_DRAWN)}, not for {form}", f"numapin topo --format {form} > FILE"
         )
-    if output is None and form in _DRAWN and sys.stdout.isatty():
+    if options.output is None and form in _DRAWN and sys.stdout.isatty():
         hint = f"numapin topo --format {form} --output topo.{form}"
         raise UsageError(f"--format {form} is a picture, and stdout is a terminal", hint)
 
 
-def _plan(topology: Topology, file: str, *, is_this_host: bool) -> Plan:
-    """Read a saved plan, or make the one of `numapin plan`."""
+def _plan(topology: Topology, options: _TopoOptions) -> Plan | None:
+    """Read the plan that --plan names, or make the plan of `numapin plan`. None: no plan was asked for."""
+    file = options.plan_file
+    if file is None:
+        return None
     from numapin.plan.make import default_num_ranks, make_plan
     from numapin.plan.model import Plan
     from numapin.plan.request import Request
     from numapin.tasks.enter import read_plan_file
 
     if file == _NEW_PLAN:
-        return make_plan(topology, Request(num_ranks=default_num_ranks(topology, is_this_host=is_this_host)))
+        num_ranks = default_num_ranks(topology, is_this_host=options.is_this_host)
+        return make_plan(topology, Request(num_ranks=num_ranks))
     return Plan.from_json(read_plan_file(file), source=file)

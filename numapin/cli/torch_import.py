@@ -1,9 +1,9 @@
-"""What is otherwise while the launcher imports torch: Ctrl-C waits, and no garbage is collected. Edge.
+"""Import torch with Ctrl-C deferred and garbage collection off. Edge.
 
-Comes in: SIGINT. Goes out: KeyboardInterrupt, once the import is done. Torch's modules catch exceptions of many kinds
-while they are imported, and go on without what failed; an interrupt among them would be lost. They leave some 300 000
-objects that live until the end: to look for garbage among them takes a tenth of the import's time, and at the
-process's end a third of a second.
+Comes in: SIGINT. Goes out: KeyboardInterrupt, once the import is done. Some of torch's modules catch all exceptions
+while they are imported and continue without what failed, so an interrupt could be lost there. The import leaves some
+300,000 objects that live until the end. Collections would take a tenth of the import's time, and a third of a second
+when the process ends.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 @contextmanager
 def importing_torch() -> Iterator[None]:
-    """Import torch in the block. For the main thread."""
+    """Defer Ctrl-C and collect no garbage in the block, which imports torch. For the main thread only."""
     gc.disable()
     try:
-        with _kept_until_done():
+        with _interrupt_deferred():
             yield
     finally:
         gc.freeze()
@@ -30,22 +30,22 @@ def importing_torch() -> Iterator[None]:
 
 
 @contextmanager
-def _kept_until_done() -> Iterator[None]:
-    """Keep a first Ctrl-C until the block ends; a second one ends the process at once."""
+def _interrupt_deferred() -> Iterator[None]:
+    """Defer a first Ctrl-C until the block ends; a second one ends the process at once."""
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield  # ignored, as below nohup, or somebody else's
+        yield  # ignored, as under nohup, or handled by other code
         return
-    came = False
+    interrupted = False
 
-    def keep(*_: object) -> None:
-        nonlocal came
-        came = True
+    def defer(*_: object) -> None:
+        nonlocal interrupted
+        interrupted = True
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-    signal.signal(signal.SIGINT, keep)
+    signal.signal(signal.SIGINT, defer)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if came:
+    if interrupted:
         raise KeyboardInterrupt

@@ -1,7 +1,7 @@
-"""`numapin trace`: run a script under torch's profiler, or read a trace, and say what to change. Edge.
+"""`numapin trace`: run a script under torch's profiler, or read a trace, and advise on changes. Edge.
 
 Comes in: the command line of `numapin run`, or trace files. Goes out: tables or JSON (schema numapin.trace/1) on
-stdout; in the output folder a Chrome trace and a record for each rank, the report, and a timeline to look at.
+stdout. The output folder gets a Chrome trace and a record per rank, the report, and a timeline page.
 """
 
 from __future__ import annotations
@@ -39,27 +39,29 @@ from numapin.trace.settings import Settings
 from numapin.trace.timeline import timeline
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numapin.trace.analysis import Analysis
     from numapin.trace.report import TraceReport
 
 _ABOUT: Final = (
-    "Run a script under torch's profiler, with all options of `numapin run`, and say where its steps' time goes: "
-    "compute, copies that nothing hides, waiting for data; which copies are pageable or blocking; what to change."
+    "Run a script under torch's profiler, with all options of `numapin run`, and report where the time of its steps "
+    "goes (compute, exposed copies, waiting for data), which copies are pageable or blocking, and what to change. "
+    "With --read FILE, read existing traces instead."
 )
 _EPILOG: Final = """examples:
   numapin trace train.py --lr 0.1                   20 steps of each rank, after the first 10
   numapin trace --steps 5 --skip 3 --nproc-per-node 2 train.py
-  numapin trace --read trace.json                   a Chrome trace that torch.profiler wrote, or a folder of ours
-  numapin trace --read trace.json --output DIR      with a timeline"""
+  numapin trace --read trace.json                   a torch.profiler trace, or an output folder
+  numapin trace --read trace.json --output DIR      also write a timeline"""
 _TRACE: Final = ".trace.json"
 _REPORT: Final = "report.json"
 _TIMELINE: Final = "timeline.html"
-_LARGEST_BYTES: Final = 1 << 30  # takes some 10 GB of memory to read
-_MOST_UNPACKED: Final = 64  # times the packed size: traces shrink to a tenth or a thirtieth, zeros to a thousandth
+_LARGEST_BYTES: Final = 1 << 30  # reading it takes some 10 GB of memory
+_MOST_UNPACKED: Final = 64  # times the packed size; traces shrink by 10 to 30, zeros by 1000
 _LEAST_UNPACKED: Final = 16 << 20
 
+_READ_OPTIONS: Final = ("--json", "--output")
 _JSON: Final = click.Option(
     ["--json", "as_json"], is_flag=True, help="Print the report as JSON; the script's own output goes to stderr."
 )
@@ -88,13 +90,13 @@ class TraceOptions(RunOptions):
 
 
 @click.command(
-    short_help="Run a script under the profiler, and say what to change.",
+    short_help="Profile a script, and report what to change.",
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": []},
     add_help_option=False,
 )
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def trace(arguments: tuple[str, ...]) -> None:
-    """Run a script under the profiler, and say where its time goes and what to change."""
+    """Profile a script, and report where the time goes and what to change."""
     if _reads(arguments):
         _read_command.main(list(arguments), prog_name="numapin trace", standalone_mode=False)
     else:
@@ -102,32 +104,33 @@ def trace(arguments: tuple[str, ...]) -> None:
 
 
 def _reads(arguments: Sequence[str]) -> bool:
-    """Return whether --read is among the options, before or after those that go with it."""
-    left = iter(arguments)
-    for argument in left:
-        name = argument.partition("=")[0]
-        if name == "--read":
-            return True
-        if name not in ("--json", "--output"):
-            return False
-        if argument == "--output":
-            next(left, None)
-    return False
+    """Return whether --read is among the options, before or after --json and --output."""
+    words = list(arguments)
+    while words and words[0].partition("=")[0] in _READ_OPTIONS:
+        words = words[2:] if words[0] == "--output" else words[1:]
+    return bool(words) and words[0].partition("=")[0] == "--read"
 
 
 @click.command(params=[_OUTPUT, _JSON])
 @click.option("--read", "first", type=FilePath(), required=True)
 @click.argument("others", nargs=-1, type=FilePath())
 def _read_command(first: Path, others: tuple[Path, ...], output: Path | None, *, as_json: bool) -> None:
-    """Read Chrome traces, of several ranks perhaps, or the folders of earlier runs."""
-    written = [] if output is None else [os.path.realpath(output / name) for name in (_REPORT, _TIMELINE)]
-    for path in (first, *others):
-        if os.path.realpath(path) in written:
-            raise UsageError(f"--output {output} would overwrite {path}", "choose another folder")
-    report = _read((first, *others))
+    """Read Chrome traces, one per rank, or the output folders of earlier runs."""
+    paths = (first, *others)
+    if output is not None:
+        _require_kept(paths, output)
+    report = _read(paths)
     if output is not None:
         _write(report, output)
     _show(report, as_json=as_json)
+
+
+def _require_kept(paths: Sequence[Path], output: Path) -> None:
+    """Raise UsageError if writing into `output` would overwrite one of the files that are read."""
+    written = [os.path.realpath(output / name) for name in (_REPORT, _TIMELINE)]
+    for path in paths:
+        if os.path.realpath(path) in written:
+            raise UsageError(f"--output {output} would overwrite {path}", "choose another folder")
 
 
 def _run(arguments: tuple[str, ...]) -> None:
@@ -135,7 +138,7 @@ def _run(arguments: tuple[str, ...]) -> None:
     job, options = parse(arguments, TraceOptions, _OPTIONS, command="trace", about=_ABOUT, epilog=_EPILOG)
     folder = Path(options.output or time.strftime("numapin-trace-%Y%m%d-%H%M%S")).absolute()
     outer = folder
-    if job.min_max_nodes[1] > 1:  # hosts may share the folder, end at different times, and come later
+    if job.min_max_nodes[1] > 1:  # hosts may share the folder, join late, and end at different times
         folder /= f"{os.uname().nodename}-{os.getpid()}"
     settings = Settings(folder=str(folder), steps=options.steps, skip=options.skip)
     if options.dry_run:
@@ -145,17 +148,24 @@ def _run(arguments: tuple[str, ...]) -> None:
     try:
         with _stdout_to_stderr(wanted=options.as_json):
             start(job, options, mailbox, trace=settings.to_text())
-    except BaseException:  # a rank failed, or Ctrl-C: what was traced until then is there
-        try:
-            _finish(folder, settings, as_json=options.as_json)
-        except Exception as error:  # noqa: BLE001 - the job's own error is the one that counts
-            say_error(error.message, error.hint) if isinstance(error, NumapinError) else say_error(str(error))
+    except BaseException:  # a rank failed, or Ctrl-C: report the steps traced so far
+        _finish_after_failure(folder, settings, as_json=options.as_json)
         raise
     _finish(folder, settings, as_json=options.as_json)
 
 
+def _finish_after_failure(folder: Path, settings: Settings, *, as_json: bool) -> None:
+    """Finish, but only print an error of this, because the job's own error decides the exit status."""
+    try:
+        _finish(folder, settings, as_json=as_json)
+    except NumapinError as error:
+        say_error(error.message, error.hint)
+    except Exception as error:  # noqa: BLE001 - even a bug here must not hide the job's own error
+        say_error(str(error))
+
+
 def _finish(folder: Path, settings: Settings, *, as_json: bool) -> None:
-    """Read what the ranks left, write and show the report."""
+    """Read the ranks' traces and records; write and show the report."""
     with suppress(OSError), opened(settings.folder) as opened_folder:
         shutil.rmtree(Path(settings.loads).name, ignore_errors=True, dir_fd=opened_folder)
     report = _read((folder,), settings)
@@ -164,9 +174,9 @@ def _finish(folder: Path, settings: Settings, *, as_json: bool) -> None:
 
 
 def _make(outer: Path, folder: Path, settings: Settings) -> None:
-    """Make the folder, which only this user may enter. Raises UsageError where an earlier run's traces are there.
+    """Make the folder, which only this user may enter. Raises UsageError if it holds traces of an earlier run.
 
-    Raises NumapinError where it, the one that it is in, or what is in it, is another user's.
+    Raises NumapinError if it, its parent or its contents belong to another user.
     """
     try:
         for made in (outer, folder, settings.loads):
@@ -175,12 +185,12 @@ def _make(outer: Path, folder: Path, settings: Settings) -> None:
     except OSError as error:
         raise NumapinError(f"{folder} cannot be used: {error.strerror}", "choose another with --output DIR") from None
     if old is not None:
-        raise UsageError(f"--output {folder}: {old.name} of an earlier run is there", "choose another folder")
+        raise UsageError(f"--output {folder} holds {old.name} of an earlier run", "choose another folder")
 
 
 @contextmanager
 def _stdout_to_stderr(*, wanted: bool) -> Iterator[None]:
-    """Let what the ranks print not get into the JSON."""
+    """Keep the ranks' output out of the JSON: send it to stderr during the block."""
     if not wanted:
         yield
         return
@@ -200,63 +210,88 @@ def _stdout_to_stderr(*, wanted: bool) -> Iterator[None]:
 
 
 def _read(paths: Sequence[Path], settings: Settings | None = None) -> TraceReport:
-    """Return the report on these files, and on the folders' files. Raises NumapinError where there is nothing."""
+    """Return the report on these files and folders. Raises NumapinError if there are no traces."""
     analyses: list[Analysis] = []
     notes: list[str] = []
     for path in paths:
-        if os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises for a name that is too long
-            in_folders: list[Analysis] = []
-            for folder in _with_ranks(path):
-                notes += _missing(folder, settings)
-                in_folders += _found(folder, notes)
-            _require_one_run(path, in_folders)
-            analyses += in_folders
-        else:
-            analyses.append(analyse(read_trace(_load(path), source=path.name)))
+        analyses += _read_run(path, notes, settings) if _is_folder(path) else [_analyse(path)]
     if not analyses:
         raise NumapinError(f"nothing was traced: {'; '.join(notes)}", _remedy(notes))
     return make_report(analyses, notes)
 
 
+def _is_folder(path: Path) -> bool:
+    """Return whether this is a folder. False if its name is too long, which `Path.is_dir` raises for."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
+def _read_run(path: Path, notes: list[str], settings: Settings | None) -> list[Analysis]:
+    """Return the analyses of a run's ranks, from the run's folder or its hosts' subfolders; append to `notes`."""
+    analyses: list[Analysis] = []
+    for folder in _with_ranks(path):
+        notes += _missing(folder, settings)
+        analyses += _found(folder, notes)
+    _require_one_run(path, analyses)
+    return analyses
+
+
+def _analyse(path: Path) -> Analysis:
+    return analyse(read_trace(_load(path), source=path.name))
+
+
 def _require_one_run(folder: Path, analyses: Sequence[Analysis]) -> None:
-    """Raise UsageError where the folders of hosts are of several runs, or of a job that was put back."""
-    lives = Counter(name_of(analysis) for analysis in analyses if analysis.trace.rank is not None)
-    if twice := [name for name, times in lives.items() if times > 1]:
+    """Raise UsageError if the hosts' subfolders belong to several runs, or to a job that was requeued."""
+    num_traces = Counter(name_of(analysis) for analysis in analyses if analysis.trace.rank is not None)
+    twice = [name for name, number in num_traces.items() if number > 1]
+    if twice:
         raise UsageError(
-            f"{folder} has the traces of several runs: rank {min(twice)} is there more than once",
+            f"{folder} holds the traces of several runs: rank {min(twice)} is there more than once",
             f"name the folders of one run: numapin trace --read {folder}/HOST-PID …",
         )
 
 
 def _with_ranks(folder: Path) -> list[Path]:
-    """Return the folder, or those of the hosts in it."""
+    """Return the folder itself, or the hosts' subfolders in it."""
     hosts = [] if any(folder.glob("rank-*")) else sorted({path.parent for path in folder.glob("*/rank-*")})
     return hosts or [folder]
 
 
 def _found(folder: Path, notes: list[str]) -> Iterator[Analysis]:
-    """Give what the ranks traced; a broken file costs its own rank, and a note."""
+    """Yield the analyses of the ranks' traces. A broken file becomes a note, and its rank is left out."""
     for path in sorted(folder.glob(f"rank-*{_TRACE}")):
         try:
-            yield analyse(read_trace(_load(path), source=path.name))
+            yield _analyse(path)
         except NumapinError as error:
             notes.append(printable(f"{path.name.removesuffix(_TRACE).replace('-', ' ', 1)}: {error.message}"))
 
 
 def _missing(folder: Path, settings: Settings | None) -> Iterator[str]:
-    """Say which ranks have no trace, or a shorter one, and why."""
-    records = [path for path in sorted(folder.glob("rank-*.json")) if not path.name.endswith(_TRACE)]
-    if not records:
+    """Yield which ranks have no trace, or a shorter one, and why."""
+    paths = [path for path in sorted(folder.glob("rank-*.json")) if not path.name.endswith(_TRACE)]
+    if not paths:
         yield f"{folder}: no rank took a batch from a torch DataLoader or stepped a torch optimizer"
-    for path in records:
-        try:
-            record = _load(path)
-        except NumapinError as error:
-            record = {"rank": path.stem.removeprefix("rank-"), "reason": error.message}
-        if isinstance(record, dict) and record.get("reason"):
-            steps = f", {record.get('num_steps')} steps traced" if record.get("trace") else ""
-            asked = f"; {settings.skip} were to be skipped and {settings.steps} traced" if settings else ""
-            yield printable(f"rank {record.get('rank')}: {record['reason']}{steps}{asked}")
+    for record in map(_load_record, paths):
+        if record.get("reason"):
+            yield printable(_shortfall(record, settings))
+
+
+def _shortfall(record: Mapping[str, object], settings: Settings | None) -> str:
+    """Return why a rank's trace is missing or short, and the steps that were traced and asked for."""
+    traced = f", {record.get('num_steps')} steps traced" if record.get("trace") else ""
+    asked = f"; {settings.skip} were to be skipped and {settings.steps} traced" if settings else ""
+    return f"rank {record.get('rank')}: {record['reason']}{traced}{asked}"
+
+
+def _load_record(path: Path) -> Mapping[str, object]:
+    """Return a rank's record. One that cannot be read becomes a record with that reason."""
+    try:
+        record = _load(path)
+    except NumapinError as error:
+        return {"rank": path.stem.removeprefix("rank-"), "reason": error.message}
+    return record if isinstance(record, dict) else {}
 
 
 def _remedy(notes: Sequence[str]) -> str:
@@ -266,12 +301,12 @@ def _remedy(notes: Sequence[str]) -> str:
 
 
 def _load(path: Path) -> object:
-    """Return a file's JSON, also a compressed one's. Raises NumapinError."""
+    """Return the JSON of a file, which may be compressed. Raises NumapinError."""
     try:
         content = _content(path)
     except (OSError, EOFError, zlib.error) as error:
-        why = (isinstance(error, OSError) and error.strerror) or error
-        raise NumapinError(f"{path} cannot be read: {why}", "name a file that torch.profiler wrote") from None
+        reason = getattr(error, "strerror", None) or error
+        raise NumapinError(f"{path} cannot be read: {reason}", "name a file that torch.profiler wrote") from None
     try:
         return decode(content)
     except ValueError as error:
@@ -279,7 +314,7 @@ def _load(path: Path) -> object:
 
 
 def _content(path: Path) -> bytes:
-    """Return a file's bytes, unpacked. Raises OSError, EOFError and zlib.error, and NumapinError for one too large."""
+    """Return a file's bytes, unpacked. Raises OSError, EOFError, zlib.error, and NumapinError if it is too large."""
     with os.fdopen(open_file(str(path)), "rb") as file:
         if path.suffix != ".gz":
             return _bounded(file, _LARGEST_BYTES, path)
@@ -291,7 +326,7 @@ def _content(path: Path) -> bytes:
 def _bounded(file: BinaryIO | gzip.GzipFile, most: int, path: Path) -> bytes:
     content = file.read(most + 1)
     if len(content) > most:
-        raise NumapinError(f"{path}: larger than {most >> 20} MiB, too large to read", "trace fewer steps: --steps 5")
+        raise NumapinError(f"{path} is too large to read: more than {most >> 20} MiB", "trace fewer steps: --steps 5")
     return content
 
 

@@ -1,7 +1,7 @@
-"""`numapin verify`: is a running job where its plan says? Edge.
+"""`numapin verify`: compare a running job with its plan. Edge.
 
-Comes in: a run, or the processes of a job. Goes out: a table and findings, or JSON (schema numapin.report/1); status 0
-where the plan holds, 1 where it does not, 2 for no such job, 3 where it cannot be seen.
+Comes in: a run, or the processes of a job. Goes out: a table and findings, or JSON (schema numapin.report/1). Status 0:
+the plan holds; 1: it does not; 2: no such job; 3: the job cannot be read.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ _STATUS: Final = {True: 0, False: 1, None: 3}
 def verify(ctx: click.Context, run: str | None, pids: tuple[int, ...] | None, *, as_json: bool) -> None:
     """Compare the threads and pages of a running job with its plan.
 
-    RUN is a run directory or its name; without it, the only run of this user that goes on. With --pid the plan is what
-    `numapin plan` would give.
+    RUN is a run directory or its name; by default this user's only active run. With --pid the plan is the one that
+    `numapin plan` would make.
 
     \b
     Examples:
-      numapin verify                   the run that goes on
-      numapin verify --pid 4711        what torchrun, srun or python started
-      numapin verify --json            for scripts; status 1 where the plan does not hold
+      numapin verify                   the active run
+      numapin verify --pid 4711        a job that torchrun, srun or python started
+      numapin verify --json            for scripts; status 1 if the plan does not hold
     """  # noqa: D301 - \b is click's mark for a paragraph that is kept as it is
     try:
         report = _report(run, pids)
-    except (OSError, ValueError, MemoryError) as error:  # what other programs wrote can be anything
-        told = str(error) or type(error).__name__
+    except (OSError, ValueError, MemoryError) as error:  # other programs' files can hold anything
+        seen = str(error) or type(error).__name__
         raise MachineError(
-            f"the job cannot be read: {told}", "run this as the job's user, or start it again"
+            f"the job cannot be read: {seen}", "run this as the job's user, or start it again"
         ) from error
     if as_json:
         emit(json_text(report.to_json()))
@@ -56,9 +56,9 @@ def verify(ctx: click.Context, run: str | None, pids: tuple[int, ...] | None, *,
 
 
 def _report(run: str | None, pids: tuple[int, ...] | None) -> VerifyReport:
-    """Find the job, look at it, and hold it against its plan."""
+    """Find the job, observe it, and compare it with its plan."""
     job = find_job(run, pids, os.environ, again="numapin verify")
     observed = observe(job.pids, gone=job.gone)
     if all(rank.is_gone for rank in observed.ranks):
-        raise UsageError(f"{job.name}: the job ended while it was read", "see those that go on with: numapin verify")
+        raise UsageError(f"{job.name}: the job ended while it was read", "check the active run with: numapin verify")
     return verify_job(job.plan, observed, applied=job.applied, run=job.name)

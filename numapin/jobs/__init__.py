@@ -1,14 +1,14 @@
-"""`numapin job`: scripts that start bound ranks below a resource manager. Pure.
+"""Job scripts that start bound ranks under a resource manager, for `numapin job`. Pure.
 
-Comes in: a `JobRequest`. Goes out: the text of a script or manifest, a function an engine.
+Comes in: a `JobRequest`. Goes out: the text of a script or manifest. Each engine has one function for it.
 
 ::
 
-    request.py     PURE  what the user asked for, checked
-    duration.py    PURE  times, as they are typed and as each engine takes them
-    image.py       PURE  container images, as each engine names them
-    share.py       PURE  what a machine file says a job needs: CPUs, memory
-    shell.py       PURE  quoting, and what every script does
+    request.py     PURE  the user's request, checked
+    duration.py    PURE  times as users type them and as each engine takes them
+    image.py       PURE  container images as each engine names them
+    share.py       PURE  a job's share of a machine: CPUs, memory
+    shell.py       PURE  quoting, and the parts that all scripts have
     slurm.py       PURE  sbatch
     mpi.py         PURE  mpirun
     pbs.py         PURE  qsub

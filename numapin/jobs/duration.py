@@ -1,7 +1,7 @@
-"""Times: as they are typed, and as each engine takes them. Pure.
+"""Times as users type them and as each engine takes them. Pure.
 
-Comes in: text such as 4:00:00, 1-12 or 90m, or seconds. Goes out: seconds, or an engine's text. What engines read
-differently is refused: 4:00 is four minutes to Slurm and four hours to LSF, and 60 an hour to both and a minute to PBS.
+Comes in: text such as 4:00:00, 1-12 or 90m, or seconds. Goes out: seconds, or an engine's text. Text that engines read
+differently is refused: 4:00 is four minutes to Slurm and four hours to LSF; 60 is an hour to both and a minute to PBS.
 """
 
 from __future__ import annotations
@@ -19,20 +19,23 @@ _DAY_S: Final = 24 * 3600
 
 
 def parse(text: str) -> int:
-    """Return the seconds of a time. Raises ValueError for what is none, is ambiguous or is zero."""
-    match = next((found for form in _FORMS if (found := form.fullmatch(text))), None)
-    if match is None:
-        msg = f"{text!r} is no time"
-        raise ValueError(msg)
+    """Return a time in seconds. Raises ValueError if it is malformed, ambiguous or zero."""
+    match = _match(text)
     days, hours, minutes, seconds = (int(match[name] or 0) for name in "dhms")
     if match["d"] and match.re is not _UNITS and hours > 23:
-        msg = f"{text!r} has {hours} hours beside its days"
-        raise ValueError(msg)
-    total_s = days * _DAY_S + hours * 3600 + minutes * 60 + seconds
-    if total_s == 0:
-        msg = f"{text!r} is no time at all"
-        raise ValueError(msg)
-    return total_s
+        raise ValueError(f"{text!r} has {hours} hours after its days, more than 23")
+    time_s = days * _DAY_S + hours * 3600 + minutes * 60 + seconds
+    if time_s == 0:
+        raise ValueError(f"{text!r} is zero")
+    return time_s
+
+
+def _match(text: str) -> re.Match[str]:
+    for form in _FORMS:
+        match = form.fullmatch(text)
+        if match:
+            return match
+    raise ValueError(f"{text!r} is not a time")
 
 
 def with_days(time_s: int) -> str:
@@ -41,16 +44,16 @@ def with_days(time_s: int) -> str:
 
 
 def clock(time_s: int) -> str:
-    """Return HH:MM:SS with as many hours as there are, as PBS takes it."""
+    """Return HH:MM:SS, as PBS takes it. The hours may exceed 23."""
     return f"{time_s // 3600:02}:{time_s // 60 % 60:02}:{time_s % 60:02}"
 
 
 def hours_and_minutes(time_s: int) -> str:
-    """Return HH:MM, the minute begun counted in, as LSF takes it."""
+    """Return HH:MM, rounded up, as LSF takes it."""
     minutes = minutes_begun(time_s)
     return f"{minutes // 60:02}:{minutes % 60:02}"
 
 
 def minutes_begun(time_s: int) -> int:
-    """Return whole minutes, the one begun counted in."""
+    """Return whole minutes, rounded up."""
     return -(-time_s // 60)

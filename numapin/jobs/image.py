@@ -1,15 +1,18 @@
-"""Container images: one way to name them, and what each program that runs them wants to read. Pure.
+"""Container images: one notation for users, and the notation of each program that runs them. Pure.
 
-Comes in: the word that the user typed: an image of a registry (`docker pull`'s name, or with enroot's #), a file, or a
-URI of Apptainer's. Goes out: the same image as Apptainer, pyxis and Kubernetes name it.
+Comes in: the word that the user typed: an image in a registry (as for `docker pull`, or with enroot's #), a file, or
+one of Apptainer's URIs. Goes out: the same image as Apptainer, pyxis and Kubernetes name it.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from numapin.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 SAMPLE: Final = "an image such as nvcr.io/nvidia/pytorch:25.01-py3, or a file"
 
@@ -20,44 +23,59 @@ _ENROOTS_USER: Final = re.compile(r"^[^@/#]*@(?=[^#]*#)")
 
 
 def for_apptainer(image: str) -> str:
-    """Return the image as Apptainer takes it. Raises UsageError for what only enroot unpacks."""
+    """Return the image as Apptainer takes it. Raises UsageError for an image that only enroot can unpack."""
     if image.endswith(_SQUASHED):
         raise UsageError(
-            f"--container {image} is a file of enroot's, which only Slurm runs, with pyxis",
-            "give Apptainer's own (.sif), or the image in its registry",
+            f"--container {image} is an enroot file, which only Slurm with pyxis runs",
+            "give an Apptainer image (.sif), or the image in its registry",
         )
     named = in_registry(image)
     return image if named is None else _DOCKER + named
 
 
 def for_pyxis(image: str) -> str | None:
-    """Return the image as pyxis takes it, None where it is Apptainer's.
-
-    Without # enroot asks Docker Hub, whatever the name begins with; a path is one that begins with a dot or a slash.
-    """
+    """Return the image as pyxis takes it, in which paths start with a dot or a slash. None: it is Apptainer's."""
     if image.endswith(_SQUASHED):
-        return image if image.startswith((".", "/")) else f"./{image}"
+        return image if _is_path(image) else f"./{image}"
     if in_registry(image) is None:
         return None
-    named = image.removeprefix(_DOCKER)
-    host, slash, rest = named.partition("/")
-    is_host = slash and ("." in host or ":" in host or host == "localhost")
-    return f"{host}#{rest}" if is_host and "#" not in named else named
+    return _for_enroot(image.removeprefix(_DOCKER))
+
+
+def _for_enroot(named: str) -> str:
+    """Return the image with a # after its registry's host. Without one enroot asks Docker Hub."""
+    host, _, rest = named.partition("/")
+    return f"{host}#{rest}" if rest and _is_host(host) and "#" not in named else named
 
 
 def in_registry(image: str) -> str | None:
-    """Return the image as `docker pull` names it, None where it is in no registry."""
-    is_path = image.startswith((".", "/")) or image.endswith((".sif", *_SQUASHED))
-    if is_path or image.startswith(_APPTAINERS):
+    """Return the image as `docker pull` names it. None: it is not in a registry."""
+    is_file = _is_path(image) or image.endswith((".sif", *_SQUASHED))
+    if is_file or image.startswith(_APPTAINERS):
         return None
     return _ENROOTS_USER.sub("", image.removeprefix(_DOCKER)).replace("#", "/")
 
 
 def require_known(image: str) -> None:
-    """Raise UsageError for a scheme that no program here has, and for what names no image, as with an empty $TAG."""
+    """Raise UsageError for an unknown URI scheme, and for an image with an empty part, as from an empty $TAG."""
     if "://" in image.removeprefix(_DOCKER) and not image.startswith(_APPTAINERS):
-        raise UsageError(f"--container {image!r}: nothing here runs such a URI", f"use {SAMPLE}")
-    named = in_registry(image)
-    parts = image.rpartition("://")[2:] if named is None else named.split("/")
-    if "" in parts or (parts[-1].endswith((":", "@")) and not image.startswith((".", "/"))):
+        raise UsageError(f"--container {image!r}: no engine runs such a URI", f"use {SAMPLE}")
+    parts = _parts(image)
+    has_empty_tag = parts[-1].endswith((":", "@")) and not _is_path(image)
+    if "" in parts or has_empty_tag:
         raise UsageError(f"--container {image!r} names no image: a part of the name is empty", f"use {SAMPLE}")
+
+
+def _parts(image: str) -> Sequence[str]:
+    """Return the parts of a registry's image, or the only part of another image, without its scheme."""
+    named = in_registry(image)
+    return image.rpartition("://")[2:] if named is None else named.split("/")
+
+
+def _is_path(image: str) -> bool:
+    return image.startswith((".", "/"))
+
+
+def _is_host(name: str) -> bool:
+    """Return whether the first part of an image's name is a registry's host, by Docker's rule."""
+    return name == "localhost" or "." in name or ":" in name

@@ -1,7 +1,7 @@
-"""OpenMPI: a script around mpirun. Pure.
+"""Open MPI: a script around mpirun. Pure.
 
-Comes in: a `JobRequest`. Goes out: the script's text, and for PBS and LSF, which start ranks through mpirun too, its
-body. Option names are those of Open MPI 4 and 5.
+Comes in: a `JobRequest`. Goes out: the script's text, and its body for PBS and LSF, which start ranks by mpirun too.
+Option names are those of Open MPI 4 and 5.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from numapin.jobs.request import JobRequest
 
-_PORT: Final = "MASTER_PORT=$((10000 + RANDOM % 20000)) # below the ports that Linux gives away by itself"
+_PORT: Final = "MASTER_PORT=$((10000 + RANDOM % 20000)) # below Linux's range of ephemeral ports"
 _RANK: Final = (
     "RANK=$OMPI_COMM_WORLD_RANK WORLD_SIZE=$OMPI_COMM_WORLD_SIZE "
     "LOCAL_RANK=$OMPI_COMM_WORLD_LOCAL_RANK LOCAL_WORLD_SIZE=$OMPI_COMM_WORLD_LOCAL_SIZE"
@@ -33,21 +33,21 @@ def build(request: JobRequest) -> str:
 def body(
     request: JobRequest, *, hosts: Sequence[str] = (), timer_s: int | None = None, requeue: str = ""
 ) -> list[str | list[str]]:
-    """Return the parts that find the first node, choose what is passed on and run mpirun, on the manager's `hosts`."""
+    """Return the parts that find the first host, choose the exported variables, and run mpirun on `hosts`."""
     hosts = [*hosts, *(["--hostfile", quote(request.hostfile)] if request.hostfile else [])]
     return [
         _address(request, hosts),
         shell.FORWARD,
         [
-            "# mpirun binds nothing: numapin places each rank within the CPUs that it was given.",
-            "# shellcheck disable=SC2016 # the shell of each task puts these in",
+            "# mpirun binds nothing: numapin binds each rank within its allowed CPUs.",
+            "# shellcheck disable=SC2016 # expanded by the shell of each task",
             *shell.run_to_its_end(request, _mpirun(request, hosts), timer_s=timer_s, requeue=requeue),
         ],
     ]
 
 
 def _address(request: JobRequest, hosts: Sequence[str]) -> str:
-    """Return the lines that say where rank 0 is: mpirun itself is asked, since only it knows its hosts."""
+    """Return the lines that set rank 0's address, which they ask mpirun for, because only mpirun knows its hosts."""
     if request.nodes == 1 and request.form is Form.NODE:
         return ""
     first = " ".join(["mpirun", "-np", "1", *hosts, "hostname"])

@@ -1,6 +1,6 @@
 """PBS: a script for qsub, in which mpirun starts the ranks. Pure.
 
-Comes in: a `JobRequest`. Goes out: its text. Option names are those of OpenPBS and PBS Professional.
+Comes in: a `JobRequest`. Goes out: the script's text. Option names are those of OpenPBS and PBS Professional.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def build(request: JobRequest) -> str:
-    """Return the script. PBS can send no signal before the end: a timer does."""
+    """Return the script. PBS cannot send a signal before the time limit, so a timer in the script does."""
     timer_s = request.time_s - request.signal_s if request.time_s and request.signal_s else None
     return shell.script(
         ["#!/bin/bash", *_directives(request)],
@@ -25,31 +25,39 @@ def build(request: JobRequest) -> str:
 
 
 def warnings(request: JobRequest) -> tuple[str, ...]:
-    """Return what was asked for and PBS cannot do."""
+    """Return the parts of the request that PBS cannot do."""
     if request.signal_s and request.requeue:
-        return ("a PBS job cannot put itself back into the queue after --signal: submit it again",)
+        return ("a PBS job cannot requeue itself after --signal: submit it again",)
     return ()
 
 
 def _directives(request: JobRequest) -> list[str]:
+    """Return the lines for qsub. Raises UsageError if the number of CPUs is unknown."""
+    options = {
+        "-N ": request.name or request.job_name[:15].rstrip("-"),  # some PBS take 15 letters
+        "-l select=": _chunk(request),
+        "-l place=scatter": ":excl" if request.whole_nodes else True,
+        "-l walltime=": request.time_s and duration.clock(request.time_s),
+        "-q ": request.queue,
+        "-A ": request.account,
+        "-r ": request.requeue and "y",
+        "-j ": "oe",
+        "-V": True,
+    }
+    return shell.directives("#PBS", options)
+
+
+def _chunk(request: JobRequest) -> str:
+    """Return the number of hosts, and the resources of each. Raises UsageError if the number of CPUs is unknown."""
     if request.cpus_per_node is None:
         raise UsageError(
-            "PBS gives a node's CPUs only by number", "say how many: --cpus-per-task N, or --machine FILE (topo --save)"
+            "PBS needs the CPUs of each host as a number", "give it: --cpus-per-task N, or --machine FILE (topo --save)"
         )
-    chunk = [f"select={request.nodes}", f"ncpus={request.cpus_per_node}", f"mpiprocs={request.tasks_per_node}"]
-    if request.gpus_per_node:
-        chunk.append(f"ngpus={request.gpus_per_node}")
-    if request.memory_bytes:
-        chunk.append(f"mem={request.memory_bytes >> 20}mb")
-    options = [
-        f"-N {request.name or request.job_name[:15].rstrip('-')}",  # some PBS take 15 letters
-        f"-l {':'.join(chunk)}",
-        f"-l place=scatter{':excl' if request.whole_nodes else ''}",
-        f"-l walltime={duration.clock(request.time_s)}" if request.time_s else "",
-        f"-q {request.queue}" if request.queue else "",
-        f"-A {request.account}" if request.account else "",
-        "-r y" if request.requeue else "",
-        "-j oe",
-        "-V",
-    ]
-    return [f"#PBS {option}" for option in options if option]
+    resources = {
+        "ncpus": request.cpus_per_node,
+        "mpiprocs": request.tasks_per_node,
+        "ngpus": request.gpus_per_node,
+        "mem": request.memory_bytes and f"{request.memory_bytes >> 20}mb",
+    }
+    given = [f"{name}={value}" for name, value in resources.items() if value]
+    return ":".join([str(request.nodes), *given])

@@ -1,6 +1,6 @@
-"""What the user asked `numapin job` for. Pure.
+"""The user's request for a job script. Pure.
 
-Comes in: options, already parsed. Goes out: a `JobRequest`, checked as far as it can be without a cluster.
+Comes in: parsed options. Goes out: a `JobRequest`, checked as far as possible without a cluster.
 """
 
 from __future__ import annotations
@@ -17,27 +17,28 @@ from numapin.jobs import image
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,62}")
 _QUEUE: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,:@/+-]{0,127}")
 _IMAGE: Final = re.compile(r"[A-Za-z0-9./_][A-Za-z0-9._:/@#+=-]{0,511}")
+_NOT_TEXT: Final = re.compile("[\0\ud800-\udfff]")  # undecodable bytes of arguments are lone surrogates
 _MAX_NODES: Final = 100_000
 
 
 class Form(StrEnum):
-    """What the manager starts, and what that becomes."""
+    """The tasks that the manager starts."""
 
     NODE = "node"
-    """One task a node: `numapin run`, which starts the ranks and meets the other nodes over c10d."""
+    """One task per host: `numapin run`, which starts the ranks and meets the other hosts over c10d."""
     TASK = "task"
-    """One task a rank: `numapin exec`, which binds it."""
+    """One task per rank: `numapin exec`, which binds it."""
 
 
 class KubernetesKind(StrEnum):
-    """What a Kubernetes cluster runs."""
+    """The kind of a Kubernetes job."""
 
     JOB = "job"
     PYTORCHJOB = "pytorchjob"
 
 
 class Launch(StrEnum):
-    """What the first word of the command is, in torchrun's words."""
+    """The kind of program that the command starts, as torchrun distinguishes them."""
 
     SCRIPT = "script"
     MODULE = "module"
@@ -46,12 +47,32 @@ class Launch(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRequest:
-    """What the user asked for. Raises UsageError for what cannot be.
+    """The user's request. Raises UsageError if it is invalid.
 
-    `gpus_per_node` 0 is a job without GPUs. `cpus_per_task` are those of what the manager starts: of a node's launcher
-    or of one rank, as the form says; None leaves it to the manager. `whole_nodes` is for jobs that share a node with
-    nobody. `options` are the binding options, ready to be typed, `setup` shell lines that run first. `name` empty is
-    one made of the script's.
+    Attributes:
+        command: The script, module or program, and its arguments.
+        gpus_per_node: The number of GPUs per host. 0: a job without GPUs.
+        launch: The kind of program that the command starts.
+        form: The tasks that the manager starts.
+        name: The name of the job. Empty: derived from the script's name.
+        nodes: The number of hosts.
+        ranks_per_node: The number of ranks per host. 0: one per GPU, or one without GPUs.
+        cpus_per_task: The number of CPUs per task, as `form` defines tasks. None: the manager decides.
+        memory_bytes: The memory per host. None: the manager decides.
+        whole_nodes: Whether the job shares no host with other jobs.
+        smt: Whether to use all hardware threads of a core, or one.
+        time_s: The time limit.
+        signal_s: The time before the limit at which the ranks get a signal.
+        requeue: Whether the job is restarted after a preemption or the loss of a host.
+        queue: The partition or queue.
+        account: The account or project to charge.
+        container: The container image.
+        hostfile: The host file for mpirun.
+        options: The binding options of numapin run or exec, not yet quoted.
+        dataloader: Whether the script's DataLoaders use numapin's data path.
+        setup: Shell lines that run first.
+        kind: The kind of a Kubernetes job.
+        sys_nice: Whether pods may set memory policies.
     """
 
     command: tuple[str, ...]
@@ -61,7 +82,6 @@ class JobRequest:
     name: str = ""
     nodes: int = 1
     ranks_per_node: int = 0
-    """0 is one a GPU, or one where there is none."""
     cpus_per_task: int | None = None
     memory_bytes: int | None = None
     whole_nodes: bool = False
@@ -78,55 +98,54 @@ class JobRequest:
     setup: tuple[str, ...] = ()
     kind: KubernetesKind = KubernetesKind.JOB
     sys_nice: bool = True
-    """Whether pods may set memory policies."""
 
     def __post_init__(self) -> None:
-        """Check what can be checked without a cluster."""
+        """Check everything that can be checked without a cluster."""
         self._check_numbers()
         self._check_times()
-        self._check_words()
+        self._check_names()
+        self._check_command()
         if self.dataloader and self.form is Form.TASK:
             raise UsageError(
-                "--dataloader numapin with --form task: numapin exec leaves the script's DataLoaders as they are",
+                "--dataloader numapin with --form task: numapin exec does not change the script's DataLoaders",
                 "use --form node, or numapin.DataLoader in the script",
             )
 
     @property
     def ranks(self) -> int:
-        """Return the number of ranks on each node."""
+        """Return the number of ranks on each host."""
         return self.ranks_per_node or max(self.gpus_per_node, 1)
 
     @property
     def tasks_per_node(self) -> int:
-        """Return how many tasks the manager starts on each node."""
+        """Return the number of tasks on each host."""
         return 1 if self.form is Form.NODE else self.ranks
 
     @property
     def cpus_per_node(self) -> int | None:
-        """Return how many CPUs the tasks of one node take."""
+        """Return the number of CPUs of all tasks on a host. None: the manager decides."""
         return None if self.cpus_per_task is None else self.cpus_per_task * self.tasks_per_node
 
     @property
+    def run_options(self) -> tuple[str, ...]:
+        """Return the options of numapin run or exec, with --dataloader."""
+        return (*self.options, "--dataloader=numapin") if self.dataloader else self.options
+
+    @property
     def job_name(self) -> str:
-        """Return the name that was given, or one made of the script's."""
+        """Return the given name, or one derived from the script's."""
         return self.name or name_of(self.command[0])
 
     def _check_numbers(self) -> None:
-        for option, number, least, most in (
-            ("--nodes", self.nodes, 1, _MAX_NODES),
-            ("--gpus-per-node", self.gpus_per_node, 0, MAX_GPUS),
-            ("--ranks-per-node", self.ranks_per_node, 0, MAX_RANKS),
-            ("--cpus-per-task", self.cpus_per_task, 1, MAX_CPUS),
-            ("--mem-per-node", self.memory_bytes, 1 << 20, MAX_NUMBER),
-        ):
-            if number is not None and number < least:
-                raise UsageError(f"{option} is {number}; it must be at least {least}", "numapin job --help")
-            if number is not None and number > most:
-                raise UsageError(f"{option} is {str(number)[:20]}; it must be at most {most}", "numapin job --help")
+        _require_between("--nodes", self.nodes, 1, _MAX_NODES)
+        _require_between("--gpus-per-node", self.gpus_per_node, 0, MAX_GPUS)
+        _require_between("--ranks-per-node", self.ranks_per_node, 0, MAX_RANKS)
+        _require_between("--cpus-per-task", self.cpus_per_task, 1, MAX_CPUS)
+        _require_between("--mem-per-node", self.memory_bytes, 1 << 20, MAX_NUMBER)
         if self.gpus_per_node and self.ranks > self.gpus_per_node:
             raise UsageError(
-                f"--ranks-per-node {self.ranks} are more than the {self.gpus_per_node} GPUs of a node",
-                f"a rank drives a GPU of its own: --ranks-per-node {self.gpus_per_node}, or more --gpus-per-node",
+                f"--ranks-per-node {self.ranks} is more than the {self.gpus_per_node} GPUs of a host",
+                f"each rank needs its own GPU: --ranks-per-node {self.gpus_per_node}, or more --gpus-per-node",
             )
 
     def _check_times(self) -> None:
@@ -135,39 +154,51 @@ class JobRequest:
         if not 1 <= self.signal_s <= 65535:
             raise UsageError(f"--signal is {self.signal_s} seconds; it must be 1 to 65535", "for example: --signal 300")
         if self.time_s is None:
-            raise UsageError("--signal is seconds before the time limit, and there is none", "give one with --time")
+            raise UsageError("--signal needs a time limit, and there is none", "give one with --time")
         if self.signal_s >= self.time_s:
             raise UsageError(
-                f"--signal {self.signal_s} is not before the end: --time is {self.time_s} seconds",
-                "give the job more time, or less to save in",
+                f"--signal {self.signal_s} is not less than --time: {self.time_s} seconds",
+                "give a longer --time, or a shorter --signal",
             )
 
-    def _check_words(self) -> None:
-        for option, word, pattern, sample in (
-            ("--job-name", self.name or None, _NAME, "letters, digits and . _ + -, at most 63, such as train-7b"),
-            ("--partition/--queue", self.queue, _QUEUE, "letters, digits and _ . , : @ / + -, such as gpu"),
-            ("--account", self.account, _QUEUE, "letters, digits and _ . , : @ / + -, such as physics"),
-            ("--container", self.container, _IMAGE, image.SAMPLE),
-        ):
-            if word is not None and not pattern.fullmatch(word):
-                raise UsageError(f"{option} {word!r} is no name that job scripts can hold", f"use {sample}")
+    def _check_names(self) -> None:
+        characters = "letters, digits and _ . , : @ / + -"
+        _require_match("--job-name", self.name or None, _NAME, "letters, digits and . _ + -, at most 63")
+        _require_match("--partition/--queue", self.queue, _QUEUE, f"{characters}, such as gpu")
+        _require_match("--account", self.account, _QUEUE, f"{characters}, such as physics")
+        _require_match("--container", self.container, _IMAGE, image.SAMPLE)
         if self.container:
             image.require_known(self.container)
-        if not self.command or not self.command[0]:
+
+    def _check_command(self) -> None:
+        """Raise UsageError if there is no script, or if a word cannot be written to a script."""
+        script = self.command[0] if self.command else ""
+        if not script:
             raise UsageError("there is no script to run", "name it last: numapin job slurm --nodes 2 train.py --lr 0.1")
-        if self.command[0].startswith("-"):
-            raise UsageError(f"the script's name {self.command[0]!r} begins with a dash", f"write ./{self.command[0]}")
+        if script.startswith("-"):
+            raise UsageError(f"the script's name {script!r} begins with a dash", f"write ./{script}")
         for word in (*self.command, *self.options, *self.setup, self.hostfile or ""):
-            if "\0" in word or not _is_text(word):
-                raise UsageError(f"{word!r} is not text that a script can hold (UTF-8)", "rename the file, or quote it")
+            if _NOT_TEXT.search(word):
+                raise UsageError(f"{word!r} is not text that a script can contain (UTF-8)", "rename the file")
+
+
+def _require_between(option: str, number: int | None, least: int, most: int) -> None:
+    """Raise UsageError for a number outside of the range. None is an option that was not given."""
+    if number is None:
+        return
+    if number < least:
+        raise UsageError(f"{option} is {number}; it must be at least {least}", "numapin job --help")
+    if number > most:
+        raise UsageError(f"{option} is {str(number)[:20]}; it must be at most {most}", "numapin job --help")
+
+
+def _require_match(option: str, name: str | None, pattern: re.Pattern[str], sample: str) -> None:
+    """Raise UsageError for a name that does not match. None is an option that was not given."""
+    if name is not None and not pattern.fullmatch(name):
+        raise UsageError(f"{option} {name!r} is not a name that job scripts can contain", f"use {sample}")
 
 
 def name_of(script: str) -> str:
-    """Return a job name made of a script's: its last part without .py, what no engine's name holds taken out."""
+    """Return a job name derived from a script's: its last part without .py and without unusual characters."""
     last = script.rstrip("/").rpartition("/")[2].removesuffix(".py")
     return re.sub(r"[^A-Za-z0-9]+", "-", last, flags=re.ASCII).strip("-")[:40].strip("-") or "numapin"
-
-
-def _is_text(word: str) -> bool:
-    """Return whether a word has a UTF-8 form: an argument that had none comes with lone surrogates."""
-    return not any("\ud800" <= letter <= "\udfff" for letter in word)

@@ -1,6 +1,7 @@
-"""What a machine says that a job needs. Pure.
+"""A job's share of a machine. Pure.
 
-Comes in: the `Topology` of one node of the cluster, and how many of its GPUs the job takes. Goes out: a `Share`.
+Comes in: the `Topology` of one of the cluster's hosts, and the number of its GPUs that the job takes. Goes out: a
+`Share`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """The part of a node that goes with some of its GPUs: whole cores, and memory where the machine tells it."""
+    """The part of a host that belongs to some of its GPUs: whole cores, and memory if its size is known."""
 
     cores: int
     threads_per_core: int
@@ -25,32 +26,37 @@ class Share:
     is_whole: bool
 
     def cpus_of(self, tasks: int) -> int:
-        """Return the CPUs of each of so many tasks, in whole cores. Raises UsageError where there are too few."""
+        """Return the CPUs of each of `tasks` tasks, in whole cores. Raises UsageError if there are too few cores."""
         if self.cores < tasks:
             raise UsageError(
-                f"{tasks} tasks a node are more than the {self.cores} cores that are there for them",
+                f"{tasks} tasks per host are more than the {self.cores} cores of their share",
                 "give fewer --ranks-per-node, or the number of CPUs yourself: --cpus-per-task",
             )
         return self.cores // tasks * self.threads_per_core
 
 
 def share_of(topology: Topology, *, gpus: int, smt: bool, spare_cores_per_node: int = 0) -> Share:
-    """Return what goes with `gpus` GPUs of this machine: as large a part of it as they are of its GPUs.
+    """Return the share of `gpus` GPUs of this machine: the same fraction of its cores and memory as of its GPUs.
 
     `spare_cores_per_node` are left to the system on every NUMA node with CPUs.
     """
-    there = len(topology.gpus)
-    if gpus > there:
+    num_gpus = len(topology.gpus)
+    if gpus > num_gpus:
         raise UsageError(
-            f"--gpus-per-node {gpus}: {topology.source} has {there} GPUs",
-            "give the machine file of the nodes that the job is for",
+            f"--gpus-per-node {gpus}: {topology.source} has {num_gpus} GPUs", "give a machine file of the job's hosts"
         )
-    cores = len(topology.cores) - spare_cores_per_node * len(topology.cpu_nodes)
-    memory = [node.memory_bytes for node in topology.nodes if node.kind is not NodeKind.GPU]
-    part, whole = (gpus, there) if gpus else (1, 1)
+    part, whole = (gpus, num_gpus) if gpus else (1, 1)
+    num_cores = len(topology.cores) - spare_cores_per_node * len(topology.cpu_nodes)
+    memory_bytes = _memory_bytes(topology)
     return Share(
-        cores=max(cores, 1) * part // whole,
+        cores=max(num_cores, 1) * part // whole,
         threads_per_core=min(len(core.cpus) for core in topology.cores) if smt else 1,
-        memory_bytes=None if None in memory else sum(size or 0 for size in memory) * part // whole,
+        memory_bytes=memory_bytes and memory_bytes * part // whole,
         is_whole=part == whole,
     )
+
+
+def _memory_bytes(topology: Topology) -> int | None:
+    """Return the size of the host's memory, without that of GPUs. None: a node's size is unknown."""
+    sizes = [node.memory_bytes for node in topology.nodes if node.kind is not NodeKind.GPU]
+    return None if None in sizes else sum(filter(None, sizes))

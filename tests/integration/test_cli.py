@@ -1,4 +1,4 @@
-"""`numapin topo`, `plan` and the group: what they print, how fast they start, what they say of bad machine files."""
+"""`numapin topo`, `plan` and the group: output, start-up time, and errors of malformed machine files."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def dgx(tmp_path: Path) -> str:
 
 
 class TestStreams:
-    """Where output cannot go. Unbuffered, Python's own tries come at another moment."""
+    """Output that cannot be written, buffered and unbuffered."""
 
     @pytest.mark.parametrize("unbuffered", ["", "1"])
     @pytest.mark.parametrize("command", ["plan", "plan --json", "topo --help", "--version"])
     def test_full_stdout(self, command: str, unbuffered: str) -> None:
-        """It is an error in words."""
+        """A full disk is reported as an error."""
         line = f"{' '.join(NUMAPIN)} {command} > /dev/full"
         done = call("sh", "-c", line, PYTHONUNBUFFERED=unbuffered)
         assert done.err == "numapin: error: stdout cannot be written: No space left on device\n"
@@ -48,12 +48,12 @@ class TestStreams:
         ("command", "status"), [("plan --bogus", 2), ("run --bogus", 2), ("topo --machine /no", 3)]
     )
     def test_full_stderr(self, command: str, status: int, unbuffered: str) -> None:
-        """The status is what it is without."""
+        """A stderr that cannot be written does not change the status."""
         line = f"{' '.join(NUMAPIN)} {command} 2> /dev/full"
         assert call("sh", "-c", line, PYTHONUNBUFFERED=unbuffered).status == status
 
     def test_a_reader_that_has_seen_enough(self) -> None:
-        """What `| head` leaves unread makes no message."""
+        """A reader that leaves early, as with `| head`, causes no message."""
         reader, writer = os.pipe()
         os.close(reader)
         command = [*NUMAPIN, "topo", "--json"]
@@ -63,7 +63,7 @@ class TestStreams:
 
 
 class TestStart:
-    """Commands that people type often start at once."""
+    """Frequent commands start fast."""
 
     @pytest.mark.parametrize(
         "command",
@@ -77,13 +77,13 @@ class TestStart:
         ],
     )
     def test_without_torch(self, command: list[str]) -> None:
-        """Neither topo nor plan nor any help but run's imports torch."""
+        """Neither topo, nor plan, nor any help except run's imports torch."""
         code = f"import sys; from numapin.cli.main import numapin; numapin({command!r}, standalone_mode=False)"
         done = call(sys.executable, "-c", f"{code}; sys.exit('torch' in sys.modules)")
         assert done.status == 0, done.err
 
     def test_garbage_is_collected_again(self) -> None:
-        """It is not while the modules are imported; a command that runs for weeks must have it on."""
+        """It is off during the imports only; a command that runs for weeks needs it."""
         code = (
             "import atexit, gc, sys; from numapin.cli.entry import main; sys.argv[1:] = ['topo', '--json']; "
             "atexit.register(lambda: print(gc.isenabled(), file=sys.stderr)); main()"
@@ -93,7 +93,7 @@ class TestStart:
 
     @pytest.mark.alone
     def test_topo_takes_at_most_150_ms(self) -> None:
-        """`numapin topo --format json` ends within 0.15 s: the best of a minute, for there are slow ones."""
+        """`numapin topo --format json` takes at most 0.15 s, as the best of many runs."""
         times_s = [inf]
         deadline = time.monotonic() + 60
         while min(times_s) > 0.15 and time.monotonic() < deadline:
@@ -104,7 +104,7 @@ class TestStart:
 
 
 class TestTopo:
-    """What `numapin topo` shows."""
+    """The output of `numapin topo`."""
 
     def test_json_is_the_contract(self) -> None:
         """--json and --format json print a topology that reads back, and nothing else on stdout."""
@@ -120,7 +120,7 @@ class TestTopo:
         assert json.loads(numapin("topo", "--json", "--machine", path).out) == json.loads(Path(path).read_text())
 
     def test_tree(self, dgx: str) -> None:
-        """The tree shows packages, nodes with distances, L3 groups, GPUs and where their node comes from."""
+        """The tree shows packages, nodes with distances, L3 groups, and GPUs with the source of their node."""
         lines = numapin("topo", "--machine", dgx).out.splitlines()
         assert lines[0].startswith("2pkg-8node-smt2-8gpu-pairs  128 cores, 256 CPUs")
         assert sum(line.startswith(("├── package", "└── package")) for line in lines) == 2
@@ -132,7 +132,7 @@ class TestTopo:
         assert any("distances" in line for line in lines)
 
     def test_matrix(self, dgx: str) -> None:
-        """The matrix has a row a GPU with links, CPUs and node, the meaning of its words, and the node distances."""
+        """The matrix has one row per GPU with links, CPUs and node, a legend, and the node distances."""
         lines = numapin("topo", "--format", "matrix", "--machine", dgx).out.splitlines()
         row = next(line for line in lines if line.startswith("gpu0 ")).split()
         assert row[1] == "X"
@@ -153,7 +153,7 @@ class TestTopo:
             assert max(len(line) for line in done.out.splitlines()) <= 100
 
     def test_nvml(self, fake_nvml: FakeNvml, tmp_path: Path) -> None:
-        """GPUs that NVML tells of are shown, through the real pynvml."""
+        """GPUs that NVML reports are shown, through the real pynvml."""
         recorded = (Path(__file__).parents[1] / "nvml" / "h200-x2-vm.nvml").read_text()
         environment = fake_nvml.environment(tmp_path, recorded)
         done = numapin("topo", "--json", cwd=None, **environment)
@@ -165,10 +165,10 @@ class TestTopo:
 
 
 class TestPlan:
-    """What `numapin plan` shows."""
+    """The output of `numapin plan`."""
 
     def test_table_with_reasons(self, dgx: str) -> None:
-        """A row a rank with the reason; the idle half of the machine is told on stderr."""
+        """The table has one row per rank with the reason; stderr reports the idle half of the machine."""
         done = numapin("plan", "--machine", dgx)
         assert done.status == 0
         rows = [line.split() for line in done.out.splitlines() if line.strip()[:1].isdigit()]
@@ -176,19 +176,19 @@ class TestPlan:
         assert "128 CPUs of nodes 0,2,4,6, which have no rank, stay idle; --bind socket uses them" in done.err
 
     def test_env_lines_are_shell(self, dgx: str) -> None:
-        """--format env gives lines that a shell evaluates."""
+        """--format env prints lines that a shell can evaluate."""
         lines = numapin("plan", "--machine", dgx, "--format", "env", "--nproc-per-node", "1").out
         done = call("sh", "-c", f'{lines} ; echo "$NUMAPIN_CPUS/$NUMAPIN_NODES/$LOCAL_RANK"'.replace("\n", " "))
         assert done.out.strip() == "48-63,176-191/3/0"
 
     def test_json(self, dgx: str) -> None:
-        """--json prints the plan's contract and leaves warnings to stderr."""
+        """--json prints the plan by its schema, and warnings go to stderr."""
         plan = json.loads(numapin("plan", "--machine", dgx, "--json", "--bind", "exclusive").out)
         assert plan["schema"] == "numapin.plan/1"
         assert plan["ranks"][0]["cpus"] == "48-55,176-183"
 
     def test_strict(self, dgx: str) -> None:
-        """--strict is status 5 where a rank gets less than asked, status 0 where all is exact."""
+        """With --strict the status is 5 if a rank gets less than requested, and 0 if all is exact."""
         assert numapin("plan", "--machine", dgx, "--strict").status == 0
         assert numapin("plan", "--machine", dgx, "--strict", "--cpus-per-rank", "200").status == 5
 
@@ -210,7 +210,7 @@ BAD_FILES = {
 
 
 class TestBadMachines:
-    """Descriptions of machines that cannot be read are status 3, with the file and the place."""
+    """A machine description that cannot be read gives status 3, with the file and the line or element."""
 
     @pytest.mark.parametrize("kind", BAD_FILES)
     @pytest.mark.parametrize("command", ["topo", "plan"])
@@ -224,26 +224,26 @@ class TestBadMachines:
         assert "hint:" in done.err
 
     def test_missing_file_and_root(self, tmp_path: Path) -> None:
-        """A file that is not there, and a root without sys, are named."""
+        """A missing file, and a root without sys, are named."""
         done = numapin("topo", "--machine", str(tmp_path / "nope.json"))
         assert (done.status, "nope.json: No such file" in done.err) == (3, True), done.err
         done = numapin("topo", "--root", str(tmp_path))
         assert (done.status, f"{tmp_path}" in done.err, "sys/devices/system" in done.err) == (3, True, True), done.err
 
     def test_both(self, tmp_path: Path) -> None:
-        """Two machines at once are a usage error."""
+        """Two machines are a usage error."""
         done = numapin("topo", "--root", str(tmp_path), "--machine", str(tmp_path))
         assert (done.status, "--root and --machine both name a machine" in done.err) == (2, True), done.err
 
     @pytest.mark.parametrize("path", ["/", ".", "/proc/nope/file"])
     def test_save_where_nothing_can_be_written(self, path: str) -> None:
-        """A path that is no file is told by name."""
+        """A path that is not a file is named."""
         done = numapin("topo", "--save", path)
         assert (done.status, f"{path} cannot be written" in done.err) == (1, True), done.err
 
 
 def test_completion_of_run() -> None:
-    """The shell completes our options of `run` without importing torch."""
+    """The shell completes numapin's options of `run` without importing torch."""
     done = numapin(COMP_WORDS="numapin run --b", COMP_CWORD="2", _NUMAPIN_COMPLETE="bash_complete")
     assert done.out.splitlines() == ["plain,--bind"]
 
@@ -252,7 +252,7 @@ class TestBuiltInMachines:
     """--machine example:NAME."""
 
     def test_topo_lists_them(self) -> None:
-        """Without a name it lists them all with what they are; each of them can be typed."""
+        """Without a name all machines are listed with their titles, and each of them can be typed."""
         done = numapin("topo", "--machine", "example:")
         assert (done.status, done.err) == (0, "")
         names = [line.split()[0] for line in done.out.splitlines()]
@@ -260,7 +260,7 @@ class TestBuiltInMachines:
         assert "DGX A100: 8 nodes with CPUs, 256 CPUs, 8 GPUs" in done.out
 
     def test_they_work_wherever_a_machine_file_does(self) -> None:
-        """`topo`, `plan` and `job` take them; a plan has a rank for each GPU though this host has none."""
+        """`topo`, `plan` and `job` accept them; a plan has a rank per GPU even if this host has none."""
         assert numapin("topo", "--machine", "example:dgx-a100").out.startswith("example: DGX A100  128 cores")
         plan = json.loads(numapin("plan", "--machine", "example:gb200", "--json").out)
         assert [rank["node"] for rank in plan["ranks"]] == [0, 0, 1, 1]
@@ -274,7 +274,7 @@ class TestBuiltInMachines:
         assert "hint: use example:dgx-a100, example:dgx-h100" in done.err
 
     def test_the_shell_completes_them(self) -> None:
-        """Their names are offered, and files."""
+        """Completion offers their names, and files."""
         done = numapin(COMP_WORDS="numapin job slurm --machine ex", COMP_CWORD="4", _NUMAPIN_COMPLETE="bash_complete")
         *names, files = done.out.splitlines()
         assert "plain,example:ndv4" in names
@@ -282,14 +282,14 @@ class TestBuiltInMachines:
 
 
 def test_no_colour_in_files(dgx: str) -> None:
-    """Text that does not go to a terminal has no escape codes."""
+    """Output that is not for a terminal has no escape codes."""
     for command in (["topo"], ["plan"], ["topo", "--format", "matrix"]):
         done = numapin(*command, "--machine", dgx)
         assert "\x1b" not in done.out + done.err
 
 
 def test_a_broken_driver_is_told(fake_nvml: FakeNvml, tmp_path: Path) -> None:
-    """A driver that does not match its library is told by `topo` and by `run`, which goes on without GPUs."""
+    """`topo` and `run` report a driver that does not match its library; `run` continues without GPUs."""
     environment = fake_nvml.environment(tmp_path, "fail init 18\n")
     (tmp_path / "train.py").write_text("print('ran')")
     for command in (["topo"], ["run", str(tmp_path / "train.py")]):

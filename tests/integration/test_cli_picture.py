@@ -1,4 +1,4 @@
-"""`numapin topo --format svg|html`, `--plan` and `--output`, as a user types them."""
+"""`numapin topo --format svg|html`, `--plan` and `--output`, as users type them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def dgx(tmp_path: Path) -> str:
 
 
 def test_svg_to_stdout_and_html_to_a_file(dgx: str, tmp_path: Path) -> None:
-    """A pipe gets the SVG and nothing else; a file the page, whole; warnings go to stderr."""
+    """A pipe gets only the SVG, a file the complete page, and stderr the warnings."""
     drawn = numapin("topo", "--machine", dgx, "--format", "svg", "--plan")
     assert drawn.status == 0
     ET.fromstring(drawn.out)  # noqa: S314 - ours
@@ -41,7 +41,7 @@ def test_svg_to_stdout_and_html_to_a_file(dgx: str, tmp_path: Path) -> None:
 
 
 def test_a_device_or_link_stays_what_it_is(dgx: str, tmp_path: Path) -> None:
-    """What --output names is written to, and not replaced, where it is no regular file."""
+    """--output writes into a device or pipe, and does not replace it."""
     link, target, device = tmp_path / "link.svg", tmp_path / "target.svg", Path("/dev/null")
     link.symlink_to(target)
     for path in (link, device):
@@ -57,7 +57,7 @@ def test_pictures_import_no_torch(dgx: str) -> None:
 
 
 def test_tree_with_the_ranks(dgx: str) -> None:
-    """With --plan the tree names ranks on nodes and GPUs; without it, none."""
+    """The tree shows ranks at nodes and GPUs with --plan only."""
     lines = numapin("topo", "--machine", dgx, "--plan").out.splitlines()
     assert any("node 3  ranks 0-1, " in line for line in lines)
     assert any("gpu2  rank 2, " in line for line in lines)
@@ -69,7 +69,7 @@ def test_tree_with_the_ranks(dgx: str) -> None:
     ("command", "second"), [(["plan", "--format", "env"], "LOCAL_RANK=1"), (["topo", "--plan"], "gpu1  rank 1")]
 )
 def test_gpus_that_no_driver_tells_of(command: list[str], second: str, tmp_path: Path) -> None:
-    """A container sees GPUs in sysfs that it may not use: one rank here; a captured machine has a rank for each."""
+    """A container sees GPUs in sysfs that it may not use, so it gets one rank; a captured machine gets one per GPU."""
     root = write_root(load("2pkg-2node-smt2-2gpu-node0"), tmp_path / "root")
     shutil.rmtree(root / "proc/driver")
     code = (
@@ -83,7 +83,7 @@ def test_gpus_that_no_driver_tells_of(command: list[str], second: str, tmp_path:
 
 
 def test_a_saved_plan(dgx: str, tmp_path: Path) -> None:
-    """--plan FILE shows that plan, whatever options made it."""
+    """--plan FILE shows that plan, with any options that made it."""
     plan = tmp_path / "plan.json"
     plan.write_text(numapin("plan", "--machine", dgx, "--json", "--nproc-per-node", "2", "--bind", "exclusive").out)
     done = numapin("topo", "--machine", dgx, "--format", "svg", "--plan", str(plan))
@@ -91,7 +91,7 @@ def test_a_saved_plan(dgx: str, tmp_path: Path) -> None:
 
 
 def test_the_plan_of_a_run(tmp_path: Path) -> None:
-    """The plan.json of a run's folder is shown on the machine that the run was on."""
+    """The plan.json of a run's folder is shown on the run's machine."""
     ran = numapin(
         *("run", "--nproc-per-node", "2", script(tmp_path, "print('ran')")), NUMAPIN_RUN_DIR=str(tmp_path / "runs")
     )
@@ -103,7 +103,7 @@ def test_the_plan_of_a_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["svg", "html"])
 def test_a_terminal_is_spared_the_source(form: str, dgx: str) -> None:
-    """On a terminal a picture without --output is status 2 and the command that writes the file."""
+    """On a terminal a picture without --output gives status 2, and the hint is the command that writes a file."""
     code = "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]) >> 8)"
     command = (*NUMAPIN, "topo", "--format", form, "--machine", dgx)
     done = call(sys.executable, "-c", code, *command, TERM="dumb")
@@ -126,7 +126,7 @@ def test_a_terminal_is_spared_the_source(form: str, dgx: str) -> None:
     ],
 )
 def test_what_cannot_be(options: list[str], status: int, told: str, dgx: str, tmp_path: Path) -> None:
-    """Options that do not go together, files that cannot be written or are no plan: status, reason, hint."""
+    """Contradictory options, unwritable files and files without a plan give a status, a reason and a hint."""
     binary = tmp_path / "binary"
     binary.write_bytes(b"\xff\xfe\x00")
     done = numapin("topo", "--machine", dgx, *(option.format(dgx=dgx, binary=binary) for option in options))
@@ -134,7 +134,7 @@ def test_what_cannot_be(options: list[str], status: int, told: str, dgx: str, tm
 
 
 def test_a_plan_of_another_machine(dgx: str, tmp_path: Path) -> None:
-    """A plan that names what this machine has not is status 2, and says what."""
+    """A plan for CPUs or GPUs that this machine lacks gives status 2 and names them."""
     plan, other = tmp_path / "plan.json", tmp_path / "other.json"
     plan.write_text(numapin("plan", "--machine", dgx, "--json").out)
     other.write_text(json.dumps(golden_machine("1node-16cpu-1gpu-vm").to_json()))

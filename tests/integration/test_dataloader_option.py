@@ -96,7 +96,7 @@ class TestTakingOver:
         script(tmp_path, STAND_IN + ITERATE, "module_of_ours.py")
         done = numapin(*RUN, "--dataloader=numapin", *command, cwd=tmp_path)
         assert (done.status, done.out) == (0, "installed\ntaken\n"), done.err
-        assert ("reaches the Python processes that sh starts" in done.err) == ("sh" in command)
+        assert ("applies to the Python processes that sh starts" in done.err) == ("sh" in command)
 
     def test_children_of_torch_multiprocessing(self, tmp_path: Path) -> None:
         """Processes of torch.multiprocessing.spawn are taken over each for itself, as ranks of one process are."""

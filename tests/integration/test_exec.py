@@ -152,7 +152,7 @@ class TestPlan:
         """They overrule a plan that lies about; with --plan they contradict it."""
         assert become(dump, "--bind", "node", NUMAPIN_RUN_DIR=str(tmp_path), **TASK)["cpus"] == cpu_set.render(CPUS)
         done = enter("--plan", plan, "--bind", "node", "true", **TASK)
-        assert (done.status, "has decided what --bind says" in done.err) == (2, True), done.err
+        assert (done.status, "already decides --bind" in done.err) == (2, True), done.err
 
     @needs_two_cpus
     def test_what_the_manager_gave_is_kept_to(self, dump: str, plan: str) -> None:

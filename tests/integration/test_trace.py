@@ -124,7 +124,7 @@ class TestTracing:
         assert sorted(rank["rank"] for rank in json.loads(done.out)["ranks"]) == [0, 1]
         shutil.copytree(next((tmp_path / "out").iterdir()), tmp_path / "out" / "host-of-another-run")
         done = numapin("trace", "--read", "out", "--json", cwd=tmp_path)
-        assert (done.status, "out has the traces of several runs: rank " in done.err) == (2, True)
+        assert (done.status, "out holds the traces of several runs: rank " in done.err) == (2, True)
 
     def test_a_rank_that_is_restarted(self, tmp_path: Path) -> None:
         """Both of its lives are reported, each with its own loads and name, and can be read again."""
@@ -324,7 +324,7 @@ class TestWhatGoesWrong:
         (tmp_path / "rank-0.json").touch()
         done = numapin(*TRACE, "--output", str(tmp_path), script(tmp_path, "print('ran')"))
         assert (done.status, done.out) == (2, "")
-        assert "rank-0.json of an earlier run is there" in done.err
+        assert "holds rank-0.json of an earlier run" in done.err
 
     def test_an_interpreter_that_the_hook_cannot_reach(self, tmp_path: Path) -> None:
         """Python -I ignores PYTHONPATH: said before anything starts."""

@@ -1,4 +1,4 @@
-"""Job scripts that are held against recorded ones: a command line each. `{dgx}` is a machine file of a DGX A100."""
+"""The command lines of the golden job scripts. `{dgx}` is a machine file of a DGX A100."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def dgx(folder: Path) -> Path:
 
 
 def write(arguments: Sequence[str]) -> str:
-    """Return what `numapin job` prints, in this process. Raises what it raises."""
+    """Return the output of `numapin job`, run in this process. Raises its errors."""
     done = CliRunner().invoke(job, list(arguments), standalone_mode=False)
     if done.exception is not None:
         raise done.exception
@@ -86,7 +86,7 @@ def write(arguments: Sequence[str]) -> str:
 
 
 def refusal(arguments: Sequence[str]) -> str:
-    """Return what `numapin job` says is wrong, with its hint."""
+    """Return the error message of `numapin job`, with its hint."""
     try:
         write(arguments)
     except click.ClickException as error:

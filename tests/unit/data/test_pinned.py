@@ -409,7 +409,7 @@ class TestWhere:
     def test_a_kernel_that_does_not_tell(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Docker's profile: an error with the remedy, and no guess."""
         monkeypatch.setattr(pinned, "find_pages", lambda *_args: None)
-        with pytest.raises(MachineError, match="does not tell where the 4 bytes") as caught:
+        with pytest.raises(MachineError, match="does not report the nodes of this tensor's 4 bytes") as caught:
             pinned.where(torch.zeros(1))
         assert "SYS_NICE" in caught.value.hint
 

@@ -1,4 +1,4 @@
-"""The job scripts in examples/ are those that the commands in their READMEs write."""
+"""The job scripts in examples/ are the output of the commands in their READMEs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FOLDERS = ("slurm", "mpi", "kubernetes")
 
 
 def _commands(folder: str) -> dict[str, list[str]]:
-    """Return file name -> arguments of `numapin job`, as the README shows them."""
+    """Return the arguments of `numapin job` by file name, as the README shows them."""
     lines = (EXAMPLES / folder / "README.md").read_text().splitlines()
     shown = [shlex.split(line)[3:] for line in lines if line.startswith("$ numapin job ")]
     return {words[-1]: words[:-2] for words in shown}
@@ -23,7 +23,7 @@ def _commands(folder: str) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_examples_are_what_their_readme_writes(folder: str) -> None:
-    """Each file is the output of its command; there is no other."""
+    """Each file is the output of its command, and there are no other files."""
     commands = _commands(folder)
     if os.environ.get("NUMAPIN_UPDATE_GOLDEN"):
         for name, arguments in commands.items():

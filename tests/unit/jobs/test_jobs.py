@@ -1,4 +1,4 @@
-"""Job scripts: recorded ones, what is refused, what shells, YAML readers and Kubernetes' own schemas make of them."""
+"""Job scripts: golden files, refused input, and checks by shells, YAML readers and Kubernetes' own schemas."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def _text(name: str, machine: Path) -> str:
     return write(shlex.split(CASES[name].format(dgx=machine)))
 
 
-# --- recorded scripts ------------------------------------------------------------------------------------------------
+# --- golden files ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_scripts_are_the_golden_ones(name: str, machine: Path) -> None:
-    """Nothing about a job script changes without a diff that somebody reviews."""
+    """A job script changes only with a diff that can be reviewed."""
     text = _text(name, machine)
     golden = HERE / f"{name}.golden"
     if os.environ.get("NUMAPIN_UPDATE_GOLDEN"):
@@ -53,7 +53,7 @@ def test_scripts_are_the_golden_ones(name: str, machine: Path) -> None:
 
 
 def test_every_golden_script_belongs_to_a_case() -> None:
-    """No golden file is left behind by a case that was renamed."""
+    """Every golden file has a case, even after a case is renamed."""
     assert {path.stem for path in HERE.glob("*.golden")} == set(CASES)
 
 
@@ -62,7 +62,7 @@ def test_every_golden_script_belongs_to_a_case() -> None:
 
 @pytest.mark.parametrize("name", SHELL_CASES)
 def test_scripts_are_what_bash_takes(name: str, machine: Path) -> None:
-    """Bash parses every script, and shellcheck has nothing to say."""
+    """Bash parses every script, and shellcheck finds nothing."""
     text = _text(name, machine)
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
     _check(text)
@@ -70,7 +70,7 @@ def test_scripts_are_what_bash_takes(name: str, machine: Path) -> None:
 
 @pytest.mark.parametrize("name", SHELL_CASES)
 def test_scripts_with_hostile_words_are_what_bash_takes(name: str, machine: Path) -> None:
-    """The same whatever the program is called; shellcheck's remarks on style are on the user's own words then."""
+    """The same holds for any program name; shellcheck's style remarks then concern the user's own words."""
     arguments = shlex.split(CASES[name].format(dgx=machine))
     program = next(i for i, word in enumerate(arguments) if word.startswith(("train.", "./train.", "package.")))
     text = write([*arguments[:program], *HOSTILE])
@@ -87,7 +87,7 @@ def _check(text: str, *options: str) -> None:
 
 @pytest.mark.parametrize("engine", ["slurm", "pbs", "lsf"])
 def test_directives_come_first_and_hold_no_shell(engine: str) -> None:
-    """What the manager reads stands before the first command, a line each, with nothing to be expanded."""
+    """Directives come before the first command, one per line, and contain nothing that a shell expands."""
     given = "--nodes 2 --gpus-per-node 2 --cpus-per-task 4 --time 4h --signal 60 --requeue --queue q --account a"
     lines = write([engine, *given.split(), *HOSTILE]).splitlines()
     marks = {"slurm": "#SBATCH ", "pbs": "#PBS ", "lsf": "#BSUB "}
@@ -111,9 +111,9 @@ def _versions() -> tuple[str, str]:
 
 @pytest.mark.parametrize("name", POD_CASES)
 def test_manifests_are_what_the_api_takes(name: str, machine: Path) -> None:
-    """Each document holds to the API schemas of the oldest and newest Kubernetes at hand, unknown fields being wrong.
+    """Each document fits the API schemas of the oldest and newest Kubernetes at hand; unknown fields are errors.
 
-    A PyTorchJob is Kubeflow's: its pods are held against the schema, as those of a plain Pod.
+    A PyTorchJob is Kubeflow's, so its pod specs are checked as plain Pods.
     """
     for document in _documents(_text(name, machine)):
         parts = [document]
@@ -126,7 +126,7 @@ def test_manifests_are_what_the_api_takes(name: str, machine: Path) -> None:
 
 
 def test_the_schemas_find_what_is_wrong() -> None:
-    """The test above is not green because nothing was looked at."""
+    """The validation does find errors."""
     text = write(
         [
             "kubernetes",
@@ -141,7 +141,7 @@ def test_the_schemas_find_what_is_wrong() -> None:
 
 @pytest.mark.parametrize("form", ["job", "pytorchjob"])
 def test_pods_are_guaranteed_and_get_the_words_that_were_typed(form: str) -> None:
-    """Limits equal requests in whole CPUs, and Kubernetes expands nothing in the command: `$(x)` arrives as it was."""
+    """Limits equal requests in whole CPUs, and Kubernetes expands nothing in the command: `$(x)` arrives unchanged."""
     given = f"--form {form} --nodes 2 --gpus-per-node 2 --cpus-per-task 16 --mem-per-node 64G --container a/b:c"
     documents = _documents(write(["kubernetes", *given.split(), *HOSTILE, "$$(A)", "$(A)", "$$", "$", "$$$(A)"]))
     spec = documents[-1]["spec"]
@@ -155,7 +155,7 @@ def test_pods_are_guaranteed_and_get_the_words_that_were_typed(form: str) -> Non
 
 
 def _expanded(text: str) -> str:
-    """Return what Kubernetes makes of a word: `$$` is a dollar, `$(NAME)` a variable, any other dollar itself."""
+    """Expand a word as Kubernetes does: `$$` is a dollar, `$(NAME)` a variable, and any other dollar itself."""
     out, rest = "", text
     while rest:
         if rest.startswith("$$"):
@@ -167,13 +167,13 @@ def _expanded(text: str) -> str:
 
 
 def test_shared_memory_is_asked_for_torchs_dataloader_only() -> None:
-    """With numapin's DataLoader a pod needs no volume at /dev/shm; torch's own would have 64 MiB without one."""
+    """With numapin's DataLoader a pod has no volume at /dev/shm; torch's own DataLoader needs more than 64 MiB."""
     given = ["--gpus-per-node", "1", "--cpus-per-task", "4", "--mem-per-node", "8G", "--container", "a/b:c"]
     assert "/dev/shm" in write(["kubernetes", *given, "train.py"])  # noqa: S108
     assert "/dev/shm" not in write(["kubernetes", *given, "--dataloader", "numapin", "train.py"])  # noqa: S108
 
 
-# --- what is refused -------------------------------------------------------------------------------------------------
+# --- refused input ---------------------------------------------------------------------------------------------------
 
 _GOOD = ("--gpus-per-node", "4")
 _POD = ("--cpus-per-task", "4", "--mem-per-node", "8G")
@@ -192,14 +192,14 @@ _POD = ("--cpus-per-task", "4", "--mem-per-node", "8G")
         (["slurm", "--gpus-per-node", "-2", "train.py"], "--gpus-per-node is -2"),
         (["slurm", *_GOOD, "--ranks-per-node", "5", "train.py"], "more than the 4 GPUs"),
         (["slurm", *_GOOD, "--cpus-per-task", "0", "train.py"], "--cpus-per-task is 0"),
-        (["slurm", *_GOOD, "--time", "soon", "train.py"], "'soon' is no time"),
-        (["slurm", *_GOOD, "--time", "4:00", "train.py"], "'4:00' is no time; write 4:00:00"),
-        (["slurm", *_GOOD, "--time", "60", "train.py"], "'60' is no time"),
-        (["slurm", *_GOOD, "--time", "0:00:00", "train.py"], "no time at all"),
-        (["slurm", *_GOOD, "--time", "1-30:00:00", "train.py"], "30 hours beside its days"),
-        (["slurm", *_GOOD, "--time", "4:00:00\n#SBATCH --uid=0", "train.py"], "is no time"),
+        (["slurm", *_GOOD, "--time", "soon", "train.py"], "'soon' is not a time"),
+        (["slurm", *_GOOD, "--time", "4:00", "train.py"], "'4:00' is not a time; write 4:00:00"),
+        (["slurm", *_GOOD, "--time", "60", "train.py"], "'60' is not a time"),
+        (["slurm", *_GOOD, "--time", "0:00:00", "train.py"], "'0:00:00' is zero"),
+        (["slurm", *_GOOD, "--time", "1-30:00:00", "train.py"], "30 hours after its days"),
+        (["slurm", *_GOOD, "--time", "4:00:00\n#SBATCH --uid=0", "train.py"], "is not a time"),
         (["slurm", *_GOOD, "--signal", "60", "train.py"], "there is none"),
-        (["slurm", *_GOOD, "--signal", "60", "--time", "1m", "train.py"], "not before the end"),
+        (["slurm", *_GOOD, "--signal", "60", "--time", "1m", "train.py"], "not less than --time"),
         (["slurm", *_GOOD, "--signal", "0", "--time", "1h", "train.py"], "1 to 65535"),
         (["slurm", *_GOOD, "--job-name", 'a "b"\n#SBATCH', "train.py"], "--job-name 'a \"b\"\\n#SBATCH'"),
         (["slurm", *_GOOD, "--job-name", "x" * 64, "train.py"], "at most 63"),
@@ -208,7 +208,7 @@ _POD = ("--cpus-per-task", "4", "--mem-per-node", "8G")
         (["slurm", *_GOOD, "--account", "a b", "train.py"], "--account 'a b'"),
         (["slurm", *_GOOD, "--container", "a b:c", "train.py"], "--container 'a b:c'"),
         (["slurm", *_GOOD, "--container", "--privileged", "train.py"], "--container '--privileged'"),
-        (["slurm", *_GOOD, "--container", "dockerd://a", "train.py"], "nothing here runs such a URI"),
+        (["slurm", *_GOOD, "--container", "dockerd://a", "train.py"], "no engine runs such a URI"),
         *(
             (["slurm", *_GOOD, "--container", typed, "train.py"], f"--container {typed!r} names no image")
             for typed in (
@@ -216,15 +216,15 @@ _POD = ("--cpus-per-task", "4", "--mem-per-node", "8G")
                 *("a//b", "a:", "a@", "nvcr.io#nvidia/a:", "oras://", "library://", "https://"),
             )
         ),
-        (["mpi", *_GOOD, "--container", "/images/a.sqsh", "train.py"], "which only Slurm runs"),
+        (["mpi", *_GOOD, "--container", "/images/a.sqsh", "train.py"], "which only Slurm with pyxis runs"),
         (["slurm", *_GOOD, "--mem-per-node", "lots", "train.py"], "'lots' is not a size"),
         (["slurm", *_GOOD, "--mem-per-node", "1K", "train.py"], "--mem-per-node is 1024"),
         (["slurm", *_GOOD, "--bind", "none", "--cpus-per-rank", "2", "train.py"], "binds nothing"),
         (["slurm", *_GOOD, "--gpus", "0,,1", "train.py"], "empty entry"),
         (["slurm", *_GOOD, "--plan", "p.json", "train.py"], "use --form task"),
-        (["slurm", *_GOOD, "--form", "task", "--plan", "p.json", "--no-smt", "train.py"], "has decided what --no-smt"),
+        (["slurm", *_GOOD, "--form", "task", "--plan", "p.json", "--no-smt", "train.py"], "already decides --no-smt"),
         (["slurm", *_GOOD, "--gpus", "0,1", "train.py"], "names 2 GPUs for the 4 ranks"),
-        (["slurm", *_GOOD, "--form", "task", "--gpus", "0,1", "train.py"], "--ranks-per-node 2, or name more"),
+        (["slurm", *_GOOD, "--form", "task", "--gpus", "0,1", "train.py"], "--ranks-per-node 2, or name more GPUs"),
         (["slurm", *_GOOD, "--form", "task", "--dataloader", "numapin", "train.py"], "use --form node"),
         (["slurm", *_GOOD, "-m", "--no-python", "train.py"], "exclude each other"),
         (["slurm", *_GOOD, "--", "-x.py"], "begins with a dash"),
@@ -233,18 +233,24 @@ _POD = ("--cpus-per-task", "4", "--mem-per-node", "8G")
         (["slurm", *_GOOD, "--hostfile", "h", "train.py"], "--hostfile"),
         (["mpi", *_GOOD, "--time", "1h", "train.py"], "--time"),
         (["mpi", *_GOOD, "--requeue", "train.py"], "--requeue"),
-        (["pbs", *_GOOD, "train.py"], "only by number"),
+        (["pbs", *_GOOD, "train.py"], "CPUs of each host as a number"),
         (["kubernetes", *_GOOD, *_POD, "train.py"], "needs an image"),
-        (["kubernetes", *_GOOD, *_POD, "--container", "/images/a.sif", "train.py"], "no image of a registry"),
-        (["kubernetes", *_GOOD, *_POD, "--container", "a", "--job-name", "Train", "train.py"], "no name of Kubernetes"),
+        (["kubernetes", *_GOOD, *_POD, "--container", "/a.sif", "train.py"], "not an image in a registry"),
+        (
+            ["kubernetes", *_GOOD, *_POD, "--container", "a", "--job-name", "Train", "train.py"],
+            "not a valid Kubernetes name",
+        ),
         (["kubernetes", *_GOOD, *_POD, "--container", "a", "--job-name", "x" * 53, "train.py"], "at most 52"),
-        (["kubernetes", *_GOOD, "--mem-per-node", "8G", "--container", "a", "train.py"], "CPUs only by number"),
-        (["kubernetes", *_GOOD, "--cpus-per-task", "8", "--container", "a", "train.py"], "memory only by number"),
+        (["kubernetes", *_GOOD, "--mem-per-node", "8G", "--container", "a", "train.py"], "needs its CPUs as a number"),
+        (
+            ["kubernetes", *_GOOD, "--cpus-per-task", "8", "--container", "a", "train.py"],
+            "needs its memory as a number",
+        ),
         (["kubernetes", *_GOOD, *_POD, "--container", "a", "--account", "b", "train.py"], "--account"),
     ],
 )
 def test_wrong_input_is_refused_and_writes_no_file(arguments: list[str], message: str, tmp_path: Path) -> None:
-    """The error names the option and what was seen, has status 2, and there is no file afterwards."""
+    """The error names the option and the value, the status is 2, and no file is written."""
     options, rest = arguments[:1], arguments[1:]
     assert message in refusal([*options, "--output", str(tmp_path / "job"), *rest])
     assert list(tmp_path.iterdir()) == []
@@ -262,20 +268,20 @@ def test_wrong_input_is_refused_and_writes_no_file(arguments: list[str], message
 def test_what_the_machine_cannot_hold_is_refused_before_the_queue(
     options: str, error: type[Exception], message: str, machine: Path
 ) -> None:
-    """With a machine file the plan is tried: what would fail on the node after hours in the queue fails here."""
+    """With a machine file the plan is checked, so that an error does not come after hours in the queue."""
     with pytest.raises(error, match=message):
         write(["slurm", "--machine", str(machine), *options.split(), "train.py"])
 
 
 def test_output_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
-    """A folder that is not there is named, with the option."""
+    """The error names the option of a file in a missing folder."""
     assert "choose another file for --output" in refusal(
         ["slurm", *_GOOD, "--output", f"{tmp_path}/no/job", "train.py"]
     )
 
 
 def test_output_is_the_script(tmp_path: Path) -> None:
-    """--output writes what stdout would show, and shows nothing."""
+    """--output writes the same text as stdout would get, and prints nothing."""
     assert write(["slurm", *_GOOD, "--output", str(tmp_path / "job.sh"), "train.py"]) == ""
     assert (tmp_path / "job.sh").read_text() == write(["slurm", *_GOOD, "train.py"])
 
@@ -314,7 +320,7 @@ def test_output_is_the_script(tmp_path: Path) -> None:
 def test_images_are_named_as_each_program_takes_them(
     typed: str, pyxis: str | None, apptainer: str, registry: str | None
 ) -> None:
-    """Enroot marks a registry by #, Apptainer wants a scheme and / there; files and other schemes stay as they are."""
+    """Enroot needs a # after the registry, Apptainer a scheme; files and other schemes stay as they are."""
     assert (image.for_pyxis(typed), image.in_registry(typed)) == (pyxis, registry)
     if apptainer:
         assert image.for_apptainer(typed) == apptainer
@@ -325,7 +331,7 @@ def test_images_are_named_as_each_program_takes_them(
         assert f"image: {registry}\n" in write(["kubernetes", *words]).replace('"', "")
 
 
-# --- what is derived -------------------------------------------------------------------------------------------------
+# --- derived values --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -341,7 +347,7 @@ def test_images_are_named_as_each_program_takes_them(
 def test_a_job_gets_the_part_of_a_machine_that_goes_with_its_gpus(
     asked: dict[str, Any], cores: int, threads: int, is_whole: object, machine: Path
 ) -> None:
-    """Half of the GPUs is half of the cores and of the memory; hardware threads count where they are used."""
+    """Half of the GPUs get half of the cores and of the memory; hardware threads count if they are used."""
     share = share_of(Topology.from_json(machine.read_text()), **asked)
     assert (share.cores, share.threads_per_core, share.is_whole) == (cores, threads, is_whole)
     assert share.memory_bytes == (1 << 40) * (asked["gpus"] or 8) // 8
@@ -352,7 +358,7 @@ def test_a_job_gets_the_part_of_a_machine_that_goes_with_its_gpus(
     ("engine", "memory"), [("pbs", "mem={}mb"), ("lsf", "rusage[mem={}MB/host]"), ("slurm", "{}M")]
 )
 def test_memory_comes_from_the_machine(engine: str, memory: str, gpus: int, machine: Path) -> None:
-    """A job gets the memory that goes with its GPUs, a host; Slurm alone has a word for all that a node has."""
+    """A job gets its GPUs' share of the host's memory; only Slurm can request all of it without a number."""
     text = write([engine, "--form", "task", "--machine", str(machine), "--gpus-per-node", str(gpus), "train.py"])
     number = int((1 << 40) * gpus // 8 * 0.9) >> 20
     assert ("--mem=0" if engine == "slurm" and gpus == 8 else memory.format(number)) in text
@@ -367,13 +373,13 @@ def test_memory_comes_from_the_machine(engine: str, memory: str, gpus: int, mach
     ],
 )
 def test_scripts_modules_and_programs(launch: Launch, below_run: tuple[str, ...], below_exec: tuple[str, ...]) -> None:
-    """`numapin run` is told what the command is; `numapin exec` gets the command that run would make of it."""
+    """`numapin run` gets an option for the kind of program; `numapin exec` gets the command that run would start."""
     request = JobRequest(command=("a.py", "-x"), gpus_per_node=1, launch=launch)
     assert (shell.run_command(request), shell.command(request)) == (below_run, below_exec)
 
 
 def test_ranks_and_tasks_follow_the_gpus() -> None:
-    """One rank per GPU; without GPUs one; fewer where asked. The manager starts one task a node or one a rank."""
+    """One rank per GPU, one without GPUs, or as many as requested; one task per host or per rank."""
     assert JobRequest(command=("a",), gpus_per_node=8).ranks == 8
     assert JobRequest(command=("a",), gpus_per_node=0).ranks == 1
     few = JobRequest(command=("a",), gpus_per_node=8, ranks_per_node=2, form=Form.TASK, cpus_per_task=3)
@@ -381,7 +387,7 @@ def test_ranks_and_tasks_follow_the_gpus() -> None:
 
 
 def test_golden_machine_has_what_the_figures_say(machine: Path) -> None:
-    """The machine of these tests is the DGX A100 with 128 cores in 8 nodes and 1 TiB."""
+    """The machine of these tests is a DGX A100 with 128 cores in 8 nodes and 1 TiB."""
     topology = json.loads(machine.read_text())
     assert (len(topology["cores"]), len(topology["nodes"]), len(topology["gpus"])) == (128, 8, 8)
     assert sum(node["memory_bytes"] for node in topology["nodes"]) == 1 << 40
