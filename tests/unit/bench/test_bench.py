@@ -188,7 +188,7 @@ class TestProcesses:
         [
             ("import", "a_library_that_is_not_there is not installed"),
             ("raise", "failed: ValueError: no such thing"),
-            ("die", "failed: ended with status -9: last words"),
+            ("die", "failed: exited with status -9: last words"),
         ],
     )
     def test_a_peer_that_cannot_run_says_why_and_is_left_out(self, do: str, why: str) -> None:
@@ -207,7 +207,7 @@ class TestProcesses:
         """A peer that hangs is ended after its time, with what it started."""
         pid_file = tmp_path / "pid"
         (run,) = measured(Peer(name="x", specs=({"do": "hang", "pid_file": str(pid_file)},)), timeout_s=1.5)
-        assert run.skipped == "failed: not done within its time; more with --timeout"
+        assert run.skipped == "failed: timed out; allow more time with --timeout"
         assert ends(pid_file.read_text())
 
     def test_timeout_of_a_launcher(self, tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ class TestProcesses:
         rank = ["sh", "-c", "trap '' TERM; sleep 600 & wait"]
         spec = {"do": "hang", "pid_file": str(pid_file), "starts": rank}
         (run,) = measured(Peer(name="x", specs=(spec,)), timeout_s=1.5)
-        assert run.skipped == "failed: not done within its time; more with --timeout"
+        assert run.skipped == "failed: timed out; allow more time with --timeout"
         assert ends(pid_file.read_text())
 
 

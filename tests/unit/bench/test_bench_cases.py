@@ -240,7 +240,7 @@ class TestNearest:
         with pytest.raises(NumapinError) as caught:
             with_measured(unknown(0, None), verdicts)
         assert (
-            "nothing was saved: gpu0 is on node 0 (sysfs) already; measured: node 1 is fastest" in caught.value.message
+            "nothing was saved: gpu0 is already on node 0 (sysfs); measured: node 1 is fastest" in caught.value.message
         )
         assert "gpu1: the nodes differ by no more than the spread" in caught.value.message
 
