@@ -52,9 +52,7 @@ def buffer(memory: str, num_bytes: int, *, gpu: int, node: int | None, number: i
     pages = placement.find_pages(tensor.data_ptr(), tensor.nbytes)
     # The kernel may not know the node of pages that the driver allocated.
     if node is not None and pages is not None and set(pages) - home.nodes - {None}:
-        raise MachineError(
-            f"{memory} memory for node {node} is on other nodes, pages by node: {pages}", "see: numactl -H"
-        )
+        raise MachineError(f"{memory} memory for node {node} has pages elsewhere, by node: {pages}", "see: numactl -H")
     return tensor[:num_bytes]
 
 

@@ -122,7 +122,7 @@ def _taker(batches: Iterator[Batch], device: torch.device | None) -> Callable[[]
 def _warm_up(
     take: Callable[[], None], stats: Callable[[], Stats | None], *, seconds: float, num_outstanding: int
 ) -> None:
-    """Take batches for `seconds`, in rounds of `num_outstanding`, and longer until numapin's ring carries a whole round."""
+    """Take rounds of `num_outstanding` batches for `seconds`, and until numapin's ring carries a whole round."""
     start = time.perf_counter()
     earliest, latest, steady = start + seconds, start + _PATIENCE_S, False
     while time.perf_counter() < earliest or not (steady or time.perf_counter() > latest):

@@ -105,9 +105,7 @@ def require_intact(batch: Batch, case: LoaderCase) -> None:
     for part in data:
         ends = part.flatten(1)[:, [0, -1]]
         if part.shape != (case.batch_size, *case.shape) or not bool((ends == codes[:, None]).all()):
-            raise ValueError(
-                f"a batch is not what the dataset returned: {tuple(part.shape)}, first elements {ends[:4]}"
-            )
+            raise ValueError(f"a batch differs from the dataset: {tuple(part.shape)}, first elements {ends[:4]}")
 
 
 def _codes(case: LoaderCase) -> torch.Tensor:

@@ -41,7 +41,7 @@ class Setup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A peer that is ready. Iterating over `batches` starts it; `stats` returns numapin's statistics, None for others."""
+    """A peer that is ready. Iterating over `batches` starts it; `stats` returns None for peers other than numapin."""
 
     batches: Iterable[Batch]
     stats: Callable[[], Stats | None] = lambda: None

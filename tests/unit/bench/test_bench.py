@@ -349,7 +349,7 @@ class TestData:
             batch = Fetch(InMemory(case, 0))([1, 2, 3])
             last = list(tensors(batch))[-1 if case.num_tensors else 0]
             last[1].view(-1)[row] += 1
-            with pytest.raises(ValueError, match="a batch is not what the dataset gave"):
+            with pytest.raises(ValueError, match="a batch differs from the dataset"):
                 require_intact(batch, case)
 
     def test_pickles_small(self, name: str) -> None:
