@@ -1,11 +1,11 @@
-"""Plain DistributedDataParallel: a convolutional net on synthetic images, which numapin.DataLoader puts on the GPU.
+"""Plain DistributedDataParallel: a convolutional net on synthetic images that numapin.DataLoader copies to the GPU.
 
     numapin run examples/train_ddp.py                        one rank per GPU, NCCL
     numapin run --nproc-per-node 2 examples/train_ddp.py     two ranks; without GPUs on the CPU, gloo
 
-Expect a line an epoch, with a loss that falls from about 1.15 to below 0.01. What differs from a script for torchrun is
-the loader: its batches are on `device` already, copied while the step before was computed. torchrun runs this too, then
-unbound. Each image is noise with one bright quadrant, which is the label.
+Expect one line per epoch, with a loss that falls from about 1.15 to below 0.01. The only difference from a script for
+torchrun is the loader: its batches are already on `device`, copied during the previous step. torchrun can run this
+script too, unbound. Each image is noise with one bright quadrant, which is the label.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import numapin
 
 
 class Quadrants(Dataset):
-    """Images of 3 x 32 x 32; image n is always the same, whoever reads it."""
+    """Images of 3 x 32 x 32; image n is the same in every process."""
 
     def __len__(self) -> int:
         return 2048
@@ -34,7 +34,7 @@ class Quadrants(Dataset):
 
 
 def main() -> None:
-    """Train for some epochs and print the mean loss of each on rank 0."""
+    """Train for a few epochs and print the mean loss of each on rank 0."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=3)
     arguments = parser.parse_args()

@@ -10,7 +10,7 @@ import dataclasses
 import os
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
 
@@ -21,16 +21,24 @@ from numapin.bench.measure.loader_data import InMemory, num_bytes, require_intac
 from numapin.bench.measure.loader_peers import BUILDERS, Setup
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from numapin.bench.child import Harness
     from numapin.bench.measure.loader_data import Batch
-    from numapin.data.stats import Stats
 
 _PATIENCE_S: Final = 30.0  # until numapin's ring carries all batches
 _PAGE_BYTES: Final = 4096
 _PEAK_BYTES: Final = 256 << 20
 _PEAK_COPIES: Final = 8  # between two synchronizations
+
+
+class _HitCounts(Protocol):
+    """The counts of numapin.DataLoader.stats() that tell whether its ring is used."""
+
+    @property
+    def hits(self) -> int: ...
+    @property
+    def misses(self) -> Mapping[str, int]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +128,7 @@ def _taker(batches: Iterator[Batch], device: torch.device | None) -> Callable[[]
 
 
 def _warm_up(
-    take: Callable[[], None], stats: Callable[[], Stats | None], *, seconds: float, num_outstanding: int
+    take: Callable[[], None], stats: Callable[[], _HitCounts | None], *, seconds: float, num_outstanding: int
 ) -> None:
     """Take rounds of `num_outstanding` batches for `seconds`, and until numapin's ring carries a whole round."""
     start = time.perf_counter()
@@ -158,7 +166,7 @@ def _pinned_mb(device: torch.device | None) -> dict[str, float]:
     return {"pinned_mb": (budget.torch_pinned_bytes + budget.pinned_bytes) / 1e6}
 
 
-def _hits(before: Stats | None, after: Stats | None) -> dict[str, float]:
+def _hits(before: _HitCounts | None, after: _HitCounts | None) -> dict[str, float]:
     """Return how many batches found a slot in between, and how many did not; empty for other peers."""
     if before is None or after is None:
         return {}
