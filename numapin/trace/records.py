@@ -47,7 +47,8 @@ class Kernel(Span):
 
     def earlier(self, by_us: float) -> Kernel:
         """Return the kernel at an earlier time."""
-        return replace(self, start=self.start - by_us, end=self.end - by_us)
+        start, end = self.start - by_us, self.end - by_us
+        return Kernel(start=start, end=end, name=self.name, row=self.row, device=self.device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
