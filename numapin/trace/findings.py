@@ -8,7 +8,7 @@ What takes less than a hundredth of the step time is not reported.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
@@ -25,6 +25,11 @@ _WAITING: Final = 0.05
 _IDLE: Final = 0.2  # launching small kernels leaves gaps in any program
 _BUSY: Final = 0.9
 _OVERLAPPED: Final = 0.5  # of the time of the copies
+
+_BUSY_US: Final = attrgetter("busy_us")
+_OVERLAPPED_US: Final = attrgetter("overlapped_us")
+_EXPOSED_US: Final = attrgetter("exposed_us")
+_BLOCKED_US: Final = attrgetter("blocked_us")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,43 +57,44 @@ class _Copies:
     """Copies to the GPU from one kind of memory; the groups that took longest come first."""
 
     analysis: Analysis
+    memory: str
     groups: Sequence[Group]
 
     @classmethod
     def of(cls, analysis: Analysis, memory: str) -> _Copies:
         to_device = (group for group in analysis.groups if group.direction == HOST_TO_DEVICE)
-        return cls(analysis=analysis, groups=[group for group in to_device if group.source == memory])
+        return cls(analysis=analysis, memory=memory, groups=[group for group in to_device if group.source == memory])
 
     @property
     def blocking(self) -> _Copies:
-        return _Copies(analysis=self.analysis, groups=[group for group in self.groups if group.num_blocking])
+        return replace(self, groups=[group for group in self.groups if group.num_blocking])
 
     @property
     def asynchronous(self) -> _Copies:
-        return _Copies(analysis=self.analysis, groups=[group for group in self.groups if not group.num_blocking])
+        return replace(self, groups=[group for group in self.groups if not group.num_blocking])
 
     @property
     def costs(self) -> float:
         """The share of the step time that no kernel hid. Copies that overlap each other cost all of it at most."""
         window_us = self.analysis.window_us
-        return min(sum(group.exposed_us for group in self.groups) / window_us, 1.0) if window_us else 0.0
+        return min(self._total(_EXPOSED_US) / window_us, 1.0) if window_us else 0.0
 
     @property
     def overlapped(self) -> float:
         """The share of the copies' own time during which kernels ran; 1 for copies that took no time."""
-        busy_us = sum(group.busy_us for group in self.groups)
-        return sum(group.overlapped_us for group in self.groups) / busy_us if busy_us else 1.0
+        busy_us = self._total(_BUSY_US)
+        return self._total(_OVERLAPPED_US) / busy_us if busy_us else 1.0
 
-    def described(self, memory: str) -> str:
+    def _total(self, time_us: Callable[[Group], float]) -> float:
+        return sum(map(time_us, self.groups))
+
+    def described(self) -> str:
         """Return the number, size, time and origin of the copies."""
         count = sum(group.count for group in self.groups)
-        busy_us = sum(group.busy_us for group in self.groups)
-        blocked_us = sum(group.blocked_us for group in self.groups)
+        busy = f"{_ms(self.analysis, self._total(_BUSY_US))} per step"
+        blocked_us = self._total(_BLOCKED_US)
         blocked = f"; host blocked for {_ms(self.analysis, blocked_us)} per step" if blocked_us else ""
-        return (
-            f"{count} copies from {memory} memory ({self._size()}{_ms(self.analysis, busy_us)} per step"
-            f"{self._origin()}{blocked})"
-        )
+        return f"{count} copies from {self.memory.lower()} memory ({self._size()}{busy}{self._origin()}{blocked})"
 
     def _size(self) -> str:
         sizes = [group.num_bytes for group in self.groups if group.num_bytes is not None]
@@ -110,7 +116,7 @@ def _pageable(analysis: Analysis) -> TraceFinding | None:
     return TraceFinding(
         what="pageable copies",
         costs=copies.costs,
-        evidence=f"{copies.described('pageable')}: the driver stages each copy and blocks the host",
+        evidence=f"{copies.described()}: the driver stages each copy and blocks the host",
         remedy="use DataLoader(…, pin_memory=True) and .to(device, non_blocking=True), or numapin.DataLoader(…, "
         'device="cuda"); without changing the script: numapin run --dataloader=numapin',
     )
@@ -123,7 +129,7 @@ def _blocking(analysis: Analysis) -> TraceFinding | None:
     return TraceFinding(
         what="pinned, but blocking",
         costs=copies.costs,
-        evidence=f"{copies.described('pinned')}: the host waited for each copy to finish",
+        evidence=f"{copies.described()}: the host waited for each copy to finish",
         remedy="use .to(device, non_blocking=True)",
     )
 
@@ -137,7 +143,7 @@ def _not_overlapped(analysis: Analysis) -> TraceFinding | None:
     return TraceFinding(
         what="asynchronous, but not overlapped",
         costs=copies.costs,
-        evidence=f"{copies.described('pinned')}{stream}: kernels ran during {copies.overlapped:.0%} of that time",
+        evidence=f"{copies.described()}{stream}: kernels ran during {copies.overlapped:.0%} of that time",
         remedy='copy one batch ahead on a separate stream, as numapin.DataLoader(…, device="cuda") does',
     )
 
