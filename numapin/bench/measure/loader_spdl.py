@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 _ARENA_SLACK: Final = 1 << 20  # bytes, for alignment and small fields
 
 
-class _Pipeline(Protocol):
+class _SpdlPipeline(Protocol):
     """A built pipeline of SPDL, as far as it is used here."""
 
     def auto_stop(self) -> AbstractContextManager[object]: ...
     def get_iterator(self) -> Iterator[Batch]: ...
 
 
-class _Builder(Protocol):
+class _SpdlBuilder(Protocol):
     """SPDL's PipelineBuilder with a source, as far as it is used here."""
 
-    def pipe(self, stage: Callable[[Batch], Batch], /, *, executor: Executor) -> _Builder: ...
-    def add_sink(self, buffer_size: int, /) -> _Builder: ...
-    def build(self, *, num_threads: int) -> _Pipeline: ...
+    def pipe(self, stage: Callable[[Batch], Batch], /, *, executor: Executor) -> _SpdlBuilder: ...
+    def add_sink(self, buffer_size: int, /) -> _SpdlBuilder: ...
+    def build(self, *, num_threads: int) -> _SpdlPipeline: ...
 
 
 def pipeline(setup: Setup) -> Source:
@@ -87,7 +87,7 @@ def _in_subprocess(setup: Setup) -> Iterator[Batch]:
         yield from built.get_iterator()
 
 
-def _source(builder: _Builder, num_threads: int, setup: Setup) -> Source:
+def _source(builder: _SpdlBuilder, num_threads: int, setup: Setup) -> Source:
     """Add the transfer and build. The pipeline starts with the iteration and ends when the source is closed."""
     stack = ExitStack()
     if setup.device is not None:
@@ -97,7 +97,7 @@ def _source(builder: _Builder, num_threads: int, setup: Setup) -> Source:
     return Source(batches=_started(built, stack), close=stack.close)
 
 
-def _started(built: _Pipeline, stack: ExitStack) -> Iterable[Batch]:
+def _started(built: _SpdlPipeline, stack: ExitStack) -> Iterable[Batch]:
     stack.enter_context(built.auto_stop())
     yield from built.get_iterator()
 
