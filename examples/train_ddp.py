@@ -33,6 +33,20 @@ class Quadrants(Dataset):
         return noise, index % 4
 
 
+def make_net() -> nn.Module:
+    """Return a small convolutional net."""
+    net = nn.Sequential(
+        nn.Conv2d(3, 16, 3, stride=2),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, stride=2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.LazyLinear(4),
+    )
+    net(torch.zeros(1, 3, 32, 32))  # gives the lazy layer its size
+    return net
+
+
 def main() -> None:
     """Train for a few epochs and print the mean loss of each on rank 0."""
     parser = argparse.ArgumentParser()
@@ -46,16 +60,7 @@ def main() -> None:
     dist.init_process_group("nccl" if on_gpu else "gloo")
 
     torch.manual_seed(0)
-    net = nn.Sequential(
-        nn.Conv2d(3, 16, 3, stride=2),
-        nn.ReLU(),
-        nn.Conv2d(16, 32, 3, stride=2),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.LazyLinear(4),
-    )
-    net(torch.zeros(1, 3, 32, 32))  # gives the lazy layer its size
-    model = DistributedDataParallel(net.to(device))
+    model = DistributedDataParallel(make_net().to(device))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     dataset = Quadrants()
     sampler = DistributedSampler(dataset)
