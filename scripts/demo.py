@@ -28,9 +28,12 @@ def main() -> int:
         records = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("run-*/observed-*.json"))]
     exact = show_bindings(records)
     losses = re.findall(r"loss went from ([\d.]+) to ([\d.]+)", output)
-    fell = len(losses) == 1 and float(losses[0][1]) < float(losses[0][0])
-    print(f"loss: {losses[0][0]} -> {losses[0][1]}" if losses else "no loss was printed")
-    return 0 if exact and fell else 1
+    if len(losses) != 1:
+        print(f"the loss was printed {len(losses)} times instead of once")
+        return 1
+    first, last = losses[0]
+    print(f"loss: {first} -> {last}")
+    return 0 if exact and float(last) < float(first) else 1
 
 
 def train(run_dir: str) -> str:

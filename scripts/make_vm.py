@@ -161,16 +161,17 @@ class Apt:
             "Acquire::Retries=3",
             "Debug::NoLocking=1",
         )
-        self.options = ("-qq", *chain.from_iterable(("-o", setting) for setting in settings))
+        self.options = tuple(chain.from_iterable(("-o", setting) for setting in settings))
+        self.quiet = ("-qq", *self.options)
 
     def update(self) -> None:
         """Fetch the package lists; continue if a third-party source fails."""
         _say("fetching the package lists")
-        self.problem = _output("apt-get", *self.options, "update", check=False).strip()
+        self.problem = _output("apt-get", *self.quiet, "update", check=False).strip()
 
     def kernel(self) -> str:
         """Return the package of the kernel itself, on which the metapackage depends."""
-        listing = _output("apt-cache", *self.options, "depends", "--important", KERNEL_PACKAGE, check=False)
+        listing = _output("apt-cache", *self.quiet, "depends", "--important", KERNEL_PACKAGE, check=False)
         match = re.search(r"Depends: (linux-image-\S+)", listing)
         if match is None:
             raise MissingError(
@@ -180,9 +181,7 @@ class Apt:
 
     def closure(self, names: tuple[str, ...]) -> tuple[str, ...]:
         """Return `names` and their dependencies that are not installed here."""
-        plan = _output(
-            "apt-get", *self.options, "install", "-s", "--reinstall", "--no-install-recommends", *names, quiet=False
-        )
+        plan = _output("apt-get", *self.options, "install", "-s", "--reinstall", "--no-install-recommends", *names)
         found = re.findall(r"^Inst (\S+)", plan, re.MULTILINE)
         # The C library must match this machine's dynamic loader.
         return tuple(name for name in dict.fromkeys(found) if not re.match(r"(libc6|libc-bin)\b", name))
@@ -190,7 +189,7 @@ class Apt:
     def download(self, names: tuple[str, ...]) -> dict[str, Path]:
         """Download packages, checked against the signed lists; return name -> .deb."""
         _say(f"downloading {len(names)} packages: {' '.join(names)}")
-        _output("apt-get", *self.options, "download", *names, cwd=self.archives)
+        _output("apt-get", *self.quiet, "download", *names, cwd=self.archives)
         files = {file.name.partition("_")[0]: file for file in self.archives.glob("*.deb")}
         missing = [name for name in names if name not in files]
         if missing:
@@ -298,10 +297,8 @@ def _unpack(package: Path, target: Path) -> None:
     _output("dpkg-deb", "-x", str(package), str(target))
 
 
-def _output(tool: str, *arguments: str, cwd: Path | None = None, check: bool = True, quiet: bool = True) -> str:
+def _output(tool: str, *arguments: str, cwd: Path | None = None, check: bool = True) -> str:
     """Run a tool and return its output. Raises MissingError, with that output, if it fails and `check` is set."""
-    if not quiet:
-        arguments = tuple(argument for argument in arguments if argument != "-qq")
     done = subprocess.run(
         [shutil.which(tool) or tool, *arguments],
         cwd=cwd,
