@@ -1,4 +1,4 @@
-"""Machines to draw, and a check for errors in a drawing."""
+"""Machines to draw, and what is wrong with a drawing. For tests of the picture."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
     from numapin.view.picture.boxes import Box, BoxKind
 
-_TOLERANCE = 0.2  # of a pixel, for rounding
+_TOLERANCE = 0.2  # of a pixel: rounding
 
-# Strings that a person or a broken driver might put into a machine file.
+# What people, or a broken driver, may have written into a machine file.
 HOSTILE = (
     "<script>alert(1)</script>",
     "\"'><svg onload=alert(1)>&amp;]]>",
@@ -37,7 +37,7 @@ def golden_machine(name: str) -> Topology:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Area:
-    """A rectangle on the page and its name."""
+    """A rectangle on the page, and what it is."""
 
     what: str
     left: float
@@ -46,14 +46,14 @@ class Area:
     bottom: float
 
     def meets(self, other: Area) -> bool:
-        """Return whether the two share more than an edge."""
+        """Say whether the two share more than an edge."""
         return (
             min(self.right, other.right) - max(self.left, other.left) > _TOLERANCE
             and min(self.bottom, other.bottom) - max(self.top, other.top) > _TOLERANCE
         )
 
     def holds(self, other: Area) -> bool:
-        """Return whether the other lies inside."""
+        """Say whether the other lies inside."""
         return (
             other.left >= self.left - _TOLERANCE
             and other.top >= self.top - _TOLERANCE
@@ -63,7 +63,7 @@ class Area:
 
 
 def problems(box: Box) -> list[str]:
-    """Return the errors of a layout: children or texts outside their box, siblings or texts that overlap."""
+    """Return what is wrong with a layout: children outside, siblings or texts on each other, texts outside or cut."""
     texts: list[Area] = []
     found = list(_problems(box, 0, 0, texts))
     by_top = sorted(texts, key=lambda area: area.top)
@@ -108,7 +108,7 @@ def _label_areas(box: Box, left: float, top: float) -> Iterator[Area]:
 
 
 def _near(areas: list[Area]) -> Iterator[tuple[Area, Area]]:
-    """Yield all pairs of a few areas; of many, only neighbors in rows and columns."""
+    """Yield all pairs of few; of many, those that follow each other in rows and in columns."""
     if len(areas) < 200:
         yield from combinations(areas, 2)
         return
