@@ -1,6 +1,6 @@
 """The networks of `bench.training`, without torchvision. Pure.
 
-Comes in: a name. Goes out: a `Workload`: a network, its input and how it is trained.
+Comes in: a name. Goes out: a `Workload`: a network, its input and its training options.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Workload:
 
     @property
     def about(self) -> str:
-        """Describe the workload in a line."""
+        """The workload in one line."""
         size = "x".join(map(str, self.shape))
         precision = "bf16 autocast" if self.bf16 else "float32 (TF32 convolutions)"
         layout = ", channels_last" if self.channels_last else ""

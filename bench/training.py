@@ -4,14 +4,14 @@
     python -m bench.training --quick            smoke test: tiny sizes, also without a GPU (gloo)
 
 Starts all ranks once, under one launcher (torchrun, or `--launcher numapin`), and measures every loader in them, so
-that only the loader differs. Each rank holds float32 samples in memory; its forked workers stack them into batches, in
-order: nothing is decoded or shuffled. Networks train under DistributedDataParallel with SGD; `bench/models.py` has the
+that only the loader differs. Each rank holds float32 samples in memory. Its forked workers stack them into batches in
+order; nothing is decoded or shuffled. Networks train under DistributedDataParallel with SGD; `bench/models.py` has the
 sizes and the precision. `ceiling` trains on one batch that is already on the GPU; `torch` is torch's DataLoader with
 pin_memory=True and non_blocking copies; `numapin` is numapin.DataLoader(device="cuda"). Both loaders have the same
 workers and prefetching.
 
-Each repeat measures each loader on each network, every second repeat in reverse order. The samples per second are those
-of all ranks: the clock starts when all are warm and stops when the last GPU is done. Prints a table, and writes JSON
+Each repeat measures each loader on each network, every second repeat in reverse order. Samples per second
+count all ranks: the clock starts when all are warm and stops when the last GPU is done. Prints a table, and writes JSON
 (schema numapin.bench/1 plus `runs`) after each measurement, so that an interrupted benchmark keeps its results.
 """
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 _LAUNCHERS: Final = {"torchrun": ("-m", "torch.distributed.run"), "numapin": ("-m", "numapin", "run", "--quiet")}
 _SHOWN_VARIABLES: Final = ("CUDA_", "NCCL_", "NUMAPIN_", "OMP_", "TORCH_")
 _NUM_FIRST_STEPS: Final = 3  # cuDNN chooses its algorithms, torch.compile compiles
-_TIMEOUT: Final = timedelta(minutes=4)  # for a collective; longer than a rank takes to compile
+_TIMEOUT: Final = timedelta(minutes=4)  # for a collective, which may wait for a rank that compiles
 _LAYOUT: Final = Layout(
     legend="samples/s of all ranks: median [lowest, highest]; wait: share of the time spent in next();\n"
     "first s: until the first batch; misses: batches outside numapin's ring while measured, on rank 0",
@@ -80,16 +80,16 @@ class Settings:
 
     @property
     def workloads(self) -> tuple[Workload, ...]:
-        """Return the networks to train, in order."""
+        """The networks to train, in order."""
         chosen = tuple(WORKLOADS[name] for name in self.models)
         return tuple(workload.quick() for workload in chosen) if self.quick else chosen
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Start the ranks, or be one."""
+    """Start the ranks; in a rank, measure."""
     given = _parser().parse_args(arguments)
     if "LOCAL_RANK" in os.environ:
-        _be_a_rank(_settings(given))
+        _measure_all(_settings(given))
         return
     if not torch.cuda.is_available() and not given.quick:
         sys.exit("bench.training: torch sees no GPU; only --quick runs without one")
@@ -157,7 +157,7 @@ def _settings(given: argparse.Namespace) -> Settings:
     )
 
 
-def _be_a_rank(settings: Settings) -> None:
+def _measure_all(settings: Settings) -> None:
     """Measure all loaders on all networks; rank 0 reports."""
     started = time.monotonic()
     device = _device()
@@ -185,7 +185,7 @@ def _join(device: torch.device) -> None:
 
 
 def cells(settings: Settings) -> Iterator[tuple[int, str, str]]:
-    """Yield (repeat, network, loader): all networks in each repeat; every second repeat has the loaders in reverse."""
+    """Yield (repeat, network, loader): all networks in each repeat, with reversed loaders in every second one."""
     for repeat in range(settings.repeats):
         for model in settings.models:
             for loader in settings.loaders[:: -1 if repeat % 2 else 1]:
@@ -193,7 +193,7 @@ def cells(settings: Settings) -> Iterator[tuple[int, str, str]]:
 
 
 def _device() -> torch.device:
-    """Make this rank's GPU the current one and return it; the CPU where there is none."""
+    """Select and return this rank's GPU, or the CPU if there is no GPU."""
     if not torch.cuda.is_available():
         torch.set_num_threads(1)  # ranks and workers share the CPUs
         return torch.device("cpu")
@@ -231,7 +231,7 @@ class Reports:
         }
 
     def add(self, run: Run, number: int, elapsed_s: float) -> None:
-        """Add a run: print its line and write the JSON file."""
+        """Add a run, print its line and write the JSON file."""
         self._runs.append(run)
         (details,) = run.details
         total = len(list(cells(self._settings)))
@@ -245,12 +245,13 @@ class Reports:
     def show(self) -> None:
         """Print the table, and the number of missing measurements."""
         Console(width=None if sys.stdout.isatty() else 120).print(bench_table(self.report, _LAYOUT))
-        if (missing := len(list(cells(self._settings))) - len(self._runs)) > 0:
+        missing = len(list(cells(self._settings))) - len(self._runs)
+        if missing > 0:
             print(f"{missing} measurements did not start within {self._settings.limit_s:.0f} s (--limit)")
 
     @property
     def report(self) -> BenchReport:
-        """Return the figures so far."""
+        """The figures so far."""
         return BenchReport(
             benchmark="training",
             command=("python", "-m", "bench.training", *sys.argv[1:]),

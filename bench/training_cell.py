@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from bench.models import Workload
     from numapin.data.stats import Stats
 
-_ENDLESS: Final = 1 << 30  # samples: no epoch ends within a cell
+_ENDLESS: Final = 1 << 30  # samples, so that no epoch ends within a cell
 _NUM_CODES: Final = 128  # the first element of a sample is its label modulo this
-_PATIENCE_S: Final = 15.0  # for a warm-up that does not become steady
-_MIN_STRETCHES: Final = 2  # of a warm-up: the first takes what the workers had prepared
+_PATIENCE_S: Final = 15.0  # at most, for a warm-up that does not become steady
+_MIN_STRETCHES: Final = 2  # of a warm-up; the first takes batches that were already prepared
 _EMPTY_HOST_CACHE: Final = ("_host_emptyCache", "_accelerator_emptyHostCache")  # by version of torch
 
 
@@ -65,7 +65,7 @@ class Window:
 
     @property
     def steps_per_s(self) -> float:
-        """Return the pace of a rank."""
+        """The number of steps per second."""
         return self.num_steps / self.wall_s
 
 
@@ -79,7 +79,7 @@ class Samples(Dataset[Any]):
         self._samples.flatten(1)[:, 0] = _codes(torch.tensor(self._labels))
 
     def __len__(self) -> int:
-        """Return a number that no cell reaches."""
+        """Return more samples than any cell takes."""
         return _ENDLESS
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
@@ -105,7 +105,7 @@ class Trainer:
         self._optimizer = torch.optim.SGD(self._model.parameters(), lr=1e-3, momentum=0.9)
 
     def step(self, batch: list[torch.Tensor]) -> None:
-        """Train on one batch, whichever loader it came from."""
+        """Train on one batch."""
         samples, labels = batch
         if self.workload.channels_last:
             samples = samples.to(memory_format=self._format)
@@ -124,7 +124,8 @@ class Trainer:
 def measure(trainer: Trainer, loader: str, *, repeat: int, timing: Timing) -> Run:
     """Start a loader, warm up, measure, and stop it with all of its workers.
 
-    Raises RuntimeError where a batch is not what the dataset holds, or a worker is left.
+    Raises:
+        RuntimeError: A batch differs from the dataset, or a worker is left over.
     """
     started = time.perf_counter()
     with LOADERS[loader](trainer, timing) as feed:
@@ -166,7 +167,7 @@ def largest(device: torch.device, value: float) -> float:
 
 @contextmanager
 def _ceiling(trainer: Trainer, _timing: Timing) -> Iterator[Feed]:
-    """Feed one batch that is already on the device, over and over."""
+    """Feed the same batch, already on the device, again and again."""
     batch = trainer.batch()
     yield Feed(take=lambda: batch)
 
@@ -179,12 +180,12 @@ def _torch(trainer: Trainer, timing: Timing) -> Iterator[Feed]:
     try:
         yield Feed(take=lambda: _on_device(next(batches), device))
     finally:
-        batches._shutdown_workers()  # type: ignore[attr-defined] # noqa: SLF001 - torch has no public way
+        batches._shutdown_workers()  # type: ignore[attr-defined] # noqa: SLF001 - torch has no public method
 
 
 @contextmanager
 def _numapin(trainer: Trainer, timing: Timing) -> Iterator[Feed]:
-    """Feed the batches of our loader, which arrive on the device."""
+    """Feed the batches of numapin's loader, which are already on the device."""
     with numapin.DataLoader(trainer.samples, **_arguments(trainer, timing), device=trainer.device) as loader:
         yield Feed(take=iter(loader).__next__, stats=loader.stats)
 
@@ -194,7 +195,7 @@ LOADERS: Final[dict[str, Callable[[Trainer, Timing], AbstractContextManager[Feed
     "torch": _torch,
     "numapin": _numapin,
 }
-"""The loaders by name; samples come in order, so that none pays for shuffling."""
+"""The loaders by name. Samples are read in order, so that no loader pays for shuffling."""
 
 
 def _arguments(trainer: Trainer, timing: Timing) -> dict[str, Any]:
@@ -203,12 +204,12 @@ def _arguments(trainer: Trainer, timing: Timing) -> dict[str, Any]:
         "batch_size": trainer.workload.batch_size,
         "num_workers": timing.num_workers,
         "prefetch_factor": timing.prefetch,
-        "persistent_workers": True,  # numapin's close() ends them; one iterator is all that a cell uses
+        "persistent_workers": True,  # numapin's close() ends them; a cell uses only one iterator
     }
 
 
 def _warm_up(trainer: Trainer, feed: Feed, timing: Timing) -> Window:
-    """Train for the warm-up time, and on until numapin's ring carries all batches; return the last stretch.
+    """Train for the warm-up time, and until numapin's ring carries all batches; return the last stretch.
 
     A stretch has as many steps as batches are prefetched.
     """
@@ -247,7 +248,7 @@ def _is_steady(before: Stats | None, after: Stats | None) -> bool:
 
 
 def _misses(before: Stats | None, after: Stats | None) -> dict[str, float]:
-    """Return how many of this rank's batches travelled outside the ring in between; nothing for other loaders."""
+    """Return how many of this rank's batches went outside the ring in between; empty for other loaders."""
     if before is None or after is None:
         return {}
     return {"misses": float(sum(after.misses.values()) - sum(before.misses.values()))}
@@ -257,7 +258,7 @@ def _require_intact(batch: list[torch.Tensor], workload: Workload) -> None:
     samples, labels = batch
     expected = (workload.batch_size, *workload.shape)
     if samples.shape != expected or not torch.equal(samples.flatten(1)[:, 0], _codes(labels)):
-        raise RuntimeError(f"{workload.name}: a batch of shape {tuple(samples.shape)} is not what the dataset holds")
+        raise RuntimeError(f"{workload.name}: a batch of shape {tuple(samples.shape)} differs from the dataset")
 
 
 def _codes(labels: torch.Tensor) -> torch.Tensor:
@@ -266,8 +267,9 @@ def _codes(labels: torch.Tensor) -> torch.Tensor:
 
 
 def _require_no_workers(loader: str) -> None:
-    if left := multiprocessing.active_children():
-        raise RuntimeError(f"{loader}: {len(left)} workers are left after the loader was closed: {left}")
+    left = multiprocessing.active_children()
+    if left:
+        raise RuntimeError(f"{loader}: {len(left)} workers are left over after closing the loader: {left}")
 
 
 def _free_caches(device: torch.device) -> None:
@@ -275,7 +277,7 @@ def _free_caches(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.empty_cache()
         for name in _EMPTY_HOST_CACHE:
-            getattr(torch._C, name, lambda: None)()  # noqa: SLF001 - torch has no public way
+            getattr(torch._C, name, lambda: None)()  # noqa: SLF001 - torch has no public function
 
 
 def _on_device(batch: list[torch.Tensor], device: torch.device) -> list[torch.Tensor]:

@@ -1,11 +1,11 @@
-"""Hugging Face Accelerate: `numapin run` takes the place of `accelerate launch`, and the loader stays numapin's.
+"""Hugging Face Accelerate: `numapin run` replaces `accelerate launch`, and the loader stays numapin's.
 
     numapin run examples/train_accelerate.py                       one rank per GPU, NCCL
     numapin run --nproc-per-node 2 examples/train_accelerate.py    two ranks; without GPUs on the CPU, gloo
 
-Expect a line a rank that says that its DataLoader got numapin's data path (Accelerate's `prepare` makes a copy of the
-loader, which keeps it), and a line an epoch, with a loss that falls from about 1.7 to 0.3. Needs
-`pip install accelerate`. Each sample is noise around the centre of its class.
+Expect one line per rank that reports numapin's data path (Accelerate's `prepare` copies the loader, and the copy keeps
+it), and one line per epoch, with a loss that falls from about 1.7 to 0.3. Needs `pip install accelerate`. Each sample
+is noise around the center of its class.
 """
 
 import argparse
@@ -20,21 +20,21 @@ import numapin
 
 
 class Clusters(Dataset):
-    """Points in 64 dimensions around one of eight centres; point n is always the same."""
+    """Points in 64 dimensions around one of eight centers; point n is always the same."""
 
     def __init__(self) -> None:
-        self.centres = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
+        self.centers = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
 
     def __len__(self) -> int:
         return 2048
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         noise = torch.randn(64, generator=torch.Generator().manual_seed(index))
-        return self.centres[index % 8] + 2 * noise, index % 8
+        return self.centers[index % 8] + 2 * noise, index % 8
 
 
 def main() -> None:
-    """Train for some epochs and print the mean loss of each on the main process."""
+    """Train for a few epochs and print the mean loss of each on the main process."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=4)
     arguments = parser.parse_args()

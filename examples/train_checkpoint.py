@@ -1,12 +1,12 @@
-"""A job that survives preemption: told to go, it saves everything at the next step and ends; started again, it goes on.
+"""A job that survives preemption: on a signal it saves at the next step and exits; started again, it continues.
 
     numapin run --max-restarts 3 examples/train_checkpoint.py --checkpoint FILE     one rank per GPU, NCCL
     numapin run --max-restarts 3 --nproc-per-node 2 examples/train_checkpoint.py    two ranks; without GPUs gloo
     numapin run … --requeue 'scontrol requeue $SLURM_JOB_ID'                        in Slurm, if its script does not
 
-Expect the loss to fall from 0.9 to 0.1. SIGUSR1 or SIGTERM, to one rank or to all: it is saved, rank 0 runs --requeue,
-all end with status 0; the same command goes on and ends as if undisturbed, on CPUs to the bit. A rank dies: all start
-again at the last whole epoch. Rank 0 writes and reads FILE, which must outlive its machine: a folder that all share.
+Expect the loss to fall from 0.9 to 0.1. On SIGUSR1 or SIGTERM to any rank, the job saves, rank 0 runs --requeue, and
+all ranks exit with status 0. The same command then continues, and on CPUs ends with bitwise the same result. If a rank
+dies, all restart from the last complete epoch. FILE must outlive rank 0's machine: put it in a shared folder.
 """
 
 import argparse
@@ -25,7 +25,7 @@ import numapin
 
 
 class ResumableSampler(DistributedSampler):
-    """Goes on after the samples that all ranks together have seen, over all epochs."""
+    """Continues after the samples that all ranks together have seen, over all epochs."""
 
     seen = 0
 
@@ -35,7 +35,7 @@ class ResumableSampler(DistributedSampler):
 
 
 def save(path: Path, net: nn.Module, optimizer: optim.Optimizer, sampler: ResumableSampler) -> None:
-    """Write a checkpoint that is there as a whole or not at all, even if the machine goes down meanwhile."""
+    """Write a checkpoint completely or not at all, even if the machine crashes."""
     rng = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_available() else [])]
     dist.all_gather_object(rngs := [None] * dist.get_world_size(), rng)
     if dist.get_rank() == 0:
@@ -45,11 +45,11 @@ def save(path: Path, net: nn.Module, optimizer: optim.Optimizer, sampler: Resuma
         new.replace(path)
 
 
-def main() -> None:  # noqa: C901 - one job, told from its start to its end
-    """Train for some epochs, from the checkpoint if there is one."""
-    told = []  # what a manager signals is every process, as srun does: loader workers must stay at work
+def main() -> None:  # noqa: C901 - one job from start to end, on one page
+    """Train for a few epochs, from the checkpoint if there is one."""
+    received = []  # handled, because srun signals every process, and loader workers must continue
     for preempted in (signal.SIGUSR1, signal.SIGTERM):
-        signal.signal(preempted, lambda number, _: told.append(number))
+        signal.signal(preempted, lambda number, _: received.append(number))
     parser = argparse.ArgumentParser()
     for name, default in ("--epochs", 8), ("--checkpoint", Path("checkpoint.pt")), ("--requeue", "true"):
         parser.add_argument(name, type=type(default), default=default)
@@ -63,28 +63,28 @@ def main() -> None:  # noqa: C901 - one job, told from its start to its end
     dataset = TensorDataset(torch.randn(8, 64).repeat(512, 1) + 2 * torch.randn(4096, 64), torch.arange(8).repeat(512))
     net = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Dropout(0.2), nn.Linear(128, 8)).to(device)
     optimizer, sampler = optim.AdamW(net.parameters(), lr=1e-3), ResumableSampler(dataset)
-    is_there = dist.get_rank() == 0 and arguments.checkpoint.exists()  # for all: others may see another file, or none
+    is_there = dist.get_rank() == 0 and arguments.checkpoint.exists()  # other ranks may see another file, or none
     found = [torch.load(arguments.checkpoint, map_location="cpu") if is_there else None]
     dist.broadcast_object_list(found)
     if found[0]:
         net_state, optimizer_state, sampler.seen, rngs = found[0]
         net.load_state_dict(net_state)
         optimizer.load_state_dict(optimizer_state)
-        if len(rngs) == dist.get_world_size():  # else there are more or fewer ranks now: new random numbers
+        if len(rngs) == dist.get_world_size():  # with another number of ranks, random numbers start anew
             for put, state in zip((torch.set_rng_state, torch.cuda.set_rng_state), rngs[dist.get_rank()], strict=False):
                 put(state)
     model = nn.parallel.DistributedDataParallel(net)
-    # Forked workers inherit the handlers; a loader without a generator of its own draws from torch's.
+    # Forked workers inherit the handlers. Without its own generator, a loader would draw from torch's.
     own = {"num_workers": 1, "multiprocessing_context": "fork", "generator": torch.Generator()}
     loader = numapin.DataLoader(dataset, 64, sampler=sampler, device=device, **own)
-    stop = torch.tensor(0)  # on the CPU, for gloo: asking whether to stop does not wait for the GPU
+    stop = torch.tensor(0)  # on the CPU, for gloo: reading it does not wait for the GPU
     while not stop and sampler.seen < arguments.epochs * sampler.total_size:
         for points, wanted in loader:
             (loss := nn.functional.cross_entropy(model(points), wanted)).backward()
             optimizer.step()
             optimizer.zero_grad()
             sampler.seen += len(points) * dist.get_world_size()
-            dist.all_reduce(stop.fill_(len(told)))
+            dist.all_reduce(stop.fill_(len(received)))
             if stop:
                 break
         save(arguments.checkpoint, net, optimizer, sampler)

@@ -1,11 +1,11 @@
-"""Plain DistributedDataParallel: a convolutional net on synthetic images, which numapin.DataLoader puts on the GPU.
+"""Plain DistributedDataParallel: a convolutional net on synthetic images that numapin.DataLoader copies to the GPU.
 
     numapin run examples/train_ddp.py                        one rank per GPU, NCCL
     numapin run --nproc-per-node 2 examples/train_ddp.py     two ranks; without GPUs on the CPU, gloo
 
-Expect a line an epoch, with a loss that falls from about 1.15 to below 0.01. What differs from a script for torchrun is
-the loader: its batches are on `device` already, copied while the step before was computed. torchrun runs this too, then
-unbound. Each image is noise with one bright quadrant, which is the label.
+Expect one line per epoch, with a loss that falls from about 1.15 to below 0.01. The only difference from a script for
+torchrun is the loader: its batches are already on `device`, copied during the previous step. torchrun can run this
+script too, unbound. Each image is noise with one bright quadrant, which is the label.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import numapin
 
 
 class Quadrants(Dataset):
-    """Images of 3 x 32 x 32; image n is always the same, whoever reads it."""
+    """Images of 3 x 32 x 32; image n is the same in every process."""
 
     def __len__(self) -> int:
         return 2048
@@ -33,8 +33,22 @@ class Quadrants(Dataset):
         return noise, index % 4
 
 
+def make_net() -> nn.Module:
+    """Return a small convolutional net."""
+    net = nn.Sequential(
+        nn.Conv2d(3, 16, 3, stride=2),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, stride=2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.LazyLinear(4),
+    )
+    net(torch.zeros(1, 3, 32, 32))  # gives the lazy layer its size
+    return net
+
+
 def main() -> None:
-    """Train for some epochs and print the mean loss of each on rank 0."""
+    """Train for a few epochs and print the mean loss of each on rank 0."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=3)
     arguments = parser.parse_args()
@@ -46,16 +60,7 @@ def main() -> None:
     dist.init_process_group("nccl" if on_gpu else "gloo")
 
     torch.manual_seed(0)
-    net = nn.Sequential(
-        nn.Conv2d(3, 16, 3, stride=2),
-        nn.ReLU(),
-        nn.Conv2d(16, 32, 3, stride=2),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.LazyLinear(4),
-    )
-    net(torch.zeros(1, 3, 32, 32))  # gives the lazy layer its size
-    model = DistributedDataParallel(net.to(device))
+    model = DistributedDataParallel(make_net().to(device))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     dataset = Quadrants()
     sampler = DistributedSampler(dataset)

@@ -3,9 +3,9 @@
     numapin run examples/train_fsdp.py                       one rank per GPU, NCCL, bfloat16
     numapin run --nproc-per-node 2 examples/train_fsdp.py    two ranks; without GPUs on the CPU, gloo, float32
 
-Expect the share of the parameters that rank 0 holds (half of them with two ranks), then a line an epoch, with a loss
+Expect the share of the parameters that rank 0 holds (half of them with two ranks), then one line per epoch, with a loss
 that falls from about 1.7 to below 0.1. Each sequence counts up from a random start, by ones or by twos, modulo 32; the
-model learns to say the next number.
+model learns to predict the next number.
 """
 
 import argparse
@@ -35,7 +35,7 @@ class Counting(Dataset):
 
 
 class Transformer(nn.Module):
-    """Two blocks with causal attention, of PyTorch's own layers."""
+    """Two blocks of PyTorch's own layers, with causal attention."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,16 +47,16 @@ class Transformer(nn.Module):
         self.head = nn.Linear(WIDTH, NUM_TOKENS)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the logits of the number after each."""
+        """Return the logits of the next number at every position."""
         hidden = self.token(tokens) + self.place.weight
         mask = nn.Transformer.generate_square_subsequent_mask(LENGTH, device=hidden.device, dtype=hidden.dtype)
         for block in self.blocks:
             hidden = block(hidden, src_mask=mask, is_causal=True)
-        return self.head(hidden.flatten(0, 1))  # all positions of all sequences, one a row
+        return self.head(hidden.flatten(0, 1))  # one row per position of each sequence
 
 
 def main() -> None:
-    """Shard, train for some epochs and print the mean loss of each on rank 0."""
+    """Shard, train for a few epochs and print the mean loss of each on rank 0."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=4)
     arguments = parser.parse_args()
@@ -70,9 +70,9 @@ def main() -> None:
     model = Transformer().to(device)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if on_gpu else None, reduce_dtype=torch.float32)
     for block in model.blocks:
-        fully_shard(block, mp_policy=policy)  # gathered when its turn comes, freed after it
+        fully_shard(block, mp_policy=policy)  # gathered when it runs, freed afterwards
     fully_shard(model, mp_policy=policy)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)  # after sharding: its state is sharded, too
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)  # after sharding, so that its state is sharded too
     if dist.get_rank() == 0:
         held = sum(parameter.to_local().numel() for parameter in model.parameters())
         print(f"rank 0 holds {held / sum(p.numel() for p in model.parameters()):.1%} of the parameters", flush=True)

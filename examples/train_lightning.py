@@ -1,11 +1,11 @@
-"""Lightning: its Trainer under `numapin run`, which starts the ranks in the place of Lightning's own launcher.
+"""Lightning's Trainer under `numapin run`, which starts the ranks instead of Lightning's own launcher.
 
     numapin run examples/train_lightning.py                       one rank per GPU, NCCL
     numapin run --nproc-per-node 2 examples/train_lightning.py    two ranks; without GPUs on the CPU, gloo
 
-Expect a line an epoch, with a loss that falls from about 1.8 to 0.3. Lightning sees in the environment that the ranks
-are there, and starts none; `devices` must then be the number of ranks on this machine. Needs
-`pip install pytorch-lightning`. Each sample is noise around the centre of its class.
+Expect one line per epoch, with a loss that falls from about 1.8 to 0.3. Lightning detects the ranks by their
+environment and does not start any; `devices` must then be the number of ranks on this machine. Needs
+`pip install pytorch-lightning`. Each sample is noise around the center of its class.
 """
 
 import argparse
@@ -20,17 +20,17 @@ import numapin
 
 
 class Clusters(Dataset):
-    """Points in 64 dimensions around one of eight centres; point n is always the same."""
+    """Points in 64 dimensions around one of eight centers; point n is always the same."""
 
     def __init__(self) -> None:
-        self.centres = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
+        self.centers = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
 
     def __len__(self) -> int:
         return 2048
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         noise = torch.randn(64, generator=torch.Generator().manual_seed(index))
-        return self.centres[index % 8] + 2 * noise, index % 8
+        return self.centers[index % 8] + 2 * noise, index % 8
 
 
 class Classifier(lightning.LightningModule):
@@ -48,7 +48,7 @@ class Classifier(lightning.LightningModule):
         return loss
 
     def on_train_epoch_end(self) -> None:
-        """Print on rank 0; Lightning has reduced the loss by then."""
+        """Print the loss, which Lightning has already reduced, on rank 0."""
         loss = self.trainer.callback_metrics["loss"]
         self.print(f"epoch {self.current_epoch}: loss {loss.item():.4f}", flush=True)
 
@@ -58,7 +58,7 @@ class Classifier(lightning.LightningModule):
 
 
 def main() -> None:
-    """Train for some epochs."""
+    """Train for a few epochs."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=4)
     arguments = parser.parse_args()
@@ -78,7 +78,7 @@ def main() -> None:
     )
     pinned = torch.cuda.is_available()
     loader = numapin.DataLoader(Clusters(), 64, shuffle=True, num_workers=1, pin_memory=pinned)
-    trainer.fit(Classifier(), loader)  # makes the loader again with a DistributedSampler; that one is numapin's, too
+    trainer.fit(Classifier(), loader)  # recreates the loader, still numapin's, with a DistributedSampler
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 

@@ -1,11 +1,11 @@
-"""A script as it is found elsewhere: torch's DataLoader, torchrun's variables, and nothing that knows of numapin.
+"""An ordinary training script with torch's DataLoader and torchrun's variables, which does not import numapin.
 
-    torchrun --nproc-per-node 2 train_unmodified.py                             as its authors say
+    torchrun --nproc-per-node 2 train_unmodified.py                             as its authors intended
     numapin run --nproc-per-node 2 --dataloader=numapin train_unmodified.py     bound, with numapin's data path
 
-Expect with the second command a line a rank that says that torch's DataLoader gets its batches by numapin's data path,
-and the same losses as with the first: they fall from about 0.43 to below 0.01. Leave out --nproc-per-node for one rank
-per GPU. The model learns to tell whether a noisy sine or a noisy square wave is what it hears.
+Expect the loss to fall from about 0.43 to below 0.01 with either command. The second one also prints one line per rank
+that reports numapin's data path under torch's DataLoader. Leave out --nproc-per-node for one rank per GPU. The model
+learns to distinguish a noisy sine from a noisy square wave.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 
 class Waves(Dataset):
-    """256 samples of a sine (0) or of a square wave (1), of some frequency and phase."""
+    """256 points of a sine (0) or square wave (1), with random frequency and phase."""
 
     def __init__(self, size: int = 2048) -> None:
         self.size = size
@@ -61,7 +61,7 @@ def train_one_epoch(
 
 
 def main(args: argparse.Namespace) -> None:
-    """Set everything up and train."""
+    """Set up and train."""
     device = torch.device(f"cuda:{os.environ['LOCAL_RANK']}" if torch.cuda.is_available() else "cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)

@@ -1,8 +1,8 @@
-"""Run the main job and show what it did: `make demo`.
+"""Run the main job and show its bindings: `make demo`.
 
-Starts examples/train_ddp.py under `numapin run`, on all GPUs with NCCL where there are any, else as two ranks on the
-CPU with gloo. Then prints what each rank asked for and what the kernel says it got, and fails where the two differ or
-the loss did not fall.
+Starts examples/train_ddp.py under `numapin run`, on all GPUs with NCCL, or without GPUs as two ranks on the CPU with
+gloo. Then prints the binding that each rank requested beside the one that the kernel reports, and fails if they differ
+or the loss did not fall.
 """
 
 from __future__ import annotations
@@ -22,19 +22,22 @@ EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "train_ddp.py"
 
 
 def main() -> int:
-    """Run, show, judge; return the exit status."""
+    """Run the example, show its bindings and loss, and return the exit status."""
     with tempfile.TemporaryDirectory(prefix="numapin-demo-") as folder:
         output = train(folder)
         records = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("run-*/observed-*.json"))]
     exact = show_bindings(records)
     losses = re.findall(r"loss went from ([\d.]+) to ([\d.]+)", output)
-    fell = len(losses) == 1 and float(losses[0][1]) < float(losses[0][0])
-    print(f"loss: {losses[0][0]} -> {losses[0][1]}" if losses else "no loss was printed")
-    return 0 if exact and fell else 1
+    if len(losses) != 1:
+        print(f"the loss was printed {len(losses)} times instead of once")
+        return 1
+    first, last = losses[0]
+    print(f"loss: {first} -> {last}")
+    return 0 if exact and float(last) < float(first) else 1
 
 
 def train(run_dir: str) -> str:
-    """Run the example and return what it printed; its output is shown as it comes."""
+    """Run the example, print its output as it comes, and return it."""
     command = [sys.executable, "-m", "numapin", "run", *number_of_ranks(), str(EXAMPLE)]
     print("$ numapin", *command[3:-1], "examples/train_ddp.py", flush=True)
     lines = []
@@ -51,7 +54,7 @@ def train(run_dir: str) -> str:
 
 
 def number_of_ranks() -> list[str]:
-    """Ask for two ranks where no GPU decides the number."""
+    """Return the option for two ranks, if there is no GPU that decides the number."""
     topo = subprocess.run(
         [sys.executable, "-m", "numapin", "topo", "--json"], capture_output=True, text=True, check=True
     )
@@ -59,16 +62,25 @@ def number_of_ranks() -> list[str]:
 
 
 def show_bindings(records: list[dict[str, dict[str, str]]]) -> bool:
-    """Print requested beside applied; return whether they agree for every rank."""
-    table = Table("rank", "CPUs asked", "CPUs the kernel says", "memory asked", "memory the kernel says", box=None)
-    agree = bool(records)
+    """Print the requested and applied bindings; return whether they agree for every rank."""
+    table = Table("rank", "CPUs requested", "CPUs per kernel", "memory requested", "memory per kernel", box=None)
     for record in records:
-        asked, got = record["requested"], record["applied"]
-        memory = [f"{side['memory']} {side['nodes'] if side['memory'] != 'none' else ''}" for side in (asked, got)]
-        agree = agree and asked["cpus"] == got["cpus"] and memory[0] == memory[1]
-        table.add_row(str(record["local_rank"]), asked["cpus"], got["cpus"], *memory)
+        requested, applied = record["requested"], record["applied"]
+        memory = memory_of(requested), memory_of(applied)
+        table.add_row(str(record["local_rank"]), requested["cpus"], applied["cpus"], *memory)
     Console(width=None if sys.stdout.isatty() else 120).print(table)
-    return agree
+    return bool(records) and all(map(agrees, records))
+
+
+def agrees(record: dict[str, dict[str, str]]) -> bool:
+    """Return whether a rank got the binding that it requested."""
+    requested, applied = record["requested"], record["applied"]
+    return requested["cpus"] == applied["cpus"] and memory_of(requested) == memory_of(applied)
+
+
+def memory_of(binding: dict[str, str]) -> str:
+    """Return the memory policy and its nodes."""
+    return "none" if binding["memory"] == "none" else f"{binding['memory']} {binding['nodes']}"
 
 
 if __name__ == "__main__":

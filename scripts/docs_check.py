@@ -1,4 +1,4 @@
-"""Fail where a page of the built site loads anything from elsewhere: python scripts/docs_check.py site."""
+"""Fail if a page of the built site loads anything from another host: python scripts/docs_check.py site."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Final
 
-# Element -> the attribute that names what a browser loads for it. An <a href> is followed by people, not loaded.
+# Element -> the attribute with the address that a browser loads. An <a href> is not loaded.
 LOADED: Final = {
     "script": "src",
     "link": "href",
@@ -21,12 +21,12 @@ LOADED: Final = {
     "object": "data",
 }
 _NOT_LOADED: Final = {"canonical", "prev", "next", "alternate", "author"}
-_ELSEWHERE: Final = re.compile(r"\s*(?:https?:)?//", re.IGNORECASE)
+_OTHER_HOST: Final = re.compile(r"\s*(?:https?:)?//", re.IGNORECASE)
 _CSS: Final = re.compile(r"""(?:url\(\s*|@import\s+)["']?((?:https?:)?//[^"')\s]+)""", re.IGNORECASE)
 
 
 class _Loads(HTMLParser):
-    """Collect what a page loads from other hosts."""
+    """A collector of the addresses that a page loads from other hosts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,25 +34,25 @@ class _Loads(HTMLParser):
         self._in_style = False
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note an element that names another host."""
-        values = dict(attrs)
+        """Collect an element's addresses on other hosts."""
         self._in_style = tag == "style"
-        relation = set((values.get("rel") or "").split())
-        if "mermaid" in (values.get("class") or "").split():
+        values = {name: value or "" for name, value in attrs}
+        if "mermaid" in values.get("class", "").split():
             self.found.append("mermaid, which the theme loads from a CDN")
-        address = values.get(LOADED.get(tag, "")) or ""
-        if _ELSEWHERE.match(address) and not relation & _NOT_LOADED:
+        address = values.get(LOADED.get(tag, ""), "")
+        is_loaded = _NOT_LOADED.isdisjoint(values.get("rel", "").split())
+        if is_loaded and _OTHER_HOST.match(address):
             self.found.append(f"<{tag}> {address}")
-        self.found += _CSS.findall(values.get("style") or "")
+        self.found += _CSS.findall(values.get("style", ""))
 
     def handle_data(self, data: str) -> None:
-        """Note what a style sheet inside the page loads."""
+        """Collect the addresses in a style sheet inside the page."""
         if self._in_style:
             self.found += _CSS.findall(data)
 
 
 def loads(path: Path) -> list[str]:
-    """Return what one file of the site loads from elsewhere."""
+    """Return the addresses on other hosts that one file of the site loads."""
     text = path.read_text(errors="replace")
     if path.suffix == ".css":
         return _CSS.findall(text)
@@ -62,12 +62,12 @@ def loads(path: Path) -> list[str]:
 
 
 def main(site: Path) -> int:
-    """Print what is loaded from elsewhere; return 1 if anything is, or if there are no pages."""
+    """Print what is loaded from other hosts; return 1 if anything is, or if there are no pages."""
     pages = sorted([*site.rglob("*.html"), *site.rglob("*.css")])
     found = [(path, address) for path in pages for address in loads(path)]
     for path, address in found:
         print(f"{path}: loads {address}", file=sys.stderr)
-    print(f"{len(pages)} files of {site}: {len(found)} loads from elsewhere")
+    print(f"{len(pages)} files of {site}: {len(found)} loads from other hosts")
     return 1 if found or not pages else 0
 
 

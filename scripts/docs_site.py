@@ -1,7 +1,7 @@
 """Hooks of the documentation site (mkdocs.yml): the page of each command, and links to files outside docs/.
 
-A command's page is made of its own options and help when the site is built, so it cannot go stale. A link from a page
-to a file of the repository, such as ../examples/train_ddp.py, leads to a copy of that file below repository/.
+A command's page is generated from its options and help when the site is built, so it cannot go stale. A link from a
+page to a file of the repository, such as ../examples/train_ddp.py, leads to a copy of that file in repository/.
 """
 
 from __future__ import annotations
@@ -11,19 +11,25 @@ import inspect
 import os
 import re
 import sys
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
+
 ROOT: Final = Path(__file__).resolve().parent.parent
 COPIES: Final = "repository"
 COMMANDS: Final = "commands"
 TOP_LEVEL: Final = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE")
 COPIED_FOLDERS: Final = ("examples", "tests/machines")
+_LEFT_OUT: Final = {"__pycache__", "golden"}
 _LINK: Final = re.compile(r"(?<=\]\()(?P<target>[^)\s#:]+)(?P<anchor>#[^)\s]*)?(?=\))")
 _FENCE: Final = re.compile(r"^( *)(`{3,}|~{3,}).*?^\1\2 *$", re.MULTILINE | re.DOTALL)
 
@@ -31,7 +37,7 @@ _FENCE: Final = re.compile(r"^( *)(`{3,}|~{3,}).*?^\1\2 *$", re.MULTILINE | re.D
 # --- hooks of mkdocs -------------------------------------------------------------------------------------------------
 
 
-def on_files(files: Any, config: Any) -> Any:  # noqa: ANN401 - mkdocs has no types that are there without the extra
+def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the commands' pages and the copies of files outside docs/."""
     from mkdocs.structure.files import File
 
@@ -43,22 +49,20 @@ def on_files(files: Any, config: Any) -> Any:  # noqa: ANN401 - mkdocs has no ty
     return files
 
 
-def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:  # noqa: ANN401 - see on_files
-    """Let links to files outside docs/ lead to their copies."""
+def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
+    """Point links to files outside docs/ at their copies."""
     return relinked(markdown, page.file.src_uri)
 
 
 def copied_files() -> list[Path]:
-    """Return the files outside docs/ that the site has copies of."""
-    folders = (path for name in COPIED_FOLDERS for path in sorted((ROOT / name).rglob("*")))
-    kept = (
-        path for path in folders if path.is_file() and "__pycache__" not in path.parts and "golden" not in path.parts
-    )
-    return [*(path for name in TOP_LEVEL if (path := ROOT / name).exists()), *kept]
+    """Return the files outside docs/ that are copied into the site."""
+    top_level = [ROOT / name for name in TOP_LEVEL]
+    below = chain.from_iterable(sorted((ROOT / name).rglob("*")) for name in COPIED_FOLDERS)
+    return [path for path in chain(top_level, below) if path.is_file() and not _LEFT_OUT & set(path.parts)]
 
 
 def relinked(markdown: str, page_uri: str) -> str:
-    """Return the page with links to files outside docs/ replaced by links to their copies; code blocks stay."""
+    """Return the page with links to files outside docs/ replaced by links to their copies, except in code blocks."""
     source = source_of(page_uri)
     pieces, end = [], 0
     for fence in _FENCE.finditer(markdown):
@@ -68,29 +72,30 @@ def relinked(markdown: str, page_uri: str) -> str:
 
 
 def source_of(page_uri: str) -> Path:
-    """Return the repository's file that a page of the site is made of."""
+    """Return the file of the repository that a page of the site is generated from."""
     inside = page_uri.removeprefix(f"{COPIES}/")
     return ROOT / inside if inside != page_uri else ROOT / "docs" / page_uri
 
 
 def _relinked_text(text: str, page_uri: str, source: Path) -> str:
     def replace(match: re.Match[str]) -> str:
-        anchor = match.group("anchor") or ""
-        target = Path(os.path.normpath(source.parent / match.group("target")))
-        if target.is_dir():
-            target /= "README.md"
-        uri = _site_uri(target)
-        return f"{os.path.relpath(uri, Path(page_uri).parent)}{anchor}" if uri else match.group()
+        uri = _site_uri(Path(os.path.normpath(source.parent / match.group("target"))))
+        if uri is None:
+            return match.group()
+        return os.path.relpath(uri, Path(page_uri).parent) + (match.group("anchor") or "")
 
     return _LINK.sub(replace, text)
 
 
 def _site_uri(target: Path) -> str | None:
+    """Return a file's address within the site, for a folder its README's; None for files outside the repository."""
+    if target.is_dir():
+        target /= "README.md"
     if target.is_relative_to(ROOT / "docs"):
         return target.relative_to(ROOT / "docs").as_posix()
-    return (
-        f"{COPIES}/{target.relative_to(ROOT).as_posix()}" if target.is_relative_to(ROOT) and target.exists() else None
-    )
+    if target.is_relative_to(ROOT) and target.exists():
+        return f"{COPIES}/{target.relative_to(ROOT).as_posix()}"
+    return None
 
 
 # --- the commands' pages ---------------------------------------------------------------------------------------------
@@ -114,7 +119,7 @@ def find_command(name: str) -> click.Command:
 
 
 def torch_parser(name: str) -> argparse.ArgumentParser:
-    """Return the parser of `run` or `trace`, whose options are torchrun's and ours."""
+    """Return the parser of `run` or `trace`, which has torchrun's options and ours."""
     from numapin.cli import run, trace
 
     if name == "run":
@@ -131,30 +136,31 @@ def own_options(name: str) -> list[click.Parameter]:
 
 def command_page(name: str) -> str:
     """Return the Markdown page of one command."""
-    body = (
-        _torch_body(name) if name in ("run", "trace") else _click_body(find_command(name), f"numapin {name}", level=2)
-    )
+    takes_torchruns_options = name in ("run", "trace")
+    body = _torch_body(name) if takes_torchruns_options else _click_body(find_command(name), f"numapin {name}", level=2)
     return f"# numapin {name}\n\n{body}\n"
 
 
 def _click_body(command: click.Command, path: str, *, level: int) -> str:
     context = click.Context(command, info_name=path, **command.context_settings)
-    parts = [
-        *_help_parts(command),
-        _fenced(command.get_usage(context).removeprefix("Usage: ")),
-        *([_table(_click_rows(command, context))] if not isinstance(command, click.Group) else []),
-    ]
+    usage = _fenced(command.get_usage(context).removeprefix("Usage: "))
     if isinstance(command, click.Group):
-        for name in command.list_commands(context):
-            child = command.get_command(context, name)
-            assert child is not None
-            body = _click_body(child, f"{path} {name}", level=level + 1)
-            parts.append(f"{'#' * level} {path} {name}\n\n{body}")
-    return "\n\n".join(parts)
+        details = _subcommands(command, context, path, level)
+    else:
+        details = iter([_table(_click_rows(command, context))])
+    return "\n\n".join([*_help_parts(command), usage, *details])
+
+
+def _subcommands(group: click.Group, context: click.Context, path: str, level: int) -> Iterator[str]:
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        body = _click_body(command, f"{path} {name}", level=level + 1)
+        yield f"{'#' * level} {path} {name}\n\n{body}"
 
 
 def _help_parts(command: click.Command) -> Iterator[str]:
-    """Yield the paragraphs of a help text; one that click keeps as it is becomes a block of code."""
+    """Yield the paragraphs of a help text; one that click does not wrap becomes a code block."""
     for paragraph in inspect.cleandoc(command.help or "").split("\n\n"):
         kept = paragraph.startswith("\b\n")
         yield _fenced(paragraph.removeprefix("\b\n")) if kept else _text(paragraph)
@@ -170,22 +176,22 @@ def _click_rows(command: click.Command, context: click.Context) -> Iterator[tupl
 def _torch_body(name: str) -> str:
     parser = torch_parser(name)
     parser.formatter_class = lambda prog: argparse.RawDescriptionHelpFormatter(prog, width=100)
-    groups = (
-        f"## {group.title or 'Options'}\n\n{_table(_argparse_rows(group))}"
-        for group in reversed(parser._action_groups)  # noqa: SLF001 - argparse has no public way
-        if group._group_actions  # noqa: SLF001
-    )
+    groups = [(group.title, group._group_actions) for group in parser._action_groups]  # noqa: SLF001 - no public access
+    tables = (f"## {title or 'Options'}\n\n{_options_table(own)}" for title, own in reversed(groups) if own)
     usage = _fenced(parser.format_usage().removeprefix("usage: "))
-    return "\n\n".join([_text(parser.description or ""), _fenced(parser.epilog or ""), *groups, "## Usage", usage])
+    return "\n\n".join([_text(parser.description or ""), _fenced(parser.epilog or ""), *tables, "## Usage", usage])
 
 
-def _argparse_rows(group: Any) -> Iterator[tuple[str, str]]:  # noqa: ANN401 - argparse's group has no public type
-    for action in group._group_actions:  # noqa: SLF001
-        names = [name for name in action.option_strings if "_" not in name] or [action.dest]
-        if action.help is argparse.SUPPRESS:
-            continue
-        value = "" if action.nargs == 0 or not action.option_strings else f" {action.metavar or action.dest.upper()}"
-        yield ", ".join(names) + value, action.help or ""
+def _options_table(actions: Iterable[argparse.Action]) -> str:
+    return _table((_usage_of(action), action.help or "") for action in actions if action.help != argparse.SUPPRESS)
+
+
+def _usage_of(action: argparse.Action) -> str:
+    """Return an option's names and value, without torchrun's alternative names with underscores."""
+    names = [name for name in action.option_strings if "_" not in name] or [action.dest]
+    takes_value = action.option_strings and action.nargs != 0
+    value = f" {action.metavar or action.dest.upper()}" if takes_value else ""
+    return ", ".join(names) + value
 
 
 def _table(rows: Iterable[tuple[str, str]]) -> str:
@@ -199,7 +205,8 @@ def _cell(text: str) -> str:
 
 def _text(text: str) -> str:
     """Return plain text as Markdown that shows it unchanged, apart from `code`."""
-    return re.sub(r"([<*\[\]_])", r"\\\1", text) if "`" not in text else re.sub(r"([<\[\]])", r"\\\1", text)
+    special = r"([<\[\]])" if "`" in text else r"([<*\[\]_])"
+    return re.sub(special, r"\\\1", text)
 
 
 def _fenced(text: str) -> str:

@@ -3,16 +3,16 @@
 
     python3 scripts/make_vm.py          # or: make vm
 
-Comes in: a Debian machine with apt and the network (root is not needed, nothing is installed). Goes out: the folder
-that NUMAPIN_VM_CACHE names, else .cache/vm in the repository, with
+Comes in: a Debian machine with apt and network access; nothing is installed, and root is not needed. Goes out: the
+folder NUMAPIN_VM_CACHE, by default .cache/vm in the repository, with
 
     host/        qemu-system-x86_64, its firmware, and the shared libraries this machine lacks
     guest/       numactl and libnuma.so.1
     vmlinuz      the kernel
     initrd.gz    busybox, the modules that reach a 9p root, and the init below
-    ready.json   what was unpacked; written last, so its presence means that the rest is there
+    ready.json   a record of what was unpacked; written last, when everything else is complete
 
-A second call returns at once. Exit status: 0 ready; 1 something is missing, named on stderr.
+A second call returns at once. The exit status is 0, or 1 if something is missing, which stderr names.
 """
 
 from __future__ import annotations
@@ -28,10 +28,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 RECIPE = 2
-"""Counts up when this file unpacks something else, so that an old cache is made again."""
+"""Increased when this file unpacks something else, so that old caches are rebuilt."""
 HOST_PACKAGES = ("qemu-system-x86", "seabios", "busybox-static")
 GUEST_PACKAGES = ("numactl", "libnuma1")
 KERNEL_PACKAGE = "linux-image-amd64"
@@ -39,7 +44,7 @@ MODULES = ("virtio_pci", "9pnet_virtio", "9p", "overlay")
 TOOLS = ("apt-get", "apt-cache", "dpkg-deb")
 
 INIT = r"""#!/bin/busybox sh
-# The host's root, read-only through 9p, below a tmpfs that takes the writes; what the host runs is not shown.
+# The host's root through 9p, read-only, below a tmpfs for writes. The host's processes and devices are not visible.
 b=/bin/busybox
 $b mount -t proc proc /proc; $b mount -t sysfs sys /sys; $b mount -t devtmpfs dev /dev
 for m in $($b cat /modules); do $b insmod "/lib/modules/$m" || echo "VM: insmod $m failed"; done
@@ -63,11 +68,11 @@ $b sync; $b poweroff -f
 
 
 class MissingError(Exception):
-    """Something this machine lacks; the text says what, and the remedy."""
+    """Something is missing on this machine; the text names it and the remedy."""
 
 
 def main() -> int:
-    """Make the cache folder unless it is there; return the exit status."""
+    """Fill the cache folder unless it is ready; return the exit status."""
     cache = cache_folder()
     if is_ready(cache):
         _say(f"{cache} is ready")
@@ -81,13 +86,13 @@ def main() -> int:
 
 
 def cache_folder() -> Path:
-    """Return the folder that NUMAPIN_VM_CACHE names, else .cache/vm in the repository."""
+    """Return the folder NUMAPIN_VM_CACHE, by default .cache/vm in the repository."""
     default = Path(__file__).resolve().parent.parent / ".cache" / "vm"
     return Path(os.environ.get("NUMAPIN_VM_CACHE") or default).absolute()
 
 
 def is_ready(cache: Path) -> bool:
-    """Say whether `cache` was made by this recipe."""
+    """Return whether `cache` was filled by this recipe."""
     try:
         made = json.loads((cache / "ready.json").read_text())
     except (OSError, ValueError):
@@ -96,7 +101,7 @@ def is_ready(cache: Path) -> bool:
 
 
 def make(cache: Path) -> None:
-    """Fill `cache`: download, unpack, build the initramfs, try QEMU, and only then say that it is ready."""
+    """Fill `cache`: download, unpack, build the initramfs, try QEMU, and then mark it as ready."""
     started = time.monotonic()
     _require_tools()
     shutil.rmtree(cache, ignore_errors=True)
@@ -105,17 +110,14 @@ def make(cache: Path) -> None:
         apt = Apt(Path(work) / "apt")
         apt.update()
         kernel = apt.kernel()
-        names = apt.closure((*HOST_PACKAGES, *GUEST_PACKAGES))
-        files = apt.download((*names, kernel))
+        files = apt.download((*apt.closure((*HOST_PACKAGES, *GUEST_PACKAGES)), kernel))
         _say(f"unpacking {len(files)} packages")
         for name, file in files.items():
-            if name != kernel:
-                _unpack(file, cache / ("guest" if name in GUEST_PACKAGES else "host"))
-        _unpack(files[kernel], Path(work) / "kernel")
+            _unpack(file, _target(name, kernel, cache, Path(work)))
         num_modules = _boot_files(Path(work) / "kernel", cache)
-        downloaded = sum(file.stat().st_size for file in files.values())
+        downloaded = _total_bytes(files.values())
     version = _try_qemu(cache)
-    size = sum(file.lstat().st_size for file in cache.rglob("*") if not file.is_dir())
+    size = _total_bytes(file for file in cache.rglob("*") if not file.is_dir())
     seconds = round(time.monotonic() - started, 1)
     record = {
         "recipe": RECIPE,
@@ -131,68 +133,72 @@ def make(cache: Path) -> None:
     _say(f"{cache}: {version}, {kernel}; {downloaded >> 20} MiB fetched, {size >> 20} MiB kept, {seconds} s")
 
 
-class Apt:
-    """apt with lists and archives of its own in `folder`, so that neither root nor an earlier `apt-get update` counts.
+def _target(package: str, kernel: str, cache: Path, work: Path) -> Path:
+    if package == kernel:
+        return work / "kernel"
+    return cache / ("guest" if package in GUEST_PACKAGES else "host")
 
-    The system's package status is read, because what is installed need not be fetched.
+
+def _total_bytes(files: Iterable[Path]) -> int:
+    return sum(file.lstat().st_size for file in files)
+
+
+class Apt:
+    """apt with its own lists and archives in `folder`, independent of root and of earlier calls of `apt-get update`.
+
+    It reads the system's package status, because installed packages need not be fetched.
     """
 
     def __init__(self, folder: Path) -> None:
         self.archives = folder / "archives"
         for path in (folder / "lists" / "partial", self.archives / "partial"):
             path.mkdir(parents=True)
-        self.options = (
-            "-qq",
-            "-o",
+        settings = (
             f"Dir::State::lists={folder / 'lists'}",
-            "-o",
             f"Dir::Cache={folder}",
-            "-o",
             "APT::Sandbox::User=root",
-            "-o",
             "Acquire::Languages=none",
-            "-o",
             "Acquire::Retries=3",
-            "-o",
             "Debug::NoLocking=1",
         )
+        self.options = tuple(chain.from_iterable(("-o", setting) for setting in settings))
+        self.quiet = ("-qq", *self.options)
 
     def update(self) -> None:
-        """Fetch the package lists; a third-party source that fails is no reason to stop."""
+        """Fetch the package lists; continue if a third-party source fails."""
         _say("fetching the package lists")
-        self.problem = _output("apt-get", *self.options, "update", check=False).strip()
+        self.problem = _output("apt-get", *self.quiet, "update", check=False).strip()
 
     def kernel(self) -> str:
-        """Return the name of the package with the kernel itself, which the metapackage depends on."""
-        listing = _output("apt-cache", *self.options, "depends", "--important", KERNEL_PACKAGE, check=False)
+        """Return the package of the kernel itself, on which the metapackage depends."""
+        listing = _output("apt-cache", *self.quiet, "depends", "--important", KERNEL_PACKAGE, check=False)
         match = re.search(r"Depends: (linux-image-\S+)", listing)
         if match is None:
             raise MissingError(
-                f"apt knows no {KERNEL_PACKAGE}; is this Debian on x86-64, and is the network there?\n{self.problem}"
+                f"apt does not know {KERNEL_PACKAGE}; is this Debian on x86-64 with network access?\n{self.problem}"
             )
         return match[1]
 
     def closure(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """Return `names` and what they need that is not installed here."""
-        plan = _output(
-            "apt-get", *self.options, "install", "-s", "--reinstall", "--no-install-recommends", *names, quiet=False
-        )
+        """Return `names` and their dependencies that are not installed here."""
+        plan = _output("apt-get", *self.options, "install", "-s", "--reinstall", "--no-install-recommends", *names)
         found = re.findall(r"^Inst (\S+)", plan, re.MULTILINE)
-        # The C library must stay the one that this machine's loader belongs to.
+        # The C library must match this machine's dynamic loader.
         return tuple(name for name in dict.fromkeys(found) if not re.match(r"(libc6|libc-bin)\b", name))
 
     def download(self, names: tuple[str, ...]) -> dict[str, Path]:
         """Download packages, checked against the signed lists; return name -> .deb."""
         _say(f"downloading {len(names)} packages: {' '.join(names)}")
-        _output("apt-get", *self.options, "download", *names, cwd=self.archives)
+        _output("apt-get", *self.quiet, "download", *names, cwd=self.archives)
         files = {file.name.partition("_")[0]: file for file in self.archives.glob("*.deb")}
-        if lost := [name for name in names if name not in files]:
-            raise MissingError(f"apt-get download left out {' '.join(lost)}")
+        missing = [name for name in names if name not in files]
+        if missing:
+            raise MissingError(f"apt-get download left out {' '.join(missing)}")
         return files
 
 
 def _boot_files(unpacked: Path, cache: Path) -> int:
-    """Copy the kernel and build the initramfs; return how many modules went into it."""
+    """Copy the kernel and build the initramfs; return its number of modules."""
     shutil.copyfile(next(unpacked.glob("boot/vmlinuz-*")), cache / "vmlinuz")
     modules = _modules_in_order(unpacked)
     busybox = next(
@@ -213,27 +219,27 @@ def _boot_files(unpacked: Path, cache: Path) -> int:
 def _modules_in_order(unpacked: Path) -> dict[str, bytes]:
     """Return file name -> content of MODULES and their dependencies, dependencies first.
 
-    The order comes from the modules' own `depends=` lines: modules.dep is written when a kernel is installed, which
-    this one is not. A module that is not a file is built into the kernel.
+    The order comes from the `depends=` lines in the modules, because modules.dep is written when a kernel is installed.
+    A module without a file is built into the kernel.
     """
-    found = {_module_name(file): file for file in unpacked.rglob("*.ko*")}
+    files = {_module_name(file): file for file in unpacked.rglob("*.ko*")}
     ordered: dict[str, bytes] = {}
-
-    def add(name: str) -> None:
-        file = found.get(name)
-        if file is None or f"{name}.ko" in ordered:
-            return
-        data = _decompressed(file)
-        match = re.search(rb"\0depends=([^\0]*)\0", data)
-        for needed in match[1].decode().split(",") if match else ():
-            add(needed.replace("-", "_"))
-        ordered[f"{name}.ko"] = data
-
     for name in MODULES:
-        add(name)
+        _add_module(name, files, ordered)
     if "9p.ko" not in ordered:
         raise MissingError(f"the kernel of {KERNEL_PACKAGE} has no 9p module")
     return ordered
+
+
+def _add_module(name: str, files: dict[str, Path], ordered: dict[str, bytes]) -> None:
+    """Add a module after its dependencies."""
+    if name not in files or f"{name}.ko" in ordered:
+        return
+    content = _decompressed(files[name])
+    match = re.search(rb"\0depends=([^\0]+)\0", content)
+    for needed in match[1].decode().split(",") if match else ():
+        _add_module(needed.replace("-", "_"), files, ordered)
+    ordered[f"{name}.ko"] = content
 
 
 def _module_name(file: Path) -> str:
@@ -245,7 +251,7 @@ def _decompressed(file: Path) -> bytes:
         return file.read_bytes()
     if file.suffix == ".xz":
         return lzma.decompress(file.read_bytes())
-    raise MissingError(f"kernel module {file.name} is compressed in a way that this script cannot read")
+    raise MissingError(f"kernel module {file.name} has a compression that this script cannot read")
 
 
 def _newc(entries: list[tuple[str, int, bytes]]) -> bytes:
@@ -283,7 +289,7 @@ def _require_tools() -> None:
     if os.uname().machine != "x86_64":
         missing.append(f"an x86-64 processor (this is {os.uname().machine})")
     if missing:
-        raise MissingError("missing: " + ", ".join(missing) + "; the VM tests need Debian or a relative on x86-64")
+        raise MissingError("missing: " + ", ".join(missing) + "; the VM tests need Debian or a derivative on x86-64")
 
 
 def _unpack(package: Path, target: Path) -> None:
@@ -291,10 +297,8 @@ def _unpack(package: Path, target: Path) -> None:
     _output("dpkg-deb", "-x", str(package), str(target))
 
 
-def _output(tool: str, *arguments: str, cwd: Path | None = None, check: bool = True, quiet: bool = True) -> str:
-    """Run a tool and return what it printed; a failure carries that text."""
-    if not quiet:
-        arguments = tuple(argument for argument in arguments if argument != "-qq")
+def _output(tool: str, *arguments: str, cwd: Path | None = None, check: bool = True) -> str:
+    """Run a tool and return its output. Raises MissingError, with that output, if it fails and `check` is set."""
     done = subprocess.run(
         [shutil.which(tool) or tool, *arguments],
         cwd=cwd,

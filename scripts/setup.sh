@@ -1,7 +1,6 @@
 #!/bin/sh
-# Make the virtual environment that the Makefile uses: setup.sh FOLDER
-# Installs libnuma1 (and Python's venv module, where Debian split it off) with apt where that is possible; else says
-# what is missing and how to get it.
+# Create the virtual environment that the Makefile uses: setup.sh FOLDER
+# As root on Debian, install libnuma1, Python's venv module and a C compiler if missing; else print how to get them.
 set -eu
 venv=$1
 python=${PYTHON:-python3}
@@ -18,7 +17,7 @@ command -v cc >/dev/null || command -v gcc >/dev/null || {
     if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
         packages="$packages gcc libc6-dev"
     else
-        echo "no C compiler: numapin works, but moves large batches more slowly" >&2
+        echo "no C compiler found: numapin will work, but move large batches more slowly" >&2
     fi
 }
 

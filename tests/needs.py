@@ -1,4 +1,4 @@
-"""Marks of tests that not every machine can run: they skip, and say what is missing.
+"""Marks of tests that some machines cannot run; the reason of the skip names what is missing.
 
 Comes in: this process's CPUs and user. Goes out: marks.
 """

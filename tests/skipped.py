@@ -1,9 +1,9 @@
-"""What several runs of pytest skipped, and why, as one table.
+"""One table of the tests that several runs of pytest skipped.
 
-    NUMAPIN_SKIPPED=FILE pytest …       adds what it skipped to FILE
+    NUMAPIN_SKIPPED=FILE pytest …       appends the skipped tests to FILE
     python -m tests.skipped FILE        prints the table
 
-Comes in: the reports of skipped tests. Goes out: a line a reason, with how many tests it kept from running.
+Comes in: the reports of skipped tests. Goes out: one line per reason, with the number of tests.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ VARIABLE = "NUMAPIN_SKIPPED"
 
 
 def note(reports: Iterable[pytest.TestReport | pytest.CollectReport]) -> None:
-    """Add the reasons of skipped tests to the file that the environment names, if it names one."""
+    """Append the reasons of skipped tests to the file named by NUMAPIN_SKIPPED, if it is set."""
     path = os.environ.get(VARIABLE)
     reasons = [json.dumps(_reason(report)) + "\n" for report in reports]
     if path and reasons:
@@ -39,7 +39,7 @@ def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
 
 
 def table(reasons: Iterable[str]) -> str:
-    """Render how many tests were skipped for each reason, the most frequent first."""
+    """Render the number of skipped tests for each reason, the most frequent first."""
     rows = sorted(Counter(reasons).items(), key=lambda row: (-row[1], row[0]))
     if not rows:
         return "nothing was skipped\n"
@@ -48,7 +48,7 @@ def table(reasons: Iterable[str]) -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Print the table of a file; without the file nothing was skipped."""
+    """Print the table of a file; a missing file means that nothing was skipped."""
     path = Path(arguments[0])
     lines = path.read_text().splitlines() if path.exists() else []
     sys.stdout.write(table(map(json.loads, lines)))

@@ -1,6 +1,6 @@
-"""A terminal for commands under test, and what a harmless command may write there.
+"""A terminal for commands under test, and a check for harmful output.
 
-Comes in: a command. Goes out: what it wrote to the terminal that was its stdin, stdout and stderr.
+Comes in: a command. Goes out: its output on a terminal that is its stdin, stdout and stderr.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ HOSTILE = (
     "<b>a\x1b[38;5;196mr\x1b]0;owned\x07\x9b2J\x85\x7f\t\x08\u202egnp.exe\u2066\u200e\u200f\u061c\u2028\u2029\x1b[2J\x1b[7m\r"
     f"\n{FORGED}\n\x9d0;title\x9c[/b]\ufeff"
 )
-"""What a terminal takes for commands: CSI, OSC and C1 forms, marks of direction, line breaks, a forged message."""
+"""Text that a terminal interprets: CSI, OSC and C1 sequences, direction marks, line breaks, a forged message."""
 
-# Colours and weights as rich and click write them; 38, 48, 7 and 8, and every other sequence, are none of ours.
+# Colors and weights that rich and click write for us; 38, 48, 7, 8 and all other sequences are not ours.
 _STYLE = re.compile(r"\x1b\[(?:(?:0|1|2|22|3[0-79]|9[0-7])(?:;(?=\d)|(?=m)))*m")
 _LIVE = re.compile(r"\x1b\[(?:\?25[lh]|1A|2K)|\r(?=\x1b)")
-"""How rich draws over its own lines: cursor off and on, a line up, erase the line."""
+"""The sequences by which rich redraws its lines: cursor off and on, up one line, erase the line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """What a command wrote to its terminal, and how it ended."""
+    """The output of a command on its terminal, and its exit status."""
 
     status: int
     raw: bytes
 
     @property
     def text(self) -> str:
-        """Return what can be read: without colours."""
+        """Return the text without colors."""
         return _STYLE.sub("", self.raw.decode(errors="replace"))
 
     def problems(self, *, live: bool = False) -> list[str]:
-        """Return what a harmless command does not write: control sequences, invisible characters, forged lines."""
+        """Return the harmful output: control sequences, invisible characters, forged lines."""
         try:
             text = _STYLE.sub("", self.raw.decode())
         except UnicodeDecodeError as error:
@@ -67,9 +67,9 @@ def on_terminal(
     cwd: Path | None = None,
     typed: Callable[[bytes], bytes] = lambda _: b"",
 ) -> Shown:
-    """Run a command on a terminal of its own, in the environment with `changes`.
+    """Run a command on its own terminal, in the environment with `changes`.
 
-    `typed` is given what was shown so far, and returns what to type.
+    `typed` receives the output so far, and returns the keys to type.
     """
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 50, WIDTH, 0, 0))
@@ -89,7 +89,7 @@ def on_terminal(
 
 
 def _read(master: int) -> bytes:
-    """Read a part; b"" when no process has the terminal any more."""
+    """Read the next output; b"" after all processes have closed the terminal."""
     try:
         return os.read(master, 65536)
     except OSError as error:

@@ -1,14 +1,14 @@
-"""`numapin bench`: what is measured, how, and what comes out of it.
+"""`numapin bench`: benchmarks of transfers, allocation, loaders and launchers.
 
-Comes in: which benchmark, with what options. Goes out: a report (schema numapin.bench/1).
+Comes in: the options of a benchmark. Goes out: a report (schema numapin.bench/1).
 
 ::
 
     cases/      PURE  what each benchmark compares, as data; no torch
-    harness.py  EDGE  run the peers in turn, each in a process of its own
-    child.py    EDGE  the other end: how a measuring process talks to the harness
-    python.py   PURE  how a benchmark starts Python: never from the working directory
+    harness.py  EDGE  run the peers in turn, each in its own process
+    child.py    EDGE  the measuring process's end of the protocol
+    python.py   PURE  command lines of Python that do not import from the working directory
     measure/    EDGE  the measuring processes
-    model.py    PURE  what was measured: medians, spreads, ratios, JSON
-    machine.py  EDGE  what the figures depend on: host, versions, GPUs
+    model.py    PURE  benchmarks and results as data: medians, spreads, ratios, JSON
+    machine.py  EDGE  the host, versions and GPUs that the figures depend on
 """

@@ -1,7 +1,7 @@
-"""What a benchmark's figures depend on. Edge.
+"""The host, versions and GPUs that a benchmark's figures depend on. Edge.
 
-Comes in: /proc, the installed packages, and torch, which a process of its own asks for GPUs so that the caller neither
-imports torch nor holds a GPU. Goes out: plain JSON values; None where something is not known.
+Comes in: /proc, the installed packages, and torch's GPUs, which a separate process reads so that the caller neither
+imports torch nor holds a GPU. Goes out: plain JSON values; unknown ones are None.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Any, Final
 from numapin.bench.python import running_module
 
 _PACKAGES: Final = ("numapin", "torch", "numpy", "spdl-core", "torchdata")
-_ASK_TORCH_S: Final = 120.0  # the first import of torch from a cold disk
+_QUERY_TORCH_S: Final = 120.0  # the first import of torch from a cold disk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchMachine:
-    """The host, the versions, and the GPUs that torch sees. `no_gpu` is why it sees none."""
+    """The host, the versions, and the GPUs that torch sees. `no_gpu` is the reason if it sees no GPU."""
 
     cpu: str | None
     num_cpus: int
@@ -43,8 +43,8 @@ class BenchMachine:
 
 
 def read_machine() -> BenchMachine:
-    """Read this host. Takes about as long as an import of torch."""
-    seen = _ask_torch()
+    """Read this host. Takes as long as importing torch."""
+    seen = _query_torch()
     return BenchMachine(
         cpu=_cpu_model(),
         num_cpus=len(os.sched_getaffinity(0)),
@@ -59,15 +59,15 @@ def read_machine() -> BenchMachine:
     )
 
 
-def _ask_torch() -> dict[str, Any]:
+def _query_torch() -> dict[str, Any]:
     command = running_module("numapin.bench.machine")
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_TORCH_S, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_QUERY_TORCH_S, check=True)
         answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     except subprocess.CalledProcessError as error:
-        return {"no_gpu": f"torch cannot be asked: {(error.stderr.strip().splitlines() or ['no message'])[-1]}"}
+        return {"no_gpu": f"torch cannot be queried: {(error.stderr.strip().splitlines() or ['no message'])[-1]}"}
     except subprocess.TimeoutExpired:
-        return {"no_gpu": f"torch did not answer within {_ASK_TORCH_S:.0f} s"}
+        return {"no_gpu": f"torch did not answer within {_QUERY_TORCH_S:.0f} s"}
     return answer
 
 
@@ -85,7 +85,7 @@ def _cpu_model() -> str | None:
 
 
 def _driver() -> str | None:
-    """Return the driver's first line, such as "NVRM version: … 580.65.06 …"; None where there is none."""
+    """Return the driver's version line, such as "NVRM version: … 580.65.06 …"; None without a driver."""
     path = Path("/proc/driver/nvidia/version")
     return path.read_text(encoding="utf-8").splitlines()[0] if path.exists() else None
 

@@ -1,12 +1,14 @@
-"""A benchmark as data, and the arithmetic of medians, spreads and ratios. Pure.
+"""Benchmarks and their results as data: medians, spreads and ratios. Pure.
 
-Comes in: cases, and the runs that the harness made of them. Goes out: a `BenchReport` (schema numapin.bench/1).
+Comes in: cases, and the runs that the harness made. Goes out: a `BenchReport` (schema numapin.bench/1).
 """
 
 from __future__ import annotations
 
 import statistics
+from collections import defaultdict
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -17,7 +19,7 @@ SCHEMA: Final = "numapin.bench/1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """One of those that a case compares. `specs` are given to one process each, which all measure at the same time."""
+    """One of the things that a case compares. Each spec goes to one process; all of them measure at the same time."""
 
     name: str
     specs: tuple[Mapping[str, object], ...]
@@ -25,10 +27,11 @@ class Peer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What all of its peers do. `about` is shown and goes into the result; `skipped` says why it cannot run here.
+    """The task that peers are compared on. `about` describes it; `skipped` is the reason if it cannot run here.
 
-    Cases of one `group` are a sweep over `num_bytes`. Neighbours of one `session` are measured by the same processes,
-    which is for what needs no fresh start: seconds a case less. Without one every peer of every repeat has its own.
+    Cases of one `group` are a sweep over `num_bytes`. Consecutive cases of one `session` are measured by the same
+    processes, which saves seconds per case if no fresh start is needed. Without a session, every peer of every repeat
+    has its own processes.
     """
 
     name: str
@@ -42,7 +45,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """A figure called `name`: a peer's `figure` over that of the peer `against`, within the same repeat."""
+    """A ratio called `name`: the `figure` of a peer divided by the one of the peer `against`, in the same repeat."""
 
     name: str
     figure: str
@@ -51,9 +54,9 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Benchmark:
-    """Cases, the module that measures one peer of one of them, and how the figures are put together.
+    """Cases, the module that measures one peer of a case, and the rules for combining figures.
 
-    With several processes at once the figures named in `summed` are added up; of any other the highest counts.
+    If several processes measure at once, figures in `summed` are added; of all others, the highest counts.
     """
 
     name: str
@@ -65,7 +68,7 @@ class Benchmark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One peer in one repeat. `details` are what its processes said besides, one each; nothing where it was skipped."""
+    """One peer in one repeat. `details` has one entry per process; a skipped run has neither figures nor details."""
 
     case: str
     peer: str
@@ -77,7 +80,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """A figure over the repeats: its median, its lowest and highest value, and all of them in order of the repeats."""
+    """A figure over the repeats: median, lowest and highest value, and all values in the order of the repeats."""
 
     median: float
     low: float
@@ -92,7 +95,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerResult:
-    """A peer's figures over its runs. `skipped` is why it did not run, or why it ran no further."""
+    """A peer's figures over its runs. `skipped` is the reason if it did not run, or stopped running."""
 
     name: str
     num_runs: int
@@ -103,7 +106,7 @@ class PeerResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseResult:
-    """A case with what its peers reached, in their order."""
+    """A case with the results of its peers, in their order."""
 
     name: str
     about: str
@@ -115,7 +118,7 @@ class CaseResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchReport:
-    """All of a benchmark, with what its figures depend on."""
+    """The results of a benchmark, with the command, machine and settings that they depend on."""
 
     benchmark: str
     command: tuple[str, ...]
@@ -129,13 +132,20 @@ class BenchReport:
 
 
 def combine(figures: Sequence[Mapping[str, float]], *, summed: frozenset[str]) -> dict[str, float]:
-    """Return the figures of processes that ran at once as one: the sum of those in `summed`, else the highest."""
-    names = dict.fromkeys(name for own in figures for name in own)
-    return {name: (sum if name in summed else max)([own[name] for own in figures if name in own]) for name in names}
+    """Combine the figures of simultaneous processes: the sum for names in `summed`, else the highest."""
+    return {name: (sum if name in summed else max)(values) for name, values in _by_name(figures).items()}
+
+
+def _by_name(figures: Iterable[Mapping[str, float]]) -> dict[str, list[float]]:
+    """Return all values of each figure."""
+    by_name: dict[str, list[float]] = defaultdict(list)
+    for name, value in chain.from_iterable(own.items() for own in figures):
+        by_name[name].append(value)
+    return by_name
 
 
 def summarise(benchmark: Benchmark, runs: Iterable[Run]) -> tuple[CaseResult, ...]:
-    """Return every case with its peers' medians and spreads; a peer with no run yet is not in it."""
+    """Return every case with its peers' medians and spreads, without peers that have no run yet."""
     made = tuple(runs)
     return tuple(
         CaseResult(
@@ -157,7 +167,7 @@ def _peers(case: Case, runs: tuple[Run, ...], comparisons: tuple[Comparison, ...
             name=name,
             num_runs=sum(run.skipped is None for run in own),
             figures=_spreads(own, by_peer, comparisons),
-            details=tuple(detail for run in own for detail in run.details),
+            details=tuple(chain.from_iterable(run.details for run in own)),
             skipped=next((run.skipped for run in own if run.skipped is not None), None),
         )
         for name, own in by_peer.items()
@@ -168,14 +178,13 @@ def _peers(case: Case, runs: tuple[Run, ...], comparisons: tuple[Comparison, ...
 def _spreads(
     own: tuple[Run, ...], by_peer: Mapping[str, tuple[Run, ...]], comparisons: tuple[Comparison, ...]
 ) -> dict[str, Spread]:
-    names = dict.fromkeys(name for run in own for name in run.figures)
-    values = {name: [run.figures[name] for run in own if name in run.figures] for name in names}
+    values = _by_name(run.figures for run in own)
     for compared in comparisons:
         values[compared.name] = _ratios(own, by_peer.get(compared.against, ()), compared.figure)
     return {name: Spread.of(found) for name, found in values.items() if found}
 
 
 def _ratios(own: tuple[Run, ...], others: tuple[Run, ...], figure: str) -> list[float]:
-    """Return own over other for each repeat in which both have the figure, so that a slow minute slows both."""
+    """Return the ratios of the repeats in which both have the figure. A slow minute slows both alike."""
     base = {run.repeat: run.figures[figure] for run in others if run.figures.get(figure)}
     return [run.figures[figure] / base[run.repeat] for run in own if figure in run.figures and run.repeat in base]

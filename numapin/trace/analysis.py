@@ -1,37 +1,40 @@
-"""Where the time of a rank's steps went, and how its copies were made. Pure.
+"""Where the time of a rank's steps went, and how its batches were copied. Pure.
 
-Comes in: a `Trace`. Goes out: an `Analysis`: shares of the steps' time that add up to one, and groups of equal copies.
+Comes in: a `Trace`. Goes out: an `Analysis`: shares of the step time that add up to one, and groups of equal copies.
 
-Each moment of a step counts once, for the first of these that holds. With a GPU: a kernel ran (compute; NCCL's alone:
-communication); a copy went on, or the host stood still for one (copy); the loop pinned (pin); the loop waited for its
-DataLoader (wait); the rest (other: Python, launching, the GPU idle). So what is hidden behind compute costs nothing. On
-the CPU the loop's waiting comes first: operators inside it make the batch.
+Each moment of a step counts once, for the first of these that applies. With a GPU: a kernel ran ("compute", or
+"communication" if only NCCL's ran); a copy ran or blocked the host ("copy"); the loop pinned a batch ("pin"); the loop
+waited for its DataLoader ("wait"); anything else ("other": Python, kernel launches, an idle GPU). So what compute hides
+costs nothing. On the CPU, waiting comes first, because operators inside the wait make the batch.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from itertools import chain
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from numapin.trace.intervals import Intervals, between, common, length, union, without
-from numapin.trace.records import HOST_TO_DEVICE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from numapin.trace.records import Copy, Trace
+    from numapin.trace.records import Copy, Kernel, Span, Trace
+
+    _Busy: TypeAlias = Mapping[int | None, Intervals]  # when kernels ran, by device
+    _Streams: TypeAlias = set[tuple[int | None, int | None]]  # device and stream of each kernel
 
 PARTS: Final = ("compute", "communication", "copy", "pin", "wait", "other")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Copies of one direction between two kinds of memory, asked for by one operator for one shape.
+    """Copies with the same direction, kinds of memory, operator and shape.
 
-    `overlapped_us` is how long kernels ran on the same device meanwhile; `exposed_us` how long none ran while a copy
-    went on or the host stood still for it. `num_blocking` counts those that the host
-    stood still for, None where no call is known; `same_stream` says whether kernels ran on the copies' own stream.
+    `overlapped_us` is the time that kernels ran on the same device during the copies. `exposed_us` is the time that no
+    kernel ran while a copy ran or blocked the host. `num_blocking` counts the copies that blocked the host, None if no
+    call is known. `same_stream` is true if kernels ran on the stream of the copies.
     """
 
     direction: str | None
@@ -51,7 +54,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Analysis:
-    """What one rank's steps were spent on. `waited_us` is all of the loop's waiting, also what compute hid."""
+    """The use of one rank's step time. `waited_us` is all of the loop's waiting, including what compute hid."""
 
     trace: Trace
     step_us: float
@@ -63,85 +66,93 @@ class Analysis:
 
     @property
     def window_us(self) -> float:
-        """Return how long the steps took together."""
+        """The time of all steps together."""
         return self.step_us * len(self.trace.steps)
 
     def share(self, part: str) -> float:
-        """Return a part's share of the time."""
+        """Return the share of the step time that a part takes."""
         return self.parts_us[part] / self.window_us if self.window_us else 0.0
 
 
 def analyse(trace: Trace) -> Analysis:
-    """Return where the time of the trace's steps went."""
-    window = union(step.pair for step in trace.steps)
-    parts = _parts(trace)
+    """Attribute the time of the trace's steps to their parts."""
+    window = _moments(trace.steps)
+    parts = _exclusive(_gpu_parts(trace) if trace.on_gpu else _cpu_parts(trace))
     inside = [wait for wait in trace.waits if between(window, *wait.pair)]
     return Analysis(
         trace=trace,
         step_us=length(window) / len(trace.steps),
-        parts_us=_cut(parts, window),
-        steps_us=tuple(_cut(parts, (step.pair,)) for step in trace.steps),
+        parts_us=_lengths(parts, window),
+        steps_us=tuple(_lengths(parts, (step.pair,)) for step in trace.steps),
         num_batches=len(inside),
-        waited_us=length(common(union(wait.pair for wait in inside), window)),
+        waited_us=length(common(_moments(inside), window)),
         groups=_groups(trace, window),
     )
 
 
-def _parts(trace: Trace) -> dict[str, Intervals]:
-    """Return when each part had its time; no two at once."""
-    waits, pins = union(span.pair for span in trace.waits), union(span.pair for span in trace.loop_pins)
-    if not trace.on_gpu:
-        return _exclusive(wait=waits, pin=pins, compute=union(span.pair for span in trace.operators))
-    device_work = (copy.pair for copy in trace.copies if not _crosses(copy))
-    return _exclusive(
-        compute=union([*(kernel.pair for kernel in trace.kernels if not kernel.communicates), *device_work]),
-        communication=union(kernel.pair for kernel in trace.kernels if kernel.communicates),
-        copy=union(pair for copy in trace.copies if _crosses(copy) for pair in (copy.pair, *copy.blocked)),
-        pin=pins,
-        wait=waits,
-    )
+def _moments(spans: Iterable[Span | Copy]) -> Intervals:
+    return union(span.pair for span in spans)
 
 
-def _exclusive(**parts: Intervals) -> dict[str, Intervals]:
+def _cpu_parts(trace: Trace) -> dict[str, Intervals]:
+    """Return the moments of each part, the first to count first."""
+    return {"wait": _moments(trace.waits), "pin": _moments(trace.loop_pins), "compute": _moments(trace.operators)}
+
+
+def _gpu_parts(trace: Trace) -> dict[str, Intervals]:
+    """Return the moments of each part, the first to count first. Copies within GPUs count as compute."""
+    computing = (kernel for kernel in trace.kernels if not kernel.communicates)
+    communicating = (kernel for kernel in trace.kernels if kernel.communicates)
+    within_gpus = (copy for copy in trace.copies if not copy.crosses)
+    return {
+        "compute": _moments(chain(computing, within_gpus)),
+        "communication": _moments(communicating),
+        "copy": union(chain.from_iterable(copy.occupied for copy in trace.copies if copy.crosses)),
+        "pin": _moments(trace.loop_pins),
+        "wait": _moments(trace.waits),
+    }
+
+
+def _exclusive(parts: Mapping[str, Intervals]) -> dict[str, Intervals]:
     """Leave each moment to the first part that has it."""
-    left: dict[str, Intervals] = {}
+    exclusive: dict[str, Intervals] = {}
     taken: Intervals = ()
     for name, intervals in parts.items():
-        left[name] = without(intervals, taken)
+        exclusive[name] = without(intervals, taken)
         taken = union((*taken, *intervals))
-    return left
+    return exclusive
 
 
-def _cut(parts: Mapping[str, Intervals], window: Intervals) -> dict[str, float]:
-    """Return how long each part has in the window; what no part has is other."""
-    found = {name: sum(length(between(parts.get(name, ()), *pair)) for pair in window) for name in PARTS}
-    return found | {"other": max(length(window) - sum(found.values()), 0.0)}
+def _lengths(parts: Mapping[str, Intervals], window: Intervals) -> dict[str, float]:
+    """Return the time of each part within the window; the rest is "other"."""
+    lengths = {name: _length_within(parts.get(name, ()), window) for name in PARTS}
+    return lengths | {"other": max(length(window) - sum(lengths.values()), 0.0)}
 
 
-def _crosses(copy: Copy) -> bool:
-    """Return whether the copy goes between host and GPU; one of unknown direction may."""
-    return copy.direction in (None, HOST_TO_DEVICE, "DtoH")
+def _length_within(intervals: Intervals, window: Intervals) -> float:
+    return sum(length(between(intervals, *pair)) for pair in window)
 
 
 def _groups(trace: Trace, window: Intervals) -> tuple[Group, ...]:
-    """Put equal copies of the window together, those that took longest first."""
-    kernels: dict[int | None, list[tuple[float, float]]] = defaultdict(list)
-    streams = {(kernel.device, kernel.row) for kernel in trace.kernels}
-    for kernel in trace.kernels:
-        kernels[kernel.device].append(kernel.pair)
-    busy = {device: union(pairs) for device, pairs in kernels.items()}
+    """Group equal copies within the window; the groups that took longest come first."""
     alike: dict[tuple[str | None, ...], list[Copy]] = defaultdict(list)
     for copy in trace.copies:
         if between(window, *copy.pair):
             alike[copy.direction, copy.source, copy.target, copy.operator, copy.shapes].append(copy)
+    busy, streams = _busy(trace.kernels), {(kernel.device, kernel.row) for kernel in trace.kernels}
     groups = (_group(copies, busy, streams) for copies in alike.values())
     return tuple(sorted(groups, key=lambda group: -max(group.busy_us, group.blocked_us)))
 
 
-def _group(
-    copies: Sequence[Copy], busy: Mapping[int | None, Intervals], streams: set[tuple[int | None, int | None]]
-) -> Group:
-    first, known = copies[0], [copy.blocking for copy in copies if copy.blocking is not None]
+def _busy(kernels: Iterable[Kernel]) -> _Busy:
+    by_device: dict[int | None, list[Kernel]] = defaultdict(list)
+    for kernel in kernels:
+        by_device[kernel.device].append(kernel)
+    return {device: _moments(own) for device, own in by_device.items()}
+
+
+def _group(copies: Sequence[Copy], busy: _Busy, streams: _Streams) -> Group:
+    first = copies[0]
     return Group(
         direction=first.direction,
         source=first.source,
@@ -149,26 +160,27 @@ def _group(
         operator=first.operator,
         shapes=first.shapes,
         count=len(copies),
-        num_bytes=_total(copy.num_bytes for copy in copies),
-        busy_us=sum(copy.end - copy.start for copy in copies),
+        num_bytes=_total([copy.num_bytes for copy in copies]),
+        busy_us=sum(copy.duration_us for copy in copies),
         overlapped_us=sum(length(between(busy.get(copy.device, ()), *copy.pair)) for copy in copies),
         exposed_us=sum(_exposed_us(copy, busy.get(copy.device, ())) for copy in copies),
         blocked_us=sum(length(union(copy.blocked)) for copy in copies),
-        num_blocking=sum(known) if known else None,
+        num_blocking=_num_blocking(copies),
         same_stream=any((copy.device, copy.stream) in streams for copy in copies),
     )
 
 
 def _exposed_us(copy: Copy, busy: Intervals) -> float:
-    taken = union((copy.pair, *copy.blocked))
-    return length(taken) - sum(length(between(busy, *pair)) for pair in taken)
+    occupied = union(copy.occupied)
+    return length(occupied) - _length_within(busy, occupied)
 
 
-def _total(sizes: Iterable[int | None]) -> int | None:
-    """Return the sum, None where one is unknown."""
-    total = 0
-    for size in sizes:
-        if size is None:
-            return None
-        total += size
-    return total
+def _num_blocking(copies: Iterable[Copy]) -> int | None:
+    known = [copy.blocking for copy in copies if copy.blocking is not None]
+    return sum(known) if known else None
+
+
+def _total(sizes: Sequence[int | None]) -> int | None:
+    """Return the sum, None if a size is unknown."""
+    known = [size for size in sizes if size is not None]
+    return sum(known) if len(known) == len(sizes) else None

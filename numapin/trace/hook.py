@@ -1,10 +1,10 @@
-"""In a rank of `numapin trace`: torch's own modules tell of a script's batches, steps and profilers. Edge.
+"""The hook in a rank of `numapin trace`: batches, steps and profilers of a script, seen from torch's modules. Edge.
 
 Comes in: torch's modules as they are imported (sitehook/sitecustomize.py), and NUMAPIN_TRACE. Goes out: calls of this
-process's `Tracer`, and when batches were loaded and pinned.
+process's `Tracer`, and the times when batches were loaded and pinned.
 
-Workers time the batches they make, and torch's pin thread those that it pins: the profiler sees neither. Nothing that
-fails here stops the script.
+Workers time the batches they make, and torch's pin thread those it pins: the profiler sees neither. A failure here
+never stops the script.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import threading
 import time
 import warnings
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 
 from numapin.base.folders import FILE, opened, require_own
 from numapin.base.stderr import say
@@ -28,71 +29,103 @@ from numapin.trace.tracer import Tracer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import ModuleType
 
-_PROFILES_ITSELF: Final = "the script profiles itself; read its trace with: numapin trace --read FILE"
-_MOST_LOADS: Final = 10_000  # a worker's file stays below 600 kB in a job of weeks
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+_PROFILES_ITSELF: Final = "the script profiles itself; read its own trace with: numapin trace --read FILE"
+_MOST_LOADS: Final = 10_000  # keeps a worker's file below 600 kB, even in a job of weeks
 
 
 class _Traced:
-    """What this process traces; None until its first batch or optimizer step."""
+    """The state of tracing in this process. The tracer is None until the first batch or optimizer step."""
 
     tracer: Tracer | None = None
     closed: bool = False
-    acting: bool = False  # whoever uses the profiler now is us
+    acting: bool = False  # the profiler is in use by our tracer
     other_profiles: bool = False
-    lock: Final = threading.RLock()  # a signal's handler comes in again
+    lock: Final = threading.RLock()  # a signal handler may enter again
 
 
-def attach(module: Any) -> None:  # noqa: ANN401 - torch's profiler, optimizer or DataLoader, which may be half of torch
-    """Count the steps of this module's optimizers, or the batches of its DataLoaders; or see who else profiles."""
+def attach(module: ModuleType) -> None:
+    """Count the optimizer steps or DataLoader batches of this module of torch, or detect the script's own profiler."""
     settings = Settings.from_text(os.environ.get(TRACE_VARIABLE, ""))
     if settings is None:
         return
     if hasattr(module, "register_optimizer_step_post_hook"):
         module.register_optimizer_step_post_hook(lambda optimizer, *_: _count(lambda t: t.optimizer_step(optimizer)))
     elif hasattr(module, "emit_nvtx"):
-        for cls, begin in ((module.profile, "_prepare_trace"), (module.emit_itt, "__enter__")):
-            _announce(cls, begin)
-        _announce(module.emit_nvtx, "__enter__")
+        _attach_to_profilers(module)
     else:
         try:
             _attach_to_loaders(module, settings)
         except AttributeError as error:
-            say(f"warning: batches are not traced, this torch has other names: {error}")
+            say(f"warning: batches are not traced: this version of torch has different internals: {error}")
 
 
-def _attach_to_loaders(module: Any, settings: Settings) -> None:  # noqa: ANN401 - torch's
+def _attach_to_profilers(module: ModuleType) -> None:
+    for cls, begin in (
+        (module.profile, "_prepare_trace"),
+        (module.emit_itt, "__enter__"),
+        (module.emit_nvtx, "__enter__"),
+    ):
+        _wrap(cls, begin, _making_way)
+        _wrap(cls, "__exit__", _clearing_the_way)
+
+
+def _attach_to_loaders(module: ModuleType, settings: Settings) -> None:
     iterators = (module._SingleProcessDataLoaderIter, module._MultiProcessingDataLoaderIter)  # noqa: SLF001
     fetch, pinning = module._utils.fetch, module._utils.pin_memory  # noqa: SLF001 - torch has no hooks there
     fetchers = (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher)  # noqa: SLF001
-    for cls in iterators:
-        _count_batches(cls)
     loads = _Loads(settings)
+    for cls in iterators:
+        _wrap(cls, "_next_data", _counting_batches)  # not __next__: numapin's own iterators replace it
     for cls in fetchers:
-        cls.fetch = _timed(cls.fetch, loads.note)
-    pinning.pin_memory = _timed(pinning.pin_memory, _note_pin)
+        _wrap(cls, "fetch", partial(_timed, record=loads.record))
+    _wrap(pinning, "pin_memory", partial(_timed, record=_record_pin))
 
 
-def _announce(cls: Any, begin: str) -> None:  # noqa: ANN401 - a profiler of torch's
-    """Have ours make way before the script's own begins: with two at once, torch raises or crashes."""
-    torchs_begin, torchs_exit = getattr(cls, begin), cls.__exit__
+def _wrap(owner: object, name: str, wrap: Callable[[Callable[..., object]], Callable[..., object]]) -> None:
+    """Replace a function of a module, or a method of a class."""
+    setattr(owner, name, wrap(getattr(owner, name)))
 
-    def begins(self: Any) -> Any:  # noqa: ANN401 - as torch's
+
+def _making_way(begin: Callable[_P, _T]) -> Callable[_P, _T]:
+    """End our trace before the script's own begins: torch raises or crashes with two at once."""
+
+    def begins(*arguments: _P.args, **named: _P.kwargs) -> _T:
         with _Traced.lock:
             if not _Traced.acting:
                 _Traced.other_profiles = True
                 _act(lambda tracer: tracer.make_way(_PROFILES_ITSELF))
-        return torchs_begin(self)
+        return begin(*arguments, **named)
 
-    def exits(self: Any, *error: Any) -> Any:  # noqa: ANN401 - as torch's
+    return begins
+
+
+def _clearing_the_way(end: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Note when the script's own profiler has ended."""
+
+    def ends(*arguments: _P.args, **named: _P.kwargs) -> _T:
         try:
-            return torchs_exit(self, *error)
+            return end(*arguments, **named)
         finally:
             if not _Traced.acting:
                 _Traced.other_profiles = False
 
-    setattr(cls, begin, begins)
-    cls.__exit__ = exits
+    return ends
+
+
+def _counting_batches(next_data: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Count each batch that a DataLoader's iterator returns."""
+
+    def _next_data(*arguments: _P.args, **named: _P.kwargs) -> _T:
+        data = next_data(*arguments, **named)
+        _count(Tracer.batch)
+        return data
+
+    return _next_data
 
 
 def _require_no_other() -> None:
@@ -100,43 +133,31 @@ def _require_no_other() -> None:
         raise RuntimeError(_PROFILES_ITSELF)
 
 
-def _count_batches(cls: Any) -> None:  # noqa: ANN401 - torch's class
-    """Count the batches that this class hands out. `__next__` would not do: numapin's own iterators replace it."""
-    torchs_own = cls._next_data
-
-    def _next_data(self: Any) -> Any:  # noqa: ANN401 - as torch's
-        data = torchs_own(self)
-        _count(Tracer.batch)
-        return data
-
-    cls._next_data = _next_data
-
-
 def _count(act: Callable[[Tracer], None]) -> None:
-    """Hand a batch or step to this process's tracer; a process forked off later, or a loader's worker, has none."""
+    """Pass a batch or step to this process's tracer. Processes forked later and DataLoader workers have none."""
     if _Traced.closed:
         return
     with _Traced.lock:
         if _Traced.tracer is None:
             try:
                 _Traced.tracer = _claim()
-            except Exception as error:  # noqa: BLE001 - it is said, and the script goes on
+            except Exception as error:  # noqa: BLE001 - reported; the script continues
                 say(f"warning: process {os.getpid()} is not traced: {error}")
             _Traced.closed = _Traced.tracer is None
         _act(act)
 
 
 def _act(act: Callable[[Tracer], None]) -> None:
-    """Have the tracer do something, if it still does anything."""
+    """Call the tracer, unless it has finished."""
     with _Traced.lock:
         tracer = _Traced.tracer
         if tracer is None or tracer.done or _Traced.acting or tracer.pid != os.getpid():
             return
         _Traced.acting = True
-        with warnings.catch_warnings(action="ignore"):  # the script may have made errors of them
+        with warnings.catch_warnings(action="ignore"):  # the script may turn warnings into errors
             try:
                 act(tracer)
-            except Exception as error:  # noqa: BLE001 - it is said, and the script goes on
+            except Exception as error:  # noqa: BLE001 - reported; the script continues
                 tracer.give_up(str(error))
             finally:
                 _Traced.acting = False
@@ -144,7 +165,7 @@ def _act(act: Callable[[Tracer], None]) -> None:
 
 
 def _claim() -> Tracer | None:
-    """Return a tracer for this process, unless another one of the same rank is traced already."""
+    """Return a tracer for this process, unless another process of the same rank is already traced."""
     from torch.utils.data import get_worker_info
 
     settings = Settings.from_text(os.environ.get(TRACE_VARIABLE, ""))
@@ -172,15 +193,15 @@ def _claim() -> Tracer | None:
 
 
 def _name() -> str:
-    """Return the name of this life of the rank: files of another one are not mixed up with its own."""
+    """Return the name of the rank's files; a restarted rank has its own."""
     rank, restart = (os.environ.get(name, "0") for name in ("RANK", "TORCHELASTIC_RESTART_COUNT"))
     return f"rank-{rank}" if restart == "0" else f"rank-{rank}-restart-{restart}"
 
 
 def _before_fork() -> None:
-    """End the trace: a profiler that records hangs or aborts the child.
+    """End the trace: a recording profiler hangs or aborts the child.
 
-    Not for those children that run nothing of this process's own: multiprocessing's leave by _exit, subprocess's exec.
+    Children of multiprocessing and subprocess are exempt: they leave by _exit or exec.
     """
     caller = sys._getframe(1).f_globals.get("__name__", "")  # noqa: SLF001 - documented
     if caller.partition(".")[0] not in ("multiprocessing", "subprocess"):
@@ -188,22 +209,22 @@ def _before_fork() -> None:
 
 
 def _after_fork() -> None:
-    """Let the child of a process that was profiled end: Kineto's destructor waits for a thread that is not there."""
+    """Let the child of a profiled process exit: Kineto's destructor waits for a thread that the child lacks."""
     if _Traced.tracer is not None and _Traced.tracer.has_profiled:
         process.exit_without_destructors()
 
 
 @dataclass(slots=True)
 class _Loads:
-    """When this process, a worker or the loop itself, made batches: a line each in a file of its own."""
+    """The times when this process, a worker or the loop itself, made batches: one line each, in a file per process."""
 
     settings: Settings
     pid: int = 0
     file: int | None = None
     left: int = _MOST_LOADS
 
-    def note(self, start_ns: int, end_ns: int) -> None:
-        """Write one down; after the rank's trace was written, and where it cannot, no more."""
+    def record(self, start_ns: int, end_ns: int) -> None:
+        """Write one line; nothing more after an error, or once the rank's trace is written."""
         if self.pid != os.getpid():
             self.pid, self.left = os.getpid(), _MOST_LOADS
             self.file = self._open()
@@ -212,7 +233,7 @@ class _Loads:
         self.left -= 1
         try:
             os.write(self.file, f"{self.pid} {start_ns} {end_ns}\n".encode())
-        except OSError:  # a full disk costs the picture its first lane, and says so where the trace is written
+        except OSError:  # a full disk; writing the trace will report it
             self.left = 0
 
     def _open(self) -> int | None:
@@ -223,24 +244,24 @@ class _Loads:
             with opened(self.settings.loads) as folder:
                 require_own(folder)
                 return os.open(f"{_name()}.{self.pid}", flags, 0o600, dir_fd=folder)
-        except (OSError, ValueError):  # ValueError: a rank that is no part of a path
+        except (OSError, ValueError):  # ValueError: RANK is not part of a valid path
             return None
 
 
-def _note_pin(start_ns: int, end_ns: int) -> None:
+def _record_pin(start_ns: int, end_ns: int) -> None:
     tracer = _Traced.tracer
     if tracer is not None and tracer.step is not None:
         tracer.pins.append((threading.get_native_id(), start_ns, end_ns))
 
 
-def _timed(function: Callable[..., Any], note: Callable[[int, int], None]) -> Callable[..., Any]:
-    """Return the function, which also notes when it ran."""
+def _timed(function: Callable[_P, _T], *, record: Callable[[int, int], None]) -> Callable[_P, _T]:
+    """Return the function, which also records when it ran."""
 
-    def timed(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - whatever torch hands on
+    def timed(*arguments: _P.args, **named: _P.kwargs) -> _T:
         start_ns = time.time_ns()
         try:
             return function(*arguments, **named)
         finally:
-            note(start_ns, time.time_ns())
+            record(start_ns, time.time_ns())
 
     return timed

@@ -1,11 +1,11 @@
-"""A Chrome trace, as Kineto writes it, becomes a `Trace`. Pure.
+"""Reader of Chrome traces as Kineto, the library behind torch's profiler, writes them. Pure.
 
-Comes in: decoded JSON of any torch version's profiler. Goes out: a `Trace`, or a NumapinError that says what is
+Comes in: the decoded JSON of any torch version's profiler. Goes out: a `Trace`, or a NumapinError that names what is
 missing.
 
-What kind of memory a copy read and wrote is in the name of the GPU's own record, "Memcpy HtoD (Pinned -> Device)"; the
-host's call is cudaMemcpyAsync for both kinds. The two are tied by "correlation", and both to the operator that called
-by "External id".
+The name of the GPU's record says which kinds of memory a copy reads and writes, as in "Memcpy HtoD (Pinned -> Device)";
+the host calls cudaMemcpyAsync for every kind. "correlation" links the record to the host's call, and "External id"
+links it to the operator that issued the copy.
 """
 
 from __future__ import annotations
@@ -15,17 +15,22 @@ from bisect import bisect_left
 from collections import defaultdict
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from numapin.base.printable import printable
 from numapin.errors import NumapinError
 from numapin.trace.records import Copy, Kernel, Span, Trace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    _Events = Mapping[str, Sequence["_Event"]]  # by kind, each in the order of their starts
+
+_Timed = TypeVar("_Timed", Span, Kernel, Copy)
 
 _REMEDY: Final = "trace the script again with: numapin trace train.py"
-# Names of categories changed over the years: "Kernel", "Memcpy", "Runtime" and "Operator" are those before torch 2.0.
+# Before torch 2.0 the categories were called "Kernel", "Memcpy", "Runtime" and "Operator".
 _CATEGORIES: Final = {
     "kernel": "kernel",
     "gpu_memset": "kernel",
@@ -40,10 +45,15 @@ _CATEGORIES: Final = {
     "user_annotation": "range",
 }
 _COPY: Final = re.compile(r"Memcpy (?P<direction>\w+) \((?P<source>.+) -> (?P<target>.+)\)", re.IGNORECASE)
-_LIMIT: Final = 2.0**63  # of times in us, and of every number: beyond, sums are infinite
-_MOST_WAITS: Final = 16  # of one copy: an operator waits once or twice for what it copied
+_LIMIT: Final = 2.0**63  # of times in us and of every other number; sums of larger ones may be infinite
+_MOST_WAITS: Final = 16  # per copy; an operator waits once or twice for what it copied
 _LOADER: Final = "enumerate(DataLoader)#"
+_MARKED_STEP: Final = "ProfilerStep#"
+_OPTIMIZER_STEP: Final = "Optimizer.step#"
 _PINNING: Final = ("aten::pin_memory", "aten::_pin_memory")
+_NOT_COMPUTE: Final = (_MARKED_STEP, "Optimizer.", _LOADER)
+_CORRELATION: Final = ("correlation",)
+_EXTERNAL_ID: Final = ("External id", "external id")
 
 
 class _Event:
@@ -57,37 +67,50 @@ class _Event:
         self.tid: object = raw.get("tid")
         args = raw.get("args")
         self.args: dict[str, Any] = args if isinstance(args, dict) else {}
-        self.span = Span(start=start, end=start + duration, name=self.name, row=_whole(self.tid))
+        self.span = Span(start=start, end=start + duration, name=self.name, row=_integer(self.tid))
 
     def number(self, *names: str) -> int | None:
-        """Return the first of these arguments that is a number."""
+        """Return the first of these arguments that is an integer."""
         for name in names:
-            value = _whole(self.args.get(name))
+            value = _integer(self.args.get(name))
             if value is not None:
                 return value
         return None
 
 
-def _whole(value: object) -> int | None:
-    """Return a whole number that one can count with, None for anything else."""
+def _integer(value: object) -> int | None:
+    """Return an integer below the limit, None for anything else."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) < _LIMIT:
         return value
     return None
 
 
 def read_trace(content: object, *, source: str) -> Trace:
-    """Return what is in a decoded trace file. Raises NumapinError where it is none, or nothing can be made of it."""
+    """Read a decoded trace file.
+
+    Args:
+        content: The decoded JSON, which may be anything.
+        source: The file's name, for messages.
+
+    Raises:
+        NumapinError: The content is not a Chrome trace, or has no complete event.
+    """
     source = printable(source)
     top = content if isinstance(content, dict) else {"traceEvents": content}
     raw = top.get("traceEvents")
     if not isinstance(raw, list):
-        raise NumapinError(f"{source}: no Chrome trace: it has no list traceEvents", _REMEDY)
-    events = sorted(_events(raw), key=lambda event: event.span.start)
+        raise NumapinError(f"{source}: not a Chrome trace: it has no list traceEvents", _REMEDY)
+    events = sorted(_complete_events(raw), key=_start)
     if not events:
         raise NumapinError(f"{source}: none of its {len(raw)} events has a start and a duration", _REMEDY)
-    ours = top.get("numapin")
-    trace = _trace(events, ours if isinstance(ours, dict) else {}, base_ns=_base_ns(top), source=source)
-    return _from_first_step(trace)
+    metadata = top.get("numapin")
+    if not isinstance(metadata, dict):
+        metadata = {}
+    return _from_first_step(_trace(events, metadata, base_ns=_base_ns(top), source=source))
+
+
+def _start(event: _Event) -> float:
+    return event.span.start
 
 
 def _base_ns(top: dict[str, Any]) -> float:
@@ -95,8 +118,8 @@ def _base_ns(top: dict[str, Any]) -> float:
     return base if isinstance(base, int | float) and abs(base) < _LIMIT else 0
 
 
-def _events(raw: list[object]) -> Iterator[_Event]:
-    """Give every complete event; others (names of threads, arrows) and broken ones are left out."""
+def _complete_events(raw: list[object]) -> Iterator[_Event]:
+    """Yield every complete event; skip malformed ones and other kinds, such as thread names and arrows."""
     for event in raw:
         if isinstance(event, dict) and event.get("ph") == "X":
             try:
@@ -107,55 +130,79 @@ def _events(raw: list[object]) -> Iterator[_Event]:
                 yield _Event(event, start, max(duration, 0.0))
 
 
-def _trace(events: Sequence[_Event], ours: dict[str, Any], *, base_ns: float, source: str) -> Trace:
-    by_kind: dict[str, list[_Event]] = defaultdict(list)
-    for event in events:
-        by_kind[event.kind].append(event)
-    # What records by hand ("range") was an operator once, and what a GPU did is never one.
-    host = sorted((*by_kind["range"], *by_kind["operator"]), key=lambda event: event.span.start)
-    waits = tuple(event.span for event in host if event.name.startswith(_LOADER))
-    steps, step_unit = _steps(events, host, waits, ours)
+def _trace(events: Sequence[_Event], metadata: dict[str, Any], *, base_ns: float, source: str) -> Trace:
+    by_kind = _by_kind(events)
+    # Before torch 2.0 record_function made operators, not ranges. The GPU's own annotations are neither.
+    host = sorted((*by_kind["range"], *by_kind["operator"]), key=_start)
+    waits = _named(host, _LOADER)
+    steps, step_unit = _steps(events, host, waits, metadata)
     loop_pins = tuple(event.span for event in by_kind["operator"] if event.name in _PINNING)
     return Trace(
         source=source,
-        rank=_whole(ours.get("rank")),
-        restart=_whole(ours.get("restart")) or 0,
+        rank=_integer(metadata.get("rank")),
+        restart=_integer(metadata.get("restart")) or 0,
         step_unit=step_unit,
         steps=steps,
         waits=waits,
-        loads=_timed(ours.get("loads"), "load", base_ns),
-        pins=(*loop_pins, *_timed(ours.get("pins"), "pin", base_ns)),
+        loads=_timed(metadata.get("loads"), "load", base_ns),
+        pins=(*loop_pins, *_timed(metadata.get("pins"), "pin", base_ns)),
         loop_pins=loop_pins,
         copies=tuple(_copies(by_kind)),
-        kernels=tuple(_kernel(event) for event in by_kind["kernel"]),
-        operators=() if by_kind["kernel"] or by_kind["copy"] else _computing(by_kind["operator"]),
+        kernels=tuple(map(_kernel, by_kind["kernel"])),
+        operators=_computing(by_kind),
         notes=tuple(_notes(by_kind, waits)),
     )
 
 
+def _by_kind(events: Iterable[_Event]) -> _Events:
+    by_kind: dict[str, list[_Event]] = defaultdict(list)
+    for event in events:
+        by_kind[event.kind].append(event)
+    return by_kind
+
+
+def _named(events: Iterable[_Event], prefix: str) -> tuple[Span, ...]:
+    """Return the spans of the events whose names start with the prefix."""
+    return tuple(event.span for event in events if event.name.startswith(prefix))
+
+
 def _steps(
-    events: Sequence[_Event], host: Sequence[_Event], waits: tuple[Span, ...], ours: dict[str, Any]
+    events: Sequence[_Event], host: Sequence[_Event], waits: Sequence[Span], metadata: dict[str, Any]
 ) -> tuple[tuple[Span, ...], str]:
-    """Return the steps, and what they are.
-
-    Those that the profiler marked; else from one optimizer step to the next, or one batch to the next; else all of it.
-    """
-    marked = tuple(event.span for event in host if event.name.startswith("ProfilerStep#"))
+    """Return the steps and their unit: marked steps, else optimizer steps, else batches, else the whole trace."""
+    marked = _named(host, _MARKED_STEP)
     if marked:
-        unit, complete = ours.get("step_unit"), ours.get("num_steps")
-        marked = marked[:complete] if isinstance(complete, int) and complete > 0 else marked
-        return marked, printable(unit) if isinstance(unit, str) else "profiler step"
-    ends = [event.span.end for event in host if event.name.startswith("Optimizer.step#")]
-    for moments, unit in ((ends, "optimizer step"), ([wait.start for wait in waits], "batch")):
-        if len(moments) > 1:
-            pairs = pairwise(moments)
-            return tuple(Span(start=a, end=b, name=f"{unit} {i}") for i, (a, b) in enumerate(pairs)), unit
-    whole = Span(start=events[0].span.start, end=max(event.span.end for event in events), name="all")
-    return (whole,), "whole trace"
+        unit = metadata.get("step_unit")
+        return _complete_steps(marked, metadata), printable(unit) if isinstance(unit, str) else "profiler step"
+    updates = _named(host, _OPTIMIZER_STEP)
+    if len(updates) > 1:
+        return _steps_between([update.end for update in updates], "optimizer step"), "optimizer step"
+    if len(waits) > 1:
+        return _steps_between([wait.start for wait in waits], "batch"), "batch"
+    last_end = max(event.span.end for event in events)
+    return (Span(start=_start(events[0]), end=last_end, name="all"),), "whole trace"
 
 
-def _computing(operators: Sequence[_Event]) -> tuple[Span, ...]:
-    named = (event.span for event in operators if not event.name.startswith(("ProfilerStep#", "Optimizer.", _LOADER)))
+def _complete_steps(marked: tuple[Span, ...], metadata: dict[str, Any]) -> tuple[Span, ...]:
+    """Leave out a last step that the end of the script cut short."""
+    num_steps = metadata.get("num_steps")
+    return marked[:num_steps] if isinstance(num_steps, int) and num_steps > 0 else marked
+
+
+def _steps_between(moments: Sequence[float], unit: str) -> tuple[Span, ...]:
+    pairs = enumerate(pairwise(moments))
+    return tuple(Span(start=start, end=end, name=f"{unit} {i}") for i, (start, end) in pairs)
+
+
+def _on_gpu(by_kind: _Events) -> bool:
+    return bool(by_kind["kernel"] or by_kind["copy"])
+
+
+def _computing(by_kind: _Events) -> tuple[Span, ...]:
+    """Return the operators that compute on the CPU; none if the trace has work of a GPU."""
+    if _on_gpu(by_kind):
+        return ()
+    named = (event.span for event in by_kind["operator"] if not event.name.startswith(_NOT_COMPUTE))
     return tuple(span for span in named if span.name not in _PINNING)
 
 
@@ -169,37 +216,38 @@ def _kernel(event: _Event) -> Kernel:
     )
 
 
-def _copies(by_kind: dict[str, list[_Event]]) -> Iterator[Copy]:
-    """Tie each of the GPU's copies to the host's call and operator."""
-    wanted = {event.number("correlation") for event in by_kind["copy"]} - {None}
-    calls = {n: event for event in by_kind["call"] if (n := event.number("correlation")) in wanted}
-    named = {event.number("External id", "external id") for event in by_kind["copy"]} - {None}
-    operators = {
-        n: event for event in by_kind["operator"] if (n := event.number("External id", "external id")) in named
-    }
-    syncs: dict[object, list[Span]] = defaultdict(list)
+def _copies(by_kind: _Events) -> Iterator[Copy]:
+    """Link each of the GPU's copies to the host's call and to its operator."""
+    copies = by_kind["copy"]
+    calls = _linked(by_kind["call"], copies, _CORRELATION)
+    operators = _linked(by_kind["operator"], copies, _EXTERNAL_ID)
+    synchronizations: dict[object, list[Span]] = defaultdict(list)  # by thread
     for event in by_kind["call"]:
         if "Synchronize" in event.name:
-            syncs[event.tid].append(event.span)
-    for event in by_kind["copy"]:
-        call = calls.get(event.number("correlation"))
-        operator = operators.get(event.number("External id", "external id"))
-        waits = _within(syncs[call.tid], call.span.end, operator.span.end) if call and operator else ()
+            synchronizations[event.tid].append(event.span)
+    for event in copies:
+        call = calls.get(event.number(*_CORRELATION))
+        operator = operators.get(event.number(*_EXTERNAL_ID))
+        waits = _within(synchronizations[call.tid], call.span.end, operator.span.end) if call and operator else ()
         yield _copy(event, call, operator, waits)
 
 
+def _linked(events: Iterable[_Event], copies: Iterable[_Event], names: tuple[str, ...]) -> dict[int | None, _Event]:
+    """Return the events that share a number of these names with a copy, by number."""
+    wanted = {copy.number(*names) for copy in copies} - {None}
+    numbered = ((event.number(*names), event) for event in events)
+    return {number: event for number, event in numbered if number in wanted}
+
+
 def _copy(event: _Event, call: _Event | None, operator: _Event | None, waits: tuple[Span, ...]) -> Copy:
-    known = _COPY.match(event.name)
-    kinds = (
-        {key: None if text.lower() == "unknown" else text for key, text in known.groupdict().items()} if known else {}
-    )
+    direction, source, target = _kinds_of_memory(event.name)
     num_bytes = event.number("bytes")
     return Copy(
         start=event.span.start,
         end=event.span.end,
-        direction=kinds.get("direction"),
-        source=kinds.get("source"),
-        target=kinds.get("target"),
+        direction=direction,
+        source=source,
+        target=target,
         num_bytes=num_bytes if num_bytes is not None and num_bytes >= 0 else None,
         device=event.number("device"),
         stream=event.number("stream"),
@@ -210,79 +258,86 @@ def _copy(event: _Event, call: _Event | None, operator: _Event | None, waits: tu
     )
 
 
+def _kinds_of_memory(name: str) -> tuple[str | None, str | None, str | None]:
+    """Return the direction, source and target that are in a copy's name; None for what is unknown."""
+    match = _COPY.match(name)
+    if match is None:
+        return None, None, None
+    direction, source, target = (None if kind.lower() == "unknown" else kind for kind in match.groups())
+    return direction, source, target
+
+
 def _within(spans: Sequence[Span], start: float, end: float) -> tuple[Span, ...]:
-    """Return the first spans, sorted by start, that begin in this time."""
-    first = bisect_left(spans, start, key=lambda span: span.start)
-    last = bisect_left(spans, end, key=lambda span: span.start)
+    """Return the first spans that begin between start and end; the spans are sorted by start."""
+    first = bisect_left(spans, start, key=attrgetter("start"))
+    last = bisect_left(spans, end, key=attrgetter("start"))
     return tuple(spans[first : min(last, first + _MOST_WAITS)])
 
 
 def _shape(operator: _Event) -> str | None:
-    """Return the shape of what was copied: that of the first argument that has one."""
+    """Return the shape of what was copied: the first argument that has a shape."""
     shapes = operator.args.get("Input Dims", operator.args.get("Input dims"))
-    return next((printable(str(shape)) for shape in shapes if shape), None) if isinstance(shapes, list) else None
+    if not isinstance(shapes, list):
+        return None
+    return next((printable(str(shape)) for shape in shapes if shape), None)
 
 
 def _timed(value: object, name: str, base_ns: float) -> tuple[Span, ...]:
-    """Return what the hook timed itself: lists of row, start and end in nanoseconds since 1970."""
-    rows = value if isinstance(value, list) else []
-    good = [row for row in rows if isinstance(row, list) and len(row) == 3 and all(_whole(n) is not None for n in row)]
+    """Return the spans that the hook timed, without those inside an earlier one of the same row.
+
+    torch pins the tensors of a batch one by one, inside the call that pins the batch.
+    """
     spans: list[Span] = []
-    last: dict[int, int] = {}
-    for who, start, end in sorted(good, key=lambda row: (row[1], -row[2])):
-        if end > last.get(who, 0):  # else inside the one before it: torch pins a batch's tensors one by one
-            last[who] = end
-            spans.append(Span(start=(start - base_ns) / 1000, end=(end - base_ns) / 1000, name=name, row=who))
+    last_end: dict[int, int] = {}
+    for row, start, end in sorted(_timed_rows(value), key=lambda timed: (timed[1], -timed[2])):
+        if end > last_end.get(row, 0):
+            last_end[row] = end
+            spans.append(Span(start=(start - base_ns) / 1000, end=(end - base_ns) / 1000, name=name, row=row))
     return tuple(spans)
 
 
-def _notes(by_kind: dict[str, list[_Event]], waits: tuple[Span, ...]) -> Iterator[str]:
-    cuda = any(event.name.startswith("cuda") for event in by_kind["call"])
-    if not by_kind["kernel"] and not by_kind["copy"]:
-        why = (
-            "CUDA was called, but the profiler got no records from the GPU (another profiler, or no permission)"
-            if cuda
-            else "no GPU did anything"
-        )
-        yield f"{why}: copies and their overlap are unknown, compute is the CPU's"
+def _timed_rows(value: object) -> list[list[int]]:
+    """Return the valid ones of [row, start, end], the times in nanoseconds since 1970."""
+    rows = value if isinstance(value, list) else []
+    return [row for row in rows if isinstance(row, list) and len(row) == 3 and None not in map(_integer, row)]
+
+
+def _notes(by_kind: _Events, waits: Sequence[Span]) -> Iterator[str]:
+    """Yield what the trace does not say."""
+    if not _on_gpu(by_kind):
+        yield f"{_why_no_gpu(by_kind)}: copies and their overlap are unknown, and compute is the CPU's"
     if not waits:
-        yield "no DataLoader was iterated: waiting for data is unknown"
-    unknown = sum(1 for event in by_kind["copy"] if not _COPY.match(event.name) or "unknown" in event.name.lower())
-    if unknown:
-        yield f"{unknown} copies of a kind of memory that the trace does not tell"
+        yield "no DataLoader was iterated: the time spent waiting for data is unknown"
+    num_unknown = sum(_is_of_unknown_memory(event.name) for event in by_kind["copy"])
+    if num_unknown:
+        yield f"copies whose kind of memory the trace does not name: {num_unknown}"
+
+
+def _why_no_gpu(by_kind: _Events) -> str:
+    if any(event.name.startswith("cuda") for event in by_kind["call"]):
+        return "CUDA was called, but the profiler got no records from the GPU (another profiler, or no permission)"
+    return "no GPU was used"
+
+
+def _is_of_unknown_memory(name: str) -> bool:
+    return not _COPY.match(name) or "unknown" in name.lower()
 
 
 def _from_first_step(trace: Trace) -> Trace:
     """Return the trace with its times counted from the start of the first step."""
     zero = trace.steps[0].start
-
-    def moved(span: Span) -> Span:  # dataclasses.replace took a quarter of the time of a trace with many copies
-        return Span(start=span.start - zero, end=span.end - zero, name=span.name, row=span.row)
-
-    def shifted(spans: tuple[Any, ...]) -> tuple[Any, ...]:
-        return tuple(
-            moved(span) if type(span) is Span else replace(span, start=span.start - zero, end=span.end - zero)
-            for span in spans
-        )
-
-    copies = (
-        replace(
-            copy,
-            start=copy.start - zero,
-            end=copy.end - zero,
-            call=shifted((copy.call,))[0] if copy.call else None,
-            waits=shifted(copy.waits),
-        )
-        for copy in trace.copies
-    )
     return replace(
         trace,
-        steps=shifted(trace.steps),
-        waits=shifted(trace.waits),
-        loads=shifted(trace.loads),
-        pins=shifted(trace.pins),
-        loop_pins=shifted(trace.loop_pins),
-        copies=tuple(copies),
-        kernels=shifted(trace.kernels),
-        operators=shifted(trace.operators),
+        steps=_earlier(trace.steps, zero),
+        waits=_earlier(trace.waits, zero),
+        loads=_earlier(trace.loads, zero),
+        pins=_earlier(trace.pins, zero),
+        loop_pins=_earlier(trace.loop_pins, zero),
+        copies=_earlier(trace.copies, zero),
+        kernels=_earlier(trace.kernels, zero),
+        operators=_earlier(trace.operators, zero),
     )
+
+
+def _earlier(spans: Iterable[_Timed], by_us: float) -> tuple[_Timed, ...]:
+    return tuple(span.earlier(by_us) for span in spans)

@@ -1,12 +1,15 @@
-"""What `numapin trace` found on all ranks. Pure.
+"""The report of `numapin trace` on all ranks. Pure.
 
-Comes in: the ranks' analyses, and why others have none. Goes out: a `TraceReport`, and its JSON (schema
+Comes in: the ranks' analyses, and notes on ranks without one. Goes out: a `TraceReport`, and its JSON (schema
 numapin.trace/1).
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections import defaultdict
+from dataclasses import asdict, dataclass, replace
+from itertools import chain
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from numapin.trace.analysis import PARTS
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
-    """One finding on the ranks that have it, by name; the evidence is that of the rank where it costs most."""
+    """A finding and the names of the ranks that have it. Costs and evidence are from the rank where it costs most."""
 
     finding: TraceFinding
     ranks: tuple[str, ...]
@@ -29,14 +32,14 @@ class Shared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceReport:
-    """Analyses, findings, and notes on what is not in them."""
+    """Analyses, findings, and notes on what they lack."""
 
     analyses: tuple[Analysis, ...]
     findings: tuple[Shared, ...]
     notes: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as JSON: times in ms a step, shares of the steps' time; what is unknown is null."""
+        """Return the report as JSON: times in ms per step, shares of the step time; what is unknown is null."""
         return {
             "schema": "numapin.trace/1",
             "ranks": [_rank_json(analysis) for analysis in self.analyses],
@@ -46,28 +49,35 @@ class TraceReport:
 
 
 def make_report(analyses: Sequence[Analysis], notes: Sequence[str] = ()) -> TraceReport:
-    """Put the ranks' findings together, the dearest first; a note that several traces share is said once."""
-    found: dict[str, list[tuple[str, TraceFinding]]] = {}
+    """Merge the ranks' findings, the most costly first; a note that several traces share appears once."""
+    ordered = sorted(analyses, key=_order)
+    found: dict[str, list[tuple[str, TraceFinding]]] = defaultdict(list)
     for analysis in analyses:
         for finding in find(analysis):
-            found.setdefault(finding.what, []).append((name_of(analysis), finding))
-    shared = (
-        Shared(finding=max((one for _, one in rows), key=lambda one: one.costs), ranks=tuple(name for name, _ in rows))
-        for rows in found.values()
-    )
-    ordered = sorted(
-        analyses, key=lambda analysis: (analysis.trace.rank or 0, analysis.trace.restart, analysis.trace.source)
-    )
-    own = (note for analysis in ordered for note in analysis.trace.notes)
+            found[finding.what].append((name_of(analysis), finding))
+    shared = [_shared(own) for own in found.values()]
+    of_traces = chain.from_iterable(analysis.trace.notes for analysis in ordered)
     return TraceReport(
         analyses=tuple(ordered),
-        findings=tuple(sorted(shared, key=lambda one: -one.finding.costs)),
-        notes=tuple(dict.fromkeys((*notes, *own))),
+        findings=tuple(sorted(shared, key=attrgetter("finding.costs"), reverse=True)),
+        notes=tuple(dict.fromkeys((*notes, *of_traces))),
     )
+
+
+def _order(analysis: Analysis) -> tuple[int, int, str]:
+    return analysis.trace.rank or 0, analysis.trace.restart, analysis.trace.source
+
+
+def _shared(found: Sequence[tuple[str, TraceFinding]]) -> Shared:
+    """Merge the findings of several ranks; with more than one, the evidence names its rank."""
+    rank, worst = max(found, key=lambda pair: pair[1].costs)
+    if len(found) > 1:
+        worst = replace(worst, evidence=f"on rank {rank}, {worst.evidence}")
+    return Shared(finding=worst, ranks=tuple(name for name, _ in found))
 
 
 def name_of(analysis: Analysis) -> str:
-    """Return the rank's number and, of a later life, that; or the file where the trace does not tell it."""
+    """Return the rank's number and restart; or the file, if the trace does not name its rank."""
     trace = analysis.trace
     if trace.rank is None:
         return trace.source
@@ -75,7 +85,7 @@ def name_of(analysis: Analysis) -> str:
 
 
 def shown_parts(analyses: Sequence[Analysis]) -> list[str]:
-    """Return the parts that take at least a thousandth of some rank's time."""
+    """Return the parts that take at least a thousandth of any rank's time."""
     return [part for part in PARTS if any(analysis.share(part) >= 0.001 for analysis in analyses)]
 
 

@@ -1,4 +1,4 @@
-"""What `numapin trace` asks of its ranks, as it travels in their environment. Pure.
+"""Settings that `numapin trace` passes to its ranks in their environment. Pure.
 
 Comes in: the command's options, or the text of NUMAPIN_TRACE. Goes out: the other of the two.
 """
@@ -13,7 +13,7 @@ from numapin.base.strict_json import decode, encode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Trace `steps` steps after the first `skip` ones, into the folder."""
+    """Trace `steps` steps after the first `skip` steps, into the folder."""
 
     folder: str
     steps: int
@@ -21,15 +21,15 @@ class Settings:
 
     @property
     def loads(self) -> str:
-        """Return the folder in which workers note when they made batches, until the ranks' traces are written."""
+        """The folder where workers record when they made batches, until the ranks' traces are written."""
         return f"{self.folder}/.loads"
 
     def to_text(self) -> str:
-        """Return what `from_text` reads."""
+        """Return the text that `from_text` reads."""
         return encode(asdict(self), indent=None)
 
     @classmethod
     def from_text(cls, text: str) -> Settings | None:
-        """Return the settings, None where the variable is not set or empty."""
+        """Return the settings, None if the variable is unset or empty."""
         given: Any = decode(text) if text else None
         return None if given is None else cls(**given)

@@ -1,8 +1,8 @@
-"""A report as a picture: lanes of loading, waiting, pinning, copying and computing over the steps of each rank. Pure.
+"""A timeline of each rank's steps, with lanes for loading, waiting, pinning, copying and computing. Pure.
 
-Comes in: a `TraceReport` and the page's template. Goes out: one HTML page that needs nothing else, with a table that
-says the same in numbers. Bars that lie close are drawn as one where there are too many: the page has some thousands at
-most. Such a bar is the fainter, the less of it is filled.
+Comes in: a `TraceReport` and the page's template. Goes out: one HTML page without external files, with the same data in
+a table. If there are too many bars, neighbors are merged, which keeps the page at a few thousand. The emptier a merged
+bar is, the fainter it is drawn.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _PART_NAMES: Final = {"wait": "waiting for data", "copy": "transfer"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """A rectangle: `row` of `num_rows` in its lane, drawn as `kind`, explained by `tip`.
+    """A rectangle in row `row` of `num_rows` in its lane, drawn as `kind`, with the tooltip `tip`.
 
-    It may stand for `count` that lie close, with `gaps` (microseconds) between them in all.
+    It may be `count` merged bars, with `gaps` microseconds between them in total.
     """
 
     start: float
@@ -56,33 +56,33 @@ class Bar:
 
 def timeline(report: TraceReport, template: str) -> str:
     """Return the page."""
-    lanes = [(analysis, _lanes(analysis)) for analysis in report.analyses]
-    budget = max(_MOST_BARS // max(sum(len(one) for _, one in lanes), 1), 40)
-    start = min(_begin(analysis) for analysis in report.analyses)
+    lanes = [_lanes(analysis) for analysis in report.analyses]
+    budget = max(_MOST_BARS // max(sum(map(len, lanes)), 1), 40)
+    start = min(map(_begin, report.analyses))
     end = max(analysis.trace.steps[-1].end for analysis in report.analyses)
-    charts = "".join(_chart(analysis, one, start, end, budget) for analysis, one in lanes)
+    charts = (_chart(*rank, start, end, budget) for rank in zip(report.analyses, lanes, strict=True))
     return (
         template.replace("<!--policy-->", _policy(template))
         .replace("<!--view-->", encode([round(start, 3), round(end, 3)], indent=None))
         .replace("<!--findings-->", "".join(_findings(report)))
-        .replace("<!--charts-->", charts)
-        .replace("<!--tables-->", "".join(_table(analysis) for analysis in report.analyses))
+        .replace("<!--charts-->", "".join(charts))
+        .replace("<!--tables-->", "".join(map(_table, report.analyses)))
     )
 
 
 def _policy(template: str) -> str:
-    """Return what allows the template's own style and script, and its empty icon."""
+    """Return the policy that allows the template's own style, script and empty icon."""
     style, script = (template.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0] for tag in ("style", "script"))
     return policy_element(style=style, script=script, images="data:")
 
 
 def _begin(analysis: Analysis) -> float:
-    """Return where the picture begins: with the loads of the first batches, but no more than two steps before them."""
+    """Return where the chart begins: with the first load, but at most two steps before the first step."""
     return max(min((load.start for load in analysis.trace.loads), default=0.0), -2 * analysis.step_us)
 
 
 def _lanes(analysis: Analysis) -> dict[str, list[Bar]]:
-    """Return the bars of each lane; a lane that has none is there, too, and says so."""
+    """Return the bars of each lane, which may be empty."""
     trace = analysis.trace
     return {
         "load": _rows(trace.loads, "load"),
@@ -96,7 +96,7 @@ def _lanes(analysis: Analysis) -> dict[str, list[Bar]]:
 
 
 def _kernel_bars(kernels: Sequence[Kernel]) -> list[Bar]:
-    """Draw communication below compute, where there is any."""
+    """Return the kernels' bars, with communication in a row of its own."""
     num_rows = 2 if any(kernel.communicates for kernel in kernels) else 1
     return [
         Bar(
@@ -116,8 +116,8 @@ def _bar(span: Span, kind: str, tip: str) -> Bar:
 
 
 def _rows(spans: Sequence[Span], kind: str) -> list[Bar]:
-    """Give each worker or thread a row of its own, as far as there is room for rows."""
-    rows = {who: i for i, who in enumerate(dict.fromkeys(span.row for span in spans))}
+    """Return the bars with a row per worker or thread, in up to six rows."""
+    rows = {row: i for i, row in enumerate(dict.fromkeys(span.row for span in spans))}
     num_rows = min(len(rows), 6) or 1
     return [
         Bar(
@@ -135,28 +135,35 @@ def _rows(spans: Sequence[Span], kind: str) -> list[Bar]:
 def _copy_bar(copy: Copy) -> Bar:
     kind = "pageable" if "Pageable" in (copy.source, copy.target) else "transfer"
     size = "" if copy.num_bytes is None else f", {copy.num_bytes / 1e6:.3f} MB"
-    blocking = {True: ", the host waits", False: ", asynchronous", None: ""}[copy.blocking]
+    blocking = {True: ", blocks the host", False: ", asynchronous", None: ""}[copy.blocking]
     tip = f"{copy.source or '?'} to {copy.target or '?'}{size}{blocking}"
     return Bar(start=copy.start, end=copy.end, kind=kind, tip=tip)
 
 
 def _thinned(bars: Sequence[Bar], most: int, window: float) -> list[Bar]:
-    """Draw neighbours of one kind and row as one where there are too many, as long as that stays a short bar.
+    """Merge neighbors of the same row and kind if there are too many bars, as long as the result stays short.
 
-    Of two bars in a row that were not put together, both are longer than a cell; so there are `most` at most.
+    Of two neighbors that were not merged, both together are longer than a cell; so at most `most` remain.
     """
     if len(bars) <= most:
         return list(bars)
-    cell = 2 * window * len({(bar.row, bar.kind) for bar in bars}) / most
+    cell = 2 * window * len(set(map(_row_and_kind, bars))) / most
     merged: list[Bar] = []
-    for bar in sorted(bars, key=lambda bar: (bar.row, bar.kind, bar.start)):
-        last = merged[-1] if merged else None
-        if last and (last.row, last.kind) == (bar.row, bar.kind) and bar.end - last.start <= cell:
-            gaps = last.gaps + max(bar.start - last.end, 0.0)
-            merged[-1] = replace(last, end=max(last.end, bar.end), count=last.count + 1, gaps=gaps)
+    for bar in sorted(bars, key=lambda bar: (*_row_and_kind(bar), bar.start)):
+        if merged and _row_and_kind(merged[-1]) == _row_and_kind(bar) and bar.end - merged[-1].start <= cell:
+            merged[-1] = _merged(merged[-1], bar)
         else:
             merged.append(bar)
     return merged
+
+
+def _row_and_kind(bar: Bar) -> tuple[int, str]:
+    return bar.row, bar.kind
+
+
+def _merged(last: Bar, bar: Bar) -> Bar:
+    gaps = last.gaps + max(bar.start - last.end, 0.0)
+    return replace(last, end=max(last.end, bar.end), count=last.count + 1, gaps=gaps)
 
 
 def _chart(analysis: Analysis, lanes: dict[str, list[Bar]], start: float, end: float, budget: int) -> str:
@@ -167,11 +174,8 @@ def _chart(analysis: Analysis, lanes: dict[str, list[Bar]], start: float, end: f
     for i, (lane, bars) in enumerate(lanes.items()):
         seen = [bar for bar in bars if bar.end > start and bar.start < end]
         labels.append(f"<li>{_NAMES[lane]}{'' if seen else ' <small>none</small>'}</li>")
-        shapes += [
-            f'<g class="lane" data-lane="{_NAMES[lane]}">',
-            *(_rect(bar, i * _LANE) for bar in _thinned(seen, budget, window)),
-            "</g>",
-        ]
+        rectangles = "".join(_rect(bar, i * _LANE) for bar in _thinned(seen, budget, window))
+        shapes.append(f'<g class="lane" data-lane="{_NAMES[lane]}">{rectangles}</g>')
     name = _text(name_of(analysis))
     return (
         f'<section class="rank"><h2>rank {name} <small>{_summary(analysis)}</small></h2>'
@@ -184,9 +188,8 @@ def _chart(analysis: Analysis, lanes: dict[str, list[Bar]], start: float, end: f
 
 def _steps(analysis: Analysis, height: int) -> Iterator[str]:
     for i, (step, parts) in enumerate(zip(analysis.trace.steps, analysis.steps_us, strict=True)):
-        tip = f"{analysis.trace.step_unit} {i}: {_ms(step.end - step.start)} ms; " + ", ".join(
-            f"{_PART_NAMES.get(part, part)} {_ms(parts[part])}" for part in shown_parts([analysis])
-        )
+        times = (f"{_PART_NAMES.get(part, part)} {_ms(parts[part])}" for part in shown_parts([analysis]))
+        tip = f"{analysis.trace.step_unit} {i}: {_ms(step.end - step.start)} ms; {', '.join(times)}"
         yield (
             f'<rect class="step s{i % 2}" x="{step.start:.3f}" y="0" width="{step.end - step.start:.3f}" '
             f'height="{height}" data-tip="{_text(tip)}"/>'
@@ -196,7 +199,7 @@ def _steps(analysis: Analysis, height: int) -> Iterator[str]:
 def _rect(bar: Bar, top: int) -> str:
     height = _BAR / bar.num_rows
     filled = 1 - bar.gaps / (bar.end - bar.start) if bar.gaps else 1.0
-    more = f"{bar.count} drawn as one, {filled:.0%} filled, the first: " if bar.count > 1 else ""
+    more = f"{bar.count} merged, {filled:.0%} filled, the first: " if bar.count > 1 else ""
     faint = f' opacity="{max(filled, _FAINTEST):.2f}"' if filled < 1 else ""
     tip = f"{_ms(bar.end - bar.start)} ms at {_ms(bar.start)} ms: {more}{bar.tip[:120]}"
     return (
@@ -214,7 +217,7 @@ def _summary(analysis: Analysis) -> str:
 def _findings(report: TraceReport) -> Iterator[str]:
     for shared in report.findings:
         finding = shared.finding
-        cost = f"up to {finding.costs:.0%} of the time" if finding.costs else "nothing to gain"
+        cost = f"up to {finding.costs:.0%} of the step time" if finding.costs else "nothing to gain"
         yield (
             f"<li><b>{_text(finding.what)}</b> ({cost}; rank {_text(', '.join(shared.ranks))}): "
             f"{_text(finding.evidence)}. <br>Change: {_text(finding.remedy)}</li>"
@@ -224,7 +227,7 @@ def _findings(report: TraceReport) -> Iterator[str]:
 
 
 def _table(analysis: Analysis) -> str:
-    """Return what the bars show as numbers: a row a step."""
+    """Return the steps as numbers, one row per step."""
     shown = shown_parts([analysis])
     head = "".join(f'<th scope="col">{_PART_NAMES.get(part, part)}</th>' for part in shown)
     rows = "".join(
@@ -234,7 +237,7 @@ def _table(analysis: Analysis) -> str:
         for i, (step, parts) in enumerate(zip(analysis.trace.steps, analysis.steps_us, strict=True))
     )
     return (
-        f"<table><caption>rank {_text(name_of(analysis))}: milliseconds of each step</caption>"
+        f"<table><caption>rank {_text(name_of(analysis))}: time of each step in milliseconds</caption>"
         f'<thead><tr><th scope="col">step</th><th scope="col">all</th>{head}</tr></thead><tbody>{rows}</tbody></table>'
     )
 
@@ -244,5 +247,5 @@ def _ms(time_us: float) -> str:
 
 
 def _text(text: str) -> str:
-    """Return a text as HTML, whatever is in it."""
+    """Return text as HTML, with every special or invisible character replaced."""
     return escape(printable(text))

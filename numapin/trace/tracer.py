@@ -1,10 +1,10 @@
-"""One process of a traced script: its steps counted, torch's profiler around some, the trace written. Edge.
+"""One process of a traced script: count its steps, profile some of them, write the trace. Edge.
 
-Comes in: batches and optimizer steps (hook), and what makes an early end of it. Goes out: a Chrome trace
-rank-N.trace.json, and rank-N.json, which says how far the rank came.
+Comes in: batches and optimizer steps from the hook, and events that end the trace early. Goes out: a Chrome trace,
+rank-N.trace.json, and a record, rank-N.json, of what the rank did.
 
-A step ends when the program's optimizer steps. Until one has, a step ends when a DataLoader hands out a batch; so
-inference is traced, too.
+A step ends when the program's optimizer steps. Before the first optimizer step, a step ends when a DataLoader returns a
+batch, so that inference is traced too.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
     from numapin.trace.settings import Settings
 
-_LONGEST_REASON: Final = 500  # characters: a record stays within the block that its first version took
+_LONGEST_REASON: Final = 500  # characters; keeps a record within the disk block of its first version
 
 
 @dataclass(slots=True)
 class Tracer:
-    """One process's steps: counted, traced from the `skip`th on, written after `steps` more.
+    """The steps of one process: skip `skip` of them, trace the next `steps`, write the trace.
 
-    `check` is called in the main thread now and then while it is recorded; `require_no_other` raises where the script
+    `check` is called in the main thread from time to time during the recording. `require_no_other` raises if the script
     profiles itself.
     """
 
@@ -67,7 +67,7 @@ class Tracer:
     done: bool = False
 
     def batch(self) -> None:
-        """Count a batch. A step by batches ends when the next batch is there."""
+        """Count a batch. If batches are the steps, a step ends when the next batch is returned."""
         self.num_batches += 1
         if self.step_unit == "batch":
             self._advance(self.num_batches - 1)
@@ -75,7 +75,7 @@ class Tracer:
             self.end_if_overdue()
 
     def optimizer_step(self, optimizer: object) -> None:
-        """Count a step of the followed optimizer; a trace that batches have begun goes on by batches."""
+        """Count a step of the followed optimizer; a trace that began with batches as its steps keeps them."""
         if not self.optimizer.counts(optimizer):
             self.end_if_overdue()
             return
@@ -86,16 +86,19 @@ class Tracer:
             self._advance(self.num_optimizer_steps)
 
     def _advance(self, count: int) -> None:
-        """Do what is due when so many steps have ended. The profiler gets ready a step before it records."""
+        """Act on the end of step number `count`. Only the loop that is traced counts, not one beside it."""
         if self.thread not in (None, threading.get_ident()):
-            return  # another loop beside the traced one
+            return
         if self.step is not None and self.begun >= self.settings.steps:
             self.finish("")
             return
         self.end_if_overdue()
-        if self.done:
-            return
-        self.pace.stepped(time.monotonic())
+        if not self.done:
+            self.pace.stepped(time.monotonic())
+            self._record_next(count)
+
+    def _record_next(self, count: int) -> None:
+        """Begin the next step of the recording. The profiler is prepared one step before it records."""
         if self.profiler is None and count >= self.settings.skip - 1:
             self._prepare()
         if self.step is not None:
@@ -129,9 +132,9 @@ class Tracer:
         self.begun += 1
 
     def end_if_overdue(self) -> None:
-        """End the trace where the next step does not come: else what the script does instead fills the memory."""
+        """End the trace if the next step is overdue: what the script does instead would fill the memory."""
         if self.recording and self.pace.is_overdue(time.monotonic()):
-            self.finish(f"no {self.step_unit} came for {self.pace.limit_s:.0f} s")
+            self.finish(f"no {self.step_unit} for {self.pace.limit_s:.0f} s")
 
     def end_at_fork(self) -> None:
         """End a trace that has begun."""
@@ -140,19 +143,19 @@ class Tracer:
 
     @property
     def recording(self) -> bool:
-        """Return whether this thread is being recorded; only it can end that."""
+        """True if this thread is being recorded; only it can end the recording."""
         return self.step is not None and self.thread == threading.get_ident() and self.pid == os.getpid()
 
     def make_way(self, reason: str) -> None:
-        """End a trace that has begun, give up one that was about to."""
+        """End a trace that has begun; give up one that is about to begin."""
         if self.recording:
             self.finish(reason)
         elif self.profiler is not None:
             self.give_up(reason)
 
     def finish(self, reason: str) -> None:
-        """Write the trace, if a step of it is whole, and the record."""
-        num_steps = max(self.begun - bool(reason), 0)  # without one that was cut short
+        """Write the trace, if it has a complete step, and the record."""
+        num_steps = max(self.begun - bool(reason), 0)  # an early end cuts the last one short
         own = {"rank": self.rank, "restart": self.restart, "step_unit": self.step_unit, "num_steps": num_steps}
         profiler, name = self._stop(encode(own | {"pins": self.pins, "loads": self._loads()}, indent=None)), None
         if profiler is not None and num_steps:
@@ -163,14 +166,14 @@ class Tracer:
             say(f"rank {self.rank}: traced {num_steps} steps into {self.claim.with_name(name)}")
 
     def give_up(self, reason: str) -> None:
-        """Trace nothing any more, and say why."""
-        with suppress(Exception):  # what is wrong is said already
+        """Stop tracing for good, and report why."""
+        with suppress(Exception):  # the reason is reported below
             self._stop()
         say(f"warning: rank {self.rank} is not traced: {reason}")
         self.record(trace=None, num_steps=0, reason=reason)
 
     def _stop(self, metadata: str = "{}") -> profile | None:
-        """Stop the profiler for good, and return it if it recorded. One that got ready starts first, as in torch."""
+        """Stop the profiler for good; return it if it recorded. A prepared profiler must start first, as in torch."""
         profiler, step, watch, self.done = self.profiler, self.step, self.watch, True
         self.profiler = self.step = self.watch = None
         if watch is not None:
@@ -187,7 +190,7 @@ class Tracer:
         return None if step is None else profiler
 
     def record(self, *, trace: str | None, num_steps: int, reason: str) -> None:
-        """Write how far this rank came."""
+        """Write what this rank has done so far."""
         record = {
             "schema": "numapin.traced/1",
             "rank": self.rank,
@@ -205,32 +208,38 @@ class Tracer:
             say(f"warning: rank {self.rank}: {self.claim} cannot be written: {error.strerror}")
 
     def at_exit(self) -> None:
-        """Write what there is when the script ends before the steps do."""
+        """Write what was traced if the script ends before the last step."""
         if self.done or self.pid != os.getpid():
             return
         end = f"the script ended after {self.num_optimizer_steps} optimizer steps and {self.num_batches} batches"
         if self.step is None:
-            self.profiler = None  # not worth starting now
+            self.profiler = None  # never started
         with warnings.catch_warnings(action="ignore"):
             try:
                 self.finish(end)
-            except Exception as error:  # noqa: BLE001 - it is said, and the script's own end must not change
+            except Exception as error:  # noqa: BLE001 - reported; the script's exit status must not change
                 self.give_up(f"{end}; {error}")
 
     def _loads(self) -> list[tuple[int, int, int]]:
-        """Return what workers, or this process itself, loaded."""
+        """Return process, start and end of each batch that workers or this process made."""
         rows: list[tuple[int, int, int]] = []
         with suppress(FileNotFoundError), opened(self.settings.loads) as folder:
-            names = os.listdir(folder)  # noqa: PTH208 - of a descriptor
-            for name in sorted(name for name in names if name.startswith(f"{self.claim.stem}.")):
-                with os.fdopen(open_file(folder, name), encoding="ascii", errors="replace") as file:
-                    lines = [line.split() for line in file]
-                rows += [(int(a), int(b), int(c)) for a, b, c in (line for line in lines if len(line) == 3)]
+            with os.scandir(folder) as entries:
+                names = sorted(entry.name for entry in entries if entry.name.startswith(f"{self.claim.stem}."))
+            for name in names:
+                rows += _read_loads(open_file(folder, name))
         return rows
 
 
+def _read_loads(descriptor: int) -> list[tuple[int, int, int]]:
+    """Read and close a file of loads; skip lines that were cut off."""
+    with os.fdopen(descriptor, encoding="ascii", errors="replace") as file:
+        words = [line.split() for line in file]
+    return [(int(row[0]), int(row[1]), int(row[2])) for row in words if len(row) == 3]
+
+
 def _write(path: Path, text: str) -> None:
-    """Replace the file; on a full disk, write into the block that it has. Raises OSError."""
+    """Replace the file; on a full disk, write into its existing block. Raises OSError."""
     with opened(str(path.parent)) as folder:
         try:
             replace_at(folder, path.name, text)
@@ -241,10 +250,10 @@ def _write(path: Path, text: str) -> None:
 
 
 def _export(profiler: profile, path: Path) -> None:
-    """Write the Chrome trace, whole or not at all. Kineto does not tell that a disk is full. Raises OSError.
+    """Write the Chrome trace, complete or not at all. Kineto does not report a full disk. Raises OSError.
 
-    Kineto opens what it is given by its path and follows links. So it writes into a folder of a random name that only
-    this user may enter, named by its descriptor: whoever may write to the trace folder cannot put another in its place.
+    Kineto opens a path and follows links. So it writes into a folder that only this user may enter, with a random name,
+    through the folder's descriptor: another user who may write to the trace folder cannot replace it.
     """
     name = f".numapin-{os.urandom(8).hex()}"
     with opened(str(path.parent)) as parent:
@@ -253,7 +262,7 @@ def _export(profiler: profile, path: Path) -> None:
         try:
             written = Path(f"/proc/self/fd/{folder}", path.name)
             profiler.export_chrome_trace(str(written))
-            if not _is_whole(written):
+            if not _is_complete(written):
                 raise OSError(f"{path} was cut off; is the disk full?")
             os.replace(path.name, path.name, src_dir_fd=folder, dst_dir_fd=parent)
         finally:
@@ -261,8 +270,8 @@ def _export(profiler: profile, path: Path) -> None:
             shutil.rmtree(name, ignore_errors=True, dir_fd=parent)
 
 
-def _is_whole(path: Path) -> bool:
-    """Return whether a file ends as JSON does."""
+def _is_complete(path: Path) -> bool:
+    """Return whether a file ends as a JSON object does."""
     end = b""
     with suppress(FileNotFoundError), path.open("rb") as file:
         file.seek(-min(8, path.stat().st_size), os.SEEK_END)
@@ -271,7 +280,7 @@ def _is_whole(path: Path) -> bool:
 
 
 def _wait_for_gpu() -> None:
-    """Let the GPU catch up with a loop that runs ahead of it: the traced steps are then its work, too, and no other."""
+    """Let the GPU catch up with a loop that runs ahead, so that the trace has the work of the traced steps only."""
     import torch
 
     if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():

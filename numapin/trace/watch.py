@@ -1,10 +1,10 @@
-"""Call a function in the main thread now and then, while the script's own code runs there. Edge.
+"""Periodic calls of a function in the main thread, while the script's own code runs there. Edge.
 
-Comes in: the function. Goes out: calls of it, between two bytecodes of the script, as of a signal's handler.
+Comes in: the function. Goes out: calls between two bytecodes of the script, as a signal handler is called.
 
-The profiler ends only in the thread that it records, and that thread may never come back to us. `interrupt_main` runs
-Python's handler of a signal there, without a signal: no system call is interrupted. SIGURG's own default is to do
-nothing.
+The profiler can be stopped only in the thread that it records, and that thread may never call us again.
+`interrupt_main` runs Python's handler of a signal there without sending the signal, so no system call is interrupted.
+SIGURG is ignored by default.
 """
 
 from __future__ import annotations
@@ -13,28 +13,29 @@ import _thread
 import signal
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import FrameType
 
 _EVERY_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
-    """Calls that go on until `stop`."""
+    """Periodic calls, until `stop`."""
 
-    handler: Callable[..., None]
+    handler: Callable[[int, FrameType | None], None]
     stopped: threading.Event
 
     @classmethod
     def start(cls, function: Callable[[], None]) -> Watch | None:
-        """Begin; None outside the main thread, or where the script uses the signal itself."""
+        """Begin; return None outside the main thread, or if the script uses the signal itself."""
         if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGURG):
             return None
 
-        def handler(*_: Any) -> None:  # noqa: ANN401 - a signal and a frame
+        def handler(_signal: int, _frame: FrameType | None) -> None:
             function()
 
         signal.signal(signal.SIGURG, handler)
@@ -53,7 +54,7 @@ class Watch:
         return signal.getsignal(signal.SIGURG) is self.handler
 
     def stop(self) -> None:
-        """End the calls. Outside the main thread the handler stays, and finds nothing to do."""
+        """End the calls. Outside the main thread the handler stays, but is no longer called."""
         self.stopped.set()
         if self._is_ours and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGURG, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""Build the stand-in CUDA driver, and steer it. `fake_cuda.c` says what it does and lists its numbers."""
+"""Builder and control of the fake CUDA driver. `fake_cuda.c` describes its behavior and its numbers."""
 
 from __future__ import annotations
 
@@ -29,18 +29,20 @@ def compiler() -> str | None:
 
 
 def build(folder: Path, *, old: bool = False) -> Path:
-    """Compile the stand-in below `folder`, unless it is there already, and return the library's path.
+    """Compile the fake in `folder`, unless it already exists, and return the library's path.
 
-    `old` leaves out what drivers before R555 lack. The library lies in a folder of its own, fit for LD_LIBRARY_PATH,
-    that is named by what it was made from. It has no soname: loaded by its path it must not stand in for the real
-    driver, which torch looks for by name. Raises CalledProcessError with the compiler's words.
+    `old` leaves out functions that drivers before R555 lack. The library is in its own folder, usable as
+    LD_LIBRARY_PATH, which is named after a hash of source and flags. It has no soname: when loaded by its path, it must
+    not replace the real driver, which torch loads by name. Raises CalledProcessError if the compiler fails.
     """
     flags = (*_FLAGS, *(("-DOLD_CUDA",) if old else ()))
     made_from = hashlib.sha256(SOURCE.read_bytes() + " ".join(flags).encode()).hexdigest()[:16]
     library = folder / made_from / "libcuda.so.1"
     if not library.exists():
         library.parent.mkdir(parents=True, exist_ok=True)
-        scratch = library.with_name(f"{os.getpid()}.so")  # renamed when whole: tests in parallel build it at once
+        scratch = library.with_name(
+            f"{os.getpid()}.so"
+        )  # renamed when complete, because parallel tests build it at once
         subprocess.run([compiler() or "cc", *flags, "-o", str(scratch), str(SOURCE)], check=True)
         scratch.replace(library)
     return library
@@ -48,7 +50,7 @@ def build(folder: Path, *, old: bool = False) -> Path:
 
 @contextmanager
 def installed(library: Path) -> Iterator[FakeCuda]:
-    """Make `numapin.system.cuda.driver()` find the stand-in, as new, inside the block."""
+    """Make `numapin.system.cuda.driver()` return the fake, in its initial state, inside the block."""
     fake = FakeCuda(library)
     fake.reset()
     with pytest.MonkeyPatch.context() as patch:
@@ -60,23 +62,23 @@ def installed(library: Path) -> Iterator[FakeCuda]:
 
 @dataclass(frozen=True, slots=True)
 class FakeCuda:
-    """The stand-in, loaded into this process: two devices, of which device 0 has an active context."""
+    """The fake, loaded into this process. It has two devices; device 0 has an active context."""
 
     library: Path
 
     def environment(self, **numbers: int) -> dict[str, str]:
-        """Return the environment in which a new process finds the stand-in, steered by numbers by name."""
+        """Return the environment in which a new process loads the fake, with these numbers set."""
         steered = {f"FAKE_CUDA_{name.upper()}": str(value) for name, value in numbers.items()}
         others = os.environ.get("LD_LIBRARY_PATH")
         path = os.pathsep.join([str(self.library.parent), *([others] if others else [])])
         return {**os.environ, **steered, "LD_LIBRARY_PATH": path}
 
     def reset(self) -> None:
-        """Forget everything: registrations, counts, what was steered, cuInit. Handed-out handles are void."""
+        """Reset registrations, counts, numbers and cuInit. Existing handles become invalid."""
         self._loaded.fake_cuda_reset()
 
     def set(self, **numbers: int) -> None:
-        """Set numbers by name, as `fake_cuda.c` lists them."""
+        """Set numbers by name; `fake_cuda.c` lists them."""
         for name, value in numbers.items():
             self._loaded.fake_cuda_set(name.encode(), ctypes.c_long(value))
 
@@ -87,41 +89,41 @@ class FakeCuda:
         return int(ask(name.encode()))
 
     def refuse_registration(self, *, above_bytes: int = 0) -> None:
-        """From now on refuse, as out of memory, what would bring the registered bytes above a sum."""
+        """Refuse registrations, as out of memory, that would raise the registered bytes above this limit."""
         self.set(limit_bytes=above_bytes)
 
     def registered_bytes(self) -> int:
-        """Return how many bytes are registered now."""
+        """Return the number of registered bytes."""
         return self.get("registered_bytes")
 
     def hold_events(self) -> None:
-        """Let no event pass that is recorded from now on, until `pass_events`."""
+        """Keep events recorded from now on pending until `pass_events`."""
         self.set(hold_events=1, passed=self.get("recorded"))
 
     def pass_events(self) -> None:
-        """Let all events pass that were recorded so far."""
+        """Complete all events recorded so far."""
         self.set(passed=self.get("recorded"))
 
     def begin_capture(self) -> None:
-        """Let streams capture, in global mode, until `end_capture` or until a call breaks it."""
+        """Begin a capture in global mode, until `end_capture` or a call that invalidates it."""
         self.set(capturing=1)
 
     def end_capture(self) -> None:
-        """Let no stream capture any more."""
+        """End the capture."""
         self.set(capturing=0)
 
     def invalidated(self) -> int:
-        """Return how many captures were broken."""
+        """Return the number of invalidated captures."""
         return self.get("invalidated")
 
     def depth(self) -> int:
-        """Return how many contexts the calling thread has pushed."""
+        """Return the number of contexts that the calling thread has pushed."""
         return int(self._loaded.fake_cuda_depth())
 
     def mode(self) -> int:
-        """Return the calling thread's capture mode: 0 global, 1 of the thread, 2 relaxed."""
+        """Return the calling thread's capture mode: 0 global, 1 thread-local, 2 relaxed."""
         return int(self._loaded.fake_cuda_mode())
 
     @property
     def _loaded(self) -> ctypes.CDLL:
-        return ctypes.CDLL(str(self.library))  # the same one every time: the loader knows the file
+        return ctypes.CDLL(str(self.library))  # always the same library, which the loader caches

@@ -1,4 +1,4 @@
-"""The stand-in's claims, checked against the real driver: system/cuda.py and opening/capture.py beside torch."""
+"""The fake driver's behavior, checked against the real driver: system/cuda.py and opening/capture.py beside torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch can use")]
 
 NUM_BYTES = 64 << 20
-CYCLES = 1 << 30  # about half a second of a GPU
+CYCLES = 1 << 30  # about half a second on a GPU
 BREAK_A_CAPTURE = """
 import torch
 from numapin.system import cuda
@@ -43,7 +43,7 @@ except RuntimeError:
 
 @pytest.fixture
 def driver() -> Driver:
-    """Give the real driver, with torch's context active on device 0."""
+    """Return the real driver, with torch's context active on device 0."""
     torch.ones(1, device="cuda:0")
     found = cuda.driver()
     assert found is not None
@@ -52,7 +52,7 @@ def driver() -> Driver:
 
 @pytest.fixture
 def memory() -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Give touched anonymous memory of whole pages."""
+    """Return whole pages of anonymous memory, already faulted in."""
     array = np.frombuffer(mmap.mmap(-1, NUM_BYTES), dtype=np.uint8)
     array[:] = 1
     return array
@@ -65,7 +65,7 @@ def in_thread(call: Callable[[], object]) -> Any:
 
 
 def test_registered_memory_is_pinned_for_torch(driver: Driver, memory: np.ndarray[Any, Any]) -> None:
-    """Torch takes it for pinned between register and unregister, which work from any thread."""
+    """Torch reports the memory as pinned between register and unregister, which work from any thread."""
     tensor = torch.from_numpy(memory)
     in_thread(lambda: driver.register(0, memory.ctypes.data, memory.nbytes))
     assert tensor.is_pinned()
@@ -75,7 +75,7 @@ def test_registered_memory_is_pinned_for_torch(driver: Driver, memory: np.ndarra
 
 
 def test_a_refusal_leaves_no_error_behind(driver: Driver, memory: np.ndarray[Any, Any]) -> None:
-    """After a refused registration torch's next launch is as good as ever."""
+    """After a refused registration, torch's next launch succeeds."""
     driver.register(0, memory.ctypes.data, memory.nbytes)
     with pytest.raises(CudaRefused) as caught:
         driver.register(0, memory.ctypes.data, memory.nbytes)
@@ -85,7 +85,7 @@ def test_a_refusal_leaves_no_error_behind(driver: Driver, memory: np.ndarray[Any
 
 
 def test_an_event_waits_for_every_stream(driver: Driver) -> None:
-    """A record in a thread that never saw a stream covers work on a side stream, and only what came before it."""
+    """A record in a new thread covers earlier work on a side stream, and no later work."""
     early = in_thread(lambda: driver.record(0))
     torch.cuda.synchronize()
     untyped: Any = torch.cuda
@@ -101,7 +101,7 @@ def test_an_event_waits_for_every_stream(driver: Driver) -> None:
 
 
 def test_a_capture_goes_through_beside_us(driver: Driver, memory: np.ndarray[Any, Any]) -> None:
-    """Queries and registrations of relaxed threads leave a capture whole, and records are told to wait."""
+    """Queries and registrations of relaxed threads do not invalidate a capture, and records have to wait."""
     watch_captures()
     event, graph, ones = driver.record(0), torch.cuda.CUDAGraph(), torch.ones(8, device="cuda")
     torch.cuda.synchronize()
@@ -125,7 +125,7 @@ def test_a_capture_goes_through_beside_us(driver: Driver, memory: np.ndarray[Any
 
 @pytest.mark.parametrize("call", ["driver.record(0)", "driver.has_passed(event)"])
 def test_what_breaks_a_capture(call: str) -> None:
-    """The record that `no_capture` prevents, and the query of a thread that is not relaxed, do break a capture."""
+    """A record, which `no_capture` prevents, and a query by a thread that is not relaxed invalidate a capture."""
     code = BREAK_A_CAPTURE.format(call=call)
     run = subprocess.run(
         [sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True

@@ -1,7 +1,7 @@
-"""A Slurm of our own on two machines: munged, slurmctld and one slurmd each, by their Debian packages.
+"""A private Slurm on two machines: munged, slurmctld, and a slurmd on each, from Debian packages.
 
-Comes in: two `Machine`s and a folder. Goes out: a `Cluster` that takes commands and says what became of jobs. All its
-files are in that folder and all its ports on those machines, so that a Slurm that this host has sees nothing of it.
+Comes in: two `Machine`s and a folder. Goes out: a `Cluster` that runs commands and reports on jobs. All its files are
+in that folder and all its ports on those machines, so that it does not interfere with a Slurm of this host.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from tests.integration.launching import Done
 
 CPUS: Final = 8
-"""CPUs of each machine, as Slurm believes: config_overrides spares it from counting those that this host has."""
+"""CPUs of each machine according to Slurm; config_overrides keeps it from counting this host's CPUs."""
 GPUS: Final = 2
-"""GPUs of each machine: device files that are none, enough for Slurm to count them and to set CUDA_VISIBLE_DEVICES."""
+"""GPUs of each machine: fake device files, enough for Slurm to count them and to set CUDA_VISIBLE_DEVICES."""
 
 _CONFIGURATION: Final = """
 ClusterName=numapin
@@ -62,22 +62,22 @@ PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP PreemptMode=O
 PartitionName=spare Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=90
 PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=9 PreemptMode=OFF
 """
-# A job that put itself back waits until its credentials are void, which is cred_expire: 5 s instead of 2 minutes.
+# A requeued job waits until its credentials expire; cred_expire makes that 5 s instead of 2 minutes.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """A Slurm that runs; commands are typed on the first machine."""
+    """A running Slurm; commands run on the first machine."""
 
     head: Machine
     folder: Path
 
     def call(self, *command: str, folder: Path, **changes: str) -> Done:
-        """Run a command, such as srun, to its end."""
+        """Run a command, such as srun, and return its result."""
         return self.head.call(*command, folder=folder, SLURM_CONF=str(self.folder / "slurm.conf"), **changes)
 
     def submit(self, script: str, *, folder: Path, **changes: str) -> str:
-        """Submit a script and return the job's number."""
+        """Submit a script and return the job's id."""
         path = folder / "job.sh"
         path.write_text(script)
         done = self.call("sbatch", "--parsable", str(path), folder=folder, **changes)
@@ -90,27 +90,27 @@ class Cluster:
         return next((word.partition("=")[2] for word in words if word.startswith("JobState=")), "")
 
     def ended(self, job: str, *, folder: Path) -> str:
-        """Wait for a job's end, and return its state and what it printed."""
+        """Wait for a job's end and return its state; on a timeout, fail with the job's output and the logs."""
         over = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL"}
         state = wait_until(lambda: {self.state_of(job)} & over, limit_s=240)
         assert state, "\n".join((f"no end of job {job}", self.state_of(job), output_in(folder), self.logs()))
         return state.pop()
 
     def logs(self) -> str:
-        """Return the ends of the daemons' logs."""
+        """Return the last lines of the daemons' logs."""
         paths = sorted(self.folder.glob("*.log"))
         return "\n".join(f"--- {path.name}\n{path.read_text(errors='replace')[-3000:]}" for path in paths)
 
 
 def output_in(folder: Path) -> str:
-    """Return what jobs printed into files of a folder."""
+    """Return the jobs' output files in a folder."""
     return "\n".join(path.read_text(errors="replace") for path in sorted(folder.glob("*.out")))
 
 
 @contextmanager
 def slurm(machines: tuple[Machine, Machine]) -> Iterator[Cluster]:
-    """Start the daemons, wait until both machines take jobs, and end everything on the machines afterwards."""
-    # A short path: that of munged's socket may have no more than 107 bytes, and its folders must be root's.
+    """Start the daemons, wait until both machines accept jobs, and end everything on the machines afterwards."""
+    # A short path, because munged's socket path is limited to 107 bytes; its folders must belong to root.
     folder = Path(tempfile.mkdtemp(prefix="numapin-slurm-"))
     try:
         cluster = Cluster(head=machines[0], folder=folder)
@@ -134,15 +134,15 @@ def _configure(folder: Path, machines: tuple[Machine, Machine]) -> None:
     for number, device in zip(range(GPUS), ("/dev/null", "/dev/zero"), strict=True):
         (folder / f"nvidia{number}").symlink_to(device)
     (folder / "gres.conf").write_text(f"AutoDetect=off\nName=gpu File={folder}/nvidia[0-{GPUS - 1}]\n")
-    (folder / "cgroup.conf").write_text("CgroupPlugin=autodetect\n")  # nothing uses it, and slurmd demands one
+    (folder / "cgroup.conf").write_text("CgroupPlugin=autodetect\n")  # unused, but slurmd requires it
 
 
 def _start(cluster: Cluster, machines: tuple[Machine, Machine]) -> None:
-    """Start the daemons in the foreground: they end with their machines."""
+    """Start the daemons in the foreground, so that they end with their machines."""
     folder, conf = cluster.folder, {"SLURM_CONF": str(cluster.folder / "slurm.conf")}
     files = ("key-file=key", "socket=socket", "pid-file=pid", "log-file=log", "seed-file=seed")
     options = [f"--{name}={folder}/munge/{value}" for name, _, value in (file.partition("=") for file in files)]
-    # --force: it does not like a folder of root's alone, which is what we want.
+    # --force, because munged rejects a folder that only root can enter, which is intended here.
     started = [
         cluster.head.start(_program("munged"), "--foreground", "--force", *options, folder=folder, log=folder / "m.log")
     ]

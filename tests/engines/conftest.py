@@ -1,4 +1,4 @@
-"""The engines, started once for all tests that use them."""
+"""Fixtures that start each engine once for all of its tests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def made_machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Ma
 
 @pytest.fixture
 def two_machines(made_machines: tuple[Machine, Machine]) -> Iterator[tuple[Machine, Machine]]:
-    """Give two machines on which nothing runs, and end what a test leaves there."""
+    """Return two idle machines, and end everything that a test leaves running there."""
     yield made_machines
     for machine in made_machines:
         machine.lose_power()
@@ -32,7 +32,7 @@ def two_machines(made_machines: tuple[Machine, Machine]) -> Iterator[tuple[Machi
 
 @pytest.fixture(scope="package")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Give a Slurm on two machines."""
+    """Return a Slurm on two machines."""
     require("munged", "slurmctld", "slurmd", "srun", *NAMESPACES, namespaces=True)
     with pair(tmp_path_factory.mktemp("slurm"), "node1", "node2") as machines, slurm(machines) as cluster:
         yield cluster

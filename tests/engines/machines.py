@@ -1,8 +1,8 @@
-"""Machines that are namespaces of this one: each with its own network and host name, all with one hosts file.
+"""Machines that are namespaces of this host, each with its own network and host name, and a common hosts file.
 
 Comes in: names. Goes out: `Machine`s that run commands and reach each other by name. All their processes are in one PID
-namespace, whose first process dies with whoever made it: the kernel then ends the others, and the networks go with
-them. Outside nothing is seen of their addresses and ports, so that they disturb nothing that this machine runs.
+namespace. Its first process dies with its creator; the kernel then ends all others, and the networks with them. Their
+addresses and ports are not visible outside, so that they do not disturb other processes of this host.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _UNDER_TEST: Final = {
     "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
     "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
 }
-"""With these, scripts find the numapin and the python under test first."""
+"""Variables by which scripts find the numapin and python under test first."""
 
-_TIMEOUT_S: Final = 240  # of a command of a second or ten: other tests may share the CPUs
+_TIMEOUT_S: Final = 240  # for a command that takes 1 to 10 s; other tests may share the CPUs
 _SUBNET: Final = "10.213.0"
 INTERFACE: Final = "wire"
 _STAY: Final = ("sleep", "infinity")
-# Names are looked up in our hosts file and nowhere else: a name server is out of reach, and asking it can take minutes.
+# Names are looked up only in our hosts file; a query to an unreachable name server can take minutes.
 _WORLD: Final = """
 mount --bind "$1/hosts" /etc/hosts
 mount --bind "$1/nsswitch" /etc/nsswitch.conf
@@ -43,18 +43,18 @@ _MACHINE: Final = 'hostname "$1"; ip link set lo up; exec sleep infinity'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """The machines' common namespaces for processes and mounts; `pid` is their first process, as seen from outside."""
+    """The machines' common process and mount namespaces; `pid` is their first process, as seen from outside."""
 
     pid: int
 
     def enter(self) -> tuple[str, ...]:
-        """Return the words that start a command in here."""
+        """Return the words that start a command in these namespaces."""
         return ("nsenter", f"--target={self.pid}", "--mount", "--pid", "--")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """One machine; `pid` is the process that keeps it, as seen from outside. `ended` waits for what it started."""
+    """One machine. `pid` is the process that holds it, as seen from outside; `ended` waits for its processes."""
 
     name: str
     address: str
@@ -68,11 +68,11 @@ class Machine:
         return ("nsenter", f"--target={self.pid}", *spaces, "--", "env", f"--chdir={folder}", "--")
 
     def from_beside(self) -> tuple[str, ...]:
-        """Return the words with which another machine of the same world starts a command here, as ssh would."""
+        """Return the words by which another machine of the same world starts a command here, as ssh would."""
         return ("nsenter", f"--target={_inner_pid(self.pid)}", "--net", "--uts", "--")
 
     def call(self, *command: str, folder: Path, **changes: str) -> Done:
-        """Run a command to its end."""
+        """Run a command and return its result."""
         done = subprocess.run(
             [*self.enter(folder), *command],
             capture_output=True,
@@ -84,7 +84,7 @@ class Machine:
         return Done(status=done.returncode, out=done.stdout, err=done.stderr)
 
     def start(self, *command: str, folder: Path, log: Path, **changes: str) -> subprocess.Popen[bytes]:
-        """Start a command, both of whose streams go to a file."""
+        """Start a command with stdout and stderr in a file."""
         with log.open("ab") as file:
             process = subprocess.Popen(
                 [*self.enter(folder), *command],
@@ -97,13 +97,13 @@ class Machine:
         return process
 
     def processes(self) -> frozenset[int]:
-        """Return the processes on this machine but for the one that keeps it, as seen from outside."""
+        """Return the processes of this machine, except the one that holds it, as seen from outside."""
         own = _spaces_of(self.pid)
         found = (int(path.name) for path in Path("/proc").glob("[0-9]*"))
         return frozenset(pid for pid in found if pid != self.pid and own and _spaces_of(pid) == own)
 
     def lose_power(self) -> None:
-        """Kill everything on this machine at once, until nothing is left; it can be used again."""
+        """Kill all processes of this machine; it can be used again afterwards."""
 
         def dark() -> bool:
             left = self.processes()
@@ -118,9 +118,9 @@ class Machine:
 
 @contextmanager
 def pair(folder: Path, *names: str, resolved: bool = True) -> Iterator[tuple[Machine, Machine]]:
-    """Make two machines with a cable between them, and end all that runs on them afterwards.
+    """Make two connected machines, and end all of their processes afterwards.
 
-    `resolved` says whether the hosts file has their names; a host name that nobody resolves is common, too.
+    `resolved` puts their names into the hosts file; host names that cannot be resolved are common too.
     """
     addresses = [f"{_SUBNET}.{number}" for number in (1, 2)]
     lines = [f"{address} {name}" for address, name in zip(addresses, names, strict=True)]
@@ -134,14 +134,14 @@ def pair(folder: Path, *names: str, resolved: bool = True) -> Iterator[tuple[Mac
 
 @contextmanager
 def _world(folder: Path, ended: ExitStack) -> Iterator[World]:
-    """Make the common namespaces. They end with this process, whatever becomes of it."""
+    """Make the common namespaces. They end with this process, even if it is killed."""
     words = ("setpriv", "--pdeathsig=KILL", "unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
     parent = _started([*words, "sh", "-ec", _WORLD, "sh", str(folder)], ended)
     try:
         yield World(pid=_staying(parent))
     finally:
         for child in _children(parent.pid):
-            os.kill(child, signal.SIGKILL)  # the first process of the namespace: the kernel ends all others first
+            os.kill(child, signal.SIGKILL)  # the namespace's first process, with which the kernel ends all others
         parent.kill()
 
 
@@ -152,14 +152,14 @@ def _machine(world: World, name: str, address: str, ended: ExitStack) -> Machine
 
 
 def _started(words: Sequence[str], ended: ExitStack) -> subprocess.Popen[bytes]:
-    """Start what stays until its world ends, and is waited for then."""
+    """Start a process that runs until its world ends, and is waited for then."""
     process = subprocess.Popen(words, stdin=subprocess.DEVNULL)
     ended.callback(process.wait)
     return process
 
 
 def _connect(one: Machine, other: Machine) -> None:
-    """Lay a cable between two machines."""
+    """Connect two machines by a virtual cable."""
     peer = ("peer", "name", INTERFACE, "netns", str(_inner_pid(other.pid)))
     _ip(one, "link", "add", INTERFACE, "type", "veth", *peer)
     for machine in (one, other):
@@ -173,7 +173,7 @@ def _ip(machine: Machine, *words: str) -> None:
 
 
 def _staying(parent: subprocess.Popen[bytes]) -> int:
-    """Wait until the only child of `parent` has become the program that stays, and return its process id."""
+    """Wait until a child of `parent` runs `sleep infinity`, and return its process id."""
 
     def child() -> int | None:
         assert parent.poll() is None, f"ended with status {parent.returncode}: {parent.args!r}"
@@ -197,13 +197,13 @@ def _command_of(pid: int) -> Sequence[str]:
 
 
 def _inner_pid(pid: int) -> int:
-    """Return a process's id as its own namespace counts."""
+    """Return a process's id within its own namespace."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("NSpid:")).split()[-1])
 
 
 def _spaces_of(pid: int) -> tuple[str, ...]:
-    """Return the network and the processes that a process sees; nothing where it has ended."""
+    """Return the network and PID namespaces of a process; empty if it has ended."""
     try:
         return tuple(str(Path(f"/proc/{pid}/ns/{space}").readlink()) for space in ("net", "pid"))
     except OSError:

@@ -1,6 +1,6 @@
-"""What these tests need of the machine, and what happens without it.
+"""Requirements of these tests on the machine.
 
-They skip, with the package or right named; where everything must be there, as in CI, they fail.
+Without them the tests skip and name the missing package or privilege; in CI they fail instead.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ PACKAGES: Final[Mapping[str, str]] = {
     "setpriv": "util-linux",
     "unshare": "util-linux",
 }
-"""Programs of these tests, and Debian's packages with them."""
+"""Programs that these tests use, and their Debian packages."""
 
 NAMESPACES: Final = ("ip", "nsenter", "setpriv", "unshare")
 _SEARCHED: Final = f"{os.defpath}:/usr/sbin:/sbin"
 
 
 def require(*programs: str, namespaces: bool = False) -> None:
-    """Skip, or fail in CI, where a program is missing, or the right to make namespaces."""
+    """Skip, or fail in CI, if a program or the privilege to create namespaces is missing."""
     packages = sorted({PACKAGES[program] for program in programs if find(program) is None})
     if packages:
         _without(f"{', '.join(packages)} missing; type: apt-get install --no-install-recommends {' '.join(packages)}")
@@ -43,7 +43,7 @@ def require(*programs: str, namespaces: bool = False) -> None:
 
 
 def find(program: str) -> str | None:
-    """Return a program's path; daemons are not on every user's PATH."""
+    """Return a program's path. Daemons may not be on the user's PATH."""
     return shutil.which(program) or shutil.which(program, path=_SEARCHED)
 
 
@@ -55,7 +55,7 @@ def _without(what: str) -> None:
 
 @cache
 def _no_namespaces() -> str:
-    """Return what the kernel says against namespaces and a cable in them, "" for nothing."""
+    """Return why namespaces with a virtual cable cannot be created; empty if they can."""
     inside: Sequence[str] = ("ip", "link", "add", "np-try", "type", "veth", "peer", "name", "np-tried")
     words = ["unshare", "--mount", "--pid", "--net", "--uts", "--fork", "--kill-child", "--mount-proc", "--", *inside]
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)

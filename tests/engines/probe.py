@@ -1,7 +1,7 @@
-"""A rank of the tests: says where it is, into a file of a folder, after it met the others.
+"""A rank for the tests: it joins the others and writes its binding to a file.
 
-Usage: probe.py FOLDER [--alone]. Writes FOLDER/rank-RANK-RESTART.json, whole or not at all. Alone it meets nobody, and
-needs no torch.
+Usage: probe.py FOLDER [--alone]. Writes FOLDER/rank-RANK-RESTART.json atomically. With --alone it joins no group and
+does not need torch.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from typing import Any
 
 
 def status(field: str) -> str:
-    """Return what the kernel tells of this process."""
+    """Return a field of /proc/self/status."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(line.split()[1] for line in lines if line.startswith(f"{field}:"))
 
 
 def write(folder: Path, name: str, content: Any) -> None:
-    """Write under another name and rename."""
+    """Write the file under another name, then rename it."""
     scratch = folder / f".{name}.{os.getpid()}"
     scratch.write_text(json.dumps(content))
     scratch.replace(folder / name)
 
 
 def meet() -> dict[str, int]:
-    """Meet the others and add up all ranks' numbers."""
+    """Join the other ranks and add up all ranks' numbers."""
     import torch
     from torch import distributed
 
@@ -42,7 +42,7 @@ def meet() -> dict[str, int]:
 
 
 def main() -> None:
-    """Say where this rank was at its start, and whom it met."""
+    """Write where this rank runs, and the group that it joined."""
     told = {
         "host": socket.gethostname(),
         "cpus": status("Cpus_allowed_list"),

@@ -1,7 +1,7 @@
-"""A rank of the tests that saves when it is told to, ends well, and goes on from there in another turn.
+"""A rank for the tests that saves on a signal, exits with status 0, and resumes when the job is requeued.
 
-Usage: saver.py FOLDER. Writes FOLDER/ready-RANK-TURN when it can be told, FOLDER/saved-RANK when SIGUSR1 or SIGTERM
-told it, and in the turn that finds that file, FOLDER/resumed-RANK with what was saved.
+Usage: saver.py FOLDER. Writes FOLDER/ready-RANK-TURN when it is ready for signals, FOLDER/saved-RANK on SIGUSR1 or
+SIGTERM, and, in the turn that finds that file, FOLDER/resumed-RANK with its content.
 """
 
 from __future__ import annotations

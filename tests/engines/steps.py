@@ -1,6 +1,6 @@
-"""A rank of the tests that works in steps with the others until it is told to end.
+"""A rank for the tests that runs steps in common with the others until the test ends it.
 
-Usage: steps.py FOLDER. Writes FOLDER/HOST-PROCESS.json after the first step; ends when FOLDER/end is there.
+Usage: steps.py FOLDER. Writes FOLDER/HOST-PROCESS.json after the first step; ends when FOLDER/end exists.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.engines.probe import status, write
 
 
 def main() -> None:
-    """Step, tell, and go on."""
+    """Run steps, and write where this rank runs after the first one."""
     folder = Path(sys.argv[1])
     import torch
     from torch import distributed

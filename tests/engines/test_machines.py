@@ -1,4 +1,4 @@
-"""`numapin run --nnodes` on two machines: ranks meet over the network, and a machine that was lost comes back."""
+"""`numapin run --nnodes` on two machines: ranks join over the network, and a lost machine comes back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.netns, pytest.mark.xdist_group("engines"), pytest.mark.timeout(600)]
 BOTH = {"GLOO_SOCKET_IFNAME": INTERFACE}
-# A machine that is lost is missed after 5 s instead of 15; rendezvous waits 2 s and not 30 for more than enough.
+# Detect a lost machine after 5 s instead of 15; wait for additional machines for 2 s instead of 30.
 QUICK = "--rdzv-conf=keep_alive_interval=1,keep_alive_max_attempt=5,last_call_timeout=2"
 
 
@@ -40,7 +40,7 @@ class _Job:
         return machine.start(*words, folder=self.folder, log=self.log, **BOTH)
 
     def met(self, size: int, known: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Wait until a group of this size made its first step that is not among the known; return its ranks."""
+        """Wait for the first step of a new group of this size, and return its ranks."""
 
         def group() -> list[dict[str, Any]]:
             new = [rank for rank in ranks_in(self.folder) if rank not in known and rank["world_size"] == size]
@@ -51,18 +51,18 @@ class _Job:
         return found
 
     def said(self) -> str:
-        """Return the end of what the launchers said."""
+        """Return the end of the launchers' output."""
         return self.log.read_text(errors="replace")[-6000:]
 
     def end(self, *launchers: subprocess.Popen[bytes]) -> None:
-        """Let the ranks end, and check that the launchers ended well."""
+        """Let the ranks end, and check that the launchers exit with status 0."""
         (self.folder / "end").touch()
         for launcher in launchers:
             assert launcher.wait(timeout=120) == 0, self.said()
 
 
 def test_ranks_of_two_machines_meet(two_machines: tuple[Machine, Machine], tmp_path: Path) -> None:
-    """Two launchers with the same endpoint make one job: four ranks, each bound on its own machine. Nothing is left."""
+    """Two launchers with one endpoint make one job of four ranks, each bound on its machine, and leave no process."""
     log = tmp_path / "log"
     words = (*NUMAPIN, *_meeting(two_machines[0], nodes="2", ranks=2), PROBE, str(tmp_path))
     launchers = [machine.start(*words, folder=tmp_path, log=log) for machine in two_machines]
@@ -76,7 +76,7 @@ def test_ranks_of_two_machines_meet(two_machines: tuple[Machine, Machine], tmp_p
 
 
 def test_host_names_that_nobody_resolves(tmp_path: Path) -> None:
-    """With --local-addr and is_host, which spares torch its comparison of names, a job needs no name of a host."""
+    """With --local-addr and is_host, which replaces torch's comparison of names, a job needs no host names."""
     require(*NAMESPACES, namespaces=True)
     log = tmp_path / "log"
     with pair(tmp_path, "unknown1", "unknown2", resolved=False) as both:
@@ -95,7 +95,7 @@ def test_host_names_that_nobody_resolves(tmp_path: Path) -> None:
 
 
 def test_a_machine_that_comes_back(two_machines: tuple[Machine, Machine], tmp_path: Path) -> None:
-    """With --max-restarts, ranks wait for a machine that was lost, and go on with it, bound as before."""
+    """With --max-restarts, ranks wait for a lost machine and continue with it, bound as before."""
     job = _Job(tmp_path, *_meeting(two_machines[0], nodes="2", ranks=1), "--max-restarts=3", QUICK)
     stays, lost = (job.start(machine) for machine in two_machines)
     before = job.met(2, known=[])
@@ -110,7 +110,7 @@ def test_a_machine_that_comes_back(two_machines: tuple[Machine, Machine], tmp_pa
 
 
 def test_a_job_goes_on_with_the_machines_that_there_are(two_machines: tuple[Machine, Machine], tmp_path: Path) -> None:
-    """With --nnodes 1:2 the job goes on alone when a machine is lost, and takes it in again when it is back."""
+    """With --nnodes 1:2 the job continues on one machine when the other is lost, and on both when it is back."""
     job = _Job(tmp_path, *_meeting(two_machines[0], nodes="1:2", ranks=1), "--max-restarts=3", QUICK)
     stays, lost = (job.start(machine) for machine in two_machines)
     together = job.met(2, known=[])

@@ -1,4 +1,4 @@
-"""numapin below a real Open MPI, on two machines: `mpirun numapin exec`, and what `numapin job mpi` writes."""
+"""numapin under a real Open MPI, on two machines: `mpirun numapin exec`, and the scripts of `numapin job mpi`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tests.integration.launching import Done
 
 pytestmark = [pytest.mark.mpi, pytest.mark.xdist_group("engines"), pytest.mark.timeout(600)]
-# Without a hostfile it counts this host's cores, which may be one.
+# Without a hostfile mpirun counts this host's cores, which may be one.
 SETTINGS = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -27,7 +27,7 @@ SETTINGS = {
 
 
 class _Hosts:
-    """Two machines, a hostfile of them, and what mpirun starts its daemon on the second one with, instead of ssh."""
+    """Two machines, their hostfile, and the stand-in for ssh by which mpirun starts its daemon on the second one."""
 
     def __init__(self, machines: tuple[Machine, Machine], folder: Path) -> None:
         self.head, other = machines
@@ -39,21 +39,21 @@ class _Hosts:
         self.agent.chmod(0o755)
 
     def call(self, *command: str) -> Done:
-        """Run a command on the first machine to its end."""
+        """Run a command on the first machine and return its result."""
         given = SETTINGS | {"OMPI_MCA_plm_rsh_agent": str(self.agent)}
         return self.head.call(*command, folder=self.folder, **given)
 
 
 @pytest.fixture
 def hosts(request: pytest.FixtureRequest, tmp_path: Path) -> _Hosts:
-    """Give two machines that mpirun reaches."""
+    """Return two machines that mpirun can reach."""
     require("mpirun", *NAMESPACES, namespaces=True)
     return _Hosts(request.getfixturevalue("two_machines"), tmp_path)
 
 
 @needs_two_cpus
 def test_exec_in_every_task(hosts: _Hosts, tmp_path: Path) -> None:
-    """Each of two processes on each machine is bound as its OMPI_COMM_WORLD_LOCAL_RANK says, to cores of its own."""
+    """Each of two processes per machine is bound to its own cores by its OMPI_COMM_WORLD_LOCAL_RANK."""
     ranks = 'export RANK=$OMPI_COMM_WORLD_RANK; exec "$@"'
     program = ("numapin", "exec", "--bind=exclusive", "--", "python", PROBE, str(tmp_path), "--alone")
     variables = [word for name in ("PATH", "PYTHONPATH") for word in ("-x", name)]
@@ -72,7 +72,7 @@ def test_exec_in_every_task(hosts: _Hosts, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["node", "task"])
 def test_job_scripts(hosts: _Hosts, tmp_path: Path, form: str) -> None:
-    """Both forms of script start four bound ranks on two machines, who meet."""
+    """Both forms of script start four bound ranks on two machines, which join one group."""
     shape = ("--nodes=2", "--gpus-per-node=0", "--ranks-per-node=2", f"--form={form}", f"--hostfile={hosts.hostfile}")
     script = numapin("job", "mpi", *shape, PROBE, str(tmp_path))
     assert script.status == 0, script.err
@@ -86,6 +86,6 @@ def test_job_scripts(hosts: _Hosts, tmp_path: Path, form: str) -> None:
 
 
 def test_a_failed_rank_fails_mpirun(hosts: _Hosts) -> None:
-    """Open MPI gets the exit status of the command that `numapin exec` became."""
+    """Open MPI sees the exit status of the command that `numapin exec` became."""
     done = hosts.call("mpirun", "-np", "1", "--bind-to", "none", "numapin", "exec", "--", "sh", "-c", "exit 7")
     assert done.status == 7, done.err

@@ -1,4 +1,4 @@
-"""numapin below a real Slurm: `srun numapin run`, `srun numapin exec`, and what `numapin job slurm` writes."""
+"""numapin under a real Slurm: `srun numapin run`, `srun numapin exec`, and the scripts of `numapin job slurm`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SRUN = ("srun", "--cpu-bind=none")
 
 
 def test_run_in_a_step(cluster: Cluster, tmp_path: Path) -> None:
-    """One task that is `numapin run` starts all ranks of its machine, each bound."""
+    """A single task that runs `numapin run` starts all ranks of its machine, each bound."""
     words = (*SRUN, "--gpus-per-node=2", *NUMAPIN, "run", "--nproc-per-node=2", PROBE, str(tmp_path))
     done = cluster.call(*words, folder=tmp_path)
     assert done.status == 0, done.err
@@ -37,14 +37,14 @@ def test_run_in_a_step(cluster: Cluster, tmp_path: Path) -> None:
 
 
 def test_a_failed_rank_fails_the_step(cluster: Cluster, tmp_path: Path) -> None:
-    """The step has the exit status that `numapin run` has."""
+    """The step has the exit status of `numapin run`."""
     program = ("--no-python", "sh", "-c", "exit 3")
     assert cluster.call(*SRUN, *NUMAPIN, "run", "--nproc-per-node=1", *program, folder=tmp_path).status == 1
 
 
 @needs_two_cpus
 def test_exec_in_every_task(cluster: Cluster, tmp_path: Path) -> None:
-    """Each of two tasks on two machines is bound as its SLURM_LOCALID says, to cores of its own."""
+    """Each of two tasks per machine is bound to its own cores by its SLURM_LOCALID."""
     ranks = 'export RANK=$SLURM_PROCID; exec "$@"'
     program = ("numapin", "exec", "--bind=exclusive", "--", "python", PROBE, str(tmp_path), "--alone")
     words = (*SRUN, "--nodes=2", "--ntasks-per-node=2", "sh", "-c", ranks, "sh", *program)
@@ -61,7 +61,7 @@ def test_exec_in_every_task(cluster: Cluster, tmp_path: Path) -> None:
 
 
 def test_exec_outside_of_a_step(cluster: Cluster, tmp_path: Path) -> None:
-    """A batch script and salloc's shell are no tasks of srun's, though Slurm gives both a SLURM_LOCALID."""
+    """A batch script and salloc's shell are not tasks of srun, although Slurm sets SLURM_LOCALID for both."""
     line = "numapin exec -- true; echo status $?"
     job = cluster.submit(f"#!/bin/bash\n#SBATCH --output={tmp_path}/job.out\nexec 2>&1; {line}\n", folder=tmp_path)
     cluster.ended(job, folder=tmp_path)
@@ -72,7 +72,7 @@ def test_exec_outside_of_a_step(cluster: Cluster, tmp_path: Path) -> None:
 
 
 def test_exec_takes_the_gpu_that_slurm_gave(cluster: Cluster, fake_nvml: FakeNvml, tmp_path: Path) -> None:
-    """With --gpus-per-task each task sees one GPU by its own CUDA_VISIBLE_DEVICES, and is bound for that one."""
+    """With --gpus-per-task each task sees one GPU in its CUDA_VISIBLE_DEVICES, and is bound near that GPU."""
     uuids = [f"GPU-00000000-0000-0000-0000-00000000000{number}" for number in range(2)]
     gpus = [FakeGpu(uuid=uuid, pci=f"00000000:{number + 1:02X}:00.0") for number, uuid in enumerate(uuids)]
     environ = fake_nvml.environment(tmp_path, render(gpus))
@@ -87,7 +87,7 @@ def test_exec_takes_the_gpu_that_slurm_gave(cluster: Cluster, fake_nvml: FakeNvm
 
 @pytest.mark.parametrize("form", ["node", "task"])
 def test_job_scripts(cluster: Cluster, tmp_path: Path, form: str) -> None:
-    """Both forms of script, submitted, start four bound ranks on two machines, who meet."""
+    """Both forms of script start four bound ranks on two machines, which join one group."""
     shape = ("--nodes=2", "--gpus-per-node=2", "--cpus-per-task=2", "--time=10m", f"--form={form}")
     script = numapin("job", "slurm", *shape, PROBE, str(tmp_path))
     assert script.status == 0, script.err
@@ -102,7 +102,7 @@ def test_job_scripts(cluster: Cluster, tmp_path: Path, form: str) -> None:
 
 @pytest.mark.parametrize("form", ["node", "task"])
 def test_a_job_saves_and_goes_on_in_another_turn(cluster: Cluster, tmp_path: Path, form: str) -> None:
-    """SIGUSR1 to the batch script, as --signal has Slurm send it, reaches every rank; the job then runs once more."""
+    """SIGUSR1 to the batch script, as sent by --signal, reaches every rank; the job then runs again."""
     options = ("--gpus-per-node=2", "--cpus-per-task=2", "--time=30m", "--signal=60", "--requeue", f"--form={form}")
     script = numapin("job", "slurm", *options, str(HERE / "saver.py"), str(tmp_path))
     job = cluster.submit(script.out, folder=tmp_path)
@@ -118,7 +118,7 @@ def test_a_job_saves_and_goes_on_in_another_turn(cluster: Cluster, tmp_path: Pat
 
 
 def test_the_example_saves_and_goes_on(cluster: Cluster, tmp_path: Path) -> None:
-    """train_checkpoint.py lives through a SIGUSR1 that srun has sent to every process, DataLoader workers included."""
+    """train_checkpoint.py survives a SIGUSR1 that srun sends to every process, including DataLoader workers."""
     shape = ("--gpus-per-node=2", "--cpus-per-task=2", "--time=30m", "--signal=60", "--requeue")
     program = (str(HERE.parents[1] / "examples" / "train_checkpoint.py"), "--epochs", "16")
     script = numapin("job", "slurm", *shape, *program)
@@ -133,7 +133,7 @@ def test_the_example_saves_and_goes_on(cluster: Cluster, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("form", ["node", "task"])
 def test_a_preempted_job_that_saves_in_its_grace_time_goes_on(cluster: Cluster, tmp_path: Path, form: str) -> None:
-    """Slurm tells all processes but the script's, by SIGTERM, and waits: those that end in time end no job by it."""
+    """Slurm sends SIGTERM to all processes except the script's and waits; a job whose ranks end in time is requeued."""
     shape = ("--nodes=2", "--gpus-per-node=2", "--cpus-per-task=2", "--time=30m", f"--form={form}")
     script = numapin("job", "slurm", *shape, "--requeue", "--partition=spare", str(HERE / "saver.py"), str(tmp_path))
     job = cluster.submit(script.out, folder=tmp_path)
@@ -147,7 +147,7 @@ def test_a_preempted_job_that_saves_in_its_grace_time_goes_on(cluster: Cluster, 
 
 
 def _wait_for(cluster: Cluster, job: str, folder: Path, pattern: str, *, number: int) -> None:
-    """Wait until a job's ranks have written so many files, or it is over."""
+    """Wait until a job's ranks have written `number` files; fail if the job ends before."""
 
     def state() -> str:
         return output_in(folder) + cluster.call("scontrol", "show", "job", job, folder=folder).out + cluster.logs()

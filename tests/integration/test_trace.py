@@ -252,7 +252,7 @@ class TestWhatGoesWrong:
         )
         done = numapin(*TRACE, "--steps", "30", "--skip", "2", "--output", "out", script(tmp_path, text), cwd=tmp_path)
         assert done.out.startswith("trace there: True"), done.err
-        assert "rank 0: no optimizer step came for 2 s, 3 steps traced" in done.out
+        assert "rank 0: no optimizer step for 2 s, 3 steps traced" in done.out
 
     def test_a_second_optimizer(self, tmp_path: Path) -> None:
         """A phase with an optimizer of its own goes on with the steps of the first."""
@@ -363,7 +363,7 @@ class TestReading:
             (b"\xff\xfe\x00", "not JSON, or cut off"),
             (b"[" * 100_000, "not JSON, or cut off"),
             (b'{"traceEvents": []}', "none of its 0 events"),
-            (b"17", "no Chrome trace"),
+            (b"17", "not a Chrome trace"),
         ],
         ids=["missing", "cut off", "bytes", "deep", "empty", "number"],
     )
@@ -399,7 +399,7 @@ class TestReading:
         assert "rank 2: \N{REPLACEMENT CHARACTER}[2Jgone" in content["notes"]
         (tmp_path / "rank-0.trace.json").write_text("17")
         done = numapin("trace", "--read", str(tmp_path))
-        assert (done.status, "rank 0: rank-0.trace.json: no Chrome trace" in done.err) == (1, True), done.err
+        assert (done.status, "rank 0: rank-0.trace.json: not a Chrome trace" in done.err) == (1, True), done.err
 
     def test_its_input_is_not_overwritten(self, tmp_path: Path) -> None:
         """A trace that has the report's name in the output folder is refused."""

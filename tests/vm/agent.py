@@ -1,8 +1,8 @@
-"""Run the jobs of /run/share/jobs.json, one after another: the first program inside a machine.
+"""The first program inside a machine, which runs the jobs of /run/share/jobs.json one after another.
 
-Started by machine.py, which describes the jobs, and uses the standard library alone. Importing torch takes half a
-minute in emulation, so modules in `preload` are imported once, and a job that is `python -m MODULE` runs in a fork of
-this process. Its ranks are new processes all the same.
+machine.py starts it and describes the jobs. It uses only the standard library. Importing torch takes half a minute in
+emulation, so modules in `preload` are imported once, and a job `python -m MODULE` runs in a fork of this process. Its
+ranks are still new processes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TIMED_OUT: Final = 124
 
 
 def main() -> None:
-    """Prepare the machine, run every job, and leave its status and time in its folder."""
+    """Prepare the machine, run every job, and write its status and time into its folder."""
     batch = json.loads((SHARE / "jobs.json").read_text())
     for address in batch["gpus"]:
         dress_up(address)
@@ -68,21 +68,21 @@ def become(job: dict[str, Any]) -> NoReturn:
 
 
 def run_as_main(module: str) -> int:
-    """Run a module as the program, to its end; return its exit status."""
+    """Run a module as the main program; return its exit status."""
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit as left:
         if isinstance(left.code, str):
             sys.stderr.write(f"{left.code}\n")
         return left.code if isinstance(left.code, int) else int(left.code is not None)
-    except BaseException:  # noqa: BLE001 - told as Python tells it
+    except BaseException:  # noqa: BLE001 - printed as Python would
         traceback.print_exc()
         return 1
     return 0
 
 
 def leave(status: int) -> NoReturn:
-    """End this fork as Python does, but for taking torch's modules apart, which takes many seconds in emulation."""
+    """End this fork as Python does, but without unloading torch's modules, which takes many seconds in emulation."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()
@@ -103,14 +103,14 @@ def enter_cpuset(name: str, cpus: str, nodes: str) -> None:
 
 
 def wait(pid: int, timeout_s: float) -> int:
-    """Return the exit status of a child (negative: a signal), or TIMED_OUT after ending it and its session."""
+    """Return a child's exit status (negative: a signal), or TIMED_OUT after killing it and its session."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
             return os.waitstatus_to_exitcode(status)
         time.sleep(0.05)
-    for end in (os.kill, os.killpg):  # it may not have come to have a session of its own yet
+    for end in (os.kill, os.killpg):  # it may not have its own session yet
         with suppress(ProcessLookupError):
             end(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
@@ -118,7 +118,7 @@ def wait(pid: int, timeout_s: float) -> int:
 
 
 def dress_up(address: str) -> None:
-    """Make sysfs show NVIDIA's vendor number and a GPU's class for a device; everything else stays the kernel's."""
+    """Make sysfs show NVIDIA's vendor number and a GPU's class for a device; all other files are unchanged."""
     for file, value in (("vendor", "0x10de\n"), ("class", "0x030200\n")):
         mask = Path(f"/run/{address}-{file}")
         mask.write_text(value)

@@ -1,4 +1,4 @@
-"""Booting machines for the tests of this folder: each machine once, for all files."""
+"""Fixtures that boot each machine once for all tests of this folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PRELOAD: Final = ("torch.distributed.run", "torch.distributed.launcher.api", "nu
 
 @pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
-    """Keep the tests of a machine in one process, which boots it."""
+    """Keep the tests of one machine in one process, which boots it."""
     for item in items:
         if item.path.parent == HERE:
             item.add_marker(pytest.mark.xdist_group(f"vm-{_machine(item)}"))
@@ -34,24 +34,24 @@ def _machine(item: pytest.Item) -> str:
 
 @pytest.fixture(scope="session")
 def two_nodes(request: pytest.FixtureRequest) -> VmResult:
-    """Give what all jobs did on the two-node machine."""
+    """Return the results of all jobs on the two-node machine."""
     return _booted("two-nodes", request)
 
 
 @pytest.fixture(scope="session")
 def four_nodes(request: pytest.FixtureRequest) -> VmResult:
-    """Give what all jobs did on the machine of two packages and four nodes, whose NVML order is not its node order."""
+    """Return the results of all jobs on the four-node machine, whose NVML order differs from its node order."""
     return _booted("four-nodes", request)
 
 
 @pytest.fixture(scope="session")
 def memory_only(request: pytest.FixtureRequest) -> VmResult:
-    """Give what all jobs did on the machine whose third node has memory and no CPUs."""
+    """Return the results of all jobs on the machine whose third node has no CPUs."""
     return _booted("memory-only", request)
 
 
 def _booted(name: str, request: pytest.FixtureRequest) -> VmResult:
-    """Boot a machine for the jobs of all files that are being tested; skip where none can be booted."""
+    """Boot a machine for the jobs of all collected test files; skip if no machine can be booted."""
     if reason := missing():
         pytest.skip(reason)
     nvml: Path = request.getfixturevalue("nvml")
@@ -65,7 +65,7 @@ def _booted(name: str, request: pytest.FixtureRequest) -> VmResult:
 
 @pytest.fixture(scope="session")
 def nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the stand-in for NVML."""
+    """Build the fake NVML."""
     if fake.compiler() is None:
         pytest.skip("no C compiler: install gcc")
     return fake.build(tmp_path_factory.mktemp("nvml"))

@@ -1,6 +1,6 @@
-"""The machine's GPUs, shown by the stand-in for NVML.
+"""The machine's GPUs as the fake NVML reports them.
 
-Comes in: a machine's name, the stand-in. Goes out: the environment in which the stand-in shows the machine's GPUs.
+Comes in: a machine's name and the fake. Goes out: the environment in which the fake reports the machine's GPUs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def uuid(index: int) -> str:
 
 
 def shown(name: str, library: Path) -> dict[str, str]:
-    """Return the environment that shows the machine's GPUs, in the order of its file."""
+    """Return the environment in which NVML reports the machine's GPUs, in the order of its file."""
     gpus = [fake.FakeGpu(uuid=uuid(i), pci=f"0000{gpu.address}") for i, gpu in enumerate(VmMachine.load(name).gpus)]
     data = library.with_name(f"{name}.nvml")
     data.write_text(fake.render(gpus))

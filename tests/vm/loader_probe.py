@@ -1,10 +1,10 @@
-"""A training script that only loads: it writes what the kernel says about its batches to $PROBE_OUT/<RANK>.json.
+"""A training script that only loads, and writes the kernel's view of its batches to $PROBE_OUT/<RANK>.json.
 
     numapin run loader_probe.py placement
     python loader_probe.py SCENARIO [NODE]
 
-Comes in: what to load, as one of SCENARIOS, and the node to ask for. Goes out: for each loader the nodes of its pages
-(move_pages and numa_maps), CPUs and memory policy of its workers (/proc/<pid>), and its own `stats()`.
+Comes in: one of SCENARIOS, and the node to request. Goes out: for each loader, the nodes of its pages (move_pages and
+numa_maps), the CPUs and memory policy of its workers (/proc/<pid>), and its own `stats()`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ RING: Final = "memfd:numapin-ring"
 
 
 class Rows(torch.utils.data.Dataset[torch.Tensor]):
-    """Rows that hold their own number, as int32; ROWS of them are `batch_mib`."""
+    """Rows filled with their own number, as int32; ROWS rows have `batch_mib` MiB."""
 
     def __init__(self, num_batches: int, batch_mib: int) -> None:
         self.num_batches, self.row_length = num_batches, batch_mib * MIB // ROWS // 4
@@ -58,7 +58,7 @@ class Rows(torch.utils.data.Dataset[torch.Tensor]):
 
 @dataclass(slots=True)
 class Seen:
-    """What was seen of one loader while it ran. Pages by node are counted over batches, in the ring and elsewhere."""
+    """The observations of one running loader. Pages by node are summed over batches, in the ring and elsewhere."""
 
     num_batches: int = 0
     num_in_ring: int = 0
@@ -74,11 +74,11 @@ class Seen:
 def load(
     loader: torch.utils.data.DataLoader[torch.Tensor], *, in_ring: int | None = None, kept: list[Any] | None = None
 ) -> Seen:
-    """Iterate until `in_ring` batches lay in the ring, or to the end, and ask the kernel about each; fill `kept`."""
+    """Ask the kernel about each batch, until `in_ring` batches were in the ring; append batches to `kept`."""
     seen = Seen(rank_cpus=[_cpus("self")])
     for number, batch in enumerate(loader):
         rows = torch.arange(number * ROWS, number * ROWS + ROWS, dtype=torch.int32)
-        assert (batch == rows[:, None]).all(), "not the batch that is due"  # reads, and so maps, every page
+        assert (batch == rows[:, None]).all(), "not the batch that is due"  # reads and thereby maps every page
         _note(seen, batch, loader)
         if kept is not None:
             kept.append(batch)
@@ -86,7 +86,7 @@ def load(
             seen.workers = [_worker(child.pid) for child in multiprocessing.active_children()]
             seen.rank_threads = sorted({thread["cpus"] for thread in probe._threads()})
             break
-        time.sleep(0.02 if in_ring else 0)  # the ring is made meanwhile
+        time.sleep(0.02 if in_ring else 0)  # time for the ring to be created
     assert all(batch[0, 0] == number * ROWS for number, batch in enumerate(kept or [])), "a batch was overwritten"
     seen.rank_cpus.append(_cpus("self"))
     seen.stats = _stats(loader)
@@ -94,7 +94,7 @@ def load(
 
 
 def _note(seen: Seen, batch: torch.Tensor, loader: torch.utils.data.DataLoader[torch.Tensor]) -> None:
-    """Count where a batch's pages are, while it is lent."""
+    """Count a batch's pages by node while it is on loan."""
     mapping, stats = _mapping(batch.data_ptr()), _stats(loader)
     is_in_ring = mapping is not None and mapping[1] == stats["slots"] * stats["slot_bytes"]
     seen.num_batches += 1
@@ -110,7 +110,7 @@ def _stats(loader: torch.utils.data.DataLoader[torch.Tensor]) -> dict[str, Any]:
 
 
 def _pages(batch: torch.Tensor) -> dict[str, int]:
-    """Return node -> pages as move_pages says, nothing where it is refused."""
+    """Return node -> pages from move_pages; empty if the call is refused."""
     try:
         pages = numa.nodes_of_range(batch.data_ptr(), batch.nbytes)
     except OSError:
@@ -119,7 +119,7 @@ def _pages(batch: torch.Tensor) -> dict[str, int]:
 
 
 def _mapping(address: int) -> tuple[int, int] | None:
-    """Return start and length of the ring's mapping that holds an address, None where it is another's."""
+    """Return start and length of the ring's mapping that contains an address, None outside the ring."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         start, end = (int(word, 16) for word in line.split(maxsplit=1)[0].split("-"))
         if start <= address < end:
@@ -128,7 +128,7 @@ def _mapping(address: int) -> tuple[int, int] | None:
 
 
 def _worker(pid: int | None) -> dict[str, object]:
-    """Return the CPUs of all threads of a process, and the policies of its memory but for the ring's."""
+    """Return the CPUs of all threads of a process, and the policies of its memory outside the ring."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     lines = Path(f"/proc/{pid}/numa_maps").read_text().splitlines()
     return {
@@ -155,7 +155,7 @@ def _torchs_loader(*, batch_mib: int, num_batches: int) -> torch.utils.data.Data
 
 
 def placement(node: int | None) -> dict[str, object]:
-    """Load with torch's loader and with ours, and bind a thread as torch's pin thread is bound."""
+    """Load with torch's loader and with ours, and bind a thread in the same way as torch's pin thread."""
     torchs = load(_torchs_loader(batch_mib=2, num_batches=10))
     loader = _loader(node)
     ours = load(loader, in_ring=10)
@@ -163,7 +163,7 @@ def placement(node: int | None) -> dict[str, object]:
 
 
 def _pin_thread(loader: numapin.DataLoader[torch.Tensor]) -> dict[str, object]:
-    """Return CPUs and policy of a thread that binds itself as torch's pin thread does where there is a GPU."""
+    """Return CPUs and policy of a thread that binds itself as torch's pin thread does with a GPU."""
     found: dict[str, object] = {}
 
     def work() -> None:
@@ -177,7 +177,7 @@ def _pin_thread(loader: numapin.DataLoader[torch.Tensor]) -> dict[str, object]:
 
 
 def refused(node: int | None) -> dict[str, object]:
-    """Load where the kernel refuses memory policies; then strictly; then without numa_maps, the last that tells."""
+    """Load under refused memory policies: by default, strictly, and without numa_maps, the last source of locations."""
     polite = load(_loader(node), in_ring=10)
     try:
         load(_loader(node, strict=True))
@@ -193,17 +193,17 @@ def refused(node: int | None) -> dict[str, object]:
 
 
 def full(node: int | None) -> dict[str, object]:
-    """Load where the node has next to no free memory, with a budget that asks for it all the same."""
+    """Load on a node with almost no free memory, with a budget that requires it."""
     assert node is not None
     _fill(node)
     return asdict(load(_loader(node, batch_mib=8, num_batches=100, pinned_budget=256 * MIB), in_ring=10))
 
 
 def _fill(node: int) -> None:
-    """Leave a node little free memory: most is taken offline, in a tenth of the time that touching it would take."""
+    """Take most of a node's memory offline, in a tenth of the time that touching it would take."""
     folder = Path(f"/sys/devices/system/node/node{node}")
     for block in folder.glob("memory*/state"):
-        with suppress(OSError):  # the kernel's own memory stays
+        with suppress(OSError):  # the kernel's own memory cannot go offline
             block.write_text("offline")
     free = re.search(r"MemFree:\s+(\d+) kB", (folder / "meminfo").read_text())
     assert free is not None
@@ -212,7 +212,7 @@ def _fill(node: int) -> None:
 
 
 def shm(node: int | None) -> dict[str, object]:
-    """Load batches of which /dev/shm holds one, with torch's loader and with ours, and keep them all."""
+    """Load batches of which only one fits into /dev/shm, with torch's loader and with ours, and keep them all."""
     torchs: Any = iter(_torchs_loader(batch_mib=38, num_batches=6))
     error = None
     try:
@@ -224,7 +224,7 @@ def shm(node: int | None) -> dict[str, object]:
 
 
 def limited(node: int | None) -> dict[str, object]:
-    """Load in a cgroup of 256 MiB, of which an eighth's half is this rank's: few slots of 2 MiB, and none of 12."""
+    """Load in a cgroup of 256 MiB, of which this rank may pin a sixteenth: a few slots of 2 MiB, but none of 12 MiB."""
     group = Path("/sys/fs/cgroup/loader-limited")
     (group.parent / "cgroup.subtree_control").write_text("+memory")
     group.mkdir()
@@ -242,9 +242,9 @@ SCENARIOS: Final[dict[str, Callable[[int | None], dict[str, object]]]] = {
 
 
 def main() -> None:
-    """Play the scenario and write what was seen."""
+    """Run the scenario and write the observations."""
     scenario, *rest = sys.argv[1:]
-    torch.set_num_threads(1)  # threads that wait by spinning are dear where eight CPUs are emulated by two
+    torch.set_num_threads(1)  # spinning threads are expensive when two CPUs emulate eight
     answers = SCENARIOS[scenario](int(rest[0]) if rest else None)
     rank = os.environ.get("RANK", "0")
     Path(os.environ["PROBE_OUT"], f"{rank}.json").write_text(json.dumps(answers, indent=1))

@@ -1,8 +1,8 @@
-"""Boot a machine with several NUMA nodes in QEMU, run commands in it, and bring back what they wrote.
+"""Boot a machine with several NUMA nodes in QEMU, run commands in it, and return their output.
 
 Comes in: a `VmMachine` (a file in machines/) and `Job`s. Goes out: a `VmResult`, with each job's exit status, output
-and files. The machine runs a real Linux kernel in emulation and sees this host's file system: at its own paths, with
-the writes kept in memory. `make vm` unpacks QEMU and the kernel; `missing()` says whether it was run.
+and files. The machine runs a real Linux kernel in emulation. It sees this host's file system at the same paths, and
+keeps writes in memory. `make vm` unpacks QEMU and the kernel; `missing()` reports if that was not done.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 HERE: Final = Path(__file__).resolve().parent
 REPOSITORY: Final = HERE.parent.parent
 SHARE: Final = Path("/run/share")
-"""Where the machine sees the folder that it may write and the host reads."""
+"""The machine's path of the folder through which it passes files to the host."""
 _LIBRARIES: Final = ("usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu")
 _CONSOLE_TAIL: Final = 4000
 BOOT_LIMIT_S: Final = 1500
-"""When a machine counts as hung. The longest takes 300 s on two quiet cores; a busy host takes many times that."""
+"""The time after which a machine counts as hung. The longest takes 300 s on two idle cores, far more on a busy host."""
 TEST_LIMIT_S: Final = BOOT_LIMIT_S + 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmNode:
-    """One NUMA node of a machine; without CPUs it is memory only."""
+    """One NUMA node of a machine; without CPUs it has only memory."""
 
     cpus: frozenset[int]
     memory_mib: int
@@ -45,7 +45,7 @@ class VmNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmGpu:
-    """A PCI device that plays a GPU: on its node, behind a host bridge of bus number `bus`, seen at `address`."""
+    """A PCI device that stands in for a GPU: on a node, behind a host bridge with bus number `bus`, at `address`."""
 
     node: int
     bus: int
@@ -54,7 +54,7 @@ class VmGpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmMachine:
-    """What QEMU is to build. `gpus` are in NVML's order."""
+    """The machine that QEMU builds. `gpus` are in NVML's order."""
 
     name: str
     sockets: int
@@ -81,10 +81,10 @@ class VmMachine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One command to run in the machine; what it writes below $PROBE_OUT is in `JobResult.out` afterwards.
+    """One command to run in the machine; files that it writes to $PROBE_OUT are in `JobResult.out` afterwards.
 
-    `cpuset` limits the command to (CPUs, nodes) by a cgroup v2; `refuse_policy` puts it under the seccomp filter of
-    refuse_policy.py. One that `spoils` the machine for others is run last.
+    `cpuset` restricts the command to (CPUs, nodes) by a cgroup v2; `refuse_policy` runs it under the seccomp filter of
+    refuse_policy.py. A job that `spoils` the machine for others runs last.
     """
 
     name: str
@@ -98,9 +98,9 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """What one boot runs. `libraries` is a folder put first on LD_LIBRARY_PATH.
+    """The jobs of one boot. The folder `libraries` comes first on LD_LIBRARY_PATH.
 
-    Modules named in `preload` are imported once, and the jobs that are `python -m MODULE` start with them imported.
+    Modules in `preload` are imported once, before any job `python -m MODULE` starts.
     """
 
     jobs: Sequence[Job]
@@ -110,7 +110,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobResult:
-    """What one job did. `status` is None where it was never waited for, 124 at its time limit."""
+    """The result of one job. `status` is None if the job did not finish, 124 if it exceeded its time limit."""
 
     status: int | None
     stdout: str
@@ -119,19 +119,19 @@ class JobResult:
     seconds: float | None
 
     def json(self, file: str) -> object:
-        """Decode a JSON file that the job wrote; where there is none, fail with what the job printed."""
+        """Decode a JSON file that the job wrote; if it is missing, fail with the job's output."""
         path = self.out / file
         assert path.exists(), f"the job left no {file}; {self.shown()}"
         return json.loads(path.read_text())
 
     def shown(self) -> str:
-        """Render status and output for an assertion's message."""
+        """Return status and output for an assertion's message."""
         return f"status {self.status}\n--- stdout\n{self.stdout[-3000:]}\n--- stderr\n{self.stderr[-3000:]}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmResult:
-    """What came back from one boot."""
+    """The results of one boot."""
 
     machine: VmMachine
     jobs: Mapping[str, JobResult]
@@ -139,7 +139,7 @@ class VmResult:
 
 
 class VmFailedError(Exception):
-    """The machine did not boot, hung or panicked; the message ends with the console's last lines."""
+    """The machine did not boot, hung or panicked; the message ends with the last lines of its console."""
 
 
 def cache() -> Path:
@@ -148,15 +148,15 @@ def cache() -> Path:
 
 
 def missing() -> str | None:
-    """Return why no machine can be booted, or None."""
+    """Return why no machine can be booted, None if one can."""
     return None if (cache() / "ready.json").exists() else "QEMU and a kernel are not unpacked: run `make vm`"
 
 
 def boot(machine: VmMachine, batch: Batch, *, share: Path, timeout_s: float = BOOT_LIMIT_S) -> VmResult:
-    """Boot `machine`, run the jobs of `batch` one after another, power off, and return what they did.
+    """Boot `machine`, run the jobs of `batch` one after another, power off, and return the results.
 
-    `share` is an empty folder, which holds the jobs before and the results after. Raises VmFailedError with the
-    console's tail where the machine does not finish in `timeout_s`.
+    `share` is an empty folder for the jobs and their results. Raises VmFailedError, with the end of the console, if the
+    machine does not finish in `timeout_s`.
     """
     _write_batch(machine, batch, share)
     console = _run_qemu(_qemu_command(machine, share), console=share / "console", timeout_s=timeout_s)
@@ -165,11 +165,11 @@ def boot(machine: VmMachine, batch: Batch, *, share: Path, timeout_s: float = BO
 
 
 def _run_qemu(command: list[str], *, console: Path, timeout_s: float) -> str:
-    """Run QEMU to its end and return the console's text; its whole process group dies at the time limit."""
+    """Run QEMU and return the console's text; kill its process group at the time limit."""
     libraries = ":".join(str(cache() / side / base) for side in ("host", "guest") for base in _LIBRARIES)
     with console.open("wb") as out:
         qemu = subprocess.Popen(
-            # A test run that is killed leaves no machine behind; emulation lets everything else run first.
+            # Killing the test run kills the machine; emulation has a low priority.
             ["setpriv", "--pdeathsig", "KILL", "nice", "-n", "10", *command],
             stdin=subprocess.DEVNULL,
             stdout=out,
@@ -180,7 +180,7 @@ def _run_qemu(command: list[str], *, console: Path, timeout_s: float) -> str:
         try:
             qemu.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            pass  # the console below shows how far it came
+            pass  # the console shows its progress
         finally:
             if qemu.poll() is None:
                 os.killpg(qemu.pid, signal.SIGKILL)
@@ -199,7 +199,7 @@ def _qemu_command(machine: VmMachine, share: Path) -> list[str]:
     memory_mib = sum(node.memory_mib for node in machine.nodes)
     shape = f"sockets={machine.sockets},cores={machine.cores},threads={machine.threads}"
     num_cpus = machine.sockets * machine.cores * machine.threads
-    # TCG's "max" is an AMD processor without topoext, whose threads the kernel would take for cores.
+    # TCG's "max" is an AMD processor without topoext, whose threads the kernel would treat as cores.
     cpu = "max,vendor=GenuineIntel"
     return [
         *(str(host / "usr/bin/qemu-system-x86_64"), "-L", str(host / "usr/share/qemu")),
@@ -228,7 +228,7 @@ def _node_options(machine: VmMachine) -> list[str]:
 
 
 def _gpu_options(machine: VmMachine) -> list[str]:
-    """Give each GPU a host bridge with a node, a root port on that, and a harmless device behind it."""
+    """Give each GPU a host bridge on its node, a root port, and a harmless device."""
     options = []
     for number, gpu in enumerate(machine.gpus):
         options += ["-device", f"pxb-pcie,id=px{number},bus_nr={gpu.bus},numa_node={gpu.node},bus=pcie.0"]
@@ -238,7 +238,7 @@ def _gpu_options(machine: VmMachine) -> list[str]:
 
 
 def _shared_folder(tag: str, path: Path, mode: str) -> list[str]:
-    # A comma in a path would end the option; QEMU reads two as one.
+    # A comma would end the option; QEMU reads two commas as one.
     where = str(path).replace(",", ",,")
     return [
         *("-fsdev", f"local,id={tag},path={where},security_model=none,multidevs=remap,{mode}"),
@@ -247,7 +247,7 @@ def _shared_folder(tag: str, path: Path, mode: str) -> list[str]:
 
 
 def _write_batch(machine: VmMachine, batch: Batch, share: Path) -> None:
-    """Write what agent.py reads, and the shell script that starts it."""
+    """Write the file that agent.py reads, and the shell script that starts it."""
     for job in batch.jobs:
         (share / job.name).mkdir()
     told = {
@@ -282,7 +282,7 @@ def _environment(libraries: Path | None) -> dict[str, str]:
         "TMPDIR": "/run/tmp",
         "PYTHONPATH": str(REPOSITORY),
         "PYTHONDONTWRITEBYTECODE": "1",
-        "OMP_WAIT_POLICY": "passive",  # spinning is dear where two CPUs emulate eight
+        "OMP_WAIT_POLICY": "passive",  # spinning is expensive when two CPUs emulate eight
     }
 
 

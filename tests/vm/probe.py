@@ -1,9 +1,9 @@
-"""A training script that trains nothing: it writes what the kernel says about its rank to $PROBE_OUT/<RANK>.json.
+"""A stand-in for a training script: it writes the kernel's view of its rank to $PROBE_OUT/<RANK>.json.
 
     numapin run probe.py [--torch]
 
-It asks the kernel by itself, through libnuma's bare system calls and /proc, and imports nothing of numapin, so that it
-can contradict it. With --torch it imports torch first and lets it start its threads.
+It asks the kernel through libnuma's system-call wrappers and /proc, independently of numapin. With --torch it first
+imports torch and lets it start its threads.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SHOWN: Final = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "OMP_NUM_THREADS", "NUMAPIN_
 
 
 def main() -> None:
-    """Touch memory, ask the kernel, write the answers."""
+    """Touch memory, ask the kernel, and write the answers."""
     done = threading.Event()
     thread = threading.Thread(target=done.wait)
     thread.start()
@@ -59,9 +59,9 @@ def _use_torch() -> int:
 
 
 def _touched_mapping() -> mmap.mmap:
-    """Map private anonymous memory and write to each page, so that the kernel must place them."""
+    """Map private anonymous memory and write to each page, so that the kernel places them."""
     mapping = mmap.mmap(-1, MAPPING_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    mapping.madvise(mmap.MADV_DONTFORK)  # else the kernel may merge it with its neighbour into one line of numa_maps
+    mapping.madvise(mmap.MADV_DONTFORK)  # else the kernel may merge it with its neighbor into one line of numa_maps
     for offset in range(0, MAPPING_BYTES, mmap.PAGESIZE):
         mapping[offset] = 1
     return mapping
@@ -89,7 +89,7 @@ def _policy() -> dict[str, object]:
 
 
 def _pages(address: int) -> dict[str, object]:
-    """Return how many pages of the mapping are on which node, from move_pages as a question, or the error's name."""
+    """Return the mapping's pages by node, as move_pages reports them, or the error's name."""
     count = MAPPING_BYTES // mmap.PAGESIZE
     pages = (ctypes.c_void_p * count)(*range(address, address + MAPPING_BYTES, mmap.PAGESIZE))
     status = (ctypes.c_int * count)()
@@ -100,7 +100,7 @@ def _pages(address: int) -> dict[str, object]:
 
 
 def _numa_maps(which: str) -> dict[str, object] | None:
-    """Return policy and pages per node of the numa_maps line that starts at the address `which`, or has that name."""
+    """Return policy and pages by node of the numa_maps line with this start address or name."""
     for line in Path("/proc/self/numa_maps").read_text().splitlines():
         start, policy, *words = line.split()
         if which == start or which in words:

@@ -2,8 +2,8 @@
 
     python refuse_policy.py COMMAND [ARGUMENT…]
 
-Without CAP_SYS_NICE, Docker answers EPERM to mbind, set_mempolicy, get_mempolicy and their relatives, and lets
-sched_setaffinity pass. The filter survives exec and is inherited by children. Needs neither root nor libseccomp.
+Without CAP_SYS_NICE, Docker rejects mbind, set_mempolicy, get_mempolicy and similar calls with EPERM, and allows
+sched_setaffinity. The filter survives exec and is inherited by children. It needs neither root nor libseccomp.
 Source: Documentation/userspace-api/seccomp_filter.rst; profiles/seccomp/default.json of moby.
 """
 
@@ -45,7 +45,7 @@ class _Program(ctypes.Structure):
 
 
 def refuse_policy_calls() -> None:
-    """Make the memory-policy calls fail with EPERM in this process and its children, from now on."""
+    """Make the memory-policy calls fail with EPERM in this process and its future children."""
     architecture, *calls = NUMBERS[os.uname().machine]
     program = [
         (LOAD, 0, 0, 4),  # seccomp_data.arch

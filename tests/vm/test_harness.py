@@ -1,4 +1,4 @@
-"""The machines are what their files say, and the limits put on jobs hold: checked without numapin."""
+"""The machines match their files, and limits on jobs are enforced: checked without numapin."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FACTS = (
 
 
 def jobs(machine: str, nvml: Path) -> list[Job]:
-    """Return what is run on each machine, whatever it is."""
+    """Return the jobs for each machine."""
     del machine, nvml
     return [
         Job(name="facts", argv=["bash", "-c", FACTS]),
@@ -55,7 +55,7 @@ def jobs(machine: str, nvml: Path) -> list[Job]:
 
 @pytest.fixture(scope="module", params=MACHINES)
 def booted(request: pytest.FixtureRequest) -> VmResult:
-    """Give what the jobs did on each machine."""
+    """Return the results of the jobs on each machine."""
     result: VmResult = request.getfixturevalue(request.param)
     return result
 
@@ -74,7 +74,7 @@ def _probe(result: VmResult, job: str) -> dict[str, Any]:
 
 
 def test_nodes_have_the_cpus_and_distances_of_the_file(booted: VmResult) -> None:
-    """The kernel shows the nodes, their CPUs and their distances as the machine's file gives them."""
+    """The kernel reports the nodes, CPUs and distances of the machine's file."""
     facts = _facts(booted)
     for number, (node, row) in enumerate(zip(booted.machine.nodes, booted.machine.distances, strict=True)):
         assert CpuSet.parse(facts[f"devices/system/node/node{number}/cpulist"]) == node.cpus
@@ -83,14 +83,14 @@ def test_nodes_have_the_cpus_and_distances_of_the_file(booted: VmResult) -> None
 
 
 def test_cores_have_the_threads_of_the_file(booted: VmResult) -> None:
-    """The kernel groups CPUs into cores of the file's number of threads."""
+    """The kernel groups CPUs into cores with the file's number of threads."""
     siblings = {v for file, v in _facts(booted).items() if file.endswith("thread_siblings_list")}
     assert {len(CpuSet.parse(group)) for group in siblings} == {booted.machine.threads}
     assert len(siblings) == booted.machine.sockets * booted.machine.cores
 
 
 def test_devices_that_play_gpus_are_on_their_nodes(booted: VmResult) -> None:
-    """Each GPU's address exists in sysfs with its node, a GPU's class and NVIDIA's vendor number."""
+    """Each GPU has an entry in sysfs with its node, a GPU's class and NVIDIA's vendor number."""
     facts = _facts(booted)
     for gpu in booted.machine.gpus:
         shown = [facts[f"bus/pci/devices/{gpu.address}/{file}"] for file in ("numa_node", "class", "vendor")]
@@ -116,7 +116,7 @@ def test_probe_reports_the_binding_it_was_started_with(booted: VmResult) -> None
 
 
 def test_seccomp_refuses_policy_calls_and_nothing_else(booted: VmResult) -> None:
-    """Under refuse_policy.py the policy calls give EPERM, while the program runs on and numa_maps still answers."""
+    """Under refuse_policy.py the policy calls fail with EPERM; the program continues, and numa_maps can be read."""
     answers = _probe(booted, "probe-refused")
     assert answers["policy"] == answers["pages"] == {"error": "EPERM"}
     assert sum(answers["numa_maps"]["mapping"]["pages"].values()) == 8192
@@ -124,14 +124,14 @@ def test_seccomp_refuses_policy_calls_and_nothing_else(booted: VmResult) -> None
 
 
 def test_cpuset_limits_cpus_and_memory(booted: VmResult) -> None:
-    """In a cpuset of CPUs 1-2 and node 1, threads see only those and pages are on node 1."""
+    """In a cpuset of CPUs 1-2 and node 1, threads are limited to those, and pages are on node 1."""
     answers = _probe(booted, "probe-cpuset")
     assert [(thread["cpus"], thread["nodes"]) for thread in answers["threads"]] == [("1-2", "1")] * 2
     assert answers["pages"] == {"1": 8192}
 
 
 def test_job_that_cannot_enter_its_cpuset_does_not_run(booted: VmResult) -> None:
-    """A cpuset that the kernel refuses ends the job before its command, and stderr says why."""
+    """A cpuset that the kernel rejects ends the job before its command, with the reason on stderr."""
     job = booted.jobs["impossible"]
     assert (job.status, job.stdout) == (1, "")
     assert "cpuset.mems does not take '63'" in job.stderr
@@ -143,21 +143,21 @@ def test_shared_memory_is_as_small_as_in_docker(booted: VmResult) -> None:
 
 
 def test_job_over_its_time_limit_is_ended(booted: VmResult) -> None:
-    """A job that runs longer than its limit ends with status 124, and the next one runs."""
+    """A job that exceeds its time limit ends with status 124, and the next one runs."""
     assert booted.jobs["slow"].status == 124
     assert booted.jobs["writes"].status == 0, booted.jobs["writes"].shown()
 
 
 def test_writes_stay_in_the_machine(booted: VmResult) -> None:
-    """A job may write anywhere and reads it back; the host's file system does not change."""
+    """A job can write anywhere and read it back; the host's file system does not change."""
     assert booted.jobs["writes"].stdout == "changed\n"
     assert not WRITTEN.exists()
 
 
 @pytest.mark.skipif(missing() is not None, reason=missing() or "")
 def test_machine_that_hangs_is_ended_with_its_console_in_the_error(tmp_path: Path) -> None:
-    """A machine over its time limit is killed, and the error ends with what its console said."""
-    for limit_s in (40, 160, 400):  # it must have started by then, which takes longer beside other work
+    """A machine that exceeds its time limit is killed; the error ends with its console's output."""
+    for limit_s in (40, 160, 400):  # it must have booted by then, which takes longer under load
         share = tmp_path / str(limit_s)
         share.mkdir()
         with pytest.raises(VmFailedError, match=f"did not finish in {limit_s} s") as error:
@@ -176,7 +176,7 @@ def test_machine_that_hangs_is_ended_with_its_console_in_the_error(tmp_path: Pat
 
 @pytest.mark.skipif(missing() is not None, reason=missing() or "")
 def test_make_vm_has_nothing_to_do_the_second_time() -> None:
-    """make_vm.py on a full cache folder changes nothing and succeeds."""
+    """make_vm.py succeeds on a complete cache folder and changes nothing."""
     before = (cache() / "ready.json").stat()
     assert subprocess.run([sys.executable, REPOSITORY / "scripts" / "make_vm.py"], check=False).returncode == 0
     assert (cache() / "ready.json").stat().st_mtime_ns == before.st_mtime_ns

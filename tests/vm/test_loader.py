@@ -1,8 +1,8 @@
-"""`numapin.DataLoader` on a machine with two nodes: ring, workers and pin thread are on the rank's node, by the kernel.
+"""`numapin.DataLoader` on a machine with two nodes: ring, workers and pin thread are on the rank's node.
 
-The tests look at what the probe saw of each loader. Where torch's loader puts batches is
-recorded, not judged: in an unbound process chance decides it. The bad days of a container are here too: policies that
-seccomp refuses, a full node, a /dev/shm of 64 MiB, a small memory limit.
+The tests check the kernel's reports that the probe collected on each loader. The location of batches of torch's loader
+is recorded but not asserted, because it is random in an unbound process. The difficult conditions of containers are
+tested too: policies refused by seccomp, a full node, a /dev/shm of 64 MiB, a small memory limit.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ pytestmark = [pytest.mark.vm, pytest.mark.timeout(TEST_LIMIT_S)]
 RUN = (sys.executable, "-m", "numapin", "run", "--nproc-per-node", "2", HERE / "loader_probe.py", "placement")
 ALONE = (sys.executable, "-m", "tests.vm.loader_probe")
 NODE = 1
-"""What a loader outside `numapin run` asks for: not the node that a process is likelier to start on."""
+"""The node that a loader outside `numapin run` requests: not the one that a process probably starts on."""
 PAGE_BYTES = 4096
 SYS_NICE = "--cap-add SYS_NICE"
 
 
 def jobs(machine: str, nvml: Path) -> list[Job]:
-    """Return what is run on the two-node machine: under `numapin run` and alone, then on each bad day."""
+    """Return the jobs for the two-node machine: under `numapin run`, alone, and under each difficult condition."""
     if machine != "two-nodes":
         return []
     ranks = {**gpus.shown(machine, nvml), "NUMAPIN_RUN_DIR": str(SHARE / "load-ranks")}
@@ -48,7 +48,7 @@ def _alone(scenario: str, **limits: Any) -> Job:
 
 
 def _found(result: VmResult, job: str, rank: int = 0) -> dict[str, Any]:
-    """Return what the probe saw; the job must have succeeded."""
+    """Return the probe's observations; the job must have succeeded."""
     job = f"load-{job}"
     assert result.jobs[job].status == 0, result.jobs[job].shown()
     found = result.jobs[job].json(f"{rank}.json")
@@ -57,7 +57,7 @@ def _found(result: VmResult, job: str, rank: int = 0) -> dict[str, Any]:
 
 
 def _cases(result: VmResult) -> dict[str, tuple[int, dict[str, Any]]]:
-    """Return the node and what was seen of each process that loaded near it: the two ranks and the one alone."""
+    """Return the node and the observations of each process that loaded near it: two ranks and one process alone."""
     ranks = {f"rank {rank}": (gpu.node, _found(result, "ranks", rank)) for rank, gpu in enumerate(result.machine.gpus)}
     return {**ranks, "alone": (NODE, _found(result, "placement"))}
 
@@ -70,7 +70,7 @@ def _warnings(job: JobResult) -> list[str]:
 
 
 def _assert_ring_on(node: int, seen: dict[str, Any]) -> None:
-    """Check that every page of the ring is on the node: its batches' by move_pages, all of them by numa_maps."""
+    """Check that every page of the ring is on the node: batches by move_pages, all pages by numa_maps."""
     stats = seen["stats"]
     num_pages = stats["slots"] * stats["slot_bytes"] // PAGE_BYTES
     assert seen["num_in_ring"] == 10
@@ -81,7 +81,7 @@ def _assert_ring_on(node: int, seen: dict[str, Any]) -> None:
 
 @CASES
 def test_ring_is_on_the_node(two_nodes: VmResult, case: str) -> None:
-    """All pages of every batch in the ring, and of the whole ring, are on the rank's node, and the stats say so."""
+    """All pages of the ring and its batches are on the rank's node, and the stats report that."""
     node, found = _cases(two_nodes)[case]
     _assert_ring_on(node, found["numapin"])
     assert found["numapin"]["stats"]["notes"] == []
@@ -89,14 +89,14 @@ def test_ring_is_on_the_node(two_nodes: VmResult, case: str) -> None:
 
 @CASES
 def test_batches_before_the_ring_are_on_the_node(two_nodes: VmResult, case: str) -> None:
-    """Batches that came before there was a ring are on the rank's node too: its workers' policy placed them."""
+    """Batches from before the ring existed are on the rank's node too, by the policy of its workers."""
     node, found = _cases(two_nodes)[case]
     assert found["numapin"]["other_pages"].keys() == {str(node)}
 
 
 @CASES
 def test_workers_have_the_cpus_and_the_policy(two_nodes: VmResult, case: str) -> None:
-    """Every thread of every worker is on the node's CPUs, and its memory is to come from the node."""
+    """Every thread of every worker is on the node's CPUs, with a policy for the node's memory."""
     node, found = _cases(two_nodes)[case]
     assert len(found["numapin"]["workers"]) == 2
     for worker in found["numapin"]["workers"]:
@@ -107,7 +107,7 @@ def test_workers_have_the_cpus_and_the_policy(two_nodes: VmResult, case: str) ->
 
 @CASES
 def test_pin_thread_is_bound_and_the_rank_is_not_touched(two_nodes: VmResult, case: str) -> None:
-    """What binds the pin thread gives it the node's CPUs and policy; the process keeps those that it had."""
+    """Binding the pin thread gives it the node's CPUs and policy; the process keeps its own."""
     node, found = _cases(two_nodes)[case]
     pin = found["pin_thread"]
     assert CpuSet.parse(pin["cpus"]) == two_nodes.machine.nodes[node].cpus
@@ -121,7 +121,7 @@ def test_pin_thread_is_bound_and_the_rank_is_not_touched(two_nodes: VmResult, ca
 
 
 def test_small_shared_memory_does_not_matter(two_nodes: VmResult) -> None:
-    """Batches of 38 MiB with 64 MiB of /dev/shm: torch's loader fails; ours yields them, and they can all be kept."""
+    """With batches of 38 MiB and 64 MiB of /dev/shm torch's loader fails; ours works, even if all batches are kept."""
     found = _found(two_nodes, "shm")
     assert "No space left on device" in found["torch"]
     assert found["numapin"]["num_batches"] == 8
@@ -129,7 +129,7 @@ def test_small_shared_memory_does_not_matter(two_nodes: VmResult) -> None:
 
 
 def test_refused_policy_leaves_first_touch_and_is_said_once(two_nodes: VmResult) -> None:
-    """Where seccomp refuses policies and move_pages, the ring is on the node all the same; the remedy is said once."""
+    """If seccomp refuses policies and move_pages, the ring is still on the node; the remedy is printed once."""
     job, found = two_nodes.jobs["load-refused"], _found(two_nodes, "refused")["polite"]
     stats = found["stats"]
     assert found["num_in_ring"] == 10
@@ -140,7 +140,9 @@ def test_refused_policy_leaves_first_touch_and_is_said_once(two_nodes: VmResult)
     policy_of_threads, policy_of_ring = stats["notes"]
     assert all("first touch decides" in note and SYS_NICE in note for note in (policy_of_threads, policy_of_ring))
     assert found["rank_cpus"] == ["0-7", "0-7"]
-    assert sum(stats["notes"][0] in line for line in _warnings(job)) == 2, job.shown()  # of the polite and the blind
+    assert sum(stats["notes"][0] in line for line in _warnings(job)) == 2, (
+        job.shown()
+    )  # one by the default loader, one by the loader without numa_maps
 
 
 def test_refused_policy_is_an_error_when_strict(two_nodes: VmResult) -> None:
@@ -152,7 +154,7 @@ def test_refused_policy_is_an_error_when_strict(two_nodes: VmResult) -> None:
 
 
 def test_what_cannot_be_verified_is_said(two_nodes: VmResult) -> None:
-    """Without move_pages and numa_maps the share is unknown, and is said to be unverified."""
+    """Without move_pages and numa_maps the share is unknown, and reported as unverified."""
     stats = _found(two_nodes, "refused")["blind"]
     assert stats["hits"] > 0
     assert stats["share_on_node"] is None
@@ -160,7 +162,7 @@ def test_what_cannot_be_verified_is_said(two_nodes: VmResult) -> None:
 
 
 def test_full_node_is_said_with_shares(two_nodes: VmResult) -> None:
-    """Where the node is full, pages land elsewhere: loading goes on, and stats and stderr tell which share."""
+    """If the node is full, pages go elsewhere: loading continues, and stats and stderr report the share."""
     found = _found(two_nodes, "full")
     stats, pages = found["stats"], found["ring_mapping"]["pages"]
     assert found["num_in_ring"] == 10
@@ -173,7 +175,7 @@ def test_full_node_is_said_with_shares(two_nodes: VmResult) -> None:
 
 
 def test_small_memory_limit_makes_fewer_slots_then_none(two_nodes: VmResult) -> None:
-    """In a small cgroup there are fewer slots, where not even one a worker fits none; each is said once."""
+    """In a small cgroup there are fewer slots, or none if one per worker does not fit; each is reported once."""
     found, job = _found(two_nodes, "limited"), two_nodes.jobs["load-limited"]
     few, none = found["few"]["stats"], found["none"]["stats"]
     assert found["few"]["num_in_ring"] == 10
@@ -186,7 +188,7 @@ def test_small_memory_limit_makes_fewer_slots_then_none(two_nodes: VmResult) -> 
 
 
 def test_local_share_of_torchs_batches_is_recorded(two_nodes: VmResult) -> None:
-    """Ours is 1 everywhere; both are written down if NUMAPIN_RESULTS names a folder."""
+    """The local share is always 1 with numapin; both shares are recorded if NUMAPIN_RESULTS names a folder."""
     rows = [
         {"process": case, "loader": loader, "node": node, "pages": pages, "local": pages.get(str(node), 0) / total}
         for case, (node, found) in _cases(two_nodes).items()

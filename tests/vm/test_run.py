@@ -1,7 +1,7 @@
-"""`numapin run` on machines with several nodes: ranks, threads and pages are where the plan says, by the kernel's word.
+"""`numapin run` on machines with several nodes: ranks, threads and pages are where the plan puts them.
 
-The tests look at what the probe found in each rank. What share of a rank's
-pages is local under plain torchrun is recorded, not judged: chance decides it.
+The tests check the kernel's reports that the probe collected in each rank. The local share of a rank's pages under
+plain torchrun is recorded but not asserted, because it is random.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MODES = {"preferred": ("preferred", "preferred-many"), "bind": ("bind",), "inter
 
 
 def jobs(machine: str, nvml: Path) -> list[Job]:
-    """Return what is run on a machine: as it is, by torchrun, and what is special to it."""
+    """Return the jobs for a machine: with defaults, under torchrun, and with its special conditions."""
     shown = gpus.shown(machine, nvml)
     as_it_is = _run("default", env=shown)
     of_each = {
@@ -66,7 +66,7 @@ def _torchrun(num_ranks: int) -> Job:
 
 
 def _plan(job: JobResult) -> dict[str, Any]:
-    """Return plan.json of the job's one run."""
+    """Return plan.json of the job's only run."""
     found = list(job.out.glob("**/plan.json"))
     assert len(found) == 1, f"{len(found)} files plan.json; {job.shown()}"
     plan = json.loads(found[0].read_text())
@@ -76,7 +76,7 @@ def _plan(job: JobResult) -> dict[str, Any]:
 
 
 def _ranks(job: JobResult) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Return for each rank its slice of the plan and what its probe found; the job must have succeeded."""
+    """Return each rank's slice of the plan and its probe's results; the job must have succeeded."""
     assert job.status == 0, job.shown()
     return [(rank, _probe(job, rank["local_rank"])) for rank in _plan(job)["ranks"]]
 
@@ -88,7 +88,7 @@ def _probe(job: JobResult, rank: int) -> dict[str, Any]:
 
 
 def _assert_as_planned(job: JobResult) -> None:
-    """Compare every rank's threads, policy and pages, as the kernel tells them, with the plan."""
+    """Compare every rank's threads, policy and pages, as the kernel reports them, with the plan."""
     for rank, found in _ranks(job):
         assert len(found["threads"]) >= 2
         assert {thread["cpus"] for thread in found["threads"]} == {rank["cpus"]}, rank["reason"]
@@ -99,7 +99,7 @@ def _assert_as_planned(job: JobResult) -> None:
 
 
 def _assert_pages_on(nodes: frozenset[int], found: dict[str, Any]) -> None:
-    """Check that all of the mapping is on these nodes, by move_pages where it may be asked and by numa_maps."""
+    """Check that all of the mapping is on these nodes, by numa_maps and, unless refused, by move_pages."""
     told = [found["numa_maps"]["mapping"]["pages"], *([found["pages"]] if "error" not in found["pages"] else [])]
     for pages in told:
         assert {int(node) for node in pages} <= nodes
@@ -114,31 +114,31 @@ def _gpu_nodes(result: VmResult, job: str) -> list[int]:
 
 @pytest.mark.parametrize("job", ["default", "bind", "cpuset"])
 def test_two_nodes_hold_the_plan(two_nodes: VmResult, job: str) -> None:
-    """On two nodes every thread, policy and page of each rank is where the plan says."""
+    """On two nodes every thread, policy and page of each rank matches the plan."""
     _assert_as_planned(two_nodes.jobs[job])
 
 
 @pytest.mark.parametrize("job", ["default", "socket", "gpus", "no-nvml"])
 def test_four_nodes_hold_the_plan(four_nodes: VmResult, job: str) -> None:
-    """On four nodes every thread, policy and page of each rank is where the plan says."""
+    """On four nodes every thread, policy and page of each rank matches the plan."""
     _assert_as_planned(four_nodes.jobs[job])
 
 
 @pytest.mark.parametrize("job", ["default", "no-gpus", "interleave", "torch"])
 def test_memory_only_node_holds_the_plan(memory_only: VmResult, job: str) -> None:
-    """Next to a memory-only node every thread, policy and page of each rank is where the plan says."""
+    """Next to a memory-only node every thread, policy and page of each rank matches the plan."""
     _assert_as_planned(memory_only.jobs[job])
 
 
 def test_ranks_are_on_the_nodes_of_their_gpus(two_nodes: VmResult) -> None:
-    """Rank n is on the node that the machine's file gives GPU n."""
+    """Rank n is on the node of GPU n in the machine's file."""
     ranks = _ranks(two_nodes.jobs["default"])
     assert _gpu_nodes(two_nodes, "default") == [0, 1]
     assert [(rank["cpus"], rank["nodes"]) for rank, _ in ranks] == [("0-3", "0"), ("4-7", "1")]
 
 
 def test_ranks_follow_cuda_order_where_nvml_order_is_another(four_nodes: VmResult) -> None:
-    """CUDA sorts like GPUs by bus: rank 0 has NVML's GPU 1 on node 2, and so on, two threads of one core each."""
+    """CUDA sorts equal GPUs by bus: rank 0 has NVML's GPU 1 on node 2, and so on, each with two threads of one core."""
     ranks = _ranks(four_nodes.jobs["default"])
     assert _gpu_nodes(four_nodes, "default") == [2, 0, 3, 1]
     assert [rank["gpu"]["index"] for rank, _ in ranks] == [1, 3, 0, 2]
@@ -154,7 +154,7 @@ def test_chosen_gpus_are_nvml_indices_and_shown_to_cuda_by_uuid(four_nodes: VmRe
 
 
 def test_gpus_are_found_in_sysfs_without_nvml(four_nodes: VmResult) -> None:
-    """Without NVML the GPUs are those of sysfs, in the order of their PCI addresses."""
+    """Without NVML the GPUs come from sysfs, in the order of their PCI addresses."""
     assert _gpu_nodes(four_nodes, "no-nvml") == [2, 0, 3, 1]
     assert [rank["nodes"] for rank, _ in _ranks(four_nodes.jobs["no-nvml"])] == ["2", "0", "3", "1"]
 
@@ -174,14 +174,14 @@ def test_exclusive_ranks_share_no_cpu(two_nodes: VmResult) -> None:
 
 
 def test_torch_starts_its_threads_inside_the_binding(memory_only: VmResult) -> None:
-    """A rank that imports torch runs as many threads as planned; that they are bound, the plan's test has seen."""
+    """A rank that imports torch has as many threads as planned; another test checks that they are bound."""
     for rank, found in _ranks(memory_only.jobs["torch"]):
         assert found["torch_threads"] == rank["num_threads"] == 2
         assert len(found["threads"]) >= 3
 
 
 def test_refused_policy_keeps_cpus_and_first_touch(two_nodes: VmResult) -> None:
-    """Where seccomp refuses memory policies, ranks keep their CPUs, pages are local all the same, and it is said."""
+    """If seccomp refuses memory policies, ranks keep their CPUs, pages are still local, and a warning is printed."""
     job = two_nodes.jobs["refused"]
     for (rank, found), node in zip(_ranks(job), _gpu_nodes(two_nodes, "refused"), strict=True):
         assert found["policy"] == {"error": "EPERM"}
@@ -192,14 +192,14 @@ def test_refused_policy_keeps_cpus_and_first_touch(two_nodes: VmResult) -> None:
 
 
 def test_refused_policy_is_an_error_under_strict(two_nodes: VmResult) -> None:
-    """With --strict a refused policy is exit status 5, before any rank starts."""
+    """With --strict a refused policy gives exit status 5 before any rank starts."""
     job = two_nodes.jobs["strict"]
     assert job.status == 5, job.shown()
     assert not list(job.out.glob("[0-9].json"))
 
 
 def test_cpuset_moves_a_rank_to_the_nearest_node_and_says_so(two_nodes: VmResult) -> None:
-    """In a cpuset of node 1, the rank of the GPU on node 0 runs on node 1; its plan is not exact and tells why."""
+    """In a cpuset of node 1, the rank of the GPU on node 0 runs on node 1; its plan is not exact and has the reason."""
     (first, _), (second, _) = _ranks(two_nodes.jobs["cpuset"])
     assert (first["cpus"], first["nodes"], second["cpus"], second["nodes"]) == ("5-7", "1", "5-7", "1")
     assert (first["exact"], second["exact"]) == (False, True)
@@ -217,7 +217,7 @@ def test_interleave_leaves_the_memory_only_node_alone(memory_only: VmResult) -> 
     for _, found in _ranks(memory_only.jobs["interleave"]):
         pages = found["pages"]
         assert set(pages) == {"0", "1"}
-        assert abs(pages["0"] - pages["1"]) <= 1024  # huge pages are dealt out whole
+        assert abs(pages["0"] - pages["1"]) <= 1024  # huge pages are not split
 
 
 @pytest.mark.parametrize("machine", ["two_nodes", "four_nodes", "memory_only"])

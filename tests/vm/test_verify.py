@@ -1,6 +1,6 @@
-"""`numapin verify` on a machine with two nodes: green under `numapin run`, red with the right finding else.
+"""`numapin verify` on a machine with two nodes: it holds under `numapin run`, else the right finding appears.
 
-The first rank of one job has itself verified while it misbehaves; nobody bound the other.
+The first rank of one job verifies itself while it violates its plan; the other job is not bound.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LOOKS = (
 
 
 def jobs(machine: str, nvml: Path) -> list[Job]:
-    """Return what is run on the two-node machine: the probe under numapin, and alone."""
+    """Return the jobs for the two-node machine: the probe under numapin, and alone."""
     if machine != "two-nodes":
         return []
     shown = gpus.shown(machine, nvml)
@@ -42,7 +42,7 @@ def jobs(machine: str, nvml: Path) -> list[Job]:
 
 
 def _look(result: VmResult, name: str, *, job: str = "verify-run") -> tuple[int, dict[str, Any]]:
-    """Return the status and the report of one look of `numapin verify`."""
+    """Return the status and the report of one `numapin verify`."""
     assert result.jobs[job].status == 0, result.jobs[job].shown()
     found = result.jobs[job].json(f"{name}.json")
     assert isinstance(found, dict)
@@ -58,7 +58,7 @@ def _errors(report: dict[str, Any]) -> dict[int, list[dict[str, str]]]:
 
 
 def test_bound_job_is_green(two_nodes: VmResult) -> None:
-    """Under numapin run nothing is found: threads, policies and the 64 MiB of each rank are where they were planned."""
+    """Under numapin run there are no findings: threads, policies and the 64 MiB of each rank are as planned."""
     status, report = _look(two_nodes, "green")
     assert (status, report["holds"], _errors(report)) == (0, True, {0: [], 1: []})
     for rank, node in zip(report["ranks"], ("0", "1"), strict=True):
@@ -72,7 +72,7 @@ def test_bound_job_is_green(two_nodes: VmResult) -> None:
 
 
 def test_table_of_a_green_job(two_nodes: VmResult) -> None:
-    """The table has a row a rank that holds, and fits a terminal of 100 columns."""
+    """The table has one row per correct rank, and fits a terminal of 100 columns."""
     assert two_nodes.jobs["verify-run"].status == 0, two_nodes.jobs["verify-run"].shown()
     lines = (two_nodes.jobs["verify-run"].out / "green.txt").read_text().splitlines()
     assert [line.split()[0] for line in lines[:3]] == ["rank", "0", "1"]
@@ -81,7 +81,7 @@ def test_table_of_a_green_job(two_nodes: VmResult) -> None:
 
 
 def test_moved_thread_is_found(two_nodes: VmResult) -> None:
-    """A thread on a CPU of the other node is an error of its rank, with the command that puts it back."""
+    """A thread on a CPU of the other node is an error of its rank, with the command that moves it back."""
     status, report = _look(two_nodes, "thread")
     errors = _errors(report)
     assert (status, report["holds"], errors[1]) == (1, False, [])
@@ -93,7 +93,7 @@ def test_moved_thread_is_found(two_nodes: VmResult) -> None:
 
 
 def test_migrated_pages_are_found(two_nodes: VmResult) -> None:
-    """After migrate_pages the anonymous memory is an error: how much, where, and how to move it back."""
+    """After migrate_pages the anonymous memory is an error, with its amount, its node, and how to move it back."""
     status, report = _look(two_nodes, "pages")
     errors = _errors(report)
     assert (status, report["holds"], errors[1]) == (1, False, [])
@@ -105,7 +105,7 @@ def test_migrated_pages_are_found(two_nodes: VmResult) -> None:
 
 
 def test_unbound_job_is_found(two_nodes: VmResult) -> None:
-    """A process that plain python started as rank 1 of 2 is held against numapin's plan for it: node 1."""
+    """A process started by plain python as rank 1 of 2 is compared with numapin's plan for it, on node 1."""
     status, report = _look(two_nodes, "unbound", job="verify-alone")
     (rank,) = report["ranks"]
     assert (status, report["holds"], rank["local_rank"], rank["applied"]) == (1, False, 1, None)
@@ -118,7 +118,7 @@ def test_unbound_job_is_found(two_nodes: VmResult) -> None:
 
 
 def test_report_of_the_run(two_nodes: VmResult) -> None:
-    """--report has requested, applied and observed of both ranks, and the launcher says the verdict in a line."""
+    """--report has both ranks' requested, applied and observed bindings, and the launcher prints one line."""
     job = two_nodes.jobs["verify-run"]
     assert job.status == 0, job.shown()
     report: Any = job.json("report.json")

@@ -1,9 +1,9 @@
-"""A training script that trains nothing, and lets `numapin verify` look at it while it misbehaves.
+"""A stand-in for a training script that runs `numapin verify` on itself while it violates its plan.
 
-    numapin run verify_probe.py          rank 0 has itself verified: as started, a thread moved, its pages migrated
-    python verify_probe.py self          has itself verified by its process id
+    numapin run verify_probe.py          rank 0 verifies: as started, after moving a thread, after migrating its pages
+    python verify_probe.py self          verifies its own process id
 
-Writes to $PROBE_OUT, for each look, what `numapin verify` printed, and its status with --json.
+Writes to $PROBE_OUT, for each check, the output of `numapin verify`, and its status and report with --json.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ VERIFY: Final = (sys.executable, "-m", "numapin", "verify")
 
 
 def main() -> None:
-    """Have memory and a thread, and be looked at."""
+    """Allocate memory, start a thread, and verify."""
     region = mmap.mmap(-1, REGION_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     for offset in range(0, REGION_BYTES, mmap.PAGESIZE):
         region[offset] = 1
@@ -52,7 +52,7 @@ def _play(thread: int) -> None:
 
 
 def _misbehave(thread: int) -> None:
-    """Be as planned, then move a thread to the other node and back, then all pages."""
+    """Verify as planned, with a thread on the other node, with the thread back, and with all pages migrated."""
     _look("green")
     planned = os.sched_getaffinity(thread)
     os.sched_setaffinity(thread, {4})
@@ -61,7 +61,7 @@ def _misbehave(thread: int) -> None:
     _look("restored")
     _migrate(source=0, target=1)
     _look("pages")
-    _wait_for("report.json")  # of --report, which looks when it is its time
+    _wait_for("report.json")  # written by --report at its own time
 
 
 def _migrate(*, source: int, target: int) -> None:

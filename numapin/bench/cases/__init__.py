@@ -1,4 +1,4 @@
-"""What each benchmark compares, as data. Pure.
+"""The cases and peers of each benchmark, as data. Pure.
 
 Comes in: the options of a benchmark. Goes out: its cases.
 
@@ -6,9 +6,9 @@ Comes in: the options of a benchmark. Goes out: its cases.
 
     transfer.py  PURE  copies between each kind of memory and each GPU
     alloc.py     PURE  allocation and first write
-    overlap.py   PURE  loops that are bound by transfer, compute or loading
+    overlap.py   PURE  training loops bound by transfer, compute or loading
     loader.py    PURE  DataLoaders
     launch.py    PURE  torchrun and `numapin run`
-    exec.py      PURE  a program alone and through `numapin exec`
-    nearest.py   PURE  the node nearest to each GPU, from measured bandwidths
+    exec.py      PURE  a program with and without `numapin exec`
+    nearest.py   PURE  the nearest node of each GPU, from measured bandwidths
 """

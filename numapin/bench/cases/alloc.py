@@ -1,6 +1,6 @@
 """`numapin bench alloc`: its cases as data. Pure.
 
-Comes in: sizes, and whether there is a GPU. Goes out: a `Benchmark`, whose process is `alloc_case`. Imports no torch.
+Comes in: sizes, and whether there is a GPU. Goes out: a `Benchmark` for measure/alloc.py. Does not import torch.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ SIZES: Final = tuple(1 << bits for bits in (12, 16, 20, 24, 27))
 QUICK_SIZES: Final = tuple(1 << bits for bits in (16, 24))
 
 PEERS: Final = {
-    "pageable": "torch.empty: malloc may give back memory that was in use before",
-    "fresh": "ordinary memory as the kernel gives it, without a page",
-    "pinned-cold": "torch.empty(pin_memory=True), torch's pool of pinned memory empty",
+    "pageable": "torch.empty: malloc may return memory that was in use before",
+    "fresh": "new ordinary memory, with no page faulted in",
+    "pinned-cold": "torch.empty(pin_memory=True) with an empty pool of pinned memory",
     "pinned-pool": "the same, from the pool",
-    "pin-cold": "tensor.pin_memory(), which copies, the pool empty",
+    "pin-cold": "tensor.pin_memory(), which copies, with an empty pool",
     "pin-pool": "the same, from the pool",
     "registered": "ordinary memory, page-locked afterwards",
     "numapin": "numapin.pinned.empty",
@@ -29,10 +29,10 @@ WITHOUT_GPU: Final = ("pageable", "fresh")
 
 
 def alloc_benchmark(sizes: Sequence[int], peers: Sequence[str], *, num_samples: int, no_gpu: str | None) -> Benchmark:
-    """Return the benchmark. `no_gpu` is why there is no GPU: then a case of its own says what is skipped."""
+    """Return the benchmark. `no_gpu` is the reason if there is no GPU; an extra case then lists the skipped peers."""
     gpu = 0 if no_gpu is None else None
-    run = [name for name in peers if no_gpu is None or name in WITHOUT_GPU]
-    left_out = [name for name in peers if name not in run]
+    left_out = [] if no_gpu is None else [name for name in peers if name not in WITHOUT_GPU]
+    run = [name for name in peers if name not in left_out]
     cases = [_case(num_bytes, run, num_samples=num_samples, gpu=gpu) for num_bytes in sizes if run]
     if left_out:
         cases.append(Case(name="page-locked", about=", ".join(left_out), skipped=no_gpu))

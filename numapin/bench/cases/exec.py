@@ -1,6 +1,6 @@
 """`numapin bench exec`: its cases as data. Pure.
 
-Comes in: options. Goes out: a `Benchmark`, whose process is `exec_case`. Imports no torch.
+Comes in: options. Goes out: a `Benchmark` for measure/exec.py. Does not import torch.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 PROGRAM: Final = ("true",)
-"""What is executed, with each peer's words before it and without."""
+"""The program that is run, alone and with each peer's words in front."""
 
-# What the installed program `numapin` does, with this interpreter.
+# The installed program `numapin`, run by this interpreter.
 _NUMAPIN: Final = (*running("from numapin.cli.entry import main; main()"), "exec")
 _TASK: Final = ("--local-rank", "0", "--local-size", "1")
 PEERS: Final = {
@@ -24,7 +24,7 @@ PEERS: Final = {
     "numapin-plan": (*_NUMAPIN, *_TASK, "--plan"),
     "numapin": (*_NUMAPIN, *_TASK, "--"),
 }
-"""An interpreter that does nothing else; `numapin exec --plan FILE`; `numapin exec`, which reads the machine."""
+"""A bare interpreter; `numapin exec --plan FILE`; `numapin exec`, which reads the machine."""
 
 
 def exec_benchmark(peers: Sequence[str], *, plan: str, num_samples: int) -> Benchmark:
@@ -36,7 +36,7 @@ def exec_benchmark(peers: Sequence[str], *, plan: str, num_samples: int) -> Benc
         cases=(
             Case(
                 name="exec",
-                about=f"{num_samples} times {' '.join(PROGRAM)}, each with and without",
+                about=f"{num_samples} runs of {' '.join(PROGRAM)}, each with and without the peer",
                 session="exec",
                 peers=tuple(
                     Peer(

@@ -1,6 +1,6 @@
 """`numapin bench launch`: its cases as data. Pure.
 
-Comes in: options. Goes out: a `Benchmark`, whose process is `launch_case`. Imports no torch.
+Comes in: options. Goes out: a `Benchmark` for measure/launch.py. Does not import torch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PEERS: Final = {
     "numapin": (*running("from numapin.cli.entry import main; main()"), "run"),
 }
 
-# In one piece, because ranks share the file.
+# One write, because ranks share the file.
 _PRINTS: Final = "import os, time; os.write(1, f'MARK {time.time()}\\n'.encode())\n"
 _ALL_REDUCE: Final = """
 import os, time, torch, torch.distributed as dist
@@ -37,11 +37,11 @@ if dist.get_rank() == 0:
 dist.destroy_process_group()
 """
 SCRIPTS: Final = {"print": _PRINTS, "all-reduce": _ALL_REDUCE}
-"""Every rank prints; rank 0 prints when it has the result of its first all-reduce."""
+"""In "print" every rank prints; in "all-reduce" rank 0 prints after its first all-reduce."""
 
 
 def launch_benchmark(scripts: Sequence[str], peers: Sequence[str], *, num_ranks: int) -> Benchmark:
-    """Return the benchmark: each script under each launcher, with so many ranks."""
+    """Return the benchmark: each script under each launcher, with `num_ranks` ranks."""
     number = ("--nproc-per-node", str(num_ranks))
     return Benchmark(
         name="launch",

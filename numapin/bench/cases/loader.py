@@ -1,6 +1,6 @@
-"""`numapin bench loader`: its cases and peers as data. Pure but for the clock of the work that holds the GIL.
+"""`numapin bench loader`: its cases and peers as data. Pure, except that `spin` reads the clock.
 
-Comes in: options. Goes out: a `Benchmark`, whose processes are `loader_case`. Imports no torch.
+Comes in: options. Goes out: a `Benchmark` for measure/loader.py. Does not import torch.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 NUM_SAMPLES: Final = 512
 BASELINE: Final = "torch"
 PEAK: Final = "pinned-peak"
-PREFETCH: Final = 2  # batches ahead a worker, torch's default, for every peer
-_GIL_NS: Final = 100_000  # a sample
-_WORKERS_EACH: Final = 12  # with several GPUs at once
+PREFETCH: Final = 2  # batches ahead per worker, torch's default, for every peer
+_GIL_NS: Final = 100_000  # per sample
+_WORKERS_EACH: Final = 12  # per GPU, with several GPUs at once
 _ITEM_BYTES: Final = {"float32": 4, "int64": 8, "uint8": 1}
 
 
 class Work(StrEnum):
-    """What a sample costs besides the copying of its bytes."""
+    """The cost of a sample besides copying its bytes."""
 
     NONE = "none"
     GIL = "gil"
     """0.1 ms of pure Python."""
     DECODE = "decode"
-    """zlib, a 2x2 mean and a transposition: some milliseconds, as a JPEG takes."""
+    """zlib, a 2x2 mean and a transposition: a few milliseconds, as for a JPEG."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,23 +51,23 @@ class LoaderCase:
 
     @property
     def batch_bytes(self) -> int:
-        """Return the bytes of a batch, without its labels."""
+        """The bytes of a batch, without its labels."""
         return self.batch_size * prod(self.shape) * _ITEM_BYTES[self.dtype] * (self.num_tensors or 1)
 
     @property
     def num_ahead(self) -> int:
-        """Return how many batches are made ahead."""
+        """The number of batches made ahead."""
         return self.prefetch * self.num_workers
 
     @property
     def about(self) -> str:
-        """Return the case in words."""
+        """The case in words."""
         shape = "x".join(map(str, (self.batch_size, *self.shape)))
         parts = (
             f"{self.num_tensors} tensors of {shape} {self.dtype}" if self.num_tensors else f"{shape} {self.dtype}",
             f"{self.batch_bytes / 1e6:.1f} MB",
             f"{self.num_workers} workers" + ("" if self.prefetch == PREFETCH else f", {self.prefetch} ahead each"),
-            {Work.NONE: "", Work.GIL: "0.1 ms under the GIL a sample", Work.DECODE: "decoding"}[self.work],
+            {Work.NONE: "", Work.GIL: "0.1 ms under the GIL per sample", Work.DECODE: "decoding"}[self.work],
             "to the GPU" if self.on_device else "to this process only",
         )
         return ", ".join(part for part in parts if part)
@@ -83,7 +83,7 @@ CASES: Final = {
         _LARGE,
         _MIDDLE,
         _SMALL,
-        # 8 samples of 512 bytes in each of the 200 tensors: 4 KiB a tensor
+        # 8 samples of 512 bytes in each of the 200 tensors: 4 KiB per tensor
         LoaderCase(name="dict200", batch_size=8, shape=(128,), dtype="float32", num_workers=8, num_tensors=200),
         *(replace(c, name=f"gil-{c.name}", num_workers=8, work=Work.GIL) for c in (_LARGE, _MIDDLE, _SMALL)),
         replace(_MIDDLE, name="decode", batch_size=64, work=Work.DECODE),
@@ -92,11 +92,11 @@ CASES: Final = {
 }
 
 PEERS: Final = {
-    PEAK: "copies of one pinned buffer to the GPU: the yardstick",
+    PEAK: "copies of one pinned buffer to the GPU: the upper bound",
     BASELINE: "torch.utils.data.DataLoader, pin_memory=True and .to(non_blocking=True)",
     "torch-side-stream": "the same, with a prefetcher on a side stream",
     "threads": "threads that stack into torch's pinned memory, reused after an event",
-    "spdl": "SPDL: a pipeline of threads, pinned and copied in a stage of its own",
+    "spdl": "SPDL: a pipeline of threads, with a separate stage that pins and copies",
     "spdl-process": "SPDL: get_pytorch_dataloader, worker processes",
     "spdl-subprocess": "SPDL: the pipeline in a subprocess, over a shared-memory arena",
     "torchdata": "torchdata.nodes with worker processes",
@@ -112,9 +112,9 @@ _FOR_HOSTS_ONLY: Final = frozenset({"numapin-transport"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderBenchOptions:
-    """What the user chose. `num_workers` None leaves each case its own, or 12 where several GPUs run at once.
+    """The user's choices. If `num_workers` is None, each case has its own number, or 12 if several GPUs run at once.
 
-    `prefetch` is batches ahead a worker. A window is at least `seconds` and at least `num_batches` long.
+    `prefetch` is in batches per worker. A window lasts at least `seconds` and `num_batches` batches.
     """
 
     cases: Sequence[str] = tuple(CASES)
@@ -128,7 +128,7 @@ class LoaderBenchOptions:
 
 
 def loader_benchmark(options: LoaderBenchOptions, *, num_gpus: int, no_gpu: str | None) -> Benchmark:
-    """Return the benchmark for a machine with so many GPUs; without one the cases that need it say `no_gpu`."""
+    """Return the benchmark for a machine with `num_gpus` GPUs; without one, cases that need it are skipped."""
     num_gpus = num_gpus if options.all_gpus else min(num_gpus, 1)
     several = _WORKERS_EACH if num_gpus > 1 else None
     cases = []
@@ -154,7 +154,18 @@ def _case(case: LoaderCase, options: LoaderBenchOptions, *, num_gpus: int, no_gp
         return Case(name=case.name, about=case.about, skipped=no_gpu or "torch sees no GPU")
     gpus = range(num_gpus) if case.on_device else (None,)
     unfit = _FOR_HOSTS_ONLY if case.on_device else _FOR_DEVICES_ONLY
-    common = {
+    common = _common_spec(case, options, num_gpus)
+    peers = tuple(
+        Peer(name=name, specs=tuple({**common, "peer": name, "gpu": gpu} for gpu in gpus))
+        for name in options.peers
+        if name not in unfit
+    )
+    at_once = f", {num_gpus} GPUs at once" if num_gpus > 1 else ""
+    return Case(name=case.name, about=case.about + at_once, peers=peers)
+
+
+def _common_spec(case: LoaderCase, options: LoaderBenchOptions, num_gpus: int) -> dict[str, object]:
+    return {
         "case": asdict(case),
         "gil_ns": _GIL_NS if case.work is Work.GIL else 0,
         "num_ranks": max(1, num_gpus),
@@ -162,19 +173,13 @@ def _case(case: LoaderCase, options: LoaderBenchOptions, *, num_gpus: int, no_gp
         "warm_up_s": options.warm_up_s,
         "num_batches": options.num_batches,
     }
-    peers = tuple(
-        Peer(name=name, specs=tuple({**common, "peer": name, "gpu": gpu} for gpu in gpus))
-        for name in options.peers
-        if name not in unfit
-    )
-    return Case(name=case.name, about=case.about + (f", {num_gpus} GPUs at once" if num_gpus > 1 else ""), peers=peers)
 
 
 def spin(cpu_ns: int) -> None:
-    """Work in Python, which holds the GIL, for so much CPU time of this thread.
+    """Hold the GIL by working in Python for `cpu_ns` of this thread's CPU time.
 
-    CPU time, and neither turns nor time on the wall: turns take twice as long where two workers share a core, and the
-    wall's time passes, too, while another thread has the GIL.
+    Iterations would take twice as long if two workers share a core, and wall time also passes while another thread has
+    the GIL.
     """
     until_ns = time.thread_time_ns() + cpu_ns
     while time.thread_time_ns() < until_ns:

@@ -1,7 +1,7 @@
-"""`numapin bench overlap`: its cases as data, and how much of the copies ran beside compute. Pure.
+"""`numapin bench overlap`: its cases as data, and the share of the copies that compute hid. Pure.
 
-Comes in: options; later, when copies and compute began and ended. Goes out: a `Benchmark`, whose process is
-`overlap_case`; a share. Imports no torch.
+Comes in: options; later, the times of copies and compute. Goes out: a `Benchmark` for measure/overlap.py; a share. Does
+not import torch.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ BASELINE: Final = "pageable"
 PEERS: Final = {
     BASELINE: ".to(device) of ordinary memory",
     "pin-inline": ".pin_memory().to(device, non_blocking=True), both in the loop",
-    "pinned": ".to(device, non_blocking=True) of memory that is pinned already",
-    "side-stream": "the same, one batch ahead on a stream of its own",
+    "pinned": ".to(device, non_blocking=True) of memory that is already pinned",
+    "side-stream": "the same, one batch ahead on a separate stream",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What a step of the loop does: the CPU works, the batch is copied, the CPU works, the GPU computes with it."""
+    """One step of the loop: load on the CPU, copy the batch, work on the CPU again, compute on the GPU."""
 
     name: str
     why: str
@@ -39,7 +39,7 @@ class Step:
 
     @property
     def about(self) -> str:
-        """Return the step in words."""
+        """The step in words."""
         tensors = f"{self.num_tensors} tensors, " if self.num_tensors > 1 else ""
         parts = (
             f"load {self.load_ms:g} ms" if self.load_ms else "",
@@ -54,19 +54,19 @@ _MIB: Final = 1 << 20
 STEPS: Final = {
     step.name: step
     for step in (
-        Step(name="transfer-bound", why="the copy is most of it", num_bytes=256 * _MIB, load_ms=1, compute_ms=2),
-        Step(name="balanced", why="all take about as long", num_bytes=128 * _MIB, load_ms=2, compute_ms=3),
-        Step(name="compute-bound", why="the copy is little", num_bytes=16 * _MIB, load_ms=1, compute_ms=30),
-        Step(name="load-bound", why="the CPU is most of it", num_bytes=16 * _MIB, load_ms=15, compute_ms=3),
-        Step(name="immediate", why="used at once, nothing else to do", num_bytes=64 * _MIB, compute_ms=2),
-        Step(name="several", why="the same bytes", num_bytes=64 * _MIB, num_tensors=16, compute_ms=2),
+        Step(name="transfer-bound", why="mostly the copy", num_bytes=256 * _MIB, load_ms=1, compute_ms=2),
+        Step(name="balanced", why="equal shares", num_bytes=128 * _MIB, load_ms=2, compute_ms=3),
+        Step(name="compute-bound", why="a small copy", num_bytes=16 * _MIB, load_ms=1, compute_ms=30),
+        Step(name="load-bound", why="mostly the CPU", num_bytes=16 * _MIB, load_ms=15, compute_ms=3),
+        Step(name="immediate", why="the batch is used at once", num_bytes=64 * _MIB, compute_ms=2),
+        Step(name="several", why="the same bytes, split", num_bytes=64 * _MIB, num_tensors=16, compute_ms=2),
         Step(name="between", why="CPU work after the copy", num_bytes=64 * _MIB, between_ms=2, compute_ms=2),
     )
 }
 
 
 def overlap_benchmark(steps: Sequence[str], peers: Sequence[str], *, seconds: float, no_gpu: str | None) -> Benchmark:
-    """Return the benchmark. `no_gpu` is why there is no GPU: then each case says so."""
+    """Return the benchmark. `no_gpu` is the reason if there is no GPU; every case is then skipped."""
     return Benchmark(
         name="overlap",
         module="numapin.bench.measure.overlap",
@@ -91,9 +91,9 @@ def _case(step: Step, peers: Sequence[str], seconds: float) -> Case:
 
 
 def share_within(parts: Sequence[Interval], wholes: Sequence[Interval]) -> float | None:
-    """Return the share, 0 to 1, of the time of `parts` that lies in `wholes`; None where the parts take no time.
+    """Return the share, 0 to 1, of the time of `parts` that lies within `wholes`; None if the parts take no time.
 
-    The intervals of each are (begin, end), sorted, and do not overlap among themselves: those of one stream.
+    Both are sorted (begin, end) intervals of one stream, which do not overlap.
     """
     total = sum(end - begin for begin, end in parts)
     if total <= 0:

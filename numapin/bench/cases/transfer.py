@@ -1,13 +1,13 @@
 """`numapin bench transfer`: its cases as data. Pure.
 
-Comes in: options, the GPUs and the NUMA nodes. Goes out: a `Benchmark`, whose processes are `transfer_case`. Imports no
-torch.
+Comes in: options, the GPUs and the NUMA nodes. Goes out: a `Benchmark` for measure/transfer.py. Does not import torch.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import product
 from typing import TYPE_CHECKING, Final
 
 from numapin.bench.model import Benchmark, Case, Comparison, Peer
@@ -22,22 +22,22 @@ MEMORIES: Final = {
     "pageable": "ordinary memory",
     "pinned": "torch.empty(pin_memory=True)",
     "registered": "ordinary memory, page-locked afterwards",
-    "ring": "memory as numapin.DataLoader's ring has it: a page-locked memfd",
+    "ring": "a page-locked memfd, as in numapin.DataLoader's ring",
 }
 
 
 class Direction(StrEnum):
-    """Which way the bytes go."""
+    """The direction of a copy."""
 
     H2D = "h2d"
     D2H = "d2h"
     BOTH = "both"
-    """Both ways at once, on two streams; bytes of both count."""
+    """Both at once, on two streams; the bytes of both count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferBenchOptions:
-    """What the user chose. A window is at least `seconds` long and at least three calls."""
+    """The user's choices. A window lasts at least `seconds` and three calls."""
 
     sizes: Sequence[int] = SIZES
     memories: Sequence[str] = tuple(MEMORIES)
@@ -54,7 +54,7 @@ class CopyPlace:
 
     @property
     def name(self) -> str:
-        """Return both in a word or two."""
+        """The GPU and the node in short."""
         return f"gpu{self.gpu}" if self.node is None else f"gpu{self.gpu} node{self.node}"
 
 
@@ -63,29 +63,25 @@ def transfer_benchmark(
 ) -> Benchmark:
     """Return the benchmark for GPUs on these nodes (None: unknown): each alone from each of `nodes`, then all at once.
 
-    At once each GPU has its memory on its own node. Without a GPU the one case says `no_gpu`.
+    When all run at once, each GPU's memory is on its own node. Without a GPU there is one case, skipped with `no_gpu`.
     """
     alone = [(CopyPlace(gpu=gpu, node=node),) for gpu in range(len(gpu_nodes)) for node in nodes]
     together = tuple(CopyPlace(gpu=gpu, node=node) for gpu, node in enumerate(gpu_nodes))
     places = [*alone, together] if len(gpu_nodes) > 1 else alone
-    cases = [
-        _case(options, at_once, direction, num_bytes)
-        for at_once in places
-        for direction in options.directions
-        for num_bytes in options.sizes
-    ]
+    sweeps = product(places, options.directions, options.sizes)
+    cases = tuple(_case(options, *sweep) for sweep in sweeps)
     skipped = Case(name="transfer", about="copies between host and GPU", skipped=no_gpu or "no allowed node has CPUs")
     return Benchmark(
         name="transfer",
         module="numapin.bench.measure.transfer",
-        cases=tuple(cases) or (skipped,),
+        cases=cases or (skipped,),
         comparisons=(Comparison(name="ratio", figure="gbps", against="pageable"),),
         summed=frozenset({"gbps"}),
     )
 
 
 def group_name(direction: str, place: CopyPlace) -> str:
-    """Return what the sweep over sizes of one GPU alone is called."""
+    """Return the name of the sweep over sizes for one GPU alone."""
     return f"{direction} {place.name}"
 
 

@@ -1,7 +1,7 @@
-"""The process of `bench alloc`: memory allocated, written for the first time, written again, copied to the GPU. Edge.
+"""The process of `bench alloc`: allocate memory, write it twice, copy it to the GPU. Edge.
 
 Comes in: specs (see `alloc._case`) from the harness. Goes out: the median microseconds of each step. The steps are
-timed apart, because page faults come with the first write and not with the allocation.
+timed separately, because page faults happen at the first write and not at the allocation.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
 
     from numapin.bench.child import Harness
 
-_PATIENCE_S: Final = 5.0  # for the thread that unlocks what died
+_PATIENCE_S: Final = 5.0  # for the thread that unlocks freed memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """A way to get memory: what is done before the clock starts, what is timed, and what gives the memory back."""
+    """A way to get memory: the untimed preparation, the timed allocation, and the untimed release."""
 
     allocate: Callable[[int], torch.Tensor]
     before: Callable[[int], None] = lambda _num_bytes: None
-    give_back: Callable[[torch.Tensor], None] = lambda _tensor: None
+    release: Callable[[torch.Tensor], None] = lambda _tensor: None
 
 
 def measure(spec: dict[str, Any], harness: Harness) -> None:
     """Measure one way to get memory of one size."""
-    torch.set_num_threads(1)  # page faults of one thread
+    torch.set_num_threads(1)  # so that one thread has all page faults
     way, num_bytes = _WAYS[spec["peer"]], spec["num_bytes"]
     on_gpu = None if spec["gpu"] is None else torch.zeros(num_bytes, dtype=torch.uint8, device=f"cuda:{spec['gpu']}")
 
@@ -49,7 +49,7 @@ def measure(spec: dict[str, Any], harness: Harness) -> None:
         way.before(num_bytes)
         return _sample(way, num_bytes, on_gpu)
 
-    sample()  # what is loaded and made at the first call
+    sample()  # loads and initializes libraries
     harness.wait_for_start(lambda: time.sleep(0.001))
     samples = [sample() for _ in range(spec["num_samples"])]
     figures = {name: statistics.median(one[name] for one in samples) for name in samples[0]}
@@ -57,7 +57,7 @@ def measure(spec: dict[str, Any], harness: Harness) -> None:
 
 
 def _sample(way: Way, num_bytes: int, on_gpu: torch.Tensor | None) -> dict[str, float]:
-    """Return the microseconds of each step, by name; `filled_us` is that of the first two."""
+    """Return the microseconds of each step, by name; `filled_us` is the sum of the first two."""
     times = [time.perf_counter()]
     tensor = way.allocate(num_bytes)
     times.append(time.perf_counter())
@@ -68,7 +68,7 @@ def _sample(way: Way, num_bytes: int, on_gpu: torch.Tensor | None) -> dict[str, 
         on_gpu.copy_(tensor, non_blocking=True)
         torch.cuda.synchronize()
         times.append(time.perf_counter())
-    way.give_back(tensor)
+    way.release(tensor)
     steps = [(end - start) * 1e6 for start, end in pairwise(times)]
     named = dict(zip(("alloc_us", "touch_us", "again_us", "copy_us"), steps, strict=False))
     return named | {"filled_us": named["alloc_us"] + named["touch_us"]}
@@ -107,16 +107,16 @@ def _wait_until_unlocked(_num_bytes: int) -> None:
 
 
 def _empty_pool(_num_bytes: int) -> None:
-    """Give all of torch's free pinned memory back to CUDA, by the name that this torch has for it."""
-    torch.cuda.synchronize()  # a block is free once the copies from it have ended
+    """Return all of torch's free pinned memory to CUDA. The function has two names, depending on torch's version."""
+    torch.cuda.synchronize()  # a block is free only after all copies from it
     empty = getattr(torch._C, "_host_emptyCache", None) or getattr(torch._C, "_accelerator_emptyHostCache", None)  # noqa: SLF001
     if empty is None:
-        raise MachineError("this torch cannot empty its pool of pinned memory", "use torch 2.9 or later")
+        raise MachineError("this version of torch cannot empty its pool of pinned memory", "use torch 2.9 or later")
     empty()
 
 
 def _fill_pool(num_bytes: int) -> None:
-    """See to it that the pool has a free block of the size."""
+    """Make sure that the pool has a free block of this size."""
     _pinned(num_bytes)
     torch.cuda.synchronize()
 
@@ -127,7 +127,7 @@ def _source(num_bytes: int) -> torch.Tensor:
 
 
 def _pin(num_bytes: int) -> torch.Tensor:
-    """Pin a tensor that is there already."""
+    """Pin an existing tensor."""
     return _source(num_bytes).pin_memory()
 
 
@@ -138,7 +138,7 @@ _WAYS: Final = {
     "pinned-pool": Way(allocate=_pinned, before=_fill_pool),
     "pin-cold": Way(allocate=_pin, before=_empty_pool),
     "pin-pool": Way(allocate=_pin, before=_fill_pool),
-    "registered": Way(allocate=_registered, give_back=_unregister),
+    "registered": Way(allocate=_registered, release=_unregister),
     "numapin": Way(allocate=_numapin, before=_wait_until_unlocked),
 }
 

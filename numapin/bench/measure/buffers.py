@@ -1,7 +1,7 @@
-"""Host memory of every kind, on a node of one's choice. Edge.
+"""Host memory of every kind, on a chosen node. Edge.
 
-Comes in: a kind (see `transfer.MEMORIES`), a size, the device that is to reach it. Goes out: CPU tensors, touched, of
-which the kernel said that they lie on the node. They live as long as the process.
+Comes in: a kind (see `transfer.MEMORIES`), a size, and the GPU that copies from it. Goes out: CPU tensors with their
+pages faulted in and checked to be on the node. They live as long as the process.
 """
 
 from __future__ import annotations
@@ -27,39 +27,40 @@ if TYPE_CHECKING:
 
 @cache
 def settle_on(node: int | None) -> Locality:
-    """Bring this thread, and what it allocates from now on, onto a node. Call it before CUDA starts, and once."""
+    """Bind this thread and its future allocations to a node. Call it once, before CUDA starts."""
     home = find_locality(environ={}, node=node, device_index=None)
     if node is not None and home.num_machine_nodes > 1:
         if home.cpus:
             os.sched_setaffinity(0, home.cpus)
-        with suppress(OSError):  # first touch decides then, and `buffer` looks where the pages are
+        with suppress(OSError):  # first touch decides then, and `buffer` checks the pages
             numa.set_memory_policy(numa.MPOL_PREFERRED, home.nodes)
     return home
 
 
 @cache
 def buffer(memory: str, num_bytes: int, *, gpu: int, node: int | None, number: int = 0) -> torch.Tensor:
-    """Return bytes of host memory, the same ones for the same question; `number` tells several alike apart.
+    """Return bytes of host memory, the same ones for equal arguments; `number` distinguishes buffers of one kind.
 
-    Raises MachineError where the kernel put pages elsewhere.
+    Raises:
+        MachineError: The kernel put pages on another node.
     """
-    del number  # a part of the cache's key
+    del number  # part of the cache's key
     home = settle_on(node)
     num_pages = -(-num_bytes // mmap.PAGESIZE)
     tensor = _MAKERS[memory](num_pages * mmap.PAGESIZE, gpu)
     tensor.fill_(1)
     pages = placement.find_pages(tensor.data_ptr(), tensor.nbytes)
-    # Of memory that the driver itself allocates the kernel may not tell.
+    # The kernel may not know the node of pages that the driver allocated.
     if node is not None and pages is not None and set(pages) - home.nodes - {None}:
-        raise MachineError(f"{memory} memory for node {node} lies elsewhere, in pages: {pages}", "see: numactl -H")
+        raise MachineError(f"{memory} memory for node {node} has pages elsewhere, by node: {pages}", "see: numactl -H")
     return tensor[:num_bytes]
 
 
 def working_driver() -> Driver:
-    """Return the CUDA driver. Raises MachineError where there is none."""
+    """Return the CUDA driver. Raises MachineError if it cannot be loaded."""
     found = driver()
     if found is None:
-        raise MachineError("libcuda.so.1 cannot be used here", "check it with: nvidia-smi")
+        raise MachineError("libcuda.so.1 cannot be used", "check it with: nvidia-smi")
     return found
 
 
@@ -82,7 +83,7 @@ def _ring(num_bytes: int, gpu: int) -> torch.Tensor:
 
 
 def _locked(tensor: torch.Tensor, gpu: int) -> torch.Tensor:
-    tensor.fill_(0)  # registering holds locks of the whole driver while it brings pages in
+    tensor.fill_(0)  # registering faults pages in under locks of the whole driver
     working_driver().register(gpu, tensor.data_ptr(), tensor.nbytes)
     return tensor
 

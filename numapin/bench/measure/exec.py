@@ -1,8 +1,9 @@
-"""The process of `bench exec`: starts a program plainly and through a peer, in turn. Edge.
+"""The process of `bench exec`: run a program directly and through a peer, in turn. Edge.
 
 Comes in: specs (see `exec.exec_benchmark`) from the harness. Goes out: medians over the samples, in ms: `plain_ms` and
-`total_ms` from before the start to after the end, and `added_ms`, of the difference of each pair; `least_ms` is the
-least total less the least plain, and `cpu_ms` the least CPU time: other load disturbs these two least.
+`total_ms` from start to exit, directly and through the peer, and `added_ms`, their difference in each pair. `least_ms`
+is the smallest total minus the smallest plain time, and `cpu_ms` the smallest CPU time; other load disturbs these two
+least.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def measure(spec: dict[str, Any], harness: Harness) -> None:
-    """Run both in turn, once their files are in the page cache."""
+    """Run both in turn, after a first run that fills the page cache."""
     plain, through = spec["without"], spec["with"]
     for command in (plain, through):
         time_ms(command)
@@ -32,7 +33,7 @@ def measure(spec: dict[str, Any], harness: Harness) -> None:
 
 
 def figures(pairs: Sequence[tuple[float, float, float]]) -> dict[str, float]:
-    """Summarise times of the plain start and of the other, and the other's CPU time, in ms."""
+    """Summarize pairs of the plain time, the peer's time and the peer's CPU time, in ms."""
     plain, total, cpu = zip(*pairs, strict=True)
     return {
         "plain_ms": statistics.median(plain),
@@ -44,13 +45,13 @@ def figures(pairs: Sequence[tuple[float, float, float]]) -> dict[str, float]:
 
 
 def time_ms(command: list[str]) -> tuple[float, float]:
-    """Run a command to its end; return how long it took, and its CPU time. Raises NumapinError where it fails."""
+    """Run a command; return its wall-clock and CPU time. Raises NumapinError if it fails."""
     start = time.perf_counter()
     pid = os.posix_spawnp(command[0], command, os.environ)
     _, status, used = os.wait4(pid, 0)
     end = time.perf_counter()
     if status:
-        raise NumapinError(f"{' '.join(command)} ended with status {os.waitstatus_to_exitcode(status)}")
+        raise NumapinError(f"{' '.join(command)} exited with status {os.waitstatus_to_exitcode(status)}")
     return (end - start) * 1e3, (used.ru_utime + used.ru_stime) * 1e3
 
 

@@ -1,8 +1,8 @@
-"""The process of `bench launch`: starts a launcher on a small script. Edge.
+"""The process of `bench launch`: run a launcher on a small script. Edge.
 
-Comes in: specs (see `launch.launch_benchmark`) from the harness. Goes out: `total_s` from before the launcher starts to
-after it ended, `first_s` to the first line of a rank, and `rss_mb`, the largest resident set of the launcher and its
-ranks (ru_maxrss of wait4): with the printing script that is the launcher's.
+Comes in: specs (see `launch.launch_benchmark`) from the harness. Goes out: `total_s` from start to exit of the
+launcher, `first_s` to the first line of a rank, and `rss_mb`, the largest resident set of the launcher and its ranks
+(ru_maxrss of wait4): the launcher's, if the script only prints.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import tempfile
 import time
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from numapin.bench.child import serve
 from numapin.errors import NumapinError
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def measure(spec: dict[str, Any], harness: Harness) -> None:
-    """Run one launcher, once its files are in the page cache."""
+    """Run one launcher, after a first run that fills the page cache."""
     launcher = tuple(spec["command"])
     _warm_up(launcher, spec["script"])
     harness.wait_for_start(lambda: time.sleep(0.001))
@@ -45,7 +45,7 @@ def _run_script(launcher: tuple[str, ...], script: str) -> dict[str, float]:
 
 
 def run(command: Sequence[str]) -> dict[str, float]:
-    """Run a launcher to its end and return its figures. Raises NumapinError where it fails or no rank prints."""
+    """Run a launcher and return its figures. Raises NumapinError if it fails or no rank prints."""
     start = time.time()
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(command, stdout=out, stderr=errors)
@@ -53,17 +53,16 @@ def run(command: Sequence[str]) -> dict[str, float]:
         end = time.time()
         process.returncode = os.waitstatus_to_exitcode(status)
         marks = [float(line.split()[1]) for line in _lines(out) if line.startswith("MARK ")]
-        said = _lines(errors)
+        error_lines = _lines(errors)
     if process.returncode or not marks:
-        last = next((line for line in reversed(said) if line.strip()), "nothing on stderr")
-        raise NumapinError(f"{' '.join(command)} ended with status {process.returncode}: {last}")
+        last = next((line for line in reversed(error_lines) if line.strip()), "nothing on stderr")
+        raise NumapinError(f"{' '.join(command)} exited with status {process.returncode}: {last}")
     return {"total_s": end - start, "first_s": min(marks) - start, "rss_mb": usage.ru_maxrss / 1024}
 
 
-def _lines(file: Any) -> list[str]:  # noqa: ANN401 - what tempfile gives
+def _lines(file: IO[str]) -> list[str]:
     file.seek(0)
-    lines: list[str] = file.read().splitlines()
-    return lines
+    return file.read().splitlines()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""One process of `bench loader`: one peer on one case. Edge.
+"""The process of `bench loader`: run one peer on one case. Edge.
 
 Comes in: a spec (see `loader._case`) from the harness. Goes out: batches and bytes per second over a steady window, the
-main thread's CPU time a batch, the time to the first batch, and for numapin what its loader says of itself.
+main thread's CPU time per batch, the time to the first batch, and, for numapin, the loader's own statistics.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import dataclasses
 import os
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
 
@@ -21,19 +21,29 @@ from numapin.bench.measure.loader_data import InMemory, num_bytes, require_intac
 from numapin.bench.measure.loader_peers import BUILDERS, Setup
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from numapin.bench.child import Harness
+    from numapin.bench.measure.loader_data import Batch
 
-_PATIENCE_S: Final = 30.0  # for a ring to be there
+_PATIENCE_S: Final = 30.0  # until numapin's ring carries all batches
 _PAGE_BYTES: Final = 4096
 _PEAK_BYTES: Final = 256 << 20
-_PEAK_WARM: Final = 8  # copies
+_PEAK_COPIES: Final = 8  # between two synchronizations
+
+
+class _HitCounts(Protocol):
+    """The counts of numapin.DataLoader.stats() that tell whether its ring is used."""
+
+    @property
+    def hits(self) -> int: ...
+    @property
+    def misses(self) -> Mapping[str, int]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """A stretch of batches: how many, and the wall-clock and this thread's CPU seconds they took."""
+    """A number of batches, and the wall-clock and this thread's CPU seconds that they took."""
 
     num_batches: int
     wall_s: float
@@ -43,10 +53,10 @@ class Window:
 def measure(spec: dict[str, Any], harness: Harness) -> None:
     """Measure one peer, between the harness's start and stop."""
     device = None if spec["gpu"] is None else torch.device("cuda", spec["gpu"])
-    torch.set_num_threads(1)  # peers stack in many threads or processes of their own
+    torch.set_num_threads(1)  # peers have many threads or processes of their own
     if device is not None:
         torch.cuda.set_device(device)
-        torch.cuda.synchronize()  # the start of CUDA belongs to no peer
+        torch.cuda.synchronize()  # initialize CUDA before any peer is timed
     if spec["peer"] == PEAK:
         _measure_peak(spec, harness)
     else:
@@ -54,26 +64,26 @@ def measure(spec: dict[str, Any], harness: Harness) -> None:
 
 
 def _measure_peak(spec: dict[str, Any], harness: Harness) -> None:
-    """Copy one pinned buffer to the GPU, over and over."""
-    pinned = torch.empty(_PEAK_BYTES, dtype=torch.uint8, pin_memory=True)
-    on_gpu = torch.empty_like(pinned, device="cuda")
+    """Measure repeated copies of one pinned buffer to the GPU."""
+    source = torch.empty(_PEAK_BYTES, dtype=torch.uint8, pin_memory=True)
+    on_gpu = torch.empty_like(source, device="cuda")
 
     def copy() -> None:
-        for _ in range(_PEAK_WARM):
-            on_gpu.copy_(pinned, non_blocking=True)
+        for _ in range(_PEAK_COPIES):
+            on_gpu.copy_(source, non_blocking=True)
         torch.cuda.synchronize()
 
     copy()
     harness.wait_for_start(copy)
     window = _window(copy, seconds=min(spec["seconds"], 1.0), num_batches=1)
-    gbps = window.num_batches * _PEAK_WARM * _PEAK_BYTES / window.wall_s / 1e9
+    gbps = window.num_batches * _PEAK_COPIES * _PEAK_BYTES / window.wall_s / 1e9
     harness.report({"gbps": gbps}, details={}, idle=copy)
 
 
 def _measure_peer(spec: dict[str, Any], harness: Harness, device: torch.device | None) -> None:
     case = LoaderCase(**{**spec["case"], "shape": tuple(spec["case"]["shape"]), "work": Work(spec["case"]["work"])})
     dataset = InMemory(case, spec["gil_ns"])
-    os.environ["LOCAL_WORLD_SIZE"] = str(spec["num_ranks"])  # as in a rank: the CPUs are shared
+    os.environ["LOCAL_WORLD_SIZE"] = str(spec["num_ranks"])  # as in a rank, where CPUs are shared
     source = BUILDERS[spec["peer"]](Setup(case=case, dataset=dataset, device=device))
     start = time.perf_counter()
     batches = iter(source.batches)
@@ -104,8 +114,8 @@ def _measure_peer(spec: dict[str, Any], harness: Harness, device: torch.device |
     source.close()
 
 
-def _taker(batches: Iterator[Any], device: torch.device | None) -> Callable[[], None]:
-    """Return what takes the next batch as a training loop would. Without a GPU it reads an element of each page."""
+def _taker(batches: Iterator[Batch], device: torch.device | None) -> Callable[[], None]:
+    """Return a function that takes the next batch as a training loop would; without a GPU it reads every page."""
 
     def take() -> None:
         next(batches)
@@ -117,10 +127,13 @@ def _taker(batches: Iterator[Any], device: torch.device | None) -> Callable[[], 
     return take_and_touch if device is None else take
 
 
-def _warm_up(take: Callable[[], None], stats: Callable[[], Any], *, seconds: float, num_outstanding: int) -> None:
-    """Take batches for some seconds, by as many as are outstanding, and on until numapin's ring carries all of them."""
-    start, steady = time.perf_counter(), False
-    while (spent := time.perf_counter() - start) < seconds or not (steady or spent > _PATIENCE_S):
+def _warm_up(
+    take: Callable[[], None], stats: Callable[[], _HitCounts | None], *, seconds: float, num_outstanding: int
+) -> None:
+    """Take rounds of `num_outstanding` batches for `seconds`, and until numapin's ring carries a whole round."""
+    start = time.perf_counter()
+    earliest, latest, steady = start + seconds, start + _PATIENCE_S, False
+    while time.perf_counter() < earliest or not (steady or time.perf_counter() > latest):
         before = stats()
         for _ in range(num_outstanding):
             take()
@@ -131,7 +144,7 @@ def _warm_up(take: Callable[[], None], stats: Callable[[], Any], *, seconds: flo
 def _window(
     take: Callable[[], None], *, seconds: float, num_batches: int, end: Callable[[], None] = lambda: None
 ) -> Window:
-    """Take at least so many batches and for at least so long; `end` waits for the copies and counts."""
+    """Take at least `num_batches` for at least `seconds`; `end`, which waits for the copies, is part of the time."""
     count, cpu, start = 0, time.thread_time(), time.perf_counter()
     while count < num_batches or time.perf_counter() - start < seconds:
         take()
@@ -146,15 +159,15 @@ def _finish(device: torch.device | None) -> None:
 
 
 def _pinned_mb(device: torch.device | None) -> dict[str, float]:
-    """Return how much is page-locked, by torch and by numapin; nothing where torch does not tell."""
+    """Return the page-locked memory of torch and numapin together; empty if torch does not report its own."""
     budget = None if device is None else pinned.budget()
     if budget is None or budget.torch_pinned_bytes is None:
         return {}
     return {"pinned_mb": (budget.torch_pinned_bytes + budget.pinned_bytes) / 1e6}
 
 
-def _hits(before: Any, after: Any) -> dict[str, float]:  # noqa: ANN401 - what numapin.DataLoader.stats() returns
-    """Return how many batches found a slot in between, and how many did not; nothing for other peers."""
+def _hits(before: _HitCounts | None, after: _HitCounts | None) -> dict[str, float]:
+    """Return how many batches found a slot in between, and how many did not; empty for other peers."""
     if before is None or after is None:
         return {}
     return {

@@ -1,12 +1,12 @@
-"""The dataset of `bench loader`: 512 samples in memory, which tell in a batch where they came from.
+"""The dataset of `bench loader`: 512 samples in memory, which can be recognized in a batch. Edge.
 
-Comes in: a `LoaderCase`. Goes out: samples by index modulo 512, and a check of the batches that a peer made of them.
+Comes in: a `LoaderCase`. Goes out: samples by index modulo 512; copies, and a check, of the batches that peers make.
 """
 
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import torch
 from torch.utils.data import Dataset, default_collate
@@ -16,48 +16,55 @@ from numapin.bench.cases.loader import NUM_SAMPLES, LoaderCase, Work, spin
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-_ENDLESS: Final = 1 << 30  # samples: more than any window takes
-_NUM_CODES: Final = 128  # a sample's first and last element say its index modulo this; every dtype can
+_ENDLESS: Final = 1 << 30  # samples; more than any window takes
+_NUM_CODES: Final = 128  # a sample's first and last element are its index modulo this, which fits every dtype
 _NUM_IMAGES: Final = 8
 _DTYPES: Final = {"float32": torch.float32, "int64": torch.int64, "uint8": torch.uint8}
 
 
-class InMemory(Dataset[Any]):
-    """Samples as the case wants them. Pickles as its arguments, so that a spawned worker makes its own."""
+Sample: TypeAlias = tuple[torch.Tensor, int] | dict[str, torch.Tensor]
+Batch: TypeAlias = "torch.Tensor | dict[str, Batch] | list[Batch] | tuple[Batch, ...]"
+
+
+class InMemory(Dataset[Sample]):
+    """The samples of a case. It is pickled as its arguments, so that a spawned worker makes its own."""
 
     def __init__(self, case: LoaderCase, gil_ns: int) -> None:
         self._case, self._gil_ns = case, gil_ns
-        makers: dict[Work, Callable[[LoaderCase], Callable[[int], Any]]] = {Work.DECODE: _images}
-        self._sample = makers.get(case.work, _dicts if case.num_tensors else _tensors)(case)
+        if case.work is Work.DECODE:
+            self._sample = _images(case)
+        else:
+            self._sample = _dicts(case) if case.num_tensors else _tensors(case)
 
     def __reduce__(self) -> tuple[type[InMemory], tuple[LoaderCase, int]]:
-        """Pickle the arguments only."""
+        """Pickle only the arguments."""
         return InMemory, (self._case, self._gil_ns)
 
     def __len__(self) -> int:
-        """Return a number that no run reaches."""
+        """Return more samples than any run takes."""
         return _ENDLESS
 
-    def __getitem__(self, index: int) -> Any:  # noqa: ANN401 - a tuple or a dict of tensors
-        """Return a sample, after the work that the case asks for."""
+    def __getitem__(self, index: int) -> Sample:
+        """Return a sample, after the case's work."""
         if self._gil_ns:
             spin(self._gil_ns)
         return self._sample(index % NUM_SAMPLES)
 
 
 class Fetch:
-    """Make a batch from a list of indices, as a DataLoader's worker does. Pickles as its dataset does."""
+    """A function that makes a batch from a list of indices, as a DataLoader's worker does; pickled as its dataset."""
 
     def __init__(self, dataset: InMemory) -> None:
         self._dataset = dataset
 
-    def __call__(self, indices: Sequence[int]) -> Any:  # noqa: ANN401 - a list or a dict of tensors
+    def __call__(self, indices: Sequence[int]) -> Batch:
         """Collate the samples."""
-        return default_collate([self._dataset[index] for index in indices])
+        batch: Batch = default_collate([self._dataset[index] for index in indices])
+        return batch
 
 
-def tensors(batch: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401 - a tensor, or tuples, lists and dicts of them
-    """Give all tensors of a batch in their order."""
+def tensors(batch: Batch) -> Iterator[torch.Tensor]:
+    """Yield all tensors of a batch in order."""
     if isinstance(batch, torch.Tensor):
         yield batch
     else:
@@ -65,22 +72,40 @@ def tensors(batch: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401 - a tensor, o
             yield from tensors(part)
 
 
-def num_bytes(batch: Any) -> int:  # noqa: ANN401 - as above
+def map_tensors(batch: Batch, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
+    """Return the batch with every tensor changed; tuples become lists."""
+    if isinstance(batch, torch.Tensor):
+        return change(batch)
+    if isinstance(batch, dict):
+        return {name: map_tensors(part, change) for name, part in batch.items()}
+    return [map_tensors(part, change) for part in batch]
+
+
+def pinned(batch: Batch) -> Batch:
+    """Return a copy of the batch in torch's pinned memory."""
+    return map_tensors(batch, torch.Tensor.pin_memory)
+
+
+def num_bytes(batch: Batch) -> int:
     """Return the bytes of all tensors of a batch."""
     return sum(tensor.nbytes for tensor in tensors(batch))
 
 
-def require_intact(batch: Any, case: LoaderCase) -> None:  # noqa: ANN401 - as above
-    """Raise ValueError unless every sample of the batch is whole: its first and last element are its code, and in all
-    of its tensors, and in its label, it is the same sample.
-    """  # noqa: D205 - one sentence
+def require_intact(batch: Batch, case: LoaderCase) -> None:
+    """Require every sample to be intact: its first and last element are its code, equal in all of its tensors.
+
+    Raises:
+        ValueError: A sample is not what the dataset returned.
+    """
     parts = [tensor.cpu() for tensor in tensors(batch)]
-    data = parts if case.num_tensors else parts[:1]
-    codes = data[0].flatten(1)[:, 0] if case.num_tensors else parts[1] % _NUM_CODES
+    if case.num_tensors:
+        data, codes = parts, parts[0].flatten(1)[:, 0]
+    else:
+        data, codes = parts[:1], parts[1] % _NUM_CODES  # the label is the index
     for part in data:
         ends = part.flatten(1)[:, [0, -1]]
         if part.shape != (case.batch_size, *case.shape) or not bool((ends == codes[:, None]).all()):
-            raise ValueError(f"a batch is not what the dataset gave: {tuple(part.shape)}, first elements {ends[:4]}")
+            raise ValueError(f"a batch differs from the dataset: {tuple(part.shape)}, first elements {ends[:4]}")
 
 
 def _codes(case: LoaderCase) -> torch.Tensor:
@@ -92,20 +117,20 @@ def _filled(case: LoaderCase, *shape: int) -> torch.Tensor:
     return _codes(case).view(-1, *[1] * len(shape)).expand(-1, *shape).contiguous()
 
 
-def _tensors(case: LoaderCase) -> Callable[[int], Any]:
+def _tensors(case: LoaderCase) -> Callable[[int], Sample]:
     data = _filled(case, *case.shape)
     return lambda index: (data[index], index)
 
 
-def _dicts(case: LoaderCase) -> Callable[[int], Any]:
+def _dicts(case: LoaderCase) -> Callable[[int], Sample]:
     names = [f"t{number:03}" for number in range(case.num_tensors or 0)]
     data = _filled(case, len(names), *case.shape)
     samples = [dict(zip(names, sample.unbind(), strict=True)) for sample in data]
     return samples.__getitem__
 
 
-def _images(case: LoaderCase) -> Callable[[int], Any]:
-    """Decode from noise that zlib halves, twice as high and wide as the sample."""
+def _images(case: LoaderCase) -> Callable[[int], Sample]:
+    """Return samples decoded from compressed noise, which is twice as high and wide as the sample."""
     channels, height, width = case.shape
     noise = torch.randint(
         0, 16, (_NUM_IMAGES, 2 * height, 2 * width, channels), dtype=torch.uint8, generator=torch.Generator()

@@ -1,7 +1,7 @@
-"""The peers of `bench loader`: numapin, torch and torchdata; SPDL and threads by hand are in files of their own.
+"""The peers of `bench loader`: numapin, torch and torchdata; SPDL and hand-written threads have their own files. Edge.
 
-Comes in: a `Setup`. Goes out: a `Source`, whose batches are where the case wants them: on the GPU, or in this process.
-Libraries that not everybody has are imported when their peer is built: the harness skips one that is missing.
+Comes in: a `Setup`. Goes out: a `Source`, with batches where the case ends: on the GPU, or in this process. Optional
+libraries are imported when their peer is built; the harness skips a peer whose library is missing.
 """
 
 from __future__ import annotations
@@ -9,23 +9,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch.utils.data import BatchSampler, SequentialSampler
 from torch.utils.data import DataLoader as TorchDataLoader
 
-from numapin.bench.measure.loader_data import Fetch, InMemory
+from numapin.bench.measure.loader_data import Fetch, InMemory, map_tensors, tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from numapin.bench.cases.loader import LoaderCase
+    from numapin.bench.measure.loader_data import Batch
+    from numapin.data.stats import Stats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What a peer is built from. `device` is None for a case that ends in this process."""
+    """The arguments for building a peer. `device` is None for a case that ends in this process."""
 
     case: LoaderCase
     dataset: InMemory
@@ -33,32 +35,28 @@ class Setup:
 
     @property
     def indices(self) -> BatchSampler:
-        """Return the lists of indices that make the batches."""
+        """The lists of indices of the batches."""
         return BatchSampler(SequentialSampler(self.dataset), self.case.batch_size, drop_last=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A peer that is ready. Iterating `batches` starts it; `stats` says what it knows of itself, or None."""
+    """A peer that is ready. Iterating over `batches` starts it; `stats` returns None for peers other than numapin."""
 
-    batches: Iterable[Any]
-    stats: Callable[[], Any] = lambda: None
+    batches: Iterable[Batch]
+    stats: Callable[[], Stats | None] = lambda: None
     close: Callable[[], None] = lambda: None
 
 
-def to_device(batch: Any, device: torch.device | None) -> Any:  # noqa: ANN401 - any container of tensors
-    """Copy a batch to the device, without waiting where it is pinned; leave it where there is no device."""
+def to_device(batch: Batch, device: torch.device | None) -> Batch:
+    """Copy a batch to the device, asynchronously if it is pinned; return it as it is if there is no device."""
     if device is None:
         return batch
-    if isinstance(batch, torch.Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, dict):
-        return {name: to_device(part, device) for name, part in batch.items()}
-    return [to_device(part, device) for part in batch]
+    return map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=True))
 
 
-def moved(batches: Iterable[Any], device: torch.device | None) -> Iterator[Any]:
-    """Copy each batch in this thread, as training loops do."""
+def moved(batches: Iterable[Batch], device: torch.device | None) -> Iterator[Batch]:
+    """Copy each batch in this thread, as a training loop does."""
     for batch in batches:
         yield to_device(batch, device)
 
@@ -79,7 +77,7 @@ def _numapin_device(setup: Setup) -> Source:
     return _numapin(setup, device=setup.device)
 
 
-def _torch_loader(setup: Setup, kind: Callable[..., Iterable[Any]]) -> Iterable[Any]:
+def _torch_loader(setup: Setup, kind: Callable[..., Iterable[Batch]]) -> Iterable[Batch]:
     return kind(
         setup.dataset,
         batch_size=setup.case.batch_size,
@@ -97,12 +95,12 @@ def _torch_side_stream(setup: Setup) -> Source:
     return Source(batches=_on_side_stream(_torch_loader(setup, TorchDataLoader), setup.device))
 
 
-def _on_side_stream(loader: Iterable[Any], device: torch.device | None) -> Iterator[Any]:
-    """Copy each batch on another stream while its predecessor is used."""
+def _on_side_stream(loader: Iterable[Batch], device: torch.device | None) -> Iterator[Batch]:
+    """Copy each batch on another stream while the previous one is used."""
     stream = torch.cuda.Stream(device)
     batches = iter(loader)
 
-    def ahead() -> Any:  # noqa: ANN401 - a batch
+    def ahead() -> Batch:
         with torch.cuda.stream(stream):
             return to_device(next(batches), device)
 
@@ -116,13 +114,10 @@ def _on_side_stream(loader: Iterable[Any], device: torch.device | None) -> Itera
         yield batch
 
 
-def record(batch: Any, stream: torch.cuda.Stream) -> None:  # noqa: ANN401 - any container of tensors
-    """Tell the allocator that another stream than the one that made the batch uses it."""
-    if isinstance(batch, torch.Tensor):
-        batch.record_stream(stream)
-    else:
-        for part in batch.values() if isinstance(batch, dict) else batch:
-            record(part, stream)
+def record(batch: Batch, stream: torch.cuda.Stream) -> None:
+    """Tell the allocator that a stream other than the one that made the batch uses it."""
+    for tensor in tensors(batch):
+        tensor.record_stream(stream)
 
 
 def _torchdata_stateful(setup: Setup) -> Source:
@@ -131,7 +126,7 @@ def _torchdata_stateful(setup: Setup) -> Source:
 
 
 def _torchdata(setup: Setup, *, method: str) -> Source:
-    """Build what torchdata's migration guide shows: batches of indices, a parallel map, pinning, prefetching."""
+    """Build the pipeline of torchdata's migration guide: batches of indices, a parallel map, pinning, prefetching."""
     nodes = import_module("torchdata.nodes")
     node = nodes.SamplerWrapper(setup.indices)
     node = nodes.ParallelMapper(
@@ -144,7 +139,7 @@ def _torchdata(setup: Setup, *, method: str) -> Source:
 
 
 def _elsewhere(module: str, function: str, setup: Setup) -> Source:
-    """Build a peer of a file that itself imports this one."""
+    """Build a peer of a module that itself imports this one."""
     source: Source = getattr(import_module(module), function)(setup)
     return source
 

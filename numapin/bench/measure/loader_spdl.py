@@ -1,7 +1,7 @@
-"""SPDL as a peer of `bench loader`, in the three ways that its documentation shows.
+"""SPDL as a peer of `bench loader`, in the three ways that its documentation shows. Edge.
 
-Comes in: a `Setup`. Goes out: batches on the GPU. What spdl.io.transfer_tensor does is done with torch: pin, copy on a
-stream of the stage's own thread, wait for that stream. Needs the package spdl-core.
+Comes in: a `Setup`. Goes out: batches on the GPU. The transfer does with torch what spdl.io.transfer_tensor does: pin,
+copy on a stream of the stage's own thread, wait for that stream. It needs the package spdl-core.
 """
 
 from __future__ import annotations
@@ -10,23 +10,42 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
 
-from numapin.bench.measure.loader_data import Fetch, num_bytes
+from numapin.bench.measure.loader_data import Fetch, num_bytes, pinned
 from numapin.bench.measure.loader_peers import Source, moved, record, to_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from concurrent.futures import Executor
+    from contextlib import AbstractContextManager
+    from types import ModuleType
 
+    from numapin.bench.measure.loader_data import Batch
     from numapin.bench.measure.loader_peers import Setup
 
-_ARENA_SLACK: Final = 1 << 20  # bytes: for alignment and small fields
+_ARENA_SLACK: Final = 1 << 20  # bytes, for alignment and small fields
+
+
+class _SpdlPipeline(Protocol):
+    """A built pipeline of SPDL, as far as it is used here."""
+
+    def auto_stop(self) -> AbstractContextManager[object]: ...
+    def get_iterator(self) -> Iterator[Batch]: ...
+
+
+class _SpdlBuilder(Protocol):
+    """SPDL's PipelineBuilder with a source, as far as it is used here."""
+
+    def pipe(self, stage: Callable[[Batch], Batch], /, *, executor: Executor) -> _SpdlBuilder: ...
+    def add_sink(self, buffer_size: int, /) -> _SpdlBuilder: ...
+    def build(self, *, num_threads: int) -> _SpdlPipeline: ...
 
 
 def pipeline(setup: Setup) -> Source:
-    """Return the multi-threaded pipeline: fetch and collate in threads, transfer in one thread of its own."""
+    """Return the multi-threaded pipeline: fetch and collate in threads, transfer in one separate thread."""
     fetch, num_threads = Fetch(setup.dataset), setup.case.num_workers
     return _source(
         _import().PipelineBuilder().add_source(setup.indices).pipe(fetch, concurrency=num_threads), num_threads, setup
@@ -46,7 +65,7 @@ def processes(setup: Setup) -> Source:
 
 
 def subprocess(setup: Setup) -> Source:
-    """Return the pipeline in a subprocess, whose batches come through a pool of shared-memory segments."""
+    """Return the pipeline in a subprocess that sends batches through a pool of shared-memory segments."""
     spdl = _import()
     sample_batch = Fetch(setup.dataset)(range(setup.case.batch_size))
     arena = spdl.SharedMemorySegmentPool(2 * num_bytes(sample_batch) + _ARENA_SLACK, setup.case.num_ahead)
@@ -59,7 +78,7 @@ def subprocess(setup: Setup) -> Source:
     return _source(spdl.PipelineBuilder().add_source(iterable), 1, setup)
 
 
-def _in_subprocess(setup: Setup) -> Iterator[Any]:
+def _in_subprocess(setup: Setup) -> Iterator[Batch]:
     torch.set_num_threads(1)
     fetch, num_threads = Fetch(setup.dataset), setup.case.num_workers
     builder = _import().PipelineBuilder().add_source(setup.indices).pipe(fetch, concurrency=num_threads)
@@ -68,7 +87,7 @@ def _in_subprocess(setup: Setup) -> Iterator[Any]:
         yield from built.get_iterator()
 
 
-def _source(builder: Any, num_threads: int, setup: Setup) -> Source:  # noqa: ANN401 - spdl is not typed here
+def _source(builder: _SpdlBuilder, num_threads: int, setup: Setup) -> Source:
     """Add the transfer and build. The pipeline starts with the iteration and ends when the source is closed."""
     stack = ExitStack()
     if setup.device is not None:
@@ -78,18 +97,18 @@ def _source(builder: Any, num_threads: int, setup: Setup) -> Source:  # noqa: AN
     return Source(batches=_started(built, stack), close=stack.close)
 
 
-def _started(built: Any, stack: ExitStack) -> Iterable[Any]:  # noqa: ANN401 - as above
+def _started(built: _SpdlPipeline, stack: ExitStack) -> Iterable[Batch]:
     stack.enter_context(built.auto_stop())
     yield from built.get_iterator()
 
 
-def _transfer(device: torch.device) -> Callable[[Any], Any]:
+def _transfer(device: torch.device) -> Callable[[Batch], Batch]:
     consumer = torch.cuda.current_stream(device)
     stream = torch.cuda.Stream(device)
 
-    def transfer(batch: Any) -> Any:  # noqa: ANN401 - any container of tensors
+    def transfer(batch: Batch) -> Batch:
         with torch.cuda.stream(stream):
-            moved_batch = to_device(_pinned(batch), device)
+            moved_batch = to_device(pinned(batch), device)
         stream.synchronize()
         record(moved_batch, consumer)
         return moved_batch
@@ -97,11 +116,5 @@ def _transfer(device: torch.device) -> Callable[[Any], Any]:
     return transfer
 
 
-def _pinned(batch: Any) -> Any:  # noqa: ANN401 - as above
-    if isinstance(batch, dict):
-        return {name: tensor.pin_memory() for name, tensor in batch.items()}
-    return [tensor.pin_memory() for tensor in batch]
-
-
-def _import() -> Any:  # noqa: ANN401 - a module that not everybody has
+def _import() -> ModuleType:
     return import_module("spdl.pipeline")

@@ -1,7 +1,7 @@
 """The process of `bench overlap`: a loop that loads, copies and computes. Edge.
 
-Comes in: specs (see `overlap._case`) from the harness. Goes out: steps per second, when the GPU copied and computed (by
-CUDA events), and how long the host was kept by the copy.
+Comes in: specs (see `overlap._case`) from the harness. Goes out: steps per second, the times of copies and compute on
+the GPU (by CUDA events), and the time that the copy blocked the host.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
     from numapin.bench.child import Harness
 
 _NUM_BUFFERS: Final = 4
-_NUM_AHEAD: Final = 4  # steps that the host may be ahead of the GPU, whose memory would fill up otherwise
+_NUM_AHEAD: Final = 4  # steps that the host may be ahead of the GPU, whose memory would otherwise fill up
 _MIN_STEPS: Final = 5
-_MATRIX: Final = 4096  # side, float16: 0.2 ms of an H200, so that launching it is little
+_MATRIX: Final = 4096  # side, float16: 0.2 ms on an H200, much longer than the launch
 _DEVICE: Final = "cuda"
 
 
 @dataclass(slots=True)
 class Stretch:
-    """What a stream did between two events, from `began` to `ended`."""
+    """The work of a stream between two events, from `began` to `ended`."""
 
     began: torch.cuda.Event
     ended: torch.cuda.Event
 
     @classmethod
     def of(cls, work: Callable[[], None]) -> Stretch:
-        """Do work on the current stream, between two events."""
+        """Run work on the current stream, between two events."""
         stretch = cls(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
         stretch.began.record()
         work()
@@ -48,12 +48,12 @@ class Stretch:
         return stretch
 
     def since(self, base: torch.cuda.Event) -> tuple[float, float]:
-        """Return begin and end in milliseconds after an event; all must have passed."""
+        """Return begin and end in milliseconds after an event; all three must have passed."""
         return base.elapsed_time(self.began), base.elapsed_time(self.ended)
 
 
 class Loop:
-    """The loop of one peer: `step` is one step of it, and the lists grow with each."""
+    """The loop of one peer. `step` runs one step, which extends the lists."""
 
     def __init__(self, step: Step, peer: str) -> None:
         self._step, self._compute_calls = step, _calls_for(step.compute_ms)
@@ -61,13 +61,13 @@ class Loop:
         self.computes: list[Stretch] = []
         self.host_ms: list[float] = []
         self._hosts = _host_batches(step.num_bytes, step.num_tensors, pinned=peer in ("pinned", "side-stream"))
-        self._used: deque[torch.cuda.Event] = deque()  # copies from the host's buffers, the oldest first
+        self._used: deque[torch.cuda.Event] = deque()  # copies from the host's buffers, oldest first
         self._computing: deque[torch.cuda.Event] = deque()
         self._number = 0
         self._batches: Iterator[list[torch.Tensor]] = _BATCHES[peer](self)
 
     def step(self) -> None:
-        """Take a batch, work on the CPU, let the GPU compute with it."""
+        """Take a batch, work on the CPU, compute with the batch on the GPU."""
         if len(self._computing) >= _NUM_AHEAD:
             self._computing.popleft().synchronize()
         batch = next(self._batches)
@@ -76,7 +76,7 @@ class Loop:
         self._computing.append(self.computes[-1].ended)
 
     def load(self) -> list[torch.Tensor]:
-        """Return the next batch in host memory; it is loaded into buffers in turn, once their last copy has ended."""
+        """Load the next batch into the next host buffer, after the last copy from that buffer has ended."""
         if len(self._used) >= _NUM_BUFFERS:
             self._used.popleft().synchronize()
         spin(round(self._step.load_ms * 1e6))
@@ -102,8 +102,8 @@ def measure(spec: dict[str, Any], harness: Harness) -> None:
     torch.cuda.synchronize()
     harness.wait_for_start(loop.step)
     torch.cuda.synchronize()
-    for found in (loop.copies, loop.computes, loop.host_ms):
-        found.clear()
+    for warm_up in (loop.copies, loop.computes, loop.host_ms):
+        warm_up.clear()
     base = torch.cuda.Event(enable_timing=True)
     base.record()
     start, num_steps = time.perf_counter(), 0
@@ -118,15 +118,20 @@ def measure(spec: dict[str, Any], harness: Harness) -> None:
 def _figures(loop: Loop, base: torch.cuda.Event, *, wall_s: float, num_steps: int) -> dict[str, float]:
     copies = [stretch.since(base) for stretch in loop.copies]
     computes = [stretch.since(base) for stretch in loop.computes]
-    hidden = share_within(copies, computes)
-    return {
+    compute_ms = _lengths(computes)
+    figures = {
         "steps_per_s": num_steps / wall_s,
-        "copy_ms": statistics.median(end - begin for begin, end in copies),
+        "copy_ms": statistics.median(_lengths(copies)),
         "host_ms": statistics.median(loop.host_ms),
-        "compute_ms": statistics.median(end - begin for begin, end in computes),
-        "busy_share": sum(end - begin for begin, end in computes) / (wall_s * 1e3),
-        **({} if hidden is None else {"hidden_share": hidden}),
+        "compute_ms": statistics.median(compute_ms),
+        "busy_share": sum(compute_ms) / (wall_s * 1e3),
     }
+    hidden = share_within(copies, computes)
+    return figures if hidden is None else figures | {"hidden_share": hidden}
+
+
+def _lengths(intervals: Iterable[tuple[float, float]]) -> list[float]:
+    return [end - begin for begin, end in intervals]
 
 
 def _pageable(loop: Loop) -> Iterator[list[torch.Tensor]]:
@@ -151,7 +156,7 @@ def _pinned(loop: Loop) -> Iterator[list[torch.Tensor]]:
 
 
 def _side_stream(loop: Loop) -> Iterator[list[torch.Tensor]]:
-    """Yield a batch that was copied on a stream of its own, after starting the copy of the next."""
+    """Yield a batch that was copied on a separate stream, after starting the copy of the next one."""
     side = torch.cuda.Stream()
     ahead: deque[tuple[list[torch.Tensor], torch.cuda.Event]] = deque()
     while True:
@@ -185,7 +190,7 @@ def _host_batches(num_bytes: int, num_tensors: int, *, pinned: bool) -> tuple[li
 
 
 def _compute(batch: list[torch.Tensor], num_calls: int) -> None:
-    """Read the batch, and multiply matrices."""
+    """Read the batch and multiply matrices."""
     weights, result = _matrices()
     for tensor in batch:
         weights[0, 0] = tensor[0]
@@ -195,13 +200,13 @@ def _compute(batch: list[torch.Tensor], num_calls: int) -> None:
 
 @cache
 def _matrices() -> tuple[torch.Tensor, torch.Tensor]:
-    weights = torch.rand(_MATRIX, _MATRIX, dtype=torch.float16, device=_DEVICE)  # zeros would take less power, and time
+    weights = torch.rand(_MATRIX, _MATRIX, dtype=torch.float16, device=_DEVICE)  # zeros would take less power and time
     return weights, torch.empty_like(weights)
 
 
 @cache
 def _calls_for(compute_ms: float) -> int:
-    """Return how many multiplications take about so long on this GPU, at least one."""
+    """Return how many multiplications take about `compute_ms` on this GPU, at least one."""
     num_calls = 20
     for _ in range(2):  # the first time warms it up
         stretch = Stretch.of(lambda: _compute([], num_calls))

@@ -1,7 +1,7 @@
-"""A process of `bench transfer`: copies between host memory and a GPU. Edge.
+"""The process of `bench transfer`: copy between host memory and a GPU. Edge.
 
-Comes in: specs (see `transfer._case`) from the harness. Goes out: for each the GB/s of copies back to back, and of a
-single copy how long it takes until it is there (`us`) and how much of that the call keeps the host (`host_us`).
+Comes in: specs (see `transfer._case`) from the harness. Goes out: the GB/s of back-to-back copies and, for a single
+copy, the time until it has arrived (`us`) and the time that the call blocks the host (`host_us`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from numapin.bench.child import Harness
 
 _MIN_CALLS: Final = 3
-_BURST_S: Final = 0.01  # copies between two looks at the clock: waiting for them takes 10 us, 0.1 % of that
-_MAX_BURST: Final = 1000  # of what a stream holds before the call itself waits
+_BURST_S: Final = 0.01  # of copies between two reads of the clock; waiting for them takes 10 us, 0.1 % of that
+_MAX_BURST: Final = 1000  # copies; a stream holds more before the call itself blocks
 
 
 def measure(spec: dict[str, Any], harness: Harness) -> None:
@@ -52,7 +52,7 @@ def measure(spec: dict[str, Any], harness: Harness) -> None:
 
 
 def _copier(spec: dict[str, Any]) -> Callable[[], None]:
-    """Return what starts the copy, or one each way."""
+    """Return a function that starts the copy, or one copy in each direction."""
     gpu, size, max_size = spec["gpu"], spec["num_bytes"], spec["max_bytes"]
     numbers = range(2 if spec["direction"] == Direction.BOTH else 1)
     hosts = [buffer(spec["memory"], max_size, gpu=gpu, node=spec["node"], number=number)[:size] for number in numbers]
@@ -86,7 +86,7 @@ def _streams(gpu: int) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
 
 
 def _single(copy: Callable[[], None], seconds: float) -> tuple[float, float]:
-    """Return the medians of how long the call takes, and of how long until the copy is there, on an idle GPU."""
+    """Return the median times until the call returns and until the copy has arrived, on an idle GPU."""
     calls: list[float] = []
     wholes: list[float] = []
     until = time.perf_counter() + seconds
@@ -101,7 +101,7 @@ def _single(copy: Callable[[], None], seconds: float) -> tuple[float, float]:
 
 
 def _calls_per_s(copy: Callable[[], None], seconds: float, one_s: float) -> float:
-    """Return how many copies back to back end in a second; `one_s` is about what one takes."""
+    """Return the number of back-to-back copies per second; one takes about `one_s`."""
     burst = max(1, min(_MAX_BURST, round(_BURST_S / one_s)))
     count, start = 0, time.perf_counter()
     while count < _MIN_CALLS or time.perf_counter() - start < seconds:

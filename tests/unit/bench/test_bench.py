@@ -1,4 +1,4 @@
-"""The benchmark harness: its arithmetic, its processes on good and bad days, the loader's cases, the table."""
+"""The benchmark harness: its arithmetic, its processes and their failures, the loader's cases, the table."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import time
 from dataclasses import dataclass, field, replace
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,9 +39,10 @@ OURS_AND_TORCH = Benchmark(
 )
 OPTIONS = LoaderBenchOptions(seconds=1.0, warm_up_s=0.0, num_batches=1)
 
-# What a spec tells this module to do, it does as a measuring process.
+# A measuring process that does what its spec says.
 FAKE_CHILD = """
 import os, subprocess, sys, time
+from io import StringIO
 from pathlib import Path
 from numapin.bench.child import serve
 
@@ -77,7 +79,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def fake_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put the module that measuring processes run where they find it."""
+    """Write the module that measuring processes run, and put it on their path."""
     (tmp_path / "fake_child.py").write_text(FAKE_CHILD)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(__file__).parents[3]}")
 
@@ -102,12 +104,12 @@ def measured(*peers: Peer, repeats: int = 1, timeout_s: float = 30, order: list[
 
 
 def ends(pid: object) -> bool:
-    """Tell whether a process that was killed ends."""
+    """Return whether a process ends soon."""
     return wait_until(lambda: gone(int(str(pid))), limit_s=10)
 
 
 def runs(peer: str, *rates: float | None) -> list[Run]:
-    """Return runs of a peer with these rates; None is a repeat in which it failed."""
+    """Return runs of a peer with these rates; None is a failed repeat."""
     return [
         Run(case="a", peer=peer, repeat=i, skipped="failed: because")
         if rate is None
@@ -117,7 +119,7 @@ def runs(peer: str, *rates: float | None) -> list[Run]:
 
 
 class TestArithmetic:
-    """Medians, spreads, ratios."""
+    """Medians, spreads and ratios."""
 
     def test_ratio_is_the_median_of_the_ratios_within_each_repeat(self) -> None:
         """Ratios 3, 1 and 4 give 3; the ratio of the medians would be 1.5."""
@@ -129,7 +131,7 @@ class TestArithmetic:
         assert (ours.figures["rate"].median, ours.figures["rate"].low, ours.figures["rate"].high) == (30, 20, 160)
 
     def test_a_repeat_without_the_baseline_is_not_compared(self) -> None:
-        """Where torch failed in the second repeat, the ratio comes from the first alone, and torch says why."""
+        """If torch fails in the second repeat, the ratio comes from the first only, and torch has the reason."""
         (case,) = summarise(OURS_AND_TORCH, [*runs("torch", 10, None), *runs("ours", 30, 50)])
         torchs, ours = case.peers
         assert ours.figures["ratio"].values == (3.0,)
@@ -137,18 +139,18 @@ class TestArithmetic:
         assert (torchs.num_runs, torchs.skipped) == (1, "failed: because")
 
     def test_no_baseline_no_ratio(self) -> None:
-        """Without torch there is no ratio, rather than a wrong one; a peer that did not run is not in the result."""
+        """Without torch there is no ratio; a peer that did not run is not in the result."""
         (case,) = summarise(OURS_AND_TORCH, runs("ours", 30))
         assert [peer.name for peer in case.peers] == ["ours"]
         assert "ratio" not in case.peers[0].figures
 
     def test_processes_at_once(self) -> None:
-        """Rates of several GPUs are added; of a time the longest counts; a figure of one process alone stays."""
+        """Rates of several processes are added; of times the longest counts; a figure of only one process is kept."""
         both = combine([{"rate": 2.0, "wait": 5.0}, {"rate": 3.0, "wait": 4.0, "x": 1.0}], summed=frozenset({"rate"}))
         assert both == {"rate": 5.0, "wait": 5.0, "x": 1.0}
 
     def test_json(self) -> None:
-        """The report has its schema, survives JSON, and keeps every single value."""
+        """The report names its schema, survives JSON, and keeps every value."""
         text = json.dumps(report([*runs("torch", 10, 20), *runs("ours", 30, 50)]).to_json())
         read = json.loads(text)
         assert read["schema"] == "numapin.bench/1"
@@ -160,10 +162,10 @@ class TestArithmetic:
 
 @pytest.mark.usefixtures("fake_child")
 class TestProcesses:
-    """Peers in processes of their own."""
+    """Peers in their own processes."""
 
     def test_peers_take_turns(self) -> None:
-        """Every repeat runs every peer once; what a process prints on stdout is not taken for its figures."""
+        """Every repeat runs every peer once; other output on stdout is not mistaken for figures."""
         order: list[str] = []
         found = measured(Peer(name="x", specs=({"rate": 3},)), Peer(name="y", specs=({},)), repeats=2, order=order)
         assert order == ["a x 0", "a y 0", "a x 1", "a y 1"]
@@ -171,14 +173,14 @@ class TestProcesses:
         assert len({run.details[0]["pid"] for run in found}) == 4
 
     def test_several_processes_begin_together(self) -> None:
-        """No process measures before the slowest is warm; their rates are added up."""
+        """No process measures before the slowest is warm; their rates are added."""
         (run,) = measured(Peer(name="x", specs=({"rate": 1}, {"rate": 2, "warm_s": 0.5})))
         assert run.figures == {"rate": 3, "wait": 2.0}
         slow = max(float(str(detail["warm"])) for detail in run.details)
         assert all(float(str(detail["start"])) >= slow for detail in run.details)
 
     def test_nothing_is_left(self) -> None:
-        """What a peer started ends with it, and a file that torch's worker would have unlinked is removed."""
+        """A peer's children end with it, and a file that torch's worker would have unlinked is removed."""
         (run,) = measured(Peer(name="x", specs=({},)))
         assert ends(run.details[0]["helper"])
         assert not Path("/dev/shm", f"torch_{run.details[0]['pid']}_left").exists()  # noqa: S108 - torch's place
@@ -188,35 +190,35 @@ class TestProcesses:
         [
             ("import", "a_library_that_is_not_there is not installed"),
             ("raise", "failed: ValueError: no such thing"),
-            ("die", "failed: ended with status -9: last words"),
+            ("die", "failed: exited with status -9: last words"),
         ],
     )
     def test_a_peer_that_cannot_run_says_why_and_is_left_out(self, do: str, why: str) -> None:
-        """The reason is in its run; later repeats go on without it."""
+        """Its run has the reason; later repeats leave it out."""
         found = measured(Peer(name="x", specs=({"do": do},)), Peer(name="y", specs=({},)), repeats=2)
         assert [(run.peer, run.skipped) for run in found] == [("x", why), ("y", None), ("y", None)]
 
     def test_one_of_several_dies(self) -> None:
-        """One process that fails fails the run, and the others end too."""
+        """If one process fails, the run fails and the others end too."""
         start = time.monotonic()
         (run,) = measured(Peer(name="x", specs=({}, {"do": "raise"})))
         assert run.skipped == "failed: ValueError: no such thing"
         assert time.monotonic() - start < 15
 
     def test_timeout(self, tmp_path: Path) -> None:
-        """A peer that hangs is ended after its time, with what it started."""
+        """A peer that hangs is ended after the timeout, with its children."""
         pid_file = tmp_path / "pid"
         (run,) = measured(Peer(name="x", specs=({"do": "hang", "pid_file": str(pid_file)},)), timeout_s=1.5)
-        assert run.skipped == "failed: not done within its time; more with --timeout"
+        assert run.skipped == "failed: timed out; allow more time with --timeout"
         assert ends(pid_file.read_text())
 
     def test_timeout_of_a_launcher(self, tmp_path: Path) -> None:
-        """A rank with a session of its own, as torchrun makes, ends too, even if it does not take SIGTERM."""
+        """A rank in its own session, as under torchrun, ends too, even if it ignores SIGTERM."""
         pid_file = tmp_path / "pid"
         rank = ["sh", "-c", "trap '' TERM; sleep 600 & wait"]
         spec = {"do": "hang", "pid_file": str(pid_file), "starts": rank}
         (run,) = measured(Peer(name="x", specs=(spec,)), timeout_s=1.5)
-        assert run.skipped == "failed: not done within its time; more with --timeout"
+        assert run.skipped == "failed: timed out; allow more time with --timeout"
         assert ends(pid_file.read_text())
 
 
@@ -230,7 +232,7 @@ def in_sessions(*sessions: tuple[str | None, Peer], repeats: int = 1) -> list[Ru
 
 
 def pids(found: list[Run]) -> list[object]:
-    """Return the processes that measured."""
+    """Return the ids of the measuring processes."""
     return [detail["pid"] for run in found for detail in run.details]
 
 
@@ -239,7 +241,7 @@ class TestSessions:
     """Cases that share their processes."""
 
     def test_one_process_measures_all_of_a_session(self) -> None:
-        """Each spec gets its own figures; another session has another process, and so has a case without one."""
+        """Each spec gets its own figures; each session, and each case without one, has its own process."""
         specs = [Peer(name="x", specs=({"rate": rate},)) for rate in (1, 2, 3, 4)]
         found = in_sessions(("a", specs[0]), ("a", specs[1]), ("b", specs[2]), (None, specs[3]), repeats=2)
         assert [run.figures["rate"] for run in found] == [1, 1, 2, 2, 3, 3, 4, 4]
@@ -249,7 +251,7 @@ class TestSessions:
         assert all(ends(run.details[0]["helper"]) for run in found)
 
     def test_more_processes_join(self) -> None:
-        """A case with two specs adds a process to that of the session; one with one spec uses the first again."""
+        """A case with two specs adds a process to the session; a case with one spec reuses the first."""
         one, two = Peer(name="x", specs=({},)), Peer(name="x", specs=({"rate": 2}, {"rate": 3}))
         found = in_sessions(("a", one), ("a", two), ("a", one))
         assert [run.figures["rate"] for run in found] == [1, 5, 1]
@@ -259,7 +261,7 @@ class TestSessions:
 
     @pytest.mark.parametrize("do", ["import", "raise", "die"])
     def test_after_a_failure_the_session_goes_on_afresh(self, do: str) -> None:
-        """What failed leaves a process that nobody trusts: the next case has a new one."""
+        """After a failure the next case has a new process."""
         good, bad = Peer(name="x", specs=({},)), Peer(name="x", specs=({"do": do},))
         found = in_sessions(("a", good), ("a", bad), ("a", good))
         assert [run.skipped is None for run in found] == [True, False, True]
@@ -269,7 +271,7 @@ class TestSessions:
 
 
 class TestCases:
-    """What `bench loader` measures."""
+    """The cases of `bench loader`."""
 
     def test_sizes_are_those_of_the_table(self) -> None:
         """154, 38.5 and 1 MB; 200 tensors of 4 KiB."""
@@ -288,11 +290,11 @@ class TestCases:
         assert CASES["dict200"].batch_bytes == 200 * 4096
 
     def test_every_peer_can_be_built(self) -> None:
-        """The names that the command knows are those that the measuring process knows."""
+        """The command and the measuring process know the same names."""
         assert PEERS.keys() == BUILDERS.keys() | {PEAK}
 
     def test_without_a_gpu(self) -> None:
-        """Cases that need a GPU say why they are skipped; the other one runs those peers that need none."""
+        """Cases that need a GPU are skipped with a reason; the other one runs the peers that need no GPU."""
         benchmark = loader_benchmark(OPTIONS, num_gpus=0, no_gpu="torch is built without CUDA")
         skipped = {case.name: case.skipped for case in benchmark.cases}
         assert skipped.pop("transport") is None
@@ -302,7 +304,7 @@ class TestCases:
         assert names.isdisjoint({PEAK, "numapin-device", "numapin-host", "torch-side-stream"})
 
     def test_one_gpu(self) -> None:
-        """One process on GPU 0 with the case's own workers; pure transport is no peer there."""
+        """There is one process, on GPU 0, with the case's own workers; pure transport is not a peer."""
         (case,) = loader_benchmark(replace(OPTIONS, cases=("38MB",)), num_gpus=4, no_gpu=None).cases
         assert {len(peer.specs) for peer in case.peers} == {1}
         assert {"numapin-device", PEAK} <= {peer.name for peer in case.peers}
@@ -310,7 +312,7 @@ class TestCases:
         assert "8 workers" in case.about
 
     def test_all_gpus(self) -> None:
-        """A process a GPU, of 12 workers each unless the user says otherwise."""
+        """There is one process per GPU, with 12 workers each by default."""
         everywhere = replace(OPTIONS, cases=("38MB",), peers=("torch",), all_gpus=True)
         (case,) = loader_benchmark(everywhere, num_gpus=4, no_gpu=None).cases
         assert [spec["gpu"] for spec in case.peers[0].specs] == [0, 1, 2, 3]
@@ -319,7 +321,7 @@ class TestCases:
         assert "3 workers" in case.about
 
     def test_work_under_the_gil(self) -> None:
-        """It takes 0.1 ms of CPU time, the same for all peers; other cases have none."""
+        """The work takes 0.1 ms of CPU time for all peers; other cases have none."""
         chosen = replace(OPTIONS, cases=("gil-1MB", "1MB"), peers=("torch", "threads"))
         with_work, without = loader_benchmark(chosen, num_gpus=1, no_gpu=None).cases
         assert {peer.specs[0]["gil_ns"] for peer in with_work.peers} == {100_000}
@@ -334,26 +336,26 @@ class TestCases:
 class TestData:
     """The dataset that peers read."""
 
-    def test_a_batch_is_whole(self, name: str) -> None:
-        """A batch of the dataset passes the check, with the case's size; the dataset starts again after 512."""
+    def test_an_intact_batch(self, name: str) -> None:
+        """A batch of the dataset passes the check and has the case's size; the samples repeat after 512."""
         case = replace(CASES[name], batch_size=3)
         batch = Fetch(InMemory(case, 0))([5, 510, 515])
         require_intact(batch, case)
         labels = 0 if case.num_tensors else 3 * 8
         assert num_bytes(batch) == case.batch_bytes + labels
 
-    def test_another_sample_is_found_out(self, name: str) -> None:
-        """A row that belongs to another sample, at its beginning or end, is an error."""
+    def test_a_wrong_sample_is_detected(self, name: str) -> None:
+        """A row that begins or ends with another sample's code is an error."""
         case = replace(CASES[name], batch_size=3)
         for row in (0, -1):
             batch = Fetch(InMemory(case, 0))([1, 2, 3])
             last = list(tensors(batch))[-1 if case.num_tensors else 0]
             last[1].view(-1)[row] += 1
-            with pytest.raises(ValueError, match="a batch is not what the dataset gave"):
+            with pytest.raises(ValueError, match="a batch differs from the dataset"):
                 require_intact(batch, case)
 
     def test_pickles_small(self, name: str) -> None:
-        """A spawned worker makes the samples again: the pickle holds arguments only."""
+        """The pickle has only the arguments; a spawned worker makes its own samples."""
         dataset = InMemory(replace(CASES[name], batch_size=2), 0)
         pickled = pickle.dumps(dataset)
         assert len(pickled) < 1000
@@ -363,7 +365,7 @@ class TestData:
 
 
 def test_threads_keep_the_order() -> None:
-    """The peer made by hand gives torch's batches in torch's order, while its buffers go round."""
+    """The hand-written peer yields torch's batches in torch's order while it reuses its buffers."""
     case = replace(CASES["dict200"], batch_size=2, num_workers=2, on_device=False)
     dataset = InMemory(case, 0)
     source = BUILDERS["threads"](Setup(case=case, dataset=dataset, device=None))
@@ -374,7 +376,7 @@ def test_threads_keep_the_order() -> None:
 
 
 def test_a_decoded_sample_takes_milliseconds() -> None:
-    """The decode case is bound by the CPU: 1 to 30 ms a sample, whichever machine this is."""
+    """The decode case is bound by the CPU: 1 to 30 ms per sample on any machine."""
     dataset = InMemory(CASES["decode"], 0)
     assert CASES["decode"].work is Work.DECODE
     times_s = []
@@ -387,17 +389,17 @@ def test_a_decoded_sample_takes_milliseconds() -> None:
 
 @dataclass
 class FakeStats:
-    """Hits and misses, as a loader counts them."""
+    """The hits and misses of a loader."""
 
     hits: int
     misses: dict[str, int] = field(default_factory=dict)
 
 
 class TestWindow:
-    """The steady window."""
+    """The warm-up and the measured window."""
 
     def test_warm_up_lasts_until_every_batch_finds_a_slot(self) -> None:
-        """Batches that went torch's way, and the round in which the ring came, are taken before the window."""
+        """The warm-up takes the batches outside the ring, and the round in which the ring starts."""
         taken = 0
 
         def take() -> None:
@@ -408,13 +410,13 @@ class TestWindow:
         assert taken == 16
 
     def test_warm_up_of_a_peer_without_stats(self) -> None:
-        """A peer that counts nothing is warm after as many batches as are outstanding."""
+        """A peer without statistics is warm after one round of outstanding batches."""
         count = iter(range(100))
         _warm_up(lambda: void(next(count)), lambda: None, seconds=0, num_outstanding=4)
         assert next(count) == 4
 
     def test_window_is_long_enough_in_both_ways(self) -> None:
-        """At least the batches, and at least the seconds; the end is waited for and counted."""
+        """The window has at least the batches and the seconds; the time of `end` counts."""
         window = _window(lambda: None, seconds=0, num_batches=7, end=lambda: time.sleep(0.05))
         assert window.num_batches == 7
         assert window.wall_s >= 0.05
@@ -434,19 +436,19 @@ def report(made: list[Run], *, skipped: str | None = None) -> BenchReport:
 
 
 def rendered(shown: BenchReport) -> list[str]:
-    """Return the table's lines, as a terminal of 120 columns shows them."""
-    console = Console(width=120, highlight=False, emoji=False, markup=False, file=open(os.devnull, "w"))  # noqa: SIM115, PTH123
-    with console.file, console.capture() as text:
+    """Return the table's lines on a terminal of 120 columns."""
+    console = Console(width=120, highlight=False, emoji=False, markup=False, file=StringIO())
+    with console.capture() as text:
         columns = (replace(LOADER.columns[0], figure="rate"), *LOADER.columns[2:])
         console.print(bench_table(shown, replace(LOADER, columns=columns, legend="legend")))
     return text.get().splitlines()
 
 
 class TestTable:
-    """What is printed."""
+    """The printed table."""
 
     def test_rows(self) -> None:
-        """A row a peer with median and spread; columns without figures are left out; the machine is on top."""
+        """Each peer has a row with median and spread; columns without figures are left out; the machine comes first."""
         lines = rendered(report([*runs("torch", 10, 20, 40), *runs("ours", 30, 20, 160)]))
         assert lines[0] == "2 CPUs, 2 H200; torch 2.13"
         assert lines[1] == "legend"
@@ -455,30 +457,30 @@ class TestTable:
         assert lines[6].split() == ["ours", "30.0", "[20.0,", "160.0]", "3.00", "[1.00,", "4.00]"]
 
     def test_one_repeat_has_no_spread(self) -> None:
-        """With one repeat the value stands alone."""
+        """With one repeat there is only the value."""
         assert rendered(report(runs("ours", 30)))[5].split() == ["ours", "30.0"]
 
     def test_skipped_peers(self) -> None:
-        """A peer that never ran, and one that stopped, are told below the table with the reason."""
+        """Peers that never ran or stopped running are listed below the table with the reason."""
         lines = rendered(report([*runs("torch", 10, None), *runs("ours", None)]))
         assert lines[5].split() == ["torch", "10.0", "1.00"]
         assert lines[6:] == ["  torch: stopped after 1 runs: failed: because", "  ours: skipped: failed: because"]
 
     def test_skipped_case(self) -> None:
-        """A case that cannot run here says why, in the place of its table."""
+        """A skipped case has its reason in place of the table."""
         assert rendered(report([], skipped="torch sees no GPU"))[4] == "  skipped: torch sees no GPU"
 
 
 @pytest.fixture(autouse=True)
 def _threads_of_torch() -> Iterator[None]:
-    """Leave torch's number of threads as it was."""
+    """Restore torch's number of threads."""
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
 
 
-def test_the_names_of_other_processes_may_be_any_bytes(tmp_path: Path) -> None:
-    """The processes of a session are found although another process has a name that is not UTF-8."""
+def test_process_names_that_are_not_utf8(tmp_path: Path) -> None:
+    """The processes of a session are found even if a process has a name that is not UTF-8."""
     program = tmp_path / os.fsdecode(b"\x9b")
     program.symlink_to(shutil.which("sleep") or "")
     with subprocess.Popen([program, "600"], start_new_session=True) as odd:

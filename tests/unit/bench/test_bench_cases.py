@@ -1,4 +1,4 @@
-"""What the benchmarks of copies, allocation, overlap and start-up measure, as data, and what is made of it."""
+"""The cases of the benchmarks of copies, allocation, overlap and launch, and the use of their results."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TestTransfer:
     """`bench transfer`."""
 
     def test_one_gpu_on_one_node(self) -> None:
-        """Three directions and each size, four kinds of memory each; the processes are kept throughout."""
+        """There is a case per direction and size, with four kinds of memory, all in the same processes."""
         benchmark = transfer_benchmark(OPTIONS, gpu_nodes=[0], nodes=[0], no_gpu=None)
         assert [case.group for case in benchmark.cases][::2] == ["h2d gpu0 node0", "d2h gpu0 node0", "both gpu0 node0"]
         assert [case.num_bytes for case in benchmark.cases[:2]] == [4096, 1 << 20]
@@ -42,7 +42,7 @@ class TestTransfer:
         assert len({case.name for case in benchmark.cases}) == 6
 
     def test_each_gpu_from_each_node_and_all_at_once(self) -> None:
-        """Every pair is a sweep of its own in processes of its own; at once each GPU has its own node."""
+        """Every pair has its own sweep and processes; when all run at once, each GPU uses its own node."""
         one_size = replace(OPTIONS, sizes=(4096,), directions=("h2d",), memories=("pinned",))
         benchmark = transfer_benchmark(one_size, gpu_nodes=[1, None], nodes=[0, 1], no_gpu=None)
         alone = ["h2d gpu0 node0", "h2d gpu0 node1", "h2d gpu1 node0", "h2d gpu1 node1"]
@@ -53,7 +53,7 @@ class TestTransfer:
         assert "gbps" in benchmark.summed
 
     def test_without_a_gpu(self) -> None:
-        """One case, skipped, with the reason."""
+        """There is one case, skipped with the reason."""
         (case,) = transfer_benchmark(OPTIONS, gpu_nodes=[], nodes=[0, 1], no_gpu="no driver").cases
         assert (case.skipped, case.peers) == ("no driver", ())
 
@@ -62,19 +62,19 @@ class TestAlloc:
     """`bench alloc`."""
 
     def test_without_a_gpu(self) -> None:
-        """Ordinary memory is measured; the rest is one skipped case that names it."""
+        """Ordinary memory is measured; one skipped case names the other kinds."""
         first, last = alloc.alloc_benchmark((4096,), tuple(alloc.PEERS), num_samples=1, no_gpu="none").cases
         assert [peer.name for peer in first.peers] == ["pageable", "fresh"]
         assert (last.skipped, last.peers) == ("none", ())
         assert "pinned-cold" in last.about
 
     def test_only_what_needs_a_gpu_without_one(self) -> None:
-        """Then there is no empty case, but the skipped one."""
+        """Without peers that can run, there is only the skipped case."""
         (case,) = alloc.alloc_benchmark((4096,), ("numapin",), num_samples=1, no_gpu="torch sees no GPU").cases
         assert case.skipped == "torch sees no GPU"
 
     def test_with_a_gpu(self) -> None:
-        """Every way, at each size, and nothing is skipped."""
+        """Every peer is measured at each size."""
         cases = alloc.alloc_benchmark((4096, 8192), tuple(alloc.PEERS), num_samples=5, no_gpu=None).cases
         assert [[peer.name for peer in case.peers] for case in cases] == [list(alloc.PEERS)] * 2
         assert {spec["gpu"] for case in cases for peer in case.peers for spec in peer.specs} == {0}
@@ -84,7 +84,7 @@ class TestOverlap:
     """`bench overlap`."""
 
     def test_cases(self) -> None:
-        """Every kind of step has each way to copy; without a GPU each says why not."""
+        """Every kind of step has each way to copy; without a GPU each is skipped with the reason."""
         kinds = tuple(overlap.STEPS)
         there = overlap.overlap_benchmark(kinds, tuple(overlap.PEERS), seconds=1, no_gpu=None)
         assert {len(case.peers) for case in there.cases} == {4}
@@ -93,7 +93,7 @@ class TestOverlap:
         assert [case.name for case in there.cases] == [case.name for case in absent.cases] == list(kinds)
 
     def test_tensors_share_the_bytes_evenly(self) -> None:
-        """No byte is lost where a batch is several tensors."""
+        """The bytes of a batch are divisible by its number of tensors."""
         assert all(step.num_bytes % step.num_tensors == 0 for step in overlap.STEPS.values())
 
     @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ class TestOverlap:
         ],
     )
     def test_share_within(self, parts: Any, wholes: Any, share: float | None) -> None:
-        """The time of the first that lies in the second, over all of it; a share of nothing is unknown."""
+        """The share is the time of the first within the second; it is unknown if the first takes no time."""
         found = share_within(parts, wholes)
         assert found == (None if share is None else pytest.approx(share))
 
@@ -148,7 +148,7 @@ class TestSizes:
 
 
 def measured(rows: Mapping[tuple[int, int], Sequence[float]], *, peer: str = "pinned") -> tuple[CaseResult, ...]:
-    """Return the results of copies at two sizes, the larger with these GB/s by (GPU, node), the smaller the reverse."""
+    """Return copies at two sizes: the larger with these GB/s by (GPU, node), the smaller with the negatives."""
     cases, runs = [], []
     for (gpu, node), values in rows.items():
         group = f"h2d gpu{gpu} node{node}"
@@ -162,15 +162,15 @@ def measured(rows: Mapping[tuple[int, int], Sequence[float]], *, peer: str = "pi
 
 
 def unknown(*nodes: int | None) -> Topology:
-    """Return a machine of two nodes with a GPU on each of these (None: unknown)."""
+    """Return a machine of two nodes with a GPU on each of these nodes (None: unknown)."""
     return grid(packages=2, nodes=2, l3=1, cores=2, smt=1, gpus=list(nodes))
 
 
 class TestNearest:
-    """Where a GPU is, by measurement."""
+    """The nearest node of a GPU, by measurement."""
 
     def test_beyond_the_spread(self) -> None:
-        """The fastest node by the largest copies, with the figures, where no repeat contradicts."""
+        """The nearest node has the fastest large copies in every repeat; the reason has the figures."""
         rows = {(0, 0): [40, 41, 42], (0, 1): [50, 55, 52], (1, 0): [50, 51, 52], (1, 1): [10, 11, 49]}
         first, second = nearest_nodes(measured(rows), num_gpus=2, nodes=[0, 1])
         assert (first.node, second.node) == (1, 0)
@@ -188,13 +188,13 @@ class TestNearest:
         ],
     )
     def test_not_beyond_the_spread(self, row: dict[tuple[int, int], list[float]], why: str) -> None:
-        """Spreads that touch, too few repeats and missing figures decide nothing, and say so."""
+        """Overlapping spreads, too few repeats and missing figures leave the node unknown, with the reason."""
         (verdict,) = nearest_nodes(measured(row), num_gpus=1, nodes=[0, 1])
         assert verdict.node is None
         assert why in verdict.reason
 
     def test_kinds_of_memory_are_not_mixed(self) -> None:
-        """Where one kind failed on a node, the nodes are compared by the next kind that all of them have."""
+        """If one kind of memory failed on a node, the next kind that was measured on all nodes is compared."""
         pinned = measured({(0, 0): [50, 50, 50], (0, 1): [50, 50, 50]})
         registered = measured({(0, 0): [], (0, 1): [40, 40, 40]}, peer="registered")
         cases = tuple(
@@ -203,14 +203,14 @@ class TestNearest:
         (verdict,) = nearest_nodes(cases, num_gpus=1, nodes=[0, 1])
         assert "differ by no more than the spread" in verdict.reason
 
-    def test_pageable_copies_tell_nothing(self) -> None:
-        """What the CPU copies into the driver's buffer first is no evidence of where the GPU is."""
+    def test_pageable_copies_do_not_count(self) -> None:
+        """Copies through the driver's staging buffer do not show where the GPU is."""
         rows = {(0, 0): [10.0, 10.0, 10.0], (0, 1): [50.0, 50.0, 50.0]}
         (verdict,) = nearest_nodes(measured(rows, peer="pageable"), num_gpus=1, nodes=[0, 1])
         assert verdict.node is None
 
-    def test_memory_whose_place_the_kernel_tells_counts_first(self) -> None:
-        """Where both were measured, registered memory decides and not what CUDA allocated somewhere."""
+    def test_registered_memory_counts_first(self) -> None:
+        """Registered memory, whose node is known, takes precedence over memory that CUDA allocated."""
         rows = {(0, 0): [10.0, 10.0, 10.0], (0, 1): [50.0, 50.0, 50.0]}
         opposite = {(0, 0): [50.0, 50.0, 50.0], (0, 1): [10.0, 10.0, 10.0]}
         cases = tuple(
@@ -225,8 +225,8 @@ class TestNearest:
         (verdict,) = nearest_nodes(measured({(0, 0): [1, 2, 3]}), num_gpus=1, nodes=[0])
         assert verdict.reason == "with one NUMA node there is nothing to measure"
 
-    def test_what_is_unknown_is_filled_in(self) -> None:
-        """The machine has the GPU there, says that it was measured, and survives its file; what sysfs says stays."""
+    def test_unknown_nodes_are_filled_in(self) -> None:
+        """The machine gets the measured node with its source, and can be saved; a node from sysfs is kept."""
         rows = {(0, 0): [40, 41, 42], (0, 1): [50, 55, 52], (1, 0): [1, 2, 3], (1, 1): [8, 8, 8]}
         verdicts = nearest_nodes(measured(rows), num_gpus=2, nodes=[0, 1])
         found = with_measured(unknown(None, 0), verdicts)
@@ -234,13 +234,13 @@ class TestNearest:
         assert Topology.from_json(json.dumps(found.to_json())).gpus == found.gpus
 
     def test_nothing_to_add(self) -> None:
-        """Where all nodes are known, or nothing was decided, there is no machine to save, and each GPU's reason."""
+        """If all nodes are known or undecided, nothing is saved, and the error has each GPU's reason."""
         rows = {(0, 0): [40, 41, 42], (0, 1): [50, 55, 52], (1, 0): [5, 5, 5], (1, 1): [5, 5, 5]}
         verdicts = nearest_nodes(measured(rows), num_gpus=2, nodes=[0, 1])
         with pytest.raises(NumapinError) as caught:
             with_measured(unknown(0, None), verdicts)
         assert (
-            "nothing was saved: gpu0 is on node 0 (sysfs) already; measured: node 1 is fastest" in caught.value.message
+            "nothing was saved: gpu0 is already on node 0 (sysfs); measured: node 1 is fastest" in caught.value.message
         )
         assert "gpu1: the nodes differ by no more than the spread" in caught.value.message
 
@@ -249,7 +249,7 @@ class TestSweepTable:
     """Sweeps over sizes, as text."""
 
     def test_rows_and_columns(self) -> None:
-        """A row a size, a column a peer; the median with three digits and how far the farthest repeat is from it."""
+        """There is a row per size and a column per peer, with the median in three digits and the largest deviation."""
         peers = (Peer(name="ours", specs=()), Peer(name="theirs", specs=()))
         cases = (
             Case(name="a 4096", about="", group="a", num_bytes=4096, peers=peers),

@@ -17,8 +17,8 @@ TIMING = Timing(num_workers=1, prefetch=2, warm_up_s=0.0, seconds=1.0, num_steps
 
 
 @pytest.mark.parametrize(("name", "num_parameters"), [("resnet18", 11_689_512), ("resnet50", 25_557_032)])
-def test_residual_networks_are_those_of_torchvision(name: str, num_parameters: int) -> None:
-    """With 1000 classes they have as many parameters, and give a value per class."""
+def test_residual_networks_match_torchvision(name: str, num_parameters: int) -> None:
+    """With 1000 classes they have the same number of parameters, and one output per class."""
     workload = WORKLOADS[name]
     network = workload.build(workload.num_classes)
     assert sum(parameter.numel() for parameter in network.parameters()) == num_parameters
@@ -27,7 +27,7 @@ def test_residual_networks_are_those_of_torchvision(name: str, num_parameters: i
 
 
 def test_every_batch_is_checked() -> None:
-    """A batch as collated passes; a sample with another one's label, or another shape, does not."""
+    """A collated batch passes; a sample with another sample's label, or another shape, does not."""
     samples = Samples(QUICK, seed=0)
     images, labels = default_collate([samples[index] for index in range(14, 14 + QUICK.batch_size)])
     _require_intact([images, labels], QUICK)
@@ -38,7 +38,7 @@ def test_every_batch_is_checked() -> None:
 
 
 def test_loaders_take_turns() -> None:
-    """Each repeat measures all networks; the second one has the loaders in reverse, so that a drift cancels out."""
+    """Each repeat measures all networks; the second one reverses the loaders, so that drift cancels out."""
     settings = Settings(
         models=("resnet18", "cnn3d"),
         loaders=("ceiling", "torch"),
@@ -64,7 +64,7 @@ def test_loaders_take_turns() -> None:
 
 
 def test_without_a_gpu_only_a_smoke_test_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Full sizes would take hours on a CPU: the message names the option that works."""
+    """Full sizes would take hours on a CPU; the message names the option that works."""
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit) as ended:
@@ -72,8 +72,8 @@ def test_without_a_gpu_only_a_smoke_test_runs(monkeypatch: pytest.MonkeyPatch) -
     assert ended.value.code == "bench.training: torch sees no GPU; only --quick runs without one"
 
 
-def test_an_unknown_network_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    """The message lists those that exist."""
+def test_an_unknown_network_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
+    """The message lists the known networks."""
     with pytest.raises(SystemExit) as ended:
         main(["--models", "resnet18,vgg"])
     assert ended.value.code == 2

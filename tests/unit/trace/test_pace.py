@@ -1,4 +1,4 @@
-"""Whose steps count, and when one is overdue."""
+"""Which optimizer's steps count, and when a step is overdue."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from numapin.trace.pace import Followed, Pace
 
 
 class Optimizer:
-    """Something that steps."""
+    """A stand-in for an optimizer."""
 
 
 class TestFollowed:
-    """One optimizer's steps are the loop's."""
+    """Only one optimizer's steps count."""
 
     def test_the_first_one(self) -> None:
-        """Others that step as often, or a few times as often, do not count."""
+        """Other optimizers do not count, even if they step a few times as often."""
         first, *others = (Optimizer() for _ in range(30))
         followed = Followed()
         for _ in range(50):
@@ -21,16 +21,16 @@ class TestFollowed:
             assert not any(followed.counts(other) for other in others for _ in range(5) if other is others[0])
             assert not any(followed.counts(other) for other in others)
 
-    def test_one_that_is_gone(self) -> None:
-        """When the followed one is collected, the next that steps is followed."""
+    def test_a_collected_optimizer(self) -> None:
+        """When the followed optimizer is collected, the next one that steps is followed."""
         followed, first, second = Followed(), Optimizer(), Optimizer()
         assert followed.counts(first)
         assert not followed.counts(second)
         del first
         assert followed.counts(second)
 
-    def test_one_that_steps_no_more(self) -> None:
-        """Another that stepped 20 times since is followed, though the first one is kept somewhere."""
+    def test_an_optimizer_that_no_longer_steps(self) -> None:
+        """Another one is followed after 20 steps, even though the first one still exists."""
         followed, first, second = Followed(), Optimizer(), Optimizer()
         assert followed.counts(first)
         assert [followed.counts(second) for _ in range(25)] == [False] * 19 + [True] * 6
@@ -38,10 +38,10 @@ class TestFollowed:
 
 
 class TestPace:
-    """The next step is overdue after ten times a step's usual time."""
+    """The next step is overdue after ten times the usual step time."""
 
     def test_limit(self) -> None:
-        """Usual is the median of the last ones; before any is known, a minute."""
+        """The usual time is the median of recent steps; before the first one the limit is a minute."""
         pace = Pace()
         assert not pace.is_overdue(1000.0)
         pace.stepped(0.0)
@@ -52,7 +52,7 @@ class TestPace:
         assert (pace.is_overdue(311.0), pace.is_overdue(313.0)) == (False, True)
 
     def test_short_steps(self) -> None:
-        """Steps of a millisecond may pause for two seconds."""
+        """The limit is at least two seconds, even for steps of a millisecond."""
         pace = Pace()
         for n in range(100):
             pace.stepped(n / 1000)

@@ -1,4 +1,4 @@
-"""Chrome traces of any kind become records, or an error that says what is missing."""
+"""Chrome traces of any kind are read into records, or rejected with an error that names what is missing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAIRS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)).map(lambda pa
 
 
 class TestIntervals:
-    """Sets of moments, against sets of whole numbers."""
+    """Intervals behave as sets of integers do."""
 
     @staticmethod
     def _numbers(pairs: Any) -> set[int]:
@@ -30,7 +30,7 @@ class TestIntervals:
 
     @given(PAIRS, PAIRS)
     def test_they_are_sets(self, one: list[tuple[int, int]], other: list[tuple[int, int]]) -> None:
-        """Union, intersection and difference hold exactly the moments that those of sets do."""
+        """Union, intersection and difference agree with those of sets."""
         a, b = union(one), union(other)
         assert self._numbers(a) == self._numbers(one)
         assert length(a) == len(self._numbers(one))
@@ -40,20 +40,20 @@ class TestIntervals:
 
     @given(PAIRS, st.integers(0, 60), st.integers(0, 60))
     def test_between(self, pairs: list[tuple[int, int]], start: int, end: int) -> None:
-        """The quick way to one stretch finds what the slow one does."""
+        """The binary search finds the same moments as an intersection of sets."""
         assert self._numbers(between(union(pairs), start, end)) == self._numbers(pairs) & set(range(start, end))
 
     def test_gap(self) -> None:
-        """Intervals closer than the gap become one; others do not."""
+        """Intervals closer than the gap are merged; others are not."""
         assert union([(0, 1), (2, 3), (9, 10)], gap=1) == ((0, 3), (9, 10))
 
 
 class TestCopies:
-    """What a copy read, wrote and cost."""
+    """The memory, size and cost of copies."""
 
     @pytest.mark.parametrize("memory", ["Pinned", "Pageable", "Managed"])
-    def test_memory_is_the_records(self, memory: str) -> None:
-        """The kind is the GPU record's, though the host's call has one name for all."""
+    def test_memory_is_from_the_gpus_record(self, memory: str) -> None:
+        """The kind of memory is in the GPU's record; the host's call has the same name for every kind."""
         copy = read_trace(loop(copy=100, memory=memory).content(), source="x").copies[0]
         assert (copy.direction, copy.source, copy.target) == ("HtoD", memory, "Device")
         assert (copy.num_bytes, copy.operator, copy.shapes) == (1_000_000, "aten::copy_", "[8, 4]")
@@ -67,30 +67,30 @@ class TestCopies:
             ("CopyHostToDevice", (None, None, None)),
         ],
     )
-    def test_what_is_unknown_is_said(self, name: str, kinds: tuple[str | None, ...]) -> None:
-        """A kind that the trace does not tell is None, and counted in a note."""
+    def test_unknown_memory(self, name: str, kinds: tuple[str | None, ...]) -> None:
+        """A kind of memory that the trace does not name is None, and counted in a note."""
         made = loop(compute=10)
         made.event("gpu_memcpy", name, 5, 10, bytes=8, device=0, stream=7)
         trace = read_trace(made.content(), source="x")
         assert (trace.copies[0].direction, trace.copies[0].source, trace.copies[0].target) == kinds
         assert trace.copies[0].blocking is None
-        told = any(note.startswith("1 copies of a kind") for note in trace.notes)
-        assert told == (kinds in ((None, None, None), ("HtoD", None, "Device")))
+        noted = "copies whose kind of memory the trace does not name: 1" in trace.notes
+        assert noted == (kinds in ((None, None, None), ("HtoD", None, "Device")))
 
     @pytest.mark.parametrize(
         ("called", "waited", "blocking"),
         [(10, 0, False), (10, 990, True), (1000, 0, True), (60, 0, False)],
-        ids=["asynchronous", "synchronised", "staged", "slow call"],
+        ids=["asynchronous", "synchronized", "staged", "slow call"],
     )
-    def test_blocking(self, called: float, waited: float, blocking: bool) -> None:  # noqa: FBT001 - a parameter
-        """The host stood still if it waited in the same operator, or if its call was as long as the copy."""
+    def test_blocking(self, *, called: float, waited: float, blocking: bool) -> None:
+        """A copy blocks the host if it waits in the same operator, or if its call is as long as the copy."""
         made = loop(steps=1, copy=1000, called=called, waited=waited)
         copy = read_trace(made.content(), source="x").copies[0]
         assert copy.blocking is blocking
         assert sum(end - start for start, end in copy.blocked) == pytest.approx((called + waited) * blocking)
 
-    def test_a_wait_elsewhere_is_not_the_copys(self) -> None:
-        """A synchronisation after the operator, or in another thread, does not make the copy a blocking one."""
+    def test_unrelated_waits(self) -> None:
+        """A synchronization after the operator, or in another thread, does not make the copy blocking."""
         made = loop(steps=1, copy=1000)
         made.event("cuda_runtime", "cudaStreamSynchronize", 20, 900, correlation=0)
         made.event("cuda_runtime", "cudaStreamSynchronize", 6, 900, tid=LOOP + 1, correlation=0)
@@ -110,10 +110,10 @@ class TestCopies:
 
 
 class TestSteps:
-    """What a step is."""
+    """The recognition of steps."""
 
     def test_marked(self) -> None:
-        """Steps that the profiler marked, counted from the first one's start; marks of the GPU's side are no steps."""
+        """Times count from the start of the first marked step; the GPU's own annotations are not steps."""
         made = loop(wait=10, compute=90)
         made.event("gpu_user_annotation", "ProfilerStep#0", 5, 100)
         trace = read_trace(made.content(), source="x")
@@ -123,7 +123,7 @@ class TestSteps:
         assert (trace.rank, trace.step_unit) == (0, "optimizer step")
 
     def test_one_that_was_cut_short(self) -> None:
-        """The last step of a script that ended in it is not counted."""
+        """A last step that the end of the script cut short is not counted."""
         assert len(read_trace(loop(compute=9).content(num_steps=3), source="x").steps) == 3
 
     @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ class TestSteps:
         ],
     )
     def test_unmarked(self, names: list[str], unit: str, num_steps: int) -> None:
-        """The user's own traces may have no steps: optimizer steps make them, else batches, else all is one."""
+        """Without marks, steps are optimizer steps, else batches, else the whole trace."""
         made = Made()
         for n in range(3):
             for name in names:
@@ -149,7 +149,7 @@ class TestSteps:
         assert (trace.step_unit, len(trace.steps), trace.rank) == (unit, num_steps, None)
 
     def test_loads_and_pins_lie_on_the_profilers_clock(self) -> None:
-        """What the hook timed, in nanoseconds since 1970, is put between what Kineto timed; parts of a pin are one."""
+        """The hook's times, in nanoseconds since 1970, are converted to Kineto's clock; nested pins are dropped."""
         made = loop(wait=100, compute=100)
         begin_ns = made.loads[1][1]
         made.pins = [[5, begin_ns, begin_ns + 9000], [5, begin_ns + 1000, begin_ns + 2000], [6, begin_ns, begin_ns + 1]]
@@ -159,7 +159,7 @@ class TestSteps:
 
 
 class TestOddTraces:
-    """Files that are none, or half of one."""
+    """Files that are not traces, or not complete."""
 
     @pytest.mark.parametrize(
         ("content", "seen"),
@@ -173,14 +173,14 @@ class TestOddTraces:
         ],
     )
     def test_nothing_in_it(self, content: object, seen: str) -> None:
-        """The error names the file and what was seen."""
+        """The error names the file and what was found in it."""
         with pytest.raises(NumapinError, match=seen) as caught:
             read_trace(content, source="my.json")
         assert caught.value.message.startswith("my.json: ")
         assert "numapin trace" in caught.value.hint
 
     def test_broken_events_are_left_out(self) -> None:
-        """Events without a time, and arguments of other types, cost themselves only."""
+        """Events without a time, and arguments of the wrong type, are skipped; the rest is read."""
         made = loop(copy=100, compute=100)
         odd: list[Any] = [None, [], {"ph": "X"}, {"ph": "X", "ts": 1, "dur": None}, {"ph": "X", "ts": [], "dur": 0}]
         made.event("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 5, 10, bytes="many", device=True, stream=[])
@@ -193,8 +193,8 @@ class TestOddTraces:
         assert trace.copies[1].device is None
 
     @pytest.mark.parametrize("number", [10**400, 1e308, -(10**30), math.inf])
-    def test_numbers_that_nobody_can_count_with(self, number: float) -> None:
-        """What is beyond 2**63 is as unknown as text; no sum of the rest is infinite."""
+    def test_huge_numbers(self, number: float) -> None:
+        """A number beyond 2**63 counts as unknown, so that no sum is infinite."""
         made = loop(copy=100, compute=100)
         made.event("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 5, 10, bytes=number, device=number, stream=number)
         made.events.append(made.events[0] | {"ts": number})
@@ -205,12 +205,12 @@ class TestOddTraces:
         json.dumps(report.to_json(), allow_nan=False)
 
     def test_negative_sizes(self) -> None:
-        """A copy of fewer than no bytes is one of unknown size."""
+        """A negative size counts as unknown."""
         made = loop(steps=1, copy=100, num_bytes=-5)
         assert read_trace(made.content(), source="x").copies[0].num_bytes is None
 
-    def test_names_that_command_a_terminal(self) -> None:
-        """Escape sequences and half surrogates are shown as what they are, in every text of the trace."""
+    def test_names_with_escape_sequences(self) -> None:
+        """Escape sequences and lone surrogates are made visible in every text of the trace."""
         evil = "\x1b[31mred\x1b]0;x\x07\ud800"
         made = loop(copy=100, compute=100)
         for event in made.events:
@@ -222,17 +222,17 @@ class TestOddTraces:
         assert all(text and "red" in text and text.isprintable() for text in texts)
 
     def test_no_gpu(self) -> None:
-        """On the CPU the operators compute, and a note says what is missing."""
+        """On the CPU the operators are the compute, and notes say what is unknown."""
         made = Made()
         made.step(0, 0, 100)
         made.event("cpu_op", "aten::mm", 10, 50)
         trace = read_trace(made.content(), source="x")
         assert [span.name for span in trace.operators] == ["aten::mm"]
-        assert any("no GPU did anything" in note for note in trace.notes)
+        assert any("no GPU was used" in note for note in trace.notes)
         assert any("no DataLoader was iterated" in note for note in trace.notes)
 
     def test_calls_without_records(self) -> None:
-        """Where CUDA was called and the profiler got nothing from the GPU, that is told apart from no GPU."""
+        """A note distinguishes CUDA calls without GPU records from a trace without a GPU."""
         made = Made()
         made.step(0, 0, 100)
         made.event("cuda_runtime", "cudaLaunchKernel", 10, 5, correlation=1)

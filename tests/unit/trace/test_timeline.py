@@ -1,4 +1,4 @@
-"""The picture: its bars, their number, and nothing of a trace that could act in the page."""
+"""The timeline: its bars, their number, and protection from names that are HTML or script."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TEMPLATE = (Path(numapin.__file__).parent / "trace" / "timeline.html").read_text
 
 
 def page(*made: Made) -> str:
-    """Return the page of made ranks."""
+    """Return the page of synthetic ranks."""
     analyses = [analyse(read_trace(one.content(rank=i), source="x")) for i, one in enumerate(made)]
     return timeline(make_report(analyses), TEMPLATE)
 
@@ -30,7 +30,7 @@ def bars(text: str, kind: str) -> int:
 
 
 def test_lanes() -> None:
-    """Each rank has the five lanes, with a bar for every load, wait, copy and kernel, and a band for every step."""
+    """Each rank has five lanes, with a bar for every load, wait, copy and kernel, and a band for every step."""
     text = page(loop(steps=7, wait=10, copy=20, compute=70), loop(steps=3, copy=20, compute=70, memory="Pageable"))
     assert re.findall(r'data-lane="(\w+)"', text) == ["load", "wait", "pin", "transfer", "compute"] * 2
     counted = {kind: bars(text, kind) for kind in ("load", "wait", "pin", "transfer", "pageable", "compute")}
@@ -40,7 +40,7 @@ def test_lanes() -> None:
 
 
 def test_communication_has_a_row_of_its_own() -> None:
-    """Kernels of NCCL lie below the others, where both run at once."""
+    """Kernels of NCCL are drawn below the others."""
     made = loop(steps=1, compute=100)
     made.kernel(50, 50, name="ncclKernel_AllReduce")
     tops = re.findall(r'<rect class="(?:compute|communication)" x="[\d.]+" y="([\d.]+)"', page(made))
@@ -48,7 +48,7 @@ def test_communication_has_a_row_of_its_own() -> None:
 
 
 def test_large_traces_are_drawn_with_few_bars() -> None:
-    """200 000 kernels become some thousands of bars, which say how many they stand for, and are as faint as sparse."""
+    """200,000 kernels become a few thousand bars, labelled with the number merged and as faint as they are sparse."""
     made = Made()
     for i in range(20):
         made.step(i, i * 10_000, 10_000)
@@ -56,7 +56,7 @@ def test_large_traces_are_drawn_with_few_bars() -> None:
             made.kernel(i * 10_000 + k, 0.4)
     text = page(made)
     assert 300 < bars(text, "compute") <= 4000
-    assert sum(map(int, re.findall(r"(\d+) drawn as one, 4\d% filled", text))) == 200_000
+    assert sum(map(int, re.findall(r"(\d+) merged, 4\d% filled", text))) == 200_000
     faint = re.findall(r'<rect class="compute"[^>]* opacity="([\d.]+)"', text)
     assert len(faint) == bars(text, "compute")
     assert all(0.4 <= float(opacity) < 0.45 for opacity in faint)
@@ -67,8 +67,8 @@ def test_large_traces_are_drawn_with_few_bars() -> None:
     assert max(x + w for x, w in spans) == pytest.approx(199_999.4, abs=0.1)
 
 
-def test_it_needs_nothing_else_and_says_it_in_numbers() -> None:
-    """No address of anything elsewhere; a table with a row a step and a column a part that took time."""
+def test_no_external_files_and_a_table() -> None:
+    """The page loads nothing; its table has a row per step and a column per part that took time."""
     text = page(loop(steps=3, wait=100, compute=900))
     assert not re.search(r"https?://|src=|@import|url\(", text)
     assert re.findall(r'scope="col">([^<]+)', text) == ["step", "all", "compute", "waiting for data"]
@@ -76,8 +76,8 @@ def test_it_needs_nothing_else_and_says_it_in_numbers() -> None:
     assert "<td>0.100</td>" in text
 
 
-def test_only_its_own_style_and_script_are_allowed() -> None:
-    """The policy names one style and one script by hash and the empty icon; no element has a style attribute."""
+def test_content_policy() -> None:
+    """The policy allows one style and one script by hash, and the empty icon; no element has a style attribute."""
     text = page(loop(steps=3, wait=100, compute=900))
     policy = policy_of(text)
     assert (policy["default-src"], policy["img-src"], policy["base-uri"]) == (["'none'"], ["data:"], ["'none'"])
@@ -88,7 +88,7 @@ def test_only_its_own_style_and_script_are_allowed() -> None:
 
 
 def test_names_are_text() -> None:
-    """Names of kernels and files with HTML in them stay text."""
+    """HTML in names of kernels and files stays text."""
     made = loop(steps=1, compute=50, idle=50)
     made.kernel(60, 5, name='<script>alert("x")</script>')
     analysis = analyse(read_trace(made.content(rank=None), source="</script><b>file"))
@@ -100,7 +100,7 @@ def test_names_are_text() -> None:
 
 
 def test_invisible_characters_are_replaced() -> None:
-    """A page holds no control character and no mark of direction, wherever a name had one."""
+    """The page has no control characters and no direction marks, whatever the names contain."""
     bad = "a\x1b[31m\x9b2J\u202eb\x7f\ud800<!--tables-->"
     analysis = analyse(read_trace(loop(steps=1, compute=50).content(rank=None), source=bad))
     text = timeline(make_report([analysis], [bad]), TEMPLATE)

@@ -1,4 +1,4 @@
-"""What a rank leaves where it cannot write, and where others may write, too."""
+"""Writing records and traces on a full disk, and in a folder that others can write to."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def _no_room(*_: Any, **__: Any) -> None:
 
 @pytest.fixture
 def full(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no second file be made beside the record."""
+    """Make every replacement of a file fail with ENOSPC."""
     monkeypatch.setattr(module, "replace_at", _no_room)
 
 
 @pytest.mark.usefixtures("full")
-def test_a_record_without_room_beside_it(tmp_path: Path) -> None:
-    """Where no second file can be made, the record is rewritten in place."""
+def test_a_record_on_a_full_disk(tmp_path: Path) -> None:
+    """If no second file can be created, the record is rewritten in place."""
     claim = tmp_path / "rank-0.json"
     claim.touch()
     tracer = _tracer(claim)
@@ -47,7 +47,7 @@ def test_a_record_without_room_beside_it(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("full")
 def test_a_record_that_became_a_link(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """In a folder to which others may write, what somebody put into the record's place is not followed."""
+    """A link that another user put in the record's place is not followed."""
     claim, target = tmp_path / "rank-0.json", tmp_path / "target"
     target.write_text("before")
     claim.symlink_to(target)
@@ -57,21 +57,21 @@ def test_a_record_that_became_a_link(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 class _Kineto:
-    """Writes as Kineto does: another file first, by names that follow links."""
+    """A stand-in for Kineto: it writes a temporary file first, by a path whose links it follows."""
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.links: list[Path] = []
 
     def export_chrome_trace(self, path: str) -> None:
-        """Write, and note what is a link then."""
+        """Write the file, and record the links in its folder."""
         Path(f"{path}.tmp").write_text(self.text)
         self.links += [entry for entry in Path(path).parent.iterdir() if entry.is_symlink()]
         Path(f"{path}.tmp").replace(path)
 
 
-def test_a_trace_is_written_where_nobody_can_set_a_trap(tmp_path: Path) -> None:
-    """Links under all names that could be known before lead nowhere; nothing but the trace is left."""
+def test_planted_links_are_not_followed(tmp_path: Path) -> None:
+    """Links under every predictable name are not followed, and only the trace is left behind."""
     target, path = tmp_path / "target", tmp_path / "out" / "rank-0.trace.json"
     target.write_text("before")
     path.parent.mkdir()
@@ -88,7 +88,7 @@ def test_a_trace_is_written_where_nobody_can_set_a_trap(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", '{"traceEvents": ['])
 def test_a_trace_that_was_cut_off(tmp_path: Path, text: str) -> None:
-    """Kineto does not tell that a disk is full: the error does, and nothing is left."""
+    """A truncated trace raises an error and is removed; Kineto does not report a full disk."""
     path = tmp_path / "rank-0.trace.json"
     with pytest.raises(OSError, match=r"rank-0\.trace\.json was cut off; is the disk full\?"):
         module._export(cast("profile", _Kineto(text)), path)
