@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from numapin.data.opening.host import Copier, Lender
-from numapin.data.wire.parcel import SLOT, SPILL, Head
+from numapin.data.wire.message import SLOT, SPILL, Head
 
 if TYPE_CHECKING:
     from tests.data.loopback import Loopback

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from numapin.base.cpu_set import CpuSet
 from numapin.data.locality import Locality
-from numapin.data.opening.host import Lender, Parcel
+from numapin.data.opening.host import Lender
 from numapin.data.slots.control import OwnSlots
 from numapin.data.slots.memory import RingSpec
 from numapin.data.slots.ring import Ring
-from numapin.data.wire.parcel import Head, decode
+from numapin.data.wire.message import Head, decode
+from numapin.data.wire.parcel import Parcel
 from numapin.data.worker.packing import Packer
 from numapin.system import cuda
 from tests.waiting import wait_until
@@ -40,7 +41,7 @@ def make_spec(told: list[str] | None = None, **changes: Any) -> RingSpec:
         driver=None,
         reader=lambda: None,
         budget_bytes=lambda: None,
-        tell=told.append,
+        report=told.append,
     )
     return replace(spec, **changes)
 

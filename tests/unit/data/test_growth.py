@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from numapin.data.slots.control import OwnSlots
-from numapin.data.wire.parcel import Miss
+from numapin.data.wire.message import Miss
 from tests.data.loopback import (
     Loopback,
     build,

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from numapin.data.opening.capture import watch_captures
-from numapin.data.wire.parcel import Miss
+from numapin.data.wire.message import Miss
 from tests.data.loopback import (
     Loopback,
     build,

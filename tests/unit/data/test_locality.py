@@ -33,6 +33,7 @@ RANK = RankPlan(
     reason="a test",
 )
 TWO_NODES = "2pkg-2node-smt2-8gpu-a100"
+REMEDY = "if you know it, set it with node=N; see: numapin topo"
 
 
 def found(
@@ -85,8 +86,8 @@ class TestAlone:
     @pytest.mark.parametrize(
         ("device", "reason"),
         [
-            (None, "neither a node nor a device is known; the memory policy decides"),
-            (99, "cuda:99: which GPU it is is unknown; name the node where it is known: node=N; see: numapin topo"),
+            (None, "no node and no device is known; the memory policy decides"),
+            (99, f"cuda:99: its NUMA node is unknown: no GPU with this CUDA index was found; {REMEDY}"),
         ],
     )
     def test_nothing_is_known(self, tmp_path: Path, device: int | None, reason: str) -> None:
@@ -99,7 +100,7 @@ class TestAlone:
         """A virtual machine that hides it: the user may know."""
         locality = found(tmp_path, "2node-48cpu-8gpu-nosysfs", device=0)
         assert (locality.nodes, locality.cpus) == (frozenset(), frozenset())
-        assert locality.reason.startswith("cuda:0: its NUMA node is unknown; name the node")
+        assert locality.reason.startswith("cuda:0: its NUMA node is unknown: no source reports it; if you know it")
 
     def test_a_machine_that_cannot_be_read(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A missing library costs the placement, not the program; its remedy is in the reason."""
@@ -192,7 +193,7 @@ class TestNamed:
             cpus=roots.load(TWO_NODES).cpu_nodes[0],
             memory=Memory.PREFERRED,
             num_machine_nodes=2,
-            reason="node=0 was asked for",
+            reason="requested with node=0",
         )
 
     @pytest.mark.parametrize(
@@ -200,7 +201,11 @@ class TestNamed:
         [
             (TWO_NODES, 2, "node=2: NUMA node 2 does not exist; there are: 0-1"),
             ("8node-sparse-2gpu", 44, "node=44: NUMA node 44 does not exist; there are: 0-2,33-34,45,72-73"),
-            ("2pkg-34node-gpumem-4gpu", 2, "node=2: NUMA node 2 has no CPUs: it is no place for host memory; there"),
+            (
+                "2pkg-34node-gpumem-4gpu",
+                2,
+                "node=2: NUMA node 2 has no CPUs, so it is no place for host memory; usable",
+            ),
         ],
     )
     def test_no_such_node(self, tmp_path: Path, machine: str, node: int, problem: str) -> None:
@@ -222,4 +227,6 @@ class TestNamed:
         monkeypatch.setattr("numapin.data.locality._cpus", lambda *_args: frozenset({0}))
         locality = find_locality(environ={}, node=0, device_index=None)
         assert (locality.nodes, locality.cpus) == (frozenset({0}), frozenset())
-        assert locality.reason == "node=0 was asked for; none of its CPUs is allowed: CPUs stay"
+        assert (
+            locality.reason == "requested with node=0; this process may use none of its CPUs, so CPUs stay as they are"
+        )

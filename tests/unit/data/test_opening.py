@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from numapin.data.opening.host import Copier, Lender, Opener, Parcel, is_small
-from numapin.data.wire.parcel import SLOT, SPILL, Miss
+from numapin.data.opening.host import Copier, Lender, Opener, is_small
+from numapin.data.wire.message import SLOT, SPILL, Miss
+from numapin.data.wire.parcel import Parcel
 from tests.data.loopback import Loopback, loopback
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from numapin.data.opening.host import Copier, copied, stand_ins
-from numapin.data.wire.parcel import SLOT, SPILL, Miss, decode, unpack
+from numapin.data.wire.message import SLOT, SPILL, Miss, decode
+from numapin.data.wire.tensors import unpickle
 from numapin.data.worker.packing import Packer
 from tests.data.batches import Sample, bytes_of, in_slot, ramp, same
 from tests.data.loopback import Loopback, lent, loopback
@@ -75,7 +76,7 @@ class TestTorchsWay:
             parcel = loop.send((ramp(10), make(), np.arange(300.0)))
             assert parcel.head.buffers == ((0, None, ~1) if moves else (0, ~1))
             over_copy = partial(Copier(pins=False)._place, parcel)
-            plain, special, array = unpack(parcel.body, stand_ins(parcel, over_copy, copied, mover))
+            plain, special, array = unpickle(parcel.body, stand_ins(parcel, over_copy, copied, mover))
             assert same((plain, array), (ramp(10), np.arange(300.0)))
             expected = make()
             assert moved == ([type(expected)] if moves else [])
@@ -95,7 +96,7 @@ class TestTorchsWay:
         shared = ramp(300).share_memory_()
         head, body = loop.post(shared)
         assert (head.miss, head.parts) == (Miss.SHARED, (None, None))
-        arrived = unpack(body, iter(()))
+        arrived = unpickle(body, iter(()))
         shared[5] = -1
         assert arrived[5] == -1
 
@@ -151,7 +152,7 @@ class TestMisses:
             (None, None),
             (),
         )
-        assert same(unpack(body, iter(())), (ramp(300), np.arange(300)))
+        assert same(unpickle(body, iter(())), (ramp(300), np.arange(300)))
 
     def test_what_is_kept_in_the_worker_blocks_its_slot(self, loop: Loopback) -> None:
         """A collate_fn that caches its batches finds them as they were, and the reason is told."""

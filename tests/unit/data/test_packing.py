@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from numapin.data.opening.host import Copier
-from numapin.data.wire.parcel import SLOT, unpack
+from numapin.data.wire.message import SLOT
+from numapin.data.wire.tensors import unpickle
 from tests.data.batches import Sample, in_slot, ramp, same
 from tests.data.loopback import Loopback, lent, loopback
 
@@ -122,7 +123,7 @@ class TestBatches:
         """It is no miss either."""
         head, body = loop.post(batch)
         assert (head.miss, head.parts, head.wanted_bytes, loop.num_free()) == (None, (None, None), 0, 5)
-        assert same(unpack(body, iter(())), batch)
+        assert same(unpickle(body, iter(())), batch)
 
 
 class TestSharing:

@@ -16,7 +16,7 @@ from numapin.base.cpu_set import CpuSet
 from numapin.data.slots import ring as ring_module
 from numapin.data.slots.control import NOT_READY
 from numapin.data.slots.ring import Ring
-from numapin.data.wire.parcel import Miss
+from numapin.data.wire.message import Miss
 from numapin.system import memory, placement
 from numapin.system.placement import Placement
 from tests.data.loopback import (
@@ -241,7 +241,7 @@ class TestRefusals:
             for _ in range(2):
                 build(ring, 4 * PAGE)
             assert ring.num_slots == 2 * per_worker
-            text = f"1 slot a worker instead of 2: the budget is {budget * PAGE} bytes"
+            text = f"1 slot per worker instead of 2: the budget is {budget * PAGE} bytes"
             assert told == ([] if per_worker == 2 else [text])
 
     def test_a_budget_that_is_too_small_means_none(self) -> None:

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from numapin.data.path import DataPath, PathOptions
 from numapin.data.stats import Counts, Stats
-from numapin.data.wire.parcel import Miss
+from numapin.data.wire.message import Miss
 from tests.data.loopback import ANYWHERE, build, make_head
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class TestArrivals:
 def path(monkeypatch: pytest.MonkeyPatch) -> Iterator[DataPath]:
     """Give a new loader's data path, on a machine of which nothing is known."""
     made = DataPath(PathOptions())
-    monkeypatch.setattr(made, "_locality", ANYWHERE)
+    monkeypatch.setattr(made.home, "_locality", ANYWHERE)
     yield made
     made.close()
 
@@ -122,7 +122,7 @@ class TestStats:
             path.note_arrival(HEAD._replace(miss=Miss.KEPT.value))
         said = capsys.readouterr().err
         assert said.count("numapin: warning:") == 1
-        assert said.endswith("clone() what is kept there\n")
+        assert said.endswith("clone() them there\n")
         assert [note in said for note in path.stats().notes] == [True]
 
     def test_starting_is_nothing_to_say(self, path: DataPath, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from numapin.data.opening.device import _Copy, small_runs
-from numapin.data.wire.parcel import tensor_over
+from numapin.data.wire.tensors import tensor_over
 from tests.data.loopback import make_head
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numapin.data.wire.parcel import Head
+    from numapin.data.wire.message import Head
 
 BATCH_BYTES: Final = 4 << 20
 LARGE_BYTES: Final = 256 << 10  # what is larger is not small
