@@ -3,8 +3,8 @@
     torchrun --nproc-per-node 2 train_unmodified.py                             as its authors say
     numapin run --nproc-per-node 2 --dataloader=numapin train_unmodified.py     bound, with numapin's data path
 
-Expect with the second command a line a rank that says that torch's DataLoader gets its batches by numapin's data path,
-and the same losses as with the first: they fall from about 0.43 to below 0.01. Leave out --nproc-per-node for one rank
+Expect with the second command one line per rank that says that torch's DataLoader uses numapin's data path, and the
+same losses as with the first: they fall from about 0.43 to below 0.01. Leave out --nproc-per-node for one rank
 per GPU. The model learns to tell whether a noisy sine or a noisy square wave is what it hears.
 """
 

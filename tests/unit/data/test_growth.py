@@ -121,7 +121,7 @@ class TestGrowth:
         with made() as ring:
             build(ring, PAGE)
             for miss in (Miss.KEPT, Miss.STARTING, Miss.UNSUPPORTED, Miss.SHARED) * 5:
-                ring.want(make_head(wanted_bytes=PAGE, miss=miss.value))
+                ring.want(make_head(wanted_bytes=PAGE, miss=miss))
                 ring.prepare()
             assert (ring._builder, ring.num_slots) == (None, NUM_SLOTS)
 

@@ -199,8 +199,8 @@ class TestNamed:
     @pytest.mark.parametrize(
         ("machine", "node", "problem"),
         [
-            (TWO_NODES, 2, "node=2: NUMA node 2 does not exist; there are: 0-1"),
-            ("8node-sparse-2gpu", 44, "node=44: NUMA node 44 does not exist; there are: 0-2,33-34,45,72-73"),
+            (TWO_NODES, 2, "node=2: NUMA node 2 does not exist; usable nodes: 0-1"),
+            ("8node-sparse-2gpu", 44, "node=44: NUMA node 44 does not exist; usable nodes: 0-2,33-34,45,72-73"),
             (
                 "2pkg-34node-gpumem-4gpu",
                 2,
@@ -209,7 +209,7 @@ class TestNamed:
         ],
     )
     def test_no_such_node(self, tmp_path: Path, machine: str, node: int, problem: str) -> None:
-        """Those that could be meant are named; a GPU's memory is none of them."""
+        """The usable nodes are named; a node of GPU memory is not one of them."""
         with pytest.raises(UsageError) as caught:
             found(tmp_path, machine, node=node)
         assert caught.value.message.startswith(problem)

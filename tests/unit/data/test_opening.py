@@ -10,11 +10,12 @@ import torch
 
 from numapin.data.opening.host import Copier, Lender, Opener, is_small
 from numapin.data.wire.message import SLOT, SPILL, Miss
-from numapin.data.wire.parcel import Parcel
 from tests.data.loopback import Loopback, loopback
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from numapin.data.wire.parcel import Parcel
 
 KIB: Final = 1 << 10
 SLOT_BYTES: Final = 1 << 20

@@ -79,7 +79,7 @@ class TestEmpty:
     @pytest.mark.parametrize("num_bytes", [1 << 60, 1 << 70])
     def test_no_memory(self, num_bytes: int) -> None:
         """A typed error with the size and where to look."""
-        with pytest.raises(NumapinError, match=f"no memory for {num_bytes} bytes") as caught:
+        with pytest.raises(NumapinError, match=f"{num_bytes} bytes could not be allocated") as caught:
             pinned.empty(num_bytes, torch.uint8)
         assert caught.value.hint == "see what may be locked here: numapin.pinned.budget()"
 
@@ -409,7 +409,7 @@ class TestWhere:
     def test_a_kernel_that_does_not_tell(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Docker's profile: an error with the remedy, and no guess."""
         monkeypatch.setattr(pinned, "find_pages", lambda *_args: None)
-        with pytest.raises(MachineError, match="does not tell where the 4 bytes") as caught:
+        with pytest.raises(MachineError, match="does not report the nodes of this tensor.s 4 bytes") as caught:
             pinned.where(torch.zeros(1))
         assert "SYS_NICE" in caught.value.hint
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from numapin.data.path import DataPath, PathOptions
-from numapin.data.worker import setup
 from numapin.data.worker.packing import LARGE_BYTES, Packer
+from numapin.data.worker.stacking import Stacker
 from numapin.errors import LibraryError
 from numapin.system import calls, memory
 from tests.data.loopback import Loopback, build, lent, made
@@ -134,23 +134,21 @@ class TestStacking:
 
     @pytest.fixture(params=[False, pytest.param(True, marks=needs_stores)], ids=["through-caches", "past-caches"])
     def stack(
-        self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, past: list[int]
-    ) -> Iterator[Callable[[list[torch.Tensor], int], torch.Tensor]]:
-        """Return what stacks with so many threads."""
+        self, request: pytest.FixtureRequest, past: list[int]
+    ) -> Callable[[list[torch.Tensor], int], torch.Tensor]:
+        """Return a function that stacks on a number of threads."""
         packer = Packer(None, worker=0, pins=False, moves=False)
         packer.passes_caches = request.param
-        with ThreadPoolExecutor() as threads:
 
-            def stack(samples: list[torch.Tensor], copy_threads: int) -> torch.Tensor:
-                monkeypatch.setattr(setup, "_state", setup._Worker(packer, copy_threads, threads))
-                out = torch.full((len(samples), *samples[0].shape), 7, dtype=samples[0].dtype)
-                past.clear()
-                setup._stack(samples, out)
-                are_blocks = all(sample.is_contiguous() and not is_odd(sample) for sample in samples)
-                assert sum(past) == (len(samples) if packer.passes_caches and are_blocks else 0)
-                return out
+        def stack(samples: list[torch.Tensor], copy_threads: int) -> torch.Tensor:
+            out = torch.full((len(samples), *samples[0].shape), 7, dtype=samples[0].dtype)
+            past.clear()
+            Stacker(packer, num_threads=copy_threads).stack(samples, out)
+            are_blocks = all(sample.is_contiguous() and not is_odd(sample) for sample in samples)
+            assert sum(past) == (len(samples) if packer.passes_caches and are_blocks else 0)
+            return out
 
-            yield stack
+        return stack
 
     @pytest.mark.parametrize("copy_threads", [1, 2, 3, 4])
     @pytest.mark.parametrize("num_samples", [1, 2, 3, 4, 5, 9])

@@ -34,7 +34,7 @@ class TestArrivals:
         """By its reason; also where a part of it was in a slot; its bytes count all the same."""
         counts = Counts()
         for miss in (Miss.NO_SLOT, Miss.TOO_LARGE, Miss.NO_SLOT):
-            counts.note_arrival(HEAD._replace(miss=miss.value))
+            counts.note_arrival(HEAD._replace(miss=miss))
         assert (counts.hits, counts.num_bytes) == (0, 300)
         assert dict(counts.misses) == {"no slot was free": 2, "larger than a slot": 1}
 
@@ -79,9 +79,9 @@ class TestStats:
 
     def test_it_is_a_snapshot(self, path: DataPath) -> None:
         """Nobody changes it, and later batches are not in it."""
-        path.note_arrival(HEAD._replace(miss=Miss.STARTING.value))
+        path.note_arrival(HEAD._replace(miss=Miss.STARTING))
         before = path.stats()
-        path.note_arrival(HEAD._replace(miss=Miss.STARTING.value))
+        path.note_arrival(HEAD._replace(miss=Miss.STARTING))
         assert before.misses == {"the ring was being set up": 1}
         with pytest.raises(FrozenInstanceError):
             before.batches = 3  # type: ignore[misc]
@@ -119,7 +119,7 @@ class TestStats:
     def test_what_is_said_once_is_a_note(self, path: DataPath, capsys: pytest.CaptureFixture[str]) -> None:
         """A reason with a remedy goes to the error output at its first batch only, and stays in the notes."""
         for _ in range(3):
-            path.note_arrival(HEAD._replace(miss=Miss.KEPT.value))
+            path.note_arrival(HEAD._replace(miss=Miss.KEPT))
         said = capsys.readouterr().err
         assert said.count("numapin: warning:") == 1
         assert said.endswith("clone() them there\n")
@@ -127,6 +127,6 @@ class TestStats:
 
     def test_starting_is_nothing_to_say(self, path: DataPath, capsys: pytest.CaptureFixture[str]) -> None:
         """It is counted, and needs no remedy."""
-        path.note_arrival(HEAD._replace(miss=Miss.STARTING.value))
+        path.note_arrival(HEAD._replace(miss=Miss.STARTING))
         assert capsys.readouterr().err == ""
         assert path.stats().notes == ()
