@@ -1,6 +1,6 @@
-"""Both ends of a ring in one process: what a worker packs, the rank opens.
+"""Both ends of a ring in one process: the worker's and the rank's.
 
-Comes in: batches. Goes out: the parcels that the rank gets of them, over the ring's own memory.
+Comes in: batches. Goes out: the parcels that the rank receives, over the ring's own memory.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ANYWHERE: Final = Locality(nodes=CpuSet(), cpus=CpuSet(), memory=None, num_machi
 
 
 def make_spec(told: list[str] | None = None, **changes: Any) -> RingSpec:
-    """Return what a ring for one worker is made of: five slots, in memory that nothing but this process reads."""
+    """Return the properties of a ring for one worker: five slots, in memory that only this process reads."""
     told = [] if told is None else told
     spec = RingSpec(
         num_workers=1,
@@ -47,7 +47,7 @@ def make_spec(told: list[str] | None = None, **changes: Any) -> RingSpec:
 
 
 def gpu() -> dict[str, Any]:
-    """Return what has a ring's memory locked for, and read by, the GPU whose driver is found: the stand-in's."""
+    """Return the properties of a ring whose memory is pinned for the stand-in's GPU, and read by it."""
     driver = cuda.driver()
     assert driver is not None
     return {"driver": driver, "reader": lambda: driver}
@@ -80,7 +80,7 @@ def make_head(**changes: Any) -> Head:
 
 
 def build(ring: Ring, num_bytes: int) -> None:
-    """Have slots made for batches of `num_bytes`, and wait until they are there or refused."""
+    """Make slots for batches of `num_bytes`, and wait until they exist or were refused."""
     ring.want(make_head(wanted_bytes=num_bytes))
     ring.prepare()
     wait_until_built(ring)
@@ -107,7 +107,7 @@ def is_open(ring: Ring) -> bool:
 
 
 def held_bytes(ring: Ring) -> int:
-    """Return how much memory the kernel holds for the ring's memfd, its control page included."""
+    """Return the memory that the kernel holds for the ring's memfd, including the control page."""
     return 512 * os.fstat(ring.control.fd).st_blocks
 
 
@@ -135,7 +135,7 @@ class Loopback:
         return [self.ring.control.state(slot) for slot in range(self.ring.num_slots)]
 
     def num_free(self) -> int:
-        """Return how many slots could be taken, if nothing referred to them."""
+        """Return the number of slots that are free as far as the rank is concerned."""
         return sum(state > 0 for state in self.states())
 
 
@@ -149,5 +149,5 @@ def loopback(slot_bytes: int, *, pins: bool = False, moves: bool = False, **chan
 
 
 def lent(loop: Loopback, batch: object) -> Any:
-    """Return a batch as the loop has it: over its slot, or wherever it travelled."""
+    """Return a batch as the loop receives it: over its slot, or wherever it traveled."""
     return Lender(pins=False).open(loop.send(batch))
