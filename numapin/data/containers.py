@@ -29,7 +29,7 @@ def rebuild(obj: object, change: Callable[[Any], object], *, is_leaf: Callable[[
     return obj
 
 
-def _mapping(obj: Mapping[object, object], items: dict[object, object]) -> Mapping[object, object]:
+def _mapping(obj: Mapping[Any, Any], items: dict[Any, Any]) -> Mapping[Any, Any]:
     try:
         if not isinstance(obj, MutableMapping):
             return type(obj)(items)  # type: ignore[call-arg]
@@ -40,7 +40,7 @@ def _mapping(obj: Mapping[object, object], items: dict[object, object]) -> Mappi
     return clone
 
 
-def _sequence(obj: Sequence[object], items: list[object]) -> Sequence[object]:
+def _sequence(obj: Sequence[Any], items: list[Any]) -> Sequence[Any]:
     if isinstance(obj, tuple):
         return type(obj)(*items) if hasattr(obj, "_fields") else type(obj)(items)
     try:

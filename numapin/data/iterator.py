@@ -78,7 +78,7 @@ class RingIterator(_MultiProcessingDataLoaderIter):
 
     def __next__(self) -> object:
         """Return the next batch. torch's range for profilers costs 8 us, so it is left out while none runs."""
-        is_profiled = profiler._is_profiler_enabled  # noqa: SLF001 - torch's own loader reads no public name either
+        is_profiled = profiler._is_profiler_enabled  # noqa: SLF001 - torch has no public name for it
         if is_profiled or self._dataset_kind == _DatasetKind.Iterable:
             return super().__next__()
         data = self._next_data()

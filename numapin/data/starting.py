@@ -17,7 +17,7 @@ import signal
 import sys
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from numapin.data import forks
 from numapin.data.wire.queues import TaskQueue
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
 
     from numapin.data.wire.queues import ResultQueue
+
+P = TypeVar("P", bound="BaseProcess")
 
 PATIENCE_S: Final = 5.0  # torch's own interval for checking its workers
 _MAX_HANGS: Final = 4
@@ -85,7 +87,7 @@ class Context:
         """Return whether a hung worker's time is over. It doubles at each restart: a fork handler may be slow."""
         return time.monotonic() - self._started_s[number] >= PATIENCE_S * (1 << self._num_hangs[number])
 
-    def start_again(self, processes: list[BaseProcess], number: int) -> bool:
+    def start_again(self, processes: list[P], number: int) -> bool:
         """Replace a hung worker by a new one; return whether it was replaced.
 
         A worker that has begun after all is kept. Raises RuntimeError for a worker that has hung too often.

@@ -26,6 +26,8 @@ from tests.waiting import wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from numapin.data.opening.host import Opener
+
 WAIT_S: Final = 20
 ANYWHERE: Final = Locality(nodes=CpuSet(), cpus=CpuSet(), memory=None, num_machine_nodes=1, reason="a test")
 
@@ -150,4 +152,9 @@ def loopback(slot_bytes: int, *, pins: bool = False, moves: bool = False, **chan
 
 def lent(loop: Loopback, batch: object) -> Any:
     """Return a batch as the loop receives it: over its slot, or wherever it traveled."""
-    return Lender(pins=False).open(loop.send(batch))
+    return batch_of(Lender(pins=False), loop.send(batch))
+
+
+def batch_of(opener: Opener, parcel: Parcel) -> Any:
+    """Return a parcel's batch."""
+    return opener.open(parcel)

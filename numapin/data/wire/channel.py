@@ -101,7 +101,7 @@ class Channel:
         except BlockingIOError:
             return False
         if chunk:
-            self._split(self._unread + chunk if self._unread else chunk)
+            self._take(self._unread + chunk if self._unread else chunk)
         return bool(chunk)
 
     def arrived(self) -> Iterator[bytes]:
@@ -109,7 +109,7 @@ class Channel:
         while self._messages:
             yield self._messages.popleft()
 
-    def _split(self, data: bytes) -> None:
+    def _take(self, data: bytes) -> None:
         """Split bytes into frames; keep an incomplete last one for later."""
         start, end = 0, len(data)
         while end - start >= _HEADER.size:

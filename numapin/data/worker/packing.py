@@ -14,7 +14,7 @@ import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 from torch.multiprocessing.reductions import reduce_tensor
@@ -31,12 +31,14 @@ if TYPE_CHECKING:
 
     from numapin.data.slots.control import OwnSlots
 
-    Reduced = str | tuple[object, ...]  # what pickle's reducers return
+    Reduced = tuple[Callable[..., object], tuple[object, ...]]  # how pickle rebuilds an object
+    Reducer = Callable[[torch.Tensor], str | tuple[Any, ...]]
 
 # The whole storage of a view is sent, so that views still share it, unless it is this many times the view's size.
 _MAX_STORAGE_RATIO: Final = 4
 _LARGEST_ITEM_BYTES: Final = 16  # so that views of any dtype into the same range are aligned
 LARGE_BYTES: Final = 4 << 20  # larger batches are worth threads, and do not belong in the caches
+_UNCHANGED: Final[Reduced] = NotImplemented  # leaves an object to pickle
 _SMALL_BYTES: Final = 1024  # plain memory below this stays in the pickle
 
 
@@ -238,7 +240,7 @@ class _BatchPickler(ForkingPickler):
         is_in_slot = self.miss is Miss.SHARED and bool(self.storages)
         return None if is_in_slot else self.miss
 
-    def reducer_override(self, thing: object) -> object:
+    def reducer_override(self, thing: object) -> Reduced:
         """Reduce a tensor to its place in the slot; leave everything else as it is."""
         if type(thing) is torch.Tensor:
             return self._reduce(thing)
@@ -246,28 +248,28 @@ class _BatchPickler(ForkingPickler):
             return self._reduce_subclass(thing)
         if self._packer.moves and type(thing) is PackedSequence:
             return packed_sequence, (thing.data, thing.batch_sizes.tolist(), *thing[2:])
-        return NotImplemented
+        return _UNCHANGED
 
-    def _reduce_subclass(self, tensor: torch.Tensor) -> object:
+    def _reduce_subclass(self, tensor: torch.Tensor) -> Reduced:
         self.miss = self.miss or Miss.UNSUPPORTED
         if not self._packer.moves:
-            return NotImplemented
-        reducers: dict[type, Callable[[torch.Tensor], Reduced]] = ForkingPickler._extra_reducers  # type: ignore[attr-defined] # noqa: SLF001
+            return _UNCHANGED
+        reducers: dict[type, Reducer] = ForkingPickler._extra_reducers  # type: ignore[attr-defined] # noqa: SLF001
         return self._leave(tensor, reducers.get(type(tensor), _reduce_by_value))
 
-    def _reduce(self, tensor: torch.Tensor) -> object:
+    def _reduce(self, tensor: torch.Tensor) -> Reduced:
         found = self._place(tensor) if is_plain(tensor) else None
         if found is not None:
             number, start = found
             return rebuild, (self._stand_in(number), tensor.dtype, tuple(tensor.shape), tensor.stride(), start)
         if tensor.layout is not torch.strided or tensor.numel():
             self.miss = self.miss or Miss.UNSUPPORTED
-        return self._leave(tensor, reduce_tensor) if self._packer.moves else NotImplemented
+        return self._leave(tensor, reduce_tensor) if self._packer.moves else _UNCHANGED
 
-    def _leave(self, tensor: torch.Tensor, reduce: Callable[[torch.Tensor], Reduced]) -> object:
+    def _leave(self, tensor: torch.Tensor, reduce: Reducer) -> Reduced:
         """Let torch send a tensor, which the rank then moves to the device."""
         reduced = reduce(tensor)
-        return (move, (self._stand_in(None), *reduced)) if len(reduced) == 2 else NotImplemented
+        return (move, (self._stand_in(None), *reduced)) if len(reduced) == 2 else _UNCHANGED
 
     def _stand_in(self, number: int | None) -> pickle.PickleBuffer:
         self._next = number
@@ -350,5 +352,6 @@ def is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
-def _reduce_by_value(tensor: torch.Tensor) -> Reduced:
-    return tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+def _reduce_by_value(tensor: torch.Tensor) -> str | tuple[Any, ...]:
+    reduced: str | tuple[Any, ...] = tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+    return reduced

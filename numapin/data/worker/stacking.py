@@ -42,11 +42,11 @@ class Stacker:
 
     def collate(self, batch: object, *, collate_fn_map: CollateMap | None = None) -> torch.Tensor:
         """Stack tensors as torch's default collate does, straight into the batch's slot if there is room."""
-        is_ours = isinstance(batch, list | tuple) and get_worker_info() is not None
-        out = self._memory_for(batch) if is_ours else None
-        if out is None:
-            return _torch_collate(batch, collate_fn_map=collate_fn_map)  # type: ignore[no-any-return]
-        return self.stack(batch, out)
+        if isinstance(batch, list | tuple) and get_worker_info() is not None:
+            out = self._memory_for(batch)
+            if out is not None:
+                return self.stack(batch, out)
+        return _torch_collate(batch, collate_fn_map=collate_fn_map)  # type: ignore[no-any-return]
 
     def _memory_for(self, batch: Sequence[torch.Tensor]) -> torch.Tensor | None:
         """Return memory for the batch; None if there is none, or if torch should stack: it words what it refuses."""

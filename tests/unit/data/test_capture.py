@@ -125,7 +125,7 @@ def test_without_graphs_there_is_nothing_to_watch(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_graphs_of_this_torch_can_be_watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The installed torch's class has the three methods, and keeps their names and docstrings."""
+    """The installed torch's class has the three methods, and keeps their signatures."""
     own = torch.cuda.CUDAGraph
     heir = type("CUDAGraph", (own,), {})  # the class itself stays as it is for the other tests
     monkeypatch.setattr(torch.cuda, "CUDAGraph", heir)

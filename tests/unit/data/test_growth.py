@@ -108,7 +108,7 @@ class TestGrowth:
             build(ring, PAGE)
             counts = []
             for _ in range(10):
-                ring.want(make_head(wanted_bytes=PAGE, miss=Miss.NO_SLOT.value))
+                ring.want(make_head(wanted_bytes=PAGE, miss=Miss.NO_SLOT))
                 ring.prepare()
                 wait_until_built(ring)
                 newest = ring.control.generation(ring.control.num_generations - 1)
@@ -131,7 +131,7 @@ class TestGrowth:
         with made(budget_bytes=lambda: left.pop(0)) as ring:
             build(ring, PAGE)
             for _ in range(2):
-                ring.want(make_head(wanted_bytes=PAGE, miss=Miss.NO_SLOT.value))
+                ring.want(make_head(wanted_bytes=PAGE, miss=Miss.NO_SLOT))
             ring.prepare()
             wait_until_built(ring)
             own, taken = OwnSlots(ring.control, 0), []

@@ -10,7 +10,7 @@ import torch
 
 from numapin.data.opening.host import Copier, Lender, Opener, is_small
 from numapin.data.wire.message import SLOT, SPILL, Miss
-from tests.data.loopback import Loopback, loopback
+from tests.data.loopback import Loopback, batch_of, loopback
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -60,14 +60,14 @@ class TestBoth:
     def test_it_can_be_edited(self, loop: Loopback, opener: Opener) -> None:
         """A change in place affects no other batch, nor the worker's."""
         sent = ramp(1000)
-        one, other = (opener.open(loop.send(sent)) for _ in range(2))
+        one, other = (batch_of(opener, loop.send(sent)) for _ in range(2))
         one.mul_(-1)
         assert torch.equal(other, sent)
         assert torch.equal(sent, ramp(1000))
 
     def test_every_storage_is_its_own(self, loop: Loopback, opener: Opener) -> None:
         """Each storage has its size from the worker: torch.save of one tensor writes only that one."""
-        batch = opener.open(loop.send([ramp(64 * KIB), ramp(1000), ramp(10)]))
+        batch = batch_of(opener, loop.send([ramp(64 * KIB), ramp(1000), ramp(10)]))
         assert [tensor.untyped_storage().nbytes() for tensor in batch] == [256 * KIB, 4000, 40]
         assert len({tensor.untyped_storage().data_ptr() for tensor in batch}) == 3
         assert not any(tensor._is_view() for tensor in batch)
@@ -75,7 +75,7 @@ class TestBoth:
     def test_views_share(self, loop: Loopback, opener: Opener) -> None:
         """Views share memory as in the worker, whether small beside the batch or not."""
         large, small = ramp(64 * KIB), ramp(100)
-        batch = opener.open(loop.send((large, large[::2], small, small.view(10, 10).t())))
+        batch = batch_of(opener, loop.send((large, large[::2], small, small.view(10, 10).t())))
         assert batch[1].untyped_storage().data_ptr() == batch[0].untyped_storage().data_ptr()
         batch[2].zero_()
         assert not batch[3].any()
@@ -83,7 +83,7 @@ class TestBoth:
     def test_arrays_are_writable(self, loop: Loopback, opener: Opener) -> None:
         """Arrays are writable and do not share memory with the worker."""
         sent = np.arange(50_000.0)
-        batch = opener.open(loop.send([sent, ramp(10)]))
+        batch = batch_of(opener, loop.send([sent, ramp(10)]))
         batch[0] += 1
         assert batch[0][:3].tolist() == [1, 2, 3]
         assert sent[:3].tolist() == [0, 1, 2]
@@ -93,12 +93,12 @@ class TestBoth:
         batch: list[Any] = [ramp(200 * KIB), np.arange(100.0 * KIB), ramp(100 * KIB), ramp(7)]
         parcel = loop.send(batch)
         assert None not in parcel.head.parts
-        opened: list[Any] = opener.open(parcel)
+        opened: list[Any] = batch_of(opener, parcel)
         assert [one.tolist() for one in opened] == [one.tolist() for one in batch]
 
     def test_a_batch_without_memory(self, loop: Loopback, opener: Opener) -> None:
         """A batch without memory arrives unchanged."""
-        assert opener.open(loop.send(["text", None, {"x": 7}])) == ["text", None, {"x": 7}]
+        assert batch_of(opener, loop.send(["text", None, {"x": 7}])) == ["text", None, {"x": 7}]
 
     def test_nothing_is_begun_before_its_turn(self, loop: Loopback, opener: Opener) -> None:
         """A parcel keeps its slot, and releases it if it is never opened."""
@@ -117,7 +117,7 @@ class TestLender:
 
     def test_it_is_the_slot(self, loop: Loopback) -> None:
         """The tensor is the slot's memory: writes at one end are visible at the other."""
-        tensor = Lender(pins=False).open(loop.send(ramp(64 * KIB)))
+        tensor = batch_of(Lender(pins=False), loop.send(ramp(64 * KIB)))
         assert within(tensor, loop)
         memory = loop.ring._memories[0]
         at = tensor.data_ptr() - memory.address
@@ -143,7 +143,7 @@ class TestLender:
         self, loop: Loopback, refer: Callable[[Any], object]
     ) -> None:
         """One reference to any part keeps the whole slot."""
-        kept = refer(Lender(pins=False).open(loop.send((ramp(64 * KIB), ramp(64 * KIB), np.arange(32.0 * KIB)))))
+        kept = refer(batch_of(Lender(pins=False), loop.send((ramp(64 * KIB), ramp(64 * KIB), np.arange(32.0 * KIB)))))
         assert num_lent(loop) == 1
         del kept
         assert num_lent(loop) == 0
@@ -152,7 +152,7 @@ class TestLender:
         """A batch that is kept does not change, however many batches follow."""
         kept = []
         for number in range(2 * NUM_SLOTS):
-            kept.append(Lender(pins=False).open(loop.send(np.full(32 * KIB, float(number)))))
+            kept.append(batch_of(Lender(pins=False), loop.send(np.full(32 * KIB, float(number)))))
             loop.ring.reclaim()
         assert [np.unique(array).tolist() for array in kept] == [[float(number)] for number in range(len(kept))]
 
@@ -163,15 +163,17 @@ class TestLender:
         for _ in range(2 * NUM_SLOTS):
             parcel = loop.send({"image": ramp(64 * KIB), "label": label})
             assert parcel.head.parts[SLOT] is not None
-            labels.append(Lender(pins=False).open(parcel)["label"])
+            labels.append(batch_of(Lender(pins=False), parcel)["label"])
             del parcel
             assert num_lent(loop) == 0
         assert all((one == label).all() for one in labels)
 
     def test_a_small_batch_is_lent_as_a_whole(self, loop: Loopback) -> None:
         """A small tensor that is large beside its batch is not copied."""
-        assert within(Lender(pins=False).open(loop.send(ramp(10))), loop)
-        assert all(within(tensor, loop) for tensor in Lender(pins=False).open(loop.send([ramp(100)] * 2 + [ramp(99)])))
+        assert within(batch_of(Lender(pins=False), loop.send(ramp(10))), loop)
+        assert all(
+            within(tensor, loop) for tensor in batch_of(Lender(pins=False), loop.send([ramp(100)] * 2 + [ramp(99)]))
+        )
 
     @pytest.mark.parametrize(
         ("num_bytes", "batch_bytes", "small"),
@@ -193,7 +195,7 @@ class TestCopier:
     def test_nothing_opened_refers_to_it(self, loop: Loopback, batch: Any) -> None:
         """Neither tensors nor arrays refer to the slot: the batch stays intact when the slot is overwritten."""
         parcel = loop.send(batch)
-        opened = Copier(pins=False).open(parcel)
+        opened = batch_of(Copier(pins=False), parcel)
         before = repr(opened)
         del parcel
         assert num_lent(loop) == 0
@@ -210,13 +212,13 @@ class TestCopier:
             parcel: Parcel | None = loop.send(ramp(1000) + number)
             assert parcel is not None
             assert (parcel.head.miss, parcel.head.parts[SPILL]) == (None, None)
-            kept.append(Copier(pins=False).open(parcel))
+            kept.append(batch_of(Copier(pins=False), parcel))
             parcel = None
             loop.ring.reclaim()
         assert [int(tensor[0]) for tensor in kept] == list(range(3 * NUM_SLOTS))
 
     def test_the_lender_would_run_out(self, loop: Loopback) -> None:
         """With lent slots, the same loop runs out of them: the test above can fail."""
-        kept = [Lender(pins=False).open(loop.send(ramp(1000))) for _ in range(NUM_SLOTS)]
+        kept = [batch_of(Lender(pins=False), loop.send(ramp(1000))) for _ in range(NUM_SLOTS)]
         assert loop.send(ramp(1000)).head.miss == Miss.NO_SLOT
         assert len(kept) == NUM_SLOTS

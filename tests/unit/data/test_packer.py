@@ -17,7 +17,7 @@ from numapin.data.wire.message import SLOT, SPILL, Miss, decode
 from numapin.data.wire.tensors import unpickle
 from numapin.data.worker.packing import Packer
 from tests.data.batches import Sample, bytes_of, in_slot, ramp, same
-from tests.data.loopback import Loopback, lent, loopback
+from tests.data.loopback import Loopback, batch_of, lent, loopback
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -75,8 +75,9 @@ class TestTorchsWay:
         with loopback(SLOT_BYTES, moves=moves) as loop:
             parcel = loop.send((ramp(10), make(), np.arange(300.0)))
             assert parcel.head.buffers == ((0, None, ~1) if moves else (0, ~1))
-            over_copy = partial(Copier(pins=False)._place, parcel)
-            plain, special, array = unpickle(parcel.body, stand_ins(parcel, over_copy, copied, mover))
+            over_copy = partial(Copier(pins=False)._copy, parcel)
+            batch: Any = unpickle(parcel.body, stand_ins(parcel, over_copy, copied, mover))
+            plain, special, array = batch
             assert same((plain, array), (ramp(10), np.arange(300.0)))
             expected = make()
             assert moved == ([type(expected)] if moves else [])
@@ -96,7 +97,7 @@ class TestTorchsWay:
         shared = ramp(300).share_memory_()
         head, body = loop.post(shared)
         assert (head.miss, head.parts) == (Miss.SHARED, (None, None))
-        arrived = unpickle(body, iter(()))
+        arrived: Any = unpickle(body, iter(()))
         shared[5] = -1
         assert arrived[5] == -1
 
@@ -113,7 +114,7 @@ class TestMisses:
         """The parts that fit go in; the head has the slot size that the whole batch would need."""
         batch = [ramp(12 * KIB), ramp(8 * KIB), ramp(4 * KIB - 64), np.arange(8.0 * KIB)]
         parcel = loop.send(batch)
-        assert same(Copier(pins=False).open(parcel), batch)
+        assert same(batch_of(Copier(pins=False), parcel), batch)
         head = parcel.head
         assert [part for part, _, _ in head.storages] == [SLOT, SPILL, SLOT, SPILL]
         assert (head.miss, head.wanted_bytes) == (Miss.TOO_LARGE, 160 * KIB - 256)
@@ -130,15 +131,15 @@ class TestMisses:
             one, other = loop.send(ramp(1000)), loop.send([np.arange(1000), ramp(5)])
             assert [parcel.head.miss for parcel in (one, other)] == [Miss.STARTING] * 2
             assert [parcel.head.wanted_bytes for parcel in (one, other)] == [4096, 8192 + 256]
-            assert same(Copier(pins=False).open(one), ramp(1000))
-            assert same(Copier(pins=False).open(other), [np.arange(1000), ramp(5)])
+            assert same(batch_of(Copier(pins=False), one), ramp(1000))
+            assert same(batch_of(Copier(pins=False), other), [np.arange(1000), ramp(5)])
 
     def test_without_a_free_slot_all_is_spilled(self, loop: Loopback) -> None:
         """The rank holds all slots; nothing waits and nothing is overwritten."""
         kept = [loop.send(ramp(10) + number) for number in range(5)]
         parcel = loop.send(ramp(10) - 1)
         assert parcel.head.miss == Miss.NO_SLOT
-        opened = [Copier(pins=False).open(one) for one in (*kept, parcel)]
+        opened = [batch_of(Copier(pins=False), one) for one in (*kept, parcel)]
         assert [int(tensor[0]) for tensor in opened] == [0, 1, 2, 3, 4, -1]
 
     def test_without_a_ring_all_goes_torchs_way(self) -> None:

@@ -120,7 +120,7 @@ class TestBatches:
 
     @pytest.mark.parametrize("batch", [None, 7, "text", [], {"x": torch.zeros(0, 5)}, torch.zeros(0)], ids=repr)
     def test_nothing_to_send_takes_no_slot(self, loop: Loopback, batch: Any) -> None:
-        """An empty tensor needs no slot and is not a miss."""
+        """A batch without memory needs no slot and is not a miss."""
         head, body = loop.post(batch)
         assert (head.miss, head.parts, head.wanted_bytes, loop.num_free()) == (None, (None, None), 0, 5)
         assert same(unpickle(body, iter(())), batch)
