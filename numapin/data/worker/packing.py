@@ -183,19 +183,22 @@ class Packer:
         return self._parts[room.part].storage(room.start, room.num_bytes)
 
     def _head(self, number: int, pickler: _BatchPickler) -> Head:
-        sent = {kind: (part.at, part.end) for kind, part in self._parts.items() if part.is_sent}
         num_used_bytes = sum(part.end for part in self._parts.values())  # includes what was collated and then dropped
         return Head(
             number=number,
             worker=self._worker,
             generation=self._slots.generation if self._slots else -1,
             oldest_generation=self._slots.oldest() if self._slots else -1,
-            parts=(sent.get(SLOT), sent.get(SPILL)),
+            parts=(self._sent(SLOT), self._sent(SPILL)),
             wanted_bytes=max(pickler.wanted_bytes, num_used_bytes),
             miss=pickler.batch_miss,
             storages=tuple((room.part, room.start, room.num_bytes) for room in pickler.storages),
             buffers=tuple(pickler.buffers),
         )
+
+    def _sent(self, kind: int) -> tuple[int, int] | None:
+        part = self._parts.get(kind)
+        return (part.at, part.end) if part is not None and part.is_sent else None
 
     def _finish(self) -> None:
         slot = self._parts.get(SLOT)
@@ -332,9 +335,10 @@ class _BatchPickler(ForkingPickler):
 
 def _byte_range(tensor: torch.Tensor) -> tuple[int, int]:
     """Return the begin and end of a tensor in its storage, in bytes."""
-    begin = int(tensor.storage_offset()) * tensor.itemsize
+    itemsize = tensor.itemsize
+    begin = int(tensor.storage_offset()) * itemsize
     last_element = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return begin, begin + tensor.itemsize * (1 + last_element)
+    return begin, begin + itemsize * (1 + last_element)
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
