@@ -69,7 +69,7 @@ class RingIterator(_MultiProcessingDataLoaderIter):
         )
         super().__init__(changed)
         self._profile_name = _NAME.format(_MultiProcessingDataLoaderIter.__name__)
-        util.Finalize(self, _end_unbegun_of, (weakref.ref(self),), exitpriority=10)
+        util.Finalize(self, _end_unstarted_of, (weakref.ref(self),), exitpriority=10)
 
     def _reset(self, *arguments: object, **options: object) -> None:
         self._last_s = None
@@ -125,9 +125,9 @@ class RingIterator(_MultiProcessingDataLoaderIter):
         _set_worker_pids(id(self), tuple(process.pid or 0 for process in self._workers))
         self._worker_pids_set = True
 
-    def end_unbegun(self) -> None:
+    def end_unstarted(self) -> None:
         """End workers that may hang: torch, and multiprocessing at exit, would wait for them even after SIGTERM."""
-        for number in self._context.unbegun(self._workers):
+        for number in self._context.unstarted(self._workers):
             self._unwatch()
             self._context.end(self._workers[number], number)
 
@@ -168,16 +168,16 @@ class RingIterator(_MultiProcessingDataLoaderIter):
     def _end_workers(self) -> None:
         self.__dict__.setdefault("_workers_status", [True] * len(self._workers))
         try:
-            self.end_unbegun()
+            self.end_unstarted()
         finally:
             super()._shutdown_workers()
 
 
-def _end_unbegun_of(reference: weakref.ref[RingIterator]) -> None:
+def _end_unstarted_of(reference: weakref.ref[RingIterator]) -> None:
     """End such workers of an iterator that still exists at exit, before multiprocessing waits for them."""
     iterator = reference()
     if iterator is not None:
-        iterator.end_unbegun()
+        iterator.end_unstarted()
 
 
 class DeviceIterator(_SingleProcessDataLoaderIter):

@@ -94,7 +94,7 @@ def _cpus_to_place_on(tree: Tree, online: CpuSet, node: int) -> CpuSet:
     cpus = {n: _cpus(tree, n, online) for n in sorted(online)}
     if cpus.get(node):
         return cpus[node]
-    problem = "has no CPUs, so it is no place for host memory" if node in cpus else "does not exist"
+    problem = "has no CPUs, so host memory cannot be placed there" if node in cpus else "does not exist"
     usable = CpuSet(n for n in cpus if cpus[n])
     raise UsageError(f"node={node}: NUMA node {node} {problem}; usable nodes: {usable}", "see: numapin topo")
 

@@ -3,7 +3,7 @@
 Comes in: the steps of every `numapin.DataLoader` of this process. Goes out: `Waited`, which `numapin top` reads.
 
 The totals are in a memfd. A process with the right to inspect this one finds it among its descriptors. A memfd leaves
-nothing behind, works whoever started the job, and costs a step well under a microsecond.
+nothing behind, works for jobs of any launcher, and costs well under a microsecond per step.
 """
 
 from __future__ import annotations

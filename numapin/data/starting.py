@@ -75,13 +75,13 @@ class Context:
         """Return any other attribute of the base context, such as Event."""
         return getattr(self._base, name)
 
-    def unbegun(self, processes: Sequence[BaseProcess]) -> list[int]:
-        """Return the numbers of workers that have not run a line of ours."""
-        return [number for number in range(len(processes)) if not self._has_begun(number)]
+    def unstarted(self, processes: Sequence[BaseProcess]) -> list[int]:
+        """Return the numbers of workers that have not run any of our code."""
+        return [number for number in range(len(processes)) if not self._has_started(number)]
 
     def hung(self, processes: Sequence[BaseProcess]) -> list[int]:
-        """Return the numbers of unbegun workers that sleep. A healthy one can do so just after its start."""
-        return [number for number in self.unbegun(processes) if state_of(processes[number].pid or 0) == _ASLEEP]
+        """Return the numbers of unstarted workers that sleep. A healthy one can do so just after its start."""
+        return [number for number in self.unstarted(processes) if state_of(processes[number].pid or 0) == _ASLEEP]
 
     def is_due(self, number: int) -> bool:
         """Return whether a hung worker's time is over. It doubles at each restart: a fork handler may be slow."""
@@ -90,7 +90,7 @@ class Context:
     def start_again(self, processes: list[P], number: int) -> bool:
         """Replace a hung worker by a new one; return whether it was replaced.
 
-        A worker that has begun after all is kept. Raises RuntimeError for a worker that has hung too often.
+        A worker that has started after all is kept. Raises RuntimeError for a worker that has hung too often.
         """
         if not self.end(processes[number], number):
             return False
@@ -107,13 +107,13 @@ class Context:
         return True
 
     def end(self, process: BaseProcess, number: int) -> bool:
-        """Kill a worker, unless it has begun; return whether it was killed. It holds no lock that others wait for."""
+        """Kill a worker, unless it has started; return whether it was killed. It holds no lock that others wait for."""
         pid = process.pid
         if pid is None or not _is_running_child(pid):
             return False
         try:
             os.kill(pid, signal.SIGSTOP)  # it must not begin between the check of its byte and the kill
-            if not _has_stopped(pid) or self._has_begun(number):
+            if not _has_stopped(pid) or self._has_started(number):
                 return False
             process.kill()
         finally:
@@ -122,7 +122,7 @@ class Context:
         process.join()
         return True
 
-    def _has_begun(self, number: int) -> bool:
+    def _has_started(self, number: int) -> bool:
         return self._page is None or self._page[number] == 1
 
 

@@ -17,7 +17,7 @@ from numapin.data.wire.tensors import unpickle
 class Miss(StrEnum):
     """The reason why a batch, or a part of it, was not in a slot.
 
-    Such a batch got memory of its own (it was spilled) or traveled as torch sends it.
+    Such a batch was spilled to separate memory, or torch sent it.
     """
 
     STARTING = "the ring was being set up"

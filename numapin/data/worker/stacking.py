@@ -49,7 +49,7 @@ class Stacker:
         return _torch_collate(batch, collate_fn_map=collate_fn_map)  # type: ignore[no-any-return]
 
     def _memory_for(self, batch: Sequence[torch.Tensor]) -> torch.Tensor | None:
-        """Return memory for the batch; None if there is none, or if torch should stack: it words what it refuses."""
+        """Return memory for the batch; None if there is none, or if torch should stack or refuse it."""
         first = batch[0]
         if not _can_stack(first):
             return None

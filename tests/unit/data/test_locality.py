@@ -204,7 +204,7 @@ class TestNamed:
             (
                 "2pkg-34node-gpumem-4gpu",
                 2,
-                "node=2: NUMA node 2 has no CPUs, so it is no place for host memory; usable",
+                "node=2: NUMA node 2 has no CPUs, so host memory cannot be placed there; usable",
             ),
         ],
     )
