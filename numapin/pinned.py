@@ -1,10 +1,10 @@
 """Page-locked memory on a chosen NUMA node, for user code. Edge.
 
-Comes in: shapes, or batches of any structure. Goes out: ordinary tensors over page-locked memory near the GPU, the
-nodes of a tensor's pages as the kernel reports them, and how much more may be locked.
+Comes in: shapes, or batches of any type. Goes out: ordinary tensors in page-locked memory near the GPU, the nodes of a
+tensor's pages as the kernel reports them, and the amount of memory that may still be locked.
 
-Use it for long-lived buffers: each `empty` maps, touches and registers its own memory (0.2 to 0.5 s per GB), rounded up
-to pages. Batches of a DataLoader come from the loader's ring instead.
+It is meant for long-lived buffers: each `empty` maps, faults in and registers separate memory (0.2 to 0.5 s per GB),
+rounded up to pages. The batches of a DataLoader use the loader's ring instead.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar, cast
 
 from numapin.base.printable import printable
 from numapin.data import containers
@@ -35,27 +35,27 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-
-class _Pinnable(Protocol):
-    """A tensor, or an object that pins itself."""
-
-    def pin_memory(self) -> object: ...
-
-
 _LIVE: Final = Path("/")
 _SEE_BUDGET: Final = "see what may be locked here: numapin.pinned.budget()"
 
 
+class _Pinnable(Protocol):
+    """A tensor, or any other object that torch's loader would pin."""
+
+    def pin_memory(self) -> object:
+        """Return the object in pinned memory."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """How much this rank may pin. RLIMIT_MEMLOCK plays no part: NVIDIA's open driver ignores it.
+    """The memory that this rank may pin. RLIMIT_MEMLOCK plays no part: NVIDIA's open driver ignores it.
 
     Attributes:
-        limit_bytes: The number of bytes that may still be pinned. None: the machine reports no limit.
-        pinned_bytes: The number of bytes that numapin has pinned in this process.
-        torch_pinned_bytes: The number of bytes that torch's own allocator has pinned, including cached blocks. None:
-            this torch does not report it.
-        reason: The origin of the limit.
+        limit_bytes: The bytes that may be pinned in addition to those pinned now. None: the machine shows no limit.
+        pinned_bytes: The bytes that numapin has pinned in this process.
+        torch_pinned_bytes: The bytes that torch's own allocator has pinned, cached blocks included. None: this torch
+            does not report it.
+        reason: Where the limit comes from.
     """
 
     limit_bytes: int | None
@@ -67,14 +67,14 @@ class Budget:
 def empty(shape: int | Iterable[int], dtype: torch.dtype | None = None, *, node: int | None = None) -> torch.Tensor:
     """Return an uninitialized CPU tensor whose memory is on a chosen node and, if CUDA is available, pinned.
 
-    The memory is freed after the last tensor, view or numpy array over it is gone and no device can be reading it.
-    Forked children share it. If the kernel puts pages on other nodes, a RuntimeWarning says so.
+    The memory lives as long as any tensor, view or numpy array that uses it, and until no device can be reading it.
+    Forked children share it. A RuntimeWarning is issued if the kernel puts pages elsewhere.
 
     Args:
-        shape: The size of each dimension, or a single size.
+        shape: A size, or several.
         dtype: The data type. None: torch's default.
-        node: The NUMA node. None: the rank's node under `numapin run`, else the current GPU's; if that is unknown, the
-            memory policy decides.
+        node: The NUMA node. None: the rank's node under `numapin run`, else the node of the current GPU. If that is
+            unknown, the memory policy decides.
 
     Returns:
         The tensor.
@@ -108,19 +108,19 @@ def empty(shape: int | Iterable[int], dtype: torch.dtype | None = None, *, node:
 
 
 def pin(obj: T, *, node: int | None = None) -> T:
-    """Return a batch with each of its tensors copied to pinned memory on a chosen node.
+    """Return a batch with every tensor in it copied to pinned memory on a chosen node.
 
-    The rules are those of torch's `pin_memory`: mappings, sequences and named tuples keep their type, an object with a
-    `pin_memory` method is replaced by its result, and anything else (numpy arrays, strings, None) stays as it is.
-    Tensors other than plain dense CPU tensors (sparse, quantized, subclasses, requires_grad, CUDA) are left to torch's
-    own `Tensor.pin_memory`.
+    Containers are searched by the rules of torch's `pin_memory`: mappings, sequences and named tuples keep their type,
+    an object with a `pin_memory` method is replaced by that method's result, and anything else (numpy arrays, strings,
+    None) stays as it is. torch's own `Tensor.pin_memory` handles tensors that are not plain dense CPU memory (sparse,
+    quantized, subclasses, requires_grad, CUDA).
 
     Args:
-        obj: A tensor, or nested containers of tensors.
+        obj: A tensor, or containers of tensors.
         node: The NUMA node, as in `empty`.
 
     Returns:
-        The same structure. Tensors that are already pinned are not copied.
+        The same structure. Tensors that were already pinned are the same objects.
 
     Raises:
         UsageError: The node does not exist.
@@ -136,26 +136,25 @@ def pin(obj: T, *, node: int | None = None) -> T:
     """
     import torch
 
-    def pin_leaf(leaf: _Pinnable) -> object:
-        return _pin_tensor(leaf, node) if isinstance(leaf, torch.Tensor) else leaf.pin_memory()
+    def pin_one(value: _Pinnable) -> object:
+        return _pin_tensor(value, node) if isinstance(value, torch.Tensor) else value.pin_memory()
 
-    result: T = containers.rebuild(obj, pin_leaf, is_leaf=lambda value: hasattr(value, "pin_memory"))
-    return result
+    return cast("T", containers.rebuild(obj, pin_one, is_leaf=lambda value: hasattr(value, "pin_memory")))
 
 
 def where(tensor: torch.Tensor) -> dict[int | None, int]:
     """Count the pages of a CPU tensor's storage on each node, as the kernel reports them.
 
     Args:
-        tensor: A dense CPU tensor. Its whole storage is counted, including what other views share and partly covered
-            pages.
+        tensor: A dense CPU tensor. Its whole storage is counted, including parts used by other views and pages that
+            it covers only in part.
 
     Returns:
         The number of pages by node. The key None counts pages that were never touched.
 
     Raises:
         UsageError: The tensor is not on the CPU, or not dense.
-        MachineError: The kernel refuses the query (Docker's seccomp profile).
+        MachineError: The kernel refuses to report it, e.g. under Docker's seccomp profile.
 
     Example:
         ```python
@@ -169,32 +168,32 @@ def where(tensor: torch.Tensor) -> dict[int | None, int]:
 
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
         seen = f"this tensor's .device is {tensor.device} and its .layout {tensor.layout}"
-        raise UsageError(f"where() counts the pages of dense CPU tensors; {seen}", "pass its CPU copy or its values()")
+        raise UsageError(f"where() needs a dense CPU tensor; {seen}", "pass its CPU copy, or its values()")
     storage = tensor.untyped_storage()
     if storage.nbytes() == 0:
         return {}
     pages = find_pages(storage.data_ptr(), storage.nbytes())
     if pages is None:
         raise MachineError(
-            f"the kernel does not report the nodes of this tensor's {storage.nbytes()} bytes: move_pages was refused",
+            f"the kernel does not report the nodes of this tensor's {storage.nbytes()} bytes: move_pages is refused",
             "run the container with --cap-add SYS_NICE (Kubernetes: securityContext)",
         )
     return pages
 
 
 def budget(*, node: int | None = None, num_ranks: int | None = None, root: Path = _LIVE) -> Budget:
-    """Return how much this rank may pin, and what it has pinned.
+    """Return the memory that this rank may pin, and the memory that it has pinned.
 
-    The limit is half of the free memory (the least of the cgroup's, the host's and the node's), divided by the number
-    of ranks on this host.
+    The limit is half of the free memory, divided among the ranks of this host. The free memory is the smallest of three
+    figures: what the cgroup's limits leave, the host's free memory, and the node's.
 
     Args:
         node: The NUMA node. None: as in `empty`, once CUDA is in use.
         num_ranks: The number of ranks on this host. None: LOCAL_WORLD_SIZE, else one.
-        root: The directory that holds `proc/` and `sys/`; by default the live host's.
+        root: The folder that contains `proc/` and `sys/`; by default the live host.
 
     Returns:
-        The limit with its reason, and the amount that is pinned now.
+        The limit with its reason, and the bytes that are pinned now.
 
     Raises:
         UsageError: The node does not exist.
@@ -224,7 +223,7 @@ def budget(*, node: int | None = None, num_ranks: int | None = None, root: Path 
 def _sizes(shape: int | Iterable[int]) -> tuple[int, ...]:
     sizes = tuple(map(operator.index, shape if isinstance(shape, Iterable) else (shape,)))
     if any(size < 0 for size in sizes):
-        raise UsageError(f"shape {sizes} has a negative size", "give the size of each dimension")
+        raise UsageError(f"shape {sizes} has a negative size", "pass the size of each dimension")
     return sizes
 
 
@@ -240,9 +239,9 @@ def _home(node: int | None, device: int | None) -> Locality:
 
 
 def _placed(num_bytes: int, home: Locality) -> tuple[memoryview, torch.Tensor]:
-    """Map memory on the home's nodes. Return a view that lives as long as the tensors over it, and its bytes.
+    """Map memory on the home's nodes; return a view of it, which lives as long as anything that uses it, and its bytes.
 
-    The mapping is shared, so that a write after a fork does not move a page that the device is reading.
+    The mapping is shared: otherwise a write after a fork would move a page away from under the device.
     """
     import torch
 
@@ -253,33 +252,33 @@ def _placed(num_bytes: int, home: Locality) -> tuple[memoryview, torch.Tensor]:
             flat.data_ptr(), num_bytes, nodes=home.nodes, cpus=home.cpus, num_machine_nodes=home.num_machine_nodes
         )
     except (OSError, OverflowError) as error:
-        raise NumapinError(f"no memory for {num_bytes} bytes: {error}", _SEE_BUDGET) from None
+        raise NumapinError(f"{num_bytes} bytes could not be allocated: {error}", _SEE_BUDGET) from None
     for shortfall in placement.shortfalls:
         warnings.warn(printable(f"numapin.pinned: {shortfall}"), RuntimeWarning, stacklevel=3)
     return view, flat
 
 
 def _working_driver() -> Driver:
-    """Return the driver, after unlocking memory that is no longer used. Raises NumapinError if there is none."""
+    """Return the driver, after releasing memory that is no longer used. Raises NumapinError if there is none."""
     from numapin.data.opening.capture import watch_captures
 
     cuda = driver()
     if cuda is None:
-        raise NumapinError("torch sees a GPU, but libcuda.so.1 cannot be used", "check it with: nvidia-smi")
+        raise NumapinError("torch sees a GPU, but libcuda.so.1 cannot be used here", "check it with: nvidia-smi")
     watch_captures()
     reclaimer(cuda).work_off()
     return cuda
 
 
 def _lock(cuda: Driver, device: int, view: memoryview, address: int) -> None:
-    """Page-lock the memory of `view` for as long as anything refers to the view."""
+    """Page-lock the memory of `view`, until nothing refers to the view any more."""
     try:
         cuda.register(device, address, view.nbytes)
     except CudaRefused as error:
         raise NumapinError(f"{view.nbytes} bytes could not be page-locked: {error.message}", _SEE_BUDGET) from error
     PINNED.add(view.nbytes)
     locked = Locked(memory=view.obj, address=address, num_bytes=view.nbytes, device=device)
-    weakref.finalize(view, reclaimer(cuda).bury, locked).atexit = False  # at exit the driver unlocks everything
+    weakref.finalize(view, reclaimer(cuda).bury, locked).atexit = False  # at exit the driver releases everything
 
 
 def _pin_tensor(tensor: torch.Tensor, node: int | None) -> torch.Tensor:
@@ -290,16 +289,16 @@ def _pin_tensor(tensor: torch.Tensor, node: int | None) -> torch.Tensor:
         return tensor.pin_memory()
     if tensor.is_pinned():
         return tensor
-    strides = torch.empty_like(tensor, device="meta").stride()  # dense, in the same order, as torch's own copy
+    strides = torch.empty_like(tensor, device="meta").stride()  # dense and in the same order, as in torch
     return empty(tensor.numel(), tensor.dtype, node=node).as_strided(tensor.shape, strides).copy_(tensor)
 
 
 def _torch_pinned_bytes() -> int | None:
-    """Return the number of bytes that torch's allocator holds; torch 2.13 renamed the entry."""
+    """Return the bytes of the blocks that torch's allocator holds. torch 2.13 renamed the counter."""
     import torch
 
     read = getattr(torch.cuda, "host_memory_stats", None)
     if read is None:
         return None
-    stats = read()  # empty before CUDA is initialized, when nothing can be locked
+    stats = read()  # empty before CUDA is initialized: nothing can be locked then
     return int(stats.get("reserved_bytes.current", stats.get("allocated_bytes.current", 0)))

@@ -1,4 +1,4 @@
-"""Stage 5: a DataLoader whose workers write into memory that the rank has locked near its GPU.
+"""Stage 5: a DataLoader whose workers write into memory that the rank has pinned near its GPU.
 
 Comes in: the arguments of torch's DataLoader. Goes out: batches.
 
@@ -7,16 +7,18 @@ Comes in: the arguments of torch's DataLoader. Goes out: batches.
     loader.py      EDGE  numapin.DataLoader: torch's arguments and four of ours
     install.py     EDGE  the same path for torch's own DataLoader, in unmodified scripts
     iterator.py    EDGE  torch's multi-process iterator over our queues
-    starting.py    EDGE  start the workers, and start again those whose fork hung
-    path.py        EDGE  what a loader keeps for its whole life
-    locality.py    EDGE  where a rank's memory and helpers belong
-    budget.py      EDGE  how much memory a rank may pin
-    stats.py       PURE  what a loader has done
+    starting.py    EDGE  start the workers, and restart those whose fork hung
+    path.py        EDGE  the state that a loader keeps for its whole life
+    home.py        EDGE  one loader's device, nodes and CPUs, and its threads bound to them
+    locality.py    EDGE  find the nodes and CPUs for a rank's memory and threads
+    notices.py     EDGE  report what could not be done as requested
+    budget.py      EDGE  the amount of memory that a rank may pin
+    stats.py       PURE  counts of a loader's work
     loop_times.py  EDGE  a loader's waiting times, published for `numapin top`
     containers.py  PURE  rebuild nested containers
     forks.py       PURE  Python versions whose forked children can hang
     worker/              in a worker: bind it, put batches into slots
     slots/               memory for batches: made, lent, taken back
-    wire/                between a worker and the rank
-    opening/             a parcel becomes a batch, on the host or on the device
+    wire/                transport between a worker and the rank
+    opening/             turn a parcel into a batch, on the host or on the device
 """

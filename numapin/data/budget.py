@@ -1,10 +1,10 @@
-"""How much memory may be page-locked here. Edge.
+"""The amount of memory that a rank may page-lock. Edge.
 
-Comes in: a root ("/" is the live machine), the nodes the memory would lie on, and how many ranks share the host.
-Goes out: a number of bytes and what set it. Page-locked memory can be neither swapped nor reclaimed: what is too much
-of it is taken from the page cache and from other processes, by the OOM killer in the end.
+Comes in: a root ("/" is the live machine), the nodes for the memory, and the number of ranks that share the host.
+Goes out: a number of bytes, and the limit that set it. Page-locked memory can be neither swapped nor reclaimed: too
+much of it costs the page cache and other processes their memory, and in the end brings the OOM killer.
 
-RLIMIT_MEMLOCK is no part of this: NVIDIA's open driver pins without asking it (os-mlock.c).
+RLIMIT_MEMLOCK plays no part: NVIDIA's open driver pins memory without checking it (os-mlock.c).
 Source: Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst, proc_meminfo(5).
 """
 
@@ -29,36 +29,35 @@ _NODES: Final = "sys/devices/system/node"
 
 
 SHARE: Final = 0.5
-"""Of what is free now: the other half is left to the workers, the page cache, checkpoints and everybody else."""
+"""The share of the free memory. The rest is for the workers, the page cache, checkpoints and other processes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockRoom:
-    """The bytes that one rank may page-lock beyond what is page-locked now; None: the machine shows no bound."""
+    """The bytes that one rank may page-lock in addition to those page-locked now. None: no limit is known."""
 
     num_bytes: int | None
     reason: str
 
 
 def read_room(root: Path, *, nodes: CpuSet, num_ranks: int) -> LockRoom:
-    """Return a rank's part of what can be page-locked: the tightest bound, times SHARE, divided among the ranks.
+    """Return a rank's part of the memory that may be page-locked: the tightest bound, times SHARE, by rank.
 
-    Bounds are the memory limits of this process's cgroup and those above it, MemAvailable, and what is free on `nodes`
-    (none: not asked). A cache that the kernel can drop counts as free.
+    The bounds are the memory limits of this process's cgroup and of those above it, MemAvailable, and the free memory
+    of `nodes`, if any. Caches that the kernel can drop count as free.
     """
     tree = Tree(os.fspath(root).rstrip("/"))
     bounds = [*_cgroup_bounds(tree), *_host_bound(tree), *_node_bound(tree, nodes)]
     if not bounds:
-        return LockRoom(num_bytes=None, reason="the machine shows neither a memory limit nor how much is free")
-    free_bytes, what = min(bounds)
-    reason = (
-        f"{SHARE:.0%} of {sizes.gib(free_bytes)} {what}, divided among {num_ranks} rank{'s' if num_ranks > 1 else ''}"
-    )
+        return LockRoom(num_bytes=None, reason="the machine shows neither a memory limit nor its free memory")
+    free_bytes, bound = min(bounds)
+    ranks = f"{num_ranks} ranks" if num_ranks > 1 else "1 rank"
+    reason = f"{SHARE:.0%} of {sizes.gib(free_bytes)} {bound}, divided among {ranks}"
     return LockRoom(num_bytes=int(free_bytes * SHARE) // num_ranks, reason=reason)
 
 
 def num_ranks_of(environ: Mapping[str, str]) -> int:
-    """Return how many ranks share this host, as LOCAL_WORLD_SIZE says; 1 where it says nothing."""
+    """Return the number of ranks that share this host: LOCAL_WORLD_SIZE, or 1 if that is not set to a number."""
     text = environ.get("LOCAL_WORLD_SIZE", "")
     return max(1, int(text)) if text.isascii() and text.isdecimal() else 1
 
@@ -66,7 +65,7 @@ def num_ranks_of(environ: Mapping[str, str]) -> int:
 def _cgroup_bounds(tree: Tree) -> Iterator[tuple[int, str]]:
     for directory, files in memory_cgroups(tree):
         limit, usage = (tree.number(f"{directory}/{name}") for name in (files.limit, files.usage))
-        if limit is not None and usage is not None:  # "max" is no number; v1's is beyond any machine's memory
+        if limit is not None and usage is not None:  # "max" is not a number; v1's is beyond any machine's memory
             used = usage - _value(tree, f"{directory}/memory.stat", files.cache)
             yield max(0, limit - used), f"left of the limit of {directory} ({sizes.gib(limit)})"
 
@@ -79,14 +78,15 @@ def _host_bound(tree: Tree) -> Iterator[tuple[int, str]]:
 
 def _node_bound(tree: Tree, nodes: CpuSet) -> Iterator[tuple[int, str]]:
     if tree.text(f"{_NODES}/online") == tree.text(f"{_NODES}/has_memory") == "0":
-        return  # one node: MemAvailable says it, also where a virtual machine gets its memory as it uses it
+        return  # one node: MemAvailable covers it, even in a virtual machine that gets its memory as it uses it
     free = [_node_free(tree, node) for node in nodes]
-    if free and None not in free:
-        yield sum(filter(None, free)), f"free on node {nodes}"
+    known = [num_bytes for num_bytes in free if num_bytes is not None]
+    if known and len(known) == len(free):
+        yield sum(known), f"free on node {nodes}"
 
 
 def _node_free(tree: Tree, node: int) -> int | None:
-    """Return the free memory of a node and the file cache on it that the kernel can drop, in bytes."""
+    """Return the free memory of a node, and the file cache on it that the kernel can drop, in bytes; None: unknown."""
     path = f"{_NODES}/node{node}/meminfo"
     if tree.text(path) is None:
         return None
@@ -95,6 +95,6 @@ def _node_free(tree: Tree, node: int) -> int | None:
 
 
 def _value(tree: Tree, path: str, key: str) -> int:
-    """Return the bytes that stand beside a key in a file of keys and values; 0 where the key is not there."""
+    """Return the bytes of a key in a file of keys and values; 0 if it is not there."""
     match = re.search(rf"(?:^|\s){key}:?\s+(\d{{1,18}})( kB)?", tree.text(path) or "", re.ASCII)
     return 0 if match is None else int(match[1]) * (1024 if match[2] else 1)

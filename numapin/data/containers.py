@@ -1,7 +1,7 @@
-"""Rebuild nested containers, as torch's `pin_memory` looks into them. Pure.
+"""Rebuild nested containers by the rules of torch's `pin_memory`. Pure.
 
-Comes in: whatever a loader yields, and what to do with its leaves. Goes out: the same shape of containers, of the same
-types as far as these can be built, with the leaves replaced.
+Comes in: any object that a loader yields, and a change for its leaves. Goes out: the same containers, of the same types
+as far as these can be built, with the leaves replaced.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, 
 from typing import Any
 
 
-def rebuild(obj: Any, change: Callable[[Any], Any], *, is_leaf: Callable[[Any], bool]) -> Any:  # noqa: ANN401
-    """Return `obj` with every leaf changed; what is neither a leaf nor a container stays as it is.
+def rebuild(obj: object, change: Callable[[Any], object], *, is_leaf: Callable[[object], bool]) -> object:
+    """Return `obj` with every leaf changed. Other objects that are not containers stay as they are.
 
-    A mutable container is copied and filled, so that what else it carries stays; others are built from a mapping or a
-    list. One whose type cannot be built that way becomes a dict or a list. Strings and bytes are no containers. Errors
-    of `change` come through.
+    A mutable container is copied and filled, so that it keeps its other attributes; others are built from a mapping or
+    a list. If a type cannot be built that way, the result is a dict or a list. Strings and bytes are not containers.
+    Errors of `change` are passed on.
     """
     if is_leaf(obj):
         return change(obj)

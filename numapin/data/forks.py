@@ -1,4 +1,4 @@
-"""Whether children that Python forks can hang. Pure.
+"""Python versions whose forked children can hang. Pure.
 
 Comes in: a version of Python. Goes out: yes or no.
 """
@@ -12,8 +12,8 @@ MENDED: Final = "3.11.10"
 
 
 def may_hang(version: tuple[int, ...]) -> bool:
-    """Return whether a forked child can hang where a thread of C++, as those of gloo, was just asking for the GIL.
+    """Return whether a forked child can hang because a C++ thread, such as gloo's, was acquiring the GIL at the fork.
 
-    CPython 3.11.0 to 3.11.9 takes the lock of its list of threads in the child before it has reset it; source: `ISSUE`.
+    In the child, CPython 3.11.0 to 3.11.9 takes the lock of its list of threads before it resets it. Source: `ISSUE`.
     """
     return version < tuple(map(int, MENDED.split(".")))

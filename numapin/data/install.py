@@ -1,4 +1,4 @@
-"""Give torch's own DataLoader our data path, in scripts that stay as they are. Edge.
+"""Give torch's own DataLoader our data path, in unmodified scripts. Edge.
 
 Comes in: torch's DataLoader class. Goes out: the same class, whose `_get_iterator` asks here first. Called by
 `numapin run --dataloader=numapin` in every rank, and by `numapin.DataLoader` for the copies that frameworks make of it.
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 class Mark(str):
     """A loader's `pin_memory_device` that also carries our options.
 
-    Frameworks that copy a loader hand the arguments that torch knows to a plain torch DataLoader (Accelerate 1.15's
-    prepare and skip_first_batches). This one is compared, printed and pickled as the text that it is, and so tells a
-    copy of a numapin.DataLoader from a loader that is torch's on purpose.
+    Frameworks that copy a loader pass the arguments that torch knows to a plain torch DataLoader (Accelerate 1.15's
+    prepare and skip_first_batches). A mark compares, prints and pickles as plain text, and so distinguishes a copy of a
+    numapin.DataLoader from a loader that is deliberately torch's.
     """
 
     __slots__ = ("options",)
     options: PathOptions
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """Keep the options when a loader travels to another process."""
         return mark, (str(self), self.options)
 
@@ -44,19 +44,19 @@ def mark(text: str, options: PathOptions) -> Mark:
 
 @dataclass(slots=True)
 class _Installed:
-    """What this process has taken over: everything or copies only; None before the first call."""
+    """The loaders that this process has taken over: all, or copies only; None before the first call."""
 
     everything: bool | None = None
-    told: bool = False
+    is_announced: bool = False
 
 
 _STATE: Final = _Installed()
 
 
 def install(*, only_copies: bool = False) -> None:
-    """Let torch's DataLoader have our data path wherever it has workers; with `only_copies`, copies of ours only.
+    """Give torch's DataLoader our data path wherever it has workers; with `only_copies`, only copies of our loaders.
 
-    A second call changes nothing but that. Says so, once a process, when the first loader is taken over.
+    A second call can only extend that to all loaders. One line on stderr reports the first loader that is taken over.
     """
     if _STATE.everything is None:
         _hook()
@@ -68,16 +68,17 @@ def _hook() -> None:
     torchs_own = cls._get_iterator
 
     def _get_iterator(self: torch.utils.data.DataLoader[Any]) -> _BaseDataLoaderIter:
-        copied = getattr(self.pin_memory_device, "options", None)
-        if self.num_workers == 0 or not (copied or _STATE.everything):
+        options: PathOptions | None = getattr(self.pin_memory_device, "options", None)
+        is_ours = options is not None or bool(_STATE.everything)
+        if self.num_workers == 0 or not is_ours:
             return torchs_own(self)
-        _tell()
-        return iterator_of(self, copied or PathOptions())
+        _announce()
+        return iterator_of(self, options or PathOptions())
 
     cls._get_iterator = _get_iterator  # type: ignore[method-assign]
 
 
-def _tell() -> None:
-    if not _STATE.told:
-        _STATE.told = True
-        say("torch's DataLoader gets its batches by numapin's data path here")
+def _announce() -> None:
+    if not _STATE.is_announced:
+        _STATE.is_announced = True
+        say("torch's DataLoader uses numapin's data path in this process")

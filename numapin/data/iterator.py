@@ -1,7 +1,7 @@
 """torch's multi-process iterator with our queues, workers and slots. Edge.
 
 Comes in: a torch DataLoader and its `DataPath`. Goes out: its batches, in torch's order and with torch's seeds, errors
-and time-outs: all of that is torch's own code. What is ours is what it calls: the context that makes its queues and
+and timeouts, all of which is torch's own code. Ours are the parts that it calls: the context that makes its queues and
 processes, the worker_init_fn, and the opening of a batch when it is due.
 """
 
@@ -22,8 +22,8 @@ from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
 from torch.utils.data.dataloader import _DatasetKind, _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
 
 from numapin.data import containers, starting
-from numapin.data.opening.host import Parcel
 from numapin.data.path import path_of
+from numapin.data.wire.parcel import Parcel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,23 +32,24 @@ if TYPE_CHECKING:
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
     from numapin.data.path import DataPath, PathOptions
+    from numapin.data.wire.tensors import Movable
 
 _NAME: Final = "enumerate(DataLoader)#{}.__next__"  # torch's name for the range that profilers show
 
 
 class _Changed:
-    """A loader with some attributes changed, for torch's iterator to read; the user's loader stays as it is."""
+    """A loader with some attributes changed, for torch's iterator to read. The user's loader stays as it is."""
 
     def __init__(self, loader: DataLoader[Any], **changes: object) -> None:
         self._loader = loader
         self.__dict__.update(changes)
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the loader has
+    def __getattr__(self, name: str) -> object:
         return getattr(self._loader, name)
 
 
 class RingIterator(_MultiProcessingDataLoaderIter):
-    """Yields a loader's batches through a lane."""
+    """An iterator over a loader's batches, through a lane."""
 
     def __init__(self, loader: DataLoader[Any], path: DataPath) -> None:
         """Start the workers. Raises what torch's iterator raises."""
@@ -57,7 +58,7 @@ class RingIterator(_MultiProcessingDataLoaderIter):
         self._path, self._lane = path, path.lane(loader, pins=pins)
         self._last_s: float | None = None
         if pins:
-            self._lane.results.open_in_thread(path.bind_this_thread, self._lane.opener.open)
+            self._lane.results.open_in_thread(path.home.bind_this_thread, self._lane.opener.open)
         base = loader.multiprocessing_context or torch.multiprocessing
         self._context = starting.Context(base, self._lane.results, num_workers=loader.num_workers)
         changed = _Changed(
@@ -68,26 +69,27 @@ class RingIterator(_MultiProcessingDataLoaderIter):
         )
         super().__init__(changed)
         self._profile_name = _NAME.format(_MultiProcessingDataLoaderIter.__name__)
-        util.Finalize(self, _end_unbegun_of, (weakref.ref(self),), exitpriority=10)
+        util.Finalize(self, _end_unstarted_of, (weakref.ref(self),), exitpriority=10)
 
-    def _reset(self, loader: Any, first_iter: bool = False) -> None:  # noqa: ANN401, FBT001, FBT002 - torch's
+    def _reset(self, *arguments: object, **options: object) -> None:
         self._last_s = None
-        super()._reset(loader, first_iter)
+        super()._reset(*arguments, **options)
         self._lane.opener.restart()
 
-    def __next__(self) -> Any:  # noqa: ANN401 - the user's batch
-        """Return the next batch. torch's range for profilers costs 8 us, and nobody sees it while none runs."""
-        if profiler._is_profiler_enabled or self._dataset_kind == _DatasetKind.Iterable:  # noqa: SLF001
+    def __next__(self) -> object:
+        """Return the next batch. torch's range for profilers costs 8 us, so it is left out while none runs."""
+        is_profiled = profiler._is_profiler_enabled  # noqa: SLF001 - torch has no public name for it
+        if is_profiled or self._dataset_kind == _DatasetKind.Iterable:
             return super().__next__()
         data = self._next_data()
         self._num_yielded += 1
         return data
 
-    def _next_data(self) -> Any:  # noqa: ANN401 - the user's batch
+    def _next_data(self) -> Any:  # noqa: ANN401 - torch's base class declares NoReturn
         began_s = time.perf_counter()
-        self._path.check()
+        self._path.notices.check()
         self._lane.reclaim()
-        data: Any = super()._next_data()  # type: ignore[no-untyped-call]
+        data: object = super()._next_data()  # type: ignore[no-untyped-call]
         self._lane.results.look_ahead()
         self._lane.prepare()
         now_s = time.perf_counter()
@@ -96,36 +98,36 @@ class RingIterator(_MultiProcessingDataLoaderIter):
         self._last_s = now_s
         return data
 
-    def _try_get_data(self, timeout: float = MP_STATUS_CHECK_INTERVAL) -> tuple[bool, Any]:
-        """Return whether something came, and it. Where nothing did for 5 s, hung workers are started again.
+    def _try_get_data(self, timeout: float = MP_STATUS_CHECK_INTERVAL) -> tuple[bool, object]:
+        """Return whether a result came, and the result. Restart hung workers after every 5 s without one.
 
-        torch asks once for all of a user's time-out: it is waited for in such pieces.
+        torch asks once for the whole of a user's timeout, which is waited for in such pieces.
         """
         left_s = timeout
         while True:
             wait_s = min(left_s, starting.PATIENCE_S)
-            found: tuple[bool, Any] = super()._try_get_data(wait_s)  # type: ignore[no-untyped-call]
+            found: tuple[bool, object] = super()._try_get_data(wait_s)  # type: ignore[no-untyped-call]
             if found[0]:
                 return found
-            self._start_hung_again()
+            self._restart_hung()
             left_s -= wait_s
             if left_s <= 0:
                 return found
 
-    def _start_hung_again(self) -> None:
+    def _restart_hung(self) -> None:
         hung = [number for number in self._context.hung(self._workers) if self._context.is_due(number)]
         if not hung:
             return
         self._unwatch()
         for number in hung:
             if self._context.start_again(self._workers, number):
-                self._path.tell(starting.explain(number), is_refusal=False)
+                self._path.notices.warn(starting.explain(number))
         _set_worker_pids(id(self), tuple(process.pid or 0 for process in self._workers))
         self._worker_pids_set = True
 
-    def _end_unbegun(self) -> None:
-        """End workers that may hang: torch and, at exit, multiprocessing would wait for them; SIGTERM may not do."""
-        for number in self._context.unbegun(self._workers):
+    def end_unstarted(self) -> None:
+        """End workers that may hang: torch, and multiprocessing at exit, would wait for them even after SIGTERM."""
+        for number in self._context.unstarted(self._workers):
             self._unwatch()
             self._context.end(self._workers[number], number)
 
@@ -135,8 +137,8 @@ class RingIterator(_MultiProcessingDataLoaderIter):
             _remove_worker_pids(id(self))
             self._worker_pids_set = False
 
-    def _process_data(self, data: Any, worker_idx: int) -> Any:  # noqa: ANN401 - torch's
-        # First, so that an error costs no task.
+    def _process_data(self, data: object, worker_idx: int) -> object:
+        # First, so that an error does not lose a task.
         data = super()._process_data(data, worker_idx)  # type: ignore[no-untyped-call]
         if isinstance(data, Parcel):
             data = self._lane.opener.open(data)
@@ -146,32 +148,36 @@ class RingIterator(_MultiProcessingDataLoaderIter):
 
     # A default, because a finalizer may run when this module's own names are gone.
     def _shutdown_workers(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        """End the workers and give the ring back, also where the iterator never got as far as having workers.
+        """End the workers and give the ring back, even if the iterator failed before it had workers.
 
-        When Python ends nothing is left to do: what ends the workers has run before, and the kernel takes the rest.
+        Nothing is left to do when Python ends: the workers have been ended before, and the kernel takes the rest.
         """
         if _is_finalizing():
             return
         if "_lane" not in self.__dict__ or self._path.pid != os.getpid():
-            return  # a child that the user forked has inherited the iterator, and not its workers
+            return  # a child that the user forked inherits the iterator, but not its workers
         try:
             if hasattr(self, "_shutdown"):
-                self.__dict__.setdefault("_workers_status", [True] * len(self._workers))
-                try:
-                    self._end_unbegun()
-                finally:
-                    super()._shutdown_workers()
+                self._end_workers()
         finally:
-            if getattr(self, "_shutdown", True):  # not when Python ends
-                gone = not any(process.is_alive() for process in getattr(self, "_workers", ()))
+            if getattr(self, "_shutdown", True):  # torch leaves it False when Python ends
+                are_gone = not any(process.is_alive() for process in getattr(self, "_workers", ()))
                 self._task_info = {}
-                self._lane.end(workers_are_gone=gone)
+                self._lane.end(workers_are_gone=are_gone)
+
+    def _end_workers(self) -> None:
+        self.__dict__.setdefault("_workers_status", [True] * len(self._workers))
+        try:
+            self.end_unstarted()
+        finally:
+            super()._shutdown_workers()
 
 
-def _end_unbegun_of(iterator: weakref.ref[RingIterator]) -> None:
-    """Before multiprocessing waits for the workers of an iterator that is still there at exit."""
-    if (left := iterator()) is not None:
-        left._end_unbegun()  # noqa: SLF001
+def _end_unstarted_of(reference: weakref.ref[RingIterator]) -> None:
+    """End such workers of an iterator that still exists at exit, before multiprocessing waits for them."""
+    iterator = reference()
+    if iterator is not None:
+        iterator.end_unstarted()
 
 
 class DeviceIterator(_SingleProcessDataLoaderIter):
@@ -182,11 +188,11 @@ class DeviceIterator(_SingleProcessDataLoaderIter):
         self._device = device
         self._profile_name = _NAME.format(_SingleProcessDataLoaderIter.__name__)
 
-    def _next_data(self) -> Any:  # noqa: ANN401 - the user's batch
+    def _next_data(self) -> Any:  # noqa: ANN401 - torch's base class declares NoReturn
         data = super()._next_data()  # type: ignore[no-untyped-call]
         return containers.rebuild(data, self._move, is_leaf=_can_move)
 
-    def _move(self, value: Any) -> Any:  # noqa: ANN401 - a tensor, or anything else with `to`
+    def _move(self, value: Movable) -> object:
         if isinstance(value, torch.Tensor) and value.layout is torch.strided and value.is_contiguous():
             value = value.pin_memory()
         return value.to(self._device, non_blocking=True)
@@ -209,6 +215,6 @@ def iterator_of(loader: DataLoader[Any], options: PathOptions) -> _BaseDataLoade
 
 
 def _pins_elsewhere(loader: DataLoader[Any]) -> bool:
-    """Return whether batches are to be pinned for an accelerator that is no NVIDIA GPU."""
+    """Return whether batches are to be pinned for an accelerator that is not an NVIDIA GPU."""
     accelerator = torch.accelerator.current_accelerator() if loader.pin_memory else None
     return accelerator is not None and accelerator.type != "cuda" and torch.accelerator.is_available()

@@ -1,7 +1,7 @@
 """`numapin.DataLoader`. Edge.
 
 Comes in: the arguments of torch's DataLoader, and four of ours. Goes out: the same batches as torch's, in memory that
-is near the GPU and locked for DMA, or on the GPU.
+is near the GPU and pinned, or on the GPU.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ T_co = TypeVar("T_co", covariant=True)
 class DataLoader(torch.utils.data.DataLoader[T_co]):
     """torch's DataLoader with a faster path for its batches. It can replace torch's anywhere.
 
-    With workers, a batch is collated straight into memory that the rank has mapped, on the rank's NUMA node, and
-    pinned. The rank's tensors lie over that memory, so nothing is copied on the way. Arguments and behavior are those
-    of `torch.utils.data.DataLoader`, plus the four below.
+    With workers, each batch is collated straight into memory that the rank shares with them: on the rank's NUMA node,
+    and pinned. The rank's tensors use that memory, so nothing is copied on the way. Arguments and behavior are the same
+    as for `torch.utils.data.DataLoader`, plus `device`, `pinned_budget`, `node` and `strict`.
 
-    A child that is forked shares the memory of the batches, which is written again when this process has released
-    them: give it copies (`.clone()`). Use torch's own loader for batches of a few hundred bytes, and for CUDA tensors
-    that workers create.
+    A forked child shares the memory of the batches, and this process reuses it once it has released them: give the
+    child copies (`.clone()`). Use torch's own loader for batches of a few hundred bytes, and for CUDA tensors that
+    workers create.
 
     Args:
         dataset: As in torch, like all arguments up to `in_order`.
@@ -57,15 +57,16 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         persistent_workers: As in torch.
         pin_memory_device: As in torch.
         in_order: As in torch.
-        device: Where batches are to be. None: on the host. A GPU (`"cuda"`, 1, `torch.device`): on it, all tensors of
-            a batch with one copy, which starts before the batch is due and is ordered with the stream that is current
-            at `next()`. A `.to()` in the loop then does nothing. Memory of numpy arrays stays on the host. With
-            `num_workers=0` only tensors in containers, and objects with `.to()`, are moved.
-        pinned_budget: The most bytes that this loader pins. None: what `numapin.pinned.budget()` allows. 0: no ring.
+        device: The device for the batches. None: they stay on the host. With a GPU (`"cuda"`, 1, `torch.device`), all
+            tensors of a batch take one copy, which starts before the batch is due and is ordered with the stream that
+            is current at `next()`. A `.to()` in the loop then does nothing. numpy arrays stay on the host. With
+            `num_workers=0`, only tensors in containers and objects with `.to()` are moved.
+        pinned_budget: The most bytes that this loader pins. None: what `numapin.pinned.budget()` allows. 0: no slots.
             A small budget means fewer slots, or none.
-        node: The NUMA node for memory, workers and pin thread. None: what `numapin run` planned, else the GPU's node.
-        strict: Raise BindingRefused at the next batch if the kernel or the driver refuses what this needs. Otherwise
-            that is reported once, on stderr and in `stats().notes`.
+        node: The NUMA node for memory, workers and pin thread. None: the node that `numapin run` planned, else the
+            GPU's.
+        strict: Raise BindingRefused at the next batch if the kernel or the driver refuses something that the loader
+            needs. Otherwise the refusal is reported once, on stderr and in `stats().notes`.
 
     Raises:
         UsageError: The device, the node or the budget is invalid. torch's own errors are raised too.
@@ -106,24 +107,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         node: int | None = None,
         strict: bool = False,
     ) -> None:
-        """Check the arguments; nothing is started before `iter`."""
+        """Check the arguments. Nothing starts before `iter`."""
+        self.device, self.pinned_budget, self.node, self.strict = device, pinned_budget, node, strict
         target = None if device is None else torch.device(device)
         self._options = PathOptions(device=target, pinned_budget=pinned_budget, node=node, strict=strict)
-        self.device, self.pinned_budget, self.node, self.strict = device, pinned_budget, node, strict
         super().__init__(
-            dataset,
-            batch_size,
-            shuffle,
-            sampler,
-            batch_sampler,
-            num_workers,
-            collate_fn,
-            pin_memory,
-            drop_last,
-            timeout,
-            worker_init_fn,
-            multiprocessing_context,
-            generator,
+            *(dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn, pin_memory),
+            *(drop_last, timeout, worker_init_fn, multiprocessing_context, generator),
             prefetch_factor=prefetch_factor,
             persistent_workers=persistent_workers,
             pin_memory_device=mark(pin_memory_device, self._options),
@@ -132,10 +122,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         install(only_copies=True)
 
     def stats(self) -> Stats:
-        """Return what this loader has done so far.
+        """Return the statistics of this loader so far.
 
         Returns:
-            Batches, bytes, waiting times, hits and misses, and where the memory is.
+            Batches, bytes, waiting times, hits and misses, and the placement of the memory.
+
+        Raises:
+            UsageError: The node does not exist.
 
         Example:
             ```python
@@ -148,8 +141,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def close(self) -> None:
         """Stop persistent workers and release the memory.
 
-        Batches that are still referred to keep theirs. Iterating again starts anew. The loader is also a context
-        manager, which closes it.
+        Batches that are still in use keep their memory. Iterating again starts new workers. The loader is also a
+        context manager, which closes it.
 
         Example:
             ```python
@@ -170,7 +163,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close."""
+        """Close the loader."""
         self.close()
 
     @property

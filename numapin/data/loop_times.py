@@ -1,9 +1,9 @@
-"""How long a process's loops wait for batches, where other processes can read it. Edge.
+"""The time that a process's loops wait for batches, published for other processes. Edge.
 
 Comes in: the steps of every `numapin.DataLoader` of this process. Goes out: `Waited`, which `numapin top` reads.
 
-The totals are in a memfd, which anybody who may look at the process finds among its descriptors: it leaves nothing
-behind, works in a job that others started, and costs a step well under a microsecond.
+The totals are in a memfd. A process with the right to inspect this one finds it among its descriptors. A memfd leaves
+nothing behind, works for jobs of any launcher, and costs well under a microsecond per step.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LAYOUT: Final = struct.Struct("=dd")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waited:
-    """What the loops of a process did since it started: the time from batch to batch, and of it that inside next()."""
+    """The totals of a process since it started: the time from batch to batch, and the part of it inside next()."""
 
     waited_s: float
     stepped_s: float
@@ -38,13 +38,13 @@ class Totals:
         self._page: mmap.mmap | None = None
         try:
             self._descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC)
-        except OSError:  # no descriptor is left: a loop that nobody can watch is a loop all the same
+        except OSError:  # no descriptor is left: the loops run without being observed
             return
         os.ftruncate(self._descriptor, mmap.PAGESIZE)
         self._page = mmap.mmap(self._descriptor, mmap.PAGESIZE)
 
     def close(self) -> None:
-        """Let nobody find them any more."""
+        """Withdraw the totals."""
         if self._page is not None:
             self._page.close()
             os.close(self._descriptor)
@@ -65,24 +65,24 @@ _totals: dict[int, Totals] = {}
 def totals_of(pid: int) -> Totals:
     """Return the totals of this process, whose id is `pid`; a forked child begins its own."""
     if pid not in _totals:
-        while _totals:  # inherited: whoever looks at the child would find its parent's
+        while _totals:  # inherited: an observer of the child would find its parent's
             _totals.popitem()[1].close()
         _totals[pid] = Totals()
     return _totals[pid]
 
 
 def find_waited(pid: int) -> int | None:
-    """Return the number of the descriptor that has the totals of a process; None where it has none, or is gone."""
+    """Return the number of the descriptor with the totals of a process; None if it has none or is gone."""
     try:
-        return next((int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir() if _leads_to(path)), None)
+        return next((int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir() if _is_totals(path)), None)
     except OSError:
         return None
 
 
 def read_waited(pid: int, descriptor: int) -> Waited | None:
-    """Return the totals of a process; None where it is gone or closed them."""
+    """Return the totals of a process; None if it is gone or withdrew them."""
     path = Path(f"/proc/{pid}/fd/{descriptor}")
-    if not _leads_to(path):
+    if not _is_totals(path):
         return None
     try:
         with path.open("rb") as file:
@@ -92,8 +92,8 @@ def read_waited(pid: int, descriptor: int) -> Waited | None:
     return Waited(waited_s=waited_s, stepped_s=stepped_s)
 
 
-def _leads_to(path: Path) -> bool:
+def _is_totals(path: Path) -> bool:
     try:
         return str(path.readlink()) == _LINK
-    except OSError:  # closed meanwhile
+    except OSError:  # closed in the meantime
         return False

@@ -1,6 +1,6 @@
-"""What a loader has done: counted while it runs, read with `DataLoader.stats()`.
+"""Counts of a loader's work, kept while it runs and read with `DataLoader.stats()`. Pure.
 
-Comes in: heads of batches, times. Goes out: `Stats`.
+Comes in: heads of batches, times, rings. Goes out: `Stats`.
 """
 
 from __future__ import annotations
@@ -9,32 +9,42 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from numapin.data.wire.parcel import SLOT
+from numapin.data.wire.message import SLOT
 
 if TYPE_CHECKING:
-    from numapin.data.wire.parcel import Head
+    from collections.abc import Iterable
+
+    from numapin.base.cpu_set import CpuSet
+    from numapin.data.slots.ring import Ring
+    from numapin.data.wire.message import Head, Miss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
-    """What a loader has done since it was made, over all its iterators. None: unknown, or not applicable.
+    """The work of a loader since it was made, over all its iterators. None: unknown, or not applicable.
 
     Attributes:
         batches: Batches that were yielded.
-        bytes: The bytes of slot that batches from workers needed.
+        bytes: The bytes of slot memory that batches from workers needed.
         hits: Batches that traveled in a slot as a whole.
-        misses: Reason to the number of batches that did not.
+        misses: The number of other batches, by reason.
         wait_s_per_batch: The mean time inside `next()`.
         wait_share: The share of the time between two batches that was spent in `next()`, 0 to 1.
         transfer_gbps: The speed of the copies to the device in 1e9 bytes per second, sampled.
-        slots: The slots of the rings that exist now.
+        slots: The number of slots that exist now.
         slot_bytes: The size of a slot.
         slots_on_loan: Slots that the rank refers to, or that a copy may still read.
-        pinned_bytes: Pinned memory of the rings.
-        nodes: The nodes on which the memory belongs.
-        share_on_node: The share of the ring's pages on `nodes`, 0 to 1, as the kernel reports it.
+        pinned_bytes: The pinned memory of the slots.
+        nodes: The nodes where the memory belongs.
+        share_on_node: The share of the slots' pages on `nodes`, 0 to 1, as the kernel reports it.
         placement: Why these nodes.
         notes: What could not be done as requested, each with its remedy.
+
+    Example:
+        ```python
+        stats = loader.stats()
+        print(f"{stats.hits} of {stats.batches} batches in slots, others: {stats.misses}")
+        ```
     """
 
     batches: int
@@ -61,10 +71,10 @@ class Counts:
     batches: int = 0
     num_bytes: int = 0
     hits: int = 0
-    misses: Counter[str] = field(default_factory=Counter)
-    waited_s: float = 0.0
-    waited_in_steps_s: float = 0.0
-    stepped_s: float = 0.0
+    misses: Counter[Miss] = field(default_factory=Counter)
+    total_wait_s: float = 0.0
+    wait_in_steps_s: float = 0.0
+    total_step_s: float = 0.0
 
     def note_arrival(self, head: Head) -> None:
         """Count a batch that came from a worker."""
@@ -75,9 +85,56 @@ class Counts:
             self.hits += 1
 
     def note_step(self, *, waited_s: float, stepped_s: float | None) -> None:
-        """Count a batch that was yielded; `stepped_s` is the time since the one before, None for the first."""
+        """Count a batch that was yielded.
+
+        Args:
+            waited_s: The time inside `next()`.
+            stepped_s: The time since the previous batch was yielded. None: this is the first.
+        """
         self.batches += 1
-        self.waited_s += waited_s
+        self.total_wait_s += waited_s
         if stepped_s is not None:
-            self.waited_in_steps_s += waited_s
-            self.stepped_s += stepped_s
+            self.wait_in_steps_s += waited_s
+            self.total_step_s += stepped_s
+
+    @property
+    def wait_s_per_batch(self) -> float | None:
+        """Return the mean time inside `next()`; None before the first batch."""
+        return self.total_wait_s / self.batches if self.batches else None
+
+    @property
+    def wait_share(self) -> float | None:
+        """Return the share of the steps that was spent inside `next()`; None before the first step."""
+        return min(1.0, self.wait_in_steps_s / self.total_step_s) if self.total_step_s else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RingTotals:
+    """The slots of all rings of a loader; `pages` counts pages by node."""
+
+    num_slots: int
+    slot_bytes: int
+    num_on_loan: int
+    pinned_bytes: int
+    pages: Counter[int | None]
+    is_verified: bool
+
+    @classmethod
+    def of(cls, rings: Iterable[Ring]) -> RingTotals:
+        """Add rings up; the size of a slot is the largest."""
+        rings = list(rings)
+        return cls(
+            num_slots=sum(ring.num_slots for ring in rings),
+            slot_bytes=max((ring.slot_bytes for ring in rings), default=0),
+            num_on_loan=sum(ring.num_on_loan for ring in rings),
+            pinned_bytes=sum(ring.pinned_bytes for ring in rings),
+            pages=sum((ring.pages for ring in rings), start=Counter()),
+            is_verified=all(ring.is_verified for ring in rings),
+        )
+
+    def share_on(self, nodes: CpuSet) -> float | None:
+        """Return the share of the pages on these nodes, 0 to 1; None if the kernel has not reported all pages."""
+        num_pages = self.pages.total()
+        if not (num_pages and nodes and self.is_verified):
+            return None
+        return sum(self.pages[node] for node in nodes) / num_pages

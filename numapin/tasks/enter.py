@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.base import cpu_set
 from numapin.base.cpu_set import CpuSet
-from numapin.base.fields import Fields
 from numapin.base.gpu_uuid import GPU_PREFIX
 from numapin.base.regular_file import read_file
 from numapin.base.stderr import say
 from numapin.errors import MachineError
-from numapin.plan.model import GpuRef, Plan, RankPlan
+from numapin.plan.model import GpuRef, Plan
 from numapin.rank import bind, handover
 from numapin.rank.become import BINDING, become
+from numapin.rank.binding import read_binding
 from numapin.tasks.identify import number
 from numapin.tasks.slice import Slice, inside, slice_of
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import NoReturn
 
+    from numapin.plan.model import RankPlan
     from numapin.tasks.identify import Task
 
 _GIVEN: Final = f"{BINDING}, set for this rank"
@@ -69,11 +70,7 @@ def _own_binding(task: Task, environ: Mapping[str, str]) -> RankPlan | None:
     """
     if BINDING not in environ or task.variable != "LOCAL_RANK":
         return None
-    top = Fields.top(BINDING, environ[BINDING], hint=f"unset {BINDING}")
-    try:
-        rank = RankPlan.from_fields(top)
-    except ValueError as error:
-        raise top.error("", str(error)) from None
+    rank = read_binding(environ[BINDING])
     return rank if rank.local_rank in (task.rank, _virtual_rank(task, environ)) else None
 
 

@@ -1,4 +1,4 @@
-"""What batches are made of, and whether one came out as it went in."""
+"""Parts of batches, and comparison of batches before and after their transfer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from numapin.data.opening.host import Copier, Lender
-from numapin.data.wire.parcel import SLOT, SPILL, Head
+from numapin.data.wire.message import SLOT, SPILL, Head
 
 if TYPE_CHECKING:
     from tests.data.loopback import Loopback
@@ -47,12 +47,12 @@ def bytes_of(tensor: torch.Tensor) -> bytes:
 
 
 def ramp(*size: int) -> torch.Tensor:
-    """Return a tensor whose elements all differ."""
+    """Return a tensor of distinct elements."""
     return torch.arange(torch.Size(size).numel(), dtype=torch.float32).reshape(size)
 
 
 def in_slot(loop: Loopback, batch: Any) -> Head:
-    """Assert that a batch travels in a slot as a whole, comes out as it was, and return its head."""
+    """Assert that a batch travels in a slot as a whole and comes out unchanged; return its head."""
     loop.ring.reclaim()
     parcel = loop.send(batch)
     for opened in (Copier(pins=False).open(parcel), Lender(pins=False).open(parcel)):

@@ -1,4 +1,4 @@
-"""What started processes run in tests of what travels to them; without torch, which takes seconds to import."""
+"""Functions that tests run in started processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def write(control: Control) -> None:
 
 
 def hand_over(handover: Handover) -> None:
-    """Send memory as worker 3's seventh."""
+    """Send memory as batch 7 of worker 3."""
     made = Spill()
     made.view[:5] = b"child"
     made.send(handover, 3, 7)

@@ -1,6 +1,6 @@
-"""Both ends of a ring in one process: what a worker packs, the rank opens.
+"""Both ends of a ring in one process: the worker's and the rank's.
 
-Comes in: batches. Goes out: the parcels that the rank gets of them, over the ring's own memory.
+Comes in: batches. Goes out: the parcels that the rank receives, over the ring's own memory.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from numapin.base.cpu_set import CpuSet
 from numapin.data.locality import Locality
-from numapin.data.opening.host import Lender, Parcel
+from numapin.data.opening.host import Lender
 from numapin.data.slots.control import OwnSlots
 from numapin.data.slots.memory import RingSpec
 from numapin.data.slots.ring import Ring
-from numapin.data.wire.parcel import Head, decode
+from numapin.data.wire.message import Head, decode
+from numapin.data.wire.parcel import Parcel
 from numapin.data.worker.packing import Packer
 from numapin.system import cuda
 from tests.waiting import wait_until
@@ -25,12 +26,14 @@ from tests.waiting import wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from numapin.data.opening.host import Opener
+
 WAIT_S: Final = 20
 ANYWHERE: Final = Locality(nodes=CpuSet(), cpus=CpuSet(), memory=None, num_machine_nodes=1, reason="a test")
 
 
 def make_spec(told: list[str] | None = None, **changes: Any) -> RingSpec:
-    """Return what a ring for one worker is made of: five slots, in memory that nothing but this process reads."""
+    """Return the properties of a ring for one worker: five slots, in memory that only this process reads."""
     told = [] if told is None else told
     spec = RingSpec(
         num_workers=1,
@@ -40,13 +43,13 @@ def make_spec(told: list[str] | None = None, **changes: Any) -> RingSpec:
         driver=None,
         reader=lambda: None,
         budget_bytes=lambda: None,
-        tell=told.append,
+        report=told.append,
     )
     return replace(spec, **changes)
 
 
 def gpu() -> dict[str, Any]:
-    """Return what has a ring's memory locked for, and read by, the GPU whose driver is found: the stand-in's."""
+    """Return the properties of a ring whose memory is pinned for the stand-in's GPU, and read by it."""
     driver = cuda.driver()
     assert driver is not None
     return {"driver": driver, "reader": lambda: driver}
@@ -79,7 +82,7 @@ def make_head(**changes: Any) -> Head:
 
 
 def build(ring: Ring, num_bytes: int) -> None:
-    """Have slots made for batches of `num_bytes`, and wait until they are there or refused."""
+    """Make slots for batches of `num_bytes`, and wait until they exist or were refused."""
     ring.want(make_head(wanted_bytes=num_bytes))
     ring.prepare()
     wait_until_built(ring)
@@ -106,7 +109,7 @@ def is_open(ring: Ring) -> bool:
 
 
 def held_bytes(ring: Ring) -> int:
-    """Return how much memory the kernel holds for the ring's memfd, its control page included."""
+    """Return the memory that the kernel holds for the ring's memfd, including the control page."""
     return 512 * os.fstat(ring.control.fd).st_blocks
 
 
@@ -134,7 +137,7 @@ class Loopback:
         return [self.ring.control.state(slot) for slot in range(self.ring.num_slots)]
 
     def num_free(self) -> int:
-        """Return how many slots could be taken, if nothing referred to them."""
+        """Return the number of slots that are free as far as the rank is concerned."""
         return sum(state > 0 for state in self.states())
 
 
@@ -148,5 +151,10 @@ def loopback(slot_bytes: int, *, pins: bool = False, moves: bool = False, **chan
 
 
 def lent(loop: Loopback, batch: object) -> Any:
-    """Return a batch as the loop has it: over its slot, or wherever it travelled."""
-    return Lender(pins=False).open(loop.send(batch))
+    """Return a batch as the loop receives it: over its slot, or wherever it traveled."""
+    return batch_of(Lender(pins=False), loop.send(batch))
+
+
+def batch_of(opener: Opener, parcel: Parcel) -> Any:
+    """Return a parcel's batch."""
+    return opener.open(parcel)

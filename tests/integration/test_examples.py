@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 CHECKPOINTING = str(EXAMPLES / "train_checkpoint.py")
 SAMPLES = 4096  # of the checkpointing example, in an epoch
-TAKEN_OVER = "numapin: torch's DataLoader gets its batches by numapin's data path here"
+TAKEN_OVER = "numapin: torch's DataLoader uses numapin's data path in this process"
 NEEDS = {"train_accelerate.py": "accelerate", "train_lightning.py": "pytorch_lightning"}
 
 _one_gpu = [pytest.mark.gpu, pytest.mark.skipif(not UUIDS, reason="no NVIDIA GPU here (nvidia-smi)")]

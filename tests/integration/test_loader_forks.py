@@ -122,7 +122,7 @@ def test_is_started_again(forks: Forks, capfd: pytest.CaptureFixture[str], optio
         del loader
     assert told[0] == told[1]
     said = capfd.readouterr().err
-    assert said.count("worker 0 hung in its fork, before it ran anything, and was started again") == 1
+    assert said.count("worker 0 hung in its fork, before it ran anything, and was restarted") == 1
     assert (ISSUE in said) == may_hang(sys.version_info[:3])
 
 

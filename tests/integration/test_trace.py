@@ -159,7 +159,7 @@ class TestTracing:
         options = ("--dataloader=numapin", "--steps", "2", "--skip", "2", "--output", "out")
         done = numapin(*TRACE, *options, path, cwd=tmp_path)
         assert done.status == 0, done.err
-        assert "numapin's data path here" in done.err
+        assert "uses numapin's data path" in done.err
         assert report(tmp_path / "out")["ranks"][0]["num_batches"] == 2
 
     def test_warnings_as_errors_in_the_script(self, tmp_path: Path) -> None:

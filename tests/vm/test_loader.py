@@ -182,7 +182,7 @@ def test_small_memory_limit_makes_fewer_slots_then_none(two_nodes: VmResult) -> 
     assert few["slots"] in (2, 4, 6)
     assert (none["slots"], found["none"]["num_batches"]) == (0, 12)
     assert [len(few["notes"]), len(none["notes"])] == [1, 1]
-    assert "slots a worker instead of 4" in few["notes"][0]
+    assert "slots per worker instead of 4" in few["notes"][0]
     assert "the budget is" in none["notes"][0]
     assert len(_warnings(job)) == 2, job.shown()
 

@@ -1,9 +1,11 @@
 """Keep our context-wide events and the user's CUDA-graph captures apart.
 
-Comes in: the calls of torch.cuda.CUDAGraph. Goes out: a block in which no capture is in progress, or the word that one
-is. To record an event of a whole context while a stream of it captures breaks the capture (cuCtxRecordEvent), and the
-driver has no call that asks whether any stream captures. So captures that go through torch are watched; others, through
-other libraries, are not seen.
+Comes in: the calls of torch.cuda.CUDAGraph. Goes out: a block in which no capture is in progress, or the information
+that one is.
+
+Recording an event of a whole context while one of its streams captures breaks the capture (cuCtxRecordEvent), and the
+driver has no call that reports whether any stream captures. So captures through torch are watched. Captures through
+other libraries are not seen.
 """
 
 from __future__ import annotations
@@ -17,17 +19,18 @@ import torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
 # Reentrant: a signal handler or finalizer that captures inside a block of its own thread must not wait for itself.
 _lock: Final = threading.RLock()
-_capturing: Final[WeakSet[Any]] = WeakSet()  # weak: a capture whose graph died without an end is over
+_capturing: Final[WeakSet[Any]] = WeakSet()  # weak: a capture is over if its graph died without ending it
 _watched: Final[WeakSet[type]] = WeakSet()
 
 
 def watch_captures() -> None:
-    """Watch the captures of torch.cuda.CUDAGraph from now on; a second call, or a torch without it, changes nothing.
+    """Watch the captures of torch.cuda.CUDAGraph from now on. A second call, or a torch without it, changes nothing.
 
-    Effects: replaces capture_begin, capture_end and reset of the class, so call it before the first capture begins.
+    It replaces capture_begin, capture_end and reset of the class, so call it before the first capture begins.
     """
     graphs = getattr(torch.cuda, "CUDAGraph", None)
     with _lock:
@@ -38,22 +41,30 @@ def watch_captures() -> None:
             setattr(graphs, name, watch(getattr(graphs, name)))
 
 
-class no_capture:  # noqa: N801 - read as a block, and entered at every batch: a generator costs three times as much
+def no_capture() -> AbstractContextManager[bool]:
     """Hold back captures inside the block: True if none is in progress and so none will be, False if one is.
 
-    Where it is False the caller must not record. Keep the block short: the user's capture_begin waits for its end.
+    If it is False, the caller must not record. Keep the block short: the user's capture_begin waits for its end.
     """
+    return _NO_CAPTURE
+
+
+class _NoCapture:
+    """The block of `no_capture`. It is entered at every batch, and a generator costs three times as much."""
 
     __slots__ = ()
 
     def __enter__(self) -> bool:
-        """Wait until no capture is just beginning."""
+        """Wait while a capture is beginning."""
         _lock.acquire()
         return not _capturing
 
     def __exit__(self, *error: object) -> None:
         """Let captures begin."""
         _lock.release()
+
+
+_NO_CAPTURE: Final = _NoCapture()
 
 
 def _begins(method: Callable[..., None]) -> Callable[..., None]:

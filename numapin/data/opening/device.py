@@ -1,6 +1,6 @@
-"""The device side: batches copied to a GPU, ahead of time. Edge (CUDA).
+"""Copy batches to a GPU ahead of time. Edge (CUDA).
 
-Comes in: `Parcel`s. Goes out: batches on the device, for whatever stream is current when they are opened.
+Comes in: `Parcel`s. Goes out: batches on the device, for the stream that is current when they are opened.
 """
 
 from __future__ import annotations
@@ -9,33 +9,41 @@ import time
 from collections import deque
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 import torch
 
 from numapin.data.opening.capture import no_capture
-from numapin.data.opening.host import Opener, copied, is_small, stand_ins
+from numapin.data.opening.host import copied, is_small, stand_ins
 from numapin.data.slots.control import align
-from numapin.data.wire.parcel import StoragePlace, unpack
+from numapin.data.wire.tensors import StoragePlace, unpickle
 from numapin.system import memory
 
 if TYPE_CHECKING:
-    from numapin.data.opening.host import Parcel
-    from numapin.data.wire.parcel import Head
+    from collections.abc import Iterable, Mapping
+
+    from numapin.data.wire.message import Head
+    from numapin.data.wire.parcel import Parcel
+    from numapin.data.wire.tensors import Movable
     from numapin.system.cuda import Driver
 
 _AHEAD: Final = 2  # batches whose copies are started before they are due
-_IN_FLIGHT: Final = 4  # copies; more would leave the workers without slots
+_IN_FLIGHT: Final = 4  # copies; with more, the workers would run out of slots
 _DRAIN_S: Final = 1.0
-_TIMED_EVERY: Final = 16  # copies; two more events each
-_SPLIT_BYTES: Final = 2 << 20  # what is small gets memory of its own in batches from here on
+_TIMED_EVERY: Final = 16  # copies; a timed one needs two more events
+_SPLIT_BYTES: Final = 2 << 20  # in batches of at least this size, small tensors get separate memory
 
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """A part's bytes on the device, once `event` has passed; what is small also apart, as `small`.
+    """A part's bytes on the device.
 
-    `runs` are the (start, end) of what `small` holds, one after the other, in bytes of the part.
+    Attributes:
+        buffer: All bytes of the part, once `event` has passed.
+        event: The end of the copy.
+        small: A separate copy of the small tensors. None: there are none.
+        runs: The (start, end) of the ranges that `small` holds, in bytes of the part.
     """
 
     buffer: torch.Tensor
@@ -45,11 +53,11 @@ class _Copy:
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """Return what is allocated on the device."""
+        """Return the allocations on the device."""
         return (self.buffer,) if self.small is None else (self.buffer, self.small)
 
     def place(self, start: int, num_bytes: int) -> StoragePlace:
-        """Return where the storage is that has `num_bytes` from `start` in the part on."""
+        """Return the place of the storage with `num_bytes` from `start` of the part."""
         base = 0
         for first, last in self.runs:
             if self.small is not None and first <= start and start + num_bytes <= last:
@@ -59,25 +67,34 @@ class _Copy:
 
 
 def small_runs(head: Head, part: int) -> tuple[tuple[int, int], ...]:
-    """Return the (start, end) of what is small in a part, in bytes, neighbours joined; nothing for small batches."""
+    """Return the (start, end) of the small tensors in a part, in bytes, neighbors joined; none for small batches."""
     written = head.parts[part]
     if written is None or written[1] < _SPLIT_BYTES:
         return ()
+    num_bytes = written[1]
+    storages = sorted((start, size) for where, start, size in head.storages if where == part)
+    small = [(start, start + align(size)) for start, size in storages if is_small(size, num_bytes)]
+    return tuple((start, min(end, num_bytes)) for start, end in _joined(small))
+
+
+def _joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return sorted ranges, with those that touch joined."""
     runs: list[tuple[int, int]] = []
-    for where, start, size in sorted(head.storages):
-        if where == part and is_small(size, written[1]):
-            end = start + align(size)
-            joins = bool(runs) and start <= runs[-1][1]
-            runs[-1:] = [(runs[-1][0], max(end, runs[-1][1]))] if joins else [*runs[-1:], (start, end)]
-    return tuple((first, min(last, written[1])) for first, last in runs)
+    for start, end in ranges:
+        if runs and start <= runs[-1][1]:
+            first, last = runs.pop()
+            runs.append((first, max(last, end)))
+        else:
+            runs.append((start, end))
+    return runs
 
 
-class Mover(Opener):
-    """Opens batches on a device: one copy a batch, on one stream for the loader's life, ordered by events."""
+class Mover:
+    """An opener on a device: one copy per batch, on one stream for the loader's life, ordered by events."""
 
     def __init__(self, device: torch.device, driver: Driver) -> None:
         self.device, self._driver = device, driver
-        self.timed_bytes, self.timed_ms = 0, 0.0
+        self._timed_bytes, self._timed_ms = 0, 0.0
         self._stream = torch.cuda.Stream(device)
         self._reading: deque[tuple[torch.cuda.Event, memoryview]] = deque()  # slots that copies still read
         self._timings: deque[tuple[torch.cuda.Event, torch.cuda.Event, int]] = deque()
@@ -85,37 +102,46 @@ class Mover(Opener):
         self._num_ahead = 0
         self._num_copies = 0
 
+    @property
+    def gbps(self) -> float | None:
+        """Return the speed of the copies that were timed, in 1e9 bytes per second; None before the first."""
+        return self._timed_bytes / self._timed_ms / 1e6 if self._timed_ms else None
+
     def arrived(self, parcel: Parcel) -> None:
         """Start the copy of a batch that is not due yet, if few enough are under way."""
         if self._num_ahead < _AHEAD:
-            with suppress(torch.OutOfMemoryError):  # when it is due it is tried again, and the loop hears of it
+            with suppress(torch.OutOfMemoryError):  # tried again when it is due; then the loop gets the error
                 parcel.begun = self._start(parcel)
                 self._num_ahead += 1
 
-    def open(self, parcel: Parcel) -> Any:  # noqa: ANN401 - the user's batch
-        """Return the batch on the device, for the current stream to use; waits for nothing on the host."""
-        if parcel.begun is not None:
-            self._num_ahead -= 1
-        copies: dict[int, _Copy] = parcel.begun if parcel.begun is not None else self._start(parcel)
+    def open(self, parcel: Parcel) -> object:
+        """Return the batch on the device, for use by the current stream; never blocks the host."""
+        copies = self._copies_of(parcel)
         stream = self._consumer()
         for copy in copies.values():
             stream.wait_event(copy.event)
             for tensor in copy.tensors:
                 tensor.record_stream(stream)
-        return unpack(
-            parcel.body, stand_ins(parcel, lambda part, start, size: copies[part].place(start, size), copied, self.move)
-        )
+        return unpickle(parcel.body, stand_ins(parcel, partial(_place, copies), copied, self.move))
 
-    def move(self, tensor: Any) -> Any:  # noqa: ANN401 - a tensor of any kind
-        """Return a tensor that went torch's way, on the device."""
+    def _copies_of(self, parcel: Parcel) -> dict[int, _Copy]:
+        """Return the copies that were started when the parcel arrived, or start them."""
+        if parcel.begun is None:
+            return self._start(parcel)
+        self._num_ahead -= 1
+        copies: dict[int, _Copy] = parcel.begun
+        return copies
+
+    def move(self, tensor: Movable) -> object:
+        """Return a tensor that torch sent, on the device."""
         return tensor.to(self.device, non_blocking=True)
 
     def restart(self) -> None:
-        """Forget what was started ahead: those parcels are never opened."""
+        """Forget the copies that were started ahead: their parcels are never opened."""
         self._num_ahead = 0
 
     def drain(self) -> None:
-        """Let go of all slots, once their copies have ended: a few milliseconds, or until a capture has ended."""
+        """Release all slots, once their copies have ended: a few milliseconds, or until a capture has ended."""
         until_s = time.monotonic() + _DRAIN_S
         while self._reading and time.monotonic() < until_s:
             with no_capture() as is_quiet:
@@ -124,31 +150,35 @@ class Mover(Opener):
             self.poll()
 
     def poll(self) -> None:
-        """Let go of the slots whose copies have ended. Asks nothing while a CUDA graph is captured: it may not."""
+        """Release the slots whose copies have ended; none during the capture of a CUDA graph, which forbids queries."""
         if not self._reading:
             return
         with no_capture() as is_quiet:
-            while is_quiet and self._reading and self._reading[0][0].query():
+            if not is_quiet:
+                return
+            while self._reading and self._reading[0][0].query():
                 self._reading.popleft()
-            while is_quiet and self._timings and self._timings[0][1].query():
+            while self._timings and self._timings[0][1].query():
                 began, ended, size = self._timings.popleft()
-                self.timed_bytes, self.timed_ms = self.timed_bytes + size, self.timed_ms + began.elapsed_time(ended)
+                self._timed_bytes += size
+                self._timed_ms += began.elapsed_time(ended)
 
     def _start(self, parcel: Parcel) -> dict[int, _Copy]:
         """Start the copies of a batch's parts on our stream."""
         self._wait_for_room()
         with no_capture() as is_quiet, nullcontext() if is_quiet else self._driver.relaxed_capture():
-            # The last one that is set again makes its device the current one.
-            before = [_get_stream(index) for index in dict.fromkeys((self.device.index, torch.cuda.current_device()))]
+            # Restoring the last one also restores the current device.
+            devices = dict.fromkeys((self.device.index, torch.cuda.current_device()))
+            streams = [_get_stream(index) for index in devices]
             try:
                 torch.cuda.set_stream(self._stream)  # a fifth of what torch.cuda.stream() costs
                 return {part: self._begin(parcel.head, part, view) for part, view in enumerate(parcel.views) if view}
             finally:
-                for stream in before:
+                for stream in streams:
                     _set_stream(stream)
 
     def _wait_for_room(self) -> None:
-        """Let the GPU catch up, so that a loop which runs far ahead of it does not leave the workers without slots."""
+        """Let the GPU catch up: if a loop runs far ahead of it, the workers run out of slots."""
         if len(self._reading) >= _IN_FLIGHT:
             with no_capture() as is_quiet:
                 if is_quiet:
@@ -172,7 +202,7 @@ class Mover(Opener):
         return self._streams[key]
 
     def _copy(self, view: memoryview, buffer: torch.Tensor) -> None:
-        """Put the copy on our stream; one in some is timed."""
+        """Start the copy on our stream; time one in `_TIMED_EVERY`."""
         self._num_copies += 1
         began = None if self._num_copies % _TIMED_EVERY else self._mark()
         self._driver.copy_to_device(buffer.data_ptr(), memory.address_of(view), len(view), self._stream.cuda_stream)
@@ -185,13 +215,17 @@ class Mover(Opener):
         return event
 
 
+def _place(copies: Mapping[int, _Copy], part: int, start: int, num_bytes: int) -> StoragePlace:
+    return copies[part].place(start, num_bytes)
+
+
 def _get_stream(index: int) -> tuple[int, int, int]:
-    """Return a device's current stream, as torch's own numbers: a tenth of what torch.cuda.current_stream costs."""
+    """Return a device's current stream as torch's own numbers, ten times as fast as torch.cuda.current_stream."""
     key: tuple[int, int, int] = torch._C._cuda_getCurrentStream(index)  # noqa: SLF001
     return key
 
 
 def _set_stream(key: tuple[int, int, int]) -> None:
-    """Make a stream, and its device, the current one."""
+    """Make a stream and its device the current ones."""
     stream_id, device_index, device_type = key
     torch._C._cuda_setStream(stream_id=stream_id, device_index=device_index, device_type=device_type)  # noqa: SLF001

@@ -1,135 +1,125 @@
-"""How a parcel becomes the user's batch in the rank. Edge (torch, CUDA).
+"""Open parcels in the rank, in host memory. Edge (torch, CUDA).
 
 Comes in: `Parcel`s. Goes out: batches, over the slot itself (`Lender`), or over copies in torch's own host memory
-(`Copier`); `transfer` does the same on a device.
+(`Copier`). `device.py` does the same on a GPU.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
 
-from numapin.data.wire.parcel import StoragePlace, unpack
+from numapin.data.wire.tensors import StoragePlace, unpickle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from numapin.data.wire.parcel import Head
+    from numapin.data.wire.parcel import Parcel
 
 _SMALL_BYTES: Final = 256 << 10
 _SMALL_RATIO: Final = 8
 
 
-@dataclass(slots=True)
-class Parcel:
-    """A batch that has arrived: its head, its pickle, and the memory that its parts lie in."""
+class Opener(Protocol):
+    """Makes batches from parcels."""
 
-    head: Head
-    body: memoryview
-    views: tuple[memoryview | None, ...] = (None, None)
-    begun: Any = None  # what its opener has begun before it is due
-
-    def num_bytes(self, part: int) -> int:
-        """Return how much was written to a part."""
-        return len(self.views[part] or ())
-
-    def bytes(self, part: int, start: int, num_bytes: int) -> torch.Tensor:
-        """Return a stretch of a part as uint8."""
-        view = self.views[part]
-        assert view is not None  # noqa: S101 - the worker has written it
-        return torch.frombuffer(view, dtype=torch.uint8, count=num_bytes, offset=start)
-
-
-class Opener(ABC):
-    """Makes batches of parcels."""
-
-    @abstractmethod
-    def open(self, parcel: Parcel) -> Any:  # noqa: ANN401 - the user's batch
+    def open(self, parcel: Parcel) -> object:
         """Return the batch."""
 
-    def arrived(self, parcel: Parcel) -> None:  # noqa: B027 - most have nothing to do
+    def arrived(self, parcel: Parcel) -> None:
         """Begin what can be begun before a parcel is due."""
 
-    def restart(self) -> None:  # noqa: B027
+    def restart(self) -> None:
         """Forget parcels that have arrived and are never opened."""
 
-    def poll(self) -> None:  # noqa: B027
-        """Let go of slots that copies of ours no longer read."""
+    def poll(self) -> None:
+        """Release slots that our own copies no longer read."""
 
-    def drain(self) -> None:  # noqa: B027
-        """Let go of all slots that copies of ours read, once these have ended."""
+    def drain(self) -> None:
+        """Release all slots that our own copies read, once these have ended."""
 
 
-class Lender(Opener):
-    """Opens batches over the slot itself: nothing is copied; the slot is theirs until the last reference is gone.
+class HostOpener:
+    """An opener that starts nothing ahead of time, and whose copies end before `open` returns."""
 
-    But for what is small beside its batch: whoever keeps the labels of all batches must not keep all images with them.
+    def __init__(self, *, pins: bool) -> None:
+        """With `pins`, separate memory is pinned."""
+        self._pins = pins
+
+    def arrived(self, parcel: Parcel) -> None:
+        """Do nothing."""
+
+    def restart(self) -> None:
+        """Do nothing."""
+
+    def poll(self) -> None:
+        """Do nothing."""
+
+    def drain(self) -> None:
+        """Do nothing."""
+
+    def _copy(self, parcel: Parcel, part: int, start: int, size: int) -> StoragePlace:
+        """Return a place in new memory with a copy of a range."""
+        copy = torch.empty(size, dtype=torch.uint8, pin_memory=self._pins).copy_(parcel.bytes(part, start, size))
+        return StoragePlace(copy.untyped_storage(), 0)
+
+
+class Lender(HostOpener):
+    """Opens batches over the slot itself. Nothing is copied; the slot is free when the last reference is gone.
+
+    Tensors that are small beside their batch are copied: a loop that keeps the labels of all batches must not keep all
+    images with them.
     """
 
-    def __init__(self, *, pins: bool) -> None:
-        self._pins = pins
-
-    def open(self, parcel: Parcel) -> Any:  # noqa: ANN401 - the user's batch
-        """Return the batch; every storage is its own, as if it had been allocated for it."""
-        return unpack(parcel.body, stand_ins(parcel, partial(self._lend, parcel), _lent))
+    def open(self, parcel: Parcel) -> object:
+        """Return the batch. Every tensor has its own storage, as if it had been allocated separately."""
+        return unpickle(parcel.body, stand_ins(parcel, partial(self._lend, parcel), _lent))
 
     def _lend(self, parcel: Parcel, part: int, start: int, size: int) -> StoragePlace:
-        tensor = parcel.bytes(part, start, size)
         if is_small(size, parcel.num_bytes(part)):
-            tensor = torch.empty(size, dtype=torch.uint8, pin_memory=self._pins).copy_(tensor)
-        return StoragePlace(tensor.untyped_storage(), 0)
+            return self._copy(parcel, part, start, size)
+        return StoragePlace(parcel.bytes(part, start, size).untyped_storage(), 0)
 
 
-class Copier(Opener):
-    """Opens batches over copies in host memory of torch's own, for drivers on which a slot cannot be lent safely."""
+class Copier(HostOpener):
+    """Opens batches over copies in torch's own host memory, for drivers on which a slot cannot be lent safely."""
 
-    def __init__(self, *, pins: bool) -> None:
-        self._pins = pins
-
-    def open(self, parcel: Parcel) -> Any:  # noqa: ANN401 - the user's batch
+    def open(self, parcel: Parcel) -> object:
         """Return the batch; the slot is free at once."""
-        return unpack(parcel.body, stand_ins(parcel, partial(self._place, parcel), copied))
-
-    def _place(self, parcel: Parcel, part: int, start: int, size: int) -> StoragePlace:
-        source = parcel.bytes(part, start, size)
-        return StoragePlace(
-            torch.empty(size, dtype=torch.uint8, pin_memory=self._pins).copy_(source).untyped_storage(), 0
-        )
+        return unpickle(parcel.body, stand_ins(parcel, partial(self._copy, parcel), copied))
 
 
 def stand_ins(
     parcel: Parcel,
     place: Callable[[int, int, int], StoragePlace],
     plain: Callable[[memoryview, int, int], object],
-    mover: Callable[[Any], Any] = lambda tensor: tensor,
+    mover: Callable[[Any], object] = lambda tensor: tensor,
 ) -> Iterator[object]:
-    """Yield what stands for each out-of-band buffer of a parcel, in order.
+    """Yield what takes the place of each out-of-band buffer of a parcel, in order.
 
-    `place` gets a part's number, `plain` its view, both an offset in it and a length, in bytes. Tensors that share a
-    storage get the same place.
+    Args:
+        parcel: The parcel. Tensors that share a storage get the same place.
+        place: Makes the place of a storage from a part's number, the offset in it and the length, in bytes.
+        plain: Makes plain memory from a part's view, the offset in it and the length, in bytes.
+        mover: Takes the place of the buffer of a tensor that torch sends.
     """
     places: dict[int, StoragePlace] = {}
     for number in parcel.head.buffers:
         if number is None:
             yield mover
-            continue
-        part, start, size = parcel.head.storages[number if number >= 0 else ~number]
-        view = parcel.views[part]
-        assert view is not None  # noqa: S101 - the worker has written it
-        if number < 0:
-            yield plain(view, start, size)
-            continue
-        if number not in places:
-            places[number] = place(part, start, size)
-        yield places[number]
+        elif number < 0:
+            part, start, size = parcel.head.storages[~number]
+            yield plain(parcel.view(part), start, size)
+        else:
+            if number not in places:
+                places[number] = place(*parcel.head.storages[number])
+            yield places[number]
 
 
 def is_small(num_bytes: int, batch_bytes: int) -> bool:
-    """Return whether something is so small beside its batch that it must not keep the batch's memory alive."""
+    """Return whether a tensor is so small beside its batch that it must not keep the batch's memory alive."""
     return num_bytes <= _SMALL_BYTES and num_bytes * _SMALL_RATIO < batch_bytes
 
 

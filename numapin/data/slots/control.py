@@ -3,10 +3,10 @@
 Comes in: the ring's memfd. Goes out: slots to write batches into, without a lock between processes.
 
 The memfd begins with a control page of 64-bit words, followed by generations of slots. A generation's record is written
-once, before it is counted, and never changes. A slot's word is written by one side at a time: the rank makes a slot
-free by writing a positive stamp (the larger, the later it was released); its worker takes it by writing TAKEN. Slots of
-a generation go round the workers, so that every worker owns the same number and a killed worker can hold nothing of
-others.
+once, before it is counted, and never changes. A slot's word is written by one side at a time: the rank frees a slot by
+writing a positive stamp (larger for later releases), and its worker takes it by writing TAKEN. The slots of a
+generation are dealt to the workers in turn, so that each owns the same number and a killed worker can hold no slot of
+another.
 """
 
 from __future__ import annotations
@@ -15,20 +15,22 @@ import mmap
 import os
 import weakref
 from dataclasses import dataclass
-from multiprocessing.context import get_spawning_popen
-from multiprocessing.reduction import DupFd
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
+from numapin.data.wire import descriptors
 from numapin.data.wire.spill import Handover
 from numapin.system import memory
 from numapin.system.memory import Window, view_of
 
+if TYPE_CHECKING:
+    from numapin.data.wire.descriptors import SentDescriptor
+
 MAX_GENERATIONS: Final = 8
 MAX_FACTOR: Final = 4  # a generation may have this many times the slots that the pipeline needs
-ALIGNMENT: Final = 256  # bytes; what cudaMalloc gives, so that every dtype and vector load fits
-NOT_READY: Final = 0  # as a new memfd reads
+ALIGNMENT: Final = 256  # bytes, as cudaMalloc: enough for every dtype and vector load
+NOT_READY: Final = 0  # the content of a new memfd
 TAKEN: Final = -1
-GONE: Final = -2  # it was to be, but its memory was refused
+GONE: Final = -2  # never made: its memory was refused
 
 _RECORD_WORDS: Final = 4
 _RECORDS_AT: Final = 1  # word 0 counts the generations
@@ -43,7 +45,7 @@ def align(num_bytes: int, to: int = ALIGNMENT) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """Slots of one size. `offset` is where they begin in the memfd; slot numbers go on from one to the next."""
+    """Slots of one size, from `offset` of the memfd. Slot numbers continue from one generation to the next."""
 
     offset: int
     slot_bytes: int
@@ -61,7 +63,7 @@ class Generation:
         return range(self.first_slot, self.first_slot + self.num_slots)
 
     def start_of(self, slot: int) -> int:
-        """Return where a slot begins, in bytes from the generation's own start."""
+        """Return the start of a slot, in bytes from the start of the generation."""
         return (slot - self.first_slot) * self.slot_bytes
 
     def slots_of(self, worker: int, num_workers: int) -> range:
@@ -80,23 +82,21 @@ class Control:
     def create(cls, *, num_workers: int, slots_per_worker: int) -> Self:
         """Make an empty memfd with a control page, for generations of `slots_per_worker` each.
 
-        Raises OSError where the kernel has no memfd or refuses the memory.
+        Raises OSError if the kernel has no memfd or refuses the memory.
         """
-        num_bytes = align(
-            (_STATES_AT + MAX_GENERATIONS * MAX_FACTOR * num_workers * slots_per_worker) * _WORD_BYTES, mmap.PAGESIZE
-        )
+        num_words = _STATES_AT + MAX_GENERATIONS * MAX_FACTOR * num_workers * slots_per_worker
+        num_bytes = align(num_words * _WORD_BYTES, mmap.PAGESIZE)
         fd = os.memfd_create("numapin-ring")
         os.ftruncate(fd, num_bytes)
         return cls(fd, num_bytes, num_workers, Handover())
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Give the descriptor to a process that is being started."""
-        fd = DupFd(self.fd) if get_spawning_popen() is not None else None
-        return _attach, (fd, self.num_bytes, self.num_workers, self.handover)
+        """Send the descriptor to a process that is being started."""
+        return _attach, (descriptors.send(self.fd), self.num_bytes, self.num_workers, self.handover)
 
     @property
     def num_generations(self) -> int:
-        """Return how many generations are published."""
+        """Return the number of published generations."""
         return self._words[0]
 
     def generation(self, number: int) -> Generation:
@@ -121,12 +121,12 @@ class Control:
         self._words[_STATES_AT + slot] = state
 
     def close(self) -> None:
-        """Close the descriptors in this process; what is mapped stays mapped."""
+        """Close the descriptors in this process. Mappings stay."""
         os.close(self.fd)
         self.handover.close()
 
 
-def _attach(fd: Any, num_bytes: int, num_workers: int, handover: Handover) -> Control:  # noqa: ANN401 - a DupFd
+def _attach(fd: SentDescriptor, num_bytes: int, num_workers: int, handover: Handover) -> Control:
     return Control(fd.detach(), num_bytes, num_workers, handover)
 
 
@@ -138,12 +138,12 @@ class OwnSlots:
         self._maps: dict[int, tuple[mmap.mmap, int]] = {}  # with the address
         self._kept: dict[int, weakref.ref[Window]] = {}
         self._stamps: dict[int, int] = {}
-        self.generation = -1  # the newest in which this worker has a slot; it never goes back to an older one
+        self.generation = -1  # the newest in which this worker has a slot; it never returns to an older one
 
     def take(self) -> tuple[int, memoryview] | None:
-        """Take the free slot that was released last, whose memory is likeliest to be in a cache; None: none is free.
+        """Take the free slot that was released last, whose memory is most likely in a cache; None if none is free.
 
-        A slot whose memory something in this worker still refers to (a collate_fn may keep what it made) is not free.
+        A slot is not free while anything in this worker refers to its memory: a collate_fn may keep its tensors.
         """
         self._advance()
         if self.generation < 0:
@@ -160,7 +160,7 @@ class OwnSlots:
 
     @property
     def handover(self) -> Handover:
-        """Return the way for what is spilled."""
+        """Return the socket for spilled memory."""
         return self._control.handover
 
     def give_back(self, slot: int) -> None:
@@ -169,21 +169,20 @@ class OwnSlots:
 
     def oldest(self) -> int:
         """Return the oldest generation in which this worker still refers to a slot, or may take one."""
-        if self.generation > 0:
-            first = self._control.generation(self.generation).first_slot
-            self._kept = {slot: view for slot, view in self._kept.items() if slot >= first or view() is not None}
-            for number in range(self.generation):
-                generation = self._control.generation(number)
-                if any(slot < generation.first_slot + generation.num_slots for slot in self._kept):
-                    return number
-        return self.generation
+        if self.generation <= 0:
+            return self.generation
+        newest = self._control.generation(self.generation)
+        self._kept = {slot: view for slot, view in self._kept.items() if slot in newest.slots or view() is not None}
+        oldest_slot = min(self._kept, default=newest.first_slot)
+        generations = map(self._control.generation, range(self.generation + 1))
+        return next(number for number, generation in enumerate(generations) if oldest_slot in generation.slots)
 
     def is_starting(self) -> bool:
         """Return whether some slots of this worker are still being prepared."""
         return self.generation < 0 or any(self._control.state(slot) == NOT_READY for slot in self._own())
 
     def keeps_free_slots(self) -> bool:
-        """Return whether there are free slots that cannot be used because this worker still refers to them."""
+        """Return whether slots that the rank freed cannot be used because this worker still refers to them."""
         return any(self._is_kept(slot) and self._control.state(slot) > 0 for slot in self._own())
 
     def _own(self) -> range:
@@ -200,7 +199,7 @@ class OwnSlots:
         return view is not None and view() is not None
 
     def _window(self, slot: int) -> Window:
-        """Return a slot's memory: it lives as long as anything made over it."""
+        """Return a slot's memory, which lives as long as anything that uses it."""
         generation = self._control.generation(self.generation)
         if self.generation not in self._maps:
             mapped = memory.map_shared(self._control.fd, generation.num_bytes, offset=generation.offset)

@@ -1,10 +1,10 @@
-"""Slots whose last reference died, until no copy can read them any more. Edge (CUDA events).
+"""Hold slots whose last reference is gone until no copy can read them. Edge (CUDA events).
 
 Comes in: numbers of slots that nothing in this process refers to. Goes out: those that may be written again.
 
 A copy that the user issued with `non_blocking=True` may still be reading a slot when its tensor is gone: torch records
-events for memory of its own allocator only. So an event of the device's whole context is recorded after the last
-reference died; it covers every stream, also one that we were never told of.
+events only for memory of its own allocator. So an event of the device's whole context is recorded after the last
+reference is gone. It covers every stream, even those of other libraries.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Quarantine:
-    """Holds slots back. As long as `find_driver` says None, nothing but this process reads them: they pass at once."""
+    """Holds slots back. While `find_driver` returns None, only this process reads them, and they pass at once."""
 
     def __init__(self, find_driver: Callable[[], Driver | None]) -> None:
         self._find_driver = find_driver
@@ -31,17 +31,17 @@ class Quarantine:
         self._covered: deque[tuple[list[Event], list[int]]] = deque()
 
     def __len__(self) -> int:
-        """Return how many slots are held back."""
+        """Return the number of slots that are held back."""
         return len(self._waiting) + sum(len(slots) for _, slots in self._covered)
 
     def admit(self, slots: Iterable[int]) -> None:
-        """Take slots in that nothing refers to."""
+        """Take in slots that nothing refers to."""
         self._waiting.extend(slots)
 
     def passed(self) -> list[int]:
         """Return and forget the slots that no copy can read any more.
 
-        While a CUDA graph is being captured nothing passes: recording an event would break the capture.
+        Nothing passes during the capture of a CUDA graph: recording an event would break the capture.
         """
         if not (self._waiting or self._covered):
             return []
@@ -53,11 +53,11 @@ class Quarantine:
             if not is_quiet:
                 return []
             self._cover(driver)
-            with driver.relaxed_capture():  # beside captures that torch does not know of
+            with driver.relaxed_capture():  # for captures that torch does not know of
                 return self._ended(driver)
 
     def _cover(self, driver: Driver) -> None:
-        """Record an event on every device for the slots that wait for one; what is refused is tried again later."""
+        """Record an event on every device for the slots that wait for one. A refusal is retried later."""
         slots, self._waiting = self._waiting, []
         events: list[Event] = []
         try:

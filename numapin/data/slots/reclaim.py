@@ -2,10 +2,10 @@
 
 Comes in: memory that nothing in this process refers to any more. Goes out: the same memory, unlocked and unmapped.
 
-A copy that the user started with non_blocking=True may still be reading when the last tensor dies, and torch records an
-event for memory of its own allocator only (Copy.cu). So the memory waits for an event of each device's whole context.
-All CUDA calls are made by a thread of our own or by the next allocation, never by the finalizer: finalizers run in any
-thread, at any time, and in the middle of a CUDA-graph capture.
+A copy that the user started with non_blocking=True may still be reading when the last tensor is freed, and torch
+records an event only for memory of its own allocator (Copy.cu). So the memory waits for an event of each device's whole
+context. All CUDA calls are made by our own thread or by the next allocation, never by the finalizer: finalizers run in
+any thread, at any time, even in the middle of a CUDA-graph capture.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _LONGEST_PAUSE_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Locked:
-    """Memory that is page-locked, registered with the driver on behalf of a device, and counted in PINNED.
+    """Memory that is page-locked, registered with the driver for a device, and counted in PINNED.
 
-    `memory` owns it: it is unmapped with the last reference.
+    `memory` owns it: the last reference unmaps it.
     """
 
     memory: object
@@ -39,33 +39,33 @@ class Locked:
 
 @dataclass(slots=True)
 class _Batch:
-    """Memory that died before the same events were recorded; those that have passed are taken out."""
+    """Memory that was buried before the same events were recorded. Events that have passed are removed."""
 
     locked: list[Locked]
     events: list[Event]
 
 
 class Reclaimer:
-    """Gives page-locked memory back, from a daemon thread that sleeps while there is none."""
+    """Releases page-locked memory, from a daemon thread that sleeps while there is none."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver, self._pid = driver, os.getpid()
-        self._dead: SimpleQueue[Locked] = SimpleQueue()  # its put is reentrant, and so fit for finalizers
+        self._dead: SimpleQueue[Locked] = SimpleQueue()  # its put is reentrant, so finalizers may call it
         self._lock = Lock()
         self._unfenced: list[Locked] = []
         self._batches: list[_Batch] = []
         Thread(target=self._run, name="numapin-reclaim", daemon=True).start()
 
     def bury(self, locked: Locked) -> None:
-        """Take memory that nothing refers to any more. For finalizers: from any thread; nothing in a forked child."""
+        """Take memory that nothing refers to any more; for finalizers, in any thread. A no-op in a forked child."""
         if os.getpid() == self._pid:
             self._dead.put(locked)
 
     def work_off(self) -> bool:
-        """Release what no device can be using, and return whether some has to wait. Never raises.
+        """Release memory that no device can be using, and return whether some has to wait. Never raises.
 
-        Waits for nothing, except on drivers before R555: these have no event of a context, and the devices are waited
-        for. While torch captures a CUDA graph, all that is new waits for its end.
+        It never blocks, except on drivers before R555: they have no context events, so it waits for the devices. While
+        torch captures a CUDA graph, newly buried memory waits for its end.
         """
         with self._lock:
             with suppress(CudaRefused), self._driver.relaxed_capture():
@@ -120,7 +120,7 @@ def _wait_for(device: int) -> None:
 
 
 def reclaimer(driver: Driver) -> Reclaimer:
-    """Return the one of this process."""
+    """Return this process's reclaimer."""
     return _of_process(driver, os.getpid())
 
 

@@ -1,10 +1,10 @@
-"""The rank's end of the ring: slots, and who may write them. Edge.
+"""The rank's end of the ring: its slots, and who may write to them. Edge.
 
-Comes in: how large a slot must be, as real batches tell. Goes out: views of slots, lent until the last reference to
-anything over them is gone and no copy reads them.
+Comes in: the sizes of real batches. Goes out: views of slots, lent until the last reference to their memory is gone and
+no copy reads it.
 
-The ring grows in the background, in generations, whose memory is prepared and only then published, piece by piece: the
-first slots serve while later ones are prepared.
+The ring grows in the background, in generations. Their memory is prepared and then published, piece by piece: the first
+slots are in use while later ones are prepared.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from numapin.data.opening.capture import no_capture
 from numapin.data.slots.control import GONE, MAX_FACTOR, MAX_GENERATIONS, NOT_READY, TAKEN, Control, align
 from numapin.data.slots.memory import SPARE_SLOTS, SlotMemory, design
 from numapin.data.slots.quarantine import Quarantine
-from numapin.data.wire.parcel import Miss
+from numapin.data.wire.message import Miss
 from numapin.data.wire.spill import map_spilled
 from numapin.errors import NumapinError
 from numapin.system.cuda import CudaRefused
@@ -34,111 +34,120 @@ from numapin.system.memory import Window, view_of, window
 
 if TYPE_CHECKING:
     from numapin.data.slots.memory import RingSpec
-    from numapin.data.wire.parcel import Head
+    from numapin.data.wire.message import Head
 
-_PIECE_BYTES: Final = 256 << 20  # at most this much is locked in one call; no slot crosses a piece
+_PIECE_BYTES: Final = 256 << 20  # the most that is pinned in one call; no slot crosses a piece
 _GROWTH: Final = 1.25  # a larger generation has this much room to spare
 _CATCH_UP_S: Final = 0.05
 _LOOK_S: Final = 0.0001
-_MANY_SHORT: Final = 2  # batches a worker: a loop that goes on keeping batches, and not one that once fell behind
-_LAST_LOOK_S: Final = 0.05  # how often the memory of a closed ring is asked for
+_MANY_SHORT: Final = 2  # batches per worker: a loop that keeps batches, not one that fell behind once
+_LAST_LOOK_S: Final = 0.05  # between attempts to free the memory of a closed ring
 
 
 class Ring:
-    """The slots of one iterator. For one thread, but for `lend`, and for references, which may end on any."""
+    """The slots of one iterator. To be used in one thread, except `lend`; references may end in any thread."""
 
     def __init__(self, spec: RingSpec) -> None:
-        """Make an empty ring: no slot exists until `prepare`. Raises OSError where there is no memfd."""
+        """Make an empty ring: no slot exists until `prepare`. Raises OSError if no memfd can be made."""
         self.spec = spec
         self.control = Control.create(num_workers=spec.num_workers, slots_per_worker=spec.slots_per_worker)
         self.quarantine = Quarantine(spec.reader)
         self._pid = os.getpid()
         self._memories: dict[int, SlotMemory] = {}  # by number of generation
         self._loans: dict[int, weakref.ref[Window]] = {}
-        self._ended: deque[int] = deque()  # filled by weakref callbacks, on any thread: they do nothing else
+        self._ended: deque[int] = deque()  # filled by weakref callbacks, in any thread
         self._stamp = 1
         self._needed = [-1] * spec.num_workers  # the oldest generation that each worker may still use or refer to
         self._builder: threading.Thread | None = None
         self._wanted_bytes = 0
         self._num_short = 0  # batches that found no slot since the last generation
-        self._factor = 1  # how many times the slots that the pipeline needs there are to be
+        self._factor = 1  # the wanted number of slots, as a multiple of the pipeline's need
         self._refused_bytes: int | None = None  # slots of this size were refused
         self._is_closed = False
         self._closings = itertools.count()  # close may be called by a finalizer, in the middle of itself
 
     @property
     def slot_bytes(self) -> int:
-        """Return the size of the newest slots, 0 before there are any."""
+        """Return the size of the newest slots; 0 if there are none."""
         number = self.control.num_generations
         return self.control.generation(number - 1).slot_bytes if number else 0
 
     @property
     def is_refused(self) -> bool:
-        """Return whether there are no slots and will be none."""
+        """Return whether slots were refused, so that there are none."""
         return self._refused_bytes is not None and not self._memories
 
     @property
     def pages(self) -> Counter[int | None]:
-        """Return how many pages lie on each node, as far as the kernel has said."""
+        """Return the number of pages on each node, as far as the kernel has reported it."""
         memories = list(self._memories.values())
         return sum((Counter(memory.pages) for memory in memories if memory.pages), start=Counter())
 
     @property
     def is_verified(self) -> bool:
-        """Return whether the kernel has said where all pages lie."""
+        """Return whether the kernel has reported the node of every page."""
         return all(memory.pages is not None for memory in list(self._memories.values()))
 
     @property
     def pinned_bytes(self) -> int:
-        """Return how much memory is locked for DMA."""
+        """Return the number of pinned bytes."""
         return sum(size for memory in list(self._memories.values()) for _, size in list(memory.locked))
 
     @property
     def num_slots(self) -> int:
-        """Return how many slots there are, of all generations."""
+        """Return the number of slots of all generations."""
         return sum(memory.generation.num_slots for memory in list(self._memories.values()))
 
     @property
     def num_bytes(self) -> int:
-        """Return how much memory the slots have."""
+        """Return the size of all slots together."""
         return sum(memory.generation.num_bytes for memory in list(self._memories.values()))
 
     @property
     def num_on_loan(self) -> int:
-        """Return how many slots the rank holds: referred to, or in quarantine."""
+        """Return the number of slots that the rank holds: referred to, or in quarantine."""
         return len(self._loans)
 
     def want(self, head: Head) -> None:
-        """Note what a batch would have needed."""
+        """Note the slot that a batch needed."""
         self._wanted_bytes = max(self._wanted_bytes, head.wanted_bytes)
-        self._num_short += head.miss == Miss.NO_SLOT
+        self._num_short += head.miss is Miss.NO_SLOT
 
     def prepare(self) -> None:
-        """Have slots made in the background where batches need larger ones, or a few times found none free.
+        """Start to make slots in the background, if batches need larger ones or repeatedly found none free.
 
-        Not where they are under way, were refused, or have grown in number twice.
+        Do nothing while slots are being made, after they were refused, or once their number has doubled twice.
         """
         if self._builder is not None or self._is_closed or self.control.num_generations == MAX_GENERATIONS:
             return
-        size = self.slot_bytes
-        if self._wanted_bytes > size:
-            slot_bytes = align(int(self._wanted_bytes * _GROWTH) if size else self._wanted_bytes, mmap.PAGESIZE)
-        elif self._num_short >= _MANY_SHORT * self.spec.num_workers and self._factor < MAX_FACTOR:
-            self._factor, slot_bytes = 2 * self._factor, size
-        else:
+        slot_bytes = self._next_slot_bytes()
+        if slot_bytes is None:
             return
         self._num_short = 0
-        if self._refused_bytes is not None and slot_bytes >= self._refused_bytes:
-            return
+        is_refused = self._refused_bytes is not None and slot_bytes >= self._refused_bytes
+        if not is_refused:
+            self._start_builder(slot_bytes)
+
+    def _next_slot_bytes(self) -> int | None:
+        """Return the slot size of the next generation; None if none is needed. More slots count in `_factor`."""
+        size = self.slot_bytes
+        if self._wanted_bytes > size:
+            return align(int(self._wanted_bytes * _GROWTH) if size else self._wanted_bytes, mmap.PAGESIZE)
+        if self._num_short >= _MANY_SHORT * self.spec.num_workers and self._factor < MAX_FACTOR:
+            self._factor *= 2
+            return size
+        return None
+
+    def _start_builder(self, slot_bytes: int) -> None:
         self._builder = threading.Thread(target=self._build, args=(slot_bytes,), name="numapin-ring", daemon=True)
         try:
             self._builder.start()
         except RuntimeError:  # no more threads
             self._builder, self._refused_bytes = None, slot_bytes
-            self.spec.tell("no ring, so batches get memory of their own: no thread can be started; see: ulimit -u")
+            self.spec.report("no ring, so each batch gets separate memory: no thread can be started; see: ulimit -u")
 
     def lend(self, head: Head) -> tuple[memoryview | None, memoryview | None]:
-        """Return views of the slot and of the spilled memory that a batch is in, None where it is not there."""
+        """Return views of a batch's slot and of its spilled memory; None if it has none."""
         slot, spill = head.parts
         self._needed[head.worker] = head.oldest_generation
         return (
@@ -147,7 +156,7 @@ class Ring:
         )
 
     def _lend_slot(self, generation: int, slot: int, num_bytes: int) -> memoryview:
-        """Return a view of a slot that a worker has filled: lent until the view and all that is over it are gone."""
+        """Return a view of a slot that a worker has filled, lent until the view and everything over it are gone."""
         memory = self._memories[generation]
         start = memory.address + memory.generation.start_of(slot)
         lease = window(start, memory.generation.slot_bytes, owner=memory.mapped)
@@ -162,7 +171,7 @@ class Ring:
             os.close(fd)
 
     def reclaim(self) -> None:
-        """Give the workers the slots that are no longer needed here."""
+        """Return slots that are no longer needed here to the workers."""
         if self._ended:
             self.quarantine.admit(self._ended.popleft() for _ in range(len(self._ended)))
         self._free_passed()
@@ -176,9 +185,9 @@ class Ring:
             self._free(slot)
 
     def _wait_for_copies(self) -> None:
-        """Let the GPU catch up: a loop that runs far ahead of it leaves the workers without slots.
+        """Let the GPU catch up: if a loop runs far ahead of it, the workers run out of slots.
 
-        Not for long: what the GPU does may depend on what this thread does next.
+        Wait for a short time only: the GPU's work may depend on what this thread does next.
         """
         with no_capture() as is_quiet:
             if not is_quiet:
@@ -189,7 +198,7 @@ class Ring:
             self._free_passed()
 
     def recover(self) -> None:
-        """Take back what the workers held. Only when they are all gone."""
+        """Take back the slots that the workers held. Call it only when they are all gone."""
         for memory in list(self._memories.values()):  # the builder may add one
             for slot in memory.generation.slots:
                 if self.control.state(slot) == TAKEN and slot not in self._loans:
@@ -198,7 +207,7 @@ class Ring:
         self.control.handover.discard()
 
     def close(self) -> None:
-        """Give all memory back, now or, where batches still refer to it, when the last of them is gone."""
+        """Free all memory, now or, if batches still refer to it, when the last of them is gone."""
         self._is_closed = True
         if next(self._closings) or os.getpid() != self._pid:
             return
@@ -223,7 +232,7 @@ class Ring:
         self.control.set_state(slot, self._stamp)
 
     def _poison(self, slot: int) -> None:
-        """Overwrite a free slot, so that whoever still reads it finds out at once."""
+        """Overwrite a free slot, so that code that still reads it fails at once."""
         for memory in self._memories.values():
             generation = memory.generation
             if slot in generation.slots:
@@ -233,7 +242,7 @@ class Ring:
                 )
 
     def _retire(self) -> None:
-        """Give back the memory of generations that no worker takes slots from any more, once all of it is free."""
+        """Free the memory of generations that no worker uses any more, once all their slots are free."""
         oldest = min(self._needed)
         for number in [number for number in self._memories if number < oldest]:
             generation = self._memories[number].generation
@@ -249,26 +258,26 @@ class Ring:
         self.control.close()
 
     def _close_later(self) -> None:
-        with suppress(CudaRefused):  # a kernel has failed, and with it the context: the process is at its end
+        with suppress(CudaRefused):  # a kernel has failed, and with it the context: the process cannot continue
             while self._loans or self._builder is not None:
                 time.sleep(_LAST_LOOK_S)
                 self.reclaim()
             self._destroy()
 
     def _build(self, slot_bytes: int) -> None:
-        """Make a generation; runs on a thread of its own."""
+        """Make a generation, in a separate thread."""
         try:
             self._make(slot_bytes)
         except (NumapinError, OSError, RuntimeError) as error:
             self._refused_bytes = slot_bytes
             self._give_up_rest()
             reason = f"{error.message}; {error.hint}" if isinstance(error, NumapinError) else str(error)
-            self.spec.tell(f"no slots of {slot_bytes} bytes, so batches get memory of their own: {reason}")
+            self.spec.report(f"no slots of {slot_bytes} bytes, so each batch gets separate memory: {reason}")
         finally:
             self._builder = None
 
     def _give_up_rest(self) -> None:
-        """Mark what is missing of the newest generation, so that no worker takes it for being under way."""
+        """Mark the missing slots of the newest generation, so that no worker waits for them."""
         number = self.control.num_generations
         generation = self.control.generation(number - 1) if number else None
         for slot in generation.slots if generation else ():

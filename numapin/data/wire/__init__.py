@@ -1,11 +1,14 @@
-"""What travels between a worker and the rank.
+"""Transport between a worker and the rank.
 
 Comes in: batches and tasks. Goes out: the same at the other end.
 
 ::
 
-    parcel.py   PURE  a batch: its pickle, and where its tensors lie
-    channel.py  EDGE  messages without locks over one pipe
-    queues.py   EDGE  torch's two queues over channels
-    spill.py    EDGE  memory for a batch that has no slot
+    message.py      PURE  the format of a message: a head, and the pickle of a batch
+    tensors.py      PURE  tensors as out-of-band buffers of the pickle
+    parcel.py       PURE  a batch that has arrived and is not opened yet
+    channel.py      EDGE  messages without locks over one pipe
+    queues.py       EDGE  torch's two queues over channels
+    spill.py        EDGE  memory for a batch that has no slot
+    descriptors.py  EDGE  file descriptors for processes that are being started
 """

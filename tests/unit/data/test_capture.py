@@ -1,4 +1,4 @@
-"""Captures of CUDA graphs and records of whole contexts keep out of each other's way. The driver is a stand-in."""
+"""Captures of CUDA graphs and context-wide events do not overlap. The driver is a stand-in."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ WAIT_S = 20
 
 
 class RefusedError(RuntimeError):
-    """What a graph raises on demand."""
+    """An error that a graph raises on demand."""
 
 
 @pytest.fixture
 def graphs(fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Put a class of graphs that capture on the stand-in in the place of torch's, and watch it."""
+    """Replace torch's class by graphs that capture on the stand-in, and watch it."""
 
     class CUDAGraph:
         def __init__(self, *, fails: str = "") -> None:
@@ -55,7 +55,7 @@ def _free() -> bool:
 
 
 def test_a_capture_is_seen_from_its_begin_to_its_end(graphs: Any) -> None:
-    """Before and after it is free, in between it is not; a graph may capture again."""
+    """A block is quiet before and after a capture, but not during it; a graph may capture again."""
     graph = graphs()
     assert _free()
     for _ in range(2):
@@ -66,7 +66,7 @@ def test_a_capture_is_seen_from_its_begin_to_its_end(graphs: Any) -> None:
 
 
 def test_two_captures_end_with_the_later_one(graphs: Any) -> None:
-    """Captures are told apart by their graph."""
+    """Two captures are distinguished by their graphs."""
     one, other = graphs(), graphs()
     one.capture_begin()
     other.capture_begin()
@@ -77,7 +77,7 @@ def test_two_captures_end_with_the_later_one(graphs: Any) -> None:
 
 
 def test_a_begin_that_fails_is_no_capture(graphs: Any) -> None:
-    """The error and the arguments pass through, and records go on."""
+    """The error and the arguments pass through, and the block is quiet again."""
     with pytest.raises(RefusedError) as caught:
         graphs(fails="begin").capture_begin("pool", capture_error_mode="relaxed")
     assert caught.value.args == ("pool", "relaxed")
@@ -111,7 +111,7 @@ def test_reset_ends_a_capture(graphs: Any) -> None:
 
 
 def test_watching_twice_wraps_once(graphs: Any) -> None:
-    """Every loader may ask for it."""
+    """Each loader calls it; only the first call has an effect."""
     before = dict(vars(graphs))
     watch_captures()
     assert dict(vars(graphs)) == before
@@ -125,7 +125,7 @@ def test_without_graphs_there_is_nothing_to_watch(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_graphs_of_this_torch_can_be_watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The installed torch's class has the three methods, and they look the same when watched."""
+    """The installed torch's class has the three methods, and keeps their signatures."""
     own = torch.cuda.CUDAGraph
     heir = type("CUDAGraph", (own,), {})  # the class itself stays as it is for the other tests
     monkeypatch.setattr(torch.cuda, "CUDAGraph", heir)
@@ -136,7 +136,7 @@ def test_the_graphs_of_this_torch_can_be_watched(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_begin_waits_for_the_block(graphs: Any, fake_cuda: FakeCuda) -> None:
-    """A capture of another thread begins when the block is over, and not inside it."""
+    """A capture in another thread begins after the block, not inside it."""
     thread = threading.Thread(target=graphs().capture_begin)
     with no_capture() as free:
         assert free
@@ -149,7 +149,7 @@ def test_a_begin_waits_for_the_block(graphs: Any, fake_cuda: FakeCuda) -> None:
 
 
 def test_a_capture_inside_the_own_block_does_not_wait_for_itself(graphs: Any) -> None:
-    """A signal handler that captures while its thread is in a block goes on."""
+    """A signal handler may capture while its thread is in a block: it does not deadlock."""
     with no_capture():
         thread_is_stuck = threading.Timer(WAIT_S, _interrupt)
         thread_is_stuck.start()
@@ -164,7 +164,7 @@ def _interrupt() -> None:
 
 
 def test_a_record_in_mid_capture_is_what_the_block_prevents(graphs: Any, fake_cuda: FakeCuda) -> None:
-    """Without the block the record breaks the capture; a caller that heeds the block leaves it whole."""
+    """Without the block the record breaks the capture; a caller that respects the block does not."""
     driver = cuda.driver()
     assert driver is not None
     graph = graphs()

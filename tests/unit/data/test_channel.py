@@ -1,4 +1,4 @@
-"""Messages between processes: bounded in time, whole after whatever happens to a writer. Properties: tests/property."""
+"""Messages between processes: bounded waits, and whole messages, whatever happens to a writer."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def channel() -> Iterator[Channel]:
 
 
 def writer(channel: Channel, number: int) -> Channel:
-    """Return a further writer's end, in this process."""
+    """Return the end of another writer, in this process."""
     made = Channel.__new__(Channel)
     made.__setstate__((channel._reader, channel._writer))
     made.number = number
@@ -46,14 +46,14 @@ def writer(channel: Channel, number: int) -> Channel:
 
 
 def forked(work: Callable[[Channel], None], channel: Channel) -> BaseProcess:
-    """Start a process that writes to the channel and goes on as a worker would: by multiprocessing's way out."""
+    """Start a process that writes to the channel and exits as a worker does, through multiprocessing."""
     process = multiprocessing.get_context("fork").Process(target=work, args=(channel,), daemon=True)
     process.start()
     return process
 
 
 def ended(process: BaseProcess) -> int | None:
-    """Wait for a process and return how it ended."""
+    """Wait for a process and return its exit code."""
     process.join(WAIT_S)
     return process.exitcode
 
@@ -64,7 +64,7 @@ def read_all(channel: Channel, num_messages: int) -> list[bytes]:
 
 
 def what_is_open() -> tuple[int, int]:
-    """Return how many descriptors and threads this process has."""
+    """Return the number of descriptors and of threads of this process."""
     return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
 
 
@@ -73,39 +73,39 @@ class TestReceive:
 
     @pytest.mark.parametrize("size", [0, 1, 4087, 4088, 4089, 8176, 8177, PIPE_BYTES, 200_000])
     def test_a_message_of_any_size_arrives_whole(self, channel: Channel, size: int) -> None:
-        """Also at the edges of a frame, which holds 4088 bytes, and none at all."""
+        """Messages of any size arrive whole, even at the edges of a frame (4088 bytes) and if empty."""
         message = LARGE[:size]
         channel.send(message)
         assert channel.receive(WAIT_S) == message
 
     @pytest.mark.parametrize("timeout_s", [0, 0.05])
     def test_without_a_message_it_is_empty_in_time(self, channel: Channel, timeout_s: float) -> None:
-        """As multiprocessing's queues: queue.Empty, not earlier than asked and not much later."""
+        """It raises queue.Empty, as multiprocessing's queues do, neither too early nor much too late."""
         began_s = time.monotonic()
         with pytest.raises(queue.Empty):
             channel.receive(timeout_s)
         assert timeout_s <= time.monotonic() - began_s < timeout_s + 1
 
     def test_what_has_arrived_needs_no_time(self, channel: Channel) -> None:
-        """A time-out of 0 gives what lies in the pipe."""
+        """A timeout of 0 returns a message that is in the pipe."""
         channel.send(b"here")
         assert channel.receive(0) == b"here"
 
     def test_half_a_message_is_none(self, channel: Channel) -> None:
-        """A large message that has come in part does not count, and does not make the wait forget its end."""
+        """A large message that has arrived in part does not extend the wait."""
         channel.send(LARGE)
         channel._late.discard()  # type: ignore[union-attr] # what did not fit never comes
         with pytest.raises(queue.Empty):
             channel.receive(0.05)
 
     def test_it_wakes_up_for_a_late_message(self, channel: Channel) -> None:
-        """Without a time-out it waits until there is one."""
+        """Without a timeout it waits for a message."""
         late = threading.Timer(0.1, channel.send, [b"late"])
         late.start()
         assert channel.receive(None) == b"late"
 
     def test_it_waits_on_where_no_writer_is_left(self) -> None:
-        """The end of the last writer is no message: the time-out holds, and the wait does not spin."""
+        """If the last writer ends, the timeout still holds, and the wait does not spin."""
         channel = Channel()
         channel._writer.close()
         began_s, began_cpu_s = time.monotonic(), time.thread_time()
@@ -120,7 +120,7 @@ class TestFill:
     """Looking ahead without waiting."""
 
     def test_it_says_whether_anything_came(self, channel: Channel) -> None:
-        """What came is handed out once, in order."""
+        """Messages that arrived are yielded once, in order."""
         assert not channel.fill()
         channel.send(b"one")
         channel.send(b"two")
@@ -130,7 +130,7 @@ class TestFill:
         assert not channel.fill()
 
     def test_what_it_took_in_is_received_first(self, channel: Channel) -> None:
-        """Messages keep their order whichever way they are read."""
+        """Messages keep their order, however they are read."""
         channel.send(b"one")
         channel.fill()
         channel.send(b"two")
@@ -153,7 +153,7 @@ class TestSend:
     """Sending never waits."""
 
     def test_a_full_pipe_does_not_hold_the_sender_up(self, channel: Channel) -> None:
-        """What the pipe has no room for goes out later, in order, also what is sent after it."""
+        """Messages that do not fit in the pipe are sent later, in order, before later ones."""
         messages = [LARGE, b"small", LARGE[::-1], b""]
         began_s = time.monotonic()
         for message in messages:
@@ -162,7 +162,7 @@ class TestSend:
         assert read_all(channel, 4) == messages
 
     def test_once_the_backlog_is_gone_messages_go_straight_out(self, channel: Channel) -> None:
-        """And none overtakes another on the way back."""
+        """No message overtakes another."""
         channel.send(LARGE)
         assert channel.receive(WAIT_S) == LARGE
         for number in range(200):
@@ -170,7 +170,7 @@ class TestSend:
         assert read_all(channel, 200) == [b"%d" % number for number in range(200)]
 
     def test_nothing_overtakes_what_waits(self, channel: Channel) -> None:
-        """Although there is room in the pipe again: the message queues up behind the backlog."""
+        """A message queues up behind the backlog, even if the pipe has room again."""
         waiting: list[list[bytes]] = []
         late: Any = SimpleNamespace(
             is_busy=lambda: True, add=lambda frames: waiting.append(list(frames)), discard=lambda: None
@@ -181,13 +181,13 @@ class TestSend:
         assert [frame[-5:] for frames in waiting for frame in frames] == [b"small"]
 
     def test_a_small_message_costs_no_thread(self, channel: Channel) -> None:
-        """The usual message is one system call."""
+        """A message of the usual size takes one system call."""
         channel.send(b"small")
         assert channel._late is None
 
     @pytest.mark.parametrize("message", [b"small", LARGE], ids=["small", "large"])
     def test_without_a_reader_messages_are_dropped(self, message: bytes) -> None:
-        """A worker whose rank is gone goes on to its own end, as with torch's queues."""
+        """A worker whose rank is gone continues to its own end, as with torch's queues."""
         channel = Channel()
         channel.send(LARGE)  # some of it waits in the thread
         channel.stop_reading()
@@ -199,7 +199,7 @@ class TestSend:
         channel._writer.close()
 
     def test_writers_do_not_mix(self, channel: Channel) -> None:
-        """Frames of one writer between frames of another: each message is put together from its own."""
+        """Each message is assembled from its own writer's frames, even if frames of others lie between them."""
         one, other = writer(channel, 1), writer(channel, 2)
         threads = [threading.Thread(target=end.send, args=(LARGE[end.number :],)) for end in (one, other)]
         for thread in threads:
@@ -227,10 +227,10 @@ def _cancel_first(channel: Channel) -> None:
 
 
 class TestProcesses:
-    """Across the life of processes."""
+    """Starts and ends of processes."""
 
     def test_a_process_that_ends_sends_all_first(self, channel: Channel) -> None:
-        """What the pipe has no room for is waited for at exit, as multiprocessing's queues do."""
+        """A process waits at exit until its messages are sent, as multiprocessing's queues do."""
         process = forked(_send_and_leave, channel)
         time.sleep(0.05)
         assert process.is_alive()
@@ -239,12 +239,12 @@ class TestProcesses:
 
     @pytest.mark.parametrize("work", [_cancel_and_leave, _cancel_first])
     def test_a_process_need_not_wait(self, channel: Channel, work: Callable[[Channel], None]) -> None:
-        """After cancel_join_thread, before or after the message, it ends although nobody reads."""
+        """After cancel_join_thread, called before or after the message, it ends without a reader."""
         assert ended(forked(work, channel)) == 0
 
     @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
     def test_it_travels_to_a_child(self, method: str) -> None:
-        """Both ways, under every start method."""
+        """A channel works in both directions, under every start method."""
         context: Any = multiprocessing.get_context(method)
         inbox, outbox = Channel(), Channel()
         inbox.send(b"ahead")  # sent before the child is there
@@ -256,12 +256,12 @@ class TestProcesses:
         outbox.close()
 
     def test_it_cannot_be_pickled_elsewhere(self, channel: Channel) -> None:
-        """Like multiprocessing's queues: only into a process that is being started."""
+        """A channel can be pickled only for a process that is being started, as multiprocessing's queues."""
         with pytest.raises(RuntimeError, match="inheritance"):
             pickle.dumps(channel)
 
     def test_a_writer_killed_in_mid_message_harms_no_other(self, channel: Channel) -> None:
-        """It holds no lock, its half message stays out, and the others' arrive whole."""
+        """A killed writer holds no lock; its partial message is dropped, and those of others arrive whole."""
         victim = writer(channel, 1)
         process = forked(_send_and_sleep, victim)
         select.select([channel._reader.fileno()], [], [], WAIT_S)
@@ -275,7 +275,7 @@ class TestProcesses:
             channel.receive(0.05)
 
     def test_a_closed_channel_leaves_no_descriptor_and_no_thread(self) -> None:
-        """A hundred iterators that were left with full pipes cost nothing."""
+        """A hundred iterators that were left with full pipes leave no thread and no descriptor."""
         before = what_is_open()
         for _ in range(100):
             channel = Channel()

@@ -1,4 +1,4 @@
-"""Larger batches get larger slots, loops that keep more get more; older slots go when nobody needs them."""
+"""Larger batches get larger slots, and loops that keep more batches get more; unused older slots are freed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from numapin.data.slots.control import OwnSlots
-from numapin.data.wire.parcel import Miss
+from numapin.data.wire.message import Miss
 from tests.data.loopback import (
     Loopback,
     build,
@@ -35,7 +35,7 @@ class TestGrowth:
     """Generations of slots, one after the other."""
 
     def test_a_larger_batch_brings_a_new_generation(self) -> None:
-        """With a quarter to spare, behind the older slots."""
+        """The new slots are a quarter larger than needed, and come after the older ones."""
         with made() as ring:
             build(ring, 4 * PAGE)
             build(ring, 8 * PAGE)
@@ -45,7 +45,7 @@ class TestGrowth:
             assert new.first_slot == old.first_slot + old.num_slots
 
     def test_the_old_generation_retires(self, fake_cuda: FakeCuda) -> None:
-        """Once every worker uses the new one and nothing refers to the old: unlocked, and back to the kernel."""
+        """It is unlocked and freed once every worker uses the new one and nothing refers to the old."""
         with made(**gpu()) as ring:
             build(ring, 4 * PAGE)
             loop = Loopback(ring)
@@ -65,7 +65,7 @@ class TestGrowth:
             assert torch.equal(lent(loop, BATCH), BATCH)
 
     def test_all_workers_must_have_moved_on(self) -> None:
-        """One that has not sent a batch from the new generation may still take a slot of the old one."""
+        """A worker that has not sent a batch from the new generation may still take a slot of the old one."""
         with made(num_workers=2, prefetch=0) as ring:
             build(ring, PAGE)
             loop = Loopback(ring)
@@ -75,7 +75,7 @@ class TestGrowth:
             assert len(ring._memories) == 2
 
     def test_a_worker_that_comes_after_a_retirement_finds_the_new_slots(self) -> None:
-        """The next epoch's workers never touch memory that was given back."""
+        """The next epoch's workers never touch memory that was freed."""
         with made() as ring:
             build(ring, PAGE)
             loop = Loopback(ring)
@@ -90,7 +90,7 @@ class TestGrowth:
             assert (late.generation, found[0] >= NUM_SLOTS) == (1, True)
 
     def test_it_may_come_while_an_epoch_ends(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The new slots are published on a thread of their own, at any moment of the loop's."""
+        """A separate thread publishes the new slots, at any moment of the loop."""
         with made() as ring:
             build(ring, PAGE)
             state = ring.control.state
@@ -103,12 +103,12 @@ class TestGrowth:
             ring.recover()
 
     def test_a_loop_that_keeps_batches_gets_more_slots(self) -> None:
-        """Twice as many of the same size, and once more; not for a worker that was once short of one."""
+        """Their number doubles twice, but not because one worker was once short of a slot."""
         with made() as ring:
             build(ring, PAGE)
             counts = []
             for _ in range(10):
-                ring.want(make_head(wanted_bytes=PAGE, miss=Miss.NO_SLOT.value))
+                ring.want(make_head(wanted_bytes=PAGE, miss=Miss.NO_SLOT))
                 ring.prepare()
                 wait_until_built(ring)
                 newest = ring.control.generation(ring.control.num_generations - 1)
@@ -117,21 +117,21 @@ class TestGrowth:
             assert counts == more
 
     def test_other_misses_bring_no_slots(self) -> None:
-        """More of them would not help."""
+        """More slots would not help."""
         with made() as ring:
             build(ring, PAGE)
             for miss in (Miss.KEPT, Miss.STARTING, Miss.UNSUPPORTED, Miss.SHARED) * 5:
-                ring.want(make_head(wanted_bytes=PAGE, miss=miss.value))
+                ring.want(make_head(wanted_bytes=PAGE, miss=miss))
                 ring.prepare()
             assert (ring._builder, ring.num_slots) == (None, NUM_SLOTS)
 
     def test_more_slots_are_never_fewer(self) -> None:
-        """Where the budget has no room for twice as many, the loop keeps what it has."""
+        """If the budget has no room for twice as many, the loop keeps its slots."""
         left = [7 * PAGE, 2 * PAGE]
         with made(budget_bytes=lambda: left.pop(0)) as ring:
             build(ring, PAGE)
             for _ in range(2):
-                ring.want(make_head(wanted_bytes=PAGE, miss=Miss.NO_SLOT.value))
+                ring.want(make_head(wanted_bytes=PAGE, miss=Miss.NO_SLOT))
             ring.prepare()
             wait_until_built(ring)
             own, taken = OwnSlots(ring.control, 0), []
@@ -140,7 +140,7 @@ class TestGrowth:
             assert len(taken) >= NUM_SLOTS
 
     def test_what_a_worker_keeps_is_not_given_back(self) -> None:
-        """A collate_fn that caches a batch finds it as it was after larger slots have come."""
+        """A collate_fn that caches a batch finds it unchanged after larger slots were made."""
         with made() as ring:
             build(ring, PAGE)
             loop = Loopback(ring)
@@ -159,7 +159,7 @@ class TestGrowth:
             assert list(ring._memories) == [1]
 
     def test_growth_ends(self) -> None:
-        """After eight generations larger batches travel outside; nothing breaks."""
+        """After eight generations, larger batches travel outside the ring; nothing breaks."""
         with made() as ring:
             for power in range(10):
                 build(ring, PAGE << power)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from numapin.data.opening.capture import watch_captures
-from numapin.data.wire.parcel import Miss
+from numapin.data.wire.message import Miss
 from tests.data.loopback import (
     Loopback,
     build,
@@ -36,11 +36,11 @@ BATCH: Final = torch.arange(1000.0)  # 4000 bytes: a slot of a page
 
 
 class TestLending:
-    """A slot is a loan."""
+    """Slots on loan."""
 
     @pytest.fixture
     def loop(self) -> Iterator[Loopback]:
-        """Give a ring with slots of a page that nothing but this process reads."""
+        """Give a ring with slots of one page that only this process reads."""
         with made() as ring:
             build(ring, PAGE)
             yield Loopback(ring)
@@ -59,7 +59,7 @@ class TestLending:
         ids=["tensor", "view", "view of a view", "storage", "array", "buffer", "graph"],
     )
     def test_it_ends_with_the_last_reference(self, loop: Loopback, refer: Callable[[torch.Tensor], object]) -> None:
-        """Whatever kind that is, autograd's saved tensors included; then the slot is free, and not before."""
+        """The slot is free with the last reference of any kind, including autograd's saved tensors, and not before."""
         kept = refer(lent(loop, BATCH))
         gc.collect()
         loop.ring.reclaim()
@@ -69,7 +69,7 @@ class TestLending:
         assert (loop.ring.num_on_loan, loop.num_free()) == (0, NUM_SLOTS)
 
     def test_references_may_end_on_any_thread(self, loop: Loopback) -> None:
-        """Also all at once; each slot is freed once."""
+        """References may end in any threads, even all at once; each slot is freed once."""
         from concurrent.futures import ThreadPoolExecutor
 
         for _ in range(20):
@@ -80,7 +80,7 @@ class TestLending:
             assert (loop.ring.num_on_loan, loop.num_free()) == (0, NUM_SLOTS)
 
     def test_the_loop_never_sees_a_batch_change(self, loop: Loopback) -> None:
-        """More batches than slots, all kept: the later ones travel outside, and none is written over."""
+        """If more batches are kept than there are slots, later ones travel outside, and none is overwritten."""
         kept = []
         for number in range(3 * NUM_SLOTS):
             loop.ring.reclaim()
@@ -89,7 +89,7 @@ class TestLending:
         assert loop.post(BATCH)[0].miss == Miss.NO_SLOT
 
     def test_slots_go_round_last_released_first(self, loop: Loopback) -> None:
-        """A loop that keeps nothing uses one slot again and again: it stays in the cache."""
+        """A loop that keeps nothing reuses one slot, which stays in the cache."""
         used = set()
         for _ in range(20):
             loop.ring.reclaim()
@@ -97,7 +97,7 @@ class TestLending:
         assert len(used) == 1
 
     def test_poison_overwrites_a_released_slot(self) -> None:
-        """Whoever still reads it sees 0xA5, and only that slot's bytes change."""
+        """Code that still reads the slot sees 0xA5, and only that slot's bytes change."""
         with made(poison=True) as ring:
             build(ring, PAGE)
             loop = Loopback(ring)
@@ -110,13 +110,13 @@ class TestLending:
             assert torch.equal(other, BATCH)
 
     def test_without_poison_nothing_is_written(self, loop: Loopback) -> None:
-        """It is for debugging: it costs a write of every slot."""
+        """Slots are not overwritten by default: it is for debugging and costs a write of every slot."""
         at = lent(loop, BATCH).data_ptr() - loop.ring._memories[0].address
         loop.ring.reclaim()
         assert bytes(loop.ring._memories[0].mapped[at : at + 4000]) == BATCH.numpy().tobytes()
 
     def test_what_dead_workers_held_is_taken_back(self, loop: Loopback) -> None:
-        """But not what the loop still refers to."""
+        """Slots that the loop still refers to stay on loan."""
         kept = lent(loop, BATCH)
         for _ in range(2):
             loop.slots.take()
@@ -126,10 +126,10 @@ class TestLending:
 
 
 class TestCopies:
-    """A copy that the user issued may still read a slot that nothing refers to."""
+    """Slots without references that a copy of the user's may still read."""
 
     def test_a_slot_is_not_free_before_its_event_has_passed(self, fake_cuda: FakeCuda) -> None:
-        """It counts as on loan until then."""
+        """The slot counts as on loan until the copy has ended."""
         with made(**gpu()) as ring:
             build(ring, PAGE)
             loop = Loopback(ring)
@@ -170,7 +170,7 @@ class TestCopies:
             assert loop.num_free() == 2 * NUM_SLOTS
 
     def test_a_loop_that_runs_far_ahead_waits_for_the_gpu(self, fake_cuda: FakeCuda) -> None:
-        """With more than four slots behind copies it waits, but never for long: the GPU may be waiting for the loop."""
+        """With more than four slots behind copies it waits, but not for long: the GPU may be waiting for the loop."""
         with made(**gpu()) as ring:
             build(ring, PAGE)
             loop = Loopback(ring)
@@ -187,7 +187,7 @@ class TestCopies:
 
 
 def in_forked_child(check: Callable[[], bool]) -> bool:
-    """Return what a check says in a forked child."""
+    """Return the result of a check in a forked child."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: a fork beside threads
         pid = os.fork()
@@ -201,10 +201,10 @@ def in_forked_child(check: Callable[[], bool]) -> bool:
 
 
 class TestFork:
-    """A child that the user forks has everything, and must change nothing."""
+    """A child that the user forks inherits everything, and must change nothing."""
 
     def test_its_finalizers_free_nothing(self) -> None:
-        """The last reference in the child is not the last one."""
+        """The end of the last reference in the child frees nothing."""
         with made() as ring:
             build(ring, PAGE)
             loop = Loopback(ring)
@@ -223,7 +223,7 @@ class TestFork:
             assert not batches[1].any()
 
     def test_its_close_closes_nothing(self, fake_cuda: FakeCuda) -> None:
-        """Locked memory and slots are the parent's."""
+        """Pinned memory and slots belong to the parent."""
         with made(**gpu()) as ring:
             build(ring, PAGE)
 
@@ -237,22 +237,22 @@ class TestFork:
 
 
 def num_mapped() -> int:
-    """Return how many spilled batches this process has mapped."""
+    """Return the number of spilled batches that this process has mapped."""
     gc.collect()
     return Path("/proc/self/maps").read_text(encoding="ascii").count("/memfd:numapin-spill")
 
 
 def num_open() -> int:
-    """Return how many spilled batches this process has descriptors of."""
+    """Return the number of this process's descriptors of spilled batches."""
     entries = [entry for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]
     return sum("numapin-spill" in str(entry.readlink()) for entry in entries)
 
 
 class TestSpills:
-    """Batches without a slot are in memory of their own."""
+    """Batches without a slot have separate memory."""
 
     def test_it_goes_with_the_last_reference(self) -> None:
-        """Until then the batch is whole."""
+        """Until then the batch is intact."""
         with made() as ring:
             spilled = lent(Loopback(ring), BATCH)
             assert num_mapped() == 1
@@ -272,13 +272,13 @@ class TestSpills:
             assert found == 0
 
     def test_it_outlives_the_ring(self) -> None:
-        """The mapping keeps it."""
+        """The mapping keeps the memory."""
         with made() as ring:
             spilled = lent(Loopback(ring), BATCH)
         assert torch.equal(spilled, BATCH)
 
     def test_the_next_workers_leave_it_alone(self) -> None:
-        """A batch that is kept for longer than an epoch is not written over by the next one."""
+        """A batch that is kept for longer than an epoch is not overwritten by the next one."""
         with made() as ring:
             kept = lent(Loopback(ring), BATCH)
             ring.recover()
@@ -286,7 +286,7 @@ class TestSpills:
             assert torch.equal(kept, BATCH)
 
     def test_what_was_never_received_is_forgotten(self) -> None:
-        """When the workers are gone; the next ones' batches are not mistaken for it."""
+        """It is freed once the workers are gone, and not mistaken for a batch of the next workers."""
         with made() as ring:
             loop = Loopback(ring)
             loop.post(BATCH)
@@ -298,7 +298,7 @@ class TestSpills:
             assert torch.equal(lent(Loopback(ring), -BATCH), -BATCH)
 
     def test_what_the_worker_keeps_stays_as_it_is(self) -> None:
-        """A collate_fn that caches a batch finds it as it was when the loop is done with it."""
+        """A collate_fn that caches a batch finds it unchanged after the loop has released it."""
         with made() as ring:
             loop = Loopback(ring)
             cached = loop.packer.allocate(torch.float32, (1000,))
@@ -311,7 +311,7 @@ class TestSpills:
 
     @pytest.mark.parametrize("is_sent", [False, True])
     def test_what_was_collated_and_not_sent_goes(self, *, is_sent: bool) -> None:
-        """A collate_fn that stacks a large batch and sends a small part of it costs no more each time."""
+        """Memory does not grow with a collate_fn that stacks a large batch and sends a small part of it."""
         with made() as ring:
             build(ring, PAGE)
             loop = Loopback(ring)

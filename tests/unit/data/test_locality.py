@@ -1,4 +1,4 @@
-"""Where a rank's memory and helpers belong: on made-up machines of every shape, and with what `numapin run` planned."""
+"""The nodes and CPUs of a rank's memory and threads, on synthetic machines and under `numapin run`."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ RANK = RankPlan(
     reason="a test",
 )
 TWO_NODES = "2pkg-2node-smt2-8gpu-a100"
+REMEDY = "if you know it, set it with node=N; see: numapin topo"
 
 
 def found(
@@ -43,14 +44,14 @@ def found(
     device: int | None = None,
     rank: RankPlan | None = None,
 ) -> Locality:
-    """Write the machine's root and ask."""
+    """Write the machine's root and find the locality."""
     environ = {} if rank is None else {BINDING: json.dumps(rank.to_json())}
     roots.write_root(roots.load(machine), root)
     return find_locality(environ=environ, node=node, device_index=device, root=root)
 
 
 class TestAlone:
-    """Without a launcher, the GPU's place decides, by the planner's own rules."""
+    """Without a launcher, the node of the GPU decides, by the planner's own rules."""
 
     @pytest.mark.parametrize(
         ("machine", "device", "node"),
@@ -64,7 +65,7 @@ class TestAlone:
         ],
     )
     def test_the_node_of_the_gpu(self, tmp_path: Path, machine: str, device: int, node: int) -> None:
-        """Memory on it, preferred; workers on its CPUs; the reason names the GPU."""
+        """Memory prefers the GPU's node, workers get its CPUs, and the reason names the GPU."""
         facts = roots.load(machine)
         locality = found(tmp_path, machine, device=device)
         assert locality.reason.startswith(f"cuda:{device}: GPU {device} (")
@@ -85,24 +86,24 @@ class TestAlone:
     @pytest.mark.parametrize(
         ("device", "reason"),
         [
-            (None, "neither a node nor a device is known; the memory policy decides"),
-            (99, "cuda:99: which GPU it is is unknown; name the node where it is known: node=N; see: numapin topo"),
+            (None, "no node and no device is known; the memory policy decides"),
+            (99, f"cuda:99: its NUMA node is unknown: no GPU with this CUDA index was found; {REMEDY}"),
         ],
     )
     def test_nothing_is_known(self, tmp_path: Path, device: int | None, reason: str) -> None:
-        """Then nothing is placed or bound, and the reason says why."""
+        """Nothing is placed or bound, and the reason says why."""
         assert found(tmp_path, TWO_NODES, device=device) == Locality(
             nodes=CpuSet(), cpus=CpuSet(), memory=None, num_machine_nodes=2, reason=reason
         )
 
     def test_a_gpu_of_unknown_node(self, tmp_path: Path) -> None:
-        """A virtual machine that hides it: the user may know."""
+        """A virtual machine may hide the node; the reason says how to set it."""
         locality = found(tmp_path, "2node-48cpu-8gpu-nosysfs", device=0)
         assert (locality.nodes, locality.cpus) == (frozenset(), frozenset())
-        assert locality.reason.startswith("cuda:0: its NUMA node is unknown; name the node")
+        assert locality.reason.startswith("cuda:0: its NUMA node is unknown: no source reports it; if you know it")
 
     def test_a_machine_that_cannot_be_read(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A missing library costs the placement, not the program; its remedy is in the reason."""
+        """A missing library prevents the placement, not the program; its remedy is in the reason."""
 
         def fail(**_rest: object) -> None:
             raise LibnumaError("libnuma could not be loaded: gone", "install it")
@@ -114,11 +115,11 @@ class TestAlone:
 
 
 class TestOneNode:
-    """Nothing to choose."""
+    """A machine with one node."""
 
     @pytest.mark.parametrize("machine", ["1node-16cpu-1gpu-vm", "1pkg-nonode-2cpu"])
     def test_it_is_that_one(self, tmp_path: Path, machine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Known without reading the machine: neither CPUs nor policy are touched."""
+        """The node is known without reading the machine; CPUs and policy stay as they are."""
         monkeypatch.setattr("numapin.topology.discover.discover", None)
         assert found(tmp_path, machine, device=0) == Locality(
             nodes=CpuSet({0}),
@@ -129,7 +130,7 @@ class TestOneNode:
         )
 
     def test_it_costs_nothing(self, tmp_path: Path) -> None:
-        """Below a millisecond of CPU: one file is read."""
+        """It takes less than a millisecond of CPU time, because it reads one file."""
         found(tmp_path, "1node-16cpu-1gpu-vm", device=0)
         start = time.thread_time()
         for _ in range(10):
@@ -147,7 +148,7 @@ class TestPlanned:
     """Under `numapin run`."""
 
     def test_the_plan_is_taken_over(self, tmp_path: Path) -> None:
-        """Whatever the device: the launcher has decided."""
+        """The launcher's plan counts, whatever the device."""
         assert found(tmp_path, TWO_NODES, device=0, rank=RANK) == Locality(
             nodes=CpuSet({1}),
             cpus=CpuSet({24, 25}),
@@ -161,7 +162,7 @@ class TestPlanned:
         [(Memory.LOCAL, {1}), (Memory.BIND, {1}), (Memory.INTERLEAVE, set()), (Memory.NONE, set())],
     )
     def test_policies(self, tmp_path: Path, memory: Memory, nodes: set[int]) -> None:
-        """Interleaved memory is spread by the rank's own policy, and `none` leaves all memory alone."""
+        """The rank's own policy spreads interleaved memory, and `none` leaves all memory as it is."""
         locality = found(tmp_path, TWO_NODES, rank=replace(RANK, memory=memory))
         assert locality.nodes == CpuSet(nodes)
         assert locality.memory is (None if memory is Memory.NONE else memory)
@@ -175,7 +176,7 @@ class TestPlanned:
         ],
     )
     def test_a_broken_plan_names_the_variable(self, tmp_path: Path, text: str, problem: str) -> None:
-        """And says how to do without."""
+        """The error names the variable, and the hint says how to unset it."""
         with pytest.raises(MachineFileError) as caught:
             find_locality(environ={BINDING: text}, node=None, device_index=None, root=tmp_path)
         assert caught.value.message.startswith(problem)
@@ -186,40 +187,46 @@ class TestNamed:
     """A node that the user named."""
 
     def test_it_wins(self, tmp_path: Path) -> None:
-        """Over the plan and the GPU; its CPUs come along."""
+        """It takes precedence over the plan and the GPU, and brings its CPUs."""
         assert found(tmp_path, TWO_NODES, node=0, device=7, rank=RANK) == Locality(
             nodes=CpuSet({0}),
             cpus=roots.load(TWO_NODES).cpu_nodes[0],
             memory=Memory.PREFERRED,
             num_machine_nodes=2,
-            reason="node=0 was asked for",
+            reason="requested with node=0",
         )
 
     @pytest.mark.parametrize(
         ("machine", "node", "problem"),
         [
-            (TWO_NODES, 2, "node=2: NUMA node 2 does not exist; there are: 0-1"),
-            ("8node-sparse-2gpu", 44, "node=44: NUMA node 44 does not exist; there are: 0-2,33-34,45,72-73"),
-            ("2pkg-34node-gpumem-4gpu", 2, "node=2: NUMA node 2 has no CPUs: it is no place for host memory; there"),
+            (TWO_NODES, 2, "node=2: NUMA node 2 does not exist; usable nodes: 0-1"),
+            ("8node-sparse-2gpu", 44, "node=44: NUMA node 44 does not exist; usable nodes: 0-2,33-34,45,72-73"),
+            (
+                "2pkg-34node-gpumem-4gpu",
+                2,
+                "node=2: NUMA node 2 has no CPUs, so host memory cannot be placed there; usable",
+            ),
         ],
     )
     def test_no_such_node(self, tmp_path: Path, machine: str, node: int, problem: str) -> None:
-        """Those that could be meant are named; a GPU's memory is none of them."""
+        """The usable nodes are named; a node of GPU memory is not one of them."""
         with pytest.raises(UsageError) as caught:
             found(tmp_path, machine, node=node)
         assert caught.value.message.startswith(problem)
         assert caught.value.hint == "see: numapin topo"
 
     def test_on_this_machine(self) -> None:
-        """The CPUs are those that this process may use; with one node, or without NUMA, node 0 can be named too."""
+        """The CPUs are those that this process may use. Node 0 can be named even with one node or without NUMA."""
         locality = find_locality(environ={}, node=0, device_index=None)
         assert locality.nodes == CpuSet({0})
         assert locality.cpus <= frozenset(os.sched_getaffinity(0))
 
     def test_none_of_its_cpus_is_allowed(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Workers stay where they are then, and the reason says so."""
+        """Workers then keep their CPUs, and the reason says so."""
         monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {9999})
         monkeypatch.setattr("numapin.data.locality._cpus", lambda *_args: frozenset({0}))
         locality = find_locality(environ={}, node=0, device_index=None)
         assert (locality.nodes, locality.cpus) == (frozenset({0}), frozenset())
-        assert locality.reason == "node=0 was asked for; none of its CPUs is allowed: CPUs stay"
+        assert (
+            locality.reason == "requested with node=0; this process may use none of its CPUs, so CPUs stay as they are"
+        )

@@ -1,4 +1,4 @@
-"""How long loops wait for batches: told by one process, read by another."""
+"""The time that loops wait for batches, published by one process and read by another."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ sys.stdin.read()
 
 @pytest.fixture(params=["alone", "forked"])
 def loop(request: pytest.FixtureRequest) -> Iterator[int]:
-    """Give the process id of a loop that made two steps: a program, or a forked child of one that made others."""
+    """Give the process id of a loop that made two steps: a program, or a forked child of another loop."""
     command = [sys.executable, "-c", _LOOP, request.param]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -41,14 +41,14 @@ def loop(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 def test_another_process_reads_the_totals(loop: int) -> None:
-    """The sum of a process's steps, and not its parent's, can be read while it runs."""
+    """The totals of a process, without its parent's, can be read while it runs."""
     descriptor = find_waited(loop)
     assert descriptor is not None
     assert read_waited(loop, descriptor) == Waited(waited_s=0.5, stepped_s=3.0)
 
 
 def test_process_without_loader() -> None:
-    """A process without totals, one that is gone and a descriptor that is something else have none."""
+    """There are no totals for a process without any, for a process that is gone, and in any other descriptor."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         assert find_waited(process.pid) is None
         assert read_waited(process.pid, 0) is None
@@ -58,7 +58,7 @@ def test_process_without_loader() -> None:
 
 
 def test_without_descriptors() -> None:
-    """Where no descriptor is left, steps are not told, and that is all."""
+    """Without a free descriptor, steps are not published, and nothing fails."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
     try:
@@ -70,7 +70,7 @@ def test_without_descriptors() -> None:
 
 
 def test_a_step_costs_next_to_nothing() -> None:
-    """A step costs a few microseconds at most, on a busy machine too."""
+    """A step costs a few microseconds at most, even on a busy machine."""
     totals = totals_of(0)
     cost_s = min(timeit.repeat(lambda: totals.add(waited_s=0.0, stepped_s=0.1), number=1000, repeat=5)) / 1000
     assert cost_s < 10e-6

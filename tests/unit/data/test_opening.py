@@ -1,4 +1,4 @@
-"""How a parcel becomes a batch on the host: over the slot, or over copies; and what the slot waits for then."""
+"""Opening parcels on the host, over the slot or over copies, and the time when the slot is free again."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from numapin.data.opening.host import Copier, Lender, Opener, Parcel, is_small
-from numapin.data.wire.parcel import SLOT, SPILL, Miss
-from tests.data.loopback import Loopback, loopback
+from numapin.data.opening.host import Copier, Lender, Opener, is_small
+from numapin.data.wire.message import SLOT, SPILL, Miss
+from tests.data.loopback import Loopback, batch_of, loopback
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from numapin.data.wire.parcel import Parcel
 
 KIB: Final = 1 << 10
 SLOT_BYTES: Final = 1 << 20
@@ -35,14 +37,14 @@ def opener(request: pytest.FixtureRequest) -> Opener:
 
 
 def num_lent(loop: Loopback) -> int:
-    """Return how many slots the rank holds."""
+    """Return the number of slots that the rank holds."""
     loop.ring.reclaim()
     assert loop.num_free() == NUM_SLOTS - loop.ring.num_on_loan
     return loop.ring.num_on_loan
 
 
 def ramp(num_elements: int) -> torch.Tensor:
-    """Return float32 elements that all differ."""
+    """Return distinct float32 elements."""
     return torch.arange(num_elements, dtype=torch.float32)
 
 
@@ -53,53 +55,53 @@ def within(tensor: torch.Tensor, loop: Loopback) -> bool:
 
 
 class TestBoth:
-    """Whoever opens it, a batch is the user's own."""
+    """With either opener, the batch belongs to the user."""
 
     def test_it_can_be_edited(self, loop: Loopback, opener: Opener) -> None:
-        """In place, without a change to any other, nor in the worker."""
+        """A change in place affects no other batch, nor the worker's."""
         sent = ramp(1000)
-        one, other = (opener.open(loop.send(sent)) for _ in range(2))
+        one, other = (batch_of(opener, loop.send(sent)) for _ in range(2))
         one.mul_(-1)
         assert torch.equal(other, sent)
         assert torch.equal(sent, ramp(1000))
 
     def test_every_storage_is_its_own(self, loop: Loopback, opener: Opener) -> None:
-        """As long as it was in the worker: torch.save of one tensor writes that one."""
-        batch = opener.open(loop.send([ramp(64 * KIB), ramp(1000), ramp(10)]))
+        """Each storage has its size from the worker: torch.save of one tensor writes only that one."""
+        batch = batch_of(opener, loop.send([ramp(64 * KIB), ramp(1000), ramp(10)]))
         assert [tensor.untyped_storage().nbytes() for tensor in batch] == [256 * KIB, 4000, 40]
         assert len({tensor.untyped_storage().data_ptr() for tensor in batch}) == 3
         assert not any(tensor._is_view() for tensor in batch)
 
     def test_views_share(self, loop: Loopback, opener: Opener) -> None:
-        """As in the worker, small beside the batch or not."""
+        """Views share memory as in the worker, whether small beside the batch or not."""
         large, small = ramp(64 * KIB), ramp(100)
-        batch = opener.open(loop.send((large, large[::2], small, small.view(10, 10).t())))
+        batch = batch_of(opener, loop.send((large, large[::2], small, small.view(10, 10).t())))
         assert batch[1].untyped_storage().data_ptr() == batch[0].untyped_storage().data_ptr()
         batch[2].zero_()
         assert not batch[3].any()
 
     def test_arrays_are_writable(self, loop: Loopback, opener: Opener) -> None:
-        """And their own."""
+        """Arrays are writable and do not share memory with the worker."""
         sent = np.arange(50_000.0)
-        batch = opener.open(loop.send([sent, ramp(10)]))
+        batch = batch_of(opener, loop.send([sent, ramp(10)]))
         batch[0] += 1
         assert batch[0][:3].tolist() == [1, 2, 3]
         assert sent[:3].tolist() == [0, 1, 2]
 
     def test_spilled_parts_are_opened_too(self, loop: Loopback, opener: Opener) -> None:
-        """Tensors and arrays, beside what is in the slot."""
+        """Spilled tensors and arrays are opened together with those in the slot."""
         batch: list[Any] = [ramp(200 * KIB), np.arange(100.0 * KIB), ramp(100 * KIB), ramp(7)]
         parcel = loop.send(batch)
         assert None not in parcel.head.parts
-        opened: list[Any] = opener.open(parcel)
+        opened: list[Any] = batch_of(opener, parcel)
         assert [one.tolist() for one in opened] == [one.tolist() for one in batch]
 
     def test_a_batch_without_memory(self, loop: Loopback, opener: Opener) -> None:
-        """It is as it was."""
-        assert opener.open(loop.send(["text", None, {"x": 7}])) == ["text", None, {"x": 7}]
+        """A batch without memory arrives unchanged."""
+        assert batch_of(opener, loop.send(["text", None, {"x": 7}])) == ["text", None, {"x": 7}]
 
     def test_nothing_is_begun_before_its_turn(self, loop: Loopback, opener: Opener) -> None:
-        """What has arrived keeps its slot, and is let go of if it is never opened."""
+        """A parcel keeps its slot, and releases it if it is never opened."""
         parcel = loop.send(ramp(1000))
         opener.arrived(parcel)
         opener.poll()
@@ -114,8 +116,8 @@ class TestLender:
     """Nothing is copied; the slot is lent."""
 
     def test_it_is_the_slot(self, loop: Loopback) -> None:
-        """What one end writes, the other sees."""
-        tensor = Lender(pins=False).open(loop.send(ramp(64 * KIB)))
+        """The tensor is the slot's memory: writes at one end are visible at the other."""
+        tensor = batch_of(Lender(pins=False), loop.send(ramp(64 * KIB)))
         assert within(tensor, loop)
         memory = loop.ring._memories[0]
         at = tensor.data_ptr() - memory.address
@@ -140,43 +142,45 @@ class TestLender:
     def test_the_slot_is_lent_until_the_last_reference_is_gone(
         self, loop: Loopback, refer: Callable[[Any], object]
     ) -> None:
-        """A single one to any part keeps all of it."""
-        kept = refer(Lender(pins=False).open(loop.send((ramp(64 * KIB), ramp(64 * KIB), np.arange(32.0 * KIB)))))
+        """One reference to any part keeps the whole slot."""
+        kept = refer(batch_of(Lender(pins=False), loop.send((ramp(64 * KIB), ramp(64 * KIB), np.arange(32.0 * KIB)))))
         assert num_lent(loop) == 1
         del kept
         assert num_lent(loop) == 0
 
     def test_an_array_is_not_written_over(self, loop: Loopback) -> None:
-        """However many batches come after it."""
+        """A batch that is kept does not change, however many batches follow."""
         kept = []
         for number in range(2 * NUM_SLOTS):
-            kept.append(Lender(pins=False).open(loop.send(np.full(32 * KIB, float(number)))))
+            kept.append(batch_of(Lender(pins=False), loop.send(np.full(32 * KIB, float(number)))))
             loop.ring.reclaim()
         assert [np.unique(array).tolist() for array in kept] == [[float(number)] for number in range(len(kept))]
 
     @pytest.mark.parametrize("label", [ramp(100), np.arange(200.0)], ids=["tensor", "array"])
     def test_what_is_small_beside_its_batch_does_not_keep_the_slot(self, loop: Loopback, label: Any) -> None:
-        """Whoever collects the labels of an epoch must not collect all images with them."""
+        """A loop that keeps the labels of an epoch must not keep all images with them."""
         labels = []
         for _ in range(2 * NUM_SLOTS):
             parcel = loop.send({"image": ramp(64 * KIB), "label": label})
             assert parcel.head.parts[SLOT] is not None
-            labels.append(Lender(pins=False).open(parcel)["label"])
+            labels.append(batch_of(Lender(pins=False), parcel)["label"])
             del parcel
             assert num_lent(loop) == 0
         assert all((one == label).all() for one in labels)
 
     def test_a_small_batch_is_lent_as_a_whole(self, loop: Loopback) -> None:
-        """What is small, but not beside its batch, is not copied."""
-        assert within(Lender(pins=False).open(loop.send(ramp(10))), loop)
-        assert all(within(tensor, loop) for tensor in Lender(pins=False).open(loop.send([ramp(100)] * 2 + [ramp(99)])))
+        """A small tensor that is large beside its batch is not copied."""
+        assert within(batch_of(Lender(pins=False), loop.send(ramp(10))), loop)
+        assert all(
+            within(tensor, loop) for tensor in batch_of(Lender(pins=False), loop.send([ramp(100)] * 2 + [ramp(99)]))
+        )
 
     @pytest.mark.parametrize(
         ("num_bytes", "batch_bytes", "small"),
         [(1, 8, False), (1, 9, True), (256 * KIB, 1 << 30, True), (256 * KIB + 1, 1 << 30, False), (100, 100, False)],
     )
     def test_what_is_small(self, num_bytes: int, batch_bytes: int, *, small: bool) -> None:
-        """At most 256 KiB, and less than an eighth of the batch."""
+        """Small means at most 256 KiB, and less than an eighth of the batch."""
         assert is_small(num_bytes, batch_bytes) is small
 
 
@@ -189,9 +193,9 @@ class TestCopier:
         ids=["tensor", "dict", "array", "list"],
     )
     def test_nothing_opened_refers_to_it(self, loop: Loopback, batch: Any) -> None:
-        """Neither tensors nor arrays; the batch is whole when the slot is written over."""
+        """Neither tensors nor arrays refer to the slot: the batch stays intact when the slot is overwritten."""
         parcel = loop.send(batch)
-        opened = Copier(pins=False).open(parcel)
+        opened = batch_of(Copier(pins=False), parcel)
         before = repr(opened)
         del parcel
         assert num_lent(loop) == 0
@@ -202,19 +206,19 @@ class TestCopier:
         assert repr(opened) == before
 
     def test_more_batches_than_slots(self, loop: Loopback) -> None:
-        """All kept, and none has to travel outside the ring."""
+        """More batches than slots can be kept, and all travel in the ring."""
         kept = []
         for number in range(3 * NUM_SLOTS):
             parcel: Parcel | None = loop.send(ramp(1000) + number)
             assert parcel is not None
             assert (parcel.head.miss, parcel.head.parts[SPILL]) == (None, None)
-            kept.append(Copier(pins=False).open(parcel))
+            kept.append(batch_of(Copier(pins=False), parcel))
             parcel = None
             loop.ring.reclaim()
         assert [int(tensor[0]) for tensor in kept] == list(range(3 * NUM_SLOTS))
 
     def test_the_lender_would_run_out(self, loop: Loopback) -> None:
-        """The test above can fail."""
-        kept = [Lender(pins=False).open(loop.send(ramp(1000))) for _ in range(NUM_SLOTS)]
+        """With lent slots, the same loop runs out of them: the test above can fail."""
+        kept = [batch_of(Lender(pins=False), loop.send(ramp(1000))) for _ in range(NUM_SLOTS)]
         assert loop.send(ramp(1000)).head.miss == Miss.NO_SLOT
         assert len(kept) == NUM_SLOTS

@@ -1,4 +1,4 @@
-"""What a slot cannot take travels otherwise, with its reason; and whatever becomes of a batch, its slot is found."""
+"""Batches that a slot cannot take travel otherwise, with a reason; and no failure of a batch loses its slot."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from numapin.data.opening.host import Copier, copied, stand_ins
-from numapin.data.wire.parcel import SLOT, SPILL, Miss, decode, unpack
+from numapin.data.wire.message import SLOT, SPILL, Miss, decode
+from numapin.data.wire.tensors import unpickle
 from numapin.data.worker.packing import Packer
 from tests.data.batches import Sample, bytes_of, in_slot, ramp, same
-from tests.data.loopback import Loopback, lent, loopback
+from tests.data.loopback import Loopback, batch_of, lent, loopback
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -41,7 +42,7 @@ def loop() -> Iterator[Loopback]:
 
 
 class _Subclass(torch.Tensor):
-    """A user's own kind of tensor."""
+    """A user's own tensor type."""
 
 
 SPECIAL: Final[dict[str, Callable[[], torch.Tensor]]] = {
@@ -59,12 +60,12 @@ SPECIAL: Final[dict[str, Callable[[], torch.Tensor]]] = {
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, of kinds of tensors that are in beta or deprecated
 class TestTorchsWay:
-    """What only torch can send stays in the pickle."""
+    """Tensors that only torch can send stay in the pickle."""
 
     @pytest.mark.parametrize("make", SPECIAL.values(), ids=SPECIAL)
     @pytest.mark.parametrize("moves", [False, True], ids=["host", "device"])
     def test_it_arrives_beside_what_is_in_the_slot(self, make: Callable[[], torch.Tensor], *, moves: bool) -> None:
-        """Of its own type; on its way to a device it is moved there once rebuilt."""
+        """It keeps its type; if the batch goes to a device, it is moved there once rebuilt."""
         moved: list[object] = []
 
         def mover(tensor: torch.Tensor) -> torch.Tensor:
@@ -74,8 +75,9 @@ class TestTorchsWay:
         with loopback(SLOT_BYTES, moves=moves) as loop:
             parcel = loop.send((ramp(10), make(), np.arange(300.0)))
             assert parcel.head.buffers == ((0, None, ~1) if moves else (0, ~1))
-            over_copy = partial(Copier(pins=False)._place, parcel)
-            plain, special, array = unpack(parcel.body, stand_ins(parcel, over_copy, copied, mover))
+            over_copy = partial(Copier(pins=False)._copy, parcel)
+            batch: Any = unpickle(parcel.body, stand_ins(parcel, over_copy, copied, mover))
+            plain, special, array = batch
             assert same((plain, array), (ramp(10), np.arange(300.0)))
             expected = make()
             assert moved == ([type(expected)] if moves else [])
@@ -85,63 +87,63 @@ class TestTorchsWay:
 
     @pytest.mark.parametrize("make", SPECIAL.values(), ids=SPECIAL)
     def test_it_is_a_miss(self, loop: Loopback, make: Callable[[], torch.Tensor]) -> None:
-        """Also where the rest is in a slot."""
+        """The reason is reported even if the rest is in a slot."""
         assert loop.post([make()])[0].miss == Miss.UNSUPPORTED
         head, _ = loop.post([ramp(3), make()])
         assert (head.miss, head.parts[SLOT]) == (Miss.UNSUPPORTED, (4, 256))
 
     def test_shared_memory_is_left_to_torch(self, loop: Loopback) -> None:
-        """It is sent without a copy: the rank sees what the worker writes later."""
+        """It is sent without a copy: the rank sees later writes of the worker."""
         shared = ramp(300).share_memory_()
         head, body = loop.post(shared)
         assert (head.miss, head.parts) == (Miss.SHARED, (None, None))
-        arrived = unpack(body, iter(()))
+        arrived: Any = unpickle(body, iter(()))
         shared[5] = -1
         assert arrived[5] == -1
 
     def test_shared_memory_that_must_be_pinned_is_copied(self) -> None:
-        """For the GPU it has to be in a slot."""
+        """For the GPU it must be in a slot, so it is copied."""
         with loopback(SLOT_BYTES, pins=True) as loop:
             in_slot(loop, ramp(300).share_memory_())
 
 
 class TestMisses:
-    """What does not fit into a slot, and why."""
+    """Batches that do not fit into a slot, and the reasons."""
 
     def test_what_is_too_large_for_the_rest_of_the_slot_is_spilled(self, loop: Loopback) -> None:
-        """What fits goes in all the same; the whole batch says what slot it would take."""
+        """The parts that fit go in; the head has the slot size that the whole batch would need."""
         batch = [ramp(12 * KIB), ramp(8 * KIB), ramp(4 * KIB - 64), np.arange(8.0 * KIB)]
         parcel = loop.send(batch)
-        assert same(Copier(pins=False).open(parcel), batch)
+        assert same(batch_of(Copier(pins=False), parcel), batch)
         head = parcel.head
         assert [part for part, _, _ in head.storages] == [SLOT, SPILL, SLOT, SPILL]
         assert (head.miss, head.wanted_bytes) == (Miss.TOO_LARGE, 160 * KIB - 256)
 
     def test_a_slot_can_be_filled_to_its_last_byte(self, loop: Loopback) -> None:
-        """One more is too many."""
+        """A single byte too many does not fit."""
         assert in_slot(loop, ramp(16 * KIB)).parts[SLOT] == (4, SLOT_BYTES)
         head, _ = loop.post(torch.zeros(SLOT_BYTES + 1, dtype=torch.uint8))
         assert (head.miss, head.parts[SLOT]) == (Miss.TOO_LARGE, None)
 
     def test_before_there_are_slots_all_is_spilled(self) -> None:
-        """The rank learns how large slots must be; each batch has memory of its own."""
+        """The rank learns the size of slots from batches that have separate memory."""
         with loopback(0) as loop:
             one, other = loop.send(ramp(1000)), loop.send([np.arange(1000), ramp(5)])
             assert [parcel.head.miss for parcel in (one, other)] == [Miss.STARTING] * 2
             assert [parcel.head.wanted_bytes for parcel in (one, other)] == [4096, 8192 + 256]
-            assert same(Copier(pins=False).open(one), ramp(1000))
-            assert same(Copier(pins=False).open(other), [np.arange(1000), ramp(5)])
+            assert same(batch_of(Copier(pins=False), one), ramp(1000))
+            assert same(batch_of(Copier(pins=False), other), [np.arange(1000), ramp(5)])
 
     def test_without_a_free_slot_all_is_spilled(self, loop: Loopback) -> None:
-        """The rank holds them all; nothing waits and nothing is written over."""
+        """The rank holds all slots; nothing waits and nothing is overwritten."""
         kept = [loop.send(ramp(10) + number) for number in range(5)]
         parcel = loop.send(ramp(10) - 1)
         assert parcel.head.miss == Miss.NO_SLOT
-        opened = [Copier(pins=False).open(one) for one in (*kept, parcel)]
+        opened = [batch_of(Copier(pins=False), one) for one in (*kept, parcel)]
         assert [int(tensor[0]) for tensor in opened] == [0, 1, 2, 3, 4, -1]
 
     def test_without_a_ring_all_goes_torchs_way(self) -> None:
-        """As does what there is no address space for."""
+        """So does a batch for which there is no address space."""
         head, body = decode(Packer(None, worker=3, pins=False, moves=False).pack(9, (ramp(300), np.arange(300))))
         assert head is not None
         assert (head.number, head.worker, head.miss, head.parts, head.buffers) == (
@@ -151,10 +153,10 @@ class TestMisses:
             (None, None),
             (),
         )
-        assert same(unpack(body, iter(())), (ramp(300), np.arange(300)))
+        assert same(unpickle(body, iter(())), (ramp(300), np.arange(300)))
 
     def test_what_is_kept_in_the_worker_blocks_its_slot(self, loop: Loopback) -> None:
-        """A collate_fn that caches its batches finds them as they were, and the reason is told."""
+        """A collate_fn that caches its batches finds them unchanged, and the reason is reported."""
         kept = []
         for number in range(8):
             tensor = loop.packer.allocate(torch.float32, (100,))
@@ -171,11 +173,11 @@ class TestMisses:
 
 
 class TestAllocate:
-    """Room for what is collated, before it is packed."""
+    """Memory for batches that are collated before they are packed."""
 
     @pytest.mark.parametrize("size", [(), (7,), (3, 4, 5)])
     def test_it_is_contiguous_and_in_the_slot(self, loop: Loopback, size: tuple[int, ...]) -> None:
-        """What is written there is sent without a copy."""
+        """Tensors written there are sent without a copy."""
         tensor = loop.packer.allocate(torch.float64, size)
         assert tensor is not None
         assert (tensor.shape, tensor.dtype, tensor.is_contiguous()) == (size, torch.float64, True)
@@ -186,7 +188,7 @@ class TestAllocate:
         assert bytes(slot[: tensor.nbytes]) == bytes_of(tensor)
 
     def test_two_do_not_overlap(self, loop: Loopback) -> None:
-        """Each begins at a multiple of 256 bytes."""
+        """Each tensor begins at a multiple of 256 bytes."""
         one, other = (loop.packer.allocate(torch.uint8, (100,)) for _ in range(2))
         assert one is not None
         assert other is not None
@@ -195,7 +197,7 @@ class TestAllocate:
         assert loop.post((one, other, ramp(3)))[0].storages == ((SLOT, 0, 100), (SLOT, 256, 100), (SLOT, 512, 12))
 
     def test_a_view_of_it_brings_no_copy(self, loop: Loopback) -> None:
-        """Though it is a small part of what was collated: it is there already."""
+        """A small view of a collated tensor is not copied: it is in the slot already."""
         tensor = loop.packer.allocate(torch.float32, (1000,))
         assert tensor is not None
         head, _ = loop.post(tensor.fill_(1)[100:110])
@@ -221,10 +223,10 @@ class TestAllocate:
 
 
 class TestEnd:
-    """Whatever becomes of a batch, the next one finds its slot."""
+    """Whatever happens to a batch, the next one gets its slot."""
 
     def test_a_batch_that_cannot_be_pickled_gives_its_slot_back(self, loop: Loopback) -> None:
-        """The error is pickle's; what was put in is forgotten."""
+        """The error is pickle's, and the slot is free again."""
         for _ in range(10):
             with pytest.raises(ValueError, match="not this one"):
                 loop.packer.pack(0, [ramp(100), np.arange(1000), Unpicklable()])
@@ -232,7 +234,7 @@ class TestEnd:
         in_slot(loop, ramp(100))
 
     def test_so_does_one_that_cannot_be_sent(self, loop: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
-        """What it spilled finds no way to the rank: all of it is in memory by then."""
+        """The spill cannot be sent to the rank, after the whole batch is in memory."""
 
         def refuse(*_args: object) -> None:
             raise OSError(109, "Too many references: cannot splice")
@@ -247,7 +249,7 @@ class TestEnd:
 
     @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
     def test_so_does_one_that_is_interrupted(self, loop: Loopback, error: type[BaseException]) -> None:
-        """Ctrl-C comes at any moment."""
+        """Ctrl-C at any moment loses no slot."""
 
         class Interrupted:
             def __reduce__(self) -> tuple[Any, ...]:
@@ -258,20 +260,20 @@ class TestEnd:
         assert loop.num_free() == 5
 
     def test_a_slot_in_which_nothing_is_sent_is_given_back(self, loop: Loopback) -> None:
-        """The batch was collated, and something else was returned."""
+        """The batch was collated, but something else was returned."""
         assert loop.packer.allocate(torch.float32, (100,)) is not None
         assert loop.num_free() == 4
         assert loop.post("something else")[0].parts == (None, None)
         assert loop.num_free() == 5
 
     def test_a_batch_collated_and_dropped_is_nothing_to_the_next(self, loop: Loopback) -> None:
-        """The error that is sent instead ends it."""
+        """The error that is sent instead also frees the slot."""
         assert loop.packer.allocate(torch.float32, (12 * KIB,)) is not None
         loop.post(ValueError("dataset"))
         assert in_slot(loop, ramp(12 * KIB)).storages == ((SLOT, 0, 48 * KIB),)
 
     def test_nothing_refers_to_the_batch_any_more(self, loop: Loopback) -> None:
-        """Once packed it is gone with its last reference, without waiting for the garbage collector."""
+        """A packed batch is freed with its last reference, without waiting for the garbage collector."""
         batch = Sample(ramp(100), 1, [np.arange(1000), ramp(1 << 15), ramp(7).requires_grad_()])
         watched = [weakref.ref(thing) for thing in (batch, batch.image, *batch.more)]
         gc.disable()
@@ -283,7 +285,7 @@ class TestEnd:
             gc.enable()
 
     def test_an_error_does_not_keep_it_either(self, loop: Loopback) -> None:
-        """Once the error itself is gone."""
+        """A batch that could not be packed is freed with its error."""
         batch = [ramp(100), Unpicklable()]
         watched = weakref.ref(batch[0])
         with pytest.raises(ValueError, match="not this one"):
@@ -293,6 +295,6 @@ class TestEnd:
         assert watched() is None
 
     def test_the_pickle_is_small(self, loop: Loopback) -> None:
-        """Tensors and arrays are not in it a second time."""
+        """The pickle does not contain the tensors and arrays a second time."""
         message = loop.packer.pack(0, {"x": ramp(4000), "y": np.arange(4000)})
         assert len(message) < 1000

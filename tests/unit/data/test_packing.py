@@ -1,4 +1,4 @@
-"""A batch goes into a slot and comes out as it was, whatever it is made of."""
+"""Batches of any type go into a slot and come out unchanged."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from numapin.data.opening.host import Copier
-from numapin.data.wire.parcel import SLOT, unpack
+from numapin.data.wire.message import SLOT
+from numapin.data.wire.tensors import unpickle
 from tests.data.batches import Sample, in_slot, ramp, same
 from tests.data.loopback import Loopback, lent, loopback
 
@@ -75,17 +76,17 @@ ARRAYS: Final[dict[str, Callable[[], Any]]] = {
 
 
 class TestBatches:
-    """Whatever a batch is, it comes out as it was."""
+    """A batch of any type comes out unchanged."""
 
     @pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
     def test_containers(self, loop: Loopback, batch: Any) -> None:
-        """Of any type, nested; what is no tensor stays in the pickle."""
+        """Containers of any type may be nested; objects that are not tensors stay in the pickle."""
         in_slot(loop, batch)
 
     @pytest.mark.filterwarnings("ignore:ComplexHalf")
     @pytest.mark.parametrize("dtype", DTYPES, ids=str)
     def test_dtypes(self, loop: Loopback, dtype: torch.dtype) -> None:
-        """Byte for byte, alone and behind a tensor of an odd length."""
+        """Every byte is kept, alone and after a tensor of an odd length."""
         tensor = torch.arange(2, 98, dtype=torch.uint8).repeat(dtype.itemsize).view(dtype)
         if dtype is torch.bool:
             tensor = torch.arange(96) % 3 == 0
@@ -94,42 +95,42 @@ class TestBatches:
 
     @pytest.mark.parametrize("make", LAYOUTS.values(), ids=LAYOUTS)
     def test_layouts(self, loop: Loopback, make: Callable[[], torch.Tensor]) -> None:
-        """Sizes and strides are kept, and no more memory is sent than there was."""
+        """Sizes and strides are kept, and no more memory is sent than there is."""
         tensor = make()
         head = in_slot(loop, [tensor])
         assert head.storages == ((SLOT, 0, tensor.untyped_storage().nbytes()),)
 
     @pytest.mark.parametrize("make", ARRAYS.values(), ids=ARRAYS)
     def test_arrays(self, loop: Loopback, make: Callable[[], Any]) -> None:
-        """Of numpy; as writable as they were."""
+        """Arrays stay as writable as they were."""
         for batch in (make(), [make(), ramp(3)]):
             assert same(Copier(pins=False).open(loop.send(batch)), batch)
 
     def test_a_read_only_array_stays_so(self, loop: Loopback) -> None:
-        """Also out of a slot."""
+        """It is read-only in the rank, too, although it was in a slot."""
         array = np.arange(1000.0)
         array.flags.writeable = False
         assert in_slot(loop, array).buffers == (~0,)
 
     def test_small_arrays_stay_in_the_pickle(self, loop: Loopback) -> None:
-        """Below 1 KiB: a stretch of a slot costs more. Tensors of any size go into the slot."""
+        """Arrays below 1 KiB stay in the pickle, which is cheaper. Tensors of any size go into the slot."""
         assert loop.post(np.zeros(127))[0].parts == (None, None)
         assert in_slot(loop, np.zeros(128)).storages == ((SLOT, 0, 1024),)
         assert in_slot(loop, torch.zeros(1)).storages == ((SLOT, 0, 4),)
 
     @pytest.mark.parametrize("batch", [None, 7, "text", [], {"x": torch.zeros(0, 5)}, torch.zeros(0)], ids=repr)
     def test_nothing_to_send_takes_no_slot(self, loop: Loopback, batch: Any) -> None:
-        """It is no miss either."""
+        """A batch without memory needs no slot and is not a miss."""
         head, body = loop.post(batch)
         assert (head.miss, head.parts, head.wanted_bytes, loop.num_free()) == (None, (None, None), 0, 5)
-        assert same(unpack(body, iter(())), batch)
+        assert same(unpickle(body, iter(())), batch)
 
 
 class TestSharing:
     """Tensors share memory in the rank where they did in the worker, and nowhere else."""
 
     def test_views_go_on_sharing(self, loop: Loopback) -> None:
-        """In whichever order they come; the memory is sent once, and can be edited through any of them."""
+        """Views in any order share memory, which is sent once and can be edited through any of them."""
         base = ramp(10, 10)
         for batch in ((base, base[3], base.t()), (base[3:8], base, base.t()), (base, base, base.view(-1))):
             head = in_slot(loop, batch)
@@ -140,7 +141,7 @@ class TestSharing:
             assert all((tensor == -1).any() for tensor in opened[1:])
 
     def test_others_do_not(self, loop: Loopback) -> None:
-        """Each has a storage of its own, as long as it was, so that to save one takes no other along."""
+        """Each tensor has a separate storage of its former size, so that saving one saves no other."""
         one, other = lent(loop, (ramp(10), ramp(20)))
         assert one.untyped_storage().nbytes() == 40
         assert other.untyped_storage().nbytes() == 80
@@ -148,13 +149,13 @@ class TestSharing:
         assert torch.equal(other, ramp(20))
 
     def test_the_same_tensor_twice_is_the_same_object(self, loop: Loopback) -> None:
-        """As pickle has it."""
+        """An object that occurs twice is one object, as in pickle."""
         tensor = ramp(5)
         one, other = lent(loop, [tensor, tensor])
         assert one is other
 
     def test_of_a_huge_storage_only_what_is_seen_is_sent(self, loop: Loopback) -> None:
-        """A row of a large table does not take the table along; four times its own size it would."""
+        """A row of a large table is sent without the table, unless the table is at most four times its size."""
         table = ramp(1000, 1000)
         assert in_slot(loop, table[7]).storages == ((SLOT, 0, 4000),)
         assert in_slot(loop, ramp(4, 100)[2]).storages == ((SLOT, 0, 1600),)
@@ -162,13 +163,13 @@ class TestSharing:
         assert in_slot(loop, (table[7], table[9, :50])).storages == ((SLOT, 0, 4000), (SLOT, 4096, 200))
 
     def test_views_within_what_was_sent_share_it(self, loop: Loopback) -> None:
-        """Of a huge storage, too."""
+        """Overlapping views share memory even in a huge storage."""
         row = ramp(1000, 1000)[7]
         whole, part = lent(loop, (row, row[10:20]))
         whole[10:20] = -1
         assert part.unique().tolist() == [-1]
 
     def test_views_of_another_dtype(self, loop: Loopback) -> None:
-        """Bytes and numbers over the same memory begin where they did, also if the first to come is the odd one."""
+        """Views of different dtypes keep their offsets in the same memory, even if the first one is unaligned."""
         memory = torch.arange(1 << 20).to(torch.uint8)
         in_slot(loop, (memory[1:101], memory[4:100].view(torch.int32)))

@@ -9,18 +9,8 @@ from typing import Any, Final
 import pytest
 import torch
 
-from numapin.data.wire.parcel import (
-    Head,
-    Miss,
-    StoragePlace,
-    decode,
-    encode,
-    encode_plain,
-    move,
-    rebuild,
-    tensor_over,
-    unpack,
-)
+from numapin.data.wire.message import Head, Miss, decode, encode, encode_plain
+from numapin.data.wire.tensors import StoragePlace, move, rebuild, tensor_over, unpickle
 
 HEAD: Final = Head(
     number=7,
@@ -43,7 +33,7 @@ class TestMessages:
         [
             HEAD,
             HEAD._replace(parts=(None, None), storages=(), buffers=(), generation=-1),
-            *(HEAD._replace(miss=miss.value) for miss in Miss),
+            *(HEAD._replace(miss=miss) for miss in Miss),
             HEAD._replace(buffers=tuple(range(5000))),
         ],
     )
@@ -67,7 +57,7 @@ class TestMessages:
         assert bytes(body) == b""
 
     def test_misses_have_texts_of_their_own(self) -> None:
-        """They are keys of the statistics, and go through a head as plain strings."""
+        """They are keys of the statistics, and travel as plain strings."""
         assert len({str(miss) for miss in Miss}) == len(Miss)
         assert all(Miss(miss.value) is miss for miss in Miss)
 
@@ -105,7 +95,7 @@ def test_a_batch_is_unpacked_over_its_places() -> None:
     """Tensors get places in the order of the pickle; the rest of the batch is as it was."""
     file, memory = io.BytesIO(), torch.arange(8.0).untyped_storage()
     _Pickler(file, 5, buffer_callback=lambda _: False).dump({"x": torch.zeros(2), "y": ["text", torch.zeros(3)]})
-    batch = unpack(file.getbuffer(), iter([StoragePlace(memory, 8), StoragePlace(memory, 20)]))
+    batch: Any = unpickle(file.getbuffer(), iter([StoragePlace(memory, 8), StoragePlace(memory, 20)]))
     assert batch["x"].tolist() == [2, 3]
     assert batch["y"][0] == "text"
     assert batch["y"][1].tolist() == [5, 6, 7]

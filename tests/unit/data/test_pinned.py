@@ -41,28 +41,28 @@ def gpu(fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
 
 
 class TestEmpty:
-    """Tensors over memory of our own."""
+    """Tensors in numapin's own memory."""
 
     @pytest.mark.parametrize("dtype", [None, torch.uint8, torch.bool, torch.bfloat16, torch.int64, torch.complex128])
     @pytest.mark.parametrize("shape", [3, (2, 3), [5], (), torch.Size([1, 2, 3]), 0, (4, 0)])
     def test_it_is_as_torch_makes_it(self, shape: Any, dtype: torch.dtype | None) -> None:
-        """Shape, dtype, strides and size of the storage; it can be written whole."""
+        """Shape, dtype, strides and storage size are torch's, and all of it can be written."""
         ours, theirs = pinned.empty(shape, dtype), torch.empty(shape, dtype=dtype)
         assert (ours.shape, ours.dtype, ours.stride()) == (theirs.shape, theirs.dtype, theirs.stride())
         assert ours.untyped_storage().nbytes() == theirs.untyped_storage().nbytes()
         assert torch.equal(ours.fill_(1), theirs.fill_(1))
 
     def test_it_is_on_the_node(self) -> None:
-        """Every page, before anything was written."""
+        """Every page is on the node, before anything is written."""
         assert pinned.where(pinned.empty(10 * PAGE, torch.uint8, node=0)) == {0: 10}
 
     def test_a_default_device_changes_nothing(self) -> None:
-        """The memory is the host's."""
+        """The memory is on the host, even with another default device."""
         with torch.device("meta"):
             assert pinned.empty(3).device.type == pinned.empty(0).device.type == "cpu"
 
     def test_it_lives_as_long_as_anything_over_it(self) -> None:
-        """A numpy array of a view outlives the tensor; the memory goes with the last of them."""
+        """A numpy array of a view outlives the tensor; the memory is freed with the last reference."""
         array = pinned.empty(100).fill_(7)[50:].numpy()
         gc.collect()
         assert array.sum() == 350
@@ -72,19 +72,19 @@ class TestEmpty:
         [(-1, None, "has a negative size"), ((2, -3), None, "has a negative size"), (1, 1000, "node 1000 does not")],
     )
     def test_what_cannot_be(self, shape: Any, node: int | None, problem: str) -> None:
-        """Checked before anything is mapped."""
+        """The arguments are checked before anything is mapped."""
         with pytest.raises(UsageError, match=problem):
             pinned.empty(shape, node=node)
 
     @pytest.mark.parametrize("num_bytes", [1 << 60, 1 << 70])
     def test_no_memory(self, num_bytes: int) -> None:
-        """A typed error with the size and where to look."""
-        with pytest.raises(NumapinError, match=f"no memory for {num_bytes} bytes") as caught:
+        """The error has the size, and its hint a place to look."""
+        with pytest.raises(NumapinError, match=f"{num_bytes} bytes could not be allocated") as caught:
             pinned.empty(num_bytes, torch.uint8)
         assert caught.value.hint == "see what may be locked here: numapin.pinned.budget()"
 
     def test_a_shortfall_is_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """At the user's own line, as a warning."""
+        """It is a warning at the line of the user's call."""
         monkeypatch.setattr(pinned, "place", lambda *_a, **_k: Placement(pages=None, shortfalls=("unverified",)))
         with pytest.warns(RuntimeWarning, match=r"numapin\.pinned: unverified") as caught:
             pinned.empty(1)
@@ -92,7 +92,7 @@ class TestEmpty:
 
 
 class TestLocked:
-    """With a driver: registered, and given back when no device can be reading."""
+    """With a driver, memory is registered, and released once no device can be reading it."""
 
     @pytest.fixture(autouse=True)
     def _nothing_is_left(self, gpu: FakeCuda) -> Iterator[None]:
@@ -103,7 +103,7 @@ class TestLocked:
         assert wait_until(lambda: gpu.registered_bytes() == 0 and PINNED.total == before, limit_s=10)
 
     def test_it_is_registered_and_counted(self, gpu: FakeCuda) -> None:
-        """While the tensor lives; afterwards neither, without any further call."""
+        """It is locked and counted while the tensor lives, and neither afterwards, without a further call."""
         before = PINNED.total
         tensor = pinned.empty(1000, torch.uint8)
         assert (gpu.registered_bytes(), PINNED.total) == (1000, before + 1000)
@@ -111,7 +111,7 @@ class TestLocked:
         assert wait_until(lambda: gpu.registered_bytes() == 0 and PINNED.total == before, limit_s=10)
 
     def test_a_view_keeps_it(self, gpu: FakeCuda) -> None:
-        """The last reference counts, of whatever kind."""
+        """It is released with the last reference of any kind."""
         array = pinned.empty((4, 100), torch.uint8)[2].numpy()
         gc.collect()
         time.sleep(0.05)
@@ -120,7 +120,7 @@ class TestLocked:
         assert wait_until(lambda: gpu.registered_bytes() == 0, limit_s=10)
 
     def test_it_waits_for_the_device(self, gpu: FakeCuda) -> None:
-        """A copy that is under way when the tensor dies still reads: the memory stays until an event has passed."""
+        """A copy that is under way when the tensor is freed keeps the memory until an event has passed."""
         gpu.hold_events()
         tensor = pinned.empty(100, torch.uint8)
         del tensor
@@ -141,7 +141,7 @@ class TestLocked:
             assert (gpu.get("recorded"), gpu.get("created")) == (num_recorded, 2)  # events are used again
 
     def test_the_next_allocation_takes_what_is_free(self, gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Even where our thread does not come to run: a loop of allocations does not grow."""
+        """Memory is released even if our thread never runs: a loop of allocations does not grow."""
         monkeypatch.setattr(threading.Thread, "start", lambda _self: None)
         gpu.set(limit_bytes=2 * PAGE)
         for _ in range(10):
@@ -151,7 +151,7 @@ class TestLocked:
         pinned._working_driver()  # the last one
 
     def test_a_capture_is_left_alone(self, gpu: FakeCuda) -> None:
-        """What dies while torch captures a CUDA graph waits for its end; the capture is not broken."""
+        """Memory that is freed while torch captures a CUDA graph waits for its end; the capture is not broken."""
         tensor = pinned.empty(100, torch.uint8)
         graph = type("Graph", (), {"__hash__": object.__hash__})()
         capture._capturing.add(graph)
@@ -166,7 +166,7 @@ class TestLocked:
         assert gpu.invalidated() == 0
 
     def test_what_the_driver_refuses_for_a_while(self, gpu: FakeCuda) -> None:
-        """The thread goes on trying, and events are not used up by it."""
+        """The thread retries, and does not use up events."""
         tensor = pinned.empty(100, torch.uint8)
         gpu.set(active=0b11, query_fails=700)
         del tensor
@@ -178,7 +178,7 @@ class TestLocked:
         assert gpu.get("created") == 2
 
     def test_a_refused_registration(self, gpu: FakeCuda) -> None:
-        """A typed error with the driver's word; nothing is left behind."""
+        """The error has the driver's message, and nothing leaks."""
         gpu.refuse_registration(above_bytes=1000)
         before = PINNED.total
         with pytest.raises(NumapinError, match=r"1001 bytes could not be page-locked: .*OUT_OF_MEMORY") as caught:
@@ -189,7 +189,7 @@ class TestLocked:
 
     @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
     def test_a_forked_child_gives_nothing_back(self, gpu: FakeCuda) -> None:
-        """A tensor that dies in a child is the parent's still."""
+        """A tensor that is freed in a child still belongs to the parent."""
         tensor = pinned.empty(100, torch.uint8).fill_(5)
         driver = cuda.driver()
         assert driver is not None
@@ -208,7 +208,7 @@ class TestLocked:
 
 
 def test_an_old_driver_waits_for_the_device(old_fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before R555 no event covers a context: the devices are waited for instead, before memory is unlocked."""
+    """Before R555 no event covers a context, so the devices are synchronized before memory is unlocked."""
     seen: list[tuple[int, int]] = []
     monkeypatch.setattr(
         torch.cuda, "synchronize", lambda device: seen.append((device, old_fake_cuda.registered_bytes()))
@@ -220,7 +220,7 @@ def test_an_old_driver_waits_for_the_device(old_fake_cuda: FakeCuda, monkeypatch
 
 
 def test_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch has a GPU and we cannot load its library: said, not passed over."""
+    """If torch has a GPU and its library cannot be loaded, that is an error."""
     monkeypatch.setattr(pinned, "_current_device", lambda: 0)
     monkeypatch.setattr(pinned, "driver", lambda: None)
     with pytest.raises(NumapinError, match=r"libcuda\.so\.1 cannot be used"):
@@ -228,13 +228,13 @@ def test_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Leaf:
-    """An object that knows how to pin itself."""
+    """An object that can pin itself."""
 
     def __init__(self, value: int = 0) -> None:
         self.value = value
 
     def __eq__(self, other: object) -> bool:
-        """Compare by value, so that results can be held against each other."""
+        """Compare by value, so that results can be compared."""
         return isinstance(other, Leaf) and other.value == self.value
 
     def __hash__(self) -> int:
@@ -242,7 +242,7 @@ class Leaf:
         return hash(self.value)
 
     def pin_memory(self) -> Leaf:
-        """Return another one: it is the result that counts."""
+        """Return a new object: the result counts."""
         return Leaf(self.value + 100)
 
 
@@ -250,7 +250,7 @@ Point = namedtuple("Point", ["x", "y"])  # noqa: PYI024 - an untyped one is what
 
 
 class Named(dict[str, Any]):
-    """A mapping with something of its own."""
+    """A mapping with an attribute of its own."""
 
     label = "none"
 
@@ -296,7 +296,7 @@ class TestPin:
         ids=lambda data: type(data).__name__,
     )
     def test_containers_are_as_torch_leaves_them(self, data: Any) -> None:
-        """Torch's own function is the witness, for types and for values."""
+        """Types and values are the same as with torch's own function."""
         ours, theirs = pinned.pin(data), pinned_by_torch(data)
         assert type(ours) is type(theirs)
         assert np.array_equal(ours, theirs) if isinstance(data, np.ndarray) else ours == theirs
@@ -327,7 +327,7 @@ class TestPin:
         ids=str,
     )
     def test_tensors_are_copied(self, tensor: torch.Tensor) -> None:
-        """Values, dtype and order in memory stay; the storage is another."""
+        """Values, dtype and order in memory are kept, in another storage."""
         copy = pinned.pin(tensor)
         assert torch.equal(copy, tensor)
         assert copy.dtype == tensor.dtype
@@ -335,14 +335,14 @@ class TestPin:
         assert copy.numel() == 0 or copy.data_ptr() != tensor.data_ptr()
 
     def test_they_are_page_locked(self, gpu: FakeCuda) -> None:
-        """Each in a registration of its own."""
+        """Each tensor is registered separately."""
         result = pinned.pin({"a": torch.zeros(10, dtype=torch.uint8), "b": [torch.zeros(20, dtype=torch.uint8)]})
         assert gpu.registered_bytes() == 30
         del result
         assert wait_until(lambda: gpu.registered_bytes() == 0, limit_s=10)
 
     def test_what_is_pinned_stays(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The same object."""
+        """A pinned tensor is returned as it is."""
         monkeypatch.setattr(torch.Tensor, "is_pinned", lambda _self: True)
         tensor = torch.zeros(3)
         assert pinned.pin(tensor) is tensor
@@ -359,14 +359,14 @@ class TestPin:
         ids=["requires_grad", "subclass", "sparse", "meta"],
     )
     def test_other_tensors_are_torchs(self, tensor: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-        """What is more than dense CPU memory goes to Tensor.pin_memory."""
+        """Tensors that are not plain dense CPU memory go to Tensor.pin_memory."""
         monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: ("torch's own", self))
         result: Any = pinned.pin(tensor)
         assert result[0] == "torch's own"
         assert result[1] is tensor
 
     def test_errors_of_objects_come_through(self) -> None:
-        """A TypeError inside a `pin_memory` method is not taken for one of the container's."""
+        """A TypeError inside a `pin_memory` method is not mistaken for the container's."""
 
         class Broken:
             def pin_memory(self) -> None:
@@ -377,16 +377,16 @@ class TestPin:
 
 
 class TestWhere:
-    """What the kernel says of a tensor."""
+    """The kernel's report about a tensor."""
 
     def test_views_tell_of_the_whole_storage(self) -> None:
-        """They share it."""
+        """Views count the whole storage that they share."""
         tensor = pinned.empty((4, PAGE), torch.uint8)
         assert pinned.where(tensor[1]) == pinned.where(tensor) == {0: 4}
         assert pinned.where(torch.empty(0)) == {}
 
     def test_any_cpu_tensor(self) -> None:
-        """Torch's own memory too; pages that were never touched are on no node."""
+        """It works for torch's own memory; pages that were never touched are on no node."""
         num_pages = (64 << 20) // PAGE
         pages = pinned.where(torch.empty(64 << 20, dtype=torch.uint8))  # memory that was somebody's before, perhaps
         assert sum(pages.values()) in (num_pages, num_pages + 1)
@@ -402,12 +402,12 @@ class TestWhere:
         [(torch.empty(1, device="meta"), "device is meta"), (torch.eye(2).to_sparse(), "torch.sparse_coo")],
     )
     def test_other_tensors(self, tensor: torch.Tensor, seen: str) -> None:
-        """The message says what it is instead."""
+        """The message says what was passed instead."""
         with pytest.raises(UsageError, match=seen):
             pinned.where(tensor)
 
     def test_a_kernel_that_does_not_tell(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Docker's profile: an error with the remedy, and no guess."""
+        """Under Docker's profile it is an error with the remedy."""
         monkeypatch.setattr(pinned, "find_pages", lambda *_args: None)
         with pytest.raises(MachineError, match="does not report the nodes of this tensor's 4 bytes") as caught:
             pinned.where(torch.zeros(1))
@@ -457,7 +457,7 @@ V1_UNLIMITED = {**V1, "sys/fs/cgroup/memory/memory.limit_in_bytes": "92233720368
 
 
 class TestBudget:
-    """What may be locked: half of what the tightest bound leaves, divided among the ranks."""
+    """The limit: half of what the tightest bound leaves, divided among the ranks."""
 
     @pytest.mark.parametrize(
         ("files", "gib", "why"),
@@ -473,14 +473,14 @@ class TestBudget:
         ids=["host", "node", "cgroup 2", "cgroup 1", "no limit", "over the limit", "the tightest"],
     )
     def test_bounds(self, tmp_path: Path, files: dict[str, str], gib: int, why: str) -> None:
-        """The tightest one counts, wherever in the hierarchy, and is named."""
+        """The tightest bound counts, at any level of the hierarchy, and is named."""
         found = pinned.budget(num_ranks=1, root=write(tmp_path, files))
         assert found.limit_bytes == gib * GIB
         assert found.reason.startswith("50% of ")
         assert why in found.reason
 
     def test_ranks_share(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """As many as are named, else as the launcher started."""
+        """The number of ranks is the argument, else the launcher's."""
         root = write(tmp_path, host(available=80))
         assert pinned.budget(num_ranks=8, root=root).limit_bytes == 5 * GIB
         monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
@@ -490,19 +490,19 @@ class TestBudget:
         assert pinned.budget(root=root).limit_bytes == 40 * GIB
 
     def test_a_node_that_does_not_tell_is_no_bound(self, tmp_path: Path) -> None:
-        """Unknown is not zero."""
+        """An unknown figure does not count as zero."""
         files = host(available=80)
         del files["sys/devices/system/node/node0/meminfo"]
         assert pinned.budget(root=write(tmp_path, files)).limit_bytes == 40 * GIB
 
     def test_no_bound(self, tmp_path: Path) -> None:
-        """A machine that shows nothing leaves the limit open, and says so."""
+        """On a machine that shows nothing the limit is unknown, and the reason says so."""
         found = pinned.budget(root=tmp_path)
         assert found.limit_bytes is None
         assert "neither a memory limit nor" in found.reason
 
     def test_what_is_locked(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Ours in this process; torch's own beside it, by the names of its versions; None where it does not tell."""
+        """Our bytes and torch's are separate; None if this torch does not report them."""
         PINNED.add(4096)
         assert pinned.budget().pinned_bytes == PINNED.total
         PINNED.remove(4096)
@@ -517,17 +517,17 @@ class TestBudget:
         assert pinned.budget().torch_pinned_bytes is None
 
     def test_asking_makes_no_context(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A process that has not used CUDA yet may still fork after the question."""
+        """A process that has not used CUDA yet may still fork after the query."""
         monkeypatch.setattr(pinned, "_current_device", None)
         assert pinned.budget().torch_pinned_bytes == 0
 
     def test_a_node_that_is_not_there(self) -> None:
-        """As everywhere."""
+        """A node that does not exist is an error, as elsewhere."""
         with pytest.raises(UsageError, match="node 1000 does not exist"):
             pinned.budget(node=1000)
 
     def test_on_this_machine(self) -> None:
-        """Something may be locked, and less than there is."""
+        """On this machine the limit is above zero and below the total memory."""
         limit_bytes = pinned.budget(num_ranks=1).limit_bytes
         assert limit_bytes is not None
         assert 0 < limit_bytes < os.sysconf("SC_PHYS_PAGES") * PAGE

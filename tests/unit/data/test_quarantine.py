@@ -1,4 +1,4 @@
-"""Slots that nothing refers to any more wait for the copies that may still read them. The driver is a stand-in."""
+"""Slots without references wait for the copies that may still read them. The driver is a stand-in."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def graphs(fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Put a class of graphs that capture on the stand-in in the place of torch's."""
+    """Replace torch's class by graphs that capture on the stand-in."""
 
     class CUDAGraph:
         def capture_begin(self) -> None:
@@ -43,12 +43,12 @@ def driver(graphs: Any) -> Driver:
 
 @pytest.fixture
 def quarantine(driver: Driver) -> Quarantine:
-    """Give an empty quarantine, of a process that uses the GPU."""
+    """Give an empty quarantine in a process that uses the GPU."""
     return Quarantine(lambda: driver)
 
 
 def test_without_a_gpu_slots_pass_at_once(fake_cuda: FakeCuda) -> None:
-    """Nothing but this process reads them: no event is recorded."""
+    """Only this process reads the slots, so no event is recorded."""
     quarantine = Quarantine(lambda: None)
     quarantine.admit([3, 1])
     assert (len(quarantine), quarantine.passed(), len(quarantine)) == (2, [3, 1], 0)
@@ -57,7 +57,7 @@ def test_without_a_gpu_slots_pass_at_once(fake_cuda: FakeCuda) -> None:
 
 
 def test_a_slot_waits_for_its_event(quarantine: Quarantine, fake_cuda: FakeCuda) -> None:
-    """It is held back until what the GPU was given before is done, and comes out once."""
+    """The slot is held back until the GPU's earlier work has ended, and passes once."""
     fake_cuda.hold_events()
     quarantine.admit([5])
     assert quarantine.passed() == []
@@ -80,7 +80,7 @@ def test_the_event_is_recorded_after_the_last_reference(quarantine: Quarantine, 
 
 
 def test_slots_that_come_together_share_an_event(quarantine: Quarantine, fake_cuda: FakeCuda) -> None:
-    """One record a look, not one a slot; and none where nothing waits."""
+    """One event is recorded per look, not per slot, and none if no slot waits."""
     quarantine.admit(range(10))
     assert sorted(quarantine.passed()) == list(range(10))
     quarantine.passed()
@@ -88,7 +88,7 @@ def test_slots_that_come_together_share_an_event(quarantine: Quarantine, fake_cu
 
 
 def test_every_device_that_is_in_use_is_asked(driver: Driver, quarantine: Quarantine, fake_cuda: FakeCuda) -> None:
-    """A copy may run on any of them: the slot is free when all events have passed."""
+    """A copy may run on any device: the slot is free when all events have passed."""
     driver.register(1, 0x7F0000000000, 4096)  # creates the context
     fake_cuda.hold_events()
     quarantine.admit([4])
@@ -101,7 +101,7 @@ def test_every_device_that_is_in_use_is_asked(driver: Driver, quarantine: Quaran
 
 
 def test_events_are_used_again(quarantine: Quarantine, fake_cuda: FakeCuda) -> None:
-    """A thousand steps cost one event."""
+    """A thousand steps use one event, again and again."""
     for slot in range(1000):
         quarantine.admit([slot])
         assert quarantine.passed() == [slot]
@@ -109,7 +109,7 @@ def test_events_are_used_again(quarantine: Quarantine, fake_cuda: FakeCuda) -> N
 
 
 def test_nothing_passes_while_a_graph_is_captured(quarantine: Quarantine, graphs: Any, fake_cuda: FakeCuda) -> None:
-    """Neither a record nor a query, which would break the capture; afterwards all is free."""
+    """There is no record and no query, which would break the capture; afterwards all slots pass."""
     fake_cuda.hold_events()
     quarantine.admit([1])
     quarantine.passed()
@@ -125,7 +125,7 @@ def test_nothing_passes_while_a_graph_is_captured(quarantine: Quarantine, graphs
 
 
 def test_a_capture_that_torch_does_not_know_of_frees_nothing(quarantine: Quarantine, fake_cuda: FakeCuda) -> None:
-    """The record is refused; the slot waits for the next look, and no event is lost."""
+    """If the record is refused, the slot waits for the next look, and no event is lost."""
     fake_cuda.begin_capture()
     quarantine.admit([1])
     assert (quarantine.passed(), len(quarantine)) == ([], 1)
@@ -137,7 +137,7 @@ def test_a_capture_that_torch_does_not_know_of_frees_nothing(quarantine: Quarant
 def test_a_record_refused_on_one_device_covers_nothing(
     driver: Driver, quarantine: Quarantine, fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With an event on the first device only the slot is not free; the event is used again."""
+    """An event on the first device alone does not free the slot; the event is reused."""
     driver.register(1, 0x7F0000000000, 4096)
     record = driver.record
 
@@ -155,7 +155,7 @@ def test_a_record_refused_on_one_device_covers_nothing(
 
 
 def test_a_kernel_that_failed_is_told(quarantine: Quarantine, fake_cuda: FakeCuda) -> None:
-    """The driver's words reach the loop; nothing is lost, so that a ring is not destroyed under a copy."""
+    """The driver's message reaches the loop; no slot is lost, so a ring is not destroyed under a copy."""
     fake_cuda.set(query_fails=700)
     quarantine.admit([1])
     with pytest.raises(CudaRefused, match="cuEventQuery"):
@@ -164,7 +164,7 @@ def test_a_kernel_that_failed_is_told(quarantine: Quarantine, fake_cuda: FakeCud
 
 
 def test_a_gpu_that_is_used_later_counts_from_then_on(driver: Driver, fake_cuda: FakeCuda) -> None:
-    """The user's first CUDA call may come when the loader runs already."""
+    """The user's first CUDA call may come while the loader is running."""
     found: list[Driver | None] = [None]
     quarantine = Quarantine(lambda: found[0])
     quarantine.admit([1])

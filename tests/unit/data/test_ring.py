@@ -1,4 +1,4 @@
-"""The rank's end of the ring: slots made, lent, held back, given back. The GPU's driver is a stand-in."""
+"""The rank's end of the ring: slots are made, lent, held back and freed. The GPU's driver is a stand-in."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from numapin.base.cpu_set import CpuSet
 from numapin.data.slots import ring as ring_module
 from numapin.data.slots.control import NOT_READY
 from numapin.data.slots.ring import Ring
-from numapin.data.wire.parcel import Miss
+from numapin.data.wire.message import Miss
 from numapin.system import memory, placement
 from numapin.system.placement import Placement
 from tests.data.loopback import (
@@ -44,10 +44,10 @@ BATCH: Final = torch.arange(1000.0)  # 4000 bytes: a slot of a page
 
 
 class TestMaking:
-    """Slots come when batches need them."""
+    """Slots are made when batches need them."""
 
     def test_a_new_ring_has_no_slots(self) -> None:
-        """And makes none before it is known how large they must be."""
+        """A new ring has no slots: their size is not known yet."""
         with made() as ring:
             ring.prepare()
             assert ring._builder is None
@@ -56,7 +56,7 @@ class TestMaking:
 
     @pytest.mark.parametrize(("num_workers", "prefetch", "num_slots"), [(1, 2, 6), (2, 2, 8), (3, 1, 9), (8, 2, 24)])
     def test_there_are_enough_slots(self, num_workers: int, prefetch: int, num_slots: int) -> None:
-        """One for each batch that a worker may be asked for, and four to spare; as large as the largest batch."""
+        """There is one for each batch that a worker may be asked for, and four spares, of the largest batch's size."""
         with made(num_workers=num_workers, prefetch=prefetch) as ring:
             for size in (PAGE, 2 * PAGE + 1, 1):
                 ring.want(make_head(wanted_bytes=size))
@@ -64,13 +64,13 @@ class TestMaking:
             assert (ring.num_slots, ring.slot_bytes, ring.num_bytes) == (num_slots, 3 * PAGE, num_slots * 3 * PAGE)
 
     def test_all_memory_is_there_before_it_is_used(self) -> None:
-        """No page fault, and no SIGBUS, in the worker or the loop: the kernel holds every page already."""
+        """Every page exists, so neither worker nor loop gets a page fault or SIGBUS."""
         with made() as ring:
             build(ring, 100 * PAGE)
             assert held_bytes(ring) == CONTROL_BYTES + NUM_SLOTS * 100 * PAGE
 
     def test_what_fits_makes_nothing_more(self) -> None:
-        """Steady state: asking again, for as much or for less, does nothing."""
+        """In the steady state, wanting the same size or less does nothing."""
         with made() as ring:
             build(ring, PAGE)
             for size in (1, PAGE):
@@ -80,7 +80,7 @@ class TestMaking:
             assert ring.control.num_generations == 1
 
     def test_it_is_made_beside_the_loop(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """`prepare` returns at once, and a second one starts nothing while the first is at work."""
+        """`prepare` returns at once, and a second call starts nothing while the first is at work."""
         settle = placement.settle
 
         def settle_slowly(*args: Any, **kwargs: Any) -> tuple[str, ...]:
@@ -99,7 +99,7 @@ class TestMaking:
             assert ring.num_slots == NUM_SLOTS
 
     def test_memory_is_placed_as_the_rank_is(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Nodes and CPUs are the locality's; what the kernel says of the pages is kept, what was refused is told."""
+        """Nodes and CPUs are the locality's; the kernel's report on the pages is kept, and refusals are reported."""
         there: dict[str, Any] = {"nodes": CpuSet({1}), "num_machine_nodes": 2}
         asked: list[dict[str, object]] = []
 
@@ -122,7 +122,7 @@ class TestMaking:
             assert told == ["not there", "not all"]
 
     def test_pages_that_nobody_tells_of_are_unverified(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Unknown is unknown."""
+        """The ring is not verified if the kernel does not report its pages."""
         monkeypatch.setattr(placement, "check", lambda *_args, **_kwargs: Placement(pages=None))
         with made() as ring:
             build(ring, PAGE)
@@ -130,7 +130,7 @@ class TestMaking:
 
 
 class TestPieces:
-    """Memory is locked in pieces."""
+    """Memory is pinned in pieces."""
 
     @pytest.mark.parametrize(("slot_pages", "sizes"), [(1, [4, 1]), (2, [4, 4, 2]), (3, [3] * 5), (7, [7] * 5)])
     def test_no_slot_crosses_a_piece(
@@ -168,7 +168,7 @@ class TestPieces:
         assert seen == [[], [True] * 2 + [False] * 3, [True] * 4 + [False]]
 
     def test_a_ring_that_is_closed_stops_being_made(self, fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-        """At the next piece; what was locked is unlocked, by whichever thread comes last."""
+        """It stops at the next piece; the last thread unpins the memory."""
         monkeypatch.setattr(ring_module, "_PIECE_BYTES", PAGE)
         with made(**gpu()) as ring:
             settle, pieces = placement.settle, []
@@ -186,10 +186,10 @@ class TestPieces:
 
 
 class TestRefusals:
-    """What cannot be had is said once, and batches travel without slots."""
+    """A refusal is reported once, and batches travel without slots."""
 
     def test_a_registration_that_is_refused(self, fake_cuda: FakeCuda) -> None:
-        """Nothing stays locked, the memory goes back to the kernel, and it is not tried again."""
+        """Nothing stays pinned, the memory is freed, and there is no second attempt."""
         fake_cuda.refuse_registration()
         told: list[str] = []
         before = placement.PINNED.total
@@ -207,7 +207,7 @@ class TestRefusals:
             assert Loopback(ring).post(BATCH)[0].miss == Miss.STARTING
 
     def test_a_second_piece_that_is_refused(self, fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The slots of the first go on serving; only the refused memory goes back, and all of it at the end."""
+        """The slots of the first piece stay in use; only the refused memory is freed, and all of it at the end."""
         monkeypatch.setattr(ring_module, "_PIECE_BYTES", 2 * PAGE)
         fake_cuda.refuse_registration(above_bytes=3 * PAGE)
         told: list[str] = []
@@ -220,7 +220,7 @@ class TestRefusals:
         assert fake_cuda.registered_bytes() == 0
 
     def test_memory_that_runs_out(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """What was touched so far goes back; the kernel's words are told."""
+        """The pages touched so far are freed, and the kernel's message is reported."""
 
         def run_out(address: int, num_bytes: int, **_where: object) -> None:
             memory.populate(address, num_bytes // 2)
@@ -235,17 +235,17 @@ class TestRefusals:
 
     @pytest.mark.parametrize(("budget", "per_worker"), [(40, 2), (16, 2), (15, 1), (8, 1)])
     def test_a_small_budget_means_fewer_slots(self, budget: int, per_worker: int) -> None:
-        """In pages, for two workers and slots of four: as many for each worker as there is room for; said once."""
+        """Each worker gets as many slots as the budget (in pages; a slot has four) allows; it is reported once."""
         told: list[str] = []
         with made(told=told, num_workers=2, prefetch=0, budget_bytes=lambda: budget * PAGE) as ring:
             for _ in range(2):
                 build(ring, 4 * PAGE)
             assert ring.num_slots == 2 * per_worker
-            text = f"1 slot a worker instead of 2: the budget is {budget * PAGE} bytes"
+            text = f"1 slot per worker instead of 2: the budget is {budget * PAGE} bytes"
             assert told == ([] if per_worker == 2 else [text])
 
     def test_a_budget_that_is_too_small_means_none(self) -> None:
-        """Said once, with what is needed and what to do; a later, larger batch does not ask again."""
+        """It is reported once, with the need and the remedy; a later, larger batch does not try again."""
         told: list[str] = []
         with made(told=told, num_workers=2, budget_bytes=lambda: 8 * PAGE - 1) as ring:
             for size in (4 * PAGE, 4 * PAGE, 9 * PAGE):
@@ -258,7 +258,7 @@ class TestClosing:
     """The end of the ring."""
 
     def test_all_is_given_back_at_once(self, fake_cuda: FakeCuda) -> None:
-        """Where nothing refers to it; a second close does nothing."""
+        """A ring without references is closed at once; a second close does nothing."""
         before = placement.PINNED.total
         ring = Ring(make_spec(**gpu()))
         build(ring, PAGE)
@@ -268,7 +268,7 @@ class TestClosing:
             assert (fake_cuda.registered_bytes(), is_open(ring), placement.PINNED.total) == (0, False, before)
 
     def test_a_batch_outlives_the_ring(self, fake_cuda: FakeCuda) -> None:
-        """Its memory stays, locked, until it is gone; then everything is given back."""
+        """Its memory stays pinned until the last reference is gone; then everything is freed."""
         ring = Ring(make_spec(**gpu()))
         build(ring, PAGE)
         batch = lent(Loopback(ring), BATCH)
@@ -282,7 +282,7 @@ class TestClosing:
         assert (fake_cuda.registered_bytes(), ring.num_slots) == (0, 0)
 
     def test_a_copy_outlives_the_ring(self, fake_cuda: FakeCuda) -> None:
-        """Memory that the GPU may be reading is not unlocked."""
+        """Memory that the GPU may be reading is not unpinned."""
         ring = Ring(make_spec(**gpu()))
         build(ring, PAGE)
         fake_cuda.hold_events()
@@ -295,7 +295,7 @@ class TestClosing:
         assert fake_cuda.registered_bytes() == 0
 
     def test_a_closed_ring_makes_nothing(self) -> None:
-        """A late wish is no error."""
+        """Wanting slots after the close is not an error."""
         ring = Ring(make_spec())
         ring.close()
         ring.want(make_head(wanted_bytes=PAGE))
@@ -303,7 +303,7 @@ class TestClosing:
         assert ring._builder is None
 
     def test_a_hundred_rings_leave_nothing(self, fake_cuda: FakeCuda) -> None:
-        """No descriptor, no mapping, no registration."""
+        """A closed ring leaves no descriptor, no mapping and no registration."""
 
         def mappings() -> int:
             with open("/proc/self/maps", encoding="ascii") as maps:  # noqa: PTH123

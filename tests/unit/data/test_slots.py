@@ -1,4 +1,4 @@
-"""The control page and a worker's own slots: who may write what, without a lock."""
+"""The control page and a worker's own slots, without a lock."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _mapped(fd: int, num_bytes: int, *, offset: int = 0) -> memoryview:
 
 
 def publish(control: Control, *, ready: int = NUM_WORKERS * PER_WORKER) -> Generation:
-    """Publish a further generation, of which the first slots are ready: slot n was released n-th."""
+    """Publish another generation, whose first slots are ready: slot n was released n-th."""
     number = control.num_generations
     first = number * NUM_WORKERS * PER_WORKER
     made = Generation((number + 1) << 21, (number + 1) * SLOT_BYTES, first, NUM_WORKERS * PER_WORKER)
@@ -51,7 +51,7 @@ def publish(control: Control, *, ready: int = NUM_WORKERS * PER_WORKER) -> Gener
 
 
 def taken(own: OwnSlots) -> int:
-    """Take a slot, let go of its memory, and return its number."""
+    """Take a slot, release its memory, and return its number."""
     found = own.take()
     assert found is not None
     return found[0]
@@ -59,7 +59,7 @@ def taken(own: OwnSlots) -> int:
 
 @pytest.mark.parametrize(("num_bytes", "to", "aligned"), [(0, 256, 0), (1, 256, 256), (256, 256, 256), (257, 4, 260)])
 def test_align(num_bytes: int, to: int, aligned: int) -> None:
-    """Upwards, and what is aligned stays."""
+    """Sizes are rounded up; aligned ones stay."""
     assert align(num_bytes, to) == aligned
     assert align(1) == ALIGNMENT
 
@@ -69,14 +69,14 @@ class TestGeneration:
 
     @pytest.mark.parametrize("num_workers", [1, 2, 3, 6])
     def test_every_slot_has_one_worker(self, num_workers: int) -> None:
-        """The workers' slots are all slots, none twice, as many for each."""
+        """The workers' slots are all slots, without overlap, and each worker has the same number."""
         generation = Generation(1 << 21, 4096, 12, 6)
         owned = [list(generation.slots_of(worker, num_workers)) for worker in range(num_workers)]
         assert sorted(chain.from_iterable(owned)) == list(range(12, 18))
         assert {len(control) for control in owned} == {6 // num_workers}
 
     def test_slots_lie_one_behind_the_other(self) -> None:
-        """Offsets count from the generation's start, which is the first slot's."""
+        """Offsets count from the generation's start, where its first slot begins."""
         generation = Generation(1 << 21, 4096, 12, 3)
         assert [generation.start_of(slot) for slot in (12, 13, 14)] == [0, 4096, 8192]
         assert generation.num_bytes == 3 * 4096
@@ -86,12 +86,12 @@ class TestControl:
     """One page for all processes."""
 
     def test_a_new_page_says_nothing_is_there(self, control: Control) -> None:
-        """No generation, and no slot is ready."""
+        """A new page has no generation, and no slot is ready."""
         assert control.num_generations == 0
         assert {control.state(slot) for slot in range(NUM_WORKERS * PER_WORKER)} == {NOT_READY}
 
     def test_what_is_published_can_be_read(self, control: Control) -> None:
-        """Eight generations with all their slots fit in the page, and none writes over another's words."""
+        """Eight generations with all their slots fit in the page, without overlap."""
         made = [publish(control) for _ in range(control_page.MAX_GENERATIONS)]
         assert [control.generation(number) for number in range(control.num_generations)] == made
         num_slots = control_page.MAX_GENERATIONS * NUM_WORKERS * PER_WORKER
@@ -99,7 +99,7 @@ class TestControl:
 
     @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
     def test_it_travels_to_a_child(self, control: Control, method: str) -> None:
-        """Words and memory are the same ones there, under every start method."""
+        """Words and memory are shared with the child, under every start method."""
         generation = publish(control)
         context: Any = multiprocessing.get_context(method)
         process = context.Process(target=child.write, args=(control,), daemon=True)
@@ -121,17 +121,17 @@ class TestControl:
 
 
 class TestTake:
-    """Which slot a worker gets."""
+    """The choice of a slot."""
 
     def test_nothing_before_there_are_slots(self, control: Control) -> None:
-        """It is starting."""
+        """The worker is starting."""
         own = OwnSlots(control, 0)
         assert own.take() is None
         assert own.is_starting()
         assert own.generation == -1
 
     def test_the_last_released_comes_first(self, control: Control) -> None:
-        """Its memory is likeliest to be in a cache; worker 1 owns slots 1, 3 and 5."""
+        """The memory of the last released slot is most likely in a cache; worker 1 owns slots 1, 3 and 5."""
         publish(control)
         control.set_state(3, 100)
         own = OwnSlots(control, 1)
@@ -141,13 +141,13 @@ class TestTake:
         assert not own.keeps_free_slots()
 
     def test_a_taken_slot_says_so(self, control: Control) -> None:
-        """The other side sees it; other workers' slots stay free."""
+        """The rank sees it; other workers' slots stay free."""
         publish(control)
         assert taken(OwnSlots(control, 0)) == 4
         assert [control.state(slot) for slot in range(6)] == [1, 2, 3, 4, TAKEN, 6]
 
     def test_the_view_is_the_slot(self, control: Control) -> None:
-        """Its bytes are those at the slot's place in the memfd, and no others."""
+        """Its memory is the slot's range of the memfd, and nothing else."""
         generation = publish(control)
         found = OwnSlots(control, 1).take()
         assert found is not None
@@ -159,7 +159,7 @@ class TestTake:
         ]
 
     def test_what_is_given_back_is_as_free_as_before(self, control: Control) -> None:
-        """It keeps the time of its release, and is the next to be taken."""
+        """It keeps its stamp, and is the next to be taken."""
         publish(control)
         own = OwnSlots(control, 0)
         slot = taken(own)
@@ -168,7 +168,7 @@ class TestTake:
         assert taken(own) == slot
 
     def test_slots_that_are_being_prepared_wait(self, control: Control) -> None:
-        """The first serve while later ones are made."""
+        """The first slots are in use while later ones are made."""
         publish(control, ready=3)  # 0 and 2 of worker 0, 1 of worker 1
         own = OwnSlots(control, 0)
         assert [taken(own), taken(own)] == [2, 0]
@@ -179,7 +179,7 @@ class TestTake:
         assert not own.is_starting()
 
     def test_a_killed_worker_holds_nothing_of_others(self, control: Control) -> None:
-        """It dies with all its slots taken; the other's are all free."""
+        """It dies with all its slots taken; the other worker's are all free."""
         publish(control)
         process = multiprocessing.get_context("fork").Process(target=_take_all_and_die, args=(control,), daemon=True)
         process.start()
@@ -198,11 +198,11 @@ def _take_all_and_die(control: Control) -> None:
 
 
 class TestKept:
-    """A slot to which something in the worker refers."""
+    """Slots to which something in the worker refers."""
 
     @pytest.mark.parametrize("kind", ["view", "tensor", "tensor's view", "storage", "array"])
     def test_it_is_not_taken_again(self, control: Control, kind: str) -> None:
-        """Free for the rank, but not for this worker, until the reference is gone."""
+        """It is free for the rank, but not for this worker, until the reference is gone."""
         publish(control)
         own = OwnSlots(control, 0)
         found = own.take()
@@ -219,7 +219,7 @@ class TestKept:
         assert taken(own) == slot
 
     def test_what_is_lent_to_the_rank_is_not_kept(self, control: Control) -> None:
-        """Only free slots count: a kept one that the rank has is missing for the rank's own reason."""
+        """Only slots that the rank has freed count as kept."""
         publish(control)
         own = OwnSlots(control, 0)
         kept = [own.take() for _ in range(PER_WORKER)]
@@ -238,7 +238,7 @@ class TestGrowth:
     """Larger slots, while smaller ones are in use."""
 
     def test_the_newest_generation_serves(self, control: Control) -> None:
-        """Also a worker that comes late; its slots are the larger ones."""
+        """Every worker takes the larger slots, even one that starts late."""
         publish(control)
         own = OwnSlots(control, 0)
         assert taken(own) == 4
@@ -249,14 +249,14 @@ class TestGrowth:
             assert (found[0] >= 6, len(found[1]), user.generation) == (True, 2 * SLOT_BYTES, 1)
 
     def test_a_generation_serves_once_the_workers_first_slot_is_ready(self, control: Control) -> None:
-        """Until then the older one does: no batch has to wait for memory that is being prepared."""
+        """Until then the older one is used: no batch has to wait for memory that is being prepared."""
         publish(control)
         publish(control, ready=1)  # worker 0's first
         assert taken(OwnSlots(control, 0)) == 6
         assert taken(OwnSlots(control, 1)) == 5
 
     def test_it_never_goes_back(self, control: Control) -> None:
-        """With the newer slots in use there is none, although older ones are free: the rank may have given them up."""
+        """If all newer slots are in use, none is free, even if older ones are: the rank may have freed their memory."""
         publish(control)
         publish(control, ready=1)
         own = OwnSlots(control, 0)
@@ -265,7 +265,7 @@ class TestGrowth:
         assert own.is_starting()
 
     def test_a_slot_of_an_older_generation_is_given_back_there(self, control: Control) -> None:
-        """Growth between taking and giving back confuses nothing."""
+        """A slot can be given back after the ring has grown."""
         publish(control)
         own = OwnSlots(control, 0)
         slot = taken(own)

@@ -1,4 +1,4 @@
-"""Memory for a batch without a slot, and how its descriptor gets to the rank."""
+"""Memory for a batch without a slot, and the transfer of its descriptor to the rank."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ WAIT_S: Final = 20
 
 @pytest.fixture
 def handover() -> Iterator[Handover]:
-    """Give a way for descriptors, closed after the test."""
+    """Give a socket for descriptors, closed after the test."""
     made = Handover()
     yield made
     made.close()
 
 
 def send(handover: Handover, worker: int, number: int, text: bytes) -> None:
-    """Send memory that begins with a text, and let go of it."""
+    """Send memory that begins with a text, and release it."""
     with closing(Spill()) as made:
         made.view[: len(text)] = text
         made.send(handover, worker, number)
 
 
 def received(handover: Handover, worker: int, number: int) -> bytes:
-    """Return how the memory of a batch begins."""
+    """Return the beginning of a batch's memory."""
     fd = handover.take(worker, number)
     try:
         return bytes(memoryview(memory.map_shared(fd, 4096))[:5])
@@ -47,18 +47,18 @@ def received(handover: Handover, worker: int, number: int) -> bytes:
 
 
 def num_open() -> int:
-    """Return how many descriptors this process has."""
+    """Return the number of descriptors of this process."""
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def test_memory_outlives_its_sender(handover: Handover) -> None:
-    """What was written is there when the worker has let go of it, or has died."""
+    """The memory keeps its contents after the worker has released it, or has died."""
     send(handover, 0, 1, b"first")
     assert received(handover, 0, 1) == b"first"
 
 
 def test_fresh_memory_is_zero_and_costs_nothing() -> None:
-    """Address space for 4 GiB; pages come when they are written."""
+    """It reserves 4 GiB of address space; a page exists once it is written."""
     with closing(Spill()) as made:
         assert len(made.view) == spill.SPILL_BYTES
         assert set(made.view[:5000]) == {0}
@@ -67,7 +67,7 @@ def test_fresh_memory_is_zero_and_costs_nothing() -> None:
 
 
 def test_each_is_found_by_worker_and_number(handover: Handover) -> None:
-    """Workers share the way: what is taken may have come before or after others."""
+    """Workers share the socket, so descriptors may arrive in another order than they are taken."""
     for worker, number in ((0, 1), (1, 1), (0, 2), (2, 1)):
         send(handover, worker, number, b"%d and %d" % (worker, number))
     for worker, number in ((2, 1), (0, 2), (0, 1), (1, 1)):
@@ -76,7 +76,7 @@ def test_each_is_found_by_worker_and_number(handover: Handover) -> None:
 
 
 def test_what_was_never_taken_is_closed(handover: Handover) -> None:
-    """Received already, or still on its way."""
+    """Descriptors are closed, whether they were received or are still on the way."""
     before = num_open()
     for number in range(3):
         send(handover, 0, number, b"never")
@@ -90,7 +90,7 @@ def test_what_was_never_taken_is_closed(handover: Handover) -> None:
 
 
 def test_a_descriptor_that_was_lost_is_an_error(handover: Handover) -> None:
-    """The kernel drops it where the rank has too many open files: the wait would be for ever."""
+    """The kernel drops it if the rank has too many open files; `take` must raise and not wait forever."""
     with socket.socket(fileno=os.dup(handover._workers)) as end:
         end.send(spill._TAG.pack(0, 1))
     with pytest.raises(OSError, match="ulimit -n"):
@@ -98,7 +98,7 @@ def test_a_descriptor_that_was_lost_is_an_error(handover: Handover) -> None:
 
 
 def test_without_address_space_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error, and no descriptor is left; the batch goes torch's way then."""
+    """It raises an error and leaks no descriptor; torch then sends the batch."""
     before = num_open()
     monkeypatch.setattr(spill, "SPILL_BYTES", 1 << 49)
     with pytest.raises(OSError, match="Cannot allocate memory"):
@@ -108,7 +108,7 @@ def test_without_address_space_there_is_none(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_it_travels_to_a_child(handover: Handover, method: str) -> None:
-    """Under every start method; the memory is there although the child has ended."""
+    """It works under every start method, and the memory outlives the child."""
     context: Any = multiprocessing.get_context(method)
     process = context.Process(target=child.hand_over, args=(handover,), daemon=True)
     process.start()

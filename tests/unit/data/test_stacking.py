@@ -1,4 +1,4 @@
-"""How a worker writes samples into a batch's memory: in threads, and past the caches where a GPU reads it next."""
+"""Stacking samples into a batch's memory: on threads, and past the caches if a GPU reads it next."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from numapin.data.path import DataPath, PathOptions
-from numapin.data.worker import setup
 from numapin.data.worker.packing import LARGE_BYTES, Packer
+from numapin.data.worker.stacking import Stacker
 from numapin.errors import LibraryError
 from numapin.system import calls, memory
 from tests.data.loopback import Loopback, build, lent, made
@@ -27,7 +27,7 @@ SAMPLE: Final = 1 << 18  # float32 elements: 1 MiB
 
 @pytest.fixture
 def past(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list that grows with every call past the caches, by how many blocks it wrote."""
+    """Return a list to which each call past the caches appends its number of blocks."""
     calls: list[int] = []
     stack = memory.stack_past_caches
 
@@ -41,7 +41,7 @@ def past(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @needs_stores
 class TestPastCaches:
-    """stores.c, by its results."""
+    """The results of stores.c."""
 
     @given(
         count=st.integers(0, 4),
@@ -50,7 +50,7 @@ class TestPastCaches:
         source_at=st.integers(0, 70),
     )
     def test_every_byte_and_no_other(self, count: int, num_bytes: int, target_at: int, source_at: int) -> None:
-        """Whatever the lengths and the alignments; what lies before and behind stays as it is."""
+        """It copies any length at any alignment, and leaves the bytes before and after unchanged."""
         sources = torch.randint(0, 256, (count, 500), dtype=torch.uint8)
         target = torch.full((2048,), 7, dtype=torch.uint8)
         addresses = [row.data_ptr() + source_at for row in sources]
@@ -60,7 +60,7 @@ class TestPastCaches:
         assert set(target[:target_at].tolist()) | set(target[end:].tolist()) == {7}
 
     def test_a_tensor_that_no_collate_stacked(self, past: list[int]) -> None:
-        """A custom collate_fn's large tensors are brought into the slot the same way."""
+        """Large tensors of a custom collate_fn are copied into the slot the same way."""
         with made(num_workers=1) as ring:
             build(ring, 2 * LARGE_BYTES)
             loop = Loopback(ring)
@@ -75,7 +75,7 @@ class TestWithout:
 
     @pytest.fixture(autouse=True)
     def no_stores(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-        """Let the library be missing."""
+        """Remove the library."""
         name = "numapin_stack_past_caches"
         monkeypatch.setattr(calls, "_STORES", "/nowhere/libstores.so")
         monkeypatch.setitem(calls._SIGNATURES, name, ("/nowhere/libstores.so", *calls._SIGNATURES[name][1:]))
@@ -85,21 +85,21 @@ class TestWithout:
         memory.can_pass_caches.cache_clear()
 
     def test_a_call_is_refused(self) -> None:
-        """With what to install."""
+        """The error's hint says what to install."""
         assert not memory.can_pass_caches()
         with pytest.raises(LibraryError, match=r"libstores\.so cannot be used") as caught:
             memory.stack_past_caches(0, [], 0)
         assert "gcc" in str(caught.value.hint)
 
     def test_torch_stacks(self) -> None:
-        """A worker that finds no library does not try."""
+        """A worker without the library does not use it."""
         assert not Packer(None, worker=0, pins=True, moves=True).passes_caches
 
     @pytest.mark.parametrize(("machine", "is_told"), [("x86_64", True), ("aarch64", False)])
     def test_the_loader_says_so(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], machine: str, *, is_told: bool
     ) -> None:
-        """Once, where batches go to a GPU and the library could be there; `strict` is about placement."""
+        """It warns once, if batches go to a GPU and the library exists for this machine; `strict` does not apply."""
         monkeypatch.setattr("platform.machine", lambda: machine)
         loader: DataLoader[int] = DataLoader(range(4), num_workers=1)  # type: ignore[arg-type]
         path = DataPath(PathOptions(strict=True))
@@ -113,14 +113,14 @@ class TestWithout:
 
 
 class TestForWhom:
-    """Who reads a batch next decides."""
+    """The reader of the batch decides whether the caches are bypassed."""
 
     @pytest.mark.parametrize(
         ("pins", "moves", "passes"), [(True, False, True), (False, True, True), (False, False, False)]
     )
     @needs_stores
     def test_only_for_gpus(self, *, pins: bool, moves: bool, passes: bool) -> None:
-        """What this process reads next is best in its caches."""
+        """A batch that this process reads next belongs in its caches."""
         assert Packer(None, worker=0, pins=pins, moves=moves).passes_caches is passes
 
 
@@ -130,40 +130,38 @@ def is_odd(sample: torch.Tensor) -> bool:
 
 
 class TestStacking:
-    """Samples into a batch, as torch.stack does."""
+    """Stacking samples as torch.stack does."""
 
     @pytest.fixture(params=[False, pytest.param(True, marks=needs_stores)], ids=["through-caches", "past-caches"])
     def stack(
-        self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, past: list[int]
-    ) -> Iterator[Callable[[list[torch.Tensor], int], torch.Tensor]]:
-        """Return what stacks with so many threads."""
+        self, request: pytest.FixtureRequest, past: list[int]
+    ) -> Callable[[list[torch.Tensor], int], torch.Tensor]:
+        """Return a function that stacks on a number of threads."""
         packer = Packer(None, worker=0, pins=False, moves=False)
         packer.passes_caches = request.param
-        with ThreadPoolExecutor() as threads:
 
-            def stack(samples: list[torch.Tensor], copy_threads: int) -> torch.Tensor:
-                monkeypatch.setattr(setup, "_state", setup._Worker(packer, copy_threads, threads))
-                out = torch.full((len(samples), *samples[0].shape), 7, dtype=samples[0].dtype)
-                past.clear()
-                setup._stack(samples, out)
-                are_blocks = all(sample.is_contiguous() and not is_odd(sample) for sample in samples)
-                assert sum(past) == (len(samples) if packer.passes_caches and are_blocks else 0)
-                return out
+        def stack(samples: list[torch.Tensor], copy_threads: int) -> torch.Tensor:
+            out = torch.full((len(samples), *samples[0].shape), 7, dtype=samples[0].dtype)
+            past.clear()
+            Stacker(packer, num_threads=copy_threads).stack(samples, out)
+            are_blocks = all(sample.is_contiguous() and not is_odd(sample) for sample in samples)
+            assert sum(past) == (len(samples) if packer.passes_caches and are_blocks else 0)
+            return out
 
-            yield stack
+        return stack
 
     @pytest.mark.parametrize("copy_threads", [1, 2, 3, 4])
     @pytest.mark.parametrize("num_samples", [1, 2, 3, 4, 5, 9])
     def test_any_number_of_samples_and_threads(
         self, stack: Callable[[list[torch.Tensor], int], torch.Tensor], num_samples: int, copy_threads: int
     ) -> None:
-        """Also fewer samples than threads: one large sample is a batch."""
+        """It works even with fewer samples than threads: one large sample is a batch."""
         samples = [torch.randn(LARGE_BYTES // 4 // num_samples + 5) for _ in range(num_samples)]
         assert torch.equal(stack(samples, copy_threads), torch.stack(samples))
 
     @pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.int64, torch.complex64, torch.bool])
     def test_any_type(self, stack: Callable[[list[torch.Tensor], int], torch.Tensor], dtype: torch.dtype) -> None:
-        """Bytes are bytes."""
+        """Every dtype works."""
         samples = [torch.randint(0, 2, (LARGE_BYTES // dtype.itemsize + 1,)).to(dtype) for _ in range(3)]
         assert torch.equal(stack(samples, 2), torch.stack(samples))
 
@@ -184,7 +182,7 @@ class TestStacking:
         stack: Callable[[list[torch.Tensor], int], torch.Tensor],
         change: Callable[[torch.Tensor], torch.Tensor],
     ) -> None:
-        """Their elements count, not their bytes; one such sample among others is enough."""
+        """Their elements are stacked, not their bytes, even if only some samples are not contiguous."""
         samples = [torch.randn(SAMPLE) for _ in range(16)]
         odd = [change(sample) for sample in samples]
         assert torch.equal(stack(odd, 2), torch.stack(odd))
@@ -192,14 +190,14 @@ class TestStacking:
         assert torch.equal(stack(mixed, 2), torch.stack(mixed))
 
     def test_samples_without_memory(self, stack: Callable[[list[torch.Tensor], int], torch.Tensor]) -> None:
-        """Gradients that are zero have none; torch knows."""
+        """Zero gradients of autograd have no memory; torch stacks them."""
         samples = [torch.randn(SAMPLE) for _ in range(7)] + [torch._efficientzerotensor(SAMPLE)]
         assert torch.equal(stack(samples, 2), torch.stack([*samples[:7], torch.zeros(SAMPLE)]))
 
     def test_no_thread_can_be_started(
         self, stack: Callable[[list[torch.Tensor], int], torch.Tensor], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Then one thread does it all."""
+        """The calling thread then stacks all samples."""
 
         def refuse(*_: object) -> None:
             raise RuntimeError("can't start new thread")
@@ -209,7 +207,7 @@ class TestStacking:
         assert torch.equal(stack(samples, 4), torch.stack(samples))
 
     def test_what_torch_refuses(self, stack: Callable[[list[torch.Tensor], int], torch.Tensor]) -> None:
-        """Is refused with torch's words."""
+        """The error is torch's own."""
         samples = [torch.randn(SAMPLE) for _ in range(7)] + [torch.randn(SAMPLE, requires_grad=True)]
         with pytest.raises(RuntimeError, match="grad"):
             stack(samples, 1)

@@ -1,4 +1,4 @@
-"""What is counted while a loader runs, and what is told of it."""
+"""Counts of a running loader, and what is reported about it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from numapin.data.path import DataPath, PathOptions
 from numapin.data.stats import Counts, Stats
-from numapin.data.wire.parcel import Miss
+from numapin.data.wire.message import Miss
 from tests.data.loopback import ANYWHERE, build, make_head
 
 if TYPE_CHECKING:
@@ -25,21 +25,21 @@ class TestArrivals:
     """A batch that came from a worker is a hit, a miss, or neither."""
 
     def test_a_batch_in_a_slot_is_a_hit(self) -> None:
-        """And its bytes are counted."""
+        """A batch in a slot is a hit, and its bytes are counted."""
         counts = Counts()
         counts.note_arrival(HEAD)
         assert (counts.hits, dict(counts.misses), counts.num_bytes) == (1, {}, 100)
 
     def test_a_batch_that_was_not_in_a_slot_as_a_whole_is_a_miss(self) -> None:
-        """By its reason; also where a part of it was in a slot; its bytes count all the same."""
+        """It counts under its reason, even if a part of it was in a slot; its bytes count, too."""
         counts = Counts()
         for miss in (Miss.NO_SLOT, Miss.TOO_LARGE, Miss.NO_SLOT):
-            counts.note_arrival(HEAD._replace(miss=miss.value))
+            counts.note_arrival(HEAD._replace(miss=miss))
         assert (counts.hits, counts.num_bytes) == (0, 300)
         assert dict(counts.misses) == {"no slot was free": 2, "larger than a slot": 1}
 
     def test_a_batch_without_memory_is_neither(self) -> None:
-        """Nothing of it could have been in a slot."""
+        """No part of it could have been in a slot."""
         counts = Counts()
         counts.note_arrival(HEAD._replace(parts=(None, None), wanted_bytes=0))
         assert (counts.hits, dict(counts.misses), counts.num_bytes) == (0, {}, 0)
@@ -47,15 +47,15 @@ class TestArrivals:
 
 @pytest.fixture
 def path(monkeypatch: pytest.MonkeyPatch) -> Iterator[DataPath]:
-    """Give a new loader's data path, on a machine of which nothing is known."""
+    """Give a new loader's data path, on an unknown machine."""
     made = DataPath(PathOptions())
-    monkeypatch.setattr(made, "_locality", ANYWHERE)
+    monkeypatch.setattr(made.home, "_locality", ANYWHERE)
     yield made
     made.close()
 
 
 class TestStats:
-    """What `DataLoader.stats()` says."""
+    """The result of `DataLoader.stats()`."""
 
     def test_of_a_loader_that_has_done_nothing(self, path: DataPath) -> None:
         """Counts are 0, and what cannot be known is None."""
@@ -78,10 +78,10 @@ class TestStats:
         )
 
     def test_it_is_a_snapshot(self, path: DataPath) -> None:
-        """Nobody changes it, and later batches are not in it."""
-        path.note_arrival(HEAD._replace(miss=Miss.STARTING.value))
+        """It cannot be changed, and does not include later batches."""
+        path.note_arrival(HEAD._replace(miss=Miss.STARTING))
         before = path.stats()
-        path.note_arrival(HEAD._replace(miss=Miss.STARTING.value))
+        path.note_arrival(HEAD._replace(miss=Miss.STARTING))
         assert before.misses == {"the ring was being set up": 1}
         with pytest.raises(FrozenInstanceError):
             before.batches = 3  # type: ignore[misc]
@@ -106,7 +106,7 @@ class TestStats:
         assert path.stats().wait_share == 0.25
 
     def test_the_ring_is_told(self, path: DataPath) -> None:
-        """Its slots while it lives; nothing is pinned without a GPU."""
+        """Its slots are counted while it exists; nothing is pinned without a GPU."""
         lane = path.lane(DataLoader(range(8), num_workers=2), pins=False)  # type: ignore[arg-type]
         assert lane.ring is not None
         build(lane.ring, 3 * PAGE)
@@ -117,16 +117,16 @@ class TestStats:
         lane.end(workers_are_gone=True)
 
     def test_what_is_said_once_is_a_note(self, path: DataPath, capsys: pytest.CaptureFixture[str]) -> None:
-        """A reason with a remedy goes to the error output at its first batch only, and stays in the notes."""
+        """A reason with a remedy is reported on stderr at its first batch only, and stays in the notes."""
         for _ in range(3):
-            path.note_arrival(HEAD._replace(miss=Miss.KEPT.value))
+            path.note_arrival(HEAD._replace(miss=Miss.KEPT))
         said = capsys.readouterr().err
         assert said.count("numapin: warning:") == 1
-        assert said.endswith("clone() what is kept there\n")
+        assert said.endswith("clone() them there\n")
         assert [note in said for note in path.stats().notes] == [True]
 
     def test_starting_is_nothing_to_say(self, path: DataPath, capsys: pytest.CaptureFixture[str]) -> None:
         """It is counted, and needs no remedy."""
-        path.note_arrival(HEAD._replace(miss=Miss.STARTING.value))
+        path.note_arrival(HEAD._replace(miss=Miss.STARTING))
         assert capsys.readouterr().err == ""
         assert path.stats().notes == ()

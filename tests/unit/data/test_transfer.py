@@ -1,4 +1,4 @@
-"""Where the tensors of a batch are, once its slot was copied as a whole; without a GPU. With one: tests/integration."""
+"""The positions of a batch's tensors after its slot was copied as a whole, without a GPU."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from numapin.data.opening.device import _Copy, small_runs
-from numapin.data.wire.parcel import tensor_over
+from numapin.data.wire.tensors import tensor_over
 from tests.data.loopback import make_head
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numapin.data.wire.parcel import Head
+    from numapin.data.wire.message import Head
 
 BATCH_BYTES: Final = 4 << 20
 LARGE_BYTES: Final = 256 << 10  # what is larger is not small
@@ -45,35 +45,35 @@ def check(storages: Sequence[tuple[int, int]]) -> None:
 
 
 class TestSmallRuns:
-    """What is small is copied apart, so that it does not keep the batch's memory."""
+    """Small tensors get separate memory, so that they do not keep the batch's."""
 
     def test_neighbours_are_one_run(self) -> None:
-        """In whole multiples of 256 bytes; what is large is in none."""
+        """Runs are multiples of 256 bytes; large tensors are in none."""
         storages = [(0, 3 << 20), (3 << 20, 100), ((3 << 20) + 256, 1000), ((3 << 20) + 4096, 8)]
         first = 3 << 20
         assert small_runs(head_of(storages), 0) == ((first, first + 1280), (first + 4096, first + 4352))
 
     def test_of_a_small_batch_nothing_is_apart(self) -> None:
-        """Below 2 MiB one copy is cheaper."""
+        """For batches below 2 MiB one copy is cheaper."""
         assert small_runs(head_of([(0, 100)], (2 << 20) - 1), 0) == ()
         assert small_runs(head_of([(0, 100)], 2 << 20), 0) == ((0, 256),)
 
     def test_another_part_has_its_own(self) -> None:
-        """What was spilled is not in the slot."""
+        """Each part has its own runs."""
         head = head_of([(0, 100)])._replace(storages=((0, 0, 100), (1, 512, 100)), parts=((0, 4 << 20), (0, 4 << 20)))
         assert small_runs(head, 0) == ((0, 256),)
         assert small_runs(head, 1) == ((512, 768),)
         assert small_runs(head._replace(parts=((0, 4 << 20), None)), 1) == ()
 
     def test_the_last_run_ends_with_the_part(self) -> None:
-        """There are no bytes behind it."""
+        """A run does not extend past the end of the part."""
         assert small_runs(head_of([(BATCH_BYTES - 100, 100)]), 0) == ((BATCH_BYTES - 100, BATCH_BYTES),)
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 1000)), max_size=12))
 def test_every_storage_has_its_bytes(sizes: list[tuple[bool, int]]) -> None:
-    """Whatever is large and small, and in whatever order, packed one behind the other."""
+    """Every storage has its bytes, for any sequence of large and small ones."""
     storages, end = [], 0
     for is_large, size in sizes:
         length = LARGE_BYTES + size if is_large else size
@@ -89,5 +89,5 @@ def test_every_storage_has_its_bytes(sizes: list[tuple[bool, int]]) -> None:
     ids=["overlapping views", "a view and its base", "a view and a longer one"],
 )
 def test_views_of_what_was_collated_may_overlap(storages: list[tuple[int, int]]) -> None:
-    """They are where they are in the slot: each is a storage with its own bytes."""
+    """Overlapping storages keep their positions: each has its own bytes."""
     check(storages)

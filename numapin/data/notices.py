@@ -1,0 +1,66 @@
+"""Report what a loader could not do as requested. Edge (stderr).
+
+Comes in: shortfalls, each with its remedy. Goes out: one line on stderr for each, or an error under `strict`.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+from numapin.base.stderr import say
+from numapin.data.wire.message import Miss
+from numapin.errors import BindingRefused
+
+_HINTS: Final = {
+    Miss.NO_SLOT: "the loop keeps more batches than there are slots: .clone() those it keeps, or raise pinned_budget=",
+    Miss.KEPT: "collate_fn or the dataset keeps tensors of earlier batches: .clone() them there",
+    Miss.UNSUPPORTED: "sparse, quantized, nested, subclassed or requires_grad tensors travel in torch's shared memory",
+}
+
+
+class Notices:
+    """Collects a loader's notices and reports each once."""
+
+    def __init__(self, *, is_strict: bool) -> None:
+        """With `is_strict`, a refusal is an error at the next `check` instead of a warning."""
+        self._is_strict = is_strict
+        self._texts: dict[str, None] = {}  # in order
+        self._refusal: str | None = None
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Return all notices so far, in order."""
+        return tuple(self._texts)
+
+    def warn(self, text: str) -> None:
+        """Report a notice on stderr, unless it was reported before."""
+        if self._is_new(text):
+            say(f"warning: {_rank_label()}{text}")
+
+    def report_refusal(self, text: str) -> None:
+        """Report something that the kernel or the driver refused. Under `strict`, keep it for `check` instead."""
+        if not self._is_strict:
+            self.warn(text)
+        elif self._is_new(text):
+            self._refusal = self._refusal or text
+
+    def report_miss(self, miss: Miss) -> None:
+        """Report why a batch did not travel in a slot, if the user can do something about it."""
+        if miss in _HINTS:
+            self.warn(f"a batch traveled outside the ring: {miss}; {_HINTS[miss]}")
+
+    def check(self) -> None:
+        """Raise BindingRefused for the first refusal under `strict`."""
+        if self._refusal is not None:
+            raise BindingRefused(self._refusal, "to run with what the kernel allows, remove strict=True")
+
+    def _is_new(self, text: str) -> bool:
+        is_new = text not in self._texts
+        self._texts[text] = None
+        return is_new
+
+
+def _rank_label() -> str:
+    rank = os.environ.get("RANK")
+    return "" if rank is None else f"rank {rank}: "

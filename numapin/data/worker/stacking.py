@@ -1,0 +1,104 @@
+"""Stack samples straight into the batch's memory. Edge (writes memory).
+
+Comes in: the tensors that torch's default collate stacks. Goes out: one tensor, in the batch's slot if there is room.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch.utils.data import get_worker_info
+from torch.utils.data._utils import collate
+
+from numapin.data.worker.packing import LARGE_BYTES, is_plain
+from numapin.system import memory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numapin.data.worker.packing import Packer
+
+    CollateMap = dict[type | tuple[type, ...], Callable[..., Any]]
+
+_torch_collate: Final = collate.collate_tensor_fn
+
+
+class Stacker:
+    """Stacks samples into the memory of a packer's batch."""
+
+    def __init__(self, packer: Packer, *, num_threads: int) -> None:
+        """Stack large batches on `num_threads` threads."""
+        self._packer, self._num_threads = packer, num_threads
+        # torch's number of threads is a setting of each thread.
+        self._pool = ThreadPoolExecutor(num_threads, "numapin-copy", partial(torch.set_num_threads, 1))
+
+    def install(self) -> None:
+        """Let torch's default collate stack tensors here, in this process."""
+        collate.default_collate_fn_map[torch.Tensor] = self.collate
+
+    def collate(self, batch: object, *, collate_fn_map: CollateMap | None = None) -> torch.Tensor:
+        """Stack tensors as torch's default collate does, straight into the batch's slot if there is room."""
+        if isinstance(batch, list | tuple) and get_worker_info() is not None:
+            out = self._memory_for(batch)
+            if out is not None:
+                return self.stack(batch, out)
+        return _torch_collate(batch, collate_fn_map=collate_fn_map)  # type: ignore[no-any-return]
+
+    def _memory_for(self, batch: Sequence[torch.Tensor]) -> torch.Tensor | None:
+        """Return memory for the batch; None if there is none, or if torch should stack or refuse it."""
+        first = batch[0]
+        if not _can_stack(first):
+            return None
+        shape = first.shape
+        if not all(type(other) is torch.Tensor and not other.is_nested and other.shape == shape for other in batch):
+            return None
+        return self._packer.allocate(first.dtype, (len(batch), *shape))
+
+    def stack(self, batch: Sequence[torch.Tensor], out: torch.Tensor) -> torch.Tensor:
+        """Stack into `out`; a large batch on all threads."""
+        if out.nbytes < LARGE_BYTES:
+            return torch.stack(batch, 0, out=out)  # type: ignore[arg-type] # it takes tuples, too
+        passes_caches = self._packer.passes_caches and all(_is_block(tensor, out.dtype) for tensor in batch)
+        stack: Callable[..., object] = _stack_past_caches if passes_caches else torch.stack
+        num_parts = min(self._num_threads, len(batch))
+        cuts = [len(batch) * part // num_parts for part in range(num_parts + 1)]
+        self._run([partial(stack, batch[first:last], out=out[first:last]) for first, last in pairwise(cuts)])
+        return out
+
+    def _run(self, parts: Sequence[Callable[[], object]]) -> None:
+        """Run the first part here and the others on threads; return when all have ended."""
+        waits = [self._begin(part) for part in parts[1:]]
+        try:
+            parts[0]()
+        finally:
+            for wait in waits:
+                wait()
+
+    def _begin(self, work: Callable[[], object]) -> Callable[[], object]:
+        """Start work on a thread; return a function that waits for its end, or does it if no thread can be started."""
+        try:
+            return self._pool.submit(work).result
+        except RuntimeError:
+            return work
+
+
+def _can_stack(tensor: object) -> bool:
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.layout is torch.strided
+        and tensor.device.type == "cpu"
+        and not (tensor.is_nested or tensor.is_quantized or tensor.requires_grad)
+    )
+
+
+def _is_block(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Return whether a tensor's bytes are its elements in their order."""
+    return tensor.dtype is dtype and is_plain(tensor) and tensor.is_contiguous()
+
+
+def _stack_past_caches(batch: Sequence[torch.Tensor], *, out: torch.Tensor) -> None:
+    memory.stack_past_caches(out.data_ptr(), [tensor.data_ptr() for tensor in batch], out.nbytes // len(batch))

@@ -1,0 +1,24 @@
+"""The reader of NUMAPIN_BINDING. Edge.
+
+Comes in: the value of the variable, which `become` sets for a rank's program. Goes out: the rank's part of the plan.
+The rank's own start does not need it and does not import it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from numapin.base.fields import Fields
+from numapin.plan.model import RankPlan
+from numapin.rank.become import BINDING
+
+_HINT: Final = f"numapin sets it for each rank; to go on without it: unset {BINDING}"
+
+
+def read_binding(text: str) -> RankPlan:
+    """Return the rank's part of the plan. Raises MachineFileError that names the variable."""
+    fields = Fields.top(BINDING, text, hint=_HINT)
+    try:
+        return RankPlan.from_fields(fields)
+    except ValueError as error:
+        raise fields.error("", str(error)) from None
