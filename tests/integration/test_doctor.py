@@ -95,7 +95,7 @@ class TestDriver:
         environ = fake_nvml.environment(tmp_path, fake.render(GPUS))
         _, report, found = _report("--workers", "2", "--batch-bytes", "1K", **environ)
         assert found["persistence"]["what"] == "off for gpu0"
-        assert found["pcie-link"]["what"].startswith("gpu0 PCIe 1 x16 of PCIe 4 x16: idle GPUs lower their link")
+        assert found["pcie-link"]["what"].startswith("gpu0 runs at PCIe 1 x16 of PCIe 4 x16; idle GPUs lower their")
         assert found["device-order"]["severity"] == "warning"
         assert found["driver"]["what"].startswith("580.159.04, kernel module ")
         assert report["advice"]["verdict"] == "pin"
@@ -133,7 +133,7 @@ class TestCaptured:
         status, report, found = _report("--root", str(machine(tmp_path, "4node-cpuset-3gpu")), OMP_PROC_BIND="spread")
         assert (status, found["cpuset"]["severity"]) == (1, "error")
         assert report["source"].startswith("root ")
-        assert found["openmp-affinity"]["what"] == "not asked: a captured machine"
+        assert found["openmp-affinity"]["what"] == "not checked: needs the running machine, and this is a capture"
 
     def test_gpu_nodes_mends_what_it_is_the_remedy_for(self, tmp_path: Path) -> None:
         """With --gpu-nodes the GPUs that nobody placed are placed."""
@@ -151,8 +151,8 @@ class TestCaptured:
         assert done.status == 1
         assert max(map(len, lines)) <= 80
         heads = [line.split(" (")[0] for line in lines if line[:1].isalpha()]
-        assert heads == ["error", "not known", "ok", "should you pin?"]
-        assert any("do: docker run --cpuset-cpus" in line for line in lines)
+        assert heads == ["error", "unknown", "ok", "should you pin?"]
+        assert any("fix: docker run --cpuset-cpus" in line for line in lines)
 
     def test_no_colour_in_files(self, tmp_path: Path) -> None:
         """Text that does not go to a terminal has no escape codes, and at most 100 columns."""

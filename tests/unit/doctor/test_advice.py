@@ -27,8 +27,8 @@ def test_the_sum_is_shown() -> None:
     advice = advise(_loader(ranks=8), LockRoom(num_bytes=1 << 30, reason="a test"), num_gpus=8, shm_free_bytes=None)
     assert advice.verdict is PinVerdict.PIN
     assert advice.reason == (
-        "4 workers x 2 x 50.0 MiB = 400.0 MiB a rank, 3.1 GiB for 8 of them; "
-        "up to 1.0 GiB a rank can be pinned (a test)"
+        "4 workers x 2 batches x 50.0 MiB = 400.0 MiB per rank, 3.1 GiB for 8 ranks; "
+        "up to 1.0 GiB per rank can be pinned (a test)"
     )
     assert (advice.footprint_bytes, advice.room_bytes) == (400 * MIB, 1 << 30)
 
@@ -41,7 +41,7 @@ def test_the_sum_is_shown() -> None:
         (200, "DataLoader(…, prefetch_factor=1)"),
         (199, "DataLoader(…, prefetch_factor=1, num_workers=3)"),
         (50, "DataLoader(…, prefetch_factor=1, num_workers=1)"),
-        (49, "a batch of at most 49.0 MiB, one at a time; last, where that cannot be: DataLoader(…, pin_memory=False)"),
+        (49, "batches of at most 49.0 MiB, one at a time; if that is not possible: DataLoader(…, pin_memory=False)"),
     ],
 )
 def test_what_is_lowered_first(room_mib: int, start: str) -> None:
@@ -78,7 +78,7 @@ def test_without_gpu_or_without_numbers() -> None:
     assert _remedy(_loader(), None) == (None, None)
     advice = advise(None, LockRoom(num_bytes=MIB, reason="a test"), num_gpus=1, shm_free_bytes=0)
     assert (advice.verdict, advice.footprint_bytes) == (None, None)
-    assert advice.reason == "up to 1.0 MiB a rank can be pinned (a test)"
+    assert advice.reason == "up to 1.0 MiB per rank can be pinned (a test)"
 
 
 @pytest.mark.parametrize(

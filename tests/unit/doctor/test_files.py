@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from numapin.doctor.examine import FROM_FILES, FROM_LIVE, NOT_ASKED
+from numapin.doctor.examine import FROM_FILES, FROM_LIVE, NOT_CHECKED
 from numapin.doctor.files import read_confinement, read_module_version
 from numapin.doctor.model import DoctorSeverity
 from tests.doctor.given import findings, live, machine, put
@@ -29,34 +29,34 @@ CASES: list[tuple[str, dict[str, str | bytes | None], DoctorSeverity | None, str
     ("nodes", {}, OK, "2 nodes with CPUs on 2 packages"),
     ("nodes", {"proc/cmdline": "quiet numa=off ro"}, WARNING, "started with numa=off"),
     ("nodes", {"proc/cmdline": "quiet xnuma=off"}, OK, "2 nodes"),
-    ("gpu-nodes", {}, OK, "the node of each GPU is known (2)"),
+    ("gpu-nodes", {}, OK, "known for all GPUs (2)"),
     ("gpu-nodes", {f"{GPU}/numa_node": "-1", f"{GPU}/local_cpulist": "", f"{GPU}/local_cpus": "0"}, WARNING, "-1"),
     ("cpuset", {}, OK, "nodes 0-1 may be used"),
-    ("cpuset", {"proc/self/status": STATUS.format("0-15:1/2", "0-1")}, ERROR, "not the CPUs of node 1 (gpu0)"),
-    ("cpuset", {"proc/self/status": STATUS.format("0-15", "1")}, ERROR, "not the memory of node 0 (gpu1)"),
+    ("cpuset", {"proc/self/status": STATUS.format("0-15:1/2", "0-1")}, ERROR, "no CPU of node 1 (gpu0)"),
+    ("cpuset", {"proc/self/status": STATUS.format("0-15", "1")}, ERROR, "no memory of node 0 (gpu1)"),
     (
         "cpuset",
         {"proc/self/status": STATUS.format("0-3", "0-1")},
         NOTE,
         "only 2 of 8 CPUs of node 0, 2 of 8 CPUs of node 1 may be used",
     ),
-    ("node-memory", {}, OK, "50% or more free on every node"),
-    ("node-memory", {f"{NODE1}/meminfo": FULL}, WARNING, "node 1: 1.0% free"),
+    ("node-memory", {}, OK, "at least 50% free on every node"),
+    ("node-memory", {f"{NODE1}/meminfo": FULL}, WARNING, "almost full: node 1 (free: 50.0% of node 0, 1.0% of node 1)"),
     ("memlock", {"proc/self/limits": LIMITS.format("unlimited")}, OK, "unlimited"),
-    ("memlock", {"proc/self/limits": LIMITS.format("65536")}, NOTE, "limited to 64.0 KiB; no InfiniBand"),
-    ("memlock", {}, None, "does not tell"),
-    ("swap", {"proc/meminfo": SWAP.format(500000)}, OK, "none of 488.3 MiB is in use"),
+    ("memlock", {"proc/self/limits": LIMITS.format("65536")}, NOTE, "limited to 64.0 KiB; no InfiniBand was found"),
+    ("memlock", {}, None, "does not show it"),
+    ("swap", {"proc/meminfo": SWAP.format(500000)}, OK, "0 B of 488.3 MiB in use"),
     ("swap", {"proc/meminfo": SWAP.format(499000)}, NOTE, "1000.0 KiB of 488.3 MiB"),
     ("swap", {"proc/meminfo": SWAP.format(400000)}, WARNING, "97.7 MiB of 488.3 MiB"),
-    ("swap", {"proc/meminfo": "MemTotal: 1 kB\nSwapTotal: 0 kB\nSwapFree: 0 kB\n"}, OK, "there is none"),
+    ("swap", {"proc/meminfo": "MemTotal: 1 kB\nSwapTotal: 0 kB\nSwapFree: 0 kB\n"}, OK, "no swap"),
     ("pcie-link", {}, OK, "PCIe 4 x16"),
-    ("pcie-link", {f"{GPU}/current_link_speed": "2.5 GT/s PCIe"}, NOTE, "gpu0 PCIe 1 x16 of PCIe 4 x16: idle"),
-    ("pcie-link", {f"{GPU}/current_link_width": "8"}, NOTE, "gpu0 PCIe 4 x8 of PCIe 4 x16: idle"),
+    ("pcie-link", {f"{GPU}/current_link_speed": "2.5 GT/s PCIe"}, NOTE, "gpu0 runs at PCIe 1 x16 of PCIe 4 x16; idle"),
+    ("pcie-link", {f"{GPU}/current_link_width": "8"}, NOTE, "gpu0 runs at PCIe 4 x8 of PCIe 4 x16; idle"),
     (
         "pcie-link",
         {f"{GPU}/current_link_width": "8", f"{PORT}/max_link_width": "8", f"{PORT}/max_link_speed": "32.0 GT/s PCIe"},
         WARNING,
-        "gpu0 can do PCIe 4 x16, its slot PCIe 5 x8",
+        "gpu0 supports PCIe 4 x16, but its slot only PCIe 5 x8",
     ),
     ("pcie-link", {f"{PORT}/max_link_width": "1"}, OK, "x16"),  # a made-up port: the link is wider than it
     ("iommu", {"sys/class/iommu/dmar0/name": "", f"{GPU}/iommu_group/type": "DMA-FQ"}, WARNING, "for gpu0 (DMA-FQ)"),
@@ -67,15 +67,20 @@ CASES: list[tuple[str, dict[str, str | bytes | None], DoctorSeverity | None, str
         "passes through (identity)",
     ),
     ("iommu", {"sys/class/iommu/dmar0/name": "", "proc/cmdline": "iommu=pt"}, OK, "passes through (iommu=pt)"),
-    ("iommu", {"sys/class/iommu/dmar0/name": "", "proc/cmdline": "ro"}, NOTE, "is not told"),
+    (
+        "iommu",
+        {"sys/class/iommu/dmar0/name": "", "proc/cmdline": "ro"},
+        NOTE,
+        "GPUs is unknown",
+    ),
     ("iommu", {}, None, "the capture has no such file"),
     ("numa-balancing", {"proc/sys/kernel/numa_balancing": "0"}, OK, "off"),
     ("numa-balancing", {"proc/sys/kernel/numa_balancing": "1"}, WARNING, "on (1)"),
     ("numa-balancing", {}, None, "the capture has no such file"),
     ("huge-pages", {f"{THP}/enabled": "always [madvise] never"}, OK, "madvise"),
-    ("huge-pages", {f"{THP}/enabled": "always madvise [never]"}, NOTE, "never"),
+    ("huge-pages", {f"{THP}/enabled": "always madvise [never]"}, NOTE, "off (never)"),
     ("shmem-huge-pages", {f"{THP}/shmem_enabled": "always within_size [advise] never deny force"}, OK, "advise"),
-    ("shmem-huge-pages", {f"{THP}/shmem_enabled": "always within_size advise never [deny] force"}, NOTE, "deny"),
+    ("shmem-huge-pages", {f"{THP}/shmem_enabled": "always within_size advise never [deny] force"}, NOTE, "off (deny)"),
     ("governor", {f"{CPU0}/scaling_governor": "performance"}, OK, "performance (CPUs: 1)"),
     ("governor", {f"{CPU0}/scaling_governor": "powersave"}, WARNING, "powersave (CPUs: 1)"),
     (
@@ -85,7 +90,7 @@ CASES: list[tuple[str, dict[str, str | bytes | None], DoctorSeverity | None, str
         "driver intel_pstate",
     ),
     ("governor", {f"{CPU0}/scaling_governor": "schedutil"}, NOTE, "schedutil"),
-    ("smt", {"sys/devices/system/cpu/smt/control": "on"}, NOTE, "2 threads a core (control: on)"),
+    ("smt", {"sys/devices/system/cpu/smt/control": "on"}, NOTE, "2 CPUs per core (control: on)"),
     ("kernel", {"proc/sys/kernel/osrelease": "5.15.0-1-generic"}, OK, "Linux 5.15.0-1-generic"),
     ("kernel", {"proc/sys/kernel/osrelease": "5.14.0"}, NOTE, "only the first is preferred"),
     ("kernel", {"proc/sys/kernel/osrelease": "4.18.0-553.el8"}, WARNING, "pidfds"),
@@ -140,7 +145,7 @@ def test_a_captured_machine_is_not_asked_what_only_a_live_one_knows(tmp_path: Pa
     root = machine(tmp_path)
     captured, asked = findings(root), findings(root, answers=live())
     names = {check.name for check, _ in FROM_LIVE}
-    assert {name for name, finding in captured.items() if finding.what == NOT_ASKED} == names
+    assert {name for name, finding in captured.items() if finding.what == NOT_CHECKED} == names
     assert all(captured[name].severity is None for name in names)
     assert len(captured) == len(asked) == len(FROM_FILES) + len(FROM_LIVE)
     assert all(asked[name].severity is OK for name in names)
@@ -175,8 +180,10 @@ def test_the_cgroup_that_cuts_off_is_named(tmp_path: Path) -> None:
     put(root, {"proc/self/cgroup": "9:cpuset:/jobs/7\n4:memory:/m\nbroken\n0::/unified\n"})
     finding = findings(root)["cpuset"]
     assert finding.severity is ERROR
-    cut_off = "not the CPUs of node 2 (gpu1), not the memory of node 2 (gpu1); cgroup: cpuset:/jobs/7, v2:/unified"
-    assert finding.what.endswith(cut_off)
+    assert finding.what == (
+        "no CPU of node 2 (gpu1) and no memory of node 2 (gpu1) may be used; "
+        "allowed: CPUs 0-3,12-15 and memory of nodes 0,3; cgroup: cpuset:/jobs/7, v2:/unified"
+    )
     assert "--cpuset-cpus 0-3,8-15 --cpuset-mems 0,2-3" in (finding.remedy or "")
 
 
@@ -190,9 +197,9 @@ def test_gpus_that_only_nvml_or_nobody_places(tmp_path: Path) -> None:
     finding = findings(machine(tmp_path, "2node-48cpu-8gpu-nosysfs"))["gpu-nodes"]
     assert (finding.severity, finding.what) == (
         WARNING,
-        "no source knows the node of gpu0-7; the kernel says numa_node -1",
+        "no source reports the node of gpu0-7; the kernel says numa_node -1",
     )
-    assert (finding.remedy or "").startswith("numapin run --gpu-nodes 0=NODE,1=NODE,… ")
+    assert (finding.remedy or "").startswith("numapin run --gpu-nodes 0=NODE,1=NODE,… …; to measure the nodes: ")
 
 
 @pytest.mark.parametrize(

@@ -45,14 +45,14 @@ def _find(
 
 CASES: list[tuple[str, dict[str, Any], DoctorSeverity | None, str]] = [
     ("driver", {"nvml": _nvml()}, OK, "580.159.04, kernel module 580.159.04"),
-    ("driver", {"nvml": _nvml(), "module_version": None}, OK, "kernel module not told"),
+    ("driver", {"nvml": _nvml(), "module_version": None}, OK, "kernel module unknown"),
     ("driver", {"nvml": _nvml(), "module_version": "580.95.05"}, ERROR, "the kernel module is 580.95.05"),
     ("driver", {"nvml": MISMATCH}, ERROR, "NVML did not start: Driver/library version mismatch"),
-    ("driver", {"nvml": NO_DRIVER}, NOTE, "and no NVIDIA GPU was seen"),
+    ("driver", {"nvml": NO_DRIVER}, NOTE, "and no NVIDIA GPU was found"),
     ("persistence", {"nvml": _nvml()}, OK, "on"),
     ("persistence", {"nvml": _nvml(persistence=False)}, NOTE, "off for gpu0"),
-    ("persistence", {"nvml": _nvml(persistence=None)}, None, "NVML does not tell"),
-    ("persistence", {"nvml": NO_DRIVER}, OK, "there is no GPU"),
+    ("persistence", {"nvml": _nvml(persistence=None)}, None, "NVML does not report it"),
+    ("persistence", {"nvml": NO_DRIVER}, OK, "no GPU"),
     ("libnuma", {}, OK, "can be used"),
     ("libnuma", {"libnuma": "libnuma could not be loaded: gone", "refused": None}, ERROR, "could not be loaded: gone"),
     ("memory-policy", {}, OK, "get_mempolicy, set_mempolicy, mbind, move_pages work; seccomp mode 0"),
@@ -74,15 +74,20 @@ CASES: list[tuple[str, dict[str, Any], DoctorSeverity | None, str]] = [
         WARNING,
         "set_mempolicy (accepted, but not kept); seccomp mode 0, CAP_SYS_NICE held",
     ),
-    ("memory-policy", {"refused": {**dict.fromkeys(CALLS), "move_pages": "EPERM"}}, NOTE, "numa_maps is asked"),
+    (
+        "memory-policy",
+        {"refused": {**dict.fromkeys(CALLS), "move_pages": "EPERM"}},
+        NOTE,
+        "reads /proc/self/numa_maps",
+    ),
     ("memory-policy", {"refused": dict.fromkeys(CALLS, "ENOSYS")}, NOTE, "no NUMA support"),
     ("shm", {}, OK, "32.0 GiB of 64.0 GiB free"),
     ("shm", {"shm_bytes": 64 << 20, "shm_free_bytes": 64 << 20}, WARNING, "64.0 MiB of 64.0 MiB free"),
     ("shm", {"shm_bytes": 64 << 30, "shm_free_bytes": 0}, WARNING, "0 B of 64.0 GiB free"),
     ("shm", {"shm_bytes": None, "shm_free_bytes": None}, ERROR, "there is no /dev/shm"),
-    ("streaming-stores", {}, OK, "is there"),
+    ("streaming-stores", {}, OK, "libstores.so is installed"),
     ("streaming-stores", {"streaming_stores": False}, NOTE, "libstores.so is missing"),
-    ("streaming-stores", {"streaming_stores": None}, OK, "for x86-64 only"),
+    ("streaming-stores", {"streaming_stores": None}, OK, "not needed: for x86-64 only"),
     ("python", {}, OK, "3.12.1"),
     ("python", {"python": (3, 11, 10)}, OK, "3.11.10"),
     ("python", {"python": (3, 11, 9)}, WARNING, "3.11.9: forked children can hang"),
@@ -94,13 +99,18 @@ CASES: list[tuple[str, dict[str, Any], DoctorSeverity | None, str]] = [
     ("nccl", {"nccl": {"nvidia-nccl-cu12": "unknown"}}, None, "unknown: not a version"),
     ("nccl-affinity", {"environ": {"NCCL_IGNORE_CPU_AFFINITY": "1"}}, WARNING, "NCCL_IGNORE_CPU_AFFINITY=1"),
     ("nccl-affinity", {"environ": {"NCCL_IGNORE_CPU_AFFINITY": "0"}}, OK, "set to '0'"),
-    ("openmp-affinity", {"environ": {"OMP_NUM_THREADS": "8"}}, OK, "none of them"),
+    ("openmp-affinity", {"environ": {"OMP_NUM_THREADS": "8"}}, OK, "no variable binds"),
     ("openmp-affinity", {"environ": {"OMP_PROC_BIND": "close", "OMP_PLACES": "cores"}}, WARNING, "OMP_PROC_BIND=close"),
-    ("openmp-affinity", {"environ": {"OMP_PROC_BIND": "FALSE", "OMP_PLACES": "cores"}}, OK, "none of them"),
+    (
+        "openmp-affinity",
+        {"environ": {"OMP_PROC_BIND": "FALSE", "OMP_PLACES": "cores"}},
+        OK,
+        "no variable binds",
+    ),
     ("openmp-affinity", {"environ": {"KMP_AFFINITY": "granularity=fine,compact"}}, WARNING, "KMP_AFFINITY="),
-    ("openmp-affinity", {"environ": {"KMP_AFFINITY": "disabled"}}, OK, "none of them"),
+    ("openmp-affinity", {"environ": {"KMP_AFFINITY": "disabled"}}, OK, "no variable binds"),
     ("openmp-affinity", {"environ": {"GOMP_CPU_AFFINITY": "0-3"}}, WARNING, "GOMP_CPU_AFFINITY=0-3"),
-    ("openmp-affinity", {"environ": {"GOMP_CPU_AFFINITY": ""}}, OK, "none of them"),
+    ("openmp-affinity", {"environ": {"GOMP_CPU_AFFINITY": ""}}, OK, "no variable binds"),
 ]
 
 
@@ -146,16 +156,16 @@ def test_device_order(names: tuple[str, str], order: str | None, severity: Docto
 @pytest.mark.parametrize(
     ("kernel", "nodes", "source", "severity", "words"),
     [
-        ("0", {0}, NodeSource.SYSFS, OK, "is known (1)"),
-        ("0", {1}, NodeSource.SYSFS, WARNING, "gpu0: the kernel says node 0, NVML node 1"),
-        ("0", {0, 1}, NodeSource.SYSFS, OK, "is known (1)"),  # NVML does not know
-        ("0", {1}, NodeSource.USER, OK, "is known (1)"),
+        ("0", {0}, NodeSource.SYSFS, OK, "known for all GPUs (1)"),
+        ("0", {1}, NodeSource.SYSFS, WARNING, "gpu0 is on node 0 according to the kernel, on node 1 according to NVML"),
+        ("0", {0, 1}, NodeSource.SYSFS, OK, "known for all GPUs (1)"),  # NVML does not know
+        ("0", {1}, NodeSource.USER, OK, "known for all GPUs (1)"),
         (
             "-1",
             {0},
             NodeSource.NVML_MEMORY,
             NOTE,
-            "the kernel says numa_node -1 for gpu0; their node is known from nvml",
+            "the kernel says numa_node -1 for gpu0; source of the node: nvml",
         ),
     ],
 )
@@ -189,7 +199,7 @@ class TestAsking:
 
     def test_a_call_that_kills_the_child_is_told_of_every_call(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A filter that kills leaves this process alive, and all calls refused."""
-        monkeypatch.setattr(asking, "_try_mbind", lambda _node: os.kill(os.getpid(), signal.SIGKILL))
+        monkeypatch.setitem(asking._CALLS, "mbind", lambda _node: os.kill(os.getpid(), signal.SIGKILL))
         refused = asking._try_policies(0)
         assert set(refused) == set(CALLS)
         assert all("wait status 9" in (word or "") for word in refused.values())
