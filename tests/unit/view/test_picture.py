@@ -220,7 +220,7 @@ class TestPlan:
         topology = golden_machine("4node-cpuset-3gpu")
         texts = _texts(lay_out(topology, make_plan(topology, Request())).box)
         assert any(text.startswith("gpu1") and text.endswith("*") for text in texts)
-        assert any(text.startswith("less than was asked") for text in texts)
+        assert any(text.startswith("less than requested") for text in texts)
 
     def test_more_ranks_than_colours(self) -> None:
         """Forty ranks on every CPU: colours repeat, names do not, and everything fits."""
