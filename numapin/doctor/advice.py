@@ -76,16 +76,21 @@ class Advice:
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON form."""
-        rest = {name: getattr(self, name) for name in ("footprint_bytes", "room_bytes", "reason", "remedy")}
-        return {"verdict": self.verdict.value if self.verdict else None, **rest}
+        return {
+            "verdict": self.verdict,
+            "footprint_bytes": self.footprint_bytes,
+            "room_bytes": self.room_bytes,
+            "reason": self.reason,
+            "remedy": self.remedy,
+        }
 
 
 def advise(loader: Loader | None, room: LockRoom, *, num_gpus: int, shm_free_bytes: int | None) -> Advice:
     """Compare the memory that a rank's loader would pin with the rank's share of the memory that can be pinned."""
     limit = f"{_limit(room.num_bytes)} ({room.reason})"
     if loader is None:
-        remedy = "to check a loader: numapin doctor --workers N --batch-bytes SIZE"
-        return Advice(verdict=None, footprint_bytes=None, room_bytes=room.num_bytes, reason=limit, remedy=remedy)
+        ask = "to check a loader: numapin doctor --workers N --batch-bytes SIZE"
+        return Advice(verdict=None, footprint_bytes=None, room_bytes=room.num_bytes, reason=limit, remedy=ask)
     verdict, remedy = _verdict(loader, room.num_bytes, num_gpus=num_gpus)
     return Advice(
         verdict=verdict,

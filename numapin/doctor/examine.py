@@ -72,6 +72,9 @@ def _live_findings(live: Live | None, topology: Topology) -> Iterator[DoctorFind
 
 def _unread(readings: DoctorReadings, topology: Topology) -> Iterator[DoctorFinding]:
     """Yield what could not be read of the machine; the finding about the driver already has NVML's notes."""
-    live = readings.live
-    reported = live.nvml.notes if live and live.nvml.gpus is None else ()
+    reported = _driver_notes(readings.live)
     yield from (_TOPOLOGY.note(note) for note in topology.notes if note not in reported)
+
+
+def _driver_notes(live: Live | None) -> tuple[str, ...]:
+    return live.nvml.notes if live and live.nvml.gpus is None else ()

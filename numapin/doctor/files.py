@@ -33,7 +33,7 @@ _PCI: Final = "sys/bus/pci/devices"
 def read_files(root: Path, topology: Topology, *, live: Live | None) -> DoctorReadings:
     """Read all files that the checks need, for the GPUs and CPUs of `topology`."""
     tree = Tree(os.fspath(root).rstrip("/"))
-    gpus = [gpu.pci for gpu in topology.gpus if gpu.pci]
+    gpus = {gpu.index: f"{_PCI}/{gpu.pci}" for gpu in topology.gpus if gpu.pci}
     return DoctorReadings(
         kernel=_kernel(tree),
         command_line=tree.text("proc/cmdline"),
@@ -49,7 +49,7 @@ def read_files(root: Path, topology: Topology, *, live: Live | None) -> DoctorRe
         iommus=tuple(tree.names("sys/class/iommu")),
         iommu_types=_gpu_words(tree, gpus, "iommu_group/type"),
         gpu_nodes=_gpu_words(tree, gpus, "numa_node"),
-        slots={gpu: _slot(tree, gpu) for gpu in gpus},
+        slots={index: _slot(tree, path) for index, path in gpus.items()},
         live=live,
     )
 
@@ -63,9 +63,12 @@ def read_module_version(root: Path) -> str | None:
 def read_confinement(root: Path) -> tuple[int | None, int | None]:
     """Return the seccomp mode of this process and its effective capabilities as a bit mask; None: unknown."""
     status = Tree(os.fspath(root).rstrip("/")).text("proc/self/status")
-    mode = _match(status, r"^Seccomp:\s*([0-9])$")
-    capabilities = _match(status, r"^CapEff:\s*([0-9a-f]{1,16})$")
-    return None if mode is None else int(mode), None if capabilities is None else int(capabilities, 16)
+    mode, mask = _match(status, r"^Seccomp:\s*([0-9])$"), _match(status, r"^CapEff:\s*([0-9a-f]{1,16})$")
+    return _integer(mode, base=10), _integer(mask, base=16)
+
+
+def _integer(digits: str | None, *, base: int) -> int | None:
+    return None if digits is None else int(digits, base)
 
 
 def _kernel(tree: Tree) -> str | None:
@@ -85,15 +88,15 @@ def _governors(tree: Tree, topology: Topology) -> Mapping[str, int]:
     return Counter(word for word in words if word and word.isidentifier())
 
 
-def _gpu_words(tree: Tree, gpus: list[str], name: str) -> Mapping[str, str]:
-    """Return the word in a file of each GPU; a GPU without one is left out."""
-    words = {gpu: _word(tree, f"{_PCI}/{gpu}/{name}") for gpu in gpus}
-    return {gpu: word for gpu, word in words.items() if word}
+def _gpu_words(tree: Tree, gpus: Mapping[int, str], name: str) -> Mapping[int, str]:
+    """Return the word in a file of each GPU, by index; a GPU without one is left out."""
+    words = {index: _word(tree, f"{path}/{name}") for index, path in gpus.items()}
+    return {index: word for index, word in words.items() if word}
 
 
 def _slot(tree: Tree, gpu: str) -> Pcie:
     """Return the fastest link of the port above a GPU; a device's entry is a link, so `..` leads to that port."""
-    port = f"{_PCI}/{gpu}/.."
+    port = f"{gpu}/.."
     return Pcie(
         max_gen=pcie_generation(tree.text(f"{port}/max_link_speed")),
         max_width=pcie_width(tree.number(f"{port}/max_link_width")),

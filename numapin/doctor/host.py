@@ -65,22 +65,27 @@ _NEEDS: Final = (
     ((5, 3), "pidfds (5.3): workers outlive a killed rank"),
 )
 _PASSES_THROUGH: Final = frozenset({"iommu=pt", "iommu.passthrough=1", "iommu=off", "intel_iommu=off", "amd_iommu=off"})
+_IOMMU_REMEDY: Final = "add iommu=pt to the kernel command line and reboot"
 _SCALES_BY_ITSELF: Final = frozenset({"intel_pstate", "amd-pstate-epp"})
 """Drivers whose "powersave" leaves the clock to the processor, which raises it under load."""
 
 
 def kernel(readings: DoctorReadings, _topology: Topology) -> DoctorFinding:
     """Find a kernel that lacks features that numapin uses."""
-    match = re.match(r"(\d{1,4})\.(\d{1,4})", readings.kernel or "", re.ASCII)
-    if match is None:
+    version = _version(readings.kernel or "")
+    if version is None:
         return KERNEL.unknown("the kernel's release is unknown")
-    version = (int(match[1]), int(match[2]))
     missing = [feature for needed, feature in _NEEDS if version < needed]
     if not missing:
         return KERNEL.ok(f"Linux {readings.kernel}")
     severity = DoctorSeverity.WARNING if version < (5, 3) else DoctorSeverity.NOTE
     what = f"Linux {readings.kernel} lacks {'; '.join(missing)}"
     return KERNEL.found(severity, what, "install Linux 5.15 or newer and reboot")
+
+
+def _version(release: str) -> tuple[int, int] | None:
+    match = re.match(r"(\d{1,4})\.(\d{1,4})", release, re.ASCII)
+    return None if match is None else (int(match[1]), int(match[2]))
 
 
 def numa_balancing(readings: DoctorReadings, topology: Topology) -> DoctorFinding:
@@ -119,15 +124,18 @@ def governor(readings: DoctorReadings, _topology: Topology) -> DoctorFinding:
     """Find frequency governors that save power."""
     if not readings.governors:
         return readings.without(GOVERNOR, "no frequency governor: the firmware or the hypervisor sets the clock")
-    what = ", ".join(f"{name} (CPUs: {count})" for name, count in sorted(readings.governors.items()))
-    if readings.frequency_driver:
-        what += f", driver {readings.frequency_driver}"
-    slow = readings.governors.keys() - {"performance"}
-    if not slow:
+    counts = [f"{name} (CPUs: {count})" for name, count in sorted(readings.governors.items())]
+    what = ", ".join([*counts, *([f"driver {readings.frequency_driver}"] if readings.frequency_driver else [])])
+    if set(readings.governors) == {"performance"}:
         return GOVERNOR.ok(what)
-    scales_by_itself = slow == {"powersave"} and readings.frequency_driver in _SCALES_BY_ITSELF
-    severity = DoctorSeverity.NOTE if scales_by_itself or slow == {"schedutil"} else DoctorSeverity.WARNING
+    severity = DoctorSeverity.NOTE if _raises_clock_under_load(readings) else DoctorSeverity.WARNING
     return GOVERNOR.found(severity, what, "sudo cpupower frequency-set -g performance")
+
+
+def _raises_clock_under_load(readings: DoctorReadings) -> bool:
+    """Return whether every governor raises the clock as soon as there is work."""
+    slow = readings.governors.keys() - {"performance"}
+    return slow == {"schedutil"} or (slow == {"powersave"} and readings.frequency_driver in _SCALES_BY_ITSELF)
 
 
 def smt(readings: DoctorReadings, topology: Topology) -> DoctorFinding:
@@ -184,7 +192,7 @@ def pcie_link(readings: DoctorReadings, topology: Topology) -> DoctorFinding:
 def _slow_slots(readings: DoctorReadings, gpus: Iterable[Gpu]) -> Iterator[str]:
     """Yield the GPUs that support a faster link than the port above them."""
     for gpu in gpus:
-        slot, best = _Link.best(readings.slots.get(gpu.pci or "", Pcie())), _Link.best(gpu.pcie)
+        slot, best = _Link.best(readings.slots.get(gpu.index, Pcie())), _Link.best(gpu.pcie)
         made_up_by_hypervisor = slot.is_below(_Link.now(gpu.pcie))
         if slot.is_below(best) and not made_up_by_hypervisor:
             yield f"{gpu.label} supports {best}, but its slot only {slot}"
@@ -202,14 +210,20 @@ def iommu(readings: DoctorReadings, topology: Topology) -> DoctorFinding:
     """Find an IOMMU that translates the DMA of GPUs."""
     if not readings.iommus:
         return readings.without(IOMMU, "no IOMMU, or it is off")
-    types, remedy = readings.iommu_types, "add iommu=pt to the kernel command line and reboot"
-    translated = [gpu.label for gpu in topology.gpus if types.get(gpu.pci or "", "").startswith("DMA")]
+    types = set(readings.iommu_types.values())
+    translated = _translated_gpus(readings)
     if translated:
-        what = f"translates for {', '.join(translated)} ({', '.join(sorted(set(types.values())))})"
-        return IOMMU.warning(what, remedy=remedy)
-    passes_through = sorted({*types.values(), *_PASSES_THROUGH & readings.kernel_options})
-    if passes_through:
-        return IOMMU.ok(f"passes through ({', '.join(passes_through)})")
+        return IOMMU.warning(
+            f"translates for {', '.join(translated)} ({', '.join(sorted(types))})", remedy=_IOMMU_REMEDY
+        )
+    signs = types | (_PASSES_THROUGH & readings.kernel_options)
+    if signs:
+        return IOMMU.ok(f"passes through ({', '.join(sorted(signs))})")
+    num_iommus = len(readings.iommus)
     if not topology.gpus:
-        return IOMMU.ok(f"on ({len(readings.iommus)}), but there is no GPU")
-    return IOMMU.note(f"on ({len(readings.iommus)}); whether it translates for the GPUs is unknown", remedy=remedy)
+        return IOMMU.ok(f"on ({num_iommus}), but there is no GPU")
+    return IOMMU.note(f"on ({num_iommus}); whether it translates for the GPUs is unknown", remedy=_IOMMU_REMEDY)
+
+
+def _translated_gpus(readings: DoctorReadings) -> list[str]:
+    return [f"gpu{index}" for index, word in readings.iommu_types.items() if word.startswith("DMA")]

@@ -56,8 +56,11 @@ class DoctorFinding:
         """Return the JSON form."""
         return {
             "check": self.check,
-            "severity": self.severity.value if self.severity else None,
-            **{name: getattr(self, name) for name in ("what", "where", "why", "remedy")},
+            "severity": self.severity,
+            "what": self.what,
+            "where": self.where,
+            "why": self.why,
+            "remedy": self.remedy,
         }
 
 
@@ -136,7 +139,7 @@ class Live:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorReadings:
-    """The contents of the files below a root. GPUs are named by PCI address.
+    """The contents of the files below a root. GPUs are named by their index.
 
     Attributes:
         kernel: The release of the kernel.
@@ -169,9 +172,9 @@ class DoctorReadings:
     frequency_driver: str | None = None
     smt: str | None = None
     iommus: tuple[str, ...] = ()
-    iommu_types: Mapping[str, str] = field(default_factory=dict)
-    gpu_nodes: Mapping[str, str] = field(default_factory=dict)
-    slots: Mapping[str, Pcie] = field(default_factory=dict)
+    iommu_types: Mapping[int, str] = field(default_factory=dict)
+    gpu_nodes: Mapping[int, str] = field(default_factory=dict)
+    slots: Mapping[int, Pcie] = field(default_factory=dict)
     live: Live | None = None
 
     @property

@@ -14,7 +14,7 @@ from numapin.doctor.model import Check, DoctorSeverity
 from numapin.topology.model import NicKind, NodeSource
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from numapin.doctor.model import DoctorFinding, DoctorReadings, Live
     from numapin.topology.model import Gpu, Node, Topology
@@ -73,6 +73,7 @@ _MEMLOCK_REMEDY: Final = "ulimit -l unlimited (docker run --ulimit memlock=-1 �
 _SHM_REMEDY: Final = (
     "sudo mount -o remount,size=50% /dev/shm (docker run --shm-size 16g …), or numapin run --dataloader numapin"
 )
+_FREE_MEMORY: Final = "sync; echo 1 | sudo tee /proc/sys/vm/drop_caches (to see what uses the memory: numastat -m)"
 _CAP_IPC_LOCK: Final = 1 << 14
 _CAP_SYS_NICE: Final = 1 << 23
 _SMALL_SHM_BYTES: Final = 1 << 30  # Docker's default is 64 MiB; two workers hold that much in a few batches of images
@@ -86,7 +87,7 @@ def nodes(readings: DoctorReadings, topology: Topology) -> DoctorFinding:
     if "numa=off" in readings.kernel_options:
         remedy = "remove numa=off from the kernel command line and reboot"
         return NODES.warning("the kernel was started with numa=off", remedy=remedy)
-    if sum(map(len, cpu_sets)) > len(CpuSet().union(*cpu_sets)):
+    if _overlap(cpu_sets):
         remedy = "update the firmware; to see what it reports: numactl -H"
         return NODES.warning("several nodes list the same CPUs: the firmware's tables are wrong", remedy=remedy)
     by_hypervisor = num_packages == len(topology.cores)  # which made a package of every core
@@ -100,6 +101,10 @@ def nodes(readings: DoctorReadings, topology: Topology) -> DoctorFinding:
     return NODES.ok(f"{len(cpu_sets)} nodes with CPUs on {num_packages} packages")
 
 
+def _overlap(cpu_sets: Collection[CpuSet]) -> bool:
+    return sum(map(len, cpu_sets)) > len(CpuSet().union(*cpu_sets))
+
+
 def gpu_nodes(readings: DoctorReadings, topology: Topology) -> DoctorFinding:
     """Find GPUs whose node is unknown, or about whose node the kernel and NVML disagree."""
     findings = (find(readings, topology) for find in (_unknown_nodes, _contradicting_nodes, _guessed_nodes))
@@ -111,11 +116,16 @@ def _unknown_nodes(readings: DoctorReadings, topology: Topology) -> DoctorFindin
     gpus = [gpu for gpu in topology.gpus if gpu.node is None]
     if not gpus:
         return None
-    pairs = ",".join(f"{gpu.index}=NODE" for gpu in gpus[:2]) + (",…" if len(gpus) > 2 else "")
     return GPU_NODES.warning(
         f"no source reports the node of {_names(gpus)}; the kernel says numa_node {_kernel_words(readings, gpus)}",
-        remedy=f"numapin run --gpu-nodes {pairs} …; to measure the nodes: {_MEASURE_NODES}",
+        remedy=f"numapin run --gpu-nodes {_pairs_to_fill_in(gpus)} …; to measure the nodes: {_MEASURE_NODES}",
     )
+
+
+def _pairs_to_fill_in(gpus: list[Gpu]) -> str:
+    """Return "0=NODE,1=NODE,…"."""
+    pairs = [f"{gpu.index}=NODE" for gpu in gpus]
+    return ",".join([*pairs[:2], "…"] if len(pairs) > 2 else pairs)
 
 
 def _contradicting_nodes(readings: DoctorReadings, topology: Topology) -> DoctorFinding | None:
@@ -138,12 +148,12 @@ def _guessed_nodes(readings: DoctorReadings, topology: Topology) -> DoctorFindin
 
 
 def _kernel_words(readings: DoctorReadings, gpus: Iterable[Gpu]) -> str:
-    return " and ".join(sorted({readings.gpu_nodes.get(gpu.pci or "", "unknown") for gpu in gpus}))
+    return " and ".join(sorted({readings.gpu_nodes.get(gpu.index, "unknown") for gpu in gpus}))
 
 
 def _contradiction(readings: DoctorReadings, gpu: Gpu) -> str | None:
     """Return where the kernel and NVML place a GPU if each names one node and they differ."""
-    by_kernel = readings.gpu_nodes.get(gpu.pci or "", "")
+    by_kernel = readings.gpu_nodes.get(gpu.index, "")
     by_nvml = _nodes_by_nvml(readings.live).get(gpu.pci) or CpuSet()
     both_name_one = by_kernel.isdecimal() and len(by_nvml) == 1
     placed_by_user = gpu.node_source is NodeSource.USER
@@ -168,9 +178,8 @@ def cpuset(readings: DoctorReadings, topology: Topology) -> DoctorFinding:
         return CPUSET.error(
             f"{' and '.join(excluded)} may be used; allowed: {usable}; cgroup: {cgroups}", remedy=_wider(near)
         )
-    restricted = [node for node in near if not node.cpus <= allowed.cpus]
-    if restricted:
-        counts = (f"{len(n.cpus & allowed.cpus)} of {len(n.cpus)} CPUs of node {n.id}" for n in restricted)
+    counts = _restricted(near, allowed.cpus)
+    if counts:
         return CPUSET.note(f"only {', '.join(counts)} may be used", remedy=_wider(near))
     return CPUSET.ok(f"{usable} may be used")
 
@@ -188,6 +197,12 @@ def _excluded(near: Iterable[Node], topology: Topology) -> list[str]:
         "memory": CpuSet(node.id for node in near) - allowed.nodes,
     }
     return [f"no {what} of {_node_names(ids)} ({_gpus_on(ids, topology)})" for what, ids in without.items() if ids]
+
+
+def _restricted(near: Iterable[Node], allowed: CpuSet) -> list[str]:
+    """Return how many CPUs are allowed of each node, unless all are."""
+    restricted = (node for node in near if not node.cpus <= allowed)
+    return [f"{len(node.cpus & allowed)} of {len(node.cpus)} CPUs of node {node.id}" for node in restricted]
 
 
 def _gpus_on(ids: CpuSet, topology: Topology) -> str:
@@ -213,13 +228,17 @@ def memory_policy(live: Live, _topology: Topology) -> DoctorFinding:
     """Find memory-policy calls that seccomp refuses, or that the kernel accepts without effect."""
     if live.refused is None:
         return POLICY.unknown("not tried: libnuma cannot be used")
-    confinement = _confinement(live)
     refused = {call: error for call, error in live.refused.items() if error}
     if not refused:
-        return POLICY.ok(f"{', '.join(live.refused)} work; {confinement}")
-    if set(live.refused.values()) <= {"ENOSYS"}:
+        return POLICY.ok(f"{', '.join(live.refused)} work; {_confinement(live)}")
+    if set(live.refused.values()) == {"ENOSYS"}:
         return POLICY.note("the kernel has no NUMA support (ENOSYS)", remedy="numapin run --memory none …")
-    what = f"refused: {', '.join(f'{call} ({error})' for call, error in refused.items())}; {confinement}"
+    return _refused_calls(refused, live)
+
+
+def _refused_calls(refused: Mapping[str, str], live: Live) -> DoctorFinding:
+    calls = ", ".join(f"{call} ({error})" for call, error in refused.items())
+    what = f"refused: {calls}; {_confinement(live)}"
     if set(refused) == {"move_pages"}:  # Docker's own profile refuses it even with SYS_NICE
         return POLICY.note(f"{what}; numapin reads /proc/self/numa_maps instead", remedy=_OTHER_FILTER)
     return POLICY.warning(what, remedy=_OTHER_FILTER if live.has_capability(_CAP_SYS_NICE) else _SYS_NICE)
@@ -240,10 +259,14 @@ def memlock(readings: DoctorReadings, topology: Topology) -> DoctorFinding:
     what = f"limited to {sizes.render(int(limit))}"
     if live and live.has_capability(_CAP_IPC_LOCK):
         return MEMLOCK.ok(f"{what}, but CAP_IPC_LOCK lifts the limit")
-    adapters = [nic.name for nic in topology.nics if nic.kind is NicKind.INFINIBAND]
+    adapters = _infiniband(topology)
     if adapters:
         return MEMLOCK.warning(f"{what}, and there is InfiniBand ({', '.join(adapters)})", remedy=_MEMLOCK_REMEDY)
     return MEMLOCK.note(f"{what}; no InfiniBand was found", remedy=_MEMLOCK_REMEDY)
+
+
+def _infiniband(topology: Topology) -> list[str]:
+    return [nic.name for nic in topology.nics if nic.kind is NicKind.INFINIBAND]
 
 
 def shared_memory(live: Live, _topology: Topology) -> DoctorFinding:
@@ -262,14 +285,12 @@ def node_memory(_readings: DoctorReadings, topology: Topology) -> DoctorFinding:
     shares = _free_shares(topology)
     if not shares:
         return NODE_MEMORY.unknown("the free memory of the nodes is unknown")
+    lowest, highest = min(shares.values()), max(shares.values())
+    if lowest >= _LITTLE_FREE or highest < 2 * _LITTLE_FREE:
+        return NODE_MEMORY.ok(f"at least {lowest:.0%} free on every node")
     full = CpuSet(node for node, share in shares.items() if share < _LITTLE_FREE)
-    if full and max(shares.values()) >= 2 * _LITTLE_FREE:
-        free = ", ".join(f"{share:.1%} of node {node}" for node, share in sorted(shares.items()))
-        return NODE_MEMORY.warning(
-            f"almost full: {_node_names(full)} (free: {free})",
-            remedy="sync; echo 1 | sudo tee /proc/sys/vm/drop_caches (to see what uses the memory: numastat -m)",
-        )
-    return NODE_MEMORY.ok(f"at least {min(shares.values()):.0%} free on every node")
+    free = ", ".join(f"{share:.1%} of node {node}" for node, share in sorted(shares.items()))
+    return NODE_MEMORY.warning(f"almost full: {_node_names(full)} (free: {free})", remedy=_FREE_MEMORY)
 
 
 def _free_shares(topology: Topology) -> Mapping[int, float]:

@@ -91,17 +91,14 @@ def _no_nvml(live: Live, topology: Topology) -> DoctorFinding:
 
 def persistence(live: Live, _topology: Topology) -> DoctorFinding:
     """Find GPUs that are shut down while idle."""
-    gpus = live.nvml.gpus or ()
-    off = [f"gpu{gpu.index}" for gpu in gpus if gpu.persistence is False]
-    if off:
-        return PERSISTENCE.note(
-            f"off for {', '.join(off)}",
-            remedy="sudo systemctl enable --now nvidia-persistenced (or: sudo nvidia-smi -pm 1)",
-        )
-    if not gpus:
-        return PERSISTENCE.ok("no GPU")
-    modes = {gpu.persistence for gpu in gpus}
-    return PERSISTENCE.unknown("NVML does not report it") if None in modes else PERSISTENCE.ok("on")
+    modes = {gpu.index: gpu.persistence for gpu in live.nvml.gpus or ()}
+    if False in modes.values():
+        off = ", ".join(f"gpu{index}" for index, mode in modes.items() if mode is False)
+        remedy = "sudo systemctl enable --now nvidia-persistenced (or: sudo nvidia-smi -pm 1)"
+        return PERSISTENCE.note(f"off for {off}", remedy=remedy)
+    if None in modes.values():
+        return PERSISTENCE.unknown("NVML does not report it")
+    return PERSISTENCE.ok("on" if modes else "no GPU")
 
 
 def libnuma(live: Live, _topology: Topology) -> DoctorFinding:
@@ -135,7 +132,7 @@ def nccl(live: Live, _topology: Topology) -> DoctorFinding:
     """Find an NCCL that does not restore the caller's CPU affinity."""
     if not live.nccl:
         return NCCL.unknown("no package nvidia-nccl-cu* is installed")
-    what = ", ".join(f"{package} {version}" for package, version in live.nccl.items())
+    what = ", ".join(map(" ".join, live.nccl.items()))
     versions = {package: _version(text) for package, text in live.nccl.items()}
     affected = [package for package, version in versions.items() if _is_affected(version)]
     if affected:

@@ -44,7 +44,7 @@ _ALLOC: Final = (
     Column(figure="copy_us", heading="copy to GPU"),
 )
 ALLOC: Final = Layout(
-    legend="median ± farthest repeat, in us of one thread; x pageable: relative cost of allocation and first write",
+    legend="median ± farthest repeat, in us of one thread; x pageable: allocation plus first write",
     columns=(*_ALLOC, Column(figure="filled_ratio", heading="x pageable")),
     plotted=_ALLOC,
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from numapin.view.bench_table import machine_line
+from numapin.view.bench_table import machine_line, sweeps
 from numapin.view.chart import Figure, Panel, Point, Series
 
 if TYPE_CHECKING:
@@ -29,14 +29,13 @@ def bench_figure(report: BenchReport, columns: Sequence[Column]) -> Figure:
 
 
 def _panels(report: BenchReport, column: Column) -> list[Panel]:
-    groups = dict.fromkeys(case.group for case in report.cases if case.group is not None)
-    return [_sweep(report, group, column) for group in groups] or [_bars(report.cases, column)]
+    found = sweeps(report.cases)
+    return [_sweep(name, cases, column) for name, cases in found.items()] or [_bars(report.cases, column)]
 
 
-def _sweep(report: BenchReport, group: str, column: Column) -> Panel:
-    cases = [case for case in report.cases if case.group == group]
+def _sweep(name: str, cases: Sequence[CaseResult], column: Column) -> Panel:
     return Panel(
-        title=f"{group}: {column.heading}",
+        title=f"{name}: {column.heading}",
         y_label=column.heading,
         x_label="size",
         series=_series(cases, column, lambda case: float(case.num_bytes or 0)),

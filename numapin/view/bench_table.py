@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from rich.console import Group
@@ -15,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from rich.console import RenderableType
 
@@ -76,6 +77,15 @@ def heading(case: CaseResult) -> Iterator[Text]:
         yield Text(f"  skipped: {case.skipped}")
 
 
+def sweeps(cases: Iterable[CaseResult]) -> dict[str, list[CaseResult]]:
+    """Return the cases of each sweep over sizes, by its name."""
+    groups: dict[str, list[CaseResult]] = {}
+    for case in cases:
+        if case.group is not None:
+            groups.setdefault(case.group, []).append(case)
+    return groups
+
+
 def notes(case: CaseResult) -> Iterator[Text]:
     """Yield a line for each peer that did not run in every repeat."""
     for peer in case.peers:
@@ -86,14 +96,18 @@ def notes(case: CaseResult) -> Iterator[Text]:
 def _table(case: CaseResult, columns: Sequence[Column]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("peer", no_wrap=True)
-    measured = {figure for peer in case.peers for figure in peer.figures}
-    shown = [column for column in columns if column.figure in measured]
+    shown = _measured(case, columns)
     for column in shown:
         table.add_column(column.heading, justify="right")
-    for peer in case.peers:
-        if peer.num_runs:
-            table.add_row(peer.name, *(column.cell(peer.figures.get(column.figure)) for column in shown))
+    for peer in filter(attrgetter("num_runs"), case.peers):
+        table.add_row(peer.name, *(column.cell(peer.figures.get(column.figure)) for column in shown))
     return table
+
+
+def _measured(case: CaseResult, columns: Sequence[Column]) -> list[Column]:
+    """Return the columns that at least one peer has."""
+    figures = set().union(*(peer.figures for peer in case.peers))
+    return [column for column in columns if column.figure in figures]
 
 
 def _progress(peer: PeerResult) -> str:

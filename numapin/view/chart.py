@@ -230,14 +230,20 @@ def _lines(panel: Panel, names: Sequence[str], axis: _Axis) -> Iterator[str]:
     for size, x in places.items():
         yield _label(x, _PLOT_HEIGHT + 18, size_label(size), anchor="middle")
     for series in panel.series:
-        number = names.index(series.name)
-        stroke = f'stroke="{_colour(number)}"'
-        path = " ".join(f"{places[float(point.x)]:.1f},{axis.place(point.y):.1f}" for point in series.points)
-        yield f'<polyline points="{path}" fill="none" {stroke} stroke-width="2"/>'
-        for point in series.points:
-            x = places[float(point.x)]
-            yield from _spread(x, point, axis, stroke)
-            yield _titled(_marker(x, axis.place(point.y), number), series, point, panel)
+        places_and_points = [(places[float(point.x)], point) for point in series.points]
+        yield from _line_with_markers(places_and_points, panel, series, names.index(series.name), axis)
+
+
+def _line_with_markers(
+    points: Sequence[tuple[float, Point]], panel: Panel, series: Series, number: int, axis: _Axis
+) -> Iterator[str]:
+    """Yield the line through the points of a series, each of which has its x coordinate, and their markers."""
+    stroke = f'stroke="{_colour(number)}"'
+    path = " ".join(f"{x:.1f},{axis.place(point.y):.1f}" for x, point in points)
+    yield f'<polyline points="{path}" fill="none" {stroke} stroke-width="2"/>'
+    for x, point in points:
+        yield from _spread(x, point, axis, stroke)
+        yield _titled(_marker(x, axis.place(point.y), number), series, point, panel)
 
 
 def _size_places(panel: Panel) -> dict[float, float]:

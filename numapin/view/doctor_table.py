@@ -6,6 +6,7 @@ line for each check that is well or got no answer; and the advice on pinning.
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Group
@@ -38,13 +39,15 @@ _NAME_WIDTH: Final = 18
 
 def doctor_table(report: DoctorReport) -> RenderableType:
     """Return the whole report, at most 100 columns wide."""
-    groups = {severity: [f for f in report.findings if f.severity is severity] for severity in _STYLES}
-    parts = [part for severity, findings in groups.items() if findings for part in _section(severity, findings)]
+    parts = chain.from_iterable(_section(severity, report.findings) for severity in _STYLES)
     return Group(*parts, Text("should you pin?", style="bold"), _table([_advice(report.advice)]))
 
 
-def _section(severity: DoctorSeverity | None, findings: list[DoctorFinding]) -> tuple[RenderableType, ...]:
+def _section(severity: DoctorSeverity | None, all_findings: Iterable[DoctorFinding]) -> tuple[RenderableType, ...]:
     """Return the findings of one severity; those with nothing to do take one line each."""
+    findings = [finding for finding in all_findings if finding.severity is severity]
+    if not findings:
+        return ()
     row = _short if severity in (DoctorSeverity.OK, None) else _full
     heading = f"{severity or 'unknown'} ({len(findings)})"
     return Text(heading, style=_STYLES[severity]), _table(map(row, findings)), Text()

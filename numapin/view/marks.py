@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 
 from numapin.base.cpu_set import CpuSet
 from numapin.errors import UsageError
+from numapin.view.words import ranks_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from numapin.plan.model import GpuRef, Plan, RankPlan
-    from numapin.topology.model import Topology
+    from numapin.topology.model import Gpu, Topology
 
 Ranks = tuple[int, ...]
 
@@ -42,7 +43,7 @@ class Marks:
 
 def marks_of(topology: Topology, plan: Plan | None) -> Marks:
     """Return the places of the plan's ranks. Raises UsageError for a plan of another machine."""
-    ranks = () if plan is None else plan.ranks
+    ranks = ranks_of(plan)
     _require_of_machine(topology, ranks)
     return Marks(
         cpus=_by_place((rank.cpus, rank.local_rank) for rank in ranks),
@@ -85,8 +86,11 @@ def _require_of_machine(topology: Topology, ranks: Iterable[RankPlan]) -> None:
 
 def _absent_gpu(topology: Topology, ref: GpuRef | None) -> str:
     """Return the name of a GPU that the machine does not have, or ""."""
-    if ref is None:
+    if ref is None or any(_is_same(gpu, ref) for gpu in topology.gpus):
         return ""
-    gpu = next((gpu for gpu in topology.gpus if gpu.index == ref.index), None)
-    is_same = gpu is not None and (ref.pci is None or gpu.pci in (None, ref.pci))  # an index alone fits any machine
-    return "" if is_same else f"{ref.index} ({ref.pci})"
+    return f"{ref.index} ({ref.pci})"
+
+
+def _is_same(gpu: Gpu, ref: GpuRef) -> bool:
+    """Compare the PCI addresses too if both are known, because an index alone fits any machine."""
+    return gpu.index == ref.index and (None in (gpu.pci, ref.pci) or gpu.pci == ref.pci)

@@ -6,13 +6,14 @@ column per peer; and the reason for each peer and case that was skipped.
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from numapin.view.bench_table import heading, machine_line, notes
+from numapin.view.bench_table import heading, machine_line, notes, sweeps
 from numapin.view.chart import size_label
 
 if TYPE_CHECKING:
@@ -27,16 +28,16 @@ if TYPE_CHECKING:
 def sweep_table(report: BenchReport, layout: Layout) -> RenderableType:
     """Return the machine, the legend, and each sweep without the figures that none of its peers has."""
     parts: list[RenderableType] = [Text(machine_line(report)), Text(layout.legend)]
-    for group in dict.fromkeys(case.group for case in report.cases if case.group is not None):
-        parts += _sweep(group, [case for case in report.cases if case.group == group], layout.columns)
-    for case in filter(lambda case: case.skipped, report.cases):
+    for name, cases in sweeps(report.cases).items():
+        parts += _sweep(name, cases, layout.columns)
+    for case in filter(attrgetter("skipped"), report.cases):
         parts += heading(case)
     return Group(*parts)
 
 
-def _sweep(group: str, cases: Sequence[CaseResult], columns: Sequence[Column]) -> Iterator[RenderableType]:
+def _sweep(name: str, cases: Sequence[CaseResult], columns: Sequence[Column]) -> Iterator[RenderableType]:
     yield Text()
-    yield Text(group, style="bold")
+    yield Text(name, style="bold")
     for column in columns:
         peers = _peers_with(column.figure, cases)
         if peers:

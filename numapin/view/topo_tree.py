@@ -22,6 +22,8 @@ from numapin.view.words import (
     machine_size,
     memory,
     node_source,
+    nodes_of,
+    on_node,
     pcie_link,
     rank_names,
     shortened,
@@ -47,8 +49,8 @@ def topo_tree(topology: Topology, plan: Plan | None = None) -> Tree:
     tree = Tree(host.append(f"  {machine_size(topology)}", style="not bold"))
     for package in topology.packages:
         branch = tree.add(Text(f"package {package.id}", style="bold"))
-        _add_nodes(branch, topology, marks, (n for n in topology.nodes if n.package == package.id))
-    _add_nodes(tree, topology, marks, (n for n in topology.nodes if n.package is None))
+        _add_nodes(branch, topology, marks, nodes_of(topology, package.id))
+    _add_nodes(tree, topology, marks, nodes_of(topology, None))
     _add_devices(tree, topology, marks, None)
     return tree
 
@@ -103,12 +105,10 @@ def _cores(cores: Sequence[Core]) -> str:
 
 def _add_devices(branch: Tree, topology: Topology, marks: Marks, node: int | None) -> None:
     """Add the devices of a node; None: of unknown node."""
-    for gpu in topology.gpus:
-        if gpu.node == node:
-            branch.add(_gpu_line(gpu, rank_names(marks.gpus.get(gpu.index, ()))))
-    for nic in topology.nics:
-        if nic.node == node:
-            branch.add(_line(nic.name, "yellow", (nic.pci, nic.kind)))
+    for gpu in on_node(topology.gpus, node):
+        branch.add(_gpu_line(gpu, rank_names(marks.gpus.get(gpu.index, ()))))
+    for nic in on_node(topology.nics, node):
+        branch.add(_line(nic.name, "yellow", (nic.pci, nic.kind)))
 
 
 def _gpu_line(gpu: Gpu, ranks: str) -> Text:

@@ -34,9 +34,12 @@ def trace_table(report: TraceReport) -> RenderableType:
         parts += [Text(), _copies(report)]
     for shared in report.findings:
         parts += _finding(shared, ranks=_rank_names(report, shared.ranks))
-    if report.notes:
-        parts += [Text(), *(Text(f"note: {note}") for note in report.notes)]
-    return Group(*parts)
+    return Group(*parts, *_notes(report))
+
+
+def _notes(report: TraceReport) -> list[Text]:
+    lines = [Text(f"note: {note}") for note in report.notes]
+    return [Text(), *lines] if lines else []
 
 
 def _finding(shared: Shared, *, ranks: str) -> Iterator[Text]:

@@ -55,12 +55,14 @@ def verify_table(report: VerifyReport) -> RenderableType:
 
 def findings_of(report: VerifyReport, *, notes: bool = True) -> Iterator[Group]:
     """Yield each finding with where it was seen and what to do; ranks with the same finding share one."""
-    found = [(rank.requested.local_rank, finding) for rank in report.ranks for finding in rank.findings]
     groups: dict[tuple[str, ...], list[tuple[int, VerifyFinding]]] = {}
-    for rank, finding in found:
-        if notes or finding.severity is not VerifySeverity.NOTE:
-            groups.setdefault((finding.severity, finding.what, finding.remedy), []).append((rank, finding))
-    yield from map(_finding, groups.values())
+    for rank in report.ranks:
+        for finding in rank.findings:
+            same = groups.setdefault((finding.severity, finding.what, finding.remedy), [])
+            same.append((rank.requested.local_rank, finding))
+    for found in groups.values():
+        if notes or found[0][1].severity is not VerifySeverity.NOTE:
+            yield _finding(found)
 
 
 def summary(report: VerifyReport) -> str:

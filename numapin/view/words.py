@@ -5,7 +5,7 @@ Comes in: parts of a `Topology` or a `Plan`, and values that may be unknown. Goe
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from numapin.base import cpu_set
 from numapin.base.sizes import gib
@@ -13,13 +13,39 @@ from numapin.plan.request import Memory
 from numapin.topology.model import NodeKind
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable
 
-    from numapin.plan.model import RankPlan
+    from numapin.plan.model import Plan, RankPlan
     from numapin.topology.model import Gpu, Node, Pcie, Topology
 
 _LONGEST: Final = 2000  # characters
 NODE_KINDS: Final = {NodeKind.CPU: "", NodeKind.MEMORY: "memory only", NodeKind.GPU: "GPU memory"}
+
+
+class Placed(Protocol):
+    """A part of a machine that may be on a node: a core, a GPU or a network device."""
+
+    @property
+    def node(self) -> int | None:
+        """The node; None: unknown."""
+
+
+_P = TypeVar("_P", bound=Placed)
+
+
+def on_node(parts: Iterable[_P], node: int | None) -> list[_P]:
+    """Return the parts that are on a node; None: on an unknown node."""
+    return [part for part in parts if part.node == node]
+
+
+def nodes_of(topology: Topology, package: int | None) -> list[Node]:
+    """Return the nodes of a package; None: the nodes without a package."""
+    return [node for node in topology.nodes if node.package == package]
+
+
+def ranks_of(plan: Plan | None) -> tuple[RankPlan, ...]:
+    """Return the ranks of a plan; none without a plan."""
+    return plan.ranks if plan else ()
 
 
 def known(value: float | str | None, form: str = "", *, unknown: str = "") -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from numapin.topology.model import LinkKind
 from numapin.view.picture.boxes import PAD, Box, BoxKind, CellSize, Heading, Ink, cell, columns, frame
 from numapin.view.picture.text import title_text, width_of
-from numapin.view.words import counted, cuda_name, joined, node_source, pcie_link
+from numapin.view.words import counted, cuda_name, joined, known, node_source, on_node, pcie_link
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -41,8 +41,7 @@ def links_of(topology: Topology) -> Links:
 
 def device_rows(topology: Topology, marks: Marks, links: Links, node: int | None, *, width: float) -> list[list[Box]]:
     """Return the GPUs and the network devices of a node in columns that fill the width; None: of unknown node."""
-    gpus = [gpu for gpu in topology.gpus if gpu.node == node]
-    nics = [nic for nic in topology.nics if nic.node == node]
+    gpus, nics = on_node(topology.gpus, node), on_node(topology.nics, node)
     one = columns(max(len(gpus), len(nics), 1), _LEAST, width=width, most=_MOST)
     return [[_gpu(gpu, links, marks, one) for gpu in gpus], [_nic(nic, topology, links, one) for nic in nics]]
 
@@ -55,16 +54,15 @@ def chip(rank: int) -> Box:
     return replace(box, ranks=(rank,), key=f"rank{rank}")
 
 
-def short_pci(address: str | None) -> str:
+def short_pci(address: str) -> str:
     """Return a PCI address without domain 0000, the only one on most machines."""
-    return (address or "").removeprefix("0000:")
+    return address.removeprefix("0000:")
 
 
 def _gpu(gpu: Gpu, links: Links, marks: Marks, width: float) -> Box:
     cuda, link, nvlink = cuda_name(gpu), pcie_link(gpu.pcie), _nvlink(links.get(gpu.label, ()))
-    mig = f"{len(gpu.mig)} MIG instances" if gpu.mig else ""
-    model, pci = gpu.name or "", gpu.pci or ""
-    bus = _lines(short_pci(gpu.pci), link, width=width - 2 * PAD)
+    model, pci, mig = known(gpu.name), known(gpu.pci), _mig(gpu)
+    bus = _lines(short_pci(pci), link, width=width - 2 * PAD)
     return frame(
         BoxKind.GPU,
         [list(map(chip, marks.gpus.get(gpu.index, ())))],
@@ -75,21 +73,25 @@ def _gpu(gpu: Gpu, links: Links, marks: Marks, width: float) -> Box:
         width=width - 2 * PAD,
         gap=4,
         least=width,
-        title=title_text(_dotted(gpu.label, cuda), model, pci, gpu.uuid or "", link, nvlink, mig, node_source(gpu)),
+        title=title_text(_dotted(gpu.label, cuda), model, pci, known(gpu.uuid), link, nvlink, mig, node_source(gpu)),
         key=gpu.label,
         off=not gpu.visible,
     )
 
 
+def _mig(gpu: Gpu) -> str:
+    return f"{len(gpu.mig)} MIG instances" if gpu.mig else ""
+
+
 def _nic(nic: Nic, topology: Topology, links: Links, width: float) -> Box:
-    near = _near(nic.name, topology, links.get(nic.name, ()))
+    near, pci = _near(nic.name, topology, links.get(nic.name, ())), known(nic.pci)
     return frame(
         BoxKind.NIC,
         [],
-        headings=[Heading(name=nic.name, facts=nic.kind.value, size=11), *_facts(short_pci(nic.pci), near)],
+        headings=[Heading(name=nic.name, facts=nic.kind.value, size=11), *_facts(short_pci(pci), near)],
         width=width - 2 * PAD,
         least=width,
-        title=title_text(nic.name, nic.kind.value, nic.pci or "", near),
+        title=title_text(nic.name, nic.kind.value, pci, near),
         key=f"nic:{nic.name}",
     )
 
@@ -103,11 +105,11 @@ def _nvlink(links: Sequence[Link]) -> str:
 def _near(name: str, topology: Topology, links: Sequence[Link]) -> str:
     """Return the GPUs that the device reaches without a host bridge, by the shortest such path."""
     kinds = {link.b if link.a == name else link.a: link.kind for link in links}
-    near = {gpu.label: kinds[gpu.label] for gpu in topology.gpus if kinds.get(gpu.label) in _NEAR}
-    if not near:
-        return ""
-    shortest = next(kind for kind in _NEAR if kind in near.values())
-    return f"{shortest} to {', '.join(label for label, kind in near.items() if kind == shortest)}"
+    for kind in _NEAR:
+        gpus = [gpu.label for gpu in topology.gpus if kinds.get(gpu.label) == kind]
+        if gpus:
+            return f"{kind} to {', '.join(gpus)}"
+    return ""
 
 
 def _facts(*texts: str) -> Iterator[Heading]:

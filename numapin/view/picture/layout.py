@@ -17,7 +17,7 @@ from numapin.view.picture.legend import legend
 from numapin.view.picture.matrix import distance_panel, link_panel
 from numapin.view.picture.nodes import WIDE_GAP, WIDTH, Drawing, boxes_without_package, package_boxes
 from numapin.view.picture.text import title_text
-from numapin.view.words import counted, joined, machine_size
+from numapin.view.words import counted, joined, machine_size, ranks_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -58,7 +58,7 @@ def lay_out(topology: Topology, plan: Plan | None = None) -> Picture:
 
 def _require_drawable(topology: Topology, plan: Plan | None) -> None:
     """Raise UsageError if the nodes or the ranks are too many for a picture."""
-    num_nodes, num_ranks = len(topology.nodes), len(plan.ranks) if plan else 0
+    num_nodes, num_ranks = len(topology.nodes), len(ranks_of(plan))
     if num_nodes > _MOST_NODES:
         raise UsageError(
             f"a machine of {num_nodes} nodes does not fit into a picture, which shows {_MOST_NODES} at most",
@@ -77,8 +77,7 @@ def _rows(drawing: Drawing) -> tuple[list[list[Box]], float]:
     packages = package_boxes(drawing)
     width = max(_LEAST, _width(packages, WIDTH))
     others = boxes_without_package(drawing, width=width)
-    nodes = [node for node in topology.nodes if node.id not in drawing.empty_nodes]
-    panels = [*distance_panel(nodes), *link_panel(topology)]
+    panels = [*distance_panel(drawing.drawn(topology.nodes)), *link_panel(topology)]
     widest = max(width, _width(panels, WIDTH), *(_width(row, width) for row in others))
     return [packages, *others, panels], widest
 

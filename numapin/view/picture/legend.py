@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from numapin.view.picture.boxes import Box, BoxKind, CellSize, Heading, Ink, Label, cell, frame
 from numapin.view.picture.devices import chip
 from numapin.view.picture.text import fit, title_text
-from numapin.view.words import known, policy
+from numapin.view.words import known, policy, ranks_of
 
 if TYPE_CHECKING:
     from numapin.plan.model import Plan, RankPlan
@@ -24,7 +24,7 @@ _SAMPLE: Final = 32
 
 def legend(topology: Topology, plan: Plan | None, *, width: float, named_cores: bool) -> Box:
     """Return the panel, at most `width` wide; `named_cores`: cores name their ranks."""
-    ranks = [_entry(chip(rank.local_rank), rank_in_words(rank)) for rank in (plan.ranks if plan else ())]
+    ranks = [_entry(chip(rank.local_rank), rank_in_words(rank)) for rank in ranks_of(plan)]
     return frame(
         BoxKind.PANEL,
         [ranks, _signs(topology, plan, named_cores=named_cores)],

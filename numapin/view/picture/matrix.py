@@ -6,7 +6,6 @@ Comes in: a `Topology`. Goes out: a panel for each if there are at least two thi
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from numapin.topology.model import LinkKind
@@ -62,9 +61,9 @@ def link_panel(topology: Topology) -> list[Box]:
 
 
 def _linked_names(topology: Topology) -> list[str]:
-    linked = {name for link in topology.links for name in (link.a, link.b)}
-    names = chain((gpu.label for gpu in topology.gpus), (nic.name for nic in topology.nics))
-    return [name for name in names if name in linked]
+    linked = {link.a for link in topology.links} | {link.b for link in topology.links}
+    names = (*(gpu.label for gpu in topology.gpus), *(nic.name for nic in topology.nics))
+    return list(filter(linked.__contains__, names))
 
 
 def _link_legend(kinds: set[str]) -> list[str]:
@@ -95,23 +94,30 @@ def _panel(name: str, legend: Sequence[str], names: Sequence[str], entry: Entry)
     if len(names) < 2:
         return []
     if len(names) > _MOST:
-        facts = f"{len(names)} x {len(names)} are too many for a picture; see: numapin topo --format matrix"
-        return [frame(BoxKind.PANEL, [], headings=[Heading(name=name, facts=facts, size=12)], width=0, least=560)]
+        return [_too_large(name, len(names))]
     widest_name = max(width_of(text, 9, bold=True) for text in names)
     size = CellSize(width=min(_WIDEST, max(_NARROWEST, widest_name + 4)), height=_HEIGHT, font=9)
-    head = [_name(text, size) for text in ("", *names)]
-    rows = ([_name(own, size), *_entries(names, row, entry, size)] for row, own in enumerate(names))
-    headings = [Heading(name=name, size=12), *(Heading(facts=text, size=9.5) for text in legend)]
     return [
         frame(
             BoxKind.PANEL,
-            [head, *rows],
-            headings=headings,
-            width=len(head) * (size.width + 2),
+            _rows(names, entry, size),
+            headings=[Heading(name=name, size=12), *(Heading(facts=text, size=9.5) for text in legend)],
+            width=(len(names) + 1) * (size.width + 2),
             gap=2,
             least=_width_of_headings(name, legend) + 2 * PAD,
         )
     ]
+
+
+def _rows(names: Sequence[str], entry: Entry, size: CellSize) -> Iterator[list[Box]]:
+    yield [_name(text, size) for text in ("", *names)]
+    for row, name in enumerate(names):
+        yield [_name(name, size), *_entries(names, row, entry, size)]
+
+
+def _too_large(name: str, count: int) -> Box:
+    facts = f"{count} x {count} are too many for a picture; see: numapin topo --format matrix"
+    return frame(BoxKind.PANEL, [], headings=[Heading(name=name, facts=facts, size=12)], width=0, least=560)
 
 
 def _width_of_headings(name: str, legend: Sequence[str]) -> float:

@@ -7,6 +7,7 @@ cores and devices without a known package or node.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import filterfalse
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.cpu_set import CpuSet
@@ -15,7 +16,7 @@ from numapin.view.picture.boxes import PAD, Box, BoxKind, CellSize, Heading, Ink
 from numapin.view.picture.cores import core_groups, scale_of
 from numapin.view.picture.devices import Links, chip, device_rows, links_of
 from numapin.view.picture.text import title_text
-from numapin.view.words import NODE_KINDS, joined, memory, rank_names
+from numapin.view.words import NODE_KINDS, joined, memory, nodes_of, on_node, rank_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -55,9 +56,9 @@ class Drawing:
             empty_nodes=_empty(topology),
         )
 
-    def cores_of(self, node: int) -> list[Core]:
-        """Return the cores of a node."""
-        return [core for core in self.topology.cores if core.node == node]
+    def drawn(self, nodes: Iterable[Node]) -> list[Node]:
+        """Return the nodes that get a box of their own."""
+        return [node for node in nodes if node.id not in self.empty_nodes]
 
 
 def _empty(topology: Topology) -> CpuSet:
@@ -80,15 +81,23 @@ def boxes_without_package(drawing: Drawing, *, width: float) -> list[list[Box]]:
     """
     topology = drawing.topology
     packages = {package.id for package in topology.packages}
-    nodes = [node for node in topology.nodes if node.package not in packages and node.id not in drawing.empty_nodes]
-    cores = [core for core in topology.cores if core.node is None and core.package not in packages]
-    with_cpus, memory_only = [node for node in nodes if node.cpus], [node for node in nodes if not node.cpus]
+    nodes = [node for node in drawing.drawn(topology.nodes) if node.package not in packages]
+    cores = [core for core in on_node(topology.cores, None) if core.package not in packages]
     wide = replace(drawing, width=drawing.width + 2 * PAD)  # as wide as a package with one node
-    large = [*_nodes(wide, with_cpus), *_cores_without_node(wide, cores), *_devices_without_node(wide)]
-    count = len(memory_only) + bool(drawing.empty_nodes)
+    large = [*_nodes(wide, filter(_has_cpus, nodes)), *_cores_without_node(wide, cores), *_devices_without_node(wide)]
+    return [large, _memory_boxes(drawing, list(filterfalse(_has_cpus, nodes)), width=width)]
+
+
+def _has_cpus(node: Node) -> bool:
+    return bool(node.cpus)
+
+
+def _memory_boxes(drawing: Drawing, nodes: Sequence[Node], *, width: float) -> list[Box]:
+    """Return the nodes without CPUs, and the empty nodes as one box, in columns that fill the width."""
+    count = len(nodes) + bool(drawing.empty_nodes)
     one = columns(max(1, count), _LEAST_NODE, width=width, gap=WIDE_GAP, most=drawing.width)
     narrow = replace(drawing, width=one - 2 * PAD)
-    return [large, [*_nodes(narrow, memory_only), *_empty_nodes(narrow)]]
+    return [*_nodes(narrow, nodes), *_empty_nodes(narrow)]
 
 
 def _devices_without_node(drawing: Drawing) -> list[Box]:
@@ -108,13 +117,12 @@ def _empty_nodes(drawing: Drawing) -> list[Box]:
 
 def _package(drawing: Drawing, package: int) -> Box:
     topology = drawing.topology
-    nodes = [node for node in topology.nodes if node.package == package]
-    lost_cores = [core for core in topology.cores if core.node is None and core.package == package]
-    num_cores = sum(len(drawing.cores_of(node.id)) for node in nodes) + len(lost_cores)
-    drawn = [node for node in nodes if node.id not in drawing.empty_nodes]
+    nodes = nodes_of(topology, package)
+    lost_cores = [core for core in on_node(topology.cores, None) if core.package == package]
+    num_cores = sum(len(on_node(topology.cores, node.id)) for node in nodes) + len(lost_cores)
     return frame(
         BoxKind.PACKAGE,
-        [[*_nodes(drawing, drawn), *_cores_without_node(drawing, lost_cores)]],
+        [[*_nodes(drawing, drawing.drawn(nodes)), *_cores_without_node(drawing, lost_cores)]],
         headings=[Heading(name=f"package {package}", facts=f"{num_cores} cores", size=14)],
         width=WIDTH - 2 * PAD,
         least=180,
@@ -135,7 +143,7 @@ def _node(drawing: Drawing, node: Node) -> Box:
     rows = [
         [_memory(drawing, node)],
         *_rank_rows(ranks, marks.memory.get(node.id, ())),
-        core_groups(drawing.cores_of(node.id), topology, marks, drawing.scale, width=drawing.width),
+        core_groups(on_node(topology.cores, node.id), topology, marks, drawing.scale, width=drawing.width),
         *device_rows(topology, marks, drawing.links, node.id, width=drawing.width),
     ]
     return frame(

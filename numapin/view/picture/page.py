@@ -15,6 +15,7 @@ from numapin.view.picture.layout import lay_out
 from numapin.view.picture.style import RANK_COLOURS, rules, variables
 from numapin.view.picture.svg import element, striped
 from numapin.view.picture.tables import node_details, nodes_table, plan_table, text_of
+from numapin.view.words import ranks_of
 
 if TYPE_CHECKING:
     from numapin.plan.model import Plan
@@ -106,7 +107,7 @@ def _rank_buttons(plan: Plan | None) -> str:
     buttons = [
         f'<button class="rank c{rank.local_rank % len(RANK_COLOURS)}" type="button" hidden aria-pressed="false" '
         f'data-rank="{rank.local_rank}">rank {rank.local_rank}</button>'
-        for rank in (plan.ranks if plan else ())
+        for rank in ranks_of(plan)
     ]
     if not buttons:
         return ""

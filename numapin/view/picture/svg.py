@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.view.picture.boxes import BoxKind
 from numapin.view.picture.style import RANK_COLOURS, rules, variables
+from numapin.view.words import known
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,10 +78,10 @@ def _stripes(ranks: tuple[int, ...]) -> str:
 
 
 def _drawn(box: Box) -> Iterator[str]:
-    place = f' transform="translate({_number(box.x)} {_number(box.y)})"' if box.x or box.y else ""
-    ranks = f' data-ranks="{" ".join(map(str, box.ranks))}"' if box.ranks else ""
+    place = f"translate({_number(box.x)} {_number(box.y)})" if box.x or box.y else ""
+    attributes = _attributes(("transform", place), ("data-ranks", " ".join(map(str, box.ranks))))
     title = f"<title>{escape(box.title)}</title>" if box.title else ""
-    yield f"<g{place}{ranks}>{title}{_rectangle(box)}{''.join(map(_text, box.labels))}"
+    yield f"<g{attributes}>{title}{_rectangle(box)}{''.join(map(_text, box.labels))}"
     for child in box.children:
         yield from _drawn(child)
     yield "</g>"
@@ -89,11 +90,20 @@ def _drawn(box: Box) -> Iterator[str]:
 def _rectangle(box: Box) -> str:
     if box.kind is BoxKind.PLAIN:
         return ""
-    classes = " ".join(filter(None, (box.kind.value, "off" if box.off else "", _fill(box.ranks))))
-    heat = f' fill-opacity="{_number(box.heat, 2)}"' if box.heat is not None else ""
-    rounded = f' rx="{_ROUND[box.kind]}"' if box.kind in _ROUND else ""
-    size = f'width="{_number(box.width)}" height="{_number(box.height)}"'
-    return f'<rect class="{classes}" {size}{rounded}{heat}/>'
+    classes = filter(None, (box.kind.value, "off" if box.off else "", _fill(box.ranks)))
+    attributes = _attributes(
+        ("class", " ".join(classes)),
+        ("width", _number(box.width)),
+        ("height", _number(box.height)),
+        ("rx", known(_ROUND.get(box.kind))),
+        ("fill-opacity", "" if box.heat is None else _number(box.heat, 2)),
+    )
+    return f"<rect{attributes}/>"
+
+
+def _attributes(*pairs: tuple[str, str]) -> str:
+    """Return the attributes that have a value."""
+    return "".join(f' {name}="{value}"' for name, value in pairs if value)
 
 
 def _fill(ranks: tuple[int, ...]) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.base import cpu_set
 from numapin.base.printable import printable
-from numapin.view.words import NODE_KINDS, known, pcie_link, policy, size_of
+from numapin.view.words import NODE_KINDS, known, on_node, pcie_link, policy, size_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -32,9 +32,9 @@ _GPU_HEADINGS: Final = ("GPU", "CUDA", "model", "PCI address", "UUID", "link", "
 def nodes_table(topology: Topology, marks: Marks) -> str:
     """Return the nodes with their CPUs, memory, devices and ranks; the last row has the devices of unknown node."""
     rows = [_node_row(topology, marks, node) for node in topology.nodes]
-    lost_gpus, lost_nics = _gpus_on(None, topology), _nics_on(None, topology)
-    if lost_gpus or lost_nics:
-        rows.append(("unknown", "", "", "", "", "", lost_gpus, lost_nics, "", ""))
+    lost = _device_cells(topology, None)
+    if any(lost):
+        rows.append(("unknown", "", "", "", "", "", *lost, "", ""))
     return f"<h2>Nodes</h2>\n{_table('The picture as a table: the parts of each NUMA node', _NODE_HEADINGS, rows)}"
 
 
@@ -46,19 +46,16 @@ def _node_row(topology: Topology, marks: Marks, node: Node) -> tuple[str, ...]:
         str(node.cpus),
         size_of(node.memory_bytes),
         size_of(node.free_bytes),
-        _gpus_on(node.id, topology),
-        _nics_on(node.id, topology),
+        *_device_cells(topology, node.id),
         cpu_set.render(marks.on(node.cpus)),
         cpu_set.render(marks.memory.get(node.id, ())),
     )
 
 
-def _gpus_on(node: int | None, topology: Topology) -> str:
-    return ", ".join(gpu.label for gpu in topology.gpus if gpu.node == node)
-
-
-def _nics_on(node: int | None, topology: Topology) -> str:
-    return ", ".join(nic.name for nic in topology.nics if nic.node == node)
+def _device_cells(topology: Topology, node: int | None) -> tuple[str, str]:
+    """Return the GPUs and the network devices of a node; None: of unknown node."""
+    gpus, nics = on_node(topology.gpus, node), on_node(topology.nics, node)
+    return ", ".join(gpu.label for gpu in gpus), ", ".join(nic.name for nic in nics)
 
 
 def plan_table(plan: Plan | None) -> str:
@@ -89,8 +86,8 @@ def node_details(topology: Topology, marks: Marks) -> str:
 
 def _details(topology: Topology, marks: Marks, node: Node) -> str:
     """Return a node's GPUs, cores and distances, folded."""
-    gpus = [_gpu_row(gpu, marks) for gpu in topology.gpus if gpu.node == node.id]
-    cores = [_core_row(core, marks) for core in topology.cores if core.node == node.id]
+    gpus = [_gpu_row(gpu, marks) for gpu in on_node(topology.gpus, node.id)]
+    cores = [_core_row(core, marks) for core in on_node(topology.cores, node.id)]
     distances = [(str(other), str(distance)) for other, distance in sorted(node.distances.items())]
     tables = (
         _table("GPUs", _GPU_HEADINGS, gpus),

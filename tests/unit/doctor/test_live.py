@@ -174,8 +174,8 @@ def test_nvml_against_the_kernel(
 ) -> None:
     """Where both name one node and not the same, the user is asked; where one knows, it is said which."""
     topology = replace(grid(), gpus=(replace(gpu(0, 0), node_source=source),))
-    readings = DoctorReadings(gpu_nodes={"0000:10:00.0": kernel})
-    finding = _find("gpu-nodes", topology, readings=readings, nvml=_nvml(memory_nodes=frozenset(nodes)))
+    readings = DoctorReadings(gpu_nodes={0: kernel})
+    finding = _find("gpu-nodes", topology, readings=readings, nvml=_nvml(memory_nodes=CpuSet(nodes)))
     assert (finding.severity, words in finding.what) == (severity, True), finding.what
 
 
