@@ -1,4 +1,4 @@
-"""Checks that read files below a root: each with a machine where all is well, one where it is not, and broken files."""
+"""Checks that read files below a root, each on sound and faulty machines and with broken files."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ CASES: list[tuple[str, dict[str, str | bytes | None], DoctorSeverity | None, str
         WARNING,
         "gpu0 supports PCIe 4 x16, but its slot only PCIe 5 x8",
     ),
-    ("pcie-link", {f"{PORT}/max_link_width": "1"}, OK, "x16"),  # a made-up port: the link is wider than it
+    ("pcie-link", {f"{PORT}/max_link_width": "1"}, OK, "x16"),  # a hypervisor's port, narrower than the link
     ("iommu", {"sys/class/iommu/dmar0/name": "", f"{GPU}/iommu_group/type": "DMA-FQ"}, WARNING, "for gpu0 (DMA-FQ)"),
     (
         "iommu",
@@ -99,10 +99,10 @@ CASES: list[tuple[str, dict[str, str | bytes | None], DoctorSeverity | None, str
 
 
 @pytest.mark.parametrize(("check", "files", "severity", "words"), CASES)
-def test_a_check_sees_what_the_files_say(
+def test_checks_of_files(
     check: str, files: dict[str, str | bytes | None], severity: DoctorSeverity | None, words: str, tmp_path: Path
 ) -> None:
-    """Each file that is well or not leads to its severity, with what was seen; what is wrong has a remedy."""
+    """Each content of a file leads to its severity and text; a fault has a remedy."""
     root = machine(tmp_path)
     put(root, files)
     finding = findings(root)[check]
@@ -131,8 +131,8 @@ FILES = {
     "content", [None, b"", b"\xff\x00[\n", b"-1", b"9" * 5000], ids=["directory", "empty", "binary", "-1", "digits"]
 )
 @pytest.mark.parametrize("path", FILES)
-def test_a_broken_file_is_no_finding(path: str, content: bytes | None, tmp_path: Path) -> None:
-    """What cannot be read, or makes no sense, is not known, or as if it were not there: no alarm, no crash."""
+def test_a_broken_file_is_not_a_fault(path: str, content: bytes | None, tmp_path: Path) -> None:
+    """A file that cannot be read or makes no sense counts as unknown or absent."""
     root = machine(tmp_path)
     before = findings(root)[FILES[path]]
     put(root, {path: content})
@@ -140,8 +140,8 @@ def test_a_broken_file_is_no_finding(path: str, content: bytes | None, tmp_path:
     assert after.severity in (before.severity, None)
 
 
-def test_a_captured_machine_is_not_asked_what_only_a_live_one_knows(tmp_path: Path) -> None:
-    """All live checks are there, each says why it was not made; with a live machine none is left out."""
+def test_live_checks_are_skipped_on_a_capture(tmp_path: Path) -> None:
+    """On a capture, each live check says why it was not made; on the running machine all are made."""
     root = machine(tmp_path)
     captured, asked = findings(root), findings(root, answers=live())
     names = {check.name for check, _ in FROM_LIVE}
@@ -151,14 +151,14 @@ def test_a_captured_machine_is_not_asked_what_only_a_live_one_knows(tmp_path: Pa
     assert all(asked[name].severity is OK for name in names)
 
 
-def test_what_a_live_kernel_lacks_is_well(tmp_path: Path) -> None:
-    """No IOMMU, no balancing and no governor on a running machine means that there is none."""
+def test_absent_files_of_a_live_kernel_are_ok(tmp_path: Path) -> None:
+    """On the running machine, absent files mean that it has no IOMMU, balancing or governor."""
     found = findings(machine(tmp_path), answers=live())
     assert {found[name].severity for name in ("iommu", "numa-balancing", "governor")} == {OK}
 
 
 def test_infiniband_under_a_limit(tmp_path: Path) -> None:
-    """With InfiniBand a limit is a warning, unless the process may pass it."""
+    """With InfiniBand, a limit is a warning, unless a capability lifts it."""
     root = machine(tmp_path, "2pkg-8node-smt2-8gpu-pairs")
     put(root, {"proc/self/limits": LIMITS.format("65536")})
     assert findings(root, answers=live())["memlock"].severity is WARNING
@@ -167,15 +167,15 @@ def test_infiniband_under_a_limit(tmp_path: Path) -> None:
 
 
 def test_one_node_needs_no_balancing_off(tmp_path: Path) -> None:
-    """Automatic balancing has nothing to do where there is one node."""
+    """With one node, automatic balancing has nothing to do."""
     root = machine(tmp_path, "1node-16cpu-1gpu-vm")
     put(root, {"proc/sys/kernel/numa_balancing": "1"})
     found = findings(root)
     assert (found["numa-balancing"].severity, found["nodes"].severity) == (OK, OK)
 
 
-def test_the_cgroup_that_cuts_off_is_named(tmp_path: Path) -> None:
-    """The remedy has the CPUs and nodes that are missing; of the cgroups only those that may limit CPUs are told."""
+def test_the_limiting_cgroup_is_named(tmp_path: Path) -> None:
+    """The remedy has the missing CPUs and nodes; only cgroups that may limit CPUs are named."""
     root = machine(tmp_path, "4node-cpuset-3gpu")
     put(root, {"proc/self/cgroup": "9:cpuset:/jobs/7\n4:memory:/m\nbroken\n0::/unified\n"})
     finding = findings(root)["cpuset"]
@@ -188,12 +188,12 @@ def test_the_cgroup_that_cuts_off_is_named(tmp_path: Path) -> None:
 
 
 def test_hidden_and_mixed_up_nodes(tmp_path: Path) -> None:
-    """Nodes that all list the same CPUs are told."""
+    """Nodes that all list the same CPUs are a warning."""
     assert findings(machine(tmp_path / "a", "2node-every-node-lists-all"))["nodes"].severity is WARNING
 
 
-def test_gpus_that_only_nvml_or_nobody_places(tmp_path: Path) -> None:
-    """Eight GPUs without a node are one finding, with --gpu-nodes in the remedy."""
+def test_gpus_of_unknown_node(tmp_path: Path) -> None:
+    """Eight GPUs of unknown node are one finding, with --gpu-nodes in the remedy."""
     finding = findings(machine(tmp_path, "2node-48cpu-8gpu-nosysfs"))["gpu-nodes"]
     assert (finding.severity, finding.what) == (
         WARNING,
@@ -213,14 +213,14 @@ def test_gpus_that_only_nvml_or_nobody_places(tmp_path: Path) -> None:
         (None, None),
     ],
 )
-def test_the_module_says_its_version(text: str | bytes | None, version: str | None, tmp_path: Path) -> None:
-    """The open and the closed kernel module write it differently; anything else is unknown."""
+def test_module_version(text: str | bytes | None, version: str | None, tmp_path: Path) -> None:
+    """The open and the closed kernel module write their version differently; anything else is unknown."""
     put(tmp_path, {"proc/driver/nvidia/version": text})
     assert read_module_version(tmp_path) == version
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "confinement"),
     [
         ("Name:\tpython\nCapEff:\t0000000000804000\nSeccomp:\t2\nSeccomp_filters:\t1\n", (2, (1 << 23) | (1 << 14))),
         ("CapEff:\tzz\nSeccomp:\t\n", (None, None)),
@@ -228,7 +228,7 @@ def test_the_module_says_its_version(text: str | bytes | None, version: str | No
         (None, (None, None)),
     ],
 )
-def test_confinement(text: str | bytes | None, told: tuple[int | None, int | None], tmp_path: Path) -> None:
-    """Seccomp mode and capabilities of the process, as far as the kernel tells them."""
+def test_confinement(text: str | bytes | None, confinement: tuple[int | None, int | None], tmp_path: Path) -> None:
+    """Seccomp mode and capabilities of the process; None if unknown."""
     put(tmp_path, {"proc/self/status": text})
-    assert read_confinement(tmp_path) == told
+    assert read_confinement(tmp_path) == confinement
