@@ -60,7 +60,7 @@ IOMMU: Final = Check(
 )
 
 _NEEDS: Final = (
-    ((5, 15), "several preferred nodes (5.15): only the first is preferred"),
+    ((5, 15), "MPOL_PREFERRED_MANY (5.15): only the first of several nodes is preferred"),
     ((5, 14), "MADV_POPULATE_WRITE (5.14): pages are touched one by one"),
     ((5, 3), "pidfds (5.3): workers outlive a killed rank"),
 )
@@ -203,7 +203,7 @@ def _slow_links(gpus: Iterable[Gpu]) -> Iterator[str]:
     for gpu in gpus:
         now, best = _Link.now(gpu.pcie), _Link.best(gpu.pcie)
         if now.is_below(best):
-            yield f"{gpu.label} runs at {now} of {best}"
+            yield f"{gpu.label} runs at {now} instead of {best}"
 
 
 def iommu(readings: DoctorReadings, topology: Topology) -> DoctorFinding:
@@ -219,10 +219,9 @@ def iommu(readings: DoctorReadings, topology: Topology) -> DoctorFinding:
     signs = types | (_PASSES_THROUGH & readings.kernel_options)
     if signs:
         return IOMMU.ok(f"passes through ({', '.join(sorted(signs))})")
-    num_iommus = len(readings.iommus)
     if not topology.gpus:
-        return IOMMU.ok(f"on ({num_iommus}), but there is no GPU")
-    return IOMMU.note(f"on ({num_iommus}); whether it translates for the GPUs is unknown", remedy=_IOMMU_REMEDY)
+        return IOMMU.ok("on, but there is no GPU")
+    return IOMMU.note("on; whether it translates for the GPUs is unknown", remedy=_IOMMU_REMEDY)
 
 
 def _translated_gpus(readings: DoctorReadings) -> list[str]:

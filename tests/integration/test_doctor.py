@@ -95,7 +95,7 @@ class TestDriver:
         environ = fake_nvml.environment(tmp_path, fake.render(GPUS))
         _, report, found = _report("--workers", "2", "--batch-bytes", "1K", **environ)
         assert found["persistence"]["what"] == "off for gpu0"
-        assert found["pcie-link"]["what"].startswith("gpu0 runs at PCIe 1 x16 of PCIe 4 x16; idle GPUs lower their")
+        assert found["pcie-link"]["what"].startswith("gpu0 runs at PCIe 1 x16 instead of PCIe 4 x16; idle")
         assert found["device-order"]["severity"] == "warning"
         assert found["driver"]["what"].startswith("580.159.04, kernel module ")
         assert report["advice"]["verdict"] == "pin"

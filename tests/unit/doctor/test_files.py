@@ -50,8 +50,13 @@ CASES: list[tuple[str, dict[str, str | bytes | None], DoctorSeverity | None, str
     ("swap", {"proc/meminfo": SWAP.format(400000)}, WARNING, "97.7 MiB of 488.3 MiB"),
     ("swap", {"proc/meminfo": "MemTotal: 1 kB\nSwapTotal: 0 kB\nSwapFree: 0 kB\n"}, OK, "no swap"),
     ("pcie-link", {}, OK, "PCIe 4 x16"),
-    ("pcie-link", {f"{GPU}/current_link_speed": "2.5 GT/s PCIe"}, NOTE, "gpu0 runs at PCIe 1 x16 of PCIe 4 x16; idle"),
-    ("pcie-link", {f"{GPU}/current_link_width": "8"}, NOTE, "gpu0 runs at PCIe 4 x8 of PCIe 4 x16; idle"),
+    (
+        "pcie-link",
+        {f"{GPU}/current_link_speed": "2.5 GT/s PCIe"},
+        NOTE,
+        "gpu0 runs at PCIe 1 x16 instead of PCIe 4 x16; idle",
+    ),
+    ("pcie-link", {f"{GPU}/current_link_width": "8"}, NOTE, "gpu0 runs at PCIe 4 x8 instead of PCIe 4 x16; idle"),
     (
         "pcie-link",
         {f"{GPU}/current_link_width": "8", f"{PORT}/max_link_width": "8", f"{PORT}/max_link_speed": "32.0 GT/s PCIe"},
@@ -92,7 +97,7 @@ CASES: list[tuple[str, dict[str, str | bytes | None], DoctorSeverity | None, str
     ("governor", {f"{CPU0}/scaling_governor": "schedutil"}, NOTE, "schedutil"),
     ("smt", {"sys/devices/system/cpu/smt/control": "on"}, NOTE, "2 CPUs per core (control: on)"),
     ("kernel", {"proc/sys/kernel/osrelease": "5.15.0-1-generic"}, OK, "Linux 5.15.0-1-generic"),
-    ("kernel", {"proc/sys/kernel/osrelease": "5.14.0"}, NOTE, "only the first is preferred"),
+    ("kernel", {"proc/sys/kernel/osrelease": "5.14.0"}, NOTE, "only the first of several nodes is preferred"),
     ("kernel", {"proc/sys/kernel/osrelease": "4.18.0-553.el8"}, WARNING, "pidfds"),
     ("kernel", {"proc/version": "Linux version 6.8.0 (gcc) #1"}, OK, "Linux 6.8.0"),
 ]

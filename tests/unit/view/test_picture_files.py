@@ -155,7 +155,7 @@ class TestPage:
         assert not {"link", "img", "iframe", "object", "embed"} & {tag for tag, _ in reader.seen}
 
     def test_only_its_own_style_and_script_are_allowed(self) -> None:
-        """The policy allows one style and one script by hash, and no part has a style attribute, which it would refuse."""
+        """The policy allows one style and one script by hash, and there are no style attributes, which it refuses."""
         topology = golden_machine("2pkg-8node-smt2-8gpu-pairs")
         text = page(topology, make_plan(topology, Request()))
         policy = policy_of(text)
