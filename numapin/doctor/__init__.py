@@ -1,4 +1,4 @@
-"""Find what makes jobs slow or unsafe on a machine, with the command that fixes it.
+"""The faults of a machine that make jobs slow or unsafe, with the commands that fix them.
 
 Comes in: a `Topology`, and a root directory: the live machine or a capture. Goes out: a `DoctorReport` of findings.
 

@@ -1,4 +1,4 @@
-"""Read the doctor's facts from /proc and /sys below any root directory. Edge.
+"""The doctor's facts from /proc and /sys below any root directory. Edge.
 
 Comes in: a root ("/" is the live machine), its `Topology`, and the facts of the running machine. Goes out:
 `DoctorReadings`. A file that is missing, unreadable or garbled is unknown. Source: proc(5);

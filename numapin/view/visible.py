@@ -1,4 +1,4 @@
-"""Replace invisible characters in tables and trees, so that names cannot control a terminal. Pure.
+"""Visible characters only in tables and trees, so that names cannot control a terminal. Pure.
 
 Comes in: a renderable of the other modules of `view`, before rich lays it out. Goes out: the same, with visible
 characters only. A string or `Text` is one line, and several lines are a `Group`, so that no name can start a new line.

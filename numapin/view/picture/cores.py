@@ -100,7 +100,7 @@ def _cpus(cores: Sequence[Core]) -> CpuSet:
 
 
 def _core(core: Core, topology: Topology, marks: Marks, scale: CellSize, *, named: bool) -> Box:
-    """Return the core, with one row per CPU; `named`: below the names of its ranks."""
+    """Return the core, with one row per CPU; if `named`, the first row has the names of its ranks."""
     ranks = marks.on(core.cpus)
     banned = core.cpus - topology.allowed.cpus
     rows = [_name_row(ranks, scale)] if named else []
