@@ -93,7 +93,7 @@ def nodes(readings: DoctorReadings, topology: Topology) -> DoctorFinding:
     by_hypervisor = num_packages == len(topology.cores)  # which made a package of every core
     if len(cpu_sets) < num_packages and not by_hypervisor:
         return NODES.warning(
-            f"{num_packages} packages, but NUMA nodes with CPUs: {len(cpu_sets)}",
+            f"fewer NUMA nodes with CPUs ({len(cpu_sets)}) than packages ({num_packages})",
             remedy="disable node interleaving in the firmware; in a virtual machine: virsh edit (cpu, numa, cell)",
         )
     if len(cpu_sets) == 1:
@@ -189,7 +189,7 @@ def _nodes_with_gpus(topology: Topology) -> list[Node]:
     return [node for node in topology.cpu_nodes if node.id in ids]
 
 
-def _excluded(near: Iterable[Node], topology: Topology) -> list[str]:
+def _excluded(near: Collection[Node], topology: Topology) -> list[str]:
     """Return which nodes have no allowed CPU or no allowed memory, with their GPUs."""
     allowed = topology.allowed
     without = {
@@ -215,7 +215,7 @@ def _cpuset_cgroups(readings: DoctorReadings) -> list[str]:
     return [f"{controllers or 'v2'}:{path}" for _number, controllers, path in lines if controllers in ("", "cpuset")]
 
 
-def _wider(near: Iterable[Node]) -> str:
+def _wider(near: Collection[Node]) -> str:
     cpus = CpuSet().union(*(node.cpus for node in near))
     ids = CpuSet(node.id for node in near)
     return (
