@@ -282,13 +282,14 @@ EVENT: Final = '{"ph":"X","ts":#,"dur":1,"name":"k"}'
 def trace_cases() -> Iterator[tuple[str, str]]:
     """Yield Chrome traces."""
     top = '{"traceEvents":[%s]}'
+    # Numbers take the place of "#", so a "#" that is to stay is written as JSON's escape.
     kinds = {
         "events": EVENT,
         "kernels": '{"ph":"X","cat":"kernel","ts":#,"dur":9,"name":"k#"}',
         "copies": '{"ph":"X","cat":"gpu_memcpy","ts":#,"dur":9,"name":"Memcpy HtoD (Pageable -> Device)"}',
-        "steps": '{"ph":"X","cat":"user_annotation","ts":#,"dur":9,"name":"ProfilerStep##"}',
-        "waits": '{"ph":"X","cat":"cpu_op","ts":#,"dur":9,"name":"enumerate(DataLoader)##"}',
-        "optimizer": '{"ph":"X","cat":"cpu_op","ts":#,"dur":99999,"name":"Optimizer.step#SGD"}',
+        "steps": '{"ph":"X","cat":"user_annotation","ts":#,"dur":9,"name":"ProfilerStep\\u0023#"}',
+        "waits": '{"ph":"X","cat":"cpu_op","ts":#,"dur":9,"name":"enumerate(DataLoader)\\u0023#"}',
+        "optimizer": '{"ph":"X","cat":"cpu_op","ts":#,"dur":99999,"name":"Optimizer.step\\u0023SGD"}',
         "operators": '{"ph":"X","cat":"cpu_op","ts":#,"dur":99999999,"name":"o#"}',
     }
     for name, template in kinds.items():
@@ -306,7 +307,7 @@ def trace_cases() -> Iterator[tuple[str, str]]:
     event = EVENT.replace("#", "0")
     loads = '{"traceEvents":[' + event + '],"numapin":{"loads":[%s]}}'
     yield "loads", pad(count("[#,#,#]"), loads)
-    yield "loads-of-one", pad(count("[0,#,#9]"), loads)
+    yield "loads-of-one", pad(count("[0,#,1#]"), loads)
 
 
 def take(items: Iterator[str], number: int) -> Iterator[str]:

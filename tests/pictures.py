@@ -1,4 +1,4 @@
-"""Machines to draw, and what is wrong with a drawing. For tests of the picture."""
+"""Machines to draw, and checks of a drawing, for tests of the picture."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 from typing import TYPE_CHECKING
+from xml.etree import ElementTree as ET
 
 from numapin.topology.model import Topology
 from tests.machines.roots import HERE
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 _TOLERANCE = 0.2  # of a pixel: rounding
 
-# What people, or a broken driver, may have written into a machine file.
+# Names that a user or a broken driver may have put into a machine file.
 HOSTILE = (
     "<script>alert(1)</script>",
     "\"'><svg onload=alert(1)>&amp;]]>",
@@ -29,6 +30,11 @@ HOSTILE = (
 )
 
 
+def parsed(svg: str) -> ET.Element:
+    """Parse an SVG document that numapin wrote."""
+    return ET.fromstring(svg)  # noqa: S314 - not from outside
+
+
 def golden_machine(name: str) -> Topology:
     """Return the golden topology of a machine in tests/machines."""
     golden = json.loads((HERE / "golden" / f"{name}.json").read_text())
@@ -37,7 +43,7 @@ def golden_machine(name: str) -> Topology:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Area:
-    """A rectangle on the page, and what it is."""
+    """A rectangle on the page, and the name of its box or text."""
 
     what: str
     left: float
@@ -46,14 +52,14 @@ class Area:
     bottom: float
 
     def meets(self, other: Area) -> bool:
-        """Say whether the two share more than an edge."""
+        """Return whether the two share more than an edge."""
         return (
             min(self.right, other.right) - max(self.left, other.left) > _TOLERANCE
             and min(self.bottom, other.bottom) - max(self.top, other.top) > _TOLERANCE
         )
 
     def holds(self, other: Area) -> bool:
-        """Say whether the other lies inside."""
+        """Return whether the other lies inside."""
         return (
             other.left >= self.left - _TOLERANCE
             and other.top >= self.top - _TOLERANCE
@@ -63,7 +69,7 @@ class Area:
 
 
 def problems(box: Box) -> list[str]:
-    """Return what is wrong with a layout: children outside, siblings or texts on each other, texts outside or cut."""
+    """Return the faults of a layout: parts outside their parent, and siblings or texts that overlap."""
     texts: list[Area] = []
     found = list(_problems(box, 0, 0, texts))
     by_top = sorted(texts, key=lambda area: area.top)
@@ -108,7 +114,7 @@ def _label_areas(box: Box, left: float, top: float) -> Iterator[Area]:
 
 
 def _near(areas: list[Area]) -> Iterator[tuple[Area, Area]]:
-    """Yield all pairs of few; of many, those that follow each other in rows and in columns."""
+    """Yield all pairs of a few areas; of many areas, only neighbours in rows and in columns."""
     if len(areas) < 200:
         yield from combinations(areas, 2)
         return

@@ -1,37 +1,39 @@
-"""Should you pin? Pure.
+"""Advice on pinned memory: "should you pin?" Pure.
 
-Comes in: how large a batch is, how many a loader has under way, and how much memory can be page-locked here. Goes out:
-a verdict with its numbers, and what to lower first where it does not fit.
+Comes in: the size of a batch, the number of batches under way, and how much memory can be pinned. Goes out: a verdict
+with its numbers, and what to reduce first if the batches do not fit.
 
-A loader has `workers x prefetch_factor` batches under way, and one without workers has one. What is locked can neither
-be swapped nor reclaimed, so what does not fit is taken from others.
+A loader has `workers x prefetch_factor` batches under way; without workers, it has one. Pinned memory can be neither
+swapped nor reclaimed, so a loader that pins too much takes memory from other processes.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from numapin.base import sizes
 
 if TYPE_CHECKING:
     from numapin.data.budget import LockRoom
 
+_DO_NOT_PIN: Final = "DataLoader(…, pin_memory=False)"
+
 
 class PinVerdict(StrEnum):
-    """Whether to pin."""
+    """The answer to "should you pin?"."""
 
     PIN = "pin"
     LOWER = "lower"
-    """Lower something first, as the advice says."""
+    """Reduce something first; the advice says what."""
     USELESS = "useless"
-    """There is no GPU that a copy would go to."""
+    """The host has no GPU to copy to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loader:
-    """A rank's DataLoader, and how many such ranks share the host."""
+    """One rank's DataLoader, and the number of such ranks on the host."""
 
     num_workers: int
     prefetch_factor: int
@@ -40,18 +42,31 @@ class Loader:
 
     @property
     def num_batches(self) -> int:
-        """Return how many batches are under way at once."""
+        """The number of batches under way at once."""
         return max(1, self.num_workers * self.prefetch_factor)
 
     @property
     def footprint_bytes(self) -> int:
-        """Return what a rank's batches take."""
+        """The memory of one rank's batches."""
         return self.num_batches * self.batch_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        """The memory of all ranks' batches."""
+        return self.num_ranks * self.footprint_bytes
+
+    def __str__(self) -> str:
+        """Return the memory of the batches as a calculation."""
+        batches = f"{self.num_workers} workers x {self.prefetch_factor} batches" if self.num_workers else "1 batch"
+        per_rank = f"{batches} x {sizes.render(self.batch_bytes)} = {sizes.render(self.footprint_bytes)} per rank"
+        if self.num_ranks == 1:
+            return per_rank
+        return f"{per_rank}, {sizes.render(self.total_bytes)} for {self.num_ranks} ranks"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """The verdict, None where nothing was asked or nothing is known, with numbers a rank and what to do."""
+    """The verdict, with sizes per rank and what to do. `verdict` is None without a loader or a known room."""
 
     verdict: PinVerdict | None
     footprint_bytes: int | None
@@ -61,58 +76,60 @@ class Advice:
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON form."""
-        rest = {name: getattr(self, name) for name in ("footprint_bytes", "room_bytes", "reason", "remedy")}
-        return {"verdict": self.verdict.value if self.verdict else None, **rest}
+        return {
+            "verdict": self.verdict,
+            "footprint_bytes": self.footprint_bytes,
+            "room_bytes": self.room_bytes,
+            "reason": self.reason,
+            "remedy": self.remedy,
+        }
 
 
 def advise(loader: Loader | None, room: LockRoom, *, num_gpus: int, shm_free_bytes: int | None) -> Advice:
-    """Compare what a rank's loader would lock with the rank's share of what can be locked."""
-    bound = "nobody knows how much" if room.num_bytes is None else f"up to {sizes.render(room.num_bytes)} a rank"
-    limit = f"{bound} can be pinned ({room.reason})"
+    """Compare the memory that a rank's loader would pin with the rank's share of the memory that can be pinned."""
+    limit = f"{_limit(room.num_bytes)} ({room.reason})"
     if loader is None:
-        ask = "numapin doctor --workers N --batch-bytes SIZE says whether a loader fits"
+        ask = "to check a loader: numapin doctor --workers N --batch-bytes SIZE"
         return Advice(verdict=None, footprint_bytes=None, room_bytes=room.num_bytes, reason=limit, remedy=ask)
     verdict, remedy = _verdict(loader, room.num_bytes, num_gpus=num_gpus)
     return Advice(
         verdict=verdict,
         footprint_bytes=loader.footprint_bytes,
         room_bytes=room.num_bytes,
-        reason=f"{_sum(loader)}; {limit}{_shared_memory(loader, shm_free_bytes)}",
+        reason=f"{loader}; {limit}{_shm_shortage(loader, shm_free_bytes)}",
         remedy=remedy,
     )
 
 
-def _sum(loader: Loader) -> str:
-    batches = f"{loader.num_workers} workers x {loader.prefetch_factor}" if loader.num_workers else "1 batch"
-    total = f"{batches} x {sizes.render(loader.batch_bytes)} = {sizes.render(loader.footprint_bytes)} a rank"
-    all_ranks = f", {sizes.render(loader.num_ranks * loader.footprint_bytes)} for {loader.num_ranks} of them"
-    return total + (all_ranks if loader.num_ranks > 1 else "")
+def _limit(num_bytes: int | None) -> str:
+    if num_bytes is None:
+        return "the amount that can be pinned is unknown"
+    return f"up to {sizes.render(num_bytes)} per rank can be pinned"
 
 
 def _verdict(loader: Loader, room_bytes: int | None, *, num_gpus: int) -> tuple[PinVerdict | None, str | None]:
+    """Return the verdict and what to do."""
     if num_gpus == 0:
-        return PinVerdict.USELESS, "DataLoader(…, pin_memory=False): there is no GPU to copy to"
+        return PinVerdict.USELESS, f"{_DO_NOT_PIN}: there is no GPU to copy to"
     if room_bytes is None:
         return None, None
     if loader.footprint_bytes <= room_bytes:
-        return PinVerdict.PIN, "DataLoader(…, pin_memory=True); what it gains here is measured by: numapin bench loader"
-    return PinVerdict.LOWER, _lower(loader, room_bytes)
+        return PinVerdict.PIN, "DataLoader(…, pin_memory=True); to measure the gain: numapin bench loader"
+    return PinVerdict.LOWER, _reduced(loader, room_bytes)
 
 
-def _lower(loader: Loader, room_bytes: int) -> str:
+def _reduced(loader: Loader, room_bytes: int) -> str:
     """Return the largest values that fit: less prefetching first, then fewer workers, then smaller batches."""
-    prefetch_factor = room_bytes // (loader.num_workers * loader.batch_bytes) if loader.num_workers else 0
-    num_workers = room_bytes // loader.batch_bytes if loader.num_workers else 0
-    if prefetch_factor:
-        return f"DataLoader(…, prefetch_factor={prefetch_factor})"
-    if num_workers:
-        return f"DataLoader(…, prefetch_factor=1, num_workers={num_workers})"
-    size = sizes.render(room_bytes)
-    return f"a batch of at most {size}, one at a time; last, where that cannot be: DataLoader(…, pin_memory=False)"
+    num_batches = room_bytes // loader.batch_bytes
+    if loader.num_workers and num_batches >= loader.num_workers:
+        return f"DataLoader(…, prefetch_factor={num_batches // loader.num_workers})"
+    if loader.num_workers and num_batches:
+        return f"DataLoader(…, prefetch_factor=1, num_workers={num_batches})"
+    return f"batches of at most {sizes.render(room_bytes)}, one at a time; if that is not possible: {_DO_NOT_PIN}"
 
 
-def _shared_memory(loader: Loader, free_bytes: int | None) -> str:
-    """Tell where torch's workers would not get their batches through /dev/shm, whether pinned or not."""
-    if free_bytes is None or not loader.num_workers or loader.num_ranks * loader.footprint_bytes <= free_bytes:
+def _shm_shortage(loader: Loader, free_bytes: int | None) -> str:
+    """Return a note if the batches of torch's workers do not fit into /dev/shm; pinned or not, they pass through it."""
+    if not loader.num_workers or free_bytes is None or loader.total_bytes <= free_bytes:
         return ""
     return f"; /dev/shm has {sizes.render(free_bytes)} free, too little for torch's loader (numapin's does not use it)"

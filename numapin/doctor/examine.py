@@ -1,7 +1,7 @@
-"""Every check, in the order in which a report tells them. Pure.
+"""All checks, in the order of the report. Pure.
 
-Comes in: `DoctorReadings` and the `Topology`. Goes out: one `DoctorFinding` a check. Those that only the running
-machine can answer are not asked of a captured one.
+Comes in: `DoctorReadings` and the `Topology`. Goes out: one `DoctorFinding` per check. Checks that need the running
+machine are skipped on a captured one.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from numapin.doctor import host, placement, software
 from numapin.doctor.model import Check
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from numapin.doctor.model import DoctorFinding, DoctorReadings, Live
     from numapin.topology.model import Topology
 
-NOT_ASKED: Final = "not asked: a captured machine"
+NOT_CHECKED: Final = "not checked: needs the running machine, and this is a capture"
 
-_TOLD: Final = Check(
+_TOPOLOGY: Final = Check(
     name="topology",
-    where="what reading the machine left open",
-    why="What cannot be read is not used for binding.",
+    where="the notes of: numapin topo --json",
+    why="Facts that could not be read are not used for binding.",
 )
 
 FROM_FILES: Final[tuple[Callable[[DoctorReadings, Topology], DoctorFinding], ...]] = (
@@ -57,16 +57,24 @@ FROM_LIVE: Final[tuple[tuple[Check, Callable[[Live, Topology], DoctorFinding]], 
 
 
 def examine(readings: DoctorReadings, topology: Topology) -> tuple[DoctorFinding, ...]:
-    """Make every check once."""
-    live = readings.live
+    """Run every check once."""
     return (
         *(check(readings, topology) for check in FROM_FILES),
-        *(check.unknown(NOT_ASKED) if live is None else ask(live, topology) for check, ask in FROM_LIVE),
-        *_notes(readings, topology),
+        *_live_findings(readings.live, topology),
+        *_unread(readings, topology),
     )
 
 
-def _notes(readings: DoctorReadings, topology: Topology) -> tuple[DoctorFinding, ...]:
-    """Pass on what the readers of the machine could not tell; what NVML says is in the driver's finding already."""
-    said = readings.live.nvml.notes if readings.live and readings.live.nvml.gpus is None else ()
-    return tuple(_TOLD.note(note) for note in topology.notes if note not in said)
+def _live_findings(live: Live | None, topology: Topology) -> Iterator[DoctorFinding]:
+    for check, function in FROM_LIVE:
+        yield check.unknown(NOT_CHECKED) if live is None else function(live, topology)
+
+
+def _unread(readings: DoctorReadings, topology: Topology) -> Iterator[DoctorFinding]:
+    """Yield what could not be read of the machine; the finding about the driver already has NVML's notes."""
+    reported = _driver_notes(readings.live)
+    yield from (_TOPOLOGY.note(note) for note in topology.notes if note not in reported)
+
+
+def _driver_notes(live: Live | None) -> tuple[str, ...]:
+    return live.nvml.notes if live and live.nvml.gpus is None else ()

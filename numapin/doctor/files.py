@@ -1,7 +1,7 @@
-"""What /proc and /sys below any root directory tell the doctor. Edge.
+"""The doctor's facts from /proc and /sys below any root directory. Edge.
 
-Comes in: a root ("/" is the live machine), its `Topology`, and what the live machine answered. Goes out:
-`DoctorReadings`. What is missing, unreadable or garbled is unknown. Source: proc(5);
+Comes in: a root ("/" is the live machine), its `Topology`, and the facts of the running machine. Goes out:
+`DoctorReadings`. A file that is missing, unreadable or garbled is unknown. Source: proc(5);
 Documentation/ABI/testing/sysfs-class-iommu, sysfs-kernel-iommu_groups, sysfs-devices-system-cpu;
 Documentation/admin-guide/sysctl/kernel.rst, mm/transhuge.rst.
 """
@@ -31,9 +31,9 @@ _PCI: Final = "sys/bus/pci/devices"
 
 
 def read_files(root: Path, topology: Topology, *, live: Live | None) -> DoctorReadings:
-    """Read everything that the checks ask of files; the GPUs and CPUs to look for are those of `topology`."""
+    """Read all files that the checks need, for the GPUs and CPUs of `topology`."""
     tree = Tree(os.fspath(root).rstrip("/"))
-    gpus = [gpu.pci for gpu in topology.gpus if gpu.pci]
+    gpus = {gpu.index: f"{_PCI}/{gpu.pci}" for gpu in topology.gpus if gpu.pci}
     return DoctorReadings(
         kernel=_kernel(tree),
         command_line=tree.text("proc/cmdline"),
@@ -41,34 +41,38 @@ def read_files(root: Path, topology: Topology, *, live: Live | None) -> DoctorRe
         cgroups=tuple((tree.text("proc/self/cgroup") or "").splitlines()),
         memlock=_match(tree.text("proc/self/limits"), r"^Max locked memory\s+(unlimited|[0-9]{1,19})\s"),
         numa_balancing=_word(tree, "proc/sys/kernel/numa_balancing"),
-        huge_pages=_match(tree.text(f"{_HUGE_PAGES}/enabled"), r"\[(\w+)\]"),
-        shared_huge_pages=_match(tree.text(f"{_HUGE_PAGES}/shmem_enabled"), r"\[(\w+)\]"),
+        huge_pages=_choice(tree, f"{_HUGE_PAGES}/enabled"),
+        shared_huge_pages=_choice(tree, f"{_HUGE_PAGES}/shmem_enabled"),
         governors=_governors(tree, topology),
         frequency_driver=_word(tree, f"{_CPU}/cpu{min(topology.cpus, default=0)}/cpufreq/scaling_driver"),
         smt=_word(tree, f"{_CPU}/smt/control"),
         iommus=tuple(tree.names("sys/class/iommu")),
-        iommu_types=_of_each(tree, gpus, "iommu_group/type"),
-        gpu_nodes=_of_each(tree, gpus, "numa_node"),
-        slots={gpu: slot for gpu in gpus if (slot := _slot(tree, gpu)) != Pcie()},
+        iommu_types=_gpu_words(tree, gpus, "iommu_group/type"),
+        gpu_nodes=_gpu_words(tree, gpus, "numa_node"),
+        slots={index: _slot(tree, path) for index, path in gpus.items()},
         live=live,
     )
 
 
 def read_module_version(root: Path) -> str | None:
-    """Return the version of the NVIDIA kernel module that is loaded, or None."""
+    """Return the version of the loaded NVIDIA kernel module, or None."""
     text = Tree(os.fspath(root).rstrip("/")).text("proc/driver/nvidia/version")
     return _match(text, r"^NVRM version:.*?\s([0-9]{3,4}(?:\.[0-9]{1,4}){1,2})\s")
 
 
 def read_confinement(root: Path) -> tuple[int | None, int | None]:
-    """Return the seccomp mode and the effective capabilities, as a bit mask, of this process; None where not told."""
+    """Return the seccomp mode of this process and its effective capabilities as a bit mask; None: unknown."""
     status = Tree(os.fspath(root).rstrip("/")).text("proc/self/status")
     mode, mask = _match(status, r"^Seccomp:\s*([0-9])$"), _match(status, r"^CapEff:\s*([0-9a-f]{1,16})$")
-    return None if mode is None else int(mode), None if mask is None else int(mask, 16)
+    return _integer(mode, base=10), _integer(mask, base=16)
+
+
+def _integer(digits: str | None, *, base: int) -> int | None:
+    return None if digits is None else int(digits, base)
 
 
 def _kernel(tree: Tree) -> str | None:
-    """Return the release of the kernel; captures often have /proc/version alone."""
+    """Return the kernel's release; captures often have only /proc/version."""
     return _word(tree, "proc/sys/kernel/osrelease") or _match(
         tree.text("proc/version"), r"^Linux version ([\w.+~-]{1,64})\s"
     )
@@ -84,13 +88,15 @@ def _governors(tree: Tree, topology: Topology) -> Mapping[str, int]:
     return Counter(word for word in words if word and word.isidentifier())
 
 
-def _of_each(tree: Tree, gpus: list[str], name: str) -> Mapping[str, str]:
-    return {gpu: text for gpu in gpus if (text := _word(tree, f"{_PCI}/{gpu}/{name}"))}
+def _gpu_words(tree: Tree, gpus: Mapping[int, str], name: str) -> Mapping[int, str]:
+    """Return the word in a file of each GPU, by index; a GPU without one is left out."""
+    words = {index: _word(tree, f"{path}/{name}") for index, path in gpus.items()}
+    return {index: word for index, word in words.items() if word}
 
 
 def _slot(tree: Tree, gpu: str) -> Pcie:
-    """Return what the port above a GPU can do; a device's entry is a link, so that `..` leads to that port."""
-    port = f"{_PCI}/{gpu}/.."
+    """Return the fastest link of the port above a GPU; a device's entry is a link, so `..` leads to that port."""
+    port = f"{gpu}/.."
     return Pcie(
         max_gen=pcie_generation(tree.text(f"{port}/max_link_speed")),
         max_width=pcie_width(tree.number(f"{port}/max_link_width")),
@@ -98,8 +104,13 @@ def _slot(tree: Tree, gpu: str) -> Pcie:
 
 
 def _word(tree: Tree, path: str) -> str | None:
-    """Return the one word that a file holds; None where it holds anything else."""
+    """Return the only word of a file; None if it holds anything else."""
     return _match(tree.text(path), r"\A([\w.+~-]{1,64})\Z")
+
+
+def _choice(tree: Tree, path: str) -> str | None:
+    """Return the word in brackets of a file such as "always [madvise] never"."""
+    return _match(tree.text(path), r"\[(\w+)\]")
 
 
 def _match(text: str | None, pattern: str) -> str | None:

@@ -1,7 +1,7 @@
-"""What only the running machine tells the doctor. Edge.
+"""The doctor's facts about the running machine. Edge.
 
 Comes in: this process, its environment and its kernel. Goes out: `Live`. Memory policies are tried in a forked child,
-so that nothing here changes; NVML is asked and shut down again; torch is not imported. Nothing needs root.
+so this process does not change. NVML is shut down again. torch is not imported, and nothing needs root.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ if TYPE_CHECKING:
     from numapin.topology.model import Topology
 
 NCCL_PACKAGES: Final = ("nvidia-nccl-cu11", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
-_NOT_KEPT: Final = "accepted, but not kept"
+_SHM: Final = "/dev/shm"  # noqa: S108 - only its size is read
+_FORGOTTEN: Final = "accepted, but not kept"
 
 
-def read_live(topology: Topology, environ: Mapping[str, str], *, shm: str = "/dev/shm") -> Live:  # noqa: S108 - it is asked how large it is
-    """Ask the running machine; memory policies are tried on a node that this process may use."""
-    libnuma = _libnuma()
-    allowed = [node.id for node in topology.cpu_nodes if node.id in topology.allowed.nodes]
-    (seccomp, capabilities), (shm_bytes, shm_free_bytes) = read_confinement(Path("/")), _size(shm)
+def read_live(topology: Topology, environ: Mapping[str, str]) -> Live:
+    """Read the facts of the running machine; memory policies are tried on a node that this process may use."""
+    libnuma = _libnuma_problem()
+    seccomp, capabilities = read_confinement(Path("/"))
+    shm_bytes, shm_free_bytes = _size(_SHM)
     return Live(
         environ=environ,
-        refused=_try_policies(min(allowed, default=0)) if libnuma is None else None,
+        refused=_try_policies(_allowed_node(topology)) if libnuma is None else None,
         seccomp=seccomp,
         capabilities=capabilities,
         nvml=read_nvml(),
@@ -53,8 +54,13 @@ def read_live(topology: Topology, environ: Mapping[str, str], *, shm: str = "/de
     )
 
 
-def _libnuma() -> str | None:
-    """Return what is wrong with libnuma, None where it can be used."""
+def _allowed_node(topology: Topology) -> int:
+    allowed = topology.allowed.nodes
+    return min((node.id for node in topology.cpu_nodes if node.id in allowed), default=0)
+
+
+def _libnuma_problem() -> str | None:
+    """Return why libnuma cannot be used, or None."""
     try:
         load()
     except LibnumaError as error:
@@ -63,18 +69,12 @@ def _libnuma() -> str | None:
 
 
 def _try_policies(node: int) -> Mapping[str, str | None]:
-    """Make each call once in a child, which a strict seccomp filter kills; that is then what is told of every call."""
-    calls: dict[str, Callable[[int], str | None]] = {
-        "get_mempolicy": _try_get,
-        "set_mempolicy": _try_set,
-        "mbind": _try_mbind,
-        "move_pages": _try_move_pages,
-    }
+    """Make each call once in a child process; if a strict seccomp filter kills it, that is every call's error."""
     try:
-        found = in_child(lambda: [[name, _refusal(call, node)] for name, call in calls.items()])
+        refused = in_child(lambda: [[name, _refusal(call, node)] for name, call in _CALLS.items()])
     except NumapinError as error:
-        return dict.fromkeys(calls, error.message)
-    return {name: word or None for name, word in found}
+        return dict.fromkeys(_CALLS, error.message)
+    return {name: error or None for name, error in refused}
 
 
 def _refusal(call: Callable[[int], str | None], node: int) -> str:
@@ -90,13 +90,13 @@ def _try_get(_node: int) -> str | None:
 
 
 def _try_set(node: int) -> str | None:
-    """Prefer a node, and look whether that is what holds: gVisor takes a policy and forgets it."""
+    """Prefer a node, and check that the policy is in force: gVisor accepts a policy and forgets it."""
     numa.set_memory_policy(numa.MPOL_PREFERRED, (node,))
     try:
         kept = numa.get_memory_policy() == (numa.MPOL_PREFERRED, frozenset({node}))
-    except OSError:  # another call that is refused, which is told by its own name
+    except OSError:  # get_mempolicy is refused, which has an entry of its own
         return None
-    return None if kept else _NOT_KEPT
+    return None if kept else _FORGOTTEN
 
 
 def _try_mbind(node: int) -> str | None:
@@ -112,16 +112,25 @@ def _try_move_pages(_node: int) -> str | None:
     return None if node >= 0 else errno.errorcode.get(-node, str(node))
 
 
+_CALLS: Final[dict[str, Callable[[int], str | None]]] = {
+    "get_mempolicy": _try_get,
+    "set_mempolicy": _try_set,
+    "mbind": _try_mbind,
+    "move_pages": _try_move_pages,
+}
+
+
 def _nccl_versions() -> Mapping[str, str]:
-    """Return the NCCL that is installed beside torch, from the packages' own metadata."""
+    """Return the NCCL packages installed beside torch, from their own metadata."""
     found: dict[str, str] = {}
     for package in NCCL_PACKAGES:
         with suppress(metadata.PackageNotFoundError):
-            found[package] = metadata.version(package) or "unknown"  # None where the metadata are broken
+            found[package] = metadata.version(package) or "unknown"  # None if the metadata is broken
     return found
 
 
 def _size(path: str) -> tuple[int | None, int | None]:
+    """Return the size and the free part of a file system, in bytes; None if there is none at the path."""
     try:
         size = os.statvfs(path)
     except OSError:

@@ -1,6 +1,6 @@
-"""What the doctor reads and what it finds. Pure.
+"""The doctor's readings, checks, findings and report. Pure.
 
-Comes in: what `files` and `live` read. Goes out: frozen findings, and a `DoctorReport` of them (schema
+Comes in: the answers that `files` and `live` read. Goes out: frozen findings, and a `DoctorReport` of them (schema
 numapin.doctor/1).
 """
 
@@ -21,22 +21,28 @@ SCHEMA: Final = "numapin.doctor/1"
 
 
 class DoctorSeverity(StrEnum):
-    """How bad a finding is, worst first."""
+    """The severity of a finding, worst first."""
 
     ERROR = "error"
-    """A job fails, or a rank cannot be where its GPU is."""
+    """A job fails, or a rank cannot be bound to its GPU's node."""
     WARNING = "warning"
     """It costs speed or safety."""
     NOTE = "note"
-    """Worth knowing; it costs something in some jobs only."""
+    """It costs something in some jobs only."""
     OK = "ok"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorFinding:
-    """What a check found. `severity` None: it could not be told; `what` says why.
+    """The result of one check.
 
-    `where` is the file or call that it came from, `why` what it means for a job, `remedy` the command that mends it.
+    Attributes:
+        check: The name of the check.
+        severity: How bad it is; None if the check got no answer.
+        what: What was seen; without a severity, why there is no answer.
+        where: The file or call that was read.
+        why: What it costs a job.
+        remedy: The command or setting that fixes it.
     """
 
     check: str
@@ -50,55 +56,67 @@ class DoctorFinding:
         """Return the JSON form."""
         return {
             "check": self.check,
-            "severity": self.severity.value if self.severity else None,
-            **{name: getattr(self, name) for name in ("what", "where", "why", "remedy")},
+            "severity": self.severity,
+            "what": self.what,
+            "where": self.where,
+            "why": self.why,
+            "remedy": self.remedy,
         }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """A question to the machine: its name, where the answer stands, and why it matters. Its methods make findings."""
+    """One check: its name, the file or call that it reads, and why it matters. The methods make its findings."""
 
     name: str
     where: str
     why: str
 
     def found(self, severity: DoctorSeverity | None, what: str, remedy: str | None = None) -> DoctorFinding:
-        """Return what was found, of a severity that is decided elsewhere."""
+        """Return a finding of any severity."""
         return DoctorFinding(
             check=self.name, severity=severity, what=what, where=self.where, why=self.why, remedy=remedy
         )
 
     def error(self, what: str, *, remedy: str) -> DoctorFinding:
-        """Return an error and the command that mends it."""
+        """Return an error and the command that fixes it."""
         return self.found(DoctorSeverity.ERROR, what, remedy)
 
     def warning(self, what: str, *, remedy: str) -> DoctorFinding:
-        """Return a warning and the command that mends it."""
+        """Return a warning and the command that fixes it."""
         return self.found(DoctorSeverity.WARNING, what, remedy)
 
     def note(self, what: str, *, remedy: str | None = None) -> DoctorFinding:
-        """Return a note, with a command where there is something to do."""
+        """Return a note, with a command if there is something to do."""
         return self.found(DoctorSeverity.NOTE, what, remedy)
 
     def ok(self, what: str) -> DoctorFinding:
-        """Return that nothing is wrong, and what was seen."""
+        """Return the finding that nothing is wrong."""
         return self.found(DoctorSeverity.OK, what)
 
     def unknown(self, what: str) -> DoctorFinding:
-        """Return that this machine does not tell, and how that shows."""
+        """Return the finding that the check got no answer."""
         return self.found(None, what)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Live:
-    """What only the running machine tells.
+    """Facts that only the running machine has.
 
-    `environ` is what ranks would inherit. `refused` has the memory-policy calls that were tried, each with the kernel's
-    word for its refusal, None where it worked; None as a whole without libnuma. `seccomp` is this process's mode (2:
-    filtered), `capabilities` its effective ones as a bit mask. `module_version` is the kernel module's, which the
-    driver's libraries must match. `libnuma` is what is wrong with that library. `python` is the version of this
-    Python. `nccl` are installed NCCL packages with their versions.
+    Attributes:
+        environ: The environment that ranks would inherit.
+        refused: Each memory-policy call that was tried, with the kernel's error name, or None if it worked. None as a
+            whole without libnuma.
+        seccomp: The seccomp mode of this process; 2 means filtered.
+        capabilities: The effective capabilities of this process, as a bit mask.
+        nvml: The answers of NVML.
+        module_version: The version of NVIDIA's kernel module. The driver's libraries must have the same.
+        libnuma: Why libnuma cannot be used; None if it can.
+        streaming_stores: Whether libstores.so is installed; None on machines that it does not support.
+        python: The version of this Python.
+        nccl: The installed NCCL packages and their versions.
+        shm_bytes: The size of /dev/shm.
+        shm_free_bytes: The free part of /dev/shm.
     """
 
     environ: Mapping[str, str]
@@ -109,48 +127,69 @@ class Live:
     module_version: str | None
     libnuma: str | None
     streaming_stores: bool | None
-    """Whether libstores.so is there; None on machines that it is not for."""
     python: tuple[int, ...]
     nccl: Mapping[str, str]
     shm_bytes: int | None
     shm_free_bytes: int | None
 
+    def has_capability(self, bit: int) -> bool | None:
+        """Return whether the process has a capability; None if that is unknown."""
+        return None if self.capabilities is None else bool(self.capabilities & bit)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorReadings:
-    """What the files below a root tell, as they write it; `live` is None for a captured machine.
+    """The contents of the files below a root. GPUs are named by their index.
 
-    GPUs are named by PCI address: `gpu_nodes` is the kernel's word for the node ("-1"), `iommu_types` its word for how
-    the IOMMU treats the GPU, `slots` what the port above the GPU can do at most. `memlock` is in bytes, or "unlimited".
+    Attributes:
+        kernel: The release of the kernel.
+        command_line: The kernel's command line.
+        memory: /proc/meminfo, in bytes.
+        cgroups: The lines of /proc/self/cgroup.
+        memlock: The limit on locked memory: a number of bytes, or "unlimited".
+        numa_balancing: The mode of automatic NUMA balancing.
+        huge_pages: The mode of transparent huge pages.
+        shared_huge_pages: The mode of transparent huge pages in shared memory.
+        governors: Each frequency governor and its number of CPUs.
+        frequency_driver: The driver that scales the frequency.
+        smt: The state of SMT control.
+        iommus: The names of the IOMMUs.
+        iommu_types: Each GPU's IOMMU group type, such as "DMA-FQ" or "identity".
+        gpu_nodes: Each GPU's `numa_node`, as the kernel writes it ("-1").
+        slots: The fastest link of the PCIe port above each GPU.
+        live: The facts of the running machine; None for a capture.
     """
 
     kernel: str | None = None
     command_line: str | None = None
     memory: Mapping[str, int] = field(default_factory=dict)
-    """/proc/meminfo in bytes."""
     cgroups: tuple[str, ...] = ()
     memlock: str | None = None
     numa_balancing: str | None = None
     huge_pages: str | None = None
     shared_huge_pages: str | None = None
     governors: Mapping[str, int] = field(default_factory=dict)
-    """How many CPUs are under each frequency governor."""
     frequency_driver: str | None = None
     smt: str | None = None
     iommus: tuple[str, ...] = ()
-    iommu_types: Mapping[str, str] = field(default_factory=dict)
-    gpu_nodes: Mapping[str, str] = field(default_factory=dict)
-    slots: Mapping[str, Pcie] = field(default_factory=dict)
+    iommu_types: Mapping[int, str] = field(default_factory=dict)
+    gpu_nodes: Mapping[int, str] = field(default_factory=dict)
+    slots: Mapping[int, Pcie] = field(default_factory=dict)
     live: Live | None = None
 
+    @property
+    def kernel_options(self) -> frozenset[str]:
+        """The words of the kernel's command line."""
+        return frozenset((self.command_line or "").split())
+
     def without(self, check: Check, what: str) -> DoctorFinding:
-        """Return what it means that a file is not there: that all is well on a live kernel, nothing in a capture."""
+        """Return the finding for an absent file: all is well on a live kernel, unknown in a capture."""
         return check.unknown("the capture has no such file") if self.live is None else check.ok(what)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorReport:
-    """All that was found on one machine, in the order of the checks, and the advice on pinning."""
+    """The findings about one machine, in the order of the checks, and the advice on pinning."""
 
     host: str | None
     source: str
@@ -159,7 +198,7 @@ class DoctorReport:
 
     @property
     def has_errors(self) -> bool:
-        """Say whether any finding is an error."""
+        """Whether any finding is an error."""
         return any(finding.severity is DoctorSeverity.ERROR for finding in self.findings)
 
     def to_json(self) -> dict[str, object]:

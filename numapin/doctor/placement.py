@@ -1,7 +1,7 @@
 """Checks of nodes, cpusets, memory and memory policies. Pure.
 
-Comes in: `DoctorReadings` and the `Topology`; checks that only the running machine can answer take its `Live`.
-Goes out: one `DoctorFinding` a check.
+Comes in: `DoctorReadings` and the `Topology`; checks that need the running machine take its `Live`. Goes out: one
+`DoctorFinding` per check.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Final
 from numapin.base import cpu_set, sizes
 from numapin.base.cpu_set import CpuSet
 from numapin.doctor.model import Check, DoctorSeverity
-from numapin.topology.model import NodeSource
+from numapin.topology.model import NicKind, NodeSource
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable, Mapping
 
     from numapin.doctor.model import DoctorFinding, DoctorReadings, Live
     from numapin.topology.model import Gpu, Node, Topology
@@ -22,49 +22,58 @@ if TYPE_CHECKING:
 NODES: Final = Check(
     name="nodes",
     where="/sys/devices/system/node, /proc/cmdline",
-    why="Where the machine hides its NUMA nodes, nothing can be bound to the one that a GPU is on.",
+    why="If the machine hides its NUMA nodes, no rank can be bound to the node of its GPU.",
 )
 GPU_NODES: Final = Check(
     name="gpu-nodes",
     where="/sys/bus/pci/devices/*/numa_node, nvmlDeviceGetMemoryAffinity",
-    why="A rank whose GPU's node is unknown or wrong runs anywhere, and its batches cross the link between sockets.",
+    why="A rank whose GPU's node is unknown or wrong may run on any node, and its batches then cross the link between "
+    "the sockets.",
 )
 CPUSET: Final = Check(
     name="cpuset",
     where="sched_getaffinity, Cpus_allowed_list and Mems_allowed_list in /proc/self/status, /proc/self/cgroup",
-    why="A rank cannot be bound to CPUs or memory that its cgroup, its scheduler or taskset keeps from it.",
+    why="A rank cannot be bound to CPUs or memory that its cgroup, the scheduler or taskset excludes.",
 )
 POLICY: Final = Check(
     name="memory-policy",
-    where="the calls themselves, in a forked child; /proc/self/status",
-    why="Without memory policies a rank's pages are local by first touch only, and nobody can check where they are.",
+    where="get_mempolicy, set_mempolicy, mbind and move_pages, tried in a child process; /proc/self/status",
+    why="Without memory policies, a page is local to its rank only if the rank's own CPUs touch it first. Without "
+    "move_pages, numapin cannot ask the kernel for the node of a page.",
 )
 MEMLOCK: Final = Check(
     name="memlock",
     where="Max locked memory in /proc/self/limits",
-    why="NCCL over InfiniBand cannot register its buffers under a small limit; NVIDIA's driver, which pins for CUDA, "
-    "does not ask for it.",
+    why="Under a small limit, NCCL cannot register its buffers with InfiniBand. Memory that CUDA pins is not "
+    "subject to the limit.",
 )
 SHM: Final = Check(
     name="shm",
     where="statvfs /dev/shm",
-    why="torch's DataLoader workers pass each batch through /dev/shm and die of SIGBUS when it is full; numapin's "
-    "do not need it.",
+    why="Workers of torch's DataLoader pass each batch through /dev/shm and die of SIGBUS when it is full. numapin's "
+    "workers do not use it.",
 )
 NODE_MEMORY: Final = Check(
     name="node-memory",
     where="/sys/devices/system/node/node*/meminfo",
-    why="When a node has no free page the kernel takes one of another node, without a word, rather than drop a cache.",
+    why="When a node is full, the kernel silently takes pages of another node rather than drop its file caches.",
 )
 SWAP: Final = Check(
     name="swap",
     where="/proc/meminfo",
-    why="Pinned pages never swap, so that all others must: a rank that waits for swap makes every rank wait.",
+    why="Pinned pages are never swapped out, so other pages are. One rank that waits for swap makes all ranks wait.",
 )
 
+_RELIABLE_SOURCES: Final = frozenset({NodeSource.SYSFS, NodeSource.SINGLE, NodeSource.USER})
+_MEASURE_NODES: Final = "numapin bench transfer --save FILE"
 _SYS_NICE: Final = "docker run --cap-add SYS_NICE … (Kubernetes: securityContext.capabilities.add: [SYS_NICE])"
-_OTHER_FILTER: Final = "docker run --security-opt seccomp=PROFILE.json … with a profile that lets these calls pass"
-_HELD: Final = {None: "not told", True: "held", False: "not held"}
+_OTHER_FILTER: Final = "docker run --security-opt seccomp=PROFILE.json … with a profile that allows these calls"
+_HELD: Final = {None: "unknown", True: "held", False: "not held"}
+_MEMLOCK_REMEDY: Final = "ulimit -l unlimited (docker run --ulimit memlock=-1 …; systemd: LimitMEMLOCK=infinity)"
+_SHM_REMEDY: Final = (
+    "sudo mount -o remount,size=50% /dev/shm (docker run --shm-size 16g …), or numapin run --dataloader numapin"
+)
+_FREE_MEMORY: Final = "sync; echo 1 | sudo tee /proc/sys/vm/drop_caches (to see what uses the memory: numastat -m)"
 _CAP_IPC_LOCK: Final = 1 << 14
 _CAP_SYS_NICE: Final = 1 << 23
 _SMALL_SHM_BYTES: Final = 1 << 30  # Docker's default is 64 MiB; two workers hold that much in a few batches of images
@@ -73,89 +82,131 @@ _MUCH_SWAP: Final = 0.01
 
 
 def nodes(readings: DoctorReadings, topology: Topology) -> DoctorFinding:
-    """Find nodes that firmware, hypervisor or kernel hide or mix up."""
-    cpu_nodes, packages = topology.cpu_nodes, topology.packages
-    if "numa=off" in (readings.command_line or "").split():
+    """Find nodes that the firmware, the hypervisor or the kernel hides or mixes up."""
+    cpu_sets, num_packages = [node.cpus for node in topology.cpu_nodes], len(topology.packages)
+    if "numa=off" in readings.kernel_options:
+        remedy = "remove numa=off from the kernel command line and reboot"
+        return NODES.warning("the kernel was started with numa=off", remedy=remedy)
+    if _overlap(cpu_sets):
+        remedy = "update the firmware; to see what it reports: numactl -H"
+        return NODES.warning("several nodes list the same CPUs: the firmware's tables are wrong", remedy=remedy)
+    by_hypervisor = num_packages == len(topology.cores)  # which made a package of every core
+    if len(cpu_sets) < num_packages and not by_hypervisor:
         return NODES.warning(
-            "the kernel was started with numa=off", remedy="remove numa=off from the kernel's command line, and reboot"
+            f"fewer NUMA nodes with CPUs ({len(cpu_sets)}) than packages ({num_packages})",
+            remedy="disable node interleaving in the firmware; in a virtual machine: virsh edit (cpu, numa, cell)",
         )
-    if sum(len(node.cpus) for node in cpu_nodes) > len(CpuSet().union(*(node.cpus for node in cpu_nodes))):
-        return NODES.warning("several nodes list the same CPUs: the firmware's tables are wrong", remedy="numactl -H")
-    made_up = len(packages) == len(topology.cores)  # by a hypervisor, which made a package of every core
-    if len(cpu_nodes) < len(packages) and not made_up:
-        return NODES.warning(
-            f"{len(packages)} packages, but only {len(cpu_nodes)} node with CPUs",
-            remedy="switch node interleaving off in the firmware; for a virtual machine: virsh edit (cpu, numa, cell)",
-        )
-    if len(cpu_nodes) == 1:
-        return NODES.ok("one node: all memory is local, whatever is bound")
-    return NODES.ok(f"{len(cpu_nodes)} nodes with CPUs on {len(packages)} packages")
+    if len(cpu_sets) == 1:
+        return NODES.ok("one node: all memory is local to all CPUs")
+    return NODES.ok(f"{len(cpu_sets)} nodes with CPUs on {num_packages} packages")
+
+
+def _overlap(cpu_sets: Collection[CpuSet]) -> bool:
+    return sum(map(len, cpu_sets)) > len(CpuSet().union(*cpu_sets))
 
 
 def gpu_nodes(readings: DoctorReadings, topology: Topology) -> DoctorFinding:
-    """Find GPUs whose node is unknown, or of which the kernel and NVML tell different things."""
-    gpus = topology.gpus
-    unknown = [gpu for gpu in gpus if gpu.node is None]
-    if unknown:
-        pairs = ",".join(f"{gpu.index}=NODE" for gpu in unknown[:2]) + (",…" if len(unknown) > 2 else "")
-        return GPU_NODES.warning(
-            f"no source knows the node of {_names(unknown)}; the kernel says {_kernel_words(readings, unknown)}",
-            remedy=f"numapin run --gpu-nodes {pairs} … (lstopo or the machine's manual says which)",
-        )
-    if contradictions := [text for gpu in gpus if (text := _contradiction(readings, gpu))]:
-        return GPU_NODES.warning(
-            "; ".join(contradictions),
-            remedy=f"numapin run --gpu-nodes {','.join(f'{gpu.index}={gpu.node}' for gpu in gpus)} … (or the other)",
-        )
-    guessed = [gpu for gpu in gpus if gpu.node_source not in (NodeSource.SYSFS, NodeSource.SINGLE, NodeSource.USER)]
-    if guessed and len(topology.cpu_nodes) > 1:
-        sources = ", ".join(sorted({str(gpu.node_source) for gpu in guessed}))
-        words = _kernel_words(readings, guessed)
-        return GPU_NODES.note(f"the kernel says {words} for {_names(guessed)}; their node is known from {sources}")
-    return GPU_NODES.ok(f"the node of each GPU is known ({len(gpus)})" if gpus else "there is no GPU to place")
+    """Find GPUs whose node is unknown, or about whose node the kernel and NVML disagree."""
+    findings = (find(readings, topology) for find in (_unknown_nodes, _contradicting_nodes, _guessed_nodes))
+    num_gpus = len(topology.gpus)
+    return next(filter(None, findings), GPU_NODES.ok(f"known for all GPUs ({num_gpus})" if num_gpus else "no GPU"))
+
+
+def _unknown_nodes(readings: DoctorReadings, topology: Topology) -> DoctorFinding | None:
+    gpus = [gpu for gpu in topology.gpus if gpu.node is None]
+    if not gpus:
+        return None
+    return GPU_NODES.warning(
+        f"no source reports the node of {_names(gpus)}; the kernel says numa_node {_kernel_words(readings, gpus)}",
+        remedy=f"numapin run --gpu-nodes {_pairs_to_fill_in(gpus)} …; to measure the nodes: {_MEASURE_NODES}",
+    )
+
+
+def _pairs_to_fill_in(gpus: list[Gpu]) -> str:
+    """Return "0=NODE,1=NODE,…"."""
+    pairs = [f"{gpu.index}=NODE" for gpu in gpus]
+    return ",".join([*pairs[:2], "…"] if len(pairs) > 2 else pairs)
+
+
+def _contradicting_nodes(readings: DoctorReadings, topology: Topology) -> DoctorFinding | None:
+    contradictions = list(filter(None, (_contradiction(readings, gpu) for gpu in topology.gpus)))
+    if not contradictions:
+        return None
+    pairs = ",".join(f"{gpu.index}={gpu.node}" for gpu in topology.gpus)
+    remedy = f"numapin run --gpu-nodes {pairs} … with the right nodes; to measure them: {_MEASURE_NODES}"
+    return GPU_NODES.warning("; ".join(contradictions), remedy=remedy)
+
+
+def _guessed_nodes(readings: DoctorReadings, topology: Topology) -> DoctorFinding | None:
+    """Return a note if the node of a GPU comes from a source other than the kernel and the user."""
+    gpus = [gpu for gpu in topology.gpus if gpu.node_source not in _RELIABLE_SOURCES]
+    if not gpus or len(topology.cpu_nodes) < 2:
+        return None
+    sources = ", ".join(sorted({str(gpu.node_source) for gpu in gpus}))
+    words = _kernel_words(readings, gpus)
+    return GPU_NODES.note(f"the kernel says numa_node {words} for {_names(gpus)}; source of the node: {sources}")
 
 
 def _kernel_words(readings: DoctorReadings, gpus: Iterable[Gpu]) -> str:
-    words = {readings.gpu_nodes.get(gpu.pci or "") for gpu in gpus}
-    return " and ".join(sorted("nothing" if word is None else f"numa_node {word}" for word in words))
+    return " and ".join(sorted({readings.gpu_nodes.get(gpu.index, "unknown") for gpu in gpus}))
 
 
 def _contradiction(readings: DoctorReadings, gpu: Gpu) -> str | None:
-    """Tell where NVML names one node and the kernel another. A GPU that the user placed is placed."""
-    seen = readings.live.nvml.gpus if readings.live else None
-    by_nvml = next((reading.memory_nodes for reading in seen or () if reading.pci == gpu.pci), None)
-    by_kernel = readings.gpu_nodes.get(gpu.pci or "", "")
-    if gpu.node_source is NodeSource.USER or not by_kernel.isdecimal() or by_nvml is None or len(by_nvml) != 1:
+    """Return where the kernel and NVML place a GPU if each names one node and they differ."""
+    by_kernel = readings.gpu_nodes.get(gpu.index, "")
+    by_nvml = _nodes_by_nvml(readings.live).get(gpu.pci) or CpuSet()
+    both_name_one = by_kernel.isdecimal() and len(by_nvml) == 1
+    placed_by_user = gpu.node_source is NodeSource.USER
+    if placed_by_user or not both_name_one or int(by_kernel) in by_nvml:
         return None
-    (node,) = by_nvml
-    return None if node == int(by_kernel) else f"{gpu.label}: the kernel says node {by_kernel}, NVML node {node}"
+    return f"{gpu.label} is on node {by_kernel} according to the kernel, on node {by_nvml} according to NVML"
+
+
+def _nodes_by_nvml(live: Live | None) -> Mapping[str | None, CpuSet | None]:
+    """Return the nodes that NVML reports for each GPU, by PCI address."""
+    readings = live.nvml.gpus if live else None
+    return {reading.pci: reading.memory_nodes for reading in readings or ()}
 
 
 def cpuset(readings: DoctorReadings, topology: Topology) -> DoctorFinding:
     """Find GPUs whose node's CPUs or memory this process may not use."""
-    allowed = topology.allowed
-    near = [node for node in topology.cpu_nodes if any(gpu.node == node.id for gpu in topology.visible_gpus)]
-    without_cpus = [node for node in near if not node.cpus & allowed.cpus]
-    without_memory = [node for node in near if node.id not in allowed.nodes]
-    cut_off = [
-        f"not the {kind} of node {CpuSet(node.id for node in nodes)} ({_gpus_on(nodes, topology)})"
-        for kind, nodes in (("CPUs", without_cpus), ("memory", without_memory))
-        if nodes
-    ]
-    if cut_off:
-        cgroups = ", ".join(_cpuset_cgroups(readings)) or "not told"
+    allowed, near = topology.allowed, _nodes_with_gpus(topology)
+    usable = f"CPUs {allowed.cpus} and memory of {_node_names(allowed.nodes)}"
+    excluded = _excluded(near, topology)
+    if excluded:
+        cgroups = ", ".join(_cpuset_cgroups(readings)) or "unknown"
         return CPUSET.error(
-            f"CPUs {allowed.cpus} and memory of nodes {allowed.nodes} may be used: "
-            f"{', '.join(cut_off)}; cgroup: {cgroups}",
-            remedy=_wider(near),
+            f"{' and '.join(excluded)} may be used; allowed: {usable}; cgroup: {cgroups}", remedy=_wider(near)
         )
-    partly = [node for node in near if not node.cpus <= allowed.cpus]
-    if partly:
-        counts = ", ".join(
-            f"{len(node.cpus & allowed.cpus)} of {len(node.cpus)} CPUs of node {node.id}" for node in partly
-        )
-        return CPUSET.note(f"only {counts} may be used", remedy=_wider(near))
-    return CPUSET.ok(f"CPUs {allowed.cpus} and nodes {allowed.nodes} may be used")
+    counts = _restricted(near, allowed.cpus)
+    if counts:
+        return CPUSET.note(f"only {', '.join(counts)} may be used", remedy=_wider(near))
+    return CPUSET.ok(f"{usable} may be used")
+
+
+def _nodes_with_gpus(topology: Topology) -> list[Node]:
+    ids = {gpu.node for gpu in topology.visible_gpus}
+    return [node for node in topology.cpu_nodes if node.id in ids]
+
+
+def _excluded(near: Collection[Node], topology: Topology) -> list[str]:
+    """Return which nodes have no allowed CPU or no allowed memory, with their GPUs."""
+    allowed = topology.allowed
+    without = {
+        "CPU": CpuSet(node.id for node in near if not node.cpus & allowed.cpus),
+        "memory": CpuSet(node.id for node in near) - allowed.nodes,
+    }
+    return [f"no {what} of {_node_names(ids)} ({_gpus_on(ids, topology)})" for what, ids in without.items() if ids]
+
+
+def _restricted(near: Iterable[Node], allowed: CpuSet) -> list[str]:
+    """Return how many CPUs are allowed of each node, unless all are."""
+    restricted = (node for node in near if not node.cpus <= allowed)
+    return [f"{len(node.cpus & allowed)} of {len(node.cpus)} CPUs of node {node.id}" for node in restricted]
+
+
+def _gpus_on(ids: CpuSet, topology: Topology) -> str:
+    return _names(gpu for gpu in topology.visible_gpus if gpu.node in ids)
 
 
 def _cpuset_cgroups(readings: DoctorReadings) -> list[str]:
@@ -164,100 +215,112 @@ def _cpuset_cgroups(readings: DoctorReadings) -> list[str]:
     return [f"{controllers or 'v2'}:{path}" for _number, controllers, path in lines if controllers in ("", "cpuset")]
 
 
-def _gpus_on(nodes_: Iterable[Node], topology: Topology) -> str:
-    ids = {node.id for node in nodes_}
-    return _names(gpu for gpu in topology.visible_gpus if gpu.node in ids)
-
-
-def _wider(near: Iterable[Node]) -> str:
-    cpus = str(CpuSet(cpu for node in near for cpu in node.cpus))
-    ids = str(CpuSet(node.id for node in near))
-    return f"docker run --cpuset-cpus {cpus} --cpuset-mems {ids} … (srun --exclusive --cpu-bind=none; no taskset)"
+def _wider(near: Collection[Node]) -> str:
+    cpus = CpuSet().union(*(node.cpus for node in near))
+    ids = CpuSet(node.id for node in near)
+    return (
+        f"docker run --cpuset-cpus {cpus} --cpuset-mems {ids} … (Slurm: srun --exclusive --cpu-bind=none; "
+        "otherwise: start it without taskset)"
+    )
 
 
 def memory_policy(live: Live, _topology: Topology) -> DoctorFinding:
-    """Find what seccomp, or a kernel that only pretends, does to memory policies."""
+    """Find memory-policy calls that seccomp refuses, or that the kernel accepts without effect."""
     if live.refused is None:
         return POLICY.unknown("not tried: libnuma cannot be used")
-    refused = {call: word for call, word in live.refused.items() if word}
-    held = None if live.capabilities is None else bool(live.capabilities & _CAP_SYS_NICE)
-    mode = "not told" if live.seccomp is None else live.seccomp
-    seen = f"seccomp mode {mode}, CAP_SYS_NICE {_HELD[held]}"
+    refused = {call: error for call, error in live.refused.items() if error}
     if not refused:
-        return POLICY.ok(f"{', '.join(live.refused)} work; {seen}")
-    if set(live.refused.values()) <= {"ENOSYS"}:
+        return POLICY.ok(f"{', '.join(live.refused)} work; {_confinement(live)}")
+    if set(live.refused.values()) == {"ENOSYS"}:
         return POLICY.note("the kernel has no NUMA support (ENOSYS)", remedy="numapin run --memory none …")
-    what = f"refused: {', '.join(f'{call} ({word})' for call, word in refused.items())}; {seen}"
-    if set(refused) == {"move_pages"}:  # as Docker's own profile does even with SYS_NICE
-        return POLICY.note(f"{what}; /proc/self/numa_maps is asked instead", remedy=_OTHER_FILTER)
-    return POLICY.warning(what, remedy=_OTHER_FILTER if held else _SYS_NICE)
+    return _refused_calls(refused, live)
+
+
+def _refused_calls(refused: Mapping[str, str], live: Live) -> DoctorFinding:
+    calls = ", ".join(f"{call} ({error})" for call, error in refused.items())
+    what = f"refused: {calls}; {_confinement(live)}"
+    if set(refused) == {"move_pages"}:  # Docker's own profile refuses it even with SYS_NICE
+        return POLICY.note(f"{what}; numapin reads /proc/self/numa_maps instead", remedy=_OTHER_FILTER)
+    return POLICY.warning(what, remedy=_OTHER_FILTER if live.has_capability(_CAP_SYS_NICE) else _SYS_NICE)
+
+
+def _confinement(live: Live) -> str:
+    mode = "unknown" if live.seccomp is None else live.seccomp
+    return f"seccomp mode {mode}, CAP_SYS_NICE {_HELD[live.has_capability(_CAP_SYS_NICE)]}"
 
 
 def memlock(readings: DoctorReadings, topology: Topology) -> DoctorFinding:
-    """Find a limit on locked memory that InfiniBand would meet."""
-    limit = readings.memlock
+    """Find a limit on locked memory that is too small for InfiniBand."""
+    limit, live = readings.memlock, readings.live
     if limit is None:
-        return MEMLOCK.unknown("/proc/self/limits does not tell")
+        return MEMLOCK.unknown("/proc/self/limits does not show it")
     if limit == "unlimited":
         return MEMLOCK.ok("unlimited")
     what = f"limited to {sizes.render(int(limit))}"
-    if readings.live and (readings.live.capabilities or 0) & _CAP_IPC_LOCK:
-        return MEMLOCK.ok(f"{what}, but CAP_IPC_LOCK is held, which lifts it")
-    remedy = "ulimit -l unlimited (docker run --ulimit memlock=-1 …; LimitMEMLOCK=infinity for systemd)"
-    adapters = [nic.name for nic in topology.nics if nic.kind.value == "infiniband"]
+    if live and live.has_capability(_CAP_IPC_LOCK):
+        return MEMLOCK.ok(f"{what}, but CAP_IPC_LOCK lifts the limit")
+    adapters = _infiniband(topology)
     if adapters:
-        return MEMLOCK.warning(f"{what}, and there is InfiniBand ({', '.join(adapters)})", remedy=remedy)
-    return MEMLOCK.note(f"{what}; no InfiniBand was seen", remedy=remedy)
+        return MEMLOCK.warning(f"{what}, and there is InfiniBand ({', '.join(adapters)})", remedy=_MEMLOCK_REMEDY)
+    return MEMLOCK.note(f"{what}; no InfiniBand was found", remedy=_MEMLOCK_REMEDY)
+
+
+def _infiniband(topology: Topology) -> list[str]:
+    return [nic.name for nic in topology.nics if nic.kind is NicKind.INFINIBAND]
 
 
 def shared_memory(live: Live, _topology: Topology) -> DoctorFinding:
     """Find a /dev/shm that is too small for torch's loader, or nearly full."""
     size, free = live.shm_bytes, live.shm_free_bytes
-    remedy = (
-        "sudo mount -o remount,size=50% /dev/shm (docker run --shm-size 16g …), or numapin run --dataloader numapin"
-    )
     if size is None or free is None:
-        return SHM.error("there is no /dev/shm", remedy="docker run --shm-size 16g … (mount a tmpfs on /dev/shm)")
+        return SHM.error("there is no /dev/shm", remedy="docker run --shm-size 16g … (or mount a tmpfs on /dev/shm)")
     what = f"{sizes.render(free)} of {sizes.render(size)} free"
     if free < _SMALL_SHM_BYTES:
-        return SHM.warning(f"{what}: less than {sizes.render(_SMALL_SHM_BYTES)}", remedy=remedy)
+        return SHM.warning(f"{what}: less than {sizes.render(_SMALL_SHM_BYTES)}", remedy=_SHM_REMEDY)
     return SHM.ok(what)
 
 
 def node_memory(_readings: DoctorReadings, topology: Topology) -> DoctorFinding:
     """Find nodes that are full while others are not."""
-    shares = {
+    shares = _free_shares(topology)
+    if not shares:
+        return NODE_MEMORY.unknown("the free memory of the nodes is unknown")
+    lowest, highest = min(shares.values()), max(shares.values())
+    if lowest >= _LITTLE_FREE or highest < 2 * _LITTLE_FREE:
+        return NODE_MEMORY.ok(f"at least {lowest:.0%} free on every node")
+    full = CpuSet(node for node, share in shares.items() if share < _LITTLE_FREE)
+    free = ", ".join(f"{share:.1%} of node {node}" for node, share in sorted(shares.items()))
+    return NODE_MEMORY.warning(f"almost full: {_node_names(full)} (free: {free})", remedy=_FREE_MEMORY)
+
+
+def _free_shares(topology: Topology) -> Mapping[int, float]:
+    return {
         node.id: node.free_bytes / node.memory_bytes
         for node in topology.cpu_nodes
         if node.memory_bytes and node.free_bytes is not None
     }
-    if not shares:
-        return NODE_MEMORY.unknown("the nodes do not tell how much of their memory is free")
-    full = sorted(node for node, share in shares.items() if share < _LITTLE_FREE)
-    if full and max(shares.values()) >= 2 * _LITTLE_FREE:
-        words = ", ".join(f"node {node}: {share:.1%} free" for node, share in sorted(shares.items()))
-        return NODE_MEMORY.warning(
-            words, remedy="sync; echo 1 | sudo tee /proc/sys/vm/drop_caches (and see who has it: numastat -m)"
-        )
-    return NODE_MEMORY.ok(f"{min(shares.values()):.0%} or more free on every node")
 
 
 def swap(readings: DoctorReadings, _topology: Topology) -> DoctorFinding:
     """Find swap that is in use."""
-    keys = ("MemTotal", "SwapTotal", "SwapFree")
-    total, swap_total, swap_free = (readings.memory.get(key) for key in keys)
-    if total is None or swap_total is None or swap_free is None:
-        return SWAP.unknown("/proc/meminfo does not tell")
-    used = swap_total - swap_free
-    if used <= 0:
-        return SWAP.ok(f"none of {sizes.render(swap_total)} is in use" if swap_total else "there is none")
+    try:
+        total, swap_total, swap_free = (readings.memory[key] for key in ("MemTotal", "SwapTotal", "SwapFree"))
+    except KeyError:
+        return SWAP.unknown("/proc/meminfo does not show it")
+    if not swap_total:
+        return SWAP.ok("no swap")
+    used = max(0, swap_total - swap_free)
+    what = f"{sizes.render(used)} of {sizes.render(swap_total)} in use"
+    if not used:
+        return SWAP.ok(what)
     severity = DoctorSeverity.WARNING if used > _MUCH_SWAP * total else DoctorSeverity.NOTE
-    return SWAP.found(
-        severity,
-        f"{sizes.render(used)} of {sizes.render(swap_total)} are in use",
-        "see whose they are: grep -H VmSwap /proc/[0-9]*/status; then: sudo sysctl vm.swappiness=1",
-    )
+    remedy = "find the processes: grep -H VmSwap /proc/[0-9]*/status; then: sudo sysctl vm.swappiness=1"
+    return SWAP.found(severity, what, remedy)
 
 
 def _names(gpus: Iterable[Gpu]) -> str:
     return f"gpu{cpu_set.render(gpu.index for gpu in gpus)}"
+
+
+def _node_names(ids: CpuSet) -> str:
+    return f"node{'s' if len(ids) > 1 else ''} {ids}"

@@ -1,6 +1,6 @@
-"""Checks of the driver, NCCL, libraries and environment variables. Pure; all of them ask the running machine.
+"""Checks of the driver, NCCL, libraries and environment variables. Pure.
 
-Comes in: `Live` and the `Topology`. Goes out: one `DoctorFinding` a check.
+Comes in: the `Live` facts of the running machine, and the `Topology`. Goes out: one `DoctorFinding` per check.
 """
 
 from __future__ import annotations
@@ -19,88 +19,90 @@ if TYPE_CHECKING:
 DRIVER: Final = Check(
     name="driver",
     where="nvmlInit, nvmlSystemGetDriverVersion, /proc/driver/nvidia/version",
-    why="Where libraries and kernel module differ, or one is missing, CUDA does not start.",
+    why="CUDA does not start if the driver's libraries or its kernel module are missing, or if their versions differ.",
 )
 PERSISTENCE: Final = Check(
     name="persistence",
     where="nvmlDeviceGetPersistenceMode",
-    why="Without persistence mode the driver starts each GPU anew, which takes seconds, whenever nobody used it.",
+    why="Without persistence mode, the driver initializes an idle GPU again for each job, which takes seconds.",
 )
 LIBNUMA: Final = Check(
     name="libnuma",
     where="import numa, dlopen libnuma.so.1",
-    why="Without it ranks keep their CPUs but get no memory policy, and pages cannot be asked where they are.",
+    why="Without libnuma, ranks are bound to CPUs but get no memory policy, and the nodes of pages cannot be checked.",
 )
 STORES: Final = Check(
     name="streaming-stores",
-    where="dlopen libstores.so beside numapin",
-    why="Large batches for a GPU are written past the caches with it, a third less traffic on the memory bus.",
+    where="dlopen libstores.so in the numapin package",
+    why="With libstores.so, large batches for a GPU bypass the CPU caches, which saves a third of the memory traffic.",
 )
 PYTHON: Final = Check(
     name="python",
     where="sys.version_info",
-    why="Before 3.11.10 a forked DataLoader worker can hang before its first line, where a thread of C++, as gloo's, "
-    "was asking for the GIL: torch's loader then waits for ever, numapin's starts the worker again.",
+    why=f"Before Python {forks.MENDED}, a forked DataLoader worker can hang at its start if a C++ thread, e.g. one of "
+    "gloo, was waiting for the GIL. torch's loader then waits forever; numapin's starts the worker again.",
 )
 NCCL: Final = Check(
     name="nccl",
     where="the metadata of the packages nvidia-nccl-cu*",
-    why="NCCL 2.29.2 to 2.29.7 leave the thread that makes a communicator on the GPU's CPUs, and with it all that "
-    "this thread starts later.",
+    why="NCCL 2.29.2 to 2.29.7 bind the thread that creates a communicator to the CPUs of the GPU's node and leave it "
+    "there, with all threads that it starts later.",
 )
 NCCL_AFFINITY: Final = Check(
     name="nccl-affinity",
     where="NCCL_IGNORE_CPU_AFFINITY in the environment",
-    why="NCCL's threads then use all CPUs of the GPU's node, also those that were given to other ranks.",
+    why="With this variable, NCCL's threads use all CPUs of the GPU's node, including those of other ranks.",
 )
 OPENMP: Final = Check(
     name="openmp-affinity",
     where="OMP_PROC_BIND, OMP_PLACES, KMP_AFFINITY, GOMP_CPU_AFFINITY in the environment",
-    why="OpenMP then binds the main thread to one place when torch is imported: DataLoader workers inherit that, and "
-    "ranks that share a node get the same CPUs.",
+    why="With these variables, OpenMP binds the main thread to one place when torch is imported. DataLoader workers "
+    "inherit that place, and ranks that share a node get the same CPUs.",
 )
 DEVICE_ORDER: Final = Check(
     name="device-order",
     where="CUDA_DEVICE_ORDER in the environment, nvmlDeviceGetName",
-    why="With GPUs of several models CUDA numbers the fastest first, so that cuda:0 is not NVML's or PCI's GPU 0.",
+    why="With GPUs of several models, CUDA numbers the fastest first: cuda:0 need not be GPU 0 of nvidia-smi.",
 )
+_AFFECTED_NCCL: Final = ((2, 29, 2), (2, 30, 3))
+"""The first NCCL that does not restore the caller's affinity, and the first that does again."""
 
 
 def driver(live: Live, topology: Topology) -> DoctorFinding:
     """Find a driver that is missing, or whose libraries and kernel module differ."""
-    nvml = live.nvml
-    if nvml.gpus is None:
-        what, _, remedy = (nvml.notes[0] if nvml.notes else "NVML does not answer; nvidia-smi").rpartition("; ")
-        if nvml.broken or topology.gpus:
-            return DRIVER.error(what, remedy=remedy)
-        return DRIVER.note(f"{what}, and no NVIDIA GPU was seen", remedy=remedy)
-    module = live.module_version
-    if nvml.driver and module and nvml.driver != module:
+    libraries, module = live.nvml.driver, live.module_version
+    if live.nvml.gpus is None:
+        return _no_nvml(live, topology)
+    if libraries and module and libraries != module:
         return DRIVER.error(
-            f"the libraries are {nvml.driver}, the kernel module is {module}",
-            remedy="reboot, or unload and load the nvidia modules (in a container: start it anew)",
+            f"the driver's libraries are {libraries}, but the kernel module is {module}",
+            remedy="reboot, or unload and reload the nvidia modules (in a container: restart it)",
         )
-    return DRIVER.ok(f"{nvml.driver or 'its version is not told'}, kernel module {module or 'not told'}")
+    return DRIVER.ok(f"{libraries or 'version unknown'}, kernel module {module or 'unknown'}")
+
+
+def _no_nvml(live: Live, topology: Topology) -> DoctorFinding:
+    note = next(iter(live.nvml.notes), "NVML does not answer; nvidia-smi")
+    what, _, remedy = note.rpartition("; ")
+    if live.nvml.broken or topology.gpus:
+        return DRIVER.error(what, remedy=remedy)
+    return DRIVER.note(f"{what}, and no NVIDIA GPU was found", remedy=remedy)
 
 
 def persistence(live: Live, _topology: Topology) -> DoctorFinding:
-    """Find GPUs that are shut down while nobody uses them."""
-    gpus = live.nvml.gpus or ()
-    off = [f"gpu{gpu.index}" for gpu in gpus if gpu.persistence is False]
-    if off:
-        return PERSISTENCE.note(
-            f"off for {', '.join(off)}",
-            remedy="sudo systemctl enable --now nvidia-persistenced (or sudo nvidia-smi -pm 1)",
-        )
-    if not gpus:
-        return PERSISTENCE.ok("there is no GPU")
-    if any(gpu.persistence is None for gpu in gpus):
-        return PERSISTENCE.unknown("NVML does not tell")
-    return PERSISTENCE.ok("on")
+    """Find GPUs that are shut down while idle."""
+    modes = {gpu.index: gpu.persistence for gpu in live.nvml.gpus or ()}
+    if False in modes.values():
+        off = ", ".join(f"gpu{index}" for index, mode in modes.items() if mode is False)
+        remedy = "sudo systemctl enable --now nvidia-persistenced (or: sudo nvidia-smi -pm 1)"
+        return PERSISTENCE.note(f"off for {off}", remedy=remedy)
+    if None in modes.values():
+        return PERSISTENCE.unknown("NVML does not report it")
+    return PERSISTENCE.ok("on" if modes else "no GPU")
 
 
 def libnuma(live: Live, _topology: Topology) -> DoctorFinding:
-    """Find that libnuma is missing."""
+    """Find a missing libnuma."""
     if live.libnuma is None:
         return LIBNUMA.ok("can be used")
     remedy = "sudo apt-get install libnuma1 (Fedora, RHEL: sudo dnf install numactl-libs)"
@@ -108,11 +110,11 @@ def libnuma(live: Live, _topology: Topology) -> DoctorFinding:
 
 
 def streaming_stores(live: Live, _topology: Topology) -> DoctorFinding:
-    """Find that numapin was installed where there was no C compiler."""
+    """Find a numapin that was installed without a C compiler."""
     if live.streaming_stores is None:
-        return STORES.ok("for x86-64 only, which this machine is not")
+        return STORES.ok("not needed: for x86-64 only")
     if live.streaming_stores:
-        return STORES.ok("libstores.so is there")
+        return STORES.ok("libstores.so is installed")
     remedy = "sudo apt-get install gcc libc6-dev, then: pip install --force-reinstall --no-deps numapin"
     return STORES.note("libstores.so is missing: torch.stack writes the batches", remedy=remedy)
 
@@ -120,27 +122,25 @@ def streaming_stores(live: Live, _topology: Topology) -> DoctorFinding:
 def python(live: Live, _topology: Topology) -> DoctorFinding:
     """Find a Python whose forked children can hang."""
     version = ".".join(map(str, live.python))
-    if forks.may_hang(live.python):
-        return PYTHON.warning(
-            f"{version}: forked children can hang ({forks.ISSUE})", remedy=f"use Python {forks.MENDED} or later"
-        )
-    return PYTHON.ok(version)
+    if not forks.may_hang(live.python):
+        return PYTHON.ok(version)
+    what = f"{version}: forked children can hang ({forks.ISSUE})"
+    return PYTHON.warning(what, remedy=f"use Python {forks.MENDED} or newer")
 
 
 def nccl(live: Live, _topology: Topology) -> DoctorFinding:
-    """Find an NCCL that does not give the caller its CPUs back."""
+    """Find an NCCL that does not restore the caller's CPU affinity."""
     if not live.nccl:
-        return NCCL.unknown("no package nvidia-nccl-cu* is installed beside numapin")
-    what = ", ".join(f"{package} {version}" for package, version in live.nccl.items())
+        return NCCL.unknown("no package nvidia-nccl-cu* is installed")
+    what = ", ".join(map(" ".join, live.nccl.items()))
     versions = {package: _version(text) for package, text in live.nccl.items()}
-    affected = [package for package, version in versions.items() if version and (2, 29, 2) <= version < (2, 30, 3)]
+    affected = [package for package, version in versions.items() if _is_affected(version)]
     if affected:
-        return NCCL.warning(
-            what, remedy=f"pip install --upgrade '{affected[0]}>=2.30.3' (torch asks for a version of its own)"
-        )
+        remedy = f"pip install --upgrade '{affected[0]}>=2.30.3' (pip warns if torch requires another version)"
+        return NCCL.warning(f"{what}: does not restore the caller's CPU affinity", remedy=remedy)
     if None in versions.values():
         return NCCL.unknown(f"{what}: not a version of NCCL")
-    return NCCL.ok(f"{what}: gives the caller the CPUs back that it had")
+    return NCCL.ok(f"{what}: restores the caller's CPU affinity")
 
 
 def _version(text: str) -> tuple[int, ...] | None:
@@ -148,11 +148,18 @@ def _version(text: str) -> tuple[int, ...] | None:
     return None if match is None else tuple(map(int, match.groups()))
 
 
+def _is_affected(version: tuple[int, ...] | None) -> bool:
+    first, mended = _AFFECTED_NCCL
+    return version is not None and first <= version < mended
+
+
 def nccl_affinity(live: Live, _topology: Topology) -> DoctorFinding:
-    """Find NCCL told to leave the CPUs that its rank was bound to."""
+    """Find the variable that makes NCCL leave the CPUs of its rank."""
     value = live.environ.get("NCCL_IGNORE_CPU_AFFINITY")
-    if value in (None, "", "0"):
-        return NCCL_AFFINITY.ok("not set" if value is None else f"set to {value!r}")
+    if value is None:
+        return NCCL_AFFINITY.ok("not set")
+    if value in ("", "0"):
+        return NCCL_AFFINITY.ok(f"set to {value!r}")
     return NCCL_AFFINITY.warning(f"NCCL_IGNORE_CPU_AFFINITY={value}", remedy="unset NCCL_IGNORE_CPU_AFFINITY")
 
 
@@ -160,19 +167,18 @@ def openmp(live: Live, _topology: Topology) -> DoctorFinding:
     """Find variables that make OpenMP bind threads."""
     binding = binding_variables(live.environ)
     if not binding:
-        return OPENMP.ok("none of them binds threads")
-    return OPENMP.warning(
-        ", ".join(f"{name}={value}" for name, value in binding.items()), remedy=f"unset {' '.join(binding)}"
-    )
+        return OPENMP.ok("no variable binds threads")
+    what = ", ".join(f"{name}={value}" for name, value in binding.items())
+    return OPENMP.warning(what, remedy=f"unset {' '.join(binding)}")
 
 
 def device_order(live: Live, topology: Topology) -> DoctorFinding:
     """Find GPUs of several models in CUDA's own order."""
     models = sorted({gpu.name for gpu in topology.gpus if gpu.name})
-    order = live.environ.get("CUDA_DEVICE_ORDER")
-    if order == "PCI_BUS_ID" or len(models) < 2:
-        return DEVICE_ORDER.ok(f"{order or 'not set'}; GPUs of {len(models)} model{'' if len(models) == 1 else 's'}")
-    return DEVICE_ORDER.warning(
-        f"{order or 'not set'}, and GPUs are of several models: {', '.join(models)}",
-        remedy="export CUDA_DEVICE_ORDER=PCI_BUS_ID",
-    )
+    order = live.environ.get("CUDA_DEVICE_ORDER") or "not set"
+    if len(models) < 2:
+        return DEVICE_ORDER.ok(f"{order}; GPU models: {len(models)}")
+    what = f"{order}; GPU models: {', '.join(models)}"
+    if order == "PCI_BUS_ID":
+        return DEVICE_ORDER.ok(what)
+    return DEVICE_ORDER.warning(what, remedy="export CUDA_DEVICE_ORDER=PCI_BUS_ID")

@@ -1,23 +1,23 @@
-"""Data as something to look at. Pure.
+"""Tables, trees, charts and pictures for people. Pure.
 
-Comes in: topologies, plans, reports. Goes out: rich renderables and files of text.
+Comes in: topologies, plans, reports. Goes out: rich renderables, and the text of files.
 
 ::
 
     topo_tree.py      PURE  the machine as a tree
-    topo_matrix.py    PURE  links between GPUs and NICs
+    topo_matrix.py    PURE  links between GPUs and NICs, and node distances
     plan_table.py     PURE  the ranks of a plan
-    verify_table.py   PURE  ranks against their plan
+    verify_table.py   PURE  ranks compared with their plan
     top_table.py      PURE  a running job
     doctor_table.py   PURE  findings about the machine
-    trace_table.py    PURE  where the time of each step went
-    bench_table.py    PURE  figures of a benchmark
-    bench_layouts.py  PURE  which figures stand where
-    bench_plot.py     PURE  figures as charts
-    sweep_table.py    PURE  figures over a range of sizes
+    trace_table.py    PURE  the time of a step by activity
+    bench_table.py    PURE  the figures of a benchmark
+    bench_layouts.py  PURE  the columns and legends of each benchmark
+    bench_plot.py     PURE  the figures of a benchmark as charts
+    sweep_table.py    PURE  the figures of a benchmark over a range of sizes
     chart.py          PURE  charts as SVG
-    marks.py          PURE  colours and signs of ranks
-    visible.py        PURE  only visible characters reach a terminal
-    words.py          PURE  numbers and sizes as words
+    marks.py          PURE  the ranks on each CPU, node and GPU
+    visible.py        PURE  visible characters only, for terminals
+    words.py          PURE  facts and sizes as short texts
     picture/                a machine as SVG or HTML
 """

@@ -1,6 +1,6 @@
-"""Which figures of each benchmark are shown and plotted, and under which headings. Pure.
+"""The columns, legend and plots of each benchmark. Pure.
 
-Comes in: nothing. Goes out: a `Layout` for each benchmark.
+Comes in: nothing. Goes out: one `Layout` per benchmark.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from numapin.view.bench_table import Column, Layout
 
 _RATE: Final = Column(figure="batches_per_s", heading="batches/s", form=",.1f", spread=True)
 LOADER: Final = Layout(
-    legend="median [lowest, highest]; CPU ms: of the loop's thread, a batch; first s: until the first batch is there",
+    legend="median [lowest, highest]; CPU ms: of the loop's thread per batch; first s: time to the first batch",
     columns=(
         _RATE,
         Column(figure="gbps", heading="GB/s", form=".2f"),
@@ -32,7 +32,7 @@ _TRANSFER: Final = (
     Column(figure="host_us", heading="host us", spread=True),
 )
 TRANSFER: Final = Layout(
-    legend="median ± farthest repeat; us: until a single copy is there; host us: of that, what the call keeps the host",
+    legend="median ± farthest repeat; us: time of a single copy; host us: time for which it blocks the host",
     columns=_TRANSFER,
     plotted=_TRANSFER,
 )
@@ -44,7 +44,7 @@ _ALLOC: Final = (
     Column(figure="copy_us", heading="copy to GPU"),
 )
 ALLOC: Final = Layout(
-    legend="median ± farthest repeat, in us of one thread; x pageable: allocation and first write together",
+    legend="median ± farthest repeat, in us of one thread; x pageable: allocation plus first write",
     columns=(*_ALLOC, Column(figure="filled_ratio", heading="x pageable")),
     plotted=_ALLOC,
 )
@@ -53,7 +53,7 @@ _STEPS: Final = Column(figure="steps_per_s", heading="steps/s", form=",.1f", spr
 _GAIN: Final = Column(figure="ratio", heading="x pageable", form=".2f", spread=True)
 _HIDDEN: Final = Column(figure="hidden_share", heading="hidden", form=".0%")
 OVERLAP: Final = Layout(
-    legend="median [lowest, highest]; host ms: a copy keeps the host; hidden: copies beside compute; busy: it computes",
+    legend="median [lowest, highest]; host ms: blocked by a copy; hidden: copies during compute; busy: GPU computing",
     columns=(
         _STEPS,
         _GAIN,
@@ -69,7 +69,7 @@ OVERLAP: Final = Layout(
 _TOTAL: Final = Column(figure="total_s", heading="total s", form=".2f", spread=True)
 _FIRST: Final = Column(figure="first_s", heading="first s", form=".2f", spread=True)
 LAUNCH: Final = Layout(
-    legend="median [lowest, highest]; total s: the whole run; first s: to the first line of a rank; MB: at most",
+    legend="median [lowest, highest]; total s: whole run; first s: until a rank's first line; MB: peak memory",
     columns=(
         _TOTAL,
         Column(figure="ratio", heading="x torchrun", form=".2f", spread=True),
@@ -82,8 +82,7 @@ LAUNCH: Final = Layout(
 _ADDED: Final = Column(figure="added_ms", heading="added ms", form=".1f", spread=True)
 _LEAST: Final = Column(figure="least_ms", heading="at least ms", form=".1f", spread=True)
 EXEC: Final = Layout(
-    legend="median [lowest, highest] of the repeats; added: median of the pairs' differences; at least: between the "
-    "fastest of each",
+    legend="median [lowest, highest]; added: median of the paired differences; at least: between the fastest runs",
     columns=(
         Column(figure="plain_ms", heading="plain ms", form=".1f"),
         Column(figure="total_ms", heading="total ms", form=".1f"),

@@ -1,28 +1,26 @@
 """A benchmark's report as a figure to plot. Pure.
 
-Comes in: a `BenchReport` and what is to be plotted of it. Goes out: a `Figure`: for each figure and sweep a panel of
-lines, or, where the cases are no sweep, a panel of bars a figure.
+Comes in: a `BenchReport` and the columns to plot. Goes out: a `Figure`: for sweeps over sizes, a panel of lines per
+column and sweep; for other cases, a panel of bars per column.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from numapin.view.bench_table import machine_line
+from numapin.view.bench_table import machine_line, sweeps
 from numapin.view.chart import Figure, Panel, Point, Series
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numapin.bench.model import BenchReport, CaseResult
     from numapin.view.bench_table import Column
 
 
 def bench_figure(report: BenchReport, columns: Sequence[Column]) -> Figure:
-    """Return the figure. What was skipped is not in it; with nothing measured it has no panel."""
-    sweeps = dict.fromkeys(case.group for case in report.cases if case.group is not None)
-    panels = [_sweep(report, group, column) for column in columns for group in sweeps] if sweeps else []
-    panels += [] if sweeps else [_bars(report.cases, column) for column in columns]
+    """Return the figure. It leaves out what was skipped; if nothing was measured, it has no panel."""
+    panels = (panel for column in columns for panel in _panels(report, column))
     return Figure(
         title=f"numapin bench {report.benchmark}",
         subtitle=machine_line(report),
@@ -30,10 +28,14 @@ def bench_figure(report: BenchReport, columns: Sequence[Column]) -> Figure:
     )
 
 
-def _sweep(report: BenchReport, group: str, column: Column) -> Panel:
-    cases = [case for case in report.cases if case.group == group]
+def _panels(report: BenchReport, column: Column) -> list[Panel]:
+    found = sweeps(report.cases)
+    return [_sweep(name, cases, column) for name, cases in found.items()] or [_bars(report.cases, column)]
+
+
+def _sweep(name: str, cases: Sequence[CaseResult], column: Column) -> Panel:
     return Panel(
-        title=f"{group}: {column.heading}",
+        title=f"{name}: {column.heading}",
         y_label=column.heading,
         x_label="size",
         series=_series(cases, column, lambda case: float(case.num_bytes or 0)),
@@ -48,10 +50,16 @@ def _bars(cases: Sequence[CaseResult], column: Column) -> Panel:
 def _series(
     cases: Sequence[CaseResult], column: Column, to_x: Callable[[CaseResult], float | str]
 ) -> tuple[Series, ...]:
-    found: dict[str, list[Point]] = {}
+    points: dict[str, list[Point]] = {}
     for case in cases:
-        for peer in case.peers:
-            if (spread := peer.figures.get(column.figure)) is not None:
-                point = Point(x=to_x(case), y=spread.median, low=spread.low, high=spread.high)
-                found.setdefault(peer.name, []).append(point)
-    return tuple(Series(name=name, points=tuple(points)) for name, points in found.items())
+        for peer, point in _points(case, column, to_x(case)):
+            points.setdefault(peer, []).append(point)
+    return tuple(Series(name=peer, points=tuple(own)) for peer, own in points.items())
+
+
+def _points(case: CaseResult, column: Column, x: float | str) -> Iterator[tuple[str, Point]]:
+    """Yield the name and the point of each peer that has the figure."""
+    for peer in case.peers:
+        spread = peer.figures.get(column.figure)
+        if spread is not None:
+            yield peer.name, Point(x=x, y=spread.median, low=spread.low, high=spread.high)

@@ -1,12 +1,14 @@
-"""A benchmark's report as a table. Pure.
+"""A benchmark's report as tables. Pure.
 
-Comes in: a `BenchReport` and its `Layout`. Goes out: a heading and a row a peer for each case:
-medians, with lowest and highest in brackets; and what was skipped, with the reason.
+Comes in: a `BenchReport` and its `Layout`. Goes out: a table for each case with one row per peer: medians, with lowest
+and highest in brackets; and the reason for each peer and case that was skipped.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from rich.console import Group
@@ -14,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from rich.console import RenderableType
 
@@ -23,17 +25,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """A figure, what stands above it, how it is written, and whether its spread is shown."""
+    """A figure, the heading above it, its number format, and whether its spread is shown."""
 
     figure: str
     heading: str
     form: str = ".3g"
     spread: bool = False
 
+    def cell(self, spread: Spread | None) -> str:
+        """Return the text of a cell; "-" if the figure was not measured."""
+        if spread is None:
+            return "-"
+        median, low, high = (format(value, self.form) for value in (spread.median, spread.low, spread.high))
+        return f"{median} [{low}, {high}]" if self.spread and len(spread.values) > 1 else median
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """What is shown of a benchmark: the columns of its tables with a line on what they mean, and what is plotted."""
+    """The columns of a benchmark's tables, a legend for them, and the columns that are plotted."""
 
     columns: tuple[Column, ...]
     legend: str
@@ -41,49 +50,65 @@ class Layout:
 
 
 def bench_table(report: BenchReport, layout: Layout) -> RenderableType:
-    """Return the machine and the legend in a line each, then each case, without columns that none of its peers has."""
+    """Return the machine, the legend, and each case without the columns that none of its peers has."""
     parts: list[RenderableType] = [Text(machine_line(report)), Text(layout.legend)]
     for case in report.cases:
-        parts += [Text(), Text(f"{case.name}  ", style="bold") + Text(case.about, style="not bold")]
-        parts += [Text(f"  skipped: {case.skipped}")] if case.skipped else [_table(case, layout.columns), *notes(case)]
+        parts += heading(case)
+        if not case.skipped:
+            parts += [_table(case, layout.columns), *notes(case)]
     return Group(*parts)
 
 
 def machine_line(report: BenchReport) -> str:
-    """Say in a line on what was measured."""
-    machine, gpus = report.machine, report.machine.get("gpus")
-    names = [str(gpu) for gpu in gpus] if isinstance(gpus, list | tuple) else []
-    seen = ", ".join(f"{names.count(name)} {name}" for name in dict.fromkeys(names)) or "no GPU"
-    versions = machine.get("versions")
+    """Return the machine that was measured, in one line."""
+    machine = report.machine
+    gpus, versions = machine.get("gpus"), machine.get("versions")
+    models = Counter(map(str, gpus if isinstance(gpus, list | tuple) else ()))
+    models_in_words = ", ".join(f"{count} {model}" for model, count in models.items()) or "no GPU"
     torch = versions.get("torch") if isinstance(versions, dict) else None
-    return f"{machine.get('num_cpus')} CPUs, {seen}; torch {torch}"
+    return f"{machine.get('num_cpus')} CPUs, {models_in_words}; torch {torch}"
+
+
+def heading(case: CaseResult) -> Iterator[Text]:
+    """Yield an empty line, the name of a case, and why it was skipped if it was."""
+    yield Text()
+    yield Text(f"{case.name}  ", style="bold") + Text(case.about, style="not bold")
+    if case.skipped:
+        yield Text(f"  skipped: {case.skipped}")
+
+
+def sweeps(cases: Iterable[CaseResult]) -> dict[str, list[CaseResult]]:
+    """Return the cases of each sweep over sizes, by its name."""
+    groups: dict[str, list[CaseResult]] = {}
+    for case in cases:
+        if case.group is not None:
+            groups.setdefault(case.group, []).append(case)
+    return groups
+
+
+def notes(case: CaseResult) -> Iterator[Text]:
+    """Yield a line for each peer that did not run in every repeat."""
+    for peer in case.peers:
+        if peer.skipped is not None:
+            yield Text(f"  {peer.name}: {_progress(peer)}: {peer.skipped}")
 
 
 def _table(case: CaseResult, columns: Sequence[Column]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("peer", no_wrap=True)
-    shown = [column for column in columns if any(column.figure in peer.figures for peer in case.peers)]
+    shown = _measured(case, columns)
     for column in shown:
         table.add_column(column.heading, justify="right")
-    for peer in case.peers:
-        if peer.num_runs:
-            table.add_row(peer.name, *(_cell(column, peer.figures.get(column.figure)) for column in shown))
+    for peer in filter(attrgetter("num_runs"), case.peers):
+        table.add_row(peer.name, *(column.cell(peer.figures.get(column.figure)) for column in shown))
     return table
 
 
-def _cell(column: Column, spread: Spread | None) -> str:
-    if spread is None:
-        return "-"
-    median, low, high = (format(value, column.form) for value in (spread.median, spread.low, spread.high))
-    return f"{median} [{low}, {high}]" if column.spread and len(spread.values) > 1 else median
+def _measured(case: CaseResult, columns: Sequence[Column]) -> list[Column]:
+    """Return the columns that at least one peer has."""
+    figures = set().union(*(peer.figures for peer in case.peers))
+    return [column for column in columns if column.figure in figures]
 
 
-def notes(case: CaseResult) -> Iterator[Text]:
-    """Give a line for each peer that did not run, or not in every repeat."""
-    for peer in case.peers:
-        if peer.skipped is not None:
-            yield Text(f"  {peer.name}: {_how_far(peer)}: {peer.skipped}")
-
-
-def _how_far(peer: PeerResult) -> str:
+def _progress(peer: PeerResult) -> str:
     return f"stopped after {peer.num_runs} runs" if peer.num_runs else "skipped"

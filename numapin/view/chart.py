@@ -1,18 +1,18 @@
 """Line and bar charts as SVG. Pure; no library.
 
-Comes in: a `Figure`. Goes out: an SVG document of its own, which follows the reader's light or dark scheme, and says in
-words (desc) what it shows. Lines have markers of different shapes, so that colours are not all that tells them apart.
+Comes in: a `Figure`. Goes out: an SVG document that follows the reader's light or dark scheme and has a description in
+words (desc). Lines differ in colour and in the shape of their markers.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 from xml.sax.saxutils import escape
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
 _WIDTH: Final = 720
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 16, 34, 46  # around the plot of a panel
@@ -25,7 +25,7 @@ _LEGEND_COLUMN: Final = 172
 _PER_LINE: Final = 4
 _NUM_TICKS: Final = 5
 
-# Okabe and Ito's colours, which the colour-blind tell apart; dark enough on white, light enough on black.
+# Okabe and Ito's colours for any colour vision; dark enough on white, light enough on black.
 _COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#b59f00")
 _STYLE: Final = (
     "text{font:12px system-ui,sans-serif;fill:#222}.t{font-size:15px;font-weight:600}.h{font-weight:600}"
@@ -36,7 +36,7 @@ _STYLE: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """A value with its spread; `x` is a number, or the name of a group of bars."""
+    """A value with its spread; `x` is a size in bytes, or the name of a group of bars."""
 
     x: float | str
     y: float
@@ -46,7 +46,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """What has one colour."""
+    """The points of one colour."""
 
     name: str
     points: tuple[Point, ...]
@@ -54,7 +54,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """One pair of axes. With numbers for `x` lines over a logarithmic axis of bytes, else bars; `y_log` for y."""
+    """One pair of axes: lines over a logarithmic axis of sizes, or bars if `x` is a name. `y_log`: logarithmic y."""
 
     title: str
     y_label: str
@@ -65,7 +65,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """Panels below each other, with one legend."""
+    """Panels one below the other, with one legend."""
 
     title: str
     subtitle: str
@@ -81,7 +81,7 @@ def svg(figure: Figure) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}" '
         'role="img" aria-labelledby="title desc">',
         f'<title id="title">{_text(figure.title)}</title>',
-        f'<desc id="desc">{_text(" ".join(_words(figure)))}</desc>',
+        f'<desc id="desc">{_text(" ".join(_descriptions(figure)))}</desc>',
         f"<style>{_STYLE}</style>",
         f'<rect class="p" width="{_WIDTH}" height="{height}"/>',
         _label(_LEFT, 20, figure.title, css="t"),
@@ -95,29 +95,27 @@ def svg(figure: Figure) -> str:
 
 
 def size_label(num_bytes: float) -> str:
-    """Write bytes as people do: 4 KiB, 1.5 MiB."""
+    """Return a size in the largest binary unit that leaves at least 1: 4 KiB, 1.5 MiB."""
     power = min(3, int(math.log2(max(num_bytes, 1)) // 10))
     return f"{num_bytes / 1024**power:.4g} {('B', 'KiB', 'MiB', 'GiB')[power]}"
 
 
-def _words(figure: Figure) -> Iterator[str]:
+def _descriptions(figure: Figure) -> Iterator[str]:
+    """Yield a sentence for each series."""
     for panel in figure.panels:
         for series in panel.series:
-            points = (_point(point, "({} to {})") for point in series.points)
+            points = (_point_in_words(point, "({} to {})") for point in series.points)
             yield f"{panel.title}, {series.name}, {panel.y_label}: {', '.join(points)}."
 
 
-def _point(point: Point, spread: str) -> str:
-    return f"{_name(point.x)}: {_number(point.y)} {spread.format(_number(point.low), _number(point.high))}"
-
-
-def _name(x: float | str) -> str:
-    return x if isinstance(x, str) else size_label(x)
+def _point_in_words(point: Point, spread: str) -> str:
+    x = point.x if isinstance(point.x, str) else size_label(point.x)
+    return f"{x}: {_number(point.y)} {spread.format(_number(point.low), _number(point.high))}"
 
 
 def _text(text: str) -> str:
-    """Escape, and leave out what XML has no place for."""
-    return escape("".join(c for c in text if c.isprintable()))
+    """Escape a text and drop the characters that XML does not allow."""
+    return escape("".join(filter(str.isprintable, text)))
 
 
 def _label(x: float, y: float, text: str, *, css: str = "", anchor: str = "start") -> str:
@@ -129,7 +127,7 @@ def _line(x1: float, y1: float, x2: float, y2: float, attributes: str) -> str:
 
 
 def _number(value: float) -> str:
-    """Write a number with four digits that count, and without an exponent where it is large."""
+    """Return a number with four significant digits; large numbers have no exponent."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
@@ -163,68 +161,102 @@ def _panel(panel: Panel, names: Sequence[str]) -> Iterator[str]:
     if not points:
         yield _label(0, 20, "nothing was measured")
         return
-    to_y, ticks = _y_axis(points, log=panel.y_log)
-    for tick in ticks:
-        yield _line(0, to_y(tick), _PLOT_WIDTH, to_y(tick), 'class="g"')
-        yield _label(-6, to_y(tick) + 4, _number(tick), anchor="end")
+    axis = _y_axis(points, log=panel.y_log)
+    for tick in axis.ticks:
+        yield _line(0, axis.place(tick), _PLOT_WIDTH, axis.place(tick), 'class="g"')
+        yield _label(-6, axis.place(tick) + 4, _number(tick), anchor="end")
     yield _line(0, _PLOT_HEIGHT, _PLOT_WIDTH, _PLOT_HEIGHT, 'class="a"')
     yield f'<g transform="rotate(-90)">{_label(-_PLOT_HEIGHT / 2, -54, panel.y_label, anchor="middle")}</g>'
     yield _label(_PLOT_WIDTH / 2, _PLOT_HEIGHT + 38, panel.x_label, anchor="middle")
     draw = _bars if isinstance(points[0].x, str) else _lines
-    yield from draw(panel, names, to_y)
+    yield from draw(panel, names, axis)
 
 
-def _y_axis(points: Sequence[Point], *, log: bool) -> tuple[Callable[[float], float], list[float]]:
-    """Return what turns a value into a height, and the values that are written."""
+class _LinearAxis:
+    """The y axis from 0 to a round value."""
+
+    def __init__(self, highest: float) -> None:
+        step = _round_up(highest / _NUM_TICKS)
+        num_steps = math.ceil(highest / step)
+        self._top = step * num_steps
+        self.ticks = [step * i for i in range(num_steps + 1)]
+
+    def place(self, value: float) -> float:
+        """Return the y coordinate of a value."""
+        return _PLOT_HEIGHT * (1 - max(value, 0.0) / self._top)
+
+
+class _LogAxis:
+    """The y axis between two powers of ten."""
+
+    def __init__(self, lowest: float, highest: float) -> None:
+        self._first = math.floor(math.log10(lowest))
+        last = max(math.ceil(math.log10(highest)), self._first + 1)
+        self._num_powers = last - self._first
+        self.ticks = [10.0**power for power in range(self._first, last + 1)]
+
+    def place(self, value: float) -> float:
+        """Return the y coordinate of a value; values below the axis are on it."""
+        power = math.log10(max(value, self.ticks[0]))
+        return _PLOT_HEIGHT * (1 - (power - self._first) / self._num_powers)
+
+
+_Axis: TypeAlias = _LinearAxis | _LogAxis
+
+
+def _y_axis(points: Sequence[Point], *, log: bool) -> _Axis:
     highest = max(point.high for point in points)
-    positive = [point.low for point in points if point.low > 0]
-    if log and positive:
-        first, last = math.floor(math.log10(min(positive))), math.ceil(math.log10(highest))
-        last = max(last, first + 1)
-
-        def to_y_log(value: float) -> float:
-            return _PLOT_HEIGHT * (1 - (math.log10(max(value, 10.0**first)) - first) / (last - first))
-
-        return to_y_log, [10.0**power for power in range(first, last + 1)]
-    step = _round_up((highest if highest > 0 else 1.0) / _NUM_TICKS)
-    top = step * math.ceil((highest if highest > 0 else 1.0) / step)
-    return (lambda value: _PLOT_HEIGHT * (1 - max(value, 0.0) / top)), [step * i for i in range(round(top / step) + 1)]
+    lowest = min((point.low for point in points if point.low > 0), default=None)
+    if log and lowest is not None:
+        return _LogAxis(lowest, highest)
+    return _LinearAxis(highest if highest > 0 else 1.0)
 
 
 def _round_up(value: float) -> float:
-    """Return the next of 1, 2 and 5 times a power of ten."""
+    """Return the next 1, 2 or 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(value))
     return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= value * 0.999)
 
 
-def _spread(x: float, point: Point, to_y: Callable[[float], float], attributes: str) -> Iterator[str]:
-    low, high = to_y(point.low), to_y(point.high)
+def _spread(x: float, point: Point, axis: _Axis, attributes: str) -> Iterator[str]:
+    low, high = axis.place(point.low), axis.place(point.high)
     yield _line(x, low, x, high, attributes)
     for y in (low, high):
         yield _line(x - 3, y, x + 3, y, attributes)
 
 
-def _lines(panel: Panel, names: Sequence[str], to_y: Callable[[float], float]) -> Iterator[str]:
-    sizes = sorted({point.x for series in panel.series for point in series.points if not isinstance(point.x, str)})
-    first, last = math.log2(sizes[0]), math.log2(sizes[-1])
-
-    def to_x(size: float) -> float:
-        return 20 + (_PLOT_WIDTH - 40) * (0.5 if last == first else (math.log2(size) - first) / (last - first))
-
-    for size in sizes:
-        yield _label(to_x(size), _PLOT_HEIGHT + 18, size_label(size), anchor="middle")
+def _lines(panel: Panel, names: Sequence[str], axis: _Axis) -> Iterator[str]:
+    places = _size_places(panel)
+    for size, x in places.items():
+        yield _label(x, _PLOT_HEIGHT + 18, size_label(size), anchor="middle")
     for series in panel.series:
-        number = names.index(series.name)
-        stroke = f'stroke="{_colour(number)}"'
-        places = [(to_x(float(point.x)), point) for point in series.points]
-        path = " ".join(f"{x:.1f},{to_y(point.y):.1f}" for x, point in places)
-        yield f'<polyline points="{path}" fill="none" {stroke} stroke-width="2"/>'
-        for x, point in places:
-            yield from _spread(x, point, to_y, stroke)
-            yield _titled(_marker(x, to_y(point.y), number), series, point, panel)
+        places_and_points = [(places[float(point.x)], point) for point in series.points]
+        yield from _line_with_markers(places_and_points, panel, series, names.index(series.name), axis)
 
 
-def _bars(panel: Panel, names: Sequence[str], to_y: Callable[[float], float]) -> Iterator[str]:
+def _line_with_markers(
+    points: Sequence[tuple[float, Point]], panel: Panel, series: Series, number: int, axis: _Axis
+) -> Iterator[str]:
+    """Yield the line through the points of a series, each of which has its x coordinate, and their markers."""
+    stroke = f'stroke="{_colour(number)}"'
+    path = " ".join(f"{x:.1f},{axis.place(point.y):.1f}" for x, point in points)
+    yield f'<polyline points="{path}" fill="none" {stroke} stroke-width="2"/>'
+    for x, point in points:
+        yield from _spread(x, point, axis, stroke)
+        yield _titled(_marker(x, axis.place(point.y), number), series, point, panel)
+
+
+def _size_places(panel: Panel) -> dict[float, float]:
+    """Return the x coordinate of each size, on a logarithmic axis; a single size is in the middle."""
+    sizes = sorted({float(point.x) for series in panel.series for point in series.points})
+    first, last = math.log2(sizes[0]), math.log2(sizes[-1])
+    if first == last:
+        return {sizes[0]: _PLOT_WIDTH / 2}
+    width = _PLOT_WIDTH - 40
+    return {size: 20 + width * (math.log2(size) - first) / (last - first) for size in sizes}
+
+
+def _bars(panel: Panel, names: Sequence[str], axis: _Axis) -> Iterator[str]:
     groups = list(dict.fromkeys(str(point.x) for series in panel.series for point in series.points))
     group_width = _PLOT_WIDTH / len(groups)
     width = 0.8 * group_width / len(panel.series)
@@ -233,13 +265,13 @@ def _bars(panel: Panel, names: Sequence[str], to_y: Callable[[float], float]) ->
     for place, series in enumerate(panel.series):
         colour = _colour(names.index(series.name))
         for point in series.points:
-            x, y = (groups.index(str(point.x)) + 0.1) * group_width + place * width, to_y(point.y)
+            x, y = (groups.index(str(point.x)) + 0.1) * group_width + place * width, axis.place(point.y)
             size = f'width="{width * 0.92:.1f}" height="{_PLOT_HEIGHT - y:.1f}"'
             yield _titled(f'<rect x="{x:.1f}" y="{y:.1f}" {size} fill="{colour}"/>', series, point, panel)
-            yield from _spread(x + width * 0.46, point, to_y, 'class="s"')
+            yield from _spread(x + width * 0.46, point, axis, 'class="s"')
 
 
 def _titled(shape: str, series: Series, point: Point, panel: Panel) -> str:
-    """Give a shape the text that is shown when the pointer rests on it."""
-    words = f"{series.name}, {_point(point, '[{}, {}]')} {panel.y_label}"
+    """Return a shape with the text that is shown when the pointer rests on it."""
+    words = f"{series.name}, {_point_in_words(point, '[{}, {}]')} {panel.y_label}"
     return f"<g><title>{_text(words)}</title>{shape}</g>"

@@ -1,11 +1,12 @@
-"""A doctor's report for people. Pure.
+"""A doctor's report as text. Pure.
 
-Comes in: a `DoctorReport`. Goes out: findings grouped by severity, the worst first, with reason, source and remedy; a
-line each for what is well and for what could not be told; and the advice on pinning.
+Comes in: a `DoctorReport`. Goes out: the findings by severity, the worst first, each with cost, source and remedy; one
+line for each check that is well or got no answer; and the advice on pinning.
 """
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Group
@@ -23,11 +24,14 @@ if TYPE_CHECKING:
     from numapin.doctor.advice import Advice
     from numapin.doctor.model import DoctorFinding, DoctorReport
 
+    _Row = tuple[str, RenderableType]  # the name of a check, and the rest
+
 _STYLES: Final = {
     DoctorSeverity.ERROR: "bold red",
     DoctorSeverity.WARNING: "bold yellow",
     DoctorSeverity.NOTE: "bold",
     None: "bold",
+    DoctorSeverity.OK: "bold green",
 }
 _WIDTH: Final = 100
 _NAME_WIDTH: Final = 18
@@ -35,18 +39,21 @@ _NAME_WIDTH: Final = 18
 
 def doctor_table(report: DoctorReport) -> RenderableType:
     """Return the whole report, at most 100 columns wide."""
-    parts: list[RenderableType] = []
-    for severity, style in _STYLES.items():
-        group = [finding for finding in report.findings if finding.severity is severity]
-        if group:
-            parts += [Text(f"{severity.value if severity else 'not known'} ({len(group)})", style=style)]
-            parts += [_table(map(_row, group) if severity is None else map(_full, group)), Text()]
-    well = [finding for finding in report.findings if finding.severity is DoctorSeverity.OK]
-    parts += [Text(f"ok ({len(well)})", style="bold green"), _table(map(_row, well)), Text()]
+    parts = chain.from_iterable(_section(severity, report.findings) for severity in _STYLES)
     return Group(*parts, Text("should you pin?", style="bold"), _table([_advice(report.advice)]))
 
 
-def _table(rows: Iterable[tuple[str, RenderableType]]) -> RenderableType:
+def _section(severity: DoctorSeverity | None, all_findings: Iterable[DoctorFinding]) -> tuple[RenderableType, ...]:
+    """Return the findings of one severity; those with nothing to do take one line each."""
+    findings = [finding for finding in all_findings if finding.severity is severity]
+    if not findings:
+        return ()
+    row = _short if severity in (DoctorSeverity.OK, None) else _full
+    heading = f"{severity or 'unknown'} ({len(findings)})"
+    return Text(heading, style=_STYLES[severity]), _table(map(row, findings)), Text()
+
+
+def _table(rows: Iterable[_Row]) -> RenderableType:
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(no_wrap=True, width=_NAME_WIDTH)
     table.add_column(overflow="fold", ratio=1)
@@ -55,23 +62,19 @@ def _table(rows: Iterable[tuple[str, RenderableType]]) -> RenderableType:
     return Constrain(table, _WIDTH)
 
 
-def _row(finding: DoctorFinding) -> tuple[str, Text]:
+def _short(finding: DoctorFinding) -> _Row:
     return finding.check, Text(finding.what)
 
 
-def _full(finding: DoctorFinding) -> tuple[str, RenderableType]:
-    facts = _dim(("why", finding.why), ("from", finding.where))
+def _full(finding: DoctorFinding) -> _Row:
+    facts = [Text(f"{label}: {text}", style="dim") for label, text in (("why", finding.why), ("source", finding.where))]
     return finding.check, Group(Text(finding.what), *facts, *_remedy(finding.remedy))
 
 
-def _advice(advice: Advice) -> tuple[str, RenderableType]:
-    return advice.verdict.value if advice.verdict else "", Group(Text(advice.reason), *_remedy(advice.remedy))
-
-
-def _dim(*lines: tuple[str, str]) -> Iterator[Text]:
-    yield from (Text(f"{word}: {text}", style="dim") for word, text in lines)
+def _advice(advice: Advice) -> _Row:
+    return advice.verdict or "", Group(Text(advice.reason), *_remedy(advice.remedy))
 
 
 def _remedy(remedy: str | None) -> Iterator[Text]:
     if remedy:
-        yield Text(f"do: {remedy}", style="cyan")
+        yield Text(f"fix: {remedy}", style="cyan")

@@ -1,29 +1,31 @@
-"""Which ranks of a plan are where on a machine. Pure.
+"""The places of a plan's ranks on a machine. Pure.
 
-Comes in: a `Topology` and a `Plan` that may be of another machine. Goes out: the local ranks on each CPU, node and GPU.
+Comes in: a `Topology` and a `Plan`, perhaps of another machine. Goes out: the local ranks on each CPU, node and GPU.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from numapin.base.cpu_set import CpuSet
 from numapin.errors import UsageError
+from numapin.view.words import ranks_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from numapin.plan.model import GpuRef, Plan, RankPlan
-    from numapin.topology.model import Topology
+    from numapin.topology.model import Gpu, Topology
 
 Ranks = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marks:
-    """The ranks on each CPU (by number), of each node's memory (by number), and of each GPU (by NVML index)."""
+    """The ranks on each CPU (by number), in each node's memory (by number), and on each GPU (by NVML index)."""
 
     cpus: Mapping[int, Ranks] = field(default_factory=dict)
     memory: Mapping[int, Ranks] = field(default_factory=dict)
@@ -33,14 +35,15 @@ class Marks:
     def on(self, cpus: CpuSet) -> Ranks:
         """Return the ranks that use any of these CPUs."""
         if cpus not in self._known:
-            together = {id(ranks): ranks for cpu in cpus for ranks in [self.cpus.get(cpu, ())]}  # many share one tuple
-            self._known[cpus] = tuple(sorted(set().union(*together.values())))
+            each = (self.cpus.get(cpu, ()) for cpu in cpus)
+            distinct = {id(ranks): ranks for ranks in each}  # many CPUs share one tuple, whose hash would be slow
+            self._known[cpus] = tuple(sorted(set().union(*distinct.values())))
         return self._known[cpus]
 
 
 def marks_of(topology: Topology, plan: Plan | None) -> Marks:
-    """Return where the ranks of the plan are. Raises UsageError for a plan that is not of this machine."""
-    ranks = () if plan is None else plan.ranks
+    """Return the places of the plan's ranks. Raises UsageError for a plan of another machine."""
+    ranks = ranks_of(plan)
     _require_of_machine(topology, ranks)
     return Marks(
         cpus=_by_place((rank.cpus, rank.local_rank) for rank in ranks),
@@ -54,33 +57,40 @@ def _by_place(pairs: Iterable[tuple[frozenset[int], int]]) -> dict[int, Ranks]:
     sharers: dict[frozenset[int], list[int]] = {}
     for places, rank in pairs:
         sharers.setdefault(places, []).append(rank)
-    groups: dict[int, tuple[frozenset[int], ...]] = {}
+    sets_around: dict[int, tuple[frozenset[int], ...]] = {}
     for places in sharers:
         for place in places:
-            groups[place] = (*groups.get(place, ()), places)
-    merged = cache(lambda sets: tuple(sorted(rank for places in sets for rank in sharers[places])))
-    return {place: merged(sets) for place, sets in groups.items()}
+            sets_around[place] = (*sets_around.get(place, ()), places)
+    merged = cache(lambda sets: tuple(sorted(chain.from_iterable(map(sharers.__getitem__, sets)))))
+    return {place: merged(sets) for place, sets in sets_around.items()}
 
 
 def _require_of_machine(topology: Topology, ranks: Iterable[RankPlan]) -> None:
+    """Raise UsageError if a rank has CPUs, nodes or a GPU that the machine does not have."""
     cpus, nodes = topology.cpus, CpuSet(node.id for node in topology.nodes)
-    absent = cache(lambda places, there: str(places - there))
+    absent = cache(lambda places, present: str(places - present))  # ranks share sets
     for rank in ranks:
         missing = {
             "CPUs": absent(rank.cpus, cpus),
             "nodes": absent(rank.nodes, nodes),
-            "GPU": "" if rank.gpu is None or _has(topology, rank.gpu) else f"{rank.gpu.index} ({rank.gpu.pci})",
+            "GPU": _absent_gpu(topology, rank.gpu),
         }
         for what, names in missing.items():
             if names:
                 raise UsageError(
                     f"the plan is of another machine: rank {rank.local_rank} has {what} {names}, "
-                    "which this one has not",
+                    "which this machine does not have",
                     "name the plan's machine with --machine FILE, or plan for this one: numapin plan --json",
                 )
 
 
-def _has(topology: Topology, ref: GpuRef) -> bool:
-    """Compare the PCI address too, where both know it: an index alone fits any machine."""
-    found = [gpu for gpu in topology.gpus if gpu.index == ref.index]
-    return bool(found) and (ref.pci is None or found[0].pci in (None, ref.pci))
+def _absent_gpu(topology: Topology, ref: GpuRef | None) -> str:
+    """Return the name of a GPU that the machine does not have, or ""."""
+    if ref is None or any(_is_same(gpu, ref) for gpu in topology.gpus):
+        return ""
+    return f"{ref.index} ({ref.pci})"
+
+
+def _is_same(gpu: Gpu, ref: GpuRef) -> bool:
+    """Compare the PCI addresses too if both are known, because an index alone fits any machine."""
+    return gpu.index == ref.index and (None in (gpu.pci, ref.pci) or gpu.pci == ref.pci)

@@ -1,18 +1,19 @@
-"""A report whose cases are sweeps over sizes, as tables. Pure.
+"""A benchmark over a range of sizes as tables. Pure.
 
-Comes in: a `BenchReport` and its `Layout`. Goes out: for each sweep and figure a table with a row a size and a column a
-peer; and what was skipped, with the reason.
+Comes in: a `BenchReport` and its `Layout`. Goes out: a table for each sweep and figure with one row per size and one
+column per peer; and the reason for each peer and case that was skipped.
 """
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from numapin.view.bench_table import machine_line, notes
+from numapin.view.bench_table import heading, machine_line, notes, sweeps
 from numapin.view.chart import size_label
 
 if TYPE_CHECKING:
@@ -25,46 +26,48 @@ if TYPE_CHECKING:
 
 
 def sweep_table(report: BenchReport, layout: Layout) -> RenderableType:
-    """Return the machine and the legend, then each sweep; a figure that no peer has is left out."""
+    """Return the machine, the legend, and each sweep without the figures that none of its peers has."""
     parts: list[RenderableType] = [Text(machine_line(report)), Text(layout.legend)]
-    for group in dict.fromkeys(case.group for case in report.cases if case.group is not None):
-        cases = [case for case in report.cases if case.group == group]
-        parts += [Text(), Text(group, style="bold"), *_tables(cases, layout.columns)]
-        parts += [line for case in cases for line in notes(case)]
-    for case in report.cases:
-        if case.skipped:
-            parts += [Text(), Text(f"{case.name}  ", style="bold") + Text(case.about, style="not bold")]
-            parts += [Text(f"  skipped: {case.skipped}")]
+    for name, cases in sweeps(report.cases).items():
+        parts += _sweep(name, cases, layout.columns)
+    for case in filter(attrgetter("skipped"), report.cases):
+        parts += heading(case)
     return Group(*parts)
 
 
-def _tables(cases: Sequence[CaseResult], columns: Sequence[Column]) -> Iterator[Table]:
+def _sweep(name: str, cases: Sequence[CaseResult], columns: Sequence[Column]) -> Iterator[RenderableType]:
+    yield Text()
+    yield Text(name, style="bold")
     for column in columns:
-        cells = {
-            (case.name, peer.name): peer.figures[column.figure]
-            for case in cases
-            for peer in case.peers
-            if column.figure in peer.figures
-        }
-        peers = list(dict.fromkeys(peer for _, peer in cells))
-        if not cells:
-            continue
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        for heading in (column.heading, *peers):
-            table.add_column(heading, justify="right", no_wrap=True)
-        for case in cases:
-            table.add_row(
-                size_label(case.num_bytes or 0), *(_cell(column, cells.get((case.name, peer))) for peer in peers)
-            )
-        yield table
+        peers = _peers_with(column.figure, cases)
+        if peers:
+            yield _table(cases, column, peers)
+    for case in cases:
+        yield from notes(case)
+
+
+def _peers_with(figure: str, cases: Sequence[CaseResult]) -> list[str]:
+    names = (peer.name for case in cases for peer in case.peers if figure in peer.figures)
+    return list(dict.fromkeys(names))
+
+
+def _table(cases: Sequence[CaseResult], column: Column, peers: Sequence[str]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in (column.heading, *peers):
+        table.add_column(title, justify="right", no_wrap=True)
+    for case in cases:
+        spreads = {peer.name: peer.figures.get(column.figure) for peer in case.peers}
+        table.add_row(size_label(case.num_bytes or 0), *(_cell(column, spreads.get(peer)) for peer in peers))
+    return table
 
 
 def _cell(column: Column, spread: Spread | None) -> str:
-    """Write the median with three digits, as the columns are many, and how far the farthest repeat is from it."""
+    """Return the median with three digits, because the columns are many, and the distance of the farthest repeat."""
     if spread is None:
         return "-"
     median = f"{float(f'{spread.median:.3g}'):,.9g}"
-    if not column.spread or len(spread.values) < 2 or not spread.median:
+    has_spread = column.spread and len(spread.values) > 1 and spread.median
+    if not has_spread:
         return median
     farthest = max(spread.high - spread.median, spread.median - spread.low) / spread.median
     return f"{median}±{farthest:.0%}"

@@ -1,6 +1,6 @@
-"""What a job does now, as a table. Pure.
+"""The state of a running job as a table. Pure.
 
-Comes in: a `Top`. Goes out: a row a rank, a legend, and what the machine swaps; 80 columns.
+Comes in: a `Top`. Goes out: one row per rank, a legend, and the machine's swapping, in 80 columns.
 """
 
 from __future__ import annotations
@@ -11,36 +11,46 @@ from rich.console import Group
 from rich.text import Text
 
 from numapin.view.plan_table import gpu_cell
+from numapin.view.words import known
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from rich.console import RenderableType
 
     from numapin.observe.top import Top, TopRank
+    from numapin.plan.model import RankPlan
 
 _HEADINGS: Final = ("rank", "GPU", "node", "CPUs", "off", "remote", "pinned", "wait", "H2D", "busy")
 _LEFT: Final = ("GPU", "CPUs")
 _CPUS_WIDTH: Final = 12
+_MIB: Final = 2**20
 _LEGEND: Final = (
-    "off: threads that may leave the CPUs / all; remote: of its pages; pinned: MiB",
-    "wait: of a step, for the next batch of numapin.DataLoader; H2D: GB/s; busy: GPU",
+    "off: threads that may leave the CPUs / all; remote: share of pages; pinned: MiB",
+    "wait: share of a step, for numapin.DataLoader; H2D: GB/s to the GPU; busy: GPU",
 )
 
 
 def top_table(top: Top) -> RenderableType:
-    """Return the table, the legend and the swap line; ranks that are gone or off their CPUs are marked.
+    """Return the table, the legend and the swap line; ranks that are gone or off their CPUs are red.
 
-    Texts and no rich table: eight ranks take 8 ms of CPU as a table, which is too much every second.
+    The table is plain text: as a rich table, eight ranks take 8 ms of CPU time, too much for every second.
     """
-    rows = [_HEADINGS, *(_cells(rank) for rank in top.ranks)]
+    rows = [_HEADINGS, *map(_cells, top.ranks)]
+    styles = ["bold", *map(_style, top.ranks)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines: list[Text] = []
-    styles = ["bold", *("bold red" if rank.is_gone or rank.num_off_plan else "" for rank in top.ranks)]
-    for row, style in zip(rows, styles, strict=True):
-        cells = zip(_HEADINGS, row, widths, strict=True)
-        line = "  ".join(cell.ljust(width) if name in _LEFT else cell.rjust(width) for name, cell, width in cells)
-        lines.append(_line(line.rstrip(), style))
+    lines = [_line(_padded(row, widths), style) for row, style in zip(rows, styles, strict=True)]
     # In a group, because a console that prints a text alone drops its no_wrap.
     return Group(*lines, *(_line(line, "dim") for line in _LEGEND), _swap(top))
+
+
+def _style(rank: TopRank) -> str:
+    return "bold red" if rank.is_gone or rank.num_off_plan else ""
+
+
+def _padded(row: Iterable[str], widths: Iterable[int]) -> str:
+    cells = zip(_HEADINGS, row, widths, strict=True)
+    return "  ".join(cell.ljust(width) if name in _LEFT else cell.rjust(width) for name, cell, width in cells).rstrip()
 
 
 def _line(text: str, style: str) -> Text:
@@ -48,26 +58,25 @@ def _line(text: str, style: str) -> Text:
 
 
 def _cells(rank: TopRank) -> tuple[str, ...]:
-    node = "-" if rank.plan.node is None else str(rank.plan.node)
-    cpus = str(rank.plan.cpus)
-    cpus = cpus if len(cpus) <= _CPUS_WIDTH else f"{cpus[: _CPUS_WIDTH - 1]}…"
-    head = (str(rank.plan.local_rank), gpu_cell(rank.plan.gpu), node, cpus)
     if rank.is_gone:
-        return (*head, "gone", "", "", "", "", "")
-    pinned, h2d = rank.pinned_bytes, rank.load.h2d_gbps
+        return (*_planned_cells(rank.plan), "gone", "", "", "", "", "")
+    pinned_mib = None if rank.pinned_bytes is None else rank.pinned_bytes / _MIB
     return (
-        *head,
+        *_planned_cells(rank.plan),
         f"{rank.num_off_plan}/{rank.num_threads}",
-        _percent(rank.remote_share, digits=1),
-        "-" if pinned is None else f"{pinned / 2**20:.0f}",
-        _percent(rank.wait_share),
-        "-" if h2d is None else f"{h2d:.1f}",
-        _percent(rank.load.busy_share),
+        known(rank.remote_share, ".1%", unknown="-"),
+        known(pinned_mib, ".0f", unknown="-"),
+        known(rank.wait_share, ".0%", unknown="-"),
+        known(rank.load.h2d_gbps, ".1f", unknown="-"),
+        known(rank.load.busy_share, ".0%", unknown="-"),
     )
 
 
-def _percent(share: float | None, *, digits: int = 0) -> str:
-    return "-" if share is None else f"{share:.{digits}%}"
+def _planned_cells(plan: RankPlan) -> tuple[str, ...]:
+    cpus = str(plan.cpus)
+    if len(cpus) > _CPUS_WIDTH:
+        cpus = f"{cpus[: _CPUS_WIDTH - 1]}…"
+    return str(plan.local_rank), gpu_cell(plan.gpu), known(plan.node, unknown="-"), cpus
 
 
 def _swap(top: Top) -> Text:

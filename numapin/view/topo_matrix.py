@@ -1,62 +1,85 @@
 """A topology as a matrix. Pure.
 
-Comes in: a `Topology`. Goes out: GPU x GPU/NIC links with CPU and NUMA affinity, in the manner of `nvidia-smi topo -m`,
-and the distances between nodes.
+Comes in: a `Topology`. Goes out: links between GPUs and NICs with CPU and NUMA affinity, in the format of
+`nvidia-smi topo -m`, and the distances between nodes.
 """
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from numapin.view.words import known
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numapin.topology.model import Topology
 
-_MOST: Final = 64  # rows: more do not fit on a screen, and take time that grows with the square
+_MOST: Final = 64  # rows: more do not fit on a screen, and the time grows with the square
 _LEGEND: Final = (
     ("NV#", "bonded set of # NVLinks"),
     ("PSB", "on one board"),
-    ("PIX", "through at most one PCIe switch"),
-    ("PXB", "through several PCIe switches, not a host bridge"),
-    ("PHB", "through a PCIe host bridge"),
+    ("PIX", "at most one PCIe switch"),
+    ("PXB", "several PCIe switches, but no host bridge"),
+    ("PHB", "a PCIe host bridge"),
     ("NODE", "between PCIe host bridges of one NUMA node"),
     ("SYS", "between NUMA nodes"),
-    ("?", "not told by this machine"),
+    ("?", "unknown on this machine"),
 )
 
 
 def topo_matrix(topology: Topology) -> Group:
-    """Return the device matrix, the legend of the words in it, and the node distances."""
-    devices = Table(box=None, pad_edge=False, header_style="bold")
-    names = [*(gpu.label for gpu in topology.gpus), *(nic.name for nic in topology.nics)]
-    rows = _rows(topology)
-    shown = names[:_MOST]
-    for heading in ("", *shown, "CPUs", "node"):
-        devices.add_column(heading, no_wrap=heading != "CPUs", overflow="fold")
+    """Return the device matrix, a legend of the words in it, and the node distances."""
+    num_devices = len(topology.gpus) + len(topology.nics)
+    cuts = (*_cut(num_devices, "devices"), *_cut(len(topology.nodes), "nodes"))
+    return Group(*_device_parts(topology), Text(""), _distances(topology), *cuts)
+
+
+def _device_parts(topology: Topology) -> tuple[Table | Text | Group, ...]:
+    """Return the matrix and its legend."""
+    rows = list(_device_rows(topology))[:_MOST]
+    if not rows:
+        return (Text("no GPU and no NIC"),)
+    names = [name for name, _, _ in rows]
+    words = _link_words(topology, names)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("", *names, "CPUs", "node"):
+        table.add_column(heading, no_wrap=heading != "CPUs", overflow="fold")
+    for (name, cpus, node), cells in zip(rows, words, strict=True):
+        table.add_row(Text(name, style="bold"), *cells, cpus, node)
+    return table, Text(""), _legend(set(chain.from_iterable(words)))
+
+
+def _device_rows(topology: Topology) -> Iterator[tuple[str, str, str]]:
+    """Yield name, local CPUs and node of each device."""
+    for gpu in topology.gpus:
+        yield gpu.label, str(gpu.cpus or ""), known(gpu.node, unknown="?")
+    for nic in topology.nics:
+        yield nic.name, "", known(nic.node, unknown="?")
+
+
+def _link_words(topology: Topology, names: list[str]) -> list[list[str]]:
+    """Return the word for the link between each device and every other one."""
     words = {frozenset((link.a, link.b)): link.kind for link in topology.links}
-    used = set()
-    for name, cpus, node in rows[:_MOST]:
-        cells = ["X" if other == name else words.get(frozenset((name, other)), "?") for other in shown]
-        used |= {"NV#" if word.startswith("NV") else word for word in cells}
-        devices.add_row(Text(name, style="bold"), *cells, cpus, node)
-    legend = Group(*(Text(f"  {word:5}{meaning}", style="dim") for word, meaning in _LEGEND if word in used))
-    parts = (devices, Text(""), legend, Text("")) if names else (Text("no GPU and no NIC"), Text(""))
-    cut = (_cut(len(names), "devices"), _cut(len(topology.nodes), "nodes"))
-    return Group(*parts, _distances(topology), *(Text(text, style="dim") for text in cut if text))
+    words |= {frozenset((name,)): "X" for name in names}
+    return [[words.get(frozenset((name, other)), "?") for other in names] for name in names]
 
 
-def _cut(number: int, what: str) -> str:
-    """Return what says that not all are shown."""
-    return f"the first {_MOST} of {number} {what}; all of them: numapin topo --json" if number > _MOST else ""
+def _legend(words: set[str]) -> Group:
+    """Return the meaning of the words that the matrix has."""
+    used = {"NV#" if word.startswith("NV") else word for word in words}
+    return Group(*(Text(f"  {word:5}{meaning}", style="dim") for word, meaning in _LEGEND if word in used))
 
 
-def _rows(topology: Topology) -> list[tuple[str, str, str]]:
-    gpus = [(gpu.label, "" if gpu.cpus is None else str(gpu.cpus), gpu.node) for gpu in topology.gpus]
-    nics = [(nic.name, "", nic.node) for nic in topology.nics]
-    return [(name, cpus, "?" if node is None else str(node)) for name, cpus, node in (*gpus, *nics)]
+def _cut(number: int, what: str) -> list[Text]:
+    """Return a note if only the first of several things are shown."""
+    text = f"the first {_MOST} of {number} {what}; all of them: numapin topo --json"
+    return [Text(text, style="dim")] if number > _MOST else []
 
 
 def _distances(topology: Topology) -> Table:

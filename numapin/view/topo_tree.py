@@ -1,12 +1,13 @@
 """A topology as a tree. Pure.
 
-Comes in: a `Topology`, and a `Plan` or none. Goes out: packages, nodes, L3 groups, cores, GPUs and NICs as a rich Tree,
-with distances and the plan's ranks.
+Comes in: a `Topology`, and optionally a `Plan`. Goes out: a rich Tree of packages, nodes, L3 groups, cores, GPUs and
+NICs, with node distances and the plan's ranks.
 """
 
 from __future__ import annotations
 
 from functools import cache
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from rich.text import Text
@@ -15,37 +16,48 @@ from rich.tree import Tree
 from numapin.base.cpu_set import CpuSet
 from numapin.topology.model import NodeKind
 from numapin.view.marks import marks_of
-from numapin.view.words import NODE_KINDS, machine_size, memory, pcie_link, rank_names, shortened
+from numapin.view.words import (
+    NODE_KINDS,
+    cuda_name,
+    machine_size,
+    memory,
+    node_source,
+    nodes_of,
+    on_node,
+    pcie_link,
+    rank_names,
+    shortened,
+)
 
-_MOST_DISTANCES: Final = 128  # in a line; beyond, --format matrix or --json has them
+_MOST_DISTANCES: Final = 128  # of a node; with more, --format matrix or --json has them
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numapin.plan.model import Plan
-    from numapin.topology.model import Core, Gpu, Nic, Node, Topology
+    from numapin.topology.model import Core, Gpu, Node, Topology
     from numapin.view.marks import Marks
 
 
 def topo_tree(topology: Topology, plan: Plan | None = None) -> Tree:
-    """Return the tree; what has no package or no known node hangs from the machine itself, at the end.
+    """Return the tree; nodes without a package, and devices of unknown node, are at the end, below the machine.
 
-    Nodes and GPUs name the ranks that the plan puts there. Raises UsageError for a plan of another machine.
+    Nodes and GPUs name their ranks in the plan. Raises UsageError for a plan of another machine.
     """
     marks = marks_of(topology, plan)
     host = Text(shortened(topology.host or topology.source), style="bold")
     tree = Tree(host.append(f"  {machine_size(topology)}", style="not bold"))
     for package in topology.packages:
         branch = tree.add(Text(f"package {package.id}", style="bold"))
-        _add_nodes(branch, topology, marks, (n for n in topology.nodes if n.package == package.id))
-    _add_nodes(tree, topology, marks, (n for n in topology.nodes if n.package is None))
+        _add_nodes(branch, topology, marks, nodes_of(topology, package.id))
+    _add_nodes(tree, topology, marks, nodes_of(topology, None))
     _add_devices(tree, topology, marks, None)
     return tree
 
 
 def _add_nodes(branch: Tree, topology: Topology, marks: Marks, nodes: Iterable[Node]) -> None:
-    by_lowest = {min(core.cpus): core for core in topology.cores}
-    lines = cache(lambda cpus: _core_lines(_within(by_lowest, cpus)))  # firmware that is wrong lists all on every node
+    by_lowest_cpu = {min(core.cpus): core for core in topology.cores}
+    lines = cache(lambda cpus: _core_lines(_cores_within(cpus, by_lowest_cpu)))  # wrong firmware repeats a node's CPUs
     for node in nodes:
         ranks = rank_names(marks.on(node.cpus))
         leaf = branch.add(_node_line(node, ranks, allowed=node.id in topology.allowed.nodes))
@@ -55,59 +67,56 @@ def _add_nodes(branch: Tree, topology: Topology, marks: Marks, nodes: Iterable[N
 
 
 def _node_line(node: Node, ranks: str, *, allowed: bool) -> Text:
-    line = Text(f"node {node.id}", style="bold green" if node.kind is NodeKind.CPU else "bold magenta")
-    far = sorted(node.distances.items()) if len(node.distances) <= _MOST_DISTANCES else ()
-    others = [f"{other}:{distance}" for other, distance in far if other != node.id]
-    facts = (
-        ranks,
-        NODE_KINDS[node.kind],
-        memory(node),
-        f"CPUs {node.cpus}" if node.cpus else "",
-        f"distances {' '.join(others)}" if others else "",
-        "" if allowed else "not allowed",
-    )
-    return line.append("  " + ", ".join(fact for fact in facts if fact), style="not bold default")
+    cpus = f"CPUs {node.cpus}" if node.cpus else ""
+    facts = (ranks, NODE_KINDS[node.kind], memory(node), cpus, _distances(node), "" if allowed else "not allowed")
+    return _line(f"node {node.id}", "green" if node.kind is NodeKind.CPU else "magenta", facts)
 
 
-def _within(by_lowest: Mapping[int, Core], cpus: CpuSet) -> list[Core]:
-    """Return the cores that lie in a set of CPUs."""
-    found = (by_lowest[cpu] for cpu in sorted(cpus) if cpu in by_lowest)
-    return [core for core in found if core.cpus <= cpus]
+def _distances(node: Node) -> str:
+    others = sorted((other, distance) for other, distance in node.distances.items() if other != node.id)
+    if not others or len(node.distances) > _MOST_DISTANCES:
+        return ""
+    return f"distances {' '.join(f'{other}:{distance}' for other, distance in others)}"
 
 
-def _core_lines(cores: list[Core]) -> list[str]:
-    """Return a line for each L3 group."""
-    lines = []
+def _cores_within(cpus: CpuSet, by_lowest_cpu: Mapping[int, Core]) -> Iterator[Core]:
+    for cpu in sorted(cpus):
+        core = by_lowest_cpu.get(cpu)
+        if core is not None and core.cpus <= cpus:
+            yield core
+
+
+def _core_lines(cores: Iterable[Core]) -> list[str]:
+    """Return a line for each L3 group, the cores of unknown L3 last."""
     groups: dict[int | None, list[Core]] = {}
     for core in cores:
         groups.setdefault(core.l3, []).append(core)
-    for l3 in sorted(groups, key=lambda group: (group is None, group or 0)):
-        group = groups[l3]
-        threads = sorted({len(core.cpus) for core in group})
-        smt = f" x {'-'.join(map(str, threads))} threads" if threads != [1] else ""
-        what = "cores" if l3 is None else "L3"
-        cpus = str(CpuSet(cpu for core in group for cpu in core.cpus))
-        lines.append(f"{what}  {len(group)} cores{smt}: CPUs {cpus}")
-    return lines
+    unknown = groups.pop(None, None)
+    lines = [f"L3  {_cores(cores)}" for _, cores in sorted(groups.items(), key=itemgetter(0))]
+    return [*lines, f"cores  {_cores(unknown)}"] if unknown else lines
+
+
+def _cores(cores: Sequence[Core]) -> str:
+    """Return "4 cores x 2 threads: CPUs 0-3,8-11"."""
+    threads = "-".join(map(str, sorted({len(core.cpus) for core in cores})))
+    smt = f" x {threads} threads" if threads != "1" else ""
+    return f"{len(cores)} cores{smt}: CPUs {CpuSet().union(*(core.cpus for core in cores))}"
 
 
 def _add_devices(branch: Tree, topology: Topology, marks: Marks, node: int | None) -> None:
-    for gpu in topology.gpus:
-        if gpu.node == node:
-            branch.add(_gpu_line(gpu, rank_names(marks.gpus.get(gpu.index, ()))))
-    for nic in topology.nics:
-        if nic.node == node:
-            branch.add(_nic_line(nic))
+    """Add the devices of a node; None: of unknown node."""
+    for gpu in on_node(topology.gpus, node):
+        branch.add(_gpu_line(gpu, rank_names(marks.gpus.get(gpu.index, ()))))
+    for nic in on_node(topology.nics, node):
+        branch.add(_line(nic.name, "yellow", (nic.pci, nic.kind)))
 
 
 def _gpu_line(gpu: Gpu, ranks: str) -> Text:
-    cuda = f"cuda:{gpu.cuda_index}" if gpu.cuda_index is not None else "" if gpu.visible else "hidden from CUDA"
-    source = f"node from {gpu.node_source}" if gpu.node_source else "node unknown"
     mig = f"{len(gpu.mig)} MIG" if gpu.mig else ""
-    facts = (ranks, gpu.pci, cuda, gpu.name, pcie_link(gpu.pcie), mig, source)
-    return Text(gpu.label, style="bold cyan").append("  " + ", ".join(f for f in facts if f), style="not bold default")
+    facts = (ranks, gpu.pci, cuda_name(gpu), gpu.name, pcie_link(gpu.pcie), mig, node_source(gpu))
+    return _line(gpu.label, "cyan", facts)
 
 
-def _nic_line(nic: Nic) -> Text:
-    facts = (nic.pci, nic.kind)
-    return Text(nic.name, style="bold yellow").append("  " + ", ".join(f for f in facts if f), style="not bold default")
+def _line(name: str, colour: str, facts: Iterable[str | None]) -> Text:
+    """Return a name and the facts that are known."""
+    return Text(name, style=f"bold {colour}").append("  " + ", ".join(filter(None, facts)), style="not bold default")

@@ -1,27 +1,30 @@
 """A report of `numapin trace` as tables. Pure.
 
-Comes in: a `TraceReport`. Goes out: where each rank's time went, its copies, and what to change.
+Comes in: a `TraceReport`. Goes out: each rank's time by activity, its copies, and what to change.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from numapin.trace.report import name_of, shown_parts
+from numapin.view.words import joined, known
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rich.console import RenderableType
 
+    from numapin.trace.analysis import Analysis
     from numapin.trace.analysis import Group as Copies
-    from numapin.trace.report import TraceReport
+    from numapin.trace.report import Shared, TraceReport
 
-_MOST_COPIES = 12  # rows; the report in JSON has all
+_MOST_COPIES: Final = 12  # rows; the JSON report has all
+_COPY_HEADINGS: Final = ("rank", "copies", "MB", "GB/s", "ms", "overlapped", "blocking")
 
 
 def trace_table(report: TraceReport) -> RenderableType:
@@ -30,70 +33,96 @@ def trace_table(report: TraceReport) -> RenderableType:
     if any(analysis.groups for analysis in report.analyses):
         parts += [Text(), _copies(report)]
     for shared in report.findings:
-        title = Text(f"{shared.finding.what}", style="bold yellow" if shared.finding.costs else "bold green")
-        title.append(f"  {_where(report, shared.ranks)}", style="not bold default")
-        cost = f"up to {shared.finding.costs:.0%} of the time: " if shared.finding.costs else ""
-        parts += [Text(), title, Text(f"  {cost}{shared.finding.evidence}"), Text(f"  change: {shared.finding.remedy}")]
-    parts += [Text(), *(Text(f"note: {note}") for note in report.notes)] if report.notes else []
-    return Group(*parts)
+        parts += _finding(shared, ranks=_rank_names(report, shared.ranks))
+    return Group(*parts, *_notes(report))
+
+
+def _notes(report: TraceReport) -> list[Text]:
+    lines = [Text(f"note: {note}") for note in report.notes]
+    return [Text(), *lines] if lines else []
+
+
+def _finding(shared: Shared, *, ranks: str) -> Iterator[Text]:
+    """Yield an empty line, what was found on which ranks, what it costs, and what to change."""
+    finding = shared.finding
+    yield Text()
+    title = Text(finding.what, style="bold yellow" if finding.costs else "bold green")
+    yield title.append(f"  {ranks}", style="not bold default")
+    cost = f"up to {finding.costs:.0%} of the time: " if finding.costs else ""
+    yield Text(f"  {cost}{finding.evidence}")
+    yield Text(f"  change: {finding.remedy}")
+
+
+def _rank_names(report: TraceReport, ranks: tuple[str, ...]) -> str:
+    num_ranks = len(report.analyses)
+    if num_ranks == 1:
+        return ""
+    return "all ranks" if len(ranks) == num_ranks else f"rank {', '.join(ranks)}"
 
 
 def _times(report: TraceReport) -> Table:
-    """Return a row a rank: ms a step, and the share of each part that any rank has."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    shown = shown_parts(report.analyses)
-    for heading in ("rank", "steps", "ms/step", *shown):
-        table.add_column(heading, justify="right", no_wrap=heading != "rank")
+    """Return one row per rank: ms per step, and the share of each part that some rank has."""
+    parts = shown_parts(report.analyses)
+    table = _table("rank", "steps", "ms/step", *parts)
     table.add_column("a step is", no_wrap=True)
     for analysis in report.analyses:
-        shares = (f"{analysis.share(part):.1%}" for part in shown)
-        steps = analysis.trace.steps
-        table.add_row(
-            name_of(analysis), str(len(steps)), f"{analysis.step_us / 1000:.2f}", *shares, analysis.trace.step_unit
-        )
+        trace = analysis.trace
+        shares = (f"{analysis.share(part):.1%}" for part in parts)
+        step_ms = f"{analysis.step_us / 1000:.2f}"
+        table.add_row(name_of(analysis), str(len(trace.steps)), step_ms, *shares, trace.step_unit)
     return table
 
 
 def _copies(report: TraceReport) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("rank", "copies", "MB", "GB/s", "ms", "overlapped", "blocking"):
-        table.add_column(heading, justify="right", no_wrap=heading != "rank")
+    table = _table(*_COPY_HEADINGS)
     table.add_column("memory", no_wrap=True)
     table.add_column("asked for by", overflow="ellipsis", no_wrap=True)
-    for row in _rows(report):
-        table.add_row(*row)
+    pairs = [(analysis, copies) for analysis in report.analyses for copies in analysis.groups]
+    for analysis, copies in _longest(pairs):
+        table.add_row(name_of(analysis), *_copy_cells(copies))
+    if len(pairs) > _MOST_COPIES:
+        table.add_row("", f"+{len(pairs) - _MOST_COPIES}", *[""] * 5, "others: --json", "")
     return table
 
 
-def _rows(report: TraceReport) -> Iterator[tuple[str, ...]]:
-    """Give the copies that took longest, of all ranks, in the order of the ranks."""
-    every = [(analysis, copies) for analysis in report.analyses for copies in analysis.groups]
-    longest = sorted(every, key=lambda pair: -max(pair[1].busy_us, pair[1].blocked_us))[:_MOST_COPIES]
-    kept = {id(copies) for _, copies in longest}
-    for analysis, copies in every:
-        if id(copies) in kept:
-            yield name_of(analysis), *_row(copies)
-    if len(every) > _MOST_COPIES:
-        yield "", f"+{len(every) - _MOST_COPIES}", *[""] * 5, "others: --json", ""
+def _longest(pairs: list[tuple[Analysis, Copies]]) -> Iterator[tuple[Analysis, Copies]]:
+    """Yield the copies that took longest, in their original order."""
+    by_time = sorted(range(len(pairs)), key=lambda i: -_longest_us(pairs[i][1]))
+    yield from (pairs[i] for i in sorted(by_time[:_MOST_COPIES]))
 
 
-def _row(copies: Copies) -> tuple[str, ...]:
-    size, busy_us = copies.num_bytes, copies.busy_us
+def _longest_us(copies: Copies) -> float:
+    return max(copies.busy_us, copies.blocked_us)
+
+
+def _table(*headings: str) -> Table:
+    """Return a table of numbers, of which only the first column may wrap."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for i, heading in enumerate(headings):
+        table.add_column(heading, justify="right", no_wrap=i > 0)
+    return table
+
+
+def _copy_cells(copies: Copies) -> tuple[str, ...]:
     return (
         str(copies.count),
-        "-" if size is None else f"{size / 1e6:.2f}",
-        "-" if size is None or not busy_us else f"{size / busy_us / 1e3:.2f}",
-        f"{busy_us / 1000:.2f}",
-        "-" if not busy_us else f"{copies.overlapped_us / busy_us:.0%}",
-        "-" if copies.num_blocking is None else str(copies.num_blocking),
+        known(_megabytes(copies), ".2f", unknown="-"),
+        known(_gbps(copies), ".2f", unknown="-"),
+        f"{copies.busy_us / 1000:.2f}",
+        known(_overlapped_share(copies), ".0%", unknown="-"),
+        known(copies.num_blocking, unknown="-"),
         f"{copies.source or '?'} -> {copies.target or '?'}",
-        " ".join(part for part in (copies.operator, copies.shapes) if part) or "-",
+        joined(copies.operator or "", copies.shapes or "", separator=" ") or "-",
     )
 
 
-def _where(report: TraceReport, ranks: tuple[str, ...]) -> str:
-    if len(report.analyses) == 1:
-        return ""
-    if len(ranks) == len(report.analyses):
-        return "all ranks"
-    return f"rank {', '.join(ranks)}"
+def _megabytes(copies: Copies) -> float | None:
+    return None if copies.num_bytes is None else copies.num_bytes / 1e6
+
+
+def _gbps(copies: Copies) -> float | None:
+    return copies.num_bytes / copies.busy_us / 1e3 if copies.num_bytes is not None and copies.busy_us else None
+
+
+def _overlapped_share(copies: Copies) -> float | None:
+    return copies.overlapped_us / copies.busy_us if copies.busy_us else None

@@ -1,6 +1,6 @@
-"""A report as a table and its findings. Pure.
+"""A report of `numapin verify` as a table and findings. Pure.
 
-Comes in: a `VerifyReport`. Goes out: one row a rank; then what was found, with evidence and remedy; or all of it in a
+Comes in: a `VerifyReport`. Goes out: one row per rank, then the findings with evidence and remedy; or a summary in one
 line.
 """
 
@@ -17,9 +17,10 @@ from numapin.observe.model import PRIVATE, Role
 from numapin.observe.report import VerifySeverity
 from numapin.observe.verify import JUDGED, LOCKED, elsewhere, strays
 from numapin.view.plan_table import gpu_cell
+from numapin.view.words import counted, known
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from rich.console import RenderableType
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 _SHARED: Final = tuple(kind for kind in JUDGED if kind not in PRIVATE | LOCKED)
 _COLUMNS: Final = (("private", PRIVATE), ("shared", _SHARED), ("pinned", LOCKED))
 _VERDICT: Final = {True: "holds", False: "off plan", None: "unverified"}
+_SUMMARY: Final = {True: "the plan holds", False: "the plan does not hold", None: "nothing contradicts the plan"}
 _STYLE: Final = {
     VerifySeverity.ERROR: "bold red",
     VerifySeverity.UNVERIFIED: "bold yellow",
@@ -43,10 +45,8 @@ _LEGEND: Final = (
 def verify_table(report: VerifyReport) -> RenderableType:
     """Return the table of ranks, its legend, and the findings."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading, right in (("rank", True), ("pid", True), ("GPU", False), ("node", True)):
-        table.add_column(heading, justify="right" if right else "left", no_wrap=True)
-    for heading in ("threads", "workers", *(name for name, _ in _COLUMNS)):
-        table.add_column(heading, justify="right", no_wrap=True)
+    for heading in ("rank", "pid", "GPU", "node", "threads", "workers", *dict(_COLUMNS)):
+        table.add_column(heading, justify="left" if heading == "GPU" else "right", no_wrap=True)
     table.add_column("plan")
     for rank in report.ranks:
         table.add_row(*_cells(rank), Text(_VERDICT[rank.holds], style="" if rank.holds else "bold red"))
@@ -54,27 +54,28 @@ def verify_table(report: VerifyReport) -> RenderableType:
 
 
 def findings_of(report: VerifyReport, *, notes: bool = True) -> Iterator[Group]:
-    """Return each finding with where it was seen and what to do; what several ranks have alike is said once."""
-    groups: dict[tuple[VerifySeverity, str, str], list[tuple[int, VerifyFinding]]] = {}
+    """Yield each finding with where it was seen and what to do; ranks with the same finding share one."""
+    groups: dict[tuple[str, ...], list[tuple[int, VerifyFinding]]] = {}
     for rank in report.ranks:
         for finding in rank.findings:
-            key = (finding.severity, finding.what, finding.remedy)
-            groups.setdefault(key, []).append((rank.requested.local_rank, finding))
-    for (severity, what, remedy), found in groups.items():
-        if notes or severity is not VerifySeverity.NOTE:
-            yield _finding(severity, what, remedy, found)
+            same = groups.setdefault((finding.severity, finding.what, finding.remedy), [])
+            same.append((rank.requested.local_rank, finding))
+    for found in groups.values():
+        if notes or found[0][1].severity is not VerifySeverity.NOTE:
+            yield _finding(found)
 
 
 def summary(report: VerifyReport) -> str:
-    """Return the verdict and what it was made from, in a line."""
+    """Return the verdict and what was checked, in one line."""
     processes = [process for rank in report.ranks for process in rank.observed.processes]
-    threads = sum(len(process.threads) for process in processes)
-    size = sum(_sizes(rank, JUDGED)[1] for rank in report.ranks)
-    verdict = {True: "the plan holds", False: "the plan does not hold", None: "nothing contradicts the plan"}
-    return (
-        f"{verdict[report.holds]}: {_count(len(report.ranks), 'rank')}, {_count(len(processes), 'process', 'es')}, "
-        f"{_count(threads, 'thread')}, {size:.0f} MiB"
+    num_threads = sum(len(process.threads) for process in processes)
+    size_mib = sum(_sizes_mib(rank, JUDGED)[1] for rank in report.ranks)
+    counts = (
+        counted(len(report.ranks), "rank"),
+        counted(len(processes), "process", ending="es"),
+        counted(num_threads, "thread"),
     )
+    return f"{_SUMMARY[report.holds]}: {', '.join(counts)}, {size_mib:.0f} MiB"
 
 
 def _cells(rank: RankReport) -> tuple[str, ...]:
@@ -85,7 +86,7 @@ def _cells(rank: RankReport) -> tuple[str, ...]:
         str(plan.local_rank),
         str(observed.pid),
         gpu_cell(plan.gpu),
-        "-" if plan.node is None else str(plan.node),
+        known(plan.node, unknown="-"),
         f"{num_threads - len(strays(plan, observed))}/{num_threads}",
         str(num_workers),
         *(_memory_cell(rank, kinds) for _, kinds in _COLUMNS),
@@ -95,25 +96,24 @@ def _cells(rank: RankReport) -> tuple[str, ...]:
 def _memory_cell(rank: RankReport, kinds: Iterable[MemoryKind]) -> str:
     if any(process.role is Role.RANK and process.pages is None for process in rank.observed.processes):
         return "?"
-    there, total = _sizes(rank, kinds)
-    return f"{there:.0f}/{total:.0f}"
+    planned, total = _sizes_mib(rank, kinds)
+    return f"{planned:.0f}/{total:.0f}"
 
 
-def _sizes(rank: RankReport, kinds: Iterable[MemoryKind]) -> tuple[float, float]:
-    """Return the MiB on the planned nodes, and all."""
+def _sizes_mib(rank: RankReport, kinds: Iterable[MemoryKind]) -> tuple[float, float]:
+    """Return the MiB on the planned nodes, and the MiB on all nodes."""
     by_node = rank.observed.bytes_by_node(kinds)
     total = sum(by_node.values())
-    return (total - sum(elsewhere(rank.requested, by_node).values())) / 2**20, total / 2**20
+    remote = sum(elsewhere(rank.requested, by_node).values())
+    return (total - remote) / 2**20, total / 2**20
 
 
-def _finding(severity: VerifySeverity, what: str, remedy: str, found: list[tuple[int, VerifyFinding]]) -> Group:
-    ranks = cpu_set.render(rank for rank, _ in found)
-    first = Text(f"{severity}: ", style=_STYLE[severity]).append(f"rank {ranks}: {what}", style="not bold default")
-    if severity is VerifySeverity.NOTE:
-        return Group(first)
+def _finding(found: Sequence[tuple[int, VerifyFinding]]) -> Group:
+    """Return one finding of several ranks."""
+    ranks, first = cpu_set.render(rank for rank, _ in found), found[0][1]
+    title = Text(f"{first.severity}: ", style=_STYLE[first.severity])
+    title.append(f"rank {ranks}: {first.what}", style="not bold default")
+    if first.severity is VerifySeverity.NOTE:
+        return Group(title)
     seen = "; ".join(dict.fromkeys(finding.where for _, finding in found))
-    return Group(first, Text(f"  seen:   {seen}"), Text(f"  remedy: {remedy}"))
-
-
-def _count(number: int, what: str, ending: str = "s") -> str:
-    return f"{number} {what}" + ("" if number == 1 else ending)
+    return Group(title, Text(f"  seen:   {seen}"), Text(f"  remedy: {first.remedy}"))

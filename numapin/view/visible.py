@@ -1,7 +1,7 @@
-"""Whatever names say, a table shows them and does nothing else. Pure.
+"""Visible characters only in tables and trees, so that names cannot control a terminal. Pure.
 
-Comes in: what the other modules of `view` made. Goes out: the same, with visible characters only, before rich lays it
-out. A string or `Text` is one line: what has several is a `Group` of them, so that no name can begin a line of its own.
+Comes in: a renderable of the other modules of `view`, before rich lays it out. Goes out: the same, with visible
+characters only. A string or `Text` is one line, and several lines are a `Group`, so that no name can start a new line.
 """
 
 from __future__ import annotations
@@ -21,26 +21,35 @@ if TYPE_CHECKING:
 
 
 def visible(renderable: RenderableType) -> RenderableType:
-    """Return the renderable, in which every invisible character was replaced; all but a string is changed in place.
+    """Return the renderable with every invisible character replaced. A string is copied; others change in place.
 
-    Raises TypeError for a kind of renderable that no view has used so far: it must be added here.
+    Raises TypeError for a kind of renderable that no view uses so far: it must be added here.
     """
-    if isinstance(renderable, str):
-        return printable(renderable)
-    if isinstance(renderable, Text):
-        renderable.plain = printable(renderable.plain)  # as long as before: its styles stay where they are
-    elif isinstance(renderable, Group):
-        renderable.renderables[:] = map(visible, renderable.renderables)
-    elif isinstance(renderable, Constrain):
-        renderable.renderable = visible(renderable.renderable)
-    elif isinstance(renderable, Table):
-        for column in renderable.columns:
-            column.header = visible(column.header)
-            column._cells[:] = map(visible, column.cells)  # noqa: SLF001 - rich has no other way to change a cell
-    elif isinstance(renderable, Tree):
-        renderable.label = visible(renderable.label)
-        for child in renderable.children:
-            visible(child)
-    else:
-        raise TypeError(f"{type(renderable).__name__} may have text that this does not reach")
+    match renderable:
+        case str():
+            return printable(renderable)
+        case Text():
+            renderable.plain = printable(renderable.plain)  # of the same length, so styles stay in place
+        case Group():
+            renderable.renderables[:] = map(visible, renderable.renderables)
+        case Constrain():
+            renderable.renderable = visible(renderable.renderable)
+        case Table():
+            _clean_table(renderable)
+        case Tree():
+            _clean_tree(renderable)
+        case _:
+            raise TypeError(f"{type(renderable).__name__} may have text that is not cleaned")
     return renderable
+
+
+def _clean_table(table: Table) -> None:
+    for column in table.columns:
+        column.header = visible(column.header)
+        column._cells[:] = map(visible, column.cells)  # noqa: SLF001 - rich has no other way to change a cell
+
+
+def _clean_tree(tree: Tree) -> None:
+    tree.label = visible(tree.label)
+    for child in tree.children:
+        visible(child)

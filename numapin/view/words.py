@@ -1,11 +1,11 @@
-"""Facts about a machine and a plan in words, the same in every view. Pure.
+"""Facts about a machine and a plan as short texts, the same in every view. Pure.
 
-Comes in: parts of a `Topology` or a `Plan`. Goes out: short texts; "" where nothing is known.
+Comes in: parts of a `Topology` or a `Plan`, and values that may be unknown. Goes out: texts; "" if nothing is known.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from numapin.base import cpu_set
 from numapin.base.sizes import gib
@@ -13,24 +13,70 @@ from numapin.plan.request import Memory
 from numapin.topology.model import NodeKind
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable
 
-    from numapin.plan.model import RankPlan
-    from numapin.topology.model import Node, Pcie, Topology
+    from numapin.plan.model import Plan, RankPlan
+    from numapin.topology.model import Gpu, Node, Pcie, Topology
 
 _LONGEST: Final = 2000  # characters
 NODE_KINDS: Final = {NodeKind.CPU: "", NodeKind.MEMORY: "memory only", NodeKind.GPU: "GPU memory"}
 
 
+class Placed(Protocol):
+    """A part of a machine that may be on a node: a core, a GPU or a network device."""
+
+    @property
+    def node(self) -> int | None:
+        """The node; None: unknown."""
+
+
+_P = TypeVar("_P", bound=Placed)
+
+
+def on_node(parts: Iterable[_P], node: int | None) -> list[_P]:
+    """Return the parts that are on a node; None: on an unknown node."""
+    return [part for part in parts if part.node == node]
+
+
+def nodes_of(topology: Topology, package: int | None) -> list[Node]:
+    """Return the nodes of a package; None: the nodes without a package."""
+    return [node for node in topology.nodes if node.package == package]
+
+
+def ranks_of(plan: Plan | None) -> tuple[RankPlan, ...]:
+    """Return the ranks of a plan; none without a plan."""
+    return plan.ranks if plan else ()
+
+
+def known(value: float | str | None, form: str = "", *, unknown: str = "") -> str:
+    """Return a value in the format `form`, or the text for an unknown value if it is None."""
+    return unknown if value is None else format(value, form)
+
+
+def size_of(num_bytes: int | None) -> str:
+    """Return a size in GiB, or "" if it is unknown."""
+    return "" if num_bytes is None else gib(num_bytes)
+
+
+def joined(*facts: str, separator: str = ", ") -> str:
+    """Join the facts that are known."""
+    return separator.join(filter(None, facts))
+
+
+def counted(number: int, noun: str, *, ending: str = "s") -> str:
+    """Return "1 rank" or "2 ranks"."""
+    return f"{number} {noun}" + ("" if number == 1 else ending)
+
+
 def machine_size(topology: Topology) -> str:
-    """Return the number of cores and CPUs, and which of them are allowed if not all are."""
+    """Return the number of cores and CPUs, and the allowed CPUs unless all are allowed."""
     num_cpus, num_allowed = len(topology.cpus), len(topology.allowed.cpus)
     allowed = "" if num_cpus == num_allowed else f", {num_allowed} allowed ({topology.allowed.cpus})"
     return f"{len(topology.cores)} cores, {num_cpus} CPUs{allowed}"
 
 
 def memory(node: Node) -> str:
-    """Return a node's memory and how much of it is free."""
+    """Return the size of a node's memory and of its free part."""
     if node.memory_bytes is None:
         return ""
     free = "" if node.free_bytes is None else f" ({gib(node.free_bytes)} free)"
@@ -38,25 +84,38 @@ def memory(node: Node) -> str:
 
 
 def pcie_link(pcie: Pcie) -> str:
-    """Return generation and lanes of a link, and its best if it is below that."""
+    """Return the generation and lanes of a link, and its maximum if that is more."""
     if pcie.gen is None or pcie.width is None:
         return ""
-    full = pcie.gen == (pcie.max_gen or pcie.gen) and pcie.width == (pcie.max_width or pcie.width)
-    return f"PCIe {pcie.gen} x{pcie.width}" + ("" if full else f" of {pcie.max_gen} x{pcie.max_width}")
+    best_gen, best_width = pcie.max_gen or pcie.gen, pcie.max_width or pcie.width
+    reduced = (pcie.gen, pcie.width) != (best_gen, best_width)
+    return f"PCIe {pcie.gen} x{pcie.width}" + (f" of {pcie.max_gen} x{pcie.max_width}" if reduced else "")
+
+
+def cuda_name(gpu: Gpu) -> str:
+    """Return the name of a GPU in CUDA, or that CUDA does not see it."""
+    if gpu.cuda_index is not None:
+        return f"cuda:{gpu.cuda_index}"
+    return "" if gpu.visible else "hidden from CUDA"
+
+
+def node_source(gpu: Gpu) -> str:
+    """Return the source of a GPU's node."""
+    return f"node from {gpu.node_source}" if gpu.node_source else "node unknown"
 
 
 def policy(rank: RankPlan) -> str:
-    """Return a rank's memory policy, with the nodes if it names any."""
+    """Return a rank's memory policy, with its nodes if it names any."""
     if rank.memory in (Memory.NONE, Memory.LOCAL):
         return rank.memory.value
     return f"{rank.memory.value} {rank.nodes}"
 
 
 def rank_names(ranks: Collection[int]) -> str:
-    """Return "rank 0" or "ranks 0-3,7"."""
+    """Return "rank 0" or "ranks 0-3,7"; "" for no rank."""
     return f"rank{'s' if len(ranks) > 1 else ''} {cpu_set.render(ranks)}" if ranks else ""
 
 
 def shortened(text: str) -> str:
-    """Return a text, cut where it is longer than any machine or program writes it."""
+    """Return a text, cut at a length that no machine or program needs."""
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"

@@ -1,4 +1,4 @@
-"""Machines for the doctor: a root directory with a few files changed, and what a running machine answers."""
+"""Machines for the doctor: a root directory with a few changed files, and the answers of a running machine."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ CALLS = ("get_mempolicy", "set_mempolicy", "mbind", "move_pages")
 
 
 def live(**changes: Any) -> Live:
-    """Return what a machine answers on which all is well, with changes."""
-    well: dict[str, Any] = {
+    """Return the answers of a sound machine, with changes."""
+    sound: dict[str, Any] = {
         "environ": {},
         "refused": dict.fromkeys(CALLS),
         "seccomp": 0,
@@ -36,11 +36,11 @@ def live(**changes: Any) -> Live:
         "shm_bytes": 64 << 30,
         "shm_free_bytes": 32 << 30,
     }
-    return Live(**well | changes)
+    return Live(**sound | changes)
 
 
 def put(root: Path, files: Mapping[str, str | bytes | None]) -> None:
-    """Write files below a root; None makes a directory where the file should be, which nobody can read as a file."""
+    """Write files below a root; None makes a directory in place of the file, which cannot be read."""
     for path, content in files.items():
         at = root / path
         at.unlink(missing_ok=True)

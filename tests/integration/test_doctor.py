@@ -56,7 +56,7 @@ def test_takes_at_most_half_a_second() -> None:
 
 
 def test_json_is_the_contract() -> None:
-    """Every finding has the same fields, severities are known words or null, and the status follows from them."""
+    """Every finding has the same fields, severities are fixed words or null, and the status follows from them."""
     status, report, found = _report()
     assert set(report) == {"schema", "host", "source", "findings", "advice"}
     assert (report["schema"], report["source"], report["host"]) == ("numapin.doctor/1", "live", os.uname().nodename)
@@ -70,7 +70,7 @@ def test_json_is_the_contract() -> None:
 
 
 def test_seccomp() -> None:
-    """Under the filter of Docker's default profile all four calls are refused by their names, and the rest is told."""
+    """Under Docker's default seccomp profile, all four calls are reported as refused, with their names."""
     _, _, found = _read(call(*REFUSE_POLICY, *NUMAPIN, "doctor", "--json"))
     finding = found["memory-policy"]
     assert finding["severity"] == "warning"
@@ -81,7 +81,7 @@ def test_seccomp() -> None:
 
 
 def test_environment() -> None:
-    """Variables of the user's shell are what ranks would get."""
+    """Variables of the user's shell are reported, because ranks would inherit them."""
     _, _, found = _report(OMP_PROC_BIND="spread", NCCL_IGNORE_CPU_AFFINITY="1")
     assert found["openmp-affinity"]["remedy"] == "unset OMP_PROC_BIND"
     assert found["nccl-affinity"]["severity"] == "warning"
@@ -95,14 +95,14 @@ class TestDriver:
         environ = fake_nvml.environment(tmp_path, fake.render(GPUS))
         _, report, found = _report("--workers", "2", "--batch-bytes", "1K", **environ)
         assert found["persistence"]["what"] == "off for gpu0"
-        assert found["pcie-link"]["what"].startswith("gpu0 PCIe 1 x16 of PCIe 4 x16: idle GPUs lower their link")
+        assert found["pcie-link"]["what"].startswith("gpu0 runs at PCIe 1 x16 instead of PCIe 4 x16; idle")
         assert found["device-order"]["severity"] == "warning"
         assert found["driver"]["what"].startswith("580.159.04, kernel module ")
         assert report["advice"]["verdict"] == "pin"
         assert report["advice"]["footprint_bytes"] == 4096
 
     def test_a_driver_that_does_not_match(self, fake_nvml: fake.FakeNvml, tmp_path: Path) -> None:
-        """It is an error with status 1 and told once."""
+        """It is an error with status 1, reported once."""
         environ = fake_nvml.environment(tmp_path, fake.render(GPUS, fails={"init": 18}))
         status, report, found = _report(**environ)
         assert (status, found["driver"]["severity"]) == (1, "error")
@@ -111,7 +111,7 @@ class TestDriver:
 
 
 def test_without_libnuma(tmp_path: Path) -> None:
-    """A libnuma that cannot be used is an error, and everything else is told all the same."""
+    """A libnuma that cannot be used is an error; the other checks are still made."""
     compiler = fake.compiler()
     if compiler is None:
         pytest.skip("no C compiler on PATH to build an empty libnuma with; type: apt-get install gcc libc6-dev")
@@ -129,21 +129,21 @@ class TestCaptured:
     """Machines that are not this one."""
 
     def test_a_cut_off_gpu_is_status_1(self, tmp_path: Path) -> None:
-        """The finding is the capture's; what only a live machine answers is not asked."""
+        """The finding is about the capture; live checks are skipped."""
         status, report, found = _report("--root", str(machine(tmp_path, "4node-cpuset-3gpu")), OMP_PROC_BIND="spread")
         assert (status, found["cpuset"]["severity"]) == (1, "error")
         assert report["source"].startswith("root ")
-        assert found["openmp-affinity"]["what"] == "not asked: a captured machine"
+        assert found["openmp-affinity"]["what"] == "not checked: needs the running machine, and this is a capture"
 
-    def test_gpu_nodes_mends_what_it_is_the_remedy_for(self, tmp_path: Path) -> None:
-        """With --gpu-nodes the GPUs that nobody placed are placed."""
+    def test_the_remedy_gpu_nodes_works(self, tmp_path: Path) -> None:
+        """With --gpu-nodes, the nodes of all GPUs are known."""
         root = str(machine(tmp_path, "2node-48cpu-8gpu-nosysfs"))
         pairs = ",".join(f"{index}={index // 4}" for index in range(8))
         assert _report("--root", root)[2]["gpu-nodes"]["severity"] == "warning"
         assert _report("--root", root, "--gpu-nodes", pairs)[2]["gpu-nodes"]["severity"] == "ok"
 
     def test_the_table_fits_80_columns(self, tmp_path: Path) -> None:
-        """Groups come worst first, each with its number; no line is wider than the terminal, and none is lost."""
+        """Groups come worst first, each with its count; no line is wider than the terminal."""
         root = str(machine(tmp_path, "4node-cpuset-3gpu"))
         code = "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]) >> 8)"
         done = call(sys.executable, "-c", code, *NUMAPIN, "doctor", "--root", root, COLUMNS="80", TERM="dumb")
@@ -151,8 +151,8 @@ class TestCaptured:
         assert done.status == 1
         assert max(map(len, lines)) <= 80
         heads = [line.split(" (")[0] for line in lines if line[:1].isalpha()]
-        assert heads == ["error", "not known", "ok", "should you pin?"]
-        assert any("do: docker run --cpuset-cpus" in line for line in lines)
+        assert heads == ["error", "unknown", "ok", "should you pin?"]
+        assert any("fix: docker run --cpuset-cpus" in line for line in lines)
 
     def test_no_colour_in_files(self, tmp_path: Path) -> None:
         """Text that does not go to a terminal has no escape codes, and at most 100 columns."""
@@ -172,6 +172,6 @@ class TestCaptured:
     ],
 )
 def test_wrong_input(arguments: tuple[str, ...], status: int, told: str) -> None:
-    """Options and roots that cannot be are told by name, without a traceback."""
+    """Wrong options and roots are named in the error, without a traceback."""
     done = numapin("doctor", *arguments)
     assert (done.status, told in done.err, "Traceback" in done.err) == (status, True, False), done.err

@@ -1,19 +1,19 @@
-"""A machine as a picture: SVG, or a page around it. Pure.
+"""A machine as a picture: an SVG file or an HTML page. Pure.
 
-Comes in: a `Topology`, and a `Plan` or none. Goes out: text of a file.
+Comes in: a `Topology`, and optionally a `Plan`. Goes out: the text of a file.
 
 ::
 
-    boxes.py    PURE  boxes with text in them
+    boxes.py    PURE  boxes with text, in rows and frames
     layout.py   PURE  the machine as boxes
     nodes.py    PURE  packages and nodes
-    cores.py    PURE  cores and caches
+    cores.py    PURE  cores and L3 groups
     devices.py  PURE  GPUs and NICs
     legend.py   PURE  the legend
-    matrix.py   PURE  links
-    text.py     PURE  measured text
+    matrix.py   PURE  node distances and device links
+    text.py     PURE  text of a known width
     style.py    PURE  colours, light and dark
     svg.py      PURE  boxes -> SVG
-    tables.py   PURE  the facts as HTML tables
+    tables.py   PURE  the same facts as HTML tables
     page.py     PURE  the HTML page
 """

@@ -1,6 +1,6 @@
-"""The layout: boxes in boxes, with text of which the place and the size are known. Pure.
+"""Boxes in boxes, with text of known place and size. Pure.
 
-Comes in: nothing. Goes out: `Box`, and the arithmetic that puts boxes into rows and frames around them.
+Comes in: sizes and texts. Goes out: a `Box`, and functions that arrange boxes in rows and draw frames around them.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 PAD: Final = 8
 GAP: Final = 8
 _BELOW_HEADINGS: Final = 4
-_ROUNDING: Final = 0.01  # a width that was divided need not add up to the last digit
+_ROUNDING: Final = 0.01  # the parts of a divided width may add up to a little more
 
 
 class BoxKind(StrEnum):
-    """What a box stands for; the renderer's class name."""
+    """The meaning of a box; in SVG, its class."""
 
     MACHINE = "machine"
     PACKAGE = "package"
@@ -41,7 +41,7 @@ class BoxKind(StrEnum):
 
 
 class Ink(StrEnum):
-    """How a label looks; the renderer's class name."""
+    """The look of a label; in SVG, its class."""
 
     STRONG = "strong"
     PLAIN = "text"
@@ -51,7 +51,7 @@ class Ink(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Label:
-    """One line of text; `x` is its left end, or its middle where `centred`; `y` its base line."""
+    """One line of text. `x` is its left end, or its middle if `centred`; `y` is its baseline."""
 
     x: float
     y: float
@@ -62,13 +62,13 @@ class Label:
 
     @property
     def width(self) -> float:
-        """Return the width it needs at most."""
+        """The width that the text needs at most."""
         return width_of(self.text, self.size, bold=self.ink is Ink.STRONG)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Box:
-    """A rectangle in its parent. `ranks` colour it; `off` is what may not be used; `heat` is a share of a colour."""
+    """A rectangle in its parent. `ranks` colour it; `off`: may not be used; `heat` is the strength of its colour."""
 
     kind: BoxKind
     width: float
@@ -84,7 +84,7 @@ class Box:
     heat: float | None = None
 
     def walk(self) -> Iterator[Box]:
-        """Yield the box and all that is in it."""
+        """Yield the box and all boxes inside."""
         yield self
         for child in self.children:
             yield from child.walk()
@@ -92,7 +92,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heading:
-    """A line at the top of a frame: a name, and facts that may be cut."""
+    """A line at the top of a frame: a name, then facts, which are cut if they do not fit."""
 
     name: str = ""
     facts: str = ""
@@ -100,32 +100,39 @@ class Heading:
 
     @property
     def line(self) -> float:
-        """Return the height of the line."""
+        """The height of the line."""
         return self.size * 1.35
 
 
 def flow(boxes: Iterable[Box], *, width: float, x: float = 0, y: float = 0, gap: float = GAP) -> tuple[Box, ...]:
-    """Put boxes side by side, and on a new row where the width ends; those of a row get one height.
+    """Put boxes side by side, and start a new row where the width ends. The boxes of a row get the same height.
 
     A box that is wider than the width has a row of its own.
     """
-    rows: list[list[Box]] = []
-    right = 0.0
-    for box in boxes:
-        if not rows or right + gap + box.width > width + _ROUNDING:
-            rows.append([])
-            right = -gap
-        rows[-1].append(replace(box, x=x + right + gap))
-        right += gap + box.width
     placed: list[Box] = []
-    for row in rows:
+    for row in _rows(boxes, width=width, gap=gap):
         height = max(box.height for box in row)
-        placed += (replace(box, y=y, height=height) for box in row)
+        left = x
+        for box in row:
+            placed.append(replace(box, x=left, y=y, height=height))
+            left += box.width + gap
         y += height + gap
     return tuple(placed)
 
 
-def frame(  # noqa: PLR0913 - a frame has these parts
+def _rows(boxes: Iterable[Box], *, width: float, gap: float) -> list[list[Box]]:
+    rows: list[list[Box]] = []
+    right = 0.0
+    for box in boxes:
+        right += gap + box.width
+        if not rows or right > width + _ROUNDING:
+            rows.append([])
+            right = box.width
+        rows[-1].append(box)
+    return rows
+
+
+def frame(  # noqa: PLR0913 - a dataclass for these would only repeat Box
     kind: BoxKind,
     rows: Iterable[Iterable[Box]],
     *,
@@ -136,49 +143,57 @@ def frame(  # noqa: PLR0913 - a frame has these parts
     pad: float = PAD,
     title: str = "",
     key: str = "",
-    ranks: tuple[int, ...] = (),
     off: bool = False,
 ) -> Box:
-    """Return a box around rows of boxes, each wrapped at `width`, below its headings; `least` wide at least."""
+    """Return a box around its headings and rows of boxes, which wrap at `width`; it is at least `least` wide."""
     y = pad + sum(heading.line for heading in headings) + (_BELOW_HEADINGS if headings else 0)
     children: list[Box] = []
     for row in rows:
         placed = flow(row, width=width, x=pad, y=y, gap=gap)
         children += placed
-        y = max((bottom(placed) + gap) if placed else y, y)
+        y = bottom(placed, default=y - gap) + gap
     outer = max(right_end(children) + pad, least)
     return Box(
         kind=kind,
         width=outer,
-        height=(bottom(children) if children else y - _BELOW_HEADINGS) + pad,
+        height=bottom(children, default=y - _BELOW_HEADINGS) + pad,
         labels=_heading_labels(headings, pad, outer - 2 * pad),
         children=tuple(children),
         title=title,
         key=key,
-        ranks=ranks,
         off=off,
     )
 
 
-def cell(  # noqa: PLR0913 - a cell has these parts
-    kind: BoxKind, width: float, height: float, text: str, *, size: float, ink: Ink = Ink.PLAIN
-) -> Box:
-    """Return a box with a short text in its middle, or with none if that does not fit."""
-    shown = fit(text, width - 2, size, bold=ink is Ink.STRONG) if size else ""
-    label = Label(x=width / 2, y=height / 2 + size * 0.36, text=shown, size=size, ink=ink, centred=True)
-    return Box(kind=kind, width=width, height=height, labels=(label,) if shown else ())
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellSize:
+    """The size of a cell, and of the text in it; a font of 0 means no text."""
+
+    width: float
+    height: float
+    font: float
+
+
+def cell(kind: BoxKind, size: CellSize, text: str, *, ink: Ink = Ink.PLAIN) -> Box:
+    """Return a box with a short text in its middle; a text that does not fit is left out."""
+    box = Box(kind=kind, width=size.width, height=size.height)
+    shown = fit(text, size.width - 2, size.font, bold=ink is Ink.STRONG) if size.font else ""
+    if not shown:
+        return box
+    x, y = size.width / 2, size.height / 2 + size.font * 0.36
+    return replace(box, labels=(Label(x=x, y=y, text=shown, size=size.font, ink=ink, centred=True),))
 
 
 def columns(count: int, least: float, *, width: float, gap: float = GAP, most: float) -> float:
-    """Return the width of one of `count` boxes that fill rows evenly: `least` at least, `most` at most."""
+    """Return the width of each of `count` boxes that fill their rows evenly, between `least` and `most`."""
     fit_in = max(1, int((width + gap) // (least + gap)))
     rows = -(-count // fit_in)
     return min(most, (width + gap) / -(-count // rows) - gap)
 
 
-def bottom(boxes: Iterable[Box]) -> float:
+def bottom(boxes: Iterable[Box], *, default: float = 0) -> float:
     """Return the lowest edge."""
-    return max((box.y + box.height for box in boxes), default=0)
+    return max((box.y + box.height for box in boxes), default=default)
 
 
 def right_end(boxes: Iterable[Box]) -> float:
@@ -188,15 +203,18 @@ def right_end(boxes: Iterable[Box]) -> float:
 
 def _heading_labels(headings: Sequence[Heading], pad: float, width: float) -> tuple[Label, ...]:
     labels: list[Label] = []
-    y = pad
+    top = pad
     for heading in headings:
-        base = y + heading.size
-        y += heading.line
-        name = Label(
-            x=pad, y=base, text=fit(heading.name, width, heading.size, bold=True), size=heading.size, ink=Ink.STRONG
-        )
-        start = name.width + (heading.size * 0.6 if name.text else 0)
-        size = min(heading.size, 11)
-        facts = Label(x=pad + start, y=base, text=fit(heading.facts, width - start, size), size=size, ink=Ink.DIM)
-        labels += (label for label in (name, facts) if label.text)
-    return tuple(labels)
+        labels += _labels_of(heading, left=pad, top=top, width=width)
+        top += heading.line
+    return tuple(label for label in labels if label.text)
+
+
+def _labels_of(heading: Heading, *, left: float, top: float, width: float) -> tuple[Label, Label]:
+    """Return the name and, in the rest of the line, the facts."""
+    size, y = heading.size, top + heading.size
+    name = Label(x=left, y=y, text=fit(heading.name, width, size, bold=True), size=size, ink=Ink.STRONG)
+    start = name.width + (size * 0.6 if name.text else 0)
+    facts_size = min(size, 11)
+    text = fit(heading.facts, width - start, facts_size)
+    return name, Label(x=left + start, y=y, text=text, size=facts_size, ink=Ink.DIM)

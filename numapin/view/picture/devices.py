@@ -1,6 +1,6 @@
-"""GPUs and network devices as boxes, with how they are linked. Pure.
+"""GPUs and network devices as boxes. Pure.
 
-Comes in: the devices of a node, the links, and the ranks of each GPU. Goes out: one box a device.
+Comes in: the devices of a node, their links, and the ranks of each GPU. Goes out: one box per device.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from numapin.topology.model import LinkKind
-from numapin.view.picture.boxes import PAD, Box, BoxKind, Heading, Ink, cell, columns, frame
+from numapin.view.picture.boxes import PAD, Box, BoxKind, CellSize, Heading, Ink, cell, columns, frame
 from numapin.view.picture.text import title_text, width_of
-from numapin.view.words import pcie_link
+from numapin.view.words import counted, cuda_name, joined, known, node_source, on_node, pcie_link
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numapin.topology.model import Gpu, Link, Nic, Topology
     from numapin.view.marks import Marks
@@ -40,9 +40,8 @@ def links_of(topology: Topology) -> Links:
 
 
 def device_rows(topology: Topology, marks: Marks, links: Links, node: int | None, *, width: float) -> list[list[Box]]:
-    """Return the GPUs and the network devices of a node, or those of no known node, in columns that fill the width."""
-    gpus = [gpu for gpu in topology.gpus if gpu.node == node]
-    nics = [nic for nic in topology.nics if nic.node == node]
+    """Return the GPUs and the network devices of a node in columns that fill the width; None: of unknown node."""
+    gpus, nics = on_node(topology.gpus, node), on_node(topology.nics, node)
     one = columns(max(len(gpus), len(nics), 1), _LEAST, width=width, most=_MOST)
     return [[_gpu(gpu, links, marks, one) for gpu in gpus], [_nic(nic, topology, links, one) for nic in nics]]
 
@@ -50,78 +49,79 @@ def device_rows(topology: Topology, marks: Marks, links: Links, node: int | None
 def chip(rank: int) -> Box:
     """Return a rank's name in its colour."""
     text = f"rank {rank}"
-    box = cell(BoxKind.CHIP, width_of(text, 10) + 10, 16, text, size=10, ink=Ink.ON_RANK)
+    size = CellSize(width=width_of(text, 10) + 10, height=16, font=10)
+    box = cell(BoxKind.CHIP, size, text, ink=Ink.ON_RANK)
     return replace(box, ranks=(rank,), key=f"rank{rank}")
 
 
-def short_pci(address: str | None) -> str:
-    """Return a PCI address without the domain that most machines have only one of."""
-    return (address or "").removeprefix("0000:")
+def short_pci(address: str) -> str:
+    """Return a PCI address without domain 0000, the only one on most machines."""
+    return address.removeprefix("0000:")
 
 
 def _gpu(gpu: Gpu, links: Links, marks: Marks, width: float) -> Box:
-    cuda = f"cuda:{gpu.cuda_index}" if gpu.cuda_index is not None else "" if gpu.visible else "hidden from CUDA"
-    link, nvlink = pcie_link(gpu.pcie), _nvlink(links.get(gpu.label, ()))
-    mig = f"{len(gpu.mig)} MIG instances" if gpu.mig else ""
-    source = f"node from {gpu.node_source}" if gpu.node_source else "node unknown"
-    bus = _lines(short_pci(gpu.pci), link, width=width - 2 * PAD)
-    facts = ((gpu.name or "").removeprefix("NVIDIA "), *bus, nvlink, mig)
+    cuda, link, nvlink = cuda_name(gpu), pcie_link(gpu.pcie), _nvlink(links.get(gpu.label, ()))
+    model, pci, mig = known(gpu.name), known(gpu.pci), _mig(gpu)
+    bus = _lines(short_pci(pci), link, width=width - 2 * PAD)
     return frame(
         BoxKind.GPU,
-        [[chip(rank) for rank in marks.gpus.get(gpu.index, ())]],
-        headings=[Heading(name=gpu.label, facts=cuda, size=11), *(_fact(fact) for fact in facts if fact)],
+        [list(map(chip, marks.gpus.get(gpu.index, ())))],
+        headings=[
+            Heading(name=gpu.label, facts=cuda, size=11),
+            *_facts(model.removeprefix("NVIDIA "), *bus, nvlink, mig),
+        ],
         width=width - 2 * PAD,
         gap=4,
         least=width,
-        title=title_text(
-            _joined(gpu.label, cuda), gpu.name or "", gpu.pci or "", gpu.uuid or "", link, nvlink, mig, source
-        ),
+        title=title_text(_dotted(gpu.label, cuda), model, pci, known(gpu.uuid), link, nvlink, mig, node_source(gpu)),
         key=gpu.label,
         off=not gpu.visible,
     )
 
 
+def _mig(gpu: Gpu) -> str:
+    return f"{len(gpu.mig)} MIG instances" if gpu.mig else ""
+
+
 def _nic(nic: Nic, topology: Topology, links: Links, width: float) -> Box:
-    near = _near(nic.name, topology, links.get(nic.name, ()))
+    near, pci = _near(nic.name, topology, links.get(nic.name, ())), known(nic.pci)
     return frame(
         BoxKind.NIC,
         [],
-        headings=[
-            Heading(name=nic.name, facts=nic.kind.value, size=11),
-            *(_fact(fact) for fact in (short_pci(nic.pci), near) if fact),
-        ],
+        headings=[Heading(name=nic.name, facts=nic.kind.value, size=11), *_facts(short_pci(pci), near)],
         width=width - 2 * PAD,
         least=width,
-        title=title_text(nic.name, nic.kind.value, nic.pci or "", near),
+        title=title_text(nic.name, nic.kind.value, pci, near),
         key=f"nic:{nic.name}",
     )
 
 
 def _nvlink(links: Sequence[Link]) -> str:
-    """Return how many NVLinks go to how many GPUs."""
+    """Return the number of NVLinks to the other GPUs: "NV12 to 7 GPUs"."""
     words = Counter(link.kind for link in links if link.kind.startswith("NV"))
-    return ", ".join(f"{word} to {count} GPU{'s' if count > 1 else ''}" for word, count in words.items())
+    return ", ".join(f"{word} to {counted(num_gpus, 'GPU')}" for word, num_gpus in words.items())
 
 
 def _near(name: str, topology: Topology, links: Sequence[Link]) -> str:
-    """Return the GPUs that the device reaches without a host bridge, by the shortest such way."""
-    others = {link.b if link.a == name else link.a: link.kind for link in links}
-    for word in _NEAR if others else ():
-        names = [gpu.label for gpu in topology.gpus if others.get(gpu.label) == word]
-        if names:
-            return f"{word} to {', '.join(names)}"
+    """Return the GPUs that the device reaches without a host bridge, by the shortest such path."""
+    kinds = {link.b if link.a == name else link.a: link.kind for link in links}
+    for kind in _NEAR:
+        gpus = [gpu.label for gpu in topology.gpus if kinds.get(gpu.label) == kind]
+        if gpus:
+            return f"{kind} to {', '.join(gpus)}"
     return ""
 
 
-def _fact(text: str) -> Heading:
-    return Heading(facts=text, size=_SIZE)
+def _facts(*texts: str) -> Iterator[Heading]:
+    """Yield a line for each fact that is known."""
+    yield from (Heading(facts=text, size=_SIZE) for text in texts if text)
 
 
 def _lines(*facts: str, width: float) -> tuple[str, ...]:
-    """Return the facts in one line where that is wide enough, else in a line each."""
-    line = _joined(*facts)
+    """Return the facts in one line if they fit, else in one line each."""
+    line = _dotted(*facts)
     return (line,) if width_of(line, _SIZE) <= width else facts
 
 
-def _joined(*facts: str) -> str:
-    return " · ".join(fact for fact in facts if fact)
+def _dotted(*facts: str) -> str:
+    return joined(*facts, separator=" · ")

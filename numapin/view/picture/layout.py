@@ -1,12 +1,13 @@
 """The whole picture as boxes. Pure.
 
-Comes in: a `Topology`, and a `Plan` or none. Goes out: a `Picture`: packages with their nodes, what has no known place,
-distances, links and a legend, with a title and a description in words.
+Comes in: a `Topology`, and optionally a `Plan`. Goes out: a `Picture`: packages with their nodes, parts of unknown
+place, distances, links and a legend, with a title and a description in words.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from numapin.errors import UsageError
@@ -14,24 +15,24 @@ from numapin.view.marks import marks_of
 from numapin.view.picture.boxes import PAD, Box, BoxKind, Heading, flow, frame, right_end
 from numapin.view.picture.legend import legend
 from numapin.view.picture.matrix import distance_panel, link_panel
-from numapin.view.picture.nodes import WIDE_GAP, WIDTH, Drawing, elsewhere, package_boxes
+from numapin.view.picture.nodes import WIDE_GAP, WIDTH, Drawing, boxes_without_package, package_boxes
 from numapin.view.picture.text import title_text
-from numapin.view.words import machine_size
+from numapin.view.words import counted, joined, machine_size, ranks_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from numapin.plan.model import Plan
     from numapin.topology.model import Topology
 
 _LEAST: Final = 480
-_MOST_NODES: Final = 256  # more are seconds of work, and too small to see
-_MOST_RANKS: Final = 256  # each CPU names those that may use it, for the buttons that bring out a rank
+_MOST_NODES: Final = 256  # more take seconds, and are too small to see
+_MOST_RANKS: Final = 256  # each CPU lists its ranks, for the buttons that highlight a rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """The outermost box, at the origin, and what it shows in words."""
+    """The outermost box, at the origin, with a title and a description in words."""
 
     box: Box
     title: str
@@ -39,64 +40,78 @@ class Picture:
 
 
 def lay_out(topology: Topology, plan: Plan | None = None) -> Picture:
-    """Return the picture. Raises UsageError for a plan of another machine, and for one of too many ranks."""
-    if len(topology.nodes) > _MOST_NODES:
-        raise UsageError(
-            f"a machine of {len(topology.nodes)} nodes does not fit into a picture, which shows {_MOST_NODES} at most",
-            "show it with: numapin topo --format tree",
-        )
-    if plan is not None and len(plan.ranks) > _MOST_RANKS:
-        raise UsageError(
-            f"a plan of {len(plan.ranks)} ranks does not fit into a picture, which shows {_MOST_RANKS} at most",
-            "show it as a tree: numapin topo --plan FILE",
-        )
+    """Return the picture. Raises UsageError for a plan of another machine, or too many nodes or ranks."""
+    _require_drawable(topology, plan)
     drawing = Drawing.of(topology, marks_of(topology, plan))
-    nodes = [node for node in topology.nodes if node.id not in drawing.empty_nodes]
-    packages = package_boxes(drawing)
-    width = max(_LEAST, _width(packages, WIDTH))
-    others, panels = elsewhere(drawing, width=width), [*distance_panel(nodes), *link_panel(topology)]
-    rows = [packages, *others, panels]
-    width = max(width, _width(panels, WIDTH), *(_width(row, width) for row in others))
-    name, facts, planned = topology.host or topology.source, size_in_words(topology), plan_in_words(plan)
-    named = any(part.kind is BoxKind.CORE and part.children[0].kind is BoxKind.PLAIN for part in _parts(rows))
-    signs = legend(topology, plan, width=width - 2 * PAD, named_cores=named)
+    rows, width = _rows(drawing)
+    name, size, planned = topology.host or topology.source, size_in_words(topology), plan_in_words(plan)
+    signs = legend(topology, plan, width=width - 2 * PAD, named_cores=_has_named_cores(rows))
     box = frame(
         BoxKind.MACHINE,
         [*(_filled(row, width) for row in rows), [replace(signs, width=width)]],
-        headings=[Heading(name=name, facts=facts, size=16), *([Heading(facts=planned, size=11)] if planned else [])],
+        headings=[Heading(name=name, facts=size, size=16), *([Heading(facts=planned, size=11)] if planned else [])],
         width=width,
         gap=WIDE_GAP,
     )
-    description = f"{facts}. {planned}".strip()
-    return Picture(box=box, title=title_text(f"Topology of {name}"), description=description)
+    return Picture(box=box, title=title_text(f"Topology of {name}"), description=f"{size}. {planned}".strip())
+
+
+def _require_drawable(topology: Topology, plan: Plan | None) -> None:
+    """Raise UsageError if the nodes or the ranks are too many for a picture."""
+    num_nodes, num_ranks = len(topology.nodes), len(ranks_of(plan))
+    if num_nodes > _MOST_NODES:
+        raise UsageError(
+            f"a machine of {num_nodes} nodes does not fit into a picture, which shows {_MOST_NODES} at most",
+            "show it with: numapin topo --format tree",
+        )
+    if num_ranks > _MOST_RANKS:
+        raise UsageError(
+            f"a plan of {num_ranks} ranks does not fit into a picture, which shows {_MOST_RANKS} at most",
+            "show it as a tree: numapin topo --plan FILE",
+        )
+
+
+def _rows(drawing: Drawing) -> tuple[list[list[Box]], float]:
+    """Return the rows of the picture without the legend, and the width of the widest."""
+    topology = drawing.topology
+    packages = package_boxes(drawing)
+    width = max(_LEAST, _width(packages, WIDTH))
+    others = boxes_without_package(drawing, width=width)
+    panels = [*distance_panel(drawing.drawn(topology.nodes)), *link_panel(topology)]
+    widest = max(width, _width(panels, WIDTH), *(_width(row, width) for row in others))
+    return [packages, *others, panels], widest
 
 
 def size_in_words(topology: Topology) -> str:
-    """Return how many of everything the machine has."""
-    counts = ((len(topology.packages), "package"), (len(topology.nodes), "NUMA node"), (len(topology.gpus), "GPU"))
-    return ", ".join(
-        [*(f"{count} {what}{'' if count == 1 else 's'}" for count, what in counts), machine_size(topology)]
+    """Return the number of packages, nodes, GPUs, cores and CPUs."""
+    return joined(
+        counted(len(topology.packages), "package"),
+        counted(len(topology.nodes), "NUMA node"),
+        counted(len(topology.gpus), "GPU"),
+        machine_size(topology),
     )
 
 
 def plan_in_words(plan: Plan | None) -> str:
-    """Return what was asked of the plan."""
+    """Return what was requested of the plan; "" without a plan."""
     if plan is None:
         return ""
-    ranks = len(plan.ranks)
-    return f"Plan: {ranks} rank{'' if ranks == 1 else 's'}, bind {plan.bind.value}, memory {plan.memory.value}"
+    return f"Plan: {counted(len(plan.ranks), 'rank')}, bind {plan.bind.value}, memory {plan.memory.value}"
 
 
 def _width(row: list[Box], most: float) -> float:
-    """Return how wide a row is that is wrapped at `most`."""
+    """Return the width of a row that wraps at `most`."""
     return right_end(flow(row, width=most, gap=WIDE_GAP))
 
 
-def _parts(rows: Iterable[Iterable[Box]]) -> Iterator[Box]:
-    return (part for row in rows for box in row for part in box.walk())
+def _has_named_cores(rows: Iterable[Iterable[Box]]) -> bool:
+    parts = (part for box in chain.from_iterable(rows) for part in box.walk())
+    return any(part.kind is BoxKind.CORE and part.children[0].kind is BoxKind.PLAIN for part in parts)
 
 
 def _filled(row: list[Box], width: float) -> list[Box]:
-    """Widen packages that have a row each to the whole width."""
-    alone = len(row) == 1 or sum(box.width for box in row[:2]) + WIDE_GAP > width
-    return [replace(box, width=width) if alone and box.kind is BoxKind.PACKAGE else box for box in row]
+    """Widen packages to the whole width if each has a row of its own."""
+    two_fit = len(row) > 1 and row[0].width + row[1].width + WIDE_GAP <= width
+    if two_fit:
+        return row
+    return [replace(box, width=width) if box.kind is BoxKind.PACKAGE else box for box in row]

@@ -1,6 +1,6 @@
-"""What the colours and signs mean. Pure.
+"""The legend of colours and signs. Pure.
 
-Comes in: a `Topology`, and a `Plan` or none. Goes out: a panel that explains what this picture has, and no more.
+Comes in: a `Topology`, and optionally a `Plan`. Goes out: a panel that explains the colours and signs in this picture.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from numapin.view.picture.boxes import Box, BoxKind, Heading, Ink, Label, cell, frame
+from numapin.view.picture.boxes import Box, BoxKind, CellSize, Heading, Ink, Label, cell, frame
 from numapin.view.picture.devices import chip
 from numapin.view.picture.text import fit, title_text
-from numapin.view.words import policy
+from numapin.view.words import known, policy, ranks_of
 
 if TYPE_CHECKING:
     from numapin.plan.model import Plan, RankPlan
@@ -23,8 +23,8 @@ _SAMPLE: Final = 32
 
 
 def legend(topology: Topology, plan: Plan | None, *, width: float, named_cores: bool) -> Box:
-    """Return the panel; `width` is its greatest, `named_cores` says that cores name their ranks."""
-    ranks = [_entry(chip(rank.local_rank), rank_in_words(rank)) for rank in ([] if plan is None else plan.ranks)]
+    """Return the panel, at most `width` wide; `named_cores`: cores name their ranks."""
+    ranks = [_entry(chip(rank.local_rank), rank_in_words(rank)) for rank in ranks_of(plan)]
     return frame(
         BoxKind.PANEL,
         [ranks, _signs(topology, plan, named_cores=named_cores)],
@@ -35,33 +35,28 @@ def legend(topology: Topology, plan: Plan | None, *, width: float, named_cores: 
 
 
 def rank_in_words(rank: RankPlan) -> str:
-    """Return what a rank gets, in short; a star marks one that gets less than asked."""
-    gpu = "no GPU" if rank.gpu is None else f"gpu{rank.gpu.index}"
-    node = "node unknown" if rank.node is None else f"node {rank.node}"
+    """Return a rank's binding in short; a star marks a rank that gets less than requested."""
+    gpu = f"gpu{rank.gpu.index}" if rank.gpu else "no GPU"
+    node = f"node {known(rank.node, unknown='unknown')}"
     star = "" if rank.exact else " *"
     return f"{gpu}, {node}, {len(rank.cpus)} CPUs, memory {policy(rank)}{star}"
 
 
 def _signs(topology: Topology, plan: Plan | None, *, named_cores: bool) -> list[Box]:
-    thread = cell(BoxKind.CPU, _SAMPLE, 14, "0", size=9)
+    """Return an entry for each sign that the picture has."""
+    cpu = cell(BoxKind.CPU, CellSize(width=_SAMPLE, height=14, font=9), "0")
+    name = cell(BoxKind.PLAIN, CellSize(width=_SAMPLE, height=14, font=9), "r0", ink=Ink.STRONG)
+    star = cell(BoxKind.PLAIN, CellSize(width=_SAMPLE, height=16, font=12), "*")
     used = Box(kind=BoxKind.MEMORY, width=_SAMPLE, height=10, children=(Box(kind=BoxKind.USED, width=12, height=10),))
-    off = topology.cpus - topology.allowed.cpus
-    starred = plan is not None and not plan.exact
-    return [
-        _entry(thread, "hardware thread (CPU number) in its core"),
-        *([_entry(used, "memory: used and free")] if any(n.free_bytes is not None for n in topology.nodes) else []),
-        *([_entry(replace(thread, off=True), "not allowed to this process")] if off else []),
-        *(
-            [_entry(cell(BoxKind.PLAIN, _SAMPLE, 14, "r0", size=9, ink=Ink.STRONG), "rank 0 has this core")]
-            if named_cores
-            else []
-        ),
-        *(
-            [_entry(cell(BoxKind.PLAIN, _SAMPLE, 16, "*", size=12), "less than was asked: see numapin plan")]
-            if starred
-            else []
-        ),
-    ]
+    shows_free_memory = any(node.free_bytes is not None for node in topology.nodes)
+    signs = (
+        (True, cpu, "hardware thread (CPU number) in its core"),
+        (shows_free_memory, used, "memory: used and free"),
+        (topology.cpus - topology.allowed.cpus, replace(cpu, off=True), "not allowed to this process"),
+        (named_cores, name, "rank 0 has this core"),
+        (plan and not plan.exact, star, "less than requested: see numapin plan"),
+    )
+    return [_entry(sign, text) for is_used, sign, text in signs if is_used]
 
 
 def _entry(sign: Box, text: str) -> Box:

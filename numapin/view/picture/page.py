@@ -1,7 +1,7 @@
-"""A page around the picture. Pure.
+"""The HTML page around the picture. Pure.
 
-Comes in: a `Topology`, and a `Plan` or none. Goes out: one HTML file that needs no other: the picture, the same facts
-as tables, and buttons that choose light or dark and bring out a rank. Without its script all can still be read.
+Comes in: a `Topology`, and optionally a `Plan`. Goes out: one self-contained HTML file: the picture, the same facts as
+tables, and buttons for light or dark and to highlight a rank. It can be read without the script.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from numapin.view.picture.layout import lay_out
 from numapin.view.picture.style import RANK_COLOURS, rules, variables
 from numapin.view.picture.svg import element, striped
 from numapin.view.picture.tables import node_details, nodes_table, plan_table, text_of
+from numapin.view.words import ranks_of
 
 if TYPE_CHECKING:
     from numapin.plan.model import Plan
@@ -47,13 +48,13 @@ for(const button of document.querySelectorAll("button"))button.hidden=false;
 theme.onclick=()=>{const dark=getComputedStyle(root).getPropertyValue("--scheme").trim()==="dark";
 root.dataset.theme=dark?"light":"dark"};
 let kept=null;
-function bringOut(rank){picture.classList.toggle("only",rank!==null);
+function highlight(rank){picture.classList.toggle("only",rank!==null);
 for(const part of picture.querySelectorAll("[data-ranks]"))
 part.classList.toggle("on",rank!==null&&part.dataset.ranks.split(" ").includes(rank))}
 for(const button of ranks){const rank=button.dataset.rank;
-button.onclick=()=>{kept=kept===rank?null:rank;bringOut(kept);
+button.onclick=()=>{kept=kept===rank?null:rank;highlight(kept);
 for(const other of ranks)other.setAttribute("aria-pressed",String(other.dataset.rank===kept))};
-button.onmouseenter=()=>bringOut(rank);button.onmouseleave=()=>bringOut(kept)}
+button.onmouseenter=()=>highlight(rank);button.onmouseleave=()=>highlight(kept)}
 """
 
 
@@ -88,7 +89,7 @@ def page(topology: Topology, plan: Plan | None = None) -> str:
 
 
 def _themes() -> str:
-    """Return the colours: the system's choice, until the button sets one."""
+    """Return the colours: the system's scheme, until the button sets one."""
     light, dark = (
         f"--scheme:{name};color-scheme:{name};{variables(dark=name == 'dark')}" for name in ("light", "dark")
     )
@@ -106,14 +107,14 @@ def _rank_buttons(plan: Plan | None) -> str:
     buttons = [
         f'<button class="rank c{rank.local_rank % len(RANK_COLOURS)}" type="button" hidden aria-pressed="false" '
         f'data-rank="{rank.local_rank}">rank {rank.local_rank}</button>'
-        for rank in ([] if plan is None else plan.ranks)
+        for rank in ranks_of(plan)
     ]
-    return (
-        f'<div class="ranks" role="group" aria-label="Bring out a rank">{"".join(buttons)}</div>\n' if buttons else ""
-    )
+    if not buttons:
+        return ""
+    return f'<div class="ranks" role="group" aria-label="Highlight a rank">{"".join(buttons)}</div>\n'
 
 
 def _warnings(topology: Topology, plan: Plan | None) -> str:
-    texts = topology.warnings if plan is None else plan.warnings
+    texts = plan.warnings if plan else topology.warnings
     items = "".join(f"<li>{text_of(text)}</li>" for text in texts)
     return f"<h2>Warnings</h2>\n<ul>{items}</ul>\n" if items else ""

@@ -1,15 +1,15 @@
 """Colours and style rules. Pure.
 
-Comes in: nothing. Goes out: CSS for the SVG and the page: every colour is a variable that light and dark set, with the
-light one as fallback for programs that know no variables.
+Comes in: nothing. Goes out: CSS for the SVG and the page. Every colour is a variable with a light and a dark value; the
+light value is the fallback for programs without CSS variables.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-# Paul Tol's "light" scheme (https://personal.sron.nl/~pault/) without its grey: made for black text on colour, and for
-# any colour vision. The order is the one of all in which neighbours, which most often share a node, differ most.
+# Paul Tol's "light" scheme (https://personal.sron.nl/~pault/) without its grey: for black text on colour, and for any
+# colour vision. Of all orders, this one makes neighbours, which mostly share a node, differ most.
 RANK_COLOURS: Final = ("#77aadd", "#ee8866", "#ffaabb", "#bbcc33", "#eedd88", "#99ddff", "#44bb99", "#aaaa00")
 
 # name -> light, dark
@@ -32,7 +32,7 @@ COLOURS: Final = {
     "heat": ("#5b9bd0", "#3f7fb5"),
 }
 
-# class -> property -> colour
+# class -> fill, stroke
 _FILLS: Final = {
     "machine": ("page", None),
     "package": ("package", "line"),
@@ -53,16 +53,13 @@ _INKS: Final = {"strong": "ink", "text": "ink", "dim": "dim", "on": "on"}
 
 
 def variables(*, dark: bool) -> str:
-    """Return the declarations of all colours."""
+    """Return the declarations of all colour variables."""
     return ";".join(f"--{name}:{pair[dark]}" for name, pair in COLOURS.items())
 
 
 def rules() -> str:
-    """Return what the classes of the picture mean, beneath the class np."""
-    boxes = [
-        f".np .{name}{{{_colour('fill', fill)};{_colour('stroke', stroke) if stroke else 'stroke:none'}}}"
-        for name, (fill, stroke) in _FILLS.items()
-    ]
+    """Return the rules for the classes of the picture, below the class np."""
+    boxes = [f".np .{name}{{{_colour('fill', fill)};{_stroke(stroke)}}}" for name, (fill, stroke) in _FILLS.items()]
     inks = [f".np text.{name}{{{_colour('fill', colour)}}}" for name, colour in _INKS.items()]
     ranks = [f".np .c{i}{{fill:{colour}}}" for i, colour in enumerate(RANK_COLOURS)]
     more = (
@@ -77,6 +74,10 @@ def rules() -> str:
         f".np .hatched{{{_colour('fill', 'l3')}}}",
     )
     return "\n".join((*more, *boxes, *inks, *ranks))
+
+
+def _stroke(name: str | None) -> str:
+    return _colour("stroke", name) if name else "stroke:none"
 
 
 def _colour(what: str, name: str) -> str:

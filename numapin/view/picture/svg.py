@@ -1,6 +1,7 @@
 """The boxes as SVG. Pure.
 
-Comes in: a `Picture`. Goes out: an SVG element; with its own style, a file that follows the reader's light or dark.
+Comes in: a `Picture`. Goes out: an SVG element; or a file with its own style, which follows the reader's light or dark
+scheme.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.view.picture.boxes import BoxKind
 from numapin.view.picture.style import RANK_COLOURS, rules, variables
+from numapin.view.words import known
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,14 +32,14 @@ _ROUND: Final = {
 
 
 def svg(picture: Picture) -> str:
-    """Return a file of its own."""
+    """Return the text of an SVG file."""
     light, dark = (f".np{{{variables(dark=dark)}}}" for dark in (False, True))
     style = f"<style>{light}\n@media (prefers-color-scheme:dark){{{dark}}}\n{rules()}{striped(picture)}</style>"
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{element(picture, style=style)}\n'
 
 
 def element(picture: Picture, *, style: str = "") -> str:
-    """Return the SVG element, for a page that has the style, or with it."""
+    """Return the SVG element; a page that has the rules of its own needs no `style`."""
     box = picture.box
     width, height = _number(box.width), _number(box.height)
     head = (
@@ -49,16 +51,18 @@ def element(picture: Picture, *, style: str = "") -> str:
 
 
 def striped(picture: Picture) -> str:
-    """Return the rules that fill what several ranks share: a page that refuses style attributes takes these."""
-    return "".join(f"\n.np .{_shared(ranks)}{{fill:url(#np-{_shared(ranks)})}}" for ranks in _sharing(picture.box))
+    """Return the rules that fill boxes of several ranks with stripes; a page need not allow style attributes."""
+    names = map(_stripes_name, _sharing(picture.box))
+    return "".join(f"\n.np .{name}{{fill:url(#np-{name})}}" for name in names)
 
 
 def _sharing(box: Box) -> list[tuple[int, ...]]:
+    """Return every set of ranks that shares a box."""
     return sorted({part.ranks for part in box.walk() if len(part.ranks) > 1})
 
 
 def _definitions(box: Box) -> str:
-    """Return the hatch of what is not allowed, and a striped fill for every set of ranks that shares something."""
+    """Return the hatch of CPUs that are not allowed, and a striped fill for every set of ranks that shares a box."""
     hatch = (
         '<pattern id="np-off" width="4" height="4" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
         '<rect class="hatched" width="4" height="4"/><path class="hatch" d="M0 0V4"/></pattern>'
@@ -68,19 +72,16 @@ def _definitions(box: Box) -> str:
 
 def _stripes(ranks: tuple[int, ...]) -> str:
     step = 1 / len(ranks)
-    stops = "".join(
-        f'<stop offset="{_number(offset, 4)}" stop-color="{_colour(rank)}"/>'
-        for i, rank in enumerate(ranks)
-        for offset in (i * step, (i + 1) * step)
-    )
-    return f'<linearGradient id="np-{_shared(ranks)}">{stops}</linearGradient>'
+    edges = ((rank, offset) for i, rank in enumerate(ranks) for offset in (i * step, (i + 1) * step))
+    stops = "".join(f'<stop offset="{_number(offset, 4)}" stop-color="{_colour(rank)}"/>' for rank, offset in edges)
+    return f'<linearGradient id="np-{_stripes_name(ranks)}">{stops}</linearGradient>'
 
 
 def _drawn(box: Box) -> Iterator[str]:
-    place = f' transform="translate({_number(box.x)} {_number(box.y)})"' if box.x or box.y else ""
-    ranks = f' data-ranks="{" ".join(map(str, box.ranks))}"' if box.ranks else ""
+    place = f"translate({_number(box.x)} {_number(box.y)})" if box.x or box.y else ""
+    attributes = _attributes(("transform", place), ("data-ranks", " ".join(map(str, box.ranks))))
     title = f"<title>{escape(box.title)}</title>" if box.title else ""
-    yield f"<g{place}{ranks}>{title}{_rectangle(box)}{''.join(map(_text, box.labels))}"
+    yield f"<g{attributes}>{title}{_rectangle(box)}{''.join(map(_text, box.labels))}"
     for child in box.children:
         yield from _drawn(child)
     yield "</g>"
@@ -89,16 +90,27 @@ def _drawn(box: Box) -> Iterator[str]:
 def _rectangle(box: Box) -> str:
     if box.kind is BoxKind.PLAIN:
         return ""
-    classes = [
-        box.kind.value,
-        *(["off"] if box.off else []),
-        *([f"c{box.ranks[0] % len(RANK_COLOURS)}"] if len(box.ranks) == 1 else []),
-        *([_shared(box.ranks)] if len(box.ranks) > 1 else []),
-    ]
-    heat = f' fill-opacity="{_number(box.heat, 2)}"' if box.heat is not None else ""
-    rounded = f' rx="{_ROUND[box.kind]}"' if box.kind in _ROUND else ""
-    size = f'width="{_number(box.width)}" height="{_number(box.height)}"'
-    return f'<rect class="{" ".join(classes)}" {size}{rounded}{heat}/>'
+    classes = filter(None, (box.kind.value, "off" if box.off else "", _fill(box.ranks)))
+    attributes = _attributes(
+        ("class", " ".join(classes)),
+        ("width", _number(box.width)),
+        ("height", _number(box.height)),
+        ("rx", known(_ROUND.get(box.kind))),
+        ("fill-opacity", "" if box.heat is None else _number(box.heat, 2)),
+    )
+    return f"<rect{attributes}/>"
+
+
+def _attributes(*pairs: tuple[str, str]) -> str:
+    """Return the attributes that have a value."""
+    return "".join(f' {name}="{value}"' for name, value in pairs if value)
+
+
+def _fill(ranks: tuple[int, ...]) -> str:
+    """Return the class for the colour of one rank, or for the stripes of several."""
+    if len(ranks) == 1:
+        return f"c{ranks[0] % len(RANK_COLOURS)}"
+    return _stripes_name(ranks) if ranks else ""
 
 
 def _text(label: Label) -> str:
@@ -107,7 +119,7 @@ def _text(label: Label) -> str:
     return f'<text class="{classes}" {place}>{escape(label.text)}</text>'
 
 
-def _shared(ranks: tuple[int, ...]) -> str:
+def _stripes_name(ranks: tuple[int, ...]) -> str:
     return "r" + "-".join(map(str, ranks))
 
 

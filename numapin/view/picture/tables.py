@@ -1,7 +1,7 @@
-"""What the picture shows, as HTML tables. Pure.
+"""The facts of the picture as HTML tables. Pure.
 
-Comes in: a `Topology`, where the ranks are, and a `Plan` or none. Goes out: tables for those who see no picture,
-or want the exact facts; those of each node are folded and open by keyboard.
+Comes in: a `Topology`, the places of ranks, and optionally a `Plan`. Goes out: tables with the exact facts, which
+screen readers can read; the details of each node are folded and can be opened by keyboard.
 """
 
 from __future__ import annotations
@@ -11,77 +11,72 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.base import cpu_set
 from numapin.base.printable import printable
-from numapin.base.sizes import gib
-from numapin.view.words import NODE_KINDS, pcie_link, policy
+from numapin.view.words import NODE_KINDS, known, on_node, pcie_link, policy, size_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from numapin.plan.model import Plan
-    from numapin.topology.model import Gpu, Node, Topology
+    from numapin.plan.model import Plan, RankPlan
+    from numapin.topology.model import Core, Gpu, Node, Topology
     from numapin.view.marks import Marks
 
 _LONGEST: Final = 500  # characters of a cell
+_NODE_HEADINGS: Final = (
+    *("node", "kind", "package", "CPUs", "memory", "free", "GPUs", "NICs"),
+    *("ranks on CPUs", "ranks in memory"),
+)
+_RANK_HEADINGS: Final = ("rank", "GPU", "node", "CPUs", "memory", "threads", "as requested", "reason")
+_GPU_HEADINGS: Final = ("GPU", "CUDA", "model", "PCI address", "UUID", "link", "node from", "rank")
 
 
 def nodes_table(topology: Topology, marks: Marks) -> str:
-    """Return the nodes with their CPUs, memory, devices and ranks; the last row is what has no known node."""
-    heads = (
-        "node",
-        "kind",
-        "package",
-        "CPUs",
-        "memory",
-        "free",
-        "GPUs",
-        "NICs",
-        "ranks on CPUs",
-        "ranks in memory",
-    )
+    """Return the nodes with their CPUs, memory, devices and ranks; the last row has the devices of unknown node."""
     rows = [_node_row(topology, marks, node) for node in topology.nodes]
-    lost = (
-        [gpu.label for gpu in topology.gpus if gpu.node is None],
-        [nic.name for nic in topology.nics if nic.node is None],
-    )
+    lost = _device_cells(topology, None)
     if any(lost):
-        rows.append(("unknown", "", "", "", "", "", ", ".join(lost[0]), ", ".join(lost[1]), "", ""))
-    return f"<h2>Nodes</h2>\n{_table('The picture as a table: what belongs to each NUMA node', heads, rows)}"
+        rows.append(("unknown", "", "", "", "", "", *lost, "", ""))
+    return f"<h2>Nodes</h2>\n{_table('The picture as a table: the parts of each NUMA node', _NODE_HEADINGS, rows)}"
 
 
 def _node_row(topology: Topology, marks: Marks, node: Node) -> tuple[str, ...]:
     return (
         str(node.id),
         NODE_KINDS[node.kind] or "CPUs",
-        "" if node.package is None else str(node.package),
+        known(node.package),
         str(node.cpus),
-        "" if node.memory_bytes is None else gib(node.memory_bytes),
-        "" if node.free_bytes is None else gib(node.free_bytes),
-        ", ".join(gpu.label for gpu in topology.gpus if gpu.node == node.id),
-        ", ".join(nic.name for nic in topology.nics if nic.node == node.id),
+        size_of(node.memory_bytes),
+        size_of(node.free_bytes),
+        *_device_cells(topology, node.id),
         cpu_set.render(marks.on(node.cpus)),
         cpu_set.render(marks.memory.get(node.id, ())),
     )
 
 
+def _device_cells(topology: Topology, node: int | None) -> tuple[str, str]:
+    """Return the GPUs and the network devices of a node; None: of unknown node."""
+    gpus, nics = on_node(topology.gpus, node), on_node(topology.nics, node)
+    return ", ".join(gpu.label for gpu in gpus), ", ".join(nic.name for nic in nics)
+
+
 def plan_table(plan: Plan | None) -> str:
-    """Return what each rank gets, and why; "" without a plan."""
+    """Return each rank's binding and the reason for it; "" without a plan."""
     if plan is None:
         return ""
-    rows = [
-        (
-            str(rank.local_rank),
-            "" if rank.gpu is None else f"gpu{rank.gpu.index}",
-            "" if rank.node is None else str(rank.node),
-            str(rank.cpus),
-            policy(rank),
-            str(rank.num_threads),
-            "yes" if rank.exact else "no",
-            rank.reason,
-        )
-        for rank in plan.ranks
-    ]
-    heads = ("rank", "GPU", "node", "CPUs", "memory", "threads", "as asked", "reason")
-    return f"<h2>Ranks</h2>\n{_table('What each rank gets, and why', heads, rows)}\n"
+    rows = map(_rank_row, plan.ranks)
+    return f"<h2>Ranks</h2>\n{_table('The binding of each rank, and why', _RANK_HEADINGS, rows)}\n"
+
+
+def _rank_row(rank: RankPlan) -> tuple[str, ...]:
+    return (
+        str(rank.local_rank),
+        f"gpu{rank.gpu.index}" if rank.gpu else "",
+        known(rank.node),
+        str(rank.cpus),
+        policy(rank),
+        str(rank.num_threads),
+        "yes" if rank.exact else "no",
+        rank.reason,
+    )
 
 
 def node_details(topology: Topology, marks: Marks) -> str:
@@ -90,21 +85,12 @@ def node_details(topology: Topology, marks: Marks) -> str:
 
 
 def _details(topology: Topology, marks: Marks, node: Node) -> str:
-    """Return a node's cores, devices and distances, folded; a keyboard opens it."""
-    cores = [
-        (
-            str(core.id),
-            str(core.cpus),
-            "" if core.l3 is None else str(core.l3),
-            cpu_set.render(marks.on(core.cpus)),
-        )
-        for core in topology.cores
-        if core.node == node.id
-    ]
-    gpus = [_gpu_row(gpu, marks) for gpu in topology.gpus if gpu.node == node.id]
+    """Return a node's GPUs, cores and distances, folded."""
+    gpus = [_gpu_row(gpu, marks) for gpu in on_node(topology.gpus, node.id)]
+    cores = [_core_row(core, marks) for core in on_node(topology.cores, node.id)]
     distances = [(str(other), str(distance)) for other, distance in sorted(node.distances.items())]
     tables = (
-        _table("GPUs", ("GPU", "CUDA", "model", "PCI address", "UUID", "link", "node from", "rank"), gpus),
+        _table("GPUs", _GPU_HEADINGS, gpus),
         _table("Cores", ("core", "CPUs", "L3 group", "ranks"), cores),
         _table("Distances", ("to node", "distance"), distances),
     )
@@ -114,14 +100,18 @@ def _details(topology: Topology, marks: Marks, node: Node) -> str:
 def _gpu_row(gpu: Gpu, marks: Marks) -> tuple[str, ...]:
     return (
         gpu.label,
-        "" if gpu.cuda_index is None else str(gpu.cuda_index),
-        gpu.name or "",
-        gpu.pci or "",
-        gpu.uuid or "",
+        known(gpu.cuda_index),
+        known(gpu.name),
+        known(gpu.pci),
+        known(gpu.uuid),
         pcie_link(gpu.pcie),
-        gpu.node_source.value if gpu.node_source else "",
+        known(gpu.node_source),
         cpu_set.render(marks.gpus.get(gpu.index, ())),
     )
+
+
+def _core_row(core: Core, marks: Marks) -> tuple[str, ...]:
+    return str(core.id), str(core.cpus), known(core.l3), cpu_set.render(marks.on(core.cpus))
 
 
 def _table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -142,5 +132,5 @@ def _row(texts: Sequence[str]) -> str:
 
 
 def text_of(text: str) -> str:
-    """Return a text as HTML, whatever is in it; a very long one is cut."""
+    """Return any text as HTML; a very long one is cut."""
     return escape(printable(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"))

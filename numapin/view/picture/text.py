@@ -1,6 +1,6 @@
-"""Text of a known greatest width. Pure.
+"""Text with an upper bound on its width. Pure.
 
-Comes in: names that may come from a file that somebody else wrote. Goes out: text that can be shown, and that fits.
+Comes in: text, perhaps from an untrusted file. Goes out: printable text that fits.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ from numapin.base.printable import printable
 
 _LONGEST_TITLE: Final = 300  # characters of a tooltip
 
-# Widths in em, at least those of DejaVu Sans and Verdana, the widest of the usual sans-serif fonts.
+# Widths in em, for the widest of the common sans-serif fonts, DejaVu Sans and Verdana.
 _NARROW: Final = frozenset(" !'(),-./:;I[]`fijlrt|·")
 _BROAD: Final = frozenset("#%&+<=>@GMNOQWmw~…")
 _BOLD: Final = 1.13
 
 
 def title_text(*facts: str) -> str:
-    """Join facts, without empty ones, a line each; a long one is cut."""
+    """Return the facts that are known, one per line; a long one is cut."""
     return "\n".join(_cut(printable(fact), _LONGEST_TITLE) for fact in facts if fact)
 
 
 def width_of(text: str, size: float, *, bold: bool = False) -> float:
-    """Return the width that the text needs at most, in the unit of the font size."""
+    """Return an upper bound on the width of the text, in the unit of the font size."""
     return sum(map(_em, text)) * size * (_BOLD if bold else 1)
 
 
 def fit(text: str, width: float, size: float, *, bold: bool = False) -> str:
-    """Shorten a text to a width; "" where not even two characters and the mark of what is missing fit."""
-    shown = printable(text[: int(width) + 1])  # no character is narrower than one unit
+    """Cut a text to a width, with "…" at the end; "" if not even two characters and "…" fit."""
+    shown = printable(text[: int(width) + 1])  # every character is at least one unit wide
     if shown == printable(text) and width_of(shown, size, bold=bold) <= width:
         return shown
     while shown and width_of(f"{shown}…", size, bold=bold) > width:

@@ -1,4 +1,4 @@
-"""Should you pin? The sum, the verdict, and what is lowered first; sizes as people write them."""
+"""The advice on pinning: the calculation, the verdict, and what is reduced first. Sizes with units."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def _remedy(loader: Loader, room_bytes: int | None, num_gpus: int = 1) -> tuple[
     return advice.verdict, advice.remedy
 
 
-def test_the_sum_is_shown() -> None:
-    """Workers times prefetch factor times batch, a rank and for all ranks, beside what there is room for."""
+def test_the_calculation_is_shown() -> None:
+    """The reason has workers times prefetch factor times batch size, per rank and for all ranks, and the limit."""
     advice = advise(_loader(ranks=8), LockRoom(num_bytes=1 << 30, reason="a test"), num_gpus=8, shm_free_bytes=None)
     assert advice.verdict is PinVerdict.PIN
     assert advice.reason == (
-        "4 workers x 2 x 50.0 MiB = 400.0 MiB a rank, 3.1 GiB for 8 of them; "
-        "up to 1.0 GiB a rank can be pinned (a test)"
+        "4 workers x 2 batches x 50.0 MiB = 400.0 MiB per rank, 3.1 GiB for 8 ranks; "
+        "up to 1.0 GiB per rank can be pinned (a test)"
     )
     assert (advice.footprint_bytes, advice.room_bytes) == (400 * MIB, 1 << 30)
 
@@ -41,11 +41,11 @@ def test_the_sum_is_shown() -> None:
         (200, "DataLoader(…, prefetch_factor=1)"),
         (199, "DataLoader(…, prefetch_factor=1, num_workers=3)"),
         (50, "DataLoader(…, prefetch_factor=1, num_workers=1)"),
-        (49, "a batch of at most 49.0 MiB, one at a time; last, where that cannot be: DataLoader(…, pin_memory=False)"),
+        (49, "batches of at most 49.0 MiB, one at a time; if that is not possible: DataLoader(…, pin_memory=False)"),
     ],
 )
-def test_what_is_lowered_first(room_mib: int, start: str) -> None:
-    """Prefetching before workers, workers before the batch, and pinning last."""
+def test_what_is_reduced_first(room_mib: int, start: str) -> None:
+    """Prefetching is reduced before workers, workers before the batch; not pinning comes last."""
     verdict, remedy = _remedy(_loader(), room_mib * MIB)
     assert (remedy or "").startswith(start)
     assert verdict is (PinVerdict.PIN if room_mib == 400 else PinVerdict.LOWER)
@@ -57,8 +57,8 @@ def test_what_is_lowered_first(room_mib: int, start: str) -> None:
     batch=st.integers(1, 1 << 33),
     room=st.integers(0, 1 << 40),
 )
-def test_what_is_advised_fits(workers: int, prefetch: int, batch: int, room: int) -> None:
-    """Whatever values the remedy names, they are lower than before, at least 1, and fit the room."""
+def test_the_advice_fits(workers: int, prefetch: int, batch: int, room: int) -> None:
+    """The values that the remedy names are at least 1, not more than before, and fit the limit."""
     verdict, remedy = _remedy(_loader(workers=workers, prefetch=prefetch, batch=batch), room)
     named = dict(part.split("=") for part in (remedy or "").rstrip(")").split(", ")[1:] if "=" in part)
     if verdict is PinVerdict.LOWER and "prefetch_factor" in named:
@@ -73,26 +73,26 @@ def test_what_is_advised_fits(workers: int, prefetch: int, batch: int, room: int
 
 
 def test_without_gpu_or_without_numbers() -> None:
-    """Nothing to copy to, nothing asked, no bound known: no verdict but the reason."""
+    """Without a GPU pinning is useless; without a loader or a known limit there is no verdict."""
     assert _remedy(_loader(), 1 << 30, num_gpus=0)[0] is PinVerdict.USELESS
     assert _remedy(_loader(), None) == (None, None)
     advice = advise(None, LockRoom(num_bytes=MIB, reason="a test"), num_gpus=1, shm_free_bytes=0)
     assert (advice.verdict, advice.footprint_bytes) == (None, None)
-    assert advice.reason == "up to 1.0 MiB a rank can be pinned (a test)"
+    assert advice.reason == "up to 1.0 MiB per rank can be pinned (a test)"
 
 
 @pytest.mark.parametrize(
-    ("workers", "free_mib", "told"), [(4, 799, True), (4, 800, False), (4, None, False), (0, 1, False)]
+    ("workers", "free_mib", "reported"), [(4, 799, True), (4, 800, False), (4, None, False), (0, 1, False)]
 )
-def test_a_small_shm_is_told(workers: int, free_mib: int | None, *, told: bool) -> None:
-    """All ranks' batches pass through /dev/shm with torch's workers; without workers none do."""
+def test_a_small_shm_is_reported(workers: int, free_mib: int | None, *, reported: bool) -> None:
+    """With workers, the batches of all ranks must fit into /dev/shm; without workers they do not use it."""
     room, free = LockRoom(num_bytes=1 << 40, reason="a test"), None if free_mib is None else free_mib * MIB
     advice = advise(_loader(workers=workers, ranks=2), room, num_gpus=2, shm_free_bytes=free)
-    assert ("too little for torch's loader" in advice.reason) == told
+    assert ("too little for torch's loader" in advice.reason) == reported
 
 
-def test_no_workers_have_one_batch() -> None:
-    """Without workers nothing is fetched ahead."""
+def test_without_workers_there_is_one_batch() -> None:
+    """Without workers, no batch is loaded ahead."""
     assert _loader(workers=0, prefetch=9).footprint_bytes == 50 * MIB
 
 
@@ -124,5 +124,5 @@ def test_bad_sizes(text: str) -> None:
     ],
 )
 def test_sizes_are_shown(num_bytes: int, text: str) -> None:
-    """The largest unit that leaves a 1 before the point, up to T."""
+    """A size has the largest unit, up to TiB, that leaves at least 1 before the point."""
     assert sizes.render(num_bytes) == text

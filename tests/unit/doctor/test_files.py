@@ -1,4 +1,4 @@
-"""Checks that read files below a root: each with a machine where all is well, one where it is not, and broken files."""
+"""Checks that read files below a root, each on sound and faulty machines and with broken files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from numapin.doctor.examine import FROM_FILES, FROM_LIVE, NOT_ASKED
+from numapin.doctor.examine import FROM_FILES, FROM_LIVE, NOT_CHECKED
 from numapin.doctor.files import read_confinement, read_module_version
 from numapin.doctor.model import DoctorSeverity
 from tests.doctor.given import findings, live, machine, put
@@ -29,36 +29,41 @@ CASES: list[tuple[str, dict[str, str | bytes | None], DoctorSeverity | None, str
     ("nodes", {}, OK, "2 nodes with CPUs on 2 packages"),
     ("nodes", {"proc/cmdline": "quiet numa=off ro"}, WARNING, "started with numa=off"),
     ("nodes", {"proc/cmdline": "quiet xnuma=off"}, OK, "2 nodes"),
-    ("gpu-nodes", {}, OK, "the node of each GPU is known (2)"),
+    ("gpu-nodes", {}, OK, "known for all GPUs (2)"),
     ("gpu-nodes", {f"{GPU}/numa_node": "-1", f"{GPU}/local_cpulist": "", f"{GPU}/local_cpus": "0"}, WARNING, "-1"),
     ("cpuset", {}, OK, "nodes 0-1 may be used"),
-    ("cpuset", {"proc/self/status": STATUS.format("0-15:1/2", "0-1")}, ERROR, "not the CPUs of node 1 (gpu0)"),
-    ("cpuset", {"proc/self/status": STATUS.format("0-15", "1")}, ERROR, "not the memory of node 0 (gpu1)"),
+    ("cpuset", {"proc/self/status": STATUS.format("0-15:1/2", "0-1")}, ERROR, "no CPU of node 1 (gpu0)"),
+    ("cpuset", {"proc/self/status": STATUS.format("0-15", "1")}, ERROR, "no memory of node 0 (gpu1)"),
     (
         "cpuset",
         {"proc/self/status": STATUS.format("0-3", "0-1")},
         NOTE,
         "only 2 of 8 CPUs of node 0, 2 of 8 CPUs of node 1 may be used",
     ),
-    ("node-memory", {}, OK, "50% or more free on every node"),
-    ("node-memory", {f"{NODE1}/meminfo": FULL}, WARNING, "node 1: 1.0% free"),
+    ("node-memory", {}, OK, "at least 50% free on every node"),
+    ("node-memory", {f"{NODE1}/meminfo": FULL}, WARNING, "almost full: node 1 (free: 50.0% of node 0, 1.0% of node 1)"),
     ("memlock", {"proc/self/limits": LIMITS.format("unlimited")}, OK, "unlimited"),
-    ("memlock", {"proc/self/limits": LIMITS.format("65536")}, NOTE, "limited to 64.0 KiB; no InfiniBand"),
-    ("memlock", {}, None, "does not tell"),
-    ("swap", {"proc/meminfo": SWAP.format(500000)}, OK, "none of 488.3 MiB is in use"),
+    ("memlock", {"proc/self/limits": LIMITS.format("65536")}, NOTE, "limited to 64.0 KiB; no InfiniBand was found"),
+    ("memlock", {}, None, "does not show it"),
+    ("swap", {"proc/meminfo": SWAP.format(500000)}, OK, "0 B of 488.3 MiB in use"),
     ("swap", {"proc/meminfo": SWAP.format(499000)}, NOTE, "1000.0 KiB of 488.3 MiB"),
     ("swap", {"proc/meminfo": SWAP.format(400000)}, WARNING, "97.7 MiB of 488.3 MiB"),
-    ("swap", {"proc/meminfo": "MemTotal: 1 kB\nSwapTotal: 0 kB\nSwapFree: 0 kB\n"}, OK, "there is none"),
+    ("swap", {"proc/meminfo": "MemTotal: 1 kB\nSwapTotal: 0 kB\nSwapFree: 0 kB\n"}, OK, "no swap"),
     ("pcie-link", {}, OK, "PCIe 4 x16"),
-    ("pcie-link", {f"{GPU}/current_link_speed": "2.5 GT/s PCIe"}, NOTE, "gpu0 PCIe 1 x16 of PCIe 4 x16: idle"),
-    ("pcie-link", {f"{GPU}/current_link_width": "8"}, NOTE, "gpu0 PCIe 4 x8 of PCIe 4 x16: idle"),
+    (
+        "pcie-link",
+        {f"{GPU}/current_link_speed": "2.5 GT/s PCIe"},
+        NOTE,
+        "gpu0 runs at PCIe 1 x16 instead of PCIe 4 x16; idle",
+    ),
+    ("pcie-link", {f"{GPU}/current_link_width": "8"}, NOTE, "gpu0 runs at PCIe 4 x8 instead of PCIe 4 x16; idle"),
     (
         "pcie-link",
         {f"{GPU}/current_link_width": "8", f"{PORT}/max_link_width": "8", f"{PORT}/max_link_speed": "32.0 GT/s PCIe"},
         WARNING,
-        "gpu0 can do PCIe 4 x16, its slot PCIe 5 x8",
+        "gpu0 supports PCIe 4 x16, but its slot only PCIe 5 x8",
     ),
-    ("pcie-link", {f"{PORT}/max_link_width": "1"}, OK, "x16"),  # a made-up port: the link is wider than it
+    ("pcie-link", {f"{PORT}/max_link_width": "1"}, OK, "x16"),  # a hypervisor's port, narrower than the link
     ("iommu", {"sys/class/iommu/dmar0/name": "", f"{GPU}/iommu_group/type": "DMA-FQ"}, WARNING, "for gpu0 (DMA-FQ)"),
     (
         "iommu",
@@ -67,15 +72,20 @@ CASES: list[tuple[str, dict[str, str | bytes | None], DoctorSeverity | None, str
         "passes through (identity)",
     ),
     ("iommu", {"sys/class/iommu/dmar0/name": "", "proc/cmdline": "iommu=pt"}, OK, "passes through (iommu=pt)"),
-    ("iommu", {"sys/class/iommu/dmar0/name": "", "proc/cmdline": "ro"}, NOTE, "is not told"),
+    (
+        "iommu",
+        {"sys/class/iommu/dmar0/name": "", "proc/cmdline": "ro"},
+        NOTE,
+        "GPUs is unknown",
+    ),
     ("iommu", {}, None, "the capture has no such file"),
     ("numa-balancing", {"proc/sys/kernel/numa_balancing": "0"}, OK, "off"),
     ("numa-balancing", {"proc/sys/kernel/numa_balancing": "1"}, WARNING, "on (1)"),
     ("numa-balancing", {}, None, "the capture has no such file"),
     ("huge-pages", {f"{THP}/enabled": "always [madvise] never"}, OK, "madvise"),
-    ("huge-pages", {f"{THP}/enabled": "always madvise [never]"}, NOTE, "never"),
+    ("huge-pages", {f"{THP}/enabled": "always madvise [never]"}, NOTE, "off (never)"),
     ("shmem-huge-pages", {f"{THP}/shmem_enabled": "always within_size [advise] never deny force"}, OK, "advise"),
-    ("shmem-huge-pages", {f"{THP}/shmem_enabled": "always within_size advise never [deny] force"}, NOTE, "deny"),
+    ("shmem-huge-pages", {f"{THP}/shmem_enabled": "always within_size advise never [deny] force"}, NOTE, "off (deny)"),
     ("governor", {f"{CPU0}/scaling_governor": "performance"}, OK, "performance (CPUs: 1)"),
     ("governor", {f"{CPU0}/scaling_governor": "powersave"}, WARNING, "powersave (CPUs: 1)"),
     (
@@ -85,19 +95,19 @@ CASES: list[tuple[str, dict[str, str | bytes | None], DoctorSeverity | None, str
         "driver intel_pstate",
     ),
     ("governor", {f"{CPU0}/scaling_governor": "schedutil"}, NOTE, "schedutil"),
-    ("smt", {"sys/devices/system/cpu/smt/control": "on"}, NOTE, "2 threads a core (control: on)"),
+    ("smt", {"sys/devices/system/cpu/smt/control": "on"}, NOTE, "2 CPUs per core (control: on)"),
     ("kernel", {"proc/sys/kernel/osrelease": "5.15.0-1-generic"}, OK, "Linux 5.15.0-1-generic"),
-    ("kernel", {"proc/sys/kernel/osrelease": "5.14.0"}, NOTE, "only the first is preferred"),
+    ("kernel", {"proc/sys/kernel/osrelease": "5.14.0"}, NOTE, "only the first of several nodes is preferred"),
     ("kernel", {"proc/sys/kernel/osrelease": "4.18.0-553.el8"}, WARNING, "pidfds"),
     ("kernel", {"proc/version": "Linux version 6.8.0 (gcc) #1"}, OK, "Linux 6.8.0"),
 ]
 
 
 @pytest.mark.parametrize(("check", "files", "severity", "words"), CASES)
-def test_a_check_sees_what_the_files_say(
+def test_checks_of_files(
     check: str, files: dict[str, str | bytes | None], severity: DoctorSeverity | None, words: str, tmp_path: Path
 ) -> None:
-    """Each file that is well or not leads to its severity, with what was seen; what is wrong has a remedy."""
+    """Each content of a file leads to its severity and text; a fault has a remedy."""
     root = machine(tmp_path)
     put(root, files)
     finding = findings(root)[check]
@@ -126,8 +136,8 @@ FILES = {
     "content", [None, b"", b"\xff\x00[\n", b"-1", b"9" * 5000], ids=["directory", "empty", "binary", "-1", "digits"]
 )
 @pytest.mark.parametrize("path", FILES)
-def test_a_broken_file_is_no_finding(path: str, content: bytes | None, tmp_path: Path) -> None:
-    """What cannot be read, or makes no sense, is not known, or as if it were not there: no alarm, no crash."""
+def test_a_broken_file_is_not_a_fault(path: str, content: bytes | None, tmp_path: Path) -> None:
+    """A file that cannot be read or makes no sense counts as unknown or absent."""
     root = machine(tmp_path)
     before = findings(root)[FILES[path]]
     put(root, {path: content})
@@ -135,25 +145,25 @@ def test_a_broken_file_is_no_finding(path: str, content: bytes | None, tmp_path:
     assert after.severity in (before.severity, None)
 
 
-def test_a_captured_machine_is_not_asked_what_only_a_live_one_knows(tmp_path: Path) -> None:
-    """All live checks are there, each says why it was not made; with a live machine none is left out."""
+def test_live_checks_are_skipped_on_a_capture(tmp_path: Path) -> None:
+    """On a capture, each live check says why it was not made; on the running machine all are made."""
     root = machine(tmp_path)
     captured, asked = findings(root), findings(root, answers=live())
     names = {check.name for check, _ in FROM_LIVE}
-    assert {name for name, finding in captured.items() if finding.what == NOT_ASKED} == names
+    assert {name for name, finding in captured.items() if finding.what == NOT_CHECKED} == names
     assert all(captured[name].severity is None for name in names)
     assert len(captured) == len(asked) == len(FROM_FILES) + len(FROM_LIVE)
     assert all(asked[name].severity is OK for name in names)
 
 
-def test_what_a_live_kernel_lacks_is_well(tmp_path: Path) -> None:
-    """No IOMMU, no balancing and no governor on a running machine means that there is none."""
+def test_absent_files_of_a_live_kernel_are_ok(tmp_path: Path) -> None:
+    """On the running machine, absent files mean that it has no IOMMU, balancing or governor."""
     found = findings(machine(tmp_path), answers=live())
     assert {found[name].severity for name in ("iommu", "numa-balancing", "governor")} == {OK}
 
 
 def test_infiniband_under_a_limit(tmp_path: Path) -> None:
-    """With InfiniBand a limit is a warning, unless the process may pass it."""
+    """With InfiniBand, a limit is a warning, unless a capability lifts it."""
     root = machine(tmp_path, "2pkg-8node-smt2-8gpu-pairs")
     put(root, {"proc/self/limits": LIMITS.format("65536")})
     assert findings(root, answers=live())["memlock"].severity is WARNING
@@ -162,37 +172,39 @@ def test_infiniband_under_a_limit(tmp_path: Path) -> None:
 
 
 def test_one_node_needs_no_balancing_off(tmp_path: Path) -> None:
-    """Automatic balancing has nothing to do where there is one node."""
+    """With one node, automatic balancing has nothing to do."""
     root = machine(tmp_path, "1node-16cpu-1gpu-vm")
     put(root, {"proc/sys/kernel/numa_balancing": "1"})
     found = findings(root)
     assert (found["numa-balancing"].severity, found["nodes"].severity) == (OK, OK)
 
 
-def test_the_cgroup_that_cuts_off_is_named(tmp_path: Path) -> None:
-    """The remedy has the CPUs and nodes that are missing; of the cgroups only those that may limit CPUs are told."""
+def test_the_limiting_cgroup_is_named(tmp_path: Path) -> None:
+    """The remedy has the missing CPUs and nodes; only cgroups that may limit CPUs are named."""
     root = machine(tmp_path, "4node-cpuset-3gpu")
     put(root, {"proc/self/cgroup": "9:cpuset:/jobs/7\n4:memory:/m\nbroken\n0::/unified\n"})
     finding = findings(root)["cpuset"]
     assert finding.severity is ERROR
-    cut_off = "not the CPUs of node 2 (gpu1), not the memory of node 2 (gpu1); cgroup: cpuset:/jobs/7, v2:/unified"
-    assert finding.what.endswith(cut_off)
+    assert finding.what == (
+        "no CPU of node 2 (gpu1) and no memory of node 2 (gpu1) may be used; "
+        "allowed: CPUs 0-3,12-15 and memory of nodes 0,3; cgroup: cpuset:/jobs/7, v2:/unified"
+    )
     assert "--cpuset-cpus 0-3,8-15 --cpuset-mems 0,2-3" in (finding.remedy or "")
 
 
 def test_hidden_and_mixed_up_nodes(tmp_path: Path) -> None:
-    """Nodes that all list the same CPUs are told."""
+    """Nodes that all list the same CPUs are a warning."""
     assert findings(machine(tmp_path / "a", "2node-every-node-lists-all"))["nodes"].severity is WARNING
 
 
-def test_gpus_that_only_nvml_or_nobody_places(tmp_path: Path) -> None:
-    """Eight GPUs without a node are one finding, with --gpu-nodes in the remedy."""
+def test_gpus_of_unknown_node(tmp_path: Path) -> None:
+    """Eight GPUs of unknown node are one finding, with --gpu-nodes in the remedy."""
     finding = findings(machine(tmp_path, "2node-48cpu-8gpu-nosysfs"))["gpu-nodes"]
     assert (finding.severity, finding.what) == (
         WARNING,
-        "no source knows the node of gpu0-7; the kernel says numa_node -1",
+        "no source reports the node of gpu0-7; the kernel says numa_node -1",
     )
-    assert (finding.remedy or "").startswith("numapin run --gpu-nodes 0=NODE,1=NODE,… ")
+    assert (finding.remedy or "").startswith("numapin run --gpu-nodes 0=NODE,1=NODE,… …; to measure the nodes: ")
 
 
 @pytest.mark.parametrize(
@@ -206,14 +218,14 @@ def test_gpus_that_only_nvml_or_nobody_places(tmp_path: Path) -> None:
         (None, None),
     ],
 )
-def test_the_module_says_its_version(text: str | bytes | None, version: str | None, tmp_path: Path) -> None:
-    """The open and the closed kernel module write it differently; anything else is unknown."""
+def test_module_version(text: str | bytes | None, version: str | None, tmp_path: Path) -> None:
+    """The open and the closed kernel module write their version differently; anything else is unknown."""
     put(tmp_path, {"proc/driver/nvidia/version": text})
     assert read_module_version(tmp_path) == version
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "confinement"),
     [
         ("Name:\tpython\nCapEff:\t0000000000804000\nSeccomp:\t2\nSeccomp_filters:\t1\n", (2, (1 << 23) | (1 << 14))),
         ("CapEff:\tzz\nSeccomp:\t\n", (None, None)),
@@ -221,7 +233,7 @@ def test_the_module_says_its_version(text: str | bytes | None, version: str | No
         (None, (None, None)),
     ],
 )
-def test_confinement(text: str | bytes | None, told: tuple[int | None, int | None], tmp_path: Path) -> None:
-    """Seccomp mode and capabilities of the process, as far as the kernel tells them."""
+def test_confinement(text: str | bytes | None, confinement: tuple[int | None, int | None], tmp_path: Path) -> None:
+    """Seccomp mode and capabilities of the process; None if unknown."""
     put(tmp_path, {"proc/self/status": text})
-    assert read_confinement(tmp_path) == told
+    assert read_confinement(tmp_path) == confinement

@@ -1,4 +1,4 @@
-"""Checks that only a running machine can answer, from what it answered; and how it is asked."""
+"""Checks of the running machine, from its answers; and the calls that get the answers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from numapin.base.cpu_set import CpuSet
-from numapin.doctor import live as asking
+from numapin.doctor import live as reading
 from numapin.doctor.examine import examine
 from numapin.doctor.model import DoctorReadings, DoctorSeverity
 from numapin.system import numa
@@ -38,21 +38,21 @@ def _nvml(*, persistence: bool | None = True, **rest: Any) -> NvmlReadings:
 def _find(
     check: str, topology: Topology | None = None, *, readings: DoctorReadings | None = None, **answers: Any
 ) -> DoctorFinding:
-    told = replace(readings or DoctorReadings(), live=live(**answers))
-    (finding,) = (found for found in examine(told, topology or grid()) if found.check == check)
+    complete = replace(readings or DoctorReadings(), live=live(**answers))
+    (finding,) = (found for found in examine(complete, topology or grid()) if found.check == check)
     return finding
 
 
 CASES: list[tuple[str, dict[str, Any], DoctorSeverity | None, str]] = [
     ("driver", {"nvml": _nvml()}, OK, "580.159.04, kernel module 580.159.04"),
-    ("driver", {"nvml": _nvml(), "module_version": None}, OK, "kernel module not told"),
+    ("driver", {"nvml": _nvml(), "module_version": None}, OK, "kernel module unknown"),
     ("driver", {"nvml": _nvml(), "module_version": "580.95.05"}, ERROR, "the kernel module is 580.95.05"),
     ("driver", {"nvml": MISMATCH}, ERROR, "NVML did not start: Driver/library version mismatch"),
-    ("driver", {"nvml": NO_DRIVER}, NOTE, "and no NVIDIA GPU was seen"),
+    ("driver", {"nvml": NO_DRIVER}, NOTE, "and no NVIDIA GPU was found"),
     ("persistence", {"nvml": _nvml()}, OK, "on"),
     ("persistence", {"nvml": _nvml(persistence=False)}, NOTE, "off for gpu0"),
-    ("persistence", {"nvml": _nvml(persistence=None)}, None, "NVML does not tell"),
-    ("persistence", {"nvml": NO_DRIVER}, OK, "there is no GPU"),
+    ("persistence", {"nvml": _nvml(persistence=None)}, None, "NVML does not report it"),
+    ("persistence", {"nvml": NO_DRIVER}, OK, "no GPU"),
     ("libnuma", {}, OK, "can be used"),
     ("libnuma", {"libnuma": "libnuma could not be loaded: gone", "refused": None}, ERROR, "could not be loaded: gone"),
     ("memory-policy", {}, OK, "get_mempolicy, set_mempolicy, mbind, move_pages work; seccomp mode 0"),
@@ -74,15 +74,20 @@ CASES: list[tuple[str, dict[str, Any], DoctorSeverity | None, str]] = [
         WARNING,
         "set_mempolicy (accepted, but not kept); seccomp mode 0, CAP_SYS_NICE held",
     ),
-    ("memory-policy", {"refused": {**dict.fromkeys(CALLS), "move_pages": "EPERM"}}, NOTE, "numa_maps is asked"),
+    (
+        "memory-policy",
+        {"refused": {**dict.fromkeys(CALLS), "move_pages": "EPERM"}},
+        NOTE,
+        "reads /proc/self/numa_maps",
+    ),
     ("memory-policy", {"refused": dict.fromkeys(CALLS, "ENOSYS")}, NOTE, "no NUMA support"),
     ("shm", {}, OK, "32.0 GiB of 64.0 GiB free"),
     ("shm", {"shm_bytes": 64 << 20, "shm_free_bytes": 64 << 20}, WARNING, "64.0 MiB of 64.0 MiB free"),
     ("shm", {"shm_bytes": 64 << 30, "shm_free_bytes": 0}, WARNING, "0 B of 64.0 GiB free"),
     ("shm", {"shm_bytes": None, "shm_free_bytes": None}, ERROR, "there is no /dev/shm"),
-    ("streaming-stores", {}, OK, "is there"),
+    ("streaming-stores", {}, OK, "libstores.so is installed"),
     ("streaming-stores", {"streaming_stores": False}, NOTE, "libstores.so is missing"),
-    ("streaming-stores", {"streaming_stores": None}, OK, "for x86-64 only"),
+    ("streaming-stores", {"streaming_stores": None}, OK, "not needed: for x86-64 only"),
     ("python", {}, OK, "3.12.1"),
     ("python", {"python": (3, 11, 10)}, OK, "3.11.10"),
     ("python", {"python": (3, 11, 9)}, WARNING, "3.11.9: forked children can hang"),
@@ -94,35 +99,40 @@ CASES: list[tuple[str, dict[str, Any], DoctorSeverity | None, str]] = [
     ("nccl", {"nccl": {"nvidia-nccl-cu12": "unknown"}}, None, "unknown: not a version"),
     ("nccl-affinity", {"environ": {"NCCL_IGNORE_CPU_AFFINITY": "1"}}, WARNING, "NCCL_IGNORE_CPU_AFFINITY=1"),
     ("nccl-affinity", {"environ": {"NCCL_IGNORE_CPU_AFFINITY": "0"}}, OK, "set to '0'"),
-    ("openmp-affinity", {"environ": {"OMP_NUM_THREADS": "8"}}, OK, "none of them"),
+    ("openmp-affinity", {"environ": {"OMP_NUM_THREADS": "8"}}, OK, "no variable binds"),
     ("openmp-affinity", {"environ": {"OMP_PROC_BIND": "close", "OMP_PLACES": "cores"}}, WARNING, "OMP_PROC_BIND=close"),
-    ("openmp-affinity", {"environ": {"OMP_PROC_BIND": "FALSE", "OMP_PLACES": "cores"}}, OK, "none of them"),
+    (
+        "openmp-affinity",
+        {"environ": {"OMP_PROC_BIND": "FALSE", "OMP_PLACES": "cores"}},
+        OK,
+        "no variable binds",
+    ),
     ("openmp-affinity", {"environ": {"KMP_AFFINITY": "granularity=fine,compact"}}, WARNING, "KMP_AFFINITY="),
-    ("openmp-affinity", {"environ": {"KMP_AFFINITY": "disabled"}}, OK, "none of them"),
+    ("openmp-affinity", {"environ": {"KMP_AFFINITY": "disabled"}}, OK, "no variable binds"),
     ("openmp-affinity", {"environ": {"GOMP_CPU_AFFINITY": "0-3"}}, WARNING, "GOMP_CPU_AFFINITY=0-3"),
-    ("openmp-affinity", {"environ": {"GOMP_CPU_AFFINITY": ""}}, OK, "none of them"),
+    ("openmp-affinity", {"environ": {"GOMP_CPU_AFFINITY": ""}}, OK, "no variable binds"),
 ]
 
 
 @pytest.mark.parametrize(("check", "answers", "severity", "words"), CASES)
-def test_a_check_sees_what_the_machine_answers(
+def test_checks_of_the_running_machine(
     check: str, answers: dict[str, Any], severity: DoctorSeverity | None, words: str
 ) -> None:
-    """Each answer, good or bad, leads to its severity, with what was seen; what is wrong has a remedy."""
+    """Each answer leads to its severity and text; a fault has a remedy."""
     finding = _find(check, **answers)
     assert (finding.severity, words in finding.what) == (severity, True), finding.what
     assert (finding.remedy is not None) == (severity in (ERROR, WARNING, NOTE))
 
 
 @pytest.mark.parametrize(("capabilities", "option"), [(0, "--cap-add SYS_NICE"), (1 << 23, "--security-opt seccomp=")])
-def test_the_remedy_is_not_what_is_there_already(capabilities: int, option: str) -> None:
-    """SYS_NICE is asked for where it is missing; where it is held the filter itself must change."""
+def test_the_remedy_is_not_a_capability_that_is_held(capabilities: int, option: str) -> None:
+    """The remedy is SYS_NICE if it is missing; if it is held, it is another filter."""
     finding = _find("memory-policy", refused=dict.fromkeys(CALLS, "EPERM"), seccomp=2, capabilities=capabilities)
     assert option in (finding.remedy or "")
 
 
 def test_gpus_without_a_driver_are_an_error() -> None:
-    """What is a note on a machine without GPUs is an error where sysfs shows some; the remedy is NVML's."""
+    """A missing driver is an error if sysfs shows GPUs, else a note; the remedy is NVML's."""
     finding = _find("driver", grid(gpus=[0]), nvml=NO_DRIVER)
     assert (finding.severity, finding.remedy) == (ERROR, "install it")
 
@@ -137,7 +147,7 @@ def test_gpus_without_a_driver_are_an_error() -> None:
     ],
 )
 def test_device_order(names: tuple[str, str], order: str | None, severity: DoctorSeverity) -> None:
-    """GPUs of several models want an order that NVML and CUDA share."""
+    """With GPUs of several models, an order that NVML and CUDA do not share is a warning."""
     topology = replace(grid(), gpus=tuple(gpu(index, 0, name=name) for index, name in enumerate(names)))
     finding = _find("device-order", topology, environ={"CUDA_DEVICE_ORDER": order} if order else {})
     assert finding.severity is severity
@@ -146,78 +156,78 @@ def test_device_order(names: tuple[str, str], order: str | None, severity: Docto
 @pytest.mark.parametrize(
     ("kernel", "nodes", "source", "severity", "words"),
     [
-        ("0", {0}, NodeSource.SYSFS, OK, "is known (1)"),
-        ("0", {1}, NodeSource.SYSFS, WARNING, "gpu0: the kernel says node 0, NVML node 1"),
-        ("0", {0, 1}, NodeSource.SYSFS, OK, "is known (1)"),  # NVML does not know
-        ("0", {1}, NodeSource.USER, OK, "is known (1)"),
+        ("0", {0}, NodeSource.SYSFS, OK, "known for all GPUs (1)"),
+        ("0", {1}, NodeSource.SYSFS, WARNING, "gpu0 is on node 0 according to the kernel, on node 1 according to NVML"),
+        ("0", {0, 1}, NodeSource.SYSFS, OK, "known for all GPUs (1)"),  # NVML names two
+        ("0", {1}, NodeSource.USER, OK, "known for all GPUs (1)"),
         (
             "-1",
             {0},
             NodeSource.NVML_MEMORY,
             NOTE,
-            "the kernel says numa_node -1 for gpu0; their node is known from nvml",
+            "the kernel says numa_node -1 for gpu0; source of the node: nvml",
         ),
     ],
 )
 def test_nvml_against_the_kernel(
     kernel: str, nodes: set[int], source: NodeSource, severity: DoctorSeverity, words: str
 ) -> None:
-    """Where both name one node and not the same, the user is asked; where one knows, it is said which."""
+    """Different nodes from NVML and the kernel are a warning; if only one knows, the finding names it."""
     topology = replace(grid(), gpus=(replace(gpu(0, 0), node_source=source),))
-    readings = DoctorReadings(gpu_nodes={"0000:10:00.0": kernel})
-    finding = _find("gpu-nodes", topology, readings=readings, nvml=_nvml(memory_nodes=frozenset(nodes)))
+    readings = DoctorReadings(gpu_nodes={0: kernel})
+    finding = _find("gpu-nodes", topology, readings=readings, nvml=_nvml(memory_nodes=CpuSet(nodes)))
     assert (finding.severity, words in finding.what) == (severity, True), finding.what
 
 
 def test_packages_without_nodes_of_their_own() -> None:
-    """Two packages and one node: something hides the other."""
+    """With two packages and one node, something hides the other node."""
     one = grid(nodes=1)
     two = replace(one, packages=(*one.packages, replace(one.packages[0], id=1, nodes=CpuSet())))
     assert _find("nodes", two).severity is WARNING
     assert _find("nodes", one).severity is OK
 
 
-def test_what_the_readers_left_open_is_told_once() -> None:
-    """Notes of the topology are findings; what NVML said is in the driver's finding and not said again."""
+def test_notes_of_the_topology_are_reported_once() -> None:
+    """Notes of the topology are findings, except NVML's, which the driver's finding has."""
     topology = replace(grid(), notes=("NCCL_TOPO_FILE was not used: gone", *NO_DRIVER.notes))
     finding = _find("topology", topology, nvml=NO_DRIVER)
     assert (finding.severity, finding.what) == (NOTE, "NCCL_TOPO_FILE was not used: gone")
 
 
 class TestAsking:
-    """How the running machine is asked."""
+    """The calls that get the answers."""
 
-    def test_a_call_that_kills_the_child_is_told_of_every_call(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A filter that kills leaves this process alive, and all calls refused."""
-        monkeypatch.setattr(asking, "_try_mbind", lambda _node: os.kill(os.getpid(), signal.SIGKILL))
-        refused = asking._try_policies(0)
+    def test_a_call_that_kills_the_child_refuses_all_calls(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """If a filter kills the child, this process survives, and all calls count as refused."""
+        monkeypatch.setitem(reading._CALLS, "mbind", lambda _node: os.kill(os.getpid(), signal.SIGKILL))
+        refused = reading._try_policies(0)
         assert set(refused) == set(CALLS)
         assert all("wait status 9" in (word or "") for word in refused.values())
 
-    def test_a_node_that_cannot_be_is_refused_by_its_name(self) -> None:
-        """The kernel's own word is what is told; calls that take no node still work."""
-        refused = asking._try_policies(63)
+    def test_an_impossible_node_is_refused_with_the_errno(self) -> None:
+        """The refusal has the kernel's error name; calls that take no node still work."""
+        refused = reading._try_policies(63)
         assert (refused["set_mempolicy"], refused["mbind"], refused["get_mempolicy"]) == ("EINVAL", "EINVAL", None)
 
-    def test_a_policy_that_is_not_kept_is_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A kernel that takes a policy and forgets it has refused it."""
+    def test_a_policy_that_is_not_kept_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A kernel that accepts a policy and forgets it counts as refusing it."""
         monkeypatch.setattr(numa, "set_memory_policy", lambda _mode, _nodes: None)
-        assert asking._try_policies(0)["set_mempolicy"] == "accepted, but not kept"
+        assert reading._try_policies(0)["set_mempolicy"] == "accepted, but not kept"
 
     def test_a_missing_shm(self, tmp_path: Path) -> None:
-        """A /dev/shm that is not there is unknown, and one that is has a size."""
-        assert asking._size(str(tmp_path / "none")) == (None, None)
-        size, free = asking._size(str(tmp_path))
+        """A file system that does not exist has no size; one that exists has a size."""
+        assert reading._size(str(tmp_path / "none")) == (None, None)
+        size, free = reading._size(str(tmp_path))
         assert size is not None
         assert free is not None
         assert size >= free > 0
 
     def test_nccl_is_found_by_its_metadata(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Version by package; metadata without a version is no version."""
+        """The version of each package is found; metadata without one is "unknown"."""
         for name, text in (("cu12", "Name: nvidia-nccl-cu12\nVersion: 2.29.7\n"), ("cu13", "Name: nvidia-nccl-cu13\n")):
             folder = tmp_path / f"nvidia_nccl_{name}-2.29.7.dist-info"
             folder.mkdir()
             (folder / "METADATA").write_text(f"Metadata-Version: 2.1\n{text}")
         monkeypatch.syspath_prepend(tmp_path)
-        found = asking._nccl_versions()
+        found = reading._nccl_versions()
         assert (found["nvidia-nccl-cu12"], found["nvidia-nccl-cu13"]) == ("2.29.7", "unknown")

@@ -1,11 +1,11 @@
-"""Charts: valid XML that holds every point, whatever the names and the values are."""
+"""Charts: valid XML with every point, for any names and values."""
 
 from __future__ import annotations
 
 import math
-import xml.etree.ElementTree as ET
 from dataclasses import replace
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,13 +13,17 @@ from numapin.bench.model import Benchmark, BenchReport, Case, Peer, Run, summari
 from numapin.view.bench_layouts import LAUNCH, TRANSFER
 from numapin.view.bench_plot import bench_figure
 from numapin.view.chart import Figure, Panel, Point, Series, size_label, svg
+from tests.pictures import parsed
+
+if TYPE_CHECKING:
+    from xml.etree.ElementTree import Element
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = '</text><script>alert("x")</script>&amp; \x00\x1b \u202e "quoted"'
 
 
 def line(name: str, *values: float) -> Series:
-    """Return a series over 4 KiB, 64 KiB, 1 MiB and so on, each value with a tenth up and down as its spread."""
+    """Return a series over 4 KiB, 64 KiB, 1 MiB and so on, with a spread of 10% up and down."""
     points = (Point(x=4096.0 * 16**i, y=y, low=y * 0.9, high=y * 1.1) for i, y in enumerate(values))
     return Series(name=name, points=tuple(points))
 
@@ -30,18 +34,18 @@ def figure(*series: Series, y_log: bool = False) -> Figure:
     return Figure(title="a title", subtitle="a machine", panels=(panel,))
 
 
-def drawn(shown: Figure) -> ET.Element:
-    """Parse the document."""
-    return ET.fromstring(svg(shown))  # noqa: S314 - our own
+def drawn(shown: Figure) -> Element:
+    """Draw a figure and parse the document."""
+    return parsed(svg(shown))
 
 
-def texts(root: ET.Element) -> list[str]:
-    """Return what is written in it, in order."""
+def texts(root: Element) -> list[str]:
+    """Return the texts of a document, in order."""
     return [element.text or "" for element in root.iter(f"{SVG}text")]
 
 
-def test_every_point_is_in_it() -> None:
-    """Each has a marker whose words say its series, size and value; a line joins those of a series."""
+def test_every_point_is_drawn() -> None:
+    """Each point has a marker with a title of series, size and value; a line joins the points of a series."""
     root = drawn(figure(line("pinned", 1, 20, 50), line("pageable", 1, 5, 10)))
     words = [element.text or "" for element in root.iter(f"{SVG}title")][1:]
     assert len(words) == 6
@@ -51,8 +55,8 @@ def test_every_point_is_in_it() -> None:
 
 
 @pytest.mark.parametrize("y_log", [False, True])
-def test_higher_values_are_higher_up(y_log: bool) -> None:  # noqa: FBT001 - a parameter
-    """The line rises with its values, stays inside of the axes, and its sizes are as far apart as their logarithms."""
+def test_higher_values_are_higher_up(*, y_log: bool) -> None:
+    """The line rises with its values and stays inside the axes; sizes are spaced by their logarithms."""
     (points,) = (
         e.get("points", "").split() for e in drawn(figure(line("a", 1, 20, 500), y_log=y_log)).iter(f"{SVG}polyline")
     )
@@ -63,7 +67,7 @@ def test_higher_values_are_higher_up(y_log: bool) -> None:  # noqa: FBT001 - a p
 
 
 def test_the_spread_is_drawn() -> None:
-    """A line from the lowest to the highest value, as long as the axis says: with 0 to 100, half of it for 25 to 75."""
+    """A line goes from the lowest to the highest value, to scale: 25 to 75 is half of an axis from 0 to 100."""
     point = Point(x=4096.0, y=50, low=25, high=75)
     other = Point(x=8192.0, y=100, low=100, high=100)
     root = drawn(figure(Series(name="a", points=(point, other))))
@@ -74,21 +78,21 @@ def test_the_spread_is_drawn() -> None:
 
 
 def test_text_alternative() -> None:
-    """Who cannot see it hears the title and every figure."""
+    """A screen reader finds the title and every figure."""
     root = drawn(figure(line("pinned", 1, 20)))
     assert (root.get("role"), root.get("aria-labelledby")) == ("img", "title desc")
     assert "h2d, pinned, GB/s: 4 KiB: 1 (0.9 to 1.1), 64 KiB: 20 (18 to 22)." in (root.findtext(f"{SVG}desc") or "")
 
 
 def test_light_and_dark() -> None:
-    """Text and ground have a colour of their own in a dark scheme; nothing is fetched from elsewhere."""
+    """Text and background have colours for a dark scheme; nothing is loaded from other hosts."""
     text = svg(figure(line("a", 1)))
     assert "@media(prefers-color-scheme:dark)" in text
     assert text.count("http") == 1  # the name space
 
 
 def test_hostile_names() -> None:
-    """Names that look like markup or are not printable stay text: no new element, and all of the rest of them."""
+    """Names with markup stay text and make no element; characters that are not printable are dropped."""
     shown = figure(replace(line("x", 1, 2), name=HOSTILE))
     root = drawn(replace(shown, title=HOSTILE, subtitle=HOSTILE))
     assert [element for element in root.iter() if "script" in element.tag] == []
@@ -101,8 +105,8 @@ def test_hostile_names() -> None:
     ids=["none", "zero", "tiny", "huge", "zero-and-more", "equal"],
 )
 @pytest.mark.parametrize("y_log", [False, True])
-def test_odd_values(values: tuple[float, ...], y_log: bool) -> None:  # noqa: FBT001 - a parameter
-    """No figures, zeros and extremes give a document whose coordinates are numbers."""
+def test_odd_values(values: tuple[float, ...], *, y_log: bool) -> None:
+    """Without values, and with zeros and extremes, all coordinates are finite."""
     root = drawn(figure(line("a", *values), y_log=y_log))
     numbers = [float(e.get(key, "0")) for e in root.iter() for key in ("x", "y", "x1", "y1", "x2", "y2", "cx", "cy")]
     assert all(math.isfinite(number) for number in numbers)
@@ -110,7 +114,7 @@ def test_odd_values(values: tuple[float, ...], y_log: bool) -> None:  # noqa: FB
 
 
 def test_bars() -> None:
-    """Names on the x axis give bars, as high as their values, side by side within their group."""
+    """If x is a name, values are bars of their height, side by side within their group."""
     series = tuple(
         Series(name=name, points=tuple(Point(x=x, y=y, low=y, high=y) for x, y in (("one", y), ("two", 2 * y))))
         for name, y in (("ours", 10.0), ("theirs", 20.0))
@@ -126,13 +130,13 @@ def test_bars() -> None:
     ("num_bytes", "label"),
     [(1, "1 B"), (4096, "4 KiB"), (1536 << 10, "1.5 MiB"), (1 << 30, "1 GiB"), (1 << 42, "4096 GiB")],
 )
-def test_sizes_are_written_as_people_do(num_bytes: int, label: str) -> None:
-    """In the largest unit that leaves at least one."""
+def test_size_labels(num_bytes: int, label: str) -> None:
+    """A size has the largest unit that leaves at least one."""
     assert size_label(num_bytes) == label
 
 
 def report(*cases: Case, figures: dict[str, float]) -> BenchReport:
-    """Return a report of two repeats in which every peer has these figures, the second time twice as much."""
+    """Return a report of two repeats in which every peer has these figures, doubled in the second."""
     benchmark = Benchmark(name="transfer", module="none", cases=cases)
     runs = [
         Run(
@@ -146,10 +150,10 @@ def report(*cases: Case, figures: dict[str, float]) -> BenchReport:
 
 
 class TestOfReports:
-    """What of a report is plotted."""
+    """The plotted figures of a report."""
 
     def test_a_sweep(self) -> None:
-        """A panel a sweep and figure, a series a peer, a point a size with the spread over the repeats."""
+        """One panel per sweep and figure, one series per peer, one point per size with the spread over the repeats."""
         peers = (Peer(name="pinned", specs=()),)
         cases = [
             Case(name=f"{g}{n}", about="", group=g, num_bytes=n, peers=peers) for g in ("h2d", "d2h") for n in (64, 256)
@@ -159,8 +163,8 @@ class TestOfReports:
         (series,) = shown.panels[0].series
         assert series.points == tuple(Point(x=size, y=15, low=10, high=20) for size in (64.0, 256.0))
 
-    def test_cases_that_are_no_sweep(self) -> None:
-        """A panel a figure, with the cases along the axis."""
+    def test_cases_without_a_sweep(self) -> None:
+        """One panel per figure, with the cases along the axis."""
         cases = [Case(name=name, about="", peers=(Peer(name="ours", specs=()),)) for name in ("print", "all-reduce")]
         shown = bench_figure(report(*cases, figures={"total_s": 2}), LAUNCH.plotted)
         (panel,) = shown.panels

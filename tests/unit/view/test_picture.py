@@ -1,4 +1,4 @@
-"""The layout of a machine's picture: everything is there once, nothing lies on anything else, names do no harm."""
+"""The layout of a machine's picture: every part is drawn once, nothing overlaps, names do no harm."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _part(box: Box, key: str) -> Box:
 
 
 def _named(topology: Topology, names: Iterable[str]) -> Topology:
-    """Return the machine with these names on its host, GPUs, devices and links."""
+    """Return the machine with these names for its host, GPUs, devices and links."""
     names = tuple(names)
     nics = tuple(Nic(name=name, pci=name, node=i % 2) for i, name in enumerate(names))
     return replace(
@@ -50,10 +50,10 @@ def _named(topology: Topology, names: Iterable[str]) -> Topology:
 
 
 class TestCheck:
-    """The check that the tests below rely on finds what it should."""
+    """The check that the tests below use finds faults."""
 
     def test_finds_each_kind_of_fault(self) -> None:
-        """Boxes and texts that overlap or stick out are named; a sound layout has no fault."""
+        """It names boxes and texts that overlap or stick out, and finds no fault in a sound layout."""
         small = Box(kind=BoxKind.CPU, width=10, height=10, key="small")
         text = Label(x=2, y=12, text="words", size=10)
         sound = frame(BoxKind.NODE, [[small, small]], width=100)
@@ -69,12 +69,12 @@ class TestCheck:
 
 
 class TestMachines:
-    """What every picture holds to."""
+    """Every picture of a machine."""
 
     @pytest.mark.parametrize("name", NAMES)
     @pytest.mark.parametrize("bind", [None, *Bind])
     def test_shows_everything_once_and_nothing_overlaps(self, name: str, bind: Bind | None) -> None:
-        """Each package, core, CPU, GPU and NIC is one box, each node unless it is empty; nothing overlaps."""
+        """Each package, core, CPU, GPU, NIC, and node with CPUs or memory is one box; nothing overlaps."""
         topology = golden_machine(name)
         box = lay_out(topology, None if bind is None else make_plan(topology, Request(bind=bind))).box
         assert problems(box) == []
@@ -88,7 +88,7 @@ class TestMachines:
         assert {f"node{n.id}" for n in topology.nodes if n.cpus or n.memory_bytes} <= set(nodes)
         assert len(nodes) == len(set(nodes))
 
-    def test_cores_are_in_their_node_and_devices_too(self) -> None:
+    def test_cores_and_devices_are_in_their_node(self) -> None:
         """On a DGX A100, node 3 holds its 16 cores in 4 L3 groups, GPUs 0 and 1, and the NIC beside them."""
         node = _part(lay_out(golden_machine(DGX)).box, "node3")
         assert keys(node, BoxKind.CORE) == [f"core{core}" for core in range(48, 64)]
@@ -97,7 +97,7 @@ class TestMachines:
         assert {"0c:00.0", "PIX to gpu0, gpu1", "07:00.0 · PCIe 4 x16", "NV12 to 7 GPUs"} <= set(_texts(node))
 
     def test_empty_nodes_are_one_box(self) -> None:
-        """The 28 nodes that a GB200 keeps for MIG are told in one line, and are in no matrix."""
+        """The 28 nodes that a GB200 keeps for MIG are one box, and are not in the matrix of distances."""
         box = lay_out(golden_machine("2pkg-34node-gpumem-4gpu")).box
         assert "28 empty nodes" in _texts(box)
         assert keys(box, BoxKind.MEMORY_NODE) == ["node2", "node10", "node18", "node26", "empty"]
@@ -106,7 +106,7 @@ class TestMachines:
         assert "node3" in keys(lay_out(with_nic).box, BoxKind.MEMORY_NODE)
 
     def test_every_row_is_within_the_width(self) -> None:
-        """Five nodes without cores share two rows as wide as the packages above; dividing a width breaks no row."""
+        """Five nodes without cores fill two rows as wide as the packages above; rounding breaks no row."""
         box = lay_out(golden_machine("2pkg-34node-gpumem-4gpu")).box
         rows: dict[float, list[Box]] = {part.y: [] for part in box.children}
         for part in box.children:
@@ -117,8 +117,8 @@ class TestMachines:
             part.x + part.width for part in rows[box.children[0].y]
         )
 
-    def test_memory_has_a_bar_where_it_is_known(self) -> None:
-        """The used part of the bar is that of the memory; where the free part is unknown there is no bar to misread."""
+    def test_known_memory_has_a_bar(self) -> None:
+        """The bar shows the used share of the memory; if the free part is unknown, there is no bar."""
         topology = grid(nodes=2)
         half, unknown = (
             replace(node, free_bytes=free) for node, free in zip(topology.nodes, (16 << 30, None), strict=True)
@@ -130,14 +130,14 @@ class TestMachines:
         assert not [part for part in _part(box, "node1").walk() if part.kind is BoxKind.MEMORY]
 
     def test_a_laptop_has_no_matrix(self) -> None:
-        """One node and no GPU: no distances, no links, no ranks; the legend explains what is there only."""
+        """With one node and no GPU, there are no distances, links or ranks, and the legend does not explain them."""
         texts = _texts(lay_out(golden_machine("1pkg-nonode-2cpu")).box)
         assert not {"Node distances", "Links"} & set(texts)
         assert "memory: used and free" not in texts
         assert "size unknown" in texts
 
-    def test_what_is_nowhere_known_has_a_place(self) -> None:
-        """Cores, GPUs and NICs of no known node, and nodes of no known package, are still drawn once."""
+    def test_parts_of_unknown_place_are_drawn(self) -> None:
+        """Cores, GPUs and NICs of unknown node, and nodes without a package, are still drawn once."""
         topology = golden_machine("2node-every-node-lists-all")
         lost = replace(
             topology,
@@ -151,8 +151,8 @@ class TestMachines:
         assert keys(box, BoxKind.GPU, BoxKind.NIC) == ["gpu0", "gpu1", "nic:eth0"]
         assert "node unknown" in _texts(box)
 
-    def test_what_is_not_allowed_is_marked(self) -> None:
-        """CPUs and nodes outside the cpuset are off, and the legend says what that looks like."""
+    def test_cpus_and_nodes_that_are_not_allowed_are_marked(self) -> None:
+        """CPUs and nodes outside the cpuset are marked, and the legend explains the mark."""
         topology = golden_machine("4node-cpuset-3gpu")
         box = lay_out(topology).box
         off = {part.key for part in box.walk() if part.off and part.key}
@@ -163,7 +163,7 @@ class TestMachines:
 
     @pytest.mark.parametrize(("cores", "smt"), [(1, 1), (8, 8), (64, 2), (513, 1)])
     def test_any_size(self, cores: int, smt: int) -> None:
-        """From one CPU to thousands: cells shrink, then lose their text, and nothing overlaps."""
+        """From one CPU to thousands, cells shrink, then lose their text, and nothing overlaps."""
         topology = grid(packages=2, nodes=4, l3=2, cores=cores, smt=smt, gpus=[i % 8 for i in range(16)])
         box = lay_out(topology, make_plan(topology, Request())).box
         assert problems(box) == []
@@ -173,8 +173,8 @@ class TestMachines:
         )
         assert numbered == (16 * cores * smt <= 640)
 
-    def test_too_many_devices_for_a_matrix_are_told_where_they_are(self) -> None:
-        """Sixty linked devices are drawn; the matrix of their links is left to the terminal."""
+    def test_too_many_devices_for_a_matrix(self) -> None:
+        """Sixty linked devices are drawn; instead of the matrix of their links there is the command that shows it."""
         topology = replace(
             grid(gpus=[0] * 60), links=tuple(Link(a="gpu0", b=f"gpu{i}", kind="SYS") for i in range(1, 60))
         )
@@ -184,10 +184,10 @@ class TestMachines:
 
 
 class TestPlan:
-    """What a plan adds."""
+    """The ranks of a plan in the picture."""
 
     def test_colours_cores_memory_and_gpus(self) -> None:
-        """Ranks 0 and 1 share node 3: its CPUs have both, its memory and GPUs name them; node 0 has none."""
+        """Ranks 0 and 1 share node 3: its CPUs have both colours, its memory and GPUs name them; node 0 has no rank."""
         topology = golden_machine(DGX)
         box = lay_out(topology, make_plan(topology, Request())).box
         node = _part(box, "node3")
@@ -196,8 +196,8 @@ class TestPlan:
         assert [part.ranks for part in _part(box, "gpu1").walk() if part.kind is BoxKind.CHIP] == [(1,)]
         assert not any(part.ranks for part in _part(box, "node0").walk())
 
-    def test_cores_name_their_rank_where_they_differ(self) -> None:
-        """With exclusive cores each core names its rank, and the legend explains it; with shared ones none does."""
+    def test_cores_name_their_rank_if_ranks_differ(self) -> None:
+        """With exclusive cores, each core names its rank and the legend explains it; with shared cores, none does."""
         topology = golden_machine("2pkg-2node-smt2-8gpu-a100")
         exclusive, shared = (
             lay_out(topology, make_plan(topology, Request(bind=bind))).box for bind in (Bind.EXCLUSIVE, Bind.NODE)
@@ -207,7 +207,7 @@ class TestPlan:
         assert "rank 0 has this core" not in _texts(shared)
 
     def test_memory_elsewhere_than_cores(self) -> None:
-        """Pages on another node than the cores are shown there, in rows of their own."""
+        """Ranks with memory on another node than their cores are shown on both, in rows of their own."""
         topology = grid(nodes=2, gpus=[0])
         plan = make_plan(topology, Request(memory=Memory.BIND, memory_nodes=CpuSet({1})))
         box = lay_out(topology, plan).box
@@ -216,14 +216,14 @@ class TestPlan:
         assert [part.ranks for part in _part(box, "node1").walk() if part.ranks] == [(0,)]
 
     def test_a_rank_that_got_less_is_starred(self) -> None:
-        """A star in the legend, and what it means."""
+        """The legend has a star for the rank, and explains it."""
         topology = golden_machine("4node-cpuset-3gpu")
         texts = _texts(lay_out(topology, make_plan(topology, Request())).box)
         assert any(text.startswith("gpu1") and text.endswith("*") for text in texts)
-        assert any(text.startswith("less than was asked") for text in texts)
+        assert any(text.startswith("less than requested") for text in texts)
 
     def test_more_ranks_than_colours(self) -> None:
-        """Forty ranks on every CPU: colours repeat, names do not, and everything fits."""
+        """With forty ranks on every CPU, colours repeat, names do not, and everything fits."""
         topology = grid(nodes=1, cores=8, gpus=[0] * 8)
         box = lay_out(topology, make_plan(topology, Request(num_ranks=40))).box
         assert problems(box) == []
@@ -238,7 +238,7 @@ class TestPlan:
         ],
     )
     def test_of_another_machine_is_refused(self, other: Topology, seen: str) -> None:
-        """A plan whose CPUs or GPU this machine does not have is an error that says which, and what to do."""
+        """A plan whose CPUs or GPU this machine does not have is an error that names them and the remedy."""
         machine = grid(gpus=[0])
         plan = make_plan(machine, Request(bind=Bind.NONE if "CPUs" in seen else Bind.NODE))
         with pytest.raises(UsageError, match="the plan is of another machine") as caught:
@@ -249,10 +249,10 @@ class TestPlan:
 
 
 class TestText:
-    """Text that fits and can be shown."""
+    """Text fits and is printable."""
 
     def test_hostile_names_stay_in_their_boxes(self) -> None:
-        """Names of ten thousand letters, of markup, of controls are cut to their boxes and can be shown."""
+        """Names of ten thousand letters, markup or control characters are cut to their boxes and printable."""
         topology = _named(grid(), HOSTILE)
         picture = lay_out(topology, make_plan(topology, Request()))
         assert problems(picture.box) == []
@@ -266,7 +266,7 @@ class TestText:
     @pytest.mark.parametrize("text", [*HOSTILE, "NVIDIA H100 80GB HBM3", "0-3,8"])
     @pytest.mark.parametrize("width", [0, 5, 20, 100, 1000])
     def test_fit(self, text: str, width: float) -> None:
-        """What comes out is no wider, is all of the text or ends in a mark of what is missing, or is nothing."""
+        """The result fits the width: the whole text, a part that ends in "…", or nothing."""
         shown = fit(text, width, 10)
         assert width_of(shown, 10) <= width
         assert shown in ("", printable(text)) or (shown.endswith("…") and len(shown) > 2)
@@ -274,13 +274,13 @@ class TestText:
             assert shown == printable(text)
 
     def test_flow_breaks_rows_and_evens_heights(self) -> None:
-        """Boxes go to a new row where the width ends; a wider one has a row of its own; a row has one height."""
+        """A new row starts where the width ends; a wider box has a row of its own; boxes of a row have one height."""
         low, high = (Box(kind=BoxKind.CPU, width=40, height=height) for height in (10, 20))
         placed = flow([low, high, low, replace(low, width=500)], width=90, gap=10)
         assert [(box.x, box.y, box.height) for box in placed] == [(0, 0, 20), (50, 0, 20), (0, 30, 10), (0, 50, 10)]
 
     def test_ranks_have_names_beside_colours(self) -> None:
-        """No rank is told by colour alone: every coloured CPU's rank is named on its core, its group or its node."""
+        """The rank of every coloured CPU is also named on its core, its group or its node."""
         topology = golden_machine("2pkg-8node-gpumem-smt4-6gpu")
         for bind in (Bind.NODE, Bind.EXCLUSIVE, Bind.CORE_COMPLEX):
             box = lay_out(topology, make_plan(topology, Request(bind=bind))).box
@@ -290,7 +290,7 @@ class TestText:
 
 
 def test_problems_compares_all_pairs_of_few() -> None:
-    """The check's short cut for large grids is not taken for small ones: two of three boxes that meet are found."""
+    """The check compares all pairs of three boxes and finds the two that overlap."""
     boxes = [Box(kind=BoxKind.CPU, width=10, height=10, x=x, y=y, key=f"{x}") for x, y in ((0, 0), (20, 0), (5, 5))]
     box = Box(kind=BoxKind.NODE, width=40, height=40, children=tuple(boxes))
     assert [problem for problem in problems(box) if "0 on 5" in problem] == ["0 on 5"]

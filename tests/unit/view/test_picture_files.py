@@ -1,4 +1,4 @@
-"""The picture as SVG and as a page: well-formed, self-contained, the same facts in words, colours that can be read."""
+"""The picture as SVG and as a page: well-formed, self-contained, with the facts in words and readable colours."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import combinations
 from pathlib import Path
-from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -22,7 +21,7 @@ from numapin.view.picture.style import COLOURS, RANK_COLOURS
 from numapin.view.picture.svg import element, svg
 from tests.machines.grids import gpu, grid
 from tests.machines.roots import NAMES
-from tests.pictures import HOSTILE, golden_machine
+from tests.pictures import HOSTILE, golden_machine, parsed
 from tests.policies import policy_of
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -83,11 +82,11 @@ class TestSvg:
 
     @pytest.mark.parametrize("name", NAMES)
     def test_is_xml_with_every_cpu_and_device(self, name: str) -> None:
-        """It parses; a rectangle a CPU, GPU and NIC, beside the one CPU of the legend; the same each time."""
+        """It parses, is the same each time, and has a rectangle for each CPU, GPU and NIC and the CPU in the legend."""
         topology = golden_machine(name)
         text = svg(lay_out(topology, make_plan(topology, Request())))
         assert text == svg(lay_out(topology, make_plan(topology, Request())))
-        classes = [rect.get("class", "").split() for rect in ET.fromstring(text).iter(f"{SVG}rect")]  # noqa: S314 - ours
+        classes = [rect.get("class", "").split() for rect in parsed(text).iter(f"{SVG}rect")]
         num_banned = len(topology.cpus - topology.allowed.cpus)
         assert sum("cpu" in names for names in classes) == len(topology.cpus) + 1 + bool(num_banned)
         assert sum("off" in names and "cpu" in names for names in classes) == num_banned + bool(num_banned)
@@ -95,9 +94,9 @@ class TestSvg:
         assert sum("nic" in names for names in classes) == len(topology.nics)
 
     def test_has_a_text_alternative(self) -> None:
-        """It is an image with a title and a description that say what the machine has."""
+        """It is an image with a title and a description of the machine."""
         topology = golden_machine("2pkg-2node-smt2-8gpu-a100")
-        root = ET.fromstring(svg(lay_out(topology, make_plan(topology, Request()))))  # noqa: S314 - ours
+        root = parsed(svg(lay_out(topology, make_plan(topology, Request()))))
         named = {part.get("id"): part.text for part in root}
         assert root.get("role") == "img"
         title, description = (named[name] for name in (root.get("aria-labelledby") or "").split())
@@ -107,10 +106,10 @@ class TestSvg:
         )
 
     def test_shared_cpus_are_striped_in_the_colours_of_their_ranks(self) -> None:
-        """A fill of hard stripes for each set of ranks that shares CPUs; no fill is named that is not there."""
+        """Each set of ranks that shares CPUs has a fill of hard stripes; every fill that is used exists."""
         topology = golden_machine("2pkg-8node-smt2-8gpu-pairs")
         text = svg(lay_out(topology, make_plan(topology, Request())))
-        root = ET.fromstring(text)  # noqa: S314 - ours
+        root = parsed(text)
         stripes = {
             part.get("id"): [stop.get("stop-color") for stop in part] for part in root.iter(f"{SVG}linearGradient")
         }
@@ -119,15 +118,15 @@ class TestSvg:
         assert set(re.findall(r"url\(#([^)]+)\)", text)) <= ids
 
     def test_hostile_names_are_text(self) -> None:
-        """Markup and controls in names make no element: the SVG parses, and has none but its own."""
+        """Markup and control characters in names make no element; the SVG parses."""
         _, text = _hostile_page_and_svg()
-        tags = {part.tag.removeprefix(SVG) for part in ET.fromstring(text).iter()}  # noqa: S314 - ours
+        tags = {part.tag.removeprefix(SVG) for part in parsed(text).iter()}
         assert tags == {
             *("svg", "style", "title", "desc", "defs", "pattern", "rect", "path", "linearGradient", "stop", "g", "text")
         } - ({"linearGradient", "stop"} if "linearGradient" not in text else set())
 
-    def test_the_one_in_the_documentation_is_what_is_drawn(self) -> None:
-        """docs/topo.svg is the picture of today; NUMAPIN_UPDATE_GOLDEN=1 rewrites it."""
+    def test_the_picture_in_the_documentation_is_current(self) -> None:
+        """docs/topo.svg is what is drawn today; NUMAPIN_UPDATE_GOLDEN=1 rewrites it."""
         topology = golden_machine("2pkg-2node-smt2-8gpu-a100")
         text = svg(lay_out(topology, make_plan(topology, Request(bind=Bind.EXCLUSIVE))))
         shown = Path(__file__).resolve().parents[3] / "docs" / "topo.svg"
@@ -142,7 +141,7 @@ class TestPage:
 
     @pytest.mark.parametrize("bind", [None, Bind.NODE, Bind.EXCLUSIVE])
     def test_elements_close_and_nothing_is_loaded(self, bind: Bind | None) -> None:
-        """It is well-formed, has the picture in it, and names no other file."""
+        """It is well-formed, contains the picture, and names no other file."""
         topology = golden_machine("2pkg-8node-smt2-8gpu-pairs")
         plan = None if bind is None else make_plan(topology, Request(bind=bind))
         text = page(topology, plan)
@@ -156,7 +155,7 @@ class TestPage:
         assert not {"link", "img", "iframe", "object", "embed"} & {tag for tag, _ in reader.seen}
 
     def test_only_its_own_style_and_script_are_allowed(self) -> None:
-        """The policy names one style and one script by hash, and there are no style attributes that it would refuse."""
+        """The policy allows one style and one script by hash, and there are no style attributes, which it refuses."""
         topology = golden_machine("2pkg-8node-smt2-8gpu-pairs")
         text = page(topology, make_plan(topology, Request()))
         policy = policy_of(text)
@@ -166,8 +165,8 @@ class TestPage:
         assert policy["default-src"] == ["'none'"]
         assert not [attributes for _, attributes in _read(text).seen if "style" in attributes]
 
-    def test_tables_say_what_the_picture_shows(self) -> None:
-        """A row a node with CPUs, GPUs and ranks, a row a rank with its reason, and the warnings."""
+    def test_tables_have_the_facts_of_the_picture(self) -> None:
+        """One row per node with CPUs, GPUs and ranks, one row per rank with its reason, and the warnings."""
         topology = golden_machine("2pkg-8node-smt2-8gpu-pairs")
         plan = make_plan(topology, Request())
         text = page(topology, plan)
@@ -180,20 +179,20 @@ class TestPage:
         assert plan.warnings[0] in _read(text).texts("li")
         assert {gpu.uuid for gpu in topology.gpus} <= set(cells)
 
-    def test_without_a_plan_there_is_no_word_of_ranks(self) -> None:
+    def test_without_a_plan_ranks_are_not_mentioned(self) -> None:
         """No buttons and no table of ranks."""
         reader = _read(page(golden_machine("1pkg-nonode-2cpu")))
         assert "Ranks" not in reader.texts("h2")
         assert not [tag for tag, attributes in reader.seen if attributes.get("class") == "rank"]
 
-    def test_devices_of_no_known_node_have_a_row(self) -> None:
-        """What is on no known node is listed as such, not left out."""
+    def test_devices_of_unknown_node_have_a_row(self) -> None:
+        """Devices of unknown node are listed, not left out."""
         topology = replace(grid(gpus=[None]), nics=(Nic(name="eth0"),))
         row = '<tr><th scope="row">unknown</th>' + "<td></td>" * 5 + "<td>gpu0</td><td>eth0</td>"
         assert row in page(topology)
 
     def test_hostile_names_are_text(self) -> None:
-        """Markup in names, notes and reasons is shown, not run; controls are replaced; a long text is cut."""
+        """Markup in names, notes and reasons is shown as text; control characters are replaced; long texts are cut."""
         text, _ = _hostile_page_and_svg()
         reader = _read(text)
         assert [tag for tag, _ in reader.seen].count("script") == 1
@@ -205,7 +204,7 @@ class TestPage:
 
 # --- colours ---------------------------------------------------------------------------------------------------------
 
-# How colours look without one kind of cone, as a matrix on linear RGB (Machado, Oliveira, Fernandes 2009, severity 1).
+# How colours look with one kind of cone missing, as a matrix on linear RGB (Machado et al. 2009, severity 1).
 VISIONS = {
     "all cones": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
     "protanopia": ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
@@ -247,24 +246,24 @@ def _contrast(a: str, b: str) -> float:
 
 
 class TestColours:
-    """Colours that can be told apart and read, for any colour vision."""
+    """Colours are distinct and readable for any colour vision."""
 
     def test_the_measures_are_right(self) -> None:
-        """Black on white has contrast 21; red and green of one lightness are near for who lacks the green cone."""
+        """Black on white has contrast 21; red and green of the same lightness are close without the green cone."""
         assert _contrast("#000000", "#ffffff") == pytest.approx(21, abs=0.01)
         red, green = "#c06040", "#7f8a2a"
         assert _difference(red, green, VISIONS["deuteranopia"]) < _difference(red, green, VISIONS["all cones"]) / 3
 
     @pytest.mark.parametrize("vision", VISIONS)
-    def test_ranks_can_be_told_apart(self, vision: str) -> None:
-        """Any two of the eight differ clearly (ten times what is just visible), neighbours far more."""
+    def test_rank_colours_are_distinct(self, vision: str) -> None:
+        """Any two of the eight differ clearly (ten times the visible minimum), neighbours far more."""
         assert all(_difference(a, b, VISIONS[vision]) > 10 for a, b in combinations(RANK_COLOURS, 2))
         pairs = zip(RANK_COLOURS[::2], RANK_COLOURS[1::2], strict=True)
         assert all(_difference(a, b, VISIONS[vision]) > 35 for a, b in pairs)
 
     @pytest.mark.parametrize("dark", [False, True])
-    def test_text_can_be_read(self, *, dark: bool) -> None:
-        """Text has contrast 4.5 at least (WCAG AA) on everything that it stands on, light and dark."""
+    def test_text_is_readable(self, *, dark: bool) -> None:
+        """Text has a contrast of at least 4.5 (WCAG AA) on every background, light and dark."""
         colour = {name: pair[dark] for name, pair in COLOURS.items()}
         for ink in ("ink", "dim"):
             for ground in ("page", "package", "node", "l3", "gpu", "nic"):

@@ -1,4 +1,4 @@
-"""Where the package writes to a terminal: at few places, which let visible characters through only."""
+"""The package writes to a terminal in few places, which let only visible characters through."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PACKAGE = Path(numapin.__file__).parent
 _WRITES = re.compile(
     r"\bprint\(|\becho\(|\bsecho\(|std(?:out|err)\.write\(|os\.write\([12],|\bConsole\(|\bLive\(console|\bwarnings\.warn\((?!printable\()"
 )
-# A new place is added here after it cleans what it writes, and tests/integration/test_hostile_names.py has been there.
+# Before a new place is added here, it must clean its text, and tests/integration/test_hostile_names.py must test it.
 _PLACES = {
     "bench/machine.py",  # JSON for its parent, in ASCII
     "cli/main.py",  # tracebacks
@@ -26,7 +26,7 @@ _PLACES = {
 
 
 def test_nothing_else_writes() -> None:
-    """Every other module hands its text to one of these."""
+    """All other modules pass their text to one of these."""
     found = {
         str(path.relative_to(PACKAGE))
         for path in PACKAGE.rglob("*.py")
@@ -46,5 +46,5 @@ def _code(path: Path) -> list[str]:
 
 
 def _is_of_a_child(path: Path) -> bool:
-    """Return whether a module holds code for a benchmark's own processes, which write into pipes."""
+    """Return whether a module has code for a benchmark's processes, which write into pipes."""
     return path.parent.name == "cases" and path.name == "launch.py"
