@@ -79,7 +79,7 @@ def transfer(options: _BenchTransferOptions) -> None:
       numapin bench transfer --sizes 64M --directions h2d --repeats 9
       numapin bench transfer --save measured.json      find the nodes of GPUs that report none
       numapin plan --machine measured.json
-    """  # noqa: D301 - \b is click's mark for a paragraph that is kept as it is
+    """
     options = with_quick(options, seconds=0.02, sizes=transfer_cases.QUICK_SIZES)
     machine, topology = read_machine(), topology_from(gpu_nodes=None)
     chosen = transfer_cases.TransferBenchOptions(
@@ -137,7 +137,7 @@ def alloc(options: _BenchAllocOptions) -> None:
       numapin bench alloc                              every way, 4 KiB to 128 MiB
       numapin bench alloc --peers pin-cold,pin-pool    the time of one pin_memory() call
       numapin bench alloc --sizes 1M --repeats 21 --json
-    """  # noqa: D301 - \b is click's mark for a paragraph that is kept as it is
+    """
     options, machine = with_quick(options, samples=3, sizes=alloc_cases.QUICK_SIZES), read_machine()
     benchmark = alloc_cases.alloc_benchmark(
         options.sizes, options.peers, num_samples=options.samples, no_gpu=machine.no_gpu
@@ -171,7 +171,7 @@ def overlap(options: _BenchOverlapOptions) -> None:
       numapin bench overlap                            every kind of step
       numapin bench overlap --cases transfer-bound,compute-bound
       numapin bench overlap --plot overlap.svg --output overlap.json
-    """  # noqa: D301 - \b is click's mark for a paragraph that is kept as it is
+    """
     options, machine = with_quick(options, seconds=0.1), read_machine()
     benchmark = overlap_cases.overlap_benchmark(
         options.cases, options.peers, seconds=options.seconds, no_gpu=machine.no_gpu
@@ -205,7 +205,7 @@ def launch(options: _BenchLaunchOptions) -> None:
       numapin bench launch                             until every rank has printed a line
       numapin bench launch --scripts all-reduce --ranks 2
       numapin bench launch --peers torchrun,torchrun-numa,numapin
-    """  # noqa: D301 - \b is click's mark for a paragraph that is kept as it is
+    """
     options = with_quick(options)
     benchmark = launch_cases.launch_benchmark(options.scripts, options.peers, num_ranks=options.ranks)
     peers_are = {name: launch_cases.PEERS[name][1:] for name in options.peers}
@@ -233,7 +233,7 @@ def exec_(options: _BenchExecOptions) -> None:
     Examples:
       numapin bench exec
       numapin bench exec --peers numapin-plan --repeats 9 --json
-    """  # noqa: D301 - \b is click's mark for a paragraph that is kept as it is
+    """
     from numapin.plan.make import make_plan
     from numapin.plan.request import Request
 
@@ -289,7 +289,7 @@ def loader(options: _BenchLoaderOptions) -> None:
       numapin bench loader --peers torch,numapin-device --repeats 9
       numapin bench loader --gpus all --cases 38MB    one process per GPU, all at once
       numapin bench loader --output loader.json       all figures, for later
-    """  # noqa: D301 - \b is click's mark for a paragraph that is kept as it is
+    """
     options, machine = with_quick(options, seconds=0.5, warm_up=0.5), read_machine()
     chosen = loader_cases.LoaderBenchOptions(
         cases=options.cases,

@@ -70,7 +70,7 @@ def doctor(options: _DoctorOptions) -> None:
       numapin doctor --root capture --json            a captured machine, for scripts
 
     Exit status: 1 if an error is found, else 0.
-    """  # noqa: D301 - \b is click's mark for a paragraph that is kept as it is
+    """
     report = _report(options, _topology(options))
     _print(report, as_json=options.as_json)
     click.get_current_context().exit(1 if report.has_errors else 0)

@@ -69,7 +69,7 @@ def exec(options: _ExecOptions) -> None:  # noqa: A001 - the command's name
       torchrun --nproc-per-node 8 --no-python numapin exec -- python train.py
       numapin plan --json > plan.json; srun numapin exec --plan plan.json -- python train.py
       numapin exec --local-rank 1 --local-size 4 --verbose -- true     show what rank 1 of 4 would get
-    """  # noqa: D301 - \b is click's mark for a paragraph that is kept as it is
+    """
     task = find_task(os.environ, rank=options.local_rank, size=options.local_size)
     typed = _typed_binding_options()
     if options.plan is not None and typed:

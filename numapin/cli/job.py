@@ -229,7 +229,7 @@ def job() -> None:
       numapin job slurm --form task --machine dgx.json train.py     one task per GPU
       numapin job mpi --nodes 2 --gpus-per-node 8 --hostfile hosts train.py
       numapin job kubernetes --nodes 2 --machine dgx.json --container registry/image:tag train.py
-    """  # noqa: D301 - \b is click's mark for a paragraph that is kept as it is
+    """
 
 
 def _command(name: str, engine: _Engine) -> click.Command:

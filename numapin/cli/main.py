@@ -86,7 +86,7 @@ def numapin(local_rank: str | None) -> None:
       numapin plan                     see what each rank would get
       numapin run train.py             start one bound rank per GPU
       numapin verify                   check that a running job is where it was planned
-    """  # noqa: D301 - \b is click's mark for a paragraph that is kept as it is
+    """
     del local_rank
 
 

@@ -76,7 +76,7 @@ def plan(options: _PlanOptions) -> None:
       numapin plan --machine dgx.json --bind socket  for a saved machine
       numapin plan --machine example:dgx-a100        for a built-in machine (numapin topo --machine example:)
       numapin plan --nproc-per-node 4 --json         for scripts
-    """  # noqa: D301 - \b is click's mark for a paragraph that is kept as it is
+    """
     topology = topology_from(gpu_nodes=options.gpu_nodes, root=options.root, machine=options.machine)
     num_ranks = options.nproc_per_node or default_num_ranks(topology, is_this_host=options.is_this_host)
     made = make_plan(topology, options.request(num_ranks=num_ranks))

@@ -61,7 +61,7 @@ def top(run: str | None, pids: tuple[int, ...] | None, *, interval_s: float, onc
       numapin top                      the active run
       numapin top --pid 4711           a job that torchrun, srun or python started
       numapin top --once --json        one sample for scripts
-    """  # noqa: D301 - \b is click's mark for a paragraph that is kept as it is
+    """
     if as_json and not once:
         raise UsageError("--json prints one sample", f"type: {_ONCE} --json")
     console = None if once else _terminal()

@@ -112,7 +112,7 @@ def topo(options: _TopoOptions) -> None:
       numapin plan --machine dgx.json
       numapin topo --machine example:     list the built-in machines
       numapin topo --machine example:dgx-a100
-    """  # noqa: D301 - \b is click's mark for a paragraph that is kept as it is
+    """
     _check_plan(options)
     _check_output(options)
     if str(options.machine) == _LIST:

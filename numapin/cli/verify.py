@@ -38,7 +38,7 @@ def verify(ctx: click.Context, run: str | None, pids: tuple[int, ...] | None, *,
       numapin verify                   the active run
       numapin verify --pid 4711        a job that torchrun, srun or python started
       numapin verify --json            for scripts; status 1 if the plan does not hold
-    """  # noqa: D301 - \b is click's mark for a paragraph that is kept as it is
+    """
     try:
         report = _report(run, pids)
     except (OSError, ValueError, MemoryError) as error:  # other programs' files can hold anything

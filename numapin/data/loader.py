@@ -82,17 +82,17 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         ```
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917 - torch's signature
+    def __init__(
         self,
         dataset: Dataset[T_co],
         batch_size: int | None = 1,
-        shuffle: bool | None = None,  # noqa: FBT001
+        shuffle: bool | None = None,
         sampler: Sampler[Any] | Iterable[Any] | None = None,
         batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
         num_workers: int = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
-        pin_memory: bool = False,  # noqa: FBT001, FBT002
-        drop_last: bool = False,  # noqa: FBT001, FBT002
+        pin_memory: bool = False,
+        drop_last: bool = False,
         timeout: float = 0,
         worker_init_fn: Callable[[int], None] | None = None,
         multiprocessing_context: str | BaseContext | None = None,
