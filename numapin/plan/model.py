@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.base.bounds import MAX_RANKS
 from numapin.base.fields import Fields
+from numapin.base.plain import to_json
 from numapin.errors import BindingRefused
 from numapin.plan.request import Bind, Memory
 
@@ -33,10 +34,6 @@ class GpuRef:
     index: int
     uuid: str | None
     pci: str | None
-
-    def to_json(self) -> dict[str, object]:
-        """Return the JSON form, the `gpu` of a rank in schema numapin.plan/1."""
-        return {"index": self.index, "uuid": self.uuid, "pci": self.pci}
 
     @classmethod
     def from_fields(cls, f: Fields) -> GpuRef:
@@ -87,17 +84,7 @@ class RankPlan:
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON form of one rank, an element of `ranks` in schema numapin.plan/1."""
-        return {
-            "local_rank": self.local_rank,
-            "gpu": self.gpu and self.gpu.to_json(),
-            "node": self.node,
-            "cpus": str(self.cpus),
-            "nodes": str(self.nodes),
-            "memory": self.memory.value,
-            "num_threads": self.num_threads,
-            "exact": self.exact,
-            "reason": self.reason,
-        }
+        return to_json(self)
 
     @classmethod
     def from_fields(cls, f: Fields) -> RankPlan:
@@ -148,13 +135,7 @@ class Plan:
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON form (schema numapin.plan/1)."""
-        return {
-            "schema": SCHEMA,
-            "bind": self.bind.value,
-            "memory": self.memory.value,
-            "ranks": [rank.to_json() for rank in self.ranks],
-            "warnings": list(self.warnings),
-        }
+        return {"schema": SCHEMA, **to_json(self)}
 
     @classmethod
     def from_json(cls, text: str, *, source: str = "JSON") -> Plan:

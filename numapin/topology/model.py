@@ -6,8 +6,7 @@ Comes in: parts that `build` made from the readings, or JSON (schema numapin.top
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-from enum import StrEnum
+from dataclasses import dataclass, replace
 from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from numapin.base.bounds import MAX_CPUS, MAX_GPUS, MAX_LINKS, MAX_MIG, MAX_NICS, MAX_NODES, MAX_PACKAGES
 from numapin.base.cpu_set import CpuSet
 from numapin.base.fields import Fields
+from numapin.base.plain import to_json
 from numapin.errors import UsageError
 from numapin.topology.parts import (
     Allowed,
@@ -34,8 +34,6 @@ from numapin.topology.parts import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-
-    from _typeshed import DataclassInstance
 
 SCHEMA: Final = "numapin.topology/1"
 _ID: Final = attrgetter("id")
@@ -173,7 +171,7 @@ class Topology:
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON form (schema numapin.topology/1) for `json.dumps`."""
-        return {"schema": SCHEMA, **_to_json(self)}
+        return {"schema": SCHEMA, **to_json(self)}
 
     @classmethod
     def from_json(cls, text: str, *, source: str = "JSON") -> Topology:
@@ -238,25 +236,6 @@ def _unknown_nodes_warning(gpus: tuple[Gpu, ...]) -> tuple[str, ...]:
     names = ", ".join(f"{gpu.label} ({gpu.pci})" for gpu in unknown)
     option = f"--gpu-nodes {unknown[0].index}=NODE,…"
     return (f"the NUMA node of {names} is unknown; if you know it, set it with {option} or NCCL_TOPO_FILE",)
-
-
-def _to_json(part: DataclassInstance) -> dict[str, object]:
-    return {f.name: _value_to_json(getattr(part, f.name)) for f in fields(part)}
-
-
-def _value_to_json(value: object) -> object:
-    """Return sets of CPUs or nodes as list strings, choices as their words, and parts as objects."""
-    match value:
-        case CpuSet() | StrEnum():
-            return str(value)
-        case tuple():
-            return list(map(_value_to_json, value))
-        case dict():
-            return {str(node): distance for node, distance in sorted(value.items())}
-        case Node() | Package() | Core() | Gpu() | Pcie() | Mig() | Nic() | Link() | Allowed():
-            return _to_json(value)
-        case _:
-            return value
 
 
 def _link_from_json(f: Fields) -> Link:
