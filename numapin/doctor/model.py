@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from numapin.base.plain import to_json
+from numapin.base.records import to_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

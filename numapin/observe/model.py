@@ -13,7 +13,7 @@ from enum import StrEnum
 from functools import reduce
 from typing import TYPE_CHECKING, Final
 
-from numapin.base.plain import to_json
+from numapin.base.records import to_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from numapin.base.plain import to_json
+from numapin.base.records import to_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
