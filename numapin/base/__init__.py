@@ -13,7 +13,7 @@ Comes in: plain values. Goes out: plain values, files and lines on stderr.
     content_policy.py  PURE  the Content-Security-Policy of our HTML files
     redact.py     PURE  hide the values of arguments that look like secrets
     strict_json.py  PURE  read and write JSON without NaN
-    fields.py     PURE  typed reading of decoded JSON, with the path of the element in every error
+    records.py    PURE  read dataclasses from JSON, with the path of the element in every error, and write them
     stderr.py     EDGE  one line on stderr
     folders.py    EDGE  open folders by descriptor where other users may write
     regular_file.py  EDGE  read an untrusted file: regular files only, of bounded size, without blocking

@@ -74,16 +74,6 @@ class Advice:
     reason: str
     remedy: str | None = None
 
-    def to_json(self) -> dict[str, object]:
-        """Return the JSON form."""
-        return {
-            "verdict": self.verdict,
-            "footprint_bytes": self.footprint_bytes,
-            "room_bytes": self.room_bytes,
-            "reason": self.reason,
-            "remedy": self.remedy,
-        }
-
 
 def advise(loader: Loader | None, room: LockRoom, *, num_gpus: int, shm_free_bytes: int | None) -> Advice:
     """Compare the memory that a rank's loader would pin with the rank's share of the memory that can be pinned."""

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
+from numapin.base.records import to_json
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -51,17 +53,6 @@ class DoctorFinding:
     where: str
     why: str
     remedy: str | None = None
-
-    def to_json(self) -> dict[str, object]:
-        """Return the JSON form."""
-        return {
-            "check": self.check,
-            "severity": self.severity,
-            "what": self.what,
-            "where": self.where,
-            "why": self.why,
-            "remedy": self.remedy,
-        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,10 +194,4 @@ class DoctorReport:
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON form (schema numapin.doctor/1); `json.dumps` takes it as it is."""
-        return {
-            "schema": SCHEMA,
-            "host": self.host,
-            "source": self.source,
-            "findings": [finding.to_json() for finding in self.findings],
-            "advice": self.advice.to_json(),
-        }
+        return {"schema": SCHEMA, **to_json(self)}

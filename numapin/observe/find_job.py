@@ -7,6 +7,7 @@ directory. For any other job, the plan is made as `numapin plan` makes it.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping  # noqa: TC003 - the type of a field that is read
 from dataclasses import dataclass, replace
 from itertools import chain
 from operator import attrgetter
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.base import quoting
 from numapin.base.bounds import MAX_RANKS
-from numapin.base.fields import Fields
+from numapin.base.records import Texts, read_record
 from numapin.errors import MachineError, UsageError
 from numapin.launcher import run_folder
 from numapin.plan.make import make_plan
@@ -28,7 +29,7 @@ from numapin.topology.discover import discover
 from numapin.topology.visible import first_visible
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Sequence
 
     from numapin.topology.model import Topology
 
@@ -107,7 +108,7 @@ def read_run(folder: Path) -> RunningJob:
     if not run_folder.is_live(str(folder)):
         raise UsageError(f"run {folder.name} has ended", "list the active runs with: numapin verify")
     _require_planned(records, plan)
-    latest = {record.local_rank: record for record in sorted(records, key=attrgetter("restart"))}
+    latest = {record.local_rank: record for record in sorted(records.values(), key=attrgetter("restart"))}
     return RunningJob(
         name=folder.name,
         plan=plan,
@@ -117,23 +118,23 @@ def read_run(folder: Path) -> RunningJob:
     )
 
 
-def _read_files(folder: Path) -> tuple[Plan, list[_Record]]:
-    """Read the plan and the ranks' records of a run."""
+def _read_files(folder: Path) -> tuple[Plan, dict[str, _Record]]:
+    """Read the plan of a run, and the ranks' records by their paths."""
     try:
         plan = Plan.from_json(_text(folder / handover.PLAN), source=str(folder / handover.PLAN))
-        return plan, [_Record.read(path, handover.read_text(path)) for path in handover.records(str(folder))]
+        return plan, {path: _Record.read(path, handover.read_text(path)) for path in handover.records(str(folder))}
     except FileNotFoundError as error:
         raise UsageError(f"{folder} is not an active run: {error.filename} does not exist", _NAME_PROCESSES) from None
     except OSError as error:
         raise MachineError(f"{error.filename} cannot be read: {error.strerror}", "run this as the job's user") from None
 
 
-def _require_planned(records: Iterable[_Record], plan: Plan) -> None:
+def _require_planned(records: Mapping[str, _Record], plan: Plan) -> None:
     """Raise MachineError for a record of a rank that the plan does not have."""
     planned = {rank.local_rank for rank in plan.ranks}
-    for record in records:
+    for path, record in records.items():
         if record.local_rank not in planned:
-            raise MachineError(f"{record.path}: the plan has no rank {record.local_rank}", "start the job again")
+            raise MachineError(f"{path}: the plan has no rank {record.local_rank}", "start the job again")
 
 
 def job_of_processes(pids: Sequence[int]) -> RunningJob:
@@ -182,7 +183,6 @@ def _part_of_run(
 class _Record:
     """The record that a rank wrote after it was bound, one per restart."""
 
-    path: str
     local_rank: int
     restart: int
     pid: int
@@ -193,21 +193,19 @@ class _Record:
     @classmethod
     def read(cls, path: str, text: str) -> _Record:
         """Read the JSON form. Raises MachineFileError that names the file."""
-        top = Fields.top(path, text, hint="numapin run writes it; start the job again")
-        top.expect_schema("numapin.observed/1")
-        return cls(
-            path=path,
-            local_rank=top.number("local_rank"),
-            restart=top.number("restart"),
-            pid=top.number("pid"),
-            start=top.optional_number("start"),
-            host=top.optional_text("host"),
-            applied=top.mapping("applied").values,
-        )
+        hint = "numapin run writes it; start the job again"
+        return read_record(cls, text, source=path, hint=hint, schema="numapin.observed/1")
 
     def is_running(self) -> bool:
         """Return whether this very process is running on this host: several hosts may share a run directory."""
         return self.host in (None, os.uname().nodename) and is_running(self.pid, self.start)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Command:
+    """The command line of a run."""
+
+    argv: Texts
 
 
 def _folder(named: str, environ: Mapping[str, str]) -> Path:
@@ -224,7 +222,7 @@ def _folder(named: str, environ: Mapping[str, str]) -> Path:
 def _title(folder: Path) -> str:
     """Return the name of a run and its command, or only its name if the command cannot be read."""
     try:
-        argv = Fields.top(str(folder), _text(folder / handover.COMMAND), hint="").texts("argv")
+        argv = read_record(_Command, _text(folder / handover.COMMAND), source=str(folder), hint="").argv
     except (OSError, MachineError):
         return folder.name
     return f"{folder.name}  {quoting.join(argv)[:80]}"

@@ -13,6 +13,8 @@ from enum import StrEnum
 from functools import reduce
 from typing import TYPE_CHECKING, Final
 
+from numapin.base.records import to_json
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
@@ -58,10 +60,6 @@ class Thread:
     name: str
     cpus: CpuSet
     last_cpu: int
-
-    def to_json(self) -> dict[str, object]:
-        """Return the JSON form."""
-        return {"tid": self.tid, "name": self.name, "cpus": str(self.cpus), "last_cpu": self.last_cpu}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +129,7 @@ class Process:
             "pid": self.pid,
             "name": self.name,
             "role": self.role.value,
-            "threads": [thread.to_json() for thread in self.threads],
+            "threads": [to_json(thread) for thread in self.threads],
             "policy": None if self.policy is None else str(self.policy),
             "memory": None if self.pages is None else [pages.to_json() for pages in self.pages],
             "unreadable": self.unreadable,

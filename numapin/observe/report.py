@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
+from numapin.base.records import to_json
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -42,10 +44,6 @@ class VerifyFinding:
     where: str
     remedy: str
 
-    def to_json(self) -> dict[str, object]:
-        """Return the JSON form."""
-        return {"severity": self.severity.value, "what": self.what, "where": self.where, "remedy": self.remedy}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankReport:
@@ -69,7 +67,7 @@ class RankReport:
             "requested": self.requested.to_json(),
             "applied": self.applied,
             "observed": {"processes": [process.to_json() for process in self.observed.processes]},
-            "findings": [finding.to_json() for finding in self.findings],
+            "findings": [to_json(finding) for finding in self.findings],
         }
 
 

@@ -4,18 +4,14 @@ Comes in: the decisions of `make_plan`, or JSON. Goes out: `Plan`, one `RankPlan
 (numapin.plan/1).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Annotated, Final, Self
 
 from numapin.base.bounds import MAX_RANKS
-from numapin.base.fields import Fields
+from numapin.base.cpu_set import CpuSet
+from numapin.base.records import AtMost, Texts, read_record, to_json
 from numapin.errors import BindingRefused
 from numapin.plan.request import Bind, Memory
-
-if TYPE_CHECKING:
-    from numapin.base.cpu_set import CpuSet
 
 SCHEMA: Final = "numapin.plan/1"
 
@@ -33,15 +29,6 @@ class GpuRef:
     index: int
     uuid: str | None
     pci: str | None
-
-    def to_json(self) -> dict[str, object]:
-        """Return the JSON form, the `gpu` of a rank in schema numapin.plan/1."""
-        return {"index": self.index, "uuid": self.uuid, "pci": self.pci}
-
-    @classmethod
-    def from_fields(cls, f: Fields) -> GpuRef:
-        """Read the JSON form."""
-        return cls(index=f.number("index"), uuid=f.optional_text("uuid"), pci=f.optional_text("pci"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,33 +74,12 @@ class RankPlan:
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON form of one rank, an element of `ranks` in schema numapin.plan/1."""
-        return {
-            "local_rank": self.local_rank,
-            "gpu": self.gpu and self.gpu.to_json(),
-            "node": self.node,
-            "cpus": str(self.cpus),
-            "nodes": str(self.nodes),
-            "memory": self.memory.value,
-            "num_threads": self.num_threads,
-            "exact": self.exact,
-            "reason": self.reason,
-        }
+        return to_json(self)
 
     @classmethod
-    def from_fields(cls, f: Fields) -> RankPlan:
-        """Read the JSON form of one rank."""
-        gpu = f.optional_mapping("gpu")
-        return cls(
-            local_rank=f.number("local_rank"),
-            gpu=gpu and GpuRef.from_fields(gpu),
-            node=f.optional_number("node"),
-            cpus=f.numbers("cpus"),
-            nodes=f.numbers("nodes"),
-            memory=Memory(f.text("memory")),
-            num_threads=f.number("num_threads"),
-            exact=f.flag("exact"),
-            reason=f.text("reason"),
-        )
+    def from_json(cls, text: str, *, source: str, hint: str) -> Self:
+        """Read the JSON form of one rank. Raises MachineFileError that names `source` and the element."""
+        return read_record(cls, text, source=source, hint=hint)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,8 +95,8 @@ class Plan:
 
     bind: Bind
     memory: Memory
-    ranks: tuple[RankPlan, ...]
-    warnings: tuple[str, ...] = ()
+    ranks: Annotated[tuple[RankPlan, ...], AtMost(MAX_RANKS)]
+    warnings: Texts = ()
 
     @property
     def exact(self) -> bool:
@@ -148,16 +114,10 @@ class Plan:
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON form (schema numapin.plan/1)."""
-        return {
-            "schema": SCHEMA,
-            "bind": self.bind.value,
-            "memory": self.memory.value,
-            "ranks": [rank.to_json() for rank in self.ranks],
-            "warnings": list(self.warnings),
-        }
+        return {"schema": SCHEMA, **to_json(self)}
 
     @classmethod
-    def from_json(cls, text: str, *, source: str = "JSON") -> Plan:
+    def from_json(cls, text: str, *, source: str = "JSON") -> Self:
         """Read the JSON form.
 
         Args:
@@ -177,14 +137,4 @@ class Plan:
             plan = numapin.Plan.from_json(open("plan.json").read(), source="plan.json")
             ```
         """
-        top = Fields.top(source, text, hint="write a plan with: numapin plan --json")
-        top.expect_schema(SCHEMA)
-        try:
-            return cls(
-                bind=Bind(top.text("bind")),
-                memory=Memory(top.text("memory")),
-                ranks=top.each("ranks", RankPlan.from_fields, most=MAX_RANKS),
-                warnings=top.texts("warnings"),
-            )
-        except ValueError as error:
-            raise top.error("", str(error)) from None
+        return read_record(cls, text, source=source, hint="write a plan with: numapin plan --json", schema=SCHEMA)

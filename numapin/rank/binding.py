@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from numapin.base.fields import Fields
 from numapin.plan.model import RankPlan
 from numapin.rank.become import BINDING
 
@@ -17,8 +16,4 @@ _HINT: Final = f"numapin sets it for each rank; to go on without it: unset {BIND
 
 def read_binding(text: str) -> RankPlan:
     """Return the rank's part of the plan. Raises MachineFileError that names the variable."""
-    fields = Fields.top(BINDING, text, hint=_HINT)
-    try:
-        return RankPlan.from_fields(fields)
-    except ValueError as error:
-        raise fields.error("", str(error)) from None
+    return RankPlan.from_json(text, source=BINDING, hint=_HINT)

@@ -54,10 +54,9 @@ def _as_bound(planned: str, shortfalls: tuple[str, ...]) -> str:
     """Report the shortfalls that the rehearsal did not have; return the slice as it was bound."""
     import json
 
-    from numapin.base.fields import Fields
     from numapin.plan.model import RankPlan
 
-    rank = RankPlan.from_fields(Fields.top("the slice of the plan", planned, hint="start the run again"))
+    rank = RankPlan.from_json(planned, source="the slice of the plan", hint="start the run again")
     for text in bind.surprises(rank, shortfalls):
         say(f"rank {rank.local_rank}: {text}")
     return json.dumps(bind.as_bound(rank, shortfalls).to_json())

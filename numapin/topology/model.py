@@ -4,17 +4,15 @@ Comes in: parts that `build` made from the readings, or JSON (schema numapin.top
 `Topology`, which every later stage reads and none changes.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass, fields, replace
-from enum import StrEnum
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from itertools import chain
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final
+from typing import Annotated, Final, Self
 
-from numapin.base.bounds import MAX_CPUS, MAX_GPUS, MAX_LINKS, MAX_MIG, MAX_NICS, MAX_NODES, MAX_PACKAGES
+from numapin.base.bounds import MAX_CPUS, MAX_GPUS, MAX_LINKS, MAX_NICS, MAX_NODES, MAX_PACKAGES
 from numapin.base.cpu_set import CpuSet
-from numapin.base.fields import Fields
+from numapin.base.records import AtMost, Texts, read_record, to_json
 from numapin.errors import UsageError
 from numapin.topology.parts import (
     Allowed,
@@ -31,11 +29,6 @@ from numapin.topology.parts import (
     Package,
     Pcie,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from _typeshed import DataclassInstance
 
 SCHEMA: Final = "numapin.topology/1"
 _ID: Final = attrgetter("id")
@@ -79,14 +72,14 @@ class Topology:
 
     host: str | None
     source: str
-    packages: tuple[Package, ...]
-    nodes: tuple[Node, ...]
-    cores: tuple[Core, ...]
+    packages: Annotated[tuple[Package, ...], AtMost(MAX_PACKAGES)]
+    nodes: Annotated[tuple[Node, ...], AtMost(MAX_NODES)]
+    cores: Annotated[tuple[Core, ...], AtMost(MAX_CPUS)]
     allowed: Allowed
-    gpus: tuple[Gpu, ...] = ()
-    nics: tuple[Nic, ...] = ()
-    links: tuple[Link, ...] = ()
-    notes: tuple[str, ...] = ()
+    gpus: Annotated[tuple[Gpu, ...], AtMost(MAX_GPUS)] = ()
+    nics: Annotated[tuple[Nic, ...], AtMost(MAX_NICS)] = ()
+    links: Annotated[tuple[Link, ...], AtMost(MAX_LINKS)] = ()
+    notes: Texts = ()
 
     def __post_init__(self) -> None:
         """Check that numbers are unique and that every node that a part is on exists."""
@@ -159,7 +152,7 @@ class Topology:
     def _gpu_names(self) -> str:
         return ", ".join(f"{gpu.index} ({gpu.pci or gpu.uuid})" for gpu in self.gpus) or "none"
 
-    def restrict(self, allowed: Allowed) -> Topology:
+    def restrict(self, allowed: Allowed) -> Self:
         """Return the same machine with less of it allowed.
 
         Args:
@@ -173,10 +166,10 @@ class Topology:
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON form (schema numapin.topology/1) for `json.dumps`."""
-        return {"schema": SCHEMA, **_to_json(self)}
+        return {"schema": SCHEMA, **to_json(self)}
 
     @classmethod
-    def from_json(cls, text: str, *, source: str = "JSON") -> Topology:
+    def from_json(cls, text: str, *, source: str = "JSON") -> Self:
         """Read the JSON form.
 
         Args:
@@ -196,24 +189,8 @@ class Topology:
             topology = numapin.Topology.from_json(open("machine.json").read(), source="machine.json")
             ```
         """
-        top = Fields.top(source, text, hint="write a machine file with: numapin topo --save FILE")
-        top.expect_schema(SCHEMA)
-        allowed = top.mapping("allowed")
-        try:
-            return cls(
-                host=top.optional_text("host"),
-                source=top.text("source"),
-                packages=top.each("packages", _package_from_json, most=MAX_PACKAGES),
-                nodes=top.each("nodes", _node_from_json, most=MAX_NODES),
-                cores=top.each("cores", _core_from_json, most=MAX_CPUS),
-                allowed=Allowed(cpus=allowed.numbers("cpus"), nodes=allowed.numbers("nodes")),
-                gpus=top.each("gpus", _gpu_from_json, most=MAX_GPUS),
-                nics=top.each("nics", _nic_from_json, most=MAX_NICS),
-                links=top.each("links", _link_from_json, most=MAX_LINKS),
-                notes=top.texts("notes") if "notes" in top.values else (),
-            )
-        except ValueError as error:
-            raise top.error("", str(error)) from None
+        hint = "write a machine file with: numapin topo --save FILE"
+        return read_record(cls, text, source=source, hint=hint, schema=SCHEMA, notes=[])
 
 
 def _require_unique(what: str, ids: Iterable[int]) -> None:
@@ -238,69 +215,3 @@ def _unknown_nodes_warning(gpus: tuple[Gpu, ...]) -> tuple[str, ...]:
     names = ", ".join(f"{gpu.label} ({gpu.pci})" for gpu in unknown)
     option = f"--gpu-nodes {unknown[0].index}=NODE,…"
     return (f"the NUMA node of {names} is unknown; if you know it, set it with {option} or NCCL_TOPO_FILE",)
-
-
-def _to_json(part: DataclassInstance) -> dict[str, object]:
-    return {f.name: _value_to_json(getattr(part, f.name)) for f in fields(part)}
-
-
-def _value_to_json(value: object) -> object:
-    """Return sets of CPUs or nodes as list strings, choices as their words, and parts as objects."""
-    match value:
-        case CpuSet() | StrEnum():
-            return str(value)
-        case tuple():
-            return list(map(_value_to_json, value))
-        case dict():
-            return {str(node): distance for node, distance in sorted(value.items())}
-        case Node() | Package() | Core() | Gpu() | Pcie() | Mig() | Nic() | Link() | Allowed():
-            return _to_json(value)
-        case _:
-            return value
-
-
-def _link_from_json(f: Fields) -> Link:
-    return Link(**{key: f.text(key) for key in ("a", "b", "kind")})
-
-
-def _package_from_json(f: Fields) -> Package:
-    return Package(id=f.number("id"), nodes=f.numbers("nodes"))
-
-
-def _node_from_json(f: Fields) -> Node:
-    return Node(
-        id=f.number("id"),
-        kind=NodeKind(f.text("kind")),
-        cpus=f.numbers("cpus"),
-        package=f.optional_number("package"),
-        memory_bytes=f.optional_number("memory_bytes"),
-        free_bytes=f.optional_number("free_bytes"),
-        distances=f.number_map("distances", most=MAX_NODES),
-    )
-
-
-def _core_from_json(f: Fields) -> Core:
-    places = {key: f.optional_number(key) for key in ("node", "package", "l3")}
-    return Core(id=f.number("id"), cpus=f.numbers("cpus"), **places)
-
-
-def _gpu_from_json(f: Fields) -> Gpu:
-    pcie, source = f.mapping("pcie"), f.optional_text("node_source")
-    return Gpu(
-        index=f.number("index"),
-        cuda_index=f.optional_number("cuda_index"),
-        visible=f.flag("visible"),
-        uuid=f.optional_text("uuid"),
-        pci=f.optional_text("pci"),
-        name=f.optional_text("name"),
-        node=f.optional_number("node"),
-        node_source=None if source is None else NodeSource(source),
-        cpus=f.optional_numbers("cpus"),
-        pcie=Pcie(**{key: pcie.optional_number(key) for key in ("gen", "width", "max_gen", "max_width")}),
-        mig=f.each("mig", lambda m: Mig(uuid=m.text("uuid"), name=m.optional_text("name")), most=MAX_MIG),
-    )
-
-
-def _nic_from_json(f: Fields) -> Nic:
-    name, pci, node = f.text("name"), f.optional_text("pci"), f.optional_number("node")
-    return Nic(name=name, pci=pci, node=node, kind=NicKind(f.text("kind")))

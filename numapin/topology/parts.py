@@ -3,19 +3,16 @@
 Comes in: values that `build` chose from the readings, or JSON. Goes out: the parts of a `Topology`.
 """
 
-from __future__ import annotations
-
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import Annotated
 
+from numapin.base.bounds import MAX_MIG, MAX_NODES
+from numapin.base.cpu_set import CpuSet
 from numapin.base.gpu_uuid import GPU_PREFIX
+from numapin.base.records import AtMost
 from numapin.topology.address import pci_address
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from numapin.base.cpu_set import CpuSet
 
 
 class NodeKind(StrEnum):
@@ -83,7 +80,7 @@ class Node:
     package: int | None = None
     memory_bytes: int | None = None
     free_bytes: int | None = None
-    distances: Mapping[int, int] = field(default_factory=dict)
+    distances: Annotated[Mapping[int, int], AtMost(MAX_NODES)] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check that the kind agrees with the CPUs."""
@@ -202,7 +199,7 @@ class Gpu:
     node_source: NodeSource | None = None
     cpus: CpuSet | None = None
     pcie: Pcie = Pcie()
-    mig: tuple[Mig, ...] = ()
+    mig: Annotated[tuple[Mig, ...], AtMost(MAX_MIG)] = ()
 
     def __post_init__(self) -> None:
         """Check that a node has a source and that only visible GPUs have a CUDA index."""

@@ -21,7 +21,15 @@ MODULES = {
 
 # Folders and modules that neither read nor write. What is pure imports only what is pure.
 PURE = (
-    *("errors", "base.cpu_set", "base.sizes", "base.printable", "base.fields", "base.quoting", "base.content_policy"),
+    *(
+        "errors",
+        "base.cpu_set",
+        "base.sizes",
+        "base.printable",
+        "base.records",
+        "base.quoting",
+        "base.content_policy",
+    ),
     *("system.openmp", "system.numa_maps"),
     *("topology.address", "topology.parts", "topology.model", "topology.readings", "topology.build"),
     "topology.visible",

@@ -7,9 +7,9 @@ import math
 
 import pytest
 
-from numapin.base.fields import Fields
 from numapin.base.strict_json import decode, encode
 from numapin.errors import MachineFileError
+from numapin.topology.model import Topology
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_what_is_no_json_is_a_value_error(text: str, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         decode(text)
     with pytest.raises(MachineFileError, match=f"m.json: not JSON: .*{problem}"):
-        Fields.top("m.json", text, hint="h")
+        Topology.from_json(text, source="m.json")
 
 
 def test_numbers_that_can_be_written_are_read() -> None:
@@ -47,14 +47,3 @@ def test_no_nan_is_written() -> None:
     assert json.loads(encode(content)) == expected
     assert encode([1.0, "ä"], indent=None) == '[1.0,"\\u00e4"]'
     assert encode("ä", ascii_only=False) == '"ä"'
-
-
-@pytest.mark.parametrize("key", ["nodes", "n", "flag", "text"])
-@pytest.mark.parametrize("value", ["[[[]]]", "9" * 4000, "[" * 900 + "]" * 900, '{"a": {"b": 1}}'])
-def test_a_wrong_value_is_named_however_large_it_is(key: str, value: str) -> None:
-    """The message does not render the whole value, which may be deep, or have more digits than Python writes."""
-    fields = Fields.top("m.json", f'{{"{key}": {value}}}', hint="h")
-    reads = {"nodes": fields.numbers, "n": fields.number, "flag": fields.flag, "text": fields.text}
-    with pytest.raises(MachineFileError) as caught:
-        reads[key](key)
-    assert len(caught.value.message) < 200

@@ -172,7 +172,7 @@ class TestPlanned:
         [
             ("{", "NUMAPIN_BINDING: not JSON"),
             ("{}", "NUMAPIN_BINDING: local_rank: expected a non-negative integer, found nothing"),
-            (json.dumps({**RANK.to_json(), "memory": "far"}), "NUMAPIN_BINDING: 'far' is not a valid Memory"),
+            (json.dumps({**RANK.to_json(), "memory": "far"}), "NUMAPIN_BINDING: memory: 'far' is not a valid Memory"),
         ],
     )
     def test_a_broken_plan_names_the_variable(self, tmp_path: Path, text: str, problem: str) -> None:

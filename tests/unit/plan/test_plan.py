@@ -600,14 +600,14 @@ def test_json_is_the_contract() -> None:
             '{"schema": "numapin.topology/1"}',
             "plan.json: schema: expected 'numapin.plan/1', found 'numapin.topology/1'",
         ),
-        ('{"schema": "numapin.plan/1", "bind": "core"}', "plan.json: 'core' is not a valid Bind"),
+        ('{"schema": "numapin.plan/1", "bind": "core"}', "plan.json: bind: 'core' is not a valid Bind"),
         (
             '{"schema": "numapin.plan/1", "bind": "node", "memory": "none", "ranks": [{}], "warnings": []}',
             "plan.json: ranks[0].local_rank: expected a non-negative integer, found nothing",
         ),
         (
             '{"schema": "numapin.plan/1", "bind": "node", "memory": "none", "ranks": [], "warnings": [1]}',
-            "plan.json: warnings: expected a list of strings, found 1",
+            "plan.json: warnings[0]: expected a string, found 1",
         ),
     ],
 )

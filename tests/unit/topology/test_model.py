@@ -177,7 +177,7 @@ def _edited(edit: Callable[[Any], object]) -> str:
         (_edited(lambda d: d.update(schema="numapin.topology/2")), "found 'numapin.topology/2'"),
         (_edited(lambda d: d["nodes"][1].update(cpus="7-x")), "m.json: nodes[1].cpus: '7-x'"),
         (_edited(lambda d: d["nodes"][0]["distances"].update({"1": -1})), "m.json: nodes[0].distances.1: expected"),
-        (_edited(lambda d: d["nodes"][0].update(kind="tape")), "m.json: nodes[0]: 'tape' is not a valid NodeKind"),
+        (_edited(lambda d: d["nodes"][0].update(kind="tape")), "m.json: nodes[0].kind: 'tape' is not a valid NodeKind"),
         (_edited(lambda d: d["nodes"][0].update(kind="gpu")), "m.json: nodes[0]: node 0 of kind 'gpu' has CPUs"),
         (_edited(lambda d: d["gpus"][0].update(node=-1)), "m.json: gpus[0].node: expected a non-negative integer"),
         (_edited(lambda d: d["gpus"][0].update(node_source="guess")), "'guess' is not a valid NodeSource"),

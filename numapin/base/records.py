@@ -1,0 +1,239 @@
+"""Dataclasses from JSON and back: the types of the fields say what is read. Pure.
+
+Comes in: the text of an untrusted file, and a dataclass. Goes out: an instance, or a MachineFileError that names the
+file and the element, such as "dgx.json: nodes[3].distances: …". In the other direction: plain values for `json.dumps`.
+
+A field may be a str, a non-negative int, a bool, a CpuSet, a StrEnum or another such dataclass; any of these or None; a
+tuple of them, or a mapping of numbers, with an `AtMost`; or an object that is not examined (`Mapping[str, object]`).
+The types are needed at run time. Modules that every start imports do not import annotations from __future__, because
+evaluating strings takes a millisecond.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from enum import StrEnum
+from functools import cache, partial
+from types import NoneType
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Final,
+    NamedTuple,
+    TypeAlias,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from numapin.base.bounds import MAX_NUMBER, MAX_TEXTS
+from numapin.base.cpu_set import CpuSet, Sets
+from numapin.base.strict_json import decode
+from numapin.errors import MachineFileError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+R = TypeVar("R", bound="DataclassInstance")
+_Reader: TypeAlias = Callable[[Any, Sets], object]
+
+_MAX_DIGITS: Final = 19  # of MAX_NUMBER
+_SHOWN: Final = 20  # entries
+
+
+class AtMost(NamedTuple):
+    """The largest number of entries of a list or mapping; a longer one is refused before any of it is read."""
+
+    most: int
+
+
+Texts: TypeAlias = Annotated[tuple[str, ...], AtMost(MAX_TEXTS)]
+
+
+class _WrongError(ValueError):
+    """A value of the wrong type; each caller adds its step to the front of `path`."""
+
+    def __init__(self, problem: str, path: str = "") -> None:
+        super().__init__(problem)
+        self.path = path
+
+
+def read_record(kind: type[R], text: str, *, source: str, hint: str, schema: str | None = None, **missing: object) -> R:
+    """Read a file's text. Raises MachineFileError.
+
+    `schema` is the required value of the element "schema". `missing` are values for elements that older files lack.
+    """
+    try:
+        value = decode(text)
+    except ValueError as error:
+        raise MachineFileError(f"{source}: not JSON: {error}", hint) from None
+    try:
+        if not isinstance(value, dict):
+            raise _WrongError(f"top level: {_expected('an object', value)}")
+        if schema is not None and value.get("schema") != schema:
+            raise _WrongError(_expected(repr(schema), value.get("schema")), ".schema")
+        return _record(kind, missing | value, Sets())
+    except ValueError as error:
+        path = getattr(error, "path", "").removeprefix(".")
+        raise MachineFileError(": ".join(part for part in (source, path, str(error)) if part), hint) from None
+
+
+def to_json(record: DataclassInstance) -> dict[str, object]:
+    """Return plain values: CPU sets become list strings, and enums their words."""
+    return {field.name: _plain(getattr(record, field.name)) for field in fields(record)}
+
+
+def _plain(value: object) -> object:
+    match value:
+        case CpuSet() | StrEnum():
+            return str(value)
+        case tuple():
+            return [_plain(item) for item in value]
+        case dict():
+            return {str(key): item for key, item in sorted(value.items())}
+        case _:
+            return to_json(value) if is_dataclass(value) and not isinstance(value, type) else value
+
+
+# --- readers, one per type -------------------------------------------------------------------------------------------
+
+
+@cache
+def _readers(kind: type) -> dict[str, _Reader]:
+    return {name: _reader(hint) for name, hint in get_type_hints(kind, include_extras=True).items()}
+
+
+def _reader(hint: Any) -> _Reader:  # noqa: ANN401 - a type as it is written
+    """Return the function that reads a value of a type."""
+    options = get_args(hint)
+    if get_origin(hint) is Annotated:
+        collection, (most,) = options
+        read = _mapping if get_origin(collection) is Mapping else partial(_list, _reader(get_args(collection)[0]))
+        return partial(read, most)
+    if NoneType in options:
+        return partial(_optional, _reader(options[0]))
+    if isinstance(hint, type) and is_dataclass(hint):
+        return partial(_record, hint)
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        return partial(_choice, hint)
+    return _SIMPLE[hint]
+
+
+def _each(values: Iterable[tuple[str, _Reader, object]], sets: Sets) -> list[Any]:
+    """Read values, given as (step of the path, reader, value)."""
+    found = []
+    for step, read, value in values:
+        try:
+            found.append(read(value, sets))
+        except ValueError as error:
+            raise _WrongError(str(error), step + getattr(error, "path", "")) from None
+    return found
+
+
+def _record(kind: type[R], value: object, sets: Sets) -> R:
+    values, readers = _object(value, sets), _readers(kind)
+    elements = _each(((f".{name}", read, values.get(name)) for name, read in readers.items()), sets)
+    return kind(**dict(zip(readers, elements, strict=True)))
+
+
+def _list(read: _Reader, most: int, value: object, sets: Sets) -> tuple[object, ...]:
+    if not isinstance(value, list):
+        raise _WrongError(_expected("a list", value))
+    _check_count(value, most)
+    return tuple(_each(((f"[{i}]", read, item) for i, item in enumerate(value)), sets))
+
+
+def _mapping(most: int, value: object, sets: Sets) -> dict[int, int]:
+    given = _object(value, sets)
+    _check_count(given, most)
+    if not all(map(_is_number, given)):
+        raise _WrongError(_expected("an object with numbers as keys", given))
+    numbers = _each(((f".{name}", _number, number) for name, number in given.items()), sets)
+    return dict(zip(map(int, given), numbers, strict=True))
+
+
+def _check_count(values: list[Any] | dict[str, Any], most: int) -> None:
+    if len(values) > most:
+        raise _WrongError(f"{len(values)} entries; at most {most} are accepted")
+
+
+def _optional(read: _Reader, value: object, sets: Sets) -> object:
+    return None if value is None else read(value, sets)
+
+
+def _object(value: object, _: Sets) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise _WrongError(_expected("an object", value))
+    return value
+
+
+def _number(value: object, _: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise _WrongError(_expected("a non-negative integer", value))
+    if value > MAX_NUMBER:
+        raise _WrongError(f"the number is larger than {MAX_NUMBER}, the largest accepted")
+    return value
+
+
+def _flag(value: object, _: Sets) -> bool:
+    if not isinstance(value, bool):
+        raise _WrongError(_expected("true or false", value))
+    return value
+
+
+def _text(value: object, _: object) -> str:
+    """Return a string; a lone surrogate is refused, which JSON can spell and no terminal or file can show."""
+    if not isinstance(value, str):
+        raise _WrongError(_expected("a string", value))
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise _WrongError(_expected("text that can be encoded", value)) from None
+    return value
+
+
+def _numbers(value: object, sets: Sets) -> CpuSet:
+    return sets.get(_text(value, sets))
+
+
+def _choice(kind: type[StrEnum], value: object, sets: Sets) -> StrEnum:
+    return kind(_text(value, sets))
+
+
+_SIMPLE: Final[dict[Any, _Reader]] = {
+    str: _text,
+    int: _number,
+    bool: _flag,
+    CpuSet: _numbers,
+    Mapping[str, object]: _object,
+}
+
+
+# --- errors ----------------------------------------------------------------------------------------------------------
+
+
+def _expected(wanted: str, found: object) -> str:
+    return f"expected {wanted}, found {'nothing' if found is None else _shown(found)}"
+
+
+def _shown(found: object) -> str:
+    """Return the start of a value's text, without rendering all of a long list or number."""
+    if isinstance(found, int) and abs(found) > MAX_NUMBER:
+        return "a number of more than 63 bits"
+    if isinstance(found, list) and _is_large(found):
+        return f"a list of {len(found)} entries"
+    if isinstance(found, dict) and _is_large(found.values()):
+        return f"an object of {len(found)} entries"
+    shown = repr(found)
+    return shown if len(shown) <= 60 else f"{shown[:57]}..."
+
+
+def _is_large(values: Collection[object]) -> bool:
+    return len(values) > _SHOWN or any(isinstance(value, list | dict) for value in values)
+
+
+def _is_number(name: str) -> bool:
+    return name.isascii() and name.isdigit() and len(name) <= _MAX_DIGITS
