@@ -1,4 +1,4 @@
-"""`numapin bench loader` as a user runs it, on a machine without a GPU too."""
+"""`numapin bench loader` as a user runs it, also on a machine without a GPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHORT = ("--repeats", "2", "--seconds", "0.2", "--warm-up", "0", "--batches", "1
 
 
 def test_transport(tmp_path: Path) -> None:
-    """The report has both peers' figures of both repeats, the ratio, the machine and the command; the file is alike."""
+    """The report has the figures of both peers and repeats, the ratio, the machine and the command; so has the file."""
     path = tmp_path / "loader.json"
     peers = "torch,numapin-transport"
     done = numapin("bench", "loader", "--cases", "transport", "--peers", peers, *SHORT, "--json", "--output", str(path))
@@ -43,7 +43,7 @@ def test_transport(tmp_path: Path) -> None:
 
 
 def test_table_and_what_was_skipped() -> None:
-    """Without a GPU the table shows the case that runs and says of the other why it does not."""
+    """Without a GPU the table shows the case that runs, and says why the other does not."""
     done = numapin(
         "bench", "loader", "--cases", "38MB,transport", "--peers", "torch", "--quick", CUDA_VISIBLE_DEVICES=""
     )
@@ -55,7 +55,7 @@ def test_table_and_what_was_skipped() -> None:
 
 
 def test_nothing_to_measure() -> None:
-    """Where no case can run the status is 1, with the reason and what would run."""
+    """If no case can run, the status is 1, with the reason and the cases that would run."""
     done = numapin("bench", "loader", "--cases", "38MB", "--peers", "torch", CUDA_VISIBLE_DEVICES="")
     assert done.status == 1
     assert "nothing was measured: torch" in done.err
@@ -64,7 +64,7 @@ def test_nothing_to_measure() -> None:
 
 @pytest.mark.parametrize(("option", "known"), [("--cases", CASES), ("--peers", PEERS)])
 def test_unknown_names(option: str, known: dict[str, object]) -> None:
-    """A case or peer that does not exist is a usage error that names those that do."""
+    """An unknown case or peer is a usage error that lists the valid ones."""
     done = numapin("bench", "loader", option, "torhc")
     assert done.status == 2
     message = " ".join(done.err.split())
@@ -73,7 +73,7 @@ def test_unknown_names(option: str, known: dict[str, object]) -> None:
 
 
 def test_a_file_that_cannot_be_written_is_told_at_once(tmp_path: Path) -> None:
-    """Before anything is measured."""
+    """An output file that cannot be written is reported before anything is measured."""
     path = str(tmp_path / "nowhere" / "loader.json")
     done = numapin("bench", "loader", "--cases", "transport", "--timeout", "1", "--output", path)
     assert done.status == 2
@@ -81,7 +81,7 @@ def test_a_file_that_cannot_be_written_is_told_at_once(tmp_path: Path) -> None:
 
 
 def test_help_imports_no_torch() -> None:
-    """Neither the help nor the names of cases and peers need torch."""
+    """Neither the help nor the list of cases and peers imports torch."""
     code = (
         "import sys; from numapin.cli.main import numapin; "
         "numapin(['bench', 'loader', '--help'], standalone_mode=False); sys.exit('torch' in sys.modules)"

@@ -1,4 +1,4 @@
-"""`numapin bench transfer`, `alloc`, `overlap` and `launch` as a user runs them, on a machine without a GPU too."""
+"""`numapin bench transfer`, `alloc`, `overlap` and `launch` as a user runs them, also on a machine without a GPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def test_alloc(tmp_path: Path) -> None:
-    """Report and picture have what can be measured here; what cannot is a skipped case that says why."""
+    """Report and picture have the cases that can be measured here; the others are skipped with a reason."""
     path, plot = tmp_path / "alloc.json", tmp_path / "alloc.svg"
     options = ("--sizes", "4K,1M", "--repeats", "2", "--samples", "2", "--output", str(path), "--plot", str(plot))
     done = numapin("bench", "alloc", *options, "--json", CUDA_VISIBLE_DEVICES="")
@@ -41,7 +41,7 @@ def test_alloc(tmp_path: Path) -> None:
 
 
 def test_alloc_as_a_table() -> None:
-    """Sizes in rows, ways in columns; no line is too long for a terminal of 100 columns."""
+    """The table has sizes in rows and methods in columns, and no line is longer than 100 columns."""
     done = numapin("bench", "alloc", "--quick", CUDA_VISIBLE_DEVICES="")
     assert done.status == 0, done.err
     lines = done.out.splitlines()
@@ -52,7 +52,7 @@ def test_alloc_as_a_table() -> None:
 
 
 def test_launch() -> None:
-    """Both launchers' times, and numapin's over torchrun's in the same repeat."""
+    """The report has the times of both launchers, and numapin's relative to torchrun's in the same repeat."""
     done = numapin("bench", "launch", "--ranks", "1", "--repeats", "1", "--json")
     assert done.status == 0, done.err
     (case,) = json.loads(done.out)["cases"]
@@ -64,7 +64,7 @@ def test_launch() -> None:
 
 
 def test_exec() -> None:
-    """A plain start, and what an interpreter and numapin add to it, the machine being read and not."""
+    """The report has a plain start, and what an interpreter and numapin add, with and without reading the machine."""
     done = numapin("bench", "exec", "--quick", "--json")
     assert done.status == 0, done.err
     (case,) = json.loads(done.out)["cases"]
@@ -77,7 +77,7 @@ def test_exec() -> None:
 
 @pytest.mark.parametrize("name", ["transfer", "overlap"])
 def test_without_a_gpu_nothing_is_measured(name: str, tmp_path: Path) -> None:
-    """Status 1 with the reason and what would run; the report is written nevertheless."""
+    """Without a GPU the status is 1, with the reason and the cases that would run; the report is still written."""
     path, plot = tmp_path / "report.json", tmp_path / "plot.svg"
     done = numapin("bench", name, "--quick", "--output", str(path), "--plot", str(plot), CUDA_VISIBLE_DEVICES="")
     assert done.status == 1
@@ -88,14 +88,14 @@ def test_without_a_gpu_nothing_is_measured(name: str, tmp_path: Path) -> None:
 
 
 def test_nothing_is_saved_without_figures(tmp_path: Path) -> None:
-    """--save writes no machine file where nothing was measured."""
+    """--save writes no machine file if nothing was measured."""
     path = tmp_path / "machine.json"
     assert numapin("bench", "transfer", "--quick", "--save", str(path), CUDA_VISIBLE_DEVICES="").status == 1
     assert not path.exists()
 
 
 def test_a_measured_machine_file_is_a_machine_file(tmp_path: Path) -> None:
-    """`numapin plan --machine` believes it, and says where the node is from."""
+    """`numapin plan --machine` accepts the measured machine file, and names the source of the node."""
     text = numapin("plan", "--json", "--machine", str(measured_file(tmp_path)))
     assert text.status == 0, text.err
     (rank,) = json.loads(text.out)["ranks"]
@@ -104,7 +104,7 @@ def test_a_measured_machine_file_is_a_machine_file(tmp_path: Path) -> None:
 
 
 def measured_file(folder: Path) -> Path:
-    """Write the machine file that --save would."""
+    """Write the machine file that --save would write."""
     machine = grid(packages=2, nodes=2, l3=1, cores=2, smt=1, gpus=[None])
     found = with_measured(machine, [NearestNode(gpu=0, node=1, reason="")])
     path = folder / "measured.json"
@@ -115,7 +115,7 @@ def measured_file(folder: Path) -> Path:
 
 @pytest.mark.parametrize("option", ["--output", "--plot"])
 def test_a_file_that_cannot_be_written_is_told_at_once(option: str, tmp_path: Path) -> None:
-    """Before anything is measured, with the option that named it; a link is where it leads."""
+    """A file that cannot be written is reported with its option before anything is measured; a link is followed."""
     path = str(tmp_path / ("nowhere/file" if option == "--output" else "link"))
     (tmp_path / "link").symlink_to("nowhere/file")
     done = numapin("bench", "alloc", "--quick", "--timeout", "1", option, path)
@@ -125,7 +125,7 @@ def test_a_file_that_cannot_be_written_is_told_at_once(option: str, tmp_path: Pa
 
 
 def test_two_options_with_one_file(tmp_path: Path) -> None:
-    """A report and a plot that would overwrite each other are an error, and a report that is there stays."""
+    """A report and a plot in the same file are an error, and an existing report is kept."""
     path = tmp_path / "file"
     path.write_text("a report")
     done = numapin(
@@ -145,7 +145,7 @@ def test_two_options_with_one_file(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_input(arguments: tuple[str, ...], problem: str) -> None:
-    """A usage error, status 2, that names what was typed and what could have been."""
+    """Wrong input is a usage error, status 2, that names the input and the valid values."""
     done = numapin("bench", *arguments)
     assert done.status == 2
     assert problem in " ".join(done.err.split())
@@ -153,7 +153,7 @@ def test_wrong_input(arguments: tuple[str, ...], problem: str) -> None:
 
 @pytest.mark.parametrize("name", ["transfer", "alloc", "overlap", "launch", "exec"])
 def test_help_imports_no_torch(name: str) -> None:
-    """The help needs no torch, and has examples."""
+    """The help does not import torch, and has examples."""
     code = (
         "import sys; from numapin.cli.main import numapin; "
         f"numapin(['bench', '{name}', '--help'], standalone_mode=False); sys.exit('torch' in sys.modules)"

@@ -1,4 +1,4 @@
-"""`numapin topo`, `plan` and the group: what they print, how fast they start, what they say of bad machine files."""
+"""`numapin topo`, `plan` and the command group: their output, start-up time, and errors about bad machine files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GOLDEN = Path(__file__).resolve().parents[1] / "machines" / "golden"
 
 @pytest.fixture
 def dgx(tmp_path: Path) -> str:
-    """Give a machine file of a DGX A100: GPU pairs on nodes 3, 1, 7, 5 of 8."""
+    """Give a machine file of a DGX A100, which has pairs of GPUs on nodes 3, 1, 7 and 5 of 8."""
     golden = json.loads((GOLDEN / "2pkg-8node-smt2-8gpu-pairs.json").read_text())
     path = tmp_path / "dgx.json"
     path.write_text(json.dumps(golden["topology"]))
@@ -32,12 +32,12 @@ def dgx(tmp_path: Path) -> str:
 
 
 class TestStreams:
-    """Where output cannot go. Unbuffered, Python's own tries come at another moment."""
+    """Output that cannot be written. Both buffering modes, because Python writes at different moments."""
 
     @pytest.mark.parametrize("unbuffered", ["", "1"])
     @pytest.mark.parametrize("command", ["plan", "plan --json", "topo --help", "--version"])
     def test_full_stdout(self, command: str, unbuffered: str) -> None:
-        """It is an error in words."""
+        """A full stdout is reported as a plain error."""
         line = f"{' '.join(NUMAPIN)} {command} > /dev/full"
         done = call("sh", "-c", line, PYTHONUNBUFFERED=unbuffered)
         assert done.err == "numapin: error: stdout cannot be written: No space left on device\n"
@@ -48,12 +48,15 @@ class TestStreams:
         ("command", "status"), [("plan --bogus", 2), ("run --bogus", 2), ("topo --machine /no", 3)]
     )
     def test_full_stderr(self, command: str, status: int, unbuffered: str) -> None:
-        """The status is what it is without."""
+        """A full stderr does not change the status."""
         line = f"{' '.join(NUMAPIN)} {command} 2> /dev/full"
         assert call("sh", "-c", line, PYTHONUNBUFFERED=unbuffered).status == status
 
     def test_a_reader_that_has_seen_enough(self) -> None:
-        """What `| head` leaves unread makes no message."""
+        """A reader that closes the pipe early, such as `
+
+         head`, causes no message.
+        """
         reader, writer = os.pipe()
         os.close(reader)
         command = [*NUMAPIN, "topo", "--json"]
@@ -63,7 +66,7 @@ class TestStreams:
 
 
 class TestStart:
-    """Commands that people type often start at once."""
+    """Commands that people type often start quickly."""
 
     @pytest.mark.parametrize(
         "command",
@@ -77,13 +80,13 @@ class TestStart:
         ],
     )
     def test_without_torch(self, command: list[str]) -> None:
-        """Neither topo nor plan nor any help but run's imports torch."""
+        """Of topo, plan and all help pages, only the help of run imports torch."""
         code = f"import sys; from numapin.cli.main import numapin; numapin({command!r}, standalone_mode=False)"
         done = call(sys.executable, "-c", f"{code}; sys.exit('torch' in sys.modules)")
         assert done.status == 0, done.err
 
     def test_garbage_is_collected_again(self) -> None:
-        """It is not while the modules are imported; a command that runs for weeks must have it on."""
+        """Garbage collection is off during the imports and on again afterwards, for commands that run for weeks."""
         code = (
             "import atexit, gc, sys; from numapin.cli.entry import main; sys.argv[1:] = ['topo', '--json']; "
             "atexit.register(lambda: print(gc.isenabled(), file=sys.stderr)); main()"
@@ -93,7 +96,7 @@ class TestStart:
 
     @pytest.mark.alone
     def test_topo_takes_at_most_150_ms(self) -> None:
-        """`numapin topo --format json` ends within 0.15 s: the best of a minute, for there are slow ones."""
+        """`numapin topo --format json` takes at most 0.15 s; the best of a minute counts, in case of other load."""
         times_s = [inf]
         deadline = time.monotonic() + 60
         while min(times_s) > 0.15 and time.monotonic() < deadline:
@@ -104,23 +107,23 @@ class TestStart:
 
 
 class TestTopo:
-    """What `numapin topo` shows."""
+    """The output of `numapin topo`."""
 
     def test_json_is_the_contract(self) -> None:
-        """--json and --format json print a topology that reads back, and nothing else on stdout."""
+        """--json and --format json print only a topology, which can be read back."""
         texts = [numapin("topo", *options).out for options in (["--json"], ["--format", "json"])]
         for text in texts:
             assert json.loads(text)["schema"] == "numapin.topology/1"
             assert json.loads(json.dumps(Topology.from_json(text).to_json())) == json.loads(text)
 
     def test_save_and_read_back(self, tmp_path: Path) -> None:
-        """A machine file that --save wrote gives the same topology with --machine."""
+        """A machine file written by --save gives the same topology with --machine."""
         path = str(tmp_path / "here.json")
         assert numapin("topo", "--save", path).status == 0
         assert json.loads(numapin("topo", "--json", "--machine", path).out) == json.loads(Path(path).read_text())
 
     def test_tree(self, dgx: str) -> None:
-        """The tree shows packages, nodes with distances, L3 groups, GPUs and where their node comes from."""
+        """The tree shows packages, nodes with distances, L3 groups, and GPUs with the source of their node."""
         lines = numapin("topo", "--machine", dgx).out.splitlines()
         assert lines[0].startswith("2pkg-8node-smt2-8gpu-pairs  128 cores, 256 CPUs")
         assert sum(line.startswith(("├── package", "└── package")) for line in lines) == 2
@@ -132,7 +135,7 @@ class TestTopo:
         assert any("distances" in line for line in lines)
 
     def test_matrix(self, dgx: str) -> None:
-        """The matrix has a row a GPU with links, CPUs and node, the meaning of its words, and the node distances."""
+        """The matrix has a row per GPU with links, CPUs and node, a legend, and the node distances."""
         lines = numapin("topo", "--format", "matrix", "--machine", dgx).out.splitlines()
         row = next(line for line in lines if line.startswith("gpu0 ")).split()
         assert row[1] == "X"
@@ -153,7 +156,7 @@ class TestTopo:
             assert max(len(line) for line in done.out.splitlines()) <= 100
 
     def test_nvml(self, fake_nvml: FakeNvml, tmp_path: Path) -> None:
-        """GPUs that NVML tells of are shown, through the real pynvml."""
+        """GPUs that NVML reports are shown, through the real pynvml."""
         recorded = (Path(__file__).parents[1] / "nvml" / "h200-x2-vm.nvml").read_text()
         environment = fake_nvml.environment(tmp_path, recorded)
         done = numapin("topo", "--json", cwd=None, **environment)
@@ -165,10 +168,10 @@ class TestTopo:
 
 
 class TestPlan:
-    """What `numapin plan` shows."""
+    """The output of `numapin plan`."""
 
     def test_table_with_reasons(self, dgx: str) -> None:
-        """A row a rank with the reason; the idle half of the machine is told on stderr."""
+        """The table has a row per rank with the reason; a warning on stderr mentions the idle half of the machine."""
         done = numapin("plan", "--machine", dgx)
         assert done.status == 0
         rows = [line.split() for line in done.out.splitlines() if line.strip()[:1].isdigit()]
@@ -176,19 +179,19 @@ class TestPlan:
         assert "128 CPUs of nodes 0,2,4,6, which have no rank, stay idle; --bind socket uses them" in done.err
 
     def test_env_lines_are_shell(self, dgx: str) -> None:
-        """--format env gives lines that a shell evaluates."""
+        """--format env prints lines that a shell can evaluate."""
         lines = numapin("plan", "--machine", dgx, "--format", "env", "--nproc-per-node", "1").out
         done = call("sh", "-c", f'{lines} ; echo "$NUMAPIN_CPUS/$NUMAPIN_NODES/$LOCAL_RANK"'.replace("\n", " "))
         assert done.out.strip() == "48-63,176-191/3/0"
 
     def test_json(self, dgx: str) -> None:
-        """--json prints the plan's contract and leaves warnings to stderr."""
+        """--json prints the documented plan on stdout, and warnings on stderr."""
         plan = json.loads(numapin("plan", "--machine", dgx, "--json", "--bind", "exclusive").out)
         assert plan["schema"] == "numapin.plan/1"
         assert plan["ranks"][0]["cpus"] == "48-55,176-183"
 
     def test_strict(self, dgx: str) -> None:
-        """--strict is status 5 where a rank gets less than asked, status 0 where all is exact."""
+        """--strict ends with status 5 if a rank gets less than requested, and with 0 if every binding is exact."""
         assert numapin("plan", "--machine", dgx, "--strict").status == 0
         assert numapin("plan", "--machine", dgx, "--strict", "--cpus-per-rank", "200").status == 5
 
@@ -210,7 +213,7 @@ BAD_FILES = {
 
 
 class TestBadMachines:
-    """Descriptions of machines that cannot be read are status 3, with the file and the place."""
+    """A machine description that cannot be read ends with status 3 and names the file and the position."""
 
     @pytest.mark.parametrize("kind", BAD_FILES)
     @pytest.mark.parametrize("command", ["topo", "plan"])
@@ -224,7 +227,7 @@ class TestBadMachines:
         assert "hint:" in done.err
 
     def test_missing_file_and_root(self, tmp_path: Path) -> None:
-        """A file that is not there, and a root without sys, are named."""
+        """A missing file, and a root without sys, are named."""
         done = numapin("topo", "--machine", str(tmp_path / "nope.json"))
         assert (done.status, "nope.json: No such file" in done.err) == (3, True), done.err
         done = numapin("topo", "--root", str(tmp_path))
@@ -237,22 +240,22 @@ class TestBadMachines:
 
     @pytest.mark.parametrize("path", ["/", ".", "/proc/nope/file"])
     def test_save_where_nothing_can_be_written(self, path: str) -> None:
-        """A path that is no file is told by name."""
+        """A --save path that is not a file is named."""
         done = numapin("topo", "--save", path)
         assert (done.status, f"{path} cannot be written" in done.err) == (1, True), done.err
 
 
 def test_completion_of_run() -> None:
-    """The shell completes our options of `run` without importing torch."""
+    """The shell completes numapin's options of `run` without importing torch."""
     done = numapin(COMP_WORDS="numapin run --b", COMP_CWORD="2", _NUMAPIN_COMPLETE="bash_complete")
     assert done.out.splitlines() == ["plain,--bind"]
 
 
 class TestBuiltInMachines:
-    """--machine example:NAME."""
+    """Built-in machines, --machine example:NAME."""
 
     def test_topo_lists_them(self) -> None:
-        """Without a name it lists them all with what they are; each of them can be typed."""
+        """Without a name all built-in machines are listed with a description, and each of them can be used."""
         done = numapin("topo", "--machine", "example:")
         assert (done.status, done.err) == (0, "")
         names = [line.split()[0] for line in done.out.splitlines()]
@@ -260,7 +263,7 @@ class TestBuiltInMachines:
         assert "DGX A100: 8 nodes with CPUs, 256 CPUs, 8 GPUs" in done.out
 
     def test_they_work_wherever_a_machine_file_does(self) -> None:
-        """`topo`, `plan` and `job` take them; a plan has a rank for each GPU though this host has none."""
+        """`topo`, `plan` and `job` accept them; a plan has a rank for each GPU although this host has none."""
         assert numapin("topo", "--machine", "example:dgx-a100").out.startswith("example: DGX A100  128 cores")
         plan = json.loads(numapin("plan", "--machine", "example:gb200", "--json").out)
         assert [rank["node"] for rank in plan["ranks"]] == [0, 0, 1, 1]
@@ -274,7 +277,7 @@ class TestBuiltInMachines:
         assert "hint: use example:dgx-a100, example:dgx-h100" in done.err
 
     def test_the_shell_completes_them(self) -> None:
-        """Their names are offered, and files."""
+        """The shell completes their names, and files."""
         done = numapin(COMP_WORDS="numapin job slurm --machine ex", COMP_CWORD="4", _NUMAPIN_COMPLETE="bash_complete")
         *names, files = done.out.splitlines()
         assert "plain,example:ndv4" in names
@@ -282,14 +285,14 @@ class TestBuiltInMachines:
 
 
 def test_no_colour_in_files(dgx: str) -> None:
-    """Text that does not go to a terminal has no escape codes."""
+    """Output that does not go to a terminal has no escape codes."""
     for command in (["topo"], ["plan"], ["topo", "--format", "matrix"]):
         done = numapin(*command, "--machine", dgx)
         assert "\x1b" not in done.out + done.err
 
 
 def test_a_broken_driver_is_told(fake_nvml: FakeNvml, tmp_path: Path) -> None:
-    """A driver that does not match its library is told by `topo` and by `run`, which goes on without GPUs."""
+    """`topo` and `run` report a driver that does not match its library, and `run` continues without GPUs."""
     environment = fake_nvml.environment(tmp_path, "fail init 18\n")
     (tmp_path / "train.py").write_text("print('ran')")
     for command in (["topo"], ["run", str(tmp_path / "train.py")]):

@@ -17,14 +17,14 @@ from tests.pictures import golden_machine
 
 @pytest.fixture
 def dgx(tmp_path: Path) -> str:
-    """Give a machine file of a DGX A100: GPU pairs on nodes 3, 1, 7, 5 of 8."""
+    """Give a machine file of a DGX A100, which has pairs of GPUs on nodes 3, 1, 7 and 5 of 8."""
     path = tmp_path / "dgx.json"
     path.write_text(json.dumps(golden_machine("2pkg-8node-smt2-8gpu-pairs").to_json()))
     return str(path)
 
 
 def test_svg_to_stdout_and_html_to_a_file(dgx: str, tmp_path: Path) -> None:
-    """A pipe gets the SVG and nothing else; a file the page, whole; warnings go to stderr."""
+    """A pipe gets only the SVG, a file gets the whole page, and warnings go to stderr."""
     drawn = numapin("topo", "--machine", dgx, "--format", "svg", "--plan")
     assert drawn.status == 0
     ET.fromstring(drawn.out)  # noqa: S314 - ours
@@ -41,7 +41,7 @@ def test_svg_to_stdout_and_html_to_a_file(dgx: str, tmp_path: Path) -> None:
 
 
 def test_a_device_or_link_stays_what_it_is(dgx: str, tmp_path: Path) -> None:
-    """What --output names is written to, and not replaced, where it is no regular file."""
+    """--output writes to a device or through a link, and does not replace it."""
     link, target, device = tmp_path / "link.svg", tmp_path / "target.svg", Path("/dev/null")
     link.symlink_to(target)
     for path in (link, device):
@@ -57,7 +57,7 @@ def test_pictures_import_no_torch(dgx: str) -> None:
 
 
 def test_tree_with_the_ranks(dgx: str) -> None:
-    """With --plan the tree names ranks on nodes and GPUs; without it, none."""
+    """With --plan the tree names ranks on nodes and GPUs; without it, it has no ranks."""
     lines = numapin("topo", "--machine", dgx, "--plan").out.splitlines()
     assert any("node 3  ranks 0-1, " in line for line in lines)
     assert any("gpu2  rank 2, " in line for line in lines)
@@ -69,7 +69,7 @@ def test_tree_with_the_ranks(dgx: str) -> None:
     ("command", "second"), [(["plan", "--format", "env"], "LOCAL_RANK=1"), (["topo", "--plan"], "gpu1  rank 1")]
 )
 def test_gpus_that_no_driver_tells_of(command: list[str], second: str, tmp_path: Path) -> None:
-    """A container sees GPUs in sysfs that it may not use: one rank here; a captured machine has a rank for each."""
+    """GPUs that a container sees in sysfs but may not use get no ranks here; on a captured machine each gets one."""
     root = write_root(load("2pkg-2node-smt2-2gpu-node0"), tmp_path / "root")
     shutil.rmtree(root / "proc/driver")
     code = (
@@ -83,7 +83,7 @@ def test_gpus_that_no_driver_tells_of(command: list[str], second: str, tmp_path:
 
 
 def test_a_saved_plan(dgx: str, tmp_path: Path) -> None:
-    """--plan FILE shows that plan, whatever options made it."""
+    """--plan FILE shows the plan of the file, whatever options made it."""
     plan = tmp_path / "plan.json"
     plan.write_text(numapin("plan", "--machine", dgx, "--json", "--nproc-per-node", "2", "--bind", "exclusive").out)
     done = numapin("topo", "--machine", dgx, "--format", "svg", "--plan", str(plan))
@@ -91,7 +91,7 @@ def test_a_saved_plan(dgx: str, tmp_path: Path) -> None:
 
 
 def test_the_plan_of_a_run(tmp_path: Path) -> None:
-    """The plan.json of a run's folder is shown on the machine that the run was on."""
+    """The plan.json of a run's folder is shown on the machine of that run."""
     ran = numapin(
         *("run", "--nproc-per-node", "2", script(tmp_path, "print('ran')")), NUMAPIN_RUN_DIR=str(tmp_path / "runs")
     )
@@ -103,7 +103,7 @@ def test_the_plan_of_a_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["svg", "html"])
 def test_a_terminal_is_spared_the_source(form: str, dgx: str) -> None:
-    """On a terminal a picture without --output is status 2 and the command that writes the file."""
+    """On a terminal, a picture without --output is status 2, with the command that writes the file."""
     code = "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]) >> 8)"
     command = (*NUMAPIN, "topo", "--format", form, "--machine", dgx)
     done = call(sys.executable, "-c", code, *command, TERM="dumb")
@@ -126,7 +126,7 @@ def test_a_terminal_is_spared_the_source(form: str, dgx: str) -> None:
     ],
 )
 def test_what_cannot_be(options: list[str], status: int, told: str, dgx: str, tmp_path: Path) -> None:
-    """Options that do not go together, files that cannot be written or are no plan: status, reason, hint."""
+    """Conflicting options, unwritable files and files that are not plans are errors with status, reason and hint."""
     binary = tmp_path / "binary"
     binary.write_bytes(b"\xff\xfe\x00")
     done = numapin("topo", "--machine", dgx, *(option.format(dgx=dgx, binary=binary) for option in options))
@@ -134,7 +134,7 @@ def test_what_cannot_be(options: list[str], status: int, told: str, dgx: str, tm
 
 
 def test_a_plan_of_another_machine(dgx: str, tmp_path: Path) -> None:
-    """A plan that names what this machine has not is status 2, and says what."""
+    """A plan that names CPUs or GPUs which this machine lacks is status 2, and names them."""
     plan, other = tmp_path / "plan.json", tmp_path / "other.json"
     plan.write_text(numapin("plan", "--machine", dgx, "--json").out)
     other.write_text(json.dumps(golden_machine("1node-16cpu-1gpu-vm").to_json()))

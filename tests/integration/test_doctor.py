@@ -1,4 +1,4 @@
-"""`numapin doctor` as a user runs it: here, under seccomp, with a stand-in driver, on captured machines."""
+"""`numapin doctor` as a user runs it: on this machine, under seccomp, with a fake driver, and on captured machines."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_without_torch(command: list[str]) -> None:
 
 @pytest.mark.alone
 def test_takes_at_most_half_a_second() -> None:
-    """The whole examination of this machine, the best of five."""
+    """All checks of this machine take at most half a second (best of five)."""
     times_s = []
     for _ in range(5):
         start = time.perf_counter()
@@ -56,7 +56,7 @@ def test_takes_at_most_half_a_second() -> None:
 
 
 def test_json_is_the_contract() -> None:
-    """Every finding has the same fields, severities are known words or null, and the status follows from them."""
+    """Every finding has the same fields, severities are known words or null, and they determine the status."""
     status, report, found = _report()
     assert set(report) == {"schema", "host", "source", "findings", "advice"}
     assert (report["schema"], report["source"], report["host"]) == ("numapin.doctor/1", "live", os.uname().nodename)
@@ -70,7 +70,7 @@ def test_json_is_the_contract() -> None:
 
 
 def test_seccomp() -> None:
-    """Under the filter of Docker's default profile all four calls are refused by their names, and the rest is told."""
+    """Under the filter of Docker's default profile, the four refused calls are named; other checks still run."""
     _, _, found = _read(call(*REFUSE_POLICY, *NUMAPIN, "doctor", "--json"))
     finding = found["memory-policy"]
     assert finding["severity"] == "warning"
@@ -81,17 +81,17 @@ def test_seccomp() -> None:
 
 
 def test_environment() -> None:
-    """Variables of the user's shell are what ranks would get."""
+    """The variables of the user's shell are checked as ranks would get them."""
     _, _, found = _report(OMP_PROC_BIND="spread", NCCL_IGNORE_CPU_AFFINITY="1")
     assert found["openmp-affinity"]["remedy"] == "unset OMP_PROC_BIND"
     assert found["nccl-affinity"]["severity"] == "warning"
 
 
 class TestDriver:
-    """With a stand-in NVML that the real pynvml loads."""
+    """A fake NVML that the real pynvml loads."""
 
     def test_gpus(self, fake_nvml: fake.FakeNvml, tmp_path: Path) -> None:
-        """Persistence, links and models come from NVML; a loader is judged with the GPUs that are there."""
+        """Persistence, links and models come from NVML; the advice for a loader uses the GPUs that exist."""
         environ = fake_nvml.environment(tmp_path, fake.render(GPUS))
         _, report, found = _report("--workers", "2", "--batch-bytes", "1K", **environ)
         assert found["persistence"]["what"] == "off for gpu0"
@@ -102,7 +102,7 @@ class TestDriver:
         assert report["advice"]["footprint_bytes"] == 4096
 
     def test_a_driver_that_does_not_match(self, fake_nvml: fake.FakeNvml, tmp_path: Path) -> None:
-        """It is an error with status 1 and told once."""
+        """A driver that does not match its library is an error with status 1, reported once."""
         environ = fake_nvml.environment(tmp_path, fake.render(GPUS, fails={"init": 18}))
         status, report, found = _report(**environ)
         assert (status, found["driver"]["severity"]) == (1, "error")
@@ -111,7 +111,7 @@ class TestDriver:
 
 
 def test_without_libnuma(tmp_path: Path) -> None:
-    """A libnuma that cannot be used is an error, and everything else is told all the same."""
+    """A libnuma that cannot be used is an error, and all other checks still report."""
     compiler = fake.compiler()
     if compiler is None:
         pytest.skip("no C compiler on PATH to build an empty libnuma with; type: apt-get install gcc libc6-dev")
@@ -126,24 +126,24 @@ def test_without_libnuma(tmp_path: Path) -> None:
 
 
 class TestCaptured:
-    """Machines that are not this one."""
+    """Machines other than this one."""
 
     def test_a_cut_off_gpu_is_status_1(self, tmp_path: Path) -> None:
-        """The finding is the capture's; what only a live machine answers is not asked."""
+        """The finding comes from the capture, and checks that only a live machine can answer are skipped."""
         status, report, found = _report("--root", str(machine(tmp_path, "4node-cpuset-3gpu")), OMP_PROC_BIND="spread")
         assert (status, found["cpuset"]["severity"]) == (1, "error")
         assert report["source"].startswith("root ")
         assert found["openmp-affinity"]["what"] == "not asked: a captured machine"
 
     def test_gpu_nodes_mends_what_it_is_the_remedy_for(self, tmp_path: Path) -> None:
-        """With --gpu-nodes the GPUs that nobody placed are placed."""
+        """--gpu-nodes, the remedy for GPUs of unknown node, makes the finding disappear."""
         root = str(machine(tmp_path, "2node-48cpu-8gpu-nosysfs"))
         pairs = ",".join(f"{index}={index // 4}" for index in range(8))
         assert _report("--root", root)[2]["gpu-nodes"]["severity"] == "warning"
         assert _report("--root", root, "--gpu-nodes", pairs)[2]["gpu-nodes"]["severity"] == "ok"
 
     def test_the_table_fits_80_columns(self, tmp_path: Path) -> None:
-        """Groups come worst first, each with its number; no line is wider than the terminal, and none is lost."""
+        """Groups are sorted worst first, each with its count; no line exceeds the terminal, and no text is lost."""
         root = str(machine(tmp_path, "4node-cpuset-3gpu"))
         code = "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]) >> 8)"
         done = call(sys.executable, "-c", code, *NUMAPIN, "doctor", "--root", root, COLUMNS="80", TERM="dumb")
@@ -155,7 +155,7 @@ class TestCaptured:
         assert any("do: docker run --cpuset-cpus" in line for line in lines)
 
     def test_no_colour_in_files(self, tmp_path: Path) -> None:
-        """Text that does not go to a terminal has no escape codes, and at most 100 columns."""
+        """Output that does not go to a terminal has no escape codes and at most 100 columns."""
         done = numapin("doctor", "--root", str(machine(tmp_path, "4node-cpuset-3gpu")))
         assert "\x1b" not in done.out + done.err
         assert max(map(len, done.out.splitlines())) <= 100
@@ -172,6 +172,6 @@ class TestCaptured:
     ],
 )
 def test_wrong_input(arguments: tuple[str, ...], status: int, told: str) -> None:
-    """Options and roots that cannot be are told by name, without a traceback."""
+    """Invalid options and roots are reported by name, without a traceback."""
     done = numapin("doctor", *arguments)
     assert (done.status, told in done.err, "Traceback" in done.err) == (status, True, False), done.err

@@ -1,6 +1,7 @@
-"""`numapin job`: the scripts run by bash, with stand-ins for the manager's programs; the command's help and errors.
+"""`numapin job`: the scripts, run by bash with stand-ins for the manager's programs; the command's help and errors.
 
-The stand-ins are real programs on PATH: they write down what they were called with and become what they would start.
+
+The stand-ins are real programs on PATH: they record how they were called, and become the command that they would start.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tests.integration.launching import NUMAPIN, call, environment, numapin, scr
 from tests.jobs.cases import HOSTILE, write
 from tests.waiting import wait_until
 
-# Becomes the rest of its command line, as one task; options of one dash or two with a value of their own are named.
+# Becomes the rest of its command line, as one task. Options with a separate value are listed.
 _STARTER = """
 import json, os, sys
 name, words = os.path.basename(sys.argv[0]), sys.argv[1:]
@@ -77,7 +78,7 @@ _MANAGER = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """A folder of stand-ins and what they wrote down; jobs start where they are submitted, or in another folder."""
+    """A folder of stand-ins and their records; jobs start in the folder of the submission, or in another one."""
 
     programs: Path
     noted: Path
@@ -86,11 +87,11 @@ class Cluster:
 
     @property
     def path(self) -> str:
-        """Return a PATH on which the stand-ins come first."""
+        """Return a PATH that has the stand-ins first."""
         return f"{self.programs}:{os.environ['PATH']}"
 
     def start(self, arguments: list[str], **changes: str) -> subprocess.Popen[str]:
-        """Start the script that `numapin job` writes, by bash."""
+        """Start the script that `numapin job` writes, with bash."""
         script = self.work.parent / "job.sh"
         script.write_text(write(arguments))
         own = _MANAGER | {"PBS_O_WORKDIR": str(self.work), "NOTED": str(self.noted), "PATH": self.path} | changes
@@ -104,7 +105,7 @@ class Cluster:
         )
 
     def run(self, arguments: list[str], **changes: str) -> int:
-        """Run it to its end, which has nothing to complain of."""
+        """Run the script; fail if it reports a problem."""
         with self.start(arguments, **changes) as script:
             _, complaints = script.communicate(timeout=60)
         assert complaints == ""
@@ -121,13 +122,13 @@ class Cluster:
         return given
 
     def use_numapin(self) -> None:
-        """Put numapin itself in the place of its stand-in."""
+        """Put numapin itself in place of its stand-in."""
         root = Path(__file__).resolve().parents[2]
         start = f"import sys; sys.path.insert(0, {str(root)!r}); from numapin.cli.entry import main; main()"
         (self.programs / "numapin").write_text(f"#!{sys.executable}\n{start}\n")
 
     def wait_for(self, name: str) -> None:
-        """Wait until a stand-in left a file."""
+        """Wait until a stand-in has written a file."""
         assert wait_until((self.noted / name).exists, limit_s=30), name
 
 
@@ -155,19 +156,19 @@ _EXEC = ["exec", "--bind=exclusive", "--gpu-nodes=0=1,1=1", "--", "python", "-u"
 @pytest.mark.parametrize("engine", ["slurm", "mpi", "pbs", "lsf"])
 @pytest.mark.parametrize("form", ["node", "task"])
 def test_every_word_arrives_as_it_was_typed(engine: str, form: str, cluster: Cluster) -> None:
-    """Quotes, newlines, dollars, backticks, dashes and nothing at all come through the script and its two shells."""
+    """Quotes, newlines, dollars, backticks, dashes and empty words pass unchanged through the script and its shells."""
     assert cluster.run([engine, "--form", form, *_SHAPE, *HOSTILE]) == 0
     (words,) = cluster.calls("numapin")
     given = cluster.environment()
     assert words == [word.replace("{port}", given["MASTER_PORT"]) for word in (_RUN if form == "node" else _EXEC)]
     assert given["MASTER_ADDR"] == "first"
     assert 10000 <= int(given["MASTER_PORT"]) < 32768
-    assert list(cluster.work.iterdir()) == []  # nothing in the words was run
+    assert list(cluster.work.iterdir()) == []  # no word was executed
 
 
 @pytest.mark.parametrize("engine", ["slurm", "mpi", "pbs", "lsf"])
 def test_a_plan_is_handed_to_every_task(engine: str, cluster: Cluster) -> None:
-    """With --plan no task reads the machine: `numapin exec` gets the file's name as it was typed, and --strict."""
+    """With --plan no task reads the machine: `numapin exec` gets the exact file name, and --strict."""
     shape = ("--gpus-per-node=4", "--cpus-per-task=3", "--form=task")
     assert cluster.run([engine, *shape, "--plan", "a plan's.json", "--strict", "train.py"]) == 0
     assert cluster.calls("numapin") == [["exec", "--plan=a plan's.json", "--strict", "--", "python", "-u", "train.py"]]
@@ -175,7 +176,7 @@ def test_a_plan_is_handed_to_every_task(engine: str, cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("engine", ["slurm", "mpi", "pbs", "lsf"])
 def test_ranks_know_their_place(engine: str, cluster: Cluster) -> None:
-    """A task a rank has what env:// asks for; a task a node says whether it is the one that answers."""
+    """A task per rank has the variables of env://; a task per node knows whether it is the host of the store."""
     cluster.run([engine, "--form", "task", *_SHAPE, "train.py"])
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     assert [cluster.environment()[name] for name in names] == ["5", "8", "1", "4"]
@@ -194,14 +195,14 @@ def test_ranks_know_their_place(engine: str, cluster: Cluster) -> None:
     ],
 )
 def test_the_manager_binds_nothing(engine: str, starter: str, options: list[str], cluster: Cluster) -> None:
-    """What starts the tasks is told to leave CPUs and memory alone, on the hosts that the manager gave."""
+    """The program that starts the tasks is told not to bind CPUs or memory, and uses the manager's hosts."""
     cluster.run([engine, "--form", "task", *_SHAPE, "train.py"])
     words = cluster.calls(starter)[-1]
     assert set(options) <= set(words[: words.index("bash")])
 
 
 def test_mpirun_passes_on_what_a_rank_needs(cluster: Cluster) -> None:
-    """Variables of NCCL, gloo, torchrun and numapin reach other hosts, also with spaces; the shell's own do not."""
+    """mpirun forwards variables of NCCL, gloo, torchrun and numapin, also with spaces, but not the shell's own."""
     given = {"NCCL_DEBUG": "a b", "NUMAPIN_RUN_DIR": "/a b", "PET_MAX_RESTARTS": "3", "GLOO_SOCKET_IFNAME": "ib0"}
     cluster.run(["mpi", *_SHAPE, "train.py"], PS9="x", UCX_TLS="rc", **given)
     words = cluster.calls("mpirun")[-1]
@@ -210,7 +211,7 @@ def test_mpirun_passes_on_what_a_rank_needs(cluster: Cluster) -> None:
     assert not passed & {"PS9", "PWD", "NOTED"}
 
 
-# What `numapin run`, --dataloader numapin and `numapin trace` give a rank beside what torch does.
+# Variables that `numapin run`, --dataloader numapin and `numapin trace` give a rank in addition to torch's.
 _NUMAPINS = ("NUMAPIN_BINDING", "NUMAPIN_RUN_DIR", "NUMAPIN_DATALOADER", "NUMAPIN_TRACE")
 _AGENTS = (
     *(f"TORCHELASTIC_{name}" for name in ("RUN_ID", "USE_AGENT_STORE", "RESTART_COUNT", "MAX_RESTARTS", "ERROR_FILE")),
@@ -221,7 +222,7 @@ _AGENTS = (
 @pytest.mark.parametrize("engine", ["slurm", "mpi", "pbs", "lsf"])
 @pytest.mark.parametrize("form", ["node", "task"])
 def test_what_a_launcher_gave_the_submitting_shell_stays_there(engine: str, form: str, cluster: Cluster) -> None:
-    """A job that a rank of numapin's submits gets neither its binding nor its agent, its threads or its tracing."""
+    """A job that a rank of numapin submits does not inherit its binding, agent, threads or tracing."""
     given = dict.fromkeys((*_NUMAPINS, *_AGENTS), "of that run")
     assert cluster.run([engine, "--form", form, *_SHAPE, "train.py"], **given) == 0
     assert not given.keys() & cluster.environment().keys()
@@ -229,7 +230,7 @@ def test_what_a_launcher_gave_the_submitting_shell_stays_there(engine: str, form
 
 
 def test_below_torchrun_what_is_the_users_stays(cluster: Cluster) -> None:
-    """Ranks of torchrun are given no variable of numapin's; what tunes a launcher was not given to one rank."""
+    """Ranks of torchrun have no variables of numapin, so the user's are kept, including launcher settings."""
     kept = {"NUMAPIN_RUN_DIR": "/with/a/plan", "TORCHELASTIC_ENABLE_FILE_TIMER": "1"}
     assert cluster.run(["slurm", *_SHAPE, "train.py"], **kept, **dict.fromkeys(_AGENTS, "of that run")) == 0
     assert kept.items() <= cluster.environment().items()
@@ -237,14 +238,14 @@ def test_below_torchrun_what_is_the_users_stays(cluster: Cluster) -> None:
 
 
 def test_outside_of_a_launcher_everything_stays(cluster: Cluster) -> None:
-    """OMP_NUM_THREADS and the run directory with its plan are the user's own there."""
+    """Outside of a launcher, OMP_NUM_THREADS and the run directory with its plan are the user's, and are kept."""
     kept = {"OMP_NUM_THREADS": "3", "NUMAPIN_RUN_DIR": "/with/a/plan", "NUMAPIN_DATALOADER": "torch"}
     assert cluster.run(["mpi", "--form=task", *_SHAPE, "train.py"], **kept) == 0
     assert kept.items() <= cluster.environment().items()
 
 
 def test_open_files_are_as_many_as_may_be(cluster: Cluster) -> None:
-    """The soft limit of 1024 open files, which eight ranks' workers exceed, is raised in each task."""
+    """Each task raises the soft limit of 1024 open files, which is too low for the workers of eight ranks."""
     program = cluster.programs / "numapin"
     program.write_text('#!/bin/sh\nulimit -S -n > "$NOTED/limit"\n')
     assert cluster.run(["slurm", *_SHAPE, "train.py"]) == 0
@@ -253,7 +254,7 @@ def test_open_files_are_as_many_as_may_be(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("engine", ["slurm", "mpi", "pbs", "lsf"])
 def test_setup_runs_where_the_job_was_submitted(engine: str, cluster: Cluster, tmp_path: Path) -> None:
-    """`--setup 'source venv/bin/activate'` finds the folder of the submission, also where PBS starts in $HOME."""
+    """`--setup 'source venv/bin/activate'` runs in the submission folder, also under PBS, which starts in $HOME."""
     (cluster.work / "venv").write_text("export VIRTUAL_ENV=activated\n")
     started = replace(cluster, elsewhere=tmp_path if engine == "pbs" else None)
     assert started.run([engine, *_SHAPE, "--setup", "source ./venv", "train.py"]) == 0
@@ -263,7 +264,7 @@ def test_setup_runs_where_the_job_was_submitted(engine: str, cluster: Cluster, t
 
 @pytest.mark.parametrize("engine", ["slurm", "mpi"])
 def test_images_of_apptainer(engine: str, cluster: Cluster) -> None:
-    """A .sif file is run by Apptainer, with the GPUs, around numapin."""
+    """Apptainer runs a .sif file, with the GPUs, and numapin inside it."""
     cluster.run([engine, *_SHAPE, "--container", "images/a.sif", *HOSTILE])
     (words,) = cluster.calls("apptainer")
     assert words[:5] == ["exec", "--nv", "images/a.sif", "numapin", "run"]
@@ -277,7 +278,7 @@ _LIMITED = [*_SHAPE, "--time", "1h", "--signal", "60"]
 @pytest.mark.parametrize("engine", ["slurm", "lsf"])
 @pytest.mark.parametrize("status", [0, 3])
 def test_a_job_that_saved_goes_back_into_the_queue(engine: str, status: int, cluster: Cluster) -> None:
-    """SIGUSR1 reaches the run; one that then ends well is put back, one that fails is not, and keeps its status."""
+    """SIGUSR1 reaches the run; a run that then ends with status 0 is requeued, and a failed one keeps its status."""
     with cluster.start([engine, *_LIMITED, "--requeue", "train.py"], WAIT=str(status)) as script:
         cluster.wait_for("ready")
         script.send_signal(signal.SIGUSR1)
@@ -290,7 +291,7 @@ def test_a_job_that_saved_goes_back_into_the_queue(engine: str, status: int, clu
 
 @pytest.mark.parametrize("engine", ["slurm", "lsf"])
 def test_a_job_that_was_told_nothing_is_done(engine: str, cluster: Cluster) -> None:
-    """What ends well before its time is not started again."""
+    """A run that ends with status 0 without a signal is not requeued."""
     assert cluster.run([engine, *_LIMITED, "--requeue", "train.py"]) == 0
     assert [words for words in cluster.calls("scontrol") if "requeue" in words] == []
 
@@ -301,18 +302,19 @@ def test_a_job_that_was_told_nothing_is_done(engine: str, cluster: Cluster) -> N
     [
         ("None", "None", False),
         (_TIME, "None", True),
-        (_TIME, _TIME, False),  # by the gang scheduler, which then suspended it
-        (_TIME, _LATER, False),  # and let it go on
-        (_LATER, _TIME, True),  # after it had been suspended once
+        (_TIME, _TIME, False),  # preempted by the gang scheduler, which then suspended it
+        (_TIME, _LATER, False),  # and resumed it
+        (_LATER, _TIME, True),  # preempted after an earlier suspension
         ("None", _TIME, False),
     ],
 )
 def test_a_preempted_job_goes_back_and_a_suspended_one_has_ended(
     preempted: str, suspended: str, goes_back: object, status: int, cluster: Cluster
 ) -> None:
-    """What had to leave goes on in another turn, however it ended; what only stood still for a while keeps its status.
+    """A preempted job is requeued, whatever its status; a job that was only suspended keeps its status.
 
-    Slurm may set PreemptTime as its gang scheduler suspends a job, and does not clear it.
+
+    Slurm may set PreemptTime when its gang scheduler suspends a job, and does not clear it.
     """
     (cluster.programs / "numapin").write_text(f"#!/bin/sh\nexit {status}\n")
     shown = f"   PreemptEligibleTime={_TIME} PreemptTime={preempted}\n   SuspendTime={suspended} SecsPreSuspend=9"
@@ -322,7 +324,7 @@ def test_a_preempted_job_goes_back_and_a_suspended_one_has_ended(
 
 
 def test_a_job_of_which_slurm_says_nothing_has_ended(cluster: Cluster) -> None:
-    """Where the controller does not answer, the job keeps its status."""
+    """If the controller does not answer, the job keeps its status."""
     (cluster.programs / "numapin").write_text("#!/bin/sh\nexit 3\n")
     assert cluster.run(["slurm", *_SHAPE, "--requeue", "train.py"], SHOWN="", UNKNOWN="1") == 3
 
@@ -330,7 +332,7 @@ def test_a_job_of_which_slurm_says_nothing_has_ended(cluster: Cluster) -> None:
 @pytest.mark.parametrize("told", [True, False])
 @pytest.mark.parametrize("late", [signal.SIGUSR1, signal.SIGTERM])
 def test_a_signal_after_the_end_changes_nothing(late: signal.Signals, told: object, cluster: Cluster) -> None:
-    """While Slurm is asked about a run that has ended, there is nobody to pass a signal on to; the status stays."""
+    """A signal that arrives while the script asks Slurm about an ended run is ignored; the status stays."""
     changes = {"SLOW": "1"} | ({"WAIT": "0"} if told else {})
     with cluster.start(["slurm", *_LIMITED, "--requeue", "train.py"], **changes) as script:
         if told:
@@ -345,7 +347,7 @@ def test_a_signal_after_the_end_changes_nothing(late: signal.Signals, told: obje
 
 @pytest.mark.parametrize("options", [_LIMITED, _SHAPE])
 def test_an_end_that_was_asked_for_reaches_the_run(options: list[str], cluster: Cluster) -> None:
-    """SIGTERM to the script is SIGTERM to the run, and the script ends when the run has ended."""
+    """SIGTERM to the script is passed to the run, and the script ends when the run has ended."""
     with cluster.start(["slurm", *options, "train.py"], WAIT="7") as script:
         cluster.wait_for("ready")
         script.send_signal(signal.SIGTERM)
@@ -355,19 +357,19 @@ def test_an_end_that_was_asked_for_reaches_the_run(options: list[str], cluster: 
 
 
 def test_pbs_has_a_timer(cluster: Cluster) -> None:
-    """PBS sends nothing before the end: the script itself does, so long after its start, and leaves no timer behind."""
+    """PBS sends no signal before the end, so the script has a timer, which ends with the job."""
     start = time.monotonic()
     assert cluster.run(["pbs", *_SHAPE, "--time", "3s", "--signal", "2", "train.py"], WAIT="4") == 4
     assert 1 <= time.monotonic() - start < 20
     assert (cluster.noted / "heard").read_text() == "SIGUSR1"
     start = time.monotonic()
-    assert cluster.run(["pbs", *_LIMITED, "train.py"]) == 0  # would wait for whoever holds its output
+    assert cluster.run(["pbs", *_LIMITED, "train.py"]) == 0  # would wait for every process that holds its output
     assert time.monotonic() - start < 20
 
 
 @pytest.mark.parametrize("index", ["0", "1"])
 def test_a_pod_starts_what_was_typed(index: str, cluster: Cluster) -> None:
-    """The container's command and arguments, as Kubernetes hands them over, start numapin on the words as they were."""
+    """The container's command and arguments, as Kubernetes passes them, start numapin with the exact words."""
     given = "--nodes 2 --gpus-per-node 4 --cpus-per-task 3 --mem-per-node 8G --container a/b:c --bind exclusive"
     *_, document = yaml.safe_load_all(write(["kubernetes", *given.split(), *HOSTILE]))
     (container,) = document["spec"]["template"]["spec"]["containers"]
@@ -379,7 +381,7 @@ def test_a_pod_starts_what_was_typed(index: str, cluster: Cluster) -> None:
 
 
 def test_two_nodes_meet(cluster: Cluster, tmp_path: Path) -> None:
-    """The Slurm script's two tasks, both on this host, meet over c10d and give every rank its place."""
+    """The two tasks of the Slurm script, both on this host, meet over c10d and give every rank its place."""
     starter = """
 import os, subprocess, sys
 words = sys.argv[1:]
@@ -405,7 +407,7 @@ sys.exit(max(task.wait() for task in tasks))
 
 
 def test_ranks_that_a_rank_submits_meet(cluster: Cluster, tmp_path: Path) -> None:
-    """Below `numapin run` rank 0 of a task a rank serves the store itself: no agent does it for this job."""
+    """Under `numapin run`, a submitted job with a task per rank has no agent, so its rank 0 serves the store."""
     cluster.use_numapin()
     train = script(
         tmp_path,
@@ -426,16 +428,16 @@ def test_ranks_that_a_rank_submits_meet(cluster: Cluster, tmp_path: Path) -> Non
 
 
 class TestCommand:
-    """`numapin job` as it is typed."""
+    """The command `numapin job`."""
 
     def test_help_has_examples(self) -> None:
-        """The help of the command and of each engine shows how it is used, and how its script is submitted."""
+        """The help of the command and of each engine shows how to use it, and how to submit its script."""
         assert "numapin job slurm --nodes 4" in numapin("job", "--help").out
         for engine, submit in (("slurm", "sbatch FILE"), ("kubernetes", "kubectl apply -f FILE"), ("lsf", "bsub <")):
             assert submit in numapin("job", engine, "--help").out
 
     def test_only_kubernetes_needs_a_yaml_library(self) -> None:
-        """Neither other engines nor `topo` and `plan` import ruamel.yaml."""
+        """Only `job kubernetes` imports ruamel.yaml; other engines, `topo` and `plan` do not."""
         node = ["--gpus-per-node", "1", "--cpus-per-task", "4", "--mem-per-node", "8G", "--container", "a"]
         others = [["job", "--help"], ["job", "slurm", *node, "train.py"], ["topo", "--json"], ["plan", "--json"]]
         code = f"""
@@ -451,7 +453,7 @@ sys.exit(before or "ruamel.yaml" not in sys.modules)
         assert done.status == 0, done.err
 
     def test_without_torch(self) -> None:
-        """Neither a script nor its help needs torch."""
+        """Neither writing a script nor its help imports torch."""
         for words in (["job", "--help"], ["job", "slurm", "--gpus-per-node", "1", "train.py"]):
             code = f"import sys; from numapin.cli.main import numapin; numapin({words!r}, standalone_mode=False)"
             done = call(sys.executable, "-c", f"{code}; sys.exit('torch' in sys.modules)")
@@ -469,7 +471,7 @@ sys.exit(before or "ruamel.yaml" not in sys.modules)
         ],
     )
     def test_errors_have_a_status_and_a_message(self, line: str, status: int, message: str) -> None:
-        """Usage is 2, a machine file 3; the message is on stderr, stdout stays empty."""
+        """A usage error is status 2, a bad machine file 3; the message is on stderr, and stdout stays empty."""
         done = numapin("job", *line.split())
         assert (done.status, done.out) == (status, "")
         assert message in done.err
@@ -484,7 +486,7 @@ sys.exit(before or "ruamel.yaml" not in sys.modules)
         ],
     )
     def test_what_the_manager_cannot_do_is_said(self, line: str, warning: str) -> None:
-        """A job that saves before its end goes on in another turn, or there is a warning with what to do then."""
+        """A job that saves before its end is continued by the manager; otherwise a warning says what to do."""
         asked = "--gpus-per-node 1 --cpus-per-task 4 --time 1h --signal 60 --requeue train.py"
         done = numapin("job", *line.split(), *asked.split())
         assert done.status == 0, done.err
@@ -492,7 +494,7 @@ sys.exit(before or "ruamel.yaml" not in sys.modules)
         assert bool(warning) == bool(done.err)
 
     def test_words_that_are_no_text_are_refused(self) -> None:
-        """A file name that is not UTF-8 cannot be held by a script that is."""
+        """A file name that is not UTF-8 is refused, because the script is UTF-8."""
         done = subprocess.run(
             [*NUMAPIN, "job", "slurm", "--gpus-per-node", "1", b"\xff.py"],
             capture_output=True,
@@ -506,7 +508,7 @@ sys.exit(before or "ruamel.yaml" not in sys.modules)
         ("words", "found"), [("numapin job ", "slurm"), ("numapin job slurm --for", "--form"), ("numapin jo", "job")]
     )
     def test_completion(self, words: str, found: str) -> None:
-        """Engines and options are completed by the shell."""
+        """The shell completes engines and options."""
         parts = words.split(" ")
         done = numapin(_NUMAPIN_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD=str(len(parts) - 1))
         assert found in done.out
