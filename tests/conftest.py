@@ -1,4 +1,4 @@
-"""What the tests share."""
+"""Fixtures and settings for all tests."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# Property tests are about results; how long an example takes depends on what else this machine does.
+# Property tests check results; the time per example depends on the load of the machine.
 settings.register_profile("numapin", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("numapin")
 
 
 def pytest_configure() -> None:
-    """Let Ctrl-C through to what the tests start: a shell's background job begins with SIGINT ignored, for good."""
+    """Let processes that tests start receive Ctrl-C; a background job of a shell starts with SIGINT ignored."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Fail where xdist would ignore groups: what they share would be made in each of its processes."""
+    """Fail if xdist would ignore groups, because each of its processes would then repeat their shared set-up."""
     if not getattr(session.config.option, "loadgroup", False):
         return
     for item in session.items:
@@ -39,14 +39,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Note what was skipped, for the one table that `make` prints after all its runs."""
-    if "PYTEST_XDIST_WORKER" not in os.environ:  # what they skipped, the process that started them knows
+    """Record the skipped tests for the one table that `make` prints after all its runs."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:  # the controlling process knows what its workers skipped
         skipped.note(terminalreporter.getreports("skipped"))
 
 
 @pytest.fixture(scope="session")
 def fake_nvml() -> fake.FakeNvml:
-    """Give the stand-in NVML, built once into the repository's cache folder."""
+    """Give the fake NVML, built once into the repository's cache folder."""
     if fake.compiler() is None:
         pytest.skip("no C compiler on PATH to build the stand-in NVML with; type: apt-get install gcc libc6-dev")
     folder = ROOT / ".cache" / "fake-nvml"
@@ -55,13 +55,13 @@ def fake_nvml() -> fake.FakeNvml:
 
 @pytest.fixture
 def fake_cuda() -> Iterator[fake_driver.FakeCuda]:
-    """Give the stand-in CUDA driver, as new, in the place of the real one."""
+    """Give a fresh fake CUDA driver in place of the real one."""
     yield from _fake_cuda(old=False)
 
 
 @pytest.fixture
 def old_fake_cuda() -> Iterator[fake_driver.FakeCuda]:
-    """Give the stand-in of a CUDA driver before R555, as new, in the place of the real one."""
+    """Give a fresh fake CUDA driver older than R555 in place of the real one."""
     yield from _fake_cuda(old=True)
 
 

@@ -1,7 +1,7 @@
-"""Small files that claim much, made when they are needed: machine files, plans, records, traces.
+"""Small files that claim huge contents, generated on demand: machine files, plans, records, traces.
 
-Run as a program it answers each with every command that reads it, and prints a line of JSON a case: what came of it,
-how long it took and how much memory the process has had at most.
+Run as a program, it passes each file to every command that reads it, and prints a line of JSON per case: the outcome,
+the time, and the peak memory of the process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ALL: Final = "0-8191"
 
 
 def pad(items: Iterator[str], around: str, *, most: int = FILE_BYTES) -> str:
-    """Put as many items as there is room for into `around`, which holds one %s."""
+    """Put as many items as fit into `around`, which contains one %s."""
     chosen, size = [], len(around)
     for item in items:
         size += len(item) + 1
@@ -41,7 +41,7 @@ def count(template: str, *, most: int | None = None) -> Iterator[str]:
 
 
 def machine(**parts: str) -> str:
-    """Return a machine file; each part is the inside of its list."""
+    """Return a machine file; each argument is the content of a list."""
     lists = {name: parts.get(name, "") for name in ("packages", "nodes", "cores", "gpus", "nics", "links", "notes")}
     rest = "".join(f',"{name}":[{text}]' for name, text in lists.items())
     allowed = parts.get("allowed", ALL)
@@ -52,12 +52,12 @@ def machine(**parts: str) -> str:
 
 
 def fill(name: str, template: str, **others: str) -> str:
-    """Return a machine file of 5 MB with one of its lists as long as that allows."""
+    """Return a machine file of 5 MB in which one list is as long as possible."""
     return pad(count(template), machine(**{name: "%s"}, **others))
 
 
 def node(number: object, cpus: str, distances: str = "") -> str:
-    """Return a node's JSON."""
+    """Return a node in JSON."""
     kind = "cpu" if cpus else "memory"
     return (
         f'{{"id":{number},"kind":"{kind}","cpus":"{cpus}","package":0,"memory_bytes":9,"free_bytes":1,'
@@ -66,7 +66,7 @@ def node(number: object, cpus: str, distances: str = "") -> str:
 
 
 def gpu(number: object, where: str = '"node":0,"node_source":"sysfs"', cpus: str = ALL) -> str:
-    """Return a GPU's JSON."""
+    """Return a GPU in JSON."""
     return (
         f'{{"index":{number},"cuda_index":{number},"visible":true,"uuid":"GPU-{number}","pci":null,"name":"x",{where},'
         f'"cpus":"{cpus}","pcie":{{}},"mig":[]}}'
@@ -82,7 +82,7 @@ RANK: Final = (
 
 
 def largest_machine() -> str:
-    """Return a machine that is as large as accepted: its text is below 5 MB but for the distances."""
+    """Return the largest machine that is accepted: its text is below 5 MB, not counting the distances."""
     cores = ",".join(
         f'{{"id":{n},"cpus":"{n}","node":{n // 8},"package":{n // 256},"l3":{n // 8 * 8}}}' for n in range(8192)
     )
@@ -99,7 +99,7 @@ def largest_machine() -> str:
 
 
 def overlapping_machine() -> str:
-    """Return a machine in which every node lists every CPU, as broken firmware does, at the largest size."""
+    """Return a machine of the largest size in which every node lists every CPU, as broken firmware does."""
     cores = ",".join(f'{{"id":{n},"cpus":"{n}","node":0,"package":0,"l3":0}}' for n in range(8192))
     nodes = ",".join(node(n, ALL) for n in range(1024))
     gpus = ",".join(gpu(n) for n in range(256))
@@ -122,7 +122,7 @@ def nccl(inside: str) -> str:
 
 
 def repeated(item: Callable[[int], str], *, most: int = FILE_BYTES, number: int = 1 << 60) -> str:
-    """Return items one after the other, as many as there is room for."""
+    """Return as many repetitions of an item as fit."""
     parts, size, n = [], 0, 0
     while n < number:
         part = item(n)
@@ -240,7 +240,7 @@ def json_cases() -> Iterator[tuple[str, str]]:
 
 
 def values() -> Iterator[tuple[str, str]]:
-    """Yield JSON that is not made of anything."""
+    """Yield JSON values of many types."""
     yield "empty-objects", pad(iter(lambda: "{}", ""), '{"schema":[%s]}')
     yield "empty-lists", pad(iter(lambda: "[]", ""), '{"schema":[%s]}')
     yield "numbers", pad(count("#"), '{"schema":[%s]}')
@@ -333,7 +333,7 @@ _VALID: Final = "valid.json"
 
 
 def main() -> None:
-    """Answer the cases of the kinds in argv[2:], in the folder argv[1]; KIND-quick is with the first command alone."""
+    """Run the cases of the kinds in argv[2:], in the folder argv[1]; KIND-quick uses only the first command."""
     os.chdir(sys.argv[1])
     Path(_VALID).write_text(machine(nodes=node(0, ALL), cores=",".join(count(CORE, most=8192))), encoding="ascii")
     for word in sys.argv[2:]:
@@ -348,17 +348,17 @@ def main() -> None:
                 told = [word.replace("FILE", "case") for word in words]
                 came = answer(f"{kind} {name}: {' '.join(words)}", told, len(text))
                 if came != "result" and kind in ("json", "xml"):
-                    break  # the other views of a machine read it in the same way
+                    break  # the other views of a machine use the same reader
 
 
 def _peak_mb() -> float:
-    """Return this process's largest resident size; getrusage also counts that of the process which forked it."""
+    """Return this process's peak resident size; getrusage would also count that of the process which forked it."""
     status = Path("/proc/self/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) / 1024
 
 
 def answer(name: str, words: list[str], size: int) -> str:
-    """Run one command, print what came of it and return that."""
+    """Run one command, print the outcome and return it."""
     begun = time.process_time()
     came = "result"
     with (
@@ -378,7 +378,7 @@ def answer(name: str, words: list[str], size: int) -> str:
 
 
 def run(words: list[str]) -> None:
-    """Run a command of numapin here, or read what a rank reads."""
+    """Run a command of numapin here, or read a file as a rank does."""
     from numapin.cli.main import numapin
 
     if words[0] == "slice":

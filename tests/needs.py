@@ -1,6 +1,6 @@
-"""Marks of tests that not every machine can run: they skip, and say what is missing.
+"""Marks for tests that not every machine can run: they skip, and say what is missing.
 
-Comes in: this process's CPUs and user. Goes out: marks.
+Input: this process's CPUs and user. Output: marks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Machines to draw, and what is wrong with a drawing. For tests of the picture."""
+"""Machines to draw, and checks of a drawing. For tests of the picture."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
     from numapin.view.picture.boxes import Box, BoxKind
 
-_TOLERANCE = 0.2  # of a pixel: rounding
+_TOLERANCE = 0.2  # of a pixel, for rounding
 
-# What people, or a broken driver, may have written into a machine file.
+# Names that people, or a broken driver, may have written into a machine file.
 HOSTILE = (
     "<script>alert(1)</script>",
     "\"'><svg onload=alert(1)>&amp;]]>",
@@ -37,7 +37,7 @@ def golden_machine(name: str) -> Topology:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Area:
-    """A rectangle on the page, and what it is."""
+    """A rectangle on the page, and what it shows."""
 
     what: str
     left: float
@@ -46,14 +46,14 @@ class Area:
     bottom: float
 
     def meets(self, other: Area) -> bool:
-        """Say whether the two share more than an edge."""
+        """Return whether the two share more than an edge."""
         return (
             min(self.right, other.right) - max(self.left, other.left) > _TOLERANCE
             and min(self.bottom, other.bottom) - max(self.top, other.top) > _TOLERANCE
         )
 
     def holds(self, other: Area) -> bool:
-        """Say whether the other lies inside."""
+        """Return whether the other lies inside."""
         return (
             other.left >= self.left - _TOLERANCE
             and other.top >= self.top - _TOLERANCE
@@ -63,7 +63,7 @@ class Area:
 
 
 def problems(box: Box) -> list[str]:
-    """Return what is wrong with a layout: children outside, siblings or texts on each other, texts outside or cut."""
+    """Return the problems of a layout: children outside, overlapping siblings or texts, texts outside or cut."""
     texts: list[Area] = []
     found = list(_problems(box, 0, 0, texts))
     by_top = sorted(texts, key=lambda area: area.top)
@@ -108,7 +108,7 @@ def _label_areas(box: Box, left: float, top: float) -> Iterator[Area]:
 
 
 def _near(areas: list[Area]) -> Iterator[tuple[Area, Area]]:
-    """Yield all pairs of few; of many, those that follow each other in rows and in columns."""
+    """Yield all pairs if there are few; otherwise, only neighbours in rows and in columns."""
     if len(areas) < 200:
         yield from combinations(areas, 2)
         return

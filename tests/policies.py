@@ -1,6 +1,6 @@
-"""Pages with a Content-Security-Policy in tests: a test's own scripts are let through, and what must not run is put in.
+"""Pages with a Content-Security-Policy in tests: allow a test's own scripts, and insert scripts that must not run.
 
-Comes in: a page that the program wrote. Goes out: the page with more in it, under its own policy.
+Input: a page that numapin wrote. Output: the page with insertions, under its own policy.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HAS_EFFECT = {"ran": ["script", "handler"], "outline": "rgb(1, 2, 3)"}
 
 
 def policy_of(page: str) -> dict[str, list[str]]:
-    """Return the sources of each directive of the page's one policy, which stands before anything that could load."""
+    """Return the sources of each directive of the page's only policy, which precedes everything that could load."""
     (content,) = _POLICY.findall(page)
     before = page[: page.index(content)]
     assert re.findall(r"<(\w+)", before) == ["html", "head", "meta", "meta"]
@@ -34,13 +34,13 @@ def policy_of(page: str) -> dict[str, list[str]]:
 
 
 def allowing(page: str, *scripts: str) -> str:
-    """Let the test's own scripts, `<script>…</script>` each, run under the page's policy."""
+    """Allow the test's own scripts, each `<script>…</script>`, under the page's policy."""
     hashes = " ".join(f"'sha256-{_hash(re.sub('</?script>', '', script))}'" for script in scripts)
     return page.replace("script-src ", f"script-src {hashes} ", 1)
 
 
 def without_policy(page: str) -> str:
-    """Take the policy out."""
+    """Remove the policy."""
     return _POLICY.sub("", page)
 
 

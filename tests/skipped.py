@@ -1,9 +1,9 @@
-"""What several runs of pytest skipped, and why, as one table.
+"""The tests that several runs of pytest skipped, with the reasons, as one table.
 
-    NUMAPIN_SKIPPED=FILE pytest …       adds what it skipped to FILE
+    NUMAPIN_SKIPPED=FILE pytest …       adds the skipped tests of this run to FILE
     python -m tests.skipped FILE        prints the table
 
-Comes in: the reports of skipped tests. Goes out: a line a reason, with how many tests it kept from running.
+Input: the reports of skipped tests. Output: one line per reason, with the number of tests that it skipped.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
 
 
 def table(reasons: Iterable[str]) -> str:
-    """Render how many tests were skipped for each reason, the most frequent first."""
+    """Render the number of skipped tests for each reason, the most frequent first."""
     rows = sorted(Counter(reasons).items(), key=lambda row: (-row[1], row[0]))
     if not rows:
         return "nothing was skipped\n"
@@ -48,7 +48,7 @@ def table(reasons: Iterable[str]) -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Print the table of a file; without the file nothing was skipped."""
+    """Print the table of a file; if there is no file, nothing was skipped."""
     path = Path(arguments[0])
     lines = path.read_text().splitlines() if path.exists() else []
     sys.stdout.write(table(map(json.loads, lines)))

@@ -1,6 +1,6 @@
-"""A terminal for commands under test, and what a harmless command may write there.
+"""A terminal for commands under test, and a check of their output.
 
-Comes in: a command. Goes out: what it wrote to the terminal that was its stdin, stdout and stderr.
+Input: a command. Output: what it wrote to the terminal that was its stdin, stdout and stderr.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ HOSTILE = (
 )
 """What a terminal takes for commands: CSI, OSC and C1 forms, marks of direction, line breaks, a forged message."""
 
-# Colours and weights as rich and click write them; 38, 48, 7 and 8, and every other sequence, are none of ours.
+# Colours and weights as rich and click write them. 38, 48, 7 and 8, and every other sequence, are never ours.
 _STYLE = re.compile(r"\x1b\[(?:(?:0|1|2|22|3[0-79]|9[0-7])(?:;(?=\d)|(?=m)))*m")
 _LIVE = re.compile(r"\x1b\[(?:\?25[lh]|1A|2K)|\r(?=\x1b)")
 """How rich draws over its own lines: cursor off and on, a line up, erase the line."""
@@ -39,18 +39,18 @@ _LIVE = re.compile(r"\x1b\[(?:\?25[lh]|1A|2K)|\r(?=\x1b)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """What a command wrote to its terminal, and how it ended."""
+    """The output of a command on its terminal, and its exit status."""
 
     status: int
     raw: bytes
 
     @property
     def text(self) -> str:
-        """Return what can be read: without colours."""
+        """Return the readable text, without colours."""
         return _STYLE.sub("", self.raw.decode(errors="replace"))
 
     def problems(self, *, live: bool = False) -> list[str]:
-        """Return what a harmless command does not write: control sequences, invisible characters, forged lines."""
+        """Return output that a harmless command never writes: control sequences, invisible characters, forged lines."""
         try:
             text = _STYLE.sub("", self.raw.decode())
         except UnicodeDecodeError as error:
@@ -69,7 +69,7 @@ def on_terminal(
 ) -> Shown:
     """Run a command on a terminal of its own, in the environment with `changes`.
 
-    `typed` is given what was shown so far, and returns what to type.
+    `typed` gets the output so far, and returns the text to type.
     """
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 50, WIDTH, 0, 0))
@@ -89,7 +89,7 @@ def on_terminal(
 
 
 def _read(master: int) -> bytes:
-    """Read a part; b"" when no process has the terminal any more."""
+    """Read some output; b"" when no process has the terminal any more."""
     try:
         return os.read(master, 65536)
     except OSError as error:

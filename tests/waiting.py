@@ -1,7 +1,7 @@
-"""Waiting for what other processes and threads do, so that no test depends on how fast this machine is.
+"""Wait for other processes and threads, so that no test depends on the speed of the machine.
 
-Comes in: a condition and how long it may take, or a process's number. Goes out: what the condition gave last, or
-whether the process is over. What it means that a condition never came, the test says: `assert wait_until(...), why`.
+Input: a condition and a time limit, or a process id. Output: the condition's last value, or whether the process has
+ended. The test itself reports a condition that stayed false: `assert wait_until(...), why`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PAUSE_S: Final = 0.02
 
 
 def wait_until(condition: Callable[[], T], *, limit_s: float) -> T:
-    """Return what `condition` gives as soon as that is true, or what it gave last when the time is up."""
+    """Return the value of `condition` as soon as it is true, or its last value when the time is up."""
     end = time.monotonic() + limit_s
     while not (got := condition()) and time.monotonic() < end:
         time.sleep(_PAUSE_S)
@@ -27,7 +27,7 @@ def wait_until(condition: Callable[[], T], *, limit_s: float) -> T:
 
 
 def gone(pid: int) -> bool:
-    """Return whether a process is over; one that nobody has waited for yet is."""
+    """Return whether a process has ended; zombies count as ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except (FileNotFoundError, ProcessLookupError):

@@ -1,6 +1,5 @@
 """Another user of the node who has found a port of a job, and writes a hostile pickle under every key of its store.
 
-
 It also signs the pickle with every word of the keys' names, in case one of them is the secret.
 
 Input: PORT MARKER. It imports torch as the user who starts it, and then becomes user 65534, who owns nothing. Output:

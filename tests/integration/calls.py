@@ -72,7 +72,6 @@ def fail_in(rank: str, folder: str) -> None:
 class Slow(Exception):  # noqa: N818 - stands for a user's exception
     """An exception whose unpickling takes until rank 0 has ended, as if it had to import torch first.
 
-
     Rank 0 leaves its process id in a folder, and ends when this leaves a file "unpickled".
     """
 

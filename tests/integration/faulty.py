@@ -1,6 +1,5 @@
 """Jobs that are disturbed on purpose, and what they leave behind.
 
-
 Input: a launcher's command line and a script for its ranks. Output: the marks that ranks leave, and the remaining
 processes and files, in words that are the same in every run.
 """
@@ -50,7 +49,6 @@ def _in_shared_memory() -> set[str]:
 
 class Job:
     """One launcher and its ranks, all marked by an environment variable.
-
 
     `started` holds processes that the test must end.
     """

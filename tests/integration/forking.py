@@ -1,6 +1,5 @@
 """A process that has torch and numapin imported and runs each command line in a fork of itself.
 
-
 Importing torch takes 1.5 s of CPU time, and most tests of this folder would start by importing it. Input: a module, its
 arguments, environment and folder. Output: exit status, stdout and stderr, as from a new process. Settings that Python,
 the linker and torch read at start-up cannot be changed later: `Forker.fits` says whether a command line may run here.

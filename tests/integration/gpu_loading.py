@@ -1,6 +1,5 @@
 """Data sets and checks that tests of the loader on a GPU share.
 
-
 Input: nothing, or a loader. Output: data sets whose samples identify themselves, iterators whose batches come through
 the ring, and checks of batches.
 """

@@ -1,6 +1,5 @@
 """Programs that tests on a GPU run: python -m tests.integration.gpu_program SCENE ARGUMENT.
 
-
 Input: the scene to run. Output: a line on stdout, which the test reads.
 """
 

@@ -1,6 +1,5 @@
 """A job that runs until it is told to end, for tests of commands that inspect running jobs.
 
-
 Input: the command that starts its ranks. Output: the command's process id while all ranks are running.
 """
 

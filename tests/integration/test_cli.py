@@ -53,10 +53,7 @@ class TestStreams:
         assert call("sh", "-c", line, PYTHONUNBUFFERED=unbuffered).status == status
 
     def test_a_reader_that_has_seen_enough(self) -> None:
-        """A reader that closes the pipe early, such as `
-
-         head`, causes no message.
-        """
+        """A reader that closes the pipe early, such as `head`, causes no message."""
         reader, writer = os.pipe()
         os.close(reader)
         command = [*NUMAPIN, "topo", "--json"]

@@ -1,6 +1,5 @@
 """`numapin run --dataloader=numapin`: the hook is in every Python of a rank, and does not disturb it otherwise.
 
-
 `install` is a stand-in here: each script replaces numapin.data.install. test_frameworks.py uses the real one.
 """
 
@@ -247,7 +246,6 @@ class TestWhereItCannotWork:
     def test_interpreter_without_numapin(self, name: str, tmp_path: Path) -> None:
         """An interpreter without numapin says so at its first iterator and keeps torch's loader.
 
-
         The message is one line of visible characters, whatever the interpreter's name.
         """
         program = BASE_PYTHON
@@ -300,7 +298,7 @@ def test_dry_run_shows_the_environment(tmp_path: Path) -> None:
 
 
 def test_help_and_completion() -> None:
-    """run --help shows the option with its choices, and the shell completes it."""
+    """The help of `run` shows the option with its choices, and the shell completes it."""
     assert "--dataloader torch|numapin" in " ".join(numapin("run", "--help", COLUMNS="100").out.split())
     done = numapin(COMP_WORDS="numapin run --da", COMP_CWORD="2", _NUMAPIN_COMPLETE="bash_complete")
     assert done.out.splitlines() == ["plain,--dataloader"]

@@ -151,7 +151,6 @@ class TestPreemption:
     def test_signals_and_death(self, tmp_path: Path, visible: str, undisturbed: _Undisturbed) -> None:
         """A run stopped by SIGUSR1 to one rank, or by SIGTERM to all, and started again, ends as if undisturbed.
 
-
         So does one whose rank is killed, which costs a restart from the last whole epoch.
         """
         path = tmp_path / "preempted.pt"
@@ -177,7 +176,6 @@ class TestPreemption:
 
     def test_only_rank_0_has_the_file(self, tmp_path: Path, visible: str, undisturbed: _Undisturbed) -> None:
         """On machines without a shared folder all ranks use rank 0's checkpoint, whatever files they have.
-
 
         The other rank first has no checkpoint, then an old one, which it must not continue from.
         """

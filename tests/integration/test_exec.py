@@ -289,7 +289,6 @@ class TestLaunchers:
     ) -> None:
         """CPUs that belong to this task alone are not divided again, although it is one of two.
 
-
         A shell between the task and its launcher is part of the task, even if it sets a rank.
         """
         line = wrapper + self._line(tmp_path, *options)

@@ -1,6 +1,5 @@
 """The outcome of a job when something fails. These tests write the table in docs/faults.md.
 
-
 `NUMAPIN_UPDATE_GOLDEN=1 pytest tests/integration/test_faults.py` rewrites it, and runs torchrun for comparison.
 """
 

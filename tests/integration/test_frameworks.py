@@ -1,6 +1,5 @@
 """Frameworks that copy or re-create loaders: the real packages, with numapin's data path.
 
-
 Accelerate 1.15 copies fifteen attributes of a loader into a plain torch DataLoader and keeps the original as
 `base_dataloader`; Lightning 2.6 calls `type(loader)(...)` again with its own sampler. Each test is a script in a new
 process, because both change classes of torch for good.
@@ -182,7 +181,6 @@ class TestLightning:
     @pytest.mark.parametrize("where", ["argument", "hook"])
     def test_our_loader_again(self, tmp_path: Path, where: str) -> None:
         """The loader for prediction is a numapin.DataLoader with all arguments of the first, including numapin's own.
-
 
         Lightning reads them from `vars(loader)` if the loader is an argument, and from the recorded call of
         `__init__` if it was created in a hook.

@@ -1,6 +1,5 @@
 """Names that contain terminal commands: no command of numapin passes them on to a terminal.
 
-
 Input: hostile names of a machine, a plan, a run's records, a process, files, folders, options and variables. The output
 may contain numapin's own colours and line ends, but no other invisible character.
 """
@@ -289,7 +288,7 @@ def _run(base: Path, name: str, pid: int, plan: dict[str, Any]) -> Iterator[Path
 
 
 def test_running_job(folder: Path) -> None:
-    """verify and top show a run by name and by process; if there are several, both list them."""
+    """Both verify and top show a run by name and by process; if there are several, they list them."""
     allowed = sorted(os.sched_getaffinity(0))
     plan = make_plan(discover(environ={"CUDA_VISIBLE_DEVICES": ""}), Request(num_ranks=1, cpus_per_rank=1)).to_json()
     plan["ranks"][0]["reason"] = HOSTILE  # type: ignore[index] # JSON

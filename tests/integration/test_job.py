@@ -1,6 +1,5 @@
 """`numapin job`: the scripts, run by bash with stand-ins for the manager's programs; the command's help and errors.
 
-
 The stand-ins are real programs on PATH: they record how they were called, and become the command that they would start.
 """
 
@@ -202,7 +201,7 @@ def test_the_manager_binds_nothing(engine: str, starter: str, options: list[str]
 
 
 def test_mpirun_passes_on_what_a_rank_needs(cluster: Cluster) -> None:
-    """mpirun forwards variables of NCCL, gloo, torchrun and numapin, also with spaces, but not the shell's own."""
+    """With mpirun, variables of NCCL, gloo, torchrun and numapin reach the ranks, also with spaces; others do not."""
     given = {"NCCL_DEBUG": "a b", "NUMAPIN_RUN_DIR": "/a b", "PET_MAX_RESTARTS": "3", "GLOO_SOCKET_IFNAME": "ib0"}
     cluster.run(["mpi", *_SHAPE, "train.py"], PS9="x", UCX_TLS="rc", **given)
     words = cluster.calls("mpirun")[-1]
@@ -312,7 +311,6 @@ def test_a_preempted_job_goes_back_and_a_suspended_one_has_ended(
     preempted: str, suspended: str, goes_back: object, status: int, cluster: Cluster
 ) -> None:
     """A preempted job is requeued, whatever its status; a job that was only suspended keeps its status.
-
 
     Slurm may set PreemptTime when its gang scheduler suspends a job, and does not clear it.
     """

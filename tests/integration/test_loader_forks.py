@@ -1,6 +1,5 @@
 """numapin.DataLoader with a worker that hangs in its fork: the worker is restarted, and no batch is lost or repeated.
 
-
 To simulate the hang, a child waits in an at-fork handler that runs before numapin's own.
 """
 

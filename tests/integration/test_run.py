@@ -94,7 +94,7 @@ class TestBinding:
         assert [rank["cpus"] for rank in done.json_lines()] == [str(CPUS[-1])] * 2
 
     def test_numa_binding_is_bind(self, tmp_path: Path) -> None:
-        """torchrun's --numa-binding X means --bind X, and torch's own binder stays off."""
+        """The option --numa-binding X of torchrun means --bind X, and torch's own binder stays off."""
         runs = tmp_path / "runs"
         done = numapin(
             "run",

@@ -1,6 +1,5 @@
 """Another user of the node who reaches the ports of a job cannot run code in it; and the list of those ports.
 
-
 The attacker is a process of uid 65534. The attack also runs against torchrun, where it succeeds.
 """
 

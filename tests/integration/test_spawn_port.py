@@ -99,7 +99,6 @@ def test_the_attack_has_teeth() -> None:
 def test_the_store_listens_on_the_loopback_only() -> None:
     """Process groups meet, one after the other, on MASTER_PORT of 127.0.0.1; torch's store would listen everywhere.
 
-
     A store on another port binds its own socket, clients are not affected, and a server on another address is refused.
     """
     assert numapin.spawn(_meet, timeout=120) == ((({_LOOPBACK}, [1.0, 1.0]), (True, True)),)

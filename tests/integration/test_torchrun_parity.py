@@ -49,7 +49,7 @@ def parsed(parser: argparse.ArgumentParser, arguments: list[str]) -> dict[str, o
 
 
 def test_every_option_of_torchrun_is_ours() -> None:
-    """numapin's parser has every option of torch's, with the same spellings, default, choices and destination."""
+    """Our parser has every option of torch's, with the same spellings, default, choices and destination."""
     ours = {action.dest: action for action in our_parser()._actions}
     for action in torch_parser()._actions:
         mine = ours[action.dest]
@@ -81,7 +81,7 @@ def test_every_abbreviation_means_what_it_means_to_torchrun() -> None:
 
 
 def test_our_options_have_no_abbreviations_and_stop_at_the_script() -> None:
-    """numapin's options must be written in full, may be given with =, and after the script belong to the script."""
+    """Our options must be written in full, may be given with =, and after the script belong to the script."""
     parser = our_parser()
     assert "unrecognized arguments: --reserve" in str(parsed(parser, ["--reserve=0", "s.py"]))
     namespace = parser.parse_args(["--bind=socket", "--no-smt", "s.py", "--bind", "mine"])

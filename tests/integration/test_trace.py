@@ -225,7 +225,7 @@ class TestWhatGoesWrong:
         ids=["while ours records", "while ours gets ready"],
     )
     def test_a_script_that_profiles_itself_later(self, tmp_path: Path, own: str, skip: int, num_steps: int) -> None:
-        """numapin's profiler stops before the script's own starts, which gets its events; the whole steps before are kept."""
+        """Our profiler stops before the script's own starts, which gets its events; earlier whole steps are kept."""
         text = STEPS + (
             "from torch.profiler import profile, schedule\n"
             f"steps({'5' if num_steps else '0'})\n"

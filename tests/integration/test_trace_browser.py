@@ -81,7 +81,7 @@ def _told(text: str, folder: Path) -> Any:
 
 
 def test_it_loads(seen: Any) -> None:
-    """The page loads without an error and has both ranks, the five lanes in order, six batches, six steps and nine rows."""
+    """The page loads without an error and has both ranks, five lanes in order, six batches, six steps and nine rows."""
     assert seen["wrong"] == []
     assert seen["charts"] == 2
     assert seen["lanes"] == ["load", "wait", "pin", "transfer", "compute"]

@@ -1,4 +1,4 @@
-"""Times, names, words and YAML of job scripts, whatever they are."""
+"""Times, names, words and YAML of job scripts, for any input."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ VALUES = st.recursive(
 
 @given(SECONDS)
 def test_times_are_read_as_they_are_written(time_s: int) -> None:
-    """What an engine is given is the time that was meant, to the second, or to the minute begun."""
+    """The engine gets the time that was meant, to the second, or rounded up to the minute."""
     assert duration.parse(duration.with_days(time_s)) == time_s
     assert duration.parse(f"{time_s}s") == time_s
     assert duration.parse(f"{time_s // 3600}h{time_s // 60 % 60}m{time_s % 60}s") == time_s
@@ -41,7 +41,7 @@ def test_times_are_read_as_they_are_written(time_s: int) -> None:
 
 @given(TEXT)
 def test_a_time_is_a_time_or_an_error(text: str) -> None:
-    """No text is taken for a time of zero, and none raises anything but ValueError."""
+    """No text is read as a time of zero, and invalid text raises only ValueError."""
     try:
         time_s = duration.parse(text)
     except ValueError:
@@ -54,13 +54,13 @@ def test_a_time_is_a_time_or_an_error(text: str) -> None:
     [("4:00:00", 14400), ("1-12", 129600), ("1-12:30", 131400), ("2-00:00:01", 172801), ("1d2h", 93600), ("90m", 5400)],
 )
 def test_known_times(text: str, time_s: int) -> None:
-    """A few by hand."""
+    """A few times, computed by hand."""
     assert duration.parse(text) == time_s
 
 
 @given(TEXT.filter(lambda text: text != ""))
 def test_names_are_safe_or_refused(text: str) -> None:
-    """A name that is taken is letters, digits and a few marks; what is made of any script's name is taken, too."""
+    """An accepted name has only letters, digits and a few marks; names made from any script's name are accepted."""
     try:
         taken = JobRequest(command=("a",), gpus_per_node=1, name=text).job_name
     except UsageError as error:
@@ -73,14 +73,14 @@ def test_names_are_safe_or_refused(text: str) -> None:
 
 @given(TEXT.filter(lambda text: text and text[0] != "-" and "\0" not in text))
 def test_every_script_has_a_name_for_kubernetes(text: str) -> None:
-    """The name made of a script's is a DNS label with room for an index."""
+    """The name made from a script's name is a DNS label with room for an index."""
     name = kubernetes.job_name(JobRequest(command=(text,), gpus_per_node=1))
     assert re.fullmatch(r"[a-z]([a-z0-9-]{0,50}[a-z0-9])?", name)
 
 
 @given(st.dictionaries(WORDS, VALUES, min_size=1, max_size=5))
 def test_yaml_reads_back_as_what_was_written(value: dict[str, object]) -> None:
-    """PyYAML, which reads YAML 1.1, gives the same strings, numbers and booleans back; `no` and 1e3 stay strings.
+    """PyYAML, which reads YAML 1.1, returns the same strings, numbers and booleans; `no` and 1e3 stay strings.
 
     Whatever the strings are, the document is visible ASCII.
     """
@@ -91,7 +91,7 @@ def test_yaml_reads_back_as_what_was_written(value: dict[str, object]) -> None:
 
 @given(st.dictionaries(TEXT, VALUES, min_size=1, max_size=3), LINES)
 def test_yaml_with_comments_reads_back_too(value: dict[str, object], lines: list[str]) -> None:
-    """A comment stands above its key, wherever the key is, and changes no value."""
+    """A comment is above its key, wherever the key is, and changes no value."""
     note = "\n".join(f"note {line}" for line in lines)
     noted = {key: kubernetes.Noted(value=inner, note=note) for key, inner in value.items()}
     text = kubernetes.yaml_document({"a": {"b": [noted]}, **noted})
@@ -100,7 +100,7 @@ def test_yaml_with_comments_reads_back_too(value: dict[str, object], lines: list
 
 
 def test_yaml_lines_are_never_folded() -> None:
-    """A command is one line, however long it is."""
+    """A command stays on one line, however long it is."""
     words = " ".join(["word"] * 1000)
     assert kubernetes.yaml_document({"a": words}) == f'---\na: "{words}"\n'
 
@@ -113,5 +113,5 @@ def test_yaml_lines_are_never_folded() -> None:
     ],
 )
 def test_strings_that_look_like_something_else_stay_strings(text: str) -> None:
-    """What a YAML reader could take for a number, a date, a truth or nothing is quoted."""
+    """Strings that a YAML reader could take for a number, a date, a boolean or null are quoted."""
     assert yaml.safe_load(kubernetes.yaml_document({"a": text, text: "b"})) == {"a": text, text: "b"}
