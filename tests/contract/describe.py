@@ -113,7 +113,7 @@ def _(value: torch.Tensor, tensors: list[torch.Tensor]) -> object:
             return "the same tensor", number
     tensors.append(value)
     facts = (type(value), value.dtype, value.layout, value.device, value.requires_grad, value.is_leaf)
-    if value.is_nested:  # both differ on every run: shape and attributes count all tensors ever made
+    if value.is_nested:  # shape and attributes differ each time: they number all tensors ever made
         return *facts, [_content(part.detach()) for part in value.unbind()]
     told = (tuple(value.shape), value.grad is None, _plain(vars(value), tensors))
     return *facts, *told, _content(value.detach())

@@ -41,7 +41,10 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """Everything that a user saw; `random_states` are digests of all generators around each epoch."""
+    """Everything that a user saw.
+
+    `random_states` are digests of all generators before, at the start of and after each epoch.
+    """
 
     epochs: tuple[tuple[Described | Failure, ...], ...]
     warnings: tuple[str, ...]

@@ -139,7 +139,7 @@ class TestPlan:
 
     @pytest.mark.parametrize("program", [NUMAPIN, CLICK])
     def test_a_run_directory_with_what_is_no_plan(self, tmp_path: Path, program: tuple[str, ...]) -> None:
-        """A pipe without a writer, or a folder, in place of the plan does not block; a plain file has no plan."""
+        """A pipe or a folder in place of the plan is an error at once; a run directory that is a file has no plan."""
         for make in (os.mkfifo, os.mkdir):
             make(tmp_path / "plan.json")
             done = start(*program, "exec", "true", NUMAPIN_RUN_DIR=str(tmp_path), **TASK)

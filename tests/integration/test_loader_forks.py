@@ -35,7 +35,7 @@ ROWS = 40
 
 @dataclass(slots=True)
 class Forks:
-    """The number of next forks that hang."""
+    """How many of the next forks hang, and how long a child sleeps first."""
 
     num_to_hang: int = 0
     hangs: bool = False
@@ -273,7 +273,7 @@ def test_one_that_does_not_stop_is_looked_at_again(forks: Forks, monkeypatch: py
 
 
 def test_without_descriptors_the_others_end(tmp_path: Path) -> None:
-    """A worker that cannot be inspected, for lack of descriptors, does not keep an iterator from ending."""
+    """If no descriptors are left, workers cannot be inspected, but the iterator and its workers still end."""
     script = tmp_path / "full.py"
     script.write_text(
         "import os, resource, numapin\n"

@@ -140,7 +140,7 @@ def _tree(folder: Path) -> dict[str, tuple[int, int, int, int]]:
 
 
 def _plant_runs(base: Path, mode: int = 0o777) -> Path:
-    """Make a folder of ended runs and similarly named folders of others, all writable for everyone."""
+    """Make a folder with an ended run and similarly named folders; everyone may write to it by default."""
     base.mkdir(parents=True)
     for name in (OVER, OVER.replace("run-", ".new-"), "run-20261122_101112-a1b2c3d4"):
         (base / name).mkdir()

@@ -101,7 +101,7 @@ def _splits(request: Request) -> bool:
 @deterministic
 @given(cases())
 def test_every_rank_gets_usable_cpus_a_thread_and_a_reason(case: Case) -> None:
-    """Every rank has CPUs, all of them allowed and not reserved; without SMT, one thread per core."""
+    """Every rank has usable CPUs, a thread and a reason; without SMT, at most one CPU of each core."""
     if case.plan is None:
         return
     usable = case.topology.allowed.cpus - case.request.reserve_cpus
