@@ -57,7 +57,7 @@ def fill(name: str, template: str, **others: str) -> str:
 
 
 def node(number: object, cpus: str, distances: str = "") -> str:
-    """Return a node's JSON."""
+    """Return a node in JSON."""
     kind = "cpu" if cpus else "memory"
     return (
         f'{{"id":{number},"kind":"{kind}","cpus":"{cpus}","package":0,"memory_bytes":9,"free_bytes":1,'
@@ -66,7 +66,7 @@ def node(number: object, cpus: str, distances: str = "") -> str:
 
 
 def gpu(number: object, where: str = '"node":0,"node_source":"sysfs"', cpus: str = ALL) -> str:
-    """Return a GPU's JSON."""
+    """Return a GPU in JSON."""
     return (
         f'{{"index":{number},"cuda_index":{number},"visible":true,"uuid":"GPU-{number}","pci":null,"name":"x",{where},'
         f'"cpus":"{cpus}","pcie":{{}},"mig":[]}}'

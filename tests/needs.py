@@ -1,6 +1,6 @@
 """Marks of tests that some machines cannot run; the reason of the skip names what is missing.
 
-Comes in: this process's CPUs and user. Goes out: marks.
+Input: this process's CPUs and user. Output: marks.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from numapin.view.picture.boxes import Box, BoxKind
 
-_TOLERANCE = 0.2  # of a pixel: rounding
+_TOLERANCE = 0.2  # of a pixel, for rounding
 
 # Names that a user or a broken driver may have put into a machine file.
 HOSTILE = (

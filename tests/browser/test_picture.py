@@ -1,4 +1,4 @@
-"""The picture in a real browser: where text really is, and what light, dark and the buttons do."""
+"""The picture in a real browser: the positions of text, and the effect of light, dark and the buttons."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 LARGE, SMALL = "2pkg-8node-smt2-8gpu-pairs", "1node-16cpu-1gpu-vm"
 
-# Runs in the page, when it is laid out; what it returns is read from the document that the browser prints.
+# Runs in the page after layout; its result is read from the document that the browser prints.
 PROBE = """
 <script>
 const area=e=>{const r=e.getBoundingClientRect();return [r.left,r.top,r.right,r.bottom]};
@@ -71,7 +71,7 @@ def chromium() -> str:
 
 @pytest.fixture
 def probed(opened: Callable[..., str]) -> Callable[..., dict[str, Any]]:
-    """Return a function that opens a page, light or dark, and returns what the probe found in it."""
+    """Return a function that opens a page, light or dark, and returns the probe's findings."""
 
     def probe(text: str, *, dark: bool = False) -> dict[str, Any]:
         shown = opened(allowing(text, PROBE.strip()).replace("</body>", PROBE + "</body>"), dark=dark)
@@ -85,7 +85,7 @@ def probed(opened: Callable[..., str]) -> Callable[..., dict[str, Any]]:
 
 @pytest.fixture
 def opened(chromium: str, tmp_path: Path) -> Callable[..., str]:
-    """Return a function that opens a page, light or dark, and returns the document as it is then."""
+    """Return a function that opens a page, light or dark, and returns the resulting document."""
 
     def open_page(text: str, *, dark: bool = False) -> str:
         file = tmp_path / "page.html"
@@ -121,7 +121,7 @@ def test_text_is_where_it_belongs_in_light_and_dark(
     dark: bool,  # noqa: FBT001 - a parameter of the test
     probed: Callable[..., dict[str, Any]],
 ) -> None:
-    """No text lies on another or sticks out of its box; colours follow the system and the button; a rank lights up."""
+    """No text overlaps another or leaves its box; colours follow the system and the button; a rank is highlighted."""
     topology = golden_machine(name)
     result = probed(page(topology, make_plan(topology, Request(bind=bind))), dark=dark)
     assert result["count"] > len(topology.cpus)
@@ -139,7 +139,7 @@ def test_text_is_where_it_belongs_in_light_and_dark(
 
 
 def test_the_probe_sees_overlaps(probed: Callable[..., dict[str, Any]]) -> None:
-    """The test above is not green because nothing was measured: texts that were put on each other are found."""
+    """The probe finds texts that were put on each other, so the test above can fail."""
     text = page(golden_machine(SMALL))
     moved = re.sub(r'(<text class="strong" x=")[\d.]+(" y=")[\d.]+', r"\g<1>30\g<2>20", text)
     result = probed(moved)
@@ -148,7 +148,7 @@ def test_the_probe_sees_overlaps(probed: Callable[..., dict[str, Any]]) -> None:
 
 
 def test_nothing_but_the_page_itself_acts(opened: Callable[..., str]) -> None:
-    """A script, handler or style that came into the page with a name would have no effect; without policy it has."""
+    """A script, handler or style that a name carries into the page has no effect; without the policy it has."""
     text = page(golden_machine(SMALL)).replace("</main>", f"{FOREIGN}</main>").replace("</body>", f"{LOOK}</body>")
     seen = json.loads(unescape(_title(opened(without_policy(text)))))
     assert seen == HAS_EFFECT

@@ -1,6 +1,6 @@
-"""Loaders that break the contract in one way each, for the proof that the tests notice.
+"""Loaders that each break the contract in one way, to prove that the tests notice.
 
-Comes in: torch's own loader. Goes out: subclasses of it, each with its fault in its name.
+Input: torch's own loader. Output: subclasses of it, named after their fault.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class _FaultyIterator(_MultiProcessingDataLoaderIter):
 
 
 class Faulty(DataLoader[Any]):
-    """A loader whose iterator hands the function that gives the next batch to `fault`."""
+    """A loader whose iterator passes the function that returns the next batch to `fault`."""
 
     @staticmethod
     def fault(take: Any) -> Any:
-        """Return the next batch, wrongly."""
+        """Return the next batch, with the fault."""
         return take()
 
     def _get_iterator(self) -> Any:
@@ -42,7 +42,7 @@ class Faulty(DataLoader[Any]):
 
 
 class MakesLists(Faulty):
-    """Gives lists for tuples of any kind."""
+    """Return lists in place of tuples of any kind."""
 
     @staticmethod
     def fault(take: Any) -> Any:
@@ -52,7 +52,7 @@ class MakesLists(Faulty):
 
 
 class Copies(Faulty):
-    """Copies each tensor by itself: strides, identity and shared storages are lost."""
+    """Copy each tensor by itself, which loses strides, identity and shared storages."""
 
     @staticmethod
     def fault(take: Any) -> Any:
@@ -66,7 +66,7 @@ class Copies(Faulty):
 
 
 class Demotes(Faulty):
-    """Gives float32 for float64."""
+    """Return float32 in place of float64."""
 
     @staticmethod
     def fault(take: Any) -> Any:
@@ -76,30 +76,30 @@ class Demotes(Faulty):
 
 
 class Reuses(Faulty):
-    """Gives every batch in the same memory after the first ones."""
+    """Return every batch after the first ones in the same memory."""
 
     def __init__(self, *arguments: Any, **rest: Any) -> None:
         super().__init__(*arguments, **rest)
         self.memory = torch.empty(4, 64, 64)
 
     def fault(self, take: Any) -> Any:  # type: ignore[override]
-        """Return the batch in memory that the next one gets too."""
+        """Return the batch in memory that the next batch reuses."""
         batch = take()
         return batch | {"x": self.memory.copy_(batch["x"])}
 
 
 class KeepsBigStorage(Faulty):
-    """Gives tensors that lie in a storage far larger than they are."""
+    """Return tensors in a storage far larger than they are."""
 
     @staticmethod
     def fault(take: Any) -> Any:
-        """Return the batch within a larger one."""
+        """Return the batch inside a larger storage."""
         batch = take()
         return batch | {"x": torch.cat([batch["x"], torch.zeros(40, 64, 64)])[:4]}
 
 
 class Locks(Faulty):
-    """Gives tensors that cannot be edited."""
+    """Return tensors that cannot be edited."""
 
     @staticmethod
     def fault(take: Any) -> Any:
@@ -110,7 +110,7 @@ class Locks(Faulty):
 
 
 class Swallows(Faulty):
-    """Leaves out what failed."""
+    """Skip batches that failed."""
 
     @staticmethod
     def fault(take: Any) -> Any:
@@ -122,7 +122,7 @@ class Swallows(Faulty):
 
 
 class Rewords(Faulty):
-    """Raises something else than the user's code did."""
+    """Raise another exception than the user's code."""
 
     @staticmethod
     def fault(take: Any) -> Any:
@@ -134,7 +134,7 @@ class Rewords(Faulty):
 
 
 class DrawsTwice(DataLoader[Any]):
-    """Draws one more number from the generator for each iterator."""
+    """Draw one more number from the generator for each iterator."""
 
     def _get_iterator(self) -> Any:
         torch.empty((), dtype=torch.int64).random_(generator=self.generator)
@@ -142,7 +142,7 @@ class DrawsTwice(DataLoader[Any]):
 
 
 class DrawsInPython(DataLoader[Any]):
-    """Draws from the random module."""
+    """Draw from the random module."""
 
     def _get_iterator(self) -> Any:
         random.random()  # noqa: S311
@@ -150,7 +150,7 @@ class DrawsInPython(DataLoader[Any]):
 
 
 class SkipsInit(DataLoader[Any]):
-    """Does not call worker_init_fn."""
+    """Skip worker_init_fn."""
 
     def _get_iterator(self) -> Any:
         given, self.worker_init_fn = self.worker_init_fn, None
@@ -161,19 +161,19 @@ class SkipsInit(DataLoader[Any]):
 
 
 def reseed(_worker_id: int) -> None:
-    """Seed a worker with something else than torch's seed."""
+    """Seed a worker differently from torch."""
     torch.manual_seed(torch.initial_seed() + 1)
 
 
 class Reseeds(DataLoader[Any]):
-    """Seeds workers by itself."""
+    """Seed workers differently from torch."""
 
     def __init__(self, *arguments: Any, **rest: Any) -> None:
         super().__init__(*arguments, **{"worker_init_fn": reseed} | rest)
 
 
 class Reverses(DataLoader[Any]):
-    """Gives the batches from the last to the first."""
+    """Return the batches in reverse order."""
 
     @property
     def _index_sampler(self) -> Any:
@@ -181,7 +181,7 @@ class Reverses(DataLoader[Any]):
 
 
 class DropsLast(DataLoader[Any]):
-    """Leaves the last batch out."""
+    """Drop the last batch."""
 
     @property
     def _index_sampler(self) -> Any:
@@ -189,22 +189,22 @@ class DropsLast(DataLoader[Any]):
 
 
 class LooksAhead(DataLoader[Any]):
-    """Asks for more batches than prefetch_factor says."""
+    """Request more batches ahead than prefetch_factor allows."""
 
     def __init__(self, *arguments: Any, prefetch_factor: int = 2, **rest: Any) -> None:
         super().__init__(*arguments, prefetch_factor=prefetch_factor + 1, **rest)
 
 
 class Thaws(DataLoader[Any]):
-    """Lets every attribute be set."""
+    """Allow every attribute to be set."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set it."""
+        """Set an attribute."""
         object.__setattr__(self, name, value)
 
 
 class Wraps(DataLoader[Any]):
-    """Shows a collate function that is not the user's."""
+    """Show a collate function that is not the user's."""
 
     def __init__(self, *arguments: Any, **rest: Any) -> None:
         super().__init__(*arguments, **rest)
@@ -212,7 +212,7 @@ class Wraps(DataLoader[Any]):
 
 
 class Renames(DataLoader[Any]):
-    """Gives the profiler another name."""
+    """Give the profiler another name."""
 
     def _get_iterator(self) -> Any:
         iterator = super()._get_iterator()
@@ -221,7 +221,7 @@ class Renames(DataLoader[Any]):
 
 
 class ForgetsLength(DataLoader[Any]):
-    """Does not remember what it said its length was."""
+    """Forget the length that it returned."""
 
     def __len__(self) -> int:
         """Return the length."""
@@ -231,7 +231,7 @@ class ForgetsLength(DataLoader[Any]):
 
 
 class StartsAnew(DataLoader[Any]):
-    """Makes new workers for each epoch, whatever was asked for."""
+    """Start new workers for each epoch, even if they should persist."""
 
     def __iter__(self) -> Any:
         """Return a new iterator."""
@@ -239,7 +239,7 @@ class StartsAnew(DataLoader[Any]):
 
 
 class LeavesPipes(DataLoader[Any]):
-    """Opens a pipe for each iterator and never closes it."""
+    """Open a pipe for each iterator and never close it."""
 
     def _get_iterator(self) -> Any:
         os.pipe()
@@ -247,7 +247,7 @@ class LeavesPipes(DataLoader[Any]):
 
 
 class LeavesWorkers(DataLoader[Any]):
-    """Keeps the iterators."""
+    """Keep the iterators."""
 
     iterators: tuple[Any, ...] = ()
 
@@ -257,7 +257,7 @@ class LeavesWorkers(DataLoader[Any]):
 
 
 class SharesIterator(DataLoader[Any]):
-    """Gives all who iterate the same iterator, as long as one is in use."""
+    """Return the same iterator to all callers as long as one is in use."""
 
     shared: Any = None
 
@@ -267,7 +267,7 @@ class SharesIterator(DataLoader[Any]):
 
 
 class Warns(DataLoader[Any]):
-    """Is chatty."""
+    """Issue a warning."""
 
     def __init__(self, *arguments: Any, **rest: Any) -> None:
         super().__init__(*arguments, **rest)

@@ -1,7 +1,7 @@
 """The class under test: numapin.DataLoader, or the one that CONTRACT_LOADER names as module:class.
 
-With CONTRACT_LOADER=torch.utils.data:DataLoader all tests but those of what only ours can do must pass: it is torch's
-own contract.
+With CONTRACT_LOADER=torch.utils.data:DataLoader all tests must pass, except those of features that only numapin has:
+this is torch's own contract.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def _no_iterator_lives_on() -> Iterator[None]:
-    """End what a failed test left running: torch's iterators take five seconds a worker to be collected in a cycle."""
+    """End iterators of a failed test: in a reference cycle, torch's take five seconds per worker to be collected."""
     yield
     if multiprocessing.active_children():
         for thing in gc.get_objects():
@@ -45,7 +45,7 @@ def loader_class() -> LoaderClass:
 
 @pytest.fixture(scope="session")
 def own_class(loader_class: LoaderClass) -> LoaderClass:
-    """Give the class under test to tests of what torch's cannot do."""
+    """Give the class under test to tests of features that torch lacks."""
     if loader_class is DataLoader:
         pytest.skip("torch's own loader does less")
     return loader_class
@@ -53,7 +53,7 @@ def own_class(loader_class: LoaderClass) -> LoaderClass:
 
 @pytest.fixture(scope="session")
 def torchs() -> dict[str, list[Described]]:
-    """Give torch's batches of each kind, by kind; one loader delivers them all."""
+    """Give torch's batches by kind; one loader delivers them all."""
     loader = DataLoader(Paced(ROUNDS * len(KINDS), 0.0), collate_fn=from_zoo, num_workers=1)
     batches = [describe(batch) for batch in loader]
     return {kind: batches[number :: len(KINDS)] for number, kind in enumerate(KINDS)}

@@ -1,6 +1,6 @@
-"""Datasets, samplers and functions for workers; at module level, so that spawned workers can import them.
+"""Datasets, samplers and functions for workers, at module level so that spawned workers can import them.
 
-Comes in: sizes and delays. Goes out: rows of 16 KiB, which is more than what a loader may leave in its messages.
+Input: sizes and delays. Output: rows of 16 KiB, which is more than a loader may leave in its messages.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ROW = (64, 64)
 
 
 def row(index: int, shape: tuple[int, ...] = ROW) -> torch.Tensor:
-    """Return a float32 row in which every element tells of the index."""
+    """Return a float32 row whose elements all depend on the index."""
     return torch.arange(float(torch.Size(shape).numel())).reshape(shape).add_(1000 * index)
 
 
@@ -49,7 +49,7 @@ class Rows(Dataset[Any]):
 
 
 class Paced(Dataset[int]):
-    """Indices, a few milliseconds apart, so that a ring is built before the last one."""
+    """Indices, a few milliseconds apart, so that the ring is ready before the last one."""
 
     def __init__(self, size: int, pause_s: float) -> None:
         self.size, self.pause_s = size, pause_s
@@ -73,28 +73,28 @@ class ListedRows(Rows):
 
 
 class GrowingRows(Rows):
-    """Rows of 4 KiB, 8 KiB, 12 KiB and so on, by stretches of eight, then small ones again."""
+    """Rows of 4 KiB, 8 KiB, 12 KiB and so on in groups of eight, then small ones again."""
 
     def __getitem__(self, index: int) -> Any:
-        """Return row `index`, of its own length."""
+        """Return row `index`, whose length depends on the index."""
         time.sleep(self.delay_s)
         return row(index, (1024 * (1 + index // 8 % 6),))
 
 
 class Stream(IterableDataset[Any]):
-    """An iterable dataset: worker w yields `lengths[w]` rows; without workers all are yielded."""
+    """An iterable dataset: worker w yields `lengths[w]` rows; without workers all rows are yielded."""
 
     def __init__(self, *lengths: int, claims: int | None = None) -> None:
         self.lengths, self.claims = lengths, claims
 
     def __len__(self) -> int:
-        """Return the length that this dataset claims to have, whether that is true or not."""
+        """Return the length that this dataset claims, true or not."""
         if self.claims is None:
             raise TypeError("this stream has no length")
         return self.claims
 
     def __repr__(self) -> str:
-        """Return a text without an address: torch's warnings have it."""
+        """Return a text without an address, because torch's warnings contain it."""
         return f"Stream{self.lengths}"
 
     def __iter__(self) -> Iterator[Any]:
@@ -107,24 +107,24 @@ class Stream(IterableDataset[Any]):
 
 
 class Seeds(Dataset[Any]):
-    """What a worker's random number generators and its worker info say, an item at a time."""
+    """The random numbers and the worker info of each worker, one item at a time."""
 
     def __len__(self) -> int:
         """Return the number of items."""
         return 24
 
     def __getitem__(self, index: int) -> Any:
-        """Draw from torch, random and numpy, and tell of the worker."""
+        """Draw from torch, random and numpy, and return the numbers with the worker's info."""
         info = get_worker_info()
         told = info and (info.id, info.num_workers, info.seed, type(info.dataset).__name__, info.dataset is self)
         drawn = (torch.initial_seed(), torch.rand(1024), random.random(), np.random.rand())  # noqa: NPY002, S311
-        # `threads` too: torch gives each worker one.
+        # also `threads`: torch gives each worker one
         return {"index": index, "info": told, "drawn": drawn, "threads": torch.get_num_threads() if info else None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class At(Dataset[Any]):
-    """Rows, but one index does something else first."""
+    """Rows with an action before one index."""
 
     index: int
     act: Callable[[], object]
@@ -135,14 +135,14 @@ class At(Dataset[Any]):
         return self.size
 
     def __getitem__(self, index: int) -> Any:
-        """Return row `index`, or whatever the act does."""
+        """Return row `index`, or the result of the action."""
         if index == self.index:
             self.act()
         return row(index)
 
 
 class CountingSampler:
-    """Indices in order; `drawn` is how many were asked for since the start."""
+    """A sampler of indices in order; `drawn` counts the requested ones."""
 
     def __init__(self, size: int) -> None:
         self.size, self.drawn = size, 0
@@ -159,7 +159,7 @@ class CountingSampler:
 
 
 class ManyArgumentsError(Exception):
-    """An exception that cannot be made again from one text."""
+    """An exception that cannot be re-created from one text."""
 
     def __init__(self, first: int, second: int) -> None:
         super().__init__(f"{first} and {second}")
@@ -167,13 +167,13 @@ class ManyArgumentsError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Raise:
-    """Raise an exception made of these arguments when called."""
+    """A callable that raises an exception with these arguments."""
 
     kind: type[BaseException]
     arguments: tuple[Any, ...] = ("row 7 is broken: \u00e9\u2028",)
 
     def __call__(self, *_: object) -> Any:
-        """Raise it."""
+        """Raise the exception."""
         raise self.kind(*self.arguments)
 
 
@@ -191,7 +191,7 @@ def kill_worker() -> None:
 
 
 def crash_worker() -> None:
-    """End this process as a segmentation fault does."""
+    """End this process like a segmentation fault."""
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
@@ -201,23 +201,23 @@ def exit_worker() -> None:
 
 
 def sleep_long() -> None:
-    """Take longer than the time-out of the test."""
+    """Take longer than the test's time-out."""
     time.sleep(2)
 
 
 def lock_of(_rows: object) -> object:
-    """Collate to something that no pickler takes."""
+    """Collate to an object that cannot be pickled."""
     return threading.Lock()
 
 
 def collate_one_tensor(rows: Any) -> object:
-    """Give default_collate a tensor where a list of them is due."""
+    """Pass default_collate a tensor instead of a list of tensors."""
     one: Any = torch.stack(rows)
     return default_collate(one)
 
 
 def collate_deque(rows: Any) -> object:
-    """Give default_collate something that has a length and no slices."""
+    """Pass default_collate an object that has a length but no slices."""
     several: Any = deque(rows)
     return default_collate(several)
 

@@ -1,7 +1,7 @@
-"""Batches as plain data that compares: everything a user can see of them, and which tensors share memory.
+"""Batches as plain data for comparison: everything that a user can see, and which tensors share memory.
 
-Comes in: any batch. Goes out: `Described`. A description holds no tensor, so that it keeps no slot of a ring on loan
-and stays true when the batch is edited.
+Input: any batch. Output: `Described`. A description holds no tensor, so it keeps no slot of a ring in use, and does not
+change when the batch is edited.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_WHOLE_BYTES = 64  # longer strings and arrays are told by their start and their digest
+_WHOLE_BYTES = 64  # longer strings and arrays are described by their start and their digest
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Described:
     """A batch as plain data.
 
-    `tree` has every container's type and every leaf; a tensor that occurs twice is told by one number.
-    `sharing` maps pairs of tensors that lie in one storage to their distance in bytes; `overlapping` are the pairs
-    that have bytes in common.
+    `tree` has every container's type and every leaf; a tensor that occurs twice is represented by one number.
+    `sharing` maps pairs of tensors in one storage to their distance in bytes; `overlapping` lists the pairs that
+    have bytes in common.
     """
 
     tree: object
@@ -53,10 +53,10 @@ def describe(batch: object) -> Described:
 
 
 def assert_same(ours: Described, theirs: Described, where: str = "batch") -> None:
-    """Fail unless `ours` is the batch that torch gave.
+    """Fail unless `ours` equals torch's batch.
 
-    Tensors in one storage must still be so at the same distance; more may share a storage (a slot is one), but none
-    may have bytes in common that had none.
+    Tensors that share a storage must still share it, at the same distance. Further tensors may share one (such as a
+    slot), but without further overlaps.
     """
     assert ours.tree == theirs.tree, where
     assert ours.overlapping == theirs.overlapping, f"{where}: other tensors have bytes in common"
@@ -64,7 +64,7 @@ def assert_same(ours: Described, theirs: Described, where: str = "batch") -> Non
 
 
 def assert_same_batches(ours: Sequence[Described], theirs: Sequence[Described], *, ordered: bool = True) -> None:
-    """Fail unless two epochs are the same batches, as sequences or as multisets."""
+    """Fail unless two epochs have the same batches, as sequences or as multisets."""
     if not ordered:
         ours, theirs = (sorted(batches, key=lambda batch: repr(batch.tree)) for batches in (ours, theirs))
     assert len(ours) == len(theirs), "the number of batches"
@@ -74,7 +74,7 @@ def assert_same_batches(ours: Sequence[Described], theirs: Sequence[Described], 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Span:
-    """The bytes from a tensor's first element to its last, and where its storage starts."""
+    """The bytes from a tensor's first element to its last, and the start of its storage."""
 
     storage: int
     start: int
@@ -82,7 +82,7 @@ class _Span:
 
 
 def _span(tensor: torch.Tensor) -> _Span | None:
-    """Return where a tensor lies; None where it has no memory of its own to speak of."""
+    """Return the memory of a tensor; None if it has no strided memory."""
     if tensor.layout is not torch.strided or tensor.device.type == "meta" or tensor.is_nested or not tensor.numel():
         return None
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -97,7 +97,7 @@ def _digest(raw: bytes) -> object:
 
 @singledispatch
 def _plain(value: Any, tensors: list[torch.Tensor]) -> object:
-    """Describe an object of any class by its attributes, or by what it prints."""
+    """Describe an object of any class by its attributes, or by its repr."""
     state = getattr(value, "__dict__", {})
     if dataclasses.is_dataclass(value):
         state = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
@@ -113,14 +113,14 @@ def _(value: torch.Tensor, tensors: list[torch.Tensor]) -> object:
             return "the same tensor", number
     tensors.append(value)
     facts = (type(value), value.dtype, value.layout, value.device, value.requires_grad, value.is_leaf)
-    if value.is_nested:  # neither shape nor attributes compare: they number every tensor ever made
+    if value.is_nested:  # shape and attributes differ each time: they number all tensors ever made
         return *facts, [_content(part.detach()) for part in value.unbind()]
     told = (tuple(value.shape), value.grad is None, _plain(vars(value), tensors))
     return *facts, *told, _content(value.detach())
 
 
 def _content(tensor: torch.Tensor) -> object:
-    """Describe a tensor's values and strides, or the members that a layout without strides is made of."""
+    """Describe a tensor's values and strides, or the members of a layout without strides."""
     if tensor.layout is torch.sparse_coo:
         return tensor.is_coalesced(), _content(tensor._indices()), _content(tensor._values())
     if tensor.layout is torch.sparse_csr:
@@ -170,5 +170,5 @@ def _(value: BaseException, tensors: list[torch.Tensor]) -> object:
 
 
 def name_of(value: object) -> str:
-    """Return a test's name for this value, the same in every process: pytest-xdist compares them."""
+    """Return a test id for this value, the same in every process, because pytest-xdist compares ids."""
     return re.sub(r" at 0x[0-9a-f]+", "", getattr(value, "__name__", str(value)))

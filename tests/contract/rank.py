@@ -1,7 +1,7 @@
 """A program that uses a loader, for tests of how such a program ends.
 
-Started as: python -m tests.contract.rank LOADER SCENE METHOD. Comes in: the loader's class as module:class, what to do,
-and the start method of the workers. Goes out: "ready" on stdout once batches flow; then what the scene says.
+Usage: python -m tests.contract.rank LOADER SCENE METHOD. Input: the loader's class as module:class, the scene, and the
+start method of the workers. Output: "ready" on stdout once batches arrive, then the output of the scene.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ if TYPE_CHECKING:
 
 
 def started(kind: LoaderClass, method: str, **arguments: Any) -> tuple[Any, Any]:
-    """Return a loader and an iterator that is past its first batches, and say that it is."""
+    """Return a loader and an iterator past its first batches, and print "ready"."""
     loader: Any = kind(Rows(100_000), batch_size=2, num_workers=2, multiprocessing_context=method, **arguments)
     iterator = iter(loader)
-    for _ in first_batches(loader, iterator):  # kept, they would leave no slot free, which is said
+    for _ in first_batches(loader, iterator):  # keeping them would use up the slots, which is reported
         pass
     print("ready", flush=True)  # noqa: T201 - the test waits for it
     return loader, iterator
 
 
 def run_on(kind: LoaderClass, method: str) -> None:
-    """Take batches for ever."""
+    """Take batches forever."""
     for _ in started(kind, method)[1]:
         time.sleep(0.001)
 
 
 def stop_stepping(kind: LoaderClass, method: str) -> None:
-    """Hold a batch and take no more, so that workers wait for room."""
+    """Hold a batch and take no more, so that workers wait for a free slot."""
     held = started(kind, method)
     time.sleep(1000)
     del held
 
 
 def hold_in_thread(kind: LoaderClass, method: str) -> None:
-    """Make and run the loader in a thread that ends, then sleep: workers follow the process, not the thread."""
+    """Create and run the loader in a thread that ends, then sleep: workers end with the process, not the thread."""
     held: list[Any] = []
     thread = threading.Thread(target=lambda: held.extend(started(kind, method)))
     thread.start()
@@ -60,12 +60,12 @@ def hold_in_thread(kind: LoaderClass, method: str) -> None:
 
 
 def leave(kind: LoaderClass, method: str) -> None:
-    """End the program in the middle of an epoch, with everything still there."""
+    """Return in the middle of an epoch, with loader and iterator alive."""
     globals()["kept"] = [started(kind, method, persistent_workers=True), started(kind, method)]
 
 
 def leave_holding(kind: LoaderClass, method: str) -> None:
-    """End the program with a batch in a global, and the loader gone."""
+    """Return with a batch in a global variable and without the loader."""
     loader, iterator = started(kind, method)
     globals()["kept"] = next(iterator)
     del loader, iterator
@@ -78,13 +78,13 @@ def exit_early(kind: LoaderClass, method: str) -> None:
 
 
 def fail_early(kind: LoaderClass, method: str) -> None:
-    """End by an exception in the middle of an epoch."""
+    """Raise an exception in the middle of an epoch."""
     for batch in started(kind, method)[1]:
         raise ValueError(f"the loss of {len(batch)} is not a number")
 
 
 def chain_handler(kind: LoaderClass, method: str) -> None:
-    """Set a handler for SIGCHLD first; it is called still for a child of the user's."""
+    """Set a SIGCHLD handler first; it is still called for a child of the user."""
     calls: list[int] = []
     signal.signal(signal.SIGCHLD, lambda number, _: calls.append(number))
     held = started(kind, method)

@@ -1,4 +1,4 @@
-"""Workers that die, exit or take too long: torch's error, at once."""
+"""Workers that die, exit or time out cause torch's error at once."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-# A second worker that ends makes torch's handler tell of the first again, in torch's __del__ too.
+# When a second worker ends, torch's handler reports the first again, also in torch's __del__.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
 def kill(worker: Any) -> None:
-    """Kill a worker; the error may come at any point from here on."""
+    """Kill a worker; the error may be raised at any point from here on."""
     worker.kill()
 
 
 def after_pause(act: Callable[[], object]) -> Callable[[], object]:
-    """Act when the rank has taken all earlier batches and waits; an exit would break off what is being sent."""
+    """Act when the rank has taken all earlier batches and waits; an earlier exit would truncate a batch being sent."""
 
     def paused() -> object:
         time.sleep(0.3)
@@ -45,7 +45,7 @@ def after_pause(act: Callable[[], object]) -> Callable[[], object]:
     ],
 )
 def test_a_worker_that_dies(loader_class: LoaderClass, act: Callable[[], object], cause: str) -> None:
-    """Torch's RuntimeError comes at once, caused by torch's own account of it, and no other worker is left."""
+    """Torch's RuntimeError is raised at once, with torch's own report as its cause, and no other worker is left."""
     dataset = At(index=90, act=after_pause(act), size=200)
     iterator = iter(loader_class(dataset, batch_size=2, num_workers=2))
     start = time.monotonic()
@@ -60,7 +60,7 @@ def test_a_worker_that_dies(loader_class: LoaderClass, act: Callable[[], object]
 
 
 def test_a_worker_killed_while_the_ring_runs(loader_class: LoaderClass) -> None:
-    """A worker that the system kills is told at the next batches, and the batches in hand stay what they were."""
+    """A worker that is killed is reported at one of the next batches, and the batches in hand do not change."""
     loader = loader_class(Rows(2000, delay_s=0.001), batch_size=2, num_workers=2)
     iterator: Any = iter(loader)
     held = [batch["x"] for batch in pass_first_batches(loader, iterator)]
@@ -85,6 +85,6 @@ def test_timeout(loader_class: LoaderClass) -> None:
 
 
 def test_exit_without_workers(loader_class: LoaderClass) -> None:
-    """Without workers sys.exit in the dataset is the program's own exit."""
+    """Without workers, sys.exit in the dataset exits the program."""
     with pytest.raises(SystemExit, match="3"):
         list(loader_class(At(index=3, act=exit_worker)))

@@ -1,4 +1,4 @@
-"""Errors: type and text of every wrong argument, and of whatever the user's own code raises."""
+"""Errors: type and text for every wrong argument, and for exceptions of the user's own code."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ WRONG: list[dict[str, Any]] = [
 
 
 def outcome(kind: LoaderClass, *positional: Any, **arguments: Any) -> object:
-    """Return the first exception on the way from arguments to a whole epoch, or what was seen without any."""
+    """Return the first exception between the constructor and the end of an epoch, or the result without one."""
     try:
         loader = kind(*positional, **arguments)
         iterator = iter(loader)
@@ -98,9 +98,9 @@ def outcome(kind: LoaderClass, *positional: Any, **arguments: Any) -> object:
 
 @pytest.mark.parametrize("arguments", WRONG, ids=name_of)
 @pytest.mark.filterwarnings("ignore:Got pickle error")
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # torch's __del__, of half an iterator
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # torch's __del__, unfinished iterator
 def test_wrong_arguments(loader_class: LoaderClass, arguments: dict[str, Any]) -> None:
-    """Each fails when torch does, with the same type and text; the two that torch lets pass, pass."""
+    """Each wrong argument fails with torch's type and text; the two that torch accepts are accepted."""
     ours, theirs = (outcome(kind, **{"dataset": ROWS, **arguments}) for kind in (loader_class, TORCH))
     assert ours == theirs
     assert "Failure" in repr(theirs) or "SequentialSampler" in str(arguments)
@@ -108,14 +108,14 @@ def test_wrong_arguments(loader_class: LoaderClass, arguments: dict[str, Any]) -
 
 @pytest.mark.parametrize("num_positional", [0, 13, 14, 20])
 def test_positional_arguments(loader_class: LoaderClass, num_positional: int) -> None:
-    """Thirteen may be given by position, in torch's order; one more is torch's error, and so is none."""
+    """Thirteen arguments may be positional, in torch's order; one more, or none at all, is torch's error."""
     defaults = (ROWS, 1, None, None, None, 0, None, False, False, 0, None, None, None, *range(10))
     ours, theirs = (outcome(kind, *defaults[:num_positional]) for kind in (loader_class, TORCH))
     assert ours == theirs
 
 
 def test_the_warning_about_pickling(loader_class: LoaderClass) -> None:
-    """What cannot be sent to a spawned worker gives torch's warning before torch's error."""
+    """An object that cannot be sent to a spawned worker causes torch's warning before torch's error."""
     arguments: dict[str, Any] = {"num_workers": 1, "multiprocessing_context": "spawn", "collate_fn": lambda rows: rows}
     with pytest.warns(UserWarning, match="Got pickle error when attempting to start a worker Process"):
         outcome(loader_class, ROWS, **arguments)
@@ -131,13 +131,13 @@ class BrokenStream(IterableDataset[Any]):
 
 
 class BrokenInRank:
-    """A batch that fails while it is being unpickled."""
+    """A batch that fails to unpickle."""
 
     def __init__(self, rows: list[Any]) -> None:
         self.rows = torch.stack(rows)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Make the receiver fail."""
+        """Pickle as a call that fails in the receiver."""
         return Raise(ValueError, ("cannot be made again",)), ()
 
 
@@ -180,7 +180,7 @@ ACTS: dict[str, Callable[..., object]] = {
 @pytest.mark.parametrize("workers", [0, 1, 2])
 @pytest.mark.parametrize("name", ACTS)
 def test_errors_in_the_dataset(loader_class: LoaderClass, name: str, workers: int) -> None:
-    """They come in place of their batch, with torch's type and text; the batches after them come as torch's do.
+    """Errors take the place of their batch, with torch's type and text; later batches arrive as with torch.
 
     A StopIteration ends the epoch, as with torch.
     """
@@ -220,7 +220,7 @@ def test_errors_in_collating_and_sampling(loader_class: LoaderClass, arguments: 
 
 
 def test_an_error_under_a_persistent_worker(loader_class: LoaderClass) -> None:
-    """After an epoch with an error the next one has it too, and no batch of the epoch before."""
+    """After an epoch with an error, a persistent worker raises it again, and no old batch arrives."""
     arguments = {"dataset": At(index=7, act=Raise(ValueError)), "num_workers": 2, "persistent_workers": True}
     assert_as_torch(loader_class, lambda: arguments, (None, 9, None))
 
@@ -228,7 +228,7 @@ def test_an_error_under_a_persistent_worker(loader_class: LoaderClass) -> None:
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("collate", [lock_of, with_history])
 def test_a_batch_that_cannot_be_sent(own_class: LoaderClass, collate: Callable[[Any], object]) -> None:
-    """It is an error in the rank that says why, where torch waits for ever; the loader goes on with the next batch."""
+    """A batch that cannot be sent is an error in the rank, where torch waits forever; the loader continues."""
     dataset = At(index=-1, act=threading.Lock, size=6)
     loader = own_class(dataset, batch_size=2, num_workers=1, collate_fn=collate)
     told = list(events(iter(loader)))

@@ -1,4 +1,4 @@
-"""Iterators that are abandoned or forgotten leave nothing behind: no memory, descriptors, processes, threads."""
+"""Iterators that are abandoned or forgotten leave no memory, descriptors, processes or threads behind."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DATASET = Rows(400, delay_s=0.0005)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holdings:
-    """What this process holds."""
+    """The resources that this process holds."""
 
     descriptors: int
     children: int
@@ -35,7 +35,7 @@ class Holdings:
 
     @classmethod
     def now(cls) -> Holdings:
-        """Count, after letting cycles and threads that are about to end go."""
+        """Count the resources, after collecting cycles and waiting for threads that are about to end."""
         settle()
         maps = Path("/proc/self/maps").read_text().splitlines()
         return cls(
@@ -52,7 +52,7 @@ def resident_bytes() -> int:
 
 
 def grown(before: Holdings, patience_s: float = 1.5) -> dict[str, tuple[int, int]]:
-    """Return what is held more of than before, once nothing is or patience ends: threads end in their own time."""
+    """Return the resources that have grown, after waiting for threads to end."""
     end = time.monotonic() + patience_s
     while True:
         then, now = asdict(before), asdict(Holdings.now())
@@ -63,18 +63,18 @@ def grown(before: Holdings, patience_s: float = 1.5) -> dict[str, tuple[int, int
 
 
 def abandon(loader: Any, num_batches: int) -> None:
-    """Take some batches and forget the iterator."""
+    """Take some batches and drop the iterator."""
     list(itertools.islice(loader, num_batches))
 
 
 def epoch_leaves_ring_full(loader: Any) -> bool:
-    """Take an epoch, all of whose batches are kept; return whether the loader's ring has all slots that it ever gets.
+    """Take an epoch and keep all its batches; return whether the ring has reached its final number of slots.
 
-    It grows twice, in the background and when batches find no slot, which a slow machine may do long after ten epochs.
+    The ring grows twice, in the background and when batches find no slot, which may happen late on a slow machine.
     """
     list(loader)
     if not hasattr(loader, "stats"):
-        return True  # torch's has none
+        return True  # torch's loader has no ring
     rings = list(_paths[loader]._rings)
     return bool(rings) and all(
         (ring._factor, ring._builder, len(ring._memories)) == (MAX_FACTOR, None, 1) for ring in rings
@@ -82,7 +82,7 @@ def epoch_leaves_ring_full(loader: Any) -> bool:
 
 
 def warmed(loader_class: LoaderClass) -> Holdings:
-    """Return what is held once everything that a process has only one of is there, and the rest is gone."""
+    """Return the held resources once all per-process objects exist and everything else is gone."""
     abandon(loader_class(DATASET, batch_size=4, num_workers=2), 10)
     time.sleep(0.1)
     return Holdings.now()
@@ -90,7 +90,7 @@ def warmed(loader_class: LoaderClass) -> Holdings:
 
 @pytest.mark.parametrize("persistent", [False, True])
 def test_abandoned_a_hundred_times(loader_class: LoaderClass, persistent: bool) -> None:  # noqa: FBT001
-    """A hundred epochs of one loader, each left after some batches, hold what ten do."""
+    """A hundred epochs of one loader, each abandoned after some batches, hold no more than ten."""
     loader = loader_class(DATASET, batch_size=4, num_workers=1, persistent_workers=persistent)
     taken = itertools.cycle([0, 1, 3, 9, 24])
     for _ in range(10):
@@ -107,7 +107,7 @@ def test_abandoned_a_hundred_times(loader_class: LoaderClass, persistent: bool) 
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("num_batches", [0, 2, 40, 100])
 def test_forgotten(loader_class: LoaderClass, num_batches: int, persistent: bool) -> None:  # noqa: FBT001
-    """A loader that is deleted at any point of an epoch, and never closed, leaves nothing."""
+    """A loader that is deleted at any point of an epoch, without close(), leaves nothing behind."""
     before = warmed(loader_class)
     loader = loader_class(DATASET, batch_size=4, num_workers=2, persistent_workers=persistent)
     iterator: Any = iter(loader)
@@ -119,7 +119,7 @@ def test_forgotten(loader_class: LoaderClass, num_batches: int, persistent: bool
 
 
 def test_kept_batches_keep_their_memory_only(loader_class: LoaderClass) -> None:
-    """Of a loader that is gone, batches in hand keep memory, and at most a thread that waits for the last of them."""
+    """After the loader is gone, batches in hand keep only memory, and at most one thread until the last of them."""
     before = warmed(loader_class)
     loader = loader_class(DATASET, batch_size=4, num_workers=2)
     iterator = iter(loader)
@@ -135,9 +135,9 @@ def test_kept_batches_keep_their_memory_only(loader_class: LoaderClass) -> None:
 
 
 def test_after_an_error(own_class: LoaderClass) -> None:
-    """An iterator that raised is held by its exception's cycle; when that goes, its workers end within a second.
+    """An iterator that raised is in a cycle with its exception; once collected, its workers end within a second.
 
-    Torch's take five seconds each: by then the collector has taken its queues apart.
+    Torch's take five seconds each, because the collector has taken its queues apart by then.
     """
     loader = own_class(At(index=3, act=Raise(ValueError), size=400), num_workers=2)
     gc.disable()
@@ -153,7 +153,7 @@ def test_after_an_error(own_class: LoaderClass) -> None:
 
 
 def test_close(own_class: LoaderClass) -> None:
-    """close() ends workers that stay, as does the end of a with block; the loader can be iterated again afterwards."""
+    """close() and the end of a with block end persistent workers; the loader can be iterated again afterwards."""
     made: Any = own_class(DATASET, batch_size=4, num_workers=2, persistent_workers=True)
     with made as loader:
         assert loader is made

@@ -1,6 +1,6 @@
-"""Each batch is its holder's for ever: nobody writes to it, and nobody sees what the holder writes.
+"""Each batch belongs to its holder: the loader never writes to it, and nothing else sees the holder's writes.
 
-All of this is about slots that are lent again, so the batches in hand are those that came through the ring.
+This matters for slots that are reused, so the tests hold batches that came through the ring.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from tests.contract.watching import TORCH, LoaderClass, hits, pass_first_batches
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-SIZE = 240  # rows; more batches of them than any ring of this size has slots
+SIZE = 240  # rows; they make more batches than a ring of this size has slots
 DATASET = Rows(SIZE, delay_s=0.0005)
 
 
 def through_ring(loader: Any) -> Iterator[tuple[int, Any]]:
-    """Yield the numbers and batches of an epoch, from the first that came through the ring."""
+    """Yield the numbers and batches of an epoch, from the first one that came through the ring."""
     iterator = iter(loader)
     skipped = len(pass_first_batches(loader, iterator, num_hits=1))
     yield from enumerate(iterator, skipped)
 
 
 def assert_mostly_ring(loader: Any) -> None:
-    """Fail where slots did not come back: fewer than half of an epoch's batches came through the ring."""
+    """Fail if slots did not come back, that is, if fewer than half of an epoch's batches came through the ring."""
     through = hits(loader)
     assert through is None or through >= SIZE // 4 // 2, loader.stats()
 
@@ -44,7 +44,7 @@ def expected(number: int) -> torch.Tensor:
 
 
 def test_a_list_of_batches_edited_in_place(loader_class: LoaderClass) -> None:
-    """Every batch of a list can be edited, and no edit shows in another batch."""
+    """Every batch of a list can be edited, and no edit appears in another batch."""
     loader = loader_class(DATASET, batch_size=4, num_workers=2)
     batches = dict(through_ring(loader))
     for number, batch in batches.items():
@@ -55,7 +55,7 @@ def test_a_list_of_batches_edited_in_place(loader_class: LoaderClass) -> None:
 
 
 def test_a_batch_edited_while_others_come(loader_class: LoaderClass) -> None:
-    """The holder's edits stay while the workers go on, and reach no later batch."""
+    """The holder's edits stay while the workers continue, and reach no later batch."""
     loader = loader_class(DATASET, batch_size=4, num_workers=2)
     held: list[torch.Tensor] = []
     for number, batch in through_ring(loader):
@@ -66,21 +66,21 @@ def test_a_batch_edited_while_others_come(loader_class: LoaderClass) -> None:
 
 
 class Cycle:
-    """Holds a tensor and itself."""
+    """An object that holds a tensor and itself."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor, self.me = tensor, self
 
 
 class Saved:
-    """Holds a tensor only as what autograd saved for backward."""
+    """An object that holds a tensor only as autograd's saved value."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.weight = torch.ones(4, 64, 64, requires_grad=True)
         self.sum = (self.weight * tensor).sum()
 
     def values(self) -> torch.Tensor:
-        """Return the saved tensor: the gradient of the weights."""
+        """Return the saved tensor, which is the gradient of the weights."""
         self.sum.backward(retain_graph=True)
         gradient = self.weight.grad
         assert gradient is not None
@@ -112,7 +112,7 @@ KEPT: dict[str, tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tenso
 
 @pytest.mark.parametrize("way", KEPT)
 def test_whatever_keeps_a_batch(loader_class: LoaderClass, way: str) -> None:
-    """A batch lives as long as anything that shows its memory: all others are dropped while the epoch runs on."""
+    """A batch lives as long as anything refers to its memory; all others are dropped while the epoch continues."""
     keep, values = KEPT[way]
     loader = loader_class(DATASET, batch_size=4, num_workers=2)
     kept: list[tuple[int, Any]] = []
@@ -128,7 +128,7 @@ def test_whatever_keeps_a_batch(loader_class: LoaderClass, way: str) -> None:
 
 @pytest.mark.parametrize("persistent", [False, True])
 def test_batches_outlive_everything(loader_class: LoaderClass, persistent: bool) -> None:  # noqa: FBT001
-    """Batches of an epoch stay true through the next ones, and when iterator and loader are gone; edits still work."""
+    """Batches stay correct during later epochs and after iterator and loader are gone; edits still work."""
     loader: Any = loader_class(DATASET, batch_size=4, num_workers=2, persistent_workers=persistent)
     held = dict(itertools.islice(through_ring(loader), 20))
     list(loader)
@@ -147,7 +147,7 @@ def test_batches_outlive_everything(loader_class: LoaderClass, persistent: bool)
 
 
 def test_batches_of_two_iterators_at_once(loader_class: LoaderClass) -> None:
-    """Two iterators over one loader, with every batch of both kept and edited: none is in the other's memory."""
+    """With two iterators over one loader, and all batches kept and edited, no batch shares memory with another."""
     loader = loader_class(DATASET, batch_size=4, num_workers=1)
     first, second = through_ring(loader), iter(loader)
     held = [(number, batch["x"], next(second)["x"]) for number, batch in first]
@@ -161,7 +161,7 @@ def test_batches_of_two_iterators_at_once(loader_class: LoaderClass) -> None:
 
 
 def test_what_is_made_of_a_batch(loader_class: LoaderClass) -> None:
-    """Copies, pickles and files of a tensor have its bytes and no more, as of torch's; flags and methods work too."""
+    """Copies, pickles and files of a tensor contain only its own bytes, as with torch; flags and methods work too."""
     sizes: dict[str, tuple[int, ...]] = {}
     for name, kind in (("ours", loader_class), ("torch's", TORCH)):
         number, batch = list(through_ring(kind(DATASET, batch_size=4, num_workers=1)))[20]
@@ -186,11 +186,11 @@ def square(tasks: Any, results: Any) -> None:
     """Receive tensors, square them in place, and send them back."""
     for tensor in iter(tasks.get, None):
         results.put(tensor.mul_(2))
-    tasks.get()  # stay until what was sent has been taken
+    tasks.get()  # stay alive until the results have been taken
 
 
 def test_a_batch_sent_on_to_another_process(loader_class: LoaderClass) -> None:
-    """A batch can be put into a torch queue; what the other process makes of it comes back."""
+    """A batch can be sent through a torch queue, and the other process's result comes back."""
     context = torch.multiprocessing.get_context("fork")
     tasks, results = context.Queue(), context.Queue()
     process = context.Process(target=square, args=(tasks, results))
@@ -204,9 +204,9 @@ def test_a_batch_sent_on_to_another_process(loader_class: LoaderClass) -> None:
     process.join()
 
 
-@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # Python 3.12 on forks beside threads
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # Python 3.12: forks beside threads
 def test_a_fork_by_the_user(loader_class: LoaderClass) -> None:
-    """A child of the rank that drops its copies of batches, and collects, frees nothing of the rank's."""
+    """A child of the rank that drops its copies of batches, and collects garbage, frees no memory of the rank."""
     loader = loader_class(DATASET, batch_size=4, num_workers=2)
     held: dict[int, Any] = {}
     for number, batch in through_ring(loader):

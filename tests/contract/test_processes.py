@@ -1,4 +1,4 @@
-"""How a program that uses a loader ends, in processes of their own: exits, signals, and who is left."""
+"""How a program that uses a loader ends, in its own process: exits, signals, and remaining processes."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ KILLED = (("run_on", "fork"), ("run_on", "spawn"), ("run_on", "forkserver"), ("s
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program in a session of its own, so that whatever it starts can be found."""
+    """A program in its own session, so that all its descendants can be found."""
 
     process: subprocess.Popen[str]
 
     def members(self) -> list[int]:
-        """Return the processes of its session that live, zombies left out."""
+        """Return the live processes of its session, without zombies."""
         return [pid for pid, session in _processes() if session == self.process.pid and not gone(pid)]
 
     def wait_for(self, word: str) -> None:
@@ -46,7 +46,7 @@ class Program:
         pytest.fail(f"ended without {word!r}: {self.process.communicate()[1]}")
 
     def seconds_to_end(self, limit_s: float = 20.0) -> float:
-        """Return how long it takes until no member lives; fail at the limit."""
+        """Return how long it takes until all members have ended; fail at the limit."""
         start = time.monotonic()
         assert wait_until(lambda: not self.members(), limit_s=limit_s), f"still there: {self.members()}"
         return time.monotonic() - start
@@ -62,7 +62,7 @@ def _processes() -> Iterator[tuple[int, int]]:
 
 @contextlib.contextmanager
 def running(kind: LoaderClass, scene: str, method: str = "fork") -> Iterator[Program]:
-    """Start a scene with a loader class; nothing of it outlives the block."""
+    """Start a scene with a loader class; everything ends with the block."""
     assert scene in SCENES
     name = f"{kind.__module__}:{kind.__qualname__}"
     command = [sys.executable, "-W", "ignore", "-m", "tests.contract.rank", name, scene, method]
@@ -79,7 +79,7 @@ def running(kind: LoaderClass, scene: str, method: str = "fork") -> Iterator[Pro
 
 @pytest.fixture(scope="module")
 def killed(own_class: LoaderClass) -> dict[tuple[str, str], tuple[int, float]]:
-    """Kill programs; give how many processes each was, and how long these lived on."""
+    """Kill programs; give each one's number of processes, and how long they survived."""
     found = {}
     with contextlib.ExitStack() as stack:
         programs = {case: stack.enter_context(running(own_class, *case)) for case in KILLED}
@@ -91,17 +91,17 @@ def killed(own_class: LoaderClass) -> dict[tuple[str, str], tuple[int, float]]:
     return found
 
 
-@pytest.mark.xdist_group("killed")  # the programs are started once
+@pytest.mark.xdist_group("killed")  # so that the programs are started once
 @pytest.mark.parametrize("case", KILLED, ids="-".join)
 def test_killed(killed: dict[tuple[str, str], tuple[int, float]], case: tuple[str, str]) -> None:
-    """After SIGKILL no worker, server or tracker lives for two seconds, whether batches flow or workers wait."""
+    """Two seconds after SIGKILL no worker, server or tracker is alive, whether batches arrive or workers wait."""
     members, seconds = killed[case]
     assert members >= 3  # the program and two workers
     assert seconds < 2
 
 
 def test_made_in_a_thread_that_ends(loader_class: LoaderClass) -> None:
-    """Workers that a thread started live on when it ends, deliver, and end with the program."""
+    """Workers that a thread started survive its end, deliver batches, and end with the program."""
     with running(loader_class, "hold_in_thread") as program:
         program.wait_for("ready")
         program.wait_for("alive")
@@ -112,13 +112,13 @@ def test_made_in_a_thread_that_ends(loader_class: LoaderClass) -> None:
 
 @pytest.mark.parametrize("whole_group", [False, True], ids=["program", "group"])
 def test_interrupted(loader_class: LoaderClass, whole_group: bool) -> None:  # noqa: FBT001
-    """Ctrl-C, to the program alone or to all as a terminal sends it: ends as torch's does, at once, nobody left."""
+    """After Ctrl-C, to the program alone or to all as a terminal sends it, all processes end at once, as with torch."""
     with running(loader_class, "run_on") as program:
         program.wait_for("ready")
         (os.killpg if whole_group else os.kill)(program.process.pid, signal.SIGINT)
         assert program.seconds_to_end() < 3
         last = program.process.communicate()[1].splitlines()[-1]
-        assert (program.process.returncode, last) == (-signal.SIGINT, "KeyboardInterrupt")  # torch's too
+        assert (program.process.returncode, last) == (-signal.SIGINT, "KeyboardInterrupt")  # torch's, too
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_interrupted(loader_class: LoaderClass, whole_group: bool) -> None:  # n
     ],
 )
 def test_ends_in_the_middle(loader_class: LoaderClass, scene: str, status: int, last: str) -> None:
-    """A program may end at any point: its own status, its own message and no other, nobody left."""
+    """A program may end at any point: with its own status, only its own message, and no process left."""
     with running(loader_class, scene) as program:
         out, err = program.process.communicate(timeout=60)
         assert "ready" in out
@@ -140,7 +140,7 @@ def test_ends_in_the_middle(loader_class: LoaderClass, scene: str, status: int, 
 
 
 def test_handler_for_children(loader_class: LoaderClass) -> None:
-    """A handler for SIGCHLD that was there before the loader is called still."""
+    """A SIGCHLD handler that was set before the loader was made is still called."""
     with running(loader_class, "chain_handler") as program:
         out, err = program.process.communicate(timeout=60)
         assert (out, err) == ("ready\ncalled True\n", "")

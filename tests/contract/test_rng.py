@@ -1,4 +1,4 @@
-"""Random numbers: what the loader draws in the rank, and what workers are seeded with."""
+"""Random numbers: the loader's draws in the rank, and the seeds of workers."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  #
 
 
 def first_of(items: list[Any]) -> Any:
-    """Collate to the one item there is."""
+    """Collate to the only item."""
     return items[0]
 
 
 def reseed(worker_id: int) -> None:
-    """Seed everything with what torch seeded the worker with, and say in the dataset that this was called."""
+    """Seed everything with the worker's seed from torch, and record the call in the dataset."""
     info: Any = get_worker_info()
     assert info.id == worker_id
     assert info.seed == torch.initial_seed()
     torch.manual_seed(info.seed % 1000 + 1)
     random.seed(np.random.randint(1000))  # noqa: NPY002 - seeded already when this is called
-    info.dataset.size -= worker_id  # what it does to the dataset, the worker must see
+    info.dataset.size -= worker_id  # the worker must see this change of the dataset
 
 
 class Marked(Seeds):
-    """Items that tell what an init function did to the dataset."""
+    """Items that show what an init function changed in the dataset."""
 
     size = 1000
 
@@ -49,7 +49,7 @@ def fail_in_worker_one(worker_id: int) -> None:
 
 
 def own_generator() -> torch.Generator:
-    """Return a generator that nobody else draws from."""
+    """Return a generator that is used by one loader only."""
     return torch.Generator().manual_seed(3)
 
 
@@ -79,13 +79,13 @@ def test_one_base_seed_per_iterator(loader_class: LoaderClass, workers: int, own
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
 def test_workers_have_torchs_seeds(loader_class: LoaderClass, workers: int) -> None:
-    """What torch, random and NumPy draw in each worker, its worker info and its number of threads are torch's."""
+    """The draws of torch, random and NumPy in each worker, its worker info and its thread count equal torch's."""
     arguments = {"dataset": Seeds(), "num_workers": workers, "batch_size": 1, "collate_fn": first_of}
     assert_as_torch(loader_class, lambda: arguments, (None, 2, None))
 
 
 def test_workers_started_anew_have_torchs_seeds(loader_class: LoaderClass) -> None:
-    """The same where workers start anew, with an init function, over two epochs of workers that stay."""
+    """Spawned workers have torch's seeds too, with an init function, over two epochs of persistent workers."""
     arguments: dict[str, Any] = {"num_workers": 1, "worker_init_fn": reseed, "persistent_workers": True}
     arguments |= {"collate_fn": first_of}
     ours = watch(lambda: loader_class(Marked(), multiprocessing_context="forkserver", **arguments), (None, None))
@@ -95,7 +95,7 @@ def test_workers_started_anew_have_torchs_seeds(loader_class: LoaderClass) -> No
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_worker_init_fn_runs_after_seeding_and_before_loading(loader_class: LoaderClass, workers: int) -> None:
-    """It finds the worker seeded; what it draws, seeds and does to the dataset shows in every item."""
+    """The init function finds the worker seeded; its draws, seeds and changes of the dataset show in every item."""
     arguments = {"dataset": Marked(), "num_workers": workers, "worker_init_fn": reseed, "collate_fn": first_of}
     theirs = assert_as_torch(loader_class, lambda: arguments)
     assert not [event for event in theirs.epochs[0] if isinstance(event, Failure)]
@@ -113,14 +113,14 @@ def test_worker_init_fn_runs_after_seeding_and_before_loading(loader_class: Load
     ids=name_of,
 )
 def test_errors_of_worker_init_fn(loader_class: LoaderClass, init: Any) -> None:
-    """They come as the worker's first batch, with torch's type and text, and what comes after them is torch's too."""
+    """Errors of the init function arrive as the worker's first batch, with torch's type and text, as do later ones."""
     arguments = {"dataset": Rows(12), "num_workers": 2, "worker_init_fn": init}
     theirs = assert_as_torch(loader_class, lambda: arguments)
     assert isinstance(theirs.epochs[0][1], Failure)
 
 
 def test_worker_init_fn_and_collate_fn_set_after_init(loader_class: LoaderClass) -> None:
-    """Frameworks set them, and the generator, on a loader that exists: the next iterator uses them."""
+    """Frameworks set both, and the generator, on an existing loader; the next iterator uses them."""
 
     def made(kind: LoaderClass) -> Any:
         loader = kind(Marked(), num_workers=2)

@@ -1,4 +1,4 @@
-"""What user code and frameworks touch on a loader besides its batches."""
+"""The parts of a loader that user code and frameworks use, other than its batches."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ GIVEN: dict[str, Any] = {
 
 
 def collated(rows: list[Any]) -> Any:
-    """Collate as the default does; known by its identity."""
+    """Collate like the default; recognized by identity."""
     return torch.utils.data.default_collate(rows)
 
 
 def send_epoch(loader: Any, results: Any) -> None:
-    """Run an epoch in another process and send what was seen."""
+    """Run an epoch in another process and send the result."""
     results.put([describe(batch) for batch in loader])
 
 
 def test_signature(loader_class: LoaderClass) -> None:
-    """Torch's parameters come first, in its order, with its defaults; ours follow and are keywords."""
+    """Torch's parameters come first, in its order and with its defaults; numapin's follow, keyword-only."""
     ours, theirs = (list(inspect.signature(kind).parameters.values()) for kind in (loader_class, TORCH))
     facts = [[(p.name, p.kind, p.default) for p in parameters] for parameters in (ours[: len(theirs)], theirs)]
     assert facts[0] == facts[1]
@@ -56,7 +56,7 @@ def test_signature(loader_class: LoaderClass) -> None:
 
 
 def test_own_options(own_class: LoaderClass) -> None:
-    """Ours are these, may be left out, and are readable attributes."""
+    """The loader's own options are these; they are optional and are readable attributes."""
     parameters = inspect.signature(own_class).parameters
     assert [(name, parameters[name].default) for name in OWN] == [
         (name, False if name == "strict" else None) for name in OWN
@@ -67,7 +67,7 @@ def test_own_options(own_class: LoaderClass) -> None:
 
 @pytest.mark.parametrize("given", [{"dataset": Rows(4)}, GIVEN, {"dataset": Stream(3), "batch_size": None}], ids=len)
 def test_attributes(loader_class: LoaderClass, given: dict[str, Any]) -> None:
-    """Whatever torch keeps of its arguments is there under its name, and is the very object that was given."""
+    """Every argument that torch keeps is an attribute with the same name, and is the object that was passed."""
     ours, theirs = loader_class(**given), TORCH(**given)
     for name, value in vars(theirs).items():
         mine = getattr(ours, name)
@@ -78,7 +78,7 @@ def test_attributes(loader_class: LoaderClass, given: dict[str, Any]) -> None:
 
 
 def test_made_again_from_its_attributes(loader_class: LoaderClass) -> None:
-    """As Lightning does it: same class, same attributes, another sampler."""
+    """A loader can be re-created as Lightning does it: same class, same attributes, another sampler."""
     first = loader_class(**GIVEN)
     names = [name for name in inspect.signature(loader_class).parameters if hasattr(first, name)]
     arguments = {name: getattr(first, name) for name in names}
@@ -90,7 +90,7 @@ def test_made_again_from_its_attributes(loader_class: LoaderClass) -> None:
 
 @pytest.mark.parametrize("name", FROZEN)
 def test_frozen_attributes(loader_class: LoaderClass, name: str) -> None:
-    """Setting these on a loader that exists is torch's error."""
+    """Setting these attributes on an existing loader is torch's error."""
     errors = []
     for kind in (loader_class, TORCH):
         with pytest.raises(ValueError, match=f"{name} attribute should not be set after") as caught:
@@ -100,7 +100,7 @@ def test_frozen_attributes(loader_class: LoaderClass, name: str) -> None:
 
 
 def test_start_method_can_be_changed(loader_class: LoaderClass) -> None:
-    """The start method is a property that checks what it is given, after init too."""
+    """The start method is a property that validates its value, also after init."""
     loader: Any = loader_class(Rows(), num_workers=1)
     loader.multiprocessing_context = "fork"
     assert loader.multiprocessing_context.get_start_method() == "fork"
@@ -109,7 +109,7 @@ def test_start_method_can_be_changed(loader_class: LoaderClass) -> None:
 
 
 def test_class(loader_class: LoaderClass) -> None:
-    """It is a torch DataLoader of that name, takes a type between brackets, and gives torch's iterators."""
+    """The class is a torch DataLoader with that name, can be subscripted with a type, and returns torch's iterators."""
     assert issubclass(loader_class, TORCH)
     assert loader_class.__name__ == "DataLoader"
     loader = loader_class[int](Rows(), num_workers=1)  # type: ignore[index]
@@ -123,7 +123,7 @@ def test_class(loader_class: LoaderClass) -> None:
 
 
 def test_subclass_of_the_users(loader_class: LoaderClass) -> None:
-    """A class that sets attributes before init, gives arguments of its own and overrides methods works."""
+    """A subclass can set attributes before init, pass its own arguments and override methods."""
 
     class Counted(loader_class):  # type: ignore[valid-type, misc]
         def __init__(self, dataset: Any, *, every: int, **rest: Any) -> None:
@@ -143,7 +143,7 @@ def test_subclass_of_the_users(loader_class: LoaderClass) -> None:
 
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_length(loader_class: LoaderClass, drop_last: bool) -> None:  # noqa: FBT001
-    """The number of batches of a map dataset, and as claimed by a stream; a stream without one is torch's error."""
+    """The length is the number of batches of a map dataset, or a stream's claim; without it, it is torch's error."""
     arguments: dict[str, Any] = {"batch_size": 5, "drop_last": drop_last}
     for dataset in (Rows(48), Stream(9, claims=48), Stream(9)):
         lengths: list[object] = []
@@ -157,7 +157,7 @@ def test_length(loader_class: LoaderClass, drop_last: bool) -> None:  # noqa: FB
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_warning_about_a_streams_length(loader_class: LoaderClass, workers: int) -> None:
-    """A stream that yields more than len() said gives torch's warning, with each batch that is too many."""
+    """A stream that yields more than len() causes torch's warning for each extra batch."""
 
     def made(kind: LoaderClass) -> Any:
         loader = kind(Stream(9, 9, claims=6), batch_size=2, num_workers=workers)
@@ -171,7 +171,7 @@ def test_warning_about_a_streams_length(loader_class: LoaderClass, workers: int)
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_profiler_range(loader_class: LoaderClass, workers: int) -> None:
-    """The profiler shows the wait for a batch under torch's name; tools look for it."""
+    """The profiler shows the wait for a batch under torch's name, which tools search for."""
 
     def ranges(kind: LoaderClass) -> set[str]:
         loader = kind(Rows(4), num_workers=workers)
@@ -185,7 +185,7 @@ def test_profiler_range(loader_class: LoaderClass, workers: int) -> None:
 
 
 def test_copies(loader_class: LoaderClass) -> None:
-    """A copy, shallow or deep or from a pickle, made after an epoch, is frozen too and yields what the loader does."""
+    """A shallow, deep or pickled copy after an epoch is frozen too and yields the same batches."""
     loader = loader_class(Rows(12), batch_size=2, num_workers=1, shuffle=True)
     list(loader)
     for same in (copy.copy(loader), copy.deepcopy(loader), pickle.loads(pickle.dumps(loader))):  # noqa: S301
@@ -196,7 +196,7 @@ def test_copies(loader_class: LoaderClass) -> None:
 
 
 def test_a_loader_sent_to_a_spawned_process(loader_class: LoaderClass) -> None:
-    """A process that is given the loader gets its batches; with workers of its own."""
+    """A process that receives the loader gets its batches, with its own workers."""
     context = multiprocessing.get_context("spawn")
     loader = loader_class(Rows(12), batch_size=2, num_workers=1, multiprocessing_context="fork")
     expected = [describe(batch) for batch in loader]
@@ -219,7 +219,7 @@ def test_two_iterators_at_once(loader_class: LoaderClass) -> None:
 
 
 def test_a_persistent_iterator_is_one(loader_class: LoaderClass) -> None:
-    """With workers that stay a second iter() starts the same iterator again; no batch of the first one comes."""
+    """With persistent workers a second iter() restarts the same iterator, and no old batch arrives."""
     loader = loader_class(Seeds(), num_workers=2, persistent_workers=True)
     first = iter(loader)
     next(first)

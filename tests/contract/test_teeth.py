@@ -1,4 +1,4 @@
-"""The contract's tests fail for loaders that break it: each broken one is caught by the test that is there for it."""
+"""The contract's tests fail for loaders that break it: each broken loader is caught by the matching test."""
 
 from __future__ import annotations
 
@@ -77,13 +77,13 @@ def test_a_broken_loader_is_caught(kind: LoaderClass, test: Callable[..., object
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("kind", "name"), KINDS_CAUGHT)
 def test_a_broken_batch_is_caught(kind: LoaderClass, name: str, torchs: dict[str, list[Described]]) -> None:
-    """The comparison of batches fails for what this loader does to them."""
+    """The comparison of batches fails for the batches of this loader."""
     with pytest.raises(AssertionError):
         test_zoo.test_a_batch_of_each_kind(kind, torchs, name)
 
 
 def test_torchs_own_loader_passes(torchs: dict[str, list[Described]]) -> None:
-    """What catches the broken ones lets torch's loader pass; the whole contract for it: CONTRACT_LOADER."""
+    """The tests that catch broken loaders pass for torch's; CONTRACT_LOADER runs the whole contract for it."""
     test_values.test_the_same_batches_as_torch(TORCH, "any-order-1")
     test_ownership.test_a_batch_edited_while_others_come(TORCH)
     test_zoo.test_a_batch_of_each_kind(TORCH, torchs, "views")

@@ -1,4 +1,4 @@
-"""The same batches, in the same order, with the same random draws and warnings: a grid of arguments and datasets."""
+"""The same batches, order, random draws and warnings as torch's, for a grid of arguments and datasets."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  #
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What makes a loader's arguments, and the epochs to run."""
+    """The arguments of a loader, and the epochs to run."""
 
     arguments: Callable[[], dict[str, Any]]
     epochs: Epochs = (None,)
@@ -50,13 +50,13 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Fresh:
-    """An argument that is made anew for each loader, because it has a state."""
+    """An argument that has state and is therefore made anew for each loader."""
 
     make: Callable[[], object]
 
 
 def case(*, epochs: Epochs = (None,), ordered: bool = True, **arguments: Any) -> Case:
-    """Make a case of a loader's arguments."""
+    """Make a case from a loader's arguments."""
 
     def made() -> dict[str, Any]:
         return {key: value.make() if isinstance(value, Fresh) else value for key, value in arguments.items()}
@@ -65,19 +65,19 @@ def case(*, epochs: Epochs = (None,), ordered: bool = True, **arguments: Any) ->
 
 
 def seeded() -> torch.Generator:
-    """Return a generator with a seed of its own."""
+    """Return a generator with its own seed."""
     return torch.Generator().manual_seed(5)
 
 
 def summed(rows: list[Any]) -> tuple[torch.Tensor, int]:
-    """Collate to something that the default would not."""
+    """Collate differently from the default."""
     return torch.stack([item["x"] for item in rows]).sum(dim=0), len(rows)
 
 
-SLOW = Rows(delay_s=0.002)  # slow enough for a ring to be built before the end
+SLOW = Rows(delay_s=0.002)  # slow enough to build a ring before the end
 WORKERS = (0, 1, 2, 3)
 CASES = {
-    # large enough for threads; a sample alone is fewer than there are threads
+    # large enough for several threads; one sample has fewer elements than there are threads
     **{
         f"large-by-{n}": case(
             dataset=[torch.full((1 << 20,), float(i)) for i in range(6)] * 3, batch_size=n, num_workers=1
@@ -173,7 +173,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_same_batches_as_torch(loader_class: LoaderClass, name: str) -> None:
-    """Batches, their order and number, warnings and the state of every generator after each step are torch's."""
+    """Batches, their order and number, warnings, and the state of every generator after each step equal torch's."""
     chosen = CASES[name]
     theirs = assert_as_torch(loader_class, chosen.arguments, chosen.epochs, ordered=chosen.ordered)
     assert any(theirs.epochs) or name == "empty", "this case compares nothing"
@@ -181,7 +181,7 @@ def test_the_same_batches_as_torch(loader_class: LoaderClass, name: str) -> None
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_the_same_batches_in_processes_started_anew(loader_class: LoaderClass, method: str) -> None:
-    """Spawned workers get the dataset and send the batches that forked ones do."""
+    """Spawned workers get the dataset and send the same batches as forked ones."""
 
     def made(kind: LoaderClass, context: str) -> Seen:
         arguments: dict[str, Any] = {"batch_size": 4, "num_workers": 2, "shuffle": True, "persistent_workers": True}
@@ -192,7 +192,7 @@ def test_the_same_batches_in_processes_started_anew(loader_class: LoaderClass, m
 
 @pytest.mark.parametrize(("prefetch", "workers"), [(1, 2), (3, 2), (2, 3)])
 def test_the_same_number_of_batches_ahead(loader_class: LoaderClass, prefetch: int, workers: int) -> None:
-    """The sampler is asked for prefetch_factor * num_workers batches at once, then for one with each batch taken."""
+    """The sampler is asked for prefetch_factor * num_workers batches at once, then for one per batch taken."""
 
     def asked(kind: LoaderClass) -> list[int]:
         sampler = CountingSampler(40)
@@ -205,7 +205,7 @@ def test_the_same_number_of_batches_ahead(loader_class: LoaderClass, prefetch: i
 
 
 def test_the_grid_goes_through_the_ring(own_class: LoaderClass) -> None:
-    """The dataset of the grid is slow enough, and its rows are large enough, for batches to come through the ring."""
+    """The dataset of the grid is slow enough, and its rows are large enough, for batches to use the ring."""
     loader = own_class(SLOW, batch_size=2, num_workers=2)
     pass_first_batches(loader, iter(loader), num_hits=1)
     assert hits(loader)

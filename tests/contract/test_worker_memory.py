@@ -1,4 +1,4 @@
-"""Memory in the worker: what a collate function keeps, drops or shares must be as true as with torch's loader."""
+"""Memory in the worker: batches that a collate function keeps, drops or shares must be correct, as with torch."""
 
 from __future__ import annotations
 
@@ -48,24 +48,24 @@ def dropping(rows: list[Any]) -> Any:
 
 
 def beside_shared(rows: list[Any]) -> Any:
-    """Return a batch beside a tensor that lies in torch's shared memory."""
+    """Return a batch and a tensor in torch's shared memory."""
     return default_collate(rows) | {"shared": row(1).share_memory_()}
 
 
 class FirstHalf:
-    """A collate function that is an odd one for the first half of the rows, and the default one from there on."""
+    """A collate function that is an unusual one for the first half of the rows, and then the default."""
 
     def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
         self.collate = collate
 
     def __call__(self, rows: list[Any]) -> Any:
-        """Collate by either."""
+        """Collate with one of the two."""
         return (self.collate if rows[0]["index"] < SIZE // 2 else default_collate)(rows)
 
 
 @pytest.mark.parametrize("make", [Hoarder, Views])
 def test_batches_kept_in_the_worker(loader_class: LoaderClass, make: Callable[[], Any]) -> None:
-    """What a collate function keeps is still true when it is sent with a later batch, whenever the ring comes to be."""
+    """Batches that a collate function keeps are still correct when sent later, whenever the ring is ready."""
 
     def delivered(kind: LoaderClass) -> list[Described]:
         return [describe(batch) for batch in kind(DATASET, batch_size=4, num_workers=2, collate_fn=make())]
@@ -77,18 +77,18 @@ def test_batches_kept_in_the_worker(loader_class: LoaderClass, make: Callable[[]
 
 @pytest.mark.parametrize("collate", [dropping, beside_shared])
 def test_batches_that_are_not_sent(loader_class: LoaderClass, collate: Callable[[list[Any]], Any]) -> None:
-    """What is collated and dropped, or sent by torch's way, gives its slot back: batches use the ring afterwards."""
+    """Batches that are collated and dropped, or sent torch's way, return their slots, so later batches use the ring."""
     loader = loader_class(DATASET, batch_size=4, num_workers=2, collate_fn=FirstHalf(collate))
     before = None
     for number, batch in enumerate(loader):
         assert torch.equal(batch["x"], expected(number)), number
-        if number == SIZE // 4 // 2 + 6:  # so many may have been collated ahead
+        if number == SIZE // 4 // 2 + 6:  # this many may have been collated ahead
             before = hits(loader)
     assert before is None or hits(loader) - before >= 16, loader.stats()  # type: ignore[operator, attr-defined]
 
 
 class NestedCollate(Rows):
-    """A dataset that collates by itself, a row at a time."""
+    """A dataset that collates by itself, one row at a time."""
 
     def __getitem__(self, index: int) -> Any:
         """Return four rows, collated."""
@@ -96,13 +96,13 @@ class NestedCollate(Rows):
 
 
 def test_a_dataset_that_collates(loader_class: LoaderClass) -> None:
-    """Collating inside the dataset, and the results once more, gives what torch gives."""
+    """Collating inside the dataset, and then collating the results, gives the same as with torch."""
     arguments = {"dataset": NestedCollate(60), "sampler": range(3, 60), "batch_size": 3, "num_workers": 2}
     assert_as_torch(loader_class, lambda: arguments)
 
 
 class SharedRows(Rows):
-    """Rows that lie in torch's shared memory, as users do to see in the rank what workers write."""
+    """Rows in torch's shared memory, which users choose to see the workers' writes in the rank."""
 
     def __init__(self) -> None:
         super().__init__(40)
@@ -115,7 +115,7 @@ class SharedRows(Rows):
 
 
 def test_memory_that_the_user_shares(loader_class: LoaderClass) -> None:
-    """A tensor in torch's shared memory is sent as itself, not as a copy: what the rank writes, the dataset has."""
+    """A tensor in torch's shared memory is sent as itself, not as a copy: the dataset sees the rank's writes."""
     written = []
     for kind in (loader_class, TORCH):
         dataset = SharedRows()

@@ -1,4 +1,4 @@
-"""Batches of every kind arrive as torch delivers them, whether a ring carries them or not."""
+"""Batches of every kind equal torch's, whether a ring can carry them or not."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tests.contract.describe import Described, assert_same_batches, describe
 from tests.contract.watching import TORCH, LoaderClass, Seen, assert_same_seen, hits, watch
 from tests.contract.zoo import KINDS, ROUNDS, TORCHS_WAY, from_zoo
 
-# What torch's kernels say of layouts that are young; they say it once a process.
+# Warnings of torch's kernels about new layouts, once per process.
 pytestmark = pytest.mark.filterwarnings("ignore:(?s).*ATen")
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_batch_of_each_kind(loader_class: LoaderClass, torchs: dict[str, list[Described]], kind: str) -> None:
-    """Values, dtypes, strides, classes, identity and sharing of storages are torch's, batch for batch, in the ring."""
+    """In the ring, values, dtypes, strides, classes, identity and sharing of storages equal torch's for each batch."""
     indices = range(KINDS.index(kind), ROUNDS * len(KINDS), len(KINDS))
     dataset = Paced(ROUNDS * len(KINDS), 0.006)
     loader = loader_class(dataset, sampler=indices, collate_fn=from_zoo, num_workers=1)
@@ -27,7 +27,7 @@ def test_a_batch_of_each_kind(loader_class: LoaderClass, torchs: dict[str, list[
 
 @pytest.mark.parametrize("method", [None, "fork", "spawn"])
 def test_all_kinds_in_turn(loader_class: LoaderClass, method: str | None) -> None:
-    """One loader carries them all, in epochs of workers that stay; without workers where the method is None."""
+    """One loader carries all kinds, over epochs of persistent workers, and without workers if the method is None."""
 
     def made(of: LoaderClass, context: str | None) -> Seen:
         workers: dict[str, Any] = {"multiprocessing_context": context, "num_workers": 1, "persistent_workers": True}

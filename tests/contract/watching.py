@@ -1,6 +1,6 @@
-"""Run a loader and write down all that its user could tell it from torch's by.
+"""Run a loader and record everything by which its user could distinguish it from torch's.
 
-Comes in: a function that makes a loader. Goes out: `Seen`, plain data: batches, exceptions, warnings, random states.
+Input: a function that makes a loader. Output: `Seen`, plain data: batches, exceptions, warnings, random states.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _RING_PATIENCE_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """An exception, without what may differ: process ids, addresses and frames outside these tests."""
+    """An exception, without parts that may differ: process ids, addresses and frames outside these tests."""
 
     kind: type[BaseException]
     text: str
@@ -41,7 +41,10 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What a user saw. `random_states` are digests of all generators before, at the start of and after each epoch."""
+    """Everything that a user saw.
+
+    `random_states` are digests of all generators before, at the start of and after each epoch.
+    """
 
     epochs: tuple[tuple[Described | Failure, ...], ...]
     warnings: tuple[str, ...]
@@ -49,7 +52,7 @@ class Seen:
 
 
 def watch(make: Callable[[], DataLoader[Any]], epochs: Epochs = (None,)) -> Seen:
-    """Make a loader and run it; each of `epochs` is how many batches to take before abandoning it, None for all."""
+    """Make a loader and run it; `epochs` has the number of batches to take from each epoch, None for all."""
     torch.manual_seed(11)
     random.seed(11)
     np.random.seed(11)  # noqa: NPY002 - the generator that torch seeds in workers
@@ -64,12 +67,12 @@ def watch(make: Callable[[], DataLoader[Any]], epochs: Epochs = (None,)) -> Seen
             states.append(_random_state(loader))
             del iterator
     texts = (f"{warning.category.__name__}: {warning.message}" for warning in caught)
-    texts = (text for text in texts if "/ATen/" not in text)  # what torch's kernels say, they say once a process
+    texts = (text for text in texts if "/ATen/" not in text)  # torch's kernels warn once per process
     return Seen(epochs=tuple(seen), warnings=tuple(texts), random_states=tuple(states))
 
 
 def events(iterator: Iterator[Any], limit: int = 500) -> Iterator[Described | Failure]:
-    """Yield each batch's description, or the exception that came in its place, until the iterator ends."""
+    """Yield each batch's description, or the exception in its place, until the iterator ends."""
     for _ in range(limit):
         try:
             yield describe(next(iterator))
@@ -81,9 +84,9 @@ def events(iterator: Iterator[Any], limit: int = 500) -> Iterator[Described | Fa
 
 
 def failure(error: BaseException) -> Failure:
-    """Return what must be the same of an exception, and let go of what its frames hold.
+    """Return the comparable parts of an exception, and release the objects in its frames.
 
-    The frame in which torch raises it refers to it: a cycle, in which the iterator would live on.
+    The frame in which torch raises it refers to it, which is a cycle that would keep the iterator alive.
     """
     traceback.clear_frames(error.__traceback__)
     text = re.sub(r"0x[0-9a-f]+", "0x", re.sub(r"\(pid(\(s\))? [\d, ]+\)", "(pid)", str(error)))
@@ -91,7 +94,7 @@ def failure(error: BaseException) -> Failure:
 
 
 def _without_foreign_frames(text: str) -> str:
-    """Drop traceback entries outside these tests; a loader may reach the user's code by its own path."""
+    """Drop traceback entries outside these tests; a loader may reach the user's code through its own functions."""
     kept, keep = [], True
     for line in text.split("\n"):
         if line.startswith('  File "'):
@@ -116,7 +119,7 @@ def assert_as_torch(
     *,
     ordered: bool = True,
 ) -> Seen:
-    """Fail unless the loader and torch's, with the same arguments, look the same; return what torch's looked like."""
+    """Fail unless the loader and torch's look the same with the same arguments; return what torch's looked like."""
     theirs = watch(lambda: TORCH(**arguments()), epochs)
     ours = watch(lambda: loader_class(**arguments()), epochs)
     assert_same_seen(ours, theirs, ordered=ordered)
@@ -141,22 +144,22 @@ def _batches(events: Sequence[Described | Failure]) -> list[Described]:
 
 
 def hits(loader: DataLoader[Any]) -> int | None:
-    """Return how many batches came through the ring; None for a loader that has none, as torch's own."""
+    """Return how many batches came through the ring; None for a loader without one, such as torch's."""
     stats: Any = getattr(loader, "stats", None)
     return None if stats is None else int(stats().hits)
 
 
 def pass_first_batches(loader: DataLoader[Any], iterator: Iterator[Any], num_hits: int = 4) -> list[Any]:
-    """Take batches until `num_hits` came through the ring, and return them all. Torch's loader: eight batches.
+    """Take batches until `num_hits` came through the ring, and return all of them; eight batches for torch's loader.
 
-    The first batches go torch's way, until a ring is built; tests of what a ring could break start after them.
+    The first batches go torch's way until the ring is ready; tests of the ring start after them.
     """
     return list(first_batches(loader, iterator, num_hits))
 
 
 def first_batches(loader: DataLoader[Any], iterator: Iterator[Any], num_hits: int = 4) -> Iterator[Any]:
     """Yield these batches, one after the other."""
-    yield next(iterator)  # spawned workers take seconds to be there
+    yield next(iterator)  # spawned workers take seconds to start
     end = time.monotonic() + _RING_PATIENCE_S
     while (through := hits(loader)) is not None and through < num_hits:
         assert time.monotonic() < end, f"only {through} batches came through the ring"
@@ -166,5 +169,5 @@ def first_batches(loader: DataLoader[Any], iterator: Iterator[Any], num_hits: in
 
 
 def settle() -> None:
-    """Let go of everything that only cycles hold."""
+    """Release everything that only cycles keep alive."""
     gc.collect()

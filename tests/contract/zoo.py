@@ -1,6 +1,6 @@
 """Batches of every kind that a collate function may return.
 
-Comes in: a number, so that no two batches of a kind are equal. Goes out: one batch. Most hold some 16 KiB or more.
+Input: a number, so that no two batches of a kind are equal. Output: one batch. Most have about 16 KiB or more.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Graph:
 
 
 class Pinnable:
-    """A class of the user's that knows how to pin itself."""
+    """A user's class that can pin itself."""
 
     def __init__(self, data: torch.Tensor) -> None:
         self.data, self.pinned = data, False
@@ -59,13 +59,13 @@ class Pinnable:
 
 
 class Remade:
-    """A class that pickles by __reduce__, with tensors among the arguments."""
+    """A class that pickles through __reduce__, with tensors among the arguments."""
 
     def __init__(self, *parts: torch.Tensor) -> None:
         self.parts = parts
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Make it again from its parts."""
+        """Pickle as a call with the parts."""
         return Remade, self.parts
 
 
@@ -80,7 +80,7 @@ class Colour(enum.Enum):
 
 
 class Pages(UserDict[str, Any]):
-    """A mapping that is no dict."""
+    """A mapping that is not a dict."""
 
 
 def views(k: int) -> dict[str, torch.Tensor]:
@@ -90,13 +90,13 @@ def views(k: int) -> dict[str, torch.Tensor]:
 
 
 def sparse(k: int) -> torch.Tensor:
-    """Return a sparse matrix of 2,000 values that are not coalesced."""
+    """Return a sparse matrix of 2,000 uncoalesced values."""
     indices = torch.stack([torch.arange(2000) % 50, torch.arange(2000) % 70])
     return torch.sparse_coo_tensor(indices, torch.arange(2000.0) + k, (50, 70))
 
 
 def leaf(k: int) -> torch.Tensor:
-    """Return a leaf that wants a gradient, and has one, which torch does not send."""
+    """Return a leaf that requires a gradient and has one, which torch does not send."""
     tensor = row(k).requires_grad_()
     tensor.grad = torch.ones_like(tensor)
     return tensor
@@ -115,7 +115,7 @@ def structured(k: int) -> np.ndarray[Any, Any]:
 
 
 def typed(dtype: torch.dtype) -> Callable[[int], torch.Tensor]:
-    """Return what makes 20,000 elements of a dtype."""
+    """Return a function that makes 20,000 elements of a dtype."""
     return lambda k: (torch.arange(20000) % 90 + k % 7).to(dtype)
 
 
@@ -180,7 +180,7 @@ ZOO: dict[str, Callable[[int], Any]] = {
     "sixty-tensors": lambda k: {f"field {i}": row(k + i, (1024,)) for i in range(60)},
     "sixty-small-tensors": lambda k: [row(k + i, (9,)) for i in range(60)],
     "large-beside-small": lambda k: {"large": row(k, (512, 512)), "small": row(k, (3,)), "k": k},
-    # What is no tensor
+    # Leaves that are not tensors
     "none": lambda _: None,
     "number": lambda k: k,
     "text": lambda k: f"row {k} \u00e9\U0001f600" * 300,
@@ -201,9 +201,9 @@ ZOO: dict[str, Callable[[int], Any]] = {
 
 
 KINDS = tuple(ZOO)
-ROUNDS = 7  # of all kinds; a ring is there after the first few
+ROUNDS = 7  # of all kinds; the ring is ready after the first few
 
-# What no ring carries: no tensor or array of some size in it, or one that only torch knows how to send.
+# Batches that no ring carries: without a tensor or array of some size, or with one that only torch can send.
 TORCHS_WAY = frozenset(
     (
         *("leaf-with-gradient", "parameter", "parameter-frozen", "subclass", "meta", "storage", "nested"),
@@ -215,5 +215,5 @@ TORCHS_WAY = frozenset(
 
 
 def from_zoo(indices: list[int]) -> Any:
-    """Collate to the batch of the kind that the first index names: all kinds in turn, over and over."""
+    """Collate to the kind of batch that the first index selects; indices cycle through all kinds."""
     return ZOO[KINDS[indices[0] % len(KINDS)]](indices[0])

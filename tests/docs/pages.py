@@ -1,4 +1,4 @@
-"""The pages of the documentation, and what is in them: links, headings, command lines."""
+"""The pages of the documentation and their contents: links, headings, command lines."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ def name_of(path: Path) -> str:
 
 
 def prose_of(path: Path) -> str:
-    """Return the page without its blocks of code."""
+    """Return the page without its code blocks."""
     return _FENCE.sub("", path.read_text())
 
 
 def links_of(path: Path) -> list[str]:
-    """Return the targets of a page's links, without those to other hosts."""
+    """Return the targets of a page's links, without links to other hosts."""
     prose = _CODE.sub("", prose_of(path))
     found = (match["inline"] or match["reference"] for match in _LINK.finditer(prose))
     return [target for target in found if "://" not in target]
 
 
 def anchors_of(path: Path) -> set[str]:
-    """Return the anchors of a page's headings, as mkdocs and GitHub make them of plain ones."""
+    """Return the anchors of a page's headings, as mkdocs and GitHub generate them for plain headings."""
     texts = (match["text"] for match in _HEADING.finditer(prose_of(path)))
     return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", text.replace("`", "")).strip().lower()) for text in texts}
 
 
 def command_lines_of(path: Path) -> list[list[str]]:
-    """Return the words of each `numapin` command that a page shows behind a prompt, alone or below a launcher."""
+    """Return the words of each `numapin` command after a prompt, alone or under a launcher."""
     blocks = (match["body"] for match in _FENCE.finditer(path.read_text()) if match["language"] == "console")
     lines = [match["line"] for block in blocks for match in _PROMPT.finditer(block)]
     return [words for line in lines for words in _numapin_words(line)]

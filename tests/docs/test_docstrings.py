@@ -1,4 +1,4 @@
-"""The public API is documented in Google's form; examples, there and in the pages, name things that exist."""
+"""The public API is documented in Google's form, and names in examples exist."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ METHODS = (
 
 
 def section(docstring: str | None, title: str) -> str:
-    """Return the text of a section, or nothing."""
+    """Return the text of a section, or an empty string."""
     match = re.search(rf"^{title}:\n((?:    .*\n?|\n)+)", inspect.cleandoc(docstring or ""), re.MULTILINE)
     return match[1] if match else ""
 
@@ -58,7 +58,7 @@ def parameters(function: Callable[..., Any]) -> list[str]:
 
 @pytest.mark.parametrize("function", [*FUNCTIONS.values(), *METHODS], ids=lambda function: function.__qualname__)
 def test_functions_describe_arguments_result_and_errors(function: Callable[..., Any]) -> None:
-    """Each parameter is described, in order; so is the result, if there is one."""
+    """Each parameter is described, in order; so is the result, if the function returns one."""
     assert entries(function.__doc__, "Args") == parameters(function)
     is_procedure = inspect.signature(function).return_annotation in ("None", None)
     assert is_procedure or section(function.__doc__, "Returns")
@@ -66,14 +66,14 @@ def test_functions_describe_arguments_result_and_errors(function: Callable[..., 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions_have_errors_and_an_example(name: str) -> None:
-    """Each public function says what it raises, with names of errors, and shows how it is called."""
+    """Each public function lists the errors that it raises, and has an example."""
     docstring = FUNCTIONS[name].__doc__
     assert entries(docstring, "Raises")
     assert section(docstring, "Example")
 
 
 def test_errors_that_are_raised_exist() -> None:
-    """What a docstring says is raised is one of numapin's errors, or one of torch's that `launch` names."""
+    """Every error in a docstring is one of numapin's, or one of torch's that `launch` names."""
     torchs = {"ChildFailedError", "SignalException"}
     for function in (*FUNCTIONS.values(), *METHODS):
         assert {name for name in entries(function.__doc__, "Raises") if not hasattr(errors, name)} <= torchs
@@ -86,21 +86,21 @@ def test_records_describe_their_fields(record: type) -> None:
 
 
 def test_dataloader_describes_its_arguments() -> None:
-    """Each argument of the loader is described, torch's too."""
+    """Each argument of the loader is described, including torch's."""
     assert entries(numapin.DataLoader.__doc__, "Args") == parameters(numapin.DataLoader.__init__)
     assert section(numapin.DataLoader.__doc__, "Raises")
     assert section(numapin.DataLoader.__doc__, "Example")
 
 
 def test_every_public_name_is_in_the_reference() -> None:
-    """The API pages have each name that users import."""
+    """The API pages list each public name."""
     pages = "\n".join(path.read_text() for path in PAGES if "docs/reference/" in name_of(path))
     missing = [name for name in numapin.__all__ if not re.search(rf"^::: numapin\.{name}$", pages, re.MULTILINE)]
     assert missing == []
 
 
 def examples() -> list[tuple[str, str]]:
-    """Return where each block of Python in the pages and docstrings stands, and the block."""
+    """Return each block of Python in the pages and docstrings, with its location."""
     documented: list[Any] = [*FUNCTIONS.values(), *METHODS, *RECORDS, numapin.DataLoader, numapin.NumapinError]
     texts = [(name_of(path), path.read_text()) for path in PAGES]
     texts += [(thing.__qualname__, inspect.cleandoc(thing.__doc__ or "")) for thing in documented]
@@ -110,7 +110,7 @@ def examples() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("where", "code"), examples())
 def test_examples_are_python_with_names_that_exist(where: str, code: str) -> None:
-    """Each example can be parsed, and what it takes from numapin is there."""
+    """Each example can be parsed, and the names that it uses from numapin exist."""
     for node in ast.walk(ast.parse(code, filename=where)):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             owner = {"numapin": numapin, "pinned": pinned}.get(node.value.id)
@@ -119,7 +119,7 @@ def test_examples_are_python_with_names_that_exist(where: str, code: str) -> Non
 
 @pytest.mark.parametrize("page", [path for path in PAGES if path.name == "plan.md"], ids=name_of)
 def test_the_example_of_the_plan_page_runs(page: Path) -> None:
-    """The first example can be typed as it is."""
+    """The first example runs as it is written."""
     code = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)[0]
     found: dict[str, Any] = {}
     exec(code.replace("EXCLUSIVE", "NODE"), found)  # noqa: S102 - our own page; this machine may have one core

@@ -1,4 +1,4 @@
-"""The documentation's links lead somewhere, its command lines can be typed, and its figures are in the results."""
+"""Links of the documentation have targets, its command lines are valid, and its figures are in the results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_README_LINES = 150
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_lead_to_files_and_headings(page: Path) -> None:
-    """Each link to this repository names a file or folder that exists and, with an anchor, a heading of it."""
+    """Each link to this repository names an existing file or folder and, if it has an anchor, an existing heading."""
     for link in links_of(page):
         path, _, anchor = link.partition("#")
         target = (page.parent / path).resolve() if path else page
@@ -41,7 +41,7 @@ def test_readme_fits_on_one_screen() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_command_lines_are_real(page: Path) -> None:
-    """Each `$ numapin …` line has a command that exists and options that it takes, with values that it accepts."""
+    """Each `$ numapin …` line has an existing command, and options and values that it accepts."""
     for words in command_lines_of(page):
         try:
             check_command_line(words)
@@ -50,7 +50,7 @@ def test_command_lines_are_real(page: Path) -> None:
 
 
 def check_command_line(words: list[str]) -> None:
-    """Parse a command line without running it. Raises click's errors, or LookupError for an unknown command."""
+    """Parse a command line without running it; raise click's errors, or LookupError for an unknown command."""
     if words[:1] in (["run"], ["trace"]) and "--read" not in words:
         _check_torch_line(words[0], words[1:])
         return
@@ -67,7 +67,7 @@ def check_command_line(words: list[str]) -> None:
 
 
 def _check_torch_line(name: str, words: list[str]) -> None:
-    """Let the parser of `run` read a line, which ends with a script; then click what is ours in it."""
+    """Parse a line, which ends with a script, with the parser of `run`, and then numapin's own options with click."""
     parser = docs_site.torch_parser(name)
 
     def fail(message: str) -> None:
@@ -83,7 +83,7 @@ def _check_torch_line(name: str, words: list[str]) -> None:
     "line", ["run --bnd node train.py", "plan --bind nodes", "topology", "job slurm --node 4 train.py", "run"]
 )
 def test_wrong_command_lines_are_found(line: str) -> None:
-    """The check refuses a command, an option or a value that does not exist."""
+    """The check rejects an unknown command, option or value."""
     with pytest.raises((click.ClickException, LookupError)):
         check_command_line(line.split())
 
@@ -109,15 +109,15 @@ def _options_of(name: str) -> list[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_files_that_pages_name_exist(page: Path) -> None:
-    """A path such as `numapin/plan/make.py`, in a page about the code as it is, names a file or folder."""
-    if page.name in ("decisions.md", "CHANGELOG.md"):  # they tell of the past, too
+    """A path such as `numapin/plan/make.py` names an existing file or folder, on pages about the current code."""
+    if page.name in ("decisions.md", "CHANGELOG.md"):  # these also describe the past
         return
     paths = re.findall(r"`((?:numapin|tests|docs|scripts|examples|bench)/[\w./-]+)`", prose_of(page))
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
 def test_walks_are_short() -> None:
-    """Each walk of the architecture page passes at most eight files, in one pass."""
+    """Each walk of the architecture page has at most eight files, each named once."""
     text = (DOCS / "architecture.md").read_text()
     walks = re.findall(r"^## Walk \d.*?(?=^## )", text, re.MULTILINE | re.DOTALL)
     assert len(walks) == 3
@@ -128,7 +128,7 @@ def test_walks_are_short() -> None:
 
 
 def figures_of(markdown: str) -> dict[str, list[str]]:
-    """Return results file -> the figures that stand in the same line of README's table of results."""
+    """Return the figures in each row of README's table of results, by the results file of the row."""
     files = dict(re.findall(r"^\[(\w+)\]: (docs/results/\S+)$", markdown, re.MULTILINE))
     rows = [line for line in markdown.splitlines() if line.startswith("|") and "][" in line]
     return {
@@ -139,7 +139,7 @@ def figures_of(markdown: str) -> dict[str, list[str]]:
 
 
 def test_figures_of_readme_are_in_the_results() -> None:
-    """Each figure of README's first table stands in the results file that its row links to."""
+    """Each figure of README's first table is in the results file that its row links to."""
     for file, figures in figures_of(README.read_text()).items():
         content = (ROOT / file).read_text()
         for figure in figures:
@@ -181,20 +181,20 @@ def test_site_has_every_page() -> None:
 
 
 def test_docs_extra_is_declared() -> None:
-    """`make docs` finds what it needs in the extra."""
+    """The extra for `make docs` names the packages that the build needs."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert any(line.startswith("mkdocstrings[python]") for line in extras["docs"])
 
 
 def test_warnings_fail_the_build() -> None:
-    """`make docs` builds strictly, and not quietly: with --quiet mkdocs counts no warnings, and passes."""
+    """`make docs` builds strictly, and not quietly: with --quiet mkdocs ignores warnings."""
     line = next(line for line in (ROOT / "Makefile").read_text().splitlines() if "mkdocs build" in line)
     assert "--strict" in line
     assert "--quiet" not in line
 
 
 class TestSite:
-    """What scripts/ does for the site."""
+    """The scripts that build and check the site."""
 
     @pytest.mark.parametrize(
         ("page", "link", "expected"),
@@ -206,11 +206,11 @@ class TestSite:
         ],
     )
     def test_links_out_of_docs_lead_to_copies(self, page: str, link: str, expected: str) -> None:
-        """A link to a file outside docs/ leads to its copy in the site; those inside stay."""
+        """A link to a file outside docs/ leads to its copy in the site; links inside docs/ are not changed."""
         assert docs_site.relinked(f"[a]({link})", page) == f"[a]({expected})"
 
     def test_code_stays(self) -> None:
-        """A block of code is not touched."""
+        """A code block is not changed."""
         text = "```python\nx[0](../README.md)\n```"
         assert docs_site.relinked(text, "a.md") == text
 
@@ -226,12 +226,12 @@ class TestSite:
         ],
     )
     def test_a_page_that_loads_from_elsewhere_is_found(self, loaded: str, tmp_path: Path) -> None:
-        """Scripts, style sheets, fonts and pictures of other hosts fail the build."""
+        """Scripts, style sheets, fonts and pictures from other hosts fail the build."""
         (tmp_path / "a.html").write_text(f"<html>{loaded}</html>")
         assert docs_check.main(tmp_path) == 1
 
     def test_links_and_own_files_are_fine(self, tmp_path: Path) -> None:
-        """A link that people follow is not loaded; neither is a canonical address."""
+        """A link that readers follow loads nothing, and neither does a canonical address."""
         (tmp_path / "a.html").write_text(
             '<a href="https://example">x</a><link rel="canonical" href="https://example"><script src="x.js"></script>'
         )
@@ -239,13 +239,13 @@ class TestSite:
 
 
 def _texts_of_the_code() -> str:
-    """Return the package's source with strings that go on in the next line in one piece."""
+    """Return the package's source with implicitly joined strings in one piece."""
     sources = "\n".join(path.read_text() for path in sorted((ROOT / "numapin").rglob("*.py")))
     return re.sub(r'"\s*\n\s*f?"', "", sources)
 
 
 def test_messages_that_troubleshooting_quotes_are_the_codes() -> None:
-    """A message in a heading of the troubleshooting page is one that numapin prints."""
+    """Each message that a heading of the troubleshooting page quotes is one that numapin prints."""
     headings = re.findall(r"^### (.*)$", (DOCS / "troubleshooting.md").read_text(), re.MULTILINE)
     quoted = [text for heading in headings for text in re.findall(r'"([^"]+)"', heading) if " " in text]
     pieces = [piece.strip() for text in quoted for piece in re.split(r"…|gpu0|'\w+'|\(.*?\)|,", text)]

@@ -1,4 +1,4 @@
-"""docs/schemas.md names every field of each command's JSON, with its type, and no other."""
+"""Every field of each command's JSON is in docs/schemas.md with its type, and the page has no other fields."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PAGE = (ROOT / "docs" / "schemas.md").read_text()
 SCHEMAS = dict(re.findall(r"^## (numapin\.\w+/\d+)$(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
 ROW = re.compile(r"^\| `(?P<path>[^`]+)` \| (?P<type>[^|]+) \| (?P<meaning>[^|]+) \|$", re.MULTILINE)
 
-# Objects whose keys are data, by the name that the page gives to the keys; and those that are described elsewhere.
+# Objects whose keys are data, with the page's name for the keys; and objects that are described elsewhere.
 KEYED = {"distances": "node", "bytes_by_node": "node", "figures": "figure", "parts": "part"}
 OPAQUE = {"requested", "settings", "versions", "details[]"}
 TYPES: dict[str, tuple[type, ...]] = {
@@ -45,12 +45,12 @@ TYPES: dict[str, tuple[type, ...]] = {
 
 
 def documented(schema: str) -> dict[str, str]:
-    """Return path -> type as the page has them."""
+    """Return path -> type from the page."""
     return {row["path"]: row["type"].strip() for row in ROW.finditer(SCHEMAS[schema])}
 
 
 def flattened(value: object, path: str = "") -> Iterator[tuple[str, object]]:
-    """Yield each path of a decoded document with a value that stands there."""
+    """Yield each path of a decoded document with a value at that path."""
     if path:
         yield path, value
     name = path.rpartition(".")[2]
@@ -66,7 +66,7 @@ def flattened(value: object, path: str = "") -> Iterator[tuple[str, object]]:
 
 
 def output(*arguments: str) -> dict[str, Any]:
-    """Return the JSON that a command prints."""
+    """Return the JSON output of a command."""
     result = CliRunner().invoke(numapin, list(arguments))
     document: dict[str, Any] = json.loads(result.stdout)
     return document
@@ -74,7 +74,7 @@ def output(*arguments: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def machine_file(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return a machine file with everything that a machine can have."""
+    """Return a machine file that has every field."""
     machine = json.loads(GOLDEN.read_text())["topology"]
     machine["gpus"][0]["mig"] = [{"uuid": "MIG-1", "name": None}]
     machine["notes"] = ["a note"]
@@ -85,7 +85,7 @@ def machine_file(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def documents(machine_file: str) -> dict[str, list[object]]:
-    """Return documents of every schema, made by the commands or by what they print."""
+    """Return documents of every schema, from commands or from the functions behind them."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         pid = str(process.pid)
         observed = [output("verify", "--json", "--pid", pid), output("top", "--once", "--json", "--pid", pid)]
@@ -127,14 +127,14 @@ def _measured() -> object:
 
 
 def test_every_schema_is_documented(documents: dict[str, list[object]]) -> None:
-    """The page has a table for each schema, and the tables are not empty."""
+    """The page has a non-empty table for each schema."""
     assert SCHEMAS.keys() == documents.keys()
     assert all(documented(schema) for schema in SCHEMAS)
 
 
 @pytest.mark.parametrize("schema", list(SCHEMAS))
 def test_fields_and_types(schema: str, documents: dict[str, list[object]]) -> None:
-    """Each field that is printed is documented with its type, and each documented field is printed."""
+    """Each printed field is documented with its type, and each documented field is printed."""
     types = documented(schema)
     seen: set[str] = set()
     for path, value in (pair for document in documents[schema] for pair in flattened(document)):
@@ -152,5 +152,5 @@ def test_fields_and_types(schema: str, documents: dict[str, list[object]]) -> No
 
 
 def _absent_here(schema: str) -> set[str]:
-    """Return what only a machine with more than this one prints."""
+    """Return fields that this machine cannot print."""
     return {"ranks[].gpu.index", "ranks[].gpu.uuid", "ranks[].gpu.pci"} if schema == "numapin.top/1" else set()

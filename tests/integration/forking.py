@@ -1,9 +1,9 @@
-"""A process with torch and numapin imported, which runs each command line in a fork of itself.
+"""A process that has torch and numapin imported and runs each command line in a fork of itself.
 
-Importing torch takes a second and a half of a CPU, and most of what is tried in this folder starts by importing it.
-Comes in: a module, its arguments, environment and folder. Goes out: exit status, stdout and stderr, as of a process of
-its own. What Python, the linker and torch read when they start cannot be changed later: `Forker.fits` says whether a
-command line may run here. How numapin itself starts is tried in processes of their own.
+Importing torch takes 1.5 s of CPU time, and most tests of this folder would start by importing it. Input: a module, its
+arguments, environment and folder. Output: exit status, stdout and stderr, as from a new process. Settings that Python,
+the linker and torch read at start-up cannot be changed later: `Forker.fits` says whether a command line may run here.
+Tests of numapin's own start-up use new processes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MESSAGE_BYTES: Final = 1 << 19
 
 
 class Forker:
-    """The process, seen from the tests: it ends when this object, or the process that made it, is gone."""
+    """A handle of the process, which ends with this object or with the process that made it."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._start = _start(environ)
@@ -50,7 +50,7 @@ class Forker:
             )
 
     def fits(self, environ: Mapping[str, str]) -> bool:
-        """Return whether a process that started now, with this environment, would start as this one did."""
+        """Return whether a new process with this environment would start as the forker did."""
         return _start(environ) == self._start
 
     def call(
@@ -78,12 +78,12 @@ class Forker:
 
 
 def _start(environ: Mapping[str, str]) -> tuple[dict[str, str], set[int]]:
-    """Return what a process takes from this one and cannot change later."""
+    """Return what a process inherits from this one and cannot change later."""
     return {name: environ[name] for name in environ if name.startswith(_READ_AT_START)}, os.sched_getaffinity(0)
 
 
 def _read(pipes: Sequence[int], limit_s: float) -> list[bytes]:
-    """Return what comes out of each pipe until all are closed, or the time is up."""
+    """Return the output of each pipe, until all are closed or the time is up."""
     read = dict.fromkeys(pipes, b"")
     end = time.monotonic() + limit_s
     with selectors.DefaultSelector() as selector:
@@ -101,11 +101,11 @@ def _read(pipes: Sequence[int], limit_s: float) -> list[bytes]:
 
 
 def main() -> None:
-    """Import what takes long, and fork for each command line that comes."""
+    """Do the slow imports, and fork for each command line that arrives."""
     for module in _IMPORTED:
         importlib.import_module(module)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that wait for the commands
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # reaps the children that wait for the commands
     with socket.socket(fileno=int(sys.argv[1])) as requests:
         while True:
             message, descriptors, *_ = socket.recv_fds(requests, _MESSAGE_BYTES, 3)
@@ -122,7 +122,7 @@ def main() -> None:
 
 
 def _fork(out: int, err: int, answer: int) -> None:
-    """Return in a fork, with these as its output; here, wait for it and answer with its status."""
+    """Return in a fork that has these as its output; in the parent, wait for it and answer with its status."""
     pid = os.fork()
     if pid:
         for descriptor in (1, 2, out, err):
@@ -137,7 +137,7 @@ def _fork(out: int, err: int, answer: int) -> None:
 
 
 def _become(module: str, arguments: list[str], environ: dict[str, str], cwd: str) -> None:
-    """Do what `python -m module arguments` does in this folder with this environment."""
+    """Run `python -m module arguments` in this folder with this environment."""
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environ)

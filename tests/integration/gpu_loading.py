@@ -1,6 +1,7 @@
-"""What the tests of the loader on a GPU share: data that tells which sample it is, loaders past their first batches.
+"""Data sets and checks that tests of the loader on a GPU share.
 
-Comes in: nothing, or a loader. Goes out: datasets, iterators whose batches come through the ring, verdicts on batches.
+Input: nothing, or a loader. Output: data sets whose samples identify themselves, iterators whose batches come through
+the ring, and checks of batches.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ CYCLES = 100_000_000  # of a GPU's clock: 50 ms of an H200
 needs_gpu = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch can use"),
-    pytest.mark.filterwarnings("ignore:This process:DeprecationWarning"),  # Python 3.12 on forks beside threads
+    pytest.mark.filterwarnings("ignore:This process:DeprecationWarning"),  # Python 3.12: forks beside threads
 ]
 
 
 class Filled(Dataset[torch.Tensor]):
-    """Sample i is `num_bytes` of int32, all of them i: whatever is overwritten shows."""
+    """Samples of `num_bytes` of int32; sample i is filled with i, so overwritten samples can be recognized."""
 
     def __init__(self, size: int = 4000, num_bytes: int = MIB) -> None:
         self.size, self.num_elements = size, num_bytes // 4
@@ -52,19 +53,19 @@ class Filled(Dataset[torch.Tensor]):
 
 
 def is_right(batch: torch.Tensor, number: int) -> bool:
-    """Return whether this is batch `number` of `Filled`, on whatever device."""
+    """Return whether this is batch `number` of `Filled`, on any device."""
     samples = torch.arange(number * BATCH, (number + 1) * BATCH, dtype=torch.int32, device=batch.device)
     return bool((batch == samples[:, None]).all())
 
 
 def wrong_ones(batches: Sequence[torch.Tensor] | torch.Tensor, first: int) -> list[int]:
-    """Return the numbers of the batches of `Filled` that are not what they must be; the first one is `first`."""
+    """Return the numbers of the batches of `Filled` that have wrong values; the first batch is `first`."""
     return [number for number, batch in enumerate(batches, first) if not is_right(batch, number)]
 
 
 def warmed(loader: Any, num_hits: int = 8, pause_s: float = 0.005) -> tuple[Iterator[Any], int]:
     """Return an iterator of a numapin.DataLoader whose batches come through the ring, and its next batch's number."""
-    iterator, number, end = iter(loader), 0, time.monotonic() + 40  # spawned workers import torch first
+    iterator, number, end = iter(loader), 0, time.monotonic() + 40  # spawned workers have to import torch first
     while loader.stats().hits < num_hits:
         assert time.monotonic() < end, f"no ring: {loader.stats()}"
         next(iterator)
@@ -74,27 +75,27 @@ def warmed(loader: Any, num_hits: int = 8, pause_s: float = 0.005) -> tuple[Iter
 
 
 def lies_in_ring(loader: Any, tensor: torch.Tensor) -> bool:
-    """Return whether a tensor's memory is a slot of the loader's."""
+    """Return whether a tensor's memory is in a slot of the loader."""
     memories = [memory for ring in loader._path._rings for memory in ring._memories.values()]
     return any(0 <= tensor.data_ptr() - memory.address < memory.generation.num_bytes for memory in memories)
 
 
 def settled_pinned_bytes() -> int:
-    """Return what numapin has locked here, once what earlier tests dropped had two seconds to be unlocked."""
+    """Return how much numapin has locked here, once memory of earlier tests had two seconds to be unlocked."""
     gc.collect()
     wait_until(lambda: not PINNED.total, limit_s=2)
     return PINNED.total
 
 
 def assert_no_error_is_pending() -> None:
-    """Fail where a CUDA error was left behind: it surfaces at the next launch, or when that is waited for."""
+    """Fail if an earlier call left a CUDA error, which would surface at the next launch or synchronization."""
     torch.cuda.synchronize()
     assert int(torch.ones(8, device="cuda").sum()) == 8
     torch.cuda.synchronize()
 
 
 def run_program(scene: str, argument: str) -> str:
-    """Run a scene of gpu_program to its end and return what it printed; fail where it failed."""
+    """Run a scene of gpu_program and return its output; fail if it fails."""
     command = [sys.executable, "-m", "tests.integration.gpu_program", scene, argument]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
@@ -103,7 +104,7 @@ def run_program(scene: str, argument: str) -> str:
 
 @contextmanager
 def copies_to_device() -> Iterator[list[str]]:
-    """Give a list that has, after the block, CUDA's own names for the copies from the host that ran inside it."""
+    """Yield a list that, after the block, has CUDA's names for the host-to-device copies that ran inside it."""
     torch.cuda.synchronize()
     found: list[str] = []
     with profile(activities=[ProfilerActivity.CUDA]) as seen:

@@ -1,6 +1,6 @@
-"""Programs of their own for tests on a GPU: python -m tests.integration.gpu_program SCENE ARGUMENT.
+"""Programs that tests on a GPU run: python -m tests.integration.gpu_program SCENE ARGUMENT.
 
-Comes in: what to do. Goes out: a line on stdout, which the test reads.
+Input: the scene to run. Output: a line on stdout, which the test reads.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def say(line: str) -> None:
 
 
 def train(method: str) -> None:
-    """Hold a GiB of the GPU and copy batches to it for ever; "ready" once they come through the ring."""
+    """Hold a GiB of the GPU and copy batches to it forever; print "ready" once they come through the ring."""
     held = torch.ones(1024 * MIB, dtype=torch.uint8, device="cuda")
     dataset = Filled(4_000_000)
     loader: Any = numapin.DataLoader(
@@ -54,7 +54,7 @@ def train(method: str) -> None:
 
 
 def capture(guard: str) -> None:
-    """Capture a CUDA graph while slots wait to be let go of, with our guard or without; "whole" or "broken"."""
+    """Capture a CUDA graph while released slots wait, with numapin's guard or without it; print "whole" or "broken"."""
     if guard == "unguarded":
         vars(quarantine)["no_capture"] = lambda: nullcontext(True)  # "no capture is in progress"
     loader: Any = numapin.DataLoader(Filled(), BATCH, num_workers=2, pin_memory=True)
@@ -74,7 +74,7 @@ def capture(guard: str) -> None:
 
 
 def vanish(what: str) -> None:
-    """Drop a loader, or close it, while its copies wait on the device; what the batches and the ring came to."""
+    """Drop or close a loader while its copies wait on the device; print the state of the batches and the ring."""
     loader: Any = numapin.DataLoader(Filled(), BATCH, num_workers=2, device="cuda")
     iterator, first = warmed(loader)
     cuda: Any = torch.cuda
@@ -96,7 +96,7 @@ def vanish(what: str) -> None:
 
 
 def limited(kind: str) -> None:
-    """Load with `ulimit -l 64`, to the device or to be copied; what came of it, as JSON."""
+    """Load with `ulimit -l 64`, on the device or in host memory; print the result as JSON."""
     resource.setrlimit(resource.RLIMIT_MEMLOCK, (64 << 10, 64 << 10))
     torch.ones(1, device="cuda")
     options: dict[str, Any] = {"device": "cuda"} if kind == "device" else {"pin_memory": True}

@@ -1,4 +1,4 @@
-"""A training script for the tests of `numapin trace` on GPUs: CASE says how batches get to the GPU. Not a test."""
+"""A training script for the tests of `numapin trace` on GPUs. CASE selects how batches get to the GPU. Not a test."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ class Batches(Dataset[torch.Tensor]):
     """Whole batches of 38.5 MB, made quickly."""
 
     def __len__(self) -> int:
-        """Return how many there are."""
+        """Return the number of batches."""
         return 80
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        """Return one."""
+        """Return a batch."""
         return torch.full((64, 3, 224, 224), float(index))
 
 
 def main(case: str) -> None:
-    """Train 80 steps; the compute of one takes some milliseconds more than its copy."""
+    """Train 80 steps; the compute of a step takes a few milliseconds longer than its copy."""
     dataset, device = Batches(), torch.device("cuda")
     loader = (
         numapin.DataLoader(dataset, batch_size=None, num_workers=6, device="cuda")

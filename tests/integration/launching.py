@@ -1,4 +1,4 @@
-"""Start numapin and torchrun as a user does, in a process of their own."""
+"""Start numapin and torchrun as a user does, in new processes."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ _WITH_TORCH = ("run", "trace")  # the commands that import it
 _LIMIT_S = 120
 REFUSE_POLICY = (sys.executable, str(Path(__file__).resolve().parents[1] / "vm" / "refuse_policy.py"))
 
-# What this test run itself was given must not reach the launchers under test.
+# Variables of this test run must not reach the launchers under test.
 _DROPPED = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "NUMAPIN_RUN_DIR", "XDG_RUNTIME_DIR")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """A command that ended."""
+    """A command that has ended."""
 
     status: int
     out: str
     err: str
 
     def json_lines(self) -> list[dict[str, str]]:
-        """Return what ranks printed as JSON, a line each, in the order of their ranks."""
+        """Return the JSON lines that ranks printed, in the order of the ranks."""
         return sorted(
             (json.loads(line) for line in self.out.splitlines() if line.startswith("{")), key=lambda d: int(d["RANK"])
         )
 
 
 def environment(**changes: str) -> dict[str, str]:
-    """Return this process's environment, cleaned, with changes."""
+    """Return this process's environment without the launchers' variables, and with changes."""
     return {key: value for key, value in os.environ.items() if key not in _DROPPED} | changes
 
 
 def call(*command: str, cwd: Path | None = None, **changes: str) -> Done:
-    """Run a command to its end."""
+    """Run a command and wait for its end."""
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=_LIMIT_S, check=False, cwd=cwd, env=environment(**changes)
     )
@@ -53,19 +53,19 @@ def call(*command: str, cwd: Path | None = None, **changes: str) -> Done:
 
 
 def numapin(*arguments: str, cwd: Path | None = None, **changes: str) -> Done:
-    """Run numapin to its end."""
+    """Run numapin and wait for its end."""
     if arguments and arguments[0] in _WITH_TORCH:
         return _forked("numapin", *arguments, cwd=cwd, **changes)
     return call(*NUMAPIN, *arguments, cwd=cwd, **changes)
 
 
 def torchrun(*arguments: str, cwd: Path | None = None, **changes: str) -> Done:
-    """Run torchrun to its end."""
+    """Run torchrun and wait for its end."""
     return _forked("torch.distributed.run", *arguments, cwd=cwd, **changes)
 
 
 def _forked(module: str, *arguments: str, cwd: Path | None, **changes: str) -> Done:
-    """Run a module in a fork of a process that has torch imported, or else in a process of its own."""
+    """Run a module in a fork of a process that has torch imported, or in a new process if it cannot run there."""
     environ = environment(**changes)
     if not _forker().fits(environ):
         return call(sys.executable, "-m", module, *arguments, cwd=cwd, **changes)
@@ -75,7 +75,7 @@ def _forked(module: str, *arguments: str, cwd: Path | None, **changes: str) -> D
 
 @cache
 def _forker() -> Forker:
-    """Return this test process's own, started when it is first wanted."""
+    """Return this test process's forker; start it at the first call."""
     forker = Forker(environment())
     atexit.register(forker.close)
     return forker
@@ -89,5 +89,5 @@ def script(folder: Path, text: str, name: str = "train.py") -> str:
 
 
 def observed(run_dir: Path) -> list[dict[str, Any]]:
-    """Return the records that ranks left in the one run below `run_dir`, by name: rank, then restart."""
+    """Return the records that ranks left in the only run below `run_dir`, by name: rank, then restart."""
     return [json.loads(path.read_text()) for path in sorted(run_dir.glob("run-*/observed-*.json"))]

@@ -1,6 +1,6 @@
-"""Ports on which a process and all that it started listen, from /proc.
+"""The ports on which a process and its descendants listen, from /proc.
 
-Comes in: a process's number. Goes out: for each listening socket the process that holds it, its address and port.
+Input: a process id. Output: for each listening socket, the process that holds it, its address and its port.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def tree(pid: int) -> list[int]:
 
 
 def ports_of(pid: int) -> list[Port]:
-    """Return the ports on which a process and its descendants listen; of a socket held by several, the first."""
+    """Return the ports on which a process and its descendants listen; for a shared socket, the first holder."""
     owners: dict[str, int] = {}
     for member in tree(pid):
         for target in _links(Path(f"/proc/{member}/fd")):
@@ -55,11 +55,11 @@ def _links(folder: Path) -> list[str]:
     try:
         return [os.readlink(entry) for entry in folder.iterdir()]  # noqa: PTH115 - "socket:[1]" is no path
     except (FileNotFoundError, ProcessLookupError):
-        return []  # it ended meanwhile, or has just closed one
+        return []  # the process has ended, or has just closed the socket
 
 
 def _address(text: str) -> str:
-    """Return an address of /proc/net/tcp, which has words of four bytes in the host's order."""
+    """Return an address of /proc/net/tcp, which consists of four-byte words in the host's byte order."""
     words = [bytes.fromhex(text[start : start + 8])[::-1] for start in range(0, len(text), 8)]
     address = ip_address(b"".join(words))
     if isinstance(address, IPv6Address) and address.ipv4_mapped:

@@ -1,6 +1,6 @@
-"""A job that stays until it is told to end, for what looks at running jobs.
+"""A job that runs until it is told to end, for tests of commands that inspect running jobs.
 
-Comes in: the command that starts its ranks. Goes out: the command's process id while all ranks are there.
+Input: the command that starts its ranks. Output: the command's process id while all ranks are running.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-# Runs until the file named second is there, and, where it is a report, has a verdict; a third argument moves its thread
-# there as soon as it runs.
+# Runs until the file of the second argument exists and, if it is a report, has a verdict. A third argument is a CPU to
+# which it moves its thread at the start.
 JOB = """
 import os, sys, threading, time
 end = threading.Event()
@@ -34,7 +34,7 @@ end.set()
 
 @contextmanager
 def staying_job(folder: Path, *command: str, moved_to: int | None = None, num_ranks: int = 0) -> Iterator[int]:
-    """Run the job; yield the process id of the command when all ranks are there, and end it after the body."""
+    """Run the job, yield the process id of the command once all ranks are running, and end the job after the body."""
     arguments = [script(folder, JOB), str(folder / "ready"), str(folder / "end")]
     moved = [] if moved_to is None else [str(moved_to)]
     with subprocess.Popen(

@@ -81,7 +81,7 @@ def test_a_file_that_cannot_be_written_is_told_at_once(tmp_path: Path) -> None:
 
 
 def test_help_imports_no_torch() -> None:
-    """Neither the help nor the names of cases and peers need torch."""
+    """Neither the help nor the list of cases and peers imports torch."""
     code = (
         "import sys; from numapin.cli.main import numapin; "
         "numapin(['bench', 'loader', '--help'], standalone_mode=False); sys.exit('torch' in sys.modules)"

@@ -153,7 +153,7 @@ def test_wrong_input(arguments: tuple[str, ...], problem: str) -> None:
 
 @pytest.mark.parametrize("name", ["transfer", "alloc", "overlap", "launch", "exec"])
 def test_help_imports_no_torch(name: str) -> None:
-    """The help needs no torch, and has examples."""
+    """The help does not import torch, and has examples."""
     code = (
         "import sys; from numapin.cli.main import numapin; "
         f"numapin(['bench', '{name}', '--help'], standalone_mode=False); sys.exit('torch' in sys.modules)"

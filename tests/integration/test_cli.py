@@ -24,7 +24,7 @@ GOLDEN = Path(__file__).resolve().parents[1] / "machines" / "golden"
 
 @pytest.fixture
 def dgx(tmp_path: Path) -> str:
-    """Give a machine file of a DGX A100: GPU pairs on nodes 3, 1, 7, 5 of 8."""
+    """Give a machine file of a DGX A100, which has pairs of GPUs on nodes 3, 1, 7 and 5 of 8."""
     golden = json.loads((GOLDEN / "2pkg-8node-smt2-8gpu-pairs.json").read_text())
     path = tmp_path / "dgx.json"
     path.write_text(json.dumps(golden["topology"]))
@@ -107,14 +107,14 @@ class TestTopo:
     """The output of `numapin topo`."""
 
     def test_json_is_the_contract(self) -> None:
-        """--json and --format json print a topology that reads back, and nothing else on stdout."""
+        """--json and --format json print only a topology, which can be read back."""
         texts = [numapin("topo", *options).out for options in (["--json"], ["--format", "json"])]
         for text in texts:
             assert json.loads(text)["schema"] == "numapin.topology/1"
             assert json.loads(json.dumps(Topology.from_json(text).to_json())) == json.loads(text)
 
     def test_save_and_read_back(self, tmp_path: Path) -> None:
-        """A machine file that --save wrote gives the same topology with --machine."""
+        """A machine file written by --save gives the same topology with --machine."""
         path = str(tmp_path / "here.json")
         assert numapin("topo", "--save", path).status == 0
         assert json.loads(numapin("topo", "--json", "--machine", path).out) == json.loads(Path(path).read_text())
@@ -249,7 +249,7 @@ def test_completion_of_run() -> None:
 
 
 class TestBuiltInMachines:
-    """--machine example:NAME."""
+    """Built-in machines, --machine example:NAME."""
 
     def test_topo_lists_them(self) -> None:
         """Without a name all machines are listed with their titles, and each of them can be typed."""

@@ -17,7 +17,7 @@ from tests.pictures import golden_machine
 
 @pytest.fixture
 def dgx(tmp_path: Path) -> str:
-    """Give a machine file of a DGX A100: GPU pairs on nodes 3, 1, 7, 5 of 8."""
+    """Give a machine file of a DGX A100, which has pairs of GPUs on nodes 3, 1, 7 and 5 of 8."""
     path = tmp_path / "dgx.json"
     path.write_text(json.dumps(golden_machine("2pkg-8node-smt2-8gpu-pairs").to_json()))
     return str(path)

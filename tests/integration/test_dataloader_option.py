@@ -1,7 +1,6 @@
-"""`numapin run --dataloader=numapin`: the hook is in every Python of a rank, and disturbs nothing else there.
+"""`numapin run --dataloader=numapin`: the hook is in every Python of a rank, and does not disturb it otherwise.
 
-`install` is a stand-in here, which each script puts in the place of numapin.data.install; test_frameworks.py has the
-real one.
+`install` is a stand-in here: each script replaces numapin.data.install. test_frameworks.py uses the real one.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from numapin.base.printable import printable
 from numapin.launcher import preload
 from tests.integration.launching import Done, call, numapin, script
 
-BASE_PYTHON: str = getattr(sys, "_base_executable", sys.executable)  # of a virtual environment: the one below it
+BASE_PYTHON: str = getattr(sys, "_base_executable", sys.executable)  # below a virtual environment
 RUN = ("run", "--nproc-per-node", "1", "--quiet")
 
-# Says "installed" and counts the iterators that torch's class makes from then on.
+# Prints "installed" and counts the iterators that torch's class makes from then on.
 STAND_IN = """
 import os, sys, types
 at_start = sorted({"torch", "numapin", "typing"} & sys.modules.keys())
@@ -45,7 +44,7 @@ print(json.dumps([sys.path[1:], str(module), getattr(module, "__file__", None), 
 
 
 def start(choice: str, *arguments: str, cwd: Path, program: str = sys.executable, **changes: str) -> Done:
-    """Start Python with the environment of a rank under --dataloader CHOICE."""
+    """Start Python with the environment that a rank gets under --dataloader CHOICE."""
     changes |= preload.environment(choice, changes)
     return call(program, *arguments, cwd=cwd, **changes)
 
@@ -54,7 +53,7 @@ class TestTakingOver:
     """When and where `install` is called."""
 
     def test_at_the_first_iterator(self, tmp_path: Path) -> None:
-        """Nothing is imported for the script, nothing taken over while it imports torch; then once, for all loaders."""
+        """The hook does nothing while the script imports torch; it then installs once, for all loaders."""
         text = (
             f"{STAND_IN}print('at start', at_start, flush=True)\n"
             "from torch.utils.data import DataLoader\n"
@@ -76,7 +75,7 @@ class TestTakingOver:
 
     @pytest.mark.parametrize("options", [[], ["--dataloader", "torch"]], ids=["default", "torch"])
     def test_torch_is_the_default(self, tmp_path: Path, options: list[str]) -> None:
-        """Without the option and with =torch nothing is taken over, even inside a run that has it."""
+        """Without the option and with =torch nothing is installed, even inside a run that has it."""
         path = script(tmp_path, STAND_IN + ITERATE)
         done = numapin(*RUN, *options, path, cwd=None, **preload.environment("numapin", {}))
         assert (done.status, done.out) == (0, ""), done.err
@@ -92,14 +91,14 @@ class TestTakingOver:
         ids=["module", "no-python", "shell", "run-path"],
     )
     def test_however_the_script_is_started(self, tmp_path: Path, command: list[str]) -> None:
-        """-m, --no-python, --run-path, and a program that starts Python."""
+        """The hook works with -m, --no-python, --run-path, and a program that starts Python."""
         script(tmp_path, STAND_IN + ITERATE, "module_of_ours.py")
         done = numapin(*RUN, "--dataloader=numapin", *command, cwd=tmp_path)
         assert (done.status, done.out) == (0, "installed\ntaken\n"), done.err
         assert ("applies to the Python processes that sh starts" in done.err) == ("sh" in command)
 
     def test_children_of_torch_multiprocessing(self, tmp_path: Path) -> None:
-        """Processes of torch.multiprocessing.spawn are taken over each for itself, as ranks of one process are."""
+        """Each process of torch.multiprocessing.spawn installs the hook itself, as ranks of one process do."""
         text = (
             f"{STAND_IN}def work(i):\n"
             "    from torch.utils.data import DataLoader\n"
@@ -114,7 +113,7 @@ class TestTakingOver:
 
     @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
     def test_workers(self, tmp_path: Path, method: str) -> None:
-        """Workers start as ever, and nothing is taken over in them, which iterate no loader."""
+        """Workers start as usual and do not install the hook, because they iterate no loader."""
         text = (
             f"{STAND_IN}import torch\n"
             "class Data(torch.utils.data.Dataset):\n"
@@ -128,7 +127,7 @@ class TestTakingOver:
         assert (done.status, done.out, done.err) == (0, "installed\ntaken\n", "")
 
     def test_what_a_rank_starts(self, tmp_path: Path) -> None:
-        """A subprocess is reached as the rank is, unless its environment says NUMAPIN_DATALOADER=torch."""
+        """A subprocess of a rank installs the hook too, unless its environment says NUMAPIN_DATALOADER=torch."""
         child = script(tmp_path, STAND_IN + ITERATE, "child.py")
         text = (
             "import os, subprocess, sys\n"
@@ -139,7 +138,7 @@ class TestTakingOver:
         assert (done.status, done.out, done.err) == (0, "installed\ntaken\n", "")
 
     def test_threads(self, tmp_path: Path) -> None:
-        """Threads that make their first iterators at once install once, and all get the new ones."""
+        """Threads that make their first iterators at the same time install once, and all get the new iterators."""
         text = (
             f"{STAND_IN}import threading, time\n"
             "from torch.utils.data import DataLoader\n"
@@ -153,7 +152,7 @@ class TestTakingOver:
         assert (done.status, done.out.split(), done.err) == (0, ["installed"] + ["taken"] * 4, "")
 
     def test_subclasses(self, tmp_path: Path) -> None:
-        """A subclass that makes its own iterators is left alone, and one that asks torch's for them is taken over."""
+        """A subclass that makes its own iterators is left alone; one that calls torch's method gets the new ones."""
         text = (
             f"{STAND_IN}from torch.utils.data import DataLoader\n"
             "class Own(DataLoader):\n"
@@ -168,12 +167,12 @@ class TestTakingOver:
 
 
 class TestOtherCustomizations:
-    """Python starts as it would without us."""
+    """Other start-up hooks of Python run as they would without numapin."""
 
     @pytest.mark.parametrize("path", [None, "", "lib", "{0}/lib:lib::", "{0}/nowhere:{0}"], ids=str)
     @pytest.mark.parametrize("where", ["nowhere", "lib", "."])
     def test_path_and_sitecustomize(self, tmp_path: Path, path: str | None, where: str) -> None:
-        """sys.path and the sitecustomize that is found, if any, are the same, wherever one lies."""
+        """sys.path stays the same, and so does the sitecustomize that is found, wherever it is."""
         for folder in ("nowhere", "lib"):
             (tmp_path / folder).mkdir()
         script(
@@ -185,7 +184,7 @@ class TestOtherCustomizations:
         assert states[0].err == ""
 
     def test_the_hidden_one_is_itself(self, tmp_path: Path) -> None:
-        """It runs once, under its own name, file and spec, and is what `import sitecustomize` gives."""
+        """The user's sitecustomize runs once, under its own name, file and spec; `import sitecustomize` returns it."""
         text = "print(__name__, __file__, __spec__.origin, flush=True)\nmark = 1\n"
         path = script(tmp_path, text, "sitecustomize.py")
         code = "import sitecustomize, sys; print(sitecustomize.mark, sys.modules['sitecustomize'].__file__)"
@@ -197,20 +196,20 @@ class TestOtherCustomizations:
         ["1 / 0", "import no_such_module", "raise ImportError('x', name='sitecustomize')"],
     )
     def test_its_errors(self, tmp_path: Path, text: str) -> None:
-        """What it raises is told, or not told, in the same words as without us, and Python starts."""
+        """An error in the user's sitecustomize is reported as it is without numapin, and Python starts."""
         script(tmp_path, text, "sitecustomize.py")
         ends = [start(choice, "-c", STATE, cwd=tmp_path, PYTHONPATH=str(tmp_path)) for choice in ("torch", "numapin")]
         assert ends[0] == ends[1]
         assert ends[0].status == 0
 
     def test_its_exit(self, tmp_path: Path) -> None:
-        """One that leaves the interpreter still does."""
+        """A sitecustomize that exits the interpreter still does."""
         script(tmp_path, "import os; os.write(2, b'left'); os._exit(3)", "sitecustomize.py")
         done = start("numapin", "-c", "print('ran')", cwd=tmp_path, PYTHONPATH=str(tmp_path))
         assert done == Done(status=3, out="", err="left")
 
     def test_after_its_errors_loaders_are_taken_over(self, tmp_path: Path) -> None:
-        """A broken sitecustomize of the user's does not take --dataloader away."""
+        """A broken sitecustomize of the user does not disable --dataloader."""
         script(tmp_path, "1 / 0", "sitecustomize.py")
         path = script(tmp_path, STAND_IN + ITERATE)
         done = start("numapin", path, cwd=tmp_path, PYTHONPATH=str(tmp_path))
@@ -218,17 +217,17 @@ class TestOtherCustomizations:
         assert "ZeroDivisionError" in done.err
 
     def test_usercustomize(self, tmp_path: Path) -> None:
-        """The user's own customisation runs afterwards."""
+        """The user's usercustomize runs afterwards."""
         version = f"python{sys.version_info.major}.{sys.version_info.minor}"
         folder = tmp_path / "lib" / version / "site-packages"
         folder.mkdir(parents=True)
         script(folder, "print('usercustomize')", "usercustomize.py")
-        for choice in ("torch", "numapin"):  # in the base interpreter: a virtual environment has no user site
+        for choice in ("torch", "numapin"):  # in the base interpreter, because a virtual environment has no user site
             done = start(choice, "-c", "", cwd=tmp_path, program=BASE_PYTHON, PYTHONUSERBASE=str(tmp_path))
             assert (done.out, done.err) == ("usercustomize\n", "")
 
     def test_cost(self, tmp_path: Path) -> None:
-        """The hook, compiled as pip leaves it, takes an interpreter's start less than 2 ms; the best of five."""
+        """The hook, compiled as pip installs it, adds less than 2 ms to an interpreter's start (best of five)."""
         hook = Path(preload.environment("numapin", {})["PYTHONPATH"]) / "sitecustomize.py"
         py_compile.compile(script(tmp_path, hook.read_text(), hook.name))
         changes = {"NUMAPIN_DATALOADER": "numapin", "PYTHONPATH": str(tmp_path)}
@@ -241,13 +240,13 @@ class TestOtherCustomizations:
 
 
 class TestWhereItCannotWork:
-    """What is said, once, and where."""
+    """Cases where the hook cannot work: the message, printed once, and the place."""
 
     @pytest.mark.parametrize("name", ["", "p\x1b[2Jy\u202e\nnumapin: forged"], ids=ascii)
     def test_interpreter_without_numapin(self, name: str, tmp_path: Path) -> None:
-        """Another interpreter, without numapin, says so at its first iterator and keeps torch's loader.
+        """An interpreter without numapin says so at its first iterator and keeps torch's loader.
 
-        Whatever the interpreter's name, that is one line of visible characters.
+        The message is one line of visible characters, whatever the interpreter's name.
         """
         program = BASE_PYTHON
         if name:
@@ -269,7 +268,7 @@ class TestWhereItCannotWork:
         assert "torch's own DataLoader is used; hint: install numapin" in line
 
     def test_refusing_interpreter(self, tmp_path: Path) -> None:
-        """An option that keeps the hook out is told before the start with the remedy, and is status 5 with --strict."""
+        """An option that disables the hook is reported before the start with the remedy; --strict makes it an error."""
         command = ("--no-python", sys.executable, "-I", script(tmp_path, "print('ran')"))
         done = numapin(*RUN, "--dataloader=numapin", *command)
         assert (done.status, done.out) == (0, "ran\n"), done.err
@@ -281,14 +280,14 @@ class TestWhereItCannotWork:
         assert f"--strict: --dataloader numapin cannot work: {sys.executable} -I " in done.err
 
     def test_other_words_are_refused(self, tmp_path: Path) -> None:
-        """A loader that does not exist is a usage error that names those that do."""
+        """An unknown loader is a usage error that lists the valid ones."""
         done = numapin(*RUN, "--dataloader", "dali", script(tmp_path, "print('ran')"))
         assert (done.status, done.out) == (2, "")
         assert "'dali' is not one of 'torch', 'numapin'" in done.err
 
 
 def test_dry_run_shows_the_environment(tmp_path: Path) -> None:
-    """--dry-run prints what each rank gets, as a shell would take it."""
+    """--dry-run prints the environment of each rank in shell syntax."""
     path = script(tmp_path, "import json, os; print(json.dumps(os.environ.get('PYTHONPATH')))")
     done = numapin(*RUN, "--dataloader=numapin", "--dry-run", path, PYTHONPATH="a b")
     assert done.status == 0, done.err
@@ -299,7 +298,7 @@ def test_dry_run_shows_the_environment(tmp_path: Path) -> None:
 
 
 def test_help_and_completion() -> None:
-    """The option is in run --help with its words, and the shell completes it."""
+    """The help of `run` shows the option with its choices, and the shell completes it."""
     assert "--dataloader torch|numapin" in " ".join(numapin("run", "--help", COLUMNS="100").out.split())
     done = numapin(COMP_WORDS="numapin run --da", COMP_CWORD="2", _NUMAPIN_COMPLETE="bash_complete")
     assert done.out.splitlines() == ["plain,--dataloader"]

@@ -1,4 +1,4 @@
-"""`numapin doctor` as a user runs it: here, under seccomp, with a stand-in driver, on captured machines."""
+"""`numapin doctor` as a user runs it: on this machine, under seccomp, with a fake driver, and on captured machines."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_without_torch(command: list[str]) -> None:
 
 @pytest.mark.alone
 def test_takes_at_most_half_a_second() -> None:
-    """The whole examination of this machine, the best of five."""
+    """All checks of this machine take at most half a second (best of five)."""
     times_s = []
     for _ in range(5):
         start = time.perf_counter()
@@ -88,10 +88,10 @@ def test_environment() -> None:
 
 
 class TestDriver:
-    """With a stand-in NVML that the real pynvml loads."""
+    """A fake NVML that the real pynvml loads."""
 
     def test_gpus(self, fake_nvml: fake.FakeNvml, tmp_path: Path) -> None:
-        """Persistence, links and models come from NVML; a loader is judged with the GPUs that are there."""
+        """Persistence, links and models come from NVML; the advice for a loader uses the GPUs that exist."""
         environ = fake_nvml.environment(tmp_path, fake.render(GPUS))
         _, report, found = _report("--workers", "2", "--batch-bytes", "1K", **environ)
         assert found["persistence"]["what"] == "off for gpu0"
@@ -126,7 +126,7 @@ def test_without_libnuma(tmp_path: Path) -> None:
 
 
 class TestCaptured:
-    """Machines that are not this one."""
+    """Machines other than this one."""
 
     def test_a_cut_off_gpu_is_status_1(self, tmp_path: Path) -> None:
         """The finding is about the capture; live checks are skipped."""
@@ -155,7 +155,7 @@ class TestCaptured:
         assert any("fix: docker run --cpuset-cpus" in line for line in lines)
 
     def test_no_colour_in_files(self, tmp_path: Path) -> None:
-        """Text that does not go to a terminal has no escape codes, and at most 100 columns."""
+        """Output that does not go to a terminal has no escape codes and at most 100 columns."""
         done = numapin("doctor", "--root", str(machine(tmp_path, "4node-cpuset-3gpu")))
         assert "\x1b" not in done.out + done.err
         assert max(map(len, done.out.splitlines())) <= 100

@@ -1,4 +1,4 @@
-"""The examples, as their docstrings say that they are run: two ranks on the CPU, or on GPUs where there are any."""
+"""The examples, run as their docstrings say: two ranks on the CPU, or on GPUs if available."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ on_each_device = pytest.mark.parametrize(
 
 
 def run(folder: Path, name: str, *options: str, visible: str = "", num_ranks: int = 2) -> Done:
-    """Run an example to its end, verified beside it; its ranks must have been bound as planned."""
+    """Run an example to its end and verify it meanwhile; its ranks must be bound as planned."""
     report = folder / "report.json"
     done = numapin(
         *("run", "--quiet", "--nproc-per-node", str(num_ranks), "--report", str(report), "--verify-after", "0.5"),
@@ -69,7 +69,7 @@ def losses(text: str) -> list[float]:
 
 
 def require(name: str) -> None:
-    """Skip the test of an example whose framework is not there."""
+    """Skip the test of an example whose framework is not installed."""
     module = NEEDS.get(name)
     if module is not None and find_spec(module) is None:
         pytest.skip(f"no {module}; type: pip install .[dev]")
@@ -87,12 +87,12 @@ def test_trains(tmp_path: Path, name: str, visible: str, num_ranks: int) -> None
     if name == "train_fsdp.py":
         assert f"rank 0 holds {1 / num_ranks:.1%} of the parameters" in done.out
     if name == "train_accelerate.py":
-        assert done.err.count(TAKEN_OVER) == num_ranks  # a copy of our loader, which stays ours
+        assert done.err.count(TAKEN_OVER) == num_ranks  # a copy of numapin's loader is still numapin's
 
 
 @on_each_device
 def test_unmodified(tmp_path: Path, visible: str, num_ranks: int) -> None:
-    """A script that imports nothing of numapin gets its data path by an option, in each rank, and the same losses."""
+    """A script that does not import numapin gets its data path by an option, in each rank, with the same losses."""
     (tmp_path / "torch").mkdir()
     (tmp_path / "numapin").mkdir()
     name, where = "train_unmodified.py", {"visible": visible, "num_ranks": num_ranks}
@@ -105,7 +105,7 @@ def test_unmodified(tmp_path: Path, visible: str, num_ranks: int) -> None:
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
 def test_documented(path: Path) -> None:
-    """Each is below 100 lines, says how it is run and what to expect, and has its line in the table."""
+    """Each example has fewer than 100 lines, says how to run it and what to expect, and is in the table."""
     text = path.read_text()
     said = ast.get_docstring(ast.parse(text)) or ""
     assert len(text.splitlines()) < 100
@@ -118,13 +118,13 @@ def test_documented(path: Path) -> None:
     scope="module", params=[pytest.param("", id="cpu"), pytest.param(",".join(UUIDS[:2]), id="gpus", marks=_two_gpus)]
 )
 def visible(request: pytest.FixtureRequest) -> str:
-    """Give the devices that CUDA is to show."""
+    """Return the devices that CUDA should show."""
     return str(request.param)
 
 
 @dataclass(frozen=True, slots=True)
 class _Undisturbed:
-    """A run that nobody disturbed: two checkpoints from its midst, and its last."""
+    """An undisturbed run: two checkpoints from its middle, and the last one."""
 
     old: Path
     newer: Path
@@ -133,7 +133,7 @@ class _Undisturbed:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, visible: str) -> _Undisturbed:
-    """Give the checkpoints of a run that nobody disturbed."""
+    """Give the checkpoints of an undisturbed run."""
     folder = tmp_path_factory.mktemp("undisturbed")
     path = folder / "checkpoint.pt"
     with _Job(path, visible) as job:
@@ -146,12 +146,12 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, visible: str) -> _Undi
 
 @pytest.mark.xdist_group("preemption")  # the undisturbed run is made once
 class TestPreemption:
-    """The job that survives it."""
+    """The job that survives preemption."""
 
     def test_signals_and_death(self, tmp_path: Path, visible: str, undisturbed: _Undisturbed) -> None:
-        """Stopped by SIGUSR1 to one rank, and by SIGTERM to all, and started again, it ends as if undisturbed.
+        """A run stopped by SIGUSR1 to one rank, or by SIGTERM to all, and started again, ends as if undisturbed.
 
-        So it does when a rank of the last of these runs is killed, which costs a restart at the last whole epoch.
+        So does one whose rank is killed, which costs a restart from the last whole epoch.
         """
         path = tmp_path / "preempted.pt"
         with _Job(path, visible) as job:
@@ -175,9 +175,9 @@ class TestPreemption:
         assert _same(_state(path), undisturbed.last, exactly=not visible)
 
     def test_only_rank_0_has_the_file(self, tmp_path: Path, visible: str, undisturbed: _Undisturbed) -> None:
-        """Machines without a folder in common: rank 0's checkpoint is everybody's, whatever others have.
+        """On machines without a shared folder all ranks use rank 0's checkpoint, whatever files they have.
 
-        The other rank has none at first, then an old one, which it must not go on from.
+        The other rank first has no checkpoint, then an old one, which it must not continue from.
         """
         paths = [tmp_path / str(rank) / "checkpoint.pt" for rank in (0, 1)]
         for path in paths:
@@ -195,7 +195,7 @@ class TestPreemption:
     @pytest.mark.multigpu
     @pytest.mark.skipif(len(UUIDS) < 2, reason="fewer than two NVIDIA GPUs here")
     def test_goes_on_with_other_devices(self, tmp_path: Path, visible: str, undisturbed: _Undisturbed) -> None:
-        """Two ranks that saw two GPUs each go on as ranks that see one each, as 1 x 8 does as 2 x 4, and back again."""
+        """Ranks that saw two GPUs each can continue with one GPU each, as 2 x 4 continues as 1 x 8, and back again."""
         if not visible:
             pytest.skip("this is about GPUs")
         for path in (tmp_path / "0", tmp_path / "1"):
@@ -206,7 +206,7 @@ class TestPreemption:
 
 
 def _with_own_folders(folder: Path, visible: str, *, epochs: int, own_device: bool = False) -> Done:
-    """Train to the end of an epoch, each rank in a folder of its own; `own_device` hides the GPUs of the others."""
+    """Train to the end of an epoch, each rank in its own folder; `own_device` hides the other ranks' GPUs."""
     script = folder / "rank.sh"
     device = (
         'IFS=, read -ra gpus <<< "$CUDA_VISIBLE_DEVICES"\nexport CUDA_VISIBLE_DEVICES=${gpus[$LOCAL_RANK]} LOCAL_RANK=0'
@@ -218,7 +218,7 @@ def _with_own_folders(folder: Path, visible: str, *, epochs: int, own_device: bo
 
 
 class _Job:
-    """The checkpointing example, going on; killed at the end of a `with` that fails."""
+    """A running checkpointing example; killed if its `with` block fails."""
 
     def __init__(self, checkpoint: Path, visible: str) -> None:
         self._runs = checkpoint.parent / f"runs-{len(list(checkpoint.parent.glob('runs-*')))}"
@@ -251,18 +251,18 @@ class _Job:
         assert next(self._lines(), "").startswith("epoch"), self._err.read_text()
 
     def pid_of(self, rank: int, *, restart: int = 0) -> int:
-        """Return the process of a rank."""
+        """Return the process id of a rank."""
         (found,) = (r for r in observed(self._runs) if (r["local_rank"], r["restart"]) == (rank, restart))
         return int(found["pid"])
 
     def end(self) -> int:
-        """Wait for the end; return the exit status."""
+        """Wait for the end and return the exit status."""
         self._process.communicate(timeout=120)
         return self._process.returncode
 
 
 def _state(path: Path) -> list[Any]:
-    """Return the tensors and numbers of a checkpoint, the number of samples last."""
+    """Return the tensors and numbers of a checkpoint; the last one is the number of samples."""
     net, optimizer, seen, rngs = torch.load(path, map_location="cpu")
     return [*tree_flatten((net, optimizer["state"], rngs))[0], seen]
 

@@ -1,4 +1,4 @@
-"""`numapin exec` as launchers start it: what the kernel says of the command that it became."""
+"""`numapin exec` as launchers start it, and what the kernel reports of the command that it becomes."""
 
 from __future__ import annotations
 
@@ -41,42 +41,42 @@ os.write(1, (json.dumps(environ | {"pid": str(os.getpid())}) + "\\n").encode()) 
 
 @pytest.fixture
 def dump(tmp_path: Path) -> str:
-    """Give a script that prints what the kernel says of it, and its environment."""
+    """Give a script that prints its environment and its binding as the kernel reports it."""
     return script(tmp_path, DUMP)
 
 
 @pytest.fixture
 def plan(tmp_path: Path) -> str:
-    """Give a plan of two ranks with a CPU each."""
+    """Give a plan of two ranks with one CPU each."""
     path = tmp_path / "plan.json"
     path.write_text(numapin("plan", "--nproc-per-node", "2", "--bind", "exclusive", "--json").out)
     return str(path)
 
 
 def start(*command: str, **changes: str) -> Done:
-    """Run a command to its end."""
+    """Run a command and wait for its end."""
     return call(*command, cwd=None, **changes)
 
 
 def enter(*arguments: str, **changes: str) -> Done:
-    """Run `numapin exec` as the installed program does."""
+    """Run `numapin exec` as the installed program."""
     return start(*NUMAPIN, "exec", *arguments, **changes)
 
 
 def become(path: str, *arguments: str, **changes: str) -> dict[str, str]:
-    """Return what the script says after `numapin exec` became it."""
+    """Return the output of the script that `numapin exec` became."""
     done = enter(*arguments, "--", sys.executable, path, **changes)
     assert done.status == 0, done.err
     return done.json_lines()[0]
 
 
 class TestBinding:
-    """What the command finds."""
+    """What the command finds when it starts."""
 
     @needs_two_cpus
     @pytest.mark.parametrize("variables", [TASK, MPI, STEP])
     def test_its_own_part(self, dump: str, variables: dict[str, str]) -> None:
-        """Below torchrun, mpirun and srun the kernel shows rank 1 of 2 on the second CPU."""
+        """Under torchrun, mpirun and srun, rank 1 of 2 is bound to the second CPU."""
         found = become(dump, "--bind", "exclusive", **variables)
         assert found["cpus"] == str(CPUS[1])
         binding = json.loads(found["NUMAPIN_BINDING"])
@@ -84,16 +84,16 @@ class TestBinding:
         assert found["OMP_NUM_THREADS"] == str(binding["num_threads"])
 
     def test_memory_policy(self, dump: str) -> None:
-        """The policy is there before the command starts; `local` is MPOL_LOCAL, or MPOL_PREFERRED on older kernels."""
+        """The policy is set before the command starts; `local` is MPOL_LOCAL, or MPOL_PREFERRED on older kernels."""
         assert become(dump, "--memory", "local", **TASK)["mode"] in ("4", "1")
         assert become(dump, "--memory", "interleave=0", **TASK)["mode"] == "3"
 
     def test_the_thread_count_that_is_set_stays(self, dump: str) -> None:
-        """OMP_NUM_THREADS is the user's where it is set."""
+        """A value of OMP_NUM_THREADS that the user set is kept."""
         assert become(dump, OMP_NUM_THREADS="7", **TASK)["OMP_NUM_THREADS"] == "7"
 
     def test_it_is_the_same_process(self, dump: str) -> None:
-        """No process is put between the launcher and the command, with a plan and without."""
+        """The command runs in the process that the launcher started, with and without a plan."""
         for options in ((), ("--bind", "none")):
             process = subprocess.Popen(
                 [*NUMAPIN, "exec", *options, "--", sys.executable, dump],
@@ -104,12 +104,12 @@ class TestBinding:
             assert json.loads(out)["pid"] == str(process.pid)
 
     def test_given_rank(self, dump: str) -> None:
-        """--local-rank and --local-size win over what is set."""
+        """--local-rank and --local-size win over variables."""
         found = become(dump, "--local-rank", "0", "--local-size", "3", **TASK)
         assert json.loads(found["NUMAPIN_BINDING"])["local_rank"] == 0
 
     def test_nothing_else_is_exported(self, dump: str) -> None:
-        """The command's environment has two variables more, and CUDA_VISIBLE_DEVICES as it was."""
+        """The command's environment has two more variables, and CUDA_VISIBLE_DEVICES is unchanged."""
         found = become(dump, CUDA_VISIBLE_DEVICES="3,1", **TASK)
         assert found["CUDA_VISIBLE_DEVICES"] == "3,1"
         assert found.keys() - environment(**TASK).keys() - {"LC_CTYPE"} == {
@@ -119,27 +119,27 @@ class TestBinding:
         }
 
     def test_pipes_end_as_they_do(self) -> None:
-        """Python ignores SIGPIPE; the command does not inherit that."""
+        """The command does not inherit that Python ignores SIGPIPE."""
         done = start("sh", "-c", f"{' '.join(NUMAPIN)} exec -- yes | head -n 1", **TASK)
         assert (done.status, done.out, done.err) == (0, "y\n", "")
 
 
 class TestPlan:
-    """With a plan that was made once."""
+    """A plan that was made in advance."""
 
     @needs_two_cpus
     def test_its_part_of_it(self, dump: str, plan: str, tmp_path: Path) -> None:
-        """The plan is a file that is named, or plan.json in the run directory."""
+        """The plan comes from the named file, or from plan.json in the run directory."""
         assert become(dump, "--plan", plan, **TASK)["cpus"] == str(CPUS[1])
         assert become(dump, NUMAPIN_RUN_DIR=str(tmp_path), **TASK)["cpus"] == str(CPUS[1])
 
     def test_a_run_directory_without_a_plan(self, dump: str, tmp_path: Path) -> None:
-        """A plan is made then."""
+        """If the run directory has no plan, one is made."""
         assert become(dump, NUMAPIN_RUN_DIR=str(tmp_path), **TASK)["cpus"] == cpu_set.render(CPUS)
 
     @pytest.mark.parametrize("program", [NUMAPIN, CLICK])
     def test_a_run_directory_with_what_is_no_plan(self, tmp_path: Path, program: tuple[str, ...]) -> None:
-        """A pipe there, which nobody writes, holds no rank; nor is a folder read. What is no folder has no plan."""
+        """A pipe or a folder in place of the plan is an error at once; a run directory that is a file has no plan."""
         for make in (os.mkfifo, os.mkdir):
             make(tmp_path / "plan.json")
             done = start(*program, "exec", "true", NUMAPIN_RUN_DIR=str(tmp_path), **TASK)
@@ -149,14 +149,14 @@ class TestPlan:
 
     @needs_two_cpus
     def test_binding_options_make_a_new_one(self, dump: str, tmp_path: Path, plan: str) -> None:
-        """They overrule a plan that lies about; with --plan they contradict it."""
+        """Binding options override the plan of the run directory, and conflict with --plan."""
         assert become(dump, "--bind", "node", NUMAPIN_RUN_DIR=str(tmp_path), **TASK)["cpus"] == cpu_set.render(CPUS)
         done = enter("--plan", plan, "--bind", "node", "true", **TASK)
         assert (done.status, "already decides --bind" in done.err) == (2, True), done.err
 
     @needs_two_cpus
     def test_what_the_manager_gave_is_kept_to(self, dump: str, plan: str) -> None:
-        """Planned CPUs outside of what the task was given are not taken: said once, and refused with --strict."""
+        """Planned CPUs that the task may not use are left out with one warning; --strict refuses them."""
         taskset = ("taskset", "-c", str(CPUS[0]))
         done = start(*taskset, *NUMAPIN, "exec", "--plan", plan, "--", sys.executable, dump, **TASK)
         assert done.json_lines()[0]["cpus"] == str(CPUS[0])
@@ -165,7 +165,7 @@ class TestPlan:
         assert (done.status, done.out) == (5, "")
 
     def test_without_reading_the_machine(self, plan: str) -> None:
-        """Neither click nor rich nor torch nor pynvml nor a reader of the machine is imported."""
+        """With a plan, neither click nor rich nor torch nor pynvml nor a reader of the machine is imported."""
         heavy = ("click", "rich", "torch", "pynvml", "numapin.topology")
         code = (
             "import os, sys; from numapin.cli.entry import main\n"
@@ -189,7 +189,7 @@ class TestPlan:
         ],
     )
     def test_what_is_no_plan(self, tmp_path: Path, text: str | None, status: int, why: str) -> None:
-        """The file is named, with what is wrong in it, and with what writes one; click says the same."""
+        """The error names the file, the problem, and the command that writes a plan; click reports the same."""
         path = tmp_path / "p.json"
         if text is not None:
             path.write_text(text)
@@ -200,7 +200,7 @@ class TestPlan:
 
 
 class TestLaunchers:
-    """Below launchers that start ranks themselves."""
+    """Launchers that start ranks themselves."""
 
     def _ranks(self, *command: str, **changes: str) -> list[dict[str, Any]]:
         done = start(*command, **changes)
@@ -216,7 +216,7 @@ class TestLaunchers:
 
     @needs_two_cpus
     def test_accelerate(self, dump: str) -> None:
-        """So does `accelerate launch --no_python`, which starts torch's launcher."""
+        """`accelerate launch --no_python`, which starts torch's launcher, does the same."""
         pytest.importorskip("accelerate")
         launch = (sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2")
         options = ("--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--no_python")
@@ -225,7 +225,7 @@ class TestLaunchers:
 
     @needs_two_cpus
     def test_deepspeed(self, dump: str) -> None:
-        """Its variables are known, and so is the --local_rank=N that it puts behind the program."""
+        """DeepSpeed's variables are recognized, and the --local_rank=N that it adds after the program is removed."""
         variables = {"LOCAL_RANK": "1", "LOCAL_SIZE": "2", "RANK": "1", "WORLD_SIZE": "2", "CROSS_SIZE": "1"}
         command = ("--local_rank=1", "exec", "--bind", "exclusive", "--", sys.executable, dump)
         (rank,) = self._ranks(*NUMAPIN, *command, **variables)
@@ -234,14 +234,14 @@ class TestLaunchers:
     @needs_two_cpus
     @pytest.mark.parametrize("virtual", [(), ("--virtual-local-rank",)])
     def test_numapin_run(self, dump: str, virtual: tuple[str, ...]) -> None:
-        """A rank of `numapin run` keeps what that gave it, also where LOCAL_RANK is 0 in all of them."""
+        """A rank of `numapin run` keeps its binding, even if LOCAL_RANK is 0 in all ranks."""
         run = (*NUMAPIN, "run", "--quiet", "--nproc-per-node", "2", "--bind", "exclusive", "--no-python", *virtual)
         ranks = self._ranks(*run, *NUMAPIN, "exec", "--", sys.executable, dump)
         assert [rank["cpus"] for rank in ranks] == [str(cpu) for cpu in CPUS[:2]]
 
     @needs_two_cpus
     def test_a_virtual_local_rank(self, dump: str, plan: str) -> None:
-        """What `numapin run` gave counts, and not LOCAL_RANK, which --virtual-local-rank makes 0 in every rank."""
+        """The binding of `numapin run` counts, not LOCAL_RANK, which --virtual-local-rank sets to 0 in every rank."""
         binding = json.dumps(json.loads(Path(plan).read_text())["ranks"][1])
         (rank,) = self._ranks(
             *(*NUMAPIN, "exec", "--", sys.executable, dump),
@@ -252,7 +252,7 @@ class TestLaunchers:
 
     @needs_two_cpus
     def test_what_another_rank_was_given(self, dump: str, plan: str) -> None:
-        """It is inherited by all that this rank starts, and is not theirs: a plan is made, and --verbose says why."""
+        """A binding inherited from another rank is ignored: a plan is made, and --verbose says why."""
         binding = json.dumps(json.loads(Path(plan).read_text())["ranks"][0])
         line = (*NUMAPIN, "exec", "--verbose", "--", sys.executable, dump)
         for variables in (TASK, TASK | TORCHS):
@@ -262,12 +262,12 @@ class TestLaunchers:
 
     @pytest.mark.parametrize("binding", ["", "{}", "x", '{"local_rank": 1}'])
     def test_a_binding_that_is_none(self, binding: str) -> None:
-        """It is an error that names the variable."""
+        """An invalid binding is an error that names the variable."""
         done = enter("true", **TASK, NUMAPIN_BINDING=binding)
         assert (done.status, "NUMAPIN_BINDING: " in done.err, "unset NUMAPIN_BINDING" in done.err) == (3, True, True)
 
     def _launcher(self, folder: Path, line: str, *masked: str, **variables: str) -> tuple[str, ...]:
-        """Return a launcher that gives a task these variables; the task is a shell, which reads the line."""
+        """Return a launcher that gives a task these variables; the task is a shell that reads the line."""
         command = [*masked, "sh", "-c", f"{line}; exit $?"]
         code = "import os, subprocess, sys\n"
         code += f"sys.exit(subprocess.run({command!r}, env=os.environ | {variables!r}).returncode)"
@@ -287,9 +287,9 @@ class TestLaunchers:
     def test_a_manager_that_binds(
         self, tmp_path: Path, wrapper: str, options: tuple[str, ...], variables: dict[str, str]
     ) -> None:
-        """CPUs that were given to this task alone are not split again, though it is one of two.
+        """CPUs that belong to this task alone are not divided again, although it is one of two.
 
-        A shell between the task and its launcher is part of the task, whoever names the rank below it.
+        A shell between the task and its launcher is part of the task, even if it sets a rank.
         """
         line = wrapper + self._line(tmp_path, *options)
         done = start(*self._launcher(tmp_path, line, "taskset", "-c", str(LAST), **variables))
@@ -300,7 +300,7 @@ class TestLaunchers:
     @needs_two_cpus
     @pytest.mark.usefixtures("dump")
     def test_a_launcher_that_a_launcher_started(self, tmp_path: Path) -> None:
-        """CPUs that srun gave to one task, which started the ranks, are shared by these, though srun has more."""
+        """CPUs that srun gave to one task are shared by the ranks that this task starts, although srun has more."""
         ranks = self._launcher(tmp_path, self._line(tmp_path), **TASK)
         (tmp_path / "outer").mkdir()
         alone = {"SLURM_LOCALID": "0", "SLURM_STEP_TASKS_PER_NODE": "1"}
@@ -310,7 +310,7 @@ class TestLaunchers:
     @needs_two_cpus
     @pytest.mark.usefixtures("dump")
     def test_a_restricted_launcher(self, tmp_path: Path) -> None:
-        """CPUs that the launcher has, too, are shared by its ranks: one core is not enough for two of them."""
+        """CPUs that the launcher has too are shared by its ranks: one core is not enough for two exclusive ranks."""
         done = start("taskset", "-c", str(LAST), *self._launcher(tmp_path, self._line(tmp_path), **MPI))
         assert (done.status, "want cores of their own" in done.err) == (4, True), done.err
 
@@ -320,7 +320,7 @@ class TestGpus:
 
     @pytest.fixture
     def two_gpus(self, fake_nvml: FakeNvml, tmp_path: Path) -> dict[str, str]:
-        """Give an environment in which NVML tells of two GPUs, as task 0 of 2."""
+        """Give an environment in which NVML reports two GPUs, as task 0 of 2."""
         recorded = (Path(__file__).parents[1] / "nvml" / "h200-x2-vm.nvml").read_text()
         return fake_nvml.environment(tmp_path, recorded) | TASK | {"LOCAL_RANK": "0"}
 
@@ -329,7 +329,7 @@ class TestGpus:
         return gpu
 
     def test_by_rank(self, dump: str, two_gpus: dict[str, str]) -> None:
-        """Rank n uses visible GPU n; --gpus chooses, and only that exports CUDA_VISIBLE_DEVICES, as UUIDs."""
+        """Rank n uses visible GPU n; --gpus selects others, and only --gpus exports CUDA_VISIBLE_DEVICES, as UUIDs."""
         assert self._gpu(dump, **two_gpus)["index"] == 0
         assert self._gpu(dump, **two_gpus | {"CUDA_VISIBLE_DEVICES": "1,0"})["index"] == 1
         found = become(dump, "--gpus", "1", **two_gpus)
@@ -337,7 +337,7 @@ class TestGpus:
         assert (gpu["index"], gpu["uuid"]) == (1, found["CUDA_VISIBLE_DEVICES"])
 
     def test_the_one_that_it_sees(self, dump: str, two_gpus: dict[str, str], tmp_path: Path) -> None:
-        """A task that sees one GPU uses it, whatever its rank: with a plan too, for which an index asks NVML."""
+        """A task that sees one GPU uses it, whatever its rank; with a plan, an index is looked up with NVML."""
         path = tmp_path / "two.json"
         path.write_text(start(*NUMAPIN, "plan", "--json", **two_gpus).out)
         uuid = json.loads(path.read_text())["ranks"][1]["gpu"]["uuid"]
@@ -346,7 +346,7 @@ class TestGpus:
                 assert self._gpu(dump, *options, **two_gpus | {"CUDA_VISIBLE_DEVICES": visible})["uuid"] == uuid
 
     def test_a_plan_of_another_host(self, dump: str, two_gpus: dict[str, str], tmp_path: Path) -> None:
-        """A plan is for one kind of host: UUIDs differ, the GPU's address tells its rank, and nothing is said."""
+        """On another host of the same kind UUIDs differ, so the GPU's address selects the rank, without a message."""
         plan = json.loads(start(*NUMAPIN, "plan", "--json", **two_gpus).out)
         uuids = [rank["gpu"]["uuid"] for rank in plan["ranks"]]
         for n, rank in enumerate(plan["ranks"]):
@@ -359,7 +359,7 @@ class TestGpus:
             assert (gpu["uuid"], gpu["pci"], done.err) == (uuids[1], plan["ranks"][1]["gpu"]["pci"], "")
 
     def test_a_plan_of_another_kind_of_host(self, dump: str, two_gpus: dict[str, str], tmp_path: Path) -> None:
-        """Where addresses differ, too, the rank's number counts: said once, and refused with --strict."""
+        """If addresses differ too, the rank's number counts: one warning, and --strict refuses it."""
         plan = json.loads(start(*NUMAPIN, "plan", "--json", **two_gpus).out)
         uuid = plan["ranks"][1]["gpu"]["uuid"]
         for rank in plan["ranks"]:
@@ -378,7 +378,7 @@ class TestGpus:
     def test_a_task_that_sees_no_gpu(
         self, dump: str, two_gpus: dict[str, str], fake_nvml: FakeNvml, tmp_path: Path, word: str
     ) -> None:
-        """A word for no GPU names none that the plan lacks: the number counts, nothing is said, NVML is not asked."""
+        """If CUDA_VISIBLE_DEVICES hides all GPUs, the rank's number counts, without a message and without NVML."""
         path = tmp_path / "two.json"
         path.write_text(start(*NUMAPIN, "plan", "--json", **two_gpus).out)
         broken = fake_nvml.environment(tmp_path, "fail init 18\n") | TASK | {"CUDA_VISIBLE_DEVICES": word}
@@ -389,7 +389,7 @@ class TestGpus:
     def test_a_plan_needs_no_nvml(
         self, dump: str, two_gpus: dict[str, str], fake_nvml: FakeNvml, tmp_path: Path
     ) -> None:
-        """With a plan, and where a UUID or several GPUs are visible, NVML is not asked: here it would fail."""
+        """With a plan and a visible UUID, or several visible GPUs, NVML is not used: here it would fail."""
         path = tmp_path / "two.json"
         path.write_text(start(*NUMAPIN, "plan", "--json", **two_gpus).out)
         uuid = json.loads(path.read_text())["ranks"][1]["gpu"]["uuid"]
@@ -399,10 +399,10 @@ class TestGpus:
 
 
 class TestErrors:
-    """What is wrong is said, and the status says of what kind it is."""
+    """Errors have a message, and a status for each kind."""
 
     def test_no_rank(self) -> None:
-        """Without a rank the variables are named."""
+        """A missing rank is reported with the variables that were looked at."""
         done = enter("true")
         assert done.status == 2
         assert "none of LOCAL_RANK, OMPI_COMM_WORLD_LOCAL_RANK" in done.err
@@ -410,7 +410,7 @@ class TestErrors:
 
     @pytest.mark.parametrize("options", [(), ("--bind", "node")])
     def test_contradictions(self, options: tuple[str, ...]) -> None:
-        """Ranks that contradict each other are named with their values, before the machine is read."""
+        """Contradicting ranks are reported with their variables and values, before the machine is read."""
         done = enter(*options, "true", **{**TASK, **MPI, "LOCAL_RANK": "0"})
         assert done.status == 2
         assert "LOCAL_RANK=0 and LOCAL_WORLD_SIZE=2 contradict OMPI_COMM_WORLD_LOCAL_RANK=1" in done.err
@@ -424,18 +424,18 @@ class TestErrors:
         ],
     )
     def test_commands_that_cannot_be(self, plan: str, command: str, status: int, why: str) -> None:
-        """The status is a shell's, with a plan and without."""
+        """A command that cannot be started has the status that a shell gives it, with and without a plan."""
         for options in (("--plan", plan), ("--bind", "none")):
             done = enter(*options, "--", command, **TASK)
             assert (done.status, why in done.err) == (status, True), done.err
 
     @pytest.mark.parametrize("arguments", [(), ("--",), ("--plan",), ("--local-size", "0", "true"), ("--nope", "true")])
     def test_usage(self, arguments: tuple[str, ...]) -> None:
-        """A line that cannot be read has status 2."""
+        """A command line that cannot be parsed has status 2."""
         assert enter(*arguments, **TASK).status == 2
 
     def test_a_policy_that_is_refused(self, dump: str) -> None:
-        """Without --strict the rank runs, says once what to do, and hands that on; with it it does not start."""
+        """Without --strict a rank reports a refused policy once, records it and runs; with --strict it does not run."""
         command = (*NUMAPIN, "exec", "--memory", "interleave=0")
         done = start(*REFUSE_POLICY, *command, "--", sys.executable, dump, **TASK)
         if "cannot install" in done.err:
@@ -450,16 +450,16 @@ class TestErrors:
 
     @pytest.mark.parametrize("redirect", ["2>&-", "2>/dev/full"])
     def test_stderr_that_cannot_be_written(self, redirect: str) -> None:
-        """A closed or full stderr stops no job."""
+        """A closed or full stderr does not stop a job."""
         done = start("sh", "-c", f"{' '.join(NUMAPIN)} exec --verbose -- echo ran {redirect}", **TASK)
         assert (done.status, done.out) == (0, "ran\n")
 
 
 class TestVerbose:
-    """What --verbose says."""
+    """The output of --verbose."""
 
     def test_all_that_was_found(self, plan: str) -> None:
-        """The task with who told, the plan, the reason, and what holds; nothing on stdout."""
+        """It shows the task and the source of its rank, the plan, the reason and the result; stdout stays empty."""
         done = enter("--verbose", "--plan", plan, "true", **TASK, SLURM_LOCALID="0")
         assert done.out == ""
         for text in (
@@ -473,13 +473,13 @@ class TestVerbose:
             assert text in done.err
 
     def test_silent_without(self, plan: str) -> None:
-        """Where all went as planned nothing is said."""
+        """Without --verbose nothing is printed if all went as planned."""
         assert enter("--plan", plan, "true", **TASK).err == ""
         assert enter("true", **TASK).err == ""
 
 
 def test_help_and_completion() -> None:
-    """--help has examples and imports no torch; options are completed."""
+    """--help has examples and does not import torch; options are completed."""
     code = "import sys; from numapin.cli.main import numapin; numapin(['exec', '--help'], standalone_mode=False)"
     done = start(sys.executable, "-c", f"{code}; sys.exit('torch' in sys.modules)")
     assert (done.status, "srun --cpu-bind=none numapin exec" in done.out) == (0, True), done.err

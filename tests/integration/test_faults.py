@@ -1,6 +1,6 @@
-"""What becomes of a job when something fails. The table in docs/faults.md is what these tests see.
+"""The outcome of a job when something fails. These tests write the table in docs/faults.md.
 
-`NUMAPIN_UPDATE_GOLDEN=1 pytest tests/integration/test_faults.py` rewrites it, and does the same to torchrun.
+`NUMAPIN_UPDATE_GOLDEN=1 pytest tests/integration/test_faults.py` rewrites it, and runs torchrun for comparison.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ def signalled(folder: Path, launcher: str) -> str:
     job.await_marks("usr2", 2)
     job.process.send_signal(signal.SIGUSR2)
     assert wait_until(lambda: "SIGUSR2 is kept for ranks 0-1" in job.err, limit_s=LIMIT_S), job.err
-    time.sleep(0.3)  # it must do nothing
+    time.sleep(0.3)  # this signal must have no effect
     job.marks.joinpath("end").touch()
     status = job.wait()
     took = job.marked("usr*")
@@ -237,7 +237,7 @@ def signalled_at_restart(folder: Path, launcher: str) -> str:
     job.await_marks("here", 1)
     job.marks.joinpath("sent").touch()
     assert wait_until(lambda: job.processes() == [job.process.pid], limit_s=LIMIT_S), job.err
-    time.sleep(0.5)  # the launcher has seen it, too, and waits for hosts that may join
+    time.sleep(0.5)  # the launcher has seen it too, and waits for hosts that may join
     job.process.send_signal(signal.SIGUSR1)
     if launcher == "torchrun":
         return facts_of(status_of(job.wait()), job.leftovers())
@@ -245,7 +245,7 @@ def signalled_at_restart(folder: Path, launcher: str) -> str:
 
 
 def restarts_with_signal(job: Job, num_ranks: int) -> str:
-    """Wait until the restarted ranks have the signal, let them end, and say so."""
+    """Wait until the restarted ranks have the signal, let them end, and describe the result."""
     job.await_marks("usr1", num_ranks)
     job.marks.joinpath("end").touch()
     job.wait()
@@ -294,7 +294,7 @@ FAULTS: tuple[Callable[[Path, str], str], ...] = (
 def test_outcome_is_the_documented_one(
     tmp_path: Path, fault: Callable[[Path, str], str], request: pytest.FixtureRequest
 ) -> None:
-    """After each fault the job ends, or goes on, as docs/faults.md says, and leaves nothing behind but what it says."""
+    """After each fault the job ends or continues as docs/faults.md says, and leaves behind only what it says."""
     if "gpu" in fault.__name__:
         request.getfixturevalue("fake_nvml")
     try:
@@ -315,16 +315,16 @@ def test_outcome_is_the_documented_one(
 
 
 def facts_of(*facts: str) -> str:
-    """Put what was seen into the table's words."""
+    """Describe the outcome in the table's words."""
     return "; ".join(fact for fact in facts if fact)
 
 
 def restarts(job: Job) -> str:
-    """Say how often the ranks were restarted, and whether they were bound as before."""
+    """Describe how often the ranks were restarted, and whether they were bound as before."""
     number = max(restart for _, restart, _ in job.marked("here"))
     words = "no restart" if not number else f"{number} restart{'s' if number > 1 else ''}"
     if number and job.launcher == "numapin":
-        kept = list(job.temporary.glob("numapin-*/run-*"))  # goes with a run that ended well
+        kept = list(job.temporary.glob("numapin-*/run-*"))  # removed with the folder of a successful run
         words += (", same binding" if job.same_binding() else ", another binding") if kept else ""
     return words
 
@@ -337,7 +337,7 @@ def seconds_to_end(job: Job) -> float:
 
 
 def pair(folder: Path, launcher: str, text: str, **second: str) -> tuple[Job, Job]:
-    """Start two hosts of one job, one rank each; return them when the ranks of both are in one world."""
+    """Start two hosts of one job, one rank each; return them once the ranks of both are in one world."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -346,17 +346,17 @@ def pair(folder: Path, launcher: str, text: str, **second: str) -> tuple[Job, Jo
         *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--local-addr", "127.0.0.1"),
         *("--rdzv-conf", "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=6,read_timeout=60"),
     ]
-    if launcher == "torchrun":  # with a store that it shares, a host that joins later waits for ever: torch 2.13
+    if launcher == "torchrun":  # with the shared store, a host that joins later waits forever (torch 2.13)
         second["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     one = Job(folder, launcher, options, text, **({} if launcher == "numapin" else second))
-    one.await_marks("world1", 1)  # the store is there: it is this host's
+    one.await_marks("world1", 1)  # the store exists, and belongs to this host
     two = Job(folder, launcher, options, text, **second)
     two.await_marks("world2", 2)
     return one, two
 
 
 def gpus(count: int) -> list[fake.FakeGpu]:
-    """Return that many GPUs."""
+    """Return this number of GPUs."""
     return [
         fake.FakeGpu(uuid=f"GPU-0000000{n}-0000-0000-0000-000000000000", pci=f"00000000:0{n + 1}:00.0")
         for n in range(count)
@@ -364,7 +364,7 @@ def gpus(count: int) -> list[fake.FakeGpu]:
 
 
 def with_gpus(folder: Path, count: int) -> tuple[Path, dict[str, str]]:
-    """Return the stand-in's data file with that many GPUs, and the variables that make a process see them."""
+    """Return the fake's data file with this number of GPUs, and the variables that make a process see them."""
     folder.mkdir(exist_ok=True)
     data = folder / "nvml-data"
     data.write_text(fake.render(gpus(count)))
@@ -390,7 +390,7 @@ Memory of a memfd is freed with its processes.
 
 
 def name_of(fault: Callable[[Path, str], str]) -> str:
-    """Return what the table calls a fault."""
+    """Return the name of a fault in the table."""
     return (fault.__doc__ or "").strip().removesuffix(".")
 
 
@@ -401,7 +401,7 @@ def read_rows() -> dict[str, tuple[str, str]]:
 
 
 def write_rows(rows: dict[str, tuple[str, str]]) -> None:
-    """Write the table; what is written below it stays."""
+    """Write the table and keep the text after it."""
     text = TABLE.read_text() if TABLE.is_file() else ""
     below = text.rpartition("|\n")[2]
     names = [name_of(fault) for fault in FAULTS]

@@ -1,8 +1,8 @@
 """Frameworks that copy or re-create loaders: the real packages, with numapin's data path.
 
-Accelerate 1.15 copies fifteen attributes of a loader into a plain torch DataLoader, which it keeps as
-`base_dataloader`; Lightning 2.6 calls `type(loader)(...)` again with a sampler of its own. Each test is a script in a
-process of its own, because both change classes of torch for good.
+Accelerate 1.15 copies fifteen attributes of a loader into a plain torch DataLoader and keeps the original as
+`base_dataloader`; Lightning 2.6 calls `type(loader)(...)` again with its own sampler. Each test is a script in a new
+process, because both change classes of torch for good.
 """
 
 from __future__ import annotations
@@ -87,17 +87,17 @@ trainer = pytorch_lightning.Trainer(
 
 
 def lines_about_loaders(done: Done) -> list[str]:
-    """Return what numapin said of DataLoaders on stderr."""
+    """Return the lines about DataLoaders that numapin wrote to stderr."""
     return re.findall(r"^numapin: .*DataLoader.*$", done.err, re.MULTILINE)
 
 
 def told(done: Done) -> list[dict[str, Any]]:
-    """Return what the script's ranks told of their loaders, in the order of the ranks."""
+    """Return what the script's ranks reported about their loaders, in the order of the ranks."""
     return [dict(line) for line in done.json_lines()]
 
 
 def alone(tmp_path: Path, text: str) -> Done:
-    """Run a script as a user does who knows nothing of `numapin run`."""
+    """Run a script without `numapin run`."""
     done = call(sys.executable, script(tmp_path, text))
     assert done.status == 0, done.err
     return done
@@ -105,22 +105,22 @@ def alone(tmp_path: Path, text: str) -> Done:
 
 @needs_accelerate
 class TestAccelerate:
-    """`Accelerator.prepare`, whose copy is a plain torch DataLoader."""
+    """`Accelerator.prepare`, which makes a plain torch DataLoader as a copy."""
 
     def test_under_the_option(self, tmp_path: Path) -> None:
-        """The copies of an unmodified script's loader get our iterator in each rank, each rank says so in a line."""
+        """The copies of an unmodified script's loader use the ring in each rank, and each rank prints a line."""
         loader = "torch.utils.data.DataLoader(Data(), batch_size=2, num_workers=1)"
         done = numapin(*RUN, "--nproc-per-node", "2", script(tmp_path, DATA + ACCELERATE.format(loader=loader)))
         assert done.status == 0, done.err
         found = told(done)
         assert [rank["loader"] for rank in found] == ["torch.DataLoader"] * 2
         assert all(rank["iterator"].startswith("numapin.") for rank in found)
-        assert sorted([*found[0]["rows"], *found[1]["rows"]]) == list(range(16))  # a shard each, no sample lost
+        assert sorted([*found[0]["rows"], *found[1]["rows"]]) == list(range(16))  # one shard per rank, none lost
         assert len(lines_about_loaders(done)) == 2
 
     @pytest.mark.parametrize("dataset", ["Data", "Stream"])
     def test_copy_of_our_loader(self, tmp_path: Path, dataset: str) -> None:
-        """Without the option the copy of a numapin.DataLoader is ours all the same, and a line says so."""
+        """Without the option, the copy of a numapin.DataLoader still uses the ring, and a line says so."""
         loader = f"__import__('numapin').DataLoader({dataset}(), batch_size=2, num_workers=1)"
         done = alone(tmp_path, DATA + ACCELERATE.format(loader=loader))
         (found,) = told(done)
@@ -130,7 +130,7 @@ class TestAccelerate:
         assert len(lines_about_loaders(done)) == 1
 
     def test_other_loaders_stay_torchs(self, tmp_path: Path) -> None:
-        """A torch DataLoader beside ours, over the same dataset and batch sampler, is nobody's copy."""
+        """A torch DataLoader next to numapin's, with the same dataset and batch sampler, is not taken for a copy."""
         text = (
             "import numapin\n"
             "ours = numapin.DataLoader(Data(), batch_size=2, num_workers=1)\n"
@@ -142,7 +142,7 @@ class TestAccelerate:
         assert found["iterator"] == "torch._MultiProcessingDataLoaderIter"
 
     def test_skip_first_batches(self, tmp_path: Path) -> None:
-        """A copy of the copy, which resuming mid-epoch makes, is ours too, and not told a second time."""
+        """A copy of the copy, which resuming mid-epoch makes, uses the ring too, and is not reported again."""
         loader = "__import__('numapin').DataLoader(Data(), batch_size=2, num_workers=1)"
         text = (
             f"{ACCELERATE.format(loader=loader)}"
@@ -158,10 +158,10 @@ class TestAccelerate:
 
 @needs_lightning
 class TestLightning:
-    """`Trainer`, which makes a loader of the same class again."""
+    """`Trainer`, which creates a second loader of the same class."""
 
     def test_under_the_option(self, tmp_path: Path) -> None:
-        """Each DDP rank's loader, re-created with a DistributedSampler, gets our iterator; a line a rank says so."""
+        """Each DDP rank's loader, re-created with a DistributedSampler, uses the ring; each rank prints a line."""
         text = (
             "loader = torch.utils.data.DataLoader(Data(), batch_size=2, num_workers=1)\n"
             "trainer.fit(Module(), loader)\n"
@@ -180,10 +180,10 @@ class TestLightning:
 
     @pytest.mark.parametrize("where", ["argument", "hook"])
     def test_our_loader_again(self, tmp_path: Path, where: str) -> None:
-        """Prediction's new loader is a numapin.DataLoader with the arguments of the first, ours among them.
+        """The loader for prediction is a numapin.DataLoader with all arguments of the first, including numapin's own.
 
-        Lightning reads them from `vars(loader)` where the loader is an argument, and from the recorded call of
-        `__init__` where it was made in a hook.
+        Lightning reads them from `vars(loader)` if the loader is an argument, and from the recorded call of
+        `__init__` if it was created in a hook.
         """
         text = (
             "import numapin\n"

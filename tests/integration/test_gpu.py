@@ -1,4 +1,4 @@
-"""On machines with GPUs: the model of what CUDA sees, NCCL training, and a launcher that leaves CUDA alone."""
+"""On machines with GPUs: the model of CUDA_VISIBLE_DEVICES, NCCL training, and a launcher that does not use CUDA."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
 
 
 class TestVisibility:
-    """CUDA_VISIBLE_DEVICES as the driver of this machine reads it."""
+    """CUDA_VISIBLE_DEVICES as the driver of this machine interprets it."""
 
     pytestmark = needs_gpu
 
@@ -88,12 +88,12 @@ class TestVisibility:
         ],
     )
     def test_like_the_driver(self, value: str | None) -> None:
-        """The model names the same GPUs in the same order as CUDA itself does."""
+        """The model returns the same GPUs in the same order as CUDA itself."""
         names = {"u0": UUIDS[0], "u1": UUIDS[-1], "U0": UUIDS[0].upper()}
         text = None if value is None else value.format(**names)
         environment = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
         environment |= {} if text is None else {"CUDA_VISIBLE_DEVICES": text}
-        # The driver itself: torch.cuda.device_count() has a model of its own, which differs for odd values.
+        # Ask the driver itself: torch.cuda.device_count() has its own model, which differs for odd values.
         asked = subprocess.run(
             [sys.executable, "-c", CUDA_SEES], capture_output=True, text=True, check=True, env=environment
         )
@@ -102,12 +102,12 @@ class TestVisibility:
 
 
 class TestTraining:
-    """The main job with NCCL."""
+    """The usual job, with NCCL."""
 
     @pytest.mark.gpu
     @pytest.mark.skipif(not UUIDS, reason="no NVIDIA GPU here (nvidia-smi)")
     def test_one_gpu(self) -> None:
-        """One visible GPU makes one rank, which trains on it."""
+        """With one visible GPU there is one rank, which trains on it."""
         done = run(str(REPOSITORY / "examples/train_ddp.py"), CUDA_VISIBLE_DEVICES=UUIDS[-1])
         assert done.returncode == 0, done.stderr
         assert "on 1 ranks (cuda)" in done.stdout
@@ -115,7 +115,7 @@ class TestTraining:
     @pytest.mark.multigpu
     @pytest.mark.skipif(len(UUIDS) < 2, reason="fewer than two NVIDIA GPUs here")
     def test_all_gpus(self) -> None:
-        """Without a number of ranks, each visible GPU gets one."""
+        """Without a number of ranks, there is one rank per visible GPU."""
         done = run(str(REPOSITORY / "examples/train_ddp.py"))
         assert done.returncode == 0, done.stderr
         assert f"on {len(UUIDS)} ranks (cuda)" in done.stdout
@@ -123,7 +123,7 @@ class TestTraining:
     @pytest.mark.multigpu
     @pytest.mark.skipif(len(UUIDS) < 2, reason="fewer than two NVIDIA GPUs here")
     def test_gpus_option(self, tmp_path: Path) -> None:
-        """--gpus gives rank 0 the GPU named first, by UUID."""
+        """--gpus gives rank 0 the GPU that is named first, by UUID."""
         script = tmp_path / "seen.py"
         script.write_text(
             "import os, json, torch\n"
@@ -141,7 +141,7 @@ class TestTraining:
 @pytest.mark.gpu
 @pytest.mark.skipif(not UUIDS, reason="no NVIDIA GPU here (nvidia-smi)")
 def test_launcher_leaves_cuda_alone(tmp_path: Path) -> None:
-    """While a rank uses its GPU, the launcher holds no GPU device open; the rank itself does, so the check can fail."""
+    """While a rank uses its GPU, the rank has a GPU device open and the launcher has none."""
     script = tmp_path / "parent.py"
     script.write_text(
         "import os, json, torch\n"

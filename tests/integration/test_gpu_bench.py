@@ -1,4 +1,4 @@
-"""On a GPU: each benchmark runs, and its figures are what must hold on any machine."""
+"""On a GPU: each benchmark runs, and its figures satisfy relations that must hold on any machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Figures = dict[str, dict[str, float]]
 
 
 def bench(folder: Path, *arguments: str) -> dict[str, Figures]:
-    """Run a benchmark; return the medians by case, peer and figure. None may have been skipped."""
+    """Run a benchmark and return the medians by case, peer and figure; fail if a case was skipped."""
     plot = folder / "plot.svg"
     done = numapin("bench", *arguments, "--json", "--plot", str(plot))
     assert done.status == 0, done.err
@@ -40,21 +40,21 @@ def bench(folder: Path, *arguments: str) -> dict[str, Figures]:
 
 
 def test_transfer(tmp_path: Path) -> None:
-    """At 64 MiB page-locked memory is faster than pageable, of which the call keeps the host for most of the copy."""
+    """At 64 MiB page-locked memory copies faster than pageable memory, whose copy blocks the host for most of it."""
     found = bench(tmp_path, "transfer", "--quick", "--repeats", "3", "--gpus", "one", "--sizes", "64M")
     (name,) = (name for name in found if name.startswith("h2d "))
     figures = found[name]
     for locked in ("pinned", "registered", "ring"):
         assert figures[locked]["gbps"] > 1.2 * figures["pageable"]["gbps"]
         assert figures[locked]["host_share"] < 0.3
-        assert figures[locked]["gbps"] < 500  # no link to a host carries more: a copy that was not waited for
+        assert figures[locked]["gbps"] < 500  # no link to a host is faster: such a copy was not waited for
     assert figures["pageable"]["host_share"] > 0.5
     (both,) = (peers for name, peers in found.items() if name.startswith("both "))
     assert both["pinned"]["gbps"] > 0.9 * figures["pinned"]["gbps"]
 
 
 def test_alloc(tmp_path: Path) -> None:
-    """At 16 MiB a fresh pinned block costs more than one from the pool; what is pinned has no page faults left."""
+    """At 16 MiB a new pinned block costs more than one from the pool, and pinned memory has no page faults left."""
     found = bench(tmp_path, "alloc", "--quick", "--sizes", "16M")["alloc 16777216"]
     assert found["pinned-cold"]["alloc_us"] > 3 * found["pinned-pool"]["alloc_us"]
     assert found["registered"]["alloc_us"] > 3 * found["pinned-pool"]["alloc_us"]
@@ -65,7 +65,7 @@ def test_alloc(tmp_path: Path) -> None:
 
 
 def test_overlap(tmp_path: Path) -> None:
-    """Only on a side stream are copies hidden behind compute; pinning gains where copies are most, little elsewhere."""
+    """Copies are hidden behind compute only on a side stream; pinning gains most if copies dominate."""
     cases = ("transfer-bound", "compute-bound")
     found = bench(tmp_path, "overlap", "--quick", "--seconds", "0.5", "--cases", ",".join(cases))
     assert found["compute-bound"]["side-stream"]["hidden_share"] > 0.5
@@ -77,7 +77,7 @@ def test_overlap(tmp_path: Path) -> None:
 
 
 def test_saving_needs_more_than_one_node(tmp_path: Path) -> None:
-    """On a machine with one node --save says that there is nothing to measure, and writes nothing."""
+    """On a machine with one node --save reports that there is nothing to measure, and writes nothing."""
     topology = json.loads(numapin("topo", "--json").out)
     if len([node for node in topology["nodes"] if node["cpus"]]) > 1:
         pytest.skip("this machine has several NUMA nodes")
@@ -89,10 +89,10 @@ def test_saving_needs_more_than_one_node(tmp_path: Path) -> None:
 
 
 class TestCallsThatDoNotExist:
-    """What the seed documents call, but torch does not have."""
+    """Calls in the seed documents that torch does not have."""
 
     def test_no_figure_of_pinned_memory_among_that_of_the_device(self) -> None:
-        """`memory_stats()` is about memory of the GPU; `numapin.pinned.budget()` tells what is pinned."""
+        """`memory_stats()` covers memory of the GPU only; `numapin.pinned.budget()` reports pinned memory."""
         torch.ones(1, device="cuda")
         kept = torch.empty(1 << 20, dtype=torch.uint8, pin_memory=True)
         stats = torch.cuda.memory_stats()
@@ -101,13 +101,13 @@ class TestCallsThatDoNotExist:
         assert (pinned.budget().torch_pinned_bytes or 0) >= kept.nbytes
 
     def test_a_stream_copies_nothing(self) -> None:
-        """Copies are made by tensors, on the stream that is current."""
+        """Streams have no `copy_`; tensors copy, on the current stream."""
         assert not hasattr(torch.cuda.Stream(), "copy_")
         assert not hasattr(torch.cuda, "copy_")
 
 
 def test_pinning_starts_cuda() -> None:
-    """`.pin_memory()` makes a CUDA context: in a process that has used none, there is one afterwards."""
+    """`.pin_memory()` creates a CUDA context in a process that has none."""
     code = (
         "import torch; from numapin.system.cuda import driver; torch.empty(1, pin_memory=True); "
         "print(torch.cuda.is_initialized(), driver().active_devices())"

@@ -1,4 +1,4 @@
-"""On a GPU: when a slot may be written again, whatever still reads it, captures, and the end of loaders and ranks."""
+"""On a GPU: when a slot may be reused, CUDA graph captures, and the end of loaders and ranks."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ METHODS = ("fork", "spawn", "forkserver")
 HOST: dict[str, Any] = {"pin_memory": True}
 DEVICE: dict[str, Any] = {"device": "cuda"}
 
-cuda: Any = torch.cuda  # its streams have no types
+cuda: Any = torch.cuda  # torch's streams have no type annotations
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -59,7 +59,7 @@ def _cuda_is_in_use() -> None:
 
 
 def late(batch: torch.Tensor, destination: torch.Tensor) -> None:
-    """Copy on the current stream, which has something else to do first."""
+    """Copy on the current stream, after other work that delays it."""
     cuda._sleep(CYCLES)
     destination.copy_(batch, non_blocking=True)
 
@@ -76,14 +76,14 @@ def on_a_side_stream(iterator: Iterator[Any], destination: torch.Tensor, side: A
 
 
 def from_a_prefetcher(iterator: Iterator[Any], destination: torch.Tensor, side: Any) -> None:
-    """Step outside the stream block, copy inside: the stream at next() says nothing."""
+    """Call next() outside the stream block and copy inside it, so the stream at next() carries no information."""
     batch = next(iterator)
     with cuda.stream(side):
         late(batch, destination)
 
 
 def let_everything_pass(patch: pytest.MonkeyPatch) -> None:
-    """Take the quarantine away: a slot is free as soon as nothing in this process refers to it."""
+    """Disable the quarantine: a slot is free as soon as this process has no reference to it."""
 
     def at_once(quarantine: Quarantine) -> list[int]:
         slots, quarantine._waiting = quarantine._waiting, []
@@ -94,7 +94,7 @@ def let_everything_pass(patch: pytest.MonkeyPatch) -> None:
 
 
 def wrong_copies(way: Callable[..., None], device: str = "cuda:0") -> list[int]:
-    """Copy batches by a way, drop each at once, go on loading, and return the numbers of those that came out wrong."""
+    """Copy batches in one way, drop each at once, keep loading, and return the numbers of wrong copies."""
     destinations = torch.zeros((NUM_COPIES, BATCH, MIB // 4), dtype=torch.int32, device=device)
     with numapin.DataLoader(Filled(), BATCH, num_workers=1, **HOST) as loader:
         iterator, first = warmed(loader)
@@ -111,18 +111,18 @@ def wrong_copies(way: Callable[..., None], device: str = "cuda:0") -> list[int]:
 
 
 class TestQuarantine:
-    """Copies that the user issued with non_blocking=True from batches that he dropped at once."""
+    """Copies with non_blocking=True from batches that the user drops at once."""
 
     @pytest.mark.parametrize("way", [on_the_current_stream, on_a_side_stream, from_a_prefetcher])
     def test_with_it_all_is_right(self, way: Callable[..., None]) -> None:
-        """No slot is written while a copy waits to read it, on a stream that we were told of or not."""
+        """No slot is overwritten while a copy waits to read it, whether numapin knows the copy's stream or not."""
         assert wrong_copies(way) == []
 
     @pytest.mark.parametrize("way", [on_the_current_stream, on_a_side_stream, from_a_prefetcher])
     def test_without_it_batches_are_overwritten(
         self, way: Callable[..., None], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The same schedule shows other batches' samples: what the test above checks can fail."""
+        """Without the quarantine the same schedule shows samples of other batches, so the test above can fail."""
         let_everything_pass(monkeypatch)
         assert wrong_copies(way) != []
 
@@ -130,13 +130,13 @@ class TestQuarantine:
     @pytest.mark.multigpu
     @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two GPUs that torch can use")
     def test_on_another_gpu(self, is_on: bool, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: FBT001
-        """The quarantine covers every GPU in use, not only the one that was current when the loader was made."""
+        """The quarantine covers every GPU in use, not only the current one at the time the loader was made."""
         if not is_on:
             let_everything_pass(monkeypatch)
         assert (wrong_copies(from_a_prefetcher, "cuda:1") == []) is is_on
 
     def test_a_kept_view_is_enough(self) -> None:
-        """A batch of which only a view is left is not written, however long it is kept."""
+        """A batch of which only a view is left is not overwritten, however long the view is kept."""
         with numapin.DataLoader(Filled(), BATCH, num_workers=1, **HOST) as loader:
             iterator, first = warmed(loader)
             views = [next(iterator)[:, 5:7] for _ in range(3)]
@@ -153,12 +153,12 @@ def take(iterator: Iterator[Any], num_batches: int) -> list[Any]:
 
 
 class TestCaptures:
-    """CUDA graphs are captured, in the default global mode, in the middle of an epoch."""
+    """CUDA graphs, captured in the default global mode in the middle of an epoch."""
 
     @pytest.mark.parametrize("num_taken", [1, 12])
     @pytest.mark.parametrize("options", [HOST, DEVICE], ids=["host", "device"])
     def test_beside_a_thread_that_loads(self, options: dict[str, Any], num_taken: int) -> None:
-        """Batches dropped before, and steps of another thread during the capture, leave it and the batches whole."""
+        """Batches dropped before a capture, and another thread's steps during it, damage neither graph nor batches."""
         ones = torch.ones(8, device="cuda")
         with numapin.DataLoader(Filled(), BATCH, num_workers=2, **options) as loader, ThreadPoolExecutor(1) as pool:
             iterator, number = warmed(loader)
@@ -179,7 +179,7 @@ class TestCaptures:
             del iterator
 
     def test_in_the_thread_that_loads(self) -> None:
-        """In host mode next() is harmless inside the block that captures."""
+        """In host mode next() is harmless inside the capturing block."""
         ones, graph = torch.ones(8, device="cuda"), torch.cuda.CUDAGraph()
         with numapin.DataLoader(Filled(), BATCH, num_workers=2, **HOST) as loader:
             iterator, number = warmed(loader)
@@ -196,7 +196,7 @@ class TestCaptures:
             del iterator
 
     def assert_ring_goes_on(self, loader: Any, iterator: Iterator[Any], number: int) -> None:
-        """Fail unless slots come back after the captures: most of the next batches are in the ring again, and right."""
+        """Fail unless slots come back after the captures: most of the next batches are in the ring, and correct."""
         before, destination = loader.stats().hits, torch.empty((BATCH, MIB // 4), dtype=torch.int32, device="cuda")
         for next_number in range(number, number + 40):
             destination.copy_(next(iterator), non_blocking=True)
@@ -207,15 +207,15 @@ class TestCaptures:
 
     @pytest.mark.parametrize(("guard", "outcome"), [("guarded", "whole"), ("unguarded", "broken")])
     def test_the_guard_is_needed(self, guard: str, outcome: str) -> None:
-        """Slots that are let go of during a capture would break it, did the quarantine not wait for its end."""
+        """Without the guard, slots that are released during a capture would break it."""
         assert run_program("capture", guard).strip() == outcome
 
 
 class TestOutliving:
-    """Batches that are kept when their loader is gone."""
+    """Batches that are kept longer than their loader."""
 
     def test_on_the_host(self) -> None:
-        """The ring's memory is unlocked with the last of them and not before; until then it is theirs, and pinned."""
+        """The ring's memory stays pinned while batches use it, and is unlocked with the last of them."""
         before = settled_pinned_bytes()
         loader = numapin.DataLoader(Filled(), BATCH, num_workers=2, **HOST)
         iterator, first = warmed(loader)
@@ -234,7 +234,7 @@ class TestOutliving:
         assert_no_error_is_pending()
 
     def test_on_the_device(self) -> None:
-        """Nothing stays locked for batches that lie on the GPU, and they stay right."""
+        """Nothing stays locked for batches on the GPU, and they stay correct."""
         before = settled_pinned_bytes()
         with numapin.DataLoader(Filled(), BATCH, num_workers=2, **DEVICE) as loader:
             iterator, first = warmed(loader)
@@ -246,11 +246,11 @@ class TestOutliving:
 
     @pytest.mark.parametrize("what", ["closed", "dropped"])
     def test_copies_to_the_device_outlive_their_loader(self, what: str) -> None:
-        """Batches in hand are right when their copies ended after the loader; then nothing of it stays locked."""
+        """Batches are correct if their copies end after the loader; then nothing of the loader stays locked."""
         assert json.loads(run_program("vanish", what)) == {"wrong": [], "pinned_bytes": 0}
 
     def test_a_copy_outlives_them_all(self) -> None:
-        """The memory stays locked while a copy waits to read it, when loader and batches are gone already."""
+        """Memory stays locked while a copy waits to read it, even if loader and batches are gone."""
         before, destination = settled_pinned_bytes(), torch.zeros((BATCH, MIB // 4), dtype=torch.int32, device="cuda")
         loader = numapin.DataLoader(Filled(), BATCH, num_workers=2, **HOST)
         iterator, number = warmed(loader)
@@ -270,7 +270,7 @@ class TestOutliving:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Death:
-    """How a rank with `num_processes` ended: until no process was left, and until its GPU memory was back."""
+    """The end of a rank with `num_processes`: the time until no process was left, and until its GPU memory was free."""
 
     num_processes: int
     processes_s: float
@@ -278,7 +278,7 @@ class Death:
 
 
 def start_training(stack: contextlib.ExitStack, method: str) -> Program:
-    """Start a rank in a session of its own; nothing of it outlives the stack."""
+    """Start a rank in its own session; leaving the stack ends all of it."""
     command = [sys.executable, "-m", "tests.integration.gpu_program", "train", method]
     process = stack.enter_context(
         subprocess.Popen(
@@ -295,7 +295,7 @@ def start_training(stack: contextlib.ExitStack, method: str) -> Program:
 
 
 def kill(program: Program) -> Death:
-    """Kill a rank that holds a GiB of the GPU and measure what follows."""
+    """Kill a rank that holds a GiB of the GPU, and measure the time until everything is released."""
     num_processes, free = len(program.members()), torch.cuda.mem_get_info()[0]
     start, ends = time.monotonic(), [0.0, 0.0]
     program.process.kill()
@@ -311,7 +311,7 @@ def kill(program: Program) -> Death:
 
 @pytest.fixture(scope="module")
 def deaths() -> dict[str, Death]:
-    """Kill three ranks, one of each start method of their workers."""
+    """Kill three ranks, one for each start method of workers."""
     with contextlib.ExitStack() as stack:
         programs = {method: start_training(stack, method) for method in METHODS}
         for program in programs.values():
@@ -321,7 +321,7 @@ def deaths() -> dict[str, Death]:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_killed_rank(deaths: dict[str, Death], method: str) -> None:
-    """Two seconds after SIGKILL no worker, server or tracker lives, and the rank's GPU memory is free again."""
+    """Two seconds after SIGKILL no worker, server or tracker is alive, and the rank's GPU memory is free again."""
     death = deaths[method]
     assert death.num_processes >= 3  # the rank and two workers
     assert death.processes_s < 2

@@ -1,4 +1,4 @@
-"""On a GPU: how batches come to the device, and what lies in pinned memory."""
+"""On a GPU: how batches reach the device, and which memory is pinned."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 pytestmark = needs_gpu
 
-cuda: Any = torch.cuda  # its streams have no types
+cuda: Any = torch.cuda  # torch's streams have no type annotations
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -56,7 +56,7 @@ class Fields(Dataset[dict[str, torch.Tensor]]):
 
 
 class Turns(Dataset[torch.Tensor]):
-    """Sample i, which no worker makes before it is its turn: an error says so where it has to wait for seconds."""
+    """Samples that workers make in turn; a sample that has to wait for seconds is an error."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -76,11 +76,11 @@ class Turns(Dataset[torch.Tensor]):
 
 
 class TestMoving:
-    """How batches come to the device, and what the loop may do with them."""
+    """How batches reach the device, and how the loop may use them."""
 
-    @pytest.mark.filterwarnings("ignore")  # what the profiler says of itself
+    @pytest.mark.filterwarnings("ignore")  # a warning of the profiler
     def test_one_copy_a_batch(self) -> None:
-        """CUDA's own trace shows one copy a batch of 200 tensors, each from pinned memory."""
+        """CUDA's own trace shows one copy per batch of 200 tensors, each from pinned memory."""
         with numapin.DataLoader(Fields(), batch_size=None, num_workers=2, device="cuda") as loader:
             for _ in range(3):
                 list(loader)
@@ -95,7 +95,7 @@ class TestMoving:
             ]
 
     def test_no_wait_for_the_next_batch(self) -> None:
-        """Batch k is returned while batch k+1 cannot be made before k has been received."""
+        """Batch k is returned although batch k+1 cannot be made before k has been received."""
         dataset = Turns(60)
         with numapin.DataLoader(dataset, batch_size=None, num_workers=2, device="cuda") as loader:
             for index, sample in enumerate(loader):
@@ -106,7 +106,7 @@ class TestMoving:
 
     @pytest.mark.parametrize("is_guarded", [True, False])
     def test_a_consumer_waits_for_the_copy(self, is_guarded: bool, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: FBT001
-        """Whatever stream is current at next() sees the batch, however late the copy is; not so without our event."""
+        """The stream that is current at next() waits for a late copy; without numapin's event it would not."""
         if not is_guarded:
             monkeypatch.setattr(torch.cuda.Stream, "wait_event", lambda *_: None)
         copies: Any = lambda loader: loader._path._mover._stream  # noqa: E731 - only a name
@@ -114,13 +114,13 @@ class TestMoving:
 
     @pytest.mark.parametrize("is_guarded", [True, False])
     def test_memory_waits_for_its_consumer(self, is_guarded: bool, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: FBT001
-        """A batch that was dropped is not written over before the consumer's stream has read it: record_stream."""
+        """A dropped batch is not overwritten before the consumer's stream has read it (record_stream)."""
         if not is_guarded:
             monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: None)
         assert (self.wrong_after(lambda _, consumer: self.delay(consumer), num_batches=24) == []) is is_guarded
 
     def wrong_after(self, delay: Callable[[Any, Any], None], num_batches: int) -> list[int]:
-        """Read batches on a stream of the loop's own, each after a delay, and return the numbers of wrong ones."""
+        """Read batches on the loop's own stream, each after a delay, and return the numbers of wrong ones."""
         consumer = cuda.Stream()
         seen = torch.zeros((num_batches, BATCH, MIB // 4), dtype=torch.int32, device="cuda")
         with numapin.DataLoader(Filled(), BATCH, num_workers=2, device="cuda") as loader:
@@ -138,12 +138,12 @@ class TestMoving:
 
     @staticmethod
     def delay(stream: Any) -> None:
-        """Give a stream something else to do first."""
+        """Delay a stream with other work."""
         with cuda.stream(stream):
             cuda._sleep(CYCLES)
 
     def test_a_loop_that_moves_batches_itself(self) -> None:
-        """.to(), .cuda() and .to() of a device without a number return the same tensor: a script works unchanged."""
+        """.to(), .cuda() and .to() with a device without a number return the same tensor: scripts work unchanged."""
         with numapin.DataLoader(Filled(200, 1 << 16), BATCH, num_workers=2, device="cuda", pin_memory=True) as loader:
             for number, batch in enumerate(loader):
                 assert batch.to("cuda", non_blocking=True) is batch.to("cuda:0") is batch.cuda() is batch
@@ -152,7 +152,7 @@ class TestMoving:
     @pytest.mark.multigpu
     @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two GPUs that torch can use")
     def test_another_gpu(self) -> None:
-        """device="cuda:1" puts batches there, for that GPU's current stream, and leaves the current device alone."""
+        """device="cuda:1" puts batches on that GPU for its current stream, and does not change the current device."""
         with numapin.DataLoader(Filled(), BATCH, num_workers=2, device="cuda:1") as loader:
             iterator, first = warmed(loader)
             batches = [next(iterator) for _ in range(20)]
@@ -163,16 +163,16 @@ class TestMoving:
 
 
 def in_pairs(samples: list[torch.Tensor]) -> dict[str, Any]:
-    """Collate to a batch, a view of it, a label for each sample, and a class of the user's."""
+    """Collate to a batch, a view of it, a label for each sample, and an object of a user's class."""
     batch = torch.stack(samples)
     return {"x": batch, "part": batch[1:, 3:9], "label": batch[:, 0].clone(), "mine": Pinnable(batch + 1)}
 
 
 class TestPinnedBatches:
-    """Host mode: batches in pinned memory, for the loop to copy."""
+    """Host mode: batches in pinned memory, which the loop copies."""
 
     def test_pinned_already(self) -> None:
-        """Tensors and views are pinned, and .pin_memory() is the same memory; a type's own pin_memory() is asked."""
+        """Tensors and views are pinned, .pin_memory() returns the same memory, a type's own pin_memory() is called."""
         with numapin.DataLoader(Filled(), BATCH, num_workers=2, pin_memory=True, collate_fn=in_pairs) as loader:
             iterator, number = warmed(loader)
             batch = next(iterator)
@@ -188,7 +188,7 @@ class TestPinnedBatches:
         assert is_right(batch["mine"].data - 1, number)
 
     def test_no_allocation_in_steady_state(self) -> None:
-        """CUDA's own host allocator is not asked for memory once the ring is there."""
+        """Once the ring exists, CUDA's host allocator gets no further requests."""
         tell: Any = getattr(torch.cuda, "host_memory_stats", dict)
         if "num_host_alloc" not in tell():
             pytest.skip("this torch does not count its allocations of pinned memory")
@@ -196,7 +196,7 @@ class TestPinnedBatches:
         with numapin.DataLoader(Filled(), BATCH, num_workers=2, pin_memory=True) as loader:
             iterator, first = warmed(loader, num_hits=16)
             for number in range(first, first + 120):
-                if number == first + 20:  # what the loop itself needs, to read from the GPU, is there by now
+                if number == first + 20:  # the loop has by now allocated what it needs to read from the GPU
                     before, hits = tell()["num_host_alloc"], loader.stats().hits
                 destination.copy_(next(iterator), non_blocking=True)
                 assert is_right(destination, number)

@@ -45,11 +45,11 @@ def _cuda_is_in_use() -> None:
 
 
 class TestMemory:
-    """numapin.pinned beside the real driver."""
+    """numapin.pinned with the real driver."""
 
-    @pytest.mark.filterwarnings("ignore")  # what the profiler says of itself
+    @pytest.mark.filterwarnings("ignore")  # a warning of the profiler
     def test_a_copy_is_one_from_pinned_memory(self) -> None:
-        """CUDA's own trace calls a copy of it, and of a view, pinned; one of ordinary memory is not, so it can fail."""
+        """CUDA's own trace calls copies of it, and of a view, pinned, and copies of ordinary memory pageable."""
         tensor, plain = pinned.empty((64, MIB), torch.uint8), torch.zeros((64, MIB), dtype=torch.uint8)
         tensor.fill_(3)
         assert tensor.is_pinned()
@@ -61,7 +61,7 @@ class TestMemory:
         assert (int(whole.sum()), int(part.sum())) == (3 * 64 * MIB, 3 * 2 * MIB)
 
     def test_where_it_lies(self) -> None:
-        """Every page of it is on one node, by what the kernel says of memory that the driver has locked."""
+        """Every page is on one node, as the kernel reports for memory that the driver has locked."""
         try:
             pages = pinned.where(pinned.empty(64 * MIB, torch.uint8))
         except MachineError as error:
@@ -70,7 +70,7 @@ class TestMemory:
         assert None not in pages
 
     def test_freed_when_the_copy_has_ended(self) -> None:
-        """What was dropped stays locked while a copy waits to read it, on a stream that we never hear of; no longer."""
+        """Dropped memory stays locked only while a copy waits to read it, even on a stream unknown to numapin."""
         before, destination = settled_pinned_bytes(), torch.zeros(64 * MIB, dtype=torch.uint8, device="cuda")
         tensor = pinned.empty(64 * MIB, torch.uint8).fill_(5)
         assert pinned.budget().pinned_bytes == before + 64 * MIB
@@ -88,7 +88,7 @@ class TestMemory:
         assert_no_error_is_pending()
 
     def test_nested_containers(self) -> None:
-        """Each tensor is pinned, containers keep their types, a type's own pin_memory() is asked, the rest stays."""
+        """Tensors are pinned, containers keep their types, a type's own pin_memory() is called, the rest is kept."""
         array, already = np.arange(3), pinned.empty(5).fill_(1)
         batch: Any = OrderedDict(
             a=[torch.ones(3), "text", None], b=Pair(torch.arange(7), already), c=Pinnable(torch.zeros(2)), d=array
@@ -105,19 +105,19 @@ class TestMemory:
         assert torch.equal(result["b"].left.to("cuda", non_blocking=True).cpu(), torch.arange(7))
 
     def test_torchs_bytes_beside_ours(self) -> None:
-        """The budget tells what torch's own allocator has locked, too."""
+        """The budget includes memory that torch's own allocator has locked."""
         held = torch.empty(32 * MIB, dtype=torch.uint8, pin_memory=True)
         told = pinned.budget().torch_pinned_bytes
         assert told is None or told >= held.nbytes
 
 
 def out_of_memory(_driver: Driver, _device: int, _address: int, num_bytes: int) -> None:
-    """Refuse as a driver does that cannot lock more."""
+    """Refuse as a driver does that cannot lock more memory."""
     raise CudaRefused(f"{num_bytes} bytes refused", "pin less", name="CUDA_ERROR_OUT_OF_MEMORY")
 
 
 def overlapping(driver: Driver, device: int, address: int, num_bytes: int) -> None:
-    """Have the real driver refuse: the range is registered already."""
+    """Make the real driver refuse: the range is registered already."""
     register(driver, device, address, num_bytes)
     try:
         register(driver, device, address, num_bytes)
@@ -129,14 +129,14 @@ register = Driver.register
 
 
 class TestRefusals:
-    """A registration that fails costs the ring, never the batches."""
+    """A registration that fails costs the ring, never a batch."""
 
     @pytest.mark.parametrize("refuse", [out_of_memory, overlapping])
     @pytest.mark.parametrize("kind", OPTIONS)
     def test_torchs_way(
         self, kind: str, refuse: Callable[..., None], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
     ) -> None:
-        """It is said once, batches go torch's way and are right, and no CUDA error is left for the next launch."""
+        """The refusal is reported once, batches go through torch's path and are correct, and no CUDA error is left."""
         before = settled_pinned_bytes()
         monkeypatch.setattr(Driver, "register", refuse)
         with numapin.DataLoader(Filled(400, 1 << 16), BATCH, num_workers=2, **OPTIONS[kind]) as loader:
@@ -161,7 +161,7 @@ class TestRefusals:
 
     @pytest.mark.parametrize("kind", OPTIONS)
     def test_a_limit_on_locked_memory(self, kind: str) -> None:
-        """Under `ulimit -l 64` batches are right and no error is pending, whether this driver asks the limit or not."""
+        """Under `ulimit -l 64` batches are correct and no error is pending, whether the driver enforces it or not."""
         told = json.loads(run_program("limited", kind))
         assert (told["wrong"], told["batches"]) == ([], 200)
         refused = [note for note in told["notes"] if "no slots of" in note]

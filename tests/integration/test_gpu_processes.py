@@ -1,4 +1,4 @@
-"""Ranks that hold a GPU and end as they should not: their memory comes back. Also signals and `numapin.spawn` there."""
+"""Ranks that hold a GPU and end abnormally give its memory back. Also signals, and `numapin.spawn` on GPUs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ each_number = pytest.mark.parametrize(
     ],
 )
 
-# Takes most of the GPU: a life after this one finds no room if this one's memory is still taken.
+# Takes most of the GPU, so a restarted rank fails if the memory of the previous one is still taken.
 HOLDS = """
 import torch, numapin
 class Filled(torch.utils.data.Dataset):
@@ -58,7 +58,7 @@ def used_mib() -> list[int]:
 
 @pytest.fixture(autouse=True)
 def ended() -> Iterator[None]:
-    """End what a test that failed has left."""
+    """End the processes that a failed test has left."""
     yield
     while Job.started:
         Job.started.pop().end()
@@ -66,18 +66,18 @@ def ended() -> Iterator[None]:
 
 @pytest.fixture
 def before() -> list[int]:
-    """Give what the GPUs have in use before anything is started."""
+    """Give the memory in use on the GPUs before anything is started."""
     return used_mib()
 
 
 def assert_given_back(job: Job, before: list[int]) -> None:
-    """Fail unless all processes are gone and the memory of each GPU is as it was."""
+    """Fail unless all processes have ended and each GPU has its memory back."""
     assert job.leftovers().startswith("no process left"), job.err
     assert wait_until(lambda: all(now <= then + 64 for now, then in zip(used_mib(), before, strict=True)), limit_s=20)
 
 
 def start(folder: Path, num_ranks: int, *options: str, then: str) -> Job:
-    """Start a job whose ranks hold most of their GPUs; it is there when they do."""
+    """Start a job whose ranks hold most of their GPUs, and wait until they do."""
     if num_ranks > len(UUIDS):
         pytest.skip(f"fewer than {num_ranks} NVIDIA GPUs here")
     command = ["--nproc-per-node", str(num_ranks), *options]
@@ -88,26 +88,26 @@ def start(folder: Path, num_ranks: int, *options: str, then: str) -> Job:
 
 @each_number
 class TestMemoryComesBack:
-    """After deaths."""
+    """GPU memory after a rank or the launcher is killed."""
 
     def test_of_a_rank_that_starts_again(self, tmp_path: Path, num_ranks: int, before: list[int]) -> None:
-        """A rank is killed; its next life, and those of the others, find their GPUs empty."""
+        """A rank is killed; when all ranks are restarted, they find their GPUs empty."""
         job = start(tmp_path, num_ranks, "--max-restarts", "1", then="restart or time.sleep(300)\n")
-        assert min(used_mib()[:num_ranks]) > 40_000  # else nothing is held, and nothing can be left
+        assert min(used_mib()[:num_ranks]) > 40_000  # otherwise nothing is held, and the test could not fail
         os.kill(job.marked("holds")[0][2], signal.SIGKILL)
         assert job.wait() == 0, job.err
         assert len(job.marked("holds", restart=1)) == num_ranks
         assert_given_back(job, before)
 
     def test_of_the_launcher(self, tmp_path: Path, num_ranks: int, before: list[int]) -> None:
-        """The launcher is killed."""
+        """The launcher is killed, and the ranks' memory is freed."""
         job = start(tmp_path, num_ranks, then="time.sleep(300)\n")
         job.process.kill()
         assert job.wait() == -signal.SIGKILL
         assert_given_back(job, before)
 
     def test_of_ranks_that_hang_on_the_gpu(self, tmp_path: Path, num_ranks: int, before: list[int]) -> None:
-        """SIGTERM finds ranks that ignore it in a kernel that is not soon over."""
+        """Ranks that ignore SIGTERM in a long kernel are killed, and their memory is freed."""
         job = start(
             tmp_path,
             num_ranks,
@@ -123,7 +123,7 @@ class TestMemoryComesBack:
 
 @each_number
 def test_signals_while_the_gpu_computes(tmp_path: Path, num_ranks: int) -> None:
-    """SIGUSR1 to the launcher reaches each rank between its steps, and what it saves of its GPU is whole."""
+    """SIGUSR1 to the launcher reaches each rank between its steps, and the saved data of its GPU is complete."""
     then = (
         "told = []\n"
         "signal.signal(signal.SIGUSR1, lambda *_: told.append(1)); mark('ready')\n"
@@ -142,7 +142,7 @@ def test_signals_while_the_gpu_computes(tmp_path: Path, num_ranks: int) -> None:
 
 
 def reduced(fails: int = -1) -> tuple[float, str, str]:
-    """Sum the ranks over NCCL; return the sum, the GPU it was on, and the one planned. One rank may fail after it."""
+    """Sum the ranks over NCCL; return the sum, its GPU, and the planned GPU. One rank may fail afterwards."""
     import json
 
     import torch
@@ -156,7 +156,7 @@ def reduced(fails: int = -1) -> tuple[float, str, str]:
     if dist.get_rank() == fails:
         _fail()
     if fails >= 0:
-        dist.all_reduce(tensor)  # never comes
+        dist.all_reduce(tensor)  # never arrives
         torch.cuda.synchronize()
     total = tensor.mean().item()
     dist.destroy_process_group()
@@ -174,7 +174,7 @@ class TestSpawn:
     """`numapin.spawn` with NCCL."""
 
     def test_each_rank_has_its_gpu(self, num_ranks: int) -> None:
-        """The sum over all ranks is right, on the GPUs that were planned."""
+        """The sum over all ranks is correct, on the planned GPUs."""
         if num_ranks > len(UUIDS):
             pytest.skip(f"fewer than {num_ranks} NVIDIA GPUs here")
         expected = num_ranks * (num_ranks + 1) / 2
@@ -182,7 +182,7 @@ class TestSpawn:
         assert done == tuple((expected, uuid, uuid) for uuid in UUIDS[:num_ranks])
 
     def test_the_first_error_is_raised(self, num_ranks: int, before: list[int]) -> None:
-        """One rank raises while the others wait for it in a collective: its error, soon, and the GPUs are free."""
+        """If one rank raises while the others wait in a collective, its error is raised soon, and the GPUs are free."""
         if num_ranks > len(UUIDS):
             pytest.skip(f"fewer than {num_ranks} NVIDIA GPUs here")
         begin = time.monotonic()

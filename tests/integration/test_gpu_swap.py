@@ -1,4 +1,4 @@
-"""Below a limit on memory the kernel pages ordinary memory out, and pinned memory not. Needs root, cgroups and swap."""
+"""Under a memory limit the kernel swaps out ordinary memory, but not pinned memory. Needs root, cgroups and swap."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = [*needs_gpu, needs_root]
 LIMIT_MIB, SIZE_MIB = 1024, 2048
 ROOT = Path("/sys/fs/cgroup")
 
-# Goes below the limit when CUDA is there: what a context takes is not what this is about.
+# Enters the limit only after CUDA has started, so the memory of the context does not count.
 PROGRAM = """
 import ctypes, json, mmap, os, sys
 import torch
@@ -45,7 +45,7 @@ os._exit(int(not all(held[start] == start >> 26 for start in range(0, size, 1 <<
 
 @pytest.fixture(scope="module")
 def swap() -> Iterator[None]:
-    """Have room for what is paged out."""
+    """Provide swap space."""
     path = Path("/var/tmp/numapin-test-swap")  # noqa: S108 - a disk, where /tmp may be memory
     try:
         with path.open("wb") as file:
@@ -63,7 +63,7 @@ def swap() -> Iterator[None]:
 
 @pytest.fixture
 def group() -> Iterator[Path]:
-    """Give a control group, of either version, that limits memory and not swap."""
+    """Give a control group, of either version, that limits memory but not swap."""
     old = (ROOT / "memory").is_dir()
     path = (ROOT / "memory" if old else ROOT) / f"numapin-test-{os.getpid()}"
     try:
@@ -78,7 +78,7 @@ def group() -> Iterator[Path]:
 
 
 def held(how: str, group: Path) -> tuple[int, dict[str, int]]:
-    """Hold twice the limit; return the exit status, and MiB by the name of a field of /proc/PID/status, if any."""
+    """Hold twice the limit; return the exit status, and MiB by field of /proc/PID/status, if there are any."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, how, str(group), str(SIZE_MIB)], capture_output=True, text=True, check=False
     )
@@ -88,7 +88,7 @@ def held(how: str, group: Path) -> tuple[int, dict[str, int]]:
 
 @pytest.mark.usefixtures("swap")
 def test_ordinary_memory_is_paged_out(group: Path) -> None:
-    """The program goes on, with half of it in swap."""
+    """With ordinary memory the program continues, with half of its memory in swap."""
     status, told = held("malloc", group)
     assert status == 0
     assert told["VmSwap"] >= SIZE_MIB - LIMIT_MIB - 64
@@ -97,7 +97,7 @@ def test_ordinary_memory_is_paged_out(group: Path) -> None:
 @pytest.mark.usefixtures("swap")
 @pytest.mark.parametrize("how", ["cudaHostAlloc", "cudaHostRegister"])
 def test_pinned_memory_is_not(how: str, group: Path) -> None:
-    """Nothing of it goes to swap: it is had in spite of the limit, or not at all."""
+    """Pinned memory never goes to swap: it is allocated in spite of the limit, or not at all."""
     status, told = held(how, group)
     assert status != 0 or told["VmSwap"] < 64
     assert status == 0 or not told

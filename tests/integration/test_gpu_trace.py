@@ -1,4 +1,4 @@
-"""`numapin trace` on a GPU: scripts that differ in how batches are copied are told apart."""
+"""`numapin trace` on a GPU distinguishes scripts that copy batches in different ways."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROGRAM = str(Path(__file__).with_name("gpu_tracing.py"))
 
 @cache
 def traced(case: str) -> Any:
-    """Return the report on a case."""
+    """Return the report about a case."""
     with TemporaryDirectory() as folder:
         options = ("--nproc-per-node", "1", "--quiet", "--skip", "40", "--steps", "10", "--json")
         done = numapin("trace", *options, "--output", f"{folder}/out", PROGRAM, case)
@@ -44,14 +44,14 @@ def batches(case: str) -> dict[str, Any]:
         ("pageable", "Pageable", True),
         ("blocking", "Pinned", True),
         ("asynchronous", "Pinned", False),
-        ("device", "Pinned", None),  # the profiler does not record a call of the driver's cuMemcpyHtoDAsync
+        ("device", "Pinned", None),  # the profiler does not record calls of the driver's cuMemcpyHtoDAsync
     ],
 )
 def test_copies(case: str, memory: str, blocks: bool | None) -> None:  # noqa: FBT001 - a parameter
-    """The memory that batches come from, and whether the host stood still, are seen for every one of them."""
+    """For every copy the report has the kind of memory and whether the host was blocked."""
     copies = batches(case)
     assert copies["source"] == memory
-    num_ahead = 4 if case == "device" else 1  # copies that may fall into the steps, or out of them
+    num_ahead = 4 if case == "device" else 1  # copies at the edge, inside or outside the steps
     assert abs(copies["count"] - 10) <= num_ahead
     assert copies["bytes"] == copies["count"] * 64 * 3 * 224 * 224 * 4
     assert copies["blocking"] == (None if blocks is None else copies["count"] * blocks)
@@ -66,20 +66,20 @@ def test_copies(case: str, memory: str, blocks: bool | None) -> None:  # noqa: F
     ],
 )
 def test_findings(case: str, what: str) -> None:
-    """Each script has its own finding about copies, and not those of the others."""
+    """Each script gets its own finding about copies, and none of the others'."""
     about_copies = {"pageable copies", "pinned, but blocking", "asynchronous, but not overlapped"}
     assert {finding["what"] for finding in traced(case)["findings"]} & about_copies == {what}
 
 
 def test_batches_copied_ahead() -> None:
-    """With numapin.DataLoader(device="cuda") nothing is wrong with the copies, and kernels run during most of them."""
+    """With numapin.DataLoader(device="cuda") copies cause no finding, and kernels run during most of them."""
     found = {finding["what"] for finding in traced("device")["findings"]}
     assert not found & {"pageable copies", "pinned, but blocking", "asynchronous, but not overlapped"}
     assert batches("device")["overlapped_share"] > 0.5
 
 
 def test_shares_are_of_the_gpu() -> None:
-    """Kernels were recorded: compute has a share, shares add up to one, and nothing is said to be missing."""
+    """The kernels were recorded: compute has a share, the shares add up to one, and no note reports missing data."""
     (rank,) = traced("asynchronous")["ranks"]
     assert rank["on_gpu"]
     assert rank["parts"]["compute"]["share"] > 0.3

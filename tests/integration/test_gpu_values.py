@@ -1,4 +1,4 @@
-"""On a GPU: batches of every kind that device="cuda" yields, beside what torch's loader and .to() give."""
+"""On a GPU: batches of every kind with device="cuda", compared with torch's loader and .to()."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 pytestmark = [
     *needs_gpu,
-    pytest.mark.filterwarnings("ignore"),  # what torch says of layouts that are young, and of gradients not sent
+    pytest.mark.filterwarnings("ignore"),  # torch warns about new layouts, and about gradients that are not sent
 ]
 
-NOT_MOVED = frozenset({"meta", "storage", "packed-sequence"})  # the last one has a test of its own
+NOT_MOVED = frozenset({"meta", "storage", "packed-sequence"})  # the last kind has its own test
 MOVED = tuple(kind for kind in KINDS if kind not in NOT_MOVED)
-# Containers that torch's pin_memory looks into, and what no ring carries.
+# Containers that torch's pin_memory supports, and others that a ring cannot carry.
 CONTAINERS = (
     *("tuple", "list", "named-tuple", "typed-tuple", "ordered-dict", "default-dict", "user-dict", "odd-keys"),
     *("numpy-of-tensor", "numpy", "text", "bytes", "none", "number", "sparse", "leaf-with-gradient", "subclass"),
@@ -41,25 +41,25 @@ def _cuda_is_in_use() -> None:
 
 
 class OfKinds:
-    """A collate function that returns a batch of each kind in turn."""
+    """A collate function that returns one batch of each kind in turn."""
 
     def __init__(self, kinds: tuple[str, ...]) -> None:
         self.kinds = kinds
 
     def __call__(self, indices: list[int]) -> Any:
-        """Return the batch that the first index tells."""
+        """Return the kind of batch that the first index selects."""
         return ZOO[self.kinds[indices[0] % len(self.kinds)]](indices[0])
 
 
 class _TensorsApart(pickle.Pickler):
-    """Pickles all of a batch but its tensors, which `tensors` has, each once."""
+    """A pickler that takes the tensors out of a batch and collects each once in `tensors`."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
         self.tensors: dict[int, torch.Tensor] = {}
 
     def persistent_id(self, thing: object) -> int | None:
-        """Name a tensor, wherever in the batch it is."""
+        """Return an id for a tensor, wherever it is in the batch."""
         if not isinstance(thing, torch.Tensor):
             return None
         self.tensors[id(thing)] = thing
@@ -67,19 +67,19 @@ class _TensorsApart(pickle.Pickler):
 
 
 class _TensorsBack(pickle.Unpickler):
-    """Puts other tensors in the places of those that were taken apart."""
+    """An unpickler that inserts other tensors."""
 
     def __init__(self, file: io.BytesIO, tensors: dict[int, torch.Tensor]) -> None:
         super().__init__(file)
         self.tensors = tensors
 
     def persistent_load(self, name: int) -> torch.Tensor:
-        """Return what belongs there."""
+        """Return the tensor for an id."""
         return self.tensors[name]
 
 
 def mapped(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return a batch with every tensor changed, in whatever containers and types of the user's."""
+    """Return a batch with every tensor mapped, also inside a user's containers and types."""
     file = io.BytesIO()
     apart = _TensorsApart(file)
     apart.dump(batch)
@@ -88,13 +88,13 @@ def mapped(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 
 def from_device(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor on the host that must be on the GPU."""
+    """Return a tensor of the GPU on the host; fail if it is not on the GPU."""
     assert tensor.device == torch.device("cuda", 0), f"{type(tensor)} of {tensor.shape} is on {tensor.device}"
     return tensor.cpu()
 
 
 def different_kinds(ours: list[Any], theirs: list[Any], kinds: tuple[str, ...]) -> list[str]:
-    """Return the kinds of batches that are not what .to("cuda") makes of torch's, tensor by tensor."""
+    """Return the kinds of batches that differ from torch's batches after .to("cuda"), tensor by tensor."""
     moved = [describe(mapped(mapped(batch, lambda tensor: tensor.to("cuda")), from_device)) for batch in theirs]
     pairs = zip(ours, moved, itertools.cycle(kinds), strict=False)
     assert len(ours) == len(moved)
@@ -102,10 +102,10 @@ def different_kinds(ours: list[Any], theirs: list[Any], kinds: tuple[str, ...]) 
 
 
 class TestBatchesOnTheDevice:
-    """device="cuda" beside torch's loader and a .to() of each tensor."""
+    """device="cuda" compared with torch's loader and .to() of each tensor."""
 
     def test_every_kind_kept_for_ever(self) -> None:
-        """Values, dtypes and containers of three epochs, all kept, are torch's; host arrays stay what they were."""
+        """Values, dtypes and containers of three epochs, all kept, equal torch's; host arrays do not change."""
         arguments: dict[str, Any] = {"num_workers": 2, "collate_fn": OfKinds(MOVED)}
         theirs = list(torch.utils.data.DataLoader(Paced(2 * len(MOVED), 0.001), **arguments))
         with numapin.DataLoader(Paced(2 * len(MOVED), 0.001), device="cuda", **arguments) as loader:
@@ -116,7 +116,7 @@ class TestBatchesOnTheDevice:
 
     @pytest.mark.parametrize("kind", CONTAINERS)
     def test_without_workers(self, kind: str) -> None:
-        """Containers and tensors of all kinds are moved when there is no worker, too."""
+        """Without workers, containers and tensors of all kinds are moved, too."""
         arguments: dict[str, Any] = {"collate_fn": OfKinds((kind,))}
         theirs = list(torch.utils.data.DataLoader(Paced(3, 0.0), **arguments))
         ours = list(numapin.DataLoader(Paced(3, 0.0), device="cuda", **arguments))
@@ -125,14 +125,14 @@ class TestBatchesOnTheDevice:
     @pytest.mark.xfail(strict=True, reason="without workers only containers are looked into, with workers every type")
     @pytest.mark.parametrize("kind", CUSTOM)
     def test_custom_types_without_workers(self, kind: str) -> None:
-        """Tensors in types that have no .to() are moved without workers as they are with them."""
+        """Without workers, tensors in types that have no .to() are moved as they are with workers."""
         arguments: dict[str, Any] = {"collate_fn": OfKinds((kind,))}
         theirs = list(torch.utils.data.DataLoader(Paced(3, 0.0), **arguments))
         ours = list(numapin.DataLoader(Paced(3, 0.0), device="cuda", **arguments))
         assert different_kinds(ours, theirs, (kind,)) == []
 
     def test_packed_sequences(self) -> None:
-        """A PackedSequence is moved as its own .to() does it: batch_sizes stay on the host."""
+        """A PackedSequence is moved as by its own .to(): batch_sizes stay on the host."""
         arguments: dict[str, Any] = {"num_workers": 1, "collate_fn": OfKinds(("packed-sequence",))}
         for ours, theirs in zip(
             numapin.DataLoader(Paced(30, 0.001), device="cuda", **arguments),

@@ -1,7 +1,7 @@
-"""Names with a terminal's commands in them, given to every command on a terminal: none gets there as a command.
+"""Names that contain terminal commands: no command of numapin passes them on to a terminal.
 
-Comes in: a machine, a plan, a run's records, a process, files, folders, options and variables, all hostile. What the
-commands write may hold their own colours and line ends, and nothing else that cannot be seen.
+Input: hostile names of a machine, a plan, a run's records, a process, files, folders, options and variables. The output
+may contain numapin's own colours and line ends, but no other invisible character.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from numapin.plan.model import Plan
 
-pytestmark = pytest.mark.xdist_group("hostile")  # the folder and the lines of `run` are made once
+pytestmark = pytest.mark.xdist_group("hostile")  # so that the folder and the lines of `run` are made once
 
 FILE = HOSTILE.replace("/", "|")[:60] + f"\n{FORGED}"
 """A name that a file can have."""
@@ -45,7 +45,7 @@ NOT_TEXT = os.fsdecode(b"\xff\x9b2J")
 
 _ARGUMENTS = (HOSTILE, NOT_TEXT, *HOSTILE_ARGUMENTS)
 _FAILING = "import sys; print(sys.argv[1:]) if sys.argv[1:] else sys.exit(3)\n"
-# Becomes a rank whose name is not even text: it has a thread, and waits for its standard input to end.
+# Becomes a rank whose name is not even valid text: it has a thread, and waits for the end of its standard input.
 _RANK = """
 import sys, threading
 name = b"\\x1b]0;o\\x07\\x9b\\xc2\\x9b\\n\\xff"
@@ -61,7 +61,7 @@ end.set()
 
 
 def shown(*arguments: str, **changes: str) -> Shown:
-    """Run numapin on a terminal, where it shows nothing harmful, and does not fail of what it was given."""
+    """Run numapin on a terminal; fail if it shows anything harmful or crashes."""
     done = on_terminal([*NUMAPIN, *arguments], changes)
     assert done.problems() == [], done.raw
     assert "Traceback" not in done.text
@@ -70,7 +70,7 @@ def shown(*arguments: str, **changes: str) -> Shown:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give a folder whose own name is hostile, with a machine, plans and a script in it."""
+    """Give a folder with a hostile name that has a machine, plans and a script in it."""
     made = tmp_path_factory.mktemp("hostile") / FILE
     made.mkdir()
     topology = golden_machine("2pkg-2node-smt2-2gpu-node0")
@@ -99,14 +99,14 @@ def _hostile(plan: Plan) -> Plan:
     return replace(plan, ranks=ranks, warnings=(HOSTILE, "é"))
 
 
-# --- what is wrong with the check itself would hide everything -------------------------------------------------------
+# --- a broken check would hide every other failure -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "bad", [*"\x1b\x07\x9b\x85\x7f\t\b\r\u202e\u2066\u200e\u061c\u2028\u2029", "\x1b[7m", "\x1b[38;5;1m"]
 )
 def test_the_check_sees_what_is_hostile(bad: str) -> None:
-    """Each is found, and so are a forged line, what only a live display writes and bytes that are no text."""
+    """The check finds each hostile name, a forged line, live-display sequences and bytes that are not valid text."""
     assert Shown(status=0, raw=f"a{bad}b\r\n".encode()).problems()
     assert Shown(status=0, raw=f"a\r\n{FORGED}".encode()).problems()
     assert Shown(status=0, raw=b"\x1b[2K").problems()
@@ -118,7 +118,7 @@ def test_the_check_sees_what_is_hostile(bad: str) -> None:
 
 
 def test_machine(folder: Path) -> None:
-    """Tree, matrix and plan show the names' visible characters; JSON keeps their value, and so does what is saved."""
+    """Tree, matrix and plan show the names' visible characters; JSON and saved files keep the exact value."""
     machine = ("--machine", str(folder / FILE))
     tree = shown("topo", *machine, "--plan", str(folder / "plan.json"))
     matrix, planned = shown("topo", *machine, "--format", "matrix"), shown("plan", *machine)
@@ -139,7 +139,7 @@ def test_machine(folder: Path) -> None:
 
 
 def test_environment_lines_are_exact_in_a_file(folder: Path) -> None:
-    """A shell that evaluates what `plan --format env` wrote has the GPU's name as it was."""
+    """A shell that evaluates the output of `plan --format env` gets the exact name of the GPU."""
     done = numapin("plan", "--machine", str(folder / FILE), "--format", "env")
     line = next(line for line in done.out.splitlines() if "LOCAL_RANK=1" in line)
     code = "import os; print(os.environ['NUMAPIN_GPU'].encode())"
@@ -150,7 +150,7 @@ def test_environment_lines_are_exact_in_a_file(folder: Path) -> None:
 
 
 def test_exec(folder: Path) -> None:
-    """Warnings, the plan's reason and file, and a command that does not exist, are lines of visible characters."""
+    """Warnings, the plan's reason and file, and an unknown command are printed as lines of visible characters."""
     plan, alone = ("--plan", str(folder / "own.json")), {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": ""}
     done = shown("exec", *plan, "--verbose", "--", "true", **alone)
     assert done.status == 0
@@ -161,7 +161,7 @@ def test_exec(folder: Path) -> None:
 
 
 def test_doctor(folder: Path) -> None:
-    """A captured machine whose files hold them."""
+    """`numapin doctor` on a captured machine with hostile files prints visible characters only."""
     root = folder / "root"
     for name in ("proc/sys/kernel/hostname", "sys/kernel/mm/transparent_hugepage/enabled", "proc/cmdline"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -170,7 +170,7 @@ def test_doctor(folder: Path) -> None:
     shown("doctor", CUDA_VISIBLE_DEVICES=HOSTILE, OMP_PROC_BIND=HOSTILE, LD_PRELOAD_X=HOSTILE, NCCL_TOPO_FILE=HOSTILE)
 
 
-# --- what is wrong with a command line -------------------------------------------------------------------------------
+# --- errors on the command line --------------------------------------------------------------------------------------
 
 _WRONG: tuple[tuple[str, ...], ...] = (
     (HOSTILE,),
@@ -223,7 +223,7 @@ _WRONG_FOR_RUN: tuple[tuple[tuple[str, ...], str], ...] = (
 _COMMANDS = [
     f"numapin.cli.{name}" for name in ("bench", "doctor", "exec", "job", "plan", "top", "topo", "trace", "verify")
 ]
-# Each command line in a process of its own, forked from one that has imported what takes long.
+# Runs each command line in its own process, forked from one that has done the slow imports.
 _EACH = """
 import json, os, sys
 from importlib import import_module
@@ -239,7 +239,7 @@ for line in json.load(open(sys.argv[1])):
 
 
 def _each(lines: list[tuple[str, ...]], folder: Path, *imports: str) -> list[Shown]:
-    """Run numapin with each of these command lines, on one terminal."""
+    """Run numapin with each of these command lines on one terminal."""
     file = folder / "lines.json"
     file.write_text(json.dumps(lines))
     command = [sys.executable, "-c", _EACH, str(file), *imports]
@@ -250,7 +250,7 @@ def _each(lines: list[tuple[str, ...]], folder: Path, *imports: str) -> list[Sho
 
 
 def test_command_lines(folder: Path) -> None:
-    """What a message quotes of the command line is visible, whether click's or ours."""
+    """Messages that quote the command line, click's or numapin's, have visible characters only."""
     lines = [*_WRONG, ("bench", "--help")]
     for line, done in zip(lines, _each(lines, folder, *_COMMANDS), strict=True):
         assert done.problems() == [], line
@@ -264,7 +264,7 @@ def test_command_lines(folder: Path) -> None:
 
 @contextmanager
 def _process(**changes: str) -> Iterator[int]:
-    """Run a process whose name and environment are hostile; it is no child of the launcher that it names."""
+    """Run a process with a hostile name and environment, which is not a child of the launcher that it names."""
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", _RANK], stdin=pipe, stdout=pipe, env=environment(**changes)) as rank:
         assert rank.stdin
@@ -276,7 +276,7 @@ def _process(**changes: str) -> Iterator[int]:
 
 @contextmanager
 def _run(base: Path, name: str, pid: int, plan: dict[str, Any]) -> Iterator[Path]:
-    """Make a run that goes on, whose folder, plan, command and record are hostile."""
+    """Start a run whose folder, plan, command and record are hostile."""
     with run_directory({"NUMAPIN_RUN_DIR": str(base)}) as made:
         record = {"schema": "numapin.observed/1", "local_rank": 0, "restart": 0, "pid": pid, "host": None}
         write_json(made, "plan.json", plan)
@@ -288,7 +288,7 @@ def _run(base: Path, name: str, pid: int, plan: dict[str, Any]) -> Iterator[Path
 
 
 def test_running_job(folder: Path) -> None:
-    """A run is shown by verify and top by name and by process; where there are several, both list them."""
+    """Both verify and top show a run by name and by process; if there are several, they list them."""
     allowed = sorted(os.sched_getaffinity(0))
     plan = make_plan(discover(environ={"CUDA_VISIBLE_DEVICES": ""}), Request(num_ranks=1, cpus_per_rank=1)).to_json()
     plan["ranks"][0]["reason"] = HOSTILE  # type: ignore[index] # JSON
@@ -321,7 +321,7 @@ def test_running_job(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def of_run(folder: Path) -> dict[str, Shown]:
-    """Run every command line of `numapin run`, in processes that share torch's import; by what it is to say."""
+    """Run every command line of `numapin run` in processes that share torch's import; return the output by message."""
     options = ("--nproc-per-node", "1", "--bind", "exclusive", "--report", str(folder / f"{FILE}.json"))
     lines = {
         **{says: ("run", *line) for line, says in _WRONG_FOR_RUN},
@@ -335,14 +335,14 @@ def of_run(folder: Path) -> dict[str, Shown]:
 
 @pytest.mark.parametrize("says", [says for _, says in _WRONG_FOR_RUN])
 def test_command_lines_of_run(says: str, of_run: dict[str, Shown]) -> None:
-    """What torchrun's parser, torch's own checks and ours quote of the command line is visible."""
+    """Messages of torchrun's parser, torch and numapin that quote the command line have visible characters only."""
     assert of_run[says].problems() == []
     assert of_run[says].status == 2
     assert says in of_run[says].text
 
 
 def test_run_that_fails(of_run: dict[str, Shown]) -> None:
-    """The table, what was verified, torch's log and its report of a script with such a name."""
+    """The table, the verification, and torch's log and report of a hostile script have visible characters only."""
     done = of_run["fails"]
     assert done.problems() == [], done.raw
     assert done.status == 1
@@ -351,7 +351,7 @@ def test_run_that_fails(of_run: dict[str, Shown]) -> None:
 
 
 def test_dry_run_is_exact_in_a_file(of_run: dict[str, Shown], folder: Path) -> None:
-    """It writes lines that bash takes, with the arguments as they were given, and nothing that cannot be seen."""
+    """--dry-run writes lines that bash accepts, with the exact arguments and no invisible characters."""
     done = of_run["dry"]
     assert (done.problems(), done.status) == ([], 0)
     (line,) = [line for line in done.text.replace("\r", "").split("\n") if line.startswith("rank 0: ")]
@@ -361,7 +361,7 @@ def test_dry_run_is_exact_in_a_file(of_run: dict[str, Shown], folder: Path) -> N
 
 @pytest.mark.parametrize("engine", ["slurm", "mpi", "pbs", "lsf", "kubernetes"])
 def test_job(engine: str, folder: Path) -> None:
-    """Scripts and manifests have visible characters only, on a terminal and in a file, and the arguments as given."""
+    """Scripts and manifests have visible characters only, on a terminal and in a file, and keep the exact arguments."""
     pod = (
         ("--container", "a/b:c", "--cpus-per-task", "2", "--mem-per-node", "1G")
         if engine == "kubernetes"
@@ -385,7 +385,7 @@ def test_job(engine: str, folder: Path) -> None:
 
 
 def test_trace(folder: Path) -> None:
-    """Names of kernels, operators and files, a rank's reason, and the folder that is written to."""
+    """Names of kernels, operators, files, a rank's reason and the output folder are printed visibly."""
     made = loop(steps=4, wait=300, copy=200, compute=500, memory="Pageable")
     made.kernel(10, 5, name=HOSTILE)
     for event in made.events:
@@ -406,11 +406,11 @@ def test_trace(folder: Path) -> None:
     assert shown("trace", "--read", str(traces / FILE)).status == 0
 
 
-# --- Python's own report of our errors -------------------------------------------------------------------------------
+# --- Python's own report of numapin's errors -------------------------------------------------------------------------
 
 
 def test_uncaught_error_of_spawn() -> None:
-    """What `numapin.spawn` raises and warns of is shown by Python, not by us: its text has visible characters only."""
+    """Errors and warnings of `numapin.spawn`, which Python prints itself, have visible characters only."""
     code = "import sys, numapin; numapin.spawn(print, nproc_per_node=1, gpu_nodes={sys.argv[1]: 0})"
     done = on_terminal([sys.executable, "-c", code, HOSTILE])
     assert done.problems() == [], done.raw

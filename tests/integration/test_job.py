@@ -162,7 +162,7 @@ def test_every_word_arrives_as_it_was_typed(engine: str, form: str, cluster: Clu
     assert words == [word.replace("{port}", given["MASTER_PORT"]) for word in (_RUN if form == "node" else _EXEC)]
     assert given["MASTER_ADDR"] == "first"
     assert 10000 <= int(given["MASTER_PORT"]) < 32768
-    assert list(cluster.work.iterdir()) == []  # nothing in the words was run
+    assert list(cluster.work.iterdir()) == []  # no word was executed
 
 
 @pytest.mark.parametrize("engine", ["slurm", "mpi", "pbs", "lsf"])
@@ -301,9 +301,9 @@ def test_a_job_that_was_told_nothing_is_done(engine: str, cluster: Cluster) -> N
     [
         ("None", "None", False),
         (_TIME, "None", True),
-        (_TIME, _TIME, False),  # by the gang scheduler, which then suspended it
-        (_TIME, _LATER, False),  # and let it go on
-        (_LATER, _TIME, True),  # after it had been suspended once
+        (_TIME, _TIME, False),  # preempted by the gang scheduler, which then suspended it
+        (_TIME, _LATER, False),  # and resumed it
+        (_LATER, _TIME, True),  # preempted after an earlier suspension
         ("None", _TIME, False),
     ],
 )
@@ -312,7 +312,7 @@ def test_a_preempted_job_goes_back_and_a_suspended_one_has_ended(
 ) -> None:
     """A preempted job is requeued with any status; one that was only suspended keeps its status.
 
-    Slurm may set PreemptTime as its gang scheduler suspends a job, and does not clear it.
+    Slurm may set PreemptTime when its gang scheduler suspends a job, and does not clear it.
     """
     (cluster.programs / "numapin").write_text(f"#!/bin/sh\nexit {status}\n")
     shown = f"   PreemptEligibleTime={_TIME} PreemptTime={preempted}\n   SuspendTime={suspended} SecsPreSuspend=9"
@@ -361,7 +361,7 @@ def test_pbs_has_a_timer(cluster: Cluster) -> None:
     assert 1 <= time.monotonic() - start < 20
     assert (cluster.noted / "heard").read_text() == "SIGUSR1"
     start = time.monotonic()
-    assert cluster.run(["pbs", *_LIMITED, "train.py"]) == 0  # would wait for whoever holds its output
+    assert cluster.run(["pbs", *_LIMITED, "train.py"]) == 0  # would wait for every process that holds its output
     assert time.monotonic() - start < 20
 
 

@@ -1,4 +1,4 @@
-"""Iterators of numapin.DataLoader that are alive when Python ends say nothing."""
+"""Iterators of numapin.DataLoader that are alive when Python exits print nothing."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.integration.launching import call, script
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Each ending in a child that was forked after torch's import. "kept": other modules' references keep an iterator until
-# Python has emptied its module, as dill's do.
+# Each ending runs in a child that was forked after torch's import. "kept": references in other modules keep an iterator
+# alive until Python has emptied its module, as dill's do.
 _PROGRAM = """
 import ctypes, os, random, sys
 import torch
@@ -58,7 +58,7 @@ for ending in sys.argv[2:]:
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Give what each ending wrote to stderr."""
+    """Give the stderr output of each ending."""
     folder: Path = tmp_path_factory.mktemp("endings")
     endings = ("end", "raise", "exit", "kept")
     done = call(sys.executable, script(folder, _PROGRAM), str(folder), *endings)
@@ -68,12 +68,12 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.mark.parametrize("ending", ["end", "exit", "kept"])
 def test_the_end_of_python_is_silent(said: dict[str, str], ending: str) -> None:
-    """Nothing is written, with and without workers, persistent ones too."""
+    """Nothing is printed, with or without workers, also with persistent ones."""
     assert said[ending] == ""
 
 
 def test_after_an_error_only_the_error_is_told(said: dict[str, str]) -> None:
-    """The traceback is the program's own, and the last thing that is written."""
+    """After an error, the program's own traceback is the last output."""
     assert said["raise"].startswith("Traceback (most recent call last):\n")
     assert said["raise"].endswith("LookupError: the user's own\n")
     assert "ignored" not in said["raise"]

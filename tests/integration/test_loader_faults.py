@@ -1,4 +1,4 @@
-"""numapin.DataLoader when things fail around it: errors come at their batch's turn, and nothing else is lost."""
+"""numapin.DataLoader when something around it fails: errors come at their batch's turn, and no other batch is lost."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROWS = 200
 
 
 class Numbers(torch.utils.data.Dataset[torch.Tensor]):
-    """Rows of 4 KiB that are filled with their index."""
+    """Rows of 4 KiB, each filled with its index."""
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -33,13 +33,13 @@ class Numbers(torch.utils.data.Dataset[torch.Tensor]):
 
 
 class Awkward:
-    """A batch that fails to arrive where its first row's index is a multiple of 40."""
+    """A batch that cannot be unpickled if its first row's index is a multiple of 40."""
 
     def __init__(self, rows: list[torch.Tensor]) -> None:
         self.rows = torch.stack(rows)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Refuse some."""
+        """Fail for some batches."""
         self.__dict__ = state
         if self.rows[0, 0] % 40 == 0:
             raise ValueError("this one does not arrive")
@@ -51,7 +51,7 @@ def firsts(loader: Any) -> list[int]:
 
 
 def test_batches_that_fail_to_arrive_cost_no_others() -> None:
-    """Each raises at its turn; torch's loader stops handing out work instead."""
+    """Each broken batch raises at its turn, and the others arrive; torch's loader stops handing out work instead."""
     loader = numapin.DataLoader(Numbers(), 4, num_workers=2, collate_fn=Awkward)
     iterator, errors, got = iter(loader), 0, []
     while True:
@@ -65,7 +65,7 @@ def test_batches_that_fail_to_arrive_cost_no_others() -> None:
 
 
 def test_the_number_of_workers_may_change() -> None:
-    """Between epochs, as torch allows: a ring made for fewer is not used again."""
+    """The number of workers may change between epochs, as torch allows; a ring made for fewer is not used again."""
     loader = numapin.DataLoader(Numbers(), 4, num_workers=1)
     for num_workers in (1, 2, 1):
         loader.num_workers = num_workers
@@ -73,7 +73,7 @@ def test_the_number_of_workers_may_change() -> None:
 
 
 def test_children_forked_after_an_epoch_do_not_share_a_ring() -> None:
-    """Two of them iterate the same loader at once, and see their own batches."""
+    """Two children that iterate the same loader at the same time each get their own batches."""
     loader = numapin.DataLoader(Numbers(), 4, num_workers=1)
     assert firsts(loader) == list(range(0, ROWS, 4))
     children = [os.fork() or _leave(loader) for _ in range(2)]
@@ -88,14 +88,14 @@ def _leave(loader: Any) -> int:
 
 
 def test_a_start_that_fails_leaks_nothing() -> None:
-    """A sampler that raises as the iterator is made takes no ring and no descriptor with it."""
+    """If a sampler raises while the iterator is created, no ring and no descriptor are leaked."""
     failing = [False]
 
     class Sampler:
-        """Batches of four, or an error."""
+        """A sampler of batches of four that can fail."""
 
         def __iter__(self) -> Iterator[list[int]]:
-            """Fail when told to."""
+            """Yield batches, or raise if `failing` is set."""
             if failing[0]:
                 raise ValueError("no samples")
             return iter([[row, row + 1, row + 2, row + 3] for row in range(0, ROWS, 4)])
@@ -113,7 +113,7 @@ def test_a_start_that_fails_leaks_nothing() -> None:
 
 @pytest.mark.parametrize("budget", [None, 0], ids=["ring", "no ring"])
 def test_an_epoch_leaves_no_descriptors(budget: int | None) -> None:
-    """It waits for no garbage collector to close them."""
+    """Descriptors are closed at the end of an epoch, without the garbage collector."""
     loader = numapin.DataLoader(Numbers(), 4, num_workers=1, pinned_budget=budget)
     assert firsts(loader) == list(range(0, ROWS, 4))
     gc.collect()
@@ -128,7 +128,7 @@ def test_an_epoch_leaves_no_descriptors(budget: int | None) -> None:
 
 
 def test_a_loader_that_is_changed_changes_its_ring() -> None:
-    """Between epochs, as torch allows: a ring is used again for what it was made for only."""
+    """If a loader is changed between epochs, as torch allows, its ring is made anew unless it still fits."""
     loader = numapin.DataLoader(Numbers(), 4, num_workers=1)
     assert firsts(loader) == list(range(0, ROWS, 4))
     (made,) = loader._path._idle
@@ -140,7 +140,7 @@ def test_a_loader_that_is_changed_changes_its_ring() -> None:
 
 
 def test_the_default_time_out_of_sockets_is_not_ours() -> None:
-    """A program may set one for its own."""
+    """The loader ignores the default time-out of sockets, which a program may set for itself."""
     socket.setdefaulttimeout(0.01)
     try:
         assert firsts(numapin.DataLoader(Numbers(), 4, num_workers=1)) == list(range(0, ROWS, 4))
@@ -149,9 +149,9 @@ def test_the_default_time_out_of_sockets_is_not_ours() -> None:
 
 
 def test_a_closed_stderr_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What would be said is in the notes."""
+    """With a closed stderr loading continues, and the message is in the notes."""
     monkeypatch.setattr(sys, "stderr", None)
     loader = numapin.DataLoader(Numbers(), 4, num_workers=1, pinned_budget=1)
     assert firsts(loader) == list(range(0, ROWS, 4))
-    wait_until(lambda: loader.stats().notes, limit_s=5)  # it is found out on a thread
+    wait_until(lambda: loader.stats().notes, limit_s=5)  # the failure is detected on a thread
     assert any("the budget is 1;" in note for note in loader.stats().notes)

@@ -1,6 +1,6 @@
-"""numapin.DataLoader where a worker hangs in its fork: it is started again, and no batch is lost or given twice.
+"""numapin.DataLoader with a worker that hangs in its fork: the worker is restarted, and no batch is lost or repeated.
 
-The hang is made by what it is found by: a child that waits in a handler that runs at its fork, before anything of ours.
+To simulate the hang, a child waits in an at-fork handler that runs before numapin's own.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ ROWS = 40
 
 @dataclass(slots=True)
 class Forks:
-    """How many of the next forks hang."""
+    """How many of the next forks hang, and how long a child sleeps first."""
 
     num_to_hang: int = 0
     hangs: bool = False
     delay_s: float = 0
 
     def before(self) -> None:
-        """Decide, in the parent."""
+        """Decide in the parent whether this fork hangs."""
         self.hangs = self.num_to_hang > 0
         self.num_to_hang -= self.hangs
 
     def in_child(self) -> None:
-        """Hang, or only wait."""
+        """Hang, or only sleep."""
         time.sleep(self.delay_s)
         while self.hangs:
             signal.pause()
@@ -58,7 +58,7 @@ os.register_at_fork(before=_FORKS.before, after_in_child=_FORKS.in_child)
 
 
 class Numbers(torch.utils.data.Dataset[torch.Tensor]):
-    """Rows that are filled with their index and with the worker's own random number."""
+    """Rows filled with their index and with the worker's own random number."""
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -70,29 +70,29 @@ class Numbers(torch.utils.data.Dataset[torch.Tensor]):
 
 
 class Stream(IterableDataset[torch.Tensor]):
-    """The rows of each of two workers."""
+    """A stream of rows, divided between two workers."""
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        """Yield this worker's."""
+        """Yield the rows of this worker."""
         info = get_worker_info()
         assert info is not None
         return (torch.full((8,), float(index)) for index in range(info.id, ROWS, 2))
 
 
 def _values(batches: list[torch.Tensor], *, whole: bool) -> list[Any]:
-    """Return the batches; their first numbers, sorted, where it is open which worker makes which."""
+    """Return the batches, or their sorted first numbers if it is open which worker makes which."""
     return [batch.tolist() for batch in batches] if whole else sorted(float(batch[0, 0]) for batch in batches)
 
 
 def _require_good_end(script: Path) -> None:
-    """Run a script; it ends with status 0, and Python dropped no exception."""
+    """Run a script that must end with status 0, without an unraisable exception."""
     done = subprocess.run([sys.executable, script], check=False, timeout=60, capture_output=True, text=True)
     assert (done.returncode, "Exception ignored" in done.stderr) == (0, False), done.stderr
 
 
 @pytest.fixture
 def forks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Forks]:
-    """Give what lets forks hang; a hung one is looked for after 0.1 s, not 5."""
+    """Give control over hanging forks; a hung one is detected after 0.1 s instead of 5."""
     monkeypatch.setattr(starting, "PATIENCE_S", 0.1)
     yield _FORKS
     _FORKS.num_to_hang, _FORKS.delay_s = 0, 0
@@ -111,7 +111,7 @@ def forks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Forks]:
     ids=["one", "persistent", "timeout", "any-order", "iterable"],
 )
 def test_is_started_again(forks: Forks, capfd: pytest.CaptureFixture[str], options: dict[str, Any]) -> None:
-    """Two epochs have the batches that torch's loader has, and the words of it come once."""
+    """Two epochs have the same batches as torch's loader, and the restart is reported once."""
     told = []
     for loader_class, hang in ((DataLoader, 0), (numapin.DataLoader, 1)):
         torch.manual_seed(3)
@@ -127,33 +127,33 @@ def test_is_started_again(forks: Forks, capfd: pytest.CaptureFixture[str], optio
 
 
 def test_several_hang_and_again(forks: Forks) -> None:
-    """Both workers do, one of them twice."""
+    """Both workers hang, one of them twice, and all batches arrive."""
     forks.num_to_hang = 3
     assert [int(batch[0, 0]) for batch in numapin.DataLoader(Numbers(), 4, num_workers=2)] == list(range(0, ROWS, 4))
 
 
 def test_one_that_always_hangs_is_an_error(forks: Forks) -> None:
-    """It names the way out; nothing is left."""
+    """A worker that always hangs is an error that names the remedy; no process is left."""
     forks.num_to_hang = 255
     with pytest.raises(RuntimeError, match=r"worker 0 hung in its fork 4 times.*forkserver"):
         list(numapin.DataLoader(Numbers(), 4, num_workers=1))
 
 
 def test_the_users_time_out_holds(forks: Forks) -> None:
-    """It is torch's error, however often a hung worker is started again until then."""
+    """The user's time-out applies: torch's error is raised, however often a hung worker is restarted."""
     forks.num_to_hang = 3
     with pytest.raises(RuntimeError, match=r"DataLoader timed out after 0.5 seconds"):
         list(numapin.DataLoader(Numbers(), 4, num_workers=1, timeout=0.5))
 
 
 def test_a_handler_may_take_its_time(forks: Forks) -> None:
-    """A library's own, which makes a child sleep for longer than a hung one is given at first."""
+    """A library's handler may sleep longer in the child than a hung worker is given at first."""
     forks.delay_s = 0.25
     assert len(list(numapin.DataLoader(Numbers(), 4, num_workers=1))) == ROWS // 4
 
 
 def test_a_start_that_fails_is_its_own_error(forks: Forks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No process that never was is waited for afterwards."""
+    """A start that fails raises its own error, and no process that was never started is waited for."""
     forks.num_to_hang = 1
     loader = iter(numapin.DataLoader(Numbers(), 4, num_workers=2))
 
@@ -169,7 +169,7 @@ def test_a_start_that_fails_is_its_own_error(forks: Forks, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("hangs", ["signal.pause()", "pass"])
 def test_one_that_is_left_at_exit_holds_nobody(tmp_path: Path, hangs: str) -> None:
-    """Asleep or not, also where SIGTERM has a handler, as in scripts that save before they end."""
+    """A hung worker that is left at exit blocks nothing, stopped or not, also if the script handles SIGTERM."""
     script = tmp_path / "left.py"
     script.write_text(
         "import os, signal, time, numapin\n"
@@ -186,7 +186,7 @@ def test_one_that_is_left_at_exit_holds_nobody(tmp_path: Path, hangs: str) -> No
 
 @pytest.mark.parametrize("is_asleep", [False, True])
 def test_an_iterator_that_is_dropped_ends_them(forks: Forks, is_asleep: bool) -> None:  # noqa: FBT001
-    """At once, however young; also where SIGTERM has a handler, which a child inherits that never comes to run it."""
+    """Dropping an iterator ends hung workers at once, also if they inherit a SIGTERM handler that never gets to run."""
     former = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
         forks.num_to_hang = 1
@@ -200,7 +200,7 @@ def test_an_iterator_that_is_dropped_ends_them(forks: Forks, is_asleep: bool) ->
 
 
 def test_one_that_the_script_reaped_is_left_alone(tmp_path: Path) -> None:
-    """Where its own handler of SIGCHLD waits for every child, multiprocessing takes a dead one for alive for ever."""
+    """A worker that the script's SIGCHLD handler reaped is left alone; multiprocessing thinks it is alive."""
     script = tmp_path / "reaps.py"
     script.write_text(
         "import os, signal, time, numapin\n"
@@ -228,7 +228,7 @@ def test_one_that_the_script_reaped_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_one_that_began_after_all_goes_on(forks: Forks) -> None:
-    """It may have taken a task already."""
+    """A worker that starts after all is kept, because it may have taken a task already."""
     context = starting.Context(multiprocessing.get_context("fork"), results=None, num_workers=1)  # type: ignore[arg-type]
     forks.num_to_hang = 1
     processes = [process := context.Process(target=print, args=())]
@@ -242,7 +242,7 @@ def test_one_that_began_after_all_goes_on(forks: Forks) -> None:
 
 
 def test_one_whose_judge_is_interrupted_is_not_left_stopped(forks: Forks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C between its stop and its end: a stopped process would be nobody's to end."""
+    """Ctrl-C between the stop and the end of a hung worker leaves no stopped process behind."""
     forks.num_to_hang = 1
     loader = iter(numapin.DataLoader(Numbers(), 4, num_workers=1))
     (process,) = loader._workers  # type: ignore[attr-defined] # torch's
@@ -260,7 +260,7 @@ def test_one_whose_judge_is_interrupted_is_not_left_stopped(forks: Forks, monkey
 
 
 def test_one_that_does_not_stop_is_looked_at_again(forks: Forks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where somebody resumes the job in that moment it is not waited for without end."""
+    """A worker that somebody resumes at that moment is checked again, without waiting forever."""
     monkeypatch.setattr(starting, "_STOPS_IN_S", 0.1)
     forks.num_to_hang = 1
     loader = iter(numapin.DataLoader(Numbers(), 4, num_workers=1))
@@ -273,7 +273,7 @@ def test_one_that_does_not_stop_is_looked_at_again(forks: Forks, monkeypatch: py
 
 
 def test_without_descriptors_the_others_end(tmp_path: Path) -> None:
-    """What cannot be looked at keeps no iterator from ending."""
+    """If no descriptors are left, workers cannot be inspected, but the iterator and its workers still end."""
     script = tmp_path / "full.py"
     script.write_text(
         "import os, resource, numapin\n"
@@ -290,6 +290,6 @@ def test_without_descriptors_the_others_end(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_other_methods_know_of_none(method: str) -> None:
-    """A child that is started anew has nobody's locks; one that takes its time is left in peace."""
+    """Workers of other start methods inherit no locks, so a slow one is left alone."""
     context = starting.Context(multiprocessing.get_context(method), results=None, num_workers=1)  # type: ignore[arg-type]
     assert context.hung([SimpleNamespace(pid=os.getppid())]) == []  # type: ignore[list-item] # it sleeps

@@ -1,4 +1,4 @@
-"""Ranks that really run out of a cgroup's memory: the report names memory."""
+"""Ranks that exhaust a cgroup's memory: the report says that memory was the cause."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if __name__ == "__main__":
 
 
 def _made() -> Path | None:
-    """Make a memory cgroup with a limit, of either version; None where that cannot be done here."""
+    """Make a memory cgroup with a limit, of either version; return None if that is not possible here."""
     name = f"numapin-test-{os.getpid()}"
     for base, limit in (("/sys/fs/cgroup", "memory.max"), ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")):
         folder = Path(base, name)
@@ -57,7 +57,7 @@ def cgroup() -> Iterator[Path]:
 
 
 def _call_in(cgroup: Path, *command: str) -> Done:
-    """Run a command in a cgroup, without swap to fall back on."""
+    """Run a command in a cgroup, without swap."""
     into = f'echo $$ > {cgroup}/cgroup.procs && exec "$@"'
     done = subprocess.run(
         ["sh", "-c", into, "sh", *command], capture_output=True, text=True, timeout=120, check=False, env=environment()
@@ -67,7 +67,7 @@ def _call_in(cgroup: Path, *command: str) -> Done:
 
 @needs_root
 def test_run_names_memory(cgroup: Path, tmp_path: Path) -> None:
-    """`numapin run` says in a line which rank the kernel killed, in which cgroup, with which limit."""
+    """`numapin run` prints one line with the rank that the kernel killed, the cgroup and the limit."""
     done = _call_in(cgroup, *NUMAPIN, "run", "--quiet", "--nproc-per-node", "1", script(tmp_path, EATS))
     assert done.status == 1, done.err
     said = f"numapin: rank 0 killed by the kernel's out-of-memory killer: cgroup {cgroup}, {cgroup}/memory."
@@ -77,7 +77,7 @@ def test_run_names_memory(cgroup: Path, tmp_path: Path) -> None:
 
 @needs_root
 def test_spawn_names_memory(cgroup: Path, tmp_path: Path) -> None:
-    """The RankError of numapin.spawn says so, too."""
+    """The RankError of numapin.spawn names the cgroup and the limit, too."""
     done = _call_in(cgroup, sys.executable, script(tmp_path, SPAWNS))
     assert done.status == 0, done.err
     assert f"was killed by SIGKILL: killed by the kernel's out-of-memory killer: cgroup {cgroup}, " in done.out

@@ -1,4 +1,4 @@
-"""No command imports what lies in its working directory, where another user may have put it: /tmp, a shared folder."""
+"""No command imports modules from its working directory, where another user may have put them (such as /tmp)."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.integration.launching import Done, call, script
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-pytestmark = pytest.mark.xdist_group("planted")  # the commands are started once
+pytestmark = pytest.mark.xdist_group("planted")  # so that the commands are started once
 
 _INSTALLED: Final = shutil.which("numapin", path=str(Path(sys.executable).parent))
 _PACKAGES: Final = ("click", "dill", "libnuma", "markdown_it", "numa", "numapin", "numpy", "pygments", "pynvml", "rich",
                     "ruamel", "sitecustomize", "spdl", "torch", "torchdata", "triton", "usercustomize",
                     "yaml")  # fmt: skip
 
-# Every module that anything here could ask for leaves a file with its name. os is imported before the first of them.
+# Every module that could be imported here leaves a file with its name. os is imported before the first of them.
 _PLANTED: Final = "import os\nopen(os.path.join(os.environ['LEFT'], __name__), 'w').close()\n"
 
 _TRAINS: Final = """
@@ -45,7 +45,7 @@ if __name__ == "__main__":
 """
 _QUICK: Final = ("--quick", "--repeats", "1", "--timeout", "100")
 
-# Name -> command line. {prints}, {trains}, {out}, {pid}: scripts and a folder elsewhere, and a process to look at.
+# Name -> command line. {prints}, {trains}, {out}, {pid}: scripts and a folder elsewhere, and a process to inspect.
 _COMMANDS: Final = {
     "bench loader": ("bench", "loader", *_QUICK, "--cases", "transport", "--peers", "numapin-transport",
                      "--workers", "1", "--seconds", "0.1", "--warm-up", "0"),
@@ -72,9 +72,9 @@ _COMMANDS: Final = {
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Give a working directory full of planted modules, and folders for what they leave and for scripts."""
+    """Give a working directory full of planted modules, and folders for their marks and for scripts."""
     found = {name: tmp_path_factory.mktemp(name) for name in ("planted", "left", "out")}
-    package = found["planted"] / "numapin"  # Python takes it before numapin.py
+    package = found["planted"] / "numapin"  # Python prefers a package to numapin.py
     package.mkdir()
     planted = [found["planted"] / name for name in (*sys.stdlib_module_names, *_PACKAGES)]
     for path in (*planted, *(package / name for name in ("__init__", "__main__", "rank", "spawned"))):
@@ -90,7 +90,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def results(folders: dict[str, Path]) -> Iterator[dict[str, Future[Done]]]:
-    """Start all commands in the planted directory, two at a time; give their results as they come."""
+    """Start all commands in the planted directory, two at a time, and yield their results in order."""
     if _INSTALLED is None:
         pytest.skip("the program numapin is not beside this Python; type: pip install -e .")
     with subprocess.Popen(["sleep", "600"]) as sleeper, ThreadPoolExecutor(2) as pool:
@@ -119,7 +119,7 @@ def _run(command: Sequence[str], folder: Path, left: Path) -> Done:
 def test_nothing_is_imported_from_the_working_directory(
     name: str, results: dict[str, Future[Done]], folders: dict[str, Path]
 ) -> None:
-    """Each command works, and no planted module was imported, by it or by what it starts."""
+    """Each command works, and neither it nor a process that it starts imports a planted module."""
     done = results[name].result(timeout=120)
     assert done.status == 0, done.err
     assert [path.name for path in (folders["left"] / name).iterdir()] == []
@@ -127,13 +127,13 @@ def test_nothing_is_imported_from_the_working_directory(
 
 @pytest.mark.parametrize("name", ["run", "exec", "spawn"])
 def test_the_users_own_path_is_as_ever(name: str, results: dict[str, Future[Done]], folders: dict[str, Path]) -> None:
-    """A script's folder is first on its path, as with torchrun; ranks of spawn have their caller's path."""
+    """A script's folder is first on its path, as under torchrun; ranks of spawn have their caller's path."""
     printed = results[name].result(timeout=120).out
     assert printed.strip() in (str(folders["out"]), repr((str(folders["out"]),)))
 
 
 def test_the_plants_grow(folders: dict[str, Path], tmp_path: Path) -> None:
-    """An import from the working directory is noticed: Python itself does one, with -c."""
+    """An import from the working directory is noticed: Python itself makes one, with -c."""
     done = call(sys.executable, "-c", "import click, numapin.rank", cwd=folders["planted"], LEFT=str(tmp_path))
     assert done.status == 0, done.err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["click", "numapin", "numapin.rank"]

@@ -1,4 +1,4 @@
-"""`numapin run` end to end: bindings that hold, faults that end well, bad input that is told."""
+"""`numapin run` end to end: bindings that hold, faults, and errors about bad input."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ os.write(1, (json.dumps(dict(os.environ) | {"cpus": cpus}) + "\\n").encode())  #
 
 
 class TestBinding:
-    """What ranks get."""
+    """The bindings of ranks."""
 
     def test_one_rank_without_gpus(self, tmp_path: Path) -> None:
         """Without --nproc-per-node and without GPUs there is one rank, with all allowed CPUs."""
@@ -56,7 +56,7 @@ class TestBinding:
 
     @needs_two_cpus
     def test_exclusive_ranks_are_where_the_plan_says(self, tmp_path: Path) -> None:
-        """The kernel shows each exclusive rank on its own cores, from its first instruction on."""
+        """Each exclusive rank runs on its own cores from its first instruction on, as the kernel reports."""
         done = numapin("run", "--nproc-per-node", "2", "--bind", "exclusive", script(tmp_path, DUMP))
         assert done.status == 0, done.err
         ranks = done.json_lines()
@@ -64,7 +64,7 @@ class TestBinding:
         assert ranks[0]["cpus"] != ranks[1]["cpus"]
 
     def test_plan_and_observations_are_recorded(self, tmp_path: Path) -> None:
-        """The run directory holds the plan, the command, and what each rank asked for and got."""
+        """The run directory has the plan, the command, and the requested and the applied binding of each rank."""
         done = numapin("run", "--nproc-per-node", "2", script(tmp_path, DUMP), NUMAPIN_RUN_DIR=str(tmp_path / "runs"))
         assert done.status == 0, done.err
         records = observed(tmp_path / "runs")
@@ -76,7 +76,7 @@ class TestBinding:
         assert json.loads((folder / "plan.json").read_text())["schema"] == "numapin.plan/1"
 
     def test_thread_count(self, tmp_path: Path) -> None:
-        """OMP_NUM_THREADS is the rank's share of the cores where it is unset, and the user's where it is set."""
+        """OMP_NUM_THREADS is the rank's share of the cores, unless the user has set it."""
         path = script(tmp_path, DUMP)
         done = numapin("run", "--nproc-per-node", "1", path)
         assert done.json_lines()[0]["OMP_NUM_THREADS"] == str(
@@ -88,13 +88,13 @@ class TestBinding:
 
     @needs_two_cpus
     def test_inside_a_restricted_launcher(self, tmp_path: Path) -> None:
-        """A launcher that may use one CPU plans inside it."""
+        """A launcher that may use one CPU plans inside that CPU."""
         done = call("taskset", "-c", str(CPUS[-1]), *NUMAPIN, "run", "--nproc-per-node", "2", script(tmp_path, DUMP))
         assert done.status == 0, done.err
         assert [rank["cpus"] for rank in done.json_lines()] == [str(CPUS[-1])] * 2
 
     def test_numa_binding_is_bind(self, tmp_path: Path) -> None:
-        """The --numa-binding X of torchrun is taken as --bind X, and torch's own binder stays off."""
+        """The option --numa-binding X of torchrun means --bind X, and torch's own binder stays off."""
         runs = tmp_path / "runs"
         done = numapin(
             "run",
@@ -108,7 +108,7 @@ class TestBinding:
         assert json.loads(next(runs.glob("run-*/plan.json")).read_text())["bind"] == "socket"
 
     def test_dry_run_starts_nothing(self, tmp_path: Path) -> None:
-        """--dry-run prints each rank's exact command and starts none."""
+        """--dry-run prints each rank's exact command and starts no rank."""
         marker = tmp_path / "ran"
         path = script(tmp_path, f"open({str(marker)!r}, 'w')")
         done = numapin("run", "--dry-run", "--nproc-per-node", "2", path, "--name", "a b")
@@ -120,7 +120,7 @@ class TestBinding:
     @needs_two_cpus
     @pytest.mark.parametrize("variable", [{"OMP_PROC_BIND": "true"}, {"GOMP_CPU_AFFINITY": str(CPUS[-1])}], ids=str)
     def test_openmp_variables_do_not_shrink_the_plan(self, tmp_path: Path, variable: dict[str, str]) -> None:
-        """Importing torch moves the launcher's thread where OpenMP is told to bind; the plan is for what was given."""
+        """The plan covers all allowed CPUs even if OpenMP variables make the import of torch move the thread."""
         ranks = ("--nproc-per-node", "2", "--bind", "exclusive")
         done = numapin("run", *ranks, script(tmp_path, DUMP), cwd=None, **variable)
         assert done.status == 0, done.err
@@ -146,19 +146,19 @@ class TestBinding:
 
     @pytest.mark.parametrize("redirect", ["2>&-", "2>/dev/full"])
     def test_stderr_that_cannot_be_written(self, tmp_path: Path, redirect: str) -> None:
-        """A closed or full stderr stops no job."""
+        """A closed or full stderr does not stop a job."""
         command = " ".join([*NUMAPIN, "run", "--nproc-per-node", "1", script(tmp_path, "print('ran')"), redirect])
-        done = call("sh", "-c", command, PYTHONUNBUFFERED="")  # Python tries to write what is left when it ends
+        done = call("sh", "-c", command, PYTHONUNBUFFERED="")  # Python tries to flush the rest when it exits
         assert (done.status, done.out) == (0, "ran\n")
 
     def test_quiet(self, tmp_path: Path) -> None:
-        """The table of bindings is on stderr, and --quiet hides it."""
+        """The table of bindings goes to stderr, and --quiet hides it."""
         path = script(tmp_path, "")
         assert "rank  GPU  node  CPUs" in numapin("run", "--nproc-per-node", "1", path).err
         assert numapin("run", "--quiet", "--nproc-per-node", "1", path).err == ""
 
     def test_nothing_is_left_behind(self, tmp_path: Path) -> None:
-        """After a run neither a run directory nor torch's log folder is left in the temporary directory."""
+        """After a run the temporary directory has neither a run directory nor a log folder of torch."""
         temporary = tmp_path / "tmp"
         temporary.mkdir()
         assert numapin("run", "--nproc-per-node", "2", script(tmp_path, DUMP), TMPDIR=str(temporary)).status == 0
@@ -166,21 +166,21 @@ class TestBinding:
 
 
 class TestMemoryPolicy:
-    """What happens where the kernel takes or refuses a memory policy. Several nodes are tested in tests/vm."""
+    """Memory policies that the kernel accepts or refuses. Tests with several nodes are in tests/vm."""
 
     ASK = (
         "import sys; sys.path.insert(0, sys.argv[1]); from numapin.system import numa; print(numa.get_memory_policy())"
     )
 
     def test_policy_survives_exec(self, tmp_path: Path) -> None:
-        """A policy that names its node is what the kernel says inside the user's script."""
+        """The kernel reports a policy that names its node inside the user's script."""
         asked = script(tmp_path, self.ASK)
         done = numapin("run", "--memory", "bind=0", "--nproc-per-node", "1", asked, str(Path(__file__).parents[2]))
         assert done.status == 0, done.err
         assert done.out.strip() == "(2, CpuSet({0}))"
 
     def test_refused_policy_is_told_once_and_the_run_goes_on(self, tmp_path: Path) -> None:
-        """Under a seccomp filter the ranks keep their CPUs, and the launcher says so once, with the remedy."""
+        """Under a seccomp filter the ranks keep their CPUs; the launcher reports the refusal once, with the remedy."""
         done = call(
             *REFUSE_POLICY,
             *NUMAPIN,
@@ -201,7 +201,7 @@ class TestMemoryPolicy:
             assert "refused" in record["requested"]["reason"]
 
     def test_a_refusal_that_was_not_foreseen(self, tmp_path: Path) -> None:
-        """A rank that the kernel refuses what the rehearsal got says so, and its program finds that in its binding."""
+        """A rank reports a refusal that the rehearsal did not meet, and its program sees it in its binding."""
         plan = json.loads(numapin("plan", "--nproc-per-node", "1", "--json", CUDA_VISIBLE_DEVICES="").out)
         plan["ranks"][0] |= {"memory": "bind", "nodes": "63", "num_threads": 0}
         handed_over: dict[str, str] = {}
@@ -223,7 +223,7 @@ class TestMemoryPolicy:
         assert requested == plan["ranks"][0]
 
     def test_strict_refuses_before_any_rank(self, tmp_path: Path) -> None:
-        """With --strict a refused policy is exit status 5, and no rank was started."""
+        """With --strict a refused policy is exit status 5, and no rank is started."""
         marker = tmp_path / "ran"
         path = script(tmp_path, f"open({str(marker)!r}, 'w')")
         done = call(*REFUSE_POLICY, *NUMAPIN, "run", "--strict", "--memory", "bind=0", "--nproc-per-node", "2", path)
@@ -244,7 +244,7 @@ class TestFaults:
         ids=["exit code", "signal"],
     )
     def test_a_rank_that_dies(self, tmp_path: Path, text: str, told: str) -> None:
-        """The status and the story are torchrun's, under the script's own name."""
+        """Status and report are torchrun's, with the script's name."""
         path = script(tmp_path, text)
         ours, theirs = numapin("run", "--nproc-per-node", "2", path), torchrun("--nproc-per-node", "2", path)
         assert ours.status == theirs.status == 1
@@ -253,7 +253,7 @@ class TestFaults:
             assert f"{path} FAILED" in done.err
 
     def test_recorded_error(self, tmp_path: Path) -> None:
-        """The traceback that torch's @record writes in a rank reaches the launcher's report."""
+        """The traceback that torch's @record writes in a rank is in the launcher's report."""
         path = script(
             tmp_path,
             "from torch.distributed.elastic.multiprocessing.errors import record\n"
@@ -267,7 +267,7 @@ class TestFaults:
         assert "KeyError: 'the root cause'" in done.err.partition("Root Cause (first observed failure)")[2]
 
     def test_restarted_rank_has_the_same_binding(self, tmp_path: Path) -> None:
-        """A worker group that is restarted is bound as before."""
+        """Restarted workers have the same binding as before."""
         path = script(
             tmp_path,
             "import os, sys, time\n"
@@ -293,7 +293,7 @@ class TestFaults:
             assert first["applied"] == second["applied"]
 
     def test_report_names_an_error_file_that_is_there(self, tmp_path: Path) -> None:
-        """After a failure the file that torch's report names can be read; the next run takes it away."""
+        """After a failure the file that torch's report names can be read; the next run removes it."""
         path = script(
             tmp_path,
             "from torch.distributed.elastic.multiprocessing.errors import record\n"
@@ -317,14 +317,14 @@ class TestFaults:
             env=environment(),
         ) as process:
             assert wait_until(lambda: "/torch/" in Path(f"/proc/{process.pid}/maps").read_text(), limit_s=120)
-            time.sleep(after_s)  # it is importing torch then, part of which takes any exception for its own
+            time.sleep(after_s)  # it is importing torch then, and part of that catches every exception
             process.send_signal(signal.SIGINT)
             _, err = process.communicate(timeout=30)
         assert process.returncode == -signal.SIGINT, err.decode()
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda s: s.name)
     def test_signal_to_the_launcher(self, tmp_path: Path, number: signal.Signals) -> None:
-        """A launcher that is told to stop leaves no rank behind, and its status is torchrun's."""
+        """A launcher that gets a signal to stop leaves no rank behind, and ends with torchrun's status."""
         statuses = []
         for command in ([*NUMAPIN, "run"], [*TORCHRUN]):
             status, pids = interrupted(tmp_path, command, number)
@@ -334,7 +334,7 @@ class TestFaults:
         assert statuses[0] == statuses[1]
 
     def test_unresolvable_host_name(self, tmp_path: Path) -> None:
-        """A host whose own name no server knows starts as fast as any other: nothing asks for it."""
+        """A host whose name does not resolve starts as fast as any other, because the name is never looked up."""
         path = script(tmp_path, "import os; print(os.environ['MASTER_ADDR'])")
         probe = call("unshare", "--uts", "true") if shutil.which("unshare") else Done(status=1, out="", err="")
         if probe.status != 0:
@@ -356,7 +356,7 @@ class TestFaults:
 
 
 def interrupted(tmp_path: Path, command: Sequence[str], number: signal.Signals) -> tuple[int, list[int]]:
-    """Start two ranks that sleep, signal their launcher, and return its status and the ranks' process numbers."""
+    """Start two ranks that sleep, signal their launcher, and return its status and the ranks' process ids."""
     folder = tmp_path / command[2]
     folder.mkdir()
     path = script(folder, f"import os, time; open(f'{folder}/{{os.getpid()}}.pid', 'w'); time.sleep(100)")
@@ -367,7 +367,7 @@ def interrupted(tmp_path: Path, command: Sequence[str], number: signal.Signals) 
         env=environment(),
     ) as process:
         wait_until(lambda: len(list(folder.glob("*.pid"))) >= 2, limit_s=60)
-        time.sleep(1)  # torch's agent, which a signal finds while it starts ranks, leaves them
+        time.sleep(1)  # torch's agent leaves them behind if a signal arrives while it starts ranks
         process.send_signal(number)
         status = process.wait(timeout=60)
     return status, [int(pid.stem) for pid in folder.glob("*.pid")]
@@ -418,7 +418,7 @@ class TestBadInput:
         ],
     )
     def test_told(self, tmp_path: Path, arguments: list[str], status: int, told: str) -> None:
-        """The status is that of the kind of error, and the message names what was seen."""
+        """The status fits the kind of error, and the message names the input."""
         script(tmp_path, "raise SystemExit('a rank was started')", "s.py")
         done = numapin("run", *arguments, cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
         assert (done.status, told in done.err) == (status, True), done.err
@@ -426,7 +426,7 @@ class TestBadInput:
         assert "Traceback" not in done.err
 
     def test_missing_libnuma(self, tmp_path: Path) -> None:
-        """Without libnuma, which py-libnuma shows as an AttributeError, the status is 3 and the package is named."""
+        """Without libnuma, which py-libnuma reports as AttributeError, the status is 3 and the package is named."""
         stand_in = tmp_path / "numa"
         stand_in.mkdir()
         (stand_in / "__init__.py").write_text("raise AttributeError('undefined symbol: numa_num_possible_nodes')")
@@ -438,13 +438,13 @@ class TestBadInput:
 
     @pytest.mark.parametrize("value", ["/proc/nope", "/dev/null"])
     def test_unusable_temporary_directory(self, tmp_path: Path, value: str) -> None:
-        """A TMPDIR in which nothing can be made is passed over, as torchrun does."""
+        """A TMPDIR that cannot be written to is skipped, as in torchrun."""
         done = numapin("run", "--nproc-per-node", "1", script(tmp_path, ""), TMPDIR=value, TEMP=str(tmp_path))
         assert done.status == 0, done.err
         assert list((tmp_path / f"numapin-{os.getuid()}").iterdir()) == []
 
     def test_run_directory_of_somebody_else(self, tmp_path: Path) -> None:
-        """A folder in the temporary directory that others can write to is passed over: another name is taken."""
+        """A folder in the temporary directory that others can write to is skipped, and another name is used."""
         (tmp_path / f"numapin-{os.getuid()}").mkdir(mode=0o777)
         (tmp_path / f"numapin-{os.getuid()}").chmod(0o777)
         done = numapin("run", "--nproc-per-node", "1", script(tmp_path, ""), TMPDIR=str(tmp_path))

@@ -1,8 +1,8 @@
-"""A second user of the host sets traps: in the temporary directory, in $XDG_RUNTIME_DIR, where commands write.
+"""A second user of the host sets traps in the temporary directory, in $XDG_RUNTIME_DIR, and where commands write.
 
-Comes in: two users besides root, by number. Each acts in a process of its own, forked from this one, which has loaded
-what it needs: the checkout may be in a folder that only root can enter. Where Linux's fs.protected_symlinks is on, the
-kernel stops some of it before numapin does; the tests hold either way.
+Input: two users besides root, by number. Each acts in its own process, forked from this one, which has loaded all
+modules: the checkout may be in a folder that only root can enter. If Linux's fs.protected_symlinks is on, the kernel
+stops some attacks before numapin does; the tests pass either way.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ print(folder, os.stat(folder).st_uid, oct(os.stat(folder).st_mode & 0o777), sort
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """Give a folder as /tmp is: all users may write to it, and nobody may take away what is another's."""
+    """Give a folder like /tmp: all users may write to it, and only owners may remove files."""
     folder = Path(tempfile.mkdtemp(prefix="numapin-test-"))
     try:
         folder.chmod(0o1777)
@@ -64,7 +64,7 @@ def place() -> Iterator[Path]:
 
 @pytest.fixture
 def home(place: Path) -> Path:
-    """Give a private folder of the victim's."""
+    """Give a private folder of the victim."""
     folder = place / "home"
     as_user(VICTIM, _private, folder)
     return folder
@@ -82,7 +82,7 @@ def _become(uid: int) -> None:
 
 
 def as_user(uid: int, call: Callable[..., Any], *args: object) -> Any:
-    """Call a function as another user, in a process of its own; return what it returns."""
+    """Call a function as another user, in its own process, and return its result."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -104,7 +104,7 @@ def as_user(uid: int, call: Callable[..., Any], *args: object) -> Any:
 
 @contextmanager
 def attacked(attack: Callable[[], None]) -> Iterator[None]:
-    """Let the attacker do something over and over, as fast as it can."""
+    """Let the attacker repeat an action as fast as it can during the block."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -126,7 +126,7 @@ def attacked(attack: Callable[[], None]) -> Iterator[None]:
 
 
 def _swap(path: Path, target: Path) -> None:
-    """Put a folder and a link to the target in the same place, in turn."""
+    """Put a folder and a link to the target at the same path, in turn."""
     acts: tuple[Callable[[], None], ...] = (path.mkdir, path.rmdir, lambda: path.symlink_to(target), path.unlink)
     for act in acts:
         with suppress(OSError):
@@ -134,13 +134,13 @@ def _swap(path: Path, target: Path) -> None:
 
 
 def _tree(folder: Path) -> dict[str, tuple[int, int, int, int]]:
-    """Return all that is in a folder, by what any change would change."""
+    """Return the contents of a folder, with the properties that any change would alter."""
     found = {str(path): path.lstat() for path in (folder, *folder.rglob("*"))}
     return {path: (it.st_ino, it.st_uid, it.st_mode, it.st_mtime_ns) for path, it in found.items()}
 
 
 def _plant_runs(base: Path, mode: int = 0o777) -> Path:
-    """Make a folder of runs that are over, and others' folders with names alike, in which all may write."""
+    """Make a folder with an ended run and similarly named folders; everyone may write to it by default."""
     base.mkdir(parents=True)
     for name in (OVER, OVER.replace("run-", ".new-"), "run-20261122_101112-a1b2c3d4"):
         (base / name).mkdir()
@@ -157,7 +157,7 @@ def _make_open(*folders: Path) -> None:
 
 
 def _run(place: Path) -> tuple[str, list[str], bool]:
-    """Make a run's folder and write a record; return its path, the live runs then, and whether all of it is ours."""
+    """Make a run's folder and write a record; return its path, the live runs, and whether the victim owns all of it."""
     environ = {"TMPDIR": str(place)}
     with run_folder.run_directory(environ) as folder:
         handover.write_json(folder, handover.PLAN, {})
@@ -177,9 +177,9 @@ def _folder_of_a_run(environ: dict[str, str]) -> str:
 
 
 def _in_a_user_namespace(environ: dict[str, str]) -> str | None:
-    """Make a run's folder as root of a new user namespace that has no other users; None where there can be none."""
+    """Make a run's folder as root of a new user namespace without other users; return None if that is not possible."""
     uid, libc = os.geteuid(), ctypes.CDLL(None)
-    if libc.prctl(_PR_SET_DUMPABLE, 1) or libc.unshare(_CLONE_NEWUSER):  # else its files in /proc are root's
+    if libc.prctl(_PR_SET_DUMPABLE, 1) or libc.unshare(_CLONE_NEWUSER):  # otherwise its files in /proc belong to root
         return None
     Path("/proc/self/uid_map").write_bytes(b"0 %d 1" % uid)
     return _folder_of_a_run(environ)
@@ -190,7 +190,7 @@ class TestBase:
 
     @pytest.mark.parametrize("what", ["open folder", "closed folder", "link", "file"])
     def test_made_in_advance(self, place: Path, home: Path, what: str) -> None:
-        """What another user put in its place is passed over and left alone; the run is found where it is."""
+        """A folder that another user made in advance is skipped and left alone; the run can still be found."""
         base = place / BASE
         acts: dict[str, Callable[[], object]] = {
             "open folder": lambda: _plant_runs(base),
@@ -208,7 +208,7 @@ class TestBase:
         assert (_tree(base), _tree(home)) == before
 
     def test_swapped_all_the_time(self, place: Path, home: Path) -> None:
-        """Whatever is in its place between a check and a use: the run's folder is in a folder of the victim's."""
+        """Even if the folder is swapped between a check and its use, the run's folder is in a folder of the victim."""
         before = _tree(home)
 
         def runs() -> list[str]:
@@ -217,7 +217,7 @@ class TestBase:
                 folder, live, is_ours = _run(place)
                 if not is_ours or folder not in live:
                     wrong.append(folder)
-                Path(folder).parent.rmdir()  # so that the attacker has its chance again
+                Path(folder).parent.rmdir()  # so that the attacker gets another chance
             return wrong
 
         with attacked(lambda: _swap(place / BASE, home)):
@@ -225,7 +225,7 @@ class TestBase:
         assert _tree(home) == before
 
     def test_a_folder_that_is_gone_and_made_again_by_another(self, place: Path) -> None:
-        """A rank whose run's folder was cleaned up writes nothing into what another user made there."""
+        """A rank whose run's folder was cleaned up writes nothing into a folder that another user made at that path."""
         folder = place / BASE / OVER
         for made in ((place / BASE,), (place / BASE, folder)):
             as_user(ATTACKER, _make_open, *made)
@@ -235,7 +235,7 @@ class TestBase:
             shutil.rmtree(place / BASE)
 
     def test_a_temporary_directory_of_another_user(self, place: Path) -> None:
-        """Another user's $TMPDIR, as after su, is not used: that user could rename what is in it."""
+        """Another user's $TMPDIR, as after su, is not used, because that user could rename its contents."""
         theirs = place / "theirs"
         as_user(ATTACKER, _make_open, theirs)
         theirs.chmod(0o1777)
@@ -246,7 +246,7 @@ class TestBase:
         assert _tree(theirs) == before
 
     def test_in_a_user_namespace(self, place: Path) -> None:
-        """A container that knows no root outside shows /tmp as nobody's: it is used all the same."""
+        """In a container without a mapping for root, /tmp belongs to nobody; it is used all the same."""
         folder = as_user(VICTIM, _in_a_user_namespace, {"TMPDIR": str(place)})
         if folder is None:
             pytest.skip("this kernel lets no other user make a user namespace")
@@ -254,10 +254,10 @@ class TestBase:
 
 
 class TestOthersRuns:
-    """Which runs are this user's."""
+    """Runs of other users are not this user's."""
 
     def test_they_are_not_looked_at(self, place: Path) -> None:
-        """A live run of another user is none of ours; root finds it where root is pointed at it."""
+        """A live run of another user is not listed; root finds it if NUMAPIN_RUN_DIR names it."""
         base = place / "open"
 
         def plant() -> None:
@@ -279,7 +279,7 @@ class TestOthersRuns:
 
     @pytest.mark.parametrize("what", ["link", "victim's own"])
     def test_files_in_them_lead_nowhere_else(self, place: Path, home: Path, what: str) -> None:
-        """Root, who may look at another user's run, reads no file of a third one through it."""
+        """Root, who may inspect another user's run, reads no file of a third user through it."""
         folder = place / "run"
         as_user(ATTACKER, folder.mkdir)
         if what == "link":
@@ -291,10 +291,10 @@ class TestOthersRuns:
 
 
 class TestFiles:
-    """Files that commands write where all users may write."""
+    """Files that commands write in folders where all users may write."""
 
     def test_swapped_all_the_time(self, place: Path, home: Path) -> None:
-        """A link that comes and goes is never written through, whatever its name is at the time of the check."""
+        """A link that appears and disappears is never written through."""
         before = _tree(home)
         path = place / "out"
 
@@ -307,7 +307,7 @@ class TestFiles:
                     num_refused += 1
                 else:
                     num_written += 1
-                    with suppress(OSError):  # the attacker's link again, under the sticky bit
+                    with suppress(OSError):  # the attacker's link again, protected by the sticky bit
                         path.unlink()
             return num_written, num_refused
 
@@ -318,11 +318,11 @@ class TestFiles:
         with attacked(swap):
             as_user(VICTIM, writes)
         assert _tree(home) == before
-        path.unlink(missing_ok=True)  # what the attacker had put there last
+        path.unlink(missing_ok=True)  # the attacker's last file at that path
         assert as_user(VICTIM, writes) == (NUM_WRITES, 0)
 
     def test_trace_folder(self, place: Path, tmp_path: Path) -> None:
-        """A trace goes into no folder of another user."""
+        """A trace is never written into another user's folder."""
         folder = place / "traces"
         as_user(ATTACKER, folder.mkdir)
         before = _tree(folder)
@@ -335,10 +335,10 @@ class TestFiles:
 
 
 class TestCommand:
-    """The whole of `numapin run`."""
+    """`numapin run` as a whole."""
 
     def test_roots_run(self, place: Path, tmp_path: Path) -> None:
-        """Another user's $XDG_RUNTIME_DIR, as after su, and a folder made in advance stay as they were."""
+        """Another user's $XDG_RUNTIME_DIR, as after su, and a folder made in advance are not changed."""
 
         def plant() -> None:
             _plant_runs(place / "runtime" / "numapin")
@@ -358,7 +358,7 @@ class TestCommand:
         assert not Path(folder).exists()
 
     def test_a_users_run(self, place: Path, home: Path) -> None:
-        """The same for a user who is not root, with a link in the folder's place."""
+        """A user who is not root is protected too, with a link in place of the folder."""
         why = _unreadable_for(VICTIM)
         if why:
             pytest.skip(f"another user cannot run this checkout: {why}")
@@ -384,7 +384,7 @@ _AS_VICTIM: Final[dict[str, Any]] = {"user": VICTIM, "group": VICTIM, "extra_gro
 
 
 def _unreadable_for(uid: int) -> str:
-    """Return why a user cannot start this Python and load numapin, empty where that works."""
+    """Return why a user cannot start this Python and import numapin; empty if that works."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", "import numapin.cli.run, torch"],

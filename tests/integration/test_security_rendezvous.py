@@ -1,6 +1,6 @@
-"""Another user of the node, who reaches the ports of a job, runs no code in it; and which ports there are.
+"""Another user of the node who reaches the ports of a job cannot run code in it; and the list of those ports.
 
-The attacker is a process of uid 65534. That the attack is a real one is tried against torchrun, where it works.
+The attacker is a process of uid 65534. The attack also runs against torchrun, where it succeeds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.waiting import wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = pytest.mark.xdist_group("rendezvous")  # jobs that several tests look at are started once
+pytestmark = pytest.mark.xdist_group("rendezvous")  # so that jobs that several tests use are started once
 
 ROOT = os.getuid() == 0
 ATTACKER = (sys.executable, str(Path(__file__).parent / "attacker.py"))
@@ -56,13 +56,13 @@ QUICK = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=30"
 
 
 class Job:
-    """A job of two ranks that meet, say so, and wait to be let go."""
+    """A job of two ranks that connect, report it, and wait until they may end."""
 
     def __init__(
         self, folder: Path, commands: list[list[str]], variables: list[dict[str, str]], *, identity: str
     ) -> None:
         self.folder, self.identity = folder, identity
-        folder.chmod(0o777)  # the attacker's marker would be made by the victim; the victim may be anybody
+        folder.chmod(0o777)  # the victim makes the attacker's marker, and may be any user
         self.err = folder / "err"
         with self.err.open("w") as err:
             self.processes = [
@@ -82,12 +82,12 @@ class Job:
         return int((self.folder / "port").read_text())
 
     def await_ready(self) -> None:
-        """Wait until both ranks have met."""
+        """Wait until both ranks have connected."""
         ready = wait_until(lambda: all((self.folder / f"ready.{n}").exists() for n in (0, 1)), limit_s=LIMIT_S)
         assert ready, self.err.read_text()
 
     def ports(self) -> list[Port]:
-        """Return where the job listens."""
+        """Return the ports on which the job listens."""
         return sorted({port for process in self.processes for port in ports_of(process.pid)})
 
     def let_go(self) -> list[int]:
@@ -96,7 +96,7 @@ class Job:
         return [process.wait(LIMIT_S) for process in self.processes]
 
     def end(self) -> None:
-        """End what is left of it."""
+        """End all remaining processes."""
         for process in self.processes:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
@@ -111,7 +111,7 @@ def _free_port() -> int:
 
 @contextmanager
 def job(folder: Path, kind: str, *, hosts: int = 1, launcher: tuple[str, ...] = NUMAPIN) -> Iterator[Job]:
-    """Start a job: `run`, `trace`, `exec`, `spawn`, or `torchrun` as `launcher`; end it afterwards, however it went."""
+    """Start a job with `run`, `trace`, `exec`, `spawn` or `torchrun` as `launcher`, and end it after the block."""
     folder.mkdir()
     secret = secrets.token_hex(16)
     path = script(folder, AS_SPAWN if kind == "spawn" else AS_SCRIPT)
@@ -144,7 +144,7 @@ def job(folder: Path, kind: str, *, hosts: int = 1, launcher: tuple[str, ...] = 
 
 @dataclass(frozen=True, slots=True)
 class Attacked:
-    """A job that was attacked: where it listened before, the attacked ports and their stores' keys, how it ended."""
+    """The outcome of an attack: the ports before it, the attacked ports with their stores' keys, and the statuses."""
 
     job: Job
     places: str
@@ -154,12 +154,12 @@ class Attacked:
 
     @property
     def marker(self) -> Path:
-        """Return the file that the attacker's pickle would have made."""
+        """Return the file that the attacker's pickle would create."""
         return self.job.folder / "owned"
 
 
 def attack(port: int, marker: Path) -> list[str]:
-    """Attack a port as another user; return the keys of the store that was there."""
+    """Attack a port as another user; return the keys of the store on it."""
     done = subprocess.run(
         [*ATTACKER, str(port), str(marker)], capture_output=True, text=True, timeout=LIMIT_S, check=True
     )
@@ -169,7 +169,7 @@ def attack(port: int, marker: Path) -> list[str]:
 
 @needs_root
 def test_the_attack_works_against_torchrun(tmp_path: Path) -> None:
-    """Another user's pickle runs in torchrun's launcher on one host: the attack of these tests is no paper tiger."""
+    """Another user's pickle runs in torchrun's launcher on one host, so the attack is real."""
     folder, marker = tmp_path / "job", tmp_path / "job" / "owned"
     with job(folder, "run", launcher=TORCHRUN) as victim:
         victim.await_ready()
@@ -179,7 +179,7 @@ def test_the_attack_works_against_torchrun(tmp_path: Path) -> None:
 
 
 def _places(started: Job, *, launchers: bool = True) -> str:
-    """Say where a job listens, as the document does."""
+    """Return where a job listens, in the words of the documentation."""
     pids = {process.pid for process in started.processes} if launchers else set()
     return "; ".join(sorted({_place(port, pids, started.master_port) for port in started.ports()}))
 
@@ -194,7 +194,7 @@ def _place(port: Port, launchers: set[int], master_port: int) -> str:
 
 @pytest.fixture(scope="module")
 def one_host(tmp_path_factory: pytest.TempPathFactory) -> Attacked:
-    """Attack the launcher's port of a job on one host; without root the job is only looked at."""
+    """Attack the launcher's port of a job on one host; without root, only record the ports."""
     folder = tmp_path_factory.mktemp("one") / "job"
     with job(folder, "run") as victim:
         victim.await_ready()
@@ -206,7 +206,7 @@ def one_host(tmp_path_factory: pytest.TempPathFactory) -> Attacked:
 
 @pytest.fixture(scope="module")
 def two_hosts(tmp_path_factory: pytest.TempPathFactory) -> Attacked:
-    """Attack the launchers' ports of a job on two hosts; without root the job is only looked at."""
+    """Attack the launchers' ports of a job on two hosts; without root, only record the ports."""
     folder = tmp_path_factory.mktemp("two") / "job"
     with job(folder, "run", hosts=2) as victim:
         victim.await_ready()
@@ -221,11 +221,11 @@ def two_hosts(tmp_path_factory: pytest.TempPathFactory) -> Attacked:
 
 @needs_root
 def test_one_host_has_no_rendezvous_to_attack(one_host: Attacked) -> None:
-    """The launcher listens on one loopback port, whose store has no rendezvous in it; the job ends well."""
+    """On one host the launcher listens on one loopback port, whose store has no rendezvous; the job succeeds."""
     (port,) = one_host.ports
     assert (port.address, port.port) == ("127.0.0.1", one_host.job.master_port)
     (keys,) = one_host.keys
-    assert keys  # what the ranks wrote: the attacker did reach their store
+    assert keys  # keys that the ranks wrote: the attacker did reach their store
     assert not [key for key in keys if "rendezvous" in key]
     assert one_host.statuses == [0], one_host.job.err.read_text()
     assert not one_host.marker.exists()
@@ -233,7 +233,7 @@ def test_one_host_has_no_rendezvous_to_attack(one_host: Attacked) -> None:
 
 @needs_root
 def test_several_hosts_unpickle_nothing_that_is_not_signed(two_hosts: Attacked) -> None:
-    """A pickle written under the key of the rendezvous ends the job with the reason, and is never unpickled."""
+    """A pickle under the key of the rendezvous ends the job with the reason, and is never unpickled."""
     assert any("torch.rendezvous" in key for keys in two_hosts.keys for key in keys)
     assert not any(two_hosts.job.identity in key for keys in two_hosts.keys for key in keys)
     assert two_hosts.statuses == [1, 1]
@@ -245,13 +245,13 @@ KINDS = [("trace", 1), ("trace", 2), ("exec", 1), ("exec", 2), ("spawn", 1)]
 
 
 def test_the_documented_table_of_ports(one_host: Attacked, two_hosts: Attacked, tmp_path: Path) -> None:
-    """docs/security.md says which ports there are, as /proc/net shows them while two gloo ranks are running."""
+    """docs/security.md lists the ports that /proc/net shows while two gloo ranks are running."""
     places = {("run", 1): one_host.places, ("run", 2): two_hosts.places}
     for kind, hosts in KINDS:
         with job(tmp_path / f"{kind}{hosts}", kind, hosts=hosts) as started:
             started.await_ready()
             places[kind, hosts] = _places(started, launchers=kind != "exec")
-            started.let_go()  # its status is no matter: `trace` found no step to record
+            started.let_go()  # its status does not matter: `trace` found no step to record
     lines = ["| command | hosts | listens |", "|---|---|---|"]
     for (kind, hosts), listens in places.items():
         name = "numapin.spawn" if kind == "spawn" else f"numapin {kind}"

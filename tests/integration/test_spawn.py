@@ -1,4 +1,4 @@
-"""`numapin.spawn` with real processes: bound before anything is unpickled, results, errors, and nothing left behind."""
+"""`numapin.spawn` with real processes: binding before unpickling, results, errors, and cleanup."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SECONDS = "it must be a number of seconds, 0 or more"
 
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Let ranks find these tests, and keep run directories in the test's own folder."""
+    """Let ranks import these tests, and keep run directories in the test's own folder."""
     for name in ("OMP_NUM_THREADS", "NUMAPIN_RUN_DIR", "XDG_RUNTIME_DIR"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "tmp").mkdir()
@@ -45,7 +45,7 @@ def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 class TestResults:
-    """What comes back."""
+    """The results of ranks."""
 
     def test_ranks_see_what_those_of_run_see(self, tmp_path: Path) -> None:
         """Every variable that a script needs has the value that `numapin run` gives it."""
@@ -56,30 +56,30 @@ class TestResults:
 
     @needs_two_cpus
     def test_bound_before_the_call_is_unpickled(self) -> None:
-        """Arguments are unpickled on the rank's own CPUs; torch is not imported for it."""
+        """Arguments are unpickled on the rank's own CPUs, without importing torch."""
         ranks = numapin.spawn(calls.cpus_when_unpickled, (calls.Told(),), nproc_per_node=2, bind="exclusive")
         assert [when == where for when, where, _ in ranks] == [True, True]
         assert not ranks[0][0] & ranks[1][0]
         assert not any(has_torch for *_, has_torch in ranks)
 
     def test_large_results_come_whole(self) -> None:
-        """A result far larger than a pipe holds comes back from each rank."""
+        """Each rank can return a result far larger than a pipe's buffer."""
         big = b"x" * (8 << 20)
         assert numapin.spawn(calls.echo, (big, 1), nproc_per_node=2) == ((big, 1), (big, 1))
 
     def test_queues_of_multiprocessing_can_be_arguments(self) -> None:
-        """Locks and queues reach the ranks as they reach multiprocessing's own processes."""
+        """Locks and queues of multiprocessing can be passed to ranks as arguments."""
         queue = multiprocessing.get_context("spawn").SimpleQueue()
         numapin.spawn(calls.put_into, (queue,), nproc_per_node=2)
         assert {queue.get(), queue.get()} == {"0", "1"}
         queue.close()
 
     def test_a_process_group_meets(self) -> None:
-        """init_process_group finds the other ranks by the variables alone."""
+        """init_process_group finds the other ranks through the variables alone."""
         assert numapin.spawn(calls.all_reduce, nproc_per_node=2, timeout=120) == (3.0, 3.0)
 
     def test_functions_of_the_script_itself(self, tmp_path: Path) -> None:
-        """A script's own function and class work under the usual guard."""
+        """A script can pass its own functions and classes, with the usual guard."""
         path = script(
             tmp_path,
             "import numapin\n"
@@ -96,15 +96,15 @@ class TestResults:
         assert (done.out, done.status) == ("(7,)\nof the script\n", 0), done.err
 
     def test_nothing_is_left(self, tmp_path: Path) -> None:
-        """After a call neither descriptors nor files nor processes are left."""
-        numapin.spawn(calls.echo)  # the first call may load what stays
+        """After a call no descriptor, file or process is left."""
+        numapin.spawn(calls.echo)  # the first call may allocate things that stay
         before = len(list(Path("/proc/self/fd").iterdir()))
         numapin.spawn(calls.echo, nproc_per_node=2)
         assert len(list(Path("/proc/self/fd").iterdir())) == before
         assert not [path for path in (tmp_path / "tmp").rglob("*") if path.is_file()]
 
     def test_the_rank_records_its_binding(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A run of spawn is in the run directory as any other, for `numapin verify` and `top`."""
+        """A run of spawn has a run directory like any other, so `numapin verify` and `top` find it."""
         monkeypatch.setenv("NUMAPIN_RUN_DIR", str(tmp_path / "runs"))
         numapin.spawn(calls.echo, nproc_per_node=2)
         (folder,) = (tmp_path / "runs").iterdir()
@@ -113,10 +113,10 @@ class TestResults:
 
 
 class TestErrors:
-    """What fails, and how it is told."""
+    """Errors of ranks, and how they are reported."""
 
     def test_the_first_error_keeps_its_type_and_traceback(self, tmp_path: Path) -> None:
-        """The error of the rank is raised here, with its rank and traceback as the cause; the other rank is ended."""
+        """The first error is raised in the caller, with the rank's traceback as its cause; the other rank is ended."""
         with pytest.raises(LookupError, match="the root cause") as caught:
             numapin.spawn(calls.fail_in, ("1", str(tmp_path / "pids")), nproc_per_node=2, timeout=120)
         told = "".join(traceback.format_exception(caught.value))
@@ -150,7 +150,7 @@ class TestErrors:
         ],
     )
     def test_told(self, fn: Callable[..., object], args: tuple[object, ...], told: str) -> None:
-        """A rank without a result is a RankError that names it and says what it did."""
+        """A rank that ends without a result raises a RankError that names the rank and how it ended."""
         with pytest.raises(numapin.RankError, match=told) as caught:
             numapin.spawn(fn, args)
         assert caught.value.hint or "Traceback" in caught.value.message
@@ -162,28 +162,28 @@ class TestErrors:
 
     @pytest.mark.parametrize("how", ["return", "raise", "die"])
     def test_what_comes_after_the_error(self, tmp_path: Path, how: str) -> None:
-        """However another rank ends while the first error is unpickled here, that error is raised."""
+        """The first error is raised, however another rank ends while it is being unpickled."""
         with pytest.raises(calls.Slow, match="the root cause") as caught:
             numapin.spawn(calls.end_while_unpickled, (str(tmp_path / "pids"), how), nproc_per_node=2)
         assert "in rank 1:" in str(caught.value.__cause__)
 
     @pytest.mark.parametrize("how", ["raise", "exit"])
     def test_what_a_failed_rank_started_is_ended(self, tmp_path: Path, how: str) -> None:
-        """A child of a rank that is over already is killed, too, if it ignores SIGTERM."""
+        """A child of a failed rank is killed even if it ignores SIGTERM."""
         with pytest.raises((numapin.RankError, LookupError)):
             numapin.spawn(calls.leave_child, (str(tmp_path / "pids"), how), shutdown_timeout=1)
         (pid,) = [int(path.name) for path in (tmp_path / "pids").iterdir()]
         assert wait_until(lambda: gone(pid), limit_s=60)
 
     def test_half_an_answer(self) -> None:
-        """A rank that dies in the middle of its answer is told, though a child that it forked holds the socket."""
+        """A rank that dies while sending its answer is reported, although a child that it forked holds the socket."""
         start = time.monotonic()
         with pytest.raises(numapin.RankError, match=r"rank 0 \(pid \d+\) was killed by SIGKILL"):
             numapin.spawn(calls.die_in_answer, timeout=40, shutdown_timeout=1)
         assert time.monotonic() - start < 40
 
     def test_a_rank_that_cannot_be_started(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """No descriptor is left of a rank that could not be started."""
+        """If a rank cannot be started, no descriptor of it is left."""
         monkeypatch.setattr(multiprocessing.spawn, "_python_exe", b"/nonexistent")
         before = len(list(Path("/proc/self/fd").iterdir()))
         for _ in range(2):
@@ -192,7 +192,7 @@ class TestErrors:
         assert len(list(Path("/proc/self/fd").iterdir())) == before
 
     def test_time_out(self, tmp_path: Path) -> None:
-        """Ranks that take longer than `timeout` are ended, and named."""
+        """Ranks that exceed `timeout` are terminated and named."""
         with pytest.raises(numapin.RankError, match=r"ranks 0-1 \(pid \d+ \d+\) did not end within 3 s"):
             numapin.spawn(calls.wait_in, (str(tmp_path / "pids"),), nproc_per_node=2, timeout=3)
         assert all(gone(int(path.name)) for path in (tmp_path / "pids").iterdir())
@@ -227,12 +227,12 @@ class TestErrors:
         ids=str,
     )
     def test_bad_options(self, options: dict[str, object], error: type[Exception], told: str) -> None:
-        """A value that cannot be is told before any rank starts."""
+        """An invalid value is reported before any rank starts."""
         with pytest.raises(error, match=told):
             numapin.spawn(calls.kill_self, **options)  # type: ignore[arg-type]
 
     def test_times_without_an_end(self) -> None:
-        """An infinite time is allowed: it is never over."""
+        """An infinite time-out is allowed."""
         assert numapin.spawn(calls.echo, timeout=math.inf, shutdown_timeout=math.inf) == ((),)
 
     def test_what_cannot_be_pickled(self) -> None:
@@ -241,14 +241,14 @@ class TestErrors:
             numapin.spawn(lambda: None)
 
     def test_a_function_of_a_notebook(self) -> None:
-        """What is defined in a notebook or at a prompt is refused, with the remedy: no other process finds it."""
+        """A function defined in a notebook or at a prompt is refused with the remedy: ranks cannot import it."""
         code = "import numapin\ndef train(): pass\nnumapin.spawn(train)"
         done = call(sys.executable, "-c", code, PYTHONPATH=ROOT)
         assert "train is defined in a notebook or at a prompt" in done.err
         assert "%%writefile train.py" in done.err
 
     def test_a_script_without_a_guard(self, tmp_path: Path) -> None:
-        """A script that calls spawn while it is imported is told to put that under the guard."""
+        """A script that calls spawn while it is being imported gets an error that asks for the guard."""
         path = script(tmp_path, "import numapin\ndef train(): pass\nnumapin.spawn(train)\n")
         done = call(sys.executable, path, PYTHONPATH=ROOT)
         assert done.status == 1
@@ -290,13 +290,13 @@ if __name__ == "__main__":
 
 
 def test_interrupts_while_ranks_are_started(tmp_path: Path) -> None:
-    """Ctrl-C at any time of the start leaves no rank and no socket in a parent that lives on, as a notebook's."""
+    """Ctrl-C at any moment of the start leaves no rank and no socket in a parent that lives on, such as a notebook."""
     done = call(sys.executable, script(tmp_path, INTERRUPTED), str(tmp_path / "pids"), PYTHONPATH=ROOT)
     assert done.out == "0 0\n", done.err
 
 
 def test_a_rank_keeps_its_number() -> None:
-    """A rank that is over is not reaped before all are: a stranger with its number would get its signals."""
+    """Ended ranks are not reaped before all have ended, because a new process could get their id and their signals."""
     with none_left(0) as ranks:
         process = subprocess.Popen(["true"])
         ours, theirs = socket.socketpair()
@@ -308,19 +308,19 @@ def test_a_rank_keeps_its_number() -> None:
 
 
 class _Overlooked(RankProcess):
-    """A rank whose answer comes, and whose process ends, right after the first look."""
+    """A rank that answers and ends right after the first look."""
 
     has_looked = False
 
     def look(self) -> None:
-        """See nothing the first time."""
+        """Report nothing the first time."""
         if self.has_looked:
             super().look()
         self.has_looked = True
 
 
 def _over(kind: type[RankProcess], number: int, outcome: Outcome, content: object) -> RankProcess:
-    """Return a rank that has answered and is over; nobody has looked yet."""
+    """Return a rank that has answered and ended, but has not been looked at yet."""
     ours, theirs = socket.socketpair()
     with theirs:
         answer = pickle.dumps(Answer(outcome, pickle.dumps(content), ""))
@@ -331,7 +331,7 @@ def _over(kind: type[RankProcess], number: int, outcome: Outcome, content: objec
 
 
 def test_a_rank_that_leaves_well_beside_the_error() -> None:
-    """A rank that the kernel takes down after it answered is not the cause of another's error."""
+    """A rank that the kernel kills after it answered is not the cause of another rank's error."""
     with none_left(0) as ranks:
         ranks.append(_over(_Overlooked, 0, Outcome.RETURNED, 1))
         ranks.append(_over(RankProcess, 1, Outcome.RAISED, LookupError()))
@@ -340,7 +340,7 @@ def test_a_rank_that_leaves_well_beside_the_error() -> None:
 
 
 def test_a_wrapper_that_does_not_exec(tmp_path: Path) -> None:
-    """A rank that is no child of its launcher says so before it leaves: nothing would end it with its launcher."""
+    """A rank that is not a child of its launcher reports that and exits, because it would not end with the launcher."""
     wrapper = tmp_path / "wrapper"
     wrapper.write_text(f'#!/bin/sh\n{sys.executable} "$@"\nexit $?\n')
     wrapper.chmod(0o700)
@@ -355,7 +355,7 @@ def test_a_wrapper_that_does_not_exec(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda s: s.name)
 def test_ranks_end_with_their_parent(tmp_path: Path, number: signal.Signals) -> None:
-    """Ctrl-C in the parent ends all ranks; so does its death."""
+    """Ctrl-C in the parent, or its death, ends all ranks."""
     folder = tmp_path / "pids"
     path = script(
         tmp_path,

@@ -1,4 +1,4 @@
-"""The port on which the ranks of `numapin.spawn` meet: another user never gets it, from its choice to its use."""
+"""The port on which the ranks of `numapin.spawn` meet: no other user can take it, from its choice to its use."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _NOBODY = 65534
 _LOOPBACK = ("tcp", "0100007F")
 
-# Tries every address and option that could share the port, until its stdin ends; then says what it got.
+# Tries every address and option that could share the port, until its stdin ends; then prints what it got.
 _ATTACK = """
 import json, os, select, socket, sys
 os.setgroups([])
@@ -55,7 +55,7 @@ print(json.dumps({"uid": os.getuid(), "rounds": rounds, "won": won}), flush=True
 
 @contextmanager
 def _attacked(port: int) -> Iterator[list[dict[str, Any]]]:
-    """Attack a port as another user while the body runs; the list has the attacker's report afterwards."""
+    """Attack a port as another user during the block; the list has the attacker's report afterwards."""
     reports: list[dict[str, Any]] = []
     command = [sys.executable, "-I", "-S", "-c", _ATTACK, str(port), str(_NOBODY)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/") as attacker:
@@ -68,7 +68,7 @@ def _attacked(port: int) -> Iterator[list[dict[str, Any]]]:
 
 @needs_root
 def test_another_user_never_gets_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An attacker with another uid tries from the choice of the port to the end, and the ranks meet nevertheless."""
+    """An attacker with another uid tries from the choice of the port to the end, and the ranks still meet."""
     held_port, reports = meeting.reserved_port, []
 
     @contextmanager
@@ -87,7 +87,7 @@ def test_another_user_never_gets_the_port(monkeypatch: pytest.MonkeyPatch) -> No
 
 @needs_root
 def test_the_attack_has_teeth() -> None:
-    """A port held with SO_REUSEADDR, which torch would need to bind it itself, is taken."""
+    """The attack succeeds on a port held with SO_REUSEADDR, which torch would need to bind it itself."""
     with socket.socket() as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(("127.0.0.1", 0))
@@ -97,9 +97,9 @@ def test_the_attack_has_teeth() -> None:
 
 
 def test_the_store_listens_on_the_loopback_only() -> None:
-    """One process group after the other meets on MASTER_PORT, on 127.0.0.1, where torch's store listens everywhere.
+    """Process groups meet, one after the other, on MASTER_PORT of 127.0.0.1; torch's store would listen everywhere.
 
-    A store on another port binds for itself, clients are not touched, and a server on another address is refused.
+    A store on another port binds its own socket, clients are not affected, and a server on another address is refused.
     """
     assert numapin.spawn(_meet, timeout=120) == ((({_LOOPBACK}, [1.0, 1.0]), (True, True)),)
 

@@ -28,7 +28,7 @@ def _top(folder: Path, *options: str) -> Done:
 
 
 class _Terminal:
-    """`numapin top` in a terminal of its own."""
+    """`numapin top` running in a pseudo-terminal."""
 
     def __init__(self, folder: Path, *options: str, **environ: str) -> None:
         self.master, slave = pty.openpty()
@@ -43,14 +43,14 @@ class _Terminal:
         os.close(slave)
 
     def read_until(self, text: bytes, *, times: int = 1) -> None:
-        """Read what is drawn until `text` was there so often."""
+        """Read the output until `text` has appeared this many times."""
         seen = b""
         while seen.count(text) < times:
             assert select.select([self.master], [], [], 30)[0], seen
             seen += os.read(self.master, 65536)
 
     def end(self) -> tuple[int, str]:
-        """Wait for the end; return the status and what was said on stderr."""
+        """Wait for the end; return the status and stderr."""
         _, err = self.process.communicate(timeout=30)
         return self.process.returncode, err.decode()
 
@@ -59,7 +59,7 @@ class TestOnce:
     """One sample."""
 
     def test_bound_job(self, tmp_path: Path) -> None:
-        """Of two ranks the JSON has CPUs, threads, pages and no GPU; the table has a row each."""
+        """The JSON of two ranks has CPUs, threads, pages and no GPU; the table has a row per rank."""
         with staying_job(tmp_path, *NUMAPIN, "run", "--nproc-per-node", "2", num_ranks=2):
             table, told = _top(tmp_path, "--once", "--interval", "0.2"), _top(tmp_path, "--once", "--json")
         assert (table.status, told.status) == (0, 0), table.err + told.err
@@ -74,16 +74,16 @@ class TestOnce:
 
     @needs_two_cpus
     def test_job_outside_of_its_plan(self, tmp_path: Path) -> None:
-        """Threads of a process that nobody bound are counted where the plan has fewer CPUs."""
+        """Threads of an unbound process are counted as off plan if the plan has fewer CPUs."""
         with staying_job(tmp_path, sys.executable) as pid:
-            os.sched_setaffinity(pid, {CPUS[1]})  # its main thread alone
+            os.sched_setaffinity(pid, {CPUS[1]})  # only its main thread
             command = ("taskset", "-c", str(CPUS[0]), *NUMAPIN, "top", "--once", "--json", "--pid", str(pid))
             done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
         (rank,) = json.loads(done.stdout)["ranks"]
         assert (rank["pid"], rank["threads"], rank["threads_off_plan"]) == (pid, 2, 2)
 
     def test_job_that_ends_meanwhile(self, tmp_path: Path) -> None:
-        """It is said, with status 0, and the JSON says so, too."""
+        """A job that ends meanwhile is reported with status 0, also in the JSON."""
         command = [*NUMAPIN, "top", "--once", "--json", "--interval", "6"]
         environ = environment(NUMAPIN_RUN_DIR=str(tmp_path / "runs"))
         with staying_job(tmp_path, *NUMAPIN, "run", "--nproc-per-node", "1", num_ranks=1):
@@ -95,7 +95,7 @@ class TestOnce:
 
 
 class TestTerminal:
-    """Drawn again and again."""
+    """The live display."""
 
     def test_q_ends_it(self, tmp_path: Path) -> None:
         """Frames are drawn until q is typed; then the status is 0."""
@@ -107,7 +107,7 @@ class TestTerminal:
         os.close(terminal.master)
 
     def test_interrupt_ends_it(self, tmp_path: Path) -> None:
-        """Ctrl-C is the usual end, too."""
+        """Ctrl-C ends it like q."""
         with staying_job(tmp_path, *NUMAPIN, "run", "--nproc-per-node", "1", num_ranks=1):
             terminal = _Terminal(tmp_path)
             terminal.read_until(b"whole machine")
@@ -116,7 +116,7 @@ class TestTerminal:
         os.close(terminal.master)
 
     def test_job_ends(self, tmp_path: Path) -> None:
-        """When the job ends, so does this, and says why."""
+        """When the job ends, top ends too and says why."""
         with staying_job(tmp_path, *NUMAPIN, "run", "--nproc-per-node", "1", num_ranks=1):
             terminal = _Terminal(tmp_path)
             terminal.read_until(b"whole machine")
@@ -125,7 +125,7 @@ class TestTerminal:
         os.close(terminal.master)
 
     def test_terminal_that_goes(self, tmp_path: Path) -> None:
-        """A terminal that is closed is an error in words."""
+        """A terminal that is closed is reported as a plain error."""
         with staying_job(tmp_path, *NUMAPIN, "run", "--nproc-per-node", "1", num_ranks=1):
             terminal = _Terminal(tmp_path)
             terminal.read_until(b"whole machine")
@@ -137,7 +137,7 @@ class TestTerminal:
 
 
 class TestWrongInput:
-    """What cannot be shown."""
+    """Jobs and options that cannot be shown."""
 
     @pytest.mark.parametrize(
         ("options", "told"),
@@ -152,13 +152,13 @@ class TestWrongInput:
         ],
     )
     def test_is_an_error(self, tmp_path: Path, options: list[str], told: str) -> None:
-        """It is said in words, with status 2."""
+        """The error is reported with status 2."""
         done = _top(tmp_path, *options)
         assert (done.status, done.out) == (2, "")
         assert told in done.err
 
     def test_terminal_that_cannot_draw(self, tmp_path: Path) -> None:
-        """TERM=dumb is told to take one sample."""
+        """With TERM=dumb the message recommends a single sample."""
         terminal = _Terminal(tmp_path, TERM="dumb")
         status, err = terminal.end()
         os.close(terminal.master)

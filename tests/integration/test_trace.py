@@ -1,4 +1,4 @@
-"""`numapin trace` with scripts that stay as they are, on the CPU, through the real command."""
+"""`numapin trace` with unmodified scripts, on the CPU, through the real command."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ def steps(num):
 
 
 def report(folder: Path) -> Any:
-    """Return the report that a run left."""
+    """Return the report of a run."""
     return json.loads((folder / "report.json").read_text())
 
 
 class TestTracing:
-    """A script under the hook."""
+    """A script that is being traced."""
 
     @pytest.mark.parametrize("workers", [0, 2])
     def test_a_loop_that_waits(self, tmp_path: Path, workers: int) -> None:
-        """So many steps of a script are traced as were asked for; that it waits for its data, and how, is found."""
+        """The requested number of steps is traced, and the report says that the script waits for data, and how."""
         path = script(tmp_path, TRAIN.format(sleep=0.01, workers=workers))
         done = numapin(*TRACE, "--steps", "4", "--skip", "3", "--output", "out", path, cwd=tmp_path)
         assert done.status == 0, done.err
@@ -68,7 +68,7 @@ class TestTracing:
         assert not (tmp_path / "out" / ".loads").exists()
 
     def test_workers_loads_are_in_the_trace(self, tmp_path: Path) -> None:
-        """What workers loaded lies on the clock of the rest: each of the traced batches was made before it was got."""
+        """Loads of workers share the clock of the trace: each traced batch was loaded before it was received."""
         path = script(tmp_path, TRAIN.format(sleep=0.01, workers=2))
         numapin(*TRACE, "--steps", "4", "--skip", "3", "--output", "out", path, cwd=tmp_path)
         content = json.loads((tmp_path / "out" / "rank-0.trace.json").read_text())
@@ -82,7 +82,7 @@ class TestTracing:
         assert all(0.03e9 < end - start < 1e9 for _, start, end in loads)
 
     def test_inference_by_batches(self, tmp_path: Path) -> None:
-        """Without an optimizer, a step is a batch; numapin's loader is counted as torch's is."""
+        """Without an optimizer a step is a batch; numapin's loader is counted like torch's."""
         text = (
             "import numapin, torch\n"
             "if __name__ == '__main__':\n"
@@ -94,7 +94,7 @@ class TestTracing:
         assert (rank["num_steps"], rank["step_unit"], rank["num_batches"]) == (5, "batch", 5)
 
     def test_two_optimizers_and_accumulation(self, tmp_path: Path) -> None:
-        """Steps are those of the first optimizer: others that step as well, and batches between, make no more."""
+        """Steps are those of the first optimizer; other optimizers and batches in between do not add steps."""
         text = (
             "import torch\n"
             "from torch.utils.data import DataLoader\n"
@@ -110,7 +110,7 @@ class TestTracing:
         assert (rank["num_steps"], rank["step_unit"], rank["num_batches"]) == (3, "optimizer step", 6)
 
     def test_hosts_share_a_folder(self, tmp_path: Path) -> None:
-        """Two launchers with one --output, as on a shared file system: each has a folder there, and all are read."""
+        """Two launchers with one --output, as on a shared file system, use separate folders, and all are read."""
         path = script(tmp_path, TRAIN.format(sleep=0, workers=0))
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
@@ -127,7 +127,7 @@ class TestTracing:
         assert (done.status, "out holds the traces of several runs: rank " in done.err) == (2, True)
 
     def test_a_rank_that_is_restarted(self, tmp_path: Path) -> None:
-        """Both of its lives are reported, each with its own loads and name, and can be read again."""
+        """A restarted rank is reported once per start, each with its own loads and name, and can be read again."""
         text = TRAIN.format(sleep=0, workers=1) + "import os\nassert os.environ['TORCHELASTIC_RESTART_COUNT'] == '1'\n"
         options = ("--max-restarts", "1", "--steps", "2", "--skip", "1", "--output", "out")
         done = numapin(*TRACE, *options, script(tmp_path, text), cwd=tmp_path)
@@ -141,7 +141,7 @@ class TestTracing:
         assert [(rank["source"], rank["restart"]) for rank in json.loads(done.out)["ranks"]] == lives
 
     def test_json_and_two_ranks(self, tmp_path: Path) -> None:
-        """With --json stdout is JSON only, with both ranks; what the script prints is on stderr."""
+        """With --json stdout has only JSON, for both ranks; the script's own output goes to stderr."""
         path = script(tmp_path, TRAIN.format(sleep=0, workers=0))
         out = ("--steps", "2", "--skip", "2", "--output", "out", "--json")
         done = numapin("trace", "--nproc-per-node", "2", "--quiet", *out, path, cwd=tmp_path)
@@ -154,7 +154,7 @@ class TestTracing:
         assert (tmp_path / "out").stat().st_mode & 0o777 == 0o700
 
     def test_with_numapins_data_path(self, tmp_path: Path) -> None:
-        """--dataloader=numapin and the tracing go together."""
+        """--dataloader=numapin works together with tracing."""
         path = script(tmp_path, TRAIN.format(sleep=0, workers=1))
         options = ("--dataloader=numapin", "--steps", "2", "--skip", "2", "--output", "out")
         done = numapin(*TRACE, *options, path, cwd=tmp_path)
@@ -163,17 +163,17 @@ class TestTracing:
         assert report(tmp_path / "out")["ranks"][0]["num_batches"] == 2
 
     def test_warnings_as_errors_in_the_script(self, tmp_path: Path) -> None:
-        """A script whose warnings are errors is traced, and is not stopped by what the profiler warns of."""
+        """A script that turns warnings into errors is traced, and warnings of the profiler do not stop it."""
         text = "import warnings; warnings.simplefilter('error')\n" + TRAIN.format(sleep=0, workers=0)
         done = numapin(*TRACE, "--steps", "2", "--skip", "2", "--output", "out", script(tmp_path, text), cwd=tmp_path)
         assert (done.status, done.out.split()[0]) == (0, "trained"), done.err
 
 
 class TestWhatGoesWrong:
-    """Each time the script ends as it would without us, and what happened is said."""
+    """The script always ends as it would without tracing, and the problem is reported."""
 
     def test_fewer_steps_than_asked_for(self, tmp_path: Path) -> None:
-        """What there is is reported, without the step that was cut short."""
+        """If there are fewer steps than requested, they are reported, without the unfinished one."""
         path = script(tmp_path, TRAIN.format(sleep=0, workers=0))
         done = numapin(*TRACE, "--steps", "50", "--skip", "3", "--output", "out", path, cwd=tmp_path)
         assert done.status == 0, done.err
@@ -181,7 +181,7 @@ class TestWhatGoesWrong:
         assert "the script ended after 12 optimizer steps and 12 batches, 9 steps traced" in done.out
 
     def test_no_step_is_reached(self, tmp_path: Path) -> None:
-        """A script that ends before is an error, which says how far it came and what to type."""
+        """A script that ends before the first traced step is an error that says how far it got and what to type."""
         path = script(tmp_path, TRAIN.format(sleep=0, workers=0))
         done = numapin(*TRACE, "--skip", "50", "--output", "out", path, cwd=tmp_path)
         assert (done.status, done.out) == (1, "trained\n")
@@ -189,13 +189,13 @@ class TestWhatGoesWrong:
         assert "hint: give it more steps" in done.err
 
     def test_no_step_at_all(self, tmp_path: Path) -> None:
-        """A script without batches or steps of torch's is told apart, also one that never imports torch."""
+        """A script without batches or steps of torch has its own message, also if it never imports torch."""
         done = numapin(*TRACE, "--output", "out", script(tmp_path, "print('ran')"), cwd=tmp_path)
         assert (done.status, done.out) == (1, "ran\n")
         assert "no rank took a batch from a torch DataLoader or stepped a torch optimizer" in done.err
 
     def test_a_script_that_fails(self, tmp_path: Path) -> None:
-        """The rank's failure is the status, and its steps until then are reported."""
+        """The status is the failed rank's, and its steps before the failure are reported."""
         text = TRAIN.format(sleep=0, workers=0).replace("    print(", "    raise SystemExit(3)\n    print(")
         done = numapin(*TRACE, "--skip", "2", "--output", "out", script(tmp_path, text), cwd=tmp_path)
         assert done.status == 1
@@ -203,14 +203,14 @@ class TestWhatGoesWrong:
         assert "ChildFailedError" in done.err
 
     def test_a_script_that_is_killed(self, tmp_path: Path) -> None:
-        """A process that had no chance to write leaves a record that says so."""
+        """A process that is killed before it can write leaves a record that says so."""
         text = TRAIN.format(sleep=0, workers=0).replace("    print(", "    import os; os._exit(0)\n    print(")
         done = numapin(*TRACE, "--skip", "50", "--output", "out", script(tmp_path, text), cwd=tmp_path)
         assert done.status == 1
         assert "rank 0: the process was killed, or is still running" in done.err
 
     def test_a_script_that_profiles_itself(self, tmp_path: Path) -> None:
-        """Two profilers cannot run: the script's own does, and the script ends well."""
+        """Two profilers cannot run at the same time: the script's own runs, and the script succeeds."""
         text = TRAIN.format(sleep=0, workers=0).replace(
             "    for x in", "    from torch.profiler import profile\n    own = profile(); own.start()\n    for x in"
         )
@@ -225,7 +225,7 @@ class TestWhatGoesWrong:
         ids=["while ours records", "while ours gets ready"],
     )
     def test_a_script_that_profiles_itself_later(self, tmp_path: Path, own: str, skip: int, num_steps: int) -> None:
-        """Ours ends before the script's own begins, which has its events; the whole steps until then are kept."""
+        """Our profiler stops before the script's own starts, which gets its events; earlier whole steps are kept."""
         text = STEPS + (
             "from torch.profiler import profile, schedule\n"
             f"steps({'5' if num_steps else '0'})\n"
@@ -243,7 +243,7 @@ class TestWhatGoesWrong:
         assert record["num_steps"] == num_steps
 
     def test_steps_that_stop(self, tmp_path: Path) -> None:
-        """Where the script goes on without steps, the trace ends: it would grow until the memory is full."""
+        """If the script continues without steps, the trace ends, because it would otherwise fill the memory."""
         text = STEPS + (
             "steps(5)\n"
             "end = time.monotonic() + 5\n"
@@ -255,7 +255,7 @@ class TestWhatGoesWrong:
         assert "rank 0: no optimizer step for 2 s, 3 steps traced" in done.out
 
     def test_a_second_optimizer(self, tmp_path: Path) -> None:
-        """A phase with an optimizer of its own goes on with the steps of the first."""
+        """If a later phase has its own optimizer, the steps of the first still count."""
         text = STEPS + "steps(5)\noptimizer = torch.optim.SGD(model.parameters(), 0.1)\nsteps(30)\n"
         done = numapin(*TRACE, "--steps", "9", "--skip", "3", "--output", "out", script(tmp_path, text), cwd=tmp_path)
         assert done.status == 0, done.err
@@ -267,7 +267,7 @@ class TestWhatGoesWrong:
         ids=["closed stderr", "no rank", "no permission"],
     )
     def test_what_the_script_does_to_itself(self, tmp_path: Path, fault: str) -> None:
-        """A closed stderr, an odd environment and rights given up cost the trace at most."""
+        """A closed stderr, an unusual environment or dropped privileges cost the trace at most, never the script."""
         if "setuid" in fault and os.geteuid():
             pytest.skip("needs root")
         text = STEPS + (
@@ -280,14 +280,14 @@ class TestWhatGoesWrong:
         assert "Traceback" not in done.err
 
     def test_one_step_cut_short(self, tmp_path: Path) -> None:
-        """A step that the script's end cut short is no step, the only one neither."""
+        """An unfinished step does not count, even if it is the only one."""
         text = STEPS + "steps(3)\n"
         done = numapin(*TRACE, "--steps", "5", "--skip", "3", "--output", "out", script(tmp_path, text), cwd=tmp_path)
         assert done.status == 1
         assert "nothing was traced: rank 0: the script ended after 3 optimizer steps" in done.err
 
     def test_fork(self, tmp_path: Path) -> None:
-        """A fork ends the trace, for the profiler would hang the child; child and parent train on."""
+        """A fork ends the trace, because the profiler would hang the child; child and parent continue training."""
         text = STEPS + (
             "steps(5)\n"
             "child = os.fork()\n"
@@ -300,7 +300,7 @@ class TestWhatGoesWrong:
         assert "rank 0: the script forked, 3 steps traced" in done.out
 
     def test_full_disk(self, tmp_path: Path) -> None:
-        """A folder that cannot take the trace costs the trace and not the script."""
+        """A folder on a full disk costs the trace, not the script."""
         text = TRAIN.format(sleep=0, workers=0)
         limit = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         limit += "resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))\n"
@@ -315,12 +315,12 @@ class TestWhatGoesWrong:
 
     @pytest.mark.parametrize("number", ["0", "-3", "x"])
     def test_numbers(self, number: str) -> None:
-        """Steps and skip are positive numbers."""
+        """Steps and skip must be positive numbers."""
         done = numapin(*TRACE, f"--steps={number}", "train.py")
         assert done.status == 2
 
     def test_earlier_traces_are_kept(self, tmp_path: Path) -> None:
-        """A folder with ranks in it is refused before anything starts."""
+        """A folder that has ranks of an earlier trace is refused before anything starts."""
         (tmp_path / "rank-0.json").touch()
         done = numapin(*TRACE, "--output", str(tmp_path), script(tmp_path, "print('ran')"))
         assert (done.status, done.out) == (2, "")
@@ -334,7 +334,7 @@ class TestWhatGoesWrong:
         assert "-I ignores PYTHONPATH" in done.err
 
     def test_dry_run_makes_nothing(self, tmp_path: Path) -> None:
-        """--dry-run shows the commands and leaves no folder."""
+        """--dry-run shows the commands and creates no folder."""
         done = numapin(*TRACE, "--dry-run", "--output", "out", script(tmp_path, ""), cwd=tmp_path)
         assert done.status == 0, done.err
         assert "NUMAPIN_TRACE=" in done.out
@@ -345,7 +345,7 @@ class TestReading:
     """`numapin trace --read`."""
 
     def test_a_users_trace_and_a_compressed_one(self, tmp_path: Path) -> None:
-        """Traces of the user's own are read, also .gz; with --output the picture is made."""
+        """A user's own traces can be read, also as .gz; --output draws the picture."""
         content = loop(wait=300, compute=700).content()
         del content["numapin"]
         (tmp_path / "a.json").write_text(json.dumps(content))
@@ -368,7 +368,7 @@ class TestReading:
         ids=["missing", "cut off", "bytes", "deep", "empty", "number"],
     )
     def test_broken_files(self, tmp_path: Path, content: bytes | None, seen: str) -> None:
-        """The error names the file and what was seen, with a hint."""
+        """The error names the file and the problem, with a hint."""
         if content is not None:
             (tmp_path / "a.json").write_bytes(content)
         done = numapin("trace", "--read", "a.json", cwd=tmp_path)
@@ -379,14 +379,14 @@ class TestReading:
 
     @pytest.mark.parametrize("content", [b"no gzip", gzip.compress(b"{}" * 500)[:-20]], ids=["none", "cut off"])
     def test_broken_gz(self, tmp_path: Path, content: bytes) -> None:
-        """A compressed file that is none, or half of one."""
+        """A .gz file that is not compressed, or is truncated, is an error."""
         (tmp_path / "a.json.gz").write_bytes(content)
         done = numapin("trace", "--read", "a.json.gz", cwd=tmp_path)
         assert (done.status, done.out) == (1, "")
         assert "a.json.gz cannot be read" in done.err
 
     def test_a_broken_rank_in_a_folder(self, tmp_path: Path) -> None:
-        """The other ranks are reported, with a note on what is wrong; where all are broken, that is the error."""
+        """If one rank's trace is broken, the others are reported with a note; if all are, it is an error."""
         (tmp_path / "rank-0.trace.json").write_text(json.dumps(loop(compute=5).content()))
         (tmp_path / "rank-1.trace.json").write_text('{"traceEvents": [')
         (tmp_path / "rank-1.json").write_text("{")
@@ -402,7 +402,7 @@ class TestReading:
         assert (done.status, "rank 0: rank-0.trace.json: not a Chrome trace" in done.err) == (1, True), done.err
 
     def test_its_input_is_not_overwritten(self, tmp_path: Path) -> None:
-        """A trace that has the report's name in the output folder is refused."""
+        """A trace that has the report's name in the output folder is refused instead of overwritten."""
         content = json.dumps(loop(compute=5).content())
         (tmp_path / "report.json").write_text(content)
         done = numapin("trace", "--read", "report.json", "--output", ".", cwd=tmp_path)
@@ -410,7 +410,7 @@ class TestReading:
         assert (tmp_path / "report.json").read_text() == content
 
     def test_a_report_that_cannot_be_written(self, tmp_path: Path) -> None:
-        """A folder in the report's place is an error that names it and how to see the tables; nothing else is left."""
+        """A folder in place of the report is an error that says how to see the tables; no other file is left."""
         (tmp_path / "a.json").write_text(json.dumps(loop(compute=5).content()))
         (tmp_path / "out" / "report.json" / "full").mkdir(parents=True)
         done = numapin("trace", "--read", "a.json", "--output", "out", cwd=tmp_path)
@@ -437,13 +437,13 @@ class TestReading:
         assert (done.status, "too large to read" in done.err) == (1, True), done.err
 
     def test_an_empty_folder(self, tmp_path: Path) -> None:
-        """A folder without traces is an error that says so."""
+        """A folder without traces is an error."""
         done = numapin("trace", "--read", str(tmp_path))
         assert done.status == 1
         assert "nothing was traced" in done.err
 
     def test_reading_does_not_import_torch(self, tmp_path: Path) -> None:
-        """A laptop without torch's start-up time reads traces."""
+        """Reading traces does not import torch."""
         (tmp_path / "a.json").write_text(json.dumps(loop(compute=5).content()))
         code = (
             "import sys; from numapin.cli.main import numapin\n"

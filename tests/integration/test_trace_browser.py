@@ -1,4 +1,4 @@
-"""The timeline in a browser: it loads without an error, has its lanes and batches, and zooms."""
+"""The timeline in a browser: it loads without an error, shows lanes and batches, and zooms."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHROMIUM = next(
 )
 TEMPLATE = (Path(numapin.__file__).parent / "trace" / "timeline.html").read_text()
 
-# Put before the page's own script, and after it: what goes wrong, and what a user does.
+# Inserted before and after the page's own script: a record of errors, and the actions of a user.
 WATCH = """<script>window.wrong = []; addEventListener("error", (e) => wrong.push(e.message));
 addEventListener("securitypolicyviolation", (e) => wrong.push(`${e.violatedDirective}: ${e.blockedURI}`));
 console.error = (text) => wrong.push(String(text));</script>"""
@@ -60,7 +60,7 @@ document.title = JSON.stringify(seen);
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Load the page of two ranks in Chromium, act as a user does, and return what the page says then."""
+    """Load the page of two ranks in Chromium, act like a user, and return what the page shows then."""
     if not CHROMIUM:
         pytest.skip("no Chromium on PATH; type: apt-get install chromium")
     ranks = [loop(steps=6, wait=300, copy=200, compute=500, memory="Pageable"), loop(steps=3, copy=200, compute=500)]
@@ -70,7 +70,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def _told(text: str, folder: Path) -> Any:
-    """Load a page that puts JSON into its title, and return that."""
+    """Load a page that puts JSON into its title, and return that JSON."""
     page = folder / "timeline.html"
     page.write_text(text)
     options = ("--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}", "--dump-dom")
@@ -81,7 +81,7 @@ def _told(text: str, folder: Path) -> Any:
 
 
 def test_it_loads(seen: Any) -> None:
-    """No error, both ranks, the five lanes in order, a bar for each of the six batches, six steps and nine rows."""
+    """The page loads without an error and has both ranks, five lanes in order, six batches, six steps and nine rows."""
     assert seen["wrong"] == []
     assert seen["charts"] == 2
     assert seen["lanes"] == ["load", "wait", "pin", "transfer", "compute"]
@@ -91,12 +91,12 @@ def test_it_loads(seen: Any) -> None:
 
 
 def test_a_bar_is_as_wide_as_what_it_shows(seen: Any) -> None:
-    """A copy of 200 us takes its share of the picture's width."""
+    """The bar of a copy of 200 us has its share of the picture's width."""
     assert seen["bar"] == pytest.approx(seen["width"] * 200 / seen["whole"][2], rel=0.1, abs=2)
 
 
 def test_keyboard(seen: Any) -> None:
-    """Plus zooms in around the middle, arrows move, 0 shows all again; there is a deepest zoom."""
+    """Plus zooms in around the middle, arrows move, 0 shows everything again, and the zoom has a limit."""
     whole, zoomed, moved = seen["whole"], seen["zoomed"], seen["moved"]
     assert zoomed[2] == pytest.approx(whole[2] / 2.25)
     assert zoomed[0] + zoomed[2] / 2 == pytest.approx(whole[0] + whole[2] / 2)
@@ -107,18 +107,18 @@ def test_keyboard(seen: Any) -> None:
 
 
 def test_wheel(seen: Any) -> None:
-    """The wheel zooms in where the pointer is: here at the left end."""
+    """The wheel zooms in at the pointer, here at the left end."""
     assert seen["wheeled"][2] == pytest.approx(seen["whole"][2] / 1.25)
     assert seen["wheeled"][0] == pytest.approx(seen["whole"][0], abs=1)
 
 
 def test_details(seen: Any) -> None:
-    """Pointing at a bar tells what it is."""
+    """Pointing at a bar shows its details."""
     assert "Pageable to Device, 1.000 MB" in seen["tip"]
 
 
 def test_nothing_but_the_page_itself_acts(tmp_path: Path) -> None:
-    """A script, handler or style that came into the page with a name would have no effect; without policy it has."""
+    """A script, handler or style that a name carries into the page has no effect; without the policy it has."""
     if not CHROMIUM:
         pytest.skip("no Chromium on PATH; type: apt-get install chromium")
     report = make_report([analyse(read_trace(loop(steps=2, compute=500).content(rank=0), source="x"))])

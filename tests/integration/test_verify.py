@@ -29,10 +29,10 @@ def _verify(folder: Path, *options: str) -> Done:
 
 
 class TestRunningJob:
-    """Jobs that go on while they are looked at."""
+    """Jobs that keep running while they are inspected."""
 
     def test_bound_job_holds(self, tmp_path: Path) -> None:
-        """Of two ranks the table says that they hold, the JSON has what was applied to them, and the status is 0."""
+        """The table says that two ranks hold, the JSON has the bindings that were applied, and the status is 0."""
         with staying_job(tmp_path, *NUMAPIN, "run", "--nproc-per-node", "2", num_ranks=2) as launcher:
             table, report = _verify(tmp_path), _verify(tmp_path, "--json")
             by_pid = _verify(tmp_path, "--json", "--pid", str(launcher))
@@ -50,7 +50,7 @@ class TestRunningJob:
 
     @needs_two_cpus
     def test_moved_thread_is_found(self, tmp_path: Path) -> None:
-        """A thread that moved to a CPU that is not the rank's is told, and the status is 1."""
+        """A thread that moved outside the rank's CPUs is reported, and the status is 1."""
         command = (*NUMAPIN, "run", "--nproc-per-node", "1", "--cpus-per-rank", "1")
         with staying_job(tmp_path, *command, moved_to=CPUS[1], num_ranks=1):
             done = _verify(tmp_path)
@@ -61,7 +61,7 @@ class TestRunningJob:
 
     @needs_two_cpus
     def test_job_that_plain_python_runs(self, tmp_path: Path) -> None:
-        """A process that nobody bound is held against numapin's plan for one rank; narrower is fine."""
+        """An unbound process is compared with numapin's plan for one rank; a narrower affinity is accepted."""
         with staying_job(tmp_path, sys.executable) as pid:
             free = _verify(tmp_path, "--json", "--pid", str(pid))
         assert free.status == 0, free.err
@@ -70,7 +70,7 @@ class TestRunningJob:
 
     @needs_two_cpus
     def test_job_outside_of_what_may_be_used(self, tmp_path: Path) -> None:
-        """Seen from a shell that may use one CPU, whose plan has that CPU only, the same process is not bound."""
+        """From a shell that may use only one CPU, the plan has only that CPU, so the same process is not bound."""
         with staying_job(tmp_path, sys.executable) as pid:
             done = call("taskset", "-c", str(CPUS[0]), *NUMAPIN, "verify", "--pid", str(pid))
         assert done.status == 1, done.err
@@ -97,7 +97,7 @@ class TestRunningJob:
 
 @pytest.mark.parametrize("error", [OSError(5, "Input/output error"), ValueError("no number"), MemoryError()], ids=repr)
 def test_what_cannot_be_read_is_told_in_words(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    """Whatever a read ends with is an error with status 3, never a traceback."""
+    """Any failure of a read is an error with status 3, never a traceback."""
 
     def fail(*_: object, **__: object) -> None:
         raise error
@@ -109,7 +109,7 @@ def test_what_cannot_be_read_is_told_in_words(monkeypatch: pytest.MonkeyPatch, e
 
 
 def _as_nobody(code: str) -> Done:
-    """Run code in a process of another user, given this process's id; what it needs was imported before."""
+    """Run code in a process of another user, with this process's id as argument; modules were imported before."""
     start = (
         "import json, os, sys, numapin.cli.verify\n"
         "from numapin.cli.main import main\n"
@@ -120,7 +120,7 @@ def _as_nobody(code: str) -> Done:
 
 
 class TestWrongInput:
-    """What names no job."""
+    """Arguments that name no job."""
 
     @pytest.mark.parametrize(
         ("options", "told"),
@@ -134,13 +134,13 @@ class TestWrongInput:
         ],
     )
     def test_status_2(self, tmp_path: Path, options: list[str], told: str) -> None:
-        """It is a message with status 2."""
+        """The error is a message with status 2."""
         done = _verify(tmp_path, *options)
         assert (done.status, done.out) == (2, "")
         assert told in done.err
 
     def test_job_that_ends_meanwhile(self, tmp_path: Path) -> None:
-        """Where all ranks are gone by the time they are read, the job has ended; without records it has not begun."""
+        """If all ranks have ended by the time they are read, the job has ended; without records it has not begun."""
         plan = json.loads(numapin("plan", "--nproc-per-node", "1", "--json").out)
         record = {"schema": "numapin.observed/1", "local_rank": 0, "restart": 0, "pid": 4194305, "applied": {}}
         with run_folder.run_directory({"NUMAPIN_RUN_DIR": str(tmp_path / "runs")}) as folder:
@@ -156,7 +156,7 @@ class TestRun:
     """`numapin run --verify`."""
 
     def test_one_line_where_the_plan_holds(self, tmp_path: Path) -> None:
-        """The launcher says in a line that the plan holds, and the report has every rank; the job is as without."""
+        """The launcher prints one line that the plan holds, the report has every rank, and the job is not changed."""
         report = tmp_path / "report.json"
         job = (script(tmp_path, JOB), str(tmp_path / "ready"), str(report))
         options = ("--nproc-per-node", "2", "--quiet", "--verify-after", "0.1", "--report", str(report))
@@ -170,11 +170,11 @@ class TestRun:
 
     @needs_two_cpus
     def test_findings_do_not_fail_the_job(self, tmp_path: Path) -> None:
-        """A moved thread is told with its remedy while the job goes on; its status stays its own."""
+        """A moved thread is reported with its remedy while the job runs; the job's status is unchanged."""
         report = tmp_path / "report.json"
         code = f"import os; os.sched_setaffinity(0, {{{CPUS[1]}}})\n{JOB}"
         job = (script(tmp_path, code), str(tmp_path / "ready"), str(report))
-        # Four seconds after the shim is when the script has begun, on a busy machine too.
+        # four seconds after the shim, because on a busy machine the script must have begun
         options = ("--nproc-per-node", "1", "--cpus-per-rank", "1", "--verify-after", "4", "--report", str(report))
         done = numapin("run", *options, *job)
         assert done.status == 0, done.err
@@ -183,7 +183,7 @@ class TestRun:
         assert json.loads(report.read_text())["holds"] is False
 
     def test_run_that_ends_first(self, tmp_path: Path) -> None:
-        """Of a job that ends before the first look nothing is claimed."""
+        """Nothing is claimed about a job that ends before the first check."""
         done = numapin("run", "--verify", "--nproc-per-node", "1", script(tmp_path, ""))
         assert done.status == 0, done.err
         assert "numapin: warning: the run was not verified: " in done.err
@@ -191,7 +191,7 @@ class TestRun:
 
     @pytest.mark.parametrize(("ends", "status"), [("", 0), ("; sys.exit(3)", 3)], ids=["well", "badly"])
     def test_report_on_a_full_disk(self, tmp_path: Path, ends: str, status: int) -> None:
-        """The job runs to its end; the report that is missing then is an error, status 1."""
+        """The job runs to its end; the missing report is then an error, status 1."""
         done_file = tmp_path / "done"
         code = f"import sys, time; time.sleep(1.5); open({str(done_file)!r}, 'w').close(){ends}"
         options = ("--nproc-per-node", "1", "--quiet", "--verify-after", "0.1", "--report", "/dev/full")

@@ -1,4 +1,4 @@
-"""JSON for golden files, written so that a diff shows a core, a GPU or a rank in a line."""
+"""JSON for golden files, with one core, GPU or rank per line, so that diffs are readable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Regular topologies by number: packages x nodes x L3 groups x cores x threads. For tests of what plans them."""
+"""Regular topologies by number: packages x nodes x L3 groups x cores x threads. For tests of the planner."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def grid(  # noqa: PLR0913 - each is one dimension of a machine
 ) -> Topology:
     """Return a machine of `packages` x `nodes` x `l3` x `cores` x `smt`; siblings are numbered one round apart.
 
-    `l3` None: one group a node, unknown. `gpus` are node numbers, None for unknown. `node_ids` and `cpu_ids` rename
-    what is 0, 1, 2, …; `memory_nodes` and `gpu_nodes` are further nodes without CPUs. Distances: 10, 12 within a
-    package, 32.
+    With `l3` None each node has one group of unknown cache. `gpus` has the GPUs' nodes, None for unknown. `node_ids`
+    and `cpu_ids` rename 0, 1, 2, …; `memory_nodes` and `gpu_nodes` are further nodes without CPUs. Distances are 10,
+    12 within a package, and 32.
     """
     num_nodes, per_node = packages * nodes, (l3 or 1) * cores
     total = num_nodes * per_node

@@ -1,7 +1,7 @@
-"""Turn a machine's facts (NAME.toml) into what a real machine shows: a sysfs/proc tree, NVML readings, an NCCL file.
+"""Turn a machine's facts (NAME.toml) into the files of a real one: a sysfs/proc tree, NVML readings, an NCCL file.
 
-The facts are data: packages, nodes, how SMT siblings are numbered, host bridges with their node, devices by their path.
-The tree has Linux's own layout, lists and masks both, so that other readers (hwloc) can be held against ours.
+The facts are data: packages, nodes, the numbering of SMT siblings, host bridges with their node, devices by their path.
+The tree has Linux's own layout, with lists and masks, so that our reader can be compared with others (hwloc).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 NAMES = tuple(sorted(path.stem for path in HERE.glob("*.toml")))
 _CPU, _NODE = "sys/devices/system/cpu", "sys/devices/system/node"
-_MAX_CPUS = 512  # the width of the masks we write, like a kernel's NR_CPUS
+_MAX_CPUS = 512  # the width of the generated masks, like a kernel's NR_CPUS
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """The facts of one machine, as the TOML file has them (tests/machines/README.md says what each key means)."""
+    """The facts of one machine, as in the TOML file (tests/machines/README.md explains each key)."""
 
     name: str
     facts: str
@@ -60,7 +60,7 @@ class Machine:
 
     @cached_property
     def cpu_nodes(self) -> dict[int, CpuSet]:
-        """Return the online CPUs of each node that has some."""
+        """Return the online CPUs of each node that has any."""
         found = {node["id"]: CpuSet.parse(node.get("cpus", "")) & self.online for node in self.nodes}
         return {node: cpus for node, cpus in found.items() if cpus}
 
@@ -84,14 +84,14 @@ def write_root(machine: Machine, root: Path) -> Path:
 
 
 def nvml_readings(machine: Machine) -> NvmlReadings:
-    """Return what NVML shows: by default what it takes from the kernel, the device's local CPUs and node."""
+    """Return NVML's readings: by default the device's local CPUs and node, as NVML takes them from the kernel."""
     gpus = tuple(_nvml_reading(machine, index, gpu) for index, gpu in enumerate(machine.gpus))
     pairs = [(a, b) for a in range(len(gpus)) for b in range(a + 1, len(gpus))] if machine.nvlinks else []
     return NvmlReadings(gpus=gpus, links=tuple((a, b, f"NV{machine.nvlinks}") for a, b in pairs))
 
 
 def nccl_xml(machine: Machine) -> str | None:
-    """Return the topology file that the cloud's image ships for NCCL, or None where the facts name none."""
+    """Return the NCCL topology file of the cloud's image, or None if the facts name none."""
     if not machine.nccl:
         return None
     cpus = [
@@ -104,7 +104,7 @@ def nccl_xml(machine: Machine) -> str | None:
 
 
 def uuid(index: int) -> str:
-    """Return the made-up UUID of a GPU by its NVML index."""
+    """Return the synthetic UUID of a GPU by its NVML index."""
     return f"GPU-{index:08x}-0000-4000-8000-00000000000{index:x}"
 
 
@@ -116,7 +116,7 @@ def _cpu_files(machine: Machine) -> Iterator[tuple[str, str]]:
     yield f"{_CPU}/possible", cpu_set.render(machine.present)
     yield f"{_CPU}/present", cpu_set.render(machine.present)
     for cpu in machine.present - machine.online:
-        yield f"{_CPU}/cpu{cpu}/online", "0"  # an offline CPU shows no topology
+        yield f"{_CPU}/cpu{cpu}/online", "0"  # an offline CPU has no topology folder
     for package in machine.packages:
         cpus = CpuSet.parse(package["cpus"])
         cores = _cores(machine, sorted(cpus))
@@ -126,7 +126,7 @@ def _cpu_files(machine: Machine) -> Iterator[tuple[str, str]]:
 
 
 def _cores(machine: Machine, cpus: list[int]) -> list[CpuSet]:
-    """Pair SMT siblings within a package: numbered side by side (POWER), or one round after the other (x86)."""
+    """Pair SMT siblings within a package, numbered side by side (POWER) or one round after the other (x86)."""
     count = len(cpus) // machine.smt
     if machine.siblings == "adjacent":
         return [CpuSet(cpus[i * machine.smt : (i + 1) * machine.smt]) for i in range(count)]
@@ -173,7 +173,7 @@ def _meminfo(node: int, kilobytes: int) -> str:
 
 
 def _distance(machine: Machine, a: int, b: int) -> int:
-    """Return 10 for a node itself, the far one where a node without CPUs takes part, else that of the packages."""
+    """Return 10 for the node itself, the far distance if a node without CPUs is involved, else the packages' one."""
     if a == b:
         return 10
     if a not in machine.cpu_nodes or b not in machine.cpu_nodes:
@@ -186,7 +186,7 @@ def _distance(machine: Machine, a: int, b: int) -> int:
 
 
 def _pci_paths(machine: Machine) -> dict[str, dict[str, Any]]:
-    """Return the facts of each device by its path below sys/devices, the bridges on the way included."""
+    """Return the facts of each device by its path below sys/devices, including the bridges on the way."""
     devices = {device["at"]: device for device in (*machine.gpus, *machine.nics)}
     above = {path.rsplit("/", up)[0] for path in devices for up in range(1, path.count("/"))}
     return {**{path: {"bridge": True} for path in above}, **devices}
@@ -218,19 +218,19 @@ def _attributes(machine: Machine, path: str, device: dict[str, Any]) -> dict[str
 
 
 def _bridge(machine: Machine, path: str) -> dict[str, Any]:
-    """Return the facts of a device's host bridge; the short form in the file is its node alone."""
+    """Return the facts of a device's host bridge; in the short form, the file has only its node."""
     facts = machine.bridges[path.partition("/")[0]]
     return facts if isinstance(facts, dict) else {"node": facts}
 
 
 def _kernel_node(machine: Machine, path: str, device: dict[str, Any]) -> int | None:
-    """Return what the kernel writes to numa_node: the host bridge's node, -1 for unknown, None for no such file."""
+    """Return what the kernel writes to numa_node: the host bridge's node, -1 if unknown, None if there is no file."""
     node: int | None = device.get("numa_node", _bridge(machine, path).get("node"))
     return node
 
 
 def _local_cpus(machine: Machine, path: str, device: dict[str, Any]) -> CpuSet:
-    """Return the CPUs of the device's node; the kernel shows all online CPUs where the node is unknown."""
+    """Return the CPUs of the device's node; if the node is unknown, the kernel shows all online CPUs."""
     listed = _bridge(machine, path).get("local_cpus")
     node = _kernel_node(machine, path, device)
     return CpuSet.parse(listed) if listed else machine.cpu_nodes.get(-1 if node is None else node, machine.online)

@@ -1,4 +1,4 @@
-"""Any messages of any size from several writers arrive whole, in order per writer, whatever happens to one of them."""
+"""Messages of any size from several writers arrive whole and in order per writer, even if one writer is killed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from numapin.data.wire.channel import Channel, _frames
 
 WAIT_S: Final = 20
 
-# Sizes at the edges of a frame (4088 bytes of message) and of a pipe (64 KiB), and between them.
+# Sizes around a frame (4088 bytes of message) and a pipe (64 KiB), and in between.
 sizes = st.one_of(
     st.integers(0, 300),
     st.sampled_from([4087, 4088, 4089, 8175, 8176, 8177, 65_527, 65_528, 65_529, 65_536, 65_537]),
@@ -28,7 +28,7 @@ casts = st.lists(scripts, min_size=1, max_size=4)
 
 
 def messages(writer: int, script: list[int]) -> list[bytes]:
-    """Return one writer's messages: each begins with the writer, if it is not empty, and the last says so."""
+    """Return one writer's messages: each non-empty one begins with the writer's name, and the last marks the end."""
     noise = bytes((7 * writer + i) % 251 for i in range(997)) * 202
     bodies = [(bytes((writer, number)) + noise[number:])[:size] for number, size in enumerate(script)]
     return [*bodies, end_of(writer)]
@@ -40,7 +40,7 @@ def end_of(writer: int) -> bytes:
 
 
 def write(channel: Channel, writer: int, script: list[int]) -> Channel:
-    """Send one writer's messages through an end of its own, and return that."""
+    """Send one writer's messages through its own end of the channel, and return that end."""
     end = Channel.__new__(Channel)
     end.__setstate__((channel._reader, channel._writer))
     end.number = writer
@@ -50,9 +50,9 @@ def write(channel: Channel, writer: int, script: list[int]) -> Channel:
 
 
 def fork_writer(channel: Channel, writer: int, script: list[int], *, is_killed: bool = False) -> int:
-    """Send one writer's messages from a new process; one that is killed dies with what the pipe did not take."""
+    """Send one writer's messages from a new process; if it is killed, messages that the pipe did not take are lost."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: a fork beside threads
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns about a fork beside threads
         pid = os.fork()
     if pid:
         return pid
@@ -69,7 +69,7 @@ def fork_writer(channel: Channel, writer: int, script: list[int], *, is_killed: 
 
 
 def receive(channel: Channel, num_writers: int) -> list[bytes]:
-    """Return what arrives until the first so many writers have ended."""
+    """Return the messages that arrive until this many writers have ended."""
     received: list[bytes] = []
     missing = {end_of(writer) for writer in range(num_writers)}
     while missing:
@@ -79,12 +79,12 @@ def receive(channel: Channel, num_writers: int) -> list[bytes]:
 
 
 def of(writer: int, received: list[bytes]) -> list[bytes]:
-    """Return one writer's messages among those received; an empty one is nobody's."""
+    """Return one writer's messages among the received ones; empty messages belong to no writer."""
     return [message for message in received if message[:1] == bytes([writer])]
 
 
 def check(received: list[bytes], cast: list[list[int]]) -> None:
-    """Assert that all has arrived that was sent, in order per writer, and nothing else."""
+    """Assert that exactly the sent messages arrived, in order per writer."""
     for writer, script in enumerate(cast):
         assert of(writer, received) == list(filter(None, messages(writer, script)))
     assert len(received) == sum(len(script) + 1 for script in cast)
@@ -93,7 +93,7 @@ def check(received: list[bytes], cast: list[list[int]]) -> None:
 @settings(max_examples=50, deadline=None)
 @given(scripts)
 def test_one_writer_that_is_not_read_meanwhile(script: list[int]) -> None:
-    """All is sent before anything is read: it waits in the pipe, and behind it."""
+    """Everything is sent before anything is read: the messages wait in the pipe, and behind it."""
     channel = Channel()
     write(channel, 0, script)
     assert receive(channel, 1) == messages(0, script)
@@ -105,7 +105,7 @@ def test_one_writer_that_is_not_read_meanwhile(script: list[int]) -> None:
 @settings(max_examples=40, deadline=None)
 @given(casts)
 def test_writers_in_threads(cast: list[list[int]]) -> None:
-    """Several writers at once, in one process."""
+    """Messages of several threads of one process arrive whole."""
     channel = Channel()
     threads = [threading.Thread(target=write, args=(channel, *item)) for item in enumerate(cast)]
     for thread in threads:
@@ -119,7 +119,7 @@ def test_writers_in_threads(cast: list[list[int]]) -> None:
 @settings(max_examples=25, deadline=None)
 @given(casts)
 def test_writers_in_processes(cast: list[list[int]]) -> None:
-    """Several writers at once, each in a process of its own."""
+    """Messages of several processes arrive whole."""
     channel = Channel()
     pids = [fork_writer(channel, *item) for item in enumerate(cast)]
     check(receive(channel, len(cast)), cast)
@@ -130,7 +130,7 @@ def test_writers_in_processes(cast: list[list[int]]) -> None:
 @settings(max_examples=15, deadline=None)
 @given(scripts, casts)
 def test_a_killed_writer_harms_no_other(script: list[int], cast: list[list[int]]) -> None:
-    """Of one that is killed with messages under way a first part arrives, in whole messages; of the others all."""
+    """If one writer is killed while sending, its first messages arrive whole, and all messages of the others arrive."""
     channel, killed = Channel(), len(cast)
     victim = fork_writer(channel, killed, script, is_killed=True)
     pids = [fork_writer(channel, *item) for item in enumerate(cast)]
@@ -141,7 +141,7 @@ def test_a_killed_writer_harms_no_other(script: list[int], cast: list[list[int]]
     assert came == list(filter(None, messages(killed, script)))[: len(came)]
     empties = script.count(0)
     others = [message for message in received if message[:1] != bytes([killed])]
-    while len(others) > sum(len(one) + 1 for one in cast) and empties:  # the victim's own empty messages
+    while len(others) > sum(len(one) + 1 for one in cast) and empties:  # empty messages of the killed writer
         others.remove(b"")
         empties -= 1
     check(others, cast)
@@ -151,7 +151,7 @@ def test_a_killed_writer_harms_no_other(script: list[int], cast: list[list[int]]
 @settings(max_examples=100, deadline=None)
 @given(scripts, st.lists(st.integers(1, 70_000), min_size=1, max_size=50))
 def test_reads_may_end_anywhere(script: list[int], cuts: list[int]) -> None:
-    """However the kernel cuts what it hands out, the messages are the same."""
+    """The messages are the same, whatever pieces the kernel returns them in."""
     channel, raw = Channel(), b"".join(frame for message in messages(0, script) for frame in _frames(message, 0))
     for cut in (*cuts, len(raw)):
         channel._take(channel._unread + raw[:cut])

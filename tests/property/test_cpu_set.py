@@ -17,13 +17,13 @@ numbers = st.frozensets(st.integers(0, cpu_set.MAX_ID - 1))
 
 @given(numbers)
 def test_render_and_parse_are_inverse(cpus: frozenset[int]) -> None:
-    """Whatever set goes out comes back."""
+    """Every set can be rendered and parsed back."""
     assert CpuSet.parse(cpu_set.render(cpus)) == cpus
 
 
 @given(numbers)
 def test_render_is_canonical(cpus: frozenset[int]) -> None:
-    """Ranges ascend, never touch, and are written as a number where they hold one."""
+    """Ranges ascend and never touch, and a range of one is written as a number."""
     runs = [tuple(map(int, item.split("-"))) for item in cpu_set.render(cpus).split(",") if item]
     flat = [number for run in runs for number in run]
     assert flat == sorted(set(flat))
@@ -32,13 +32,13 @@ def test_render_is_canonical(cpus: frozenset[int]) -> None:
 
 @given(st.lists(st.integers(0, cpu_set.MAX_ID - 1)))
 def test_render_takes_numbers_in_any_order_and_number(cpus: list[int]) -> None:
-    """A list is rendered as the set of its numbers."""
+    """A list is rendered as the set of its numbers, whatever their order and number."""
     assert cpu_set.render(cpus) == cpu_set.render(frozenset(cpus))
 
 
 @given(st.integers(0, 500), st.integers(0, 500), st.integers(1, 40), st.integers(1, 40))
 def test_grouped_ranges_are_the_kernels(first: int, more: int, used: int, group: int) -> None:
-    """a-b:u/g is the first u of every g numbers from a on, as in kernel-parameters.rst; u above g is refused."""
+    """The range a-b:u/g has the first u of every g numbers from a, as in kernel-parameters.rst; u > g is refused."""
     text = f"{first}-{first + more}:{used}/{group}"
     if used > group:
         with suppress(ValueError):
@@ -52,14 +52,14 @@ def test_grouped_ranges_are_the_kernels(first: int, more: int, used: int, group:
 
 @given(st.lists(numbers, max_size=4))
 def test_a_list_is_the_union_of_its_items(sets: list[frozenset[int]]) -> None:
-    """Items may overlap, repeat, come in any order and have white space around them."""
+    """Items may overlap, repeat, be in any order, and have white space around them."""
     text = " ,\t".join(cpu_set.render(cpus) for cpus in sets if cpus)
     assert CpuSet.parse(f" {text}\n") == CpuSet().union(*sets)
 
 
 @given(st.text() | st.text(alphabet="0123456789-,:/ x٣"))
 def test_other_text_is_a_value_error(text: str) -> None:
-    """No text gives another exception, and what is accepted is made of ASCII digits, commas, dashes and groups."""
+    """Text either parses or raises ValueError, and only ASCII digits, commas, dashes and groups are accepted."""
     try:
         accepted = CpuSet.parse(text)
     except ValueError:
@@ -69,7 +69,7 @@ def test_other_text_is_a_value_error(text: str) -> None:
 
 @given(numbers)
 def test_masks_name_the_bits(cpus: frozenset[int]) -> None:
-    """A kernel mask of any width, its most significant word first, is the set of its bits."""
+    """A kernel mask of any width, with its most significant word first, is the set of its bits."""
     value = sum(1 << cpu for cpu in cpus)
     words = [f"{value >> shift & 0xFFFFFFFF:08x}" for shift in range(0, max(value.bit_length(), 1) + 64, 32)]
     assert cpu_set.parse_mask(",".join(reversed(words)) + "\n") == cpus
@@ -77,6 +77,6 @@ def test_masks_name_the_bits(cpus: frozenset[int]) -> None:
 
 @given(st.text() | st.text(alphabet="0123456789abcdefx,"))
 def test_other_masks_are_a_value_error(text: str) -> None:
-    """No text gives another exception."""
+    """Other text raises only ValueError."""
     with suppress(ValueError):
         assert all(0 <= cpu < cpu_set.MAX_ID for cpu in cpu_set.parse_mask(text))

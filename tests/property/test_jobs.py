@@ -80,7 +80,7 @@ def test_every_script_has_a_name_for_kubernetes(text: str) -> None:
 
 @given(st.dictionaries(WORDS, VALUES, min_size=1, max_size=5))
 def test_yaml_reads_back_as_what_was_written(value: dict[str, object]) -> None:
-    """PyYAML, which reads YAML 1.1, gives the same strings, numbers and booleans back; `no` and 1e3 stay strings.
+    """PyYAML, which reads YAML 1.1, returns the same strings, numbers and booleans; `no` and 1e3 stay strings.
 
     Whatever the strings are, the document is visible ASCII.
     """

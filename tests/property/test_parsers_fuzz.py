@@ -1,4 +1,4 @@
-"""The four machine parsers on damaged input: whatever the bytes, they return or raise a NumapinError, and soon."""
+"""The four machine parsers on damaged input: they return or raise a NumapinError, and do so quickly."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ TREE: Final = {
     "dev/cpuset/mems": "0",
 }
 
-# What breaks parsers: signs, separators, ranges, large and foreign numbers, markup, NUL and lone surrogates.
+# Text that breaks parsers: signs, separators, ranges, large and non-ASCII numbers, markup, NUL and lone surrogates.
 SCRAPS: Final = st.one_of(
     st.sampled_from(["", "-1", "-", ",", "0-", "9-0", "0-x", "0x", "99999999999999999999", "1e9", "\u0663", "1048576"]),
     st.sampled_from(["\0", "\ud800", "null", "[]", "{}", "true", "NaN", '"', "'", "0xf...f", "ffff:ff:01.0"]),
@@ -140,7 +140,7 @@ FUZZ: Final = settings(max_examples=200, deadline=None, suppress_health_check=[H
 
 @st.composite
 def damaged(draw: st.DrawFn, text: str) -> str:
-    """Replace up to three stretches of a good text by scraps, then perhaps cut it off."""
+    """Replace up to three parts of a good text with scraps, and sometimes cut it off."""
     for _ in range(draw(st.integers(1, 3))):
         start = draw(st.integers(0, len(text)))
         text = text[:start] + draw(SCRAPS) + text[start + draw(st.integers(0, 12)) :]
@@ -149,7 +149,7 @@ def damaged(draw: st.DrawFn, text: str) -> str:
 
 @contextmanager
 def only_machine_file_errors() -> Iterator[None]:
-    """Let through no other exception than the one that names the file."""
+    """Let no exception through, except the one that names the file."""
     try:
         yield
     except MachineFileError as error:
@@ -158,17 +158,17 @@ def only_machine_file_errors() -> Iterator[None]:
 
 
 def parse_hwloc(text: str, *, source: str = "fuzz") -> Readings:
-    """Read hwloc's XML."""
+    """Parse hwloc's XML."""
     return read_hwloc(xmlfile.parse(text, source=source))
 
 
 def parse_nccl(text: str, *, source: str = "fuzz") -> Readings:
-    """Read NCCL's XML."""
+    """Parse NCCL's XML."""
     return read_nccl(xmlfile.parse(text, source=source))
 
 
 def test_the_good_documents_are_good() -> None:
-    """What is damaged below is read whole first, or the fuzzing would test nothing but the first check."""
+    """The undamaged documents are accepted; otherwise fuzzing would test nothing but the first check."""
     assert len(parse_hwloc(HWLOC).pci) == 2
     assert len(parse_nccl(NCCL).pci) == 3
     assert Topology.from_json(JSON) == TOPOLOGY
@@ -177,7 +177,7 @@ def test_the_good_documents_are_good() -> None:
 @FUZZ
 @given(damaged(HWLOC))
 def test_damaged_hwloc_xml(text: str) -> None:
-    """The hwloc reader names the file or reads on."""
+    """The hwloc reader accepts a damaged file or names it in an error."""
     with only_machine_file_errors():
         parse_hwloc(text)
 
@@ -185,7 +185,7 @@ def test_damaged_hwloc_xml(text: str) -> None:
 @FUZZ
 @given(damaged(NCCL))
 def test_damaged_nccl_xml(text: str) -> None:
-    """Both NCCL readers name the file or read on."""
+    """Both NCCL readers accept a damaged file or name it in an error."""
     with only_machine_file_errors():
         parse_nccl(text)
     with only_machine_file_errors():
@@ -195,7 +195,7 @@ def test_damaged_nccl_xml(text: str) -> None:
 @FUZZ
 @given(damaged(JSON))
 def test_damaged_topology_json(text: str) -> None:
-    """Our own reader names the file or reads on."""
+    """The reader of numapin's JSON accepts a damaged file or names it in an error."""
     with only_machine_file_errors():
         Topology.from_json(text, source="fuzz")
 
@@ -203,7 +203,7 @@ def test_damaged_topology_json(text: str) -> None:
 @FUZZ
 @given(st.data())
 def test_topology_json_with_another_value(data: st.DataObject) -> None:
-    """A well-formed document with a wrong value anywhere in it is as harmless as a torn one."""
+    """A well-formed document with one wrong value is accepted, or is an error that names the file."""
     document = json.loads(JSON)
     place, key = data.draw(st.sampled_from(list(slots(document))))
     place[key] = data.draw(st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), SCRAPS, st.just([{}])))
@@ -215,7 +215,7 @@ def test_topology_json_with_another_value(data: st.DataObject) -> None:
 @FUZZ
 @given(text=st.text(max_size=40))
 def test_any_text(parse: object, text: str) -> None:
-    """Text that never was a machine is refused by every parser."""
+    """Arbitrary text is refused by every parser."""
     assert callable(parse)
     with pytest.raises(MachineFileError, match=r"^fuzz: "):
         parse(text, source="fuzz")
@@ -224,7 +224,7 @@ def test_any_text(parse: object, text: str) -> None:
 @FUZZ
 @given(st.sampled_from(sorted(TREE)), st.data())
 def test_a_damaged_sysfs_file(name: str, data: st.DataObject) -> None:
-    """One damaged file below a root is unknown, or an error that names it."""
+    """One damaged file below a root makes a value unknown, or is an error that names the file."""
     content = data.draw(st.one_of(damaged(TREE[name]), st.binary(max_size=8)))
     with tree({name: content}) as root, suppress(NumapinError):
         readings = read_sysfs(root, source="fuzz")
@@ -236,7 +236,7 @@ def test_a_damaged_sysfs_file(name: str, data: st.DataObject) -> None:
 @FUZZ
 @given(st.sampled_from(sorted(name for name in TREE if name.endswith(("list", "online", "effective", "mems")))))
 def test_a_garbled_sysfs_list(name: str) -> None:
-    """A list of CPUs or nodes that is none is an error that names the file; a CPU's own switch is no list."""
+    """An invalid list of CPUs or nodes is an error that names the file; a CPU's own switch is not a list."""
     with tree({name: "0-1,x"}) as root:
         if name.endswith("cpu1/online"):
             assert len(read_sysfs(root, source="fuzz").cpus) == 2
@@ -260,7 +260,7 @@ def tree(changes: dict[str, str | bytes]) -> Iterator[Path]:
 
 
 def slots(value: object) -> Iterator[tuple[Any, Any]]:
-    """Yield every place in a document where another value could stand."""
+    """Yield every position in a document where another value could be."""
     if isinstance(value, dict):
         for key in value:
             yield value, key

@@ -27,7 +27,7 @@ names = st.text(max_size=40)
 @some
 @given(cases(), st.data())
 def test_everything_is_drawn_once_and_nothing_overlaps(case: Case, data: st.DataObject) -> None:
-    """Whatever the machine, its names and its plan: each CPU, core, GPU and NIC is one box, on no other."""
+    """For any machine, names and plan, each CPU, core, GPU and NIC is exactly one box, and no boxes overlap."""
     nodes = [None, *(node.id for node in case.topology.nodes)]
     nics = tuple(
         Nic(name=name, node=data.draw(st.sampled_from(nodes))) for name in data.draw(st.lists(names, max_size=3))
@@ -42,7 +42,7 @@ def test_everything_is_drawn_once_and_nothing_overlaps(case: Case, data: st.Data
     picture = lay_out(topology, case.plan)
     assert problems(picture.box) == []
     drawn = Counter(keys(picture.box, BoxKind.CORE, BoxKind.CPU, BoxKind.GPU, BoxKind.NIC))
-    drawn.pop("", None)  # the legend's
+    drawn.pop("", None)  # the boxes of the legend
     wanted = (
         *(f"core{core.id}" for core in topology.cores),
         *(f"cpu{cpu}" for cpu in topology.cpus),

@@ -21,7 +21,7 @@ deterministic = settings(max_examples=150, deadline=None)
 
 @st.composite
 def machines(draw: st.DrawFn) -> Topology:
-    """Draw a machine: any shape, sparse ids, memory-only, GPU and empty nodes, GPUs anywhere, some of it allowed."""
+    """Draw a machine: any shape, sparse ids, memory-only, GPU and empty nodes, GPUs anywhere, parts of it allowed."""
     packages, nodes, cores = draw(st.integers(1, 2)), draw(st.integers(1, 3)), draw(st.integers(1, 3))
     smt, l3 = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([None, 1, 2]))
     num_cpus = packages * nodes * (l3 or 1) * cores * smt
@@ -50,7 +50,7 @@ def machines(draw: st.DrawFn) -> Topology:
 
 @st.composite
 def requests(draw: st.DrawFn, topology: Topology) -> Request:
-    """Draw what a user might ask of this machine; not every wish can be met."""
+    """Draw a request of a user for this machine; not every request can be met."""
     bind = draw(st.sampled_from(Bind))
     few_cpus = st.frozensets(st.sampled_from(sorted(topology.cpus)), max_size=2).map(CpuSet)
     return Request(
@@ -65,7 +65,7 @@ def requests(draw: st.DrawFn, topology: Topology) -> Request:
 
 @dataclass(frozen=True)
 class Case:
-    """A machine, a request, and the plan, or None where the request cannot be met."""
+    """A machine, a request, and the plan; the plan is None if the request cannot be met."""
 
     topology: Topology
     request: Request
@@ -74,7 +74,7 @@ class Case:
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """Draw a case; whatever make_plan raises but PlanError fails the test that asked."""
+    """Draw a case; any exception of make_plan other than PlanError fails the calling test."""
     topology = draw(machines())
     request = draw(requests(topology))
     return Case(topology, request, _plan_or_none(topology, request))
@@ -88,7 +88,7 @@ def _plan_or_none(topology: Topology, request: Request) -> Plan | None:
 
 
 def _bound(case: Case) -> list[RankPlan]:
-    """Return the ranks that were bound to their node's pool."""
+    """Return the ranks that are bound to the pool of their node."""
     assert case.plan is not None
     bound = case.request.bind is not Bind.NONE
     return [rank for rank in case.plan.ranks if bound and rank.node is not None]
@@ -101,7 +101,7 @@ def _splits(request: Request) -> bool:
 @deterministic
 @given(cases())
 def test_every_rank_gets_usable_cpus_a_thread_and_a_reason(case: Case) -> None:
-    """No rank is empty-handed, and none uses what is not allowed, reserved, or a second thread without SMT."""
+    """Every rank has usable CPUs, a thread and a reason; without SMT, at most one CPU of each core."""
     if case.plan is None:
         return
     usable = case.topology.allowed.cpus - case.request.reserve_cpus
@@ -118,7 +118,7 @@ def test_every_rank_gets_usable_cpus_a_thread_and_a_reason(case: Case) -> None:
 @deterministic
 @given(cases())
 def test_no_plan_only_where_there_is_none(case: Case) -> None:
-    """A request is refused for want of CPUs only: none usable, or fewer cores than exclusive ranks."""
+    """A request is refused only for lack of CPUs: none usable, or fewer cores than exclusive ranks."""
     if case.plan is not None:
         return
     usable = case.topology.allowed.cpus - case.request.reserve_cpus
@@ -133,7 +133,7 @@ def test_no_plan_only_where_there_is_none(case: Case) -> None:
 @deterministic
 @given(cases())
 def test_ranks_that_split_a_pool_share_no_core(case: Case) -> None:
-    """Exclusive ranks are disjoint core by core; with --cpus-per-rank a core is shared whole, and said so, or not."""
+    """Exclusive ranks share no core; with --cpus-per-rank a core is shared as a whole, with a note, or not at all."""
     if case.plan is None or not _splits(case.request):
         return
     ranks = _bound(case)
@@ -146,7 +146,7 @@ def test_ranks_that_split_a_pool_share_no_core(case: Case) -> None:
 @deterministic
 @given(cases())
 def test_thread_counts_never_exceed_the_cores(case: Case) -> None:
-    """Ranks on the same cores have together no more threads than cores, unless there are more ranks than cores."""
+    """Ranks on the same cores have no more threads than cores in total, unless there are more ranks than cores."""
     if case.plan is None:
         return
     core_of = {cpu: core.id for core in case.topology.cores for cpu in core.cpus}
@@ -161,7 +161,7 @@ def test_thread_counts_never_exceed_the_cores(case: Case) -> None:
 @deterministic
 @given(cases())
 def test_bound_ranks_are_at_home_or_say_why_not(case: Case) -> None:
-    """A rank's CPUs are its node's (its package's for `socket`), or nowhere near and then not exact."""
+    """A rank's CPUs are on its node (for `socket`: its package), or all elsewhere, and then the plan is not exact."""
     if case.plan is None:
         return
     nodes = {node.id: node for node in case.topology.nodes}
@@ -177,7 +177,7 @@ def test_bound_ranks_are_at_home_or_say_why_not(case: Case) -> None:
 @deterministic
 @given(cases())
 def test_memory_is_allowed_host_memory(case: Case) -> None:
-    """The nodes of a policy are allowed, have memory and CPUs; a GPU's node never appears."""
+    """The nodes of a policy are allowed and have memory and CPUs; a GPU's node is never among them."""
     if case.plan is None:
         return
     nodes = {node.id: node for node in case.topology.nodes}
@@ -192,7 +192,7 @@ def test_memory_is_allowed_host_memory(case: Case) -> None:
 @deterministic
 @given(st.data())
 def test_renumbering_gpus_permutes_the_plan(data: st.DataObject) -> None:
-    """New NVML and CUDA numbers move ranks to other GPUs; the same PCI address gets the same CPUs and nodes."""
+    """New NVML and CUDA numbers move ranks to other GPUs, but a PCI address keeps its CPUs and nodes."""
     topology = data.draw(machines().filter(lambda t: t.gpus))
     drawn = data.draw(requests(topology))
     request = replace(drawn, num_ranks=len(topology.gpus) * data.draw(st.integers(1, 2)))
@@ -216,7 +216,7 @@ def _by_address(plan: Plan | None) -> list[tuple[str | None, frozenset[int], fro
 @deterministic
 @given(cases())
 def test_plans_are_repeatable_and_go_to_json_and_back(case: Case) -> None:
-    """The same input gives the same plan; topology and plan survive JSON; a plan from a saved machine is the same."""
+    """The same input gives the same plan; topology and plan survive JSON; a saved machine gives the same plan."""
     saved = Topology.from_json(json.dumps(case.topology.to_json()))
     assert saved == case.topology
     assert _plan_or_none(saved, case.request) == case.plan
@@ -227,7 +227,7 @@ def test_plans_are_repeatable_and_go_to_json_and_back(case: Case) -> None:
 @deterministic
 @given(machines(), st.lists(st.text(max_size=12) | st.sampled_from(["0", "1", "GPU-00", "0000:10:00.0"]), max_size=3))
 def test_unknown_names_are_usage_errors(topology: Topology, gpus: list[str]) -> None:
-    """Whatever --gpus, --reserve-cpus and --memory name, the answer is a plan, a UsageError or a PlanError."""
+    """Any values of --gpus, --reserve-cpus and --memory give a plan, a UsageError or a PlanError."""
     nodes = CpuSet({0, 7, 400})
     for request in (
         Request(gpus=tuple(gpus)),

@@ -1,4 +1,4 @@
-"""Text, JSON and shell words with any characters: what is shown of them, and that nothing of their value is lost."""
+"""Text, JSON and shell words with any characters: the output is visible, and no value is lost."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WORDS = st.lists(TEXT.map(lambda text: text.encode(errors="ignore").decode()).fi
 
 @given(TEXT)
 def test_what_is_shown_is_as_long_and_visible(text: str) -> None:
-    """Each character stays or becomes one that can be seen; of several lines the newlines stay as well."""
+    """Each character is kept or replaced by one visible character; text of several lines also keeps its newlines."""
     shown = printable(text)
     assert shown.isprintable()
     assert len(shown) == len(text)
@@ -41,7 +41,7 @@ def test_what_is_shown_is_as_long_and_visible(text: str) -> None:
 
 @given(st.recursive(TEXT, lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner), max_leaves=8))
 def test_json_has_the_same_value_in_visible_characters(value: object) -> None:
-    """Whatever is in its strings and keys; letters of all scripts stay readable."""
+    """JSON keeps the value of its strings and keys in visible characters; letters of all scripts stay readable."""
     text = json_text(value)
     assert json.loads(text) == value
     assert text.replace("\n", "").isprintable()
@@ -51,7 +51,7 @@ def test_json_has_the_same_value_in_visible_characters(value: object) -> None:
 @settings(max_examples=40, deadline=None)
 @given(WORDS)
 def test_a_shell_gives_the_same_words_back(words: list[str]) -> None:
-    """Bash takes the line for the words it was made of, in UTF-8 and in the C locale; all of it can be seen."""
+    """Bash parses the line into the original words, in UTF-8 and in the C locale; every character is visible."""
     line = quoting.join(words)
     assert line.isprintable()
     for locale in ("C", "C.UTF-8"):
@@ -65,7 +65,7 @@ def test_a_shell_gives_the_same_words_back(words: list[str]) -> None:
 
 
 def test_words_that_are_no_text() -> None:
-    """An argument's bytes that are no UTF-8 come back; what can be seen is quoted as usual."""
+    """Bytes of an argument that are not UTF-8 are restored by the shell; visible characters are quoted as usual."""
     word = os.fsdecode(b"\xff\x9b'\\")
     told = subprocess.run(["bash", "-c", f"printf %s {quoting.quote(word)}"], capture_output=True, check=True).stdout
     assert told == b"\xff\x9b'\\"
@@ -74,14 +74,14 @@ def test_words_that_are_no_text() -> None:
 
 
 def test_an_error_that_nobody_catches() -> None:
-    """Python writes its text to the terminal: lines stay lines, and nothing in them is a command."""
+    """Python writes the text of an uncaught error to the terminal: it keeps its lines and contains no command."""
     error = NumapinError("a\x1b[2J\n\tb", "c\u202e")
     assert str(error) == "a\ufffd[2J\n    b\n  hint: c\ufffd"
     assert (error.message, error.hint) == ("a\x1b[2J\n\tb", "c\u202e")
 
 
 def test_tables_trees_and_groups_of_names() -> None:
-    """A name is replaced wherever it stands, with its style, before rich lays it out; an unknown kind is refused."""
+    """A name is replaced in every cell, with its style, before rich lays it out; an unknown kind is refused."""
     bad = "a\x1b[2J\nb"
     table = Table(bad, "x")
     table.add_row(bad, Text(bad, style="red"))

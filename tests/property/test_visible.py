@@ -1,4 +1,4 @@
-"""Properties of the CUDA visibility model, over any machine and any list."""
+"""Properties of the CUDA visibility model, for any machine and any list."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DIGITS = "0123456789abcdef"
 
 @st.composite
 def _machines(draw: st.DrawFn, *, alike: bool = False) -> tuple[Gpu, ...]:
-    """Draw GPUs in any NVML order; `alike` ones have one name and no MIG instances."""
+    """Draw GPUs in any NVML order; `alike` ones have the same name and no MIG instances."""
     places = draw(st.lists(st.integers(0, 0xFFFF), min_size=1, max_size=8, unique=True))
     leads = draw(st.lists(st.text(_DIGITS, min_size=8, max_size=8), min_size=8, max_size=8, unique=True))
     split = st.just(0) if alike else st.integers(0, 2)
@@ -53,7 +53,7 @@ def _by_pci(gpus: tuple[Gpu, ...], text: str | None) -> dict[str | None, int | N
 
 @given(_machines(), _LISTS, _ORDERS)
 def test_cuda_indices_have_no_gaps(gpus: tuple[Gpu, ...], text: str | None, order: str | None) -> None:
-    """The visible GPUs are numbered 0 to k-1, or the order is unknown, said so, and none has a number."""
+    """The visible GPUs are numbered 0 to k-1; if the order is unknown, a note says so and no GPU has a number."""
     result, notes = apply_visibility(gpus, visible_devices=text, device_order=order)
     visible = [gpu.cuda_index for gpu in result if gpu.visible]
     numbers = [number for number in visible if number is not None]
@@ -66,14 +66,14 @@ def test_cuda_indices_have_no_gaps(gpus: tuple[Gpu, ...], text: str | None, orde
 
 @given(_machines(), _LISTS, _ORDERS)
 def test_nothing_else_changes(gpus: tuple[Gpu, ...], text: str | None, order: str | None) -> None:
-    """The GPUs come back in the same order, with nothing but `visible` and `cuda_index` set."""
+    """The GPUs come back in the same order, and only `visible` and `cuda_index` are set."""
     result, _ = apply_visibility(gpus, visible_devices=text, device_order=order)
     assert tuple(replace(gpu, visible=True, cuda_index=None) for gpu in result) == gpus
 
 
 @given(_machines(), _LISTS, _ORDERS)
 def test_what_is_hidden_is_explained(gpus: tuple[Gpu, ...], text: str | None, order: str | None) -> None:
-    """Without a list, GPUs are hidden with a note only; a list that shows no GPU always has a note."""
+    """Without a list, GPUs are hidden only with a note; a list that shows no GPU always has a note."""
     result, notes = apply_visibility(gpus, visible_devices=text, device_order=order)
     hidden = [gpu for gpu in result if not gpu.visible]
     if hidden and (text is None or len(hidden) == len(gpus)):
@@ -82,7 +82,7 @@ def test_what_is_hidden_is_explained(gpus: tuple[Gpu, ...], text: str | None, or
 
 @given(_machines(alike=True), _LISTS, st.randoms(use_true_random=False))
 def test_nvml_order_does_not_matter(gpus: tuple[Gpu, ...], text: str | None, random: Random) -> None:
-    """Whatever order NVML lists the GPUs in, a PCI address gets the same CUDA index."""
+    """A PCI address gets the same CUDA index in any NVML order."""
     shuffled = list(gpus)
     random.shuffle(shuffled)
     renumbered = tuple(replace(gpu, index=index) for index, gpu in enumerate(shuffled))
@@ -91,14 +91,14 @@ def test_nvml_order_does_not_matter(gpus: tuple[Gpu, ...], text: str | None, ran
 
 @given(_machines(), st.integers(0, 8), st.lists(_ENTRIES, max_size=4))
 def test_nothing_after_a_bad_entry_counts(gpus: tuple[Gpu, ...], good: int, rest: list[str]) -> None:
-    """Whatever follows an entry that names no device changes nothing."""
+    """Entries after one that names no device have no effect."""
     start = [*map(str, range(min(good, len(gpus)))), "99"]
     assert _by_pci(gpus, ",".join([*start, *rest])) == _by_pci(gpus, ",".join(start))
 
 
 @given(_machines(alike=True), st.data())
 def test_indices_and_uuids_name_the_same_gpus(gpus: tuple[Gpu, ...], data: st.DataObject) -> None:
-    """A list of indices shows what the list of the same GPUs' UUIDs shows, whole or cut to a unique prefix."""
+    """A list of indices shows the same GPUs as a list of their UUIDs, complete or shortened to a unique prefix."""
     in_order = sorted(gpus, key=lambda gpu: gpu.pci or "")
     chosen = data.draw(st.lists(st.sampled_from(range(len(gpus))), min_size=1, unique=True))
     cut = data.draw(st.sampled_from([12, 20, 40]))
