@@ -350,7 +350,7 @@ def test_a_wrapper_that_does_not_exec(tmp_path: Path) -> None:
         "if __name__ == '__main__': multiprocessing.set_executable(sys.argv[1]); numapin.spawn(print)\n",
     )
     done = call(sys.executable, path, str(wrapper), PYTHONPATH=ROOT)
-    assert "its launcher: that is gone, or the Python for ranks is a wrapper, which must exec Python" in done.err
+    assert "the launcher has ended, or the Python for ranks is a wrapper script, which must exec Python" in done.err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda s: s.name)
