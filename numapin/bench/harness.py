@@ -21,7 +21,6 @@ from typing import IO, TYPE_CHECKING, Any, Final, cast
 from numapin.bench.model import Run, combine
 from numapin.bench.python import running_module
 from numapin.system import proc
-from numapin.system.proc import children_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -149,7 +148,7 @@ class _Child:
     def _end_session(self) -> None:
         """Terminate the rest of the session, then kill it; multiprocessing's tracker cleans up in between."""
         deadline = time.monotonic() + _CLEAN_UP_S
-        started = _below(self._process.pid, children_of())  # a launcher's ranks have their own sessions
+        started = proc.descendants(self._process.pid, proc.children_of())  # a launcher's ranks have their own sessions
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGTERM)
             while _session(self._process.pid) and time.monotonic() < deadline:
@@ -203,11 +202,6 @@ class _Child:
         lines = self._errors.read().decode(errors="replace").split("\n")
         last = next((line for line in reversed(lines) if line.strip()), "nothing on stderr")
         return f"failed: exited with status {self._process.returncode}: {last.strip()}"
-
-
-def _below(pid: int, children: Mapping[int, list[int]]) -> list[int]:
-    """Return all descendants of a process."""
-    return [below for child in children.get(pid, []) for below in (child, *_below(child, children))]
 
 
 def _session(leader: int) -> list[int]:

@@ -13,7 +13,7 @@ import sys
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.bounds import MAX_RANKS
-from numapin.tasks.identify import find_task, number
+from numapin.tasks.identify import find_task, parse_count
 
 _RANGES: Final = {"--local-rank": range(MAX_RANKS), "--local-size": range(1, MAX_RANKS + 1)}
 _FLAGS: Final = ("--strict", "--verbose")
@@ -65,7 +65,7 @@ def _is_valid(name: str, value: str) -> bool:
     """Return whether this is an option of a plain line, with a value that click would accept."""
     if name == _PLAN:
         return value != "" and not value.startswith("-")
-    given = number(value)
+    given = parse_count(value)
     return given is not None and given in _RANGES.get(name, ())
 
 

@@ -275,7 +275,7 @@ def _launch(plan: Plan, job: Job, environment: dict[str, str], watch: Watching |
 
     os.environ.update(environment)
     mailbox.leave(job.signals)
-    with run_directory(os.environ) as run_dir, _watched(run_dir, len(plan.ranks), watch), oom.telling(say):
+    with run_directory(os.environ) as run_dir, _watched(run_dir, len(plan.ranks), watch), oom.reporting_oom_kills(say):
         launch(plan, job, run_dir, mailbox, lambda: require_gpus(plan, _gpu_readings()))
 
 

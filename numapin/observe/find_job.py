@@ -23,7 +23,7 @@ from numapin.plan.make import make_plan
 from numapin.plan.model import Plan
 from numapin.plan.request import Request
 from numapin.rank import handover
-from numapin.system.proc import children_of, environment_of, is_running
+from numapin.system.proc import children_of, descendants, environment_of, is_running
 from numapin.tasks import identify
 from numapin.topology.discover import discover
 from numapin.topology.visible import first_visible
@@ -171,9 +171,8 @@ def _part_of_run(
     job: RunningJob, processes: Sequence[int], children: Mapping[int, list[int]], *, name: str
 ) -> RunningJob:
     """Return the job with only those ranks that started these processes. Raises UsageError if there are none."""
-    chosen = {
-        rank: pid for rank, pid in job.pids.items() if any(_is_within(process, pid, children) for process in processes)
-    }
+    wanted = set(processes)
+    chosen = {rank: pid for rank, pid in job.pids.items() if wanted.intersection((pid, *descendants(pid, children)))}
     if not chosen:
         raise UsageError(f"{name} belongs to no rank of run {job.name}", _NAME_PROCESSES)
     return replace(job, pids=chosen)
@@ -232,11 +231,6 @@ def _text(path: Path) -> str:
     return handover.read_text(str(path))
 
 
-def _is_within(pid: int, ancestor: int, children: Mapping[int, list[int]]) -> bool:
-    """Return whether a process is `ancestor` or one of its descendants."""
-    return pid == ancestor or any(_is_within(pid, child, children) for child in children.get(ancestor, []))
-
-
 def _ranks_below(pid: int, children: Mapping[int, list[int]]) -> list[int]:
     return _numbered_below(pid, children) or [pid]
 
@@ -267,7 +261,7 @@ def _numbers(environs: Sequence[Mapping[str, str]]) -> list[int]:
 
 def _number(text: str) -> int | None:
     """Return a local rank or size; None for text that no launcher writes, or a number beyond any plan."""
-    number = identify.number(text)
+    number = identify.parse_count(text)
     return number if number is not None and number < MAX_RANKS else None
 
 

@@ -94,10 +94,7 @@ class _Reader:
 
     def tree(self, rank: int, children: Mapping[int, list[int]]) -> Iterator[Process]:
         """Read a rank and its descendants, parents first."""
-        todo = [rank]
-        while todo:
-            pid = todo.pop(0)
-            todo += children.get(pid, [])
+        for pid in (rank, *proc.descendants(rank, children)):
             with suppress(proc.Gone):
                 yield self._process(pid, is_rank=pid == rank)
 

@@ -79,7 +79,7 @@ def explain(before: Kills | None, root: Path = _LIVE) -> str | None:
 
 
 @contextmanager
-def telling(report: Callable[[str], None], root: Path = _LIVE) -> Iterator[None]:
+def reporting_oom_kills(report: Callable[[str], None], root: Path = _LIVE) -> Iterator[None]:
     """Report ranks in the body's error that died of SIGKILL, if the kernel killed a process in the meantime.
 
     The error is torch's ChildFailedError, recognized by its `failures`: rank -> how it ended.

@@ -16,6 +16,7 @@ from numapin.errors import MachineError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from os import PathLike
     from typing import Final
 
@@ -95,6 +96,14 @@ def children_of(root: StrPath = LIVE) -> dict[int, list[int]]:
         if found is not None and not found.has_ended:
             children.setdefault(found.parent, []).append(int(name))
     return children
+
+
+def descendants(pid: int, children: Mapping[int, list[int]]) -> list[int]:
+    """Return all descendants of a process, nearest first; `children` as `children_of` returns them."""
+    found = [pid]
+    for parent in found:
+        found += children.get(parent, [])
+    return found[1:]
 
 
 def _readable_stat(folder: str) -> Stat | None:

@@ -22,7 +22,7 @@ from numapin.plan.model import GpuRef, Plan
 from numapin.rank import bind, handover
 from numapin.rank.become import BINDING, become
 from numapin.rank.binding import read_binding
-from numapin.tasks.identify import number
+from numapin.tasks.identify import parse_count
 from numapin.tasks.slice import Slice, inside, slice_of
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def _virtual_rank(task: Task, environ: Mapping[str, str]) -> int | None:
 
     RANK gives it if every host has the same number of ranks.
     """
-    rank = number(environ.get("RANK", ""))
+    rank = parse_count(environ.get("RANK", ""))
     is_torchs = "TORCHELASTIC_RUN_ID" in environ and task.rank == 0
     return rank % task.size if is_torchs and rank is not None and task.size else None
 

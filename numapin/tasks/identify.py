@@ -39,7 +39,7 @@ _SLURM_HOST: Final = "SLURM_NODEID"
 _MAX_DIGITS: Final = 6  # of any number of tasks or CPUs
 _MAX_SHOWN: Final = 60  # characters of a variable's value in a message
 _GROUP: Final = r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?"  # compiled only where Slurm needs it: `exec` must be quick
-_SAY: Final = "numapin exec --local-rank N --local-size N -- command"
+_GIVE_RANK: Final = "numapin exec --local-rank N --local-size N -- command"
 
 
 class Task(NamedTuple):
@@ -86,7 +86,7 @@ def find_task(environ: Mapping[str, str], *, rank: int | None = None, size: int 
     return task
 
 
-def is_of_task(environ: Mapping[str, str], task: Task) -> bool:
+def is_wrapper_of(environ: Mapping[str, str], task: Task) -> bool:
     """Return whether an ancestor process with this environment is a wrapper of the task, and not its launcher.
 
     A wrapper has a rank itself, if not always from the variable that counts below it. If that rank is the only one on
@@ -103,10 +103,10 @@ def is_of_task(environ: Mapping[str, str], task: Task) -> bool:
 
 def cpus_of_job(environ: Mapping[str, str]) -> int | None:
     """Return the number of CPUs of this host that Slurm gave to the job; its own daemon may have more."""
-    return number(environ.get("SLURM_CPUS_ON_NODE", ""))
+    return parse_count(environ.get("SLURM_CPUS_ON_NODE", ""))
 
 
-def number(text: str) -> int | None:
+def parse_count(text: str) -> int | None:
     """Return the number in a text; None if it is not one, or larger than any number of tasks or CPUs."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS else None
 
@@ -114,9 +114,9 @@ def number(text: str) -> int | None:
 def _require_possible(task: Task) -> None:
     settings = " and ".join(task.settings)
     if max(task.rank + 1, task.size or 1) > MAX_RANKS:
-        raise UsageError(f"{settings}: at most {MAX_RANKS} ranks per host are accepted", _SAY)
+        raise UsageError(f"{settings}: at most {MAX_RANKS} ranks per host are accepted", _GIVE_RANK)
     if task.size is not None and task.rank >= task.size:
-        raise UsageError(f"local rank {task.rank} is not below the local size {task.size}: {settings}", _SAY)
+        raise UsageError(f"local rank {task.rank} is not below the local size {task.size}: {settings}", _GIVE_RANK)
 
 
 def _with_given_rank(environ: Mapping[str, str], rank: int) -> Task:
@@ -141,7 +141,7 @@ def _from_environment(environ: Mapping[str, str]) -> Task:
     for other in outer:
         _require_one_task(first, other)
     slurm, slurm_notes = _slurm_beside(environ, first)
-    notes = [f"{_and(other.settings)} is ignored: another launcher, above this rank's own, set it" for other in outer]
+    notes = [f"{_joined(other.settings)} is ignored: set by another launcher, above this rank's own" for other in outer]
     return _with_size_of_others(first, (*others, *slurm))._replace(notes=(*notes, *slurm_notes))
 
 
@@ -149,7 +149,7 @@ def _require_one_task(first: Task, other: Task) -> None:
     """Raise UsageError unless the other launcher started one task here, which can be the launcher of `first`."""
     if other.size != 1:
         raise UsageError(
-            f"{_and(first.settings)} contradict {_and(other.settings)}",
+            f"{_joined(first.settings)} contradict {_joined(other.settings)}",
             f"choose one, e.g.: numapin exec --local-rank ${other.variable} --local-size N -- command",
         )
 
@@ -179,7 +179,7 @@ def _agree(first: Task, other: Task) -> bool:
 
 def _task(environ: Mapping[str, str], variable: str, sizes: tuple[str, ...]) -> Task:
     """Return the task of one launcher, by its variable for the rank and the first of `sizes` that is set."""
-    rank = _number(environ, variable)
+    rank = _required_count(environ, variable)
     size, names = _flux_size(environ) if variable == _FLUX else _first_size(environ, sizes)
     return Task(rank=rank, size=size, settings=_settings(environ, variable, *names), variable=variable)
 
@@ -190,7 +190,7 @@ def _settings(environ: Mapping[str, str], *names: str) -> tuple[str, ...]:
 
 def _first_size(environ: Mapping[str, str], names: tuple[str, ...]) -> tuple[int | None, tuple[str, ...]]:
     name = next((name for name in names if name in environ), None)
-    return (None, ()) if name is None else (_number(environ, name), (name,))
+    return (None, ()) if name is None else (_required_count(environ, name), (name,))
 
 
 def _flux_size(environ: Mapping[str, str]) -> tuple[int | None, tuple[str, ...]]:
@@ -198,7 +198,7 @@ def _flux_size(environ: Mapping[str, str]) -> tuple[int | None, tuple[str, ...]]
     names = ("FLUX_JOB_SIZE", "FLUX_JOB_NNODES")
     if not all(name in environ for name in names):
         return None, ()
-    tasks, hosts = (_number(environ, name) for name in names)
+    tasks, hosts = (_required_count(environ, name) for name in names)
     return (tasks // hosts, names) if hosts and tasks % hosts == 0 else (None, ())
 
 
@@ -211,7 +211,7 @@ def _in_step(environ: Mapping[str, str]) -> bool:
     The batch script does not have a step's variables. The shell that salloc starts has step number 4294967290; a job
     that was submitted from there inherits it, but is not a task either.
     """
-    return _SLURM in environ and _SLURM_SIZE in environ and number(environ.get(_SLURM_STEP, "0")) is not None
+    return _SLURM in environ and _SLURM_SIZE in environ and parse_count(environ.get(_SLURM_STEP, "0")) is not None
 
 
 def _slurm_task(environ: Mapping[str, str]) -> Task:
@@ -227,7 +227,7 @@ def _no_rank(environ: Mapping[str, str]) -> UsageError:
     outside = f"; {_SLURM}={environ[_SLURM][:_MAX_SHOWN]} is ignored outside a job step" if _SLURM in environ else ""
     return UsageError(
         f"no local rank: none of {variables} is set{outside}",
-        f"start it with srun, mpirun or torchrun --no-python, or give the rank: {_SAY}",
+        f"start it with srun, mpirun or torchrun --no-python, or give the rank: {_GIVE_RANK}",
     )
 
 
@@ -239,7 +239,7 @@ def _slurm_size(environ: Mapping[str, str]) -> int | None:
         return sizes.pop()
     if _SLURM_HOST not in environ:
         return None
-    host = _number(environ, _SLURM_HOST)
+    host = _required_count(environ, _SLURM_HOST)
     ends = accumulate(num_hosts for _, num_hosts in groups)
     for (num_tasks, _), end in zip(groups, ends, strict=True):
         if host < end:
@@ -258,16 +258,16 @@ def _slurm_group(environ: Mapping[str, str], text: str) -> tuple[int, int]:
 # --- values and messages ---------------------------------------------------------------------------------------------
 
 
-def _number(environ: Mapping[str, str], variable: str) -> int:
-    value = number(environ[variable])
+def _required_count(environ: Mapping[str, str], variable: str) -> int:
+    value = parse_count(environ[variable])
     if value is None:
         raise _malformed(environ, variable, "is not a number from 0 to 999999")
     return value
 
 
 def _malformed(environ: Mapping[str, str], variable: str, problem: str) -> UsageError:
-    return UsageError(f"{variable}={environ[variable][:_MAX_SHOWN]!r} {problem}", _SAY)
+    return UsageError(f"{variable}={environ[variable][:_MAX_SHOWN]!r} {problem}", _GIVE_RANK)
 
 
-def _and(settings: tuple[str, ...]) -> str:
+def _joined(settings: tuple[str, ...]) -> str:
     return " and ".join(settings)

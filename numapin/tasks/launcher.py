@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from numapin.base.cpu_set import CpuSet
 from numapin.system.proc import environment_of, parent_of
-from numapin.tasks.identify import is_of_task
+from numapin.tasks.identify import is_wrapper_of
 
 if TYPE_CHECKING:
     from numapin.tasks.identify import Task
@@ -23,7 +23,7 @@ def launcher_cpus(task: Task) -> CpuSet | None:
     task, such as shell scripts.
     """
     pid = os.getppid()
-    while pid > 0 and is_of_task(environment_of(pid) or {}, task):
+    while pid > 0 and is_wrapper_of(environment_of(pid) or {}, task):
         pid = parent_of(pid)
     try:
         return CpuSet(os.sched_getaffinity(pid)) if pid > 0 else None

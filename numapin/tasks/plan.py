@@ -75,12 +75,12 @@ def plan_task(topology: Topology, request: Request, task: Task, *, own_cpus: boo
 
 
 def _for_one_task(topology: Topology, request: Request, task: Task) -> Request:
-    gpus = request.rank_gpus or tuple(map(_number_of, topology.visible_gpus))
+    gpus = request.rank_gpus or tuple(map(_index_if_order_known, topology.visible_gpus))
     rank_gpus = (gpus[task.rank % len(gpus)],) if gpus else request.rank_gpus
     return replace(request, num_ranks=1, rank_gpus=rank_gpus)
 
 
-def _number_of(gpu: Gpu) -> int | None:
+def _index_if_order_known(gpu: Gpu) -> int | None:
     """Return a GPU's NVML index; None if CUDA's order is unknown, because the rank's GPU is then unknown too."""
     return None if gpu.cuda_index is None else gpu.index
 

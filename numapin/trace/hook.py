@@ -43,8 +43,8 @@ class _Traced:
 
     tracer: Tracer | None = None
     closed: bool = False
-    acting: bool = False  # the profiler is in use by our tracer
-    other_profiles: bool = False
+    in_tracer: bool = False  # the profiler is in use by our tracer
+    script_profiles: bool = False
     lock: Final = threading.RLock()  # a signal handler may enter again
 
 
@@ -70,8 +70,8 @@ def _attach_to_profilers(module: ModuleType) -> None:
         (module.emit_itt, "__enter__"),
         (module.emit_nvtx, "__enter__"),
     ):
-        _wrap(cls, begin, _making_way)
-        _wrap(cls, "__exit__", _clearing_the_way)
+        _wrap(cls, begin, _yield_to_script)
+        _wrap(cls, "__exit__", _resume_after_script)
 
 
 def _attach_to_loaders(module: ModuleType, settings: Settings) -> None:
@@ -91,28 +91,28 @@ def _wrap(owner: object, name: str, wrap: Callable[[Callable[..., object]], Call
     setattr(owner, name, wrap(getattr(owner, name)))
 
 
-def _making_way(begin: Callable[_P, _T]) -> Callable[_P, _T]:
+def _yield_to_script(begin: Callable[_P, _T]) -> Callable[_P, _T]:
     """End our trace before the script's own begins: torch raises or crashes with two at once."""
 
     def begins(*arguments: _P.args, **named: _P.kwargs) -> _T:
         with _Traced.lock:
-            if not _Traced.acting:
-                _Traced.other_profiles = True
-                _act(lambda tracer: tracer.make_way(_PROFILES_ITSELF))
+            if not _Traced.in_tracer:
+                _Traced.script_profiles = True
+                _act(lambda tracer: tracer.yield_to_script(_PROFILES_ITSELF))
         return begin(*arguments, **named)
 
     return begins
 
 
-def _clearing_the_way(end: Callable[_P, _T]) -> Callable[_P, _T]:
+def _resume_after_script(end: Callable[_P, _T]) -> Callable[_P, _T]:
     """Note when the script's own profiler has ended."""
 
     def ends(*arguments: _P.args, **named: _P.kwargs) -> _T:
         try:
             return end(*arguments, **named)
         finally:
-            if not _Traced.acting:
-                _Traced.other_profiles = False
+            if not _Traced.in_tracer:
+                _Traced.script_profiles = False
 
     return ends
 
@@ -129,7 +129,7 @@ def _counting_batches(next_data: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 def _require_no_other() -> None:
-    if _Traced.other_profiles:
+    if _Traced.script_profiles:
         raise RuntimeError(_PROFILES_ITSELF)
 
 
@@ -151,16 +151,16 @@ def _act(act: Callable[[Tracer], None]) -> None:
     """Call the tracer, unless it has finished."""
     with _Traced.lock:
         tracer = _Traced.tracer
-        if tracer is None or tracer.done or _Traced.acting or tracer.pid != os.getpid():
+        if tracer is None or tracer.done or _Traced.in_tracer or tracer.pid != os.getpid():
             return
-        _Traced.acting = True
+        _Traced.in_tracer = True
         with warnings.catch_warnings(action="ignore"):  # the script may turn warnings into errors
             try:
                 act(tracer)
             except Exception as error:  # noqa: BLE001 - reported; the script continues
                 tracer.give_up(str(error))
             finally:
-                _Traced.acting = False
+                _Traced.in_tracer = False
         _Traced.closed = tracer.done
 
 

@@ -19,7 +19,7 @@ _FIRST_LIMIT_S: Final = 60.0  # before any step's time is known; the first steps
 
 
 @dataclass(slots=True)
-class Followed:
+class FollowedOptimizer:
     """The optimizer whose steps count: the first one, until it is collected or no longer steps."""
 
     current: weakref.ref[object] | None = None

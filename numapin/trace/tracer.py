@@ -23,8 +23,8 @@ from numapin.base.files import replace_at
 from numapin.base.folders import FOLDER, open_file, opened
 from numapin.base.stderr import say
 from numapin.base.strict_json import encode
-from numapin.trace.pace import Followed, Pace
-from numapin.trace.watch import Watch
+from numapin.trace.pace import FollowedOptimizer, Pace
+from numapin.trace.watch import PeriodicCall
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,14 +54,14 @@ class Tracer:
     pid: int = field(default_factory=os.getpid)
     num_batches: int = 0
     num_optimizer_steps: int = 0
-    optimizer: Followed = field(default_factory=Followed)
+    optimizer: FollowedOptimizer = field(default_factory=FollowedOptimizer)
     step_unit: str = "batch"
     pace: Pace = field(default_factory=Pace)
     begun: int = 0  # steps, once tracing
     thread: int | None = None
     profiler: profile | None = None
     step: record_function | None = None
-    watch: Watch | None = None
+    watch: PeriodicCall | None = None
     has_profiled: bool = False
     pins: list[tuple[int, int, int]] = field(default_factory=list)
     done: bool = False
@@ -120,7 +120,7 @@ class Tracer:
         _wait_for_gpu()
         profiler.start_trace()
         self._next_step()
-        self.watch = Watch.start(self.check)
+        self.watch = PeriodicCall.start(self.check)
 
     def _next_step(self) -> None:
         from torch.autograd.profiler import record_function
@@ -146,7 +146,7 @@ class Tracer:
         """True if this thread is being recorded; only it can end the recording."""
         return self.step is not None and self.thread == threading.get_ident() and self.pid == os.getpid()
 
-    def make_way(self, reason: str) -> None:
+    def yield_to_script(self, reason: str) -> None:
         """End a trace that has begun; give up one that is about to begin."""
         if self.recording:
             self.finish(reason)

@@ -23,14 +23,14 @@ _EVERY_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Watch:
+class PeriodicCall:
     """Periodic calls, until `stop`."""
 
     handler: Callable[[int, FrameType | None], None]
     stopped: threading.Event
 
     @classmethod
-    def start(cls, function: Callable[[], None]) -> Watch | None:
+    def start(cls, function: Callable[[], None]) -> PeriodicCall | None:
         """Begin; return None outside the main thread, or if the script uses the signal itself."""
         if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGURG):
             return None

@@ -6,7 +6,6 @@ timed separately, because page faults happen at the first write and not at the a
 
 from __future__ import annotations
 
-import mmap
 import statistics
 import time
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ import torch
 
 from numapin import pinned
 from numapin.bench.child import serve
-from numapin.bench.measure.buffers import working_driver
+from numapin.bench.measure.buffers import pageable, torch_pinned, working_driver
 from numapin.errors import MachineError
 from numapin.system import placement
 
@@ -78,16 +77,8 @@ def _empty(num_bytes: int) -> torch.Tensor:
     return torch.empty(num_bytes, dtype=torch.uint8)
 
 
-def _fresh(num_bytes: int) -> torch.Tensor:
-    return torch.frombuffer(mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=torch.uint8)
-
-
-def _pinned(num_bytes: int) -> torch.Tensor:
-    return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
-
-
 def _registered(num_bytes: int) -> torch.Tensor:
-    tensor = _fresh(num_bytes)
+    tensor = pageable(num_bytes)
     working_driver().register(0, tensor.data_ptr(), num_bytes)
     return tensor
 
@@ -117,7 +108,7 @@ def _empty_pool(_num_bytes: int) -> None:
 
 def _fill_pool(num_bytes: int) -> None:
     """Make sure that the pool has a free block of this size."""
-    _pinned(num_bytes)
+    torch_pinned(num_bytes)
     torch.cuda.synchronize()
 
 
@@ -133,9 +124,9 @@ def _pin(num_bytes: int) -> torch.Tensor:
 
 _WAYS: Final = {
     "pageable": Way(allocate=_empty),
-    "fresh": Way(allocate=_fresh),
-    "pinned-cold": Way(allocate=_pinned, before=_empty_pool),
-    "pinned-pool": Way(allocate=_pinned, before=_fill_pool),
+    "fresh": Way(allocate=pageable),
+    "pinned-cold": Way(allocate=torch_pinned, before=_empty_pool),
+    "pinned-pool": Way(allocate=torch_pinned, before=_fill_pool),
     "pin-cold": Way(allocate=_pin, before=_empty_pool),
     "pin-pool": Way(allocate=_pin, before=_fill_pool),
     "registered": Way(allocate=_registered, release=_unregister),

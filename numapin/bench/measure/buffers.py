@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import mmap
 import os
-from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Final
 
@@ -16,7 +15,9 @@ import torch
 
 from numapin.data.locality import find_locality
 from numapin.errors import MachineError
-from numapin.system import memory, numa, placement
+from numapin.plan.request import Memory
+from numapin.rank import bind
+from numapin.system import memory, placement
 from numapin.system.cuda import Driver, driver
 
 if TYPE_CHECKING:
@@ -26,14 +27,12 @@ if TYPE_CHECKING:
 
 
 @cache
-def settle_on(node: int | None) -> Locality:
+def bind_to_node(node: int | None) -> Locality:
     """Bind this thread and its future allocations to a node. Call it once, before CUDA starts."""
     home = find_locality(environ={}, node=node, device_index=None)
     if node is not None and home.num_machine_nodes > 1:
-        if home.cpus:
-            os.sched_setaffinity(0, home.cpus)
-        with suppress(OSError):  # first touch decides then, and `buffer` checks the pages
-            numa.set_memory_policy(numa.MPOL_PREFERRED, home.nodes)
+        # `buffer` checks the pages, so a refusal needs no report.
+        bind.bind_thread(cpus=home.cpus, memory=Memory.PREFERRED, nodes=home.nodes)
     return home
 
 
@@ -45,7 +44,7 @@ def buffer(memory: str, num_bytes: int, *, gpu: int, node: int | None, number: i
         MachineError: The kernel put pages on another node.
     """
     del number  # part of the cache's key
-    home = settle_on(node)
+    home = bind_to_node(node)
     num_pages = -(-num_bytes // mmap.PAGESIZE)
     tensor = _MAKERS[memory](num_pages * mmap.PAGESIZE, gpu)
     tensor.fill_(1)
@@ -64,16 +63,18 @@ def working_driver() -> Driver:
     return found
 
 
-def _pageable(num_bytes: int, _gpu: int) -> torch.Tensor:
+def pageable(num_bytes: int, _gpu: int = 0) -> torch.Tensor:
+    """Return pageable memory that was never touched."""
     return torch.frombuffer(mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=torch.uint8)
 
 
-def _pinned(num_bytes: int, _gpu: int) -> torch.Tensor:
+def torch_pinned(num_bytes: int, _gpu: int = 0) -> torch.Tensor:
+    """Return memory that torch pins."""
     return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
 
 def _registered(num_bytes: int, gpu: int) -> torch.Tensor:
-    return _locked(_pageable(num_bytes, gpu), gpu)
+    return _locked(pageable(num_bytes, gpu), gpu)
 
 
 def _ring(num_bytes: int, gpu: int) -> torch.Tensor:
@@ -89,8 +90,8 @@ def _locked(tensor: torch.Tensor, gpu: int) -> torch.Tensor:
 
 
 _MAKERS: Final[dict[str, Callable[[int, int], torch.Tensor]]] = {
-    "pageable": _pageable,
-    "pinned": _pinned,
+    "pageable": pageable,
+    "pinned": torch_pinned,
     "registered": _registered,
     "ring": _ring,
 }

@@ -15,7 +15,7 @@ import torch
 
 from numapin.bench.cases.transfer import Direction
 from numapin.bench.child import serve
-from numapin.bench.measure.buffers import buffer, settle_on
+from numapin.bench.measure.buffers import bind_to_node, buffer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +29,7 @@ _MAX_BURST: Final = 1000  # copies; a stream holds more before the call itself b
 
 def measure(spec: dict[str, Any], harness: Harness) -> None:
     """Measure one kind of memory, size and direction."""
-    settle_on(spec["node"])
+    bind_to_node(spec["node"])
     torch.cuda.set_device(spec["gpu"])
     copy = _copier(spec)
 

@@ -123,7 +123,7 @@ def test_what_the_launcher_tells(tmp_path: Path, codes: dict[int, int], rises: b
     error = RuntimeError("as torch's ChildFailedError")
     error.failures = {rank: SimpleNamespace(exitcode=code) for rank, code in codes.items()}  # type: ignore[attr-defined]
     told: list[str] = []
-    with pytest.raises(RuntimeError, match="as torch's"), oom.telling(told.append, tmp_path):
+    with pytest.raises(RuntimeError, match="as torch's"), oom.reporting_oom_kills(told.append, tmp_path):
         _fail(error, tmp_path, rises=rises)
     assert [text.startswith(said) for text in told] == [True] * bool(said)
     assert all(oom.REMEDY in text for text in told)
@@ -131,5 +131,5 @@ def test_what_the_launcher_tells(tmp_path: Path, codes: dict[int, int], rises: b
 
 def test_other_errors_pass() -> None:
     """An error without ranks passes through, and nothing is reported."""
-    with pytest.raises(KeyError), oom.telling(pytest.fail):
+    with pytest.raises(KeyError), oom.reporting_oom_kills(pytest.fail):
         raise KeyError

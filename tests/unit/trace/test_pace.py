@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from numapin.trace.pace import Followed, Pace
+from numapin.trace.pace import FollowedOptimizer, Pace
 
 
 class Optimizer:
@@ -15,7 +15,7 @@ class TestFollowed:
     def test_the_first_one(self) -> None:
         """Other optimizers do not count, even if they step a few times as often."""
         first, *others = (Optimizer() for _ in range(30))
-        followed = Followed()
+        followed = FollowedOptimizer()
         for _ in range(50):
             assert followed.counts(first)
             assert not any(followed.counts(other) for other in others for _ in range(5) if other is others[0])
@@ -23,7 +23,7 @@ class TestFollowed:
 
     def test_a_collected_optimizer(self) -> None:
         """When the followed optimizer is collected, the next one that steps is followed."""
-        followed, first, second = Followed(), Optimizer(), Optimizer()
+        followed, first, second = FollowedOptimizer(), Optimizer(), Optimizer()
         assert followed.counts(first)
         assert not followed.counts(second)
         del first
@@ -31,7 +31,7 @@ class TestFollowed:
 
     def test_an_optimizer_that_no_longer_steps(self) -> None:
         """Another one is followed after 20 steps, even though the first one still exists."""
-        followed, first, second = Followed(), Optimizer(), Optimizer()
+        followed, first, second = FollowedOptimizer(), Optimizer(), Optimizer()
         assert followed.counts(first)
         assert [followed.counts(second) for _ in range(25)] == [False] * 19 + [True] * 6
         assert not followed.counts(first)
