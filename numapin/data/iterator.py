@@ -157,10 +157,10 @@ class RingIterator(_MultiProcessingDataLoaderIter):
         if "_lane" not in self.__dict__ or self._path.pid != os.getpid():
             return  # a child that the user forked inherits the iterator, but not its workers
         try:
-            if hasattr(self, "_shutdown"):
+            if hasattr(self, "_workers"):
                 self._end_workers()
         finally:
-            if getattr(self, "_shutdown", True):  # torch leaves it False when Python ends
+            if not hasattr(self, "_workers") or self._shutdown:  # torch leaves it False when Python ends
                 are_gone = not any(process.is_alive() for process in getattr(self, "_workers", ()))
                 self._task_info = {}
                 self._lane.end(workers_are_gone=are_gone)

@@ -11,7 +11,7 @@ import os
 import platform
 import weakref
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,7 +35,7 @@ from numapin.errors import UsageError
 from numapin.system import calls, cuda, memory
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from torch.utils.data import DataLoader
 
@@ -109,9 +109,11 @@ def _this_rank(pid: int) -> OwnerProcess:
 class Lane:
     """The way of one iterator's batches: a ring, the queue that they arrive in, and their opener."""
 
-    def __init__(self, path: DataPath, ring: Ring | None, opener: Opener) -> None:
-        self._path, self.ring, self.opener = path, ring, opener
+    def __init__(self, path: DataPath, opener: Opener, ring: Callable[[], Ring | None]) -> None:
+        """Take a ring last: if the queue cannot be made, no ring has to be given back."""
+        self._path, self.opener = path, opener
         self.results = ResultQueue(self._accept)
+        self.ring = ring()
 
     def _accept(self, head: Head, body: memoryview) -> Parcel:
         if head.miss is Miss.STARTING and self.ring is not None and self.ring.is_refused:
@@ -164,8 +166,7 @@ class DataPath:
         """Return the lane of a new iterator."""
         self._is_closed = False
         opener = self._opener(pins=pins)
-        ring = None if self.options.pinned_budget == 0 else self._ring(self._ring_spec(loader, opener, pins=pins))
-        return Lane(self, ring, opener)
+        return Lane(self, opener, partial(self._ring, self._ring_spec(loader, opener, pins=pins)))
 
     def worker_start(self, lane: Lane, loader: DataLoader[Any], *, pins: bool) -> WorkerStart:
         """Return the first thing that the lane's workers run."""
@@ -261,7 +262,9 @@ class DataPath:
         )
 
     def _ring(self, spec: RingSpec) -> Ring | None:
-        """Return an idle ring of these properties, or a new one; None if none can be made."""
+        """Return an idle ring of these properties, or a new one; None if none is wanted, or can be made."""
+        if self.options.pinned_budget == 0:
+            return None
         while self._idle:
             ring = self._idle.pop()
             if ring.spec == spec:

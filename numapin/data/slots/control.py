@@ -14,6 +14,7 @@ from __future__ import annotations
 import mmap
 import os
 import weakref
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
@@ -86,9 +87,15 @@ class Control:
         """
         num_words = _STATES_AT + MAX_GENERATIONS * MAX_FACTOR * num_workers * slots_per_worker
         num_bytes = align(num_words * _WORD_BYTES, mmap.PAGESIZE)
-        fd = os.memfd_create("numapin-ring")
-        os.ftruncate(fd, num_bytes)
-        return cls(fd, num_bytes, num_workers, Handover())
+        with ExitStack() as undo:
+            fd = os.memfd_create("numapin-ring")
+            undo.callback(os.close, fd)
+            os.ftruncate(fd, num_bytes)
+            handover = Handover()
+            undo.callback(handover.close)
+            control = cls(fd, num_bytes, num_workers, handover)
+            undo.pop_all()
+        return control
 
     def __reduce__(self) -> tuple[object, ...]:
         """Send the descriptor to a process that is being started."""
@@ -144,6 +151,7 @@ class OwnSlots:
         """Take the free slot that was released last, whose memory is most likely in a cache; None if none is free.
 
         A slot is not free while anything in this worker refers to its memory: a collate_fn may keep its tensors.
+        Raises OSError if the memory cannot be mapped.
         """
         self._advance()
         if self.generation < 0:
@@ -153,8 +161,8 @@ class OwnSlots:
         if not free:
             return None
         stamp, slot = max(free)
-        self._control.set_state(slot, TAKEN)
         memory = self._window(slot)
+        self._control.set_state(slot, TAKEN)
         self._stamps[slot], self._kept[slot] = stamp, weakref.ref(memory)
         return slot, view_of(memory)
 

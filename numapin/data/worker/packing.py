@@ -117,7 +117,10 @@ class Packer:
 
     def _take_slot(self, slots: OwnSlots) -> None:
         self._has_asked = True
-        taken = slots.take()
+        try:
+            taken = slots.take()
+        except OSError:  # no descriptor or no address space: the batch gets memory of its own, or goes torch's way
+            taken = None
         if taken is None:
             self.refusal = _why_none(slots)
         else:

@@ -1,0 +1,70 @@
+"""A loader that runs out of descriptors, at every step of its start."""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+from pathlib import Path
+
+import torch
+from torch.utils.data import TensorDataset
+
+import numapin
+
+_DATASET = TensorDataset(torch.zeros(8))
+
+
+def open_files() -> dict[int, str]:
+    """Return this process's descriptors and where they lead to."""
+    paths = [path for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    found = {int(path.name): str(path.readlink()) for path in paths}
+    return {fd: link for fd, link in found.items() if not link.startswith("/proc/")}  # without the look itself
+
+
+def fill_gaps() -> list[int]:
+    """Open descriptors until all numbers below the largest one are taken; return them."""
+    top = max(open_files())
+    opened = [os.open(os.devnull, os.O_RDONLY)]
+    while opened[-1] < top:
+        opened.append(os.open(os.devnull, os.O_RDONLY))
+    return opened
+
+
+def starts(limit: int) -> bool:
+    """Return whether an iterator starts under a limit of descriptors; it is gone afterwards."""
+    loader = numapin.DataLoader(_DATASET, batch_size=2, num_workers=1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    try:
+        iter(loader)
+    except (OSError, RuntimeError):
+        return False
+    else:
+        return True
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        loader.close()
+
+
+def test_every_shortage() -> None:
+    """However few descriptors are free, an iterator that cannot start leaves none open."""
+    starts(1000)  # opens what a process opens once
+    gc.collect()
+    opened = fill_gaps()
+    before = open_files()
+    num_failed = 0
+    try:
+        while not starts(opened[-1] + 1 + num_failed):
+            num_failed += 1
+            gc.collect()
+            lost = {fd: link for fd, link in open_files().items() if fd not in before}
+            # multiprocessing opens two pipes to fork, and loses the first one if there is no room for the second.
+            assert all(link.startswith("pipe:") for link in lost.values())
+            assert len(lost) <= 2
+            for fd in lost:
+                os.close(fd)
+    finally:
+        for fd in opened:
+            os.close(fd)
+    assert num_failed > 5
