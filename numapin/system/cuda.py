@@ -151,8 +151,8 @@ class Driver:
         """Return an event that passes when all work submitted so far to any stream of the device's context is done.
 
         Call it inside `data.opening.capture.no_capture`: during a capture it fails
-        (CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) and breaks the capture. It also fails if the context is not active, or if
-        the driver is too old.
+        (CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) and breaks the capture. It also fails if the context is not active, or
+        if the driver is too old.
         """
         try:
             event = self._idle[device].pop()
