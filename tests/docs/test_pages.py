@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import tomllib
 from typing import TYPE_CHECKING
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from numapin.cli.main import numapin
 from scripts import docs_check, docs_site
@@ -86,6 +88,33 @@ def test_wrong_command_lines_are_found(line: str) -> None:
     """The check rejects an unknown command, option or value."""
     with pytest.raises((click.ClickException, LookupError)):
         check_command_line(line.split())
+
+
+def transcripts_of(page: Path) -> list[tuple[str, list[str]]]:
+    """Return the `numapin topo` and `plan` commands on a page that show a built-in machine, and their printed lines."""
+    found = []
+    for block in re.findall(r"```console\n(.*?)```", page.read_text(), re.DOTALL):
+        for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+            line, *printed = part.splitlines()
+            if re.match(r"numapin (topo|plan)\b.*--machine example:[\w-]+", line) and ">" not in line:
+                found.append((line, [text for text in printed if text != "…"]))
+    return [(line, printed) for line, printed in found if printed]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_transcripts_of_built_in_machines_are_current(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each line that a page shows below such a command is a line that the command prints, apart from its end and its blanks."""
+    monkeypatch.setenv("COLUMNS", "200")
+    for line, printed in transcripts_of(page):
+        done = CliRunner().invoke(numapin, shlex.split(line)[1:])
+        shown = " ".join(done.output.split())
+        for text in printed:
+            assert " ".join(text.rstrip("…").split()) in shown, f"{name_of(page)}: $ {line}"
+
+
+def test_there_are_transcripts() -> None:
+    """The test above has something to compare."""
+    assert [line for page in PAGES for line, _ in transcripts_of(page)]
 
 
 def test_every_command_has_a_page() -> None:
