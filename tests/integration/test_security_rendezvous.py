@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.integration.launching import NUMAPIN, TORCHRUN, environment, script
-from tests.integration.listening import Port, ports_of
+from tests.integration.launching import NUMAPIN, TORCHRUN, environment, numapin, script
+from tests.integration.listening import Port, ports_of, tree
 from tests.needs import needs_root
 from tests.waiting import wait_until
 
@@ -110,8 +110,11 @@ def _free_port() -> int:
 
 
 @contextmanager
-def job(folder: Path, kind: str, *, hosts: int = 1, launcher: tuple[str, ...] = NUMAPIN) -> Iterator[Job]:
-    """Start a job: `run`, `trace`, `exec`, `spawn`, or `torchrun` as `launcher`; end it afterwards, however it went."""
+def job(folder: Path, kind: str, *options: str, hosts: int = 1, launcher: tuple[str, ...] = NUMAPIN) -> Iterator[Job]:
+    """Start a job: `run`, `trace`, `exec`, `spawn`, or `torchrun` as `launcher`; end it afterwards, however it went.
+
+    `options` are more options of numapin run.
+    """
     folder.mkdir()
     secret = secrets.token_hex(16)
     path = script(folder, AS_SPAWN if kind == "spawn" else AS_SCRIPT)
@@ -134,7 +137,9 @@ def job(folder: Path, kind: str, *, hosts: int = 1, launcher: tuple[str, ...] = 
         confs = [["--rdzv-conf", f"is_host={int(host == 0)},{QUICK}"] if hosts > 1 else [] for host in range(hosts)]
         verb = [kind] if launcher is NUMAPIN else []
         to = ["--output", str(folder / "trace")] if kind == "trace" else []
-        commands = [[*launcher, *verb, *own, *to, *ranks, *meeting_place, *conf, path, str(folder)] for conf in confs]
+        commands = [
+            [*launcher, *verb, *own, *to, *ranks, *meeting_place, *conf, *options, path, str(folder)] for conf in confs
+        ]
     started = Job(folder, commands, variables, identity=secret)
     try:
         yield started
@@ -176,6 +181,12 @@ def test_the_attack_works_against_torchrun(tmp_path: Path) -> None:
         for port in {port.port for port in victim.ports() if port.pid == victim.processes[0].pid}:
             attack(port, marker)
         assert wait_until(marker.exists, limit_s=LIMIT_S)
+
+
+def _rank_of(pid: int) -> str | None:
+    """Return the rank that a process is, if it is one."""
+    variables = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+    return dict(variable.split("=", 1) for variable in variables if "=" in variable).get("RANK")
 
 
 def _places(started: Job, *, launchers: bool = True) -> str:
@@ -239,6 +250,38 @@ def test_several_hosts_unpickle_nothing_that_is_not_signed(two_hosts: Attacked) 
     assert two_hosts.statuses == [1, 1]
     assert "is not signed with this job's --rdzv-id" in two_hosts.job.err.read_text()
     assert not two_hosts.marker.exists()
+    assert "warning: " not in two_hosts.job.err.read_text()  # a random id in the environment
+
+
+def test_the_first_host_holds_the_ranks_port_also_if_ranks_may_restart(tmp_path: Path) -> None:
+    """No other user can take the port of the ranks' store before rank 0 listens: its launcher holds it, in each round.
+
+    Of the rendezvous id, which is also in PET_RDZV_ID, the command line is mentioned, because ps shows it.
+    """
+    secret = secrets.token_hex(16)
+    with job(tmp_path / "job", "run", "--max-restarts", "1", "--rdzv-id", secret, hosts=2) as started:
+        started.await_ready()
+        first_port, places = started.master_port, _places(started)
+        assert places.startswith("launcher: ranks' store, all addresses; launcher: rendezvous"), places
+        (rank,) = (pid for process in started.processes for pid in tree(process.pid) if _rank_of(pid) == "0")
+        for ready in started.folder.glob("ready.*"):
+            ready.unlink()
+        os.kill(rank, signal.SIGKILL)
+        started.await_ready()
+        assert _places(started) == places
+        assert started.master_port != first_port
+        assert started.let_go() == [0, 0], started.err.read_text()
+        assert started.err.read_text().count("warning: ps shows --rdzv-id to every user of this host") == 2
+
+
+def test_the_state_in_etcd_is_not_signed_and_numapin_says_so(tmp_path: Path) -> None:
+    """etcd-v2 keeps torch's own pickle, so numapin warns before it connects."""
+    meeting = ("--nnodes", "2", "--rdzv-backend", "etcd-v2", "--rdzv-endpoint", "127.0.0.1:1")
+    done = numapin("run", "--quiet", "--nproc-per-node", "1", *meeting, script(tmp_path, "pass"))
+    assert done.status == 1
+    assert (
+        "the rendezvous state in etcd-v2 is a pickle that numapin does not sign: anyone who can write to " in done.err
+    )
 
 
 KINDS = [("trace", 1), ("trace", 2), ("exec", 1), ("exec", 2), ("spawn", 1)]
