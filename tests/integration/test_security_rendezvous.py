@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.xdist_group("rendezvous")  # jobs that several tests look at are started once
 
 ROOT = os.getuid() == 0
+JOINING = str(Path(__file__).parent / "joining.py")
 ATTACKER = (sys.executable, str(Path(__file__).parent / "attacker.py"))
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "security.md"
 LIMIT_S = 60.0
@@ -52,6 +53,17 @@ def main():
 """
 AS_SCRIPT = f"{MEETS}\nmain()\n"
 AS_SPAWN = f"{MEETS}\nimport numapin\nif __name__ == '__main__':\n    numapin.spawn(main, nproc_per_node=2)\n"
+LATE = """
+import os, sys, time
+import torch.distributed as dist
+if os.environ["RANK"] == "1":
+    time.sleep(300)
+with open(f"{sys.argv[1]}/port.new", "w") as file:
+    file.write(os.environ["MASTER_PORT"])
+os.rename(f"{sys.argv[1]}/port.new", f"{sys.argv[1]}/port")
+dist.init_process_group("gloo")
+dist.all_gather_object([None, None], "mine")
+"""
 QUICK = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=30"
 
 
@@ -240,6 +252,26 @@ def test_one_host_has_no_rendezvous_to_attack(one_host: Attacked) -> None:
     assert not [key for key in keys if "rendezvous" in key]
     assert one_host.statuses == [0], one_host.job.err.read_text()
     assert not one_host.marker.exists()
+
+
+@needs_root
+def test_the_documented_danger_of_the_ranks_store(tmp_path: Path) -> None:
+    """Another user joins as a rank, and all_gather_object runs his code: numapin cannot close that and documents it.
+
+    If this test fails because torch has closed it, docs/security.md, SECURITY.md and docs/limits.md claim too much.
+    """
+    tmp_path.chmod(0o755)
+    folder = tmp_path / "job"
+    folder.mkdir()
+    command = [*NUMAPIN, "run", "--quiet", "--nproc-per-node", "2", script(tmp_path, LATE), str(folder)]
+    victim = Job(folder, [command], [{}], identity="")
+    try:
+        assert wait_until((folder / "port").exists, limit_s=LIMIT_S), victim.err.read_text()
+        attacker = [sys.executable, JOINING, str(victim.master_port), str(folder / "owned")]
+        subprocess.run(attacker, capture_output=True, timeout=LIMIT_S, check=False)
+        assert wait_until((folder / f"owned.{os.getuid()}").exists, limit_s=LIMIT_S), victim.err.read_text()
+    finally:
+        victim.end()
 
 
 @needs_root
