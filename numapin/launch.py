@@ -13,7 +13,7 @@ import socket
 import sys
 import uuid
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.launcher.api import elastic_launch
@@ -21,6 +21,7 @@ from torch.distributed.launcher.api import elastic_launch
 from numapin.base.stderr import say
 from numapin.launcher import rendezvous
 from numapin.launcher.agent import in_place_of_torchs
+from numapin.launcher.rendezvous_id import why_known
 from numapin.launcher.torchrun import configure, python
 from numapin.rank import handover, shim
 
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from numapin.launcher.torchrun import Job
     from numapin.plan.model import Plan
     from numapin.rank.signals import Mailbox
-
-_SAFE_ID_LENGTH: Final = 16
 
 
 def launch(plan: Plan, job: Job, run_dir: str, mailbox: Mailbox, before_restart: Callable[[], None]) -> None:
@@ -77,11 +76,6 @@ def launch(plan: Plan, job: Job, run_dir: str, mailbox: Mailbox, before_restart:
     config, command = configure(arguments, len(plan.ranks))
     _secure_rendezvous(config, job)
     handover.hand_over(plan, run_dir, os.environ)
-    if job.may_meet_again and not job.is_alone:
-        # torch 2.13 shares the launchers' store with the ranks, but publishes its address in the first round only. A
-        # host that joins later would wait for it and fail, and restarted ranks would read addresses of the ranks
-        # before them. Without sharing, every round has its own store.
-        os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     agent = in_place_of_torchs(job, mailbox, before_restart)
     with _local_host_name() if job.is_alone else nullcontext(), agent:
         record(elastic_launch(config, sys.executable))(*_shim(command))
@@ -111,21 +105,24 @@ def _secure_rendezvous(config: LaunchConfig, job: Job) -> None:
         config.local_addr = config.local_addr or "127.0.0.1"
     elif config.rdzv_backend == "c10d":
         config.rdzv_backend = rendezvous.SIGNED_C10D
-        _warn_of_known_id(config)
+        _warn_of_known_id(config, job)
+    elif config.rdzv_backend == "etcd-v2":
+        say(
+            "warning: the rendezvous state in etcd-v2 is a pickle that numapin does not sign: anyone who can write to "
+            f"{config.rdzv_endpoint} can run code as you; use --rdzv-backend c10d"
+        )
+        if job.may_meet_again:  # torch announces the shared store's address in the first round only
+            os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
 
 
-def _warn_of_known_id(config: LaunchConfig) -> None:
+def _warn_of_known_id(config: LaunchConfig, job: Job) -> None:
     """Warn if others can know the rendezvous id, with which they can run code as this user."""
-    if len(config.run_id) < _SAFE_ID_LENGTH:
-        problem = f"the rendezvous id {config.run_id!r} is easy to guess"
-    elif os.environ.get("PET_RDZV_ID") != config.run_id:
-        problem = "ps shows --rdzv-id to every user of this host"
-    else:
-        return
-    say(
-        f"warning: {problem}: anyone who knows it and can reach {config.rdzv_endpoint} can run code as you; make one "
-        "with openssl rand -hex 16 and set it on every host: export PET_RDZV_ID=…"
-    )
+    problem = why_known(config.run_id, is_typed=job.typed_rendezvous_id)
+    if problem:
+        say(
+            f"warning: {problem}: anyone who knows it and can reach {config.rdzv_endpoint} can run code as you; make "
+            "one with openssl rand -hex 16 and set it on every host, without --rdzv-id: export PET_RDZV_ID=…"
+        )
 
 
 def _keeps_no_logs(arguments: argparse.Namespace) -> bool:

@@ -26,7 +26,11 @@ MASTER_ADDR=${hosts[0]}
 MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000)) # below Linux's range of ephemeral ports
 export MASTER_ADDR MASTER_PORT
 # Launchers trust only messages that are signed with this random id; see docs/security.md.
-PET_RDZV_ID=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
+PET_RDZV_ID=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n') || PET_RDZV_ID=
+if [ "${#PET_RDZV_ID}" != 32 ]; then
+    echo "numapin job: no random rendezvous id: od -N16 /dev/urandom failed on $HOSTNAME" >&2
+    exit 1
+fi
 export PET_RDZV_ID
 
 # Slurm binds nothing: numapin binds each rank within the job's CPUs on its host.

@@ -27,7 +27,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.api import RendezvousStateError
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend, create_backend
-from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, create_handler
 
 from numapin.errors import UsageError
 
@@ -168,6 +168,22 @@ class _SignedBackend(C10dRendezvousBackend):
         return state
 
 
+class _StorePerRound(DynamicRendezvousHandler):
+    """torch's handler, with a new store for the ranks in each round.
+
+    torch 2.13 keeps the store of the first round and publishes its address in that round only. A host that joins later
+    would wait for it and fail, and restarted ranks would read addresses of the ranks before them. If told not to share
+    it (TORCH_DISABLE_SHARE_RDZV_TCP_STORE), torch announces a free port, which another user can take before rank 0
+    listens on it. Here the launcher of the first host listens before it announces the port.
+    """
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Meet the other hosts, and serve a new store on the first host."""
+        self._bootstrap_store_info = None  # torch then makes a store, and publishes its address
+        self._shared_tcp_store_server = None  # closes the port of the round before
+        return super().next_rendezvous()
+
+
 def public_id(run_id: str) -> str:
     """Return the public form of a rendezvous id: a digest, from which a random id cannot be recovered."""
     return hashlib.sha256(b"numapin rendezvous " + run_id.encode()).hexdigest()
@@ -179,4 +195,6 @@ def _meet_signed(parameters: RendezvousParameters) -> RendezvousHandler:
     public.run_id = public_id(parameters.run_id)
     _, store = create_backend(public)
     # The handler gets the digest, too: torch's names for all keys begin with its run id.
-    return create_handler(store, _SignedBackend(store, parameters.run_id), public)
+    handler = create_handler(store, _SignedBackend(store, parameters.run_id), public)
+    handler.__class__ = _StorePerRound
+    return handler

@@ -71,6 +71,7 @@ class Job:
         nproc_per_node: As typed. None: numapin decides.
         numa_binding: The value of torchrun's --numa-binding.
         port_chosen: Whether --master-port was given.
+        typed_rendezvous_id: Whether --rdzv-id is on the command line, not only in PET_RDZV_ID.
         shutdown_timeout_s: Seconds from SIGTERM to SIGKILL. None: torch's default.
     """
 
@@ -80,6 +81,7 @@ class Job:
     nproc_per_node: str | None
     numa_binding: str | None
     port_chosen: bool
+    typed_rendezvous_id: bool
     shutdown_timeout_s: int | None = None
 
     @property
@@ -224,7 +226,13 @@ def parse(arguments: Sequence[str], parser: argparse.ArgumentParser) -> Job:
 
     Raises SystemExit as argparse does, and UsageError for arguments that torch's own configuration refuses.
     """
+    default_id = parser.get_default("rdzv_id")  # PET_RDZV_ID, else "none"
+    parser.set_defaults(rdzv_id=None)
     parsed = parser.parse_args(list(arguments))
+    typed_rendezvous_id = parsed.rdzv_id is not None
+    if not typed_rendezvous_id:
+        parsed.rdzv_id = default_id
+    parser.set_defaults(rdzv_id=default_id)
     given = {name: parsed.__dict__.pop(name) for name in ("numapin_own", "nproc_per_node", "numa_binding")}
     port_chosen = parsed.master_port is not None
     parsed.master_port = parsed.master_port or 29500
@@ -237,6 +245,7 @@ def parse(arguments: Sequence[str], parser: argparse.ArgumentParser) -> Job:
         nproc_per_node=given["nproc_per_node"],
         numa_binding=given["numa_binding"],
         port_chosen=port_chosen,
+        typed_rendezvous_id=typed_rendezvous_id,
         shutdown_timeout_s=_shutdown_timeout_s(parsed),
     )
 

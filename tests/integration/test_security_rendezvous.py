@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.integration.launching import NUMAPIN, TORCHRUN, environment, script
-from tests.integration.listening import Port, ports_of
+from tests.integration.launching import NUMAPIN, TORCHRUN, environment, numapin, script
+from tests.integration.listening import Port, ports_of, tree
 from tests.needs import needs_root
 from tests.waiting import wait_until
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.xdist_group("rendezvous")  # so that jobs that several tests use are started once
 
 ROOT = os.getuid() == 0
+JOINING = str(Path(__file__).parent / "joining.py")
 ATTACKER = (sys.executable, str(Path(__file__).parent / "attacker.py"))
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "security.md"
 LIMIT_S = 60.0
@@ -52,6 +53,17 @@ def main():
 """
 AS_SCRIPT = f"{MEETS}\nmain()\n"
 AS_SPAWN = f"{MEETS}\nimport numapin\nif __name__ == '__main__':\n    numapin.spawn(main, nproc_per_node=2)\n"
+LATE = """
+import os, sys, time
+import torch.distributed as dist
+if os.environ["RANK"] == "1":
+    time.sleep(300)
+with open(f"{sys.argv[1]}/port.new", "w") as file:
+    file.write(os.environ["MASTER_PORT"])
+os.rename(f"{sys.argv[1]}/port.new", f"{sys.argv[1]}/port")
+dist.init_process_group("gloo")
+dist.all_gather_object([None, None], "mine")
+"""
 QUICK = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=30"
 
 
@@ -110,8 +122,16 @@ def _free_port() -> int:
 
 
 @contextmanager
+<<<<<<< HEAD
 def job(folder: Path, kind: str, *, hosts: int = 1, launcher: tuple[str, ...] = NUMAPIN) -> Iterator[Job]:
     """Start a job with `run`, `trace`, `exec`, `spawn` or `torchrun` as `launcher`, and end it after the block."""
+=======
+def job(folder: Path, kind: str, *options: str, hosts: int = 1, launcher: tuple[str, ...] = NUMAPIN) -> Iterator[Job]:
+    """Start a job: `run`, `trace`, `exec`, `spawn`, or `torchrun` as `launcher`; end it afterwards, however it went.
+
+    `options` are more options of numapin run.
+    """
+>>>>>>> s1
     folder.mkdir()
     secret = secrets.token_hex(16)
     path = script(folder, AS_SPAWN if kind == "spawn" else AS_SCRIPT)
@@ -134,7 +154,9 @@ def job(folder: Path, kind: str, *, hosts: int = 1, launcher: tuple[str, ...] = 
         confs = [["--rdzv-conf", f"is_host={int(host == 0)},{QUICK}"] if hosts > 1 else [] for host in range(hosts)]
         verb = [kind] if launcher is NUMAPIN else []
         to = ["--output", str(folder / "trace")] if kind == "trace" else []
-        commands = [[*launcher, *verb, *own, *to, *ranks, *meeting_place, *conf, path, str(folder)] for conf in confs]
+        commands = [
+            [*launcher, *verb, *own, *to, *ranks, *meeting_place, *conf, *options, path, str(folder)] for conf in confs
+        ]
     started = Job(folder, commands, variables, identity=secret)
     try:
         yield started
@@ -176,6 +198,12 @@ def test_the_attack_works_against_torchrun(tmp_path: Path) -> None:
         for port in {port.port for port in victim.ports() if port.pid == victim.processes[0].pid}:
             attack(port, marker)
         assert wait_until(marker.exists, limit_s=LIMIT_S)
+
+
+def _rank_of(pid: int) -> str | None:
+    """Return the rank that a process is, if it is one."""
+    variables = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+    return dict(variable.split("=", 1) for variable in variables if "=" in variable).get("RANK")
 
 
 def _places(started: Job, *, launchers: bool = True) -> str:
@@ -232,6 +260,26 @@ def test_one_host_has_no_rendezvous_to_attack(one_host: Attacked) -> None:
 
 
 @needs_root
+def test_the_documented_danger_of_the_ranks_store(tmp_path: Path) -> None:
+    """Another user joins as a rank, and all_gather_object runs his code: numapin cannot close that and documents it.
+
+    If this test fails because torch has closed it, docs/security.md, SECURITY.md and docs/limits.md claim too much.
+    """
+    tmp_path.chmod(0o755)
+    folder = tmp_path / "job"
+    folder.mkdir()
+    command = [*NUMAPIN, "run", "--quiet", "--nproc-per-node", "2", script(tmp_path, LATE), str(folder)]
+    victim = Job(folder, [command], [{}], identity="")
+    try:
+        assert wait_until((folder / "port").exists, limit_s=LIMIT_S), victim.err.read_text()
+        attacker = [sys.executable, JOINING, str(victim.master_port), str(folder / "owned")]
+        subprocess.run(attacker, capture_output=True, timeout=LIMIT_S, check=False)
+        assert wait_until((folder / f"owned.{os.getuid()}").exists, limit_s=LIMIT_S), victim.err.read_text()
+    finally:
+        victim.end()
+
+
+@needs_root
 def test_several_hosts_unpickle_nothing_that_is_not_signed(two_hosts: Attacked) -> None:
     """A pickle under the key of the rendezvous ends the job with the reason, and is never unpickled."""
     assert any("torch.rendezvous" in key for keys in two_hosts.keys for key in keys)
@@ -239,6 +287,38 @@ def test_several_hosts_unpickle_nothing_that_is_not_signed(two_hosts: Attacked) 
     assert two_hosts.statuses == [1, 1]
     assert "is not signed with this job's --rdzv-id" in two_hosts.job.err.read_text()
     assert not two_hosts.marker.exists()
+    assert "warning: " not in two_hosts.job.err.read_text()  # a random id in the environment
+
+
+def test_the_first_host_holds_the_ranks_port_also_if_ranks_may_restart(tmp_path: Path) -> None:
+    """No other user can take the port of the ranks' store before rank 0 listens: its launcher holds it, in each round.
+
+    Of the rendezvous id, which is also in PET_RDZV_ID, the command line is mentioned, because ps shows it.
+    """
+    secret = secrets.token_hex(16)
+    with job(tmp_path / "job", "run", "--max-restarts", "1", "--rdzv-id", secret, hosts=2) as started:
+        started.await_ready()
+        first_port, places = started.master_port, _places(started)
+        assert places.startswith("launcher: ranks' store, all addresses; launcher: rendezvous"), places
+        (rank,) = (pid for process in started.processes for pid in tree(process.pid) if _rank_of(pid) == "0")
+        for ready in started.folder.glob("ready.*"):
+            ready.unlink()
+        os.kill(rank, signal.SIGKILL)
+        started.await_ready()
+        assert _places(started) == places
+        assert started.master_port != first_port
+        assert started.let_go() == [0, 0], started.err.read_text()
+        assert started.err.read_text().count("warning: ps shows --rdzv-id to every user of this host") == 2
+
+
+def test_the_state_in_etcd_is_not_signed_and_numapin_says_so(tmp_path: Path) -> None:
+    """etcd-v2 keeps torch's own pickle, so numapin warns before it connects."""
+    meeting = ("--nnodes", "2", "--rdzv-backend", "etcd-v2", "--rdzv-endpoint", "127.0.0.1:1")
+    done = numapin("run", "--quiet", "--nproc-per-node", "1", *meeting, script(tmp_path, "pass"))
+    assert done.status == 1
+    assert (
+        "the rendezvous state in etcd-v2 is a pickle that numapin does not sign: anyone who can write to " in done.err
+    )
 
 
 KINDS = [("trace", 1), ("trace", 2), ("exec", 1), ("exec", 2), ("spawn", 1)]

@@ -1,0 +1,46 @@
+"""The rendezvous id of several hosts: whether others can know it."""
+
+from __future__ import annotations
+
+import pytest
+
+from numapin.cli.run import make_run_parser
+from numapin.launcher.rendezvous_id import why_known
+from numapin.launcher.torchrun import parse
+
+RANDOM = ["7f3a9c04e1b2d856", "9f86d081884c7d659a2feaa0c55ad015", "3f0e2a4c-9d1b-4c57-8a66-0b1f5e7d9c20"]
+TOKENS = ["dGhpcyBpcyBhIHNlY3JldCE", "Xk-9_vQzR2mLwTbYc4uJhA"]
+GUESSED = ["none", "pair", "my-training-run-1", "train-7b-2026-11-22-final", "20261122-135500-1234", "0" * 32]
+
+
+@pytest.mark.parametrize("run_id", [*RANDOM, *TOKENS])
+def test_a_random_id_in_the_environment_is_a_secret(run_id: str) -> None:
+    """Ids that openssl, uuidgen and Python's secrets make cause no warning."""
+    assert why_known(run_id, is_typed=False) is None
+
+
+@pytest.mark.parametrize("run_id", GUESSED)
+def test_a_name_is_easy_to_guess(run_id: str) -> None:
+    """Names, dates and constants are no secrets, however long they are."""
+    assert why_known(run_id, is_typed=False) == f"the rendezvous id {run_id!r} is easy to guess"
+
+
+@pytest.mark.parametrize("spelling", ["--rdzv-id", "--rdzv_id"])
+@pytest.mark.parametrize("variables", [{"PET_RDZV_ID": RANDOM[0]}, {}])
+def test_ps_shows_a_typed_id(spelling: str, variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """An id on the command line is known, also if PET_RDZV_ID has the same value."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    job = parse(["--nnodes", "2", spelling, RANDOM[0], __file__], make_run_parser())
+    assert (job.arguments.rdzv_id, job.typed_rendezvous_id) == (RANDOM[0], True)
+    assert why_known(RANDOM[0], is_typed=True) == "ps shows --rdzv-id to every user of this host"
+
+
+@pytest.mark.parametrize(("variables", "rdzv_id"), [({"PET_RDZV_ID": RANDOM[0]}, RANDOM[0]), ({}, "none")])
+def test_an_id_that_is_not_typed(variables: dict[str, str], rdzv_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PET_RDZV_ID, or torch's default, counts as not typed; a parser may be used again."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    parser = make_run_parser()
+    jobs = [parse(["--nnodes", "2", __file__], parser) for _ in range(2)]
+    assert [(job.arguments.rdzv_id, job.typed_rendezvous_id) for job in jobs] == [(rdzv_id, False)] * 2
