@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""Another user of the node who has found a port of a job, and writes a hostile pickle under every key of its store.
-=======
-"""Another user of the node, who has found a port of a job: writes a hostile pickle under every key of a rendezvous.
->>>>>>> s1
+"""Another user of the node who has found a port of a job, and writes a hostile pickle under every rendezvous key.
 
 It signs the pickle with every word of the keys' names, in case one of them is the secret. A victim reads the state
 every 0.1 s and ends if the signature is wrong. So if one of the words fits the signature of the victim's own state,

@@ -122,16 +122,11 @@ def _free_port() -> int:
 
 
 @contextmanager
-<<<<<<< HEAD
-def job(folder: Path, kind: str, *, hosts: int = 1, launcher: tuple[str, ...] = NUMAPIN) -> Iterator[Job]:
-    """Start a job with `run`, `trace`, `exec`, `spawn` or `torchrun` as `launcher`, and end it after the block."""
-=======
 def job(folder: Path, kind: str, *options: str, hosts: int = 1, launcher: tuple[str, ...] = NUMAPIN) -> Iterator[Job]:
-    """Start a job: `run`, `trace`, `exec`, `spawn`, or `torchrun` as `launcher`; end it afterwards, however it went.
+    """Start a job with `run`, `trace`, `exec`, `spawn` or `torchrun` as `launcher`, and end it after the block.
 
     `options` are more options of numapin run.
     """
->>>>>>> s1
     folder.mkdir()
     secret = secrets.token_hex(16)
     path = script(folder, AS_SPAWN if kind == "spawn" else AS_SCRIPT)
