@@ -21,7 +21,17 @@ import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
-from numapin.base.folders import FILE, FOLDER, OTHERS_WRITE, PLACE, is_own, open_file, opened, require_stable
+from numapin.base.folders import (
+    FILE,
+    FOLDER,
+    OTHERS_WRITE,
+    PLACE,
+    is_own,
+    make_folders,
+    open_file,
+    opened,
+    require_stable,
+)
 from numapin.errors import NumapinError
 
 if TYPE_CHECKING:
@@ -124,7 +134,7 @@ def begin_in(path: str) -> tuple[str, int, str, int]:
     Returns the same as `begin_by_default`. Raises NumapinError, also if other users may replace what is in the folder.
     """
     try:
-        os.makedirs(path, mode=0o700, exist_ok=True)
+        make_folders(path, mode=0o700)
         with opened(path) as base:
             _require_unshared(path, base)
             name, lock = _begin(base, needs_lock=False)

@@ -21,6 +21,7 @@ from numapin.launcher import run_folder
 from numapin.plan.model import Plan
 from numapin.plan.request import Bind, Memory
 from numapin.rank import handover
+from tests.needs import needs_root
 from tests.unit.planned import PLANNED
 
 
@@ -218,6 +219,18 @@ def test_a_folder_without_a_lock_is_not_swept(tmp_path: Path, lock: str) -> None
         (left / "lock").mkdir()
     with run_folder.run_directory({"TMPDIR": str(tmp_path)}):
         assert left.exists()
+
+
+@needs_root
+def test_the_named_folder_is_not_made_behind_another_users_link(tmp_path: Path) -> None:
+    """The link is refused before anything is made."""
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    (tmp_path / "target").mkdir()
+    os.chown(tmp_path / "link", 54321, 54321, follow_symlinks=False)
+    named = {"NUMAPIN_RUN_DIR": str(tmp_path / "link" / "a" / "b")}
+    with pytest.raises(NumapinError, match="link is a link of another user"), run_folder.run_directory(named):
+        pass
+    assert not list((tmp_path / "target").iterdir())
 
 
 @pytest.mark.parametrize("lock", [True, False])
