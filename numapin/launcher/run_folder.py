@@ -148,8 +148,6 @@ def own_bases(environ: Mapping[str, str]) -> Iterator[str]:
     for place in _temporary_directories(environ):
         with suppress(OSError), _opened_place(place) as parent:
             yield from _private_bases(place, parent, _base_names(parent))
-            if os.access(".", os.W_OK, dir_fd=parent):
-                break  # runs use the first writable place
     runtime = environ.get("XDG_RUNTIME_DIR")
     if runtime:
         with suppress(OSError), _opened_place(os.path.abspath(runtime)) as parent:

@@ -24,6 +24,8 @@ from numapin.rank import handover
 from tests.needs import needs_root
 from tests.unit.planned import PLANNED
 
+pytestmark = pytest.mark.usefixtures("only_places_of_the_test")
+
 
 def test_the_named_folder_comes_first(tmp_path: Path) -> None:
     """NUMAPIN_RUN_DIR beats TMPDIR, and XDG_RUNTIME_DIR is ignored; only a folder that the user named stays."""
@@ -219,6 +221,15 @@ def test_a_folder_without_a_lock_is_not_swept(tmp_path: Path, lock: str) -> None
         (left / "lock").mkdir()
     with run_folder.run_directory({"TMPDIR": str(tmp_path)}):
         assert left.exists()
+
+
+def test_a_run_in_the_second_place_is_found(tmp_path: Path) -> None:
+    """If the first place was full when a run began, its folder is in the next one."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    with run_folder.run_directory({"TMPDIR": str(second)}) as path:
+        assert run_folder.live_runs({"TMPDIR": str(first), "TEMP": str(second)}) == [path]
 
 
 @needs_root
