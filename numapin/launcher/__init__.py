@@ -5,7 +5,8 @@ Comes in: a `Plan` and torchrun's command line. Goes out: running ranks.
 ::
 
     torchrun.py     EDGE  torchrun's command line, with our options added
-    run_folder.py   EDGE  make, find and sweep the folders of runs
+    run_folder.py   EDGE  make and find the folders of runs
+    sweep.py        EDGE  remove the folders of runs that have ended
     rehearse.py     EDGE  try every binding before a rank starts
     rendezvous.py   EDGE  the meeting point of launchers and ranks, closed to other users
     agent.py        EDGE  torch's elastic agent, with signals, a check before restarts, and one grace period

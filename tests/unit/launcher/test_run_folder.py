@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -209,18 +210,63 @@ def test_folders_that_no_run_of_this_host_made_are_not_swept(tmp_path: Path, nam
         assert left.exists()
 
 
-@pytest.mark.parametrize("lock", ["none", "a link", "a folder"])
-def test_a_folder_without_a_lock_is_not_swept(tmp_path: Path, lock: str) -> None:
+@pytest.mark.parametrize("age_s", [0, 7200])
+@pytest.mark.parametrize("lock", ["a link", "a folder"])
+def test_a_folder_without_a_lock_is_not_swept(tmp_path: Path, lock: str, age_s: float) -> None:
     """A lock that is not a file of ours says nothing about the run."""
     left = _left(tmp_path / f"numapin-{os.getuid()}", OVER, lock=False)
     left.parent.chmod(0o700)
     if lock == "a link":
         (tmp_path / "free").touch()
         (left / "lock").symlink_to(tmp_path / "free")
-    elif lock == "a folder":
+    else:
         (left / "lock").mkdir()
+    os.utime(left, (time.time() - age_s,) * 2)
     with run_folder.run_directory({"TMPDIR": str(tmp_path)}):
         assert left.exists()
+
+
+@pytest.mark.parametrize("age_s", [0, 7200])
+def test_a_folder_that_lost_its_lock_is_swept_when_it_is_old(tmp_path: Path, age_s: float) -> None:
+    """Older versions removed the lock before other files, and may have been killed in between."""
+    left = _left(tmp_path / f"numapin-{os.getuid()}", OVER, lock=False)
+    left.parent.chmod(0o700)
+    (left / "plan.json").touch()
+    os.utime(left, (time.time() - age_s,) * 2)
+    with run_folder.run_directory({"TMPDIR": str(tmp_path)}):
+        assert left.exists() == (age_s == 0)
+
+
+@pytest.mark.parametrize("num_removed", range(1, 7))
+def test_a_launcher_that_is_killed_while_it_removes_its_folder(tmp_path: Path, num_removed: int) -> None:
+    """The next run removes what is left; an empty folder waits for an hour."""
+    environ, names = {"TMPDIR": str(tmp_path)}, ("plan.json", "command.json", "observed-0-0.json", "observed-1-0.json")
+    child = os.fork()
+    if child == 0:
+        _die_after(num_removed)
+        with run_folder.run_directory(environ) as folder:
+            for name in (*names, "logs/x"):
+                Path(folder, name).parent.mkdir(exist_ok=True)
+                Path(folder, name).touch()
+        os._exit(0)
+    assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
+    (left,) = (tmp_path / f"numapin-{os.getuid()}").iterdir()
+    if not list(left.iterdir()):
+        os.utime(left, (0, 0))
+    with run_folder.run_directory(environ):
+        assert not left.exists()
+
+
+def _die_after(num_removed: int) -> None:
+    """Kill this process as soon as it has removed this many files."""
+    unlink, count = os.unlink, iter(range(1, num_removed))
+
+    def and_die(path: str, *, dir_fd: int | None = None) -> None:
+        unlink(path, dir_fd=dir_fd)
+        if next(count, None) is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    vars(os)["unlink"] = and_die
 
 
 def test_a_run_in_the_second_place_is_found(tmp_path: Path) -> None:
