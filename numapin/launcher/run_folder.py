@@ -55,12 +55,25 @@ def run_directory(environ: Mapping[str, str]) -> Iterator[str]:
     run = begin_in(os.path.abspath(named)) if named else begin_by_default(environ)
     path, base, name, lock = run
     try:
-        yield os.path.join(path, name)
+        with _kept_from_cleaners(base, name):
+            yield os.path.join(path, name)
         if not named:
             remove_run(path, base, name)
     finally:
         os.close(lock)
         os.close(base)
+
+
+@contextmanager
+def _kept_from_cleaners(base: int, name: str) -> Iterator[None]:
+    """Lock a run's folder itself: systemd-tmpfiles skips folders that have a lock, see tmpfiles.d(5)."""
+    folder = os.open(name, FOLDER, dir_fd=base)
+    try:
+        with suppress(OSError):  # NFS locks only what is opened for writing, which a folder cannot be
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(folder)
 
 
 def live_runs(environ: Mapping[str, str]) -> list[str]:

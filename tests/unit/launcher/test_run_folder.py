@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -237,6 +238,16 @@ def test_a_folder_that_lost_its_lock_is_swept_when_it_is_old(tmp_path: Path, age
         assert left.exists() == (age_s == 0)
 
 
+def test_an_active_run_that_lost_its_lock_is_not_swept(tmp_path: Path) -> None:
+    """A cleaner of temporary files may remove the lock; the launcher holds the folder, too."""
+    environ = {"TMPDIR": str(tmp_path)}
+    with run_folder.run_directory(environ) as live:
+        Path(live, "lock").unlink()
+        os.utime(live, (0, 0))
+        with run_folder.run_directory(environ):
+            assert Path(live).exists()
+
+
 @pytest.mark.parametrize("num_removed", range(1, 7))
 def test_a_launcher_that_is_killed_while_it_removes_its_folder(tmp_path: Path, num_removed: int) -> None:
     """The next run removes what is left; an empty folder waits for an hour."""
@@ -322,13 +333,62 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert run_folder.live_runs(environ) == [path]
 
 
-def test_a_rank_makes_a_folder_again_that_is_gone(tmp_path: Path) -> None:
-    """After a clean-up of the temporary directory, the folder that a restarted rank makes is private, too."""
+@pytest.mark.parametrize("mode", [None, 0o777, 0o700])
+def test_a_rank_makes_no_folder(tmp_path: Path, mode: int | None) -> None:
+    """If a run's folder is gone, nothing is made by its path: another user may have made the folder around it."""
+    base = tmp_path / "numapin-0"
+    if mode is not None:
+        base.mkdir()
+        base.chmod(mode)
+    with pytest.raises(NumapinError, match=r"observed-0-1\.json cannot be written"):
+        handover.write_json(str(base / "run-1"), "observed-0-1.json", {"n": 1})
+    assert not list(tmp_path.rglob("run-1"))
+
+
+@pytest.mark.parametrize("replaceable", ["base", "folder"])
+def test_a_rank_writes_nothing_where_others_may_write(tmp_path: Path, replaceable: str) -> None:
+    """The folder around a run's folder is checked, too, also where the run's folder exists."""
     folder = tmp_path / "numapin-0" / "run-1"
-    handover.write_json(str(folder), "observed-0-1.json", {"n": 1})
-    assert [path.stat().st_mode & 0o777 for path in (folder.parent, folder)] == [0o700, 0o700]
-    assert (folder / "observed-0-1.json").stat().st_mode & 0o777 == 0o600
-    assert handover.records(str(folder)) == [str(folder / "observed-0-1.json")]
+    folder.mkdir(parents=True)
+    handover.write_json(str(folder), "a.json", {})
+    (folder.parent if replaceable == "base" else folder).chmod(0o777)
+    with pytest.raises(NumapinError, match=r"b\.json cannot be written: others may write to it \(mode 0777\)"):
+        handover.write_json(str(folder), "b.json", {})
+    assert handover.identity(str(folder)) is None
+    assert handover.records(str(folder)) == []
+
+
+def test_a_link_in_place_of_a_runs_folder_is_not_followed(tmp_path: Path) -> None:
+    """The last part of the path is the run's own folder, not a link."""
+    (tmp_path / "home").mkdir()
+    (tmp_path / "run-1").symlink_to("home")
+    with pytest.raises(NumapinError, match=r"a\.json cannot be written"):
+        handover.write_json(str(tmp_path / "run-1"), "a.json", {})
+    assert not list((tmp_path / "home").iterdir())
+
+
+def test_systemd_tmpfiles_leaves_an_active_run(tmp_path: Path) -> None:
+    """The cleaner of /tmp skips the folder while the run lives, however old its files are, and removes it later."""
+    tool = shutil.which("systemd-tmpfiles")
+    if tool is None:
+        pytest.skip("systemd-tmpfiles is missing")
+    settings = tmp_path / "settings.conf"
+    settings.write_text(f"e {tmp_path / 'place'} - - - mM:1h -\n")
+    environ = {"TMPDIR": str(tmp_path / "place")}
+    (tmp_path / "place").mkdir()
+
+    def clean(folder: Path) -> None:
+        for path in (*folder.iterdir(), folder, folder.parent):
+            os.utime(path, (0, 0))
+        subprocess.run([tool, "--clean", str(settings)], check=True)
+
+    with run_folder.run_directory(environ) as path:
+        handover.write_json(path, handover.PLAN, {})
+        clean(Path(path))
+        assert sorted(entry.name for entry in Path(path).iterdir()) == ["lock", "plan.json"]
+    ended = _left(Path(path).parent, OVER)
+    clean(ended)
+    assert not ended.exists()
 
 
 def test_a_run_that_failed_leaves_its_folder_until_the_next(tmp_path: Path) -> None:
