@@ -12,7 +12,7 @@ import os
 import socket
 import sys
 import uuid
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from torch.distributed.elastic.multiprocessing.errors import record
@@ -22,6 +22,7 @@ from numapin.base.stderr import say
 from numapin.launcher import rendezvous
 from numapin.launcher.agent import in_place_of_torchs
 from numapin.launcher.rendezvous_id import why_known
+from numapin.launcher.run_folder import run_directory
 from numapin.launcher.torchrun import configure, python
 from numapin.rank import handover, shim
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator, Sequence
 
+    from torch.distributed.elastic.multiprocessing import LogsSpecs
     from torch.distributed.launcher.api import LaunchConfig
 
     from numapin.launcher.torchrun import Job
@@ -49,7 +51,7 @@ def launch(plan: Plan, job: Job, run_dir: str, mailbox: Mailbox, before_restart:
     Raises:
         ChildFailedError: A rank failed (torch's error).
         SignalException: A signal stopped the launcher; all ranks have ended by then (torch's error).
-        NumapinError: `before_restart` raised it.
+        NumapinError: `before_restart` raised it, or the run's folder is gone and no other can be made.
 
     Example:
         ```python
@@ -70,15 +72,54 @@ def launch(plan: Plan, job: Job, run_dir: str, mailbox: Mailbox, before_restart:
             launch(plan, job, run_dir, mailbox, before_restart=lambda: None)
         ```
     """
-    arguments = copy.copy(job.arguments)
-    if _keeps_no_logs(arguments):
-        arguments.log_dir = os.path.join(run_dir, "logs")  # torchrun would leave a folder in /tmp
-    config, command = configure(arguments, len(plan.ranks))
+    config, command = configure(_with_logs_in(run_dir, job.arguments), len(plan.ranks))
     _secure_rendezvous(config, job)
     handover.hand_over(plan, run_dir, os.environ)
-    agent = in_place_of_torchs(job, mailbox, before_restart)
-    with _local_host_name() if job.is_alone else nullcontext(), agent:
+    with ExitStack() as open_folders:
+        new_logs = _Folders(plan, job, run_dir, open_folders).new_logs
+        open_folders.enter_context(in_place_of_torchs(job, mailbox, before_restart, new_logs))
+        open_folders.enter_context(_local_host_name() if job.is_alone else nullcontext())
         record(elastic_launch(config, sys.executable))(*_shim(command))
+
+
+class _Folders:
+    """The folder of a run that may last for weeks, and the next one if a cleaner of temporary files removed it."""
+
+    def __init__(self, plan: Plan, job: Job, run_dir: str, open_folders: ExitStack) -> None:
+        self._plan, self._job, self._run_dir, self._open = plan, job, run_dir, open_folders
+        self._identity = handover.identity(run_dir)
+
+    def new_logs(self) -> LogsSpecs | None:
+        """Check the run's folder before ranks start; return where their logs go now, None if that has not changed.
+
+        torch makes its folders by path. Where the run's folder was, there may now be a folder in which another user
+        replaces its files with links. Then the run goes on in a new folder.
+
+        Raises NumapinError if no other can be made.
+        """
+        if self._identity is not None and handover.identity(self._run_dir) == self._identity:
+            return None
+        lost, environ = self._run_dir, {**os.environ}
+        environ.pop("NUMAPIN_RUN_DIR", None)  # hand_over has set it
+        self._run_dir = self._open.enter_context(run_directory(environ))
+        self._identity = handover.identity(self._run_dir)
+        say(
+            f"warning: the folder of this run, {lost}, was removed or replaced, as cleaners of temporary files do; "
+            f"{self._run_dir} takes its place; to prevent this, set NUMAPIN_RUN_DIR to a folder outside of /tmp"
+        )
+        handover.hand_over(self._plan, self._run_dir, os.environ)
+        if not _keeps_no_logs(self._job.arguments):
+            return None
+        config, _ = configure(_with_logs_in(self._run_dir, self._job.arguments), len(self._plan.ranks))
+        return config.logs_specs
+
+
+def _with_logs_in(run_dir: str, arguments: argparse.Namespace) -> argparse.Namespace:
+    """Return torchrun's arguments, with the logs that the user does not keep in the run's folder."""
+    arguments = copy.copy(arguments)
+    if _keeps_no_logs(arguments):
+        arguments.log_dir = os.path.join(run_dir, "logs")  # torchrun would leave a folder in /tmp
+    return arguments
 
 
 def _shim(command: Sequence[str]) -> list[str]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from numapin.launcher import run_folder
 from tests import skipped
 from tests.cuda import fake as fake_driver
 from tests.nvml import fake
@@ -51,6 +52,17 @@ def fake_nvml() -> fake.FakeNvml:
         pytest.skip("no C compiler on PATH to build the stand-in NVML with; type: apt-get install gcc libc6-dev")
     folder = ROOT / ".cache" / "fake-nvml"
     return fake.FakeNvml(library=fake.build(folder), old_library=fake.build(folder, old=True))
+
+
+@pytest.fixture
+def only_places_of_the_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide /tmp and the current directory, where this user's real runs may be active."""
+    places = run_folder._temporary_directories
+    monkeypatch.setattr(
+        run_folder,
+        "_temporary_directories",
+        lambda environ: [place for place in places(environ) if tmp_path in (Path(place), *Path(place).parents)],
+    )
 
 
 @pytest.fixture

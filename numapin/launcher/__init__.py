@@ -5,11 +5,12 @@ Comes in: a `Plan` and torchrun's command line. Goes out: running ranks.
 ::
 
     torchrun.py      EDGE  torchrun's command line, with our options added
-    run_folder.py    EDGE  make, find and sweep the folders of runs
+    run_folder.py    EDGE  make and find the folders of runs
+    sweep.py         EDGE  remove the folders of runs that have ended
     rehearse.py      EDGE  try every binding before a rank starts
-    rendezvous.py    EDGE  the meeting point of launchers and ranks, closed to other users
+    rendezvous.py    EDGE  the rendezvous of launchers and ranks, closed to other users
     rendezvous_id.py PURE  whether others can know a rendezvous id
-    agent.py         EDGE  torch's elastic agent, with signals, a check before restarts, and one grace period
+    agent.py         EDGE  torch's elastic agent, with signals, checks before starts, and one grace period
     lost_gpus.py     PURE  GPUs of the plan that the machine no longer shows
     preload.py       EDGE  hook into unmodified scripts through their environment
     sitehook/              the sitecustomize.py that Python then imports

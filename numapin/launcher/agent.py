@@ -1,8 +1,9 @@
-"""Stage 3: torch's elastic agent, which starts, watches and restarts the ranks, with four additions. Edge.
+"""Stage 3: torch's elastic agent, which starts, watches and restarts the ranks, with five additions. Edge.
 
-Comes in: a `Job`, the signals for its ranks, and a check of the machine before a restart, which raises NumapinError if
-this host can no longer take part. Goes out: an agent that replaces torch's. Knows nothing of NUMA. It adds the signals,
-the check, one grace period for all the ways in which ranks are ended, and a wait for dying ranks before others start.
+Comes in: a `Job`, the signals for its ranks, a check of the machine before a restart, which raises NumapinError if this
+host can no longer take part, and a check of the folder for the ranks' logs. Goes out: an agent that replaces torch's.
+Knows nothing of NUMA. It adds the signals, both checks, one grace period for all the ways in which ranks are ended, and
+a wait for dying ranks before others start.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
+    from torch.distributed.elastic.multiprocessing import LogsSpecs
 
     from numapin.launcher.torchrun import Job
 
-    _Own = tuple[Job, signals.Mailbox, Callable[[], None]]
+    _Own = tuple[Job, signals.Mailbox, Callable[[], None], Callable[[], LogsSpecs | None]]
 
 # How long to wait for killed ranks before others replace them: giving back GPU memory takes seconds, and the new ranks
 # need it. A rank that still exists after this time may never end.
@@ -35,13 +37,17 @@ _DEATH_S: Final = 30
 
 
 @contextmanager
-def in_place_of_torchs(job: Job, mailbox: signals.Mailbox, before_restart: Callable[[], None]) -> Iterator[None]:
+def in_place_of_torchs(
+    job: Job, mailbox: signals.Mailbox, before_restart: Callable[[], None], new_logs: Callable[[], LogsSpecs | None]
+) -> Iterator[None]:
     """Make torch's launcher create our agent.
+
+    `new_logs` is called before ranks start. It returns where their logs go now, None if that has not changed.
 
     torch's `launch_agent` takes no agent as an argument, and a copy of its 150 lines would not follow torch's changes.
     """
     theirs = vars(api)["LocalElasticAgent"]
-    vars(api)["LocalElasticAgent"] = partial(_Agent, own=(job, mailbox, before_restart))
+    vars(api)["LocalElasticAgent"] = partial(_Agent, own=(job, mailbox, before_restart, new_logs))
     try:
         yield
     finally:
@@ -53,9 +59,10 @@ class _Agent(LocalElasticAgent):
 
     def __init__(self, *args: Any, own: _Own, **kwargs: Any) -> None:  # noqa: ANN401 - the installed torch's own arguments
         super().__init__(*args, **kwargs)
-        self._job, self._mailbox, self._before_restart = own
+        self._job, self._mailbox, self._before_restart, self._new_logs = own
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        self._logs_specs = self._new_logs() or self._logs_specs
         with signals.kept_from_children():
             ids: dict[int, Any] = super()._start_workers(worker_group)
         self._give_grace()

@@ -1,4 +1,4 @@
-"""Run folders: make, find and sweep them. Edge.
+"""Run folders: make and find them; `sweep.py` removes those of ended runs. Edge.
 
 Comes in: the environment, or the folder that the user named. Goes out: a new run's folder, locked; or the folders of
 active runs.
@@ -13,27 +13,32 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import re
 import shlex
-import shutil
 import stat
 import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
-from numapin.base.folders import FILE, FOLDER, OTHERS_WRITE, PLACE, is_own, open_file, opened, require_stable
+from numapin.base.folders import (
+    FILE,
+    FOLDER,
+    OTHERS_WRITE,
+    PLACE,
+    is_own,
+    make_folders,
+    open_file,
+    opened,
+    require_stable,
+)
 from numapin.errors import NumapinError
+from numapin.launcher.sweep import LOCK, NEW, host_name, remove, sweep
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 REMEDY: Final = "name another with NUMAPIN_RUN_DIR=DIR"
-_LOCK: Final = "lock"
-_NEW: Final = ".new-"
 _RUN: Final = "run-"
-_NAME: Final = re.compile(r"(?:run|\.new)-[0-9]{8}-[0-9]{6}-(?P<host>.*)-[^-]*", re.DOTALL)
 _OLD_BASE: Final = "numapin"  # in $XDG_RUNTIME_DIR
-_UNFINISHED_S: Final = 3600  # a launcher locks and renames a new folder within milliseconds
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 
@@ -50,12 +55,25 @@ def run_directory(environ: Mapping[str, str]) -> Iterator[str]:
     run = begin_in(os.path.abspath(named)) if named else begin_by_default(environ)
     path, base, name, lock = run
     try:
-        yield os.path.join(path, name)
+        with _kept_from_cleaners(base, name):
+            yield os.path.join(path, name)
         if not named:
             remove_run(path, base, name)
     finally:
         os.close(lock)
         os.close(base)
+
+
+@contextmanager
+def _kept_from_cleaners(base: int, name: str) -> Iterator[None]:
+    """Lock a run's folder itself: systemd-tmpfiles skips folders that have a lock, see tmpfiles.d(5)."""
+    folder = os.open(name, FOLDER, dir_fd=base)
+    try:
+        with suppress(OSError):  # NFS locks only what is opened for writing, which a folder cannot be
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(folder)
 
 
 def live_runs(environ: Mapping[str, str]) -> list[str]:
@@ -110,7 +128,7 @@ def begin_by_default(environ: Mapping[str, str]) -> tuple[str, int, str, int]:
             problems.append(f"{place}: {error.strerror}")
             continue
         try:
-            _sweep(base)
+            sweep(base)
             return (path, base, *_begin(base))
         except OSError as error:
             os.close(base)
@@ -124,7 +142,7 @@ def begin_in(path: str) -> tuple[str, int, str, int]:
     Returns the same as `begin_by_default`. Raises NumapinError, also if other users may replace what is in the folder.
     """
     try:
-        os.makedirs(path, mode=0o700, exist_ok=True)
+        make_folders(path, mode=0o700)
         with opened(path) as base:
             _require_unshared(path, base)
             name, lock = _begin(base, needs_lock=False)
@@ -138,8 +156,6 @@ def own_bases(environ: Mapping[str, str]) -> Iterator[str]:
     for place in _temporary_directories(environ):
         with suppress(OSError), _opened_place(place) as parent:
             yield from _private_bases(place, parent, _base_names(parent))
-            if os.access(".", os.W_OK, dir_fd=parent):
-                break  # runs use the first writable place
     runtime = environ.get("XDG_RUNTIME_DIR")
     if runtime:
         with suppress(OSError), _opened_place(os.path.abspath(runtime)) as parent:
@@ -171,7 +187,7 @@ def live_in(base: str, owner: int | None) -> list[str]:
 def is_locked(folder: int) -> bool:
     """Return whether a launcher holds the lock in an opened folder. A lock that cannot be read counts as held."""
     try:
-        lock = open_file(folder, _LOCK)
+        lock = open_file(folder, LOCK)
     except OSError as error:
         return bool(error.errno == errno.EACCES)
     try:
@@ -183,29 +199,13 @@ def is_locked(folder: int) -> bool:
     return False
 
 
-def _sweep(base: int) -> None:
-    """Remove the folders of this host's runs that have ended: the ones whose lock no launcher holds.
-
-    Other hosts' folders stay. If locks are local to a host, as on Lustre with localflock, theirs look free here.
-    """
-    for name in os.listdir(base):
-        if _is_of_this_host(name):
-            with suppress(OSError):  # removed at this moment, or its lock is held
-                _sweep_one(base, name)
-
-
 def remove_run(path: str, base: int, name: str) -> None:
     """Remove a run's folder. If its base was removed meanwhile, remove the folder that torch or a rank made instead."""
-    _remove(base, name)
+    remove(base, name)
     if os.fstat(base).st_nlink == 0:
         with suppress(OSError), opened(path) as again:
             if is_own(again):
-                _remove(again, name)
-
-
-def _remove(base: int, name: str) -> None:
-    """Remove a folder in an opened one, without following links."""
-    shutil.rmtree(name, ignore_errors=True, dir_fd=base)
+                remove(again, name)
 
 
 def _begin(base: int, *, needs_lock: bool = True) -> tuple[str, int]:
@@ -214,17 +214,17 @@ def _begin(base: int, *, needs_lock: bool = True) -> tuple[str, int]:
     A failure leaves nothing behind. Raises OSError, also if the file system has no locks and `needs_lock` is set:
     without a lock, another run's sweep would take this run for one that has ended.
     """
-    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{_host()}-{os.urandom(4).hex()}"
-    os.mkdir(_NEW + name, 0o700, dir_fd=base)
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{host_name()}-{os.urandom(4).hex()}"
+    os.mkdir(NEW + name, 0o700, dir_fd=base)
     try:
-        lock = _locked(base, _NEW + name, needs_lock=needs_lock)
+        lock = _locked(base, NEW + name, needs_lock=needs_lock)
         try:
-            os.rename(_NEW + name, _RUN + name, src_dir_fd=base, dst_dir_fd=base)
+            os.rename(NEW + name, _RUN + name, src_dir_fd=base, dst_dir_fd=base)
         except BaseException:
             os.close(lock)
             raise
     except BaseException:
-        _remove(base, _NEW + name)
+        remove(base, NEW + name)
         raise
     return _RUN + name, lock
 
@@ -233,7 +233,7 @@ def _locked(base: int, name: str, *, needs_lock: bool) -> int:
     """Make and hold the lock of a new run, which keeps other runs from sweeping its folder."""
     folder = os.open(name, FOLDER, dir_fd=base)
     try:
-        lock = os.open(_LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL | FILE, 0o600, dir_fd=folder)
+        lock = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL | FILE, 0o600, dir_fd=folder)
     finally:
         os.close(folder)
     try:
@@ -243,10 +243,6 @@ def _locked(base: int, name: str, *, needs_lock: bool) -> int:
             os.close(lock)
             raise
     return lock
-
-
-def _host() -> str:
-    return os.uname().nodename.replace("/", "_")
 
 
 def _temporary_directories(environ: Mapping[str, str]) -> list[str]:
@@ -336,40 +332,3 @@ def _is_live_run(base: int, name: str, owner: int | None) -> bool:
         return owner in (None, os.fstat(folder).st_uid) and is_locked(folder)
     finally:
         os.close(folder)
-
-
-def _is_of_this_host(name: str) -> bool:
-    """Return whether this is the name of a run of this host, or of a run that `_begin` has not renamed yet."""
-    match = _NAME.fullmatch(name)
-    return match is not None and match["host"] == _host()
-
-
-def _sweep_one(base: int, name: str) -> None:
-    """Remove a folder of ours if no launcher holds its lock. Raises OSError if it stays."""
-    folder = os.open(name, FOLDER, dir_fd=base)
-    try:
-        is_unfinished = name.startswith(_NEW)
-        if not is_own(folder) or (is_unfinished and _is_young(folder)):
-            return
-        if is_unfinished and not os.listdir(folder):
-            os.rmdir(name, dir_fd=base)  # its launcher died before it made the lock
-            return
-        lock = open_file(folder, _LOCK, os.O_RDWR)  # NFS needs write access for an exclusive lock
-    finally:
-        os.close(folder)
-    _remove_unless_locked(base, name, lock)
-
-
-def _remove_unless_locked(base: int, name: str, lock: int) -> None:
-    """Remove a folder if its lock is ours and free, and close the lock. Raises OSError if it is held."""
-    try:
-        if is_own(lock):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _remove(base, name)
-    finally:
-        os.close(lock)
-
-
-def _is_young(folder: int) -> bool:
-    """Return whether a launcher may still be about to lock and rename a folder."""
-    return time.time() - os.fstat(folder).st_mtime < _UNFINISHED_S

@@ -16,7 +16,7 @@ import sys
 
 from numapin.base.cpu_set import CpuSet
 from numapin.base.files import replace_at, unwritten
-from numapin.base.folders import open_file, opened, require_own, require_stable
+from numapin.base.folders import FOLDER, OpenFolder, open_file, opened, require_own, require_stable
 from numapin.base.stderr import say
 from numapin.errors import NumapinError
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping, Sequence
     from typing import Final
 
-    from numapin.base.folders import OpenFolder
     from numapin.plan.model import Plan, RankPlan
 
 PLAN: Final = "plan.json"
@@ -83,7 +82,6 @@ def write_text(folder: str, name: str, text: str) -> None:
     """Write a file into the folder, whole or not at all. Raises NumapinError that names it."""
     try:
         with _opened_to_write(folder) as descriptor:
-            require_own(descriptor)
             replace_at(descriptor, name, text, mode=0o600)
     except (OSError, ValueError) as error:
         raise unwritten(os.path.join(folder, name), error, _REMEDY) from None
@@ -189,21 +187,26 @@ def read_text(path: str) -> str:
     return content.decode(errors="replace")
 
 
-def _opened_to_write(folder: str) -> OpenFolder:
-    """Open a run's folder; make it again if a clean-up of the temporary directory removed it."""
+def identity(folder: str) -> tuple[int, int] | None:
+    """Return device and inode of a run's folder; None if it is gone, or if others can replace it."""
     try:
-        os.stat(folder)
-    except FileNotFoundError:
-        _make_again(folder)
-    return opened(folder)
+        with _opened_to_write(folder) as descriptor:
+            found = os.fstat(descriptor)
+            return found.st_dev, found.st_ino
+    except OSError:
+        return None
 
 
-def _make_again(folder: str) -> None:
+def _opened_to_write(folder: str) -> OpenFolder:
+    """Open a run's folder. It is not made again: another user may have made the folder around it.
+
+    Raises OSError, also if other users may replace it, or what is in it.
+    """
     base, name = os.path.split(os.path.abspath(folder))
-    os.makedirs(base, mode=0o700, exist_ok=True)
     with opened(base) as parent:
         require_stable(parent)
-        try:
-            os.mkdir(name, 0o700, dir_fd=parent)
-        except FileExistsError:  # another rank was faster
-            pass
+        run = OpenFolder(os.open(name, FOLDER, dir_fd=parent))
+    with run as descriptor:
+        require_own(descriptor)
+        require_stable(descriptor)
+        return OpenFolder(os.dup(descriptor))

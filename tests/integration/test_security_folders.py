@@ -42,6 +42,19 @@ BASE: Final = f"numapin-{VICTIM}"
 OVER: Final = f"run-20261122-101112-{os.uname().nodename}-0a1b2c3d"
 _PR_SET_DUMPABLE: Final = 4  # sys/prctl.h
 _CLONE_NEWUSER: Final = 0x10000000  # sched.h
+_TAKEN_OVER: Final = f"""
+import os, shutil, sys
+folder, error_file = os.environ["NUMAPIN_RUN_DIR"], os.environ["TORCHELASTIC_ERROR_FILE"]
+base = os.path.dirname(folder)
+print(folder, error_file, sorted(os.listdir(folder)), flush=True)
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    shutil.rmtree(base)
+    if sys.argv[1] == "taken over":
+        os.mkdir(base)
+        os.chown(base, {ATTACKER}, {ATTACKER})
+        os.chmod(base, 0o777)
+    sys.exit(1)
+"""
 NUM_TRIES: Final = 300
 NUM_WRITES: Final = 3000
 SHOW: Final = """
@@ -272,7 +285,8 @@ class TestOthersRuns:
             named = {"NUMAPIN_RUN_DIR": str(base)}
             for uid in (VICTIM, 0):
                 for environ in hidden:
-                    assert as_user(uid, run_folder.live_runs, environ) == []
+                    live = as_user(uid, run_folder.live_runs, environ)
+                    assert not [path for path in live if place in Path(path).parents]  # root's own may be in /tmp
             assert as_user(VICTIM, run_folder.live_runs, named) == []
             assert as_user(VICTIM, run_folder.is_live, str(base / OVER)) is False
             assert as_user(0, run_folder.live_runs, named) == [str(base / OVER)]
@@ -356,6 +370,22 @@ class TestCommand:
         assert "plan.json" in names
         assert [_tree(folder) for folder in theirs] == before
         assert not Path(folder).exists()
+
+    @pytest.mark.parametrize("what", ["removed", "taken over"])
+    def test_a_restart_without_the_runs_folder(self, place: Path, tmp_path: Path, what: str) -> None:
+        """After a cleaner removed the run's folder, restarted ranks get a new one, and the old path is not used."""
+        path = script(tmp_path, _TAKEN_OVER)
+        options = ("--nproc-per-node", "1", "--max-restarts", "1")
+        done = numapin("run", *options, path, what, TMPDIR=str(place))
+        assert done.status == 0, done.err
+        old, new = (line.split(maxsplit=2) for line in done.out.splitlines())
+        assert f"warning: the folder of this run, {old[0]}, was removed or replaced" in done.err
+        assert "set NUMAPIN_RUN_DIR to a folder outside of /tmp" in done.err
+        assert new[0] != old[0]
+        assert new[1].startswith(f"{new[0]}/logs/")
+        for name in ("plan.json", "lock", "observed-0-1.json"):
+            assert name in new[2]
+        assert not list(place.rglob("run-*"))
 
     def test_a_users_run(self, place: Path, home: Path) -> None:
         """A user who is not root is protected too, with a link in place of the folder."""

@@ -7,6 +7,8 @@ import fcntl
 import json
 import os
 import shutil
+import signal
+import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -21,7 +23,10 @@ from numapin.launcher import run_folder
 from numapin.plan.model import Plan
 from numapin.plan.request import Bind, Memory
 from numapin.rank import handover
+from tests.needs import needs_root
 from tests.unit.planned import PLANNED
+
+pytestmark = pytest.mark.usefixtures("only_places_of_the_test")
 
 
 def test_the_named_folder_comes_first(tmp_path: Path) -> None:
@@ -206,18 +211,94 @@ def test_folders_that_no_run_of_this_host_made_are_not_swept(tmp_path: Path, nam
         assert left.exists()
 
 
-@pytest.mark.parametrize("lock", ["none", "a link", "a folder"])
-def test_a_folder_without_a_lock_is_not_swept(tmp_path: Path, lock: str) -> None:
+@pytest.mark.parametrize("age_s", [0, 7200])
+@pytest.mark.parametrize("lock", ["a link", "a folder"])
+def test_a_folder_without_a_lock_is_not_swept(tmp_path: Path, lock: str, age_s: float) -> None:
     """A lock that is not a file of ours says nothing about the run."""
     left = _left(tmp_path / f"numapin-{os.getuid()}", OVER, lock=False)
     left.parent.chmod(0o700)
     if lock == "a link":
         (tmp_path / "free").touch()
         (left / "lock").symlink_to(tmp_path / "free")
-    elif lock == "a folder":
+    else:
         (left / "lock").mkdir()
+    os.utime(left, (time.time() - age_s,) * 2)
     with run_folder.run_directory({"TMPDIR": str(tmp_path)}):
         assert left.exists()
+
+
+@pytest.mark.parametrize("age_s", [0, 7200])
+def test_a_folder_that_lost_its_lock_is_swept_when_it_is_old(tmp_path: Path, age_s: float) -> None:
+    """Older versions removed the lock before other files, and may have been killed in between."""
+    left = _left(tmp_path / f"numapin-{os.getuid()}", OVER, lock=False)
+    left.parent.chmod(0o700)
+    (left / "plan.json").touch()
+    os.utime(left, (time.time() - age_s,) * 2)
+    with run_folder.run_directory({"TMPDIR": str(tmp_path)}):
+        assert left.exists() == (age_s == 0)
+
+
+def test_an_active_run_that_lost_its_lock_is_not_swept(tmp_path: Path) -> None:
+    """A cleaner of temporary files may remove the lock; the launcher holds the folder, too."""
+    environ = {"TMPDIR": str(tmp_path)}
+    with run_folder.run_directory(environ) as live:
+        Path(live, "lock").unlink()
+        os.utime(live, (0, 0))
+        with run_folder.run_directory(environ):
+            assert Path(live).exists()
+
+
+@pytest.mark.parametrize("num_removed", range(1, 7))
+def test_a_launcher_that_is_killed_while_it_removes_its_folder(tmp_path: Path, num_removed: int) -> None:
+    """The next run removes what is left; an empty folder waits for an hour."""
+    environ, names = {"TMPDIR": str(tmp_path)}, ("plan.json", "command.json", "observed-0-0.json", "observed-1-0.json")
+    child = os.fork()
+    if child == 0:
+        _die_after(num_removed)
+        with run_folder.run_directory(environ) as folder:
+            for name in (*names, "logs/x"):
+                Path(folder, name).parent.mkdir(exist_ok=True)
+                Path(folder, name).touch()
+        os._exit(0)
+    assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
+    (left,) = (tmp_path / f"numapin-{os.getuid()}").iterdir()
+    if not list(left.iterdir()):
+        os.utime(left, (0, 0))
+    with run_folder.run_directory(environ):
+        assert not left.exists()
+
+
+def _die_after(num_removed: int) -> None:
+    """Kill this process as soon as it has removed this many files."""
+    unlink, count = os.unlink, iter(range(1, num_removed))
+
+    def and_die(path: str, *, dir_fd: int | None = None) -> None:
+        unlink(path, dir_fd=dir_fd)
+        if next(count, None) is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    vars(os)["unlink"] = and_die
+
+
+def test_a_run_in_the_second_place_is_found(tmp_path: Path) -> None:
+    """If the first place was full when a run began, its folder is in the next one."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    with run_folder.run_directory({"TMPDIR": str(second)}) as path:
+        assert run_folder.live_runs({"TMPDIR": str(first), "TEMP": str(second)}) == [path]
+
+
+@needs_root
+def test_the_named_folder_is_not_made_behind_another_users_link(tmp_path: Path) -> None:
+    """The link is refused before anything is made."""
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    (tmp_path / "target").mkdir()
+    os.chown(tmp_path / "link", 54321, 54321, follow_symlinks=False)
+    named = {"NUMAPIN_RUN_DIR": str(tmp_path / "link" / "a" / "b")}
+    with pytest.raises(NumapinError, match="link is a link of another user"), run_folder.run_directory(named):
+        pass
+    assert not list((tmp_path / "target").iterdir())
 
 
 @pytest.mark.parametrize("lock", [True, False])
@@ -252,13 +333,62 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert run_folder.live_runs(environ) == [path]
 
 
-def test_a_rank_makes_a_folder_again_that_is_gone(tmp_path: Path) -> None:
-    """After a clean-up of the temporary directory, the folder that a restarted rank makes is private, too."""
+@pytest.mark.parametrize("mode", [None, 0o777, 0o700])
+def test_a_rank_makes_no_folder(tmp_path: Path, mode: int | None) -> None:
+    """If a run's folder is gone, nothing is made by its path: another user may have made the folder around it."""
+    base = tmp_path / "numapin-0"
+    if mode is not None:
+        base.mkdir()
+        base.chmod(mode)
+    with pytest.raises(NumapinError, match=r"observed-0-1\.json cannot be written"):
+        handover.write_json(str(base / "run-1"), "observed-0-1.json", {"n": 1})
+    assert not list(tmp_path.rglob("run-1"))
+
+
+@pytest.mark.parametrize("replaceable", ["base", "folder"])
+def test_a_rank_writes_nothing_where_others_may_write(tmp_path: Path, replaceable: str) -> None:
+    """The folder around a run's folder is checked, too, also where the run's folder exists."""
     folder = tmp_path / "numapin-0" / "run-1"
-    handover.write_json(str(folder), "observed-0-1.json", {"n": 1})
-    assert [path.stat().st_mode & 0o777 for path in (folder.parent, folder)] == [0o700, 0o700]
-    assert (folder / "observed-0-1.json").stat().st_mode & 0o777 == 0o600
-    assert handover.records(str(folder)) == [str(folder / "observed-0-1.json")]
+    folder.mkdir(parents=True)
+    handover.write_json(str(folder), "a.json", {})
+    (folder.parent if replaceable == "base" else folder).chmod(0o777)
+    with pytest.raises(NumapinError, match=r"b\.json cannot be written: others may write to it \(mode 0777\)"):
+        handover.write_json(str(folder), "b.json", {})
+    assert handover.identity(str(folder)) is None
+    assert handover.records(str(folder)) == []
+
+
+def test_a_link_in_place_of_a_runs_folder_is_not_followed(tmp_path: Path) -> None:
+    """The last part of the path is the run's own folder, not a link."""
+    (tmp_path / "home").mkdir()
+    (tmp_path / "run-1").symlink_to("home")
+    with pytest.raises(NumapinError, match=r"a\.json cannot be written"):
+        handover.write_json(str(tmp_path / "run-1"), "a.json", {})
+    assert not list((tmp_path / "home").iterdir())
+
+
+def test_systemd_tmpfiles_leaves_an_active_run(tmp_path: Path) -> None:
+    """The cleaner of /tmp skips the folder while the run lives, however old its files are, and removes it later."""
+    tool = shutil.which("systemd-tmpfiles")
+    if tool is None:
+        pytest.skip("systemd-tmpfiles is missing")
+    settings = tmp_path / "settings.conf"
+    settings.write_text(f"e {tmp_path / 'place'} - - - mM:1h -\n")
+    environ = {"TMPDIR": str(tmp_path / "place")}
+    (tmp_path / "place").mkdir()
+
+    def clean(folder: Path) -> None:
+        for path in (*folder.iterdir(), folder, folder.parent):
+            os.utime(path, (0, 0))
+        subprocess.run([tool, "--clean", str(settings)], check=True)
+
+    with run_folder.run_directory(environ) as path:
+        handover.write_json(path, handover.PLAN, {})
+        clean(Path(path))
+        assert sorted(entry.name for entry in Path(path).iterdir()) == ["lock", "plan.json"]
+    ended = _left(Path(path).parent, OVER)
+    clean(ended)
+    assert not ended.exists()
 
 
 def test_a_run_that_failed_leaves_its_folder_until_the_next(tmp_path: Path) -> None:

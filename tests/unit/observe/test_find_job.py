@@ -23,6 +23,8 @@ from numapin.system.proc import is_running, start_time
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.usefixtures("only_places_of_the_test")
+
 CPUS = cpu_set.render(os.sched_getaffinity(0))
 ALONE = {"CUDA_VISIBLE_DEVICES": ""}
 
