@@ -50,9 +50,10 @@ class OpenFolder:
 class OpenPlace:
     """The opened folder that holds a file, closed at the end of a `with` block, and the file's name in the folder."""
 
-    __slots__ = ("_folder", "_name")
+    __slots__ = ("_folder", "_make", "_name")
 
-    def __init__(self, path: str, *, follow: bool) -> None:
+    def __init__(self, path: str, *, follow: bool, make: bool = False) -> None:
+        self._make = make
         self._folder = os.open("/" if path.startswith("/") else ".", PLACE)
         try:
             self._name = self._walk(path, follow=follow)
@@ -88,8 +89,14 @@ class OpenPlace:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
 
     def _enter(self, name: str) -> None:
-        """Open a folder in the current one, which is closed."""
-        entered = os.open(name, PLACE, dir_fd=self._folder)
+        """Open a folder in the current one, which is closed. With `make`, make the folder if it is missing."""
+        try:
+            entered = os.open(name, PLACE, dir_fd=self._folder)
+        except FileNotFoundError:
+            if not self._make:
+                raise
+            _make_at(self._folder, name, 0o777)
+            entered = os.open(name, PLACE, dir_fd=self._folder)
         os.close(self._folder)
         self._folder = entered
 
@@ -109,6 +116,21 @@ def opened(path: str, flags: int = FOLDER) -> OpenFolder:
         return OpenFolder(os.open("/", flags))
     with place_of(path) as (parent, name):
         return OpenFolder(os.open(name, flags, dir_fd=parent))
+
+
+def make_folders(path: str, *, mode: int = 0o777) -> None:
+    """Make a folder and the missing ones above it, as `mkdir -p`; follow only the links that `place_of` follows.
+
+    The umask applies, and `mode` counts for the last folder only. Raises OSError, e.g. FileExistsError for a file.
+    """
+    if not _components(path):
+        return
+    with OpenPlace(path, follow=True, make=True) as (parent, name):
+        found = status_at(parent, name)
+        if found is None:
+            _make_at(parent, name, mode)
+        elif not stat.S_ISDIR(found.st_mode):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
 
 
 def open_file(folder: int, name: str, flags: int = os.O_RDONLY) -> int:
@@ -179,6 +201,14 @@ def status_at(folder: int, name: str) -> os.stat_result | None:
         return os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
         return None
+
+
+def _make_at(parent: int, name: str, mode: int) -> None:
+    """Make a folder in an opened one unless another process was faster."""
+    try:
+        os.mkdir(name, mode, dir_fd=parent)
+    except FileExistsError:
+        pass
 
 
 def _components(path: str) -> list[str]:
