@@ -42,6 +42,12 @@ def test_links_and_pipes_stay_what_they_are(tmp_path: Path) -> None:
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     write_text_to(str(pipe), "2", remedy="")
     assert os.read(reader, 100) == b"2"
+    (tmp_path / "to-pipe").symlink_to("pipe")
+    (tmp_path / "to-descriptor").symlink_to(f"/dev/fd/{reader}")
+    for number, path in enumerate((str(tmp_path / "to-pipe"), f"/dev/fd/{reader}", str(tmp_path / "to-descriptor"))):
+        assert is_writable(path)
+        write_text_to(path, str(number), remedy="")
+        assert os.read(reader, 100) == str(number).encode()
     os.close(reader)
     assert pipe.is_fifo()
 
