@@ -159,14 +159,7 @@ def open_file(folder: int, name: str, flags: int = os.O_RDONLY) -> int:
 
 def make_own(path: str) -> None:
     """Make a folder (mode 0700), or check that an existing one is this user's. Raises OSError, e.g. PermissionError."""
-    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-    with place_of(path) as (parent, name):
-        try:
-            os.mkdir(name, 0o700, dir_fd=parent)
-        except FileExistsError:
-            pass
-        else:
-            return
+    make_folders(path, mode=0o700)
     with opened(path) as folder:
         require_own(folder)
 
