@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import json
 import os
 import pickle
 import shutil
@@ -30,6 +31,7 @@ from numapin.launcher import run_folder
 from numapin.rank import handover
 from tests.integration.launching import NUMAPIN, environment, numapin, script
 from tests.needs import needs_root
+from tests.trace.made import loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -332,6 +334,27 @@ class TestFiles:
         assert f"{folder} cannot be used: belongs to another user (uid {ATTACKER})" in done.err
         assert "choose another with --output DIR" in done.err
         assert _tree(folder) == before
+
+    @pytest.mark.parametrize("names", ["folder", "link/a/b"])
+    def test_report_on_a_trace(self, place: Path, tmp_path: Path, names: str) -> None:
+        """A report on traces goes into no folder of another user, and through no link of one."""
+
+        def plant() -> None:
+            _make_open(place / "folder")
+            (place / "link").symlink_to(home)
+
+        home = tmp_path / "home"
+        home.mkdir(mode=0o700)
+        as_user(ATTACKER, plant)
+        before = (_tree(place / "folder"), _tree(home))
+        trace = tmp_path / "trace.json"
+        trace.write_text(json.dumps(loop(compute=5).content()))
+        done = numapin("trace", "--read", str(trace), "--output", str(place / names), TMPDIR=str(place))
+        assert (done.status, done.out) == (1, "")
+        assert f"{place / names} cannot be written: " in done.err
+        assert f"another user (uid {ATTACKER})" in done.err
+        assert "choose another with --output DIR" in done.err
+        assert (_tree(place / "folder"), _tree(home)) == before
 
 
 class TestCommand:
