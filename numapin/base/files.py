@@ -12,13 +12,15 @@ import errno
 import os
 import stat
 
-from numapin.base.folders import place_of, status_at
+from numapin.base.folders import is_in_proc, place_of, refuse_planted, status_at
 from numapin.errors import NumapinError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Final
 
+# Without O_NONBLOCK, opening a pipe without a reader would block.
+_SPECIAL: Final = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -46,7 +48,7 @@ def is_writable(path: str) -> bool:
     """Return whether `write_text_to` can write this file, as far as that is known without writing."""
     try:
         if is_special(path):
-            with place_of(path, follow=False) as (folder, name):
+            with place_of(path, into_proc=False) as (folder, name):
                 return not os.path.isdir(path) and os.access(name, os.W_OK, dir_fd=folder)
         with place_of(path) as (folder, _):
             return os.access(".", os.W_OK, dir_fd=folder)
@@ -99,13 +101,13 @@ def _take_over_rights(descriptor: int, old: os.stat_result) -> None:
 
 
 def _write_special(path: str, text: str) -> None:
-    """Write to a device or pipe. Raises OSError, also if it has become a regular file in the meantime."""
-    with place_of(path, follow=False) as (folder, name):
-        # Without O_NONBLOCK, opening a pipe without a reader would block.
-        descriptor = os.open(name, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, dir_fd=folder)
-    with open(descriptor, "w", encoding="utf-8") as file:
-        found = os.fstat(descriptor)
-        if stat.S_ISREG(found.st_mode) and found.st_nlink:
-            raise OSError(errno.EINVAL, "it has become a regular file", path)
-        os.set_blocking(descriptor, True)
-        file.write(text)
+    """Write to a device or pipe. Raises OSError, also if it is a link or regular file or another user's by now."""
+    with place_of(path, into_proc=False) as (folder, name):
+        follow = 0 if is_in_proc(folder) else os.O_NOFOLLOW
+        with open(os.open(name, _SPECIAL | follow, dir_fd=folder), "w", encoding="utf-8") as file:
+            found = os.fstat(file.fileno())
+            refuse_planted(folder, name, found)
+            if stat.S_ISREG(found.st_mode) and found.st_nlink:
+                raise OSError(errno.EINVAL, "it has become a regular file", path)
+            os.set_blocking(file.fileno(), True)
+            file.write(text)

@@ -25,6 +25,7 @@ PLACE: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 """The same for a folder that need not be readable."""
 FILE: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 """Flags that open a file without following a link or waiting for a pipe."""
+_LOOK: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_LINKS: Final = 40  # as Linux
 OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 _UNMAPPED: Final = 65534  # how Linux shows users that a user namespace does not map
@@ -52,11 +53,11 @@ class OpenPlace:
 
     __slots__ = ("_folder", "_make", "_name")
 
-    def __init__(self, path: str, *, follow: bool, make: bool = False) -> None:
+    def __init__(self, path: str, *, into_proc: bool = True, make: bool = False) -> None:
         self._make = make
         self._folder = os.open("/" if path.startswith("/") else ".", PLACE)
         try:
-            self._name = self._walk(path, follow=follow)
+            self._name = self._walk(path, into_proc=into_proc)
         except BaseException:
             os.close(self._folder)
             raise
@@ -69,14 +70,14 @@ class OpenPlace:
         """Close the folder."""
         os.close(self._folder)
 
-    def _walk(self, path: str, *, follow: bool) -> str:
+    def _walk(self, path: str, *, into_proc: bool) -> str:
         """Go to the file's folder; return the file's name there."""
         names, num_links = _components(path), 0
         while names:
             name = names.pop()
             is_last = not names
             target = _target(self._folder, name, is_last=is_last)
-            if is_last and (target is None or not follow):
+            if is_last and (target is None or (not into_proc and is_in_proc(self._folder))):
                 return name
             if target is None:
                 self._enter(name)
@@ -101,13 +102,14 @@ class OpenPlace:
         self._folder = entered
 
 
-def place_of(path: str, *, follow: bool = True) -> OpenPlace:
+def place_of(path: str, *, into_proc: bool = True) -> OpenPlace:
     """Open the folder that holds a file (O_PATH); for a `with` block, which gets its descriptor and the file's name.
 
-    Links are followed, the file itself included unless `follow` is false. Raises OSError; PermissionError for a link
-    or file that another user put into a folder that everybody may write to.
+    Links are followed. Without `into_proc`, a link in /proc at the end of the way (/dev/stdout leads to one) stays,
+    because only the kernel can follow it to a pipe. Raises OSError; PermissionError for a link or file that another
+    user put into a folder that everybody may write to.
     """
-    return OpenPlace(path, follow=follow)
+    return OpenPlace(path, into_proc=into_proc)
 
 
 def opened(path: str, flags: int = FOLDER) -> OpenFolder:
@@ -125,7 +127,7 @@ def make_folders(path: str, *, mode: int = 0o777) -> None:
     """
     if not _components(path):
         return
-    with OpenPlace(path, follow=True, make=True) as (parent, name):
+    with OpenPlace(path, make=True) as (parent, name):
         found = status_at(parent, name)
         if found is None:
             _make_at(parent, name, mode)
@@ -157,14 +159,7 @@ def open_file(folder: int, name: str, flags: int = os.O_RDONLY) -> int:
 
 def make_own(path: str) -> None:
     """Make a folder (mode 0700), or check that an existing one is this user's. Raises OSError, e.g. PermissionError."""
-    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-    with place_of(path) as (parent, name):
-        try:
-            os.mkdir(name, 0o700, dir_fd=parent)
-        except FileExistsError:
-            pass
-        else:
-            return
+    make_folders(path, mode=0o700)
     with opened(path) as folder:
         require_own(folder)
 
@@ -195,6 +190,14 @@ def is_own(descriptor: int) -> bool:
     return os.fstat(descriptor).st_uid == os.geteuid()
 
 
+def is_in_proc(folder: int) -> bool:
+    """Return whether an opened folder is in /proc, where only the kernel makes links."""
+    try:
+        return os.fstat(folder).st_dev == os.stat("/proc/self").st_dev
+    except FileNotFoundError:
+        return False
+
+
 def status_at(folder: int, name: str) -> os.stat_result | None:
     """Return the status of a file, without following a link; None if the file does not exist."""
     try:
@@ -218,15 +221,20 @@ def _components(path: str) -> list[str]:
 
 def _target(folder: int, name: str, *, is_last: bool) -> str | None:
     """Return a link's target; None if the name is not a link. Raises OSError if another user may have planted it."""
-    found = status_at(folder, name)
-    if found is None:
+    try:
+        seen = os.open(name, _LOOK, dir_fd=folder)  # so that the link that is checked is the one that is read
+    except FileNotFoundError:
         return None
-    is_link = stat.S_ISLNK(found.st_mode)
-    if is_link:
-        _refuse_link_for_root(name, found)
-    if is_link or is_last:
-        _refuse_planted(folder, name, found)
-    return os.readlink(name, dir_fd=folder) if is_link else None
+    try:
+        found = os.fstat(seen)
+        is_link = stat.S_ISLNK(found.st_mode)
+        if is_link:
+            _refuse_link_for_root(name, found)
+        if is_link or is_last:
+            refuse_planted(folder, name, found)
+        return os.readlink("", dir_fd=seen) if is_link else None
+    finally:
+        os.close(seen)
 
 
 def _refuse_link_for_root(name: str, found: os.stat_result) -> None:
@@ -237,7 +245,7 @@ def _refuse_link_for_root(name: str, found: os.stat_result) -> None:
         )
 
 
-def _refuse_planted(folder: int, name: str, found: os.stat_result) -> None:
+def refuse_planted(folder: int, name: str, found: os.stat_result) -> None:
     """Raise PermissionError for another user's link or file in a folder that everybody may write to."""
     where = os.fstat(folder)
     is_shared = bool(where.st_mode & stat.S_ISVTX and where.st_mode & OTHERS_WRITE)

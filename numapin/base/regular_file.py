@@ -14,7 +14,7 @@ import stat
 from typing import Final
 
 _FLAGS: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-_INHERITED: Final = ("/dev/fd/", "/proc/self/fd/")
+_INHERITED: Final = ("/dev/fd", "/proc/self/fd")
 _STDIN: Final = "/dev/stdin"
 _KINDS: Final = (
     (stat.S_ISDIR, "a directory"),
@@ -57,7 +57,8 @@ def open_file(path: str) -> int:
 
 def is_inherited(path: str) -> bool:
     """Return whether a path names a descriptor that this process inherited, and not a file that others chose."""
-    return path == _STDIN or (path.startswith(_INHERITED) and path.rpartition("/")[2].isdecimal())
+    folder, _, name = path.rpartition("/")
+    return path == _STDIN or (folder in _INHERITED and name.isdecimal())
 
 
 def kind_of(mode: int) -> str:

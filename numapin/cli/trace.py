@@ -331,7 +331,7 @@ def _bounded(file: BinaryIO | gzip.GzipFile, most: int, path: Path) -> bytes:
 
 
 def _write(report: TraceReport, folder: Path) -> None:
-    """Write the report and the timeline."""
+    """Write the report and the timeline. Raises NumapinError, also if the folder belongs to another user."""
     template = files("numapin.trace").joinpath("timeline.html").read_text(encoding="utf-8")
     texts = {
         _REPORT: json_text(report.to_json()),
@@ -339,11 +339,9 @@ def _write(report: TraceReport, folder: Path) -> None:
     }
     remedy = f"see the tables with: numapin trace --read {folder}"
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with suppress(FileExistsError):
-            folder.mkdir(mode=0o700)
+        make_own(str(folder.absolute()))
     except OSError as error:
-        raise unwritten(str(folder), error, remedy) from None
+        raise unwritten(str(folder), error, "choose another with --output DIR") from None
     for name, text in texts.items():
         write_text_to(str(folder / name), text.encode(errors="replace").decode(), remedy=remedy)
     say(f"timeline and Chrome traces: {folder}")

@@ -103,7 +103,7 @@ def transcripts_of(page: Path) -> list[tuple[str, list[str]]]:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_transcripts_of_built_in_machines_are_current(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each line that a page shows below such a command is a line that the command prints, apart from its end and its blanks."""
+    """Each line that a page shows below such a command is one that it prints, apart from blanks and the line's end."""
     monkeypatch.setenv("COLUMNS", "200")
     for line, printed in transcripts_of(page):
         done = CliRunner().invoke(numapin, shlex.split(line)[1:])

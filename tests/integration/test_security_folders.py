@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import json
 import os
 import pickle
 import shutil
@@ -19,6 +20,7 @@ import sys
 import tempfile
 import traceback
 from contextlib import contextmanager, suppress
+from itertools import permutations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,7 +31,9 @@ from numapin.errors import NumapinError
 from numapin.launcher import run_folder
 from numapin.rank import handover
 from tests.integration.launching import NUMAPIN, environment, numapin, script
+from tests.moments import acting
 from tests.needs import needs_root
+from tests.trace.made import loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -56,6 +60,7 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     sys.exit(1)
 """
 NUM_TRIES: Final = 300
+MOST_CALLS: Final = 200
 NUM_WRITES: Final = 3000
 SHOW: Final = """
 import os
@@ -136,6 +141,38 @@ def attacked(attack: Callable[[], None]) -> Iterator[None]:
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+
+
+@contextmanager
+def attacker_on_call(states: dict[str, Callable[[], object]]) -> Iterator[Callable[[str], bool]]:
+    """Let the attacker bring about one of these states each time it is asked to; yield how to ask.
+
+    The answer is whether the attacker was able to.
+    """
+    (asked, ask), (answered, answer) = os.pipe(), os.pipe()
+    names = list(states)
+    child = os.fork()
+    if child == 0:
+        _become(ATTACKER)
+        while True:
+            name = names[os.read(asked, 1)[0]]
+            try:
+                states[name]()
+                os.write(answer, b"\1")
+            except OSError:
+                os.write(answer, b"\0")
+
+    def bring_about(name: str) -> bool:
+        os.write(ask, bytes([names.index(name)]))
+        return os.read(answered, 1) == b"\1"
+
+    try:
+        yield bring_about
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        for end in (asked, ask, answered, answer):
+            os.close(end)
 
 
 def _swap(path: Path, target: Path) -> None:
@@ -220,8 +257,45 @@ class TestBase:
         assert Path(second).parent == Path(first).parent
         assert (_tree(base), _tree(home)) == before
 
+    @pytest.mark.parametrize(("first", "then"), list(permutations(("nothing", "folder", "link"), 2)))
+    def test_swapped_at_every_moment(self, place: Path, home: Path, first: str, then: str) -> None:
+        """Whenever another user swaps what is in its place, the run's folder is in a folder of the victim's."""
+        base, before = place / BASE, _tree(home)
+
+        def cleared() -> Path:
+            with suppress(FileNotFoundError):
+                base.unlink() if base.is_symlink() else base.rmdir()
+            return base
+
+        states: dict[str, Callable[[], object]] = {
+            "nothing": cleared,
+            "folder": lambda: cleared().mkdir(),
+            "link": lambda: cleared().symlink_to(home),
+        }
+
+        def runs() -> tuple[list[str], int, bool]:
+            wrong, num_swaps = [], 0
+            for moment in range(MOST_CALLS):
+                assert bring_about(first)
+                swaps: list[bool] = []
+                with acting({moment: lambda: swaps.append(bring_about(then))}) as calls:  # noqa: B023 - called at once
+                    folder, live, is_ours = _run(place)
+                if not is_ours or folder not in live:
+                    wrong.append(folder)
+                Path(folder).parent.rmdir()
+                num_swaps += sum(swaps)
+                if calls.num <= moment:
+                    return wrong, num_swaps, True
+            return wrong, num_swaps, False
+
+        with attacker_on_call(states) as bring_about:
+            wrong, num_swaps, is_over = as_user(VICTIM, runs)
+        assert (wrong, is_over) == ([], True)
+        assert num_swaps > (1 if first == "nothing" else 20)  # nothing: only until the victim makes its own
+        assert _tree(home) == before
+
     def test_swapped_all_the_time(self, place: Path, home: Path) -> None:
-        """Even if the folder is swapped between a check and its use, the run's folder is in a folder of the victim."""
+        """The same, as fast as two processes can swap: many swaps may fall between two calls."""
         before = _tree(home)
 
         def runs() -> list[str]:
@@ -346,6 +420,27 @@ class TestFiles:
         assert f"{folder} cannot be used: belongs to another user (uid {ATTACKER})" in done.err
         assert "choose another with --output DIR" in done.err
         assert _tree(folder) == before
+
+    @pytest.mark.parametrize("names", ["folder", "link/a/b"])
+    def test_report_on_a_trace(self, place: Path, tmp_path: Path, names: str) -> None:
+        """A report on traces goes into no folder of another user, and through no link of one."""
+        private = tmp_path / "private"
+        private.mkdir(mode=0o700)
+
+        def plant() -> None:
+            _make_open(place / "folder")
+            (place / "link").symlink_to(private)
+
+        as_user(ATTACKER, plant)
+        before = (_tree(place / "folder"), _tree(private))
+        trace = tmp_path / "trace.json"
+        trace.write_text(json.dumps(loop(compute=5).content()))
+        done = numapin("trace", "--read", str(trace), "--output", str(place / names), TMPDIR=str(place))
+        assert (done.status, done.out) == (1, "")
+        assert f"{place / names} cannot be written: " in done.err
+        assert f"another user (uid {ATTACKER})" in done.err
+        assert "choose another with --output DIR" in done.err
+        assert (_tree(place / "folder"), _tree(private)) == before
 
 
 class TestCommand:

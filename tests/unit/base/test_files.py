@@ -42,6 +42,12 @@ def test_links_and_pipes_stay_what_they_are(tmp_path: Path) -> None:
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     write_text_to(str(pipe), "2", remedy="")
     assert os.read(reader, 100) == b"2"
+    (tmp_path / "to-pipe").symlink_to("pipe")
+    (tmp_path / "to-descriptor").symlink_to(f"/dev/fd/{reader}")
+    for number, path in enumerate((str(tmp_path / "to-pipe"), f"/dev/fd/{reader}", str(tmp_path / "to-descriptor"))):
+        assert is_writable(path)
+        write_text_to(path, str(number), remedy="")
+        assert os.read(reader, 100) == str(number).encode()
     os.close(reader)
     assert pipe.is_fifo()
 
@@ -165,3 +171,13 @@ class TestOthersFiles:
         for path in (others, link):
             with pytest.raises(PermissionError, match=f"belongs to another user \\(uid {STRANGER}\\)"):
                 make_own(str(path))
+
+    def test_no_folder_is_made_behind_another_users_link(self, shared: Path, tmp_path: Path) -> None:
+        """Missing folders above one's own are not made where another user's link leads."""
+        target, link = tmp_path / "target", shared / "link"
+        target.mkdir()
+        link.symlink_to(target)
+        os.chown(link, STRANGER, STRANGER, follow_symlinks=False)
+        with pytest.raises(PermissionError, match="link is a link of another user"):
+            make_own(str(link / "a" / "b"))
+        assert not list(target.iterdir())

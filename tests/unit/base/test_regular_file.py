@@ -86,6 +86,19 @@ def test_a_pipe_of_this_process_is_read_to_its_end() -> None:
         os.waitpid(child, 0)
 
 
+@pytest.mark.parametrize("folder", ["/dev/fd", "/proc/self/fd"])
+def test_a_pipe_on_the_way_from_the_descriptors_is_not_one_of_them(tmp_path: Path, folder: str) -> None:
+    """A named pipe whose path only begins like a descriptor's is refused at once. A writer keeps it from ending."""
+    pipe = tmp_path / "7"
+    os.mkfifo(pipe)
+    writer = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
+    os.write(writer, b"{}")
+    path = f"{folder}/../../../..{pipe}"
+    with pytest.raises(OSError, match="a named pipe, not a regular file"):
+        read_file(path, max_bytes=1)  # which would return two bytes of the pipe
+    os.close(writer)
+
+
 def test_a_file_has_a_largest_size(tmp_path: Path) -> None:
     """A file of one byte too many is refused; the message names the bound."""
     path = tmp_path / "file"
