@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from numapin.errors import UsageError
 from tests.integration.launching import numapin, script, torchrun
 
 if TYPE_CHECKING:
@@ -38,13 +39,15 @@ def our_parser() -> argparse.ArgumentParser:
 
 
 def parsed(parser: argparse.ArgumentParser, arguments: list[str]) -> dict[str, object] | str:
-    """Return what a parser makes of arguments, or the error it prints."""
+    """Return what a parser makes of arguments, or its error."""
     err = io.StringIO()
     with contextlib.redirect_stderr(err):
         try:
             values = vars(parser.parse_args(arguments))
         except SystemExit:
-            return err.getvalue().rpartition("error: ")[2]
+            return err.getvalue().rpartition("error: ")[2].rstrip("\n")
+        except UsageError as error:
+            return error.message
     return {key: str(value) for key, value in values.items() if key not in ("numapin_own", "nproc_per_node")}
 
 
