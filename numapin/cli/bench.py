@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @click.group(context_settings={"show_default": True})
 def bench() -> None:
-    """Measure this machine; all peers are measured alternately in one run."""
+    """Measure this machine. The variants (peers) take turns, so that all see the same conditions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +126,7 @@ class _BenchAllocOptions(BenchOptions):
 @bench.command(short_help="Allocation, writes and copies of memory.")
 @click.option("--sizes", type=SIZES, default=alloc_cases.SIZES, show_default="4K to 128M", help="Sizes, e.g. 4K,64M.")
 @names_option("--peers", alloc_cases.PEERS, about="Ways to allocate (default: all).")
-@click.option("--samples", type=click.IntRange(1), default=7, help="Allocations per repeat; their median counts.")
+@click.option("--samples", type=click.IntRange(1), default=7, help="Allocations per repeat; the median is reported.")
 @shared_options(repeats=5, timeout_s=120)
 @with_values(_BenchAllocOptions)
 def alloc(options: _BenchAllocOptions) -> None:
@@ -223,7 +223,9 @@ class _BenchExecOptions(BenchOptions):
 
 @bench.command(name="exec", short_help="Start-up time that `numapin exec` adds.")
 @names_option("--peers", exec_cases.PEERS, about="Ways to start a command (default: all).")
-@click.option("--samples", type=click.IntRange(1), default=21, help="Pairs of starts per repeat; their median counts.")
+@click.option(
+    "--samples", type=click.IntRange(1), default=21, help="Pairs of starts per repeat; the median is reported."
+)
 @shared_options(repeats=5, timeout_s=120)
 @with_values(_BenchExecOptions)
 def exec_(options: _BenchExecOptions) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -23,7 +23,7 @@ from numapin.doctor.examine import examine
 from numapin.doctor.files import read_files
 from numapin.doctor.live import read_live
 from numapin.doctor.model import DoctorReport
-from numapin.errors import LibnumaError
+from numapin.errors import LibnumaError, UsageError
 from numapin.topology.discover import discover
 
 if TYPE_CHECKING:
@@ -42,7 +42,19 @@ class _DoctorOptions:
     as_json: bool
 
 
-@click.command(params=[MACHINE[0], GPU_NODES])
+def _refuse_machine(_ctx: click.Context, _option: click.Parameter, value: str | None) -> None:
+    """Raise UsageError for --machine, which other commands have."""
+    if value is not None:
+        raise UsageError(
+            f"--machine {value}: a machine file does not have the settings that doctor examines",
+            "doctor examines this host, or a capture: --root DIR",
+        )
+
+
+_NO_MACHINE: Final = click.Option(["--machine"], hidden=True, expose_value=False, callback=_refuse_machine)
+
+
+@click.command(params=[MACHINE[0], GPU_NODES, _NO_MACHINE])
 @click.option(
     "--batch-bytes",
     type=Parsed("SIZE", sizes.parse),

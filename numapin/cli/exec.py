@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from numapin.tasks.identify import Task
     from numapin.tasks.slice import Slice
 
-_RANK: Final = "Number of this task on its host, from 0 (default: from the launcher's variables)."
-_SIZE: Final = f"Number of tasks on this host, at most {MAX_RANKS} (default: likewise)."
+_RANK: Final = "Number of this rank on its host, from 0 (default: from the launcher's variables)."
+_SIZE: Final = f"Number of ranks on this host, at most {MAX_RANKS} (default: from the launcher's variables)."
 _DECIDED_BY_PLAN: Final = [option.name for option in BINDING if option.name != "strict"]
 
 
@@ -47,7 +47,7 @@ class _ExecOptions(BindingOptions):
     "--plan",
     type=FilePath(path_type=str),
     metavar="FILE",
-    help="Use this task's slice of a saved plan (numapin plan --json) instead of reading the machine. "
+    help="Use this rank's slice of a saved plan (numapin plan --json) instead of reading the machine. "
     "Default: the slice that `numapin run` gave this rank, else plan.json in NUMAPIN_RUN_DIR, else a new plan.",
 )
 @click.option("--local-rank", type=click.IntRange(0, MAX_RANKS - 1), metavar="N", help=_RANK)
@@ -83,9 +83,11 @@ def exec(options: _ExecOptions) -> None:  # noqa: A001 - the command's name
 
 def _typed_binding_options() -> list[str]:
     """Return the binding options on the command line that decide what a plan decides."""
-    source = click.get_current_context().get_parameter_source
+    context = click.get_current_context()
+    source = context.get_parameter_source
     names = [name for name in _DECIDED_BY_PLAN if name and source(name) is ParameterSource.COMMANDLINE]
-    return [name.replace("_", "-") for name in names]
+    typed_smt = "smt" if context.params["smt"] else "no-smt"
+    return [typed_smt if name == "smt" else name.replace("_", "-") for name in names]
 
 
 def _plan_here(task: Task, options: BindingOptions) -> Slice:

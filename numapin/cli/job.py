@@ -17,7 +17,7 @@ from numapin.cli.output import emit, warn, write
 from numapin.errors import UsageError
 from numapin.jobs import duration, kubernetes, lsf, mpi, pbs, slurm
 from numapin.jobs.request import Form, JobRequest, KubernetesKind, Launch
-from numapin.jobs.share import Share, share_of
+from numapin.jobs.share import Share, require_present, share_of
 from numapin.plan.make import make_plan
 
 if TYPE_CHECKING:
@@ -36,15 +36,15 @@ _SHAPE: Final = (
         ["--cpus-per-task"],
         type=int,
         metavar="N",
-        help="CPUs per task: the launcher of a host, or a rank with --form task (default: the share of --machine that "
-        "belongs to its GPUs).",
+        help="CPUs per task: one task per host, or one per rank with --form task. Default: the GPUs' share of "
+        "--machine.",
     ),
     click.Option(
         ["--machine"],
         type=MachinePath(),
         metavar="FILE",
-        help="Machine file of the cluster's hosts (topo --save), or a built-in machine (example:dgx-a100), for CPUs "
-        "and memory. Its plan is checked.",
+        help="Machine file of the cluster's hosts (topo --save), or a built-in machine (example:dgx-a100). Used to "
+        "size CPUs and memory; fails now if no plan is feasible.",
     ),
     click.Option(["--job-name"], default="", metavar="NAME", help="Name of the job (default: the script's name)."),
 )
@@ -311,6 +311,7 @@ def _sized(request: JobRequest, topology: Topology, engine: _Engine, options: _J
     plan = make_plan(topology, options.request(num_ranks=request.ranks))
     if options.strict:
         plan.require_exact()
+    require_present(topology, cpus=request.cpus_per_node, memory_bytes=request.memory_bytes)
     share = share_of(topology, gpus=request.gpus_per_node, smt=request.smt, spare_cores_per_node=engine.spare_cores)
     if share.is_whole:
         warn(plan.warnings)

@@ -114,12 +114,14 @@ def main() -> None:
 
 
 def _show(error: click.ClickException) -> None:
-    """Show click's message about the command line, without control characters."""
-    is_help = type(error).__name__ == "NoArgsIsHelpError"  # since click 8.2; its message is the whole help
-    if not is_help and not error.message.isprintable():
-        error.message = printable(error.message)  # type: ignore[misc] # Final in newer versions of click
-    with suppress(OSError):
-        error.show()
+    """Show click's message about the command line as our own errors are shown, with the command's help as the hint."""
+    if type(error).__name__ == "NoArgsIsHelpError":  # since click 8.2; its message is the whole help
+        with suppress(OSError):
+            error.show()
+        return
+    context: click.Context | None = getattr(error, "ctx", None)
+    message = error.format_message().removesuffix(".")
+    say_error(message[:1].lower() + message[1:], f"{context.command_path} --help" if context else "numapin --help")
 
 
 def _show_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -119,7 +119,7 @@ JOB: tuple[click.Parameter, ...] = (
 GPU_NODES = click.Option(
     ["--gpu-nodes"],
     type=Parsed("GPU=NODE,…", _parse_gpu_nodes),
-    help="NUMA nodes of GPUs, if the machine reports none or wrong ones: 0=1,1=1.",
+    help="NUMA nodes of GPUs, if the machine reports none or wrong ones, e.g. 0=1,1=1.",
 )
 
 BINDING: tuple[click.Option, ...] = (

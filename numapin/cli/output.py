@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from numapin.base.files import is_writable, write_text_to
+from numapin.base.folders import place_of
 from numapin.base.printable import ascii_escapes, printable, printable_lines
 from numapin.base.strict_json import encode
 from numapin.errors import UsageError
@@ -84,14 +85,14 @@ def write(text: str, path: Path, *, option: str) -> None:
 
 def require_writable(path: Path | None, *, option: str) -> None:
     """Raise UsageError if `write` could not write this file, before time is spent on its contents."""
-    if path is not None and (not is_writable(str(path)) or _is_too_long(path)):
-        raise UsageError(f"{path} cannot be written", f"choose another file for {option}")
+    if path is not None and not is_writable(str(path)):
+        raise UsageError(f"{path} cannot be written: {_obstacle(path)}", f"choose another file for {option}")
 
 
-def _is_too_long(path: Path) -> bool:
-    """Return whether the name is too long for the file system."""
+def _obstacle(path: Path) -> str:
+    """Return why a file is not writable."""
     try:
-        os.lstat(path)
+        with place_of(str(path)):
+            return os.strerror(errno.EISDIR) if path.is_dir() else "no write access"
     except OSError as error:
-        return error.errno == errno.ENAMETOOLONG
-    return False
+        return error.strerror or str(error)

@@ -128,6 +128,7 @@ def run(arguments: tuple[str, ...]) -> None:
 
 def start(job: Job, options: RunOptions, mailbox: Mailbox, *, trace: str = "") -> None:
     """Read the machine, make the plan, and run the job to its end; `trace` configures the tracing hook in the ranks."""
+    watch = _watching(options)
     topology = topology_from(gpu_nodes=options.gpu_nodes)
     request, gpu_variables = _request(job, options, topology)
     environment = {**gpu_variables, **_hook_environment(job, options, trace)}
@@ -137,7 +138,7 @@ def start(job: Job, options: RunOptions, mailbox: Mailbox, *, trace: str = "") -
     if options.dry_run:
         _print_commands(plan, job, environment)
     else:
-        _launch(plan, job, environment, _watching(options), mailbox)
+        _launch(plan, job, environment, watch, mailbox)
 
 
 def make_run_parser(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
+from click.core import ParameterSource
 
 from numapin.cli.options import GPU_NODES, MACHINE, FilePath, topology_from, with_values
 from numapin.cli.output import emit, json_text, show, warn, write
@@ -65,6 +66,7 @@ _SHOWN: Final[dict[str, Callable[[Topology, Plan | None], None]]] = {
 }
 _DRAWN: Final[dict[str, Callable[[Topology, Plan | None], str]]] = {"svg": _svg, "html": _html}
 _PLANNED: Final = ("tree", *_DRAWN)
+_SHOWING: Final = ("form", "output", "plan_file")  # the options, by click's names, that --save excludes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +115,7 @@ def topo(options: _TopoOptions) -> None:
       numapin topo --machine example:     list the built-in machines
       numapin topo --machine example:dgx-a100
     """
+    _check_save(options)
     _check_plan(options)
     _check_output(options)
     if str(options.machine) == _LIST:
@@ -146,6 +149,17 @@ def _list_examples() -> None:
         title = (topology.host or "").removeprefix(_LIST).strip()
         counts = f"{len(topology.cpu_nodes)} nodes with CPUs, {len(topology.cpus)} CPUs, {len(topology.gpus)} GPUs"
         emit(f"{name:<18} {title}: {counts}\n")
+
+
+def _check_save(options: _TopoOptions) -> None:
+    """Raise UsageError if --save is given with an option that shows or draws the machine."""
+    source = click.get_current_context().get_parameter_source
+    is_shown = any(source(name) is ParameterSource.COMMANDLINE for name in _SHOWING)
+    if options.save is not None and is_shown:
+        raise UsageError(
+            "--save writes a machine file only, so --format, --json, --output and --plan have no effect",
+            "run numapin topo once with --save, and once without",
+        )
 
 
 def _check_plan(options: _TopoOptions) -> None:

@@ -216,7 +216,8 @@ def _read(paths: Sequence[Path], settings: Settings | None = None) -> TraceRepor
     for path in paths:
         analyses += _read_run(path, notes, settings) if _is_folder(path) else [_analyse(path)]
     if not analyses:
-        raise NumapinError(f"nothing was traced: {'; '.join(notes)}", _remedy(notes))
+        found = "; ".join(notes)
+        raise NumapinError(found if settings is None else f"nothing was traced: {found}", _remedy(notes, settings))
     return make_report(analyses, notes)
 
 
@@ -271,7 +272,9 @@ def _found(folder: Path, notes: list[str]) -> Iterator[Analysis]:
 def _missing(folder: Path, settings: Settings | None) -> Iterator[str]:
     """Yield which ranks have no trace, or a shorter one, and why."""
     paths = [path for path in sorted(folder.glob("rank-*.json")) if not path.name.endswith(_TRACE)]
-    if not paths:
+    if settings is None and not any(folder.glob(f"rank-*{_TRACE}")):
+        yield f"{folder} has no rank-*{_TRACE}"
+    if settings is not None and not paths:
         yield f"{folder}: no rank took a batch from a torch DataLoader or stepped a torch optimizer"
     for record in map(_load_record, paths):
         if record.get("reason"):
@@ -294,9 +297,11 @@ def _load_record(path: Path) -> Mapping[str, object]:
     return record if isinstance(record, dict) else {}
 
 
-def _remedy(notes: Sequence[str]) -> str:
+def _remedy(notes: Sequence[str], settings: Settings | None) -> str:
     if any("the script ended" in note for note in notes):
         return "give it more steps, or take fewer: numapin trace --skip 1 --steps 3 train.py"
+    if settings is None:
+        return "give a trace file, or the output folder of numapin trace"
     return "use torch.profiler in the script, and read its trace with: numapin trace --read FILE"
 
 

@@ -94,7 +94,7 @@ def _require_name(request: JobRequest) -> None:
 
 def _require_image(request: JobRequest) -> None:
     if request.container is None:
-        raise UsageError("a pod needs an image", "name one that contains numapin: --container registry/image:tag")
+        raise UsageError("a pod needs an image", "give one that contains numapin: --container registry/image:tag")
     if not _IMAGE.fullmatch(in_registry(request.container) or ""):
         raise UsageError(
             f"--container {request.container!r} is not an image in a registry",

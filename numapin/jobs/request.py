@@ -154,7 +154,7 @@ class JobRequest:
         if not 1 <= self.signal_s <= 65535:
             raise UsageError(f"--signal is {self.signal_s} seconds; it must be 1 to 65535", "for example: --signal 300")
         if self.time_s is None:
-            raise UsageError("--signal needs a time limit, and there is none", "give one with --time")
+            raise UsageError("--signal requires --time", "for example: --time 24:00:00 --signal 300")
         if self.signal_s >= self.time_s:
             raise UsageError(
                 f"--signal {self.signal_s} is not less than --time: {self.time_s} seconds",
@@ -174,7 +174,7 @@ class JobRequest:
         """Raise UsageError if there is no script, or if a word cannot be written to a script."""
         script = self.command[0] if self.command else ""
         if not script:
-            raise UsageError("there is no script to run", "name it last: numapin job slurm --nodes 2 train.py --lr 0.1")
+            raise UsageError("there is no script to run", "put it last: numapin job slurm --nodes 2 train.py --lr 0.1")
         if script.startswith("-"):
             raise UsageError(f"the script's name {script!r} begins with a dash", f"write ./{script}")
         for word in (*self.command, *self.options, *self.setup, self.hostfile or ""):
@@ -187,9 +187,9 @@ def _require_between(option: str, number: int | None, least: int, most: int) -> 
     if number is None:
         return
     if number < least:
-        raise UsageError(f"{option} is {number}; it must be at least {least}", "numapin job --help")
+        raise UsageError(f"{option} is {number}; it must be at least {least}", "numapin job slurm --help")
     if number > most:
-        raise UsageError(f"{option} is {str(number)[:20]}; it must be at most {most}", "numapin job --help")
+        raise UsageError(f"{option} is {str(number)[:20]}; it must be at most {most}", "numapin job slurm --help")
 
 
 def _require_match(option: str, name: str | None, pattern: re.Pattern[str], sample: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from numapin.base.sizes import gib
 from numapin.errors import UsageError
 from numapin.topology.model import NodeKind
 
@@ -54,6 +55,21 @@ def share_of(topology: Topology, *, gpus: int, smt: bool, spare_cores_per_node: 
         memory_bytes=memory_bytes and memory_bytes * part // whole,
         is_whole=part == whole,
     )
+
+
+def require_present(topology: Topology, *, cpus: int | None, memory_bytes: int | None) -> None:
+    """Raise UsageError if a job requests more CPUs or memory of a host than this machine has. None: no request."""
+    num_cpus, size_bytes = len(topology.cpus), _memory_bytes(topology)
+    if cpus is not None and cpus > num_cpus:
+        raise UsageError(
+            f"{cpus} CPUs per host are more than the {num_cpus} of {topology.source}",
+            "give fewer --cpus-per-task, or a machine file of the job's hosts",
+        )
+    if memory_bytes is not None and size_bytes is not None and memory_bytes > size_bytes:
+        raise UsageError(
+            f"--mem-per-node {gib(memory_bytes)} is more than the {gib(size_bytes)} of {topology.source}",
+            "give less --mem-per-node, or a machine file of the job's hosts",
+        )
 
 
 def _memory_bytes(topology: Topology) -> int | None:

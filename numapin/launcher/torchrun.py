@@ -22,7 +22,7 @@ from torch.distributed import argparse_util
 from torch.distributed import run as torch_run
 from torch.distributed.elastic.utils.api import macros
 
-from numapin.base.printable import printable, printable_lines
+from numapin.base.printable import printable_lines
 from numapin.errors import UsageError
 
 if TYPE_CHECKING:
@@ -132,8 +132,10 @@ class _TorchFirst(argparse.ArgumentParser):
     own: frozenset[str] = frozenset()
 
     def error(self, message: str) -> NoReturn:
-        """Refuse the command line, with control characters removed from the message."""
-        super().error(printable(message))
+        """Refuse the command line: raise UsageError."""
+        if "training_script" in message.partition("arguments are required:")[2]:
+            raise UsageError("there is no script to run", f"{self.prog} train.py")
+        raise UsageError(message, f"{self.prog} --help")
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
         return [match for match in super()._get_option_tuples(option_string) if match[1] not in self.own]
@@ -224,7 +226,7 @@ def _shutdown_timeout_s(arguments: argparse.Namespace) -> int | None:
 def parse(arguments: Sequence[str], parser: argparse.ArgumentParser) -> Job:
     """Parse a command line as torchrun would.
 
-    Raises SystemExit as argparse does, and UsageError for arguments that torch's own configuration refuses.
+    Raises SystemExit for --help, and UsageError for arguments that the parser or torch's own configuration refuses.
     """
     default_id = parser.get_default("rdzv_id")  # PET_RDZV_ID, else "none"
     parser.set_defaults(rdzv_id=None)

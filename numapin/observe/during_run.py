@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _AGAIN_S: Final = 60.0  # between later looks: each walks the page tables of all ranks
 _RETRY_S: Final = 0.5
 _GONE_S: Final = 5.0  # ranks end one after the other; a rank that is gone for longer than this is reported
-_REMEDY: Final = "name another file with --report FILE"
+_REMEDY: Final = "choose another file with --report FILE"
 _PROBLEMS: Final = (NumapinError, OSError, ValueError, MemoryError)  # none of these may end the job
 _JOIN_S: Final = 2.0  # how long the job's end waits for a look that has not finished
 

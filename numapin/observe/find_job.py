@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from numapin.topology.model import Topology
 
 
-_NAME_PROCESSES: Final = "name the processes of a job with: numapin verify --pid PID,… (or numapin top)"
+_NAME_PROCESSES: Final = "give the processes of a job with: numapin verify --pid PID,… (or numapin top)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,7 @@ def _only_folder(environ: Mapping[str, str]) -> Path:
         raise UsageError("no numapin run of this user is active on this host", _NAME_PROCESSES)
     if len(live) > 1:
         names = "\n".join(f"    {_title(folder)}" for folder in live)
-        raise UsageError(f"{len(live)} runs are active:\n{names}", "name one: numapin verify NAME (or numapin top)")
+        raise UsageError(f"{len(live)} runs are active:\n{names}", "choose one: numapin verify NAME (or numapin top)")
     return live[0]
 
 
@@ -106,7 +106,7 @@ def read_run(folder: Path) -> RunningJob:
     """
     plan, records = _read_files(folder)
     if not run_folder.is_live(str(folder)):
-        raise UsageError(f"run {folder.name} has ended", "list the active runs with: numapin verify")
+        raise UsageError(f"run {folder.name} has ended", "check the active run with: numapin verify")
     _require_planned(records, plan)
     latest = {record.local_rank: record for record in sorted(records.values(), key=attrgetter("restart"))}
     return RunningJob(

@@ -32,7 +32,7 @@ _TRANSFER: Final = (
     Column(figure="host_us", heading="host us", spread=True),
 )
 TRANSFER: Final = Layout(
-    legend="median ± farthest repeat; us: time of a single copy; host us: time for which it blocks the host",
+    legend="median ± largest deviation; us: time of a single copy; host us: time for which it blocks the host",
     columns=_TRANSFER,
     plotted=_TRANSFER,
 )
@@ -44,7 +44,7 @@ _ALLOC: Final = (
     Column(figure="copy_us", heading="copy to GPU"),
 )
 ALLOC: Final = Layout(
-    legend="median ± farthest repeat, in us of one thread; x pageable: allocation plus first write",
+    legend="median ± largest deviation, in us of one thread; x pageable: allocation plus first write",
     columns=(*_ALLOC, Column(figure="filled_ratio", heading="x pageable")),
     plotted=_ALLOC,
 )
@@ -80,9 +80,9 @@ LAUNCH: Final = Layout(
 )
 
 _ADDED: Final = Column(figure="added_ms", heading="added ms", form=".1f", spread=True)
-_LEAST: Final = Column(figure="least_ms", heading="at least ms", form=".1f", spread=True)
+_LEAST: Final = Column(figure="least_ms", heading="min ms", form=".1f", spread=True)
 EXEC: Final = Layout(
-    legend="median [lowest, highest]; added: median of the paired differences; at least: between the fastest runs",
+    legend="median [lowest, highest]; added: median of the paired differences; min: difference of the fastest runs",
     columns=(
         Column(figure="plain_ms", heading="plain ms", form=".1f"),
         Column(figure="total_ms", heading="total ms", form=".1f"),

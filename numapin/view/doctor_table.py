@@ -67,7 +67,7 @@ def _short(finding: DoctorFinding) -> _Row:
 
 
 def _full(finding: DoctorFinding) -> _Row:
-    facts = [Text(f"{label}: {text}", style="dim") for label, text in (("why", finding.why), ("source", finding.where))]
+    facts = [Text(f"{label}: {text}", style="dim") for label, text in (("why", finding.why), ("seen", finding.where))]
     return finding.check, Group(Text(finding.what), *facts, *_remedy(finding.remedy))
 
 

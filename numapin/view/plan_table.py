@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def plan_table(plan: Plan, *, reasons: bool = False) -> Table:
     """Return a table of rank, GPU, node, CPUs, memory and threads; a star marks ranks that get less than requested."""
-    table = Table(box=None, pad_edge=False, header_style="bold", caption=_cut(len(plan.ranks)), caption_justify="left")
+    table = Table(box=None, pad_edge=False, header_style="bold", caption=_legend(plan), caption_justify="left")
     for heading in _NARROW:
         table.add_column(heading, justify="left" if heading == "GPU" else "right", no_wrap=True)
     table.add_column("CPUs", overflow="fold", ratio=2 if reasons else None)
@@ -56,9 +56,14 @@ def _gpu_name(gpu: GpuRef | None) -> str:
     return gpu.uuid or str(gpu.index)
 
 
-def _cut(num_ranks: int) -> str | None:
-    """Return a note if only the first ranks are shown."""
-    return f"the first {_MOST} of {num_ranks} ranks; all of them: numapin plan --json" if num_ranks > _MOST else None
+def _legend(plan: Plan) -> str | None:
+    """Explain the star if a rank has one, and note if only the first ranks are shown."""
+    num_ranks, lines = len(plan.ranks), []
+    if not all(rank.exact for rank in plan.ranks[:_MOST]):
+        lines.append("* less than requested")
+    if num_ranks > _MOST:
+        lines.append(f"the first {_MOST} of {num_ranks} ranks; all of them: numapin plan --json")
+    return "\n".join(lines) or None
 
 
 def gpu_cell(gpu: GpuRef | None) -> str:

@@ -62,7 +62,7 @@ def _table(cases: Sequence[CaseResult], column: Column, peers: Sequence[str]) ->
 
 
 def _cell(column: Column, spread: Spread | None) -> str:
-    """Return the median with three digits, because the columns are many, and the distance of the farthest repeat."""
+    """Return the median with three digits, because the columns are many, and the largest deviation of a repeat."""
     if spread is None:
         return "-"
     median = f"{float(f'{spread.median:.3g}'):,.9g}"

@@ -81,7 +81,7 @@ def _planned_cells(plan: RankPlan) -> tuple[str, ...]:
 
 def _swap(top: Top) -> Text:
     if top.swap_per_s is None:
-        return _line("swap: the kernel does not say", "")
+        return _line("swap: unknown", "")
     swapped_in, swapped_out = top.swap_per_s
     style = "bold yellow" if swapped_in or swapped_out else "dim"
     return _line(f"swap: {swapped_in:.0f} pages/s in, {swapped_out:.0f} out (whole machine)", style)

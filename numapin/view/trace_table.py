@@ -48,16 +48,19 @@ def _finding(shared: Shared, *, ranks: str) -> Iterator[Text]:
     yield Text()
     title = Text(finding.what, style="bold yellow" if finding.costs else "bold green")
     yield title.append(f"  {ranks}", style="not bold default")
-    cost = f"up to {finding.costs:.0%} of the time: " if finding.costs else ""
-    yield Text(f"  {cost}{finding.evidence}")
-    yield Text(f"  change: {finding.remedy}")
+    if finding.costs:
+        yield Text(f"  cost: up to {finding.costs:.0%} of the time")
+    yield Text(f"  seen: {finding.evidence}")
+    yield Text(f"  fix: {finding.remedy}")
 
 
 def _rank_names(report: TraceReport, ranks: tuple[str, ...]) -> str:
     num_ranks = len(report.analyses)
     if num_ranks == 1:
         return ""
-    return "all ranks" if len(ranks) == num_ranks else f"rank {', '.join(ranks)}"
+    if len(ranks) == num_ranks:
+        return "all ranks"
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}"
 
 
 def _times(report: TraceReport) -> Table:

@@ -12,12 +12,11 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from numapin.base import cpu_set
 from numapin.observe.model import PRIVATE, Role
 from numapin.observe.report import VerifySeverity
 from numapin.observe.verify import JUDGED, LOCKED, elsewhere, strays
 from numapin.view.plan_table import gpu_cell
-from numapin.view.words import counted, known
+from numapin.view.words import counted, known, rank_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 _SHARED: Final = tuple(kind for kind in JUDGED if kind not in PRIVATE | LOCKED)
 _COLUMNS: Final = (("private", PRIVATE), ("shared", _SHARED), ("pinned", LOCKED))
-_VERDICT: Final = {True: "holds", False: "off plan", None: "unverified"}
+_VERDICT: Final = {True: "ok", False: "off plan", None: "unverified"}
 _SUMMARY: Final = {True: "the plan holds", False: "the plan does not hold", None: "nothing contradicts the plan"}
 _STYLE: Final = {
     VerifySeverity.ERROR: "bold red",
@@ -37,9 +36,7 @@ _STYLE: Final = {
     VerifySeverity.WARNING: "bold yellow",
     VerifySeverity.NOTE: "bold",
 }
-_LEGEND: Final = (
-    "threads: within the planned CPUs / all; memory: MiB on the planned nodes / all, without the page cache of files"
-)
+_LEGEND: Final = "threads: on planned CPUs / total; memory: MiB on planned nodes / total, excluding file cache"
 
 
 def verify_table(report: VerifyReport) -> RenderableType:
@@ -110,10 +107,10 @@ def _sizes_mib(rank: RankReport, kinds: Iterable[MemoryKind]) -> tuple[float, fl
 
 def _finding(found: Sequence[tuple[int, VerifyFinding]]) -> Group:
     """Return one finding of several ranks."""
-    ranks, first = cpu_set.render(rank for rank, _ in found), found[0][1]
+    ranks, first = rank_names({rank for rank, _ in found}), found[0][1]
     title = Text(f"{first.severity}: ", style=_STYLE[first.severity])
-    title.append(f"rank {ranks}: {first.what}", style="not bold default")
+    title.append(f"{ranks}: {first.what}", style="not bold default")
     if first.severity is VerifySeverity.NOTE:
         return Group(title)
     seen = "; ".join(dict.fromkeys(finding.where for _, finding in found))
-    return Group(title, Text(f"  seen:   {seen}"), Text(f"  remedy: {first.remedy}"))
+    return Group(title, Text(f"  seen: {seen}"), Text(f"  fix: {first.remedy}"))

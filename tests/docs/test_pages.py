@@ -133,7 +133,8 @@ def _options_of(name: str) -> list[str]:
         return [action.option_strings[0] for action in actions if action.option_strings]
     command = docs_site.find_command(name)
     commands = command.commands.values() if isinstance(command, click.Group) else [command]
-    return [parameter.opts[0] for one in commands for parameter in one.params if isinstance(parameter, click.Option)]
+    options = (option for one in commands for option in one.params if isinstance(option, click.Option))
+    return [option.opts[0] for option in options if not option.hidden]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

@@ -192,6 +192,12 @@ class TestPlan:
         assert numapin("plan", "--machine", dgx, "--strict").status == 0
         assert numapin("plan", "--machine", dgx, "--strict", "--cpus-per-rank", "200").status == 5
 
+    def test_the_star_is_explained(self, dgx: str) -> None:
+        """A line below the table explains the star of a rank that gets less than requested, if there is one."""
+        legend = "* less than requested"
+        assert legend in numapin("plan", "--machine", dgx, "--cpus-per-rank", "200").out.splitlines()[-1]
+        assert legend not in numapin("plan", "--machine", dgx).out
+
 
 BAD_FILES = {
     "empty": (b"", "line 1: neither JSON nor XML"),
@@ -240,6 +246,42 @@ class TestBadMachines:
         """A path that is not a file is named."""
         done = numapin("topo", "--save", path)
         assert (done.status, f"{path} cannot be written" in done.err) == (1, True), done.err
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("--format", "svg", "--output", "z.svg"), ("--output", "z.svg", "--format=html"), ("--json",), ("--plan",)],
+)
+def test_save_shows_nothing_else(tmp_path: Path, options: tuple[str, ...]) -> None:
+    """An option that --save would ignore is a usage error, and nothing is written."""
+    done = numapin("topo", "--machine", "example:dgx-h100", *options, "--save", "y.json", cwd=tmp_path)
+    assert (done.status, "--save writes a machine file only" in done.err) == (2, True), done.err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "message", "hint"),
+    [
+        ("nope", "no such command 'nope'", "numapin --help"),
+        ("topo --format x", "invalid value for '--format': 'x' is not one of 'tree'", "numapin topo --help"),
+        ("job slurm --nodes x t.py", "invalid value for '--nodes'", "numapin job slurm --help"),
+        ("job slurm --nodes 0 --gpus-per-node 1 t.py", "--nodes is 0", "numapin job slurm --help"),
+        ("exec", "missing argument 'COMMAND...'", "numapin exec --help"),
+        ("trace --steps 0 t.py", "invalid value for '--steps'", "numapin trace --help"),
+        ("run --bind x t.py", "invalid value for '--bind'", "numapin run --help"),
+        ("run --nope t.py", "unrecognized arguments: --nope", "numapin run --help"),
+        ("run", "there is no script to run", "numapin run train.py"),
+        ("trace --steps 3", "there is no script to run", "numapin trace train.py"),
+    ],
+)
+def test_wrong_command_lines(tmp_path: Path, line: str, message: str, hint: str) -> None:
+    """Every command line that cannot be parsed gives a message and a hint in numapin's form, and status 2."""
+    (tmp_path / "t.py").touch()
+    done = numapin(*line.split(), cwd=tmp_path)
+    first, second = done.err.splitlines()
+    assert (done.status, done.out) == (2, "")
+    assert first.startswith(f"numapin: error: {message}")
+    assert second == f"  hint: {hint}"
 
 
 def test_completion_of_run() -> None:

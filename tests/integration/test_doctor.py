@@ -169,6 +169,7 @@ class TestCaptured:
         (("--prefetch-factor", "0"), 2, "--prefetch-factor"),
         (("--root", "/nowhere"), 3, "/nowhere"),
         (("--gpu-nodes", "99=0"), 2, "names no GPU of this machine"),
+        (("--machine", "example:dgx-h100"), 2, "hint: doctor examines this host, or a capture: --root DIR"),
     ],
 )
 def test_wrong_input(arguments: tuple[str, ...], status: int, told: str) -> None:

@@ -153,6 +153,8 @@ class TestPlan:
         assert become(dump, "--bind", "node", NUMAPIN_RUN_DIR=str(tmp_path), **TASK)["cpus"] == cpu_set.render(CPUS)
         done = enter("--plan", plan, "--bind", "node", "true", **TASK)
         assert (done.status, "already decides --bind" in done.err) == (2, True), done.err
+        done = enter("--plan", plan, "--no-smt", "true", **TASK)
+        assert (done.status, "already decides --no-smt" in done.err) == (2, True), done.err
 
     @needs_two_cpus
     def test_what_the_manager_gave_is_kept_to(self, dump: str, plan: str) -> None:

@@ -213,7 +213,7 @@ _WRONG: tuple[tuple[str, ...], ...] = (
 
 
 _WRONG_FOR_RUN: tuple[tuple[tuple[str, ...], str], ...] = (
-    ((f"--{HOSTILE.replace(' ', '')}=1", "bad.json"), "usage"),
+    ((f"--{HOSTILE.replace(' ', '')}=1", "bad.json"), "unrecognized arguments"),
     ((HOSTILE,), "does not exist in"),
     (("--nnodes", HOSTILE, "bad.json"), "torchrun refuses these arguments"),
     (("--nproc-per-node", HOSTILE, "bad.json"), "--nproc-per-node"),

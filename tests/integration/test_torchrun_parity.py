@@ -1,4 +1,4 @@
-"""`numapin run` accepts torchrun's command line, and its ranks get torchrun's environment."""
+"""`numapin run` takes what torchrun takes, and its ranks see what torchrun's see."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from numapin.errors import UsageError
 from tests.integration.launching import numapin, script, torchrun
 
 if TYPE_CHECKING:
@@ -38,18 +39,20 @@ def our_parser() -> argparse.ArgumentParser:
 
 
 def parsed(parser: argparse.ArgumentParser, arguments: list[str]) -> dict[str, object] | str:
-    """Return a parser's result for arguments, or the error that it prints."""
+    """Return what a parser makes of arguments, or its error."""
     err = io.StringIO()
     with contextlib.redirect_stderr(err):
         try:
             values = vars(parser.parse_args(arguments))
         except SystemExit:
-            return err.getvalue().rpartition("error: ")[2]
+            return err.getvalue().rpartition("error: ")[2].rstrip("\n")
+        except UsageError as error:
+            return error.message
     return {key: str(value) for key, value in values.items() if key not in ("numapin_own", "nproc_per_node")}
 
 
 def test_every_option_of_torchrun_is_ours() -> None:
-    """Our parser has every option of torch's, with the same spellings, default, choices and destination."""
+    """Each action of torch's parser is in ours, with the same spellings, default, choices and destination."""
     ours = {action.dest: action for action in our_parser()._actions}
     for action in torch_parser()._actions:
         mine = ours[action.dest]
@@ -59,7 +62,7 @@ def test_every_option_of_torchrun_is_ours() -> None:
 
 
 def test_help_shows_every_option_of_torchrun() -> None:
-    """--help lists torchrun's options as torchrun does, numapin's in a separate group, and exits with status 0."""
+    """--help lists torchrun's options as torchrun does, ours in a group of their own, and leaves with status 0."""
     done = numapin("run", "--help", COLUMNS="100")
     assert done.status == 0
     words = set(done.out.replace(",", " ").replace("[", " ").replace("]", " ").split())
@@ -70,18 +73,18 @@ def test_help_shows_every_option_of_torchrun() -> None:
 
 
 def test_every_abbreviation_means_what_it_means_to_torchrun() -> None:
-    """Each prefix of each long option of torch parses, or fails, exactly as in torchrun."""
+    """Each beginning of each of torch's long options parses, or fails, exactly as in torchrun."""
     torch, ours = torch_parser(), our_parser()
     names = [name for action in torch._actions for name in action.option_strings if name.startswith("--")]
     tried = {name[:length] for name in names for length in range(3, len(name) + 1)} - {"--h", "--he", "--hel", "--help"}
-    values = ["1", "spawn", "node"]  # one of them is valid for each option that has choices
+    values = ["1", "spawn", "node"]  # one of them fits each option that has choices
     for beginning, value in itertools.product(sorted(tried), values):
         for arguments in ([f"{beginning}={value}", "s.py"], [beginning, value, "s.py", "--bind", "x"]):
             assert parsed(ours, arguments) == parsed(torch, arguments), arguments
 
 
 def test_our_options_have_no_abbreviations_and_stop_at_the_script() -> None:
-    """Our options must be written in full, may be given with =, and after the script belong to the script."""
+    """Ours must be typed whole, may be given with =, and belong to the script once it has been named."""
     parser = our_parser()
     assert "unrecognized arguments: --reserve" in str(parsed(parser, ["--reserve=0", "s.py"]))
     namespace = parser.parse_args(["--bind=socket", "--no-smt", "s.py", "--bind", "mine"])
@@ -112,7 +115,7 @@ DIFFERENT = {
     ids=["plain", "spellings", "c10d", "virtual", "static"],
 )
 def test_ranks_see_the_environment_of_torchrun(tmp_path: Path, options: list[str]) -> None:
-    """Every variable of a rank has torchrun's value, except for the documented differences."""
+    """Every variable of a rank has torchrun's value, but for the documented differences."""
     dump = script(tmp_path, DUMP_ENVIRONMENT)
     theirs = torchrun(*options, dump, "--lr", "a b")
     ours = numapin("run", *options, dump, "--lr", "a b")
@@ -125,7 +128,7 @@ def test_ranks_see_the_environment_of_torchrun(tmp_path: Path, options: list[str
 
 
 def test_module_and_program_and_run_path(tmp_path: Path) -> None:
-    """-m runs a module, --no-python a program, --run-path a script in runpy; all are bound and get their arguments."""
+    """-m runs a module, --no-python a program, --run-path a script in runpy; all bound, with their arguments."""
     path = script(tmp_path, DUMP_ENVIRONMENT, "module_of_ours.py")
     for options in (
         ["-m", "module_of_ours"],
@@ -140,7 +143,7 @@ def test_module_and_program_and_run_path(tmp_path: Path) -> None:
 
 
 def test_pet_variables(tmp_path: Path) -> None:
-    """PET_* variables, which Kubernetes operators set, mean the same as for torchrun."""
+    """PET_* variables, which Kubernetes operators set, mean what they mean to torchrun."""
     done = numapin(
         "run", script(tmp_path, DUMP_ENVIRONMENT), PET_NPROC_PER_NODE="2", PET_ROLE="operator", PET_NNODES="1"
     )
@@ -149,7 +152,7 @@ def test_pet_variables(tmp_path: Path) -> None:
 
 
 def test_redirects_and_tee(tmp_path: Path) -> None:
-    """--redirects and --tee write the same files below --log-dir as torchrun."""
+    """--redirects and --tee write the same files below --log-dir as torchrun does."""
     said = script(tmp_path, "import sys; print('to out', flush=True); print('to err', file=sys.stderr, flush=True)")
     options = ["--nproc-per-node", "2", "--rdzv-id", "x", "--redirects", "3", "--tee", "1"]
     texts = {}

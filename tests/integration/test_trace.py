@@ -440,7 +440,8 @@ class TestReading:
         """A folder without traces is an error."""
         done = numapin("trace", "--read", str(tmp_path))
         assert done.status == 1
-        assert "nothing was traced" in done.err
+        assert f"error: {tmp_path} has no rank-*.trace.json\n" in done.err
+        assert "hint: give a trace file, or the output folder of numapin trace" in done.err
 
     def test_reading_does_not_import_torch(self, tmp_path: Path) -> None:
         """Reading traces does not import torch."""

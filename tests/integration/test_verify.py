@@ -39,8 +39,8 @@ class TestRunningJob:
         assert (table.status, report.status) == (0, 0), table.err + report.err
         rows = table.out.splitlines()[1:3]
         assert [(row.split()[0], row.split()[4], row.split()[-1]) for row in rows] == [
-            ("0", "2/2", "holds"),
-            ("1", "2/2", "holds"),
+            ("0", "2/2", "ok"),
+            ("1", "2/2", "ok"),
         ]
         told = json.loads(report.out)
         assert (told["schema"], told["holds"]) == ("numapin.report/1", True)
@@ -207,5 +207,6 @@ class TestRun:
         path = script(tmp_path, f"open({str(marker)!r}, 'w')")
         done = numapin("run", "--report", str(tmp_path / "no" / "report.json"), "--nproc-per-node", "1", path)
         assert done.status == 2
+        assert done.err.startswith(f"numapin: error: {tmp_path}/no/report.json cannot be written: No such file")
         assert "--report" in done.err
         assert not marker.exists()

@@ -198,7 +198,7 @@ _POD = ("--cpus-per-task", "4", "--mem-per-node", "8G")
         (["slurm", *_GOOD, "--time", "0:00:00", "train.py"], "'0:00:00' is zero"),
         (["slurm", *_GOOD, "--time", "1-30:00:00", "train.py"], "30 hours after its days"),
         (["slurm", *_GOOD, "--time", "4:00:00\n#SBATCH --uid=0", "train.py"], "is not a time"),
-        (["slurm", *_GOOD, "--signal", "60", "train.py"], "there is none"),
+        (["slurm", *_GOOD, "--signal", "60", "train.py"], "--signal requires --time"),
         (["slurm", *_GOOD, "--signal", "60", "--time", "1m", "train.py"], "not less than --time"),
         (["slurm", *_GOOD, "--signal", "0", "--time", "1h", "train.py"], "1 to 65535"),
         (["slurm", *_GOOD, "--job-name", 'a "b"\n#SBATCH', "train.py"], "--job-name 'a \"b\"\\n#SBATCH'"),
@@ -263,6 +263,9 @@ def test_wrong_input_is_refused_and_writes_no_file(arguments: list[str], message
         ("--gpus 0,8", UsageError, "--gpus"),
         ("--bind exclusive --cpus-per-rank 64 --strict", BindingRefused, "cannot be bound exactly"),
         ("--form task --gpus-per-node 0 --ranks-per-node 200", UsageError, "more than the 128 cores"),
+        ("--cpus-per-task 257", UsageError, "257 CPUs per host are more than the 256 of"),
+        ("--form task --cpus-per-task 33", UsageError, "264 CPUs per host are more than the 256 of"),
+        ("--mem-per-node 90T", UsageError, "--mem-per-node 92160.0 GiB is more than"),
     ],
 )
 def test_what_the_machine_cannot_hold_is_refused_before_the_queue(

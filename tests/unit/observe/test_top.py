@@ -149,7 +149,7 @@ class TestTable:
         blind = replace(SAMPLE, loads={}, memory={0: _memory(unreadable="no")}, swapped=None)
         _, row, *_, swap = _shown(_top(blind))
         assert row.split()[-5:] == ["-", "-", "-", "-", "-"]
-        assert swap == "swap: the kernel does not say"
+        assert swap == "swap: unknown"
 
     def test_gone(self) -> None:
         """A rank that is gone has no numbers."""

@@ -264,8 +264,8 @@ class TestShown:
         assert " ".join(lines[1].split()) == "0 10 1 81:00.0 1 2/3 1 180/200 0/0 64/64 off plan"
         assert max(map(len, lines[:2])) <= 80
         assert lines[3].startswith("error: rank 0: 1 thread 'python'")
-        assert lines[4].startswith("  seen:   pid 10, thread 11")
-        assert lines[5].startswith("  remedy: ")
+        assert lines[4].startswith("  seen: pid 10, thread 11")
+        assert lines[5].startswith("  fix: ")
 
     def test_memory_that_was_not_seen_is_no_number(self) -> None:
         """Unknown memory is a question mark in the table, not zero."""
@@ -278,7 +278,7 @@ class TestShown:
         other = replace(rank, requested=replace(PLANNED, local_rank=1))
         lines = _shown(VerifyReport(run="x", ranks=(rank, other)))
         assert [line for line in lines if line.startswith("note: ")] == [
-            "note: rank 0-1: all memory is local: this machine has one NUMA node"
+            "note: ranks 0-1: all memory is local: this machine has one NUMA node"
         ]
 
     def test_line(self) -> None:

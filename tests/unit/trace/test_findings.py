@@ -215,6 +215,8 @@ class TestReport:
             console.print(trace_table(self._report()))
         text = capture.get()
         assert "waiting for data  all ranks" in text
+        assert "  cost: up to 50% of the time\n  seen: on rank 1, the loop waited" in text
+        assert "\n  fix: " in text
         assert "50.0%" in text
         assert "note: rank 2: killed" in text
         assert max(map(len, text.splitlines())) <= 100
