@@ -208,7 +208,11 @@ class TestErrors:
             ({"gpus": "0,"}, numapin.UsageError, "gpus: '0,' has an empty entry"),
             ({"gpus": "77"}, numapin.UsageError, "no GPU matches '77'"),
             ({"gpu_nodes": {"99": 0}}, numapin.UsageError, "no GPU matches '99'"),
-            ({"bind": "exclusive", "nproc_per_node": 4096}, numapin.PlanError, "want cores of their own but share"),
+            (
+                {"bind": "exclusive", "nproc_per_node": 4096},
+                numapin.PlanError,
+                "too few exclusive cores for 4096 ranks",
+            ),
             ({"nproc_per_node": 4097}, numapin.UsageError, "at most 4096"),
             ({"nproc_per_node": "1"}, numapin.UsageError, "nproc_per_node is '1'; it must be a whole number"),
             ({"cpus_per_rank": 1.5}, numapin.UsageError, "cpus_per_rank is 1.5; it must be a whole number"),
