@@ -29,6 +29,7 @@ from numapin.data.slots.reclaim import Locked, reclaimer
 from numapin.errors import MachineError, NumapinError, UsageError
 from numapin.system.cuda import CudaRefused, Driver, driver
 from numapin.system.placement import PINNED, find_pages, place
+from numapin.system.refusals import SYS_NICE
 
 if TYPE_CHECKING:
     import torch
@@ -176,7 +177,7 @@ def where(tensor: torch.Tensor) -> dict[int | None, int]:
     if pages is None:
         raise MachineError(
             f"the kernel does not report the nodes of this tensor's {storage.nbytes()} bytes: move_pages is refused",
-            "run the container with --cap-add SYS_NICE (Kubernetes: securityContext)",
+            SYS_NICE,
         )
     return pages
 
@@ -266,7 +267,7 @@ def _working_driver() -> Driver:
     if cuda is None:
         raise NumapinError("torch sees a GPU, but libcuda.so.1 cannot be used here", "check it with: nvidia-smi")
     watch_captures()
-    reclaimer(cuda).work_off()
+    reclaimer(cuda).release_unused()
     return cuda
 
 
@@ -278,7 +279,7 @@ def _lock(cuda: Driver, device: int, view: memoryview, address: int) -> None:
         raise NumapinError(f"{view.nbytes} bytes could not be page-locked: {error.message}", _SEE_BUDGET) from error
     PINNED.add(view.nbytes)
     locked = Locked(memory=view.obj, address=address, num_bytes=view.nbytes, device=device)
-    weakref.finalize(view, reclaimer(cuda).bury, locked).atexit = False  # at exit the driver releases everything
+    weakref.finalize(view, reclaimer(cuda).add, locked).atexit = False  # at exit the driver releases everything
 
 
 def _pin_tensor(tensor: torch.Tensor, node: int | None) -> torch.Tensor:

@@ -206,7 +206,7 @@ def _numbers(item: str, text: str) -> range | list[int]:
     first, _, last = span.partition("-")
     used, _, group = groups.partition("/") if has_groups else ("1", "/", "1")
     if not all(map(_is_number, (first, last, used, group))):
-        msg = f"{_short(item)!r} in {_short(text)!r} is not a number or a range such as 0-3"
+        msg = f"{_quoted(item, text)} is not a number or a range such as 0-3"
         raise ValueError(msg)
     numbers = _range(first, last, item, text)
     return _first_of_groups(numbers, int(used), int(group), item, text) if has_groups else numbers
@@ -227,7 +227,12 @@ def _range(first: str, last: str, item: str, text: str) -> range:
 
 
 def _out_of_range(item: str, text: str) -> ValueError:
-    return ValueError(f"range {item!r} in {_short(text)!r} runs backwards or too far")
+    return ValueError(f"range {_quoted(item, text)} runs backwards or too far")
+
+
+def _quoted(item: str, text: str) -> str:
+    """Return the item in quotation marks, with the text around it if there is more."""
+    return repr(_short(item)) if item == text else f"{_short(item)!r} in {_short(text)!r}"
 
 
 def _is_number(word: str) -> bool:

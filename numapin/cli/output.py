@@ -1,4 +1,4 @@
-"""All writing to stdout, stderr and the files that options name. Edge.
+"""Writers to stdout, stderr and the files that options name. Edge.
 
 Comes in: rich renderables of `view`, warnings, errors, data. Goes out: text, with colors on a terminal only. Control
 characters in names and messages are removed here before they reach a terminal.

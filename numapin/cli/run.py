@@ -15,6 +15,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from numapin.base import quoting
+from numapin.base.plural import counted
 from numapin.base.stderr import say
 from numapin.cli.options import BINDING, BindingOptions, FilePath, topology_from
 from numapin.cli.output import emit, require_writable, show, warn
@@ -191,8 +192,19 @@ def _request(job: Job, options: RunOptions, topology: Topology) -> tuple[Request
     asked = options.request(num_ranks=_num_ranks(job, topology), numa_binding=job.numa_binding)
     request, gpu_variables = settle_gpus(topology, asked)
     if job.arguments.virtual_local_rank:
-        request = replace(request, rank_gpus=_gpus_of_virtual_ranks(topology, {**os.environ, **gpu_variables}))
+        gpus = _gpus_of_virtual_ranks(topology, {**os.environ, **gpu_variables})
+        _require_gpu_per_rank(request.num_ranks, len(gpus))
+        request = replace(request, rank_gpus=gpus)
     return request, gpu_variables
+
+
+def _require_gpu_per_rank(num_ranks: int | None, num_gpus: int) -> None:
+    if num_ranks is not None and 0 < num_gpus < num_ranks:
+        raise UsageError(
+            f"--virtual-local-rank shows each rank one GPU; there are {counted(num_ranks, 'rank')} and "
+            f"{counted(num_gpus, 'GPU')}",
+            "start fewer ranks with --nproc-per-node",
+        )
 
 
 def _num_ranks(job: Job, topology: Topology) -> int | None:
@@ -203,7 +215,7 @@ def _num_ranks(job: Job, topology: Topology) -> int | None:
     if wanted is None:
         return default_num_ranks(topology)
     if wanted == "gpu" and not usable:
-        raise UsageError("--nproc-per-node gpu: CUDA shows no GPU", "see why with: numapin topo")
+        raise UsageError("--nproc-per-node gpu: CUDA shows no GPU", "see why with: numapin doctor")
     if wanted in ("gpu", "auto") and usable:
         return None
     return number_of_ranks(wanted)

@@ -4,7 +4,7 @@ Comes in: the arguments of torch's DataLoader. Goes out: batches.
 
 ::
 
-    loader.py      EDGE  numapin.DataLoader: torch's arguments and four of ours
+    loader.py      EDGE  numapin.DataLoader: torch's arguments, and device, pinned_budget, node, strict
     install.py     EDGE  the same path for torch's own DataLoader, in unmodified scripts
     iterator.py    EDGE  torch's multi-process iterator over our queues
     starting.py    EDGE  start the workers, and restart those whose fork hung

@@ -51,8 +51,8 @@ def read_room(root: Path, *, nodes: CpuSet, num_ranks: int) -> LockRoom:
     if not bounds:
         return LockRoom(num_bytes=None, reason="the machine shows neither a memory limit nor its free memory")
     free_bytes, bound = min(bounds)
-    ranks = f"{num_ranks} ranks" if num_ranks > 1 else "1 rank"
-    reason = f"{SHARE:.0%} of {sizes.gib(free_bytes)} {bound}, divided among {ranks}"
+    divided = f", divided among {num_ranks} ranks" if num_ranks > 1 else ""
+    reason = f"{SHARE:.0%} of {sizes.gib(free_bytes)} {bound}{divided}"
     return LockRoom(num_bytes=int(free_bytes * SHARE) // num_ranks, reason=reason)
 
 

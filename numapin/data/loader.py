@@ -1,7 +1,7 @@
 """`numapin.DataLoader`. Edge.
 
-Comes in: the arguments of torch's DataLoader, and four of ours. Goes out: the same batches as torch's, in memory that
-is near the GPU and pinned, or on the GPU.
+Comes in: the arguments of torch's DataLoader, and `device`, `pinned_budget`, `node` and `strict`. Goes out: the same
+batches as torch's, in memory that is near the GPU and pinned, or on the GPU.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def _require_usable(device: torch.device) -> None:
     if device.type not in ("cuda", "cpu"):
         raise UsageError(f"device={str(device)!r}: batches can be put on cuda or cpu", 'use device="cuda"')
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"device={str(device)!r}: CUDA shows no GPU", "see why with: numapin topo")
+        raise UsageError(f"device={str(device)!r}: CUDA shows no GPU", "see why with: numapin doctor")
 
 
 _paths: weakref.WeakKeyDictionary[DataLoader[Any], DataPath] = weakref.WeakKeyDictionary()

@@ -10,6 +10,6 @@ Comes in: a `Topology`, and a root directory: the live machine or a capture. Goe
     placement.py  PURE  checks of nodes, cpusets, memory and memory policies
     host.py       PURE  checks of kernel settings and hardware
     software.py   PURE  checks of the driver, NCCL, libraries and environment variables
-    advice.py     PURE  "should you pin?"
+    advice.py     PURE  advice on pinned memory
     examine.py    PURE  all checks, in order
 """

@@ -1,4 +1,4 @@
-"""Advice on pinned memory: "should you pin?" Pure.
+"""Advice on pinned memory. Pure.
 
 Comes in: the size of a batch, the number of batches under way, and how much memory can be pinned. Goes out: a verdict
 with its numbers, and what to reduce first if the batches do not fit.
@@ -22,7 +22,7 @@ _DO_NOT_PIN: Final = "DataLoader(…, pin_memory=False)"
 
 
 class PinVerdict(StrEnum):
-    """The answer to "should you pin?"."""
+    """Whether to pin a loader's batches."""
 
     PIN = "pin"
     LOWER = "lower"

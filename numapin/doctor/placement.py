@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.base import cpu_set, sizes
 from numapin.base.cpu_set import CpuSet
+from numapin.base.plural import listed
 from numapin.doctor.model import Check, DoctorSeverity
+from numapin.system.refusals import SYS_NICE
 from numapin.topology.model import NicKind, NodeSource
 
 if TYPE_CHECKING:
@@ -65,8 +67,7 @@ SWAP: Final = Check(
 )
 
 _RELIABLE_SOURCES: Final = frozenset({NodeSource.SYSFS, NodeSource.SINGLE, NodeSource.USER})
-_MEASURE_NODES: Final = "numapin bench transfer --save FILE"
-_SYS_NICE: Final = "docker run --cap-add SYS_NICE … (Kubernetes: securityContext.capabilities.add: [SYS_NICE])"
+_MEASURE_NODES: Final = "numapin bench transfer"
 _OTHER_FILTER: Final = "docker run --security-opt seccomp=PROFILE.json … with a profile that allows these calls"
 _HELD: Final = {None: "unknown", True: "held", False: "not held"}
 _MEMLOCK_REMEDY: Final = "ulimit -l unlimited (docker run --ulimit memlock=-1 …; systemd: LimitMEMLOCK=infinity)"
@@ -116,9 +117,10 @@ def _unknown_nodes(readings: DoctorReadings, topology: Topology) -> DoctorFindin
     gpus = [gpu for gpu in topology.gpus if gpu.node is None]
     if not gpus:
         return None
+    pairs = _pairs_to_fill_in(gpus)
     return GPU_NODES.warning(
-        f"no source reports the node of {_names(gpus)}; the kernel says numa_node {_kernel_words(readings, gpus)}",
-        remedy=f"numapin run --gpu-nodes {_pairs_to_fill_in(gpus)} …; to measure the nodes: {_MEASURE_NODES}",
+        f"no source reports the node of {_names(gpus)}; the kernel reports {_kernel_words(readings, gpus)}",
+        remedy=f"numapin run --gpu-nodes {pairs} …; to measure the nodes: {_MEASURE_NODES} --save FILE",
     )
 
 
@@ -144,11 +146,13 @@ def _guessed_nodes(readings: DoctorReadings, topology: Topology) -> DoctorFindin
         return None
     sources = ", ".join(sorted({str(gpu.node_source) for gpu in gpus}))
     words = _kernel_words(readings, gpus)
-    return GPU_NODES.note(f"the kernel says numa_node {words} for {_names(gpus)}; source of the node: {sources}")
+    return GPU_NODES.note(f"the kernel reports {words} for {_names(gpus)}; source of the node: {sources}")
 
 
 def _kernel_words(readings: DoctorReadings, gpus: Iterable[Gpu]) -> str:
-    return " and ".join(sorted({readings.gpu_nodes.get(gpu.index, "unknown") for gpu in gpus}))
+    """Return "numa_node -1", or "no numa_node" if there is no such file."""
+    words = {readings.gpu_nodes.get(gpu.index) for gpu in gpus}
+    return " and ".join(sorted("no numa_node" if word is None else f"numa_node {word}" for word in words))
 
 
 def _contradiction(readings: DoctorReadings, gpu: Gpu) -> str | None:
@@ -241,7 +245,7 @@ def _refused_calls(refused: Mapping[str, str], live: Live) -> DoctorFinding:
     what = f"refused: {calls}; {_confinement(live)}"
     if set(refused) == {"move_pages"}:  # Docker's own profile refuses it even with SYS_NICE
         return POLICY.note(f"{what}; numapin reads /proc/self/numa_maps instead", remedy=_OTHER_FILTER)
-    return POLICY.warning(what, remedy=_OTHER_FILTER if live.has_capability(_CAP_SYS_NICE) else _SYS_NICE)
+    return POLICY.warning(what, remedy=_OTHER_FILTER if live.has_capability(_CAP_SYS_NICE) else SYS_NICE)
 
 
 def _confinement(live: Live) -> str:
@@ -323,4 +327,4 @@ def _names(gpus: Iterable[Gpu]) -> str:
 
 
 def _node_names(ids: CpuSet) -> str:
-    return f"node{'s' if len(ids) > 1 else ''} {ids}"
+    return listed("node", ids)

@@ -104,7 +104,7 @@ def persistence(live: Live, _topology: Topology) -> DoctorFinding:
 def libnuma(live: Live, _topology: Topology) -> DoctorFinding:
     """Find a missing libnuma."""
     if live.libnuma is None:
-        return LIBNUMA.ok("can be used")
+        return LIBNUMA.ok("available")
     remedy = "sudo apt-get install libnuma1 (Fedora, RHEL: sudo dnf install numactl-libs)"
     return LIBNUMA.error(live.libnuma, remedy=remedy)
 
@@ -115,7 +115,8 @@ def streaming_stores(live: Live, _topology: Topology) -> DoctorFinding:
         return STORES.ok("not needed: for x86-64 only")
     if live.streaming_stores:
         return STORES.ok("libstores.so is installed")
-    remedy = "sudo apt-get install gcc libc6-dev, then: pip install --force-reinstall --no-deps numapin"
+    reinstall = "in numapin's source folder: pip install --force-reinstall --no-deps ."
+    remedy = f"sudo apt-get install gcc libc6-dev, then, {reinstall}"
     return STORES.note("libstores.so is missing: torch.stack writes the batches", remedy=remedy)
 
 
@@ -157,7 +158,7 @@ def nccl_affinity(live: Live, _topology: Topology) -> DoctorFinding:
     """Find the variable that makes NCCL leave the CPUs of its rank."""
     value = live.environ.get("NCCL_IGNORE_CPU_AFFINITY")
     if value is None:
-        return NCCL_AFFINITY.ok("not set")
+        return NCCL_AFFINITY.ok("NCCL_IGNORE_CPU_AFFINITY not set")
     if value in ("", "0"):
         return NCCL_AFFINITY.ok(f"set to {value!r}")
     return NCCL_AFFINITY.warning(f"NCCL_IGNORE_CPU_AFFINITY={value}", remedy="unset NCCL_IGNORE_CPU_AFFINITY")
@@ -175,10 +176,11 @@ def openmp(live: Live, _topology: Topology) -> DoctorFinding:
 def device_order(live: Live, topology: Topology) -> DoctorFinding:
     """Find GPUs of several models in CUDA's own order."""
     models = sorted({gpu.name for gpu in topology.gpus if gpu.name})
-    order = live.environ.get("CUDA_DEVICE_ORDER") or "not set"
-    if len(models) < 2:
-        return DEVICE_ORDER.ok(f"{order}; GPU models: {len(models)}")
-    what = f"{order}; GPU models: {', '.join(models)}"
-    if order == "PCI_BUS_ID":
+    order = live.environ.get("CUDA_DEVICE_ORDER")
+    setting = f"CUDA_DEVICE_ORDER={order}" if order else "CUDA_DEVICE_ORDER not set"
+    if not topology.gpus:
+        return DEVICE_ORDER.ok(f"{setting}; no GPU")
+    what = f"{setting}; GPU models: {', '.join(models) or 'unknown'}"
+    if len(models) < 2 or order == "PCI_BUS_ID":
         return DEVICE_ORDER.ok(what)
     return DEVICE_ORDER.warning(what, remedy="export CUDA_DEVICE_ORDER=PCI_BUS_ID")

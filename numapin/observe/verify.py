@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.base import cpu_set
 from numapin.base.cpu_set import CpuSet
+from numapin.base.plural import counted
 from numapin.observe.model import PRIVATE, MemoryKind, Role
 from numapin.observe.report import RankReport, VerifyFinding, VerifyReport, VerifySeverity
 from numapin.plan.request import Memory
+from numapin.system.refusals import SYS_NICE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -28,7 +30,7 @@ LOCKED: Final = frozenset({MemoryKind.RING, MemoryKind.PINNED})
 
 _LOCKED_SHARE: Final = 0.01  # the part of a kind that may be on other nodes
 _SHARE: Final = 0.05
-_BYTES: Final = 4 << 20  # a lower bound would report the pages that the interpreter had before it was bound
+_MIN_REMOTE_BYTES: Final = 4 << 20  # less is not reported: the interpreter touched that much before it was bound
 _MIB: Final = 1 << 20
 
 _MODES: Final = {
@@ -114,7 +116,7 @@ def _alike(found: list[tuple[Process, Thread]]) -> Iterable[list[tuple[Process, 
 def _moved(plan: RankPlan, group: list[tuple[Process, Thread]]) -> VerifyFinding:
     """Return the finding for threads of one name and process that may run on the same CPUs outside the plan."""
     process, thread = group[0]
-    threads = f"{len(group)} thread{'s' if len(group) > 1 else ''} {thread.name!r}"
+    threads = f"{counted(len(group), 'thread')} {thread.name!r}"
     return VerifyFinding(
         severity=VerifySeverity.ERROR,
         what=f"{threads} of the {process.role} may run on CPUs {thread.cpus}; planned: {plan.cpus}",
@@ -202,7 +204,7 @@ def _wrong_policy(
     """Return the finding; a warning if the kernel refused the policy at the start: first touch may do as well then."""
     was_refused = applied is not None and applied.get("memory") != plan.memory.value
     if was_refused:
-        remedy = "the kernel refused it when the rank was bound: run the container with --cap-add SYS_NICE"
+        remedy = f"the kernel refused it when the rank was bound: {SYS_NICE}"
     elif applied is None:
         remedy = f"another process's policy cannot be set: {_RESTART}"
     else:
@@ -236,7 +238,7 @@ def _pages(plan: RankPlan, rank: ObservedRank, kind: MemoryKind) -> Iterator[Ver
 
 def _limit_bytes(kind: MemoryKind, total: int) -> float:
     """Return how much of a kind of memory may be on nodes outside the plan."""
-    return _LOCKED_SHARE * total if kind in LOCKED else max(_SHARE * total, _BYTES - 1)
+    return _LOCKED_SHARE * total if kind in LOCKED else max(_SHARE * total, _MIN_REMOTE_BYTES - 1)
 
 
 def _page_remedy(plan: RankPlan, holders: list[int], kind: MemoryKind, away: Mapping[int, int]) -> str:

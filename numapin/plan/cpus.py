@@ -12,8 +12,8 @@ from math import inf
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from numapin.base import cpu_set
 from numapin.base.cpu_set import CpuSet
+from numapin.base.plural import counted, listed
 from numapin.errors import PlanError, UsageError
 from numapin.plan.gpus import rank_gpus
 from numapin.plan.request import Bind, Request
@@ -37,7 +37,7 @@ class Draft(NamedTuple):
     """A rank while it is being planned. A tuple, because it is copied with changes some six times.
 
     `home` is the node that the rank belongs to; None: it has none, or it is unknown. A rank that is not `bound` gets
-    all usable CPUs.
+    all usable CPUs. `shortfalls` are the reasons in `why` for which it gets less than was requested.
     """
 
     local_rank: int
@@ -47,12 +47,18 @@ class Draft(NamedTuple):
     cpus: CpuSet = CpuSet()
     num_threads: int = 1
     bound: bool = True
-    exact: bool = True
     why: tuple[str, ...] = ()
+    shortfalls: tuple[str, ...] = ()
 
     def because(self, why: str, *, exact: bool = True) -> Draft:
         """Add a reason, and whether the rank still gets all that was requested."""
-        return self._replace(why=(*self.why, why), exact=self.exact and exact)
+        shortfalls = self.shortfalls if exact else (*self.shortfalls, why)
+        return self._replace(why=(*self.why, why), shortfalls=shortfalls)
+
+    @property
+    def exact(self) -> bool:
+        """Whether the rank gets all that was requested."""
+        return not self.shortfalls
 
 
 # --- 1. usable CPUs --------------------------------------------------------------------------------------------------
@@ -92,8 +98,7 @@ def _seats(machine: UsableMachine, request: Request) -> list[Draft]:
     num_ranks = request.num_ranks or max(1, len(gpus))
     if request.rank_gpus and num_ranks > len(gpus):
         raise UsageError(
-            f"--virtual-local-rank shows each rank one GPU; there are {num_ranks} ranks and {len(gpus)} GPUs",
-            "start fewer ranks with --nproc-per-node",
+            f"rank_gpus names {counted(len(gpus), 'GPU')} for {counted(num_ranks, 'rank')}", "name the GPU of each rank"
         )
     seats = list(map(_unbound, range(num_ranks), cycle(gpus or (None,))))
     if request.bind is Bind.NONE:
@@ -127,7 +132,7 @@ def _spread(machine: UsableMachine, seats: list[Draft]) -> list[Draft]:
 
 
 def _at_home(seat: Draft, home: int, num_ranks: int) -> Draft:
-    why = f"no GPU: rank {seat.local_rank} of {num_ranks} is spread to node {home}"
+    why = f"no GPU: rank {seat.local_rank} of {num_ranks} placed on node {home}"
     return seat._replace(home=home, bound=True).because(why)
 
 
@@ -270,7 +275,7 @@ def _shared_group(machine: UsableMachine, group: list[Draft], num_ranks: int) ->
     sharers = len(group) if group[0].bound else num_ranks
     threads = max(1, num_cores // sharers)
     shared = [draft._replace(cpus=draft.pool, num_threads=threads) for draft in group]
-    return [draft.because(f"shared by {sharers} ranks") for draft in shared] if sharers > 1 else shared
+    return [draft.because(f"CPUs shared by {sharers} ranks") for draft in shared] if sharers > 1 else shared
 
 
 def _split_group(machine: UsableMachine, request: Request, group: list[Draft], taken: AbstractSet[int]) -> list[Draft]:
@@ -289,13 +294,15 @@ def _share(machine: UsableMachine, request: Request, draft: Draft, cores: list[C
     cpus = machine.usable_cpus(cores)
     wanted = request.cpus_per_rank or len(cpus)
     if len(cpus) < wanted:
-        why = f"{len(cpus)} CPUs instead of {wanted}: {sharers} ranks split the pool"
+        cause = f": {sharers} ranks share these CPUs" if sharers > 1 else ""
+        why = f"{counted(len(cpus), 'CPU')} instead of {wanted}{cause}"
         return draft._replace(cpus=cpus, num_threads=len(cores)).because(why, exact=False)
     if len(cpus) > wanted:
         cpus = _first_cpus(machine, cores, wanted)
         cores = machine.cores(cpus)
-    of_pool = f" of a pool of {sharers} ranks" if sharers > 1 else ""
-    return draft._replace(cpus=cpus, num_threads=len(cores)).because(f"its own {len(cores)} cores{of_pool}")
+    split = f" ({sharers} ranks split these CPUs)" if sharers > 1 else ""
+    why = counted(len(cores), "exclusive core") + split
+    return draft._replace(cpus=cpus, num_threads=len(cores)).because(why)
 
 
 def _first_cpus(machine: UsableMachine, cores: Iterable[Core], wanted: int) -> CpuSet:
@@ -308,7 +315,7 @@ def _overcommitted(machine: UsableMachine, request: Request, group: list[Draft],
     """Deal out fewer cores than ranks in turn; for exclusive ranks that is an error."""
     if request.bind is Bind.EXCLUSIVE or not cores:
         raise _too_few_cores(machine, group, cores)
-    why = f"{len(group)} ranks share {len(cores)} cores"
+    why = f"{counted(len(group), 'rank')} share {counted(len(cores), 'core')}"
     return [
         draft._replace(cpus=core.cpus & machine.usable, num_threads=1).because(why, exact=False)
         for draft, core in zip(group, cycle(cores), strict=False)
@@ -316,9 +323,9 @@ def _overcommitted(machine: UsableMachine, request: Request, group: list[Draft],
 
 
 def _too_few_cores(machine: UsableMachine, group: list[Draft], cores: list[Core]) -> PlanError:
-    ranks = cpu_set.render(draft.local_rank for draft in group)
-    cpus = machine.usable_cpus(cores) or "none"
+    homes = listed("node", {draft.home for draft in group if draft.home is not None})
+    usable = f"{counted(len(cores), 'usable core')} (CPUs {machine.usable_cpus(cores) or 'none'})"
     return PlanError(
-        f"ranks {ranks} want cores of their own but share {len(cores)} cores (CPUs {cpus})",
+        f"too few exclusive cores for {counted(len(group), 'rank')} on {homes}: {usable}",
         "use fewer ranks (--nproc-per-node), free CPUs (--reserve-cpus), or share: --bind node",
     )

@@ -72,7 +72,7 @@ def _uuid(gpu: Gpu) -> str:
     """Return the name by which CUDA_VISIBLE_DEVICES shows the whole GPU. Raises UsageError if it has none."""
     if gpu.uuid is None:
         raise UsageError(
-            f"--gpus: the UUID of {gpu.label} is unknown; only NVML reports it", "see why with: numapin topo"
+            f"--gpus: the UUID of {gpu.label} is unknown; only NVML reports it", "see why with: numapin doctor"
         )
     if gpu.mig:
         raise UsageError(

@@ -6,16 +6,21 @@ same input gives the same plan.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
-from numapin.base import cpu_set
 from numapin.base.cpu_set import CpuSet
+from numapin.base.plural import counted, listed
+from numapin.plan.cpus import allot
+from numapin.plan.memory import memory_of
 from numapin.plan.model import GpuRef, Plan, RankPlan
 from numapin.plan.request import Bind
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numapin.plan.cpus import Draft
-    from numapin.plan.request import Request
+    from numapin.plan.request import Memory, Request
     from numapin.plan.usable import UsableMachine
     from numapin.topology.model import Topology
 
@@ -59,23 +64,21 @@ def make_plan(topology: Topology, request: Request) -> Plan:
         print([rank.reason for rank in plan.ranks])
         ```
     """
-    # Imported here: each rank reads its slice of a plan through this module before its own program starts.
-    from numapin.plan.cpus import allot
+    plan, _ = plan_and_rank_warnings(topology, request)
+    return plan
 
+
+def plan_and_rank_warnings(topology: Topology, request: Request) -> tuple[Plan, tuple[str, ...]]:
+    """Return the plan, and those of its warnings that are about ranks, not about the machine."""
     machine, drafts = allot(topology, request)
-    ranks = tuple(_with_memory(machine, request, draft) for draft in drafts)
-    return Plan(
-        bind=request.bind,
-        memory=request.policy,
-        ranks=ranks,
-        warnings=(*topology.warnings, *inexact_warnings(ranks), *_idle_warning(machine, request, ranks)),
-    )
+    placed = [memory_of(machine, request, draft) for draft in drafts]
+    ranks = tuple(_rank_plan(draft, memory, nodes) for draft, memory, nodes in placed)
+    of_ranks = (*_shared_gpu_warning(ranks), *_inexact_warnings([draft for draft, _, _ in placed]))
+    warnings = (*topology.warnings, *of_ranks, *_idle_warning(machine, request, ranks))
+    return Plan(bind=request.bind, memory=request.policy, ranks=ranks, warnings=warnings), of_ranks
 
 
-def _with_memory(machine: UsableMachine, request: Request, draft: Draft) -> RankPlan:
-    from numapin.plan.memory import memory_of
-
-    draft, memory, nodes = memory_of(machine, request, draft)
+def _rank_plan(draft: Draft, memory: Memory, nodes: CpuSet) -> RankPlan:
     gpu = draft.gpu
     return RankPlan(
         local_rank=draft.local_rank,
@@ -90,17 +93,24 @@ def _with_memory(machine: UsableMachine, request: Request, draft: Draft) -> Rank
     )
 
 
-def inexact_warnings(ranks: tuple[RankPlan, ...]) -> list[str]:
+def _shared_gpu_warning(ranks: tuple[RankPlan, ...]) -> tuple[str, ...]:
+    """Warn if several ranks use one GPU."""
+    num_ranks_of = Counter(rank.gpu for rank in ranks if rank.gpu is not None)
+    fewest, most = min(num_ranks_of.values(), default=1), max(num_ranks_of.values(), default=1)
+    if most == 1:
+        return ()
+    sharers = f"{most} ranks" if fewest == most else f"up to {most} ranks"
+    gpus = counted(len(num_ranks_of), "GPU")
+    return (f"{num_ranks_of.total()} ranks on {gpus}: each GPU is shared by {sharers}",)
+
+
+def _inexact_warnings(drafts: Sequence[Draft]) -> list[str]:
     """Return one warning for each reason why ranks get less than was requested."""
     ranks_by_reason: dict[str, list[int]] = {}
-    for rank in ranks:
-        if not rank.exact:
-            ranks_by_reason.setdefault(rank.reason, []).append(rank.local_rank)
-    return [f"{_ranks(numbers)}: {reason}" for reason, numbers in ranks_by_reason.items()]
-
-
-def _ranks(numbers: list[int]) -> str:
-    return f"rank{'s' if len(numbers) > 1 else ''} {cpu_set.render(numbers)}"
+    for draft in drafts:
+        if not draft.exact:
+            ranks_by_reason.setdefault("; ".join(draft.shortfalls), []).append(draft.local_rank)
+    return [f"{listed('rank', numbers)}: {reason}" for reason, numbers in ranks_by_reason.items()]
 
 
 def _idle_warning(machine: UsableMachine, request: Request, ranks: tuple[RankPlan, ...]) -> tuple[str, ...]:

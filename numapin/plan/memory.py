@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from numapin.base.cpu_set import CpuSet
+from numapin.base.plural import listed
 from numapin.errors import UsageError
 from numapin.plan.request import Bind, Memory, Request
 from numapin.topology.model import NodeKind
@@ -34,8 +35,8 @@ def memory_of(machine: UsableMachine, request: Request, draft: Draft) -> tuple[D
     if policy is Memory.INTERLEAVE and machine.memory_nodes:
         return draft, policy, machine.memory_node_ids
     if draft.home is None or not machine.memory_nodes:
-        why = f"no node is known whose memory --memory {policy} could use"
-        draft = draft.because(why, exact=draft.exact and request.memory is None)
+        why = f"no usable node for --memory {policy}"
+        draft = draft.because(why, exact=request.memory is None)
         return draft, Memory.NONE, machine.nodes_under(draft.cpus)
     return _home_memory(machine, request, draft, draft.home)
 
@@ -54,12 +55,14 @@ def _home_memory(machine: UsableMachine, request: Request, draft: Draft, home: i
 def _named_nodes(machine: UsableMachine, named: CpuSet) -> CpuSet:
     allowed = machine.topology.allowed.nodes
     usable = allowed & {node.id for node in machine.topology.nodes if _is_host_memory(node)}
-    if not named or named - usable:
-        raise UsageError(
-            f"--memory: nodes {named - usable or 'none'} are not host memory this process may use; there are {usable}",
-            "see them with: numapin topo",
-        )
-    return named
+    unusable = named - usable
+    if named and not unusable:
+        return named
+    problem = "no node is named"
+    if unusable:
+        has = "has" if len(unusable) == 1 else "have"
+        problem = f"{listed('node', unusable)} {has} no host memory that this process may use"
+    raise UsageError(f"--memory: {problem}; usable: {usable or 'none'}", "see them with: numapin topo")
 
 
 def _is_host_memory(node: Node) -> bool:

@@ -15,7 +15,7 @@ from numapin.errors import UsageError
 
 
 class Bind(StrEnum):
-    """Which CPUs a rank may use, in torchrun's words."""
+    """The CPUs that a rank may use, in torchrun's words."""
 
     NONE = "none"
     """All allowed CPUs."""
@@ -59,7 +59,7 @@ class Request:
     """The options that a plan is made for.
 
     Attributes:
-        bind: Which CPUs a rank may use.
+        bind: The CPUs that a rank may use.
         memory: The memory policy. None: `preferred`, or `none` with `Bind.NONE`.
         memory_nodes: The nodes of the policy. None: the plan chooses.
         num_ranks: The number of ranks. None: one per visible GPU, or one rank without GPUs.
@@ -102,7 +102,7 @@ class Request:
 
     @property
     def policy(self) -> Memory:
-        """The memory policy, by default the one that suits `bind`."""
+        """The memory policy; `none` or `preferred` by default (see `memory`)."""
         return self.memory or (Memory.NONE if self.bind is Bind.NONE else Memory.PREFERRED)
 
 

@@ -11,12 +11,12 @@ are the words of `plan.request.Memory`.
 
 from __future__ import annotations
 
-import errno
 import os
 
 from numapin.base import cpu_set
 from numapin.errors import LibnumaError
 from numapin.system import numa
+from numapin.system.refusals import REMEDIES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,11 +38,6 @@ _NAMES: Final = {
     numa.MPOL_PREFERRED: "preferred",
     numa.MPOL_PREFERRED_MANY: "preferred",
     **{mode: memory for memory, mode in _MODES.items()},
-}
-_REMEDY: Final = {
-    errno.EPERM: "seccomp forbids it; run the container with --cap-add SYS_NICE (Kubernetes: securityContext)",
-    errno.ENOSYS: "the kernel has no NUMA support; use --memory none",
-    errno.EINVAL: "the kernel does not know the policy or does not allow the node; see: numapin topo",
 }
 
 
@@ -120,8 +115,9 @@ def _bind_memory(memory: str, nodes: frozenset[int], *, first: int | None) -> It
     try:
         yield from _set_policy(memory, nodes, first)
     except OSError as error:
-        remedy = _REMEDY.get(error.errno or 0, "use --memory none to do without")
-        yield f"memory policy '{memory}' was refused ({error.strerror}): first touch decides; {remedy}"
+        remedy = REMEDIES.get(error.errno or 0, "use --memory none to do without")
+        refused = f"memory policy '{memory}' was refused ({error.strerror})"
+        yield f"{refused}: pages go where they are first touched; {remedy}"
     except LibnumaError as error:
         yield f"memory policy '{memory}' cannot be set: {error.message}; {error.hint}"
 
@@ -130,7 +126,10 @@ def _set_policy(memory: str, nodes: frozenset[int], first: int | None) -> Iterat
     if memory == "preferred" and len(nodes) > 1:
         only = numa.prefer(numa.set_memory_policy, nodes, first=first)
         if only is not None:
-            yield f"this kernel prefers one node only: node {only} of {cpu_set.render(nodes)}; Linux 5.15 prefers all"
+            yield (
+                f"this kernel can prefer only one node ({only} of {cpu_set.render(nodes)}); Linux 5.15 or newer can "
+                "prefer several"
+            )
     else:
         numa.set_memory_policy(_MODES[memory], () if memory == "local" else nodes)
 

@@ -14,7 +14,7 @@ import signal
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
-from numapin.base import cpu_set
+from numapin.base.plural import listed
 from numapin.rank import become
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Mailbox:
             self.deliver()
         pending = self._undelivered.get(received)
         if pending:
-            name, ranks = received.name, f"rank{'s' if len(pending) > 1 else ''} {cpu_set.render(pending)}"
+            name, ranks = received.name, listed("rank", pending)
             _write(f"{name} is kept for {ranks} until a handler is installed: signal.signal(signal.{name}, …)")
 
     def address(self, pids: Mapping[int, int]) -> None:

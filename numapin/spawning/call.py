@@ -85,7 +85,8 @@ def spawn(  # noqa: PLR0913 - the options of the command line
         args: The arguments of `fn`. They are pickled.
         nproc_per_node: The number of ranks. None: one per visible GPU, or one rank without GPUs.
         bind: The CPUs that a rank may use, as in `--bind`.
-        memory: The memory policy, as in `--memory`: `"preferred"`, `"bind=0"`. None: the default of `bind`.
+        memory: The memory policy, as in `--memory`: `"preferred"`, `"bind=0"`. None:
+            `preferred`, or `none` with `bind="none"`.
         cpus_per_rank: At most this many logical CPUs per rank, not shared.
         smt: Use all hardware threads of a core. False: one per core.
         reserve_cpus: CPUs that no rank gets, such as `"0-1"`.

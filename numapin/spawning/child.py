@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Outcome(Enum):
-    """How far the rank got."""
+    """The end of a rank's call."""
 
     RETURNED = auto()
     """`content` is the pickled result."""

@@ -14,7 +14,7 @@ from math import inf
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from numapin.base import cpu_set
+from numapin.base.plural import listed
 from numapin.errors import NumapinError, RankError
 from numapin.spawning.child import NUM_SIZE_BYTES, Answer, Outcome, unpickle
 from numapin.system import oom
@@ -223,7 +223,7 @@ def _collect(rank: RankProcess, ranks: Sequence[RankProcess], results: dict[int,
 
 def _names(ranks: Sequence[RankProcess]) -> str:
     pids = " ".join(str(rank.process.pid) for rank in ranks)
-    return f"rank{'s' if len(ranks) > 1 else ''} {cpu_set.render(rank.local_rank for rank in ranks)} (pid {pids})"
+    return f"{listed('rank', [rank.local_rank for rank in ranks])} (pid {pids})"
 
 
 def _death_of(rank: RankProcess) -> RankError:

@@ -16,5 +16,6 @@ Comes in: addresses, process ids, modes, paths. Goes out: the kernel's answer, o
     tree.py       EDGE  small files of sysfs and procfs below any root
     cuda.py       EDGE  CUDA driver calls that torch lacks
     openmp.py     PURE  variables that make OpenMP bind threads
+    refusals.py   PURE  remedies for refused NUMA calls
     stores.c            copies that bypass the caches
 """

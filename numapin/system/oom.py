@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from numapin.base import sizes
+from numapin.base.plural import listed
 from numapin.system.cgroup import memory_cgroups
 from numapin.system.tree import Tree
 
@@ -89,7 +90,7 @@ def reporting_oom_kills(report: Callable[[str], None], root: Path = _LIVE) -> It
         yield
     except Exception as error:
         failures = getattr(error, "failures", {}).items()
-        killed = [str(rank) for rank, failure in failures if failure.exitcode == -signal.SIGKILL]
+        killed = [rank for rank, failure in failures if failure.exitcode == -signal.SIGKILL]
         if killed and (reason := explain(before, root)) is not None:
-            report(f"rank{'s' if len(killed) > 1 else ''} {', '.join(killed)} {reason}; hint: {REMEDY}")
+            report(f"{listed('rank', killed)} {reason}; hint: {REMEDY}")
         raise

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 from numapin.errors import LibnumaError
 from numapin.system import memory, numa
 from numapin.system.numa_maps import parse
+from numapin.system.refusals import REMEDIES, SYS_NICE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,13 +27,6 @@ if TYPE_CHECKING:
     from numapin.base.cpu_set import CpuSet
 
 NUMA_MAPS: Final = Path("/proc/self/numa_maps")
-
-_SYS_NICE: Final = "run the container with --cap-add SYS_NICE (Kubernetes: securityContext)"
-_REMEDY: Final = {
-    errno.EPERM: f"seccomp forbids it; {_SYS_NICE}",
-    errno.ENOSYS: "the kernel has no NUMA support",
-    errno.EINVAL: "the kernel does not know the policy or does not allow the node; see: numapin topo",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,10 +144,10 @@ def _prefer(address: int, num_bytes: int, nodes: CpuSet) -> Iterator[str]:
     try:
         numa.prefer(partial(numa.bind_pages, address, num_bytes), nodes)
     except OSError as error:
-        remedy = _REMEDY.get(error.errno or 0, "see: numapin topo")
-        yield f"memory on node {nodes} was refused ({error.strerror}): first touch decides; {remedy}"
+        remedy = REMEDIES.get(error.errno or 0, "see: numapin topo")
+        yield f"memory on node {nodes} was refused ({error.strerror}): pages go where they are first touched; {remedy}"
     except LibnumaError as error:
-        yield f"{error.message}: first touch decides; {error.hint}"
+        yield f"{error.message}: pages go where they are first touched; {error.hint}"
 
 
 def _touch_from(cpus: CpuSet, address: int, num_bytes: int) -> Iterator[str]:
@@ -201,7 +195,7 @@ def _strays(pages: dict[int | None, int] | None, nodes: CpuSet) -> Iterator[str]
     if not nodes:
         return
     if pages is None:
-        yield f"the location of the pages is unverified: the kernel refuses move_pages and numa_maps; {_SYS_NICE}"
+        yield f"the location of the pages is unverified: the kernel refuses move_pages and numa_maps; {SYS_NICE}"
         return
     total = sum(pages.values())
     shares = ", ".join(_share(node, count / total) for node, count in pages.items() if node not in nodes)

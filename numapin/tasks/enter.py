@@ -64,9 +64,9 @@ def _find_plan(task: Task, environ: Mapping[str, str], file: str | None) -> Slic
 
 
 def _own_binding(task: Task, environ: Mapping[str, str]) -> RankPlan | None:
-    """Return what `numapin run` gave this rank, None where there is none, or what there is was another rank's.
+    """Return this rank's slice from NUMAPIN_BINDING, or None if it is unset or belongs to another rank.
 
-    All that a rank starts inherits it: ranks of a launcher of its own, a job that is submitted from there.
+    Everything that a rank starts inherits the variable, e.g. ranks of another launcher, or a job that it submits.
     """
     if BINDING not in environ or task.variable != "LOCAL_RANK":
         return None

@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from numapin.base.plural import counted
 from numapin.errors import UsageError
 from numapin.plan.gpus import in_turn
-from numapin.plan.make import inexact_warnings, make_plan
+from numapin.plan.make import plan_and_rank_warnings
 from numapin.plan.request import Bind
 from numapin.tasks.slice import Slice
 
@@ -63,14 +64,14 @@ def plan_task(topology: Topology, request: Request, task: Task, *, own_cpus: boo
     notes: tuple[str, ...] = ()
     if own_cpus:
         source = f"made here, for this task alone: CPUs {allowed} are its own"
-        made, index = make_plan(topology, _for_one_task(topology, request, task)), 0
+        asked, index = _for_one_task(topology, request, task), 0
     else:
         size, notes = _size(topology, request, task)
         source = f"made here, for {size} tasks on CPUs {allowed}"
-        made, index = make_plan(topology, _for_all_tasks(topology, request, task, size)), task.rank
+        asked, index = _for_all_tasks(topology, request, task, size), task.rank
+    made, of_ranks = plan_and_rank_warnings(topology, asked)
     rank = replace(made.ranks[index], local_rank=task.rank)
-    inexact = inexact_warnings(made.ranks)
-    warnings = tuple(text for text in made.warnings if text not in inexact)
+    warnings = tuple(text for text in made.warnings if text not in of_ranks)  # each task reports its own
     return Slice(rank=rank, source=source, warnings=warnings, notes=notes)
 
 
@@ -117,9 +118,11 @@ def _size(topology: Topology, request: Request, task: Task) -> tuple[int, tuple[
     if request.bind is Bind.NONE:
         return task.rank + 1, ()
     settings = " and ".join(task.settings)
+    gpus = f"this host has {counted(assumed, 'GPU')}" if assumed else "there is no GPU to count by"
+    rank = f" --local-rank {task.rank}" if task.variable is None else ""
     raise UsageError(
-        f"the number of tasks on this host is unknown: {settings}, and there are {assumed} GPUs",
-        "give it: numapin exec --local-size N -- command",
+        f"the number of tasks on this host is unknown: {settings}, and {gpus}",
+        f"give it: numapin exec{rank} --local-size N -- command",
     )
 
 

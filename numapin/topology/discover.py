@@ -1,6 +1,7 @@
 """Read a machine. Edge: the only place that combines the readers.
 
-Comes in: the live host, or a path to a description of one. Goes out: one `Topology`. Called once, in the launcher.
+Comes in: the live host, or a path to a description of one. Goes out: one `Topology`, which no
+later stage reads again.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from numapin.base.cpu_set import CpuSet
 from numapin.base.regular_file import read_file
 from numapin.errors import MachineError, MachineFileError, UsageError
+from numapin.system.refusals import SYS_NICE
 from numapin.topology.build import build, with_gpu_nodes
 from numapin.topology.model import Topology
 
@@ -36,7 +38,8 @@ def discover(
 
     Args:
         root: A directory that holds a captured `sys/` and, as far as captured, `proc/`.
-        machine: A machine file: numapin's JSON, hwloc 2 or 3 XML, or NCCL topology XML.
+        machine: A machine file (numapin's JSON, hwloc 2 or 3 XML, or NCCL topology XML), or `example:NAME` for a
+            built-in machine.
         environ: Where CUDA_VISIBLE_DEVICES, CUDA_DEVICE_ORDER and NCCL_TOPO_FILE are looked up, usually `os.environ`.
             They apply to this host only.
         gpu_nodes: Pairs of a GPU (NVML index, UUID or PCI address) and its node. They override what was read.
@@ -71,9 +74,10 @@ def discover(
 
 def _read_host(environ: Mapping[str, str]) -> Topology:
     """Read the live host through sysfs, libnuma and NVML."""
+    readings = _live_readings(environ.get("NCCL_TOPO_FILE"))
     try:
         return build(
-            _live_readings(environ.get("NCCL_TOPO_FILE")),
+            readings,
             visible_devices=environ.get("CUDA_VISIBLE_DEVICES"),
             device_order=environ.get("CUDA_DEVICE_ORDER"),
         )
@@ -106,7 +110,7 @@ def _with_libnuma(readings: Readings) -> Readings:
         return readings._replace(nodes=found.nodes, allowed_nodes=found.allowed_nodes)
     if len(readings.nodes) <= 1:
         return readings
-    note = "the kernel forbids get_mempolicy (seccomp): nodes come from sysfs; add --cap-add SYS_NICE to the container"
+    note = f"the kernel forbids get_mempolicy (seccomp), so the nodes come from sysfs; {SYS_NICE}"
     return readings._replace(notes=(*readings.notes, note))
 
 

@@ -142,9 +142,9 @@ class Topology:
         """
         matches = [gpu for gpu in self.gpus if gpu.goes_by(key.strip())]
         if len(matches) != 1:
-            problem = "names more than one GPU" if matches else "names no GPU of this machine"
+            number = "more than one" if matches else "no"
             raise UsageError(
-                f"{option}: {key!r} {problem}; there are: {self._gpu_names}", "list them with: numapin topo"
+                f"{option}: {number} GPU matches {key!r}; available: {self._gpu_names}", "list them with: numapin topo"
             )
         return matches[0]
 

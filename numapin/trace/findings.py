@@ -1,4 +1,4 @@
-"""What an analysis means, and what to change. Pure.
+"""Findings about a trace, with their remedies. Pure.
 
 Comes in: an `Analysis`. Goes out: findings, each with its cost, evidence and remedy; one of them says that nothing can
 be gained.

@@ -40,7 +40,7 @@ _NAME_WIDTH: Final = 18
 def doctor_table(report: DoctorReport) -> RenderableType:
     """Return the whole report, at most 100 columns wide."""
     parts = chain.from_iterable(_section(severity, report.findings) for severity in _STYLES)
-    return Group(*parts, Text("should you pin?", style="bold"), _table([_advice(report.advice)]))
+    return Group(*parts, Text("pinned memory", style="bold"), _table([_advice(report.advice)]))
 
 
 def _section(severity: DoctorSeverity | None, all_findings: Iterable[DoctorFinding]) -> tuple[RenderableType, ...]:

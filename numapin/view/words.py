@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
-from numapin.base import cpu_set
+from numapin.base.plural import listed
 from numapin.base.sizes import gib
 from numapin.plan.request import Memory
 from numapin.topology.model import NodeKind
@@ -113,7 +113,7 @@ def policy(rank: RankPlan) -> str:
 
 def rank_names(ranks: Collection[int]) -> str:
     """Return "rank 0" or "ranks 0-3,7"; "" for no rank."""
-    return f"rank{'s' if len(ranks) > 1 else ''} {cpu_set.render(ranks)}" if ranks else ""
+    return listed("rank", ranks) if ranks else ""
 
 
 def shortened(text: str) -> str:

@@ -151,7 +151,7 @@ class TestCaptured:
         assert done.status == 1
         assert max(map(len, lines)) <= 80
         heads = [line.split(" (")[0] for line in lines if line[:1].isalpha()]
-        assert heads == ["error", "unknown", "ok", "should you pin?"]
+        assert heads == ["error", "unknown", "ok", "pinned memory"]
         assert any("fix: docker run --cpuset-cpus" in line for line in lines)
 
     def test_no_colour_in_files(self, tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ class TestCaptured:
         (("--workers", "-1"), 2, "--workers"),
         (("--prefetch-factor", "0"), 2, "--prefetch-factor"),
         (("--root", "/nowhere"), 3, "/nowhere"),
-        (("--gpu-nodes", "99=0"), 2, "names no GPU of this machine"),
+        (("--gpu-nodes", "99=0"), 2, "no GPU matches '99'"),
         (("--machine", "example:dgx-h100"), 2, "hint: doctor examines this host, or a capture: --root DIR"),
     ],
 )

@@ -307,14 +307,14 @@ class TestLaunchers:
         (tmp_path / "outer").mkdir()
         alone = {"SLURM_LOCALID": "0", "SLURM_STEP_TASKS_PER_NODE": "1"}
         done = start(*self._launcher(tmp_path / "outer", shlex.join(ranks), "taskset", "-c", str(LAST), **alone))
-        assert (done.status, "want cores of their own" in done.err) == (4, True), done.err
+        assert (done.status, "too few exclusive cores for 2 ranks" in done.err) == (4, True), done.err
 
     @needs_two_cpus
     @pytest.mark.usefixtures("dump")
     def test_a_restricted_launcher(self, tmp_path: Path) -> None:
         """CPUs that the launcher has too are shared by its ranks: one core is not enough for two exclusive ranks."""
         done = start("taskset", "-c", str(LAST), *self._launcher(tmp_path, self._line(tmp_path), **MPI))
-        assert (done.status, "want cores of their own" in done.err) == (4, True), done.err
+        assert (done.status, "too few exclusive cores for 2 ranks" in done.err) == (4, True), done.err
 
 
 class TestGpus:

@@ -30,7 +30,7 @@ PURE = (
         "base.quoting",
         "base.content_policy",
     ),
-    *("system.openmp", "system.numa_maps"),
+    *("system.openmp", "system.numa_maps", "system.refusals", "base.plural"),
     *("topology.address", "topology.parts", "topology.model", "topology.readings", "topology.build"),
     "topology.visible",
     *("topology.sources.hwloc", "topology.sources.nccl", "topology.sources.xmlfile"),

@@ -138,7 +138,10 @@ def test_refused_policy_leaves_first_touch_and_is_said_once(two_nodes: VmResult)
     assert stats["share_on_node"] == 1.0
     assert [CpuSet.parse(cpus) for w in found["workers"] for cpus in w["cpus"]] == [CpuSet(range(4, 8))] * 2
     policy_of_threads, policy_of_ring = stats["notes"]
-    assert all("first touch decides" in note and SYS_NICE in note for note in (policy_of_threads, policy_of_ring))
+    assert all(
+        "pages go where they are first touched" in note and SYS_NICE in note
+        for note in (policy_of_threads, policy_of_ring)
+    )
     assert found["rank_cpus"] == ["0-7", "0-7"]
     assert sum(stats["notes"][0] in line for line in _warnings(job)) == 2, (
         job.shown()

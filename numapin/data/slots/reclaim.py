@@ -39,7 +39,7 @@ class Locked:
 
 @dataclass(slots=True)
 class _Batch:
-    """Memory that was buried before the same events were recorded. Events that have passed are removed."""
+    """Memory that was freed before the same events were recorded. Events that have passed are removed."""
 
     locked: list[Locked]
     events: list[Event]
@@ -56,16 +56,16 @@ class Reclaimer:
         self._batches: list[_Batch] = []
         Thread(target=self._run, name="numapin-reclaim", daemon=True).start()
 
-    def bury(self, locked: Locked) -> None:
+    def add(self, locked: Locked) -> None:
         """Take memory that nothing refers to any more; for finalizers, in any thread. A no-op in a forked child."""
         if os.getpid() == self._pid:
             self._dead.put(locked)
 
-    def work_off(self) -> bool:
+    def release_unused(self) -> bool:
         """Release memory that no device can be using, and return whether some has to wait. Never raises.
 
         It never blocks, except on drivers before R555: they have no context events, so it waits for the devices. While
-        torch captures a CUDA graph, newly buried memory waits for its end.
+        torch captures a CUDA graph, newly added memory waits for its end.
         """
         with self._lock:
             with suppress(CudaRefused), self._driver.relaxed_capture():
@@ -106,8 +106,8 @@ class Reclaimer:
         pause_s: float | None = None
         while True:
             with suppress(Empty):
-                self._dead.put(self._dead.get(timeout=pause_s))  # wait for one, and leave it to work_off
-            pause_s = min(2 * (pause_s or 0.001), _LONGEST_PAUSE_S) if self.work_off() else None
+                self._dead.put(self._dead.get(timeout=pause_s))  # wait for one, and leave it to release_unused
+            pause_s = min(2 * (pause_s or 0.001), _LONGEST_PAUSE_S) if self.release_unused() else None
 
 
 def _wait_for(device: int) -> None:

@@ -36,7 +36,7 @@ _PLAIN, _PARCEL = 0, 1
 
 
 class Head(NamedTuple):
-    """What the rank must know about a batch before it unpickles it.
+    """The facts about a batch that the rank needs before it unpickles it.
 
     Attributes:
         number: The number of the batch.

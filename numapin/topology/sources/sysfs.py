@@ -39,7 +39,7 @@ _CPUSET_FILES: Final = ("cpuset.{}.effective", "cpuset.{}", "{}")
 def read_sysfs(root: Path, *, source: str) -> Readings:
     """Read /sys and /proc below `root`.
 
-    Raises MachineError if `root` is not a machine's root, MachineFileError if a CPU or node list is garbled.
+    Raises MachineError if `root` is not a captured machine, MachineFileError if a CPU or node list is garbled.
     """
     tree = Tree(os.fspath(root).rstrip("/"))
     online = _online_cpus(tree)
@@ -58,7 +58,7 @@ def read_sysfs(root: Path, *, source: str) -> Readings:
 def _online_cpus(tree: Tree) -> CpuSet:
     if not tree.names(_SYSTEM):
         root = tree.root or "/"
-        raise MachineError(f"{tree.root}/{_SYSTEM} is missing: {root} is not a machine's root", CAPTURE)
+        raise MachineError(f"{root} is not a captured machine: it has no {_SYSTEM}", CAPTURE)
     present = _numbered(tree, _CPU, "cpu")
     online = (tree.numbers(f"{_CPU}/online") or CpuSet()).intersection(present)
     if not online:

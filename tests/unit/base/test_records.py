@@ -125,7 +125,7 @@ def test_elements_that_older_files_lack() -> None:
         ({"n": "y" * 500}, "n: expected a non-negative integer, found 'yyyyy"),
         ({"maybe_n": "3"}, "maybe_n: expected a non-negative integer, found '3'"),
         ({"f": 1}, "f: expected true or false, found 1"),
-        ({"set": "0-x"}, "set: '0-x' in '0-x' is not a number or a range such as 0-3"),
+        ({"set": "0-x"}, "set: '0-x' is not a number or a range such as 0-3"),
         ({"set": 3}, "set: expected a string, found 3"),
         ({"word": "two"}, "word: 'two' is not a valid Word"),
         ({"list": ["a", 3]}, "list[1]: expected a string, found 3"),

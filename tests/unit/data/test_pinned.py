@@ -483,6 +483,7 @@ class TestBudget:
         """The number of ranks is the argument, else the launcher's."""
         root = write(tmp_path, host(available=80))
         assert pinned.budget(num_ranks=8, root=root).limit_bytes == 5 * GIB
+        assert "divided" not in pinned.budget(num_ranks=1, root=root).reason
         monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
         assert pinned.budget(root=root).limit_bytes == 10 * GIB
         assert pinned.budget(root=root).reason.endswith("divided among 4 ranks")

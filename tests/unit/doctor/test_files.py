@@ -202,9 +202,10 @@ def test_gpus_of_unknown_node(tmp_path: Path) -> None:
     finding = findings(machine(tmp_path, "2node-48cpu-8gpu-nosysfs"))["gpu-nodes"]
     assert (finding.severity, finding.what) == (
         WARNING,
-        "no source reports the node of gpu0-7; the kernel says numa_node -1",
+        "no source reports the node of gpu0-7; the kernel reports numa_node -1",
     )
     assert (finding.remedy or "").startswith("numapin run --gpu-nodes 0=NODE,1=NODE,… …; to measure the nodes: ")
+    assert (finding.remedy or "").endswith("numapin bench transfer --save FILE")
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ CASES: list[tuple[str, dict[str, Any], DoctorSeverity | None, str]] = [
     ("persistence", {"nvml": _nvml(persistence=False)}, NOTE, "off for gpu0"),
     ("persistence", {"nvml": _nvml(persistence=None)}, None, "NVML does not report it"),
     ("persistence", {"nvml": NO_DRIVER}, OK, "no GPU"),
-    ("libnuma", {}, OK, "can be used"),
+    ("libnuma", {}, OK, "available"),
     ("libnuma", {"libnuma": "libnuma could not be loaded: gone", "refused": None}, ERROR, "could not be loaded: gone"),
     ("memory-policy", {}, OK, "get_mempolicy, set_mempolicy, mbind, move_pages work; seccomp mode 0"),
     (
@@ -138,19 +138,20 @@ def test_gpus_without_a_driver_are_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "order", "severity"),
+    ("names", "order", "severity", "what"),
     [
-        (("A100", "A100"), None, OK),
-        (("A100", "T400"), None, WARNING),
-        (("A100", "T400"), "FASTEST_FIRST", WARNING),
-        (("A100", "T400"), "PCI_BUS_ID", OK),
+        ((), None, OK, "CUDA_DEVICE_ORDER not set; no GPU"),
+        (("A100", "A100"), None, OK, "CUDA_DEVICE_ORDER not set; GPU models: A100"),
+        (("A100", "T400"), None, WARNING, "CUDA_DEVICE_ORDER not set; GPU models: A100, T400"),
+        (("A100", "T400"), "FASTEST_FIRST", WARNING, "CUDA_DEVICE_ORDER=FASTEST_FIRST; GPU models: A100, T400"),
+        (("A100", "T400"), "PCI_BUS_ID", OK, "CUDA_DEVICE_ORDER=PCI_BUS_ID; GPU models: A100, T400"),
     ],
 )
-def test_device_order(names: tuple[str, str], order: str | None, severity: DoctorSeverity) -> None:
+def test_device_order(names: tuple[str, ...], order: str | None, severity: DoctorSeverity, what: str) -> None:
     """With GPUs of several models, an order that NVML and CUDA do not share is a warning."""
     topology = replace(grid(), gpus=tuple(gpu(index, 0, name=name) for index, name in enumerate(names)))
     finding = _find("device-order", topology, environ={"CUDA_DEVICE_ORDER": order} if order else {})
-    assert finding.severity is severity
+    assert (finding.severity, finding.what) == (severity, what)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +166,7 @@ def test_device_order(names: tuple[str, str], order: str | None, severity: Docto
             {0},
             NodeSource.NVML_MEMORY,
             NOTE,
-            "the kernel says numa_node -1 for gpu0; source of the node: nvml",
+            "the kernel reports numa_node -1 for gpu0; source of the node: nvml",
         ),
     ],
 )
@@ -177,6 +178,20 @@ def test_nvml_against_the_kernel(
     readings = DoctorReadings(gpu_nodes={0: kernel})
     finding = _find("gpu-nodes", topology, readings=readings, nvml=_nvml(memory_nodes=CpuSet(nodes)))
     assert (finding.severity, words in finding.what) == (severity, True), finding.what
+
+
+def test_remedies_for_contradicting_nodes_measure_without_saving() -> None:
+    """`bench transfer --save` places only GPUs of unknown node, so it would fail for GPUs whose nodes contradict."""
+    topology = replace(grid(), gpus=(gpu(0, 0),))
+    readings = DoctorReadings(gpu_nodes={0: "0"})
+    finding = _find("gpu-nodes", topology, readings=readings, nvml=_nvml(memory_nodes=CpuSet({1})))
+    assert (finding.remedy or "").endswith("to measure them: numapin bench transfer")
+
+
+def test_a_kernel_without_the_file_of_a_node() -> None:
+    """A missing numa_node is not reported as if the kernel had written a word."""
+    finding = _find("gpu-nodes", replace(grid(), gpus=(gpu(0, None),)), readings=DoctorReadings(gpu_nodes={}))
+    assert finding.what == "no source reports the node of gpu0; the kernel reports no numa_node"
 
 
 def test_packages_without_nodes_of_their_own() -> None:

@@ -73,7 +73,7 @@ def test_in_turn() -> None:
 @pytest.mark.parametrize(
     ("change", "message", "hint"),
     [
-        ({"uuid": None}, "--gpus: the UUID of gpu0 is unknown; only NVML reports it", "numapin topo"),
+        ({"uuid": None}, "--gpus: the UUID of gpu0 is unknown; only NVML reports it", "numapin doctor"),
         (
             {"mig": (Mig(uuid="MIG-a"), Mig(uuid="MIG-b"))},
             "--gpus: gpu0 is cut into 2 MIG instances, which it cannot choose from",

@@ -80,7 +80,9 @@ def test_unknown_cuda_order_binds_nothing() -> None:
     assert plan.ranks[1].reason.startswith(
         "not bound: its GPU is unknown; CUDA_DEVICE_ORDER=PCI_BUS_ID gives CUDA a known order"
     )
-    assert [text for text in plan.warnings if "not bound" in text] == [f"ranks 0-1: {plan.ranks[0].reason}"]
+    assert [text for text in plan.warnings if "not bound" in text] == [
+        "ranks 0-1: not bound: its GPU is unknown; CUDA_DEVICE_ORDER=PCI_BUS_ID gives CUDA a known order"
+    ]
 
 
 def test_an_unknown_node_is_not_bound() -> None:
@@ -112,7 +114,7 @@ def test_without_gpus_ranks_are_spread_by_distance(num_ranks: int | None, homes:
     plan = make_plan(_eight(), Request(num_ranks=num_ranks))
     assert [rank.node for rank in plan.ranks] == homes
     assert [rank.gpu for rank in plan.ranks] == [None] * len(homes)
-    assert plan.ranks[0].reason.startswith(f"no GPU: rank 0 of {len(homes)} is spread to node 0")
+    assert plan.ranks[0].reason.startswith(f"no GPU: rank 0 of {len(homes)} placed on node 0")
 
 
 def test_without_gpus_only_nodes_with_usable_cpus_count() -> None:
@@ -156,9 +158,9 @@ def test_modes(bind: Bind, cpus: list[str], threads: list[int]) -> None:
 @pytest.mark.parametrize(
     ("bind", "reason"),
     [
-        (Bind.NODE, "all 4 CPUs of node 1; shared by 2 ranks"),
-        (Bind.SOCKET, "all 16 CPUs of package 0 (nodes 0-3); shared by 2 ranks"),
-        (Bind.EXCLUSIVE, "all 4 CPUs of node 1; its own 2 cores of a pool of 2 ranks"),
+        (Bind.NODE, "all 4 CPUs of node 1; CPUs shared by 2 ranks"),
+        (Bind.SOCKET, "all 16 CPUs of package 0 (nodes 0-3); CPUs shared by 2 ranks"),
+        (Bind.EXCLUSIVE, "all 4 CPUs of node 1; 2 exclusive cores (2 ranks split these CPUs)"),
         (Bind.CORE_COMPLEX, "all 4 CPUs of node 1; L3 group 1 of 2: 2 CPUs"),
     ],
 )
@@ -171,7 +173,7 @@ def test_reasons(bind: Bind, reason: str) -> None:
 def test_reason_of_bind_none() -> None:
     """Without binding the GPU's node plays no part."""
     plan = make_plan(_eight(gpus=[1, 1, 5]), Request(bind=Bind.NONE))
-    assert plan.ranks[0].reason == "--bind none: all allowed CPUs; shared by 3 ranks"
+    assert plan.ranks[0].reason == "--bind none: all allowed CPUs; CPUs shared by 3 ranks"
 
 
 def test_ranks_that_see_one_gpu_each() -> None:
@@ -180,7 +182,7 @@ def test_ranks_that_see_one_gpu_each() -> None:
     plan = make_plan(topology, Request(rank_gpus=(2, 0, 2, None)))
     assert [rank.node for rank in plan.ranks] == [5, 1, 5, None]
     assert [rank.exact for rank in plan.ranks] == [True, True, True, False]
-    with pytest.raises(UsageError, match="there are 3 ranks and 2 GPUs"):
+    with pytest.raises(UsageError, match=r"^rank_gpus names 2 GPUs for 3 ranks"):
         make_plan(topology, Request(rank_gpus=(0, 1), num_ranks=3))
 
 
@@ -277,7 +279,7 @@ def test_cpus_per_rank(wanted: int, cpus: str, threads: int, *, exact: bool) -> 
     assert (cpu_set.render(first.cpus), first.num_threads, first.exact) == (cpus, threads, exact)
     assert second.cpus == CpuSet(cpu + 2 for cpu in first.cpus)
     if not exact:
-        assert "4 CPUs instead of 5: 2 ranks split the pool" in first.reason
+        assert "4 CPUs instead of 5: 2 ranks share these CPUs" in first.reason
 
 
 def test_cpus_per_rank_with_fewer_cores_than_ranks() -> None:
@@ -427,7 +429,25 @@ def test_notes_of_the_machine_come_first() -> None:
     plan = make_plan(replace(grid(gpus=[None]), notes=("a note",)), Request())
     assert plan.warnings[0] == "a note"
     assert plan.warnings[1].startswith("the NUMA node of gpu0 (0000:10:00.0) is unknown")
-    assert plan.warnings[2] == f"rank 0: {plan.ranks[0].reason}"
+    assert plan.warnings[2] == "rank 0: not bound: the node of GPU 0 (0000:10:00.0) is unknown"
+
+
+def test_ranks_that_share_a_gpu_are_warned_of() -> None:
+    """If there are more ranks than GPUs, one warning says so, in every mode."""
+    for bind in Bind:
+        plan = make_plan(grid(gpus=[0, 1]), Request(bind=bind, num_ranks=4))
+        assert plan.warnings == ("4 ranks on 2 GPUs: each GPU is shared by 2 ranks",)
+    (uneven,) = make_plan(grid(gpus=[0, 1]), Request(num_ranks=3)).warnings
+    assert uneven == "3 ranks on 2 GPUs: each GPU is shared by up to 2 ranks"
+    assert make_plan(grid(gpus=[0, 1]), Request(num_ranks=2)).warnings == ()
+
+
+def test_one_warning_for_one_shortfall() -> None:
+    """Ranks on different GPUs that lack the same have one warning; their reasons name the GPUs."""
+    plan = make_plan(grid(gpus=[0, 0, 1, 1]), Request(cpus_per_rank=100))
+    assert plan.warnings == ("ranks 0-3: 4 CPUs instead of 100: 2 ranks share these CPUs",)
+    (alone,) = make_plan(grid(gpus=[0]), Request(cpus_per_rank=100, bind=Bind.SOCKET)).warnings
+    assert alone == "rank 0: 16 CPUs instead of 100"
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------
@@ -459,13 +479,13 @@ _TWO = grid(gpus=[0, 1])
         (
             lambda: make_plan(_TWO, Request(bind=Bind.EXCLUSIVE, num_ranks=10)),
             PlanError,
-            "ranks 0,2,4,6,8 want cores of their own but share 4 cores (CPUs 0-3,8-11)",
+            "too few exclusive cores for 5 ranks on node 0: 4 usable cores (CPUs 0-3,8-11)",
             "use fewer ranks (--nproc-per-node), free CPUs (--reserve-cpus), or share: --bind node",
         ),
         (
             lambda: make_plan(_TWO, Request(gpus=("0", "9"))),
             UsageError,
-            "--gpus: '9' names no GPU of this machine; there are: 0 (0000:10:00.0), 1 (0000:11:00.0)",
+            "--gpus: no GPU matches '9'; available: 0 (0000:10:00.0), 1 (0000:11:00.0)",
             "list them with: numapin topo",
         ),
         (
@@ -489,7 +509,7 @@ _TWO = grid(gpus=[0, 1])
         (
             lambda: make_plan(grid(gpu_nodes=[9], gpus=[0]), Request(memory=Memory.BIND, memory_nodes=CpuSet({0, 9}))),
             UsageError,
-            "--memory: nodes 9 are not host memory this process may use; there are 0-1",
+            "--memory: node 9 has no host memory that this process may use; usable: 0-1",
             "see them with: numapin topo",
         ),
         (
@@ -498,13 +518,13 @@ _TWO = grid(gpus=[0, 1])
                 Request(memory=Memory.INTERLEAVE, memory_nodes=CpuSet({0, 1, 7})),
             ),
             UsageError,
-            "--memory: nodes 0-1 are not host memory this process may use; there are 7",
+            "--memory: nodes 0-1 have no host memory that this process may use; usable: 7",
             "see them with: numapin topo",
         ),
         (
             lambda: make_plan(_TWO, Request(memory=Memory.BIND, memory_nodes=CpuSet())),
             UsageError,
-            "--memory: nodes none are not host memory this process may use; there are 0-1",
+            "--memory: no node is named; usable: 0-1",
             "see them with: numapin topo",
         ),
         (

@@ -45,7 +45,7 @@ def test_modes_and_gpus() -> None:
     [
         (parse_bind, "nodes", "'nodes' is not one of none, node, socket"),
         (parse_memory, "", "'' is not one of none, local"),
-        (parse_memory, "bind=x", "'x' in 'x' is not a number"),
+        (parse_memory, "bind=x", "'x' is not a number"),
         (parse_gpus, "0,", "'0,' has an empty entry; write a list such as 0,2"),
         (parse_gpus, "", "'' has an empty entry"),
     ],

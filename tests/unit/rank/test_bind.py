@@ -86,7 +86,9 @@ def test_cpus_are_bound_and_others_are_told() -> None:
 def test_a_node_that_does_not_exist_is_told() -> None:
     """A policy on an impossible node is refused by the kernel, which is a shortfall and not an exception."""
     told = in_child("bind.apply(replace(RANK, nodes=frozenset([63]))).shortfalls[0]")
-    assert told.startswith("memory policy 'bind' was refused (set_mempolicy: Invalid argument): first touch decides; ")
+    assert told.startswith(
+        "memory policy 'bind' was refused (set_mempolicy: Invalid argument): pages go where they are first touched; "
+    )
 
 
 def test_refused_policies_are_told_with_the_remedy() -> None:

@@ -111,7 +111,7 @@ def test_another_cgroup_says_nothing(tmp_path: Path) -> None:
     ("codes", "rises", "said"),
     [
         ({0: -9}, True, "rank 0 killed by the kernel's out-of-memory killer"),
-        ({0: 1, 3: -9, 4: -9}, True, "ranks 3, 4 killed by"),
+        ({0: 1, 3: -9, 4: -9}, True, "ranks 3-4 killed by"),
         ({0: -9}, False, ""),
         ({0: 1, 1: -int(signal.SIGTERM)}, True, ""),
     ],

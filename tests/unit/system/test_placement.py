@@ -82,7 +82,9 @@ class TestPlace:
         found = placed(memory, node=1000)
         assert found.pages == {0: 8}
         refused, strays = found.shortfalls
-        assert refused.startswith("memory on node 1000 was refused (mbind: Invalid argument): first touch decides; ")
+        assert refused.startswith(
+            "memory on node 1000 was refused (mbind: Invalid argument): pages go where they are first touched; "
+        )
         assert "see: numapin topo" in refused
         assert strays.startswith("not all pages are on node 1000: 100.0% on node 0; that node is full")
         assert "numactl -H" in strays
@@ -133,7 +135,7 @@ class TestRefused:
     """mbind forbidden."""
 
     def test_a_thread_on_the_cpus_touches(self, memory: mmap.mmap, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Then first touch decides: a bound thread touches the pages, and the calling thread is not bound."""
+        """A bound thread touches the pages first, which places them; the calling thread is not bound."""
         refuse(monkeypatch, "bind_pages", errno.EPERM)
         seen: list[set[int]] = []
         populate = memory_calls.populate
@@ -170,7 +172,9 @@ class TestRefused:
             monkeypatch.setattr(numa, call, fail)
         found = placed(memory)
         assert found.pages == {0: 8}  # numa_maps tells
-        assert found.shortfalls == (f"libnuma cannot be used: gone: first touch decides; {calls.INSTALL_LIBNUMA}",)
+        assert found.shortfalls == (
+            f"libnuma cannot be used: gone: pages go where they are first touched; {calls.INSTALL_LIBNUMA}",
+        )
 
     def test_seccomp(self) -> None:
         """Under Docker's real profile mbind and move_pages are refused, and numa_maps has the pages."""

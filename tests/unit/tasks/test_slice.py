@@ -220,9 +220,23 @@ class TestPlanned:
         made = plan_task(_machine(), EXCLUSIVE, _task(3, None), own_cpus=False)
         assert made.rank == PLAN.ranks[3]
         assert made.notes[0].startswith("assumed: 4 tasks")
-        with pytest.raises(UsageError, match=r"is unknown: LOCAL_RANK, and there are 4 GPUs") as caught:
+        with pytest.raises(UsageError, match=r"is unknown: LOCAL_RANK, and this host has 4 GPUs") as caught:
             plan_task(_machine(), EXCLUSIVE, _task(4, None), own_cpus=False)
         assert "--local-size" in caught.value.hint
+
+    @pytest.mark.parametrize(
+        ("variable", "command"),
+        [
+            (None, "numapin exec --local-rank 3 --local-size N -- command"),
+            ("LOCAL_RANK", "numapin exec --local-size N -- command"),
+        ],
+    )
+    def test_the_hint_repeats_the_given_rank(self, variable: str | None, command: str) -> None:
+        """The command in the hint works as printed: it has the --local-rank that the user gave."""
+        task = _task(3, None)._replace(variable=variable)
+        with pytest.raises(UsageError, match="and there is no GPU to count by") as caught:
+            plan_task(replace(_machine(), gpus=()), EXCLUSIVE, task, own_cpus=False)
+        assert caught.value.hint == f"give it: {command}"
 
     def test_where_the_size_does_not_matter(self) -> None:
         """With --bind none, and with CPUs of its own, the number of tasks may be unknown."""

@@ -384,7 +384,7 @@ def test_the_links_of_a_moved_gpu_are_judged_anew() -> None:
 @pytest.mark.parametrize(
     ("gpu_nodes", "message"),
     [
-        ([("7", 0)], "--gpu-nodes: '7' names no GPU of this machine; there are: 0 (0000:10:00.0), 1 (0000:20:00.0)"),
+        ([("7", 0)], "--gpu-nodes: no GPU matches '7'; available: 0 (0000:10:00.0), 1 (0000:20:00.0)"),
         ([("0", 9)], "--gpu-nodes: node 9 has no CPUs or does not exist; nodes with CPUs: 0-1"),
         ([("0", 4)], "--gpu-nodes: node 4 has no CPUs or does not exist; nodes with CPUs: 0-1"),
         ([("0", 0), (PCI, 1)], "--gpu-nodes puts gpu0 on nodes 0 and 1"),
@@ -417,31 +417,31 @@ def test_find_gpu(key: str, index: int) -> None:
 @pytest.mark.parametrize(
     ("key", "problem"),
     [
-        ("GPU-0", "names more than one GPU"),
-        ("GPU-02", "names no GPU of this machine"),
-        ("2", "names no GPU of this machine"),
-        ("-1", "names no GPU of this machine"),
-        ("0000:12:00.0", "names no GPU of this machine"),
-        ("", "names no GPU of this machine"),
+        ("GPU-0", "more than one GPU"),
+        ("GPU-02", "no GPU"),
+        ("2", "no GPU"),
+        ("-1", "no GPU"),
+        ("0000:12:00.0", "no GPU"),
+        ("", "no GPU"),
     ],
 )
 def test_find_gpu_says_what_there_is(key: str, problem: str) -> None:
     """The message has the option, the key, the problem and the list; the hint says how to see more."""
     with pytest.raises(UsageError) as caught:
         grid(gpus=[0, 1]).find_gpu(key, option="--gpus")
-    assert caught.value.message == f"--gpus: {key!r} {problem}; there are: 0 (0000:10:00.0), 1 (0000:11:00.0)"
+    assert caught.value.message == f"--gpus: {problem} matches {key!r}; available: 0 (0000:10:00.0), 1 (0000:11:00.0)"
     assert caught.value.hint == "list them with: numapin topo"
 
 
 def test_find_gpu_on_a_machine_without_gpus() -> None:
     """The list of GPUs in the message is "none"."""
-    with pytest.raises(UsageError, match="there are: none"):
+    with pytest.raises(UsageError, match="available: none"):
         grid().find_gpu("0", option="--gpus")
 
 
 def test_gpus_without_an_address_are_listed_by_uuid() -> None:
     """NVML always knows the UUID."""
-    with pytest.raises(UsageError, match=r"there are: 0 \(GPU-00000000-"):
+    with pytest.raises(UsageError, match=r"available: 0 \(GPU-00000000-"):
         replace(grid(), gpus=(replace(gpu(0, 0), pci=None),)).find_gpu("5", option="--gpus")
 
 

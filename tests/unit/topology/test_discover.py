@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from numapin.errors import MachineError, UsageError
+from numapin.topology import discover as reader
 from numapin.topology.discover import discover
 from tests.machines.grids import grid
 
@@ -81,3 +82,14 @@ def test_gpu_nodes_win_over_the_file(tmp_path: Path) -> None:
     assert [gpu.node for gpu in discover(machine=path, gpu_nodes=iter([("1", 1)])).gpus] == [0, 1]
     with pytest.raises(UsageError, match="puts gpu0 on nodes 1 and 0"):
         discover(machine=path, gpu_nodes=[("0", 1), ("0", 0)])
+
+
+def test_a_bug_in_a_reader_is_not_called_a_contradiction(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a contradiction that is found while the machine is built is reported as the machine's."""
+
+    def broken(_nccl_file: str | None) -> None:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(reader, "_live_readings", broken)
+    with pytest.raises(ValueError, match="a bug"):
+        discover()

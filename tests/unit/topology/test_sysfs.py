@@ -453,7 +453,7 @@ class TestErrors:
 
     def test_not_a_machine(self, tmp_path: Path) -> None:
         """A directory without sys/devices/system is named, with how to capture a machine."""
-        with pytest.raises(MachineError, match="sys/devices/system is missing") as caught:
+        with pytest.raises(MachineError, match="is not a captured machine: it has no sys/devices/system") as caught:
             read(tmp_path)
         assert str(tmp_path) in caught.value.message
         assert "hwloc-gather-topology" in caught.value.hint

@@ -1,0 +1,24 @@
+"""Counts and lists of things as text. Pure.
+
+Comes in: a noun, and a number or ids. Goes out: "1 rank", "2 ranks", "rank 0", "ranks 0-3,7".
+
+The launcher's signal handling and the shims may import this: built-ins only.
+"""
+
+from __future__ import annotations
+
+from numapin.base import cpu_set
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+
+def counted(number: int, noun: str) -> str:
+    """Return "1 rank" or "2 ranks"."""
+    return f"{number} {noun if number == 1 else f'{noun}s'}"
+
+
+def listed(noun: str, ids: Collection[int]) -> str:
+    """Return "rank 0" or "ranks 0-3,7"."""
+    return f"{noun if len(ids) == 1 else f'{noun}s'} {cpu_set.render(ids)}"
