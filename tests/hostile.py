@@ -210,6 +210,9 @@ def xml_cases() -> Iterator[tuple[str, str]]:
     yield "nccl-gpus", nccl(f'<cpu numaid="0" affinity="f">{devices}</cpu>')
     nics = repeated(lambda n: f'<pci busid="{pci_bus(n)}" class="0x020000"/>', number=4096)
     yield "nccl-nics", nccl(f'<cpu numaid="0" affinity="f">{nics}</cpu>')
+    declared = f'<!DOCTYPE a [<!ATTLIST a z CDATA "{"x" * (FILE_BYTES // 2)}">]>'
+    yield "xml-defaults", f"{declared}<topology version='2.0'>{'<a/>' * (FILE_BYTES // 10)}</topology>"
+    yield "nccl-defaults", f"{declared}<system version='1'>{'<a/>' * (FILE_BYTES // 10)}</system>"
     yield "xml-deep", "<a>" * (FILE_BYTES // 3)
     yield "xml-text", nccl("x " * (FILE_BYTES // 2))
     yield "xml-comments", nccl("<!---->" * (FILE_BYTES // 7))
