@@ -7,6 +7,7 @@ time, and the peak memory of the process so far.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import sys
@@ -311,6 +312,29 @@ def trace_cases() -> Iterator[tuple[str, str]]:
     loads = '{"traceEvents":[' + event + '],"numapin":{"loads":[%s]}}'
     yield "loads", pad(count("[#,#,#]"), loads)
     yield "loads-of-one", pad(count("[0,#,1#]"), loads)
+    for name, (long, short) in OVERLAPPING.items():
+        yield name, pad(overlapping(long, short), top)
+    yield "copy-name", top.replace("%s", COPY.replace("Pageable", " -> " * (FILE_BYTES // 4)).replace("#", "1"))
+    yield "copy-names", pad(count(COPY.replace("Pageable", " -> " * 50)), top)
+
+
+STEP: Final = '{"ph":"X","cat":"user_annotation","ts":#,"dur":9,"name":"ProfilerStep\\u0023"}'
+KERNEL: Final = '{"ph":"X","cat":"kernel","ts":#,"dur":9,"name":"k"}'
+COPY: Final = '{"ph":"X","cat":"gpu_memcpy","ts":#,"dur":9,"name":"Memcpy HtoD (Pageable -> Device)"}'
+WAIT: Final = '{"ph":"X","cat":"cpu_op","ts":#,"dur":9,"name":"enumerate(DataLoader)\\u0023"}'
+OVERLAPPING: Final = {
+    "steps-over-kernels": (STEP, KERNEL),
+    "copies-over-kernels": (COPY, KERNEL),
+    "copies-over-steps": (COPY, STEP),
+    "waits-over-steps": (WAIT, STEP),
+}
+
+
+def overlapping(long: str, short: str) -> Iterator[str]:
+    """Yield events that all overlap, and others that lie apart in them."""
+    for number in itertools.count():
+        yield long.replace("#", str(number)).replace('"dur":9', '"dur":99999999')
+        yield short.replace("#", str(number * 10))
 
 
 def take(items: Iterator[str], number: int) -> Iterator[str]:
