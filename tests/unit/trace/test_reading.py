@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from itertools import pairwise
 from typing import Any
 
@@ -60,6 +61,11 @@ class TestIntervals:
         assert union([(0, 1), (2, 3), (9, 10)], gap=1) == ((0, 3), (9, 10))
 
 
+def record(category: str, start: int, duration: int, name: str) -> dict[str, Any]:
+    """Return a complete event."""
+    return {"ph": "X", "cat": category, "ts": start, "dur": duration, "name": name}
+
+
 class TestCopies:
     """The memory, size and cost of copies."""
 
@@ -88,6 +94,13 @@ class TestCopies:
         assert trace.copies[0].blocking is None
         noted = "copies whose kind of memory the trace does not name: 1" in trace.notes
         assert noted == (kinds in ((None, None, None), ("HtoD", None, "Device")))
+
+    def test_a_long_name(self) -> None:
+        """A name is read in one pass, whatever is in it."""
+        content = {"traceEvents": [record("gpu_memcpy", 0, 9, "Memcpy HtoD (" + " -> " * 250_000)]}
+        begun = time.process_time()
+        assert read_trace(content, source="x").copies[0].source is None
+        assert time.process_time() - begun < 1
 
     @pytest.mark.parametrize(
         ("called", "waited", "blocking"),
