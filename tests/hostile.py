@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import json
 import os
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -349,6 +350,29 @@ def record_cases() -> Iterator[tuple[str, str]]:
     yield "record", pad(count('"#":[{}]'), top)
 
 
+def root_cases() -> Iterator[tuple[str, str]]:
+    """Make captures in the folder "root", whose files are small and many; the text is unused."""
+    for name, number in (("few-winding-links", 256), ("winding-links", 8192)):
+        winding_capture(Path("root"), number)
+        yield name, ""
+        shutil.rmtree("root")
+
+
+def winding_capture(root: Path, num_cpus: int) -> None:
+    """Write a capture in which each CPU's files lie behind 38 links, each of which winds through 800 folders."""
+    cpu, ends, one = root / "sys/devices/system/cpu", root / "t", root / "one/topology"
+    for folder in (cpu, ends, one, root / "a"):
+        folder.mkdir(parents=True)
+    (cpu / "online").write_text(f"0-{num_cpus - 1}\n", encoding="ascii")
+    (ends / "l0").write_text("0\n", encoding="ascii")
+    for n in range(38):
+        (ends / f"l{n + 1}").symlink_to(f"/{'a/../' * 800}t/l{n}")
+    for name in ("thread_siblings_list", "package_cpus_list", "physical_package_id"):
+        (one / name).symlink_to("/t/l38")
+    for n in range(num_cpus):
+        (cpu / f"cpu{n}").symlink_to("/one")
+
+
 VIEWS: Final = (
     ("topo",),
     ("topo", "--json"),
@@ -444,6 +468,7 @@ KINDS: Final[dict[str, tuple[Callable[[], Iterator[tuple[str, str]]], tuple[tupl
         ),
     ),
     "record": (record_cases, (("record",),)),
+    "root": (root_cases, (("topo", "--root", "root"), ("plan", "--root", "root", "--nproc-per-node", "8"))),
     "values": (
         values,
         (
