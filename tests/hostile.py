@@ -7,8 +7,10 @@ time, and the peak memory of the process so far.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -210,6 +212,9 @@ def xml_cases() -> Iterator[tuple[str, str]]:
     yield "nccl-gpus", nccl(f'<cpu numaid="0" affinity="f">{devices}</cpu>')
     nics = repeated(lambda n: f'<pci busid="{pci_bus(n)}" class="0x020000"/>', number=4096)
     yield "nccl-nics", nccl(f'<cpu numaid="0" affinity="f">{nics}</cpu>')
+    declared = f'<!DOCTYPE a [<!ATTLIST a z CDATA "{"x" * (FILE_BYTES // 2)}">]>'
+    yield "xml-defaults", f"{declared}<topology version='2.0'>{'<a/>' * (FILE_BYTES // 10)}</topology>"
+    yield "nccl-defaults", f"{declared}<system version='1'>{'<a/>' * (FILE_BYTES // 10)}</system>"
     yield "xml-deep", "<a>" * (FILE_BYTES // 3)
     yield "xml-text", nccl("x " * (FILE_BYTES // 2))
     yield "xml-comments", nccl("<!---->" * (FILE_BYTES // 7))
@@ -308,6 +313,29 @@ def trace_cases() -> Iterator[tuple[str, str]]:
     loads = '{"traceEvents":[' + event + '],"numapin":{"loads":[%s]}}'
     yield "loads", pad(count("[#,#,#]"), loads)
     yield "loads-of-one", pad(count("[0,#,1#]"), loads)
+    for name, (long, short) in OVERLAPPING.items():
+        yield name, pad(overlapping(long, short), top)
+    yield "copy-name", top.replace("%s", COPY.replace("Pageable", " -> " * (FILE_BYTES // 4)).replace("#", "1"))
+    yield "copy-names", pad(count(COPY.replace("Pageable", " -> " * 50)), top)
+
+
+STEP: Final = '{"ph":"X","cat":"user_annotation","ts":#,"dur":9,"name":"ProfilerStep\\u0023"}'
+KERNEL: Final = '{"ph":"X","cat":"kernel","ts":#,"dur":9,"name":"k"}'
+COPY: Final = '{"ph":"X","cat":"gpu_memcpy","ts":#,"dur":9,"name":"Memcpy HtoD (Pageable -> Device)"}'
+WAIT: Final = '{"ph":"X","cat":"cpu_op","ts":#,"dur":9,"name":"enumerate(DataLoader)\\u0023"}'
+OVERLAPPING: Final = {
+    "steps-over-kernels": (STEP, KERNEL),
+    "copies-over-kernels": (COPY, KERNEL),
+    "copies-over-steps": (COPY, STEP),
+    "waits-over-steps": (WAIT, STEP),
+}
+
+
+def overlapping(long: str, short: str) -> Iterator[str]:
+    """Yield events that all overlap, and others that lie apart in them."""
+    for number in itertools.count():
+        yield long.replace("#", str(number)).replace('"dur":9', '"dur":99999999')
+        yield short.replace("#", str(number * 10))
 
 
 def take(items: Iterator[str], number: int) -> Iterator[str]:
@@ -320,6 +348,29 @@ def record_cases() -> Iterator[tuple[str, str]]:
     """Yield records of ranks."""
     top = '{"schema":"numapin.observed/1","local_rank":0,"restart":0,"pid":1,"start":1,"host":"h","applied":{%s}}'
     yield "record", pad(count('"#":[{}]'), top)
+
+
+def root_cases() -> Iterator[tuple[str, str]]:
+    """Make captures in the folder "root", whose files are small and many; the text is unused."""
+    for name, number in (("few-winding-links", 256), ("winding-links", 8192)):
+        winding_capture(Path("root"), number)
+        yield name, ""
+        shutil.rmtree("root")
+
+
+def winding_capture(root: Path, num_cpus: int) -> None:
+    """Write a capture in which each CPU's files lie behind 38 links, each of which winds through 800 folders."""
+    cpu, ends, one = root / "sys/devices/system/cpu", root / "t", root / "one/topology"
+    for folder in (cpu, ends, one, root / "a"):
+        folder.mkdir(parents=True)
+    (cpu / "online").write_text(f"0-{num_cpus - 1}\n", encoding="ascii")
+    (ends / "l0").write_text("0\n", encoding="ascii")
+    for n in range(38):
+        (ends / f"l{n + 1}").symlink_to(f"/{'a/../' * 800}t/l{n}")
+    for name in ("thread_siblings_list", "package_cpus_list", "physical_package_id"):
+        (one / name).symlink_to("/t/l38")
+    for n in range(num_cpus):
+        (cpu / f"cpu{n}").symlink_to("/one")
 
 
 VIEWS: Final = (
@@ -417,6 +468,7 @@ KINDS: Final[dict[str, tuple[Callable[[], Iterator[tuple[str, str]]], tuple[tupl
         ),
     ),
     "record": (record_cases, (("record",),)),
+    "root": (root_cases, (("topo", "--root", "root"), ("plan", "--root", "root", "--nproc-per-node", "8"))),
     "values": (
         values,
         (

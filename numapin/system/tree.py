@@ -5,7 +5,8 @@ unreadable or malformed file is unknown (None). Only a malformed CPU or node lis
 because a plan made from half a list would be silently wrong.
 
 A capture is untrusted. Its links are followed one by one, as if its root were "/": an absolute link starts there, and
-".." does not lead above it. Only regular files and directories are opened in it.
+".." does not lead above it. Only regular files and directories are opened in it. The steps that all of its files take
+together are bounded, because a link of 4 KB may wind through 2000 folders, and each CPU has its own link.
 """
 
 from __future__ import annotations
@@ -32,18 +33,36 @@ _MAX_BYTES: Final = MAX_LIST_CHARS + 1
 _MAX_PROC_BYTES: Final = 1 << 20  # of mounts: hosts of containers have thousands
 _MAX_NAMES: Final = 1 << 16  # in a directory: PCI has 65536 functions in a domain, and /sys keeps them in few domains
 _MAX_LINKS: Final = 40  # on the way to one file, as in the kernel
+_MAX_STEPS: Final = 800_000  # 8192 CPUs without SMT and L3 take 460,000, 1000 network devices 250,000
 _READ: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _LIST: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _LOOK: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _NUMBER: Final = re.compile(r"\d{1,18}", re.ASCII)
 
 
+@dataclass(slots=True)
+class _Steps:
+    """The number of steps that are left for a capture."""
+
+    left: int = _MAX_STEPS
+
+    def take(self, number: int, path: str) -> None:
+        self.left -= number
+        if self.left < 0:
+            problem = f"its files and links take more than {_MAX_STEPS} steps, the most that are accepted"
+            raise MachineFileError(f"{path}: {problem}", CAPTURE)
+
+
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """The files below `root`, "" for the live machine; every path is relative to it."""
+    """The files below `root`, "" for the live machine; every path is relative to it.
+
+    All methods raise MachineFileError if a capture takes too many steps.
+    """
 
     root: str
     _sets: cpu_set.Sets = field(default_factory=cpu_set.Sets, repr=False, compare=False)
+    _steps: _Steps = field(default_factory=_Steps, repr=False, compare=False)
 
     def data(self, path: str) -> bytes | None:
         """Return a file's bytes, at most 1 MiB of them below proc/ and 64 KiB elsewhere, or None.
@@ -92,18 +111,21 @@ class Tree:
             return []
         try:
             with os.scandir(fd) as entries:
-                return sorted(entry.name for entry in islice(entries, _MAX_NAMES))
+                found = sorted(entry.name for entry in islice(entries, _MAX_NAMES))
         except OSError:
             return []
         finally:
             os.close(fd)
+        if self.root:
+            self._steps.take(len(found), f"{self.root}/{path}")
+        return found
 
     def link(self, path: str) -> str | None:
         """Return the target of a symbolic link as written, or None."""
         try:
             if not self.root:
                 return os.readlink(f"/{path}")  # not with Path, which takes longer than the call, some 500 times
-            with _Walk(self.root, path, follow_last=False) as walk:
+            with _Walk(self.root, path, self._steps, follow_last=False) as walk:
                 return os.readlink("", dir_fd=walk.top)
         except (OSError, ValueError):
             return None
@@ -113,7 +135,7 @@ class Tree:
         try:
             if not self.root:
                 return os.open(f"/{path}", flags)
-            with _Walk(self.root, path) as walk:
+            with _Walk(self.root, path, self._steps) as walk:
                 return walk.open(flags)
         except (OSError, ValueError):  # ValueError: a cgroup path with a NUL in it
             return None
@@ -136,10 +158,13 @@ class _Walk:
     """The way from a capture's root to the target of a path in it: an open descriptor for each step.
 
     Each step opens a single name, so that a capture that changes meanwhile cannot lead out of its root.
-    Raises OSError if the way ends early, goes in a circle, or passes more than 40 links.
+    Raises OSError if the way ends early, goes in a circle, or passes more than 40 links, MachineFileError if it takes
+    more steps than are left.
     """
 
-    def __init__(self, root: str, path: str, *, follow_last: bool = True) -> None:
+    def __init__(self, root: str, path: str, left: _Steps, *, follow_last: bool = True) -> None:
+        self._path = f"{root}/{path}"
+        self._left = left
         self._steps = [os.open(root, os.O_PATH | os.O_CLOEXEC)]
         self._name = ""  # by which the last step was opened
         try:
@@ -181,7 +206,7 @@ class _Walk:
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
     def _go(self, path: str, *, follow_last: bool) -> None:
-        todo = path.split("/")[::-1]
+        todo = self._names_in(path)
         num_links = 0
         while todo:
             name = todo.pop()
@@ -194,13 +219,19 @@ class _Walk:
                     num_links += 1
                     if num_links > _MAX_LINKS:
                         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-                    todo += self._target()[::-1]
+                    todo += self._target()
 
     def _target(self) -> list[str]:
-        """Step back from a link, to the root if it is absolute, and return the names in its target."""
+        """Step back from a link, to the root if it is absolute, and return the names in its target, the last first."""
         target = os.readlink("", dir_fd=self.top)
         self._back_to(1 if target.startswith("/") else len(self._steps) - 1)
-        return target.split("/")
+        return self._names_in(target)
+
+    def _names_in(self, path: str) -> list[str]:
+        """Return the names in a path, the last first. Raises MachineFileError if these are too many steps."""
+        names = path.split("/")[::-1]
+        self._left.take(len(names), self._path)
+        return names
 
     def _back_to(self, num_steps: int) -> None:
         while len(self._steps) > num_steps:

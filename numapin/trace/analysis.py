@@ -15,17 +15,18 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from numapin.trace.intervals import Intervals, between, common, length, union, without
+from numapin.trace.intervals import Intervals, Lengths, common, length, union, without
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from numapin.trace.records import Copy, Kernel, Span, Trace
 
-    _Busy: TypeAlias = Mapping[int | None, Intervals]  # when kernels ran, by device
+    _Busy: TypeAlias = Mapping[int | None, Lengths]  # when kernels ran, by device
     _Streams: TypeAlias = set[tuple[int | None, int | None]]  # device and stream of each kernel
 
 PARTS: Final = ("compute", "communication", "copy", "pin", "wait", "other")
+_NEVER: Final = Lengths(())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +78,9 @@ class Analysis:
 def analyse(trace: Trace) -> Analysis:
     """Attribute the time of the trace's steps to their parts."""
     window = _moments(trace.steps)
+    in_window = Lengths(window)
     parts = _exclusive(_gpu_parts(trace) if trace.on_gpu else _cpu_parts(trace))
-    inside = [wait for wait in trace.waits if between(window, *wait.pair)]
+    inside = [wait for wait in trace.waits if in_window.between(*wait.pair)]
     return Analysis(
         trace=trace,
         step_us=length(window) / len(trace.steps),
@@ -86,7 +88,7 @@ def analyse(trace: Trace) -> Analysis:
         steps_us=tuple(_lengths(parts, (step.pair,)) for step in trace.steps),
         num_batches=len(inside),
         waited_us=length(common(_moments(inside), window)),
-        groups=_groups(trace, window),
+        groups=_groups(trace, in_window),
     )
 
 
@@ -113,31 +115,27 @@ def _gpu_parts(trace: Trace) -> dict[str, Intervals]:
     }
 
 
-def _exclusive(parts: Mapping[str, Intervals]) -> dict[str, Intervals]:
+def _exclusive(parts: Mapping[str, Intervals]) -> dict[str, Lengths]:
     """Leave each moment to the first part that has it."""
-    exclusive: dict[str, Intervals] = {}
+    exclusive: dict[str, Lengths] = {}
     taken: Intervals = ()
     for name, intervals in parts.items():
-        exclusive[name] = without(intervals, taken)
+        exclusive[name] = Lengths(without(intervals, taken))
         taken = union((*taken, *intervals))
     return exclusive
 
 
-def _lengths(parts: Mapping[str, Intervals], window: Intervals) -> dict[str, float]:
+def _lengths(parts: Mapping[str, Lengths], window: Intervals) -> dict[str, float]:
     """Return the time of each part within the window; the rest is "other"."""
-    lengths = {name: _length_within(parts.get(name, ()), window) for name in PARTS}
+    lengths = dict.fromkeys(PARTS, 0.0) | {name: part.within(window) for name, part in parts.items()}
     return lengths | {"other": max(length(window) - sum(lengths.values()), 0.0)}
 
 
-def _length_within(intervals: Intervals, window: Intervals) -> float:
-    return sum(length(between(intervals, *pair)) for pair in window)
-
-
-def _groups(trace: Trace, window: Intervals) -> tuple[Group, ...]:
+def _groups(trace: Trace, in_window: Lengths) -> tuple[Group, ...]:
     """Group equal copies within the window; the groups that took longest come first."""
     alike: dict[tuple[str | None, ...], list[Copy]] = defaultdict(list)
     for copy in trace.copies:
-        if between(window, *copy.pair):
+        if in_window.between(*copy.pair):
             alike[copy.direction, copy.source, copy.target, copy.operator, copy.shapes].append(copy)
     busy, streams = _busy(trace.kernels), {(kernel.device, kernel.row) for kernel in trace.kernels}
     groups = (_group(copies, busy, streams) for copies in alike.values())
@@ -148,11 +146,12 @@ def _busy(kernels: Iterable[Kernel]) -> _Busy:
     by_device: dict[int | None, list[Kernel]] = defaultdict(list)
     for kernel in kernels:
         by_device[kernel.device].append(kernel)
-    return {device: _moments(own) for device, own in by_device.items()}
+    return {device: Lengths(_moments(own)) for device, own in by_device.items()}
 
 
 def _group(copies: Sequence[Copy], busy: _Busy, streams: _Streams) -> Group:
     first = copies[0]
+    kernels = [busy.get(copy.device, _NEVER) for copy in copies]
     return Group(
         direction=first.direction,
         source=first.source,
@@ -162,17 +161,21 @@ def _group(copies: Sequence[Copy], busy: _Busy, streams: _Streams) -> Group:
         count=len(copies),
         num_bytes=_total([copy.num_bytes for copy in copies]),
         busy_us=sum(copy.duration_us for copy in copies),
-        overlapped_us=sum(length(between(busy.get(copy.device, ()), *copy.pair)) for copy in copies),
-        exposed_us=sum(_exposed_us(copy, busy.get(copy.device, ())) for copy in copies),
+        overlapped_us=sum(map(_overlapped_us, copies, kernels)),
+        exposed_us=sum(map(_exposed_us, copies, kernels)),
         blocked_us=sum(length(union(copy.blocked)) for copy in copies),
         num_blocking=_num_blocking(copies),
         same_stream=any((copy.device, copy.stream) in streams for copy in copies),
     )
 
 
-def _exposed_us(copy: Copy, busy: Intervals) -> float:
+def _overlapped_us(copy: Copy, kernels: Lengths) -> float:
+    return kernels.between(*copy.pair)
+
+
+def _exposed_us(copy: Copy, kernels: Lengths) -> float:
     occupied = union(copy.occupied)
-    return length(occupied) - _length_within(busy, occupied)
+    return length(occupied) - kernels.within(occupied)
 
 
 def _num_blocking(copies: Iterable[Copy]) -> int | None:

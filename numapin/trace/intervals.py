@@ -1,11 +1,12 @@
 """Sets of moments, as sorted intervals that do not touch. Pure.
 
-Comes in: pairs (start, end) in any order; they may overlap. Goes out: unions, intersections and differences.
+Comes in: pairs (start, end) in any order; they may overlap. Goes out: unions, intersections, differences and lengths.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from itertools import accumulate
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
@@ -39,13 +40,6 @@ def common(one: Intervals, other: Intervals) -> Intervals:
     return tuple(found)
 
 
-def between(intervals: Intervals, start: float, end: float) -> Intervals:
-    """Return the moments from `start` to `end`, by binary search."""
-    first = bisect_right(intervals, start, key=lambda pair: pair[1])
-    last = bisect_left(intervals, end, key=lambda pair: pair[0])
-    return common(intervals[first:last], ((start, end),))
-
-
 def without(one: Intervals, other: Intervals) -> Intervals:
     """Return the moments in the first that are not in the second."""
     gaps = zip(((float("-inf"),) * 2, *other), (*other, (float("inf"),) * 2), strict=True)
@@ -55,3 +49,30 @@ def without(one: Intervals, other: Intervals) -> Intervals:
 def length(intervals: Intervals) -> float:
     """Return the total length."""
     return sum(end - start for start, end in intervals)
+
+
+class Lengths:
+    """The total length of intervals within any range of time, by binary search and sums that are made once."""
+
+    __slots__ = ("_ends", "_starts", "_sums")
+
+    def __init__(self, intervals: Intervals) -> None:
+        self._starts = [start for start, _ in intervals]
+        self._ends = [end for _, end in intervals]
+        self._sums = list(accumulate((end - start for start, end in intervals), initial=0.0))  # of the first 0, 1, …
+
+    def between(self, start: float, end: float) -> float:
+        """Return the length from `start` to `end`; above 0 exactly if an interval overlaps this range."""
+        first = bisect_right(self._ends, start)
+        last = bisect_left(self._starts, end) - 1
+        if start >= end or first > last:
+            return 0.0
+        if first == last:
+            return min(self._ends[last], end) - max(self._starts[first], start)
+        head = self._ends[first] - max(self._starts[first], start)
+        tail = min(self._ends[last], end) - self._starts[last]
+        return head + (self._sums[last] - self._sums[first + 1]) + tail
+
+    def within(self, ranges: Intervals) -> float:
+        """Return the length within all of these ranges."""
+        return sum(self.between(*pair) for pair in ranges)

@@ -44,7 +44,8 @@ _CATEGORIES: Final = {
     "operator": "operator",
     "user_annotation": "range",
 }
-_COPY: Final = re.compile(r"Memcpy (?P<direction>\w+) \((?P<source>.+) -> (?P<target>.+)\)", re.IGNORECASE)
+# No kind of memory has a ">" in its name; so there is one way at most to match any name.
+_COPY: Final = re.compile(r"Memcpy (?P<direction>\w+) \((?P<source>[^>]+) -> (?P<target>[^>)]+)\)", re.IGNORECASE)
 _LIMIT: Final = 2.0**63  # of times in us and of every other number; sums of larger ones may be infinite
 _MOST_WAITS: Final = 16  # per copy; an operator waits once or twice for what it copied
 _LOADER: Final = "enumerate(DataLoader)#"

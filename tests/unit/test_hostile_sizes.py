@@ -37,7 +37,7 @@ def answered(folder: Path, *kinds: str, num_bytes: int) -> list[Any]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-@pytest.mark.parametrize("kinds", [("json", "xml"), ("plan", "record", "trace", "values")], ids="-".join)
+@pytest.mark.parametrize("kinds", [("json", "xml"), ("plan", "record", "root", "trace", "values")], ids="-".join)
 def test_hostile_files_are_answered_in_little_memory(kinds: tuple[str, ...], tmp_path: Path) -> None:
     """No traceback, no MemoryError, and never more than 500 MB: a result, or an error of ours."""
     rows = answered(tmp_path, *(f"{kind}-quick" for kind in kinds), num_bytes=QUICK_BYTES)

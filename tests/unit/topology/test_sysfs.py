@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from numapin.topology.model import Pcie
 from numapin.topology.sources import xmlfile
 from numapin.topology.sources.hwloc import read_hwloc
 from numapin.topology.sources.sysfs import read_sysfs
+from tests.hostile import winding_capture
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -490,6 +492,14 @@ class TestErrors:
         with pytest.raises(MachineFileError, match=r"proc/self/status: '0-x'"):
             read(write(machine, {"proc/self/status": "Cpus_allowed_list:\t0-x"}))
 
+    def test_links_that_wind_through_many_folders(self, tmp_path: Path) -> None:
+        """A capture whose links take too many steps is refused at once, with the place where that was seen."""
+        winding_capture(tmp_path / "root", 64)
+        begun = time.process_time()
+        with pytest.raises(MachineFileError, match=r"root/sys/.*: its files and links take more than 800000 steps"):
+            read(tmp_path / "root")
+        assert time.process_time() - begun < 4
+
     def test_other_garbled_files_are_unknown(self, machine: Path) -> None:
         """Any other garbled value, or one of the wrong type, is unknown and not an error."""
         device(machine, "0000:18:00.0", {"class": "0x030200", "vendor": "nvidia", "numa_node": "¹"})
@@ -620,7 +630,7 @@ class TestWithoutProc:
     def test_a_file_that_is_replaced_meanwhile(self, tmp_path: Path) -> None:
         """A file that has taken the name of the one that was found is not read."""
         write(tmp_path, {"found": "1", "other": "2"})
-        with tree._Walk(str(tmp_path), "found") as walk:
+        with tree._Walk(str(tmp_path), "found", tree._Steps()) as walk:
             os.close(walk._open_by_name(os.O_RDONLY))
             (tmp_path / "other").rename(tmp_path / "found")
             with pytest.raises(OSError, match="Stale file handle"):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, TypeAlias
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from numapin.trace.analysis import PARTS, Analysis, analyse
@@ -17,6 +20,9 @@ from tests.trace.made import Made, loop
 
 if TYPE_CHECKING:
     from typing import Any
+
+Started: TypeAlias = tuple[int, int]  # a start and a duration
+STARTED = st.tuples(st.integers(0, 40), st.integers(0, 40))
 
 
 def analysed(made: Made, **ours: object) -> Analysis:
@@ -33,6 +39,31 @@ def shares(made: Made) -> dict[str, float]:
     """Return the share of each part that took time."""
     analysis = analysed(made)
     return {part: round(analysis.share(part), 2) for part in PARTS if analysis.share(part) > 0.005}
+
+
+def content_of(*, steps: list[Started], copies: list[Started], kernels: list[Started]) -> dict[str, Any]:
+    """Return a trace of these steps, copies and kernels, each a start and a duration."""
+    kinds = {
+        ("user_annotation", "ProfilerStep#0"): steps,
+        ("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)"): copies,
+        ("kernel", "sgemm"): kernels,
+    }
+    events = [
+        {"ph": "X", "cat": category, "name": name, "ts": start, "dur": duration}
+        for (category, name), started in kinds.items()
+        for start, duration in started
+    ]
+    return {"traceEvents": events}
+
+
+def moments(started: list[Started]) -> set[int]:
+    """Return the microseconds in any of these."""
+    return {moment for start, duration in started for moment in range(start, start + duration)}
+
+
+def length_of(started: Started) -> int:
+    """Return the duration."""
+    return started[1]
 
 
 class TestShares:
@@ -88,6 +119,35 @@ class TestShares:
         analysis = analysed(made)
         assert shares(made) == {"compute": 1.0}
         assert analysis.groups == ()
+
+    @given(STARTED, st.lists(STARTED, min_size=1), st.lists(STARTED), st.lists(STARTED))
+    def test_steps_and_copies_that_overlap(
+        self, first: Started, others: list[Started], copies: list[Started], kernels: list[Started]
+    ) -> None:
+        """Each step has the moments that it has when each moment is looked at by itself."""
+        content = content_of(steps=[first, *others], copies=copies, kernels=kernels)
+        analysis = analyse(read_trace(content, source="x"))
+        computing, copying = moments(kernels), moments(copies) - moments(kernels)
+        steps = sorted([first, *others], key=lambda step: step[0])
+        for step, parts in zip(steps, analysis.steps_us, strict=True):
+            inside = moments([step])
+            if kernels or copies:
+                assert (parts["compute"], parts["copy"]) == (len(computing & inside), len(copying & inside))
+            assert parts["other"] == len(inside - computing - copying)
+        seen = [copy for copy in copies if moments([copy]) & moments(steps)]
+        assert sum(group.count for group in analysis.groups) == len(seen)
+        overlapped = [len(moments([copy]) & computing) for copy in seen]
+        assert sum(group.overlapped_us for group in analysis.groups) == sum(overlapped)
+        assert sum(group.exposed_us for group in analysis.groups) == sum(map(length_of, seen)) - sum(overlapped)
+
+    def test_the_time_for_many_that_overlap(self) -> None:
+        """The time to analyse a trace grows with its size only, whatever overlaps in it."""
+        number = 4000
+        long = [(i, 3 * number) for i in range(number)]
+        trace = read_trace(content_of(steps=long, copies=long, kernels=[(3 * i, 1) for i in range(number)]), source="x")
+        begun = time.process_time()
+        assert analyse(trace).steps_us[0]["compute"] == number
+        assert time.process_time() - begun < 1
 
 
 class TestFindings:

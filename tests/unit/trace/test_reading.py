@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from itertools import pairwise
 from typing import Any
 
@@ -13,12 +14,14 @@ from hypothesis import strategies as st
 
 from numapin.errors import NumapinError
 from numapin.trace.analysis import analyse
-from numapin.trace.intervals import between, common, length, union, without
+from numapin.trace.intervals import Lengths, common, length, union, without
 from numapin.trace.reading import read_trace
 from numapin.trace.report import make_report
 from tests.trace.made import COPIER, LOOP, Made, loop
 
 PAIRS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)).map(lambda pair: (min(pair), max(pair))))
+
+TIMES = st.floats(0, 1e9)
 
 
 class TestIntervals:
@@ -39,13 +42,28 @@ class TestIntervals:
         assert all(first[1] < second[0] for first, second in pairwise(a))
 
     @given(PAIRS, st.integers(0, 60), st.integers(0, 60))
-    def test_between(self, pairs: list[tuple[int, int]], start: int, end: int) -> None:
-        """The binary search finds the same moments as an intersection of sets."""
-        assert self._numbers(between(union(pairs), start, end)) == self._numbers(pairs) & set(range(start, end))
+    def test_lengths(self, pairs: list[tuple[int, int]], start: int, end: int) -> None:
+        """The binary search finds the same length as an intersection of sets."""
+        found = Lengths(union(pairs)).between(start, end)
+        assert found == len(self._numbers(pairs) & set(range(start, end)))
+
+    @given(st.lists(st.tuples(TIMES, TIMES)), TIMES, TIMES)
+    def test_lengths_of_fractions(self, pairs: list[tuple[float, float]], start: float, end: float) -> None:
+        """The sums agree with the simple way, and are above 0 for the same ranges."""
+        moments, around = union(pairs), union([(start, end)])
+        simple = length(common(moments, around))
+        assert Lengths(moments).between(start, end) == pytest.approx(simple, rel=1e-9, abs=1e-6)
+        assert Lengths(moments).within(around) == Lengths(moments).between(start, end)
+        assert (Lengths(moments).between(start, end) > 0) == (simple > 0)
 
     def test_gap(self) -> None:
         """Intervals closer than the gap are merged; others are not."""
         assert union([(0, 1), (2, 3), (9, 10)], gap=1) == ((0, 3), (9, 10))
+
+
+def record(category: str, start: int, duration: int, name: str) -> dict[str, Any]:
+    """Return a complete event."""
+    return {"ph": "X", "cat": category, "ts": start, "dur": duration, "name": name}
 
 
 class TestCopies:
@@ -76,6 +94,13 @@ class TestCopies:
         assert trace.copies[0].blocking is None
         noted = "copies whose kind of memory the trace does not name: 1" in trace.notes
         assert noted == (kinds in ((None, None, None), ("HtoD", None, "Device")))
+
+    def test_a_long_name(self) -> None:
+        """A name is read in one pass, whatever is in it."""
+        content = {"traceEvents": [record("gpu_memcpy", 0, 9, "Memcpy HtoD (" + " -> " * 250_000)]}
+        begun = time.process_time()
+        assert read_trace(content, source="x").copies[0].source is None
+        assert time.process_time() - begun < 1
 
     @pytest.mark.parametrize(
         ("called", "waited", "blocking"),
