@@ -35,7 +35,7 @@ from bench.models import WORKLOADS, Workload
 from bench.training_cell import LOADERS, Timing, Trainer, largest, measure
 from numapin.base.files import write_text_to
 from numapin.bench.machine import read_machine
-from numapin.bench.model import Benchmark, BenchReport, Case, Comparison, Peer, Run, summarise
+from numapin.bench.model import Benchmark, BenchReport, Case, Comparison, Peer, Run, summarize
 from numapin.view.bench_table import Column, Layout, bench_table
 
 if TYPE_CHECKING:
@@ -257,7 +257,7 @@ class Reports:
             command=("python", "-m", "bench.training", *sys.argv[1:]),
             machine=self._machine,
             settings={**asdict(self._settings), "num_ranks": int(os.environ["WORLD_SIZE"])},
-            cases=summarise(benchmark(self._settings), self._runs),
+            cases=summarize(benchmark(self._settings), self._runs),
         )
 
 

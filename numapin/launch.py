@@ -2,7 +2,7 @@
 
 Comes in: a `Plan` and a `Job`. Goes out: ranks, run to their end by torch.distributed.elastic. This module does no
 binding: every rank starts as `rank/shim.py`, which applies its slice of the plan. Worker variables, restarts, signals
-and exit behaviour are torchrun's own; docs/moving-from-torchrun.md lists the differences.
+and exit behavior are torchrun's own; docs/moving-from-torchrun.md lists the differences.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def _area(box: Box, left: float, top: float) -> Area:
 
 def _label_areas(box: Box, left: float, top: float) -> Iterator[Area]:
     for label in box.labels:
-        x = left + label.x - (label.width / 2 if label.centred else 0)
+        x = left + label.x - (label.width / 2 if label.centered else 0)
         y = top + label.y
         yield Area(
             what=f"text {label.text!r} of {box.key or box.kind}",
@@ -114,7 +114,7 @@ def _label_areas(box: Box, left: float, top: float) -> Iterator[Area]:
 
 
 def _near(areas: list[Area]) -> Iterator[tuple[Area, Area]]:
-    """Yield all pairs of a few areas; of many areas, only neighbours in rows and in columns."""
+    """Yield all pairs of a few areas; of many areas, only neighbors in rows and in columns."""
     if len(areas) < 200:
         yield from combinations(areas, 2)
         return

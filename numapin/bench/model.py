@@ -89,7 +89,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Summarise at least one value."""
+        """Summarize at least one value."""
         return cls(median=statistics.median(values), low=min(values), high=max(values), values=tuple(values))
 
 
@@ -144,7 +144,7 @@ def _by_name(figures: Iterable[Mapping[str, float]]) -> dict[str, list[float]]:
     return by_name
 
 
-def summarise(benchmark: Benchmark, runs: Iterable[Run]) -> tuple[CaseResult, ...]:
+def summarize(benchmark: Benchmark, runs: Iterable[Run]) -> tuple[CaseResult, ...]:
     """Return every case with its peers' medians and spreads, without peers that have no run yet."""
     made = tuple(runs)
     return tuple(

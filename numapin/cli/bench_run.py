@@ -20,7 +20,7 @@ from click.core import ParameterSource
 from numapin.base import sizes
 from numapin.base.printable import printable
 from numapin.base.redact import without_secrets
-from numapin.bench.model import BenchReport, summarise
+from numapin.bench.model import BenchReport, summarize
 from numapin.cli.options import FilePath, Parsed
 from numapin.cli.output import emit, json_text, require_writable, show, write
 from numapin.errors import NumapinError, UsageError
@@ -175,7 +175,7 @@ def _measure(
             command=("numapin", *without_secrets(sys.argv[1:])),
             machine=machine.to_json(),
             settings=settings,
-            cases=summarise(benchmark, runs),
+            cases=summarize(benchmark, runs),
         )
 
     runs: list[Run] = []

@@ -32,7 +32,7 @@ from numapin.cli.output import emit, json_text, say_error, show
 from numapin.cli.run import RunOptions, parse, start
 from numapin.errors import NumapinError, UsageError
 from numapin.rank.signals import open_mailbox
-from numapin.trace.analysis import analyse
+from numapin.trace.analysis import analyze
 from numapin.trace.reading import read_trace
 from numapin.trace.report import make_report, name_of
 from numapin.trace.settings import Settings
@@ -214,7 +214,7 @@ def _read(paths: Sequence[Path], settings: Settings | None = None) -> TraceRepor
     analyses: list[Analysis] = []
     notes: list[str] = []
     for path in paths:
-        analyses += _read_run(path, notes, settings) if _is_folder(path) else [_analyse(path)]
+        analyses += _read_run(path, notes, settings) if _is_folder(path) else [_analyze(path)]
     if not analyses:
         found = "; ".join(notes)
         raise NumapinError(found if settings is None else f"nothing was traced: {found}", _remedy(notes, settings))
@@ -239,8 +239,8 @@ def _read_run(path: Path, notes: list[str], settings: Settings | None) -> list[A
     return analyses
 
 
-def _analyse(path: Path) -> Analysis:
-    return analyse(read_trace(_load(path), source=path.name))
+def _analyze(path: Path) -> Analysis:
+    return analyze(read_trace(_load(path), source=path.name))
 
 
 def _require_one_run(folder: Path, analyses: Sequence[Analysis]) -> None:
@@ -264,7 +264,7 @@ def _found(folder: Path, notes: list[str]) -> Iterator[Analysis]:
     """Yield the analyses of the ranks' traces. A broken file becomes a note, and its rank is left out."""
     for path in sorted(folder.glob(f"rank-*{_TRACE}")):
         try:
-            yield _analyse(path)
+            yield _analyze(path)
         except NumapinError as error:
             notes.append(printable(f"{path.name.removesuffix(_TRACE).replace('-', ' ', 1)}: {error.message}"))
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def has_own_cpus(own: CpuSet, *, launcher: CpuSet | None, limit: int | None, size: int | None) -> bool:
-    """Return whether this task's CPUs are its own, and not shared with its neighbours.
+    """Return whether this task's CPUs are its own, and not shared with its neighbors.
 
     They are if the launcher has more CPUs than the task, and enough to give every task as many.
 

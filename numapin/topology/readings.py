@@ -111,7 +111,7 @@ class NvmlReading:
     pcie: Pcie = Pcie()
     mig: tuple[Mig, ...] = ()
     persistence: bool | None = None
-    """Whether the driver keeps the GPU initialised while it is not in use."""
+    """Whether the driver keeps the GPU initialized while it is not in use."""
 
 
 class NvmlReadings(NamedTuple):

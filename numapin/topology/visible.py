@@ -17,7 +17,7 @@ Device Enumeration"). Where these are silent, they describe what driver 580.159.
 - A device that is named twice before the list ends makes CUDA refuse to start (CUDA_ERROR_INVALID_DEVICE).
 
 MIG: drivers before R570 show a process a single MIG instance and no other device; later ones show one instance of each
-GPU instance, and whole GPUs too. A `Gpu` has one CUDA index, so the older rule is modelled.
+GPU instance, and whole GPUs too. A `Gpu` has one CUDA index, so the older rule is modeled.
 """
 
 from __future__ import annotations

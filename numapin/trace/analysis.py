@@ -75,7 +75,7 @@ class Analysis:
         return self.parts_us[part] / self.window_us if self.window_us else 0.0
 
 
-def analyse(trace: Trace) -> Analysis:
+def analyze(trace: Trace) -> Analysis:
     """Attribute the time of the trace's steps to their parts."""
     window = _moments(trace.steps)
     in_window = Lengths(window)

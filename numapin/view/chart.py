@@ -1,7 +1,7 @@
 """Line and bar charts as SVG. Pure; no library.
 
 Comes in: a `Figure`. Goes out: an SVG document that follows the reader's light or dark scheme and has a description in
-words (desc). Lines differ in colour and in the shape of their markers.
+words (desc). Lines differ in color and in the shape of their markers.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _LEGEND_COLUMN: Final = 172
 _PER_LINE: Final = 4
 _NUM_TICKS: Final = 5
 
-# Okabe and Ito's colours for any colour vision; dark enough on white, light enough on black.
-_COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#b59f00")
+# Okabe and Ito's colors for any color vision; dark enough on white, light enough on black.
+_COLORS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#b59f00")
 _STYLE: Final = (
     "text{font:12px system-ui,sans-serif;fill:#222}.t{font-size:15px;font-weight:600}.h{font-weight:600}"
     ".g{stroke:#ddd}.a{stroke:#666}.s{stroke:#222}.p{fill:#fff}"
@@ -46,7 +46,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """The points of one colour."""
+    """The points of one color."""
 
     name: str
     points: tuple[Point, ...]
@@ -131,8 +131,8 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-def _colour(number: int) -> str:
-    return _COLOURS[number % len(_COLOURS)]
+def _color(number: int) -> str:
+    return _COLORS[number % len(_COLORS)]
 
 
 def _legend(names: Sequence[str]) -> Iterator[str]:
@@ -145,7 +145,7 @@ def _legend(names: Sequence[str]) -> Iterator[str]:
 
 def _marker(x: float, y: float, number: int) -> str:
     """Return a circle, square, triangle or diamond, by the number of the series."""
-    fill = f'fill="{_colour(number)}"'
+    fill = f'fill="{_color(number)}"'
     shapes = (
         f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" {fill}/>',
         f'<rect x="{x - 3.5:.1f}" y="{y - 3.5:.1f}" width="7" height="7" {fill}/>',
@@ -238,7 +238,7 @@ def _line_with_markers(
     points: Sequence[tuple[float, Point]], panel: Panel, series: Series, number: int, axis: _Axis
 ) -> Iterator[str]:
     """Yield the line through the points of a series, each of which has its x coordinate, and their markers."""
-    stroke = f'stroke="{_colour(number)}"'
+    stroke = f'stroke="{_color(number)}"'
     path = " ".join(f"{x:.1f},{axis.place(point.y):.1f}" for x, point in points)
     yield f'<polyline points="{path}" fill="none" {stroke} stroke-width="2"/>'
     for x, point in points:
@@ -263,11 +263,11 @@ def _bars(panel: Panel, names: Sequence[str], axis: _Axis) -> Iterator[str]:
     for number, group in enumerate(groups):
         yield _label((number + 0.5) * group_width, _PLOT_HEIGHT + 18, group, anchor="middle")
     for place, series in enumerate(panel.series):
-        colour = _colour(names.index(series.name))
+        color = _color(names.index(series.name))
         for point in series.points:
             x, y = (groups.index(str(point.x)) + 0.1) * group_width + place * width, axis.place(point.y)
             size = f'width="{width * 0.92:.1f}" height="{_PLOT_HEIGHT - y:.1f}"'
-            yield _titled(f'<rect x="{x:.1f}" y="{y:.1f}" {size} fill="{colour}"/>', series, point, panel)
+            yield _titled(f'<rect x="{x:.1f}" y="{y:.1f}" {size} fill="{color}"/>', series, point, panel)
             yield from _spread(x + width * 0.46, point, axis, 'class="s"')
 
 

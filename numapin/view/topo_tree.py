@@ -117,6 +117,6 @@ def _gpu_line(gpu: Gpu, ranks: str) -> Text:
     return _line(gpu.label, "cyan", facts)
 
 
-def _line(name: str, colour: str, facts: Iterable[str | None]) -> Text:
+def _line(name: str, color: str, facts: Iterable[str | None]) -> Text:
     """Return a name and the facts that are known."""
-    return Text(name, style=f"bold {colour}").append("  " + ", ".join(filter(None, facts)), style="not bold default")
+    return Text(name, style=f"bold {color}").append("  " + ", ".join(filter(None, facts)), style="not bold default")

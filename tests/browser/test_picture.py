@@ -15,7 +15,7 @@ import pytest
 from numapin.plan.make import make_plan
 from numapin.plan.request import Bind, Request
 from numapin.view.picture.page import page
-from numapin.view.picture.style import COLOURS, RANK_COLOURS
+from numapin.view.picture.style import COLORS, RANK_COLORS
 from tests.pictures import golden_machine
 from tests.policies import FOREIGN, HAS_EFFECT, LOOK, allowing, without_policy
 
@@ -108,8 +108,8 @@ def opened(chromium: str, tmp_path: Path) -> Callable[..., str]:
 
 
 def _rgb(name: str, *, dark: bool) -> str:
-    colour = COLOURS[name][dark]
-    return f"rgb({', '.join(str(int(colour[at : at + 2], 16)) for at in (1, 3, 5))})"
+    color = COLORS[name][dark]
+    return f"rgb({', '.join(str(int(color[at : at + 2], 16)) for at in (1, 3, 5))})"
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_text_is_where_it_belongs_in_light_and_dark(
     dark: bool,  # noqa: FBT001 - a parameter of the test
     probed: Callable[..., dict[str, Any]],
 ) -> None:
-    """No text overlaps another or leaves its box; colours follow the system and the button; a rank is highlighted."""
+    """No text overlaps another or leaves its box; colors follow the system and the button; a rank is highlighted."""
     topology = golden_machine(name)
     result = probed(page(topology, make_plan(topology, Request(bind=bind))), dark=dark)
     assert result["count"] > len(topology.cpus)
@@ -133,7 +133,7 @@ def test_text_is_where_it_belongs_in_light_and_dark(
     assert all("0" in ranks.split() for ranks in result["shown"])
     assert result["released"] == result["all"] >= len(result["shown"])
     assert len(result["buttons"]) == len(topology.gpus)
-    assert len(set(result["buttons"])) == min(len(topology.gpus), len(RANK_COLOURS))
+    assert len(set(result["buttons"])) == min(len(topology.gpus), len(RANK_COLORS))
     assert all(ranks > 1 for ranks in result["striped"])
     assert bool(result["striped"]) == (name == LARGE and bind is Bind.NODE)
 

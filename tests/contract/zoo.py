@@ -73,7 +73,7 @@ class Tagged(torch.Tensor):
     """A tensor subclass."""
 
 
-class Colour(enum.Enum):
+class Color(enum.Enum):
     """An enumeration."""
 
     RED = 1
@@ -176,7 +176,7 @@ ZOO: dict[str, Callable[[int], Any]] = {
     "ordered-dict": lambda k: OrderedDict(b=row(k), a=row(k)),
     "default-dict": lambda k: defaultdict(list, {"rows": [row(k)]}),
     "user-dict": lambda k: Pages(x=row(k)),
-    "odd-keys": lambda k: {k: row(k), (1, "two"): row(k), None: 3, Colour.RED: row(k)},
+    "odd-keys": lambda k: {k: row(k), (1, "two"): row(k), None: 3, Color.RED: row(k)},
     "sixty-tensors": lambda k: {f"field {i}": row(k + i, (1024,)) for i in range(60)},
     "sixty-small-tensors": lambda k: [row(k + i, (9,)) for i in range(60)],
     "large-beside-small": lambda k: {"large": row(k, (512, 512)), "small": row(k, (3,)), "k": k},

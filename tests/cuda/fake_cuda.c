@@ -102,7 +102,7 @@ static struct {
     char *from;
     size_t bytes;
 } ranges[MAX_RANGES]; /* the first N(REGISTERED_RANGES) */
-static pid_t initialised;
+static pid_t initialized;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static __thread Context *current[MAX_DEPTH];
 static __thread int depth, mode;
@@ -117,7 +117,7 @@ void fake_cuda_reset(void) {
         const char *told = getenv(variable);
         N(i) = told ? atol(told) : numbers[i].start;
     }
-    initialised = 0;
+    initialized = 0;
     depth = mode = 0; /* the calling thread's */
 }
 
@@ -149,7 +149,7 @@ int fake_cuda_mode(void) { return mode; }
 
 /* ---- what several calls share; the lock is held ---- */
 
-static int usable(void) { return initialised == getpid() ? SUCCESS : NOT_INITIALIZED; }
+static int usable(void) { return initialized == getpid() ? SUCCESS : NOT_INITIALIZED; }
 
 static int break_capture(void) {
     N(CAPTURING) = 0;
@@ -207,9 +207,9 @@ static int query(const Event *event) {
 
 int cuInit(unsigned flags) {
     pthread_mutex_lock(&lock);
-    int forked = initialised != 0 && initialised != getpid();
+    int forked = initialized != 0 && initialized != getpid();
     int result = flags ? INVALID_VALUE : forked ? NOT_INITIALIZED : N(DEVICES) == 0 ? NO_DEVICE : SUCCESS;
-    if (!result) initialised = getpid();
+    if (!result) initialized = getpid();
     pthread_mutex_unlock(&lock);
     return result;
 }

@@ -13,10 +13,10 @@ import pytest
 from click.testing import CliRunner
 
 from numapin.bench.machine import BenchMachine
-from numapin.bench.model import Benchmark, BenchReport, Case, Peer, Run, summarise
+from numapin.bench.model import Benchmark, BenchReport, Case, Peer, Run, summarize
 from numapin.cli.main import numapin
 from numapin.rank.bind import Applied
-from numapin.trace.analysis import analyse
+from numapin.trace.analysis import analyze
 from numapin.trace.reading import read_trace
 from numapin.trace.report import make_report
 from tests.trace.made import loop
@@ -100,7 +100,7 @@ def documents(machine_file: str) -> dict[str, list[object]]:
         "numapin.top/1": [observed[1]],
         "numapin.doctor/1": [output("doctor", "--json")],
         "numapin.bench/1": [_measured()],
-        "numapin.trace/1": [make_report([analyse(traced)], notes=["a note"]).to_json()],
+        "numapin.trace/1": [make_report([analyze(traced)], notes=["a note"]).to_json()],
     }
 
 
@@ -121,7 +121,7 @@ def _measured() -> object:
         no_gpu=None,
     )
     report = BenchReport(
-        benchmark="x", command=("c",), machine=machine.to_json(), settings={}, cases=summarise(benchmark, runs)
+        benchmark="x", command=("c",), machine=machine.to_json(), settings={}, cases=summarize(benchmark, runs)
     )
     return report.to_json()
 

@@ -323,7 +323,7 @@ class TestBuiltInMachines:
         assert files == "file,ex"
 
 
-def test_no_colour_in_files(dgx: str) -> None:
+def test_no_color_in_files(dgx: str) -> None:
     """Output that is not for a terminal has no escape codes."""
     for command in (["topo"], ["plan"], ["topo", "--format", "matrix"]):
         done = numapin(*command, "--machine", dgx)

@@ -154,7 +154,7 @@ class TestCaptured:
         assert heads == ["error", "unknown", "ok", "pinned memory"]
         assert any("fix: docker run --cpuset-cpus" in line for line in lines)
 
-    def test_no_colour_in_files(self, tmp_path: Path) -> None:
+    def test_no_color_in_files(self, tmp_path: Path) -> None:
         """Output that does not go to a terminal has no escape codes and at most 100 columns."""
         done = numapin("doctor", "--root", str(machine(tmp_path, "4node-cpuset-3gpu")))
         assert "\x1b" not in done.out + done.err

@@ -97,8 +97,8 @@ class TestVisibility:
         asked = subprocess.run(
             [sys.executable, "-c", CUDA_SEES], capture_output=True, text=True, check=True, env=environment
         )
-        modelled = [gpu.uuid for gpu in discover(environ=environment).visible_gpus]
-        assert str(modelled) == asked.stdout.strip(), text
+        modeled = [gpu.uuid for gpu in discover(environ=environment).visible_gpus]
+        assert str(modeled) == asked.stdout.strip(), text
 
 
 class TestTraining:

@@ -1,7 +1,7 @@
 """Names that contain terminal commands: no command of numapin passes them on to a terminal.
 
 Input: hostile names of a machine, a plan, a run's records, a process, files, folders, options and variables. The output
-may contain numapin's own colours and line ends, but no other invisible character.
+may contain numapin's own colors and line ends, but no other invisible character.
 """
 
 from __future__ import annotations

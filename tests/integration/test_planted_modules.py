@@ -38,10 +38,10 @@ for _ in range(4):
 """
 _SPAWNS: Final = """
 import sys
-import neighbour
+import neighbor
 import numapin
 if __name__ == "__main__":
-    print(numapin.spawn(neighbour.path))
+    print(numapin.spawn(neighbor.path))
 """
 _QUICK: Final = ("--quick", "--repeats", "1", "--timeout", "100")
 
@@ -81,7 +81,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         Path(f"{path}.py").write_text(_PLANTED)
     for name, text in (("prints", "import sys; print(sys.path[0])"), ("trains", _TRAINS), ("spawns", _SPAWNS)):
         script(found["out"], text, f"{name}.py")
-    script(found["out"], "import sys\ndef path(): return sys.path[0]\n", "neighbour.py")
+    script(found["out"], "import sys\ndef path(): return sys.path[0]\n", "neighbor.py")
     (found["out"] / "plan.json").write_text(
         _run(("plan", "--json", "--nproc-per-node", "1"), found["out"], found["left"]).out
     )

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import numapin
-from numapin.trace.analysis import analyse
+from numapin.trace.analysis import analyze
 from numapin.trace.reading import read_trace
 from numapin.trace.report import make_report
 from numapin.trace.timeline import timeline
@@ -64,7 +64,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Any:
     if not CHROMIUM:
         pytest.skip("no Chromium on PATH; type: apt-get install chromium")
     ranks = [loop(steps=6, wait=300, copy=200, compute=500, memory="Pageable"), loop(steps=3, copy=200, compute=500)]
-    analyses = [analyse(read_trace(made.content(rank=i), source="x")) for i, made in enumerate(ranks)]
+    analyses = [analyze(read_trace(made.content(rank=i), source="x")) for i, made in enumerate(ranks)]
     text = allowing(timeline(make_report(analyses), TEMPLATE), WATCH, ACT).replace("<style>", f"{WATCH}<style>", 1)
     return _told(text.replace("</body>", f"{ACT}</body>"), tmp_path_factory.mktemp("page"))
 
@@ -121,7 +121,7 @@ def test_nothing_but_the_page_itself_acts(tmp_path: Path) -> None:
     """A script, handler or style that a name carries into the page has no effect; without the policy it has."""
     if not CHROMIUM:
         pytest.skip("no Chromium on PATH; type: apt-get install chromium")
-    report = make_report([analyse(read_trace(loop(steps=2, compute=500).content(rank=0), source="x"))])
+    report = make_report([analyze(read_trace(loop(steps=2, compute=500).content(rank=0), source="x"))])
     text = timeline(report, TEMPLATE).replace("<h1>", f"{FOREIGN}<h1>").replace("</body>", f"{LOOK}</body>")
     assert _told(without_policy(text), tmp_path) == HAS_EFFECT
     kept = _told(allowing(text, LOOK), tmp_path)

@@ -127,7 +127,7 @@ def _interfaces(tree: Tree, at: str, device_class: int) -> tuple[tuple[str, NicK
 
 
 def _information(text: str) -> tuple[str | None, str | None]:
-    """Return the driver's name and UUID of a GPU; until the GPU is initialised, the UUID is question marks."""
+    """Return the driver's name and UUID of a GPU; until the GPU is initialized, the UUID is question marks."""
     lines = (line.partition(":") for line in text.splitlines())
     values = {key.strip(): value.strip() for key, _, value in lines}
     model, uuid = values.get("Model") or None, values.get("GPU UUID") or "?"

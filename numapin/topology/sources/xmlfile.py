@@ -114,7 +114,7 @@ class Element:
 def parse(text: str, *, source: str) -> Element:
     """Parse an XML document and return its root.
 
-    An encoding declaration is ignored because `text` is decoded already. A DOCTYPE that names a DTD is accepted, and the
+    An encoding declaration is ignored: `text` is decoded already. A DOCTYPE that names a DTD is accepted, and the
     DTD is not read. Raises MachineFileError if the text is not well-formed, its DOCTYPE contains declarations, or it
     exceeds the bounds.
     """

@@ -12,7 +12,7 @@ Comes in: a `Topology`, and optionally a `Plan`. Goes out: the text of a file.
     legend.py   PURE  the legend
     matrix.py   PURE  node distances and device links
     text.py     PURE  text of a known width
-    style.py    PURE  colours, light and dark
+    style.py    PURE  colors, light and dark
     svg.py      PURE  boxes -> SVG
     tables.py   PURE  the same facts as HTML tables
     page.py     PURE  the HTML page

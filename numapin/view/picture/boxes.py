@@ -51,14 +51,14 @@ class Ink(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Label:
-    """One line of text. `x` is its left end, or its middle if `centred`; `y` is its baseline."""
+    """One line of text. `x` is its left end, or its middle if `centered`; `y` is its baseline."""
 
     x: float
     y: float
     text: str
     size: float
     ink: Ink = Ink.PLAIN
-    centred: bool = False
+    centered: bool = False
 
     @property
     def width(self) -> float:
@@ -68,7 +68,7 @@ class Label:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Box:
-    """A rectangle in its parent. `ranks` colour it; `off`: may not be used; `heat` is the strength of its colour."""
+    """A rectangle in its parent. `ranks` color it; `off`: may not be used; `heat` is the strength of its color."""
 
     kind: BoxKind
     width: float
@@ -181,7 +181,7 @@ def cell(kind: BoxKind, size: CellSize, text: str, *, ink: Ink = Ink.PLAIN) -> B
     if not shown:
         return box
     x, y = size.width / 2, size.height / 2 + size.font * 0.36
-    return replace(box, labels=(Label(x=x, y=y, text=shown, size=size.font, ink=ink, centred=True),))
+    return replace(box, labels=(Label(x=x, y=y, text=shown, size=size.font, ink=ink, centered=True),))
 
 
 def columns(count: int, least: float, *, width: float, gap: float = GAP, most: float) -> float:

@@ -47,7 +47,7 @@ def device_rows(topology: Topology, marks: Marks, links: Links, node: int | None
 
 
 def chip(rank: int) -> Box:
-    """Return a rank's name in its colour."""
+    """Return a rank's name in its color."""
     text = f"rank {rank}"
     size = CellSize(width=width_of(text, 10) + 10, height=16, font=10)
     box = cell(BoxKind.CHIP, size, text, ink=Ink.ON_RANK)

@@ -1,6 +1,6 @@
-"""The legend of colours and signs. Pure.
+"""The legend of colors and signs. Pure.
 
-Comes in: a `Topology`, and optionally a `Plan`. Goes out: a panel that explains the colours and signs in this picture.
+Comes in: a `Topology`, and optionally a `Plan`. Goes out: a panel that explains the colors and signs in this picture.
 """
 
 from __future__ import annotations

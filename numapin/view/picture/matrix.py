@@ -85,7 +85,7 @@ def _link_shade(kind: str) -> float:
 
 
 def _shade(place: int, count: int) -> float:
-    """Return the strength of the colour for the `place`-th of `count` values; the last is the darkest."""
+    """Return the strength of the color for the `place`-th of `count` values; the last is the darkest."""
     return _DARKEST * place / max(1, count - 1)
 
 

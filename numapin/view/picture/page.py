@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from numapin.base.content_policy import policy_element
 from numapin.view.marks import marks_of
 from numapin.view.picture.layout import lay_out
-from numapin.view.picture.style import RANK_COLOURS, rules, variables
+from numapin.view.picture.style import RANK_COLORS, rules, variables
 from numapin.view.picture.svg import element, striped
 from numapin.view.picture.tables import node_details, nodes_table, plan_table, text_of
 from numapin.view.words import ranks_of
@@ -63,7 +63,7 @@ def page(topology: Topology, plan: Plan | None = None) -> str:
     picture = lay_out(topology, plan)
     marks = marks_of(topology, plan)
     title = escape(picture.title)
-    style = "".join((_themes(), _STYLE, _rank_colours(), rules(), striped(picture)))
+    style = "".join((_themes(), _STYLE, _rank_colors(), rules(), striped(picture)))
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -89,7 +89,7 @@ def page(topology: Topology, plan: Plan | None = None) -> str:
 
 
 def _themes() -> str:
-    """Return the colours: the system's scheme, until the button sets one."""
+    """Return the colors: the system's scheme, until the button sets one."""
     light, dark = (
         f"--scheme:{name};color-scheme:{name};{variables(dark=name == 'dark')}" for name in ("light", "dark")
     )
@@ -99,13 +99,13 @@ def _themes() -> str:
     )
 
 
-def _rank_colours() -> str:
-    return "".join(f"button.c{i}{{background:{colour}}}\n" for i, colour in enumerate(RANK_COLOURS))
+def _rank_colors() -> str:
+    return "".join(f"button.c{i}{{background:{color}}}\n" for i, color in enumerate(RANK_COLORS))
 
 
 def _rank_buttons(plan: Plan | None) -> str:
     buttons = [
-        f'<button class="rank c{rank.local_rank % len(RANK_COLOURS)}" type="button" hidden aria-pressed="false" '
+        f'<button class="rank c{rank.local_rank % len(RANK_COLORS)}" type="button" hidden aria-pressed="false" '
         f'data-rank="{rank.local_rank}">rank {rank.local_rank}</button>'
         for rank in ranks_of(plan)
     ]

@@ -1,6 +1,6 @@
-"""Colours and style rules. Pure.
+"""Colors and style rules. Pure.
 
-Comes in: nothing. Goes out: CSS for the SVG and the page. Every colour is a variable with a light and a dark value; the
+Comes in: nothing. Goes out: CSS for the SVG and the page. Every color is a variable with a light and a dark value; the
 light value is the fallback for programs without CSS variables.
 """
 
@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Final
 
-# Paul Tol's "light" scheme (https://personal.sron.nl/~pault/) without its grey: for black text on colour, and for any
-# colour vision. Of all orders, this one makes neighbours, which mostly share a node, differ most.
-RANK_COLOURS: Final = ("#77aadd", "#ee8866", "#ffaabb", "#bbcc33", "#eedd88", "#99ddff", "#44bb99", "#aaaa00")
+# Paul Tol's "light" scheme (https://personal.sron.nl/~pault/) without its gray: for black text on color, and for any
+# color vision. Of all orders, this one makes neighbors, which mostly share a node, differ most.
+RANK_COLORS: Final = ("#77aadd", "#ee8866", "#ffaabb", "#bbcc33", "#eedd88", "#99ddff", "#44bb99", "#aaaa00")
 
 # name -> light, dark
-COLOURS: Final = {
+COLORS: Final = {
     "page": ("#ffffff", "#12161c"),
     "ink": ("#1a212b", "#e9edf2"),
     "dim": ("#4d5866", "#aab5c2"),
@@ -53,15 +53,15 @@ _INKS: Final = {"strong": "ink", "text": "ink", "dim": "dim", "on": "on"}
 
 
 def variables(*, dark: bool) -> str:
-    """Return the declarations of all colour variables."""
-    return ";".join(f"--{name}:{pair[dark]}" for name, pair in COLOURS.items())
+    """Return the declarations of all color variables."""
+    return ";".join(f"--{name}:{pair[dark]}" for name, pair in COLORS.items())
 
 
 def rules() -> str:
     """Return the rules for the classes of the picture, below the class np."""
-    boxes = [f".np .{name}{{{_colour('fill', fill)};{_stroke(stroke)}}}" for name, (fill, stroke) in _FILLS.items()]
-    inks = [f".np text.{name}{{{_colour('fill', colour)}}}" for name, colour in _INKS.items()]
-    ranks = [f".np .c{i}{{fill:{colour}}}" for i, colour in enumerate(RANK_COLOURS)]
+    boxes = [f".np .{name}{{{_color('fill', fill)};{_stroke(stroke)}}}" for name, (fill, stroke) in _FILLS.items()]
+    inks = [f".np text.{name}{{{_color('fill', color)}}}" for name, color in _INKS.items()]
+    ranks = [f".np .c{i}{{fill:{color}}}" for i, color in enumerate(RANK_COLORS)]
     more = (
         '.np{font-family:system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif}',
         ".np .strong{font-weight:600}",
@@ -69,16 +69,16 @@ def rules() -> str:
         ".np .memnode{stroke-dasharray:5 3}",
         ".np .cpu{stroke-width:.5}",
         ".np .cpu.off{fill:url(#np-off)}",
-        f".np .node.off,.np .memnode.off,.np .gpu.off{{{_colour('fill', 'l3')}}}",
-        f".np .hatch{{{_colour('stroke', 'used')}}}",
-        f".np .hatched{{{_colour('fill', 'l3')}}}",
+        f".np .node.off,.np .memnode.off,.np .gpu.off{{{_color('fill', 'l3')}}}",
+        f".np .hatch{{{_color('stroke', 'used')}}}",
+        f".np .hatched{{{_color('fill', 'l3')}}}",
     )
     return "\n".join((*more, *boxes, *inks, *ranks))
 
 
 def _stroke(name: str | None) -> str:
-    return _colour("stroke", name) if name else "stroke:none"
+    return _color("stroke", name) if name else "stroke:none"
 
 
-def _colour(what: str, name: str) -> str:
-    return f"{what}:{COLOURS[name][0]};{what}:var(--{name})"
+def _color(what: str, name: str) -> str:
+    return f"{what}:{COLORS[name][0]};{what}:var(--{name})"

@@ -10,7 +10,7 @@ from html import escape
 from typing import TYPE_CHECKING, Final
 
 from numapin.view.picture.boxes import BoxKind
-from numapin.view.picture.style import RANK_COLOURS, rules, variables
+from numapin.view.picture.style import RANK_COLORS, rules, variables
 from numapin.view.words import known
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def _definitions(box: Box) -> str:
 def _stripes(ranks: tuple[int, ...]) -> str:
     step = 1 / len(ranks)
     edges = ((rank, offset) for i, rank in enumerate(ranks) for offset in (i * step, (i + 1) * step))
-    stops = "".join(f'<stop offset="{_number(offset, 4)}" stop-color="{_colour(rank)}"/>' for rank, offset in edges)
+    stops = "".join(f'<stop offset="{_number(offset, 4)}" stop-color="{_color(rank)}"/>' for rank, offset in edges)
     return f'<linearGradient id="np-{_stripes_name(ranks)}">{stops}</linearGradient>'
 
 
@@ -107,14 +107,14 @@ def _attributes(*pairs: tuple[str, str]) -> str:
 
 
 def _fill(ranks: tuple[int, ...]) -> str:
-    """Return the class for the colour of one rank, or for the stripes of several."""
+    """Return the class for the color of one rank, or for the stripes of several."""
     if len(ranks) == 1:
-        return f"c{ranks[0] % len(RANK_COLOURS)}"
+        return f"c{ranks[0] % len(RANK_COLORS)}"
     return _stripes_name(ranks) if ranks else ""
 
 
 def _text(label: Label) -> str:
-    classes = f"{label.ink.value} mid" if label.centred else label.ink.value
+    classes = f"{label.ink.value} mid" if label.centered else label.ink.value
     place = f'x="{_number(label.x)}" y="{_number(label.y)}" font-size="{_number(label.size)}"'
     return f'<text class="{classes}" {place}>{escape(label.text)}</text>'
 
@@ -123,8 +123,8 @@ def _stripes_name(ranks: tuple[int, ...]) -> str:
     return "r" + "-".join(map(str, ranks))
 
 
-def _colour(rank: int) -> str:
-    return RANK_COLOURS[rank % len(RANK_COLOURS)]
+def _color(rank: int) -> str:
+    return RANK_COLORS[rank % len(RANK_COLORS)]
 
 
 def _number(value: float, digits: int = 1) -> str:

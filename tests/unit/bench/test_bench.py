@@ -23,7 +23,7 @@ from numapin.bench.cases.loader import CASES, PEAK, PEERS, LoaderBenchOptions, W
 from numapin.bench.measure.loader import _warm_up, _window
 from numapin.bench.measure.loader_data import Fetch, InMemory, num_bytes, require_intact, tensors
 from numapin.bench.measure.loader_peers import BUILDERS, Setup
-from numapin.bench.model import Benchmark, BenchReport, Case, Comparison, Peer, Run, combine, summarise
+from numapin.bench.model import Benchmark, BenchReport, Case, Comparison, Peer, Run, combine, summarize
 from numapin.view.bench_layouts import LOADER
 from numapin.view.bench_table import bench_table
 from tests.waiting import gone, wait_until
@@ -123,7 +123,7 @@ class TestArithmetic:
 
     def test_ratio_is_the_median_of_the_ratios_within_each_repeat(self) -> None:
         """Ratios 3, 1 and 4 give 3; the ratio of the medians would be 1.5."""
-        (case,) = summarise(OURS_AND_TORCH, [*runs("torch", 10, 20, 40), *runs("ours", 30, 20, 160)])
+        (case,) = summarize(OURS_AND_TORCH, [*runs("torch", 10, 20, 40), *runs("ours", 30, 20, 160)])
         torchs, ours = case.peers
         assert ours.figures["ratio"].values == (3.0, 1.0, 4.0)
         assert ours.figures["ratio"].median == 3.0
@@ -132,7 +132,7 @@ class TestArithmetic:
 
     def test_a_repeat_without_the_baseline_is_not_compared(self) -> None:
         """If torch fails in the second repeat, the ratio comes from the first only, and torch has the reason."""
-        (case,) = summarise(OURS_AND_TORCH, [*runs("torch", 10, None), *runs("ours", 30, 50)])
+        (case,) = summarize(OURS_AND_TORCH, [*runs("torch", 10, None), *runs("ours", 30, 50)])
         torchs, ours = case.peers
         assert ours.figures["ratio"].values == (3.0,)
         assert ours.figures["rate"].values == (30, 50)
@@ -140,7 +140,7 @@ class TestArithmetic:
 
     def test_no_baseline_no_ratio(self) -> None:
         """Without torch there is no ratio; a peer that did not run is not in the result."""
-        (case,) = summarise(OURS_AND_TORCH, runs("ours", 30))
+        (case,) = summarize(OURS_AND_TORCH, runs("ours", 30))
         assert [peer.name for peer in case.peers] == ["ours"]
         assert "ratio" not in case.peers[0].figures
 
@@ -430,7 +430,7 @@ def void(_: object) -> None:
 
 def report(made: list[Run], *, skipped: str | None = None) -> BenchReport:
     """Return a report of these runs on a machine with two CPUs."""
-    cases = tuple(replace(result, skipped=skipped) for result in summarise(OURS_AND_TORCH, made))
+    cases = tuple(replace(result, skipped=skipped) for result in summarize(OURS_AND_TORCH, made))
     machine = {"num_cpus": 2, "gpus": ["H200", "H200"], "versions": {"torch": "2.13"}}
     return BenchReport(benchmark="loader", command=("numapin",), machine=machine, settings={}, cases=cases)
 

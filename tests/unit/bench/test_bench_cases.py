@@ -15,7 +15,7 @@ from numapin.bench.cases import alloc, launch, overlap
 from numapin.bench.cases.nearest import nearest_nodes, with_measured
 from numapin.bench.cases.overlap import share_within
 from numapin.bench.cases.transfer import TransferBenchOptions, transfer_benchmark
-from numapin.bench.model import Benchmark, BenchReport, Case, CaseResult, Peer, Run, summarise
+from numapin.bench.model import Benchmark, BenchReport, Case, CaseResult, Peer, Run, summarize
 from numapin.cli.bench_run import parse_sizes
 from numapin.errors import NumapinError
 from numapin.topology.model import NodeSource, Topology
@@ -158,7 +158,7 @@ def measured(rows: Mapping[tuple[int, int], Sequence[float]], *, peer: str = "pi
             runs += [
                 Run(case=name, peer=peer, repeat=i, figures={"gbps": sign * value}) for i, value in enumerate(values)
             ]
-    return summarise(Benchmark(name="transfer", module="", cases=tuple(cases)), runs)
+    return summarize(Benchmark(name="transfer", module="", cases=tuple(cases)), runs)
 
 
 def unknown(*nodes: int | None) -> Topology:
@@ -266,7 +266,7 @@ class TestSweepTable:
         benchmark = Benchmark(name="alloc", module="", cases=cases)
         machine: dict[str, object] = {"num_cpus": 2}
         report = BenchReport(
-            benchmark="alloc", command=(), machine=machine, settings={}, cases=summarise(benchmark, runs)
+            benchmark="alloc", command=(), machine=machine, settings={}, cases=summarize(benchmark, runs)
         )
         console = Console(width=100, file=StringIO())
         with console.capture() as text:

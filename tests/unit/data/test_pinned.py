@@ -508,7 +508,7 @@ class TestBudget:
         assert pinned.budget().pinned_bytes == PINNED.total
         PINNED.remove(4096)
         for stats, num_bytes in (
-            ({}, 0),  # CUDA was not initialised
+            ({}, 0),  # CUDA was not initialized
             ({"allocated_bytes.current": 5, "active_bytes.current": 3}, 5),
             ({"allocated_bytes.current": 3, "reserved_bytes.current": 5}, 5),
         ):

@@ -47,7 +47,7 @@ def check(storages: Sequence[tuple[int, int]]) -> None:
 class TestSmallRuns:
     """Small tensors get separate memory, so that they do not keep the batch's."""
 
-    def test_neighbours_are_one_run(self) -> None:
+    def test_neighbors_are_one_run(self) -> None:
         """Runs are multiples of 256 bytes; large tensors are in none."""
         storages = [(0, 3 << 20), (3 << 20, 100), ((3 << 20) + 256, 1000), ((3 << 20) + 4096, 8)]
         first = 3 << 20

@@ -459,7 +459,7 @@ def test_gpus_without_an_address_are_listed_by_uuid() -> None:
     ],
 )
 def test_pci_addresses_have_one_spelling(text: str, address: str | None) -> None:
-    """NVML's, hwloc's and the kernel's spellings are normalised to the kernel's."""
+    """NVML's, hwloc's and the kernel's spellings are normalized to the kernel's."""
     assert pci_address(text) == address
 
 

@@ -1,4 +1,4 @@
-"""Machine files: how their format is recognised, and the error for an unknown one."""
+"""Machine files: how their format is recognized, and the error for an unknown one."""
 
 from __future__ import annotations
 

@@ -208,7 +208,7 @@ def test_node_sources(name: str, source: NodeSource, readings_of: Callable[[str]
     ],
 )
 def test_gpu_memory_is_no_host_memory(name: str, gpu: str, memory: str, readings_of: Callable[[str], Readings]) -> None:
-    """GPU memory nodes are recognised, and no plan puts a rank's memory on a node without CPUs."""
+    """GPU memory nodes are recognized, and no plan puts a rank's memory on a node without CPUs."""
     topology = build(readings_of(name))
     kinds = {kind: cpu_set.render(n.id for n in topology.nodes if n.kind is kind) for kind in NodeKind}
     assert (kinds[NodeKind.GPU], kinds[NodeKind.MEMORY]) == (gpu, memory)

@@ -406,7 +406,7 @@ class TestGpus:
         assert (gpu.name, gpu.uuid) == ("NVIDIA H100", "GPU-1234")
 
     def test_a_uuid_of_question_marks_is_unknown(self, machine: Path) -> None:
-        """Before a GPU is initialised the driver masks its UUID."""
+        """Before a GPU is initialized the driver masks its UUID."""
         device(machine, "0000:18:00.0", self.GPU)
         write(machine, {f"{NVIDIA}/0000:18:00.0/information": "Model: Unknown\nGPU UUID: GPU-????????-????"})
         assert only_pci(machine).uuid is None

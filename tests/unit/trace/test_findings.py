@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from numapin.trace.analysis import PARTS, Analysis, analyse
+from numapin.trace.analysis import PARTS, Analysis, analyze
 from numapin.trace.findings import TraceFinding, find
 from numapin.trace.reading import read_trace
 from numapin.trace.report import make_report
@@ -25,19 +25,19 @@ Started: TypeAlias = tuple[int, int]  # a start and a duration
 STARTED = st.tuples(st.integers(0, 40), st.integers(0, 40))
 
 
-def analysed(made: Made, **ours: object) -> Analysis:
+def analyzed(made: Made, **ours: object) -> Analysis:
     """Return the analysis of a synthetic trace."""
-    return analyse(read_trace(made.content(**ours), source="x"))
+    return analyze(read_trace(made.content(**ours), source="x"))
 
 
 def found(made: Made) -> dict[str, TraceFinding]:
     """Return the findings by name."""
-    return {finding.what: finding for finding in find(analysed(made))}
+    return {finding.what: finding for finding in find(analyzed(made))}
 
 
 def shares(made: Made) -> dict[str, float]:
     """Return the share of each part that took time."""
-    analysis = analysed(made)
+    analysis = analyzed(made)
     return {part: round(analysis.share(part), 2) for part in PARTS if analysis.share(part) > 0.005}
 
 
@@ -73,7 +73,7 @@ class TestShares:
         """Consecutive parts get their own lengths, which add up to all of the time."""
         made = loop(wait=200, copy=100, compute=600, idle=100)
         assert shares(made) == {"wait": 0.2, "copy": 0.1, "compute": 0.6, "other": 0.1}
-        analysis = analysed(made)
+        analysis = analyzed(made)
         assert sum(analysis.parts_us.values()) == pytest.approx(analysis.window_us)
         assert analysis.step_us == pytest.approx(1000)
         assert [round(step["wait"]) for step in analysis.steps_us] == [200] * 4
@@ -84,8 +84,8 @@ class TestShares:
         for i in range(4):
             made.wait(i * 1000 + 400, 500)
         assert shares(made) == {"compute": 1.0}
-        assert analysed(made).waited_us == pytest.approx(2000)
-        assert analysed(made).num_batches == 4
+        assert analyzed(made).waited_us == pytest.approx(2000)
+        assert analyzed(made).num_batches == 4
 
     def test_communication(self) -> None:
         """Kernels of NCCL are communication while they run alone."""
@@ -107,16 +107,16 @@ class TestShares:
         made = loop(steps=1, compute=1000)
         made.copy(100, 200, device=1)
         made.copy(500, 200, device=0)
-        by_copy = sorted(group.overlapped_us for group in analysed(made).groups)
+        by_copy = sorted(group.overlapped_us for group in analyzed(made).groups)
         assert by_copy == pytest.approx([200])  # equal copies are one group
-        assert analysed(made).groups[0].count == 2
+        assert analyzed(made).groups[0].count == 2
 
     def test_outside_the_steps(self) -> None:
         """Work before the first step and after the last one is not counted."""
         made = loop(steps=1, compute=1000)
         made.kernel(1000, 5000)
         made.copy(-900, 500)
-        analysis = analysed(made)
+        analysis = analyzed(made)
         assert shares(made) == {"compute": 1.0}
         assert analysis.groups == ()
 
@@ -126,7 +126,7 @@ class TestShares:
     ) -> None:
         """Each step has the moments that it has when each moment is looked at by itself."""
         content = content_of(steps=[first, *others], copies=copies, kernels=kernels)
-        analysis = analyse(read_trace(content, source="x"))
+        analysis = analyze(read_trace(content, source="x"))
         computing, copying = moments(kernels), moments(copies) - moments(kernels)
         steps = sorted([first, *others], key=lambda step: step[0])
         for step, parts in zip(steps, analysis.steps_us, strict=True):
@@ -141,12 +141,12 @@ class TestShares:
         assert sum(group.exposed_us for group in analysis.groups) == sum(map(length_of, seen)) - sum(overlapped)
 
     def test_the_time_for_many_that_overlap(self) -> None:
-        """The time to analyse a trace grows with its size only, whatever overlaps in it."""
+        """The time to analyze a trace grows with its size only, whatever overlaps in it."""
         number = 4000
         long = [(i, 3 * number) for i in range(number)]
         trace = read_trace(content_of(steps=long, copies=long, kernels=[(3 * i, 1) for i in range(number)]), source="x")
         begun = time.process_time()
-        assert analyse(trace).steps_us[0]["compute"] == number
+        assert analyze(trace).steps_us[0]["compute"] == number
         assert time.process_time() - begun < 1
 
 
@@ -237,7 +237,7 @@ class TestFindings:
 
     def test_the_most_costly_first(self) -> None:
         """Findings are in descending order of their cost."""
-        costs = [finding.costs for finding in find(analysed(loop(wait=200, copy=500, compute=300)))]
+        costs = [finding.costs for finding in find(analyzed(loop(wait=200, copy=500, compute=300)))]
         assert costs == sorted(costs, reverse=True)
         assert len(costs) == 2
 
@@ -247,8 +247,8 @@ class TestReport:
 
     @staticmethod
     def _report() -> Any:
-        slow = analysed(loop(wait=500, compute=500), rank=1)
-        return make_report([slow, analysed(loop(wait=100, compute=900), rank=0)], ["rank 2: killed"])
+        slow = analyzed(loop(wait=500, compute=500), rank=1)
+        return make_report([slow, analyzed(loop(wait=100, compute=900), rank=0)], ["rank 2: killed"])
 
     def test_json(self) -> None:
         """The report has the fields of its schema, in milliseconds and shares, and is valid JSON."""
@@ -265,7 +265,7 @@ class TestReport:
         """A copy without a size or a call has null in the fields that depend on them."""
         made = loop(compute=10)
         made.event("gpu_memcpy", "Memcpy", 5, 2)
-        (copy,) = make_report([analysed(made)]).to_json()["ranks"][0]["copies"]
+        (copy,) = make_report([analyzed(made)]).to_json()["ranks"][0]["copies"]
         assert [copy[key] for key in ("direction", "source", "bytes", "blocking", "operator")] == [None] * 5
 
     def test_table(self) -> None:

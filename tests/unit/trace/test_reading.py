@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from numapin.errors import NumapinError
-from numapin.trace.analysis import analyse
+from numapin.trace.analysis import analyze
 from numapin.trace.intervals import Lengths, common, length, union, without
 from numapin.trace.reading import read_trace
 from numapin.trace.report import make_report
@@ -225,7 +225,7 @@ class TestOddTraces:
         made.events.append(made.events[0] | {"ts": number})
         made.events.append(made.events[0] | {"dur": abs(number)})
         content = made.content(rank=number, loads=[[1, number, number]]) | {"baseTimeNanoseconds": number}
-        report = make_report([analyse(read_trace(content, source="x"))])
+        report = make_report([analyze(read_trace(content, source="x"))])
         assert (report.analyses[0].trace.rank, report.analyses[0].trace.loads) == (None, ())
         json.dumps(report.to_json(), allow_nan=False)
 

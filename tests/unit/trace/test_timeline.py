@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import numapin
-from numapin.trace.analysis import analyse
+from numapin.trace.analysis import analyze
 from numapin.trace.reading import read_trace
 from numapin.trace.report import make_report
 from numapin.trace.timeline import timeline
@@ -20,7 +20,7 @@ TEMPLATE = (Path(numapin.__file__).parent / "trace" / "timeline.html").read_text
 
 def page(*made: Made) -> str:
     """Return the page of synthetic ranks."""
-    analyses = [analyse(read_trace(one.content(rank=i), source="x")) for i, one in enumerate(made)]
+    analyses = [analyze(read_trace(one.content(rank=i), source="x")) for i, one in enumerate(made)]
     return timeline(make_report(analyses), TEMPLATE)
 
 
@@ -48,7 +48,7 @@ def test_communication_has_a_row_of_its_own() -> None:
 
 
 def test_large_traces_are_drawn_with_few_bars() -> None:
-    """200,000 kernels become a few thousand bars, labelled with the number merged and as faint as they are sparse."""
+    """200,000 kernels become a few thousand bars, labeled with the number merged and as faint as they are sparse."""
     made = Made()
     for i in range(20):
         made.step(i, i * 10_000, 10_000)
@@ -91,7 +91,7 @@ def test_names_are_text() -> None:
     """HTML in names of kernels and files stays text."""
     made = loop(steps=1, compute=50, idle=50)
     made.kernel(60, 5, name='<script>alert("x")</script>')
-    analysis = analyse(read_trace(made.content(rank=None), source="</script><b>file"))
+    analysis = analyze(read_trace(made.content(rank=None), source="</script><b>file"))
     text = timeline(make_report([analysis], ["<i>note</i>"]), TEMPLATE)
     assert "<script>alert" not in text
     assert "<b>file" not in text
@@ -102,7 +102,7 @@ def test_names_are_text() -> None:
 def test_invisible_characters_are_replaced() -> None:
     """The page has no control characters and no direction marks, whatever the names contain."""
     bad = "a\x1b[31m\x9b2J\u202eb\x7f\ud800<!--tables-->"
-    analysis = analyse(read_trace(loop(steps=1, compute=50).content(rank=None), source=bad))
+    analysis = analyze(read_trace(loop(steps=1, compute=50).content(rank=None), source=bad))
     text = timeline(make_report([analysis], [bad]), TEMPLATE)
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\ud800]", text)
     assert text.count("<table>") == 1

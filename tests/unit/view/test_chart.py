@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from numapin.bench.model import Benchmark, BenchReport, Case, Peer, Run, summarise
+from numapin.bench.model import Benchmark, BenchReport, Case, Peer, Run, summarize
 from numapin.view.bench_layouts import LAUNCH, TRANSFER
 from numapin.view.bench_plot import bench_figure
 from numapin.view.chart import Figure, Panel, Point, Series, size_label, svg
@@ -71,8 +71,8 @@ def test_the_spread_is_drawn() -> None:
     point = Point(x=4096.0, y=50, low=25, high=75)
     other = Point(x=8192.0, y=100, low=100, high=100)
     root = drawn(figure(Series(name="a", points=(point, other))))
-    colour = next(e.get("stroke") for e in root.iter(f"{SVG}polyline"))
-    bars = [e for e in root.iter(f"{SVG}line") if e.get("stroke") == colour and e.get("x1") == e.get("x2")]
+    color = next(e.get("stroke") for e in root.iter(f"{SVG}polyline"))
+    bars = [e for e in root.iter(f"{SVG}line") if e.get("stroke") == color and e.get("x1") == e.get("x2")]
     lengths = [abs(float(bar.get("y1", "")) - float(bar.get("y2", ""))) for bar in bars]
     assert lengths == [pytest.approx(110, abs=0.2), 0]
 
@@ -85,7 +85,7 @@ def test_text_alternative() -> None:
 
 
 def test_light_and_dark() -> None:
-    """Text and background have colours for a dark scheme; nothing is loaded from other hosts."""
+    """Text and background have colors for a dark scheme; nothing is loaded from other hosts."""
     text = svg(figure(line("a", 1)))
     assert "@media(prefers-color-scheme:dark)" in text
     assert text.count("http") == 1  # the name space
@@ -146,7 +146,7 @@ def report(*cases: Case, figures: dict[str, float]) -> BenchReport:
         for peer in case.peers
         for i in range(2)
     ]
-    return BenchReport(benchmark="transfer", command=(), machine={}, settings={}, cases=summarise(benchmark, runs))
+    return BenchReport(benchmark="transfer", command=(), machine={}, settings={}, cases=summarize(benchmark, runs))
 
 
 class TestOfReports:

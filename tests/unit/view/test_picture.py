@@ -186,8 +186,8 @@ class TestMachines:
 class TestPlan:
     """The ranks of a plan in the picture."""
 
-    def test_colours_cores_memory_and_gpus(self) -> None:
-        """Ranks 0 and 1 share node 3: its CPUs have both colours, its memory and GPUs name them; node 0 has no rank."""
+    def test_colors_cores_memory_and_gpus(self) -> None:
+        """Ranks 0 and 1 share node 3: its CPUs have both colors, its memory and GPUs name them; node 0 has no rank."""
         topology = golden_machine(DGX)
         box = lay_out(topology, make_plan(topology, Request())).box
         node = _part(box, "node3")
@@ -222,8 +222,8 @@ class TestPlan:
         assert any(text.startswith("gpu1") and text.endswith("*") for text in texts)
         assert any(text.startswith("less than requested") for text in texts)
 
-    def test_more_ranks_than_colours(self) -> None:
-        """With forty ranks on every CPU, colours repeat, names do not, and everything fits."""
+    def test_more_ranks_than_colors(self) -> None:
+        """With forty ranks on every CPU, colors repeat, names do not, and everything fits."""
         topology = grid(nodes=1, cores=8, gpus=[0] * 8)
         box = lay_out(topology, make_plan(topology, Request(num_ranks=40))).box
         assert problems(box) == []
@@ -279,8 +279,8 @@ class TestText:
         placed = flow([low, high, low, replace(low, width=500)], width=90, gap=10)
         assert [(box.x, box.y, box.height) for box in placed] == [(0, 0, 20), (50, 0, 20), (0, 30, 10), (0, 50, 10)]
 
-    def test_ranks_have_names_beside_colours(self) -> None:
-        """The rank of every coloured CPU is also named on its core, its group or its node."""
+    def test_ranks_have_names_beside_colors(self) -> None:
+        """The rank of every colored CPU is also named on its core, its group or its node."""
         topology = golden_machine("2pkg-8node-gpumem-smt4-6gpu")
         for bind in (Bind.NODE, Bind.EXCLUSIVE, Bind.CORE_COMPLEX):
             box = lay_out(topology, make_plan(topology, Request(bind=bind))).box

@@ -1,4 +1,4 @@
-"""The picture as SVG and as a page: well-formed, self-contained, with the facts in words and readable colours."""
+"""The picture as SVG and as a page: well-formed, self-contained, with the facts in words and readable colors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from numapin.plan.request import Bind, Request
 from numapin.topology.model import Nic
 from numapin.view.picture.layout import lay_out
 from numapin.view.picture.page import page
-from numapin.view.picture.style import COLOURS, RANK_COLOURS
+from numapin.view.picture.style import COLORS, RANK_COLORS
 from numapin.view.picture.svg import element, svg
 from tests.machines.grids import gpu, grid
 from tests.machines.roots import NAMES
@@ -105,7 +105,7 @@ class TestSvg:
             "2 packages, 2 NUMA nodes, 8 GPUs, 48 cores, 96 CPUs. Plan: 8 ranks, bind node, memory preferred"
         )
 
-    def test_shared_cpus_are_striped_in_the_colours_of_their_ranks(self) -> None:
+    def test_shared_cpus_are_striped_in_the_colors_of_their_ranks(self) -> None:
         """Each set of ranks that shares CPUs has a fill of hard stripes; every fill that is used exists."""
         topology = golden_machine("2pkg-8node-smt2-8gpu-pairs")
         text = svg(lay_out(topology, make_plan(topology, Request())))
@@ -113,7 +113,7 @@ class TestSvg:
         stripes = {
             part.get("id"): [stop.get("stop-color") for stop in part] for part in root.iter(f"{SVG}linearGradient")
         }
-        assert stripes["np-r2-3"] == [RANK_COLOURS[2]] * 2 + [RANK_COLOURS[3]] * 2
+        assert stripes["np-r2-3"] == [RANK_COLORS[2]] * 2 + [RANK_COLORS[3]] * 2
         ids = {part.get("id") for part in root.iter()}
         assert set(re.findall(r"url\(#([^)]+)\)", text)) <= ids
 
@@ -202,9 +202,9 @@ class TestPage:
         assert "W" * 600 not in text
 
 
-# --- colours ---------------------------------------------------------------------------------------------------------
+# --- colors ---------------------------------------------------------------------------------------------------------
 
-# How colours look with one kind of cone missing, as a matrix on linear RGB (Machado et al. 2009, severity 1).
+# How colors look with one kind of cone missing, as a matrix on linear RGB (Machado et al. 2009, severity 1).
 VISIONS = {
     "all cones": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
     "protanopia": ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
@@ -218,8 +218,8 @@ Vector = tuple[float, ...]
 Matrix = tuple[tuple[float, ...], ...]
 
 
-def _linear(colour: str) -> Vector:
-    values = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+def _linear(color: str) -> Vector:
+    values = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
     return tuple(v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in values)
 
 
@@ -236,17 +236,17 @@ def _lab(linear: Vector) -> Vector:
 
 
 def _difference(a: str, b: str, vision: Matrix) -> float:
-    labs = (_lab(_times(vision, _linear(colour))) for colour in (a, b))
+    labs = (_lab(_times(vision, _linear(color))) for color in (a, b))
     return math.dist(*labs)
 
 
 def _contrast(a: str, b: str) -> float:
-    low, high = sorted(_times(RGB_TO_XYZ, _linear(colour))[1] for colour in (a, b))
+    low, high = sorted(_times(RGB_TO_XYZ, _linear(color))[1] for color in (a, b))
     return (high + 0.05) / (low + 0.05)
 
 
-class TestColours:
-    """Colours are distinct and readable for any colour vision."""
+class TestColors:
+    """Colors are distinct and readable for any color vision."""
 
     def test_the_measures_are_right(self) -> None:
         """Black on white has contrast 21; red and green of the same lightness are close without the green cone."""
@@ -255,18 +255,18 @@ class TestColours:
         assert _difference(red, green, VISIONS["deuteranopia"]) < _difference(red, green, VISIONS["all cones"]) / 3
 
     @pytest.mark.parametrize("vision", VISIONS)
-    def test_rank_colours_are_distinct(self, vision: str) -> None:
-        """Any two of the eight differ clearly (ten times the visible minimum), neighbours far more."""
-        assert all(_difference(a, b, VISIONS[vision]) > 10 for a, b in combinations(RANK_COLOURS, 2))
-        pairs = zip(RANK_COLOURS[::2], RANK_COLOURS[1::2], strict=True)
+    def test_rank_colors_are_distinct(self, vision: str) -> None:
+        """Any two of the eight differ clearly (ten times the visible minimum), neighbors far more."""
+        assert all(_difference(a, b, VISIONS[vision]) > 10 for a, b in combinations(RANK_COLORS, 2))
+        pairs = zip(RANK_COLORS[::2], RANK_COLORS[1::2], strict=True)
         assert all(_difference(a, b, VISIONS[vision]) > 35 for a, b in pairs)
 
     @pytest.mark.parametrize("dark", [False, True])
     def test_text_is_readable(self, *, dark: bool) -> None:
         """Text has a contrast of at least 4.5 (WCAG AA) on every background, light and dark."""
-        colour = {name: pair[dark] for name, pair in COLOURS.items()}
+        color = {name: pair[dark] for name, pair in COLORS.items()}
         for ink in ("ink", "dim"):
             for ground in ("page", "package", "node", "l3", "gpu", "nic"):
-                assert _contrast(colour[ink], colour[ground]) >= 4.5, (ink, ground)
-        assert _contrast(colour["ink"], colour["cpu"]) >= 4.5
-        assert all(_contrast(colour["on"], rank) >= 4.5 for rank in RANK_COLOURS)
+                assert _contrast(color[ink], color[ground]) >= 4.5, (ink, ground)
+        assert _contrast(color["ink"], color["cpu"]) >= 4.5
+        assert all(_contrast(color["on"], rank) >= 4.5 for rank in RANK_COLORS)
