@@ -40,3 +40,7 @@ MAX_ELEMENTS = 1 << 17
 """Elements of an XML file; hwloc writes about 12 for each CPU with its caches."""
 MAX_PARENTS = 32
 """PCI bridges above a device that are read; the deepest trees have about 20."""
+MAX_CGROUPS = 64
+"""Cgroup hierarchies of a process; Linux has 14 controllers, each in at most one."""
+MAX_CGROUP_DEPTH = 128
+"""Nested cgroups: systemd, a container runtime and Kubernetes together use about 10."""

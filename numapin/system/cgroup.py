@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from numapin.base.bounds import MAX_CGROUP_DEPTH, MAX_CGROUPS
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -62,8 +64,12 @@ def memory_cgroups(tree: Tree) -> Iterator[tuple[str, Controller]]:
 
 def own_cgroups(tree: Tree, controller: str) -> list[str]:
     """Return the paths of this process's cgroups with a controller of version 1; "" selects version 2."""
-    lines = (line.split(":", 2) for line in (tree.text("proc/self/cgroup") or "").splitlines())
-    return [line[2] for line in lines if len(line) == 3 and controller in line[1].split(",")]
+    lines = (line.split(":", 2) for line in (tree.text("proc/self/cgroup") or "").splitlines()[:MAX_CGROUPS])
+    return [
+        line[2]
+        for line in lines
+        if len(line) == 3 and controller in line[1].split(",") and line[2].count("/") <= MAX_CGROUP_DEPTH
+    ]
 
 
 def mounts(tree: Tree) -> Iterator[Mount]:
