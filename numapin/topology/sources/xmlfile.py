@@ -114,14 +114,9 @@ class Element:
 def parse(text: str, *, source: str) -> Element:
     """Parse an XML document and return its root.
 
-<<<<<<< HEAD
     An encoding declaration is ignored: `text` is decoded already. A DOCTYPE that names a DTD is accepted, and the
     DTD is not read. Raises MachineFileError if the text is not well-formed, its DOCTYPE contains declarations, or it
     exceeds the bounds.
-=======
-    An encoding declaration is ignored because `text` is decoded already. A DOCTYPE may name a DTD, which is not read.
-    Raises MachineFileError if the text is not well-formed, its DOCTYPE contains declarations, or it exceeds the bounds.
->>>>>>> s4
     """
     builder = _Builder(source)
     try:
