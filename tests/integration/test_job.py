@@ -407,7 +407,9 @@ sys.exit(max(task.wait() for task in tasks))
     cluster.use_numapin()
     train = tmp_path / "train.py"
     train.write_text(
-        "import json, os\nprint(json.dumps({k: os.environ[k] for k in ('RANK', 'WORLD_SIZE', 'MASTER_ADDR')}))\n"
+        "import json, os\n"
+        "text = json.dumps({k: os.environ[k] for k in ('RANK', 'WORLD_SIZE', 'MASTER_ADDR')})\n"
+        "os.write(1, f'{text}\\n'.encode())  # in one piece: the other rank writes to the same pipe\n"
     )
     given = ["--nodes", "2", "--gpus-per-node", "0", "--ranks-per-node", "1"]
     with cluster.start(["slurm", *given, str(train)], SLURM_JOB_ID=str(os.getpid())) as script:
