@@ -20,7 +20,7 @@ from torch.distributed.launcher.api import elastic_launch
 
 from numapin.base.stderr import say
 from numapin.launcher import rendezvous
-from numapin.launcher.agent import in_place_of_torchs
+from numapin.launcher.agent import replacing_torch_agent
 from numapin.launcher.rendezvous_id import why_known
 from numapin.launcher.run_folder import run_directory
 from numapin.launcher.torchrun import configure, python
@@ -77,8 +77,8 @@ def launch(plan: Plan, job: Job, run_dir: str, mailbox: Mailbox, before_restart:
     handover.hand_over(plan, run_dir, os.environ)
     with ExitStack() as open_folders:
         new_logs = _Folders(plan, job, run_dir, open_folders).new_logs
-        open_folders.enter_context(in_place_of_torchs(job, mailbox, before_restart, new_logs))
-        open_folders.enter_context(_local_host_name() if job.is_alone else nullcontext())
+        open_folders.enter_context(replacing_torch_agent(job, mailbox, before_restart, new_logs))
+        open_folders.enter_context(_local_host_name() if job.is_single_host else nullcontext())
         record(elastic_launch(config, sys.executable))(*_shim(command))
 
 
@@ -139,7 +139,7 @@ def _shim(command: Sequence[str]) -> list[str]:
 def _secure_rendezvous(config: LaunchConfig, job: Job) -> None:
     """Replace torch's rendezvous where it is not needed, or where it would unpickle data from strangers."""
     rendezvous.register()
-    if job.is_alone:
+    if job.is_single_host:
         config.rdzv_backend, config.rdzv_endpoint = rendezvous.ONE_HOST, ""
         config.rdzv_configs = {"port": job.arguments.master_port if job.port_chosen else 0}
         config.run_id = job.arguments.rdzv_id if job.has_rendezvous_id else str(uuid.uuid4())
@@ -152,7 +152,7 @@ def _secure_rendezvous(config: LaunchConfig, job: Job) -> None:
             "warning: the rendezvous state in etcd-v2 is a pickle that numapin does not sign: anyone who can write to "
             f"{config.rdzv_endpoint} can run code as you; use --rdzv-backend c10d"
         )
-        if job.may_meet_again:  # torch announces the shared store's address in the first round only
+        if job.may_rendezvous_again:  # torch announces the shared store's address in the first round only
             os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
 
 

@@ -37,7 +37,7 @@ _DEATH_S: Final = 30
 
 
 @contextmanager
-def in_place_of_torchs(
+def replacing_torch_agent(
     job: Job, mailbox: signals.Mailbox, before_restart: Callable[[], None], new_logs: Callable[[], LogsSpecs | None]
 ) -> Iterator[None]:
     """Make torch's launcher create our agent.

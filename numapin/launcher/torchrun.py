@@ -91,7 +91,7 @@ class Job:
         return int(least), int(most)
 
     @property
-    def may_meet_again(self) -> bool:
+    def may_rendezvous_again(self) -> bool:
         """Return whether ranks may have to meet again: after a restart, or when a host joins."""
         least, most = self.min_max_nodes
         return bool(least < most or self.arguments.max_restarts > 0)
@@ -103,7 +103,7 @@ class Job:
         return frozenset(number for number in signal.Signals if number.name in words)
 
     @property
-    def is_alone(self) -> bool:
+    def is_single_host(self) -> bool:
         """Return whether the job runs on this host only, and so needs no rendezvous, even if an endpoint was given."""
         if self.arguments.standalone:
             return True

@@ -27,10 +27,11 @@ if TYPE_CHECKING:
     from numapin.topology.model import Core, Gpu, Node, Topology
 
 
-def allot(topology: Topology, request: Request) -> tuple[UsableMachine, list[Draft]]:
+def assign_cpus(topology: Topology, request: Request) -> tuple[UsableMachine, list[Draft]]:
     """Return the indexed machine and a draft for each rank, in the order of local ranks."""
     machine = UsableMachine(topology, _usable_cpus(topology, request))
-    return machine, _split(machine, request, [_pooled(machine, request, seat) for seat in _seats(machine, request)])
+    drafts = [_with_pool(machine, request, draft) for draft in _drafts(machine, request)]
+    return machine, _split(machine, request, drafts)
 
 
 class Draft(NamedTuple):
@@ -92,48 +93,48 @@ def _first_threads(cores: Iterable[Core], usable: CpuSet) -> CpuSet:
 # --- 2. which GPU each rank uses -------------------------------------------------------------------------------------
 
 
-def _seats(machine: UsableMachine, request: Request) -> list[Draft]:
-    """Seat each rank on its GPU, or on a node if there are no GPUs; each seat says why, and whether it is bound."""
+def _drafts(machine: UsableMachine, request: Request) -> list[Draft]:
+    """Draft each rank at its GPU, or on a node if there are no GPUs, with the reason, and whether it is bound."""
     gpus = rank_gpus(machine.topology, request)
     num_ranks = request.num_ranks or max(1, len(gpus))
     if request.rank_gpus and num_ranks > len(gpus):
         raise UsageError(
             f"rank_gpus names {counted(len(gpus), 'GPU')} for {counted(num_ranks, 'rank')}", "name the GPU of each rank"
         )
-    seats = list(map(_unbound, range(num_ranks), cycle(gpus or (None,))))
+    drafts = list(map(_unbound, range(num_ranks), cycle(gpus or (None,))))
     if request.bind is Bind.NONE:
-        return [seat.because("--bind none: all allowed CPUs") for seat in seats]
+        return [draft.because("--bind none: all allowed CPUs") for draft in drafts]
     if not gpus:
-        return _spread(machine, seats)
-    return [_near_gpu(seat, seat.gpu) for seat in seats]
+        return _spread(machine, drafts)
+    return [_near_gpu(draft, draft.gpu) for draft in drafts]
 
 
 def _unbound(rank: int, gpu: Gpu | None) -> Draft:
     return Draft(local_rank=rank, gpu=gpu, home=gpu.node if gpu else None, bound=False)
 
 
-def _near_gpu(seat: Draft, gpu: Gpu | None) -> Draft:
+def _near_gpu(draft: Draft, gpu: Gpu | None) -> Draft:
     if gpu is None:
-        return seat.because(
+        return draft.because(
             "not bound: its GPU is unknown; CUDA_DEVICE_ORDER=PCI_BUS_ID gives CUDA a known order", exact=False
         )
     name = f"GPU {gpu.index}" + (f" ({gpu.pci})" if gpu.pci else "")
     if gpu.node is None:
-        return seat.because(f"not bound: the node of {name} is unknown", exact=False)
-    return seat._replace(bound=True).because(f"{name} is on node {gpu.node} ({gpu.node_source})")
+        return draft.because(f"not bound: the node of {name} is unknown", exact=False)
+    return draft._replace(bound=True).because(f"{name} is on node {gpu.node} ({gpu.node_source})")
 
 
-def _spread(machine: UsableMachine, seats: list[Draft]) -> list[Draft]:
+def _spread(machine: UsableMachine, drafts: list[Draft]) -> list[Draft]:
     """Spread ranks without GPUs: over nodes as far apart as possible, neighboring ranks side by side."""
     if not machine.open_nodes:
-        return [seat.because("not bound: no node has usable CPUs", exact=False) for seat in seats]
-    nodes = sorted(_far_apart(machine.open_nodes, len(seats)))
-    return [_at_home(seat, nodes[seat.local_rank * len(nodes) // len(seats)], len(seats)) for seat in seats]
+        return [draft.because("not bound: no node has usable CPUs", exact=False) for draft in drafts]
+    nodes = sorted(_far_apart(machine.open_nodes, len(drafts)))
+    return [_with_home(draft, nodes[draft.local_rank * len(nodes) // len(drafts)], len(drafts)) for draft in drafts]
 
 
-def _at_home(seat: Draft, home: int, num_ranks: int) -> Draft:
-    why = f"no GPU: rank {seat.local_rank} of {num_ranks} placed on node {home}"
-    return seat._replace(home=home, bound=True).because(why)
+def _with_home(draft: Draft, home: int, num_ranks: int) -> Draft:
+    why = f"no GPU: rank {draft.local_rank} of {num_ranks} placed on node {home}"
+    return draft._replace(home=home, bound=True).because(why)
 
 
 def _far_apart(nodes: Sequence[Node], count: int) -> list[int]:
@@ -158,19 +159,19 @@ def _far_apart(nodes: Sequence[Node], count: int) -> list[int]:
 # --- 3. and 4. the pool of CPUs that a rank draws from ---------------------------------------------------------------
 
 
-def _pooled(machine: UsableMachine, request: Request, seat: Draft) -> Draft:
-    """Give a seat its pool: the CPUs of its home, or of the nearest node with usable CPUs."""
-    if not seat.bound or seat.home is None:
-        return seat._replace(pool=machine.usable)
-    source = _open_home(machine, request, seat.home)
+def _with_pool(machine: UsableMachine, request: Request, draft: Draft) -> Draft:
+    """Give a draft its pool: the CPUs of its home, or of the nearest node with usable CPUs."""
+    if not draft.bound or draft.home is None:
+        return draft._replace(pool=machine.usable)
+    source = _open_home(machine, request, draft.home)
     if source is None:
-        return seat._replace(pool=machine.usable, bound=False).because("no node has usable CPUs", exact=False)
-    if source != seat.home:
-        distance = machine.nodes[seat.home].distances.get(source, "unknown")
-        seat = seat.because(
-            f"no usable CPU on node {seat.home}; node {source} is the nearest (distance {distance})", exact=False
+        return draft._replace(pool=machine.usable, bound=False).because("no node has usable CPUs", exact=False)
+    if source != draft.home:
+        distance = machine.nodes[draft.home].distances.get(source, "unknown")
+        draft = draft.because(
+            f"no usable CPU on node {draft.home}; node {source} is the nearest (distance {distance})", exact=False
         )
-    return _POOLS[request.bind](machine, seat, source)
+    return _POOLS[request.bind](machine, draft, source)
 
 
 def _open_home(machine: UsableMachine, request: Request, home: int) -> int | None:
@@ -182,18 +183,18 @@ def _open_home(machine: UsableMachine, request: Request, home: int) -> int | Non
     return nearest.id if nearest else None
 
 
-def _node_pool(machine: UsableMachine, seat: Draft, source: int) -> Draft:
+def _node_pool(machine: UsableMachine, draft: Draft, source: int) -> Draft:
     cpus = machine.node_cpus[source]
-    return seat._replace(pool=cpus).because(_part(cpus, machine.nodes[source].cpus, f"node {source}"))
+    return draft._replace(pool=cpus).because(_part(cpus, machine.nodes[source].cpus, f"node {source}"))
 
 
-def _socket_pool(machine: UsableMachine, seat: Draft, source: int) -> Draft:
+def _socket_pool(machine: UsableMachine, draft: Draft, source: int) -> Draft:
     package = machine.nodes[source].package
     if package is None:
-        return _node_pool(machine, seat, source).because(f"the package of node {source} is unknown", exact=False)
+        return _node_pool(machine, draft, source).because(f"the package of node {source} is unknown", exact=False)
     nodes = machine.package_nodes(source)
     cpus, there = machine.cpus_of(nodes)
-    return seat._replace(pool=cpus).because(_part(cpus, there, f"package {package} (nodes {nodes})"))
+    return draft._replace(pool=cpus).because(_part(cpus, there, f"package {package} (nodes {nodes})"))
 
 
 def _part(usable: CpuSet, cpus: CpuSet, place: str) -> str:

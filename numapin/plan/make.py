@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from numapin.base.cpu_set import CpuSet
 from numapin.base.plural import counted, listed
-from numapin.plan.cpus import allot
+from numapin.plan.cpus import assign_cpus
 from numapin.plan.memory import memory_of
 from numapin.plan.model import GpuRef, Plan, RankPlan
 from numapin.plan.request import Bind
@@ -70,7 +70,7 @@ def make_plan(topology: Topology, request: Request) -> Plan:
 
 def plan_and_rank_warnings(topology: Topology, request: Request) -> tuple[Plan, tuple[str, ...]]:
     """Return the plan, and those of its warnings that are about ranks, not about the machine."""
-    machine, drafts = allot(topology, request)
+    machine, drafts = assign_cpus(topology, request)
     placed = [memory_of(machine, request, draft) for draft in drafts]
     ranks = tuple(_rank_plan(draft, memory, nodes) for draft, memory, nodes in placed)
     of_ranks = (*_shared_gpu_warning(ranks), *_inexact_warnings([draft for draft, _, _ in placed]))

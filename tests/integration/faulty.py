@@ -116,11 +116,15 @@ class Job:
         return "; ".join([*facts, *self._files()])
 
     def end(self) -> None:
-        """End all remaining processes, as cleanup of the test."""
+        """End all remaining processes. Their files stay: another host of the job may use the same folder."""
         for pid in self.processes():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait()
+
+    def clean(self) -> None:
+        """End all remaining processes and remove their files."""
+        self.end()
         shutil.rmtree(self.temporary, ignore_errors=True)
 
     def same_binding(self) -> bool:

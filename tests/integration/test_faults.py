@@ -306,7 +306,7 @@ def test_outcome_is_the_documented_one(
             write_rows(rows)
     finally:
         while Job.started:
-            Job.started.pop().end()
+            Job.started.pop().clean()
     assert name in rows, "write the table with: NUMAPIN_UPDATE_GOLDEN=1 pytest tests/integration/test_faults.py"
     assert seen == rows[name][0]
 

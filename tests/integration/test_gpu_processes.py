@@ -61,7 +61,7 @@ def ended() -> Iterator[None]:
     """End the processes that a failed test has left."""
     yield
     while Job.started:
-        Job.started.pop().end()
+        Job.started.pop().clean()
 
 
 @pytest.fixture
