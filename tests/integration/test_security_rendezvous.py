@@ -12,7 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -108,11 +108,15 @@ class Job:
         return [process.wait(LIMIT_S) for process in self.processes]
 
     def end(self) -> None:
-        """End all remaining processes."""
+        """End all remaining processes, also ranks that a killed torchrun left: their command line names the folder."""
         for process in self.processes:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with suppress(OSError):
+                if str(self.folder).encode() in path.read_bytes().split(b"\0"):
+                    os.kill(int(path.parent.name), signal.SIGKILL)
 
 
 def _free_port() -> int:

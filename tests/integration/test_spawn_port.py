@@ -59,11 +59,12 @@ def _attacked(port: int) -> Iterator[list[dict[str, Any]]]:
     reports: list[dict[str, Any]] = []
     command = [sys.executable, "-I", "-S", "-c", _ATTACK, str(port), str(_NOBODY)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/") as attacker:
+        assert attacker.stdin is not None
         assert attacker.stdout is not None
         assert attacker.stdout.readline() == b"began\n"
         yield reports
-        said, _ = attacker.communicate()
-    reports.append(json.loads(said))
+        attacker.stdin.close()
+        reports.append(json.loads(attacker.stdout.read()))  # not communicate(): the report may be in the buffer already
 
 
 @needs_root
