@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 # Without O_NONBLOCK, opening a pipe without a reader would block.
 _SPECIAL: Final = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_STREAMS: Final = ("/dev/stdout", "/dev/stderr")
 _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -40,8 +41,14 @@ def write_text_to(path: str, text: str, *, remedy: str) -> None:
 
 
 def is_special(path: str) -> bool:
-    """Return whether the path is something other than a regular file that a rename would replace: a device, a pipe."""
-    return os.path.exists(path) and not os.path.isfile(os.path.realpath(path))
+    """Return whether the path is something that a rename must not replace: a device, a pipe, an open descriptor.
+
+    A log file that stdout was redirected to holds what others wrote, and they go on writing to it.
+    """
+    from numapin.base.regular_file import is_inherited  # no rank needs it
+
+    is_open = path in _STREAMS or is_inherited(path)
+    return os.path.exists(path) and (is_open or not os.path.isfile(os.path.realpath(path)))
 
 
 def is_writable(path: str) -> bool:
@@ -103,11 +110,12 @@ def _take_over_rights(descriptor: int, old: os.stat_result) -> None:
 def _write_special(path: str, text: str) -> None:
     """Write to a device or pipe. Raises OSError, also if it is a link or regular file or another user's by now."""
     with place_of(path, into_proc=False) as (folder, name):
-        follow = 0 if is_in_proc(folder) else os.O_NOFOLLOW
+        is_open = is_in_proc(folder)
+        follow = os.O_APPEND if is_open else os.O_NOFOLLOW
         with open(os.open(name, _SPECIAL | follow, dir_fd=folder), "w", encoding="utf-8") as file:
             found = os.fstat(file.fileno())
             refuse_planted(folder, name, found)
-            if stat.S_ISREG(found.st_mode) and found.st_nlink:
+            if stat.S_ISREG(found.st_mode) and not is_open:
                 raise OSError(errno.EINVAL, "it has become a regular file", path)
             os.set_blocking(file.fileno(), True)
             file.write(text)

@@ -191,7 +191,7 @@ def _children(pid: int) -> list[int]:
 
 def _command_of(pid: int) -> Sequence[str]:
     try:
-        return tuple(Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0").split("\0"))
+        return tuple(Path(f"/proc/{pid}/cmdline").read_text(errors="replace").rstrip("\0").split("\0"))
     except OSError:
         return ()
 

@@ -166,7 +166,7 @@ def status_of(code: int) -> str:
 def handles(pid: int, number: signal.Signals) -> bool:
     """Return whether a process has a handler for a signal."""
     try:
-        status = Path(f"/proc/{pid}/status").read_text()
+        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
     except OSError:
         return False
     caught = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigCgt"))

@@ -10,6 +10,8 @@ from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 from typing import NamedTuple
 
+from numapin.system import proc
+
 _LISTEN = "0A"
 
 
@@ -21,25 +23,10 @@ class Port(NamedTuple):
     port: int
 
 
-def tree(pid: int) -> list[int]:
-    """Return a process and its descendants."""
-    parents = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-    found = [pid]
-    for parent in found:
-        found += [child for child, its_parent in parents.items() if its_parent == parent]
-    return found
-
-
 def ports_of(pid: int) -> list[Port]:
     """Return the ports on which a process and its descendants listen; for a shared socket, the first holder."""
     owners: dict[str, int] = {}
-    for member in tree(pid):
+    for member in (pid, *proc.descendants(pid, proc.children_of())):
         for target in _links(Path(f"/proc/{member}/fd")):
             if target.startswith("socket:["):
                 owners.setdefault(target.removeprefix("socket:[").removesuffix("]"), member)

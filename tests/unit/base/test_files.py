@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
@@ -181,3 +183,16 @@ class TestOthersFiles:
         with pytest.raises(PermissionError, match="link is a link of another user"):
             make_own(str(link / "a" / "b"))
         assert not list(target.iterdir())
+
+
+@pytest.mark.parametrize("path", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
+def test_a_stream_that_goes_to_a_file_is_continued(tmp_path: Path, path: str) -> None:
+    """If stdout is a log file, what others wrote to it stays, and they can go on."""
+    log = tmp_path / "job.log"
+    code = f"from numapin.base.files import write_text_to; write_text_to({path!r}, 'ours\\n', remedy='')"
+    with log.open("a") as stdout:
+        stdout.write("before\n")
+        stdout.flush()
+        subprocess.run([sys.executable, "-c", code], stdout=stdout, check=True)
+        stdout.write("after\n")
+    assert log.read_text() == "before\nours\nafter\n"
