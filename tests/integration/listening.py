@@ -23,10 +23,15 @@ class Port(NamedTuple):
     port: int
 
 
+def tree(pid: int) -> list[int]:
+    """Return a process and its descendants."""
+    return [pid, *proc.descendants(pid, proc.children_of())]
+
+
 def ports_of(pid: int) -> list[Port]:
     """Return the ports on which a process and its descendants listen; for a shared socket, the first holder."""
     owners: dict[str, int] = {}
-    for member in (pid, *proc.descendants(pid, proc.children_of())):
+    for member in tree(pid):
         for target in _links(Path(f"/proc/{member}/fd")):
             if target.startswith("socket:["):
                 owners.setdefault(target.removeprefix("socket:[").removesuffix("]"), member)
