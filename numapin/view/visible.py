@@ -9,8 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rich.console import Group
-from rich.constrain import Constrain
-from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
@@ -18,6 +16,7 @@ from numapin.base.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.table import Table
 
 
 def visible(renderable: RenderableType) -> RenderableType:
@@ -32,15 +31,25 @@ def visible(renderable: RenderableType) -> RenderableType:
             renderable.plain = printable(renderable.plain)  # of the same length, so styles stay in place
         case Group():
             renderable.renderables[:] = map(visible, renderable.renderables)
-        case Constrain():
-            renderable.renderable = visible(renderable.renderable)
-        case Table():
-            _clean_table(renderable)
         case Tree():
             _clean_tree(renderable)
         case _:
-            raise TypeError(f"{type(renderable).__name__} may have text that is not cleaned")
+            _clean_wide(renderable)
     return renderable
+
+
+def _clean_wide(renderable: RenderableType) -> None:
+    """Clean a table, or what is constrained in width: importing these costs `numapin topo` a few milliseconds."""
+    from rich.constrain import Constrain
+    from rich.table import Table
+
+    match renderable:
+        case Table():
+            _clean_table(renderable)
+        case Constrain():
+            renderable.renderable = visible(renderable.renderable)
+        case _:
+            raise TypeError(f"{type(renderable).__name__} may have text that is not cleaned")
 
 
 def _clean_table(table: Table) -> None:
