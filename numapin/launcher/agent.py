@@ -62,7 +62,8 @@ class _Agent(LocalElasticAgent):
         self._job, self._mailbox, self._before_restart, self._new_logs = own
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        self._logs_specs = self._new_logs() or self._logs_specs
+        with self._others_continue(worker_group):
+            self._logs_specs = self._new_logs() or self._logs_specs
         with signals.kept_from_children():
             ids: dict[int, Any] = super()._start_workers(worker_group)
         self._give_grace()
@@ -75,15 +76,21 @@ class _Agent(LocalElasticAgent):
         return result
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
-        try:
+        with self._others_continue(worker_group):
             self._before_restart()
+        super()._restart_workers(worker_group)
+
+    @contextmanager
+    def _others_continue(self, worker_group: WorkerGroup) -> Iterator[None]:
+        """If the body raises NumapinError, stop the ranks of this host; the others continue if they can."""
+        try:
+            yield
         except NumapinError:
             self._stop_workers(worker_group)
             if (worker_group.group_world_size or 1) > self._job.min_max_nodes[0]:
                 # Leaving with an error would close the rendezvous for the hosts that can continue.
                 worker_group.spec.rdzv_handler.shutdown = lambda: True  # type: ignore[method-assign]
             raise
-        super()._restart_workers(worker_group)
 
     def _give_grace(self) -> None:
         """Use one grace period wherever torch ends ranks; its own option applies to signals only."""

@@ -196,5 +196,13 @@ def _meet_signed(parameters: RendezvousParameters) -> RendezvousHandler:
     _, store = create_backend(public)
     # The handler gets the digest, too: torch's names for all keys begin with its run id.
     handler = create_handler(store, _SignedBackend(store, parameters.run_id), public)
-    handler.__class__ = _StorePerRound
+    return _with_store_per_round(handler)
+
+
+def _with_store_per_round(handler: RendezvousHandler) -> RendezvousHandler:
+    """Give a handler a new store in each round. A torch with other attributes is told not to share its store."""
+    if all(hasattr(handler, name) for name in ("_bootstrap_store_info", "_shared_tcp_store_server")):
+        handler.__class__ = _StorePerRound
+    else:
+        os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     return handler

@@ -1,0 +1,44 @@
+"""The launcher under a torch whose private names are different, and an agent that has to leave."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from numapin.errors import NumapinError
+from numapin.launcher import agent, rendezvous
+
+SHARING = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+
+
+def test_a_handler_with_other_attributes_shares_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If torch renames what we set in each round, it is told to use a store of the ranks' own instead."""
+    monkeypatch.delenv(SHARING, raising=False)
+    handler: Any = SimpleNamespace(_bootstrap_store_info=None)
+    assert rendezvous._with_store_per_round(handler) is handler
+    assert type(handler) is SimpleNamespace
+    assert os.environ.pop(SHARING) == "1"
+
+
+@pytest.mark.parametrize(("num_hosts", "closes"), [(2, False), (1, True)])
+@pytest.mark.parametrize("step", ["_start_workers", "_restart_workers"])
+def test_a_host_that_leaves_lets_the_others_continue(step: str, num_hosts: int, closes: bool) -> None:  # noqa: FBT001
+    """An error of ours before a start stops this host's ranks; the rendezvous stays open if enough hosts remain."""
+
+    def fail() -> None:
+        raise NumapinError("no folder", "")
+
+    stopped: list[object] = []
+    left: Any = object.__new__(agent._Agent)
+    left._job = SimpleNamespace(min_max_nodes=(1, 2))
+    left._before_restart = left._new_logs = fail
+    left._stop_workers = stopped.append
+    handler = SimpleNamespace(shutdown=lambda: "closed")
+    group = SimpleNamespace(group_world_size=num_hosts, spec=SimpleNamespace(rdzv_handler=handler))
+    with pytest.raises(NumapinError, match="no folder"):
+        getattr(left, step)(group)
+    assert stopped == [group]
+    assert (handler.shutdown() == "closed") is closes
