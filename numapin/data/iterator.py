@@ -60,7 +60,7 @@ class RingIterator(_MultiProcessingDataLoaderIter):
         if pins:
             self._lane.results.open_in_thread(path.home.bind_this_thread, self._lane.opener.open)
         base = loader.multiprocessing_context or torch.multiprocessing
-        self._context = starting.Context(base, self._lane.results, num_workers=loader.num_workers)
+        self._context = starting.Context(base, self._lane.queues(), num_workers=loader.num_workers)
         changed = _Changed(
             loader,
             multiprocessing_context=self._context,
@@ -91,7 +91,6 @@ class RingIterator(_MultiProcessingDataLoaderIter):
         self._lane.reclaim()
         data: object = super()._next_data()  # type: ignore[no-untyped-call]
         self._lane.results.look_ahead()
-        self._lane.prepare()
         now_s = time.perf_counter()
         stepped_s = None if self._last_s is None else now_s - self._last_s
         self._path.note_step(waited_s=now_s - began_s, stepped_s=stepped_s)

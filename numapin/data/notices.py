@@ -13,8 +13,6 @@ from numapin.data.wire.message import Miss
 from numapin.errors import BindingRefused
 
 _HINTS: Final = {
-    Miss.NO_SLOT: "the loop keeps more batches than there are slots: .clone() those it keeps, or raise pinned_budget=",
-    Miss.KEPT: "collate_fn or the dataset keeps tensors of earlier batches: .clone() them there",
     Miss.UNSUPPORTED: "sparse, quantized, nested, subclassed or requires_grad tensors travel in torch's shared memory",
 }
 
@@ -48,7 +46,7 @@ class Notices:
     def report_miss(self, miss: Miss) -> None:
         """Report why a batch did not travel in a slot, if the user can do something about it."""
         if miss in _HINTS:
-            self.warn(f"a batch traveled outside the ring: {miss}; {_HINTS[miss]}")
+            self.warn(f"a batch traveled outside the slots: {miss}; {_HINTS[miss]}")
 
     def check(self) -> None:
         """Raise BindingRefused for the first refusal under `strict`."""

@@ -1,4 +1,4 @@
-"""The data path of a loader, kept for its whole life: its home, its rings, its openers, its counts. Edge.
+"""The data path of a loader, kept for its whole life: its home, its pools, its openers, its counts. Edge.
 
 Comes in: a torch DataLoader and our options. Goes out: for each iterator a `Lane`, through which its batches come.
 
@@ -7,6 +7,7 @@ It is kept beside the loader, not in it, so that frameworks may copy, pickle and
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 import weakref
@@ -23,19 +24,18 @@ from numapin.data.loop_times import totals_of
 from numapin.data.notices import Notices
 from numapin.data.opening.device import Mover
 from numapin.data.opening.host import Copier, Lender, Opener
-from numapin.data.slots.memory import RingSpec
-from numapin.data.slots.ring import Ring
-from numapin.data.stats import Counts, RingTotals, Stats
-from numapin.data.wire.message import Head, Miss
+from numapin.data.slots.pool import Pool, PoolSpec
+from numapin.data.stats import Counts, PoolTotals, Stats
+from numapin.data.wire.message import Head
 from numapin.data.wire.parcel import Parcel
-from numapin.data.wire.queues import ResultQueue
+from numapin.data.wire.queues import ResultQueue, TaskQueue
 from numapin.data.worker.owner import OwnerProcess
 from numapin.data.worker.setup import WorkerStart
 from numapin.errors import UsageError
 from numapin.system import calls, cuda, memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from torch.utils.data import DataLoader
 
@@ -72,7 +72,7 @@ class PathOptions:
         if self.pinned_budget is not None and self.pinned_budget < 0:
             raise UsageError(
                 f"pinned_budget={self.pinned_budget}: a number of bytes cannot be negative",
-                "pinned_budget=0 means no ring",
+                "pinned_budget=0 means no pool",
             )
 
     @property
@@ -94,7 +94,7 @@ _paths: weakref.WeakKeyDictionary[DataLoader[Any], DataPath] = weakref.WeakKeyDi
 def path_of(loader: DataLoader[Any], options: PathOptions) -> DataPath:
     """Return the loader's data path, which is made at the first call and ends with the loader."""
     path = _paths.get(loader)
-    if path is None or path.pid != os.getpid():  # a forked child must not share its parent's rings
+    if path is None or path.pid != os.getpid():  # a forked child must not share its parent's pools
         path = _paths[loader] = DataPath(options)
         weakref.finalize(loader, path.close).atexit = False  # at exit the kernel takes everything back
     return path
@@ -107,46 +107,44 @@ def _this_rank(pid: int) -> OwnerProcess:
 
 
 class Lane:
-    """The way of one iterator's batches: a ring, the queue that they arrive in, and their opener."""
+    """The way of one iterator's batches: its pool of slots, its queues, and its opener."""
 
-    def __init__(self, path: DataPath, opener: Opener, ring: Callable[[], Ring | None]) -> None:
-        """Take a ring last: if the queue cannot be made, no ring has to be given back."""
+    def __init__(self, path: DataPath, opener: Opener, pool: Callable[[], Pool | None]) -> None:
+        """Take a pool last: if the queue cannot be made, no pool has to be given back."""
         self._path, self.opener = path, opener
         self.results = ResultQueue(self._accept)
-        self.ring = ring()
+        self.pool = pool()
+
+    def queues(self) -> Iterator[ResultQueue | TaskQueue]:
+        """Yield the queues in the order in which torch's iterator asks for them: results, then one per worker."""
+        yield self.results
+        for worker in itertools.count():
+            yield TaskQueue(None if self.pool is None else partial(self.pool.grant, worker))
 
     def _accept(self, head: Head, body: memoryview) -> Parcel:
-        if head.miss is Miss.STARTING and self.ring is not None and self.ring.is_refused:
-            head = head._replace(miss=Miss.NO_RING)
         self._path.note_arrival(head)
         parcel = Parcel(head, body)
-        if self.ring is not None:
-            parcel.views = self.ring.lend(head)
-            self.ring.want(head)
+        if self.pool is not None:
+            parcel.views = self.pool.lend(head)
         self.opener.arrived(parcel)
         return parcel
 
-    def prepare(self) -> None:
-        """Begin to make the slots that batches need. Call it after a batch was yielded: the loop must not wait."""
-        if self.ring is not None:
-            self.ring.prepare()
-
     def reclaim(self) -> None:
-        """Return slots that are no longer needed to the workers."""
+        """Take back slots that are no longer needed."""
         self.opener.poll()
-        if self.ring is not None:
-            self.ring.reclaim()
+        if self.pool is not None:
+            self.pool.reclaim()
 
     def end(self, *, workers_are_gone: bool) -> None:
-        """Give the ring back. It is not used again if a living worker may still write to it."""
-        ring, self.ring = self.ring, None
+        """Give the pool back. It is not used again if a living worker may still write to it."""
+        pool, self.pool = self.pool, None
         self.results.forget()
         try:
             self.opener.drain()
         finally:
             self.results.close()
-            if ring is not None:
-                self._path.take_back(ring, is_usable=workers_are_gone)
+            if pool is not None:
+                self._path.take_back(pool, is_usable=workers_are_gone)
 
 
 class DataPath:
@@ -157,8 +155,8 @@ class DataPath:
         self.notices = Notices(is_strict=options.strict)
         self.home = Home(device=options.cuda_device, node=options.node, notices=self.notices)
         self.counts, self._totals = Counts(), totals_of(self.pid)
-        self._idle: list[Ring] = []
-        self._rings: weakref.WeakSet[Ring] = weakref.WeakSet()
+        self._idle: list[Pool] = []
+        self._pools: weakref.WeakSet[Pool] = weakref.WeakSet()
         self._mover: Mover | None = None
         self._is_closed = False
 
@@ -166,14 +164,15 @@ class DataPath:
         """Return the lane of a new iterator."""
         self._is_closed = False
         opener = self._opener(pins=pins)
-        return Lane(self, opener, partial(self._ring, self._ring_spec(loader, opener, pins=pins)))
+        return Lane(self, opener, partial(self._pool, self._pool_spec(loader, opener, pins=pins)))
 
     def worker_start(self, lane: Lane, loader: DataLoader[Any], *, pins: bool) -> WorkerStart:
         """Return the first thing that the lane's workers run."""
         if pins and platform.machine() == "x86_64" and not memory.can_pass_caches():
             self.notices.warn(_NO_STORES)
         return WorkerStart(
-            control=lane.ring.control if lane.ring else None,
+            arrivals=lane.pool.arrivals if lane.pool else None,
+            serial=lane.pool.next_serial() if lane.pool else 0,
             rank=_this_rank(os.getpid()),
             locality=self.home.locality,
             pins=pins,
@@ -194,16 +193,16 @@ class DataPath:
         if stepped_s is not None:
             self._totals.add(waited_s=waited_s, stepped_s=stepped_s)
 
-    def take_back(self, ring: Ring, *, is_usable: bool) -> None:
-        """Keep a ring for the next iterator, or close it."""
+    def take_back(self, pool: Pool, *, is_usable: bool) -> None:
+        """Keep a pool for the next iterator, or close it."""
         if not is_usable or self._is_closed:
-            ring.close()
+            pool.close()
             return
-        ring.recover()
-        self._idle.append(ring)
+        pool.recover()
+        self._idle.append(pool)
 
     def close(self) -> None:
-        """Close the rings that no iterator uses. The others are closed when their iterators give them back."""
+        """Close the pools that no iterator uses. The others are closed when their iterators give them back."""
         self._is_closed = True
         while self._idle:
             self._idle.pop().close()
@@ -211,7 +210,7 @@ class DataPath:
     def stats(self) -> Stats:
         """Return the counts so far."""
         counts, locality = self.counts, self.home.locality
-        rings = RingTotals.of(list(self._rings))
+        pools = PoolTotals.of(list(self._pools))
         return Stats(
             batches=counts.batches,
             bytes=counts.num_bytes,
@@ -220,12 +219,12 @@ class DataPath:
             wait_s_per_batch=counts.wait_s_per_batch,
             wait_share=counts.wait_share,
             transfer_gbps=None if self._mover is None else self._mover.gbps,
-            slots=rings.num_slots,
-            slot_bytes=rings.slot_bytes,
-            slots_on_loan=rings.num_on_loan,
-            pinned_bytes=rings.pinned_bytes,
+            slots=pools.num_slots,
+            slot_bytes=pools.slot_bytes,
+            slots_on_loan=pools.num_on_loan,
+            pinned_bytes=pools.pinned_bytes,
             nodes=tuple(sorted(locality.nodes)),
-            share_on_node=rings.share_on(locality.nodes),
+            share_on_node=pools.share_on(locality.nodes),
             placement=locality.reason,
             notes=self.notices.texts,
         )
@@ -247,9 +246,9 @@ class DataPath:
             raise UsageError(f"device={str(device)!r}: libcuda.so.1 cannot be used", "see: numapin topo")
         return Mover(torch.device("cuda", self.home.device_index), driver)
 
-    def _ring_spec(self, loader: DataLoader[Any], opener: Opener, *, pins: bool) -> RingSpec:
+    def _pool_spec(self, loader: DataLoader[Any], opener: Opener, *, pins: bool) -> PoolSpec:
         needs_cuda = pins or self.options.cuda_device is not None
-        return RingSpec(
+        return PoolSpec(
             num_workers=loader.num_workers,
             prefetch=loader.prefetch_factor or 2,
             locality=self.home.locality,
@@ -261,27 +260,27 @@ class DataPath:
             poison=os.environ.get("NUMAPIN_POISON") == "1",
         )
 
-    def _ring(self, spec: RingSpec) -> Ring | None:
-        """Return an idle ring of these properties, or a new one; None if none is wanted, or can be made."""
+    def _pool(self, spec: PoolSpec) -> Pool | None:
+        """Return an idle pool of these properties, or a new one; None if none is wanted, or can be made."""
         if self.options.pinned_budget == 0:
             return None
         while self._idle:
-            ring = self._idle.pop()
-            if ring.spec == spec:
-                return ring
-            ring.close()  # made for another number of workers, or not for DMA: both can change between epochs
+            pool = self._idle.pop()
+            if pool.spec == spec:
+                return pool
+            pool.close()  # made for another number of workers, or not for DMA: both can change between epochs
         try:
-            ring = Ring(spec)
+            pool = Pool(spec)
         except OSError as error:
-            self.notices.report_refusal(f"no ring, so torch sends the batches: {error.strerror}; see: ulimit -n")
+            self.notices.report_refusal(f"no pool, so torch sends the batches: {error.strerror}; see: ulimit -n")
             return None
-        self._rings.add(ring)
-        return ring
+        self._pools.add(pool)
+        return pool
 
     def _budget_bytes(self) -> int | None:
         """Return how many more bytes may be pinned; None: no bound is known."""
         if self.options.pinned_budget is not None:
-            return max(0, self.options.pinned_budget - sum(ring.num_bytes for ring in list(self._rings)))
+            return max(0, self.options.pinned_budget - sum(pool.num_bytes for pool in list(self._pools)))
         return read_room(Path("/"), nodes=self.home.locality.nodes, num_ranks=num_ranks_of(os.environ)).num_bytes
 
 

@@ -20,15 +20,14 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from numapin.data import forks
-from numapin.data.wire.queues import TaskQueue
 from numapin.data.worker import setup
 from numapin.system.proc import state_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from multiprocessing.process import BaseProcess
 
-    from numapin.data.wire.queues import ResultQueue
+    from numapin.data.wire.queues import ResultQueue, TaskQueue
 
 P = TypeVar("P", bound="BaseProcess")
 
@@ -50,10 +49,9 @@ def _run_worker(
 class Context:
     """A multiprocessing context with our queues, and with workers that can be restarted."""
 
-    def __init__(self, base: Any, results: ResultQueue, *, num_workers: int) -> None:  # noqa: ANN401 - context or module
-        """Take the context to start processes with, and the queue for results."""
-        self._base = base
-        self._queues = iter([results])  # torch's iterator makes the queue for results first
+    def __init__(self, base: Any, queues: Iterable[ResultQueue | TaskQueue], *, num_workers: int) -> None:  # noqa: ANN401 - context or module
+        """Take the context to start processes with, and the queues in the order in which torch's iterator asks."""
+        self._base, self._queues = base, iter(queues)
         self._page = mmap.mmap(-1, num_workers) if base.get_start_method() == "fork" else None
         self._arguments: list[tuple[object, ...]] = []
         self._num_hangs = [0] * num_workers
@@ -61,7 +59,7 @@ class Context:
 
     def Queue(self) -> ResultQueue | TaskQueue:  # noqa: N802 - multiprocessing's name
         """Return the next queue."""
-        return next(self._queues, None) or TaskQueue()
+        return next(self._queues)
 
     def Process(self, *, target: Callable[..., None], args: tuple[object, ...]) -> BaseProcess:  # noqa: N802 - as Queue
         """Return the next worker's process, not yet started."""

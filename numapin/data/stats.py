@@ -1,6 +1,6 @@
 """Counts of a loader's work, kept while it runs and read with `DataLoader.stats()`. Pure.
 
-Comes in: heads of batches, times, rings. Goes out: `Stats`.
+Comes in: heads of batches, times, pools. Goes out: `Stats`.
 """
 
 from __future__ import annotations
@@ -9,13 +9,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from numapin.data.wire.message import SLOT
-
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from numapin.base.cpu_set import CpuSet
-    from numapin.data.slots.ring import Ring
+    from numapin.data.slots.pool import Pool
     from numapin.data.wire.message import Head, Miss
 
 
@@ -81,7 +79,7 @@ class Counts:
         self.num_bytes += head.wanted_bytes
         if head.miss is not None:
             self.misses[head.miss] += 1
-        elif head.parts[SLOT] is not None:
+        elif head.parts:
             self.hits += 1
 
     def note_step(self, *, waited_s: float, stepped_s: float | None) -> None:
@@ -109,8 +107,8 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RingTotals:
-    """The slots of all rings of a loader; `pages` counts pages by node."""
+class PoolTotals:
+    """The slots of all pools of a loader; `pages` counts pages by node."""
 
     num_slots: int
     slot_bytes: int
@@ -120,16 +118,16 @@ class RingTotals:
     is_verified: bool
 
     @classmethod
-    def of(cls, rings: Iterable[Ring]) -> RingTotals:
-        """Add rings up; the size of a slot is the largest."""
-        rings = list(rings)
+    def of(cls, pools: Iterable[Pool]) -> PoolTotals:
+        """Add pools up; the size of a slot is the largest."""
+        pools = list(pools)
         return cls(
-            num_slots=sum(ring.num_slots for ring in rings),
-            slot_bytes=max((ring.slot_bytes for ring in rings), default=0),
-            num_on_loan=sum(ring.num_on_loan for ring in rings),
-            pinned_bytes=sum(ring.pinned_bytes for ring in rings),
-            pages=sum((ring.pages for ring in rings), start=Counter()),
-            is_verified=all(ring.is_verified for ring in rings),
+            num_slots=sum(pool.num_slots for pool in pools),
+            slot_bytes=max((pool.slot_bytes for pool in pools), default=0),
+            num_on_loan=sum(pool.num_on_loan for pool in pools),
+            pinned_bytes=sum(pool.pinned_bytes for pool in pools),
+            pages=sum((pool.pages for pool in pools), start=Counter()),
+            is_verified=all(pool.is_verified for pool in pools),
         )
 
     def share_on(self, nodes: CpuSet) -> float | None:

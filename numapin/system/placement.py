@@ -84,10 +84,10 @@ def settle(address: int, num_bytes: int, *, nodes: CpuSet, cpus: CpuSet, num_mac
     on `cpus` touches it. The calling thread's own CPUs and policy do not change.
     Raises OSError ENOMEM if memory runs out.
     """
-    refused = tuple(_prefer(address, num_bytes, nodes)) if nodes and num_machine_nodes > 1 else ()
+    refused = tuple(prefer(address, num_bytes, nodes)) if nodes and num_machine_nodes > 1 else ()
     if refused:
         return refused + tuple(_touch_from(cpus, address, num_bytes))
-    _touch(address, num_bytes)
+    touch(address, num_bytes)
     return ()
 
 
@@ -139,7 +139,7 @@ def _mapping_sizes(address: int, numa_maps: Path) -> dict[int, int]:
     return next(parse(line)).bytes_by_node if line else {}
 
 
-def _prefer(address: int, num_bytes: int, nodes: CpuSet) -> Iterator[str]:
+def prefer(address: int, num_bytes: int, nodes: CpuSet) -> Iterator[str]:
     """Set the range's policy and yield what is refused. Preferred, because a full node must not wake the OOM killer."""
     try:
         numa.prefer(partial(numa.bind_pages, address, num_bytes), nodes)
@@ -166,10 +166,11 @@ def _touch_on(cpus: CpuSet, address: int, num_bytes: int) -> None:
         if cpus:
             os.sched_setaffinity(0, cpus)
     finally:
-        _touch(address, num_bytes)
+        touch(address, num_bytes)
 
 
-def _touch(address: int, num_bytes: int) -> None:
+def touch(address: int, num_bytes: int) -> None:
+    """Fault in every page of fresh memory. Raises OSError ENOMEM if the kernel has no memory; never SIGBUS."""
     try:
         memory.populate(address, num_bytes)
     except OSError as error:

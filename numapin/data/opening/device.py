@@ -16,7 +16,7 @@ import torch
 
 from numapin.data.opening.capture import no_capture
 from numapin.data.opening.host import copied, is_small, stand_ins
-from numapin.data.slots.control import align
+from numapin.data.slots.sizes import align
 from numapin.data.wire.tensors import StoragePlace, unpickle
 from numapin.system import memory
 
@@ -68,10 +68,9 @@ class _Copy:
 
 def small_runs(head: Head, part: int) -> tuple[tuple[int, int], ...]:
     """Return the (start, end) of the small tensors in a part, in bytes, neighbors joined; none for small batches."""
-    written = head.parts[part]
-    if written is None or written[1] < _SPLIT_BYTES:
+    num_bytes = head.parts[part].num_bytes
+    if num_bytes < _SPLIT_BYTES:
         return ()
-    num_bytes = written[1]
     storages = sorted((start, size) for where, start, size in head.storages if where == part)
     small = [(start, start + align(size)) for start, size in storages if is_small(size, num_bytes)]
     return tuple((start, min(end, num_bytes)) for start, end in _joined(small))

@@ -1,6 +1,6 @@
 """Hold slots whose last reference is gone until no copy can read them. Edge (CUDA events).
 
-Comes in: numbers of slots that nothing in this process refers to. Goes out: those that may be written again.
+Comes in: slots that nothing in this process refers to. Goes out: those that may be written again.
 
 A copy that the user issued with `non_blocking=True` may still be reading a slot when its tensor is gone: torch records
 events only for memory of its own allocator. So an event of the device's whole context is recorded after the last
@@ -18,6 +18,7 @@ from numapin.system.cuda import CudaRefused
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from numapin.data.slots.slot import Slot
     from numapin.system.cuda import Driver, Event
 
 
@@ -27,18 +28,25 @@ class Quarantine:
     def __init__(self, find_driver: Callable[[], Driver | None]) -> None:
         self._find_driver = find_driver
         watch_captures()
-        self._waiting: list[int] = []  # not yet covered by an event
-        self._covered: deque[tuple[list[Event], list[int]]] = deque()
+        self._waiting: list[Slot] = []  # not yet covered by an event
+        self._covered: deque[tuple[list[Event], list[Slot]]] = deque()
 
     def __len__(self) -> int:
         """Return the number of slots that are held back."""
         return len(self._waiting) + sum(len(slots) for _, slots in self._covered)
 
-    def admit(self, slots: Iterable[int]) -> None:
+    def admit(self, slots: Iterable[Slot]) -> None:
         """Take in slots that nothing refers to."""
         self._waiting.extend(slots)
 
-    def passed(self) -> list[int]:
+    def drop(self) -> list[Slot]:
+        """Return and forget all slots that are held back; copies may still read them."""
+        held = [*self._waiting, *(slot for _, slots in self._covered for slot in slots)]
+        self._waiting.clear()
+        self._covered.clear()
+        return held
+
+    def passed(self) -> list[Slot]:
         """Return and forget the slots that no copy can read any more.
 
         Nothing passes during the capture of a CUDA graph: recording an event would break the capture.
@@ -69,8 +77,8 @@ class Quarantine:
             for event in events:
                 driver.recycle(event)
 
-    def _ended(self, driver: Driver) -> list[int]:
-        ended: list[int] = []
+    def _ended(self, driver: Driver) -> list[Slot]:
+        ended: list[Slot] = []
         while self._covered and all(driver.has_passed(event) for event in self._covered[0][0]):
             events, slots = self._covered.popleft()
             for event in events:

@@ -15,51 +15,58 @@ from numapin.data.wire.tensors import unpickle
 
 
 class Miss(StrEnum):
-    """The reason why a batch, or a part of it, was not in a slot.
+    """The reason why a batch, or a part of it, did not travel in a slot that was free."""
 
-    Such a batch was spilled to separate memory, or torch sent it.
-    """
-
-    STARTING = "the ring was being set up"
-    NO_SLOT = "no slot was free"
-    KEPT = "the worker keeps references to earlier batches"
-    TOO_LARGE = "larger than a slot"
+    NEW = "a slot was made for it"
+    NO_MEMORY = "the kernel had no memory for a slot"
     UNSUPPORTED = "a tensor that only torch can send"
     SHARED = "in shared memory already, which torch sends without a copy"
-    NO_RING = "there is no ring"
+    NO_SLOTS = "slots are turned off"
 
-
-SLOT, SPILL = 0, 1  # the parts of a batch's memory
 
 _HEAD: Final = struct.Struct("<BI")  # kind, length of the head that follows
 _PLAIN, _PARCEL = 0, 1
 
 
+class PartHead(NamedTuple):
+    """A slot that a batch, or a part of it, is in: its number, the bytes written, its size in bytes."""
+
+    slot: int
+    num_bytes: int
+    capacity: int
+
+
+NOTHING: Final = PartHead(-1, 0, 0)
+"""A part of which nothing was sent."""
+
+
 class Head(NamedTuple):
-    """The facts about a batch that the rank needs before it unpickles it.
+    """What a batch's message says before the pickle.
 
     Attributes:
         number: The number of the batch.
         worker: The worker that sent it.
-        generation: The generation of its slot.
-        oldest_generation: The oldest generation that the worker still needs.
-        parts: The memory that was written: (slot, bytes) and (number of the spilled memory, bytes). None: nothing.
+        parts: The slots that it is in, in the order in which they were written; mostly one.
         wanted_bytes: The size that a slot must have for such a batch.
-        miss: Why the batch is not in a slot as a whole. None: it is, or has no memory.
+        miss: Why the batch is not in a free slot as a whole. None: it is, or has no memory.
         storages: The storages as (part, offset, length), in bytes.
         buffers: The storage of each out-of-band buffer, in the order of the pickle: n >= 0 for a tensor's, ~n for plain
             memory (numpy's), None for a tensor that torch sends.
+        refused: Granted slots that the worker cannot use.
+        kept: Slots that the worker still refers to.
+        notes: What the rank should report.
     """
 
     number: int
     worker: int
-    generation: int
-    oldest_generation: int
-    parts: tuple[tuple[int, int] | None, ...]
+    parts: tuple[PartHead, ...]
     wanted_bytes: int
     miss: Miss | None
     storages: tuple[tuple[int, int, int], ...]
     buffers: tuple[int | None, ...]
+    refused: tuple[int, ...] = ()
+    kept: tuple[int, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def encode_plain(message: object) -> bytes:
@@ -69,9 +76,9 @@ def encode_plain(message: object) -> bytes:
 
 def encode(head: Head, body: bytes | memoryview) -> bytes:
     """Return a batch as bytes."""
-    # marshal cannot write enums.
-    fields = tuple(head) if head.miss is None else tuple(head._replace(miss=head.miss.value))  # type: ignore[arg-type]
-    packed = marshal.dumps(fields)
+    # marshal writes neither enums nor named tuples.
+    miss = None if head.miss is None else head.miss.value
+    packed = marshal.dumps((head.number, head.worker, tuple(map(tuple, head.parts)), head.wanted_bytes, miss, *head[5:]))
     return b"".join((_HEAD.pack(_PARCEL, len(packed)), packed, body))
 
 
@@ -81,7 +88,6 @@ def decode(message: bytes) -> tuple[Head | None, Any]:
     rest = memoryview(message)[_HEAD.size :]
     if kind == _PLAIN:
         return None, unpickle(rest)
-    head = Head(*marshal.loads(rest[:size]))  # noqa: S302 - from our own worker
-    if head.miss is not None:
-        head = head._replace(miss=Miss(head.miss))
-    return head, rest[size:]
+    number, worker, parts, wanted, miss, *others = marshal.loads(rest[:size])  # noqa: S302 - from our own worker
+    parts = tuple([PartHead(*part) for part in parts])
+    return Head(number, worker, parts, wanted, miss and Miss(miss), *others), rest[size:]

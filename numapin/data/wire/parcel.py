@@ -27,7 +27,7 @@ class Parcel:
 
     head: Head
     body: memoryview
-    views: tuple[memoryview | None, ...] = (None, None)
+    views: tuple[memoryview | None, ...] = ()
     begun: Any = None
 
     def num_bytes(self, part: int) -> int:

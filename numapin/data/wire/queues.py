@@ -12,13 +12,15 @@ import pickle
 from collections import deque
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from torch._utils import ExceptionWrapper
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils.worker import _IterableDatasetStopIteration
 
+from numapin.data.slots.handover import Handover
 from numapin.data.wire.channel import Channel
+from numapin.data.wire.grant import NO_GRANT, Grant, decode_grant
 from numapin.data.wire.message import Head, decode, encode_plain
 from numapin.data.wire.parcel import Parcel
 from numapin.data.wire.tensors import unpickle
@@ -34,19 +36,48 @@ _RANK: Final = 0xFFFF  # the rank's own number as a writer; workers have theirs
 
 
 class TaskQueue(Channel):
-    """A queue from the rank to one worker: (number, indices), and the beginning and end of epochs."""
+    """A queue from the rank to one worker: (number, indices) with a slot, and the beginning and end of epochs."""
+
+    def __init__(self, grant: Callable[[Callable[[int, int], bool]], Grant] | None) -> None:
+        """Take what chooses a slot for the next task; it gets a function that hands a descriptor over."""
+        super().__init__()
+        self._grant, self._handover = grant, Handover(child_sends=False)
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        """Give the worker its ends."""
+        return super().__getstate__(), self._handover
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        """Take the worker's ends over."""
+        super().__setstate__(state[0])
+        self._grant, self._handover = None, state[1]
+
+    def _offer(self, number: int, fd: int) -> bool:
+        try:
+            self._handover.send(number, fd, waits=False)
+        except OSError:  # no room, or the worker is gone
+            return False
+        return True
+
+    def close(self) -> None:
+        """Close all ends in this process."""
+        super().close()
+        self._handover.close()
 
     def put(self, task: object) -> None:
         """Send a task; never waits."""
+        grant = self._grant(self._offer) if self._grant is not None and isinstance(task, tuple) else NO_GRANT
         try:
             message = pickle.dumps(task)
         except (pickle.PicklingError, TypeError, AttributeError):  # e.g. indices that only a process can hand over
             message = bytes(ForkingPickler.dumps(task))
-        self.send(message)
+        self.send(grant.encode() + message)
 
     def get(self, timeout: float | None = None) -> object:
         """Return the next task; raises queue.Empty after `timeout` seconds."""
-        return unpickle(self.receive(timeout))
+        grant, task = decode_grant(self.receive(timeout))
+        setup.accept(grant, self._handover)
+        return unpickle(task)
 
 
 class ResultQueue(Channel):

@@ -2,8 +2,8 @@
 
 Comes in: a batch of any type, and the worker's slots. Goes out: the message for the rank.
 
-A batch has at most one slot, taken at its first tensor and filled from its start. What does not fit is spilled to
-separate memory. Tensors that only torch can send stay in the pickle.
+A batch has one slot, taken at its first tensor and filled from its start; a further one if it does not fit. Tensors
+that only torch can send stay in the pickle.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from __future__ import annotations
 import io
 import pickle
 import threading
-from contextlib import suppress
-from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -20,16 +18,17 @@ import torch
 from torch.multiprocessing.reductions import reduce_tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from numapin.data.slots.control import align
-from numapin.data.wire.message import SLOT, SPILL, Head, Miss, encode
-from numapin.data.wire.spill import Spill
+from numapin.data.slots.sizes import align
+from numapin.data.wire.message import NOTHING, Head, Miss, PartHead, encode
 from numapin.data.wire.tensors import move, packed_sequence, rebuild, tensor_over
 from numapin.system import memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from numapin.data.slots.control import OwnSlots
+    from numapin.data.slots.handover import Handover
+    from numapin.data.wire.grant import Grant
+    from numapin.data.worker.slots import BatchMemory, WorkerSlots
 
     Reduced = tuple[Callable[..., object], tuple[object, ...]]  # how pickle rebuilds an object
     Reducer = Callable[[torch.Tensor], str | tuple[Any, ...]]
@@ -42,35 +41,8 @@ _UNCHANGED: Final[Reduced] = NotImplemented  # leaves an object to pickle
 _SMALL_BYTES: Final = 1024  # plain memory below this stays in the pickle
 
 
-@dataclass(slots=True)
-class _Part:
-    """Memory that one batch is being written to: a slot or a spill. `at` is the number of either."""
-
-    at: int
-    view: memoryview
-    address: int
-    end: int = 0
-    is_sent: bool = False
-
-    def reserve(self, num_bytes: int) -> int | None:
-        """Return the offset of free room; None if there is not enough."""
-        start = self.end
-        if start + num_bytes > len(self.view):
-            return None
-        self.end = align(start + num_bytes)
-        return start
-
-    def storage(self, start: int, num_bytes: int) -> torch.UntypedStorage:
-        """Return a range as a separate storage."""
-        return torch.frombuffer(self.view, dtype=torch.uint8, count=num_bytes, offset=start).untyped_storage()
-
-
-def _part(at: int, view: memoryview) -> _Part:
-    return _Part(at, view, memory.address_of(view))
-
-
 class PackedRoom(NamedTuple):
-    """A range of a batch's memory: the part (SLOT or SPILL), the offset in it and the length, in bytes."""
+    """A place in a batch's memory: the part's number, the offset in it, the length, in bytes."""
 
     part: int
     start: int
@@ -78,70 +50,63 @@ class PackedRoom(NamedTuple):
 
 
 class Packer:
-    """Puts batches into slots, one after the other. To be used in the thread that made it."""
+    """Puts one batch after the other into slots. For the thread that made it only."""
 
-    def __init__(self, slots: OwnSlots | None, *, worker: int, pins: bool, moves: bool) -> None:
+    def __init__(self, slots: WorkerSlots | None, *, worker: int, pins: bool, moves: bool) -> None:
         self._slots, self._worker, self.pins, self.moves = slots, worker, pins, moves
-        self.passes_caches = (pins or moves) and memory.can_pass_caches()  # only a GPU reads the batch
+        self.passes_caches = (pins or moves) and memory.can_pass_caches()  # a GPU reads what is written, and no CPU
         self._thread = threading.get_ident()
-        self._parts: dict[int, _Part] = {}  # SLOT, SPILL
-        self._spill: Spill | None = None
-        self._num_spilled = 0
-        self._has_asked = False  # for a slot
-        self.refusal: Miss | None = None  # why this batch has no room in a slot
+        self._parts: list[BatchMemory] = []
+        self.refusal: Miss | None = None  # why this batch has no room in a free slot
+
+    def accept(self, grant: Grant, descriptors: Handover) -> None:
+        """Take over the slot that came with a task."""
+        if self._slots is not None:
+            self._slots.accept(grant, descriptors)
 
     def allocate(self, dtype: torch.dtype, size: tuple[int, ...]) -> torch.Tensor | None:
-        """Return an uninitialized contiguous tensor in this batch's memory; None if there is no room."""
+        """Return an uninitialised contiguous tensor in this batch's memory; None if there is none."""
         num_bytes = dtype.itemsize * torch.Size(size).numel()
-        is_possible = num_bytes > 0 and threading.get_ident() == self._thread
-        room = self.reserve(num_bytes) if is_possible else None
+        room = self.reserve(num_bytes) if num_bytes and threading.get_ident() == self._thread else None
         if room is None:
             return None
-        tensor: torch.Tensor = torch.empty(0, dtype=dtype).set_(self._storage(room))
+        storage = self._parts[room.part].storage(room.start, room.num_bytes)
+        tensor: torch.Tensor = torch.empty(0, dtype=dtype, device="cpu").set_(storage)
         return tensor.resize_(size)
 
     def reserve(self, num_bytes: int) -> PackedRoom | None:
-        """Return room in this batch's slot, else in its spill, else None. `refusal` says why not in the slot."""
-        if self._slots is None:
-            self.refusal = Miss.NO_RING
-            return None
-        if not self._has_asked:
-            self._take_slot(self._slots)
-        room = self._reserve_in(SLOT, num_bytes)
-        if room is not None:
-            return room
-        self.refusal = self.refusal or Miss.TOO_LARGE
-        if SPILL not in self._parts:
-            self._begin_spill()
-        return self._reserve_in(SPILL, num_bytes)
-
-    def _take_slot(self, slots: OwnSlots) -> None:
-        self._has_asked = True
+        """Return room in this batch's memory, None if there is none; `refusal`: why it is not in a free slot."""
         try:
-            taken = slots.take()
-        except OSError:  # no descriptor or no address space: the batch gets memory of its own, or goes torch's way
-            taken = None
-        if taken is None:
-            self.refusal = _why_none(slots)
-        else:
-            self._parts[SLOT] = _part(*taken)
+            start = self._parts[-1].reserve(num_bytes) if self._parts else None
+            if start is None and not self._begin_part(num_bytes):
+                return None
+            part = self._parts[-1]
+            if start is None:
+                start = part.reserve(num_bytes)
+        except OSError:
+            start = None
+        if start is None:
+            self.refusal = Miss.NO_MEMORY
+            return None
+        return PackedRoom(len(self._parts) - 1, start, num_bytes)
 
     def write(self, room: PackedRoom, source: memoryview) -> None:
         """Copy plain memory into its room."""
         self._parts[room.part].view[room.start : room.start + room.num_bytes] = source
 
     def copy(self, room: PackedRoom, storage: torch.UntypedStorage, base: int) -> None:
-        """Copy a storage from byte `base` into its room."""
+        """Copy a storage, from byte `base` on, into its room."""
         source = tensor_over(storage, base, torch.uint8, (room.num_bytes,), (1,))
-        target = torch.empty(0, dtype=torch.uint8).set_(self._storage(room))
+        target = torch.empty(0, dtype=torch.uint8, device="cpu")
+        target = target.set_(self._parts[room.part].storage(room.start, room.num_bytes))
         if self.passes_caches and room.num_bytes >= LARGE_BYTES:
             memory.stack_past_caches(target.data_ptr(), [source.data_ptr()], room.num_bytes)
         else:
             target.copy_(source)
 
     def find(self, address: int, num_bytes: int) -> PackedRoom | None:
-        """Return where in this batch's memory an address lies; None if outside it."""
-        for number, part in self._parts.items():
+        """Return the place of an address in this batch's memory; None outside it."""
+        for number, part in enumerate(self._parts):
             if 0 <= address - part.address < part.end:
                 return PackedRoom(number, address - part.address, num_bytes)
         return None
@@ -151,73 +116,56 @@ class Packer:
         pickler = _BatchPickler(self)
         try:
             pickler.dump(batch)
-            for room in pickler.storages:
-                self._parts[room.part].is_sent = True
-            message = encode(self._head(number, pickler), pickler.body)
-            self._send_spill()
-        except BaseException:
-            for part in self._parts.values():
-                part.is_sent = False
-            raise
-        else:
-            return message
+            sent = self._send(pickler)
+            return encode(self._head(number, pickler, sent), pickler.body)
         finally:
-            pickler.clear_memo()  # it refers to itself, and would keep the batch until the next garbage collection
+            pickler.clear_memo()  # it refers to itself, and would keep the batch until the garbage collector comes
             self._finish()
 
-    def _begin_spill(self) -> None:
-        """Get separate memory for this batch; without it, torch sends the batch."""
-        with suppress(OSError):
-            self._spill = Spill()
-            self._num_spilled += 1
-            self._parts[SPILL] = _part(self._num_spilled, self._spill.view)
+    def _begin_part(self, num_bytes: int) -> bool:
+        if self._slots is None:
+            self.refusal = Miss.NO_SLOTS
+            return False
+        part = self._slots.take(num_bytes)
+        if part is None:
+            self.refusal = Miss.NO_MEMORY
+            return False
+        if part.fd is not None:
+            self.refusal = self.refusal or Miss.NEW
+        self._parts.append(part)
+        return True
 
-    def _send_spill(self) -> None:
-        part = self._parts.get(SPILL)
-        if part is not None and part.is_sent and self._spill is not None and self._slots is not None:
-            self._spill.send(self._slots.handover, self._worker, part.at)
+    def _send(self, pickler: _BatchPickler) -> tuple[PartHead, ...]:
+        """Hand the new slots among the batch's parts to the rank; parts of which nothing is sent have no bytes."""
+        used = {room.part for room in pickler.storages}
+        for number, part in enumerate(self._parts):
+            if number in used and self._slots is not None:
+                self._slots.send(part)
+                part.is_sent = True
+        return tuple(PartHead(part.number, part.end, part.capacity) if part.is_sent else NOTHING for part in self._parts)
 
-    def _reserve_in(self, number: int, num_bytes: int) -> PackedRoom | None:
-        part = self._parts.get(number)
-        start = None if part is None else part.reserve(num_bytes)
-        return None if start is None else PackedRoom(number, start, num_bytes)
-
-    def _storage(self, room: PackedRoom) -> torch.UntypedStorage:
-        return self._parts[room.part].storage(room.start, room.num_bytes)
-
-    def _head(self, number: int, pickler: _BatchPickler) -> Head:
-        num_used_bytes = sum(part.end for part in self._parts.values())  # includes what was collated and then dropped
+    def _head(self, number: int, pickler: _BatchPickler, parts: tuple[PartHead, ...]) -> Head:
+        refused, kept, notes = self._slots.report() if self._slots else ((), (), ())
         return Head(
             number=number,
             worker=self._worker,
-            generation=self._slots.generation if self._slots else -1,
-            oldest_generation=self._slots.oldest() if self._slots else -1,
-            parts=(self._sent(SLOT), self._sent(SPILL)),
-            wanted_bytes=max(pickler.wanted_bytes, num_used_bytes),
+            parts=parts,
+            # What was collated and then dropped took room, too.
+            wanted_bytes=max(pickler.wanted_bytes, sum(part.end for part in self._parts)),
             miss=pickler.batch_miss,
             storages=tuple((room.part, room.start, room.num_bytes) for room in pickler.storages),
             buffers=tuple(pickler.buffers),
+            refused=refused,
+            kept=kept,
+            notes=notes,
         )
 
-    def _sent(self, kind: int) -> tuple[int, int] | None:
-        part = self._parts.get(kind)
-        return (part.at, part.end) if part is not None and part.is_sent else None
-
     def _finish(self) -> None:
-        slot = self._parts.get(SLOT)
-        if self._slots is not None and slot is not None and not slot.is_sent:
-            self._slots.give_back(slot.at)
-        if self._spill is not None:
-            self._spill.close()
-            self._spill = None
-        self._parts, self._has_asked, self.refusal = {}, False, None
-
-
-def _why_none(slots: OwnSlots) -> Miss:
-    """Return why a worker gets no slot."""
-    if slots.is_starting():
-        return Miss.STARTING
-    return Miss.KEPT if slots.keeps_free_slots() else Miss.NO_SLOT
+        if self._slots is not None:
+            for part in self._parts:
+                if not part.is_sent:
+                    self._slots.put_back(part)
+        self._parts, self.refusal = [], None
 
 
 class _BatchPickler(ForkingPickler):

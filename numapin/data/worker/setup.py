@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch._utils import ExceptionWrapper
 
-from numapin.data.slots.control import Control, OwnSlots
 from numapin.data.worker.packing import Packer
+from numapin.data.worker.slots import WorkerSlots
 from numapin.data.worker.stacking import Stacker
 from numapin.rank import bind
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numapin.data.locality import Locality
+    from numapin.data.slots.handover import Handover
+    from numapin.data.wire.grant import Grant
     from numapin.data.worker.owner import OwnerProcess
 
 _packer: Packer | None = None  # this worker's, made by `WorkerStart`
@@ -35,7 +37,8 @@ class WorkerStart:
     """The worker_init_fn that every worker of ours runs; the user's own comes last.
 
     Attributes:
-        control: The ring's control page. None: there is no ring.
+        arrivals: Where new slots are handed to the rank. None: there are no slots.
+        serial: A number that this start of workers shares with no other of the loader.
         rank: The process that the worker ends with.
         locality: The CPUs and the memory policy.
         pins: Whether batches must end up in pinned memory.
@@ -44,7 +47,8 @@ class WorkerStart:
         then: The user's own worker_init_fn.
     """
 
-    control: Control | None
+    arrivals: Handover | None
+    serial: int
     rank: OwnerProcess
     locality: Locality
     pins: bool
@@ -60,7 +64,9 @@ class WorkerStart:
         self.rank.end_with()
         if _is_in_bad_fork():
             _release_gpus()
-        slots = OwnSlots(self.control, worker) if self.control else None
+        slots = None
+        if self.arrivals is not None:
+            slots = WorkerSlots(self.arrivals, where, serial=self.serial + worker)
         _packer = Packer(slots, worker=worker, pins=self.pins, moves=self.moves)
         if slots:
             Stacker(_packer, num_threads=self.num_copy_threads).install()
@@ -78,6 +84,12 @@ def begin(target: Callable[..., None], arguments: tuple[object, ...]) -> None:
 def _is_in_bad_fork() -> bool:
     """Return whether this process was forked from one that uses CUDA."""
     return bool(torch.cuda._is_in_bad_fork())  # noqa: SLF001 - torch has no public way to ask
+
+
+def accept(grant: Grant, handover: Handover) -> None:
+    """Take over the slot that came with a task."""
+    if _packer is not None:
+        _packer.accept(grant, handover)
 
 
 def pack(number: int, batch: object, *, where: str) -> bytes:

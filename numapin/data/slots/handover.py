@@ -1,0 +1,100 @@
+"""A socket on which one process hands file descriptors to another. Edge.
+
+Comes in: a descriptor and its number. Goes out: a descriptor of the same file in the other process.
+
+A descriptor is sent before the message that mentions it, so it is there when the message is read.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import struct
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Final
+
+from numapin.data.wire import descriptors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numapin.data.wire.descriptors import SentDescriptor
+
+_TAG: Final = struct.Struct("<q")  # the number
+
+
+class Handover:
+    """One end reads, the other sends. Travels to child processes, which get the end named by `child_sends`."""
+
+    def __init__(self, *, child_sends: bool, ends: tuple[int, int] | None = None) -> None:
+        # Descriptors and not socket objects: those complain when they are collected before they were closed.
+        self._child_sends = child_sends
+        self._reader, self._sender = ends or _socket_pair()
+        self._early: dict[int, int | None] = {}  # None: lost
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Give the child's end to a process that is being started."""
+        fd = self._sender if self._child_sends else self._reader
+        return _attach, (descriptors.send(fd), self._child_sends)
+
+    def send(self, number: int, fd: int, *, waits: bool = True) -> None:
+        """Send a descriptor under a number.
+
+        Raises BlockingIOError if there is no room and `waits` is off, other OSErrors if the reader is gone.
+        """
+        with _socket(self._sender, waits=waits) as end:
+            socket.send_fds(end, [_TAG.pack(number)], [fd])
+
+    def take(self, number: int) -> int:
+        """Return the descriptor with a number that a message has mentioned; the caller closes it.
+
+        Raises OSError EMFILE if this process has too many open files: the kernel has dropped the descriptor then.
+        """
+        while number not in self._early:
+            self._receive()
+        fd = self._early.pop(number)
+        if fd is None:
+            raise OSError(errno.EMFILE, "a descriptor was lost on its way; raise the limit: ulimit -n")
+        return fd
+
+    def discard(self) -> None:
+        """Close the descriptors that were not taken. Only when the sender is gone."""
+        with suppress(BlockingIOError):
+            while True:
+                self._receive()
+        while self._early:
+            _number, fd = self._early.popitem()
+            if fd is not None:
+                os.close(fd)
+
+    def close(self) -> None:
+        """Close both ends in this process."""
+        os.close(self._reader)
+        os.close(self._sender)
+
+    def _receive(self) -> None:
+        with _socket(self._reader, waits=False) as end:
+            tag, fds, _flags, _address = socket.recv_fds(end, _TAG.size, 1)
+        self._early[_TAG.unpack(tag)[0]] = fds[0] if fds else None
+
+
+def _socket_pair() -> tuple[int, int]:
+    reader, sender = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    return reader.detach(), sender.detach()
+
+
+@contextmanager
+def _socket(fd: int, *, waits: bool) -> Iterator[socket.socket]:
+    """Give the socket behind a descriptor, and leave the descriptor open."""
+    end = socket.socket(fileno=fd)
+    end.setblocking(waits)  # whatever the user's default time-out is
+    try:
+        yield end
+    finally:
+        end.detach()
+
+
+def _attach(fd: SentDescriptor, child_sends: bool) -> Handover:  # noqa: FBT001 - pickle passes by position
+    end = fd.detach()
+    return Handover(child_sends=child_sends, ends=(end, end))

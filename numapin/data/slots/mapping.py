@@ -1,0 +1,39 @@
+"""Map the memory of slots. Edge.
+
+Comes in: a memfd. Goes out: its memory, as a tensor that unmaps it.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+from contextlib import suppress
+from typing import Final
+
+import torch
+
+from numapin.system.calls import call
+
+_MADV_DONTFORK: Final = 10
+_MADV_DOFORK: Final = 11
+
+
+def map_memfd(fd: int, num_bytes: int) -> torch.Tensor:
+    """Map a memfd, shared and writable, as a uint8 tensor. The mapping holds no descriptor, unlike `mmap.mmap`.
+
+    torch unmaps it with its last reference; a finalizer of ours could run while other garbage still reads the memory.
+    The kernel may use huge pages where the machine allows that for shared memory. Raises OSError.
+    """
+    try:
+        tensor = torch.from_file(f"/proc/self/fd/{fd}", shared=True, size=num_bytes, dtype=torch.uint8)
+    except RuntimeError as error:
+        raise OSError(errno.ENOMEM, f"{num_bytes} bytes of a memfd cannot be mapped: {error}") from None
+    with suppress(OSError):  # a kernel without huge pages
+        call("madvise", tensor.data_ptr(), num_bytes, mmap.MADV_HUGEPAGE)
+    return tensor
+
+
+def hide_from_children(tensor: torch.Tensor, *, hide: bool) -> None:
+    """Keep a mapping out of children that are forked from now on, or let them have it again."""
+    with suppress(OSError):
+        call("madvise", tensor.data_ptr(), tensor.nbytes, _MADV_DONTFORK if hide else _MADV_DOFORK)

@@ -1,0 +1,52 @@
+"""Sizes of slots, decided from the sizes of recent batches. Pure.
+
+Comes in: how many bytes each batch needed. Goes out: how large a new slot should be, and which slots are worth keeping.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections import deque
+from typing import Final
+
+ALIGNMENT: Final = 256  # bytes; what cudaMalloc gives, so that every dtype and vector load fits
+
+_NUM_RECENT: Final = 32
+_TAIL: Final = 10  # one batch in this many may be larger than expected; a single outlier does not count
+_MAX_RATIO: Final = 2  # a slot may be this many times as large as what is expected
+_STEPS: Final = 8  # sizes of slots per power of two, so that batches of slightly different sizes share slots
+
+
+def align(num_bytes: int, to: int = ALIGNMENT) -> int:
+    """Return the next multiple of `to` bytes."""
+    return -(-num_bytes // to) * to
+
+
+def capacity_for(num_bytes: int) -> int:
+    """Return the size of a slot for a batch of `num_bytes`: at most an eighth larger, in whole pages."""
+    step = (1 << max(0, num_bytes - 1).bit_length()) // (2 * _STEPS)
+    return align(max(1, num_bytes), max(step, mmap.PAGESIZE))
+
+
+class RecentSizes:
+    """The sizes of the last batches."""
+
+    def __init__(self) -> None:
+        self._sizes: deque[int] = deque(maxlen=_NUM_RECENT)
+        self.expected_bytes = 0
+        """The bytes that nine of ten recent batches fit into; 0 before the first batch."""
+        self._median = 0
+
+    def note(self, num_bytes: int) -> None:
+        """Add a batch."""
+        if len(self._sizes) == _NUM_RECENT and num_bytes == self._sizes[0]:
+            self._sizes.append(num_bytes)  # one leaves, the same comes: nothing changes
+            return
+        self._sizes.append(num_bytes)
+        ranked = sorted(self._sizes)
+        self.expected_bytes = ranked[-1 - len(ranked) // _TAIL]
+        self._median = ranked[len(ranked) // 2]
+
+    def is_useful(self, capacity: int) -> bool:
+        """Return whether a slot holds at least every other batch, and is not far larger than what batches need."""
+        return self._median <= capacity <= _MAX_RATIO * capacity_for(self.expected_bytes)

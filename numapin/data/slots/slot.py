@@ -1,0 +1,106 @@
+"""One slot in the rank: a memfd that a worker made, mapped, checked and pinned. Edge.
+
+Comes in: the descriptor that came with a batch. Goes out: views for batches, and the memory's release.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from numapin.data.slots.mapping import map_memfd
+from numapin.data.slots.reclaim import Locked, reclaimer
+from numapin.system import memory, placement
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from numapin.data.locality import Locality
+    from numapin.system.cuda import Driver
+    from numapin.system.memory import Window
+
+_POISON: Final = 0xA5
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Slot:
+    """A slot. `owner` unmaps the memory with its last reference.
+
+    Attributes:
+        number: The number, unique in the loader's lifetime.
+        fd: The descriptor with which other workers get the memory. None: the slot is not used again.
+        num_bytes: The size.
+        home: The worker that used it last.
+        mapped_by: The workers that keep it mapped.
+        is_clean: Whether its home has reported that nothing there refers to it any more.
+        is_settled: Whether the kernel was asked where the pages lie, and the driver to pin them.
+        pages: Pages per node as the kernel reports them; None if it does not.
+        pinned_on: The device on whose behalf it is pinned; None if it is pageable.
+    """
+
+    number: int
+    fd: int | None
+    num_bytes: int
+    address: int
+    owner: torch.Tensor
+    home: int
+    mapped_by: set[int] = field(default_factory=set)
+    is_clean: bool = False
+    is_settled: bool = False
+    pages: Mapping[int | None, int] | None = None
+    pinned_on: int | None = None
+    lease: weakref.ref[Window] | None = None
+
+    @classmethod
+    def map(cls, number: int, fd: int, num_bytes: int, *, home: int) -> Slot:
+        """Map a worker's memfd. Raises OSError."""
+        owner = map_memfd(fd, num_bytes)
+        return cls(number=number, fd=fd, num_bytes=num_bytes, address=owner.data_ptr(), owner=owner, home=home)
+
+    def lend(self, num_bytes: int, note_end: Callable[[weakref.ref[Window]], None]) -> memoryview:
+        """Return a view of the first bytes; `note_end` is called when nothing refers to them any more."""
+        window = memory.window(self.address, self.num_bytes, owner=self.owner)
+        self.lease = weakref.ref(window, note_end)
+        return memory.view_of(window)[:num_bytes]
+
+    def settle(self, locality: Locality, driver: Driver | None, device: int) -> tuple[str, ...]:
+        """Ask where the pages lie and pin them; return what is not as it should be. Raises CudaRefused and OSError."""
+        memory.populate(self.address, self.num_bytes)  # the rest, beyond what the batch needed
+        found = placement.check(
+            self.address, self.num_bytes, nodes=locality.nodes, num_machine_nodes=locality.num_machine_nodes
+        )
+        self.pages = found.pages
+        if driver is not None:
+            driver.register(device, self.address, self.num_bytes)
+            placement.PINNED.add(self.num_bytes)
+            self.pinned_on = device
+        return found.shortfalls
+
+    def poison(self) -> None:
+        """Overwrite the memory, so that anything that still reads it finds out."""
+        window = memory.view_of(memory.window(self.address, self.num_bytes, owner=self.owner))
+        torch.frombuffer(window, dtype=torch.uint8).fill_(_POISON)
+
+    def retire(self) -> None:
+        """Close the descriptor: the memory goes when the last batch over it is gone."""
+        if self.fd is not None:
+            os.close(self.fd)
+            self.fd = None
+
+    def unpin(self, driver: Driver | None) -> None:
+        """Unpin at once. Only when no device can be reading."""
+        if self.pinned_on is not None and driver is not None:
+            device, self.pinned_on = self.pinned_on, None
+            driver.unregister(device, self.address)
+            placement.PINNED.remove(self.num_bytes)
+
+    def unpin_later(self, driver: Driver | None) -> None:
+        """Have the process's reclaiming thread unpin the memory once no device can be reading it. For finalizers."""
+        if self.pinned_on is not None and driver is not None:
+            device, self.pinned_on = self.pinned_on, None
+            locked = Locked(memory=self.owner, address=self.address, num_bytes=self.num_bytes, device=device)
+            reclaimer(driver).add(locked)

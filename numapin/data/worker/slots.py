@@ -1,0 +1,182 @@
+"""A worker's end of the slots: write a batch into a granted slot, or into one that it makes. Edge (memory).
+
+Comes in: grants, one with each task. Goes out: memory for a batch, on the rank's NUMA node, and the descriptor of a new
+slot for the rank.
+
+A new slot's pages are faulted in as they are needed, so that no more memory is used than the batch has, and that a lack
+of memory is an error and no SIGBUS.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from numapin.data.slots.mapping import map_memfd
+from numapin.data.slots.sizes import align, capacity_for
+from numapin.system import memory, placement
+
+if TYPE_CHECKING:
+    from numapin.data.locality import Locality
+    from numapin.data.slots.handover import Handover
+    from numapin.data.wire.grant import Grant
+    from numapin.system.memory import Window
+
+_UNKNOWN_BYTES: Final = 4 << 30  # address space, not memory, for a batch of unknown size
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class BatchMemory:
+    """Memory that one batch is being written into. Attributes in bytes.
+
+    Attributes:
+        number: The slot's number.
+        fd: The descriptor of a slot that was made for this batch, None for a granted one.
+        capacity: The slot's size.
+        end: Where free room begins.
+        populated: Up to where pages exist for sure.
+        is_sent: Whether something in it was sent.
+    """
+
+    number: int
+    fd: int | None
+    view: memoryview
+    address: int
+    capacity: int
+    end: int = 0
+    populated: int
+    is_sent: bool = False
+
+    def reserve(self, num_bytes: int) -> int | None:
+        """Return the offset of free room, None if there is not enough. Raises OSError if the kernel has no memory."""
+        start, stop = self.end, self.end + num_bytes
+        if stop > self.capacity:
+            return None
+        if stop > self.populated:
+            until = min(align(stop, os.sysconf("SC_PAGESIZE")), self.capacity)
+            placement.touch(self.address + self.populated, until - self.populated)
+            self.populated = until
+        self.end = align(stop)
+        return start
+
+    def storage(self, start: int, num_bytes: int) -> torch.UntypedStorage:
+        """Return a range as a storage of its own."""
+        return torch.frombuffer(self.view, dtype=torch.uint8, count=num_bytes, offset=start).untyped_storage()
+
+
+class WorkerSlots:
+    """The slots that one worker has: granted ones, and those it makes. `serial` is unique among a loader's workers."""
+
+    def __init__(self, arrivals: Handover, locality: Locality, *, serial: int) -> None:
+        self._arrivals, self._locality = arrivals, locality
+        self._next_number = serial << 32
+        self._expected_bytes = 0
+        self._mapped: dict[int, torch.Tensor] = {}
+        self._held: list[tuple[int, int]] = []  # granted and not used yet: number, size
+        self._windows: dict[int, weakref.ref[Window]] = {}  # of batches that were made here
+        self._refused: list[int] = []
+        self._notes: dict[str, bool] = {}  # what the rank should report, and whether it was sent
+
+    def accept(self, grant: Grant, descriptors: Handover) -> None:
+        """Take over what came with a task."""
+        for number in grant.forgotten:
+            self._mapped.pop(number, None)
+        self._expected_bytes = grant.expected_bytes
+        if grant.slot < 0:
+            return
+        try:
+            if grant.is_new:
+                self._map(grant.slot, descriptors.take(grant.slot), grant.capacity)
+        except OSError:  # no descriptor or no address space is left
+            self._refused.append(grant.slot)
+            return
+        if self._is_kept(grant.slot):  # a collate_fn or a dataset keeps what was in it
+            self._refused.append(grant.slot)
+        else:
+            self._held.append((grant.slot, grant.capacity))
+
+    def take(self, num_bytes: int) -> BatchMemory | None:
+        """Return memory for at least `num_bytes`; None if the kernel refuses it."""
+        fitting = [held for held in self._held if held[1] >= num_bytes and not self._is_kept(held[0])]
+        if not fitting:
+            if len(self._held) > 1:  # they are of no use to this worker
+                self._refused.append(self._held.pop(0)[0])
+            return self._make(num_bytes)
+        self._held.remove(fitting[-1])
+        number, capacity = fitting[-1]
+        return self._memory(number, None, self._mapped[number], capacity=capacity, populated=capacity)
+
+    def put_back(self, memory: BatchMemory) -> None:
+        """Keep a granted slot that was taken and not sent for the next batch; a new one is dropped."""
+        if memory.fd is None:
+            self._held.append((memory.number, memory.capacity))
+        else:
+            os.close(memory.fd)
+
+    def send(self, memory: BatchMemory) -> None:
+        """Hand a new slot to the rank; call it before the message that mentions the slot. Raises OSError."""
+        if memory.fd is None:
+            return
+        fd, memory.fd = memory.fd, None
+        try:
+            memory.capacity = min(memory.capacity, capacity_for(max(memory.end, self._expected_bytes)))
+            os.ftruncate(fd, memory.capacity)
+            self._arrivals.send(memory.number, fd)
+        finally:
+            os.close(fd)
+
+    def report(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[str, ...]]:
+        """Return, for the next message: granted slots that cannot be used, slots still referred to, notes."""
+        refused, self._refused = tuple(self._refused), []
+        if len(self._windows) > 1:
+            self._windows = {number: window for number, window in self._windows.items() if window() is not None}
+        notes = tuple(note for note, is_sent in self._notes.items() if not is_sent)
+        self._notes.update(dict.fromkeys(notes, True))
+        return refused, tuple(self._windows), notes
+
+    def _is_kept(self, number: int) -> bool:
+        window = self._windows.get(number)
+        return window is not None and window() is not None
+
+    def _map(self, number: int, fd: int, capacity: int) -> None:
+        try:
+            mapped = self._mapped[number] = map_memfd(fd, capacity)
+        finally:
+            os.close(fd)
+        with suppress(OSError):  # before Linux 5.14; writing faults them in, too
+            memory.populate(mapped.data_ptr(), capacity)
+
+    def _make(self, num_bytes: int) -> BatchMemory | None:
+        capacity = capacity_for(max(num_bytes, self._expected_bytes or _UNKNOWN_BYTES))
+        try:
+            fd = os.memfd_create("numapin-slot")
+        except OSError:
+            return None
+        try:
+            os.ftruncate(fd, capacity)
+            owner = map_memfd(fd, capacity)
+        except OSError:
+            os.close(fd)
+            return None
+        self._place(owner.data_ptr(), capacity)
+        self._next_number += 1
+        return self._memory(self._next_number, fd, owner, capacity=capacity, populated=0)
+
+    def _place(self, address: int, num_bytes: int) -> None:
+        locality = self._locality
+        if locality.nodes and locality.num_machine_nodes > 1:
+            for refusal in placement.prefer(address, num_bytes, locality.nodes):
+                self._notes.setdefault(refusal, False)
+
+    def _memory(self, number: int, fd: int | None, owner: torch.Tensor, *, capacity: int, populated: int) -> BatchMemory:
+        window = memory.window(owner.data_ptr(), capacity, owner=owner)
+        self._windows[number] = weakref.ref(window)
+        view = memory.view_of(window)
+        return BatchMemory(
+            number=number, fd=fd, view=view, address=owner.data_ptr(), capacity=capacity, populated=populated
+        )
