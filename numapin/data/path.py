@@ -26,7 +26,6 @@ from numapin.data.opening.device import Mover
 from numapin.data.opening.host import Copier, Lender, Opener
 from numapin.data.slots.pool import Pool, PoolSpec
 from numapin.data.stats import Counts, PoolTotals, Stats
-from numapin.data.wire.message import Head
 from numapin.data.wire.parcel import Parcel
 from numapin.data.wire.queues import ResultQueue, TaskQueue
 from numapin.data.worker.owner import OwnerProcess
@@ -38,6 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from torch.utils.data import DataLoader
+
+    from numapin.data.wire.message import Head
 
 _MAX_COPY_THREADS: Final = 4
 
@@ -220,6 +221,7 @@ class DataPath:
             wait_share=counts.wait_share,
             transfer_gbps=None if self._mover is None else self._mover.gbps,
             slots=pools.num_slots,
+            slots_made=counts.slots_made,
             slot_bytes=pools.slot_bytes,
             slots_on_loan=pools.num_on_loan,
             pinned_bytes=pools.pinned_bytes,
@@ -280,7 +282,7 @@ class DataPath:
     def _budget_bytes(self) -> int | None:
         """Return how many more bytes may be pinned; None: no bound is known."""
         if self.options.pinned_budget is not None:
-            return max(0, self.options.pinned_budget - sum(pool.num_bytes for pool in list(self._pools)))
+            return max(0, self.options.pinned_budget - PoolTotals.of(list(self._pools)).pinned_bytes)
         return read_room(Path("/"), nodes=self.home.locality.nodes, num_ranks=num_ranks_of(os.environ)).num_bytes
 
 
