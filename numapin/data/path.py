@@ -126,7 +126,7 @@ class Lane:
         self._path.note_arrival(head)
         parcel = Parcel(head, body)
         if self.pool is not None:
-            parcel.views = self.pool.lend(head)
+            parcel.views, parcel.is_pinned = self.pool.lend(head)
         self.opener.arrived(parcel)
         return parcel
 
@@ -259,6 +259,7 @@ class DataPath:
             reader=_reader if isinstance(opener, Lender) else _no_reader,
             budget_bytes=self._budget_bytes,
             report=self.notices.report_refusal,
+            pins_at_once=pins,
             poison=os.environ.get("NUMAPIN_POISON") == "1",
         )
 

@@ -22,7 +22,7 @@ from tests.integration.gpu_loading import (
     assert_no_error_is_pending,
     copies_to_device,
     is_right,
-    lies_in_ring,
+    lies_in_slot,
     needs_gpu,
     warmed,
     wrong_ones,
@@ -176,8 +176,8 @@ class TestPinnedBatches:
         with numapin.DataLoader(Filled(), BATCH, num_workers=2, pin_memory=True, collate_fn=in_pairs) as loader:
             iterator, number = warmed(loader)
             batch = next(iterator)
-            assert lies_in_ring(loader, batch["x"])
-            assert lies_in_ring(loader, batch["mine"].data)
+            assert lies_in_slot(loader, batch["x"])
+            assert lies_in_slot(loader, batch["mine"].data)
             del iterator
         tensors = [batch["x"], batch["part"], batch["label"], batch["x"][2], batch["x"].view(torch.uint8)]
         assert all(tensor.is_pinned() for tensor in tensors)

@@ -56,6 +56,7 @@ class PoolSpec:
         reader: Finds the driver of whatever may still read a slot after its last reference is gone, if anything does.
         budget_bytes: Asked before a slot is kept for good (None: no limit).
         report: Reports what is not as it should be.
+        pins_at_once: Pin a slot when it arrives, because its first batch must be pinned too.
         poison: Overwrite slots that are free.
     """
 
@@ -67,6 +68,7 @@ class PoolSpec:
     reader: Callable[[], Driver | None]
     budget_bytes: Callable[[], int | None]
     report: Callable[[str], None]
+    pins_at_once: bool = False
     poison: bool = False
 
 
@@ -85,7 +87,7 @@ class Pool:
         self._free, self._settling = FreeSlots(spec.num_workers), Settling(spec)
         self._granted: list[dict[int, Slot]] = [{} for _ in range(spec.num_workers)]
         self._unclean: list[list[Slot]] = [[] for _ in range(spec.num_workers)]
-        self._forgotten: list[list[int]] = [[] for _ in range(spec.num_workers)]
+        self._forgotten: list[deque[int]] = [deque() for _ in range(spec.num_workers)]
         self._ended: deque[Slot] = deque()  # finalizers append, in any thread
         self._serial = 0
         self._is_closed = False
@@ -98,8 +100,8 @@ class Pool:
 
     # --- batches arrive ----------------------------------------------------------------------------------------------
 
-    def lend(self, head: Head) -> tuple[memoryview | None, ...]:
-        """Return a view of each of a batch's parts, None for those with nothing in them.
+    def lend(self, head: Head) -> tuple[tuple[memoryview | None, ...], bool]:
+        """Return a view of each of a batch's parts, None for those with nothing in them; and whether all are pinned.
 
         Raises OSError if a descriptor was lost or cannot be mapped.
         """
@@ -110,13 +112,22 @@ class Pool:
         for number in head.refused:
             self._give_up(self._granted[worker].pop(number, None))
         self._note_kept(worker, head.kept)
-        return tuple([self._lend(part, worker) if part.slot >= 0 else None for part in head.parts])
+        views: list[memoryview | None] = []
+        is_pinned = True
+        for part in head.parts:
+            if part.slot < 0:
+                views.append(None)
+            else:
+                slot = self._slot_of(part, worker)
+                views.append(slot.lend(part.num_bytes, partial(self._note_end, slot)))
+                is_pinned = is_pinned and slot.pinned_on is not None
+        return tuple(views), is_pinned
 
-    def _lend(self, part: PartHead, worker: int) -> memoryview:
+    def _slot_of(self, part: PartHead, worker: int) -> Slot:
         slot = self._adopt(part, worker) if part.is_new else self._granted[worker].pop(part.slot)
         slot.is_clean = False
         self._unclean[worker].append(slot)
-        return slot.lend(part.num_bytes, partial(self._note_end, slot))
+        return slot
 
     def _adopt(self, part: PartHead, worker: int) -> Slot:
         """Take over a slot that a worker has made."""
@@ -127,6 +138,8 @@ class Pool:
             os.close(fd)
             raise
         slot.is_settled = not self._settling.is_needed
+        if self.spec.pins_at_once and not slot.is_settled:
+            self._settling.settle(slot)
         self._slots[slot.number] = slot
         if len(self._slots) > self._max_slots():
             self._give_up(next((old for old in list(self._slots.values()) if old.lease is not None), None))
@@ -232,7 +245,7 @@ class Pool:
 
         `offer` hands (number, descriptor) to the worker, and returns whether it could.
         """
-        forgotten, self._forgotten[worker] = tuple(self._forgotten[worker]), []
+        forgotten = self._take_forgotten(worker)
         expected, slot = self.sizes.expected_bytes, self._pick(worker)
         if slot is None:
             return Grant(-1, 0, False, expected, forgotten)
@@ -244,6 +257,10 @@ class Pool:
         slot.home = worker
         self._granted[worker][slot.number] = slot
         return Grant(slot.number, slot.num_bytes, is_new, expected, forgotten)
+
+    def _take_forgotten(self, worker: int) -> tuple[int, ...]:
+        forgotten = self._forgotten[worker]
+        return tuple([forgotten.popleft() for _ in range(len(forgotten))])
 
     def _pick(self, worker: int) -> Slot | None:
         """Choose a free slot; None if there is none, or the worker's batches are so small that they need none."""
@@ -267,7 +284,8 @@ class Pool:
             for slot in granted.values():
                 self._set_free(slot)
             granted.clear()
-            self._forgotten[worker], self._unclean[worker] = [], []
+            self._forgotten[worker].clear()
+            self._unclean[worker].clear()
         for slot in self._slots.values():
             slot.mapped_by.clear()
             slot.is_clean = True

@@ -48,7 +48,7 @@ class Settling:
         if self._num_begun >= _AT_ONCE:
             return False  # it comes back
         self._num_begun += 1
-        if _settler().submit(partial(self._settle, slot)):
+        if _settler().submit(partial(self._settle_later, slot)):
             return True
         self._num_begun -= 1
         self._can_pin, slot.is_settled = False, True
@@ -70,8 +70,15 @@ class Settling:
         while self._done:
             self._done.popleft().unpin_later(self._spec.driver)
 
-    def _settle(self, slot: Slot) -> None:
-        """Settle a slot; runs on the settling thread, and never raises."""
+    def _settle_later(self, slot: Slot) -> None:
+        """Settle a slot on the settling thread."""
+        self.settle(slot)
+        self._done.append(slot)
+        if self._is_closed:  # perhaps since the slot was pinned
+            self._drop()
+
+    def settle(self, slot: Slot) -> None:
+        """Settle a slot now; never raises."""
         spec = self._spec
         try:
             if not self._is_closed and os.getpid() == self._pid:
@@ -82,11 +89,7 @@ class Settling:
             self._can_pin = False
             reason = f"{error.message}; {error.hint}" if isinstance(error, NumapinError) else str(error)
             spec.report(f"batches are not pinned from now on: {reason}")
-        finally:
-            slot.is_settled = True
-            self._done.append(slot)
-            if self._is_closed:  # perhaps since the slot was pinned
-                self._drop()
+        slot.is_settled = True
 
     def _has_room(self, num_bytes: int) -> bool:
         budget = self._spec.budget_bytes()
