@@ -65,7 +65,7 @@ class FirstHalf:
 
 @pytest.mark.parametrize("make", [Hoarder, Views])
 def test_batches_kept_in_the_worker(loader_class: LoaderClass, make: Callable[[], Any]) -> None:
-    """Batches that a collate function keeps are still correct when sent later, whenever the ring is ready."""
+    """Batches that a collate function keeps are still correct when sent later, also when slots are reused."""
 
     def delivered(kind: LoaderClass) -> list[Described]:
         return [describe(batch) for batch in kind(DATASET, batch_size=4, num_workers=2, collate_fn=make())]
@@ -77,7 +77,7 @@ def test_batches_kept_in_the_worker(loader_class: LoaderClass, make: Callable[[]
 
 @pytest.mark.parametrize("collate", [dropping, beside_shared])
 def test_batches_that_are_not_sent(loader_class: LoaderClass, collate: Callable[[list[Any]], Any]) -> None:
-    """Batches that are collated and dropped, or sent torch's way, return their slots, so later batches use the ring."""
+    """Batches that are collated and dropped, or sent torch's way, return their slots, so later batches travel in slots."""
     loader = loader_class(DATASET, batch_size=4, num_workers=2, collate_fn=FirstHalf(collate))
     before = None
     for number, batch in enumerate(loader):

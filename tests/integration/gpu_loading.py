@@ -1,7 +1,7 @@
 """Data sets and checks that tests of the loader on a GPU share.
 
-Input: nothing, or a loader. Output: data sets whose samples identify themselves, iterators whose batches come through
-the ring, and checks of batches.
+Input: nothing, or a loader. Output: data sets whose samples identify themselves, iterators whose batches come in
+slots, and checks of batches.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ def wrong_ones(batches: Sequence[torch.Tensor] | torch.Tensor, first: int) -> li
 
 
 def warmed(loader: Any, num_hits: int = 8, pause_s: float = 0.005) -> tuple[Iterator[Any], int]:
-    """Return an iterator of a numapin.DataLoader whose batches come through the ring, and its next batch's number."""
+    """Return an iterator of a numapin.DataLoader whose batches come in slots, and its next batch's number."""
     iterator, number, end = iter(loader), 0, time.monotonic() + 40  # spawned workers have to import torch first
     while loader.stats().hits < num_hits:
-        assert time.monotonic() < end, f"no ring: {loader.stats()}"
+        assert time.monotonic() < end, f"no slots: {loader.stats()}"
         next(iterator)
         number += 1
         time.sleep(pause_s)

@@ -41,7 +41,7 @@ def say(line: str) -> None:
 
 
 def train(method: str) -> None:
-    """Hold a GiB of the GPU and copy batches to it forever; print "ready" once they come through the ring."""
+    """Hold a GiB of the GPU and copy batches to it forever; print "ready" once they come in slots."""
     held = torch.ones(1024 * MIB, dtype=torch.uint8, device="cuda")
     dataset = Filled(4_000_000)
     loader: Any = numapin.DataLoader(
@@ -74,7 +74,7 @@ def capture(guard: str) -> None:
 
 
 def vanish(what: str) -> None:
-    """Drop or close a loader while its copies wait on the device; print the state of the batches and the ring."""
+    """Drop or close a loader while its copies wait on the device; print the state of the batches and of the pinned memory."""
     loader: Any = numapin.DataLoader(Filled(), BATCH, num_workers=2, device="cuda")
     iterator, first = warmed(loader)
     cuda: Any = torch.cuda

@@ -196,7 +196,7 @@ class TestCaptures:
             del iterator
 
     def assert_ring_goes_on(self, loader: Any, iterator: Iterator[Any], number: int) -> None:
-        """Fail unless slots come back after the captures: most of the next batches are in the ring, and correct."""
+        """Fail unless slots come back after the captures: most of the next batches are in slots, and correct."""
         before, destination = loader.stats().hits, torch.empty((BATCH, MIB // 4), dtype=torch.int32, device="cuda")
         for next_number in range(number, number + 40):
             destination.copy_(next(iterator), non_blocking=True)
@@ -215,7 +215,7 @@ class TestOutliving:
     """Batches that are kept longer than their loader."""
 
     def test_on_the_host(self) -> None:
-        """The ring's memory stays pinned while batches use it, and is unlocked with the last of them."""
+        """The memory of slots stays pinned while batches use it, and is unlocked with the last of them."""
         before = settled_pinned_bytes()
         loader = numapin.DataLoader(Filled(), BATCH, num_workers=2, **HOST)
         iterator, first = warmed(loader)

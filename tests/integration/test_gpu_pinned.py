@@ -129,7 +129,7 @@ register = Driver.register
 
 
 class TestRefusals:
-    """A registration that fails costs the ring, never a batch."""
+    """A registration that fails costs pinned memory, never a batch."""
 
     @pytest.mark.parametrize("refuse", [out_of_memory, overlapping])
     @pytest.mark.parametrize("kind", OPTIONS)
