@@ -47,8 +47,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         batch_sampler: As in torch.
         num_workers: As in torch. The fast path needs at least one worker.
         collate_fn: As in torch.
-        pin_memory: As in torch: batches are in pinned host memory, for the loop to copy. The first batch in each slot is
-            in pageable memory, because slots are pinned in the background.
+        pin_memory: As in torch: batches are in pinned host memory, for the loop to copy. The first batch in each slot
+            is in pageable memory, because slots are pinned in the background.
         drop_last: As in torch.
         timeout: As in torch.
         worker_init_fn: As in torch.

@@ -77,7 +77,7 @@ def test_batches_kept_in_the_worker(loader_class: LoaderClass, make: Callable[[]
 
 @pytest.mark.parametrize("collate", [dropping, beside_shared])
 def test_batches_that_are_not_sent(loader_class: LoaderClass, collate: Callable[[list[Any]], Any]) -> None:
-    """Batches that are collated and dropped, or sent torch's way, return their slots, so later batches travel in slots."""
+    """Batches that are collated and dropped, or sent torch's way, return their slots, which later batches use."""
     loader = loader_class(DATASET, batch_size=4, num_workers=2, collate_fn=FirstHalf(collate))
     before = None
     for number, batch in enumerate(loader):

@@ -74,7 +74,7 @@ def capture(guard: str) -> None:
 
 
 def vanish(what: str) -> None:
-    """Drop or close a loader while its copies wait on the device; print the state of the batches and of the pinned memory."""
+    """Drop or close a loader while its copies wait on the device; print what is wrong, and what is pinned."""
     loader: Any = numapin.DataLoader(Filled(), BATCH, num_workers=2, device="cuda")
     iterator, first = warmed(loader)
     cuda: Any = torch.cuda
