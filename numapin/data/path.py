@@ -73,7 +73,7 @@ class PathOptions:
         if self.pinned_budget is not None and self.pinned_budget < 0:
             raise UsageError(
                 f"pinned_budget={self.pinned_budget}: a number of bytes cannot be negative",
-                "pinned_budget=0 means no pool",
+                "pinned_budget=0 means no slots",
             )
 
     @property
@@ -275,7 +275,7 @@ class DataPath:
         try:
             pool = Pool(spec)
         except OSError as error:
-            self.notices.report_refusal(f"no pool, so torch sends the batches: {error.strerror}; see: ulimit -n")
+            self.notices.report_refusal(f"no slots, so torch sends the batches: {error.strerror}; see: ulimit -n")
             return None
         self._pools.add(pool)
         return pool

@@ -111,7 +111,7 @@ def test_kept_batches_keep_their_memory_only(loader_class: LoaderClass) -> None:
     time.sleep(0.1)
     now = Holdings.now()
     assert (now.children, now.threads) == (before.children, before.threads)
-    assert now.descriptors <= before.descriptors or type(loader_class) is None
+    assert now.descriptors <= before.descriptors or not hasattr(loader_class, "stats")  # torch's keep theirs
     assert now.shared_maps > before.shared_maps
     kept.clear()
     assert not grown(before)

@@ -188,7 +188,7 @@ class TestPinnedBatches:
         assert is_right(batch["mine"].data - 1, number)
 
     def test_no_allocation_in_steady_state(self) -> None:
-        """Once the ring exists, CUDA's host allocator gets no further requests."""
+        """Once slots are reused, CUDA's host allocator gets no further requests."""
         tell: Any = getattr(torch.cuda, "host_memory_stats", dict)
         if "num_host_alloc" not in tell():
             pytest.skip("this torch does not count its allocations of pinned memory")
@@ -233,7 +233,7 @@ print(json.dumps({"wrong": wrong, "not_pinned": not_pinned, "hits": path_of(load
 
 
 def test_an_unmodified_script(tmp_path: Path) -> None:
-    """`numapin run --dataloader=numapin` gives torch's own DataLoader pinned batches from the ring."""
+    """`numapin run --dataloader=numapin` gives torch's own DataLoader pinned batches from slots."""
     pytest.importorskip("click", reason="numapin run needs click")
     path = launching.script(tmp_path, UNMODIFIED + TELL)
     done = launching.numapin("run", "--nproc-per-node", "1", "--quiet", "--dataloader=numapin", path)

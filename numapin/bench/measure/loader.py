@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from numapin.bench.child import Harness
     from numapin.bench.measure.loader_data import Batch
 
-_PATIENCE_S: Final = 30.0  # until numapin's ring carries all batches
+_PATIENCE_S: Final = 30.0  # until numapin makes and pins no more slots
 _PAGE_BYTES: Final = 4096
 _PEAK_BYTES: Final = 256 << 20
 _PEAK_COPIES: Final = 8  # between two synchronizations
