@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from numapin.data.slots.slot import Slot
 
 _REVIEW_EVERY: Final = 64  # returned slots between two looks at how many were never in use
-_KEPT: Final = 2  # free slots that are never too many
 
 
 class FreeSlots:
@@ -50,11 +49,14 @@ class FreeSlots:
         return others.pop(at)
 
     def is_surplus(self) -> bool:
-        """Count a slot that came back, and return whether there are enough without it."""
+        """Count a slot that came back, and return whether there are enough without it.
+
+        One for each worker is not too many: a worker gets its next task while its last batch is in use.
+        """
         self._fewest = min(self._fewest, self._num)
         self._num_returns += 1
         if self._num_returns % _REVIEW_EVERY == 0:
-            self._num_surplus, self._fewest = max(0, self._fewest - _KEPT), self._num
+            self._num_surplus, self._fewest = max(0, self._fewest - len(self._of_worker)), self._num
         if not self._num_surplus:
             return False
         self._num_surplus -= 1
