@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from numapin.data.slots.slot import Slot
 
 _LONGEST_REST_S: Final = 0.05
+_REST: Final = 1.0  # times as long as a slot took
 _AT_ONCE: Final = 2  # slots of one pool; the workers need the others
 
 
@@ -136,7 +137,7 @@ class _Settler:
                 job = self._jobs.popleft()
             began_s = time.monotonic()
             job()
-            time.sleep(min(time.monotonic() - began_s, _LONGEST_REST_S))
+            time.sleep(min(_REST * (time.monotonic() - began_s), _LONGEST_REST_S))
 
 
 def _settler() -> _Settler:
