@@ -3,7 +3,7 @@
 Comes in: slots that came back for the first time. Goes out: the same slots, pinned if the budget allows it.
 
 Pinning holds locks of the whole driver: a kernel launch of another thread took up to 16 ms meanwhile, instead of 0.3
-(measured on an H200). So one thread does it for the whole process, and rests after each slot as long as it took.
+(measured on an H200). So one thread does it for the whole process, and rests after each slot.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numapin.data.slots.slot import Slot
 
 _LONGEST_REST_S: Final = 0.05
-_REST: Final = 1.0  # times as long as a slot took
+_REST: Final = 0.25  # of the time that a slot took
 _AT_ONCE: Final = 2  # slots of one pool; the workers need the others
 
 
