@@ -67,7 +67,8 @@ class SlotIterator(_MultiProcessingDataLoaderIter):
             worker_init_fn=path.worker_start(self._lane, loader, pins=pins or moves),
             pin_memory=loader.pin_memory and not moves,
         )
-        super().__init__(changed)
+        with self._lane.free_slots_hidden():
+            super().__init__(changed)
         self._profile_name = _NAME.format(_MultiProcessingDataLoaderIter.__name__)
         util.Finalize(self, _end_unstarted_of, (weakref.ref(self),), exitpriority=10)
 

@@ -179,6 +179,18 @@ def test_a_worker_that_keeps_all_batches() -> None:
     assert right(list(loader))
 
 
+def test_workers_do_not_inherit_free_slots() -> None:
+    """Workers forked for a later epoch do not map the rank's free slots, so dropping a slot frees its memory."""
+    loader = numapin.DataLoader(Numbers(), BATCH, num_workers=2)
+    assert right([batch.clone() for batch in loader])
+    assert slot_maps()
+    iterator: Any = iter(loader)
+    inherited = [Path(f"/proc/{process.pid}/maps").read_text() for process in iterator._workers]
+    batch = next(iterator)
+    assert [int(row) for row in batch[:, 0]] == list(range(BATCH))
+    assert all(text.count("/memfd:numapin-slot") <= 2 * 2 for text in inherited)  # those of its first tasks
+
+
 def test_everything_is_given_back() -> None:
     """After kept batches, outliers, abandoned epochs and a close, no slot and no descriptor is left."""
     before = open_files(), slot_maps()
