@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Final
 
-from numapin.data.wire.spill import Spill
-from numapin.system import memory
-
 if TYPE_CHECKING:
-    from numapin.data.slots.control import Control
+    from numapin.data.slots.handover import Handover
     from numapin.data.wire.channel import Channel
-    from numapin.data.wire.spill import Handover
 
 WAIT_S: Final = 20
 
@@ -21,16 +18,15 @@ def echo(inbox: Channel, outbox: Channel) -> None:
     outbox.send(inbox.receive(WAIT_S)[::-1])
 
 
-def write(control: Control) -> None:
-    """Write slot 0's word, and into the memory of the first generation."""
-    control.set_state(0, 41)
-    generation = control.generation(0)
-    memoryview(memory.map_shared(control.fd, generation.num_bytes, offset=generation.offset))[:5] = b"child"
+def hand_over(handover: Handover, text: bytes) -> None:
+    """Send a memfd with a text as number 7."""
+    fd = os.memfd_create("a test")
+    os.write(fd, text)
+    handover.send(7, fd)
+    os.close(fd)
 
 
-def hand_over(handover: Handover) -> None:
-    """Send memory as batch 7 of worker 3."""
-    made = Spill()
-    made.view[:5] = b"child"
-    made.send(handover, 3, 7)
-    made.close()
+def take_over(handover: Handover, outbox: Channel) -> None:
+    """Take the descriptor with number 7, and send back what it has."""
+    outbox.number = 7
+    outbox.send(os.pread(handover.take(7), 100, 0))

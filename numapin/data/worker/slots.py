@@ -120,9 +120,9 @@ class WorkerSlots:
 
     def put_back(self, memory: BatchMemory) -> None:
         """Keep a granted slot that was taken and not sent for the next batch; a new one is dropped."""
-        if memory.fd is None:
+        if not memory.is_new:
             self._held.append((memory.number, memory.capacity))
-        else:
+        elif memory.fd is not None:  # None: it could not be sent, and is closed
             os.close(memory.fd)
 
     def send(self, memory: BatchMemory) -> None:
