@@ -63,15 +63,19 @@ class Handover:
         with suppress(BlockingIOError):
             while True:
                 self._receive()
+        self._close_early()
+
+    def close(self) -> None:
+        """Close both ends in this process, and the descriptors that were not taken."""
+        self._close_early()
+        os.close(self._reader)
+        os.close(self._sender)
+
+    def _close_early(self) -> None:
         while self._early:
             _number, fd = self._early.popitem()
             if fd is not None:
                 os.close(fd)
-
-    def close(self) -> None:
-        """Close both ends in this process."""
-        os.close(self._reader)
-        os.close(self._sender)
 
     def _receive(self) -> None:
         with _socket(self._reader, waits=False) as end:

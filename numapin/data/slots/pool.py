@@ -14,6 +14,7 @@ import os
 import resource
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -217,6 +218,8 @@ class Pool:
     def _discard(self, slot: Slot) -> None:
         """Unpin a slot that nothing reads; it is unmapped with the last reference."""
         slot.retire()
+        with suppress(ValueError):
+            self._unclean[slot.home].remove(slot)
         _orphans.discard(slot)
         slot.unpin(self.spec.driver)
 
