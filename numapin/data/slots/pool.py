@@ -295,7 +295,8 @@ class Pool:
 
     def _release_ended(self) -> None:
         """Let go of slots that ended when, or after, the pool was closed."""
-        while self._ended:
-            slot = self._ended.popleft()
-            _orphans.discard(slot)
-            slot.unpin_later(self.spec.driver)
+        with suppress(IndexError):  # two threads may be here at once
+            while True:
+                slot = self._ended.popleft()
+                _orphans.discard(slot)
+                slot.unpin_later(self.spec.driver)

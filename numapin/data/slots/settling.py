@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from functools import cache, partial
 from typing import TYPE_CHECKING, Final
 
@@ -67,8 +68,9 @@ class Settling:
         self._drop()
 
     def _drop(self) -> None:
-        while self._done:
-            self._done.popleft().unpin_later(self._spec.driver)
+        with suppress(IndexError):  # two threads may be here at once
+            while True:
+                self._done.popleft().unpin_later(self._spec.driver)
 
     def _settle(self, slot: Slot) -> None:
         """Settle a slot; runs on the settling thread, and never raises."""
