@@ -57,9 +57,7 @@ def gpu() -> dict[str, Any]:
 
 def make_head(**changes: Any) -> Head:
     """Return the head of a batch that has nothing in memory."""
-    return Head(
-        number=0, worker=0, parts=(), wanted_bytes=0, miss=None, storages=(), buffers=()
-    )._replace(**changes)
+    return Head(number=0, worker=0, parts=(), wanted_bytes=0, miss=None, storages=(), buffers=())._replace(**changes)
 
 
 class Loopback:

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from numapin.data.slots.ring import Ring
 
 import numapin
 from numapin.data.slots.quarantine import Quarantine
-from numapin.data.slots.ring import Ring
 from numapin.system.placement import PINNED
 from tests.contract.test_processes import Program
 from tests.integration.gpu_loading import (

@@ -25,6 +25,7 @@ def map_memfd(fd: int, num_bytes: int) -> torch.Tensor:
     torch unmaps it with its last reference; a finalizer of ours could run while other garbage still reads the memory.
     The kernel may use huge pages where the machine allows that for shared memory. Raises OSError.
     """
+    mmap.mmap(fd, num_bytes).close()  # raises where torch would, which leaks a descriptor then (2.13)
     try:
         tensor = torch.from_file(f"/proc/self/fd/{fd}", shared=True, size=num_bytes, dtype=torch.uint8)
     except RuntimeError as error:

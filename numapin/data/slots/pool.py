@@ -277,16 +277,17 @@ class Pool:
 
     def close(self) -> None:
         """Give all memory back, now or, if batches still refer to it, when the last of them is gone."""
-        self._is_closed = True
         if next(self._closings) or os.getpid() != self._pid:
             return
+        # Before the finalizers of batches release slots by themselves: what they release must not be added after it.
+        _orphans.update(slot for slot in self._slots.values() if slot.lease is not None)
+        self._is_closed = True
         for slot in self._slots.values():
             slot.retire()
-            if slot.lease is not None:
-                _orphans.add(slot)
         for slot in itertools.chain(self._free, *(granted.values() for granted in self._granted)):
             self._discard(slot)
         for slot in self.quarantine.drop():
+            _orphans.discard(slot)  # only a copy may read it; the reclaiming thread keeps it for that
             slot.unpin_later(self.spec.driver)
         self._settling.close()
         self._slots.clear()

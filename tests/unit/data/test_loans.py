@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gc
 import mmap
-import os
 import time
-import warnings
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
@@ -16,6 +14,7 @@ import torch
 from numapin.data.opening.capture import watch_captures
 from numapin.data.slots import pool as pool_module
 from numapin.system import memory
+from tests.data.child import in_forked_child
 from tests.data.loopback import Loopback, gpu, lent, loopback, num_mapped, num_open
 
 if TYPE_CHECKING:
@@ -201,20 +200,6 @@ class TestCopies:
         batches = [lent(pinned, BATCH) for _ in range(5)]
         batches.clear()
         assert pinned.num_on_loan() == 0
-
-
-def in_forked_child(check: Callable[[], bool]) -> bool:
-    """Return the result of a check in a forked child."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: a fork beside threads
-        pid = os.fork()
-    if not pid:
-        status = 2
-        try:
-            status = 0 if check() else 1
-        finally:
-            os._exit(status)
-    return os.waitpid(pid, 0)[1] == 0
 
 
 class TestFork:

@@ -20,7 +20,7 @@ from numapin.data.wire.tensors import unpickle
 from numapin.data.worker.packing import Packer
 from numapin.system import placement
 from tests.data.batches import Sample, bytes_of, in_slot, ramp, same
-from tests.data.loopback import Loopback, batch_of, lent, loopback, num_mapped, num_open
+from tests.data.loopback import Loopback, batch_of, loopback, num_mapped, num_open
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
