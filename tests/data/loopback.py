@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -84,9 +85,8 @@ class Loopback:
         if not self._is_busy[worker]:
             self._is_busy[worker] = True
             self.pool.reclaim()
-            tasks = self.tasks[worker]
-            grant = self.pool.grant(worker, lambda number, fd: not tasks.send(number, fd))
-            self.packers[worker].accept(grant, tasks)
+            grant = self.pool.grant(worker, partial(_offer, self.tasks[worker]))
+            self.packers[worker].accept(grant, self.tasks[worker])
         return self.packers[worker]
 
     def pack(self, batch: object, worker: int = 0) -> bytes:
@@ -130,6 +130,11 @@ class Loopback:
         self.pool.close()
         for end in self.tasks:
             end.close()
+
+
+def _offer(tasks: Handover, number: int, fd: int) -> bool:
+    tasks.send(number, fd)
+    return True
 
 
 @contextmanager

@@ -37,7 +37,7 @@ class Settling:
         self._done: deque[Slot] = deque()
         self._num_begun = 0
         self._can_pin = spec.driver is not None
-        self._is_over_budget = self._is_closed = False
+        self._is_over_budget = self._has_reported = self._is_closed = False
 
     @property
     def is_needed(self) -> bool:
@@ -78,8 +78,7 @@ class Settling:
         try:
             if not self._is_closed and os.getpid() == self._pid:
                 driver = spec.driver if self._can_pin and self._has_room(slot.num_bytes) else None
-                for shortfall in slot.settle(spec.locality, driver, spec.device):
-                    spec.report(shortfall)
+                self._report_first(slot.settle(spec.locality, driver, spec.device))
         except (NumapinError, OSError) as error:
             self._can_pin = False
             reason = f"{error.message}; {error.hint}" if isinstance(error, NumapinError) else str(error)
@@ -89,6 +88,13 @@ class Settling:
             self._done.append(slot)
             if self._is_closed:  # perhaps since the slot was pinned
                 self._drop()
+
+    def _report_first(self, shortfalls: tuple[str, ...]) -> None:
+        """Report what is wrong with a slot's pages once: the shares in it differ from slot to slot."""
+        if not self._has_reported:
+            for shortfall in shortfalls:
+                self._has_reported = True
+                self._spec.report(shortfall)
 
     def _has_room(self, num_bytes: int) -> bool:
         budget = self._spec.budget_bytes()

@@ -139,9 +139,8 @@ class TestLender:
 
     def test_an_array_is_not_written_over(self, loop: Loopback) -> None:
         """A batch that is kept does not change, however many batches follow."""
-        kept = []
-        for number in range(NUM_KEPT):
-            kept.append(batch_of(Lender(pins=False), loop.send(np.full(32 * KIB, float(number)))))
+        lender = Lender(pins=False)
+        kept = [batch_of(lender, loop.send(np.full(32 * KIB, float(number)))) for number in range(NUM_KEPT)]
         assert [np.unique(array).tolist() for array in kept] == [[float(number)] for number in range(len(kept))]
 
     @pytest.mark.parametrize("label", [ramp(100), np.arange(200.0)], ids=["tensor", "array"])
@@ -193,9 +192,7 @@ class TestCopier:
 
     def test_kept_batches_hold_no_slots(self, loop: Loopback) -> None:
         """A loop that keeps batches needs one slot; with lent slots, it needs one for each batch."""
-        kept = []
-        for number in range(NUM_KEPT):
-            kept.append(batch_of(Copier(pins=False), loop.send(ramp(1000) + number)))
+        kept = [batch_of(Copier(pins=False), loop.send(ramp(1000) + number)) for number in range(NUM_KEPT)]
         assert [int(tensor[0]) for tensor in kept] == list(range(NUM_KEPT))
         assert len(loop.pool.slots) == 1
         kept = [batch_of(Lender(pins=False), loop.send(ramp(1000) + number)) for number in range(NUM_KEPT)]

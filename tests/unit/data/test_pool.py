@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import mmap
-import os
 import resource
 import threading
 from pathlib import Path
@@ -412,7 +411,7 @@ class TestClosing:
     def test_fifty_pools_leave_nothing(self, fake_cuda: FakeCuda) -> None:
         """A closed pool leaves no descriptor, no mapping, no registration and no thread."""
         gc.collect()
-        before = num_mapped(), len(os.listdir("/proc/self/fd"))
+        before = num_mapped(), len(list(Path("/proc/self/fd").iterdir()))
         for _ in range(50):
             with loopback(**gpu()) as loop:
                 lent(loop, BATCH)
@@ -421,7 +420,7 @@ class TestClosing:
         del loop
         gc.collect()
         assert wait_until(lambda: not fake_cuda.registered_bytes(), limit_s=WAIT_S)
-        assert wait_until(lambda: (num_mapped(), len(os.listdir("/proc/self/fd"))) == before, limit_s=WAIT_S)
+        assert wait_until(lambda: (num_mapped(), len(list(Path("/proc/self/fd").iterdir()))) == before, limit_s=WAIT_S)
         assert wait_until(lambda: not _settling_threads(), limit_s=WAIT_S)
 
 

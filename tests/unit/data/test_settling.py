@@ -241,12 +241,12 @@ class TestPlacement:
         return {"locality": replace(ANYWHERE, nodes=CpuSet({1}), num_machine_nodes=2)}
 
     def test_its_answer_is_kept(self, there: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-        """Even without a GPU; what is not as it should be is reported."""
+        """Even without a GPU; what is not as it should be is reported once."""
         asked: list[dict[str, object]] = []
 
         def check(_address: int, num_bytes: int, **where: object) -> Placement:
             asked.append(where)
-            return Placement(pages={1: num_bytes // PAGE - 1, None: 1}, shortfalls=("not all",))
+            return Placement(pages={1: num_bytes // PAGE - 1, None: 1}, shortfalls=(f"not all of {len(asked)}",))
 
         monkeypatch.setattr(placement, "check", check)
         monkeypatch.setattr(placement, "prefer", lambda *_: iter(()))
@@ -255,9 +255,13 @@ class TestPlacement:
             for _ in range(3):
                 release(loop, torch.zeros(4 * PAGE, dtype=torch.uint8))
             assert asked == [{"nodes": CpuSet({1}), "num_machine_nodes": 2}]
-            assert told == ["not all"]
+            assert told == ["not all of 1"]
             totals = PoolTotals.of([loop.pool])
             assert (dict(totals.pages), totals.share_on(CpuSet({1}))) == ({1: 3, None: 1}, 0.75)
+            kept = [lent(loop, torch.zeros(4 * PAGE, dtype=torch.uint8)) for _ in range(2)]
+            del kept
+            loop.settle()
+            assert (len(asked), told) == (2, ["not all of 1"])  # the share is another, and in the stats
 
     def test_pages_that_nobody_reports_are_unverified(
         self, there: dict[str, Any], monkeypatch: pytest.MonkeyPatch

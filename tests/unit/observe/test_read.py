@@ -125,7 +125,7 @@ def test_policies(root: Path, words: str, shown: str) -> None:
 
 
 def test_tree_with_roles(root: Path) -> None:
-    """The rank comes first; workers are known by torch's name or by a ring; grandchildren belong to the rank."""
+    """The rank comes first; workers are known by torch's name or by a slot; grandchildren belong to the rank."""
     _add(root, 10)
     _add(root, 11, 10, name="pt_data_worker", maps="")  # it has let go of its memory
     _add(root, 12, 10, name="pt_data_worker:", maps="7ffc00000000 default stack\n")
@@ -147,7 +147,7 @@ def test_shared_pages_count_once_and_private_ones_all(root: Path) -> None:
     _add(root, 10)
     _add(root, 11, 10)
     rank = _one(root)
-    assert rank.bytes_by_node([MemoryKind.SLOT]) == {1: MIB}
+    assert rank.bytes_by_node([MemoryKind.SLOT]) == {1: 2 * MIB}
     assert rank.bytes_by_node([MemoryKind.HEAP]) == {1: 2 * MIB}
 
 
