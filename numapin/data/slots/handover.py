@@ -34,9 +34,8 @@ class Handover:
         self._reader, self._sender = ends or _socket_pair()
         self._early: dict[int, int | None] = {}  # None: lost
         # For an iterator that fails while it starts. A forked child has the same numbers, and may use them.
-        self.close = weakref.finalize(self, _close, os.getpid(), {self._reader, self._sender})
-        """Close both ends in this process."""
-        self.close.atexit = False
+        self._close_ends = weakref.finalize(self, _close, os.getpid(), {self._reader, self._sender})
+        self._close_ends.atexit = False
 
     def __reduce__(self) -> tuple[object, ...]:
         """Give the child's end to a process that is being started."""
@@ -68,6 +67,14 @@ class Handover:
         with suppress(BlockingIOError):
             while True:
                 self._receive()
+        self._close_early()
+
+    def close(self) -> None:
+        """Close both ends in this process, and the descriptors that were not taken."""
+        self._close_early()
+        self._close_ends()
+
+    def _close_early(self) -> None:
         while self._early:
             _number, fd = self._early.popitem()
             if fd is not None:

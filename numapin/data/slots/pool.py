@@ -14,7 +14,7 @@ import os
 import resource
 import time
 from collections import deque
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -228,6 +228,8 @@ class Pool:
     def _discard(self, slot: Slot) -> None:
         """Unpin a slot that nothing reads; it is unmapped with the last reference."""
         slot.retire()
+        with suppress(ValueError):
+            self._unclean[slot.home].remove(slot)
         _orphans.discard(slot)
         slot.unpin(self.spec.driver)
 
@@ -297,16 +299,17 @@ class Pool:
 
     def close(self) -> None:
         """Give all memory back, now or, if batches still refer to it, when the last of them is gone."""
-        self._is_closed = True
         if next(self._closings) or os.getpid() != self._pid:
             return
+        # Before the finalizers of batches release slots by themselves: what they release must not be added after it.
+        _orphans.update(slot for slot in self._slots.values() if slot.lease is not None)
+        self._is_closed = True
         for slot in self._slots.values():
             slot.retire()
-            if slot.lease is not None:
-                _orphans.add(slot)
         for slot in itertools.chain(self._free, *(granted.values() for granted in self._granted)):
             self._discard(slot)
         for slot in self.quarantine.drop():
+            _orphans.discard(slot)  # only a copy may read it; the reclaiming thread keeps it for that
             slot.unpin_later(self.spec.driver)
         self._settling.close()
         self._slots.clear()
@@ -315,7 +318,8 @@ class Pool:
 
     def _release_ended(self) -> None:
         """Let go of slots that ended when, or after, the pool was closed."""
-        while self._ended:
-            slot = self._ended.popleft()
-            _orphans.discard(slot)
-            slot.unpin_later(self.spec.driver)
+        with suppress(IndexError):  # two threads may be here at once
+            while True:
+                slot = self._ended.popleft()
+                _orphans.discard(slot)
+                slot.unpin_later(self.spec.driver)

@@ -137,7 +137,7 @@ class TestLog:
             log.note_path(path)  # type: ignore[arg-type]
         for path, batches in zip(paths, (3, 4), strict=True):
             path.counts.batches = batches
-            path.counts.misses.update({Miss.UNSUPPORTED: 1, Miss.NEW: 1, Miss.SHARED: 1})
+            path.counts.misses.update({Miss.UNSUPPORTED: 1, Miss.SHARED: 1})
         paths.pop()
         del path
         gc.collect()
