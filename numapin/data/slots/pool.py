@@ -165,7 +165,12 @@ class Pool:
         """Take back the slots that are no longer needed here."""
         for slot in self._settling.ended():
             self._set_free(slot)
-        self.quarantine.admit([self._ended.popleft() for _ in range(len(self._ended))])
+        if self._ended:
+            ended = [self._ended.popleft() for _ in range(len(self._ended))]
+            self.quarantine.admit(slot for slot in ended if slot.pinned_on is not None)
+            for slot in ended:
+                if slot.pinned_on is None:  # a copy from pageable memory has read it when its call returns
+                    self._take_back(slot)
         self._take_passed()
         if len(self.quarantine) > _SPARE:
             self._wait_for_copies()

@@ -165,7 +165,7 @@ class TestFreeSlots:
         assert taken(free, 0) is None
 
     def test_slots_that_were_never_in_use_are_surplus(self) -> None:
-        """A loop that kept many batches once does not hold their memory forever, but two spares."""
+        """A loop that kept many batches once does not hold their memory forever, but one spare a worker."""
         free = free_slots(1, *(slot(number) for number in range(10)))
         dropped = 0
         for _ in range(1000):
@@ -175,13 +175,13 @@ class TestFreeSlots:
                 dropped += 1
             else:
                 free.add(one)
-        assert (dropped, len(list(free))) == (7, 3)  # one in use, two to spare
+        assert (dropped, len(list(free))) == (8, 2)  # one in use, one to spare
 
     def test_slots_that_are_used_now_and_then_stay(self) -> None:
-        """Every 30 batches the loop keeps eight at once."""
+        """Every 30 batches the loop keeps nine at once."""
         free = free_slots(1, *(slot(number) for number in range(10)))
         for step in range(1000):
-            used = [free.take(0) for _ in range(8 if step % 30 == 0 else 1)]
+            used = [free.take(0) for _ in range(9 if step % 30 == 0 else 1)]
             for one in used:
                 assert one is not None
                 assert not free.is_surplus()
