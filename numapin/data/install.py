@@ -70,7 +70,8 @@ def _hook() -> None:
     def _get_iterator(self: torch.utils.data.DataLoader[Any]) -> _BaseDataLoaderIter:
         options: PathOptions | None = getattr(self.pin_memory_device, "options", None)
         is_ours = options is not None or bool(_STATE.everything)
-        if self.num_workers == 0 or not is_ours:
+        casts = options is not None and bool(options.casts)
+        if not is_ours or (self.num_workers == 0 and not casts):
             return torchs_own(self)
         _announce()
         return iterator_of(self, options or PathOptions())

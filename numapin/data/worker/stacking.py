@@ -54,12 +54,16 @@ class Stacker:
         if not _can_stack(first):
             return None
         shape = first.shape
-        if not all(type(other) is torch.Tensor and not other.is_nested and other.shape == shape for other in batch):
+        dtype = first.dtype
+        if not all(
+            type(other) is torch.Tensor and not other.is_nested and other.shape == shape and other.dtype is dtype
+            for other in batch
+        ):
             return None
-        return self._packer.allocate(first.dtype, (len(batch), *shape))
+        return self._packer.allocate(self._packer.casts.get(dtype, dtype), (len(batch), *shape))
 
     def stack(self, batch: Sequence[torch.Tensor], out: torch.Tensor) -> torch.Tensor:
-        """Stack into `out`; a large batch on all threads."""
+        """Stack into `out`, cast to its dtype; a large batch on all threads."""
         if out.nbytes < LARGE_BYTES:
             return torch.stack(batch, 0, out=out)  # type: ignore[arg-type] # it takes tuples, too
         passes_caches = self._packer.passes_caches and all(_is_block(tensor, out.dtype) for tensor in batch)
