@@ -58,7 +58,7 @@ def limit_threads(num_threads: int, environ: MutableMapping[str, str]) -> None:
     for path, kind in _loaded():
         try:
             library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD)
-        except OSError:  # mapped as data, e.g. by a profiler
+        except (OSError, UnicodeDecodeError):  # mapped as data, e.g. by a profiler; its name is in the error's text
             continue
         _limit(library, kind, num_threads)
 
