@@ -215,9 +215,10 @@ def test_slots_are_used_again_after_dropped_buffers(own_class: LoaderClass) -> N
 
 
 def test_a_buffer_at_the_end_of_a_stream(own_class: LoaderClass) -> None:
-    """A buffer that was requested before an iterable dataset ended does not disturb the next epoch."""
+    """A buffer that was requested before an iterable dataset ended takes no room in the next epoch's first batch."""
     arguments = {"dataset": Stream(tensor, is_wasteful=True), "batch_size": None, "num_workers": 2}
     loader = assert_same(own_class, arguments, persistent_workers=True, worker_init_fn=forbid_copies)
+    assert loader.stats().bytes == 2 * NUM_BATCHES * row(0).nbytes * BATCH
     loader.close()
 
 
