@@ -125,7 +125,8 @@ def forbid_copies(_worker: int) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("a copy into the slot")
 
-    Packer.copy = Packer.write = refuse  # type: ignore[method-assign]
+    for name in ("copy", "write"):
+        setattr(Packer, name, refuse)
 
 
 def assert_same(ours: LoaderClass, arguments: dict[str, Any], **options: Any) -> Any:

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import Dataset, default_collate
 
 import numapin
-from tests.contract.watching import TORCH, LoaderClass
+from tests.contract.watching import TORCH
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -83,7 +83,7 @@ def narrowed(thing: Any) -> Any:
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch's own, for every sparse tensor that it sends
 @pytest.mark.parametrize("collate", [default_collate, listed, unusual, buffered])
 @pytest.mark.parametrize("options", [{}, {"num_workers": 0}, {"pinned_budget": 0}], ids=["", "no-workers", "no-slots"])
-def test_values(own_class: LoaderClass, collate: Callable[[Any], Any], options: dict[str, Any]) -> None:
+def test_values(own_class: Any, collate: Callable[[Any], Any], options: dict[str, Any]) -> None:
     """Every tensor has the bits that `.to(torch.bfloat16)` gives; integers and numpy arrays stay as they are."""
     arguments: dict[str, Any] = {"dataset": Values(), "batch_size": 2, "num_workers": 1, "collate_fn": collate}
     theirs = [bits(narrowed(batch)) for batch in TORCH(**arguments | {"num_workers": 0})]
@@ -91,7 +91,7 @@ def test_values(own_class: LoaderClass, collate: Callable[[Any], Any], options: 
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
-def test_large_batches_are_cast_while_they_are_stacked(own_class: LoaderClass) -> None:
+def test_large_batches_are_cast_while_they_are_stacked(own_class: Any) -> None:
     """A batch that is stacked on threads has no copy in float32."""
 
     def forbid(_worker: int) -> None:
@@ -103,7 +103,7 @@ def test_large_batches_are_cast_while_they_are_stacked(own_class: LoaderClass) -
         assert torch.equal(batch["x"][1].view(torch.int16), expected.view(torch.int16))
 
 
-def test_a_mapping_leaves_other_types_alone(own_class: LoaderClass) -> None:
+def test_a_mapping_leaves_other_types_alone(own_class: Any) -> None:
     """Labels that are Python floats stay float64, if only float32 is cast."""
     batch = next(iter(own_class(Values(), 2, num_workers=1, cast={torch.float32: torch.float16})))
     assert (batch["x"].dtype, batch["y"].dtype, batch["n"].dtype) == (torch.float16, torch.float64, torch.int64)
@@ -111,14 +111,14 @@ def test_a_mapping_leaves_other_types_alone(own_class: LoaderClass) -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_copies_of_the_loader(own_class: LoaderClass, num_workers: int) -> None:
+def test_copies_of_the_loader(own_class: Any, num_workers: int) -> None:
     """A framework's copy of the loader, made with the arguments that torch knows, casts as well."""
     loader = own_class(Values(), 2, num_workers=num_workers, cast=BF16)
     copy = TORCH(Values(), 2, num_workers=num_workers, pin_memory_device=loader.pin_memory_device)
     assert [batch["x"].dtype for batch in copy] == [BF16] * 4
 
 
-def test_shared_views(own_class: LoaderClass) -> None:
+def test_shared_views(own_class: Any) -> None:
     """Tensors that share memory in the worker share it in the rank."""
     _rows, whole, tail, turned, _array = next(iter(own_class(Values(), 2, num_workers=1, cast=BF16, collate_fn=listed)))
     whole.fill_(7)
