@@ -9,6 +9,7 @@ from __future__ import annotations
 TYPE_CHECKING = False  # importing typing would cost each rank milliseconds
 if TYPE_CHECKING:
     from numapin import pinned
+    from numapin.data.buffer import batch_buffer
     from numapin.data.loader import DataLoader
     from numapin.errors import (
         BindingRefused,
@@ -50,6 +51,7 @@ _HOME = {
     "discover": "numapin.topology.discover",
     "spawn": "numapin.spawning.call",
     "DataLoader": "numapin.data.loader",
+    "batch_buffer": "numapin.data.buffer",
 }
 _MODULES = ("pinned",)
 
@@ -71,6 +73,7 @@ __all__ = [  # noqa: RUF022 - grouped by stage, in the order of use
     "RankPlan",
     "spawn",
     "DataLoader",
+    "batch_buffer",
     "pinned",
     "NumapinError",
     "UsageError",

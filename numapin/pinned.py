@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import math
 import mmap
-import operator
 import os
 import warnings
 import weakref
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -25,6 +23,7 @@ from numapin.base.printable import printable
 from numapin.data import containers
 from numapin.data.budget import num_ranks_of, read_room
 from numapin.data.locality import Locality, find_locality
+from numapin.data.shapes import sizes_of
 from numapin.data.slots.reclaim import Locked, reclaimer
 from numapin.errors import MachineError, NumapinError, UsageError
 from numapin.system.cuda import CudaRefused, Driver, driver
@@ -32,6 +31,8 @@ from numapin.system.placement import PINNED, find_pages, place
 from numapin.system.refusals import SYS_NICE
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import torch
 
 T = TypeVar("T")
@@ -94,7 +95,7 @@ def empty(shape: int | Iterable[int], dtype: torch.dtype | None = None, *, node:
     """
     import torch
 
-    sizes = _sizes(shape)
+    sizes = sizes_of(shape)
     dtype = torch.get_default_dtype() if dtype is None else dtype
     num_bytes = math.prod(sizes) * dtype.itemsize
     device = _current_device()
@@ -219,13 +220,6 @@ def budget(*, node: int | None = None, num_ranks: int | None = None, root: Path 
         torch_pinned_bytes=_torch_pinned_bytes(),
         reason=room.reason,
     )
-
-
-def _sizes(shape: int | Iterable[int]) -> tuple[int, ...]:
-    sizes = tuple(map(operator.index, shape if isinstance(shape, Iterable) else (shape,)))
-    if any(size < 0 for size in sizes):
-        raise UsageError(f"shape {sizes} has a negative size", "pass the size of each dimension")
-    return sizes
 
 
 def _current_device() -> int | None:

@@ -4,7 +4,8 @@ Comes in: the arguments of torch's DataLoader. Goes out: batches.
 
 ::
 
-    loader.py      EDGE  numapin.DataLoader: torch's arguments, and device, pinned_budget, node, strict
+    loader.py      EDGE  numapin.DataLoader: torch's arguments, and our own
+    buffer.py      EDGE  numapin.batch_buffer: memory for a dataset to write its batch into
     install.py     EDGE  the same path for torch's own DataLoader, in unmodified scripts
     iterator.py    EDGE  torch's multi-process iterator over our queues
     starting.py    EDGE  start the workers, and restart those whose fork hung
@@ -18,7 +19,9 @@ Comes in: the arguments of torch's DataLoader. Goes out: batches.
     usage_log.py   EDGE  a process's record of that, for the launcher
     stateful.py    EDGE  the same path for torchdata's StatefulDataLoader
     loop_times.py  EDGE  a loader's waiting times, published for `numapin top`
+    casting.py     PURE  narrow the tensors of batches
     containers.py  PURE  rebuild nested containers
+    shapes.py      PURE  check a shape
     forks.py       PURE  Python versions whose forked children can hang
     worker/              in a worker: bind it, put batches into slots
     slots/               memory for batches: made, lent, taken back

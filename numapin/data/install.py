@@ -82,7 +82,8 @@ def _hook(cls: type[_Loader], iterator_of_it: Callable[[_Loader, PathOptions], A
         options: PathOptions | None = getattr(self.pin_memory_device, "options", None)
         if options is None and not _STATE.everything:
             return torchs_own(self)
-        if self.num_workers == 0:
+        casts = options is not None and bool(options.casts)
+        if self.num_workers == 0 and not casts:
             usage_log.note_other(self, usage_log.NO_WORKERS)
             return torchs_own(self)
         _announce()

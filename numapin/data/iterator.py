@@ -12,7 +12,7 @@ import sys
 import time
 import weakref
 from multiprocessing import util
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch.multiprocessing
 from torch._C import _remove_worker_pids, _set_worker_pids
@@ -22,6 +22,7 @@ from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
 from torch.utils.data.dataloader import _DatasetKind, _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
 
 from numapin.data import containers, starting, usage_log
+from numapin.data.casting import CastingCollate
 from numapin.data.path import path_of
 from numapin.data.wire.parcel import Parcel
 
@@ -218,16 +219,17 @@ def _can_move(value: object) -> bool:
 
 def iterator_of(loader: DataLoader[Any], options: PathOptions) -> _BaseDataLoaderIter:
     """Return a new iterator over any torch DataLoader, by our data path."""
-    if loader.num_workers == 0:
-        usage_log.note_other(loader, usage_log.NO_WORKERS)
-    elif pins_elsewhere(loader):
-        usage_log.note_other(loader, usage_log.PINS_ELSEWHERE)
-        return _MultiProcessingDataLoaderIter(loader)
-    else:
+    if loader.num_workers and not pins_elsewhere(loader):
         loader.check_worker_number_rationality()
         path = path_of(loader, options)
         usage_log.note_path(path)
         return SlotIterator(loader, path)
+    usage_log.note_other(loader, usage_log.PINS_ELSEWHERE if loader.num_workers else usage_log.NO_WORKERS)
+    if options.casts:
+        collate = CastingCollate(loader.collate_fn, options.casts)
+        loader = cast("DataLoader[Any]", _Changed(loader, collate_fn=collate))
+    if loader.num_workers:
+        return _MultiProcessingDataLoaderIter(loader)
     if options.cuda_device is not None:
         return DeviceIterator(loader, options.cuda_device)
     return _SingleProcessDataLoaderIter(loader)

@@ -1,7 +1,7 @@
 """`numapin.DataLoader`. Edge.
 
-Comes in: the arguments of torch's DataLoader, and `device`, `pinned_budget`, `node` and `strict`. Goes out: the same
-batches as torch's, in memory that is near the GPU and pinned, or on the GPU.
+Comes in: the arguments of torch's DataLoader, and our own. Goes out: the same batches as torch's, in memory that is
+near the GPU and pinned, or on the GPU.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import torch
 import torch.utils.data
 
+from numapin.data.casting import casts_of
 from numapin.data.install import install, mark
 from numapin.data.iterator import iterator_of
 from numapin.data.path import DataPath, PathOptions, path_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
     from multiprocessing.context import BaseContext
     from types import TracebackType
 
@@ -33,7 +34,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     With workers, each batch is collated straight into memory that the rank shares with them: on the rank's NUMA node,
     and pinned. The rank's tensors use that memory, so nothing is copied on the way. Arguments and behavior are the same
-    as for `torch.utils.data.DataLoader`, plus `device`, `pinned_budget`, `node` and `strict`.
+    as for `torch.utils.data.DataLoader`, plus `device`, `pinned_budget`, `node`, `strict`, `cast` and
+    `worker_threads`. A dataset can write a batch straight into its memory with `numapin.batch_buffer`.
 
     A forked child shares the memory of the batches, and this process reuses it once it has released them: give the
     child copies (`.clone()`). Use torch's own loader for batches of a few hundred bytes, and for CUDA tensors that
@@ -68,9 +70,17 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             GPU's.
         strict: Raise BindingRefused at the next batch if the kernel or the driver refuses something that the loader
             needs. Otherwise the refusal is reported once, on stderr and in `stats().notes`.
+        cast: Narrow floating-point tensors while they are written into the batch's memory, so that half the bytes or
+            less go to the GPU: `torch.bfloat16` or `torch.float16` for float32 and float64 tensors, or a mapping of
+            dtypes, such as `{torch.float32: torch.bfloat16}`. Values are rounded as `Tensor.to` rounds. None: no cast.
+            numpy arrays stay as they are. With `num_workers=0`, only tensors in containers are cast.
+        worker_threads: The threads that numpy's BLAS, MKL, OpenMP libraries and OpenCV may each use in a worker. None:
+            the environment variable NUMAPIN_WORKER_THREADS, or 1. 0: as many as they use by themselves, which is the
+            number of the rank. `worker_init_fn` runs later, and may change it. torch itself uses one thread.
 
     Raises:
-        UsageError: The device, the node or the budget is invalid. torch's own errors are raised too.
+        UsageError: The device, the node, the budget, the cast or the number of threads is invalid. torch's own errors
+            are raised too.
 
     Example:
         ```python
@@ -107,11 +117,20 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         pinned_budget: int | None = None,
         node: int | None = None,
         strict: bool = False,
+        cast: torch.dtype | Mapping[torch.dtype, torch.dtype] | None = None,
+        worker_threads: int | None = None,
     ) -> None:
         """Check the arguments. Nothing starts before `iter`."""
         self.device, self.pinned_budget, self.node, self.strict = device, pinned_budget, node, strict
-        target = None if device is None else torch.device(device)
-        self._options = PathOptions(device=target, pinned_budget=pinned_budget, node=node, strict=strict)
+        self.cast, self.worker_threads = cast, worker_threads
+        self._options = PathOptions(
+            device=None if device is None else torch.device(device),
+            pinned_budget=pinned_budget,
+            node=node,
+            strict=strict,
+            casts=casts_of(cast),
+            worker_threads=worker_threads,
+        )
         super().__init__(
             *(dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn, pin_memory),
             *(drop_last, timeout, worker_init_fn, multiprocessing_context, generator),

@@ -31,6 +31,7 @@ from numapin.data.wire.parcel import Parcel
 from numapin.data.wire.queues import ResultQueue, TaskQueue
 from numapin.data.worker.owner import OwnerProcess
 from numapin.data.worker.setup import WorkerStart
+from numapin.data.worker.threads import num_worker_threads
 from numapin.errors import UsageError
 from numapin.system import calls, cuda, memory
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
     from torch.utils.data import DataLoader
 
+    from numapin.data.casting import Casts
     from numapin.data.wire.message import Head
 
 _MAX_COPY_THREADS: Final = 4
@@ -61,21 +63,30 @@ class PathOptions:
         pinned_budget: The most bytes to pin. None: what the machine allows.
         node: The NUMA node. None: found.
         strict: Whether a refusal is an error.
+        casts: The dtypes to narrow, as `casting.casts_of` returns them.
+        worker_threads: The threads of each library in a worker. 0: not limited. None: NUMAPIN_WORKER_THREADS, or 1.
     """
 
     device: torch.device | None = None
     pinned_budget: int | None = None
     node: int | None = None
     strict: bool = False
+    casts: Casts = ()
+    worker_threads: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a device that cannot be used, and a negative budget."""
+        """Refuse a device that cannot be used, and negative numbers."""
         if self.device is not None:
             _require_usable(self.device)
         if self.pinned_budget is not None and self.pinned_budget < 0:
             raise UsageError(
                 f"pinned_budget={self.pinned_budget}: a number of bytes cannot be negative",
                 "pinned_budget=0 means no slots",
+            )
+        if self.worker_threads is not None and self.worker_threads < 0:
+            raise UsageError(
+                f"worker_threads={self.worker_threads}: a number of threads cannot be negative",
+                "worker_threads=0 leaves the libraries as they are",
             )
 
     @property
@@ -185,6 +196,8 @@ class DataPath:
             pins=pins,
             moves=self.options.cuda_device is not None,
             num_copy_threads=_num_copy_threads(loader.num_workers, os.environ),
+            num_library_threads=num_worker_threads(self.options.worker_threads, os.environ),
+            casts=self.options.casts,
             then=loader.worker_init_fn,
         )
 

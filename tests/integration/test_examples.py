@@ -91,6 +91,16 @@ def test_trains(tmp_path: Path, name: str, visible: str, num_ranks: int) -> None
 
 
 @on_each_device
+@pytest.mark.parametrize("name", ["train_memmap.py", "train_readinto.py"])
+def test_writes_batches_once(tmp_path: Path, name: str, visible: str, num_ranks: int) -> None:
+    """Training from buffers that the dataset writes: the loss falls to less than half. One rank on the CPU."""
+    done = run(tmp_path, name, visible=visible, num_ranks=num_ranks if visible else 1)
+    found = losses(done.out)
+    assert len(found) >= 3
+    assert found[-1] < found[0] / 2
+
+
+@on_each_device
 def test_unmodified(tmp_path: Path, visible: str, num_ranks: int) -> None:
     """A script that does not import numapin gets its data path by an option, in each rank, with the same losses."""
     (tmp_path / "torch").mkdir()

@@ -104,9 +104,16 @@ PEERS: Final = {
     "torchdata-stateful": "torchdata's StatefulDataLoader",
     "numapin-device": "numapin.DataLoader(device=…): yields batches on the GPU",
     "numapin-host": "numapin.DataLoader(pin_memory=True) and .to(non_blocking=True)",
+    "numapin-bf16": "numapin-device with cast=torch.bfloat16; its GB/s count the bytes of the narrower batches",
+    "numapin-buffer": "numapin-device, and a dataset that writes whole batches into numapin.batch_buffer",
+    "numapin-buffer-nt": "the same, with stores that bypass the caches",
     "numapin-transport": "numapin.DataLoader without a GPU",
 }
-_FOR_DEVICES_ONLY: Final = frozenset({PEAK, "torch-side-stream", "numapin-device", "numapin-host"})
+_BUFFER_PEERS: Final = frozenset({"numapin-buffer", "numapin-buffer-nt"})
+_CASTING_PEERS: Final = frozenset({"numapin-bf16"})
+_FOR_DEVICES_ONLY: Final = frozenset({PEAK, "torch-side-stream", "numapin-device", "numapin-host"}).union(
+    _BUFFER_PEERS, _CASTING_PEERS
+)
 _FOR_HOSTS_ONLY: Final = frozenset({"numapin-transport"})
 
 
@@ -153,7 +160,7 @@ def _case(case: LoaderCase, options: LoaderBenchOptions, *, num_gpus: int, no_gp
     if case.on_device and not num_gpus:
         return Case(name=case.name, about=case.about, skipped=no_gpu or "torch sees no GPU")
     gpus = range(num_gpus) if case.on_device else (None,)
-    unfit = _FOR_HOSTS_ONLY if case.on_device else _FOR_DEVICES_ONLY
+    unfit = _unfit_peers(case)
     common = _common_spec(case, options, num_gpus)
     peers = tuple(
         Peer(name=name, specs=tuple({**common, "peer": name, "gpu": gpu} for gpu in gpus))
@@ -162,6 +169,14 @@ def _case(case: LoaderCase, options: LoaderBenchOptions, *, num_gpus: int, no_gp
     )
     at_once = f", {num_gpus} GPUs at once" if num_gpus > 1 else ""
     return Case(name=case.name, about=case.about + at_once, peers=peers)
+
+
+def _unfit_peers(case: LoaderCase) -> frozenset[str]:
+    """Return the peers that cannot run a case."""
+    unfit = _FOR_HOSTS_ONLY if case.on_device else _FOR_DEVICES_ONLY
+    if case.num_tensors or case.work is Work.DECODE:  # a buffer peer makes batches of one tensor and labels
+        unfit |= _BUFFER_PEERS
+    return unfit if case.dtype == "float32" else unfit | _CASTING_PEERS
 
 
 def _common_spec(case: LoaderCase, options: LoaderBenchOptions, num_gpus: int) -> dict[str, object]:

@@ -12,6 +12,8 @@ import torch
 from torch.utils.data import Dataset, default_collate
 
 from numapin.bench.cases.loader import NUM_SAMPLES, LoaderCase, Work, spin
+from numapin.data.buffer import batch_buffer
+from numapin.system import memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +32,7 @@ class InMemory(Dataset[Sample]):
     """The samples of a case. It is pickled as its arguments, so that a spawned worker makes its own."""
 
     def __init__(self, case: LoaderCase, gil_ns: int) -> None:
-        self._case, self._gil_ns = case, gil_ns
+        self.case, self._gil_ns = case, gil_ns
         if case.work is Work.DECODE:
             self._sample = _images(case)
         else:
@@ -38,7 +40,7 @@ class InMemory(Dataset[Sample]):
 
     def __reduce__(self) -> tuple[type[InMemory], tuple[LoaderCase, int]]:
         """Pickle only the arguments."""
-        return InMemory, (self._case, self._gil_ns)
+        return InMemory, (self.case, self._gil_ns)
 
     def __len__(self) -> int:
         """Return more samples than any run takes."""
@@ -46,9 +48,43 @@ class InMemory(Dataset[Sample]):
 
     def __getitem__(self, index: int) -> Sample:
         """Return a sample, after the case's work."""
+        self.work()
+        return self._sample(index % NUM_SAMPLES)
+
+    def work(self) -> None:
+        """Do the work of a sample that holds the GIL."""
         if self._gil_ns:
             spin(self._gil_ns)
-        return self._sample(index % NUM_SAMPLES)
+
+
+class Written(Dataset["Batch"]):
+    """Batches of a case that are written into `numapin.batch_buffer`, as by a decoder: no samples are read.
+
+    Every sample is the same one, which stays in the caches, apart from its first and last element.
+    """
+
+    def __init__(self, samples: InMemory, *, passes_caches: bool) -> None:
+        self._samples, self._passes_caches = samples, passes_caches
+        self._sample = torch.ones(samples.case.shape, dtype=_DTYPES[samples.case.dtype])
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return len(self._samples)
+
+    def __getitem__(self, indices: Sequence[int]) -> Batch:
+        """Write a batch."""
+        batch = batch_buffer((len(indices), *self._sample.shape), self._sample.dtype)
+        if self._passes_caches:
+            blocks = [self._sample.data_ptr()] * len(indices)
+            memory.stack_past_caches(batch.data_ptr(), blocks, self._sample.nbytes)
+        else:
+            for out in batch.unbind():
+                out.copy_(self._sample)
+        for _ in indices:
+            self._samples.work()
+        labels = torch.tensor(indices)
+        batch.view(len(indices), -1)[:, [0, -1]] = (labels % _NUM_CODES).to(batch.dtype)[:, None]
+        return batch, labels
 
 
 class Fetch:

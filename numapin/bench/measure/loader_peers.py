@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import BatchSampler, SequentialSampler
 from torch.utils.data import DataLoader as TorchDataLoader
 
-from numapin.bench.measure.loader_data import Fetch, InMemory, map_tensors, tensors
+from numapin.bench.measure.loader_data import Fetch, InMemory, Written, map_tensors, tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -73,8 +73,21 @@ def _numapin(setup: Setup, **options: object) -> Source:
     return Source(batches=batches, stats=loader.stats, close=loader.close)
 
 
-def _numapin_device(setup: Setup) -> Source:
-    return _numapin(setup, device=setup.device)
+def _numapin_device(setup: Setup, **options: object) -> Source:
+    return _numapin(setup, device=setup.device, **options)
+
+
+def _numapin_buffer(setup: Setup, *, passes_caches: bool) -> Source:
+    """Build a loader whose dataset makes whole batches."""
+    loader = import_module("numapin").DataLoader(
+        Written(setup.dataset, passes_caches=passes_caches),
+        batch_size=None,
+        sampler=setup.indices,
+        num_workers=setup.case.num_workers,
+        prefetch_factor=setup.case.prefetch,
+        device=setup.device,
+    )
+    return Source(batches=loader, stats=loader.stats, close=loader.close)
 
 
 def _torch_loader(setup: Setup, kind: Callable[..., Iterable[Batch]]) -> Iterable[Batch]:
@@ -157,6 +170,9 @@ BUILDERS: Final[dict[str, Callable[[Setup], Source]]] = {
     "torchdata-threads": partial(_torchdata, method="thread"),
     "torchdata-stateful": _torchdata_stateful,
     "numapin-device": _numapin_device,
+    "numapin-bf16": partial(_numapin_device, cast=torch.bfloat16),
+    "numapin-buffer": partial(_numapin_buffer, passes_caches=False),
+    "numapin-buffer-nt": partial(_numapin_buffer, passes_caches=True),
     "numapin-host": partial(_numapin, pin_memory=True),
     "numapin-transport": _numapin,
 }

@@ -105,6 +105,7 @@ class ResultQueue(Channel):
             self.number, self._is_workers = info.id, True
             self.stop_reading()
         if info is None or not isinstance(number, int) or isinstance(data, _IterableDatasetStopIteration):
+            setup.end_without_batch()
             self.send(encode_plain(result))
         else:
             self.send(setup.pack(number, data, where=f"in DataLoader worker process {info.id}"))

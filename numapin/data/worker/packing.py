@@ -12,7 +12,7 @@ import io
 import pickle
 import threading
 from multiprocessing.reduction import ForkingPickler
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import torch
 from torch.multiprocessing.reductions import reduce_tensor
@@ -21,11 +21,13 @@ from torch.nn.utils.rnn import PackedSequence
 from numapin.data.slots.sizes import align
 from numapin.data.wire.message import NOTHING, Head, Miss, PartHead, encode
 from numapin.data.wire.tensors import move, packed_sequence, rebuild, tensor_over
+from numapin.data.worker.narrow import Narrower
 from numapin.system import memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from numapin.data.casting import Casts
     from numapin.data.slots.handover import Handover
     from numapin.data.wire.grant import Grant
     from numapin.data.worker.slots import BatchMemory, WorkerSlots
@@ -52,8 +54,9 @@ class PackedRoom(NamedTuple):
 class Packer:
     """Puts one batch after the other into slots. For the thread that made it only."""
 
-    def __init__(self, slots: WorkerSlots | None, *, worker: int, pins: bool, moves: bool) -> None:
+    def __init__(self, slots: WorkerSlots | None, *, worker: int, pins: bool, moves: bool, casts: Casts = ()) -> None:
         self._slots, self._worker, self.pins, self.moves = slots, worker, pins, moves
+        self.casts = dict(casts)
         self.passes_caches = (pins or moves) and memory.can_pass_caches()  # a GPU reads what is written, and no CPU
         self._thread = threading.get_ident()
         self._parts: list[BatchMemory] = []
@@ -120,7 +123,15 @@ class Packer:
             return encode(self._head(number, pickler, sent), pickler.body)
         finally:
             pickler.clear_memo()  # it refers to itself, and would keep the batch until the garbage collector comes
-            self._finish()
+            self.finish()
+
+    def finish(self) -> None:
+        """End a batch, sent or not: keep the memory that was not sent for the next one."""
+        if self._slots is not None:
+            for part in self._parts:
+                if not part.is_sent:
+                    self._slots.put_back(part)
+        self._parts, self.refusal = [], None
 
     def _begin_part(self, num_bytes: int) -> bool:
         if self._slots is None:
@@ -160,13 +171,6 @@ class Packer:
             notes=notes,
         )
 
-    def _finish(self) -> None:
-        if self._slots is not None:
-            for part in self._parts:
-                if not part.is_sent:
-                    self._slots.put_back(part)
-        self._parts, self.refusal = [], None
-
 
 class _BatchPickler(ForkingPickler):
     """Pickles one batch; tensors, and memory that is exported as protocol-5 buffers, go into the slot."""
@@ -174,7 +178,7 @@ class _BatchPickler(ForkingPickler):
     def __init__(self, packer: Packer) -> None:
         self._file = io.BytesIO()
         super().__init__(self._file, pickle.HIGHEST_PROTOCOL, True, self._take_out)
-        self._packer = packer
+        self._packer, self._narrower = packer, Narrower(packer.casts, packer.allocate)
         self._token = bytearray(1)  # stands for a tensor among the out-of-band buffers
         self._next: int | None = None
         self._copied: dict[int, list[tuple[int, int, int]]] = {}  # address -> copied ranges (begin, end, number)
@@ -196,20 +200,28 @@ class _BatchPickler(ForkingPickler):
 
     def reducer_override(self, thing: object) -> Reduced:
         """Reduce a tensor to its place in the slot; leave everything else as it is."""
-        if type(thing) is torch.Tensor:
-            return self._reduce(thing)
         if isinstance(thing, torch.Tensor):
-            return self._reduce_subclass(thing)
+            return self._reduce_cast(thing) if self._packer.casts else self._reduce_any(thing)
         if self._packer.moves and type(thing) is PackedSequence:
             return packed_sequence, (thing.data, thing.batch_sizes.tolist(), *thing[2:])
         return _UNCHANGED
+
+    def _reduce_cast(self, tensor: torch.Tensor) -> Reduced:
+        is_memory = type(tensor) is torch.Tensor and is_plain(tensor)
+        narrow = self._narrower.narrow(tensor, is_plain=is_memory)
+        reduced = self._reduce_any(narrow)
+        if reduced is _UNCHANGED and narrow is not tensor:  # pickle would send the tensor as it was
+            return cast("Reduced", _torchs_reducer(narrow)(narrow))
+        return reduced
+
+    def _reduce_any(self, tensor: torch.Tensor) -> Reduced:
+        return self._reduce(tensor) if type(tensor) is torch.Tensor else self._reduce_subclass(tensor)
 
     def _reduce_subclass(self, tensor: torch.Tensor) -> Reduced:
         self.miss = self.miss or Miss.UNSUPPORTED
         if not self._packer.moves:
             return _UNCHANGED
-        reducers: dict[type, Reducer] = ForkingPickler._extra_reducers  # type: ignore[attr-defined] # noqa: SLF001
-        return self._leave(tensor, reducers.get(type(tensor), _reduce_by_value))
+        return self._leave(tensor, _torchs_reducer(tensor))
 
     def _reduce(self, tensor: torch.Tensor) -> Reduced:
         found = self._place(tensor) if is_plain(tensor) else None
@@ -238,11 +250,13 @@ class _BatchPickler(ForkingPickler):
         if raw.nbytes < _SMALL_BYTES:
             return True
         self.wanted_bytes += align(raw.nbytes)
-        room = self._packer.reserve(raw.nbytes)
+        inside = None if raw.readonly else self._packer.find(memory.address_of(raw), raw.nbytes)
+        room = inside or self._packer.reserve(raw.nbytes)
         self.miss = self.miss or self._packer.refusal
         if room is None:
             return True
-        self._packer.write(room, raw)
+        if inside is None:
+            self._packer.write(room, raw)
         self.buffers.append(~self._add(room))
         return False
 
@@ -305,6 +319,11 @@ def is_plain(tensor: torch.Tensor) -> bool:
         or tensor._is_zerotensor()  # noqa: SLF001 - autograd's zero gradients, which have no memory
         or not tensor.numel()
     )
+
+
+def _torchs_reducer(tensor: torch.Tensor) -> Reducer:
+    reducers: dict[type, Reducer] = ForkingPickler._extra_reducers  # type: ignore[attr-defined] # noqa: SLF001
+    return reducers.get(type(tensor), _reduce_by_value)
 
 
 def _reduce_by_value(tensor: torch.Tensor) -> str | tuple[Any, ...]:

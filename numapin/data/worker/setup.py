@@ -19,11 +19,13 @@ from torch._utils import ExceptionWrapper
 from numapin.data.worker.packing import Packer
 from numapin.data.worker.slots import WorkerSlots
 from numapin.data.worker.stacking import Stacker
+from numapin.data.worker.threads import limit_libraries
 from numapin.rank import bind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from numapin.data.casting import Casts
     from numapin.data.locality import Locality
     from numapin.data.slots.handover import Handover
     from numapin.data.wire.grant import Grant
@@ -44,6 +46,8 @@ class WorkerStart:
         pins: Whether batches must end up in pinned memory.
         moves: Whether batches must end up on a device.
         num_copy_threads: The threads that stack a large batch.
+        num_library_threads: The threads of numpy's BLAS, OpenMP, MKL and OpenCV. 0: as many as they would use.
+        casts: The dtypes to narrow.
         then: The user's own worker_init_fn.
     """
 
@@ -54,6 +58,8 @@ class WorkerStart:
     pins: bool
     moves: bool
     num_copy_threads: int
+    num_library_threads: int
+    casts: Casts
     then: Callable[[int], None] | None
 
     def __call__(self, worker: int) -> None:
@@ -62,12 +68,13 @@ class WorkerStart:
         where = self.locality
         bind.bind_thread(cpus=where.cpus, memory=where.memory, nodes=where.nodes)  # the rank has reported refusals
         self.rank.end_with()
+        limit_libraries(self.num_library_threads)
         if _is_in_bad_fork():
             _release_gpus()
         slots = None
         if self.arrivals is not None:
             slots = WorkerSlots(self.arrivals, where, serial=self.serial + worker)
-        _packer = Packer(slots, worker=worker, pins=self.pins, moves=self.moves)
+        _packer = Packer(slots, worker=worker, pins=self.pins, moves=self.moves, casts=self.casts)
         if slots:
             Stacker(_packer, num_threads=self.num_copy_threads).install()
         if self.then is not None:
@@ -90,6 +97,17 @@ def accept(grant: Grant, handover: Handover) -> None:
     """Take over the slot that came with a task."""
     if _packer is not None:
         _packer.accept(grant, handover)
+
+
+def allocate(dtype: torch.dtype, size: tuple[int, ...]) -> torch.Tensor | None:
+    """Return an uninitialized tensor in the memory of the batch that is being made; None if there is none."""
+    return None if _packer is None else _packer.allocate(dtype, size)
+
+
+def end_without_batch() -> None:
+    """Release the memory that was allocated for a batch that does not come."""
+    if _packer is not None:
+        _packer.finish()
 
 
 def pack(number: int, batch: object, *, where: str) -> bytes:

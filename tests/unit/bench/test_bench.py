@@ -24,6 +24,7 @@ from numapin.bench.measure.loader import _warm_up, _window
 from numapin.bench.measure.loader_data import Fetch, InMemory, num_bytes, require_intact, tensors
 from numapin.bench.measure.loader_peers import BUILDERS, Setup
 from numapin.bench.model import Benchmark, BenchReport, Case, Comparison, Peer, Run, combine, summarize
+from numapin.system import memory
 from numapin.view.bench_layouts import LOADER
 from numapin.view.bench_table import bench_table
 from tests.waiting import gone, wait_until
@@ -311,6 +312,14 @@ class TestCases:
         assert "numapin-transport" not in {peer.name for peer in case.peers}
         assert "8 workers" in case.about
 
+    def test_peers_that_cannot_run_a_case(self) -> None:
+        """Only float32 is cast; a dataset that writes whole batches makes neither dicts nor decoded images."""
+        names = ("154MB", "38MB", "dict200", "decode")
+        cases = loader_benchmark(replace(OPTIONS, cases=names), num_gpus=1, no_gpu=None).cases
+        own = ("numapin-bf16", "numapin-buffer", "numapin-buffer-nt")
+        found = [tuple(peer.name for peer in case.peers if peer.name in own) for case in cases]
+        assert found == [own, own[1:], own[:1], ()]
+
     def test_all_gpus(self) -> None:
         """There is one process per GPU, with 12 workers each by default."""
         everywhere = replace(OPTIONS, cases=("38MB",), peers=("torch",), all_gpus=True)
@@ -362,6 +371,19 @@ class TestData:
         again = pickle.loads(pickled)  # noqa: S301 - our own
         pairs = zip(tensors(default_collate([dataset[7]])), tensors(default_collate([again[7]])), strict=True)
         assert all(torch.equal(one, other) for one, other in pairs)
+
+
+@pytest.mark.parametrize("name", ["numapin-buffer", "numapin-buffer-nt"])
+def test_written_batches(name: str) -> None:
+    """The peers whose dataset writes whole batches deliver what the check expects, of any case that they run."""
+    if name.endswith("-nt") and not memory.can_pass_caches():
+        pytest.skip("no C compiler when numapin was installed")
+    case = replace(CASES["gil-1MB"], num_workers=1, on_device=False)
+    source = BUILDERS[name](Setup(case=case, dataset=InMemory(case, 1000), device=None))
+    batches = iter(source.batches)
+    for _ in range(6):
+        require_intact(next(batches), case)
+    source.close()
 
 
 def test_threads_keep_the_order() -> None:

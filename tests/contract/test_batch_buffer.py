@@ -1,0 +1,324 @@
+"""numapin.batch_buffer: a batch is written once, straight into its slot, and is right whatever the dataset does."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch.utils.data import BatchSampler, Dataset, IterableDataset, SequentialSampler, default_collate, get_worker_info
+
+import numapin
+from numapin.data import buffer
+from numapin.data.worker.packing import Packer
+from numapin.errors import UsageError
+from tests.contract.datasets import Rows, row
+from tests.contract.watching import TORCH, LoaderClass
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+BATCH, NUM_BATCHES = 4, 12
+SHAPE = (64, 64)
+SIZE = BATCH * NUM_BATCHES
+
+
+def write(indices: Sequence[int]) -> torch.Tensor:
+    """Return a buffer with one row for each index."""
+    batch = numapin.batch_buffer((len(indices), *SHAPE))
+    for out, index in zip(batch, indices, strict=True):
+        out.copy_(row(index))
+    return batch
+
+
+def tensor(indices: Sequence[int]) -> Any:
+    """Return the buffer itself."""
+    return write(indices)
+
+
+def array(indices: Sequence[int]) -> Any:
+    """Return a part of the buffer as a numpy array."""
+    return write(indices).numpy()[1:]
+
+
+def from_array(indices: Sequence[int]) -> Any:
+    """Return a tensor over the buffer's numpy array."""
+    return torch.from_numpy(write(indices).numpy())
+
+
+def changed_views(indices: Sequence[int]) -> Any:
+    """Return views of several kinds."""
+    batch = write(indices)
+    return batch[1:], batch.view(-1), batch.transpose(1, 2), batch.view(torch.int32)
+
+
+def several(indices: Sequence[int]) -> Any:
+    """Return several buffers of different types, with the index beside them."""
+    labels = numapin.batch_buffer(1024 * len(indices), torch.int64).fill_(indices[0])
+    flags = numapin.batch_buffer((len(indices), 1024), torch.bool).fill_(True)
+    return {"x": write(indices), "labels": labels, "flags": [flags, write(indices)], "first": indices[0]}
+
+
+@dataclass(frozen=True)
+class Batches(Dataset[Any]):
+    """A dataset that makes whole batches with a function of their indices."""
+
+    make: Callable[[Sequence[int]], Any]
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return SIZE
+
+    def __getitem__(self, indices: Sequence[int]) -> Any:
+        """Return a batch."""
+        return self.make(indices)
+
+
+@dataclass(frozen=True)
+class Listed(Dataset[Any]):
+    """A dataset that reads a batch at a time, as `__getitems__` does; its collate_fn leaves the batch as it is."""
+
+    make: Callable[[Sequence[int]], Any]
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return SIZE
+
+    def __getitems__(self, indices: Sequence[int]) -> Any:
+        """Return a batch."""
+        return self.make(indices)
+
+
+@dataclass(frozen=True)
+class Stream(IterableDataset[Any]):
+    """An iterable dataset that yields whole batches; with `is_wasteful`, each with a buffer that is not sent."""
+
+    make: Callable[[Sequence[int]], Any]
+    is_wasteful: bool = False
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the batches of one worker of two."""
+        info = get_worker_info()
+        for number in range(info.id if info else 0, NUM_BATCHES, info.num_workers if info else 1):
+            yield self.make(range(BATCH * number, BATCH * (number + 1)))
+        if self.is_wasteful:
+            write(range(BATCH))
+
+
+def in_batches(make: Callable[[Sequence[int]], Any], **options: Any) -> dict[str, Any]:
+    """Return a loader's arguments for a dataset that makes whole batches."""
+    sampler = BatchSampler(SequentialSampler(range(SIZE)), BATCH, drop_last=False)
+    return {"dataset": Batches(make), "batch_size": None, "sampler": sampler, "num_workers": 2, **options}
+
+
+def same(thing: Any) -> Any:
+    """Return the argument."""
+    return thing
+
+
+def forbid_copies(_worker: int) -> None:
+    """Make every copy into a slot an error."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a copy into the slot")
+
+    for name in ("copy", "write"):
+        setattr(Packer, name, refuse)
+
+
+def assert_same(ours: LoaderClass, arguments: dict[str, Any], **options: Any) -> Any:
+    """Fail unless two epochs of our loader are as torch's; return our loader."""
+    loader = ours(**(arguments | options))
+    for _ in range(2):
+        theirs = list(TORCH(**arguments))
+        for number, batch in enumerate(loader):
+            torch.testing.assert_close(batch, theirs[number], rtol=0, atol=0)
+    return loader
+
+
+@pytest.mark.parametrize("make", [tensor, array, from_array, changed_views, several])
+def test_nothing_is_copied(own_class: LoaderClass, make: Callable[[Sequence[int]], Any]) -> None:
+    """Buffers, views of them and numpy arrays over them travel in the slot as they are."""
+    assert_same(own_class, in_batches(make), worker_init_fn=forbid_copies)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"dataset": Listed(tensor), "collate_fn": same, "batch_size": BATCH},
+        {"dataset": range(SIZE), "collate_fn": tensor, "batch_size": BATCH},
+        {"dataset": Stream(tensor), "batch_size": None},
+    ],
+    ids=["getitems", "collate_fn", "iterable"],
+)
+def test_wherever_batches_are_made(own_class: LoaderClass, arguments: dict[str, Any]) -> None:
+    """It works in `__getitems__`, in a collate_fn and in an iterable dataset."""
+    assert_same(own_class, arguments | {"num_workers": 2}, worker_init_fn=forbid_copies)
+
+
+class Keeper:
+    """Makes batches, and keeps buffers of all earlier ones in the worker, which must stay as they were."""
+
+    def __init__(self, *, returns_old: bool) -> None:
+        self.returns_old, self.kept = returns_old, list[tuple[int, torch.Tensor]]()
+
+    def __call__(self, indices: Sequence[int]) -> Any:
+        """Return a batch, and the one three before it."""
+        for first, old in self.kept:
+            assert torch.equal(old[0], row(first)), "a kept buffer was overwritten"
+        self.kept.append((indices[0], write(indices)))
+        write(indices)  # dropped
+        return write(indices), self.kept[max(0, len(self.kept) - 4)][1] if self.returns_old else None
+
+
+@pytest.mark.parametrize("returns_old", [False, True])
+def test_kept_buffers(own_class: LoaderClass, *, returns_old: bool) -> None:
+    """A buffer that the dataset keeps is never overwritten, and is copied if it comes with a later batch."""
+    loader = own_class(**in_batches(Keeper(returns_old=returns_old)))
+    for _ in range(3):
+        for number, (batch, old) in enumerate(loader):
+            assert torch.equal(batch[1], row(BATCH * number + 1))
+            if returns_old:
+                assert torch.equal(old[1], row(BATCH * (number - min(number // 2, 3) * 2) + 1))
+
+
+def dropping(indices: Sequence[int]) -> Any:
+    """Write buffers of which none is in the batch; return the open descriptors and mapped memfds of this worker."""
+    write(indices)
+    numapin.batch_buffer(1 << 20, torch.uint8)
+    num_mapped = Path("/proc/self/maps").read_text().count("memfd:numapin-slot")
+    return len(list(Path("/proc/self/fd").iterdir())), num_mapped
+
+
+def test_dropped_buffers(own_class: LoaderClass) -> None:
+    """Memory that is not in the batch is not sent, and does not accumulate in the worker."""
+    loader = own_class(**in_batches(dropping, num_workers=1))
+    seen = [tuple(batch) for batch in loader]
+    assert len(set(seen[1:])) == 1, seen
+    assert loader.stats().slots == 0  # type: ignore[attr-defined]
+
+
+def test_slots_are_used_again_after_dropped_buffers(own_class: LoaderClass) -> None:
+    """A granted slot whose buffer was dropped carries a later batch."""
+
+    def sometimes(indices: Sequence[int]) -> Any:
+        batch = write(indices)
+        return batch if indices[0] // BATCH % 2 else 0
+
+    loader = own_class(**in_batches(sometimes, num_workers=1))
+    for _ in range(4):
+        for number, batch in enumerate(loader):
+            assert number % 2 == 0 or torch.equal(batch[3], row(BATCH * number + 3))
+    assert loader.stats().slots <= 6, loader.stats()  # type: ignore[attr-defined]
+
+
+def test_a_buffer_at_the_end_of_a_stream(own_class: LoaderClass) -> None:
+    """A buffer that was requested before an iterable dataset ended takes no room in the next epoch's first batch."""
+    arguments = {"dataset": Stream(tensor, is_wasteful=True), "batch_size": None, "num_workers": 2}
+    loader = assert_same(own_class, arguments, persistent_workers=True, worker_init_fn=forbid_copies)
+    assert loader.stats().bytes == 2 * NUM_BATCHES * row(0).nbytes * BATCH
+    loader.close()
+
+
+def in_thread(indices: Sequence[int]) -> Any:
+    """Make a batch in another thread."""
+    made: list[torch.Tensor] = []
+    thread = threading.Thread(target=lambda: made.append(write(indices)))
+    thread.start()
+    thread.join()
+    return made[0]
+
+
+def on_meta(indices: Sequence[int]) -> Any:
+    """Make a batch while another device is the default."""
+    with torch.device("meta"):
+        batch = numapin.batch_buffer((len(indices), *SHAPE))
+    return batch.copy_(write(indices))
+
+
+def growing(indices: Sequence[int]) -> Any:
+    """Return batches of different sizes; some are larger than every slot before them."""
+    length = 1 + indices[0] % 20 * 1000
+    return numapin.batch_buffer((length, 3), torch.float64).fill_(indices[0]), write(indices)
+
+
+def empty(indices: Sequence[int]) -> Any:
+    """Return buffers without elements, and one with."""
+    return numapin.batch_buffer((0, 3)), numapin.batch_buffer(()).fill_(indices[0]), write(indices)
+
+
+class SingleRows(Rows):
+    """Rows that are buffers themselves."""
+
+    def __getitem__(self, index: int) -> Any:
+        """Return a row."""
+        return write([index])[0]
+
+
+@pytest.mark.parametrize("make", [in_thread, on_meta, growing, empty])
+def test_unusual_requests(own_class: LoaderClass, make: Callable[[Sequence[int]], Any]) -> None:
+    """Another thread, another default device, any size: the batch is right."""
+    assert_same(own_class, in_batches(make))
+
+
+def test_buffers_for_samples(own_class: LoaderClass) -> None:
+    """Buffers for single samples can be collated."""
+    assert_same(own_class, {"dataset": SingleRows(SIZE), "batch_size": BATCH, "num_workers": 2})
+
+
+@pytest.mark.parametrize("options", [{"pinned_budget": 0}, {"num_workers": 0}])
+def test_without_slots(own_class: LoaderClass, options: dict[str, Any]) -> None:
+    """Without slots, or without workers, the buffers are ordinary tensors."""
+    assert_same(own_class, in_batches(several), **options)
+
+
+class TestElsewhere:
+    """Outside a worker."""
+
+    def test_an_ordinary_tensor(self) -> None:
+        """It is a contiguous CPU tensor of torch's default type, even if another device is the default."""
+        with torch.device("meta"):
+            found = numapin.batch_buffer((2, 3))
+        assert (found.shape, found.dtype, found.device.type) == ((2, 3), torch.get_default_dtype(), "cpu")
+        assert numapin.batch_buffer(5, torch.uint8).shape == (5,)
+
+    def test_shapes_that_are_refused(self) -> None:
+        """A negative size is a UsageError; one that does not fit into memory is torch's own error."""
+        with pytest.raises(UsageError, match=r"shape \(2, -3\) has a negative size") as caught:
+            numapin.batch_buffer((2, -3))
+        assert caught.value.hint == "pass the size of each dimension"
+        with pytest.raises(RuntimeError, match="memory"):
+            numapin.batch_buffer(1 << 60)
+        with pytest.raises(TypeError):
+            numapin.batch_buffer((2.5,))  # type: ignore[arg-type]
+
+    def test_pinned_once_cuda_is_in_use(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """A process that uses CUDA gets pinned memory; if that is refused, an ordinary tensor and one warning."""
+        asked: list[dict[str, object]] = []
+
+        def refuse(*_: object, **options: object) -> torch.Tensor:
+            asked.append(options)
+            raise RuntimeError("CUDA error: out of memory\nCompile with ...")
+
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch, "empty_like", refuse)
+        monkeypatch.setattr(buffer, "_reported", set())
+        assert [tuple(numapin.batch_buffer((3, 4)).shape) for _ in range(2)] == [(3, 4)] * 2
+        assert asked == [{"pin_memory": True}] * 2
+        err = capsys.readouterr().err
+        assert err.count("not pinned: CUDA error: out of memory; see: numapin.pinned.budget()") == 1
+
+
+def test_collated_buffers_are_stacked_once(own_class: LoaderClass) -> None:
+    """The default collate stacks buffers into the slot, too."""
+    loader = own_class(Rows(SIZE), BATCH, num_workers=1, collate_fn=_stacked)
+    assert all(torch.equal(batch[2], row(BATCH * n + 2)) for n, batch in enumerate(loader))
+
+
+def _stacked(rows: list[Any]) -> Any:
+    return default_collate([write([sample["index"]])[0] for sample in rows])

@@ -1,0 +1,126 @@
+"""cast=: floating-point tensors arrive narrower, with the values that torch's loader and `.to` give."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, default_collate
+
+import numapin
+from tests.contract.watching import TORCH
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+BF16 = torch.bfloat16
+LARGE = (1 << 20) + 3  # two of them are stacked on threads
+
+
+class Values(Dataset[Any]):
+    """Random bits as float32, infinities and NaNs among them, with a Python float and an integer."""
+
+    def __init__(self, size: int = 8, length: int = 1000) -> None:
+        self.size, self.length = size, length
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return self.size
+
+    def __getitem__(self, index: int) -> Any:
+        """Return a sample."""
+        generator = torch.Generator().manual_seed(index)
+        bits = torch.randint(-(2**31), 2**31 - 1, (self.length,), dtype=torch.int32, generator=generator)
+        return {"x": bits.view(torch.float32), "y": index / 3, "n": index}
+
+
+def listed(samples: Sequence[Any]) -> Any:
+    """Return the samples' tensors one by one, with views of them, and a numpy array."""
+    whole = torch.stack([sample["x"] for sample in samples])
+    return [sample["x"] for sample in samples], whole, whole[1:], whole.T, np.ones((600, 2), np.float32)
+
+
+def unusual(samples: Sequence[Any]) -> Any:
+    """Return tensors that do not travel in slots, or have no elements."""
+    whole = torch.stack([sample["x"] for sample in samples]).nan_to_num(0, 0, 0)
+    return torch.nn.Parameter(whole), whole.relu().to_sparse(), whole[:0], whole.clone().requires_grad_()
+
+
+def buffered(samples: Sequence[Any]) -> Any:
+    """Return buffers of both types."""
+    narrow = numapin.batch_buffer((len(samples), 1000), BF16)
+    wide = numapin.batch_buffer((len(samples), 1000))
+    for number, sample in enumerate(samples):
+        narrow[number], wide[number] = sample["x"], sample["x"]
+    return narrow, wide
+
+
+def bits(thing: Any) -> Any:
+    """Return a batch with each bfloat16 tensor as integers, since NaN differs from itself, and others as they are."""
+    if isinstance(thing, dict):
+        return {name: bits(part) for name, part in thing.items()}
+    if isinstance(thing, list | tuple):
+        return [bits(part) for part in thing]
+    if isinstance(thing, torch.Tensor):
+        dense = thing.detach().to_dense()
+        plain = dense.view(torch.int16) if dense.dtype is BF16 else dense
+        return [thing.layout is torch.strided, thing.requires_grad, plain]
+    return thing
+
+
+def narrowed(thing: Any) -> Any:
+    """Return a batch of torch's loader with its floating-point tensors cast."""
+    if isinstance(thing, dict):
+        return {name: narrowed(part) for name, part in thing.items()}
+    if isinstance(thing, list | tuple):
+        return [narrowed(part) for part in thing]
+    is_cast = isinstance(thing, torch.Tensor) and thing.dtype in (torch.float32, torch.float64)
+    return thing.detach().to(BF16).requires_grad_(thing.requires_grad) if is_cast else thing
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch's own, for every sparse tensor that it sends
+@pytest.mark.parametrize("collate", [default_collate, listed, unusual, buffered])
+@pytest.mark.parametrize("options", [{}, {"num_workers": 0}, {"pinned_budget": 0}], ids=["", "no-workers", "no-slots"])
+def test_values(own_class: Any, collate: Callable[[Any], Any], options: dict[str, Any]) -> None:
+    """Every tensor has the bits that `.to(torch.bfloat16)` gives; integers and numpy arrays stay as they are."""
+    arguments: dict[str, Any] = {"dataset": Values(), "batch_size": 2, "num_workers": 1, "collate_fn": collate}
+    theirs = [bits(narrowed(batch)) for batch in TORCH(**arguments | {"num_workers": 0})]
+    ours = [bits(batch) for batch in own_class(**arguments | options, cast=BF16)]
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+def test_large_batches_are_cast_while_they_are_stacked(own_class: Any) -> None:
+    """A batch that is stacked on threads has no copy in float32."""
+
+    def forbid(_worker: int) -> None:
+        torch.stack = None  # type: ignore[assignment] # an error if it is called
+
+    loader = own_class(Values(4, LARGE), 2, num_workers=1, cast=BF16, worker_init_fn=forbid)
+    for number, batch in enumerate(loader):
+        expected = Values(4, LARGE)[2 * number + 1]["x"].to(BF16)
+        assert torch.equal(batch["x"][1].view(torch.int16), expected.view(torch.int16))
+
+
+def test_a_mapping_leaves_other_types_alone(own_class: Any) -> None:
+    """Labels that are Python floats stay float64, if only float32 is cast."""
+    batch = next(iter(own_class(Values(), 2, num_workers=1, cast={torch.float32: torch.float16})))
+    assert (batch["x"].dtype, batch["y"].dtype, batch["n"].dtype) == (torch.float16, torch.float64, torch.int64)
+    assert torch.equal(batch["y"], torch.tensor([0, 1 / 3], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_copies_of_the_loader(own_class: Any, num_workers: int) -> None:
+    """A framework's copy of the loader, made with the arguments that torch knows, casts as well."""
+    loader = own_class(Values(), 2, num_workers=num_workers, cast=BF16)
+    copy = TORCH(Values(), 2, num_workers=num_workers, pin_memory_device=loader.pin_memory_device)
+    assert [batch["x"].dtype for batch in copy] == [BF16] * 4
+
+
+def test_shared_views(own_class: Any) -> None:
+    """Tensors that share memory in the worker share it in the rank."""
+    _rows, whole, tail, turned, _array = next(iter(own_class(Values(), 2, num_workers=1, cast=BF16, collate_fn=listed)))
+    whole.fill_(7)
+    assert bool((tail == 7).all())
+    assert bool((turned == 7).all())

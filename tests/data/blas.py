@@ -1,0 +1,68 @@
+"""Run as a program: print how many threads numpy's BLAS uses in workers, with torch's loader and ours.
+
+Input: nothing. Output: one line for each loader: its name, the start method, the number of threads.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+import numapin
+
+_BUSY_NS = 1_000_000
+_MATRIX = np.random.default_rng(0).random((500, 500))
+
+
+def _busy_ns() -> dict[str, int]:
+    """Return the CPU time of each thread of this process."""
+    return {path.name: int((path / "schedstat").read_text().split()[0]) for path in Path("/proc/self/task").iterdir()}
+
+
+class Products(Dataset[Any]):
+    """Items that multiply matrices; each is the number of threads that took part, and the number that exist."""
+
+    def __len__(self) -> int:
+        """Return the number of items."""
+        return 1
+
+    def __getitem__(self, _index: int) -> Any:
+        """Multiply for 0.1 s of this process's CPU time."""
+        before = _busy_ns()
+        until_s = time.process_time() + 0.1
+        while time.process_time() < until_s:
+            _MATRIX @ _MATRIX
+        busy = [thread for thread, ns in _busy_ns().items() if ns - before.get(thread, 0) > _BUSY_NS]
+        batch = numapin.batch_buffer(3, torch.int64)
+        return batch.copy_(torch.tensor([len(busy), len(_busy_ns()), int(os.environ["OMP_NUM_THREADS"])]))
+
+
+def _own_number(_worker: int) -> None:
+    os.environ["OMP_NUM_THREADS"] = "5"
+
+
+def main() -> None:
+    """Multiply here, then in workers."""
+    Products()[0]
+    runs: list[tuple[str, type[DataLoader[Any]], dict[str, Any]]] = [
+        ("torch", DataLoader, {}),
+        ("numapin", numapin.DataLoader, {}),
+        ("numapin-spawn", numapin.DataLoader, {"multiprocessing_context": "spawn"}),
+        ("numapin-2", numapin.DataLoader, {"worker_threads": 2}),
+        ("numapin-0", numapin.DataLoader, {"worker_threads": 0}),
+        ("numapin-own", numapin.DataLoader, {"worker_init_fn": _own_number}),
+    ]
+    for name, kind, options in runs:
+        seen = next(iter(kind(Products(), batch_size=None, num_workers=1, **options))).tolist()
+        sys.stdout.write(f"{name} {' '.join(map(str, seen))}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""Casting batches: which dtypes, and what remains of the tensors' memory."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from numapin.data.casting import CastingCollate, cast_tensor, casts_of
+from numapin.data.path import PathOptions
+from numapin.data.worker.narrow import Narrower
+from numapin.errors import UsageError
+
+BF16, FLOAT = torch.bfloat16, torch.float32
+CASTS = casts_of(BF16)
+
+
+class TestPairs:
+    """The user's `cast`."""
+
+    @pytest.mark.parametrize(
+        ("cast", "pairs"),
+        [
+            (None, {}),
+            ({}, {}),
+            (torch.bfloat16, {torch.float64: BF16, torch.float32: BF16}),
+            (torch.float16, {torch.float64: torch.float16, torch.float32: torch.float16}),
+            (torch.float32, {torch.float64: torch.float32}),
+            ({torch.float32: torch.bfloat16}, {torch.float32: BF16}),
+        ],
+    )
+    def test_what_is_cast(self, cast: object, pairs: dict[torch.dtype, torch.dtype]) -> None:
+        """A dtype stands for all wider floating-point dtypes."""
+        assert dict(casts_of(cast)) == pairs
+
+    @pytest.mark.parametrize(
+        ("cast", "text"),
+        [
+            (torch.float64, "cast=torch.float64: tensors can be cast to torch.float32, torch.bfloat16 and"),
+            (torch.int8, "cast=torch.int8: tensors can"),
+            (torch.complex64, "cast=torch.complex64: tensors can"),
+            (torch.float8_e4m3fn, "cast=torch.float8_e4m3fn: tensors can"),
+            (torch.qint8, "cast=torch.qint8: tensors can"),
+            ("bfloat16", "cast=bfloat16: tensors can"),
+            ({torch.int64: BF16}, "cast from torch.int64: only torch.float64 and torch.float32 tensors can be cast"),
+            ({torch.complex64: BF16}, "cast from torch.complex64: only"),
+            ({torch.float16: BF16}, "cast from torch.float16: only"),
+            ({torch.float32: torch.int8}, "cast to torch.int8: tensors can be cast to"),
+            ({torch.float32: torch.float32}, "cast from torch.float32 to torch.float32: that does not make tensors"),
+            ({torch.float32: "half"}, "cast to half"),
+        ],
+    )
+    def test_what_makes_no_sense(self, cast: object, text: str) -> None:
+        """Everything else is a UsageError that shows a cast that works."""
+        with pytest.raises(UsageError) as caught:
+            casts_of(cast)
+        assert str(caught.value).startswith(text)
+        assert "cast=torch.bfloat16" in str(caught.value.hint)
+
+    def test_other_numbers(self) -> None:
+        """A negative number of threads is refused, with the value that leaves the libraries alone."""
+        with pytest.raises(UsageError, match=r"worker_threads=-1: .* cannot be negative") as caught:
+            PathOptions(worker_threads=-1)
+        assert caught.value.hint == "worker_threads=0 leaves the libraries as they are"
+
+
+def every_value() -> torch.Tensor:
+    """Return the float32 values with any upper and some lower halves: all exponents, NaNs, infinities, ties."""
+    upper = torch.arange(1 << 16, dtype=torch.int64) << 16
+    lower = torch.tensor([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF])
+    return (upper[:, None] + lower).flatten().to(torch.int32).view(torch.float32)
+
+
+def narrower(*, room: bool = True) -> Narrower:
+    """Return a narrower, with memory of its own or without."""
+    return Narrower(dict(CASTS), lambda dtype, size: torch.empty(size, dtype=dtype) if room else None)
+
+
+@pytest.mark.parametrize("room", [True, False])
+def test_rounding(*, room: bool) -> None:
+    """Every value is rounded bit by bit as `.to(torch.bfloat16)` rounds, with room in the slot or without."""
+    values = every_value()
+    found = narrower(room=room).narrow(values, is_plain=True)
+    assert torch.equal(found.view(torch.int16), values.to(BF16).view(torch.int16))
+
+
+def test_views_still_share_memory() -> None:
+    """Views of one storage share the narrow one, at the same places; a small view does not cast all of a storage."""
+    whole = torch.arange(4096.0).view(64, 64)
+    cast = narrower()
+    views = (whole, whole[3:], whole.T, whole[:, 5], whole[7, 9:])
+    found = [cast.narrow(view, is_plain=True) for view in views]
+    for view, narrow in zip(views, found, strict=True):
+        assert torch.equal(narrow, view.to(BF16))
+        assert narrow.stride() == view.stride()
+    found[0].zero_()
+    assert not any(narrow.any() for narrow in found)
+    alone = narrower().narrow(whole[7, 9:], is_plain=True)
+    assert alone.untyped_storage().nbytes() == 2 * (64 - 9)
+
+
+def test_odd_storages() -> None:
+    """Storages that are not whole numbers of elements, and expanded tensors, keep their shape."""
+    raw = torch.arange(43, dtype=torch.uint8)
+    view = torch.empty(0).set_(raw.untyped_storage(), 1, (9,), (1,))
+    wide = torch.ones(1, 3).expand(1000, 3)
+    cast = narrower()
+    assert torch.equal(cast.narrow(view, is_plain=True).view(torch.int16), view.to(BF16).view(torch.int16))
+    assert cast.narrow(wide, is_plain=True).untyped_storage().nbytes() == 6
+    labels = torch.arange(3)
+    assert cast.narrow(labels, is_plain=True) is labels
+
+
+def test_what_only_torch_sends() -> None:
+    """Leaves that require gradients stay leaves; sparse tensors stay sparse."""
+    leaf = torch.nn.Parameter(torch.ones(3))
+    found = narrower().narrow(leaf, is_plain=False)
+    assert (found.dtype, found.requires_grad, found.is_leaf) == (BF16, True, True)
+    sparse = cast_tensor(torch.eye(3).to_sparse(), dict(CASTS))
+    assert (sparse.dtype, sparse.layout) == (BF16, torch.sparse_coo)
+
+
+def test_containers() -> None:
+    """Without workers, the tensors in containers are cast after the user's collate_fn."""
+    collate = CastingCollate(lambda samples: {"x": torch.stack(samples), "y": [torch.arange(2), "text"]}, CASTS)
+    batch = collate([torch.ones(2), torch.ones(2)])
+    assert isinstance(batch, dict)
+    assert (batch["x"].dtype, batch["y"][0].dtype, batch["y"][1]) == (BF16, torch.int64, "text")
