@@ -1,7 +1,7 @@
 """`numapin.DataLoader`. Edge.
 
-Comes in: the arguments of torch's DataLoader, and `device`, `pinned_budget`, `node` and `strict`. Goes out: the same
-batches as torch's, in memory that is near the GPU and pinned, or on the GPU.
+Comes in: the arguments of torch's DataLoader, and `device`, `pinned_budget`, `node`, `strict` and
+`snapshot_every_n_steps`. Goes out: the same batches as torch's, in memory that is near the GPU and pinned, or on the GPU.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import torch.utils.data
 from numapin.data.install import install, mark
 from numapin.data.iterator import iterator_of
 from numapin.data.path import DataPath, PathOptions, path_of
+from numapin.data.resume.resumption import Resumption
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
     from multiprocessing.context import BaseContext
     from types import TracebackType
 
@@ -33,7 +34,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     With workers, each batch is collated straight into memory that the rank shares with them: on the rank's NUMA node,
     and pinned. The rank's tensors use that memory, so nothing is copied on the way. Arguments and behavior are the same
-    as for `torch.utils.data.DataLoader`, plus `device`, `pinned_budget`, `node` and `strict`.
+    as for `torch.utils.data.DataLoader`, plus `device`, `pinned_budget`, `node`, `strict` and
+    `snapshot_every_n_steps`. `state_dict()` and `load_state_dict()` continue in the middle of an epoch.
 
     A forked child shares the memory of the batches, and this process reuses it once it has released them: give the
     child copies (`.clone()`). Use torch's own loader for batches of a few hundred bytes, and for CUDA tensors that
@@ -67,6 +69,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             GPU's.
         strict: Raise BindingRefused at the next batch if the kernel or the driver refuses something that the loader
             needs. Otherwise the refusal is reported once, on stderr and in `stats().notes`.
+        snapshot_every_n_steps: How often a worker takes the state of an iterable dataset that has one, in batches of
+            that worker. After `load_state_dict()` the batches since then are read again and dropped. 0: never.
 
     Raises:
         UsageError: The device, the node or the budget is invalid. torch's own errors are raised too.
@@ -106,11 +110,20 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         pinned_budget: int | None = None,
         node: int | None = None,
         strict: bool = False,
+        snapshot_every_n_steps: int = 1,
     ) -> None:
         """Check the arguments. Nothing starts before `iter`."""
+        self.snapshot_every_n_steps = snapshot_every_n_steps
+        self._resumption = Resumption(snapshot_every_n_steps)
         self.device, self.pinned_budget, self.node, self.strict = device, pinned_budget, node, strict
         target = None if device is None else torch.device(device)
-        self._options = PathOptions(device=target, pinned_budget=pinned_budget, node=node, strict=strict)
+        self._options = PathOptions(
+            device=target,
+            pinned_budget=pinned_budget,
+            node=node,
+            strict=strict,
+            snapshot_every_n_steps=snapshot_every_n_steps,
+        )
         super().__init__(
             *(dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn, pin_memory),
             *(drop_last, timeout, worker_init_fn, multiprocessing_context, generator),
@@ -120,6 +133,53 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             in_order=in_order,
         )
         install(only_copies=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place of the newest iterator, after the last batch that it yielded.
+
+        Batches that workers have made ahead of time do not count. The keys are those of torchdata's
+        StatefulDataLoader. `torch.load` can read it with `weights_only=True`, unless a dataset's or a sampler's own
+        state holds other types than tensors, numbers, text and containers.
+
+        Returns:
+            The state. Save one per rank if datasets differ between ranks.
+
+        Raises:
+            Exception: What `state_dict()` of the dataset raised, also in a worker.
+
+        Example:
+            ```python
+            for batch in loader:
+                train(batch)
+                torch.save({"net": net.state_dict(), "loader": loader.state_dict()}, "checkpoint.pt")
+            ```
+        """
+        return self._resumption.state(self)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Let the next iterator begin after the last batch of a state; that of a finished epoch begins the next one.
+
+        An iterator that exists goes on as it was, and persistent workers are stopped.
+
+        Args:
+            state_dict: A state of `numapin.DataLoader` or of torchdata's StatefulDataLoader. An empty one means the
+                start of an epoch.
+
+        Raises:
+            UsageError: It is no such state, or it cannot be continued with this loader: the dataset is of the other
+                kind, the number of workers differs and the dataset is iterable, or the epoch has another length.
+
+        Example:
+            ```python
+            loader.load_state_dict(torch.load("checkpoint.pt")["loader"])
+            for batch in loader:  # the rest of the epoch
+                train(batch)
+            ```
+        """
+        self._resumption.load(self, state_dict)
+        iterator, self._iterator = self._iterator, None
+        if iterator is not None:
+            iterator._shutdown_workers()  # type: ignore[attr-defined] # noqa: SLF001 - torch has no public way
 
     def stats(self) -> Stats:
         """Return the statistics of this loader so far.

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
     from torch.utils.data import DataLoader
 
+    from numapin.data.worker.state import DatasetStart
+
 _MAX_COPY_THREADS: Final = 4
 
 _NO_STORES: Final = (
@@ -58,12 +60,14 @@ class PathOptions:
         pinned_budget: The most bytes to pin. None: what the machine allows.
         node: The NUMA node. None: found.
         strict: Whether a refusal is an error.
+        snapshot_every_n_steps: How often workers take the state of their dataset.
     """
 
     device: torch.device | None = None
     pinned_budget: int | None = None
     node: int | None = None
     strict: bool = False
+    snapshot_every_n_steps: int = 1
 
     def __post_init__(self) -> None:
         """Refuse a device that cannot be used, and a negative budget."""
@@ -166,7 +170,9 @@ class DataPath:
         opener = self._opener(pins=pins)
         return Lane(self, opener, partial(self._pool, self._pool_spec(loader, opener, pins=pins)))
 
-    def worker_start(self, lane: Lane, loader: DataLoader[Any], *, pins: bool) -> WorkerStart:
+    def worker_start(
+        self, lane: Lane, loader: DataLoader[Any], *, pins: bool, dataset: DatasetStart | None
+    ) -> WorkerStart:
         """Return the first thing that the lane's workers run."""
         if pins and platform.machine() == "x86_64" and not memory.can_pass_caches():
             self.notices.warn(_NO_STORES)
@@ -178,6 +184,7 @@ class DataPath:
             pins=pins,
             moves=self.options.cuda_device is not None,
             num_copy_threads=_num_copy_threads(loader.num_workers, os.environ),
+            dataset=dataset,
             then=loader.worker_init_fn,
         )
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch._utils import ExceptionWrapper
 
+from numapin.data.worker import state
 from numapin.data.worker.packing import Packer
 from numapin.data.worker.slots import WorkerSlots
 from numapin.data.worker.stacking import Stacker
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from numapin.data.slots.handover import Handover
     from numapin.data.wire.grant import Grant
     from numapin.data.worker.owner import OwnerProcess
+    from numapin.data.worker.state import DatasetStart
 
 _packer: Packer | None = None  # this worker's, made by `WorkerStart`
 
@@ -44,6 +46,7 @@ class WorkerStart:
         pins: Whether batches must end up in pinned memory.
         moves: Whether batches must end up on a device.
         num_copy_threads: The threads that stack a large batch.
+        dataset: Where the dataset begins. None: its state is not asked for.
         then: The user's own worker_init_fn.
     """
 
@@ -54,6 +57,7 @@ class WorkerStart:
     pins: bool
     moves: bool
     num_copy_threads: int
+    dataset: DatasetStart | None
     then: Callable[[int], None] | None
 
     def __call__(self, worker: int) -> None:
@@ -70,6 +74,7 @@ class WorkerStart:
         _packer = Packer(slots, worker=worker, pins=self.pins, moves=self.moves)
         if slots:
             Stacker(_packer, num_threads=self.num_copy_threads).install()
+        state.begin(self.dataset, worker)
         if self.then is not None:
             self.then(worker)
 
