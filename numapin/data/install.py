@@ -7,15 +7,19 @@ Comes in: torch's DataLoader class. Goes out: the same class, whose `_get_iterat
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import wraps
 from typing import TYPE_CHECKING, Any, Final
 
 import torch.utils.data
 
 from numapin.base.stderr import say
-from numapin.data.iterator import iterator_of
+from numapin.data.iterator import LocalIterator, iterator_of
 from numapin.data.path import PathOptions
+from numapin.data.resume.resumption import Resumption
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 
@@ -63,19 +67,44 @@ def install(*, only_copies: bool = False) -> None:
     _STATE.everything = bool(_STATE.everything) or not only_copies
 
 
+class LoaderCopy(torch.utils.data.DataLoader[Any]):
+    """A framework's copy of a numapin.DataLoader: torch's, and the state, which Accelerate looks for in it."""
+
+    _resumption: Resumption
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place after the last batch that was yielded: see numapin.DataLoader."""
+        return self._resumption.state(self)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Let the next iterator begin after a state's last batch: see numapin.DataLoader."""
+        self._resumption.load(self, state_dict)
+
+
 def _hook() -> None:
     cls = torch.utils.data.DataLoader
-    torchs_own = cls._get_iterator
+    torchs_own, torchs_init = cls._get_iterator, cls.__init__
+
+    @wraps(torchs_init)
+    def __init__(self: torch.utils.data.DataLoader[Any], *arguments: Any, **options: Any) -> None:  # noqa: ANN401, N807
+        torchs_init(self, *arguments, **options)
+        carried: PathOptions | None = getattr(self.pin_memory_device, "options", None)
+        if type(self) is cls and carried is not None:
+            self.__class__ = LoaderCopy
+            self._resumption = Resumption(carried.snapshot_every_n_steps)
 
     def _get_iterator(self: torch.utils.data.DataLoader[Any]) -> _BaseDataLoaderIter:
         options: PathOptions | None = getattr(self.pin_memory_device, "options", None)
         is_ours = options is not None or bool(_STATE.everything)
+        if self.num_workers == 0 and isinstance(self, LoaderCopy):
+            return LocalIterator(self)
         if self.num_workers == 0 or not is_ours:
             return torchs_own(self)
         _announce()
         return iterator_of(self, options or PathOptions())
 
     cls._get_iterator = _get_iterator  # type: ignore[method-assign]
+    cls.__init__ = __init__  # type: ignore[method-assign]
 
 
 def _announce() -> None:

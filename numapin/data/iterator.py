@@ -72,7 +72,10 @@ class RingIterator(_MultiProcessingDataLoaderIter):
             loader,
             multiprocessing_context=self._context,
             worker_init_fn=path.worker_start(
-                self._lane, loader, pins=pins or moves, dataset=self._track and self._track.dataset_start
+                self._lane,
+                loader,
+                pins=pins or moves,
+                dataset=None if self._track is None else self._track.dataset_start,
             ),
             pin_memory=loader.pin_memory and not moves,
         )

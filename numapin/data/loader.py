@@ -1,7 +1,7 @@
 """`numapin.DataLoader`. Edge.
 
 Comes in: the arguments of torch's DataLoader, and `device`, `pinned_budget`, `node`, `strict` and
-`snapshot_every_n_steps`. Goes out: the same batches as torch's, in memory that is near the GPU and pinned, or on the GPU.
+`snapshot_every_n_steps`. Goes out: the same batches as torch's, in pinned memory that is near the GPU, or on the GPU.
 """
 
 from __future__ import annotations
@@ -177,9 +177,6 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             ```
         """
         self._resumption.load(self, state_dict)
-        iterator, self._iterator = self._iterator, None
-        if iterator is not None:
-            iterator._shutdown_workers()  # type: ignore[attr-defined] # noqa: SLF001 - torch has no public way
 
     def stats(self) -> Stats:
         """Return the statistics of this loader so far.

@@ -34,9 +34,10 @@ class Batches:
         """Begin at a place, or at the start if the state is empty."""
         self._batches = batches
         self._samples = state.get("samples_yielded", 0)
-        if "sampler_state" in state and is_stateful(batches.sampler):
-            batches.sampler.load_state_dict(state["sampler_state"])  # type: ignore[union-attr]
-        self._inner: Any = iter(batches.sampler)
+        sampler: Any = batches.sampler
+        if "sampler_state" in state and is_stateful(sampler):
+            sampler.load_state_dict(state["sampler_state"])
+        self._inner: Any = iter(sampler)
         if "sampler_iter_state" in state and is_stateful(self._inner):
             self._inner.load_state_dict(state["sampler_iter_state"])
 
@@ -249,8 +250,8 @@ class Order:
         if type(self._sampler) is not BatchSampler:
             return inner
         samples = yielded * self._sampler.batch_size
-        if hasattr(self._sampler.sampler, "__len__"):
-            samples = min(samples, len(self._sampler.sampler))
+        length = _length_of(self._sampler.sampler)
+        samples = samples if length is None else min(samples, length)
         if inner is None:
             return {"samples_yielded": samples}
         return {"samples_yielded": samples, "sampler_iter_state": inner | {"yielded": samples}}

@@ -2,8 +2,8 @@
 
 Comes in: a `Place`, or the dict of a `state_dict()`. Goes out: the other one.
 
-The keys are those of torchdata 0.11's StatefulDataLoader, which has one layout without workers and one with. What it has
-no key for is below `_numapin`: it ignores that key, and its own states lack it.
+The keys are those of torchdata 0.11's StatefulDataLoader, which has one layout without workers and one with. What it
+has no key for is below `_numapin`: it ignores that key, and its own states lack it.
 """
 
 from __future__ import annotations
@@ -178,7 +178,9 @@ class Place:
             MAIN: {_NUM_WORKERS: self.num_workers, **main, _BASE_SEED: self.base_seed},
             WORKERS: workers,
         }
-        return {SNAPSHOT: snapshot, _SINCE: 0, _FINISHED: self.is_finished, OURS: ours}
+        # Accelerate's dispatcher reads ahead, and takes what it read from these two numbers.
+        totals = {_SAMPLER_YIELDED: order.yielded, _NUM_YIELDED: self.num_yielded}
+        return {SNAPSHOT: snapshot, _SINCE: 0, _FINISHED: self.is_finished, **totals, OURS: ours}
 
 
 def read_place(state: Mapping[str, Any]) -> Place:
@@ -231,7 +233,29 @@ def _with_workers(state: Mapping[str, Any]) -> Place:
         len_called=main.get(_LEN_CALLED),
         is_finished=bool(_get(state, _FINISHED)),
     )
-    return place if ours is not None else _torchdatas(place, num_since=_number(state, _SINCE))
+    if ours is None:
+        return _torchdatas(place, num_since=_number(state, _SINCE))
+    return _earlier(place, place.num_yielded - _number(state, _NUM_YIELDED))
+
+
+def _earlier(place: Place, num_batches: int) -> Place:
+    """Return the place so many batches before."""
+    if place.is_finished or not num_batches:
+        return place
+    order = replace(place.order, yielded=place.order.yielded - num_batches)
+    skips, last = [stream.skip for stream in place.streams], place.last_worker
+    for _ in range(num_batches if place.is_iterable else 0):
+        skips[last] -= 1
+        last = (last - 1) % place.num_workers
+    has_ended = any(stream.has_ended for stream in place.streams)
+    if min(skips) < 0 or has_ended or place.order.sampler is not None or place.order.ahead:
+        raise UsageError(
+            f"load_state_dict(): the state was set {num_batches} batches back, which cannot be done with a dataset or "
+            "sampler that has its own state, nor once a worker's part has ended",
+            "under Accelerate, use dispatch_batches=False",
+        )
+    streams = tuple(replace(stream, skip=skip) for stream, skip in zip(place.streams, skips, strict=True))
+    return replace(place, num_yielded=place.num_yielded - num_batches, order=order, streams=streams, last_worker=last)
 
 
 def _torchdatas(place: Place, *, num_since: int) -> Place:
@@ -257,7 +281,7 @@ def _torchdatas(place: Place, *, num_since: int) -> Place:
     is_regular = is_stateful or (place.num_yielded - 1) % place.num_workers == place.last_worker
     if (num_skipped and any(stream.has_ended for stream in place.streams)) or not is_regular:
         raise UsageError(
-            "load_state_dict(): torchdata's state does not say how many batches each worker has given, and one had ended",
+            "load_state_dict(): torchdata's state does not say how many batches each worker gave, and one had ended",
             "give the dataset state_dict() and load_state_dict(), or start the epoch again",
         )
     skips = [0] * place.num_workers

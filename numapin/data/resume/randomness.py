@@ -1,7 +1,7 @@
 """Read and set random number generators. Edge (changes global generators).
 
-Comes in: generators of torch, numpy and Python, or none for those of the process. Goes out: their states as lists, dicts
-and tensors, which `torch.load` reads with `weights_only=True`.
+Comes in: generators of torch, numpy and Python, or none for those of the process. Goes out: their states as lists,
+dicts and tensors, which `torch.load` reads with `weights_only=True`.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _process_generator(name: str) -> Any:  # noqa: ANN401 - one of three librari
     if name == "torch":
         return torch.default_generator
     if name == "random":
-        return random._inst  # type: ignore[attr-defined] # noqa: SLF001 - the generator behind random.random
+        return random._inst  # noqa: SLF001 - the generator behind random.random
     numpys = _numpy_random()
     return None if numpys is None else numpys.mtrand._rand  # noqa: SLF001 - the generator behind numpy.random.rand
 

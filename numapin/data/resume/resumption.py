@@ -5,7 +5,6 @@ Comes in: a loader, and the state dicts that its user saves and loads. Goes out:
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterDataPipe
@@ -57,6 +56,7 @@ class Resumption:
         """Let the next iterator begin where a state ends. Raises UsageError."""
         if not state:  # as torchdata has it
             self._loaded = self._next = self._track = None
+            self._stop(loader)
             return
         place = read_place(state)
         order = Order(loader, ())
@@ -68,6 +68,14 @@ class Resumption:
                 order.run_out(place.order)
         self._track, self._loaded = None, place
         self._next = _next_epoch(loader, place) if place.is_finished else place
+        self._stop(loader)
+
+    @staticmethod
+    def _stop(loader: DataLoader[Any]) -> None:
+        """Stop persistent workers: their datasets do not begin at the state."""
+        iterator, loader._iterator = loader._iterator, None  # noqa: SLF001 - torch has no public way
+        if iterator is not None:
+            iterator._shutdown_workers()  # type: ignore[attr-defined] # noqa: SLF001 - as above
 
     def _place(self, loader: DataLoader[Any]) -> Place:
         if self._track is not None:

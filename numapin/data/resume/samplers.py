@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import torch
 from torch.utils.data import Sampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
@@ -16,6 +15,8 @@ from numapin.data.resume import randomness
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    import torch
 
 _TORCHS: Final = "torch.utils.data."
 _DRAWS_NOTHING: Final = (SequentialSampler, DistributedSampler)  # from the process's own generators

@@ -2,8 +2,8 @@
 
 Comes in: reports of workers, and the worker of each yielded batch. Goes out: a `StreamPlace` per worker.
 
-Reports arrive with the batches that a worker makes ahead of time, so each waits until its batch has been yielded. It stays
-packed until somebody asks for the state.
+Reports arrive with the batches that a worker makes ahead of time, so each waits until its batch has been yielded. It
+stays packed until the state is asked for.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class Report(NamedTuple):
 
     Attributes:
         worker: The worker.
-        count: The batches that it had made then, in this epoch and this process.
+        num_made: The batches that it had made then, in this epoch and this process.
         packed: The pickle of a StreamPlace, or of an ExceptionWrapper if the dataset's `state_dict()` failed.
     """
 
     worker: int
-    count: int
+    num_made: int
     packed: bytes
 
 
@@ -45,13 +45,13 @@ class _Stream:
 
     def settle(self) -> None:
         """Take over the reports about batches that have been yielded."""
-        while self.waiting and self.waiting[0].count <= self.num_yielded:
+        while self.waiting and self.waiting[0].num_made <= self.num_yielded:
             self._place = self.waiting.popleft()
 
     def renew(self) -> None:
         """Begin the next epoch, with the last report: the worker's own about its beginning."""
         report = self.waiting[-1] if self.waiting else None
-        self._place = self._start if report is None else report._replace(count=0)
+        self._place = self._start if report is None else report._replace(num_made=0)
         self.num_yielded = 0
         self.waiting.clear()
 
@@ -64,7 +64,7 @@ class _Stream:
         if isinstance(place, ExceptionWrapper):
             place.reraise()
         found: StreamPlace = place
-        return found.after(self.num_yielded - self._place.count)
+        return found.after(self.num_yielded - self._place.num_made)
 
 
 class Streams:

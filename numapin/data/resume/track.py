@@ -16,7 +16,7 @@ from torch.utils.data.dataloader import _DatasetKind
 from numapin.data.resume import randomness
 from numapin.data.resume.dataset import place_in, restore_dataset, restore_iterator
 from numapin.data.resume.order import Order
-from numapin.data.resume.place import OrderPlace, Place, StreamPlace
+from numapin.data.resume.place import Place, StreamPlace
 from numapin.data.resume.samplers import is_stateful
 from numapin.data.resume.streams import Report, Streams
 from numapin.data.worker.state import DatasetStart
@@ -58,13 +58,14 @@ class Track:
         """Take the place at which to continue; None: at the start of an epoch."""
         self._num_workers, self._every, self._warn = loader.num_workers, every, warn
         self._batch_size = loader.batch_size
-        self._is_iterable = loader._dataset_kind == _DatasetKind.Iterable  # noqa: SLF001 - torch has no public name
+        self._is_iterable = loader._dataset_kind == _DatasetKind.Iterable
         self._place = place
         self._begun = place if place is not None else Place()
         start = (StreamPlace(is_iterable=self._is_iterable),) * max(1, self._num_workers)
         streams = start if place is None or len(place.streams) != len(start) else place.streams
         self._streams = Streams(streams, last_worker=-1 if place is None else place.last_worker)
-        self._order: Order | None = None
+        self._order: Order  # from `before` on
+        self._has_begun = False
         self._yielded = Yielded(0, ())
         self._num_noted = 0
         self._fetcher: Any = None
@@ -91,13 +92,13 @@ class Track:
 
     def before(self, loader: DataLoader[Any]) -> None:
         """Note what decides the next epoch's order, before torch calls `iter(sampler)`."""
-        if self._place is None and self._order is not None:  # persistent workers
+        if self._has_begun and self._place is None:  # persistent workers
             self._begun = Place()
             self._streams.renew()
         self._undo_draws(loader)
         self._num_noted, self._is_finished = 0, False
-        self._order = Order(loader, self._libraries(loader))
-        self._len_called = loader._IterableDataset_len_called  # noqa: SLF001 - torch has no public name
+        self._order, self._has_begun = Order(loader, self._libraries(loader)), True
+        self._len_called = loader._IterableDataset_len_called
         if self._is_resumed:
             self._restore_epochs()
             if not self._num_workers:
@@ -108,7 +109,6 @@ class Track:
     def start(self, iterator: Any) -> None:  # noqa: ANN401 - torch's iterator has more than its types say
         """Give torch's iterator its order, and its place in it, before the first draw."""
         place, is_resumed = self._begun, self._is_resumed
-        assert self._order is not None
         self._yielded = Yielded(place.order.yielded, place.order.ahead)
         if is_resumed and not self._is_iterable:
             iterator._sampler_iter = self._order.resume(place.order)
@@ -130,7 +130,7 @@ class Track:
         else:
             self._yielded.note(self._num_noted if task is None else task)
         self._num_noted += 1
-        if self._order is not None and self._order.is_stateful:
+        if self._order.is_stateful:
             self._order.forget(self._yielded.num)
 
     def arrived(self, report: Report) -> None:
@@ -143,7 +143,8 @@ class Track:
 
     def place(self) -> Place:
         """Return the place after the last batch that was yielded."""
-        assert self._order is not None
+        if not self._has_begun:
+            return self._begun  # the iterator could not be made
         streams = self._streams.places()
         if self._fetcher is not None:
             streams = (self._alone(streams[0]),)
@@ -186,10 +187,9 @@ class Track:
         if quiet is not None and self._num_workers:
             randomness.set_process(quiet[0])
             if quiet[1] is not None:
-                loader.generator.set_state(quiet[1])  # type: ignore[union-attr]
+                loader.generator.set_state(quiet[1])
 
     def _restore_epochs(self) -> None:
-        assert self._order is not None
         for name, had, wanted in self._order.restore_epochs(self._begun.order):
             self._warn(
                 f"{name}: set_epoch({had}) was called, but the loaded state is in the middle of epoch {wanted}, which "

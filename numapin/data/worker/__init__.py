@@ -6,6 +6,7 @@ Comes in: `WorkerStart`, and the batches that torch collates. Goes out: messages
 
     setup.py    EDGE  bind the worker, install what puts batches into slots
     owner.py    EDGE  end a worker when its rank ends
+    state.py    EDGE  report the state of its dataset, and restore it
     stacking.py EDGE  stack samples straight into the batch's memory
     packing.py  EDGE  put a batch into a slot
 """

@@ -1,7 +1,7 @@
 """Report a dataset's state from its worker, and restore it. Edge (changes torch's factory of fetchers in this process).
 
-Comes in: `DatasetStart`, from the rank, and the batches that torch's loop sends. Goes out: a `Report` after a batch of a
-dataset with a state of its own, at the end of an iterable dataset, and at the start of persistent workers' epochs.
+Comes in: `DatasetStart`, from the rank, and the batches that torch's loop sends. Goes out: a `Report` after a batch of
+a dataset with a state of its own, at the end of an iterable dataset, and at the start of persistent workers' epochs.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class DatasetWatch:
         self._place = start.places[worker] if start.places else StreamPlace()
         self._fetcher: Any = None
         self._is_reporting = False
-        self._count = 0
+        self._num_made = 0
 
     def install(self) -> None:
         """Make torch's loop create its fetchers through this watch."""
@@ -72,12 +72,12 @@ class DatasetWatch:
         if self._fetcher is None:
             return None
         if isinstance(number, _ResumeIteration):
-            return self._packed(self._next_epoch)
+            return self._packed(self._next_epoch, num_made=0)
         if isinstance(data, _IterableDatasetStopIteration):
-            return self._packed(self._end)
-        self._count += 1
-        if self._is_reporting and self._count % self._every == 0:
-            return self._packed(lambda: place_in(self._fetcher))
+            return self._packed(self._end, num_made=self._num_made)
+        self._num_made += 1
+        if self._is_reporting and self._num_made % self._every == 0:
+            return self._packed(lambda: place_in(self._fetcher), num_made=self._num_made)
         return None
 
     @property
@@ -89,7 +89,7 @@ class DatasetWatch:
         return self._start.every if self._is_iterable else 1
 
     def _begin(self, fetcher: object) -> None:
-        self._fetcher, self._count = fetcher, 0
+        self._fetcher, self._num_made = fetcher, 0
         self._is_reporting = self._start.every > 0 and has_state(fetcher)
 
     def _end(self) -> StreamPlace:
@@ -102,13 +102,12 @@ class DatasetWatch:
         place = replace(place_in(self._fetcher), dataset_iter=None, has_ended=False)
         return replace(place, random=randomness.process_states()) if self._is_iterable else place
 
-    def _packed(self, place: Callable[[], StreamPlace]) -> Report:
-        count = 0 if place == self._next_epoch else self._count
+    def _packed(self, place: Callable[[], StreamPlace], *, num_made: int) -> Report:
         try:
             found: object = place()
         except Exception:  # noqa: BLE001 - the user's state_dict may raise anything; state_dict() of the loader raises it
             found = ExceptionWrapper(where=f"in the dataset of DataLoader worker process {self._worker}")
-        return Report(self._worker, count, packed(found))
+        return Report(self._worker, num_made, packed(found))
 
 
 def begin(start: DatasetStart | None, worker: int) -> None:
