@@ -15,7 +15,7 @@ import torch.utils.data
 from numapin.base.stderr import say
 from numapin.data.iterator import LocalIterator, iterator_of
 from numapin.data.path import PathOptions
-from numapin.data.resume.resumption import Resumption
+from numapin.data.resume.resumption import Resumption, resumption_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -74,11 +74,11 @@ class LoaderCopy(torch.utils.data.DataLoader[Any]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place after the last batch that was yielded: see numapin.DataLoader."""
-        return self._resumption.state(self)
+        return resumption_of(self).state(self)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Let the next iterator begin after a state's last batch: see numapin.DataLoader."""
-        self._resumption.load(self, state_dict)
+        resumption_of(self).load(self, state_dict)
 
 
 def _hook() -> None:

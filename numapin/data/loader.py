@@ -14,7 +14,7 @@ import torch.utils.data
 from numapin.data.install import install, mark
 from numapin.data.iterator import iterator_of
 from numapin.data.path import DataPath, PathOptions, path_of
-from numapin.data.resume.resumption import Resumption
+from numapin.data.resume.resumption import Resumption, resumption_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -154,7 +154,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 torch.save({"net": net.state_dict(), "loader": loader.state_dict()}, "checkpoint.pt")
             ```
         """
-        return self._resumption.state(self)
+        return resumption_of(self).state(self)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Let the next iterator begin after the last batch of a state; that of a finished epoch begins the next one.
@@ -176,7 +176,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 train(batch)
             ```
         """
-        self._resumption.load(self, state_dict)
+        resumption_of(self).load(self, state_dict)
 
     def stats(self) -> Stats:
         """Return the statistics of this loader so far.

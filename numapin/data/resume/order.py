@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -106,7 +106,7 @@ class Order:
         self._samplers = Samplers(self._sampler, loader.generator, libraries)
         self._random = None if libraries else _random_in(self._sampler)
         self._generator: torch.Tensor | None = None  # of a RandomSampler, when it drew the order
-        self._early: Draws | None = self._samplers.draws()
+        self._early = self._samplers.draws()
         self._start: dict[str, Any] = {
             "epochs": self._samplers.epochs,
             "samplers": self._samplers.states,
@@ -114,6 +114,7 @@ class Order:
         }
         self._states: deque[tuple[Any, Any]] = deque()  # of the last batch that was yielded, and of those after it
         self._num_forgotten = 0
+        self._has_drawn = False
         self.is_stateful = False
 
     def lazily(self, iterator: Any) -> Any:  # noqa: ANN401 - the user's iterator
@@ -123,6 +124,7 @@ class Order:
     def follow(self, iterator: Any) -> Any:  # noqa: ANN401 - the user's iterator
         """Return the iterator to use instead of torch's, right before the first draw."""
         self._note_draws()
+        self._has_drawn = True
         if _is_plain_with_custom(self._sampler):
             iterator = Batches(self._sampler, {})
         return self._recorded(iterator)
@@ -131,17 +133,18 @@ class Order:
         """Return an iterator over the rest of an epoch. Global generators are to be preserved by the caller."""
         if place.start is not None:
             self._start = dict(place.start)
-        self._num_forgotten = place.yielded
+        self._num_forgotten, self._has_drawn = place.yielded, True
         self._generator = _generator_state(place) if self._random is not None else None
         iterator = self._loaded(place)
         if iterator is None:
             iterator = self._drawn_again(place) if self._generator is None else self._shuffled_again(self._generator)
             deque(islice(iterator, place.yielded), maxlen=0)
         iterator = self._recorded(iterator)
-        if not place.ahead:
-            return iterator
-        numbered = enumerate(iterator, place.yielded)
-        return (index for number, index in numbered if number not in frozenset(place.ahead))
+        if place.ahead:
+            ahead, numbered = frozenset(place.ahead), enumerate(iterator, place.yielded)
+            iterator = (index for number, index in numbered if number not in ahead)
+        first = list(islice(iterator, 1))  # now, because a sampler may draw its order at its first batch
+        return chain(first, iterator)
 
     def restore_epochs(self, place: OrderPlace) -> list[tuple[str, int, int]]:
         """Set the samplers' epochs; return those that had another one: the class, the epoch it had, the new one."""
@@ -156,7 +159,7 @@ class Order:
 
     def set_late(self, place: OrderPlace) -> None:
         """Set all generators as they were before the first draw, and note them for the next state."""
-        self._start = dict(place.start or self._start)
+        self._start, self._has_drawn = dict(place.start or self._start), True
         if self._start.get("late") is not None:
             self._samplers.set_draws(Draws(*self._start["late"]))
 
@@ -186,6 +189,8 @@ class Order:
 
     def place(self, yielded: int, ahead: Iterable[int]) -> OrderPlace:
         """Return the place after the first `yielded` batches, and those `ahead`."""
+        if not self._has_drawn:
+            self._note_draws()
         self.forget(yielded)
         sampler, sampler_iter = self._states[0] if self._states else (None, self._plain_state(yielded))
         return OrderPlace(
@@ -200,9 +205,7 @@ class Order:
             self._generator = given.get_state() if is_own else randomness.seeded_by(late.process["torch"])
             return
         self._start["late"] = list(late)
-        is_same = randomness.are_same(list(self._early or ()), list(late))
-        self._start["early"] = None if is_same else list(self._early or ())
-        self._early = None
+        self._start["early"] = None if randomness.are_same(list(self._early), list(late)) else list(self._early)
 
     def _recorded(self, iterator: Any) -> Any:  # noqa: ANN401 - the user's iterator
         own = iterator.is_stateful if isinstance(iterator, Batches) else is_stateful(iterator)

@@ -5,6 +5,7 @@ Comes in: a loader, and the state dicts that its user saves and loads. Goes out:
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterDataPipe
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 class Resumption:
     """The state of a loader. It is an attribute of the loader; a copy of the loader begins with a new one."""
 
-    def __init__(self, every: int) -> None:
+    def __init__(self, every: int, loader: DataLoader[Any] | None = None) -> None:
         """Take the number of batches of a worker after which it reports the state of its dataset."""
         if every < 0:
             raise UsageError(
@@ -34,6 +35,7 @@ class Resumption:
                 "0 means that the state of the dataset is not asked for",
             )
         self.every = every
+        self._owner = None if loader is None else weakref.ref(loader)
         self._loaded: Place | None = None  # as it was loaded, until the next iterator
         self._next: Place | None = None  # where the next iterator begins
         self._track: Track | None = None
@@ -41,6 +43,10 @@ class Resumption:
     def __reduce__(self) -> tuple[object, ...]:
         """Do not travel: a place belongs to one loader in one process."""
         return type(self), (self.every,)
+
+    def is_of(self, loader: DataLoader[Any]) -> bool:
+        """Return whether this belongs to the loader, and not to one of which it is a copy."""
+        return self._owner is not None and self._owner() is loader
 
     def track(self, loader: DataLoader[Any], warn: Callable[[str], None] | None = None) -> Track:
         """Return the track of a new iterator, which begins where the loaded state ends."""
@@ -88,8 +94,16 @@ class Resumption:
 
 def track_of(loader: DataLoader[Any], warn: Callable[[str], None] | None = None) -> Track | None:
     """Return the track of a new iterator; None if the loader has no state, as torch's own has none."""
-    resumption = getattr(loader, "_resumption", None)
-    return resumption.track(loader, warn) if isinstance(resumption, Resumption) else None
+    has_state = isinstance(getattr(loader, "_resumption", None), Resumption)
+    return resumption_of(loader).track(loader, warn) if has_state else None
+
+
+def resumption_of(loader: Any) -> Resumption:  # noqa: ANN401 - a loader that has one
+    """Return the loader's own state; a copy of a loader gets a new one."""
+    found: Resumption = loader._resumption  # noqa: SLF001 - ours
+    if not found.is_of(loader):
+        found = loader._resumption = Resumption(found.every, loader)  # noqa: SLF001 - ours
+    return found
 
 
 def _is_iterable(loader: DataLoader[Any]) -> bool:
