@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,7 @@ SIZE = 32
 
 ORDERS: dict[str, Callable[[], dict[str, Any]]] = {
     "shuffle": lambda: {"shuffle": True, "batch_size": 3},
-    "distributed": lambda: {"sampler": DistributedSampler(range(SIZE), num_replicas=2, rank=1), "batch_size": 3},
+    "distributed": lambda: {"sampler": DistributedSampler(Numbers(SIZE), num_replicas=2, rank=1), "batch_size": 3},
     "python": lambda: {"batch_sampler": PythonShuffled(SIZE)},
     "remembering": lambda: {"sampler": Remembering(SIZE), "batch_size": 3},
     "remembering batches": lambda: {"batch_sampler": RememberingBatches(SIZE)},
@@ -194,11 +195,10 @@ def _seed(_: list[int]) -> int:
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_states_of_torchdata(kind: Any, num_workers: int) -> None:
     """A state of torchdata's loader continues in ours, and one of ours in torchdata's."""
-    from torchdata.stateful_dataloader import StatefulDataLoader
-
+    theirs_class: Any = import_module("torchdata.stateful_dataloader").StatefulDataLoader
     options: dict[str, Any] = {"batch_size": 2, "num_workers": num_workers}
     options |= {"shuffle": True} if kind is Numbers else {}
-    classes = (StatefulDataLoader, numapin.DataLoader)
+    classes = (theirs_class, numapin.DataLoader)
     for theirs, ours in (classes, classes[::-1]):
         *_, rest, state = interrupt(lambda c=theirs: c(kind(SIZE), **options), 3)  # type: ignore[misc]
         loader = ours(kind(SIZE), **options)

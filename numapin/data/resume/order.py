@@ -52,7 +52,9 @@ class Batches:
 
     def __next__(self) -> list[Any]:
         """Return the next batch of indices."""
-        batch = list(islice(self._inner, self._batches.batch_size))
+        inner, self._inner = self._inner, iter(())  # an error ends it, as it ends torch's generator
+        batch = list(islice(inner, self._batches.batch_size))
+        self._inner = inner
         if not batch or (self._batches.drop_last and len(batch) < self._batches.batch_size):
             raise StopIteration
         self._samples += len(batch)
@@ -77,7 +79,8 @@ class _Lazy:
     def __next__(self) -> Any:  # noqa: ANN401 - the user's indices
         if self._order is not None:
             order, self._order = self._order, None
-            self._iterator = order.follow(self._iterator)
+            iterator, self._iterator = self._iterator, iter(())  # an error ends it, as it ends torch's generator
+            self._iterator = order.follow(iterator)
         return next(self._iterator)
 
 

@@ -56,7 +56,7 @@ class Samplers:
         """
         self.all = tuple(_found_in(outermost))
         held = [value for sampler in self.all for value in _attributes(sampler) if randomness.is_generator(value)]
-        unique = {id(value): value for value in [*held, *([] if generator is None else [generator])]}
+        unique = {id(value): value for value in [*held, *([generator] if randomness.is_generator(generator) else [])]}
         self._generators = list(unique.values())
         self._libraries = self._read_libraries() if libraries is None else libraries
 

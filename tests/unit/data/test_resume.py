@@ -60,7 +60,7 @@ SAMPLERS: dict[str, Callable[[], dict[str, Any]]] = {
     "generator": lambda: {"shuffle": True, "generator": torch.Generator().manual_seed(5)},
     "replacement": lambda: {"sampler": RandomSampler(range(20), replacement=True, num_samples=77)},
     "weighted": lambda: {"sampler": torch.utils.data.WeightedRandomSampler([1.0] * 20, 20)},
-    "distributed": lambda: {"sampler": DistributedSampler(range(20), num_replicas=2, rank=1)},
+    "distributed": lambda: {"sampler": DistributedSampler(Numbers(20), num_replicas=2, rank=1)},
     "python": lambda: {"batch_sampler": PythonShuffled(20)},
     "owning": lambda: {"batch_sampler": Owning(20, random.randrange(1000))},  # noqa: S311 - not a secret
     "remembering": lambda: {"sampler": Remembering(20)},
