@@ -19,8 +19,9 @@ def test_every_sample_once_per_epoch(tmp_path: Path) -> None:
     """After 50 kills in all, at random moments, no epoch lacks a sample or has one twice."""
     seed = random.randrange(1 << 30)  # noqa: S311 - not a secret
     arguments = [str(tmp_path), str(seed), *(f"{case}={kills}" for case, kills in KILLS.items())]
-    command = (sys.executable, "-m", "tests.integration.trainers", *arguments)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, cwd=ROOT, env=environment())
+    command = [sys.executable, "-m", "tests.integration.trainers", *arguments]
+    options = {"timeout": 280, "cwd": ROOT, "env": environment()}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)  # type: ignore[call-overload]
     assert done.returncode == 0, done.stderr
     found = {line["case"]: line["trained"] for line in map(json.loads, done.stdout.splitlines())}
     assert sum(KILLS.values()) == 50

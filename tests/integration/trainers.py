@@ -68,8 +68,8 @@ class Trainer:
             for batch in self._loader:
                 self._save(flat([batch]))
                 os.write(steps, b".")
-            self._save([])
             self._trained.append([])
+            self._save([])
 
     def _save(self, trained: list[int]) -> None:
         mine = (trained, self._loader.state_dict())

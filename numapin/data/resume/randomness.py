@@ -6,6 +6,7 @@ dicts and tensors, which `torch.load` reads with `weights_only=True`.
 
 from __future__ import annotations
 
+import importlib
 import random
 import sys
 from contextlib import contextmanager
@@ -109,7 +110,8 @@ def _process_generator(name: str) -> Any:  # noqa: ANN401 - one of three librari
 
 
 def _numpy_random() -> Any:  # noqa: ANN401 - a module
-    return sys.modules.get("numpy.random")
+    """Return numpy.random if numpy is imported, which loads it, and so seeds it, at its first use only."""
+    return importlib.import_module("numpy.random") if "numpy" in sys.modules else None
 
 
 def _plain(state: Any) -> Any:  # noqa: ANN401 - numpy's nested state
