@@ -190,6 +190,7 @@ def _seed(_: list[int]) -> int:
     return int(torch.initial_seed())
 
 
+@pytest.mark.filterwarnings("ignore:.set_vital. is deprecated")  # torchdata calls it
 @pytest.mark.skipif(find_spec("torchdata") is None, reason="no torchdata; type: pip install torchdata==0.11.0")
 @pytest.mark.parametrize("kind", [Numbers, Shards, CountingShards])
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -376,6 +376,6 @@ def test_plain_batch_sampler_is_torchs() -> None:
 
 
 def test_numpy_is_noted_before_its_first_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    """numpy loads and seeds its generator at the first use: a sampler that is the first user is noted with it."""
+    """Numpy loads and seeds its generator at the first use: a sampler that is the first user is noted with it."""
     monkeypatch.delitem(sys.modules, "numpy.random", raising=False)
     assert "numpy" in randomness.process_states()
