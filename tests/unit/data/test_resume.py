@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import pickle
 import random
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -373,9 +372,3 @@ def test_plain_batch_sampler_is_torchs() -> None:
         ours = [batch.tolist() for batch in loader]
         random.seed(4)
         assert ours == list(BatchSampler(Begun(20), 3, drop_last))
-
-
-def test_numpy_is_noted_before_its_first_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Numpy loads and seeds its generator at the first use: a sampler that is the first user is noted with it."""
-    monkeypatch.delitem(sys.modules, "numpy.random", raising=False)
-    assert "numpy" in randomness.process_states()
