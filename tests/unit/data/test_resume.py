@@ -123,7 +123,11 @@ def test_two_interruptions(name: str) -> None:
     assert sorted(found + flat(iterator))[-20:] == list(range(20))
 
 
-@pytest.mark.parametrize("dataset", [Stream(20), Stream(20, shuffles=True), Counting(20), BegunStream()], ids=str)
+@pytest.mark.parametrize(
+    "dataset",
+    [Stream(20), Stream(20, shuffles=True), Counting(20), BegunStream()],
+    ids=["plain", "shuffled", "counting", "begun"],
+)
 @pytest.mark.parametrize("batch_size", [3, None])
 @pytest.mark.parametrize("stop", [0, 1, 5])
 def test_iterable(dataset: Any, batch_size: int | None, stop: int) -> None:
