@@ -5,15 +5,15 @@
     numapin run … --requeue 'scontrol requeue $SLURM_JOB_ID'                        in Slurm, if its script does not
 
 Expect the loss to fall from 0.9 to 0.1. On SIGUSR1 or SIGTERM to any rank, the job saves, rank 0 runs --requeue, and
-all ranks exit with status 0. The same command then continues, and on CPUs ends with bitwise the same result. If a rank
-dies, all restart from the last complete epoch. FILE must outlive rank 0's machine: put it in a shared folder.
+all ranks exit with status 0. The same command then continues in the middle of the epoch, by the loader's state, and on
+CPUs ends with bitwise the same result. If a rank dies, all restart from the last complete epoch. With another number of
+ranks the epoch begins again. FILE must outlive rank 0's machine: put it in a shared folder.
 """
 
 import argparse
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -24,28 +24,18 @@ from torch.utils.data import DistributedSampler, TensorDataset
 import numapin
 
 
-class ResumableSampler(DistributedSampler):
-    """Continues after the samples that all ranks together have seen, over all epochs."""
-
-    seen = 0
-
-    def __iter__(self) -> Iterator[int]:
-        self.set_epoch(self.seen // self.total_size)
-        return iter([*super().__iter__()][self.seen % self.total_size // self.num_replicas :])
-
-
-def save(path: Path, net: nn.Module, optimizer: optim.Optimizer, sampler: ResumableSampler) -> None:
-    """Write a checkpoint completely or not at all, even if the machine crashes."""
+def save(path: Path, net: nn.Module, optimizer: optim.Optimizer, seen: int, loader: numapin.DataLoader) -> None:
+    """Write a checkpoint completely or not at all, even if the machine crashes. It has each rank's own states."""
     rng = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_available() else [])]
-    dist.all_gather_object(rngs := [None] * dist.get_world_size(), rng)
+    dist.all_gather_object(own := [None] * dist.get_world_size(), (rng, loader.state_dict()))
     if dist.get_rank() == 0:
         with (new := path.with_name(f"{path.name}.new")).open("wb") as file:
-            torch.save((net.state_dict(), optimizer.state_dict(), sampler.seen, rngs), file)
+            torch.save((net.state_dict(), optimizer.state_dict(), seen, own), file)
             os.fsync(file.fileno())
         new.replace(path)
 
 
-def main() -> None:  # noqa: C901 - one job from start to end, on one page
+def main() -> None:  # noqa: C901, PLR0912 - one job from start to end, on one page
     """Train for a few epochs, from the checkpoint if there is one."""
     received = []  # handled, because srun signals every process, and loader workers must continue
     for preempted in (signal.SIGUSR1, signal.SIGTERM):
@@ -62,34 +52,41 @@ def main() -> None:  # noqa: C901 - one job from start to end, on one page
     torch.manual_seed(0)
     dataset = TensorDataset(torch.randn(8, 64).repeat(512, 1) + 2 * torch.randn(4096, 64), torch.arange(8).repeat(512))
     net = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Dropout(0.2), nn.Linear(128, 8)).to(device)
-    optimizer, sampler = optim.AdamW(net.parameters(), lr=1e-3), ResumableSampler(dataset)
+    optimizer, sampler = optim.AdamW(net.parameters(), lr=1e-3), DistributedSampler(dataset)
+    # Forked workers inherit the handlers. Without its own generator, a loader would draw from torch's.
+    options = {"num_workers": 1, "multiprocessing_context": "fork", "generator": torch.Generator()}
+    loader = numapin.DataLoader(dataset, 64, sampler=sampler, device=device, **options)
+    seen = 0  # by all ranks together, over all epochs
     is_there = dist.get_rank() == 0 and arguments.checkpoint.exists()  # other ranks may see another file, or none
     found = [torch.load(arguments.checkpoint, map_location="cpu") if is_there else None]
     dist.broadcast_object_list(found)
     if found[0]:
-        net_state, optimizer_state, sampler.seen, rngs = found[0]
+        net_state, optimizer_state, seen, own = found[0]
         net.load_state_dict(net_state)
         optimizer.load_state_dict(optimizer_state)
-        if len(rngs) == dist.get_world_size():  # with another number of ranks, random numbers start anew
-            for put, state in zip((torch.set_rng_state, torch.cuda.set_rng_state), rngs[dist.get_rank()], strict=False):
+        if len(own) == dist.get_world_size():
+            rng, place = own[dist.get_rank()]
+            for put, state in zip((torch.set_rng_state, torch.cuda.set_rng_state), rng, strict=False):
                 put(state)
+            if seen % sampler.total_size:
+                loader.load_state_dict(place)
+        else:  # other shares: this epoch, and the random numbers, start anew
+            seen -= seen % sampler.total_size
     model = nn.parallel.DistributedDataParallel(net)
-    # Forked workers inherit the handlers. Without its own generator, a loader would draw from torch's.
-    own = {"num_workers": 1, "multiprocessing_context": "fork", "generator": torch.Generator()}
-    loader = numapin.DataLoader(dataset, 64, sampler=sampler, device=device, **own)
     stop = torch.tensor(0)  # on the CPU, for gloo: reading it does not wait for the GPU
-    while not stop and sampler.seen < arguments.epochs * sampler.total_size:
+    while not stop and seen < arguments.epochs * sampler.total_size:
+        sampler.set_epoch(seen // sampler.total_size)
         for points, wanted in loader:
             (loss := nn.functional.cross_entropy(model(points), wanted)).backward()
             optimizer.step()
             optimizer.zero_grad()
-            sampler.seen += len(points) * dist.get_world_size()
+            seen += len(points) * dist.get_world_size()
             dist.all_reduce(stop.fill_(len(received)))
             if stop:
                 break
-        save(arguments.checkpoint, net, optimizer, sampler)
+        save(arguments.checkpoint, net, optimizer, seen, loader)
         if dist.get_rank() == 0:
-            print(f"epoch {sampler.seen / sampler.total_size:.2f}: loss {loss.item():.4f}, saved", flush=True)
+            print(f"epoch {seen / sampler.total_size:.2f}: loss {loss.item():.4f}, saved", flush=True)
     if stop and dist.get_rank() == 0:
         subprocess.run(arguments.requeue, shell=True, check=True)  # noqa: S602
     dist.destroy_process_group()

@@ -23,6 +23,7 @@ Comes in: the arguments of torch's DataLoader. Goes out: batches.
     containers.py  PURE  rebuild nested containers
     shapes.py      PURE  check a shape
     forks.py       PURE  Python versions whose forked children can hang
+    resume/              the place in an epoch, for state_dict()
     worker/              in a worker: bind it, put batches into slots
     slots/               memory for batches: made, lent, taken back
     wire/                transport between a worker and the rank

@@ -7,6 +7,7 @@ Comes in: torch's DataLoader class. Goes out: the same class, whose `_get_iterat
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import wraps
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import torch.utils.data
@@ -14,11 +15,12 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from numapin.base.stderr import say
 from numapin.data import stateful, usage_log
-from numapin.data.iterator import DeviceIterator, LaneIterator, iterator_of
+from numapin.data.iterator import LaneIterator, LocalIterator, iterator_of
 from numapin.data.path import PathOptions
+from numapin.data.resume.resumption import Resumption, resumption_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     _Loader: TypeAlias = torch.utils.data.DataLoader[Any]
 
@@ -66,11 +68,41 @@ def install(*, only_copies: bool = False) -> None:
     """
     if _STATE.everything is None:
         _hook(torch.utils.data.DataLoader, iterator_of)
+        _mark_copies(torch.utils.data.DataLoader)
         _watch_iterators()
     _STATE.everything = bool(_STATE.everything) or not only_copies
     theirs = stateful.loader_class()
     if theirs is not None and theirs not in _STATE.hooked:
         _hook(theirs, stateful.iterator_of)
+
+
+class LoaderCopy(torch.utils.data.DataLoader[Any]):
+    """A framework's copy of a numapin.DataLoader: torch's, and the state, which Accelerate looks for in it."""
+
+    _resumption: Resumption
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place after the last batch that was yielded: see numapin.DataLoader."""
+        return resumption_of(self).state(self)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Let the next iterator begin after a state's last batch: see numapin.DataLoader."""
+        resumption_of(self).load(self, state_dict)
+
+
+def _mark_copies(cls: type[_Loader]) -> None:
+    """Make the plain loaders that carry our options `LoaderCopy`s, as soon as they exist."""
+    torchs_init = cls.__init__
+
+    @wraps(torchs_init)
+    def __init__(self: _Loader, *arguments: Any, **options: Any) -> None:  # noqa: ANN401, N807
+        torchs_init(self, *arguments, **options)
+        carried: PathOptions | None = getattr(self.pin_memory_device, "options", None)
+        if type(self) is cls and carried is not None:
+            self.__class__ = LoaderCopy
+            self._resumption = Resumption(carried.snapshot_every_n_steps)
+
+    cls.__init__ = __init__  # type: ignore[method-assign]
 
 
 def _hook(cls: type[_Loader], iterator_of_it: Callable[[_Loader, PathOptions], Any]) -> None:
@@ -82,8 +114,9 @@ def _hook(cls: type[_Loader], iterator_of_it: Callable[[_Loader, PathOptions], A
         options: PathOptions | None = getattr(self.pin_memory_device, "options", None)
         if options is None and not _STATE.everything:
             return torchs_own(self)
-        casts = options is not None and bool(options.casts)
-        if self.num_workers == 0 and not casts:
+        if self.num_workers == 0 and options is not None:
+            return iterator_of(self, options)
+        if self.num_workers == 0:
             usage_log.note_other(self, usage_log.NO_WORKERS)
             return torchs_own(self)
         _announce()
@@ -98,7 +131,7 @@ def _watch_iterators() -> None:
     torchs_own = _BaseDataLoaderIter.__init__
 
     def __init__(self: _BaseDataLoaderIter, loader: _Loader) -> None:  # noqa: N807 - torch's own name
-        if _STATE.everything and not isinstance(self, LaneIterator | DeviceIterator):
+        if _STATE.everything and not isinstance(self, LaneIterator | LocalIterator):
             usage_log.note_other(loader, f"{type(loader).__name__} makes its own iterators")
         torchs_own(self, loader)
 

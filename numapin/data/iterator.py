@@ -11,6 +11,7 @@ import os
 import sys
 import time
 import weakref
+from contextlib import nullcontext
 from multiprocessing import util
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -24,6 +25,7 @@ from torch.utils.data.dataloader import _DatasetKind, _MultiProcessingDataLoader
 from numapin.data import containers, starting, usage_log
 from numapin.data.casting import CastingCollate
 from numapin.data.path import path_of
+from numapin.data.resume.resumption import track_of
 from numapin.data.wire.parcel import Parcel
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
     from numapin.data.path import DataPath, PathOptions
+    from numapin.data.resume.track import Track
     from numapin.data.wire.tensors import Movable
 
     _TorchsIterator = _MultiProcessingDataLoaderIter
@@ -64,6 +67,10 @@ class LaneIterator(_TorchsIterator):
         moves = path.options.cuda_device is not None
         pins = not moves and loader.pin_memory and torch.cuda.is_available()
         self._path, self._lane = path, path.lane(loader, pins=pins)
+        self._track = track_of(loader, path.notices.warn)
+        self._task = 0  # the number of the last result
+        if self._track is not None:
+            self._lane.results.report_to(self._track.arrived)
         self._last_s: float | None = None
         if pins:
             self._lane.results.open_in_thread(path.home.bind_this_thread, self._lane.opener.open)
@@ -72,10 +79,15 @@ class LaneIterator(_TorchsIterator):
         changed = _Changed(
             loader,
             multiprocessing_context=self._context,
-            worker_init_fn=path.worker_start(self._lane, loader, pins=pins or moves),
+            worker_init_fn=path.worker_start(
+                self._lane,
+                loader,
+                pins=pins or moves,
+                dataset=None if self._track is None else self._track.dataset_start,
+            ),
             pin_memory=loader.pin_memory and not moves,
         )
-        with self._lane.free_slots_hidden():
+        with self._lane.free_slots_hidden(), nullcontext() if self._track is None else self._track.preserved():
             super().__init__(changed, *state)
         self._profile_name = _NAME.format(self.torchs_name)
         util.Finalize(self, _end_unstarted_of, (weakref.ref(self),), exitpriority=10)
@@ -83,10 +95,34 @@ class LaneIterator(_TorchsIterator):
     def _queues(self) -> Iterator[Any]:
         return self._lane.queues()
 
-    def _reset(self, *arguments: object, **options: object) -> None:
+    @property
+    def _base_seed(self) -> int:
+        """The seed from which the workers' seeds are made. torch draws one and sets it."""
+        return self._seed
+
+    @_base_seed.setter
+    def _base_seed(self, drawn: int) -> None:
+        self._seed = drawn if self._track is None else self._track.seed(drawn)
+
+    def _reset(self, loader: DataLoader[Any], *arguments: object, **options: object) -> None:
         self._last_s = None
-        super()._reset(*arguments, **options)
+        if self._track is None:
+            super()._reset(loader, *arguments, **options)
+        else:
+            self._reset_at(self._track, loader, *arguments, **options)
         self._lane.opener.restart()
+
+    def _reset_at(self, track: Track, loader: DataLoader[Any], *arguments: object, **options: object) -> None:
+        """Begin an epoch at the track's place: torch must not hand out tasks before the place is set."""
+        track.before(loader)
+        depth, self._prefetch_factor = self._prefetch_factor, 0
+        try:
+            super()._reset(loader, *arguments, **options)
+        finally:
+            self._prefetch_factor = depth
+        track.start(self)
+        for _ in range(depth * self._num_workers):
+            self._try_put_index()
 
     def __next__(self) -> object:
         """Return the next batch. torch's range for profilers costs 8 us, so it is left out while none runs."""
@@ -101,7 +137,12 @@ class LaneIterator(_TorchsIterator):
         began_s = time.perf_counter()
         self._path.notices.check()
         self._lane.reclaim()
-        data: object = super()._next_data()  # type: ignore[no-untyped-call]
+        try:
+            data: object = super()._next_data()  # type: ignore[no-untyped-call]
+        except StopIteration:
+            if self._track is not None:
+                self._track.finish()
+            raise
         self._lane.results.look_ahead()
         now_s = time.perf_counter()
         stepped_s = None if self._last_s is None else now_s - self._last_s
@@ -119,6 +160,7 @@ class LaneIterator(_TorchsIterator):
             wait_s = min(left_s, starting.PATIENCE_S)
             found: tuple[bool, object] = super()._try_get_data(wait_s)  # type: ignore[no-untyped-call]
             if found[0]:
+                self._task = found[1][0]  # type: ignore[index]
                 return found
             self._restart_hung()
             left_s -= wait_s
@@ -149,7 +191,9 @@ class LaneIterator(_TorchsIterator):
             self._worker_pids_set = False
 
     def _process_data(self, data: object, worker_idx: int) -> object:
-        # First, so that an error does not lose a task.
+        if self._track is not None:
+            self._track.note(worker_idx, None if self._in_order else self._task)
+        # Before the batch is opened, so that an error does not lose a task.
         data = super()._process_data(data, worker_idx)  # type: ignore[no-untyped-call]
         if isinstance(data, Parcel):
             data = self._lane.opener.open(data)
@@ -195,16 +239,46 @@ def _end_unstarted_of(reference: weakref.ref[LaneIterator]) -> None:
         iterator.end_unstarted()
 
 
-class DeviceIterator(_SingleProcessDataLoaderIter):
-    """torch's iterator without workers, with its batches put on the device."""
+class LocalIterator(_SingleProcessDataLoaderIter):
+    """torch's iterator without workers, which can continue in the middle of an epoch."""
 
-    def __init__(self, loader: DataLoader[Any], device: torch.device) -> None:
-        super().__init__(_Changed(loader, pin_memory=False))
-        self._device = device
+    def __init__(self, loader: DataLoader[Any], **changes: object) -> None:
+        track = track_of(loader)
+        if track is None:
+            super().__init__(_Changed(loader, **changes))
+        else:
+            with track.preserved():
+                track.before(loader)
+                super().__init__(_Changed(loader, **changes))
+                track.start(self)
+        self._track = track
         self._profile_name = _NAME.format(_SingleProcessDataLoaderIter.__name__)
 
     def _next_data(self) -> Any:  # noqa: ANN401 - torch's base class declares NoReturn
-        data = super()._next_data()  # type: ignore[no-untyped-call]
+        track = self._track
+        if track is None:
+            return super()._next_data()  # type: ignore[no-untyped-call]
+        try:
+            data = super()._next_data()  # type: ignore[no-untyped-call]
+        except StopIteration:
+            track.finish()
+            raise
+        except Exception:
+            track.note(0)  # the sampler has passed it
+            raise
+        track.note(0)
+        return data
+
+
+class DeviceIterator(LocalIterator):
+    """torch's iterator without workers, with its batches put on the device."""
+
+    def __init__(self, loader: DataLoader[Any], device: torch.device) -> None:
+        super().__init__(loader, pin_memory=False)
+        self._device = device
+
+    def _next_data(self) -> Any:  # noqa: ANN401 - torch's base class declares NoReturn
+        data = super()._next_data()
         return containers.rebuild(data, self._move, is_leaf=_can_move)
 
     def _move(self, value: Movable) -> object:
@@ -232,7 +306,7 @@ def iterator_of(loader: DataLoader[Any], options: PathOptions) -> _BaseDataLoade
         return _MultiProcessingDataLoaderIter(loader)
     if options.cuda_device is not None:
         return DeviceIterator(loader, options.cuda_device)
-    return _SingleProcessDataLoaderIter(loader)
+    return LocalIterator(loader)
 
 
 def pins_elsewhere(loader: DataLoader[Any]) -> bool:

@@ -15,6 +15,7 @@ from numapin.data.casting import casts_of
 from numapin.data.install import install, mark
 from numapin.data.iterator import iterator_of
 from numapin.data.path import DataPath, PathOptions, path_of
+from numapin.data.resume.resumption import Resumption, resumption_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -34,8 +35,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     With workers, each batch is collated straight into memory that the rank shares with them: on the rank's NUMA node,
     and pinned. The rank's tensors use that memory, so nothing is copied on the way. Arguments and behavior are the same
-    as for `torch.utils.data.DataLoader`, plus `device`, `pinned_budget`, `node`, `strict`, `cast` and
-    `worker_threads`. A dataset can write a batch straight into its memory with `numapin.batch_buffer`.
+    as for `torch.utils.data.DataLoader`, plus `device`, `pinned_budget`, `node`, `strict`, `cast`, `worker_threads` and
+    `snapshot_every_n_steps`. A dataset can write a batch straight into its memory with `numapin.batch_buffer`.
+    `state_dict()` and `load_state_dict()` continue in the middle of an epoch.
 
     A forked child shares the memory of the batches, and this process reuses it once it has released them: give the
     child copies (`.clone()`). Use torch's own loader for batches of a few hundred bytes, and for CUDA tensors that
@@ -77,6 +79,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         worker_threads: The threads that numpy's BLAS, MKL, OpenMP libraries and OpenCV may each use in a worker. None:
             the environment variable NUMAPIN_WORKER_THREADS, or 1. 0: as many as they use by themselves, which is the
             number of the rank. `worker_init_fn` runs later, and may change it. torch itself uses one thread.
+        snapshot_every_n_steps: How often a worker takes the state of an iterable dataset that has one, in batches of
+            that worker. After `load_state_dict()` the batches since then are read again and dropped. 0: never.
 
     Raises:
         UsageError: The device, the node, the budget, the cast or the number of threads is invalid. torch's own errors
@@ -119,8 +123,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         strict: bool = False,
         cast: torch.dtype | Mapping[torch.dtype, torch.dtype] | None = None,
         worker_threads: int | None = None,
+        snapshot_every_n_steps: int = 1,
     ) -> None:
         """Check the arguments. Nothing starts before `iter`."""
+        self.snapshot_every_n_steps = snapshot_every_n_steps
+        self._resumption = Resumption(snapshot_every_n_steps)
         self.device, self.pinned_budget, self.node, self.strict = device, pinned_budget, node, strict
         self.cast, self.worker_threads = cast, worker_threads
         self._options = PathOptions(
@@ -130,6 +137,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             strict=strict,
             casts=casts_of(cast),
             worker_threads=worker_threads,
+            snapshot_every_n_steps=snapshot_every_n_steps,
         )
         super().__init__(
             *(dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn, pin_memory),
@@ -140,6 +148,50 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             in_order=in_order,
         )
         install(only_copies=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place of the newest iterator, after the last batch that it yielded.
+
+        Batches that workers have made ahead of time do not count. The keys are those of torchdata's
+        StatefulDataLoader. `torch.load` can read it with `weights_only=True`, unless a dataset's or a sampler's own
+        state holds other types than tensors, numbers, text and containers.
+
+        Returns:
+            The state. Save one per rank if datasets differ between ranks.
+
+        Raises:
+            Exception: What `state_dict()` of the dataset raised, also in a worker.
+
+        Example:
+            ```python
+            for batch in loader:
+                train(batch)
+                torch.save({"net": net.state_dict(), "loader": loader.state_dict()}, "checkpoint.pt")
+            ```
+        """
+        return resumption_of(self).state(self)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Let the next iterator begin after the last batch of a state; that of a finished epoch begins the next one.
+
+        An iterator that exists goes on as it was, and persistent workers are stopped.
+
+        Args:
+            state_dict: A state of `numapin.DataLoader` or of torchdata's StatefulDataLoader. An empty one means the
+                start of an epoch.
+
+        Raises:
+            UsageError: It is no such state, or it cannot be continued with this loader: the dataset is of the other
+                kind, the number of workers differs and the dataset is iterable, or the epoch has another length.
+
+        Example:
+            ```python
+            loader.load_state_dict(torch.load("checkpoint.pt")["loader"])
+            for batch in loader:  # the rest of the epoch
+                train(batch)
+            ```
+        """
+        resumption_of(self).load(self, state_dict)
 
     def stats(self) -> Stats:
         """Return the statistics of this loader so far.

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from numapin.data.casting import Casts
     from numapin.data.wire.message import Head
+    from numapin.data.worker.state import DatasetStart
 
 _MAX_COPY_THREADS: Final = 4
 
@@ -65,6 +66,7 @@ class PathOptions:
         strict: Whether a refusal is an error.
         casts: The dtypes to narrow, as `casting.casts_of` returns them.
         worker_threads: The threads of each library in a worker. 0: not limited. None: NUMAPIN_WORKER_THREADS, or 1.
+        snapshot_every_n_steps: How often workers take the state of their dataset.
     """
 
     device: torch.device | None = None
@@ -73,6 +75,7 @@ class PathOptions:
     strict: bool = False
     casts: Casts = ()
     worker_threads: int | None = None
+    snapshot_every_n_steps: int = 1
 
     def __post_init__(self) -> None:
         """Refuse a device that cannot be used, and negative numbers."""
@@ -184,7 +187,9 @@ class DataPath:
         opener = self._opener(pins=pins)
         return Lane(self, opener, partial(self._pool, self._pool_spec(loader, opener, pins=pins)))
 
-    def worker_start(self, lane: Lane, loader: DataLoader[Any], *, pins: bool) -> WorkerStart:
+    def worker_start(
+        self, lane: Lane, loader: DataLoader[Any], *, pins: bool, dataset: DatasetStart | None
+    ) -> WorkerStart:
         """Return the first thing that the lane's workers run."""
         if pins and platform.machine() == "x86_64" and not memory.can_pass_caches():
             self.notices.warn(_NO_STORES)
@@ -198,6 +203,7 @@ class DataPath:
             num_copy_threads=_num_copy_threads(loader.num_workers, os.environ),
             num_library_threads=num_worker_threads(self.options.worker_threads, os.environ),
             casts=self.options.casts,
+            dataset=dataset,
             then=loader.worker_init_fn,
         )
 

@@ -68,7 +68,7 @@ class Loopback:
         self.pool = pool
         self.tasks = [Handover(child_sends=False) for _ in range(pool.spec.num_workers)]
         self._is_busy = [False] * pool.spec.num_workers
-        self._ways = {"pins": pins, "moves": moves}
+        self._pins, self._moves = pins, moves
         self.start_workers()
 
     def start_workers(self) -> None:
@@ -78,7 +78,7 @@ class Loopback:
         self.workers = [
             WorkerSlots(self.pool.arrivals, self.pool.spec.locality, serial=serial + n) for n in range(num_workers)
         ]
-        self.packers = [Packer(own, worker=n, **self._ways) for n, own in enumerate(self.workers)]
+        self.packers = [Packer(own, worker=n, pins=self._pins, moves=self._moves) for n, own in enumerate(self.workers)]
 
     def begin(self, worker: int = 0) -> Packer:
         """Give a worker a task, unless it has one, and return its packer."""

@@ -273,8 +273,8 @@ class _Job:
 
 def _state(path: Path) -> list[Any]:
     """Return the tensors and numbers of a checkpoint; the last one is the number of samples."""
-    net, optimizer, seen, rngs = torch.load(path, map_location="cpu")
-    return [*tree_flatten((net, optimizer["state"], rngs))[0], seen]
+    net, optimizer, seen, own = torch.load(path, map_location="cpu")
+    return [*tree_flatten((net, optimizer["state"], [rng for rng, _ in own]))[0], seen]
 
 
 def _same(one: list[Any], other: list[Any], *, exactly: bool) -> bool:

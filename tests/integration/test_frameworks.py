@@ -61,6 +61,32 @@ tell(loader.base_dataloader, iter(loader.base_dataloader), batches)
 if accelerator.num_processes > 1: torch.distributed.destroy_process_group()
 """
 
+RESUMING = """
+from accelerate import Accelerator
+import numapin
+accelerator = Accelerator(cpu=True)
+
+def numbers(batches):
+    return [int(row[0]) for batch in batches for row in batch]
+
+found = {}
+for workers in (0, 1):
+    for kind in (Data, Stream):
+        def make():
+            shuffle = True if kind is Data else None
+            return accelerator.prepare(numapin.DataLoader(kind(), 2, shuffle, num_workers=workers))
+        loader = make()
+        numbers(loader)
+        iterator = iter(loader)
+        first = numbers(next(iterator) for _ in range(2))
+        state = loader.state_dict()
+        loader = make()
+        loader.load_state_dict(state)
+        found[kind.__name__ + str(workers)] = first + numbers(loader)
+os.write(1, (json.dumps({"RANK": os.environ["RANK"], "rows": found}) + "\\n").encode())
+torch.distributed.destroy_process_group()
+"""
+
 LIGHTNING = """
 import logging
 logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
@@ -124,10 +150,24 @@ class TestAccelerate:
         loader = f"__import__('numapin').DataLoader({dataset}(), batch_size=2, num_workers=1)"
         done = alone(tmp_path, DATA + ACCELERATE.format(loader=loader))
         (found,) = told(done)
-        assert found["loader"] == "torch.DataLoader"
+        assert found["loader"] == "numapin.LoaderCopy"
         assert found["iterator"].startswith("numapin.")
         assert found["rows"] == list(range(16))
         assert len(lines_about_loaders(done)) == 1
+
+    def test_resume_on_two_ranks(self, tmp_path: Path) -> None:
+        """Prepared loaders continue in the middle of the second epoch: no sample is lost or repeated in either rank.
+
+        accelerate#3938 repeated a batch in each rank. Sharded and dispatched batches, with and without workers, in
+        loaders made anew, whose epochs Accelerate counts from zero.
+        """
+        done = numapin(*RUN, "--nproc-per-node", "2", script(tmp_path, DATA + RESUMING))
+        assert done.status == 0, done.err
+        ranks = told(done)
+        for workers in ("0", "1"):
+            for kind in ("Data", "Stream"):
+                rows = [row for rank in ranks for row in rank["rows"][kind + workers]]
+                assert sorted(rows) == list(range(16)), (kind, workers, ranks)
 
     def test_other_loaders_stay_torchs(self, tmp_path: Path) -> None:
         """A torch DataLoader next to numapin's, with the same dataset and batch sampler, is not taken for a copy."""
@@ -189,7 +229,8 @@ class TestLightning:
             "import numapin\n"
             "def make():\n"
             "    return numapin.DataLoader(Data(), batch_size=2, num_workers=1, timeout=50, prefetch_factor=3,\n"
-            "                              device=None, pinned_budget=1 << 20, node=0, strict=False)\n"
+            "                              device=None, pinned_budget=1 << 20, node=0, strict=False,\n"
+            "                              snapshot_every_n_steps=4)\n"
             "class Hooked(Module):\n"
             "    def predict_dataloader(self): return make()\n"
             "first = make()\n"
@@ -197,8 +238,8 @@ class TestLightning:
             "again = trainer.predict_dataloaders\n"
             "assert again is not first\n"
             "assert type(again) is numapin.DataLoader\n"
-            "names = 'num_workers timeout prefetch_factor device pinned_budget node strict'.split()\n"
-            "assert [getattr(again, name) for name in names] == [1, 50, 3, None, 1 << 20, 0, False]\n"
+            "names = 'num_workers timeout prefetch_factor device pinned_budget node strict snapshot_every_n_steps'\n"
+            "assert [getattr(again, name) for name in names.split()] == [1, 50, 3, None, 1 << 20, 0, False, 4]\n"
             "assert again.batch_sampler.batch_size == 2\n"
             "tell(again, iter(again), seen)\n"
         )

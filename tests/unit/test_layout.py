@@ -35,6 +35,7 @@ PURE = (
     "topology.visible",
     *("topology.sources.hwloc", "topology.sources.nccl", "topology.sources.xmlfile"),
     *("plan", "tasks.identify", "tasks.slice", "tasks.plan", "launcher.lost_gpus", "data.forks", "data.usage"),
+    "data.resume.place",
     *("observe.model", "observe.report", "observe.verify", "observe.top"),
     *(
         "view",

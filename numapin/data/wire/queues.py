@@ -18,16 +18,17 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils.worker import _IterableDatasetStopIteration
 
+from numapin.data.resume.streams import Report
 from numapin.data.slots.handover import Handover
 from numapin.data.wire.channel import Channel
 from numapin.data.wire.grant import NO_GRANT, Grant, decode_grant
 from numapin.data.wire.message import Head, decode, encode_plain
 from numapin.data.wire.parcel import Parcel
 from numapin.data.wire.tensors import unpickle
-from numapin.data.worker import setup
+from numapin.data.worker import setup, state
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 T = TypeVar("T")
 
@@ -93,10 +94,15 @@ class ResultQueue(Channel):
         self._results: deque[tuple[object, object]] = deque()
         self._open: Callable[[Parcel], object] | None = None
         self._begin: Callable[[], None] | None = None
+        self._report_to: Callable[[Report], None] | None = None
 
     def open_in_thread(self, begin: Callable[[], None], open_parcel: Callable[[Parcel], object]) -> None:
         """Open parcels in the thread that reads them, torch's pin thread, which first calls `begin` once."""
         self._begin, self._open = begin, open_parcel
+
+    def report_to(self, arrived: Callable[[Report], None]) -> None:
+        """Give the workers' reports to `arrived`, in the thread that reads them."""
+        self._report_to = arrived
 
     def put(self, result: tuple[object, object]) -> None:
         """Send (number, batch) from a worker; never waits. A batch that cannot be pickled is sent as that error."""
@@ -104,6 +110,9 @@ class ResultQueue(Channel):
         if info is not None and not self._is_workers:
             self.number, self._is_workers = info.id, True
             self.stop_reading()
+        report = state.report(number, data)
+        if report is not None:
+            self.send(encode_plain((report, None)))
         if info is None or not isinstance(number, int) or isinstance(data, _IterableDatasetStopIteration):
             setup.end_without_batch()
             self.send(encode_plain(result))
@@ -115,8 +124,8 @@ class ResultQueue(Channel):
         if self._begin is not None:
             begin, self._begin = self._begin, None
             begin()
-        if not self._results:
-            self._results.append(self._decode(self.receive(timeout)))
+        while not self._results:
+            self._accept_all([self.receive(timeout)])
         number, data = self._results.popleft()
         return number, self._opened(data) if isinstance(number, int) else data
 
@@ -124,11 +133,19 @@ class ResultQueue(Channel):
         """Accept batches that have arrived, so that copies start ahead of time; do nothing while enough wait."""
         if self._open is None and len(self._results) < _ENOUGH:
             self.fill()
-            self._results.extend(self._decode(message) for message in self.arrived())
+            self._accept_all(self.arrived())
 
     def forget(self) -> None:
         """Drop the batches that arrived and were not asked for: they hold slots."""
         self._results.clear()
+
+    def _accept_all(self, messages: Iterable[bytes]) -> None:
+        for message in messages:
+            result = self._decode(message)
+            if not isinstance(result[0], Report):
+                self._results.append(result)
+            elif self._report_to is not None:
+                self._report_to(result[0])
 
     def _decode(self, message: bytes) -> tuple[object, object]:
         head, body = decode(message)

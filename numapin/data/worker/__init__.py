@@ -8,6 +8,7 @@ Comes in: `WorkerStart`, and the batches that torch collates. Goes out: messages
     slots.py    EDGE  the worker's end of the slots: use a granted one, or make one
     owner.py    EDGE  end a worker when its rank ends
     threads.py  EDGE  limit the threads of libraries
+    state.py    EDGE  report the state of its dataset, and restore it
     stacking.py EDGE  stack samples straight into the batch's memory
     packing.py  EDGE  put a batch into a slot
     narrow.py   EDGE  cast tensors while they are packed

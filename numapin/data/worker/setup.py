@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch._utils import ExceptionWrapper
 
+from numapin.data.worker import state
 from numapin.data.worker.packing import Packer
 from numapin.data.worker.slots import WorkerSlots
 from numapin.data.worker.stacking import Stacker
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from numapin.data.slots.handover import Handover
     from numapin.data.wire.grant import Grant
     from numapin.data.worker.owner import OwnerProcess
+    from numapin.data.worker.state import DatasetStart
 
 _packer: Packer | None = None  # this worker's, made by `WorkerStart`
 
@@ -48,6 +50,7 @@ class WorkerStart:
         num_copy_threads: The threads that stack a large batch.
         num_library_threads: The threads of numpy's BLAS, OpenMP, MKL and OpenCV. 0: as many as they would use.
         casts: The dtypes to narrow.
+        dataset: Where the dataset begins. None: its state is not asked for.
         then: The user's own worker_init_fn.
     """
 
@@ -60,6 +63,7 @@ class WorkerStart:
     num_copy_threads: int
     num_library_threads: int
     casts: Casts
+    dataset: DatasetStart | None
     then: Callable[[int], None] | None
 
     def __call__(self, worker: int) -> None:
@@ -77,6 +81,7 @@ class WorkerStart:
         _packer = Packer(slots, worker=worker, pins=self.pins, moves=self.moves, casts=self.casts)
         if slots:
             Stacker(_packer, num_threads=self.num_copy_threads).install()
+        state.begin(self.dataset, worker)
         if self.then is not None:
             self.then(worker)
 

@@ -1,0 +1,16 @@
+"""The state of a loader: the place in an epoch, written by `state_dict()` and continued by `load_state_dict()`.
+
+Comes in: a loader's sampler and dataset, and the batches that were yielded. Goes out: a dict with the keys of
+torchdata's StatefulDataLoader; after `load_state_dict()`, the rest of the epoch.
+
+::
+
+    place.py       PURE  a place in an epoch, written as a dict and read from one
+    randomness.py  EDGE  read and set random number generators
+    samplers.py    EDGE  the samplers inside a sampler, with their epochs, states and generators
+    order.py       EDGE  follow an epoch through its sampler, and continue in the middle of one
+    dataset.py     EDGE  read the state of a dataset, and continue in it
+    streams.py     EDGE  count each worker's batches, and keep what its dataset reported
+    track.py       EDGE  one epoch's place: the iterators report what they yield
+    resumption.py  EDGE  what `state_dict()` and `load_state_dict()` do
+"""

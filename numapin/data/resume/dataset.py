@@ -1,0 +1,58 @@
+"""Read the state of a dataset, and continue in it. Edge (calls the user's dataset).
+
+Comes in: torch's fetcher, in a worker or in the rank. Goes out: a `StreamPlace`; after a restart, a fetcher that stands
+there. An iterable dataset without a state of its own is read again up to its place.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from numapin.data.resume import randomness
+from numapin.data.resume.place import StreamPlace
+from numapin.data.resume.samplers import is_stateful, state_or_none
+
+if TYPE_CHECKING:
+    from torch.utils.data._utils.fetch import _BaseDatasetFetcher
+
+
+def has_state(fetcher: Any) -> bool:  # noqa: ANN401 - torch's fetcher
+    """Return whether the fetcher's dataset, or its iterator, has a state of its own."""
+    return is_stateful(fetcher.dataset) or is_stateful(getattr(fetcher, "dataset_iter", None))
+
+
+def place_in(fetcher: Any, *, has_ended: bool = False) -> StreamPlace:  # noqa: ANN401 - torch's fetcher
+    """Return the place after the batches fetched so far."""
+    iterator = getattr(fetcher, "dataset_iter", None)
+    if iterator is None:
+        return StreamPlace(dataset=state_or_none(fetcher.dataset))
+    return StreamPlace(
+        dataset=None if iterator is fetcher.dataset else state_or_none(fetcher.dataset),
+        dataset_iter=state_or_none(iterator),
+        is_iterable=True,
+        has_ended=has_ended or fetcher.ended,
+    )
+
+
+def restore_dataset(dataset: Any, place: StreamPlace) -> None:  # noqa: ANN401 - the user's dataset
+    """Load the dataset's own state, before `iter(dataset)`."""
+    if place.random is not None:
+        randomness.set_process(place.random)
+    if place.dataset is not None and is_stateful(dataset):
+        dataset.load_state_dict(place.dataset)
+
+
+def restore_iterator(fetcher: _BaseDatasetFetcher, place: StreamPlace, *, batch_size: int | None) -> None:
+    """Load the own state of the dataset's iterator, or read up to the place."""
+    found: Any = fetcher
+    if not place.is_iterable:
+        return
+    if place.has_ended:
+        found.ended = True
+        return
+    if place.dataset_iter is not None and is_stateful(found.dataset_iter):
+        found.dataset_iter.load_state_dict(place.dataset_iter)
+    wanted = place.skip * (batch_size or 1)
+    if sum(1 for _ in islice(found.dataset_iter, wanted)) < wanted:
+        found.ended = True

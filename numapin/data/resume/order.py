@@ -1,0 +1,289 @@
+"""Follow an epoch through its sampler, and continue in the middle of one. Edge (calls the user's samplers).
+
+Comes in: a loader's sampler. Goes out: its iterator, and the place in it as an `OrderPlace`.
+
+A sampler with `state_dict` gives its own state. Any other is drawn from again, from the epoch's start on, with the
+generators as they were then; nothing is fetched meanwhile.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch.utils.data import BatchSampler, RandomSampler
+
+from numapin.data.resume import randomness
+from numapin.data.resume.place import OrderPlace
+from numapin.data.resume.samplers import Draws, Samplers, is_stateful, state_or_none
+from numapin.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from torch.utils.data import DataLoader
+
+
+class Batches:
+    """The iterator of a plain BatchSampler, with torchdata's state: that of the sampler inside and of its iterator."""
+
+    def __init__(self, batches: BatchSampler, state: Mapping[str, Any]) -> None:
+        """Begin at a place, or at the start if the state is empty."""
+        self._batches = batches
+        self._samples = state.get("samples_yielded", 0)
+        sampler: Any = batches.sampler
+        if "sampler_state" in state and is_stateful(sampler):
+            sampler.load_state_dict(state["sampler_state"])
+        self._inner: Any = iter(sampler)
+        if "sampler_iter_state" in state and is_stateful(self._inner):
+            self._inner.load_state_dict(state["sampler_iter_state"])
+
+    @property
+    def is_stateful(self) -> bool:
+        """Return whether the sampler inside, or its iterator, has a state of its own."""
+        return is_stateful(self._batches.sampler) or is_stateful(self._inner)
+
+    def __iter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __next__(self) -> list[Any]:
+        """Return the next batch of indices."""
+        inner, self._inner = self._inner, iter(())  # an error ends it, as it ends torch's generator
+        batch = list(islice(inner, self._batches.batch_size))
+        self._inner = inner
+        if not batch or (self._batches.drop_last and len(batch) < self._batches.batch_size):
+            raise StopIteration
+        self._samples += len(batch)
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place, as torchdata writes it."""
+        state: dict[str, Any] = {"samples_yielded": self._samples}
+        for key, value in (("sampler_state", self._batches.sampler), ("sampler_iter_state", self._inner)):
+            if is_stateful(value):
+                state[key] = state_or_none(value)
+        return state
+
+
+class _Lazy:
+    """An iterator that the order follows from its first draw on."""
+
+    def __init__(self, order: Order, iterator: Any) -> None:  # noqa: ANN401 - the user's iterator
+        self._order: Order | None = order
+        self._iterator = iterator
+
+    def __next__(self) -> Any:  # noqa: ANN401 - the user's indices
+        if self._order is not None:
+            order, self._order = self._order, None
+            iterator, self._iterator = self._iterator, iter(())  # an error ends it, as it ends torch's generator
+            self._iterator = order.follow(iterator)
+        return next(self._iterator)
+
+
+class _Recorded:
+    """An iterator whose own state is noted after each draw."""
+
+    def __init__(self, order: Order, iterator: Any) -> None:  # noqa: ANN401 - the user's iterator
+        self._order, self._iterator = order, iterator
+        order.note_state(iterator)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:  # noqa: ANN401 - the user's indices
+        index = next(self._iterator)
+        self._order.note_state(self._iterator)
+        return index
+
+
+class Order:
+    """One epoch's order: made before torch calls `iter(sampler)`."""
+
+    def __init__(self, loader: DataLoader[Any], libraries: tuple[str, ...] | None) -> None:
+        """Note what decides the order; `iter(sampler)` may draw at once. `libraries`: see Samplers."""
+        self._sampler: Any = loader._index_sampler  # noqa: SLF001 - the batch sampler, or the sampler
+        self._samplers = Samplers(self._sampler, loader.generator, libraries)
+        self._random = None if libraries else _random_in(self._sampler)
+        self._generator: torch.Tensor | None = None  # of a RandomSampler, when it drew the order
+        self._early = self._samplers.draws()
+        self._start: dict[str, Any] = {
+            "epochs": self._samplers.epochs,
+            "samplers": self._samplers.states,
+            "length": _length_of(self._sampler),
+        }
+        self._states: deque[tuple[Any, Any]] = deque()  # of the last batch that was yielded, and of those after it
+        self._num_forgotten = 0
+        self._has_drawn = False
+        self.is_stateful = False
+
+    def lazily(self, iterator: Any) -> Any:  # noqa: ANN401 - the user's iterator
+        """Return an iterator like torch's, which the order follows from its first draw on."""
+        return _Lazy(self, iterator)
+
+    def follow(self, iterator: Any) -> Any:  # noqa: ANN401 - the user's iterator
+        """Return the iterator to use instead of torch's, right before the first draw."""
+        self._note_draws()
+        self._has_drawn = True
+        if _is_plain_with_custom(self._sampler):
+            iterator = Batches(self._sampler, {})
+        return self._recorded(iterator)
+
+    def resume(self, place: OrderPlace) -> Any:  # noqa: ANN401 - the user's iterator
+        """Return an iterator over the rest of an epoch. Global generators are to be preserved by the caller."""
+        if place.start is not None:
+            self._start = dict(place.start)
+        self._num_forgotten, self._has_drawn = place.yielded, True
+        self._generator = _generator_state(place) if self._random is not None else None
+        iterator = self._loaded(place)
+        if iterator is None:
+            iterator = self._drawn_again(place) if self._generator is None else self._shuffled_again(self._generator)
+            deque(islice(iterator, place.yielded), maxlen=0)
+        iterator = self._recorded(iterator)
+        if place.ahead:
+            ahead, numbered = frozenset(place.ahead), enumerate(iterator, place.yielded)
+            iterator = (index for number, index in numbered if number not in ahead)
+        first = list(islice(iterator, 1))  # now, because a sampler may draw its order at its first batch
+        return chain(first, iterator)
+
+    def restore_epochs(self, place: OrderPlace) -> list[tuple[str, int, int]]:
+        """Set the samplers' epochs; return those that had another one: the class, the epoch it had, the new one."""
+        return self._samplers.set_epochs((place.start or {}).get("epochs", []))
+
+    def set_early(self, place: OrderPlace) -> None:
+        """Set all generators as they were before the epoch's iterators were made."""
+        start = place.start or {}
+        draws = start.get("early") or start.get("late")
+        if draws is not None:
+            self._samplers.set_draws(Draws(*draws))
+
+    def set_late(self, place: OrderPlace) -> None:
+        """Set all generators as they were before the first draw, and note them for the next state."""
+        self._start, self._has_drawn = dict(place.start or self._start), True
+        if self._start.get("late") is not None:
+            self._samplers.set_draws(Draws(*self._start["late"]))
+
+    def run_out(self, place: OrderPlace) -> None:
+        """Leave the samplers as the epoch that ended at this place has left them."""
+        deque(self.resume(place), maxlen=0)
+
+    def require_same_length(self, place: OrderPlace) -> None:
+        """Raise UsageError if the sampler has another length than when the state was taken."""
+        was, now = (place.start or {}).get("length"), _length_of(self._sampler)
+        has_own_state = place.sampler is not None
+        if was is not None and now is not None and was != now and not has_own_state:
+            raise UsageError(
+                f"load_state_dict(): an epoch had {was} batches, this loader's has {now}",
+                "until the end of the epoch use the same dataset, batch_size, drop_last and number of ranks",
+            )
+
+    def note_state(self, iterator: object) -> None:
+        """Note the sampler's own state after a draw."""
+        self._states.append((state_or_none(self._sampler), state_or_none(iterator)))
+
+    def forget(self, yielded: int) -> None:
+        """Drop the states before that of the first `yielded` batches."""
+        while self._num_forgotten < yielded and len(self._states) > 1:
+            self._states.popleft()
+            self._num_forgotten += 1
+
+    def place(self, yielded: int, ahead: Iterable[int]) -> OrderPlace:
+        """Return the place after the first `yielded` batches, and those `ahead`."""
+        if not self._has_drawn:
+            self._note_draws()
+        self.forget(yielded)
+        sampler, sampler_iter = self._states[0] if self._states else (None, self._plain_state(yielded))
+        return OrderPlace(
+            yielded=yielded, ahead=tuple(sorted(ahead)), sampler=sampler, sampler_iter=sampler_iter, start=self._start
+        )
+
+    def _note_draws(self) -> None:
+        late = self._samplers.draws()
+        if self._random is not None:
+            given = self._random.generator
+            is_own = given is not None
+            self._generator = given.get_state() if is_own else randomness.seeded_by(late.process["torch"])
+            return
+        self._start["late"] = list(late)
+        self._start["early"] = None if randomness.are_same(list(self._early), list(late)) else list(self._early)
+
+    def _recorded(self, iterator: Any) -> Any:  # noqa: ANN401 - the user's iterator
+        own = iterator.is_stateful if isinstance(iterator, Batches) else is_stateful(iterator)
+        self.is_stateful = own or is_stateful(self._sampler)
+        return _Recorded(self, iterator) if self.is_stateful else iterator
+
+    def _loaded(self, place: OrderPlace) -> Any:  # noqa: ANN401 - the user's iterator
+        """Return the iterator if it continues by its own state; None if it has none."""
+        state = place.sampler_iter
+        if _is_plain_with_custom(self._sampler):
+            has_own = isinstance(state, dict) and ("sampler_state" in state or "sampler_iter_state" in state)
+            iterator = Batches(self._sampler, state) if has_own else None
+            return iterator if iterator is not None and iterator.is_stateful else None
+        if place.sampler is not None and is_stateful(self._sampler):
+            self._sampler.load_state_dict(place.sampler)
+        if place.sampler is None and state is None:
+            return None
+        iterator = iter(self._sampler)
+        if state is not None and is_stateful(iterator):
+            iterator.load_state_dict(state)
+            return iterator
+        return iterator if is_stateful(self._sampler) else None
+
+    def _shuffled_again(self, generator: torch.Tensor) -> Any:  # noqa: ANN401 - torch's iterator
+        """Return the iterator of a RandomSampler from the start, with its generator in this state."""
+        sampler: Any = self._random
+        if sampler.generator is None:
+            sampler = copy.copy(sampler)
+            sampler.generator = torch.Generator()
+        sampler.generator.set_state(generator)
+        outer = self._sampler
+        return iter(BatchSampler(sampler, outer.batch_size, outer.drop_last) if outer is not self._random else sampler)
+
+    def _drawn_again(self, place: OrderPlace) -> Any:  # noqa: ANN401 - the user's iterator
+        """Return the iterator from the start of the epoch, with all generators as they were then."""
+        self._samplers.set_states((place.start or {}).get("samplers") or [])
+        self.set_early(place)
+        iterator = iter(self._sampler)
+        self.set_late(place)
+        return Batches(self._sampler, {}) if _is_plain_with_custom(self._sampler) else iterator
+
+    def _plain_state(self, yielded: int) -> Any:  # noqa: ANN401 - torchdata's state
+        """Return what torchdata writes for samplers of torch."""
+        inner = None if self._generator is None else {"yielded": yielded, "generator": self._generator}
+        if type(self._sampler) is not BatchSampler:
+            return inner
+        samples = yielded * self._sampler.batch_size
+        length = _length_of(self._sampler.sampler)
+        samples = samples if length is None else min(samples, length)
+        if inner is None:
+            return {"samples_yielded": samples}
+        return {"samples_yielded": samples, "sampler_iter_state": inner | {"yielded": samples}}
+
+
+def _length_of(sampler: Any) -> int | None:  # noqa: ANN401 - the user's sampler
+    """Return the number of a sampler's batches; None if it does not say."""
+    try:
+        return len(sampler)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def _random_in(sampler: Any) -> Any:  # noqa: ANN401 - torch's sampler
+    """Return torch's RandomSampler if that is what decides the order; None otherwise."""
+    inner = sampler.sampler if type(sampler) is BatchSampler else sampler
+    return inner if type(inner) is RandomSampler else None
+
+
+def _generator_state(place: OrderPlace) -> Any:  # noqa: ANN401 - from a file
+    """Return the generator's state in torchdata's form; None if it is not there."""
+    state = place.sampler_iter
+    inner = state.get("sampler_iter_state", state) if isinstance(state, dict) else None
+    return inner.get("generator") if isinstance(inner, dict) else None
+
+
+def _is_plain_with_custom(sampler: Any) -> bool:  # noqa: ANN401 - the user's sampler
+    """Return whether it is torch's BatchSampler over a sampler that is not torch's."""
+    return type(sampler) is BatchSampler and not type(sampler.sampler).__module__.startswith("torch.utils.data.")

@@ -1,0 +1,321 @@
+"""A place in an epoch, written as a dict and read from one. Pure.
+
+Comes in: a `Place`, or the dict of a `state_dict()`. Goes out: the other one.
+
+The keys are those of torchdata 0.11's StatefulDataLoader, which has one layout without workers and one with. What it
+has no key for is below `_numapin`: it ignores that key, and its own states lack it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from numapin.errors import UsageError
+
+SNAPSHOT: Final = "_snapshot"
+MAIN: Final = "_main_snapshot"
+WORKERS: Final = "_worker_snapshots"
+OURS: Final = "_numapin"
+_FINISHED: Final = "_iterator_finished"
+_SAMPLER: Final = "_index_sampler_state"
+_SAMPLER_ITER: Final = "_sampler_iter_state"
+_SAMPLER_YIELDED: Final = "_sampler_iter_yielded"
+_NUM_YIELDED: Final = "_num_yielded"
+_LEN_CALLED: Final = "_IterableDataset_len_called"
+_SHARED_SEED: Final = "_shared_seed"
+_STEP: Final = "_snapshot_step"
+_SINCE: Final = "_steps_since_snapshot"
+_LAST_WORKER: Final = "_last_yielded_worker_id"
+_NUM_WORKERS: Final = "_num_workers"
+_BASE_SEED: Final = "_base_seed"
+_FETCHER: Final = "fetcher_state"
+_DATASET: Final = "dataset_state"
+_DATASET_ITER: Final = "dataset_iter_state"
+_ENDED: Final = "fetcher_ended"
+_WORKER: Final = "worker_id"
+
+_NOT_OURS: Final = "load a state that state_dict() of numapin.DataLoader or of torchdata's StatefulDataLoader returned"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamPlace:
+    """A place in the batches of one worker, or of the process itself if there are no workers.
+
+    Attributes:
+        skip: The batches that were yielded after the dataset had this state.
+        dataset: The dataset's own state. None: it has none.
+        dataset_iter: The own state of the dataset's iterator. None: it has none.
+        is_iterable: Whether the batches are those of an iterable dataset.
+        has_ended: Whether the iterable dataset has ended.
+        random: The generators of the process before `iter(dataset)`. None: as its seed set them.
+    """
+
+    skip: int = 0
+    dataset: Any = None
+    dataset_iter: Any = None
+    is_iterable: bool = False
+    has_ended: bool = False
+    random: Any = None
+
+    @property
+    def is_stateful(self) -> bool:
+        """Return whether the dataset or its iterator has a state of its own."""
+        return self.dataset is not None or self.dataset_iter is not None
+
+    @property
+    def is_start(self) -> bool:
+        """Return whether nothing has to be restored."""
+        return self == StreamPlace(is_iterable=self.is_iterable)
+
+    def after(self, num_batches: int) -> StreamPlace:
+        """Return the place so many batches later."""
+        is_counted = self.is_iterable and not self.has_ended
+        return replace(self, skip=self.skip + num_batches) if num_batches and is_counted else self
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return torchdata's part."""
+        fetcher = {_DATASET_ITER: self.dataset_iter, _ENDED: self.has_ended} if self.is_iterable else None
+        return {_FETCHER: fetcher, _DATASET: self.dataset}
+
+    @classmethod
+    def of(cls, state: Any, *, skip: int = 0, random: Any = None) -> StreamPlace:  # noqa: ANN401 - from a file
+        """Return the place of `to_dict`. Raises UsageError."""
+        fetcher = _get(state, _FETCHER)
+        return cls(
+            skip=skip,
+            dataset=_get(state, _DATASET),
+            dataset_iter=None if fetcher is None else _get(fetcher, _DATASET_ITER),
+            is_iterable=fetcher is not None,
+            has_ended=fetcher is not None and bool(_get(fetcher, _ENDED)),
+            random=random,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderPlace:
+    """A place in the order of a sampler.
+
+    Attributes:
+        yielded: The batches from the sampler's start on of which all were yielded.
+        ahead: The numbers of later batches that were yielded too, because of `in_order=False`.
+        sampler: The sampler's own state at this place. None: it has none.
+        sampler_iter: Its iterator's own state at this place, in torchdata's form. None: it has none.
+        start: What decides the order, from the start of the epoch: see `Order`. None: unknown.
+    """
+
+    yielded: int = 0
+    ahead: tuple[int, ...] = ()
+    sampler: Any = None
+    sampler_iter: Any = None
+    start: Any = None
+
+    @property
+    def is_start(self) -> bool:
+        """Return whether it is the start of an order that is not drawn yet."""
+        return self == OrderPlace()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A place in an epoch of a loader.
+
+    Attributes:
+        num_yielded: The batches that were yielded.
+        order: The place in the sampler.
+        streams: The places of the workers' batches; a single one if there are no workers.
+        num_workers: The number of workers.
+        last_worker: The worker whose batch was yielded last; -1: none yet.
+        base_seed: The seed from which the workers' seeds are made. None: unknown.
+        len_called: The length that an iterable dataset reported. None: it was not asked.
+        is_finished: Whether the epoch is over.
+    """
+
+    num_yielded: int = 0
+    order: OrderPlace = OrderPlace()
+    streams: tuple[StreamPlace, ...] = (StreamPlace(),)
+    num_workers: int = 0
+    last_worker: int = -1
+    base_seed: int | None = None
+    len_called: int | None = None
+    is_finished: bool = False
+
+    @property
+    def is_iterable(self) -> bool:
+        """Return whether it is a place in an iterable dataset."""
+        return any(stream.is_iterable for stream in self.streams)
+
+    @property
+    def is_start(self) -> bool:
+        """Return whether nothing has been yielded, nor decided about the order."""
+        return not self.num_yielded and self.order.is_start
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as a state dict."""
+        order = self.order
+        main = {
+            _SAMPLER: order.sampler,
+            _SAMPLER_ITER: order.sampler_iter,
+            _SAMPLER_YIELDED: order.yielded,
+            _LEN_CALLED: self.len_called,
+            _SHARED_SEED: None,
+        }
+        ours = {
+            "start": order.start,
+            "ahead": list(order.ahead),
+            "skip": [stream.skip for stream in self.streams],
+            "random": [stream.random for stream in self.streams],
+        }
+        if not self.num_workers:
+            alone = self.streams[0].to_dict()
+            return main | {_NUM_YIELDED: self.num_yielded, **alone, _FINISHED: self.is_finished, OURS: ours}
+        last = self.num_workers - 1 if self.last_worker < 0 else self.last_worker
+        workers = {f"worker_{n}": {_WORKER: n, **stream.to_dict()} for n, stream in enumerate(self.streams)}
+        snapshot = {
+            _STEP: self.num_yielded,
+            _LAST_WORKER: last,
+            MAIN: {_NUM_WORKERS: self.num_workers, **main, _BASE_SEED: self.base_seed},
+            WORKERS: workers,
+        }
+        # Accelerate's dispatcher reads ahead, and takes what it read from these two numbers.
+        totals = {_SAMPLER_YIELDED: order.yielded, _NUM_YIELDED: self.num_yielded}
+        return {SNAPSHOT: snapshot, _SINCE: 0, _FINISHED: self.is_finished, **totals, OURS: ours}
+
+
+def read_place(state: Mapping[str, Any]) -> Place:
+    """Return the place of a state dict, ours or torchdata's. Raises UsageError for anything else."""
+    if not isinstance(state, Mapping):
+        raise UsageError(f"load_state_dict(): a state is a dict, not {type(state).__name__}", _NOT_OURS)
+    place = _with_workers(state) if SNAPSHOT in state else _without_workers(state)
+    numbers = (place.num_yielded, place.order.yielded, *(stream.skip for stream in place.streams))
+    if any(number < 0 for number in numbers):
+        raise UsageError(f"load_state_dict(): the state has a negative number of batches: {min(numbers)}", _NOT_OURS)
+    return place
+
+
+def _without_workers(state: Mapping[str, Any]) -> Place:
+    ours = state.get(OURS)
+    num_yielded = _number(state, _NUM_YIELDED)
+    stream = StreamPlace.of(state)
+    if stream.is_iterable:
+        # Not from our own key: Accelerate changes torchdata's.
+        random = _part(ours, "random", 0)
+        is_stateful = stream.is_stateful and not stream.has_ended
+        stream = replace(stream, skip=0 if is_stateful else num_yielded, random=random)
+    return Place(
+        num_yielded=num_yielded,
+        order=_order(state, ours),
+        streams=(stream,),
+        len_called=_get(state, _LEN_CALLED),
+        is_finished=bool(_get(state, _FINISHED)),
+    )
+
+
+def _with_workers(state: Mapping[str, Any]) -> Place:
+    ours, snapshot = state.get(OURS), _get(state, SNAPSHOT)
+    main, workers = _get(snapshot, MAIN), _get(snapshot, WORKERS)
+    num_workers = _number(main, _NUM_WORKERS)
+    place = Place(
+        num_yielded=_number(snapshot, _STEP),
+        order=_order(main, ours),
+        streams=tuple(
+            StreamPlace.of(
+                _get(workers, f"worker_{number}"),
+                skip=_part(ours, "skip", number) or 0,
+                random=_part(ours, "random", number),
+            )
+            for number in range(num_workers)
+        ),
+        num_workers=num_workers,
+        last_worker=_number(snapshot, _LAST_WORKER),
+        base_seed=main.get(_BASE_SEED),
+        len_called=main.get(_LEN_CALLED),
+        is_finished=bool(_get(state, _FINISHED)),
+    )
+    if ours is None:
+        return _torchdatas(place, num_since=_number(state, _SINCE))
+    return _earlier(place, place.num_yielded - _number(state, _NUM_YIELDED))
+
+
+def _earlier(place: Place, num_batches: int) -> Place:
+    """Return the place so many batches before."""
+    if place.is_finished or not num_batches:
+        return place
+    order = replace(place.order, yielded=place.order.yielded - num_batches)
+    skips, last = [stream.skip for stream in place.streams], place.last_worker
+    for _ in range(num_batches if place.is_iterable else 0):
+        skips[last] -= 1
+        last = (last - 1) % place.num_workers
+    has_ended = any(stream.has_ended for stream in place.streams)
+    if min(skips) < 0 or has_ended or place.order.sampler is not None or place.order.ahead:
+        raise UsageError(
+            f"load_state_dict(): the state was set {num_batches} batches back, which cannot be done with a dataset or "
+            "sampler that has its own state, nor once a worker's part has ended",
+            "under Accelerate, use dispatch_batches=False",
+        )
+    streams = tuple(replace(stream, skip=skip) for stream, skip in zip(place.streams, skips, strict=True))
+    return replace(place, num_yielded=place.num_yielded - num_batches, order=order, streams=streams, last_worker=last)
+
+
+def _torchdatas(place: Place, *, num_since: int) -> Place:
+    """Return a place of torchdata's, with the batches that it lets the loader repeat and drop.
+
+    Its workers take turns. It does not write how many batches each has given: that can be found while none has ended.
+    """
+    if place.is_finished or (not place.is_iterable and not num_since):
+        return place
+    is_stateful = any(stream.is_stateful for stream in place.streams)
+    if not place.is_iterable and is_stateful:
+        raise UsageError(
+            f"load_state_dict(): torchdata's state is {num_since} batches behind, for a dataset with its own state",
+            "take it with snapshot_every_n_steps=1",
+        )
+    order = replace(place.order, yielded=place.order.yielded + num_since)
+    num_yielded = place.num_yielded + num_since
+    if not place.is_iterable:
+        return replace(place, num_yielded=num_yielded, order=order)
+    first = (place.last_worker + 1) % place.num_workers if is_stateful else 0
+    num_skipped = num_since if is_stateful else num_yielded
+    last = (first + num_skipped - 1) % place.num_workers
+    is_regular = is_stateful or (place.num_yielded - 1) % place.num_workers == place.last_worker
+    if (num_skipped and any(stream.has_ended for stream in place.streams)) or not is_regular:
+        raise UsageError(
+            "load_state_dict(): torchdata's state does not say how many batches each worker gave, and one had ended",
+            "give the dataset state_dict() and load_state_dict(), or start the epoch again",
+        )
+    skips = [0] * place.num_workers
+    for step in range(num_skipped):
+        skips[(first + step) % place.num_workers] += 1
+    streams = tuple(replace(stream, skip=skip) for stream, skip in zip(place.streams, skips, strict=True))
+    return replace(place, num_yielded=num_yielded, order=order, streams=streams, last_worker=last)
+
+
+def _order(state: Mapping[str, Any], ours: Mapping[str, Any] | None) -> OrderPlace:
+    return OrderPlace(
+        yielded=_number(state, _SAMPLER_YIELDED),
+        ahead=() if ours is None else tuple(_get(ours, "ahead")),
+        sampler=_get(state, _SAMPLER),
+        sampler_iter=_get(state, _SAMPLER_ITER),
+        start=None if ours is None else _get(ours, "start"),
+    )
+
+
+def _part(ours: Mapping[str, Any] | None, key: str, number: int) -> Any:  # noqa: ANN401 - from a file
+    if ours is None:
+        return None
+    values = _get(ours, key)
+    return values[number] if isinstance(values, list) and number < len(values) else None
+
+
+def _number(state: Any, key: str) -> int:  # noqa: ANN401 - from a file
+    value = _get(state, key)
+    if not isinstance(value, int):
+        raise UsageError(f"load_state_dict(): {key} is {value!r:.60}, not a number", _NOT_OURS)
+    return value
+
+
+def _get(state: Any, key: str) -> Any:  # noqa: ANN401 - from a file
+    if not isinstance(state, Mapping) or key not in state:
+        raise UsageError(f"load_state_dict(): the state has no {key!r}", _NOT_OURS)
+    return state[key]

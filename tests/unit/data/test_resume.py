@@ -1,0 +1,378 @@
+"""The state of a loader without workers, and what it is made of: places as dicts, generators, samplers."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler
+
+import numapin
+from numapin.data.resume import randomness
+from numapin.data.resume.place import OrderPlace, Place, StreamPlace, read_place
+from numapin.data.resume.track import Yielded
+from numapin.errors import UsageError
+from tests.resuming import (
+    Begun,
+    BegunStream,
+    Counting,
+    Numbers,
+    Owning,
+    PythonShuffled,
+    Remembering,
+    RememberingBatches,
+    Stream,
+    disturb,
+    flat,
+    interrupt,
+    saved,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.resuming import Make
+
+
+def assert_continues(make: Make, stop: int) -> numapin.DataLoader[Any]:
+    """A new loader with the state yields exactly the rest, and leaves the process's generators as they are."""
+    _, rest, state = interrupt(make, stop)
+    loader = make()
+    disturb()
+    before = randomness.process_states()
+    loader.load_state_dict(state)
+    iterator = iter(loader)
+    found = flat([next(iterator)]) if rest else []
+    assert randomness.are_same(before, randomness.process_states())
+    assert found + flat(iterator) == rest
+    return loader
+
+
+SAMPLERS: dict[str, Callable[[], dict[str, Any]]] = {
+    "in order": dict,
+    "shuffle": lambda: {"shuffle": True},
+    "generator": lambda: {"shuffle": True, "generator": torch.Generator().manual_seed(5)},
+    "replacement": lambda: {"sampler": RandomSampler(range(20), replacement=True, num_samples=77)},
+    "weighted": lambda: {"sampler": torch.utils.data.WeightedRandomSampler([1.0] * 20, 20)},
+    "distributed": lambda: {"sampler": DistributedSampler(Numbers(20), num_replicas=2, rank=1)},
+    "python": lambda: {"batch_sampler": PythonShuffled(20)},
+    "owning": lambda: {"batch_sampler": Owning(20, random.randrange(1000))},  # noqa: S311 - not a secret
+    "remembering": lambda: {"sampler": Remembering(20)},
+    "remembering batches": lambda: {"batch_sampler": RememberingBatches(20)},
+    "stateful iterator": lambda: {"sampler": Begun(20)},
+    "list": lambda: {"sampler": list(range(19, -1, -1))},
+}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("stop", [0, 1, 4])
+def test_rest_of_epoch(name: str, stop: int) -> None:
+    """The rest of an epoch comes in its order, whatever decides that order, and nothing else is read."""
+    loader = assert_continues(lambda: numapin.DataLoader(Numbers(20), **SAMPLERS[name]()), stop)
+    assert isinstance(loader.dataset, Numbers)
+    if name != "replacement":
+        assert loader.dataset.num_read <= 20 - stop
+
+
+@pytest.mark.parametrize("name", ["generator", "owning", "distributed"])
+@pytest.mark.parametrize("stop", [2, None])
+def test_later_epochs(name: str, stop: int | None) -> None:
+    """The epochs after the interrupted one are those of an uninterrupted run if the generators are the loader's own.
+
+    A state from the end of an epoch begins the next one.
+    """
+    random.seed(1)
+    options = SAMPLERS[name]()
+
+    def make() -> numapin.DataLoader[Any]:
+        return numapin.DataLoader(Numbers(20), **copy.deepcopy(options))
+
+    loader = make()
+    epochs = [flat(loader) for _ in range(3)]
+    second = make()
+    flat(second)
+    iterator = iter(second)
+    first = flat(iterator) if stop is None else flat(next(iterator) for _ in range(stop))
+    third = make()
+    third.load_state_dict(saved(second.state_dict()))
+    rest = [] if stop is None else flat(third)
+    assert first + rest == epochs[1]
+    assert flat(third) == epochs[2]
+
+
+@pytest.mark.parametrize("name", ["shuffle", "python", "remembering", "stateful iterator"])
+def test_two_interruptions(name: str) -> None:
+    """A loader that continues an epoch can be interrupted again, before its first batch and after some."""
+    loader = numapin.DataLoader(Numbers(20), **SAMPLERS[name]())
+    iterator = iter(loader)
+    found = flat([next(iterator)])
+    for _ in range(2):
+        state = saved(loader.state_dict())
+        loader = numapin.DataLoader(Numbers(20), **SAMPLERS[name]())
+        loader.load_state_dict(state)
+        assert saved(loader.state_dict()).keys() == state.keys()
+        iterator = iter(loader)
+        disturb()
+        found += flat([next(iterator)])
+    assert sorted(found + flat(iterator))[-20:] == list(range(20))
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [Stream(20), Stream(20, shuffles=True), Counting(20), BegunStream()],
+    ids=["plain", "shuffled", "counting", "begun"],
+)
+@pytest.mark.parametrize("batch_size", [3, None])
+@pytest.mark.parametrize("stop", [0, 1, 5])
+def test_iterable(dataset: Any, batch_size: int | None, stop: int) -> None:
+    """An iterable dataset continues: by its state, by that of its iterator, or read again as it was shuffled."""
+
+    def make() -> numapin.DataLoader[Any]:
+        return numapin.DataLoader(copy.deepcopy(dataset), batch_size)
+
+    if stop or not getattr(dataset, "shuffles", True):
+        loader = assert_continues(make, stop)
+    else:  # nothing was drawn yet
+        loader = make()
+        loader.load_state_dict(interrupt(make, 0)[2])
+        assert sorted(flat(loader)) == list(range(20))
+    assert sorted(flat(loader)) == list(range(20))  # the next epoch is whole
+
+
+def test_iterable_without_state_is_reported(capfd: pytest.CaptureFixture[str]) -> None:
+    """A dataset that has to be read again is reported, with what would avoid it."""
+    assert_continues(lambda: numapin.DataLoader(Stream(9)), 2)
+    assert "give it, or its iterator, state_dict() and load_state_dict()" in capfd.readouterr().err
+
+
+@given(
+    size=st.integers(1, 40),
+    batch_size=st.integers(1, 7),
+    drop_last=st.booleans(),
+    shuffle=st.booleans(),
+    own=st.booleans(),
+    data=st.data(),
+)
+@settings(max_examples=60, deadline=None)
+def test_no_sample_lost_or_repeated(  # noqa: PLR0913 - hypothesis gives each a name
+    size: int, batch_size: int, *, drop_last: bool, shuffle: bool, own: bool, data: st.DataObject
+) -> None:
+    """Whatever the sizes and the place, both parts together are the epoch, and the next epoch is whole."""
+
+    def make() -> numapin.DataLoader[Any]:
+        generator = torch.Generator().manual_seed(size) if own else None
+        return numapin.DataLoader(Numbers(size), batch_size, shuffle, drop_last=drop_last, generator=generator)
+
+    whole = len(make())
+    stop = data.draw(st.integers(0, whole))
+    loader = assert_continues(make, stop)
+    assert len(list(loader)) == whole
+
+
+@given(base=st.integers(0, 5), ahead=st.sets(st.integers(0, 9)), data=st.data())
+def test_yielded_out_of_order(base: int, ahead: set[int], data: st.DataObject) -> None:
+    """Batches yielded in any order are counted once each, from any place on."""
+    known = {base + 1 + number for number in ahead}
+    missing = [number for number in range(base, base + 30) if number not in known]
+    order = data.draw(st.permutations(range(12)))
+    taken = data.draw(st.integers(0, 12))
+    yielded = Yielded(base, tuple(known))
+    for task in order[:taken]:
+        yielded.note(task)
+    found = set(range(yielded.num)) | yielded.ahead
+    assert found == set(range(base)) | known | {missing[task] for task in order[:taken]}
+    assert yielded.num not in yielded.ahead
+
+
+@given(
+    num_workers=st.integers(0, 3),
+    yielded=st.integers(0, 50),
+    ahead=st.sets(st.integers(51, 60)),
+    is_finished=st.booleans(),
+    data=st.data(),
+)
+def test_places_as_dicts(
+    num_workers: int, yielded: int, ahead: set[int], *, is_finished: bool, data: st.DataObject
+) -> None:
+    """A place is read back as it was written, in either layout."""
+    count = max(1, num_workers)
+    place = Place(
+        num_yielded=yielded,
+        order=OrderPlace(yielded=yielded, ahead=tuple(sorted(ahead)), start={"epochs": [None]}),
+        streams=tuple(StreamPlace(dataset=data.draw(st.none() | st.integers())) for _ in range(count)),
+        num_workers=num_workers,
+        last_worker=data.draw(st.integers(0, num_workers - 1)) if num_workers else -1,
+        base_seed=5 if num_workers else None,
+        is_finished=is_finished,
+    )
+    assert read_place(saved(place.to_dict())) == place
+
+
+def test_keys_of_torchdata() -> None:
+    """The keys are those of torchdata 0.11, in its two layouts, and one of our own."""
+    alone, two = Place().to_dict(), Place(num_workers=2, streams=(StreamPlace(),) * 2).to_dict()
+    assert alone.keys() - {"_numapin"} == {
+        *("_index_sampler_state", "_sampler_iter_state", "_sampler_iter_yielded", "_num_yielded"),
+        *("_IterableDataset_len_called", "_shared_seed", "fetcher_state", "dataset_state", "_iterator_finished"),
+    }
+    assert two.keys() >= {"_snapshot", "_steps_since_snapshot", "_iterator_finished"}
+    assert two["_snapshot"].keys() == {
+        *("_snapshot_step", "_last_yielded_worker_id", "_main_snapshot", "_worker_snapshots")
+    }
+    assert two["_snapshot"]["_worker_snapshots"]["worker_1"] == {
+        "worker_id": 1,
+        "dataset_state": None,
+        "fetcher_state": None,
+    }
+
+
+def test_a_state_of_torchdata() -> None:
+    """A shuffled epoch of torchdata's loader is continued: its state holds the generator that drew the order."""
+    drawn = torch.Generator().manual_seed(8)
+    order = torch.randperm(20, generator=torch.Generator().manual_seed(8)).tolist()
+    inner = {"yielded": 6, "generator": drawn.get_state()}
+    state = {
+        "_index_sampler_state": None,
+        "_sampler_iter_state": {"samples_yielded": 6, "sampler_iter_state": inner},
+        "_sampler_iter_yielded": 2,
+        "_num_yielded": 2,
+        "_IterableDataset_len_called": None,
+        "_shared_seed": None,
+        "fetcher_state": None,
+        "dataset_state": None,
+        "_iterator_finished": False,
+    }
+    loader = numapin.DataLoader(Numbers(20), 3, shuffle=True)
+    loader.load_state_dict(state)
+    assert flat(loader) == order[6:]
+
+
+def test_fresh_and_empty_states() -> None:
+    """A state from before the first iterator, and an empty one, begin an epoch."""
+    loader = numapin.DataLoader(Numbers(6), 2)
+    for state in (saved(loader.state_dict()), {}):
+        next(iter(loader))
+        loader.load_state_dict(state)
+        assert flat(loader) == list(range(6))
+
+
+def test_a_loaded_state_can_be_read_again() -> None:
+    """`state_dict()` right after `load_state_dict()` returns the same place."""
+    *_, state = interrupt(lambda: numapin.DataLoader(Numbers(9), 2, shuffle=True), 2)
+    loader = numapin.DataLoader(Numbers(9), 2, shuffle=True)
+    loader.load_state_dict(state)
+    again = saved(loader.state_dict())
+    assert read_place(again).order.yielded == 2
+    assert randomness.are_same(again, state)
+
+
+def test_state_after_leaving_the_loop() -> None:
+    """The state stays when the loop is left, and is that of the newest of several iterators."""
+    loader = numapin.DataLoader(Numbers(20), 2)
+    for batch in loader:
+        if 5 in batch:
+            break
+    assert loader.state_dict()["_num_yielded"] == 3
+    old, new = iter(loader), iter(loader)
+    next(old)
+    assert loader.state_dict()["_num_yielded"] == 0
+    next(new)
+    assert loader.state_dict()["_num_yielded"] == 1
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])  # noqa: S301
+def test_copies_begin_anew(copied: Callable[[Any], Any]) -> None:
+    """A copy of a loader has no part in its place."""
+    loader = numapin.DataLoader(Numbers(6), 2)
+    next(iter(loader))
+    other = copied(loader)
+    assert other.state_dict()["_num_yielded"] == 0
+    next(iter(other))
+    next(iter(other))
+    assert loader.state_dict()["_num_yielded"] == 1
+
+
+def test_epoch_of_the_state_wins(capfd: pytest.CaptureFixture[str]) -> None:
+    """A loop that calls set_epoch with another number gets the rest of the saved epoch, and a warning."""
+
+    def make() -> tuple[DistributedSampler[int], numapin.DataLoader[int]]:
+        sampler: DistributedSampler[int] = DistributedSampler(Numbers(12), num_replicas=2, rank=0)
+        return sampler, numapin.DataLoader(Numbers(12), sampler=sampler)
+
+    sampler, loader = make()
+    sampler.set_epoch(3)
+    iterator = iter(loader)
+    next(iterator)
+    state, rest = saved(loader.state_dict()), flat(iterator)
+    sampler, loader = make()
+    loader.load_state_dict(state)
+    assert sampler.epoch == 3
+    sampler.set_epoch(0)
+    assert flat(loader) == rest
+    assert "call set_epoch(3) before this loop" in capfd.readouterr().err
+
+
+def test_errors_count_as_yielded() -> None:
+    """A batch that raised is not repeated, as it is not when the loop goes on."""
+
+    class Broken(Numbers):
+        def __getitem__(self, index: int) -> int:
+            if index == 1:
+                raise ValueError("no such sample")
+            return index
+
+    loader = numapin.DataLoader(Broken(4))
+    iterator = iter(loader)
+    next(iterator)
+    with pytest.raises(ValueError, match="no such sample"):
+        next(iterator)
+    other = numapin.DataLoader(Broken(4))
+    other.load_state_dict(saved(loader.state_dict()))
+    assert flat(other) == [2, 3]
+
+
+def _without(state: dict[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in state.items() if name != key}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda state: [state], "a state is a dict, not list"),
+        (lambda state: _without(state, "_num_yielded"), "the state has no '_num_yielded'"),
+        (lambda state: state | {"_num_yielded": "two"}, "_num_yielded is 'two', not a number"),
+        (lambda state: state | {"_sampler_iter_yielded": -1}, "a negative number of batches: -1"),
+        (lambda state: {"_snapshot": {}} | state, "the state has no '_main_snapshot'"),
+        (lambda _: interrupt(lambda: numapin.DataLoader(Stream(9)), 2)[2], "a loader with an iterable dataset"),
+        (lambda _: interrupt(lambda: numapin.DataLoader(Numbers(9)), 2)[2], "an epoch had 9 batches, .* has 5"),
+    ],
+)
+def test_refused_states(change: Callable[[Any], Any], message: str) -> None:
+    """A state that is none, or that does not fit, is refused with what is wrong and what to do."""
+    loader = numapin.DataLoader(Numbers(9), 2)
+    next(iter(loader))
+    with pytest.raises(UsageError, match=message) as caught:
+        loader.load_state_dict(change(loader.state_dict()))
+    assert caught.value.hint
+
+
+def test_negative_interval() -> None:
+    """A negative interval of snapshots is refused."""
+    with pytest.raises(UsageError, match="snapshot_every_n_steps=-1"):
+        numapin.DataLoader(Numbers(1), snapshot_every_n_steps=-1)
+
+
+def test_plain_batch_sampler_is_torchs() -> None:
+    """Batches of a custom sampler are those that torch's BatchSampler makes, with and without the last one."""
+    for drop_last in (False, True):
+        random.seed(4)
+        loader = numapin.DataLoader(Numbers(20), 3, sampler=Begun(20), drop_last=drop_last)
+        ours = [batch.tolist() for batch in loader]
+        random.seed(4)
+        assert ours == list(BatchSampler(Begun(20), 3, drop_last))
