@@ -7,6 +7,7 @@ processes, the worker_init_fn, and the opening of a batch when it is due.
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import time
@@ -22,6 +23,7 @@ from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
 from torch.utils.data.dataloader import _DatasetKind, _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
 
 from numapin.data import containers, starting
+from numapin.data.balance import Balance
 from numapin.data.path import path_of
 from numapin.data.wire.parcel import Parcel
 
@@ -35,6 +37,11 @@ if TYPE_CHECKING:
     from numapin.data.wire.tensors import Movable
 
 _NAME: Final = "enumerate(DataLoader)#{}.__next__"  # torch's name for the range that profilers show
+
+_NOT_BALANCED: Final = (
+    "balance=True changes nothing for an iterable dataset, because each worker has its own share of the samples; "
+    "to take batches as they come, use in_order=False"
+)
 
 
 class _Changed:
@@ -56,6 +63,7 @@ class RingIterator(_MultiProcessingDataLoaderIter):
         moves = path.options.cuda_device is not None
         pins = not moves and loader.pin_memory and torch.cuda.is_available()
         self._path, self._lane = path, path.lane(loader, pins=pins)
+        self._lane.balance = _balance_of(loader, path)
         self._last_s: float | None = None
         if pins:
             self._lane.results.open_in_thread(path.home.bind_this_thread, self._lane.opener.open)
@@ -136,6 +144,20 @@ class RingIterator(_MultiProcessingDataLoaderIter):
             _remove_worker_pids(id(self))
             self._worker_pids_set = False
 
+    def _try_put_index(self) -> None:
+        """Send the next task, if there is one; with `balance`, not to torch's next worker."""
+        balance = self._lane.balance
+        if balance is None:
+            super()._try_put_index()
+            return
+        self._lane.results.look_ahead()  # what has arrived is no load any more
+        worker, before = balance.choose(self._workers_status), self._send_idx
+        self._worker_queue_idx_cycle = itertools.repeat(worker)
+        balance.note_sent(worker)  # first, because another thread may take in the batch
+        super()._try_put_index()
+        if self._send_idx == before:
+            balance.take_back(worker)
+
     def _process_data(self, data: object, worker_idx: int) -> object:
         # First, so that an error does not lose a task.
         data = super()._process_data(data, worker_idx)  # type: ignore[no-untyped-call]
@@ -170,6 +192,20 @@ class RingIterator(_MultiProcessingDataLoaderIter):
             self.end_unstarted()
         finally:
             super()._shutdown_workers()
+
+
+def _balance_of(loader: DataLoader[Any], path: DataPath) -> Balance | None:
+    """Return what chooses the workers; None: torch's own turns.
+
+    With in_order=False torch itself skips workers that have enough tasks. The workers of an iterable dataset have their
+    own shares: another order would change which samples a loop sees that ends early, and would not end sooner.
+    """
+    if not path.options.balance or not loader.in_order:
+        return None
+    if loader._dataset_kind == _DatasetKind.Iterable:  # noqa: SLF001 - torch has no public name for it
+        path.notices.warn(_NOT_BALANCED)
+        return None
+    return Balance(loader.num_workers)
 
 
 def _end_unstarted_of(reference: weakref.ref[RingIterator]) -> None:

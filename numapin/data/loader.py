@@ -1,7 +1,7 @@
 """`numapin.DataLoader`. Edge.
 
-Comes in: the arguments of torch's DataLoader, and `device`, `pinned_budget`, `node` and `strict`. Goes out: the same
-batches as torch's, in memory that is near the GPU and pinned, or on the GPU.
+Comes in: the arguments of torch's DataLoader, and `device`, `pinned_budget`, `node`, `strict`, `balance`. Goes out: the
+same batches as torch's, in memory that is near the GPU and pinned, or on the GPU.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     With workers, each batch is collated straight into memory that the rank shares with them: on the rank's NUMA node,
     and pinned. The rank's tensors use that memory, so nothing is copied on the way. Arguments and behavior are the same
-    as for `torch.utils.data.DataLoader`, plus `device`, `pinned_budget`, `node` and `strict`.
+    as for `torch.utils.data.DataLoader`, plus `device`, `pinned_budget`, `node`, `strict` and `balance`.
 
     A forked child shares the memory of the batches, and this process reuses it once it has released them: give the
     child copies (`.clone()`). Use torch's own loader for batches of a few hundred bytes, and for CUDA tensors that
@@ -67,6 +67,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             GPU's.
         strict: Raise BindingRefused at the next batch if the kernel or the driver refuses something that the loader
             needs. Otherwise the refusal is reported once, on stderr and in `stats().notes`.
+        balance: Give each task to the worker that is expected to finish it first, instead of to one worker after the
+            other. Batches keep their order and contents, and a slow worker no longer holds the others up. But timing
+            decides which worker makes a batch, so the random numbers that a worker draws (`torch.rand`, `random`,
+            `numpy.random` in `__getitem__` or `collate_fn`) go to other samples in each run. For reproducible runs,
+            seed by the index of the sample, or leave it off. Iterable datasets and `in_order=False` stay as in torch.
 
     Raises:
         UsageError: The device, the node or the budget is invalid. torch's own errors are raised too.
@@ -106,11 +111,23 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         pinned_budget: int | None = None,
         node: int | None = None,
         strict: bool = False,
+        balance: bool = False,
     ) -> None:
         """Check the arguments. Nothing starts before `iter`."""
-        self.device, self.pinned_budget, self.node, self.strict = device, pinned_budget, node, strict
-        target = None if device is None else torch.device(device)
-        self._options = PathOptions(device=target, pinned_budget=pinned_budget, node=node, strict=strict)
+        self.device, self.pinned_budget, self.node, self.strict, self.balance = (
+            device,
+            pinned_budget,
+            node,
+            strict,
+            balance,
+        )
+        self._options = PathOptions(
+            device=None if device is None else torch.device(device),
+            pinned_budget=pinned_budget,
+            node=node,
+            strict=strict,
+            balance=balance,
+        )
         super().__init__(
             *(dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn, pin_memory),
             *(drop_last, timeout, worker_init_fn, multiprocessing_context, generator),

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
     from torch.utils.data import DataLoader
 
+    from numapin.data.balance import Balance
+
 _MAX_COPY_THREADS: Final = 4
 
 _NO_STORES: Final = (
@@ -58,12 +60,14 @@ class PathOptions:
         pinned_budget: The most bytes to pin. None: what the machine allows.
         node: The NUMA node. None: found.
         strict: Whether a refusal is an error.
+        balance: Whether the next task goes to the worker that will finish it first.
     """
 
     device: torch.device | None = None
     pinned_budget: int | None = None
     node: int | None = None
     strict: bool = False
+    balance: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a device that cannot be used, and a negative budget."""
@@ -112,6 +116,7 @@ class Lane:
     def __init__(self, path: DataPath, opener: Opener, pool: Callable[[], Pool | None]) -> None:
         """Take a pool last: if the queue cannot be made, no pool has to be given back."""
         self._path, self.opener = path, opener
+        self.balance: Balance | None = None
         self.results = ResultQueue(self._accept)
         self.pool = pool()
 
@@ -122,6 +127,8 @@ class Lane:
             yield TaskQueue(None if self.pool is None else partial(self.pool.grant, worker))
 
     def _accept(self, head: Head, body: memoryview) -> Parcel:
+        if self.balance is not None:
+            self.balance.note_arrival(head.worker)
         self._path.note_arrival(head)
         parcel = Parcel(head, body)
         if self.pool is not None:
