@@ -60,9 +60,10 @@ OPTIONS = (
     *BINDING,
     click.Option(
         ["--dataloader"],
-        type=click.Choice(["torch", "numapin"]),
+        type=click.Choice(preload.CHOICES),
         default="torch",
-        help="Data path of the script's DataLoaders: torch's (default) or numapin's. The script needs no change.",
+        help="Data path of the script's DataLoaders: torch's (default) or numapin's; numapin-balanced also gives each "
+        "batch to the worker that is ready first. The script needs no change.",
     ),
     click.Option(["--dry-run"], is_flag=True, help="Show the plan and the command of each rank. Starts nothing."),
     click.Option(["--quiet"], is_flag=True, help="Do not print the table of bindings."),
@@ -225,7 +226,7 @@ def _hook_environment(job: Job, options: RunOptions, trace: str) -> dict[str, st
     """Return the variables that give the ranks the chosen data path and the tracing hook."""
     if trace:
         _check_trace_hook(job.command)
-    elif options.dataloader == "numapin":
+    elif options.dataloader != "torch":
         _check_dataloader_hook(job.command, strict=options.strict)
     return preload.environment(options.dataloader, os.environ, trace=trace)
 

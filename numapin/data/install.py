@@ -44,23 +44,26 @@ def mark(text: str, options: PathOptions) -> Mark:
 
 @dataclass(slots=True)
 class _Installed:
-    """The loaders that this process has taken over: all, or copies only; None before the first call."""
+    """The loaders that this process has taken over: all, or copies only; None before the first call. Their balance."""
 
     everything: bool | None = None
+    balance: bool = False
     is_announced: bool = False
 
 
 _STATE: Final = _Installed()
 
 
-def install(*, only_copies: bool = False) -> None:
+def install(*, only_copies: bool = False, balance: bool = False) -> None:
     """Give torch's DataLoader our data path wherever it has workers; with `only_copies`, only copies of our loaders.
 
     A second call can only extend that to all loaders. One line on stderr reports the first loader that is taken over.
+    `balance` is that of `numapin.DataLoader`, for all loaders that are not copies.
     """
     if _STATE.everything is None:
         _hook()
     _STATE.everything = bool(_STATE.everything) or not only_copies
+    _STATE.balance = _STATE.balance or balance
 
 
 def _hook() -> None:
@@ -73,7 +76,7 @@ def _hook() -> None:
         if self.num_workers == 0 or not is_ours:
             return torchs_own(self)
         _announce()
-        return iterator_of(self, options or PathOptions())
+        return iterator_of(self, options or PathOptions(balance=_STATE.balance))
 
     cls._get_iterator = _get_iterator  # type: ignore[method-assign]
 

@@ -152,7 +152,7 @@ class RingIterator(_MultiProcessingDataLoaderIter):
             return
         self._lane.results.look_ahead()  # what has arrived is no load any more
         worker, before = balance.choose(self._workers_status), self._send_idx
-        self._worker_queue_idx_cycle = itertools.repeat(worker)
+        self._worker_queue_idx_cycle = itertools.cycle((worker,))
         balance.note_sent(worker)  # first, because another thread may take in the batch
         super()._try_put_index()
         if self._send_idx == before:

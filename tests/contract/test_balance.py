@@ -63,8 +63,9 @@ def test_a_slow_worker_makes_fewer_batches(uneven: Callable[..., DataLoader[Any]
 
 def test_off_by_default(uneven: Callable[..., DataLoader[Any]]) -> None:
     """Without `balance`, task n goes to worker n mod W, as in torch."""
-    loader = uneven(batch_size=4, collate_fn=_first_of)
-    assert [worker for _index, worker in loader] == [0, 1, 2] * 10
+    loader = uneven(batch_size=10, collate_fn=_first_of)
+    loader.dataset.slow_s = 0.004  # type: ignore[attr-defined]
+    assert [worker for _index, worker in loader] == [0, 1, 2] * 4
     assert loader.balance is False  # type: ignore[attr-defined]
 
 
@@ -117,7 +118,9 @@ def test_two_iterators_at_once() -> None:
     assert first == [batch for start in range(0, 12, 2) for batch in [[start, start + 1]] * 2]
 
 
-@pytest.mark.parametrize(("act", "text"), [(kill_worker, "killed by signal"), (sleep_long, "timed out after 1 sec")])
+@pytest.mark.parametrize(
+    ("act", "text"), [(kill_worker, "killed by|exited unexp"), (sleep_long, "timed out after 1 sec")]
+)
 def test_broken_workers(act: Callable[[], None], text: str) -> None:
     """A worker that dies or hangs is torch's error, no wait forever."""
     timeout = 1 if act is sleep_long else 0
@@ -138,10 +141,15 @@ class TestLeftAsTorchs:
     def test_an_iterable_dataset(self, capfd: pytest.CaptureFixture[str]) -> None:
         """Batches and order are torch's, because each worker has its own share; it says so once, with what to do."""
         arguments: dict[str, Any] = {"dataset": Stream(21, 4, 11), "batch_size": 4, "num_workers": 3}
-        loader = BALANCED(**arguments)
+        made: list[Any] = []
+
+        def make() -> DataLoader[Any]:
+            made.append(BALANCED(**arguments))
+            return made[-1]  # type: ignore[no-any-return]
+
         epochs = (None, 2, None)
-        assert_same_seen(watch(lambda: loader, epochs), watch(lambda: DataLoader(**arguments), epochs))
-        (note,) = loader.stats().notes
+        assert_same_seen(watch(make, epochs), watch(lambda: DataLoader(**arguments), epochs))
+        (note,) = made[0].stats().notes
         assert "in_order=False" in note
         assert capfd.readouterr().err.count("balance=True changes nothing") == 1
 
