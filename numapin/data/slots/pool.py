@@ -151,7 +151,8 @@ class Pool:
     def _lend(self, part: PartHead, worker: int) -> memoryview:
         slot = self._granted[worker].pop(part.slot, None) or self._adopt(part, worker)
         slot.is_clean = False
-        self._unclean[worker].append(slot)
+        if slot not in self._unclean[worker]:  # one slot in turn with itself would be added with every batch
+            self._unclean[worker].append(slot)
         return slot.lend(part.num_bytes, partial(self._note_end, slot))
 
     def _adopt(self, part: PartHead, worker: int) -> Slot:
