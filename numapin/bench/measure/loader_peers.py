@@ -77,6 +77,10 @@ def _numapin_device(setup: Setup) -> Source:
     return _numapin(setup, device=setup.device)
 
 
+def _numapin_balanced(setup: Setup) -> Source:
+    return _numapin(setup, balance=True, **({} if setup.device is None else {"device": setup.device}))
+
+
 def _torch_loader(setup: Setup, kind: Callable[..., Iterable[Batch]]) -> Iterable[Batch]:
     return kind(
         setup.dataset,
@@ -159,4 +163,5 @@ BUILDERS: Final[dict[str, Callable[[Setup], Source]]] = {
     "numapin-device": _numapin_device,
     "numapin-host": partial(_numapin, pin_memory=True),
     "numapin-transport": _numapin,
+    "numapin-balanced": _numapin_balanced,
 }
