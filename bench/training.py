@@ -47,7 +47,7 @@ _NUM_FIRST_STEPS: Final = 3  # cuDNN chooses its algorithms, torch.compile compi
 _TIMEOUT: Final = timedelta(minutes=4)  # for a collective, which may wait for a rank that compiles
 _LAYOUT: Final = Layout(
     legend="samples/s of all ranks: median [lowest, highest]; wait: share of the time spent in next();\n"
-    "first s: until the first batch; misses: batches outside numapin's ring while measured, on rank 0",
+    "first s: until the first batch; misses: batches outside numapin's slots while measured, on rank 0",
     columns=(
         Column(figure="samples_per_s", heading="samples/s", form=",.0f", spread=True),
         Column(figure="x_torch", heading="x torch", form=".2f", spread=True),

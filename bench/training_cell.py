@@ -209,7 +209,7 @@ def _arguments(trainer: Trainer, timing: Timing) -> dict[str, Any]:
 
 
 def _warm_up(trainer: Trainer, feed: Feed, timing: Timing) -> Window:
-    """Train for the warm-up time, and until numapin's ring carries all batches; return the last stretch.
+    """Train for the warm-up time, and until all batches travel in numapin's slots; return the last stretch.
 
     A stretch has as many steps as batches are prefetched.
     """
@@ -241,14 +241,14 @@ def _window(trainer: Trainer, feed: Feed, num_steps: int) -> Window:
 
 
 def _is_steady(before: Stats | None, after: Stats | None) -> bool:
-    """Return whether all batches of a stretch found a slot; loaders that report nothing always are."""
+    """Return whether all batches of a stretch traveled in slots; loaders that report nothing always are."""
     if before is None or after is None:
         return True
     return after.hits > before.hits and not _misses(before, after)["misses"]
 
 
 def _misses(before: Stats | None, after: Stats | None) -> dict[str, float]:
-    """Return how many of this rank's batches went outside the ring in between; empty for other loaders."""
+    """Return how many of this rank's batches traveled outside the slots in between; empty for other loaders."""
     if before is None or after is None:
         return {}
     return {"misses": float(sum(after.misses.values()) - sum(before.misses.values()))}

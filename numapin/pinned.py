@@ -4,7 +4,7 @@ Comes in: shapes, or batches of any type. Goes out: ordinary tensors in page-loc
 tensor's pages as the kernel reports them, and the amount of memory that may still be locked.
 
 It is meant for long-lived buffers: each `empty` maps, faults in and registers separate memory (0.2 to 0.5 s per GB),
-rounded up to pages. The batches of a DataLoader use the loader's ring instead.
+rounded up to pages. The batches of a DataLoader use the loader's slots instead.
 """
 
 from __future__ import annotations

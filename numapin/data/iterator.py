@@ -55,7 +55,7 @@ class _Changed:
         return getattr(self._loader, name)
 
 
-class RingIterator(_MultiProcessingDataLoaderIter):
+class SlotIterator(_MultiProcessingDataLoaderIter):
     """An iterator over a loader's batches, through a lane."""
 
     def __init__(self, loader: DataLoader[Any], path: DataPath) -> None:
@@ -169,7 +169,7 @@ class RingIterator(_MultiProcessingDataLoaderIter):
 
     # A default, because a finalizer may run when this module's own names are gone.
     def _shutdown_workers(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        """End the workers and give the ring back, even if the iterator failed before it had workers.
+        """End the workers and give the pool back, even if the iterator failed before it had workers.
 
         Nothing is left to do when Python ends: the workers have been ended before, and the kernel takes the rest.
         """
@@ -208,7 +208,7 @@ def _balance_of(loader: DataLoader[Any], path: DataPath) -> Balance | None:
     return Balance(loader.num_workers)
 
 
-def _end_unstarted_of(reference: weakref.ref[RingIterator]) -> None:
+def _end_unstarted_of(reference: weakref.ref[SlotIterator]) -> None:
     """End such workers of an iterator that still exists at exit, before multiprocessing waits for them."""
     iterator = reference()
     if iterator is not None:
@@ -243,7 +243,7 @@ def iterator_of(loader: DataLoader[Any], options: PathOptions) -> _BaseDataLoade
         return _MultiProcessingDataLoaderIter(loader)
     if loader.num_workers:
         loader.check_worker_number_rationality()
-        return RingIterator(loader, path_of(loader, options))
+        return SlotIterator(loader, path_of(loader, options))
     if options.cuda_device is not None:
         return DeviceIterator(loader, options.cuda_device)
     return _SingleProcessDataLoaderIter(loader)

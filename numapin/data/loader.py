@@ -47,7 +47,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         batch_sampler: As in torch.
         num_workers: As in torch. The fast path needs at least one worker.
         collate_fn: As in torch.
-        pin_memory: As in torch: batches are in pinned host memory, for the loop to copy.
+        pin_memory: As in torch: batches are in pinned host memory, for the loop to copy. The first batch in each slot
+            is in pageable memory, because slots are pinned in the background.
         drop_last: As in torch.
         timeout: As in torch.
         worker_init_fn: As in torch.
@@ -61,8 +62,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             tensors of a batch take one copy, which starts before the batch is due and is ordered with the stream that
             is current at `next()`. A `.to()` in the loop then does nothing. numpy arrays stay on the host. With
             `num_workers=0`, only tensors in containers and objects with `.to()` are moved.
-        pinned_budget: The most bytes that this loader pins. None: what `numapin.pinned.budget()` allows. 0: no slots.
-            A small budget means fewer slots, or none.
+        pinned_budget: The most bytes that this loader pins. None: what `numapin.pinned.budget()` allows. Batches beyond
+            it are in pageable memory. 0: torch sends the batches its own way.
         node: The NUMA node for memory, workers and pin thread. None: the node that `numapin run` planned, else the
             GPU's.
         strict: Raise BindingRefused at the next batch if the kernel or the driver refuses something that the loader

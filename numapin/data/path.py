@@ -26,7 +26,6 @@ from numapin.data.opening.device import Mover
 from numapin.data.opening.host import Copier, Lender, Opener
 from numapin.data.slots.pool import Pool, PoolSpec
 from numapin.data.stats import Counts, PoolTotals, Stats
-from numapin.data.wire.message import Head
 from numapin.data.wire.parcel import Parcel
 from numapin.data.wire.queues import ResultQueue, TaskQueue
 from numapin.data.worker.owner import OwnerProcess
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
     from numapin.data.balance import Balance
+    from numapin.data.wire.message import Head
 
 _MAX_COPY_THREADS: Final = 4
 
@@ -76,7 +76,7 @@ class PathOptions:
         if self.pinned_budget is not None and self.pinned_budget < 0:
             raise UsageError(
                 f"pinned_budget={self.pinned_budget}: a number of bytes cannot be negative",
-                "pinned_budget=0 means no pool",
+                "pinned_budget=0 means no slots",
             )
 
     @property
@@ -132,7 +132,7 @@ class Lane:
         self._path.note_arrival(head)
         parcel = Parcel(head, body)
         if self.pool is not None:
-            parcel.views = self.pool.lend(head)
+            parcel.views, parcel.is_pinned = self.pool.lend(head)
         self.opener.arrived(parcel)
         return parcel
 
@@ -227,6 +227,7 @@ class DataPath:
             wait_share=counts.wait_share,
             transfer_gbps=None if self._mover is None else self._mover.gbps,
             slots=pools.num_slots,
+            slots_made=counts.slots_made,
             slot_bytes=pools.slot_bytes,
             slots_on_loan=pools.num_on_loan,
             pinned_bytes=pools.pinned_bytes,
@@ -264,6 +265,7 @@ class DataPath:
             reader=_reader if isinstance(opener, Lender) else _no_reader,
             budget_bytes=self._budget_bytes,
             report=self.notices.report_refusal,
+            pins_at_once=pins,
             poison=os.environ.get("NUMAPIN_POISON") == "1",
         )
 
@@ -279,7 +281,7 @@ class DataPath:
         try:
             pool = Pool(spec)
         except OSError as error:
-            self.notices.report_refusal(f"no pool, so torch sends the batches: {error.strerror}; see: ulimit -n")
+            self.notices.report_refusal(f"no slots, so torch sends the batches: {error.strerror}; see: ulimit -n")
             return None
         self._pools.add(pool)
         return pool
@@ -287,7 +289,7 @@ class DataPath:
     def _budget_bytes(self) -> int | None:
         """Return how many more bytes may be pinned; None: no bound is known."""
         if self.options.pinned_budget is not None:
-            return max(0, self.options.pinned_budget - sum(pool.num_bytes for pool in list(self._pools)))
+            return max(0, self.options.pinned_budget - PoolTotals.of(list(self._pools)).pinned_bytes)
         return read_room(Path("/"), nodes=self.home.locality.nodes, num_ranks=num_ranks_of(os.environ)).num_bytes
 
 

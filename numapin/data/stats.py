@@ -24,13 +24,14 @@ class Stats:
     Attributes:
         batches: Batches that were yielded.
         bytes: The bytes of slot memory that batches from workers needed.
-        hits: Batches that traveled in a slot as a whole.
+        hits: Batches whose memory traveled in slots as a whole.
         misses: The number of other batches, by reason.
         wait_s_per_batch: The mean time inside `next()`.
         wait_share: The share of the time between two batches that was spent in `next()`, 0 to 1.
         transfer_gbps: The speed of the copies to the device in 1e9 bytes per second, sampled.
         slots: The number of slots that exist now.
-        slot_bytes: The size of a slot.
+        slots_made: The number of slots that workers have made so far; it stays the same while batches reuse them.
+        slot_bytes: The size of the largest slot.
         slots_on_loan: Slots that the rank refers to, or that a copy may still read.
         pinned_bytes: The pinned memory of the slots.
         nodes: The nodes where the memory belongs.
@@ -53,6 +54,7 @@ class Stats:
     wait_share: float | None
     transfer_gbps: float | None
     slots: int
+    slots_made: int
     slot_bytes: int
     slots_on_loan: int
     pinned_bytes: int
@@ -69,6 +71,7 @@ class Counts:
     batches: int = 0
     num_bytes: int = 0
     hits: int = 0
+    slots_made: int = 0
     misses: Counter[Miss] = field(default_factory=Counter)
     total_wait_s: float = 0.0
     wait_in_steps_s: float = 0.0
@@ -81,6 +84,7 @@ class Counts:
             self.misses[head.miss] += 1
         elif head.parts:
             self.hits += 1
+        self.slots_made += sum([part.is_new for part in head.parts])
 
     def note_step(self, *, waited_s: float, stepped_s: float | None) -> None:
         """Count a batch that was yielded.
@@ -111,6 +115,7 @@ class PoolTotals:
     """The slots of all pools of a loader; `pages` counts pages by node."""
 
     num_slots: int
+    num_bytes: int
     slot_bytes: int
     num_on_loan: int
     pinned_bytes: int
@@ -119,15 +124,16 @@ class PoolTotals:
 
     @classmethod
     def of(cls, pools: Iterable[Pool]) -> PoolTotals:
-        """Add pools up; the size of a slot is the largest."""
-        pools = list(pools)
+        """Add the slots of pools up; the size of a slot is the largest."""
+        slots = [slot for pool in pools for slot in pool.slots]
         return cls(
-            num_slots=sum(pool.num_slots for pool in pools),
-            slot_bytes=max((pool.slot_bytes for pool in pools), default=0),
-            num_on_loan=sum(pool.num_on_loan for pool in pools),
-            pinned_bytes=sum(pool.pinned_bytes for pool in pools),
-            pages=sum((pool.pages for pool in pools), start=Counter()),
-            is_verified=all(pool.is_verified for pool in pools),
+            num_slots=len(slots),
+            num_bytes=sum(slot.num_bytes for slot in slots),
+            slot_bytes=max((slot.num_bytes for slot in slots), default=0),
+            num_on_loan=sum(slot.lease is not None for slot in slots),
+            pinned_bytes=sum(slot.num_bytes for slot in slots if slot.pinned_on is not None),
+            pages=sum((Counter(slot.pages) for slot in slots if slot.pages), start=Counter()),
+            is_verified=all(slot.pages is not None for slot in slots if slot.is_settled),
         )
 
     def share_on(self, nodes: CpuSet) -> float | None:

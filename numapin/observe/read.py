@@ -36,8 +36,7 @@ _FILE: Final = re.compile(r" file=(\S+)")
 _SHM: Final = "/dev/shm/"  # noqa: S108 - compared with names, never opened
 # A prefix of the mapped file's name -> the kind of memory; the first match counts.
 _KINDS: Final = (
-    ("/memfd:numapin-ring", MemoryKind.RING),
-    ("/memfd:numapin-spill", MemoryKind.SPILL),
+    ("/memfd:numapin-slot", MemoryKind.SLOT),
     (f"{_SHM}torch_", MemoryKind.TORCH_SHARED),
     (_SHM, MemoryKind.SHARED),
     ("/memfd:", MemoryKind.SHARED),
@@ -134,11 +133,11 @@ class _Reader:
 
 
 def _role(name: str, pages: tuple[Pages, ...], *, is_rank: bool) -> Role:
-    """Return the role of a process. Workers are known by their name, or as the only children that map a ring."""
+    """Return the role of a process. Workers are known by their name, or as the only children that map a slot."""
     if is_rank:
         return Role.RANK
-    has_ring = any(each.kind is MemoryKind.RING for each in pages)
-    return Role.WORKER if has_ring or name.startswith(_WORKER_NAME) else Role.OTHER
+    has_slot = any(each.kind is MemoryKind.SLOT for each in pages)
+    return Role.WORKER if has_slot or name.startswith(_WORKER_NAME) else Role.OTHER
 
 
 def _allowed_cpus(status: str) -> CpuSet:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 JUDGED: Final = tuple(kind for kind in MemoryKind if kind is not MemoryKind.FILE)
 """Kinds of memory that are checked. Files are not: their pages are in the page cache, on the first reader's node."""
 
-LOCKED: Final = frozenset({MemoryKind.RING, MemoryKind.PINNED})
+LOCKED: Final = frozenset({MemoryKind.SLOT, MemoryKind.PINNED})
 """Kinds that the GPU reads and writes directly."""
 
 _LOCKED_SHARE: Final = 0.01  # the part of a kind that may be on other nodes

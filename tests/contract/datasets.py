@@ -49,7 +49,7 @@ class Rows(Dataset[Any]):
 
 
 class Paced(Dataset[int]):
-    """Indices, a few milliseconds apart, so that the ring is ready before the last one."""
+    """Indices, a few milliseconds apart, so that slots are reused before the last one."""
 
     def __init__(self, size: int, pause_s: float) -> None:
         self.size, self.pause_s = size, pause_s

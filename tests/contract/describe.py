@@ -1,6 +1,6 @@
 """Batches as plain data for comparison: everything that a user can see, and which tensors share memory.
 
-Input: any batch. Output: `Described`. A description holds no tensor, so it keeps no slot of a ring in use, and does not
+Input: any batch. Output: `Described`. A description holds no tensor, so it keeps no slot in use, and does not
 change when the batch is edited.
 """
 

@@ -14,11 +14,8 @@ from typing import Any
 
 import pytest
 
-from numapin.data.path import _paths
-from numapin.data.slots.control import MAX_FACTOR
 from tests.contract.datasets import At, Raise, Rows
 from tests.contract.watching import LoaderClass, pass_first_batches, settle
-from tests.waiting import wait_until
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 DATASET = Rows(400, delay_s=0.0005)
@@ -67,20 +64,6 @@ def abandon(loader: Any, num_batches: int) -> None:
     list(itertools.islice(loader, num_batches))
 
 
-def epoch_leaves_ring_full(loader: Any) -> bool:
-    """Take an epoch and keep all its batches; return whether the ring has reached its final number of slots.
-
-    The ring grows twice, in the background and when batches find no slot, which may happen late on a slow machine.
-    """
-    list(loader)
-    if not hasattr(loader, "stats"):
-        return True  # torch's loader has no ring
-    rings = list(_paths[loader]._rings)
-    return bool(rings) and all(
-        (ring._factor, ring._builder, len(ring._memories)) == (MAX_FACTOR, None, 1) for ring in rings
-    )
-
-
 def warmed(loader_class: LoaderClass) -> Holdings:
     """Return the held resources once all per-process objects exist and everything else is gone."""
     abandon(loader_class(DATASET, batch_size=4, num_workers=2), 10)
@@ -95,7 +78,7 @@ def test_abandoned_a_hundred_times(loader_class: LoaderClass, persistent: bool) 
     taken = itertools.cycle([0, 1, 3, 9, 24])
     for _ in range(10):
         abandon(loader, next(taken))
-    assert wait_until(lambda: epoch_leaves_ring_full(loader), limit_s=60), "the ring did not grow"
+    list(loader)
     time.sleep(0.1)
     held, memory = Holdings.now(), resident_bytes()
     for _ in range(90):
@@ -119,7 +102,7 @@ def test_forgotten(loader_class: LoaderClass, num_batches: int, persistent: bool
 
 
 def test_kept_batches_keep_their_memory_only(loader_class: LoaderClass) -> None:
-    """After the loader is gone, batches in hand keep only memory, and at most one thread until the last of them."""
+    """After the loader is gone, batches in hand keep their memory, and no thread, process or descriptor."""
     before = warmed(loader_class)
     loader = loader_class(DATASET, batch_size=4, num_workers=2)
     iterator = iter(loader)
@@ -127,8 +110,8 @@ def test_kept_batches_keep_their_memory_only(loader_class: LoaderClass) -> None:
     del loader, iterator
     time.sleep(0.1)
     now = Holdings.now()
-    assert now.children == before.children
-    assert now.threads <= before.threads + 1
+    assert (now.children, now.threads) == (before.children, before.threads)
+    assert now.descriptors <= before.descriptors or not hasattr(loader_class, "stats")  # torch's keep theirs
     assert now.shared_maps > before.shared_maps
     kept.clear()
     assert not grown(before)

@@ -1,6 +1,6 @@
 """Each batch belongs to its holder: the loader never writes to it, and nothing else sees the holder's writes.
 
-This matters for slots that are reused, so the tests hold batches that came through the ring.
+This matters for slots that are reused, so the tests hold batches that came in slots.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ import pytest
 import torch
 
 from tests.contract.datasets import Rows, row
-from tests.contract.watching import TORCH, LoaderClass, hits, pass_first_batches, settle
+from tests.contract.watching import TORCH, LoaderClass, pass_first_batches, reused, settle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-SIZE = 240  # rows; they make more batches than a ring of this size has slots
+SIZE = 240  # rows; they make many more batches than a loop holds at a time
 DATASET = Rows(SIZE, delay_s=0.0005)
 
 
-def through_ring(loader: Any) -> Iterator[tuple[int, Any]]:
-    """Yield the numbers and batches of an epoch, from the first one that came through the ring."""
+def through_slots(loader: Any) -> Iterator[tuple[int, Any]]:
+    """Yield the numbers and batches of an epoch, from the first one that came in a slot."""
     iterator = iter(loader)
     skipped = len(pass_first_batches(loader, iterator, num_hits=1))
     yield from enumerate(iterator, skipped)
 
 
-def assert_mostly_ring(loader: Any) -> None:
-    """Fail if slots did not come back, that is, if fewer than half of an epoch's batches came through the ring."""
-    through = hits(loader)
+def assert_mostly_in_slots(loader: Any) -> None:
+    """Fail if slots did not come back, that is, if fewer than half of an epoch's batches came in slots."""
+    through = reused(loader)
     assert through is None or through >= SIZE // 4 // 2, loader.stats()
 
 
@@ -46,7 +46,7 @@ def expected(number: int) -> torch.Tensor:
 def test_a_list_of_batches_edited_in_place(loader_class: LoaderClass) -> None:
     """Every batch of a list can be edited, and no edit appears in another batch."""
     loader = loader_class(DATASET, batch_size=4, num_workers=2)
-    batches = dict(through_ring(loader))
+    batches = dict(through_slots(loader))
     for number, batch in batches.items():
         assert torch.equal(batch["x"], expected(number)), number
         batch["x"].add_(number).mul_(2)
@@ -58,11 +58,11 @@ def test_a_batch_edited_while_others_come(loader_class: LoaderClass) -> None:
     """The holder's edits stay while the workers continue, and reach no later batch."""
     loader = loader_class(DATASET, batch_size=4, num_workers=2)
     held: list[torch.Tensor] = []
-    for number, batch in through_ring(loader):
+    for number, batch in through_slots(loader):
         assert torch.equal(batch["x"], expected(number)), number
         assert all((tensor == -1).all() for tensor in held)
         held = [*held[-2:], batch["x"].fill_(-1)]
-    assert_mostly_ring(loader)
+    assert_mostly_in_slots(loader)
 
 
 class Cycle:
@@ -116,7 +116,7 @@ def test_whatever_keeps_a_batch(loader_class: LoaderClass, way: str) -> None:
     keep, values = KEPT[way]
     loader = loader_class(DATASET, batch_size=4, num_workers=2)
     kept: list[tuple[int, Any]] = []
-    for number, batch in through_ring(loader):
+    for number, batch in through_slots(loader):
         if len(kept) < 5:
             kept.append((number, keep(batch["x"])))
         del batch
@@ -130,9 +130,9 @@ def test_whatever_keeps_a_batch(loader_class: LoaderClass, way: str) -> None:
 def test_batches_outlive_everything(loader_class: LoaderClass, persistent: bool) -> None:  # noqa: FBT001
     """Batches stay correct during later epochs and after iterator and loader are gone; edits still work."""
     loader: Any = loader_class(DATASET, batch_size=4, num_workers=2, persistent_workers=persistent)
-    held = dict(itertools.islice(through_ring(loader), 20))
+    held = dict(itertools.islice(through_slots(loader), 20))
     list(loader)
-    numpys = {number: batch["x"].numpy() for number, batch in through_ring(loader)}
+    numpys = {number: batch["x"].numpy() for number, batch in through_slots(loader)}
     if hasattr(loader, "close"):
         loader.close()
     del loader
@@ -149,7 +149,7 @@ def test_batches_outlive_everything(loader_class: LoaderClass, persistent: bool)
 def test_batches_of_two_iterators_at_once(loader_class: LoaderClass) -> None:
     """With two iterators over one loader, and all batches kept and edited, no batch shares memory with another."""
     loader = loader_class(DATASET, batch_size=4, num_workers=1)
-    first, second = through_ring(loader), iter(loader)
+    first, second = through_slots(loader), iter(loader)
     held = [(number, batch["x"], next(second)["x"]) for number, batch in first]
     for number, mine, other in held:
         assert torch.equal(mine, expected(number)), number
@@ -164,7 +164,7 @@ def test_what_is_made_of_a_batch(loader_class: LoaderClass) -> None:
     """Copies, pickles and files of a tensor contain only its own bytes, as with torch; flags and methods work too."""
     sizes: dict[str, tuple[int, ...]] = {}
     for name, kind in (("ours", loader_class), ("torch's", TORCH)):
-        number, batch = list(through_ring(kind(DATASET, batch_size=4, num_workers=1)))[20]
+        number, batch = list(through_slots(kind(DATASET, batch_size=4, num_workers=1)))[20]
         tensor = batch["x"]
         file = io.BytesIO()
         torch.save(tensor, file)
@@ -195,7 +195,7 @@ def test_a_batch_sent_on_to_another_process(loader_class: LoaderClass) -> None:
     tasks, results = context.Queue(), context.Queue()
     process = context.Process(target=square, args=(tasks, results))
     process.start()
-    batches = list(itertools.islice(through_ring(loader_class(DATASET, batch_size=4, num_workers=1)), 10))
+    batches = list(itertools.islice(through_slots(loader_class(DATASET, batch_size=4, num_workers=1)), 10))
     for number, batch in batches:
         tasks.put(batch["x"])
         assert torch.equal(results.get(timeout=20), 2 * expected(number))
@@ -209,7 +209,7 @@ def test_a_fork_by_the_user(loader_class: LoaderClass) -> None:
     """A child of the rank that drops its copies of batches, and collects garbage, frees no memory of the rank."""
     loader = loader_class(DATASET, batch_size=4, num_workers=2)
     held: dict[int, Any] = {}
-    for number, batch in through_ring(loader):
+    for number, batch in through_slots(loader):
         held[number] = batch["x"]
         if len(held) == 12:
             child = os.fork()

@@ -74,7 +74,7 @@ def summed(rows: list[Any]) -> tuple[torch.Tensor, int]:
     return torch.stack([item["x"] for item in rows]).sum(dim=0), len(rows)
 
 
-SLOW = Rows(delay_s=0.002)  # slow enough to build a ring before the end
+SLOW = Rows(delay_s=0.002)  # slow enough for slots to be reused before the end
 WORKERS = (0, 1, 2, 3)
 CASES = {
     # large enough for several threads; one sample has fewer elements than there are threads
@@ -204,8 +204,8 @@ def test_the_same_number_of_batches_ahead(loader_class: LoaderClass, prefetch: i
     assert ours[0] == 2 * (prefetch * workers + 1)
 
 
-def test_the_grid_goes_through_the_ring(own_class: LoaderClass) -> None:
-    """The dataset of the grid is slow enough, and its rows are large enough, for batches to use the ring."""
+def test_the_grid_travels_in_slots(own_class: LoaderClass) -> None:
+    """The dataset of the grid is slow enough, and its rows are large enough, for batches to travel in slots."""
     loader = own_class(SLOW, batch_size=2, num_workers=2)
     pass_first_batches(loader, iter(loader), num_hits=1)
     assert hits(loader)

@@ -12,7 +12,7 @@ from torch.utils.data import default_collate
 from tests.contract.datasets import Rows, row
 from tests.contract.describe import Described, assert_same_batches, describe
 from tests.contract.test_ownership import DATASET, SIZE, expected
-from tests.contract.watching import TORCH, LoaderClass, assert_as_torch, hits
+from tests.contract.watching import TORCH, LoaderClass, assert_as_torch, reused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,7 +65,7 @@ class FirstHalf:
 
 @pytest.mark.parametrize("make", [Hoarder, Views])
 def test_batches_kept_in_the_worker(loader_class: LoaderClass, make: Callable[[], Any]) -> None:
-    """Batches that a collate function keeps are still correct when sent later, whenever the ring is ready."""
+    """Batches that a collate function keeps are still correct when sent later, also when slots are reused."""
 
     def delivered(kind: LoaderClass) -> list[Described]:
         return [describe(batch) for batch in kind(DATASET, batch_size=4, num_workers=2, collate_fn=make())]
@@ -77,14 +77,14 @@ def test_batches_kept_in_the_worker(loader_class: LoaderClass, make: Callable[[]
 
 @pytest.mark.parametrize("collate", [dropping, beside_shared])
 def test_batches_that_are_not_sent(loader_class: LoaderClass, collate: Callable[[list[Any]], Any]) -> None:
-    """Batches that are collated and dropped, or sent torch's way, return their slots, so later batches use the ring."""
+    """Batches that are collated and dropped, or sent torch's way, return their slots, which later batches use."""
     loader = loader_class(DATASET, batch_size=4, num_workers=2, collate_fn=FirstHalf(collate))
     before = None
     for number, batch in enumerate(loader):
         assert torch.equal(batch["x"], expected(number)), number
         if number == SIZE // 4 // 2 + 6:  # this many may have been collated ahead
-            before = hits(loader)
-    assert before is None or hits(loader) - before >= 16, loader.stats()  # type: ignore[operator, attr-defined]
+            before = reused(loader)
+    assert before is None or reused(loader) - before >= 16, loader.stats()  # type: ignore[operator, attr-defined]
 
 
 class NestedCollate(Rows):

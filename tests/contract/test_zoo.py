@@ -1,4 +1,4 @@
-"""Batches of every kind equal torch's, whether a ring can carry them or not."""
+"""Batches of every kind equal torch's, whether they can travel in slots or not."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from tests.contract.datasets import Paced
 from tests.contract.describe import Described, assert_same_batches, describe
-from tests.contract.watching import TORCH, LoaderClass, Seen, assert_same_seen, hits, watch
+from tests.contract.watching import TORCH, LoaderClass, Seen, assert_same_seen, reused, watch
 from tests.contract.zoo import KINDS, ROUNDS, TORCHS_WAY, from_zoo
 
 # Warnings of torch's kernels about new layouts, once per process.
@@ -17,12 +17,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:(?s).*ATen")
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_batch_of_each_kind(loader_class: LoaderClass, torchs: dict[str, list[Described]], kind: str) -> None:
-    """In the ring, values, dtypes, strides, classes, identity and sharing of storages equal torch's for each batch."""
+    """In slots, values, dtypes, strides, classes, identity and sharing of storages equal torch's for each batch."""
     indices = range(KINDS.index(kind), ROUNDS * len(KINDS), len(KINDS))
     dataset = Paced(ROUNDS * len(KINDS), 0.006)
     loader = loader_class(dataset, sampler=indices, collate_fn=from_zoo, num_workers=1)
     assert_same_batches([describe(batch) for batch in loader], torchs[kind])
-    assert hits(loader) != 0 or kind in TORCHS_WAY, "no batch came through the ring"
+    assert reused(loader) != 0 or kind in TORCHS_WAY, "no batch came in a slot"
 
 
 @pytest.mark.parametrize("method", [None, "fork", "spawn"])

@@ -28,7 +28,8 @@ TORCH = DataLoader
 LoaderClass: TypeAlias = type[DataLoader[Any]]
 Epochs: TypeAlias = tuple[int | None, ...]
 
-_RING_PATIENCE_S = 60.0
+_PATIENCE_S = 60.0
+_OTHERS_WARNINGS = ("/ATen/", "use of fork() may lead to deadlocks")  # torch's kernels, once per process; Python 3.12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +68,7 @@ def watch(make: Callable[[], DataLoader[Any]], epochs: Epochs = (None,)) -> Seen
             states.append(_random_state(loader))
             del iterator
     texts = (f"{warning.category.__name__}: {warning.message}" for warning in caught)
-    texts = (text for text in texts if "/ATen/" not in text)  # torch's kernels warn once per process
+    texts = (text for text in texts if not any(other in text for other in _OTHERS_WARNINGS))
     return Seen(epochs=tuple(seen), warnings=tuple(texts), random_states=tuple(states))
 
 
@@ -144,25 +145,28 @@ def _batches(events: Sequence[Described | Failure]) -> list[Described]:
 
 
 def hits(loader: DataLoader[Any]) -> int | None:
-    """Return how many batches came through the ring; None for a loader without one, such as torch's."""
+    """Return how many batches came in slots; None for a loader without slots, such as torch's."""
     stats: Any = getattr(loader, "stats", None)
     return None if stats is None else int(stats().hits)
 
 
-def pass_first_batches(loader: DataLoader[Any], iterator: Iterator[Any], num_hits: int = 4) -> list[Any]:
-    """Take batches until `num_hits` came through the ring, and return all of them; eight batches for torch's loader.
+def reused(loader: DataLoader[Any]) -> int | None:
+    """Return how many batches came in slots that had been used before; None for a loader without slots."""
+    stats: Any = getattr(loader, "stats", None)
+    return None if stats is None else int(stats().hits - stats().slots_made)
 
-    The first batches go torch's way until the ring is ready; tests of the ring start after them.
-    """
+
+def pass_first_batches(loader: DataLoader[Any], iterator: Iterator[Any], num_hits: int = 4) -> list[Any]:
+    """Take batches until `num_hits` came in slots, and return all of them; eight batches for torch's loader."""
     return list(first_batches(loader, iterator, num_hits))
 
 
 def first_batches(loader: DataLoader[Any], iterator: Iterator[Any], num_hits: int = 4) -> Iterator[Any]:
     """Yield these batches, one after the other."""
     yield next(iterator)  # spawned workers take seconds to start
-    end = time.monotonic() + _RING_PATIENCE_S
+    end = time.monotonic() + _PATIENCE_S
     while (through := hits(loader)) is not None and through < num_hits:
-        assert time.monotonic() < end, f"only {through} batches came through the ring"
+        assert time.monotonic() < end, f"only {through} batches came in slots"
         yield next(iterator)
     if through is None:
         yield from itertools.islice(iterator, 7)

@@ -201,9 +201,9 @@ ZOO: dict[str, Callable[[int], Any]] = {
 
 
 KINDS = tuple(ZOO)
-ROUNDS = 7  # of all kinds; the ring is ready after the first few
+ROUNDS = 7  # of all kinds; slots are reused after the first few
 
-# Batches that no ring carries: without a tensor or array of some size, or with one that only torch can send.
+# Batches that do not travel in slots: without a tensor or array of some size, or with one that only torch can send.
 TORCHS_WAY = frozenset(
     (
         *("leaf-with-gradient", "parameter", "parameter-frozen", "subclass", "meta", "storage", "nested"),

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from numapin.data.wire.spill import Spill
+
 from numapin.system import memory
 
 if TYPE_CHECKING:
     from numapin.data.slots.control import Control
-    from numapin.data.wire.channel import Channel
     from numapin.data.wire.spill import Handover
+
+    from numapin.data.wire.channel import Channel
 
 WAIT_S: Final = 20
 

@@ -11,12 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from numapin.base.cpu_set import CpuSet
-from numapin.data.locality import Locality
-from numapin.data.opening.host import Lender
 from numapin.data.slots.control import OwnSlots
 from numapin.data.slots.memory import RingSpec
 from numapin.data.slots.ring import Ring
+
+from numapin.base.cpu_set import CpuSet
+from numapin.data.locality import Locality
+from numapin.data.opening.host import Lender
 from numapin.data.wire.message import Head, decode
 from numapin.data.wire.parcel import Parcel
 from numapin.data.worker.packing import Packer

@@ -64,20 +64,20 @@ def wrong_ones(batches: Sequence[torch.Tensor] | torch.Tensor, first: int) -> li
 
 
 def warmed(loader: Any, num_hits: int = 8, pause_s: float = 0.005) -> tuple[Iterator[Any], int]:
-    """Return an iterator of a numapin.DataLoader whose batches come through the ring, and its next batch's number."""
+    """Return an iterator of a numapin.DataLoader whose batches use slots again, and its next batch's number."""
     iterator, number, end = iter(loader), 0, time.monotonic() + 40  # spawned workers have to import torch first
-    while loader.stats().hits < num_hits:
-        assert time.monotonic() < end, f"no ring: {loader.stats()}"
+    while loader.stats().hits - loader.stats().slots_made < num_hits:
+        assert time.monotonic() < end, f"no slot is used again: {loader.stats()}"
         next(iterator)
         number += 1
         time.sleep(pause_s)
     return iterator, number
 
 
-def lies_in_ring(loader: Any, tensor: torch.Tensor) -> bool:
+def lies_in_slot(loader: Any, tensor: torch.Tensor) -> bool:
     """Return whether a tensor's memory is in a slot of the loader."""
-    memories = [memory for ring in loader._path._rings for memory in ring._memories.values()]
-    return any(0 <= tensor.data_ptr() - memory.address < memory.generation.num_bytes for memory in memories)
+    slots = [slot for pool in loader._path._pools for slot in pool.slots]
+    return any(0 <= tensor.data_ptr() - slot.address < slot.num_bytes for slot in slots)
 
 
 def settled_pinned_bytes() -> int:

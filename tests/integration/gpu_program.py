@@ -41,7 +41,7 @@ def say(line: str) -> None:
 
 
 def train(method: str) -> None:
-    """Hold a GiB of the GPU and copy batches to it forever; print "ready" once they come through the ring."""
+    """Hold a GiB of the GPU and copy batches to it forever; print "ready" once they come in used slots."""
     held = torch.ones(1024 * MIB, dtype=torch.uint8, device="cuda")
     dataset = Filled(4_000_000)
     loader: Any = numapin.DataLoader(

@@ -108,7 +108,7 @@ class TestAccelerate:
     """`Accelerator.prepare`, which makes a plain torch DataLoader as a copy."""
 
     def test_under_the_option(self, tmp_path: Path) -> None:
-        """The copies of an unmodified script's loader use the ring in each rank, and each rank prints a line."""
+        """The copies of an unmodified script's loader use slots in each rank, and each rank prints a line."""
         loader = "torch.utils.data.DataLoader(Data(), batch_size=2, num_workers=1)"
         done = numapin(*RUN, "--nproc-per-node", "2", script(tmp_path, DATA + ACCELERATE.format(loader=loader)))
         assert done.status == 0, done.err
@@ -120,7 +120,7 @@ class TestAccelerate:
 
     @pytest.mark.parametrize("dataset", ["Data", "Stream"])
     def test_copy_of_our_loader(self, tmp_path: Path, dataset: str) -> None:
-        """Without the option, the copy of a numapin.DataLoader still uses the ring, and a line says so."""
+        """Without the option, the copy of a numapin.DataLoader still uses slots, and a line says so."""
         loader = f"__import__('numapin').DataLoader({dataset}(), batch_size=2, num_workers=1)"
         done = alone(tmp_path, DATA + ACCELERATE.format(loader=loader))
         (found,) = told(done)
@@ -142,7 +142,7 @@ class TestAccelerate:
         assert found["iterator"] == "torch._MultiProcessingDataLoaderIter"
 
     def test_skip_first_batches(self, tmp_path: Path) -> None:
-        """A copy of the copy, which resuming mid-epoch makes, uses the ring too, and is not reported again."""
+        """A copy of the copy, which resuming mid-epoch makes, uses slots too, and is not reported again."""
         loader = "__import__('numapin').DataLoader(Data(), batch_size=2, num_workers=1)"
         text = (
             f"{ACCELERATE.format(loader=loader)}"
@@ -161,7 +161,7 @@ class TestLightning:
     """`Trainer`, which creates a second loader of the same class."""
 
     def test_under_the_option(self, tmp_path: Path) -> None:
-        """Each DDP rank's loader, re-created with a DistributedSampler, uses the ring; each rank prints a line."""
+        """Each DDP rank's loader, re-created with a DistributedSampler, uses slots; each rank prints a line."""
         text = (
             "loader = torch.utils.data.DataLoader(Data(), batch_size=2, num_workers=1)\n"
             "trainer.fit(Module(), loader)\n"

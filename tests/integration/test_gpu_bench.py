@@ -44,7 +44,7 @@ def test_transfer(tmp_path: Path) -> None:
     found = bench(tmp_path, "transfer", "--quick", "--repeats", "3", "--gpus", "one", "--sizes", "64M")
     (name,) = (name for name in found if name.startswith("h2d "))
     figures = found[name]
-    for locked in ("pinned", "registered", "ring"):
+    for locked in ("pinned", "registered", "slot"):
         assert figures[locked]["gbps"] > 1.2 * figures["pageable"]["gbps"]
         assert figures[locked]["host_share"] < 0.3
         assert figures[locked]["gbps"] < 500  # no link to a host is faster: such a copy was not waited for

@@ -18,8 +18,8 @@ import pytest
 import torch
 
 import numapin
+from numapin.data.slots.pool import Pool
 from numapin.data.slots.quarantine import Quarantine
-from numapin.data.slots.ring import Ring
 from numapin.system.placement import PINNED
 from tests.contract.test_processes import Program
 from tests.integration.gpu_loading import (
@@ -30,7 +30,7 @@ from tests.integration.gpu_loading import (
     Filled,
     assert_no_error_is_pending,
     is_right,
-    lies_in_ring,
+    lies_in_slot,
     needs_gpu,
     run_program,
     settled_pinned_bytes,
@@ -41,6 +41,8 @@ from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from numapin.data.slots.slot import Slot
 
 pytestmark = needs_gpu
 
@@ -85,12 +87,12 @@ def from_a_prefetcher(iterator: Iterator[Any], destination: torch.Tensor, side: 
 def let_everything_pass(patch: pytest.MonkeyPatch) -> None:
     """Disable the quarantine: a slot is free as soon as this process has no reference to it."""
 
-    def at_once(quarantine: Quarantine) -> list[int]:
+    def at_once(quarantine: Quarantine) -> list[Slot]:
         slots, quarantine._waiting = quarantine._waiting, []
         return slots
 
     patch.setattr(Quarantine, "passed", at_once)
-    patch.setattr(Ring, "_wait_for_copies", lambda _: None)
+    patch.setattr(Pool, "_wait_for_copies", lambda _: None)
 
 
 def wrong_copies(way: Callable[..., None], device: str = "cuda:0") -> list[int]:
@@ -140,7 +142,7 @@ class TestQuarantine:
         with numapin.DataLoader(Filled(), BATCH, num_workers=1, **HOST) as loader:
             iterator, first = warmed(loader)
             views = [next(iterator)[:, 5:7] for _ in range(3)]
-            assert any(lies_in_ring(loader, view) for view in views)
+            assert any(lies_in_slot(loader, view) for view in views)
             for batch in itertools.islice(iterator, 40):
                 batch.to("cuda", non_blocking=True)
             assert wrong_ones(views, first) == []
@@ -175,7 +177,7 @@ class TestCaptures:
                 number += 3 + num_taken
             assert ones.tolist() == [15] * 8  # 1, 3, 7, 15
             taken.clear()
-            self.assert_ring_goes_on(loader, iterator, number)
+            self.assert_slots_come_back(loader, iterator, number)
             del iterator
 
     def test_in_the_thread_that_loads(self) -> None:
@@ -192,10 +194,10 @@ class TestCaptures:
             assert ones.tolist() == [2] * 8
             assert wrong_ones(taken, number + 3) == []
             taken.clear()
-            self.assert_ring_goes_on(loader, iterator, number + 9)
+            self.assert_slots_come_back(loader, iterator, number + 9)
             del iterator
 
-    def assert_ring_goes_on(self, loader: Any, iterator: Iterator[Any], number: int) -> None:
+    def assert_slots_come_back(self, loader: Any, iterator: Iterator[Any], number: int) -> None:
         """Fail unless slots come back after the captures: most of the next batches are in the ring, and correct."""
         before, destination = loader.stats().hits, torch.empty((BATCH, MIB // 4), dtype=torch.int32, device="cuda")
         for next_number in range(number, number + 40):
@@ -220,7 +222,7 @@ class TestOutliving:
         loader = numapin.DataLoader(Filled(), BATCH, num_workers=2, **HOST)
         iterator, first = warmed(loader)
         numbered = zip(range(first, first + 4), iterator, strict=False)
-        kept = {number: batch for number, batch in numbered if lies_in_ring(loader, batch)}
+        kept = {number: batch for number, batch in numbered if lies_in_slot(loader, batch)}
         assert kept
         del iterator, numbered
         loader.close()
@@ -255,7 +257,7 @@ class TestOutliving:
         loader = numapin.DataLoader(Filled(), BATCH, num_workers=2, **HOST)
         iterator, number = warmed(loader)
         batch, passed = next(iterator), cuda.Event()
-        assert lies_in_ring(loader, batch)
+        assert lies_in_slot(loader, batch)
         cuda._sleep(8 * CYCLES)
         destination.copy_(batch, non_blocking=True)
         passed.record()

@@ -22,7 +22,7 @@ from tests.integration.gpu_loading import (
     assert_no_error_is_pending,
     copies_to_device,
     is_right,
-    lies_in_ring,
+    lies_in_slot,
     needs_gpu,
     warmed,
     wrong_ones,
@@ -176,8 +176,8 @@ class TestPinnedBatches:
         with numapin.DataLoader(Filled(), BATCH, num_workers=2, pin_memory=True, collate_fn=in_pairs) as loader:
             iterator, number = warmed(loader)
             batch = next(iterator)
-            assert lies_in_ring(loader, batch["x"])
-            assert lies_in_ring(loader, batch["mine"].data)
+            assert lies_in_slot(loader, batch["x"])
+            assert lies_in_slot(loader, batch["mine"].data)
             del iterator
         tensors = [batch["x"], batch["part"], batch["label"], batch["x"][2], batch["x"].view(torch.uint8)]
         assert all(tensor.is_pinned() for tensor in tensors)
@@ -188,7 +188,7 @@ class TestPinnedBatches:
         assert is_right(batch["mine"].data - 1, number)
 
     def test_no_allocation_in_steady_state(self) -> None:
-        """Once the ring exists, CUDA's host allocator gets no further requests."""
+        """Once slots are reused, CUDA's host allocator gets no further requests."""
         tell: Any = getattr(torch.cuda, "host_memory_stats", dict)
         if "num_host_alloc" not in tell():
             pytest.skip("this torch does not count its allocations of pinned memory")
@@ -233,7 +233,7 @@ print(json.dumps({"wrong": wrong, "not_pinned": not_pinned, "hits": path_of(load
 
 
 def test_an_unmodified_script(tmp_path: Path) -> None:
-    """`numapin run --dataloader=numapin` gives torch's own DataLoader pinned batches from the ring."""
+    """`numapin run --dataloader=numapin` gives torch's own DataLoader pinned batches from slots."""
     pytest.importorskip("click", reason="numapin run needs click")
     path = launching.script(tmp_path, UNMODIFIED + TELL)
     done = launching.numapin("run", "--nproc-per-node", "1", "--quiet", "--dataloader=numapin", path)

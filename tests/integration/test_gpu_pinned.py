@@ -129,14 +129,14 @@ register = Driver.register
 
 
 class TestRefusals:
-    """A registration that fails costs the ring, never a batch."""
+    """A registration that fails costs pinned memory, never a batch."""
 
     @pytest.mark.parametrize("refuse", [out_of_memory, overlapping])
     @pytest.mark.parametrize("kind", OPTIONS)
-    def test_torchs_way(
+    def test_pageable_slots(
         self, kind: str, refuse: Callable[..., None], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
     ) -> None:
-        """The refusal is reported once, batches go through torch's path and are correct, and no CUDA error is left."""
+        """The refusal is reported once, batches travel in slots that are not pinned, and no CUDA error is left."""
         before = settled_pinned_bytes()
         monkeypatch.setattr(Driver, "register", refuse)
         with numapin.DataLoader(Filled(400, 1 << 16), BATCH, num_workers=2, **OPTIONS[kind]) as loader:
@@ -146,8 +146,8 @@ class TestRefusals:
             assert wait_until(lambda: loader.stats().notes, limit_s=5)
             stats = loader.stats()
         assert_no_error_is_pending()
-        assert (stats.batches, stats.hits, stats.pinned_bytes) == (100, 0, 0)
-        assert len([note for note in stats.notes if "no slots of" in note]) == 1
+        assert (stats.batches, stats.hits, stats.pinned_bytes) == (100, 100, 0)
+        assert len([note for note in stats.notes if "not pinned from now on" in note]) == 1
         assert capfd.readouterr().err.count("no slots of") == 1
         assert settled_pinned_bytes() == before
 
@@ -164,5 +164,5 @@ class TestRefusals:
         """Under `ulimit -l 64` batches are correct and no error is pending, whether the driver enforces it or not."""
         told = json.loads(run_program("limited", kind))
         assert (told["wrong"], told["batches"]) == ([], 200)
-        refused = [note for note in told["notes"] if "no slots of" in note]
+        refused = [note for note in told["notes"] if "not pinned from now on" in note]
         assert bool(refused) != bool(told["hits"]), told

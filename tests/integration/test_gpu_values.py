@@ -26,7 +26,7 @@ pytestmark = [
 
 NOT_MOVED = frozenset({"meta", "storage", "packed-sequence"})  # the last kind has its own test
 MOVED = tuple(kind for kind in KINDS if kind not in NOT_MOVED)
-# Containers that torch's pin_memory supports, and others that a ring cannot carry.
+# Containers that torch's pin_memory supports, and others that cannot travel in slots.
 CONTAINERS = (
     *("tuple", "list", "named-tuple", "typed-tuple", "ordered-dict", "default-dict", "user-dict", "odd-keys"),
     *("numpy-of-tensor", "numpy", "text", "bytes", "none", "number", "sparse", "leaf-with-gradient", "subclass"),

@@ -65,7 +65,7 @@ def test_batches_that_fail_to_arrive_cost_no_others() -> None:
 
 
 def test_the_number_of_workers_may_change() -> None:
-    """The number of workers may change between epochs, as torch allows; a ring made for fewer is not used again."""
+    """The number of workers may change between epochs, as torch allows; slots made for fewer are not used again."""
     loader = numapin.DataLoader(Numbers(), 4, num_workers=1)
     for num_workers in (1, 2, 1):
         loader.num_workers = num_workers
@@ -88,7 +88,7 @@ def _leave(loader: Any) -> int:
 
 
 def test_a_start_that_fails_leaks_nothing() -> None:
-    """If a sampler raises while the iterator is created, no ring and no descriptor are leaked."""
+    """If a sampler raises while the iterator is created, no slot and no descriptor are leaked."""
     failing = [False]
 
     class Sampler:
@@ -111,7 +111,7 @@ def test_a_start_that_fails_leaks_nothing() -> None:
     assert firsts(loader) == list(range(0, ROWS, 4))
 
 
-@pytest.mark.parametrize("budget", [None, 0], ids=["ring", "no ring"])
+@pytest.mark.parametrize("budget", [None, 0], ids=["slots", "no slots"])
 def test_an_epoch_leaves_no_descriptors(budget: int | None) -> None:
     """Descriptors are closed at the end of an epoch, without the garbage collector."""
     loader = numapin.DataLoader(Numbers(), 4, num_workers=1, pinned_budget=budget)
@@ -128,7 +128,7 @@ def test_an_epoch_leaves_no_descriptors(budget: int | None) -> None:
 
 
 def test_a_loader_that_is_changed_changes_its_ring() -> None:
-    """If a loader is changed between epochs, as torch allows, its ring is made anew unless it still fits."""
+    """If a loader is changed between epochs, as torch allows, its slots are made anew unless they still fit."""
     loader = numapin.DataLoader(Numbers(), 4, num_workers=1)
     assert firsts(loader) == list(range(0, ROWS, 4))
     (made,) = loader._path._idle

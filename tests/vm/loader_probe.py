@@ -38,7 +38,7 @@ MIB: Final = 1 << 20
 ROWS: Final = 32
 NUM_WORKERS: Final = 2
 LEFT_FREE_MIB: Final = 16
-RING: Final = "memfd:numapin-ring"
+SLOT: Final = "memfd:numapin-slot"
 
 
 class Rows(torch.utils.data.Dataset[torch.Tensor]):
@@ -123,7 +123,7 @@ def _mapping(address: int) -> tuple[int, int] | None:
     for line in Path("/proc/self/maps").read_text().splitlines():
         start, end = (int(word, 16) for word in line.split(maxsplit=1)[0].split("-"))
         if start <= address < end:
-            return (start, end - start) if RING in line else None
+            return (start, end - start) if SLOT in line else None
     return None
 
 
@@ -133,7 +133,7 @@ def _worker(pid: int | None) -> dict[str, object]:
     lines = Path(f"/proc/{pid}/numa_maps").read_text().splitlines()
     return {
         "cpus": sorted({_cpus(f"{pid}/task/{task.name}") for task in tasks}),
-        "policies": sorted({line.split()[1] for line in lines if RING not in line}),
+        "policies": sorted({line.split()[1] for line in lines if SLOT not in line}),
     }
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _MIN_REPEATS: Final = 3
 _MIN_GAIN: Final = 1.02  # repeats share memory and process, so the spread lacks the variation between these
-_LOCKED: Final = ("registered", "ring", "pinned")  # the kernel reports the node of the first two
+_LOCKED: Final = ("registered", "slot", "pinned")  # the kernel reports the node of the first two
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ MEMORIES: Final = {
     "pageable": "ordinary memory",
     "pinned": "torch.empty(pin_memory=True)",
     "registered": "ordinary memory, page-locked afterwards",
-    "ring": "a page-locked memfd, as in numapin.DataLoader's ring",
+    "slot": "a page-locked memfd, as numapin.DataLoader's slots",
 }
 
 

@@ -77,7 +77,7 @@ def _registered(num_bytes: int, gpu: int) -> torch.Tensor:
     return _locked(pageable(num_bytes, gpu), gpu)
 
 
-def _ring(num_bytes: int, gpu: int) -> torch.Tensor:
+def _slot(num_bytes: int, gpu: int) -> torch.Tensor:
     with os.fdopen(os.memfd_create("numapin-bench"), "r+b", buffering=0) as file:
         os.ftruncate(file.fileno(), num_bytes)
         return _locked(torch.frombuffer(memory.map_shared(file.fileno(), num_bytes), dtype=torch.uint8), gpu)
@@ -93,5 +93,5 @@ _MAKERS: Final[dict[str, Callable[[int, int], torch.Tensor]]] = {
     "pageable": pageable,
     "pinned": torch_pinned,
     "registered": _registered,
-    "ring": _ring,
+    "slot": _slot,
 }

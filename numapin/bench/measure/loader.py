@@ -27,17 +27,21 @@ if TYPE_CHECKING:
     from numapin.bench.child import Harness
     from numapin.bench.measure.loader_data import Batch
 
-_PATIENCE_S: Final = 30.0  # until numapin's ring carries all batches
+_PATIENCE_S: Final = 30.0  # until numapin makes and pins no more slots
 _PAGE_BYTES: Final = 4096
 _PEAK_BYTES: Final = 256 << 20
 _PEAK_COPIES: Final = 8  # between two synchronizations
 
 
 class _HitCounts(Protocol):
-    """The counts of numapin.DataLoader.stats() that tell whether its ring is used."""
+    """The counts of numapin.DataLoader.stats() that tell whether it is past its start."""
 
     @property
     def hits(self) -> int: ...
+    @property
+    def slots_made(self) -> int: ...
+    @property
+    def pinned_bytes(self) -> int: ...
     @property
     def misses(self) -> Mapping[str, int]: ...
 
@@ -150,15 +154,16 @@ def _taker(batches: Iterator[Batch], device: torch.device | None) -> Callable[[]
 def _warm_up(
     take: Callable[[], None], stats: Callable[[], _HitCounts | None], *, seconds: float, num_outstanding: int
 ) -> None:
-    """Take rounds of `num_outstanding` batches for `seconds`, and until numapin's ring carries a whole round."""
+    """Take rounds of `num_outstanding` batches for `seconds`, and until numapin makes and pins no slots in a round."""
     start = time.perf_counter()
     earliest, latest, steady = start + seconds, start + _PATIENCE_S, False
     while time.perf_counter() < earliest or not (steady or time.perf_counter() > latest):
         before = stats()
         for _ in range(num_outstanding):
             take()
-        found = _hits(before, stats())
-        steady = not found or (found["hits"] > 0 and found["misses"] == 0)
+        after = stats()
+        found = _hits(before, after)
+        steady = not found or (found["misses"] == 0 and _memory(before) == _memory(after))
 
 
 def _window(
@@ -184,6 +189,11 @@ def _pinned_mb(device: torch.device | None) -> dict[str, float]:
     if budget is None or budget.torch_pinned_bytes is None:
         return {}
     return {"pinned_mb": (budget.torch_pinned_bytes + budget.pinned_bytes) / 1e6}
+
+
+def _memory(stats: _HitCounts | None) -> tuple[int, int]:
+    """Return what changes while slots are made and pinned."""
+    return (0, 0) if stats is None else (stats.slots_made, stats.pinned_bytes)
 
 
 def _hits(before: _HitCounts | None, after: _HitCounts | None) -> dict[str, float]:

@@ -42,7 +42,7 @@ class Opener(Protocol):
 
 
 class HostOpener:
-    """An opener that starts nothing ahead of time, and whose copies end before `open` returns."""
+    """An opener that starts nothing ahead of time, and whose copies end before it returns the batch."""
 
     def __init__(self, *, pins: bool) -> None:
         """With `pins`, separate memory is pinned."""
@@ -60,6 +60,10 @@ class HostOpener:
     def drain(self) -> None:
         """Do nothing."""
 
+    def _open_copies(self, parcel: Parcel) -> object:
+        """Return the batch over copies; the slot is free at once."""
+        return unpickle(parcel.body, stand_ins(parcel, partial(self._copy, parcel), copied))
+
     def _copy(self, parcel: Parcel, part: int, start: int, size: int) -> StoragePlace:
         """Return a place in new memory with a copy of a range."""
         copy = torch.empty(size, dtype=torch.uint8, pin_memory=self._pins).copy_(parcel.bytes(part, start, size))
@@ -75,6 +79,8 @@ class Lender(HostOpener):
 
     def open(self, parcel: Parcel) -> object:
         """Return the batch. Every tensor has its own storage, as if it had been allocated separately."""
+        if self._pins and not parcel.is_pinned:
+            return self._open_copies(parcel)
         return unpickle(parcel.body, stand_ins(parcel, partial(self._lend, parcel), _lent))
 
     def _lend(self, parcel: Parcel, part: int, start: int, size: int) -> StoragePlace:
@@ -88,7 +94,7 @@ class Copier(HostOpener):
 
     def open(self, parcel: Parcel) -> object:
         """Return the batch; the slot is free at once."""
-        return unpickle(parcel.body, stand_ins(parcel, partial(self._copy, parcel), copied))
+        return self._open_copies(parcel)
 
 
 def stand_ins(

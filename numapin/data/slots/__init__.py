@@ -1,12 +1,16 @@
-"""Memory for batches, shared by the rank and its workers.
+"""The slots that batches travel in, at the rank's end.
 
-Comes in: how large batches are. Goes out: slots, lent until nothing refers to them and no copy reads them.
+Comes in: memory that workers made, and heads of batches. Goes out: views for batches, slots for workers.
 
 ::
 
-    ring.py        EDGE  the rank's end: make slots, lend them, take them back
-    control.py     EDGE  the control page, and a worker's own slots
-    memory.py      EDGE  the memory itself: placed, faulted in, pinned, checked
-    quarantine.py  EDGE  hold released slots until no copy reads them
-    reclaim.py     EDGE  unpin memory once no device reads it
+    sizes.py       PURE  how large a slot should be, and which are worth keeping
+    slot.py        EDGE  one slot: its memory, its lease, its pinning
+    free.py        PURE  the free slots, and which worker gets which
+    pool.py        EDGE  all slots of a loader: lend them, take them back, hand them to workers
+    settling.py    EDGE  a thread that checks and pins new slots
+    quarantine.py  EDGE  hold slots back while a GPU may read them
+    reclaim.py     EDGE  a thread that unpins memory once no GPU reads it
+    handover.py    EDGE  a socket on which descriptors travel
+    mapping.py     EDGE  map a slot's memory
 """

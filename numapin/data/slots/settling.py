@@ -1,6 +1,6 @@
-"""Settle slots in the background: check where their pages lie, and pin them. Edge (a thread).
+"""Settle slots in the background: check where their pages lie, and pin them. Edge (a thread, CUDA).
 
-Comes in: slots that came back for the first time. Goes out: the same slots, pinned.
+Comes in: slots that came back for the first time. Goes out: the same slots, pinned if the budget allows it.
 
 Pinning holds locks of the whole driver: a kernel launch of another thread took up to 16 ms meanwhile, instead of 0.3
 (measured on an H200). So one thread does it for the whole process, and rests after each slot as long as it took.
@@ -12,16 +12,101 @@ import os
 import threading
 import time
 from collections import deque
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Final
 
+from numapin.base import sizes
+from numapin.errors import NumapinError
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+
+    from numapin.data.slots.pool import PoolSpec
+    from numapin.data.slots.slot import Slot
 
 _LONGEST_REST_S: Final = 0.05
+_REST: Final = 1.0  # times as long as a slot took
+_AT_ONCE: Final = 2  # slots of one pool; the workers need the others
 
 
-class Settler:
+class Settling:
+    """The settling of one pool's slots. Its methods are for one thread; `close` also for finalizers."""
+
+    def __init__(self, spec: PoolSpec) -> None:
+        self._spec, self._pid = spec, os.getpid()
+        self._done: deque[Slot] = deque()
+        self._num_begun = 0
+        self._can_pin = spec.driver is not None
+        self._is_over_budget = self._is_closed = False
+
+    @property
+    def is_needed(self) -> bool:
+        """Return whether there is anything to find out or to do about a slot."""
+        return self._can_pin or self._spec.locality.num_machine_nodes > 1
+
+    def begin(self, slot: Slot) -> bool:
+        """Have a slot settled in the background; return whether that was begun."""
+        if self._num_begun >= _AT_ONCE:
+            return False  # it comes back
+        self._num_begun += 1
+        if _settler().submit(partial(self._settle_later, slot)):
+            return True
+        self._num_begun -= 1
+        self._can_pin, slot.is_settled = False, True
+        self._spec.report("batches are not pinned: no thread can be started; see: ulimit -u")
+        return False
+
+    def ended(self) -> Iterator[Slot]:
+        """Yield and forget the slots that are settled."""
+        while self._done:
+            self._num_begun -= 1
+            yield self._done.popleft()
+
+    def close(self) -> None:
+        """Have the slots that are being settled unpinned again."""
+        self._is_closed = True
+        self._drop()
+
+    def _drop(self) -> None:
+        while self._done:
+            self._done.popleft().unpin_later(self._spec.driver)
+
+    def _settle_later(self, slot: Slot) -> None:
+        """Settle a slot on the settling thread."""
+        self.settle(slot)
+        self._done.append(slot)
+        if self._is_closed:  # perhaps since the slot was pinned
+            self._drop()
+
+    def settle(self, slot: Slot) -> None:
+        """Settle a slot now; never raises."""
+        spec = self._spec
+        try:
+            if not self._is_closed and os.getpid() == self._pid:
+                driver = spec.driver if self._can_pin and self._has_room(slot.num_bytes) else None
+                for shortfall in slot.settle(spec.locality, driver, spec.device):
+                    spec.report(shortfall)
+        except (NumapinError, OSError) as error:
+            self._can_pin = False
+            reason = f"{error.message}; {error.hint}" if isinstance(error, NumapinError) else str(error)
+            spec.report(f"batches are not pinned from now on: {reason}")
+        slot.is_settled = True
+
+    def _has_room(self, num_bytes: int) -> bool:
+        budget = self._spec.budget_bytes()
+        if budget is None or num_bytes <= budget:
+            return True
+        if not self._is_over_budget:
+            self._is_over_budget = True
+            self._spec.report(
+                f"the budget for pinned memory is used up: {sizes.gib(max(0, budget))} are left, and a batch needs "
+                f"{sizes.gib(num_bytes)}; batches without pinned memory are copied more slowly; raise pinned_budget=, "
+                "use fewer workers, or .clone() batches that the loop keeps; see numapin.pinned.budget()"
+            )
+        return False
+
+
+class _Settler:
     """A thread that exists while there is work."""
 
     def __init__(self) -> None:
@@ -52,14 +137,14 @@ class Settler:
                 job = self._jobs.popleft()
             began_s = time.monotonic()
             job()
-            time.sleep(min(time.monotonic() - began_s, _LONGEST_REST_S))
+            time.sleep(min(_REST * (time.monotonic() - began_s), _LONGEST_REST_S))
 
 
-def settler() -> Settler:
+def _settler() -> _Settler:
     """Return the one of this process."""
     return _of_process(os.getpid())
 
 
 @cache
-def _of_process(_pid: int) -> Settler:
-    return Settler()
+def _of_process(_pid: int) -> _Settler:
+    return _Settler()

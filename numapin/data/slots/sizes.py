@@ -34,8 +34,8 @@ class RecentSizes:
     def __init__(self) -> None:
         self._sizes: deque[int] = deque(maxlen=_NUM_RECENT)
         self.expected_bytes = 0
-        """The bytes that nine of ten recent batches fit into; 0 before the first batch."""
-        self._median = 0
+        """The size of a new slot: nine of ten recent batches fit into it. 0 before the first batch."""
+        self._smallest, self._largest = 0, 0
 
     def note(self, num_bytes: int) -> None:
         """Add a batch."""
@@ -44,9 +44,9 @@ class RecentSizes:
             return
         self._sizes.append(num_bytes)
         ranked = sorted(self._sizes)
-        self.expected_bytes = ranked[-1 - len(ranked) // _TAIL]
-        self._median = ranked[len(ranked) // 2]
+        self.expected_bytes = capacity_for(ranked[-1 - len(ranked) // _TAIL])
+        self._smallest, self._largest = ranked[len(ranked) // 2], _MAX_RATIO * self.expected_bytes
 
     def is_useful(self, capacity: int) -> bool:
         """Return whether a slot holds at least every other batch, and is not far larger than what batches need."""
-        return self._median <= capacity <= _MAX_RATIO * capacity_for(self.expected_bytes)
+        return self._smallest <= capacity <= self._largest

@@ -15,9 +15,8 @@ from numapin.data.wire.tensors import unpickle
 
 
 class Miss(StrEnum):
-    """The reason why a batch, or a part of it, did not travel in a slot that was free."""
+    """The reason why a batch, or a part of it, did not travel in a slot."""
 
-    NEW = "a slot was made for it"
     NO_MEMORY = "the kernel had no memory for a slot"
     UNSUPPORTED = "a tensor that only torch can send"
     SHARED = "in shared memory already, which torch sends without a copy"
@@ -29,14 +28,15 @@ _PLAIN, _PARCEL = 0, 1
 
 
 class PartHead(NamedTuple):
-    """A slot that a batch, or a part of it, is in: its number, the bytes written, its size in bytes."""
+    """A slot that a batch, or a part of it, is in. `is_new`: it was made for this batch."""
 
     slot: int
     num_bytes: int
     capacity: int
+    is_new: bool
 
 
-NOTHING: Final = PartHead(-1, 0, 0)
+NOTHING: Final = PartHead(-1, 0, 0, is_new=False)
 """A part of which nothing was sent."""
 
 
@@ -48,7 +48,7 @@ class Head(NamedTuple):
         worker: The worker that sent it.
         parts: The slots that it is in, in the order in which they were written; mostly one.
         wanted_bytes: The size that a slot must have for such a batch.
-        miss: Why the batch is not in a free slot as a whole. None: it is, or has no memory.
+        miss: Why the batch is not in slots as a whole. None: it is, or has no memory.
         storages: The storages as (part, offset, length), in bytes.
         buffers: The storage of each out-of-band buffer, in the order of the pickle: n >= 0 for a tensor's, ~n for plain
             memory (numpy's), None for a tensor that torch sends.
@@ -78,7 +78,9 @@ def encode(head: Head, body: bytes | memoryview) -> bytes:
     """Return a batch as bytes."""
     # marshal writes neither enums nor named tuples.
     miss = None if head.miss is None else head.miss.value
-    packed = marshal.dumps((head.number, head.worker, tuple(map(tuple, head.parts)), head.wanted_bytes, miss, *head[5:]))
+    packed = marshal.dumps(
+        (head.number, head.worker, tuple(map(tuple, head.parts)), head.wanted_bytes, miss, *head[5:])
+    )
     return b"".join((_HEAD.pack(_PARCEL, len(packed)), packed, body))
 
 

@@ -22,12 +22,14 @@ class Parcel:
         head: Its head.
         body: Its pickle.
         views: The memory of its parts. None: nothing was written to that part.
+        is_pinned: Whether all of that memory is pinned.
         begun: The work that its opener started before the batch was due.
     """
 
     head: Head
     body: memoryview
     views: tuple[memoryview | None, ...] = ()
+    is_pinned: bool = False
     begun: Any = None
 
     def num_bytes(self, part: int) -> int:

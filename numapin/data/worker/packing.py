@@ -57,7 +57,7 @@ class Packer:
         self.passes_caches = (pins or moves) and memory.can_pass_caches()  # a GPU reads what is written, and no CPU
         self._thread = threading.get_ident()
         self._parts: list[BatchMemory] = []
-        self.refusal: Miss | None = None  # why this batch has no room in a free slot
+        self.refusal: Miss | None = None  # why this batch has no room in a slot
 
     def accept(self, grant: Grant, descriptors: Handover) -> None:
         """Take over the slot that came with a task."""
@@ -75,7 +75,7 @@ class Packer:
         return tensor.resize_(size)
 
     def reserve(self, num_bytes: int) -> PackedRoom | None:
-        """Return room in this batch's memory, None if there is none; `refusal`: why it is not in a free slot."""
+        """Return room in this batch's memory, None if there is none; `refusal`: why."""
         try:
             start = self._parts[-1].reserve(num_bytes) if self._parts else None
             if start is None and not self._begin_part(num_bytes):
@@ -128,8 +128,6 @@ class Packer:
         if part is None:
             self.refusal = Miss.NO_MEMORY
             return False
-        if part.fd is not None:
-            self.refusal = self.refusal or Miss.NEW
         self._parts.append(part)
         return True
 
@@ -140,7 +138,7 @@ class Packer:
             if number in used and self._slots is not None:
                 self._slots.send(part)
                 part.is_sent = True
-        return tuple(PartHead(part.number, part.end, part.capacity) if part.is_sent else NOTHING for part in self._parts)
+        return tuple([part.head() if part.is_sent else NOTHING for part in self._parts])
 
     def _head(self, number: int, pickler: _BatchPickler, parts: tuple[PartHead, ...]) -> Head:
         refused, kept, notes = self._slots.report() if self._slots else ((), (), ())

@@ -19,6 +19,7 @@ import torch
 
 from numapin.data.slots.mapping import map_memfd
 from numapin.data.slots.sizes import align, capacity_for
+from numapin.data.wire.message import PartHead
 from numapin.system import memory, placement
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class BatchMemory:
         end: Where free room begins.
         populated: Up to where pages exist for sure.
         is_sent: Whether something in it was sent.
+        is_new: Whether it was made for this batch.
     """
 
     number: int
@@ -51,6 +53,11 @@ class BatchMemory:
     end: int = 0
     populated: int
     is_sent: bool = False
+    is_new: bool
+
+    def head(self) -> PartHead:
+        """Return what the rank has to know."""
+        return PartHead(self.number, self.end, self.capacity, self.is_new)
 
     def reserve(self, num_bytes: int) -> int | None:
         """Return the offset of free room, None if there is not enough. Raises OSError if the kernel has no memory."""
@@ -173,10 +180,18 @@ class WorkerSlots:
             for refusal in placement.prefer(address, num_bytes, locality.nodes):
                 self._notes.setdefault(refusal, False)
 
-    def _memory(self, number: int, fd: int | None, owner: torch.Tensor, *, capacity: int, populated: int) -> BatchMemory:
+    def _memory(
+        self, number: int, fd: int | None, owner: torch.Tensor, *, capacity: int, populated: int
+    ) -> BatchMemory:
         window = memory.window(owner.data_ptr(), capacity, owner=owner)
         self._windows[number] = weakref.ref(window)
         view = memory.view_of(window)
         return BatchMemory(
-            number=number, fd=fd, view=view, address=owner.data_ptr(), capacity=capacity, populated=populated
+            number=number,
+            fd=fd,
+            is_new=fd is not None,
+            view=view,
+            address=owner.data_ptr(),
+            capacity=capacity,
+            populated=populated,
         )

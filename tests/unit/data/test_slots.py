@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 import torch
+from numapin.data.slots.control import ALIGNMENT, NOT_READY, TAKEN, Control, Generation, OwnSlots, align
 
 from numapin.data.slots import control as control_page
-from numapin.data.slots.control import ALIGNMENT, NOT_READY, TAKEN, Control, Generation, OwnSlots, align
 from numapin.system import memory
 from tests.data import child
 

@@ -26,8 +26,8 @@ MAPS = r"""5604952f6000 prefer:1 file=/usr/bin/python3 mapped=512 N0=512 kernelp
 5604ce34c000 prefer:1 heap anon=256 dirty=256 active=0 N1=256 kernelpagesize_kB=4
 7f0000000000 prefer:1 anon=512 dirty=512 N0=256 N1=256 kernelpagesize_kB=4
 7f0000800000 bind:0 anon=256 dirty=256 N0=256 kernelpagesize_kB=4
-7f0001000000 prefer:1 file=/memfd:numapin-ring\040(deleted) dirty=256 N1=256 kernelpagesize_kB=4
-7f0001200000 prefer:1 file=/memfd:numapin-spill\040(deleted) dirty=256 N1=256 kernelpagesize_kB=4
+7f0001000000 prefer:1 file=/memfd:numapin-slot\040(deleted) dirty=256 N1=256 kernelpagesize_kB=4
+7f0001200000 prefer:1 file=/memfd:numapin-slot\040(deleted) dirty=256 N1=256 kernelpagesize_kB=4
 7f0001400000 prefer:1 file=/memfd:other\040(deleted) dirty=256 N1=256 kernelpagesize_kB=4
 7f0002000000 prefer:1 file=/dev/shm/torch_17_1_0\040(deleted) dirty=256 N0=256 kernelpagesize_kB=4
 7f0003000000 prefer:1 file=/dev/shm/nccl-aYxb3 dirty=256 N0=256 kernelpagesize_kB=4
@@ -93,7 +93,7 @@ def test_memory_by_kind_and_policy(root: Path) -> None:
     assert str(process.policy) == "prefer:1"
     assert _bytes(process, MemoryKind.HEAP) == {"prefer:1": {1: MIB}}
     assert _bytes(process, MemoryKind.ANONYMOUS) == {"prefer:1": {0: MIB, 1: MIB + 2 * 2 * MIB}, "bind:0": {0: MIB}}
-    assert _bytes(process, MemoryKind.RING) == _bytes(process, MemoryKind.SPILL) == {"prefer:1": {1: MIB}}
+    assert _bytes(process, MemoryKind.SLOT) == {"prefer:1": {1: 2 * MIB}}
     assert _bytes(process, MemoryKind.TORCH_SHARED) == {"prefer:1": {0: MIB}}
     assert _bytes(process, MemoryKind.SHARED) == {"prefer:1": {0: 2 * MIB, 1: MIB}}
     assert _bytes(process, MemoryKind.STACK) == {"prefer:1": {1: 8 * 4096}}
@@ -125,7 +125,7 @@ def test_policies(root: Path, words: str, shown: str) -> None:
 
 
 def test_tree_with_roles(root: Path) -> None:
-    """The rank comes first; workers are known by torch's name or by a ring; grandchildren belong to the rank."""
+    """The rank comes first; workers are known by torch's name or by a slot; grandchildren belong to the rank."""
     _add(root, 10)
     _add(root, 11, 10, name="pt_data_worker", maps="")  # it has let go of its memory
     _add(root, 12, 10, name="pt_data_worker:", maps="7ffc00000000 default stack\n")
@@ -147,7 +147,7 @@ def test_shared_pages_count_once_and_private_ones_all(root: Path) -> None:
     _add(root, 10)
     _add(root, 11, 10)
     rank = _one(root)
-    assert rank.bytes_by_node([MemoryKind.RING]) == {1: MIB}
+    assert rank.bytes_by_node([MemoryKind.SLOT]) == {1: MIB}
     assert rank.bytes_by_node([MemoryKind.HEAP]) == {1: 2 * MIB}
 
 

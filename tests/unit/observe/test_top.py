@@ -94,11 +94,11 @@ class TestRows:
         assert (rank.num_off_plan, rank.num_threads) == (2, 3)
 
     def test_memory(self) -> None:
-        """The remote share leaves files out, and ring and page-locked memory are pinned bytes."""
+        """The remote share leaves files out, and slots and page-locked memory are pinned bytes."""
         pages = (
             _pages(MemoryKind.HEAP, 10, 50),
             _pages(MemoryKind.FILE, 900, 0),
-            _pages(MemoryKind.RING, 0, 30),
+            _pages(MemoryKind.SLOT, 0, 30),
             _pages(MemoryKind.PINNED, 10, 0),
         )
         (rank,) = _top(replace(SAMPLE, memory={0: _memory(*pages)})).ranks
@@ -109,8 +109,8 @@ class TestRows:
         """Unreadable memory is unknown; without planned nodes nothing is remote, but pinned bytes count."""
         (hidden,) = _top(replace(SAMPLE, memory={0: _memory(unreadable="no")})).ranks
         assert (hidden.remote_share, hidden.pinned_bytes) == (None, None)
-        ring = replace(SAMPLE, memory={0: _memory(_pages(MemoryKind.RING, 5))})
-        (free,) = _top(ring, plan=replace(PLANNED, nodes=CpuSet(), memory=Memory.NONE)).ranks
+        slots = replace(SAMPLE, memory={0: _memory(_pages(MemoryKind.SLOT, 5))})
+        (free,) = _top(slots, plan=replace(PLANNED, nodes=CpuSet(), memory=Memory.NONE)).ranks
         assert (free.remote_share, free.pinned_bytes) == (None, 5 * MIB)
 
     @pytest.mark.parametrize("gpu", [None, GpuRef(index=1, uuid=None, pci=None), GpuRef(index=1, uuid="X", pci=None)])
@@ -160,7 +160,7 @@ class TestTable:
         """A rank on every second of 512 CPUs, three digits of everything else: 80 columns, and no line is broken."""
         plan = replace(PLANNED, local_rank=15, cpus=CpuSet(range(0, 512, 2)))
         threads = (CpuSet({1}),) * 4000
-        memory = replace(_memory(_pages(MemoryKind.RING, 65536, 65536)), local_rank=15)
+        memory = replace(_memory(_pages(MemoryKind.SLOT, 65536, 65536)), local_rank=15)
         seen = _top(replace(SAMPLE, threads={15: threads}, memory={15: memory}), plan=plan)
         lines = _shown(seen)
         assert len(lines) == 5

@@ -184,11 +184,10 @@ class TestPages:
             (MemoryKind.HEAP, 0, 4, VerifySeverity.ERROR),
             (MemoryKind.STACK, 0, 8, VerifySeverity.ERROR),
             (MemoryKind.TORCH_SHARED, 10, 10, VerifySeverity.ERROR),
-            (MemoryKind.SPILL, 10, 10, VerifySeverity.ERROR),
             (MemoryKind.SHARED, 10, 10, VerifySeverity.WARNING),  # it may be another rank's
             (MemoryKind.FILE, 0, 1000, None),
-            (MemoryKind.RING, 100, 1, None),
-            (MemoryKind.RING, 100, 1.1, VerifySeverity.ERROR),
+            (MemoryKind.SLOT, 100, 1, None),
+            (MemoryKind.SLOT, 100, 1.1, VerifySeverity.ERROR),
             (MemoryKind.PINNED, 0, 4096 / MIB, VerifySeverity.ERROR),
         ],
     )
@@ -212,7 +211,7 @@ class TestPages:
 
     def test_pinned_memory_cannot_be_moved(self) -> None:
         """The remedy for page-locked memory is not a command that would fail."""
-        finding = _only(_report(replace(RANK, pages=(_pages(MemoryKind.RING, n0=1),))))
+        finding = _only(_report(replace(RANK, pages=(_pages(MemoryKind.SLOT, n0=1),))))
         assert "migratepages" not in finding.remedy
         assert "restart" in finding.remedy
 
@@ -235,7 +234,7 @@ class TestPages:
     def test_plan_without_a_policy(self) -> None:
         """Without a policy in the plan, memory may be anywhere; the report says that it was not checked."""
         report = _report(
-            replace(RANK, pages=(_pages(MemoryKind.RING, n0=9),)), plan=replace(PLANNED, memory=Memory.NONE)
+            replace(RANK, pages=(_pages(MemoryKind.SLOT, n0=9),)), plan=replace(PLANNED, memory=Memory.NONE)
         )
         assert (report.holds, _only(report).severity) == (True, VerifySeverity.NOTE)
 
@@ -259,7 +258,7 @@ class TestShown:
 
     def test_table(self) -> None:
         """A row has threads and memory on and off the plan; findings follow, with where they were seen and remedies."""
-        pages = (_pages(MemoryKind.ANONYMOUS, n0=20, n1=80), _pages(MemoryKind.RING, n1=64))
+        pages = (_pages(MemoryKind.ANONYMOUS, n0=20, n1=80), _pages(MemoryKind.SLOT, n1=64))
         lines = _shown(_report(replace(RANK, threads=(_thread(10), _thread(11, "0")), pages=pages), WORKER))
         assert " ".join(lines[1].split()) == "0 10 1 81:00.0 1 2/3 1 180/200 0/0 64/64 off plan"
         assert max(map(len, lines[:2])) <= 80
