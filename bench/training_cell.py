@@ -241,10 +241,11 @@ def _window(trainer: Trainer, feed: Feed, num_steps: int) -> Window:
 
 
 def _is_steady(before: Stats | None, after: Stats | None) -> bool:
-    """Return whether all batches of a stretch traveled in slots; loaders that report nothing always are."""
+    """Return whether no slot was made or pinned in a stretch, and all batches used one; unknown loaders always are."""
     if before is None or after is None:
         return True
-    return after.hits > before.hits and not _misses(before, after)["misses"]
+    is_memory_the_same = (before.slots_made, before.pinned_bytes) == (after.slots_made, after.pinned_bytes)
+    return is_memory_the_same and not _misses(before, after)["misses"]
 
 
 def _misses(before: Stats | None, after: Stats | None) -> dict[str, float]:

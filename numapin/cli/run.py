@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import click
@@ -33,7 +34,7 @@ from numapin.topology.visible import first_visible
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -140,7 +141,8 @@ def start(job: Job, options: RunOptions, mailbox: Mailbox, *, trace: str = "") -
     if options.dry_run:
         _print_commands(plan, job, environment)
     else:
-        _launch(plan, job, environment, watch, mailbox)
+        observed = partial(_observed, job=job, num_ranks=len(plan.ranks), watch=watch, options=options)
+        _launch(plan, job, environment, mailbox, observed)
 
 
 def make_run_parser(
@@ -283,14 +285,41 @@ def _print_commands(plan: Plan, job: Job, environment: dict[str, str]) -> None:
         emit(f"rank {rank.local_rank}: {assignments} {command}\n")
 
 
-def _launch(plan: Plan, job: Job, environment: dict[str, str], watch: Watching | None, mailbox: Mailbox) -> None:
+def _launch(
+    plan: Plan,
+    job: Job,
+    environment: dict[str, str],
+    mailbox: Mailbox,
+    observed: Callable[[str], AbstractContextManager[None]],
+) -> None:
     with importing_torch():
         from numapin.launch import launch
 
     os.environ.update(environment)
     mailbox.leave(job.signals)
-    with run_directory(os.environ) as run_dir, _watched(run_dir, len(plan.ranks), watch), oom.reporting_oom_kills(say):
+    with run_directory(os.environ) as run_dir, observed(run_dir):
         launch(plan, job, run_dir, mailbox, lambda: require_gpus(plan, _gpu_readings()))
+
+
+@contextmanager
+def _observed(run_dir: str, *, job: Job, num_ranks: int, watch: Watching | None, options: RunOptions) -> Iterator[None]:
+    """Report, during and after a run, what its options ask for."""
+    with (
+        _loaders_reported(run_dir, job, options),
+        _watched(run_dir, num_ranks, watch),
+        oom.reporting_oom_kills(say),
+    ):
+        yield
+
+
+def _loaders_reported(run_dir: str, job: Job, options: RunOptions) -> AbstractContextManager[None]:
+    """Report at the end which loaders took numapin's path. Each host has its launcher, and so its line."""
+    if options.dataloader == "torch":
+        return nullcontext()
+    from numapin.observe.loaders import reporting_loaders
+
+    title = "dataloader" if job.is_single_host else f"dataloader on {os.uname().nodename}"
+    return reporting_loaders(run_dir, strict=options.strict, tell=lambda text: say(f"{title}: {text}"))
 
 
 def _gpu_readings() -> Iterator[NvmlReadings]:

@@ -15,6 +15,9 @@ Comes in: the arguments of torch's DataLoader. Goes out: batches.
     notices.py     EDGE  report what could not be done as requested
     budget.py      EDGE  the amount of memory that a rank may pin
     stats.py       PURE  counts of a loader's work
+    usage.py       PURE  which loaders took this path, and why others did not
+    usage_log.py   EDGE  a process's record of that, for the launcher
+    stateful.py    EDGE  the same path for torchdata's StatefulDataLoader
     loop_times.py  EDGE  a loader's waiting times, published for `numapin top`
     containers.py  PURE  rebuild nested containers
     forks.py       PURE  Python versions whose forked children can hang

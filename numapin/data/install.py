@@ -6,17 +6,21 @@ Comes in: torch's DataLoader class. Goes out: the same class, whose `_get_iterat
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import torch.utils.data
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from numapin.base.stderr import say
-from numapin.data.iterator import iterator_of
+from numapin.data import stateful, usage_log
+from numapin.data.iterator import DeviceIterator, LaneIterator, iterator_of
 from numapin.data.path import PathOptions
 
 if TYPE_CHECKING:
-    from torch.utils.data.dataloader import _BaseDataLoaderIter
+    from collections.abc import Callable
+
+    _Loader: TypeAlias = torch.utils.data.DataLoader[Any]
 
 
 class Mark(str):
@@ -49,6 +53,7 @@ class _Installed:
     everything: bool | None = None
     balance: bool = False
     is_announced: bool = False
+    hooked: list[type[_Loader]] = field(default_factory=list)
 
 
 _STATE: Final = _Installed()
@@ -57,28 +62,49 @@ _STATE: Final = _Installed()
 def install(*, only_copies: bool = False, balance: bool = False) -> None:
     """Give torch's DataLoader our data path wherever it has workers; with `only_copies`, only copies of our loaders.
 
-    A second call can only extend that to all loaders. One line on stderr reports the first loader that is taken over.
+    The same goes for torchdata's StatefulDataLoader, if the program has imported it. A second call can only extend that
+    to all loaders, and to torchdata's. One line on stderr reports the first loader that is taken over.
     `balance` is that of `numapin.DataLoader`, for all loaders that are not copies.
     """
     if _STATE.everything is None:
-        _hook()
+        _hook(torch.utils.data.DataLoader, iterator_of)
+        _watch_iterators()
     _STATE.everything = bool(_STATE.everything) or not only_copies
     _STATE.balance = _STATE.balance or balance
+    theirs = stateful.loader_class()
+    if theirs is not None and theirs not in _STATE.hooked:
+        _hook(theirs, stateful.iterator_of)
 
 
-def _hook() -> None:
-    cls = torch.utils.data.DataLoader
+def _hook(cls: type[_Loader], iterator_of_it: Callable[[_Loader, PathOptions], Any]) -> None:
+    """Let loaders of this class with workers make their iterators by this function."""
+    _STATE.hooked.append(cls)
     torchs_own = cls._get_iterator
 
-    def _get_iterator(self: torch.utils.data.DataLoader[Any]) -> _BaseDataLoaderIter:
+    def _get_iterator(self: _Loader) -> _BaseDataLoaderIter:
         options: PathOptions | None = getattr(self.pin_memory_device, "options", None)
-        is_ours = options is not None or bool(_STATE.everything)
-        if self.num_workers == 0 or not is_ours:
+        if options is None and not _STATE.everything:
+            return torchs_own(self)
+        if self.num_workers == 0:
+            usage_log.note_other(self, usage_log.NO_WORKERS)
             return torchs_own(self)
         _announce()
-        return iterator_of(self, options or PathOptions(balance=_STATE.balance))
+        iterator: _BaseDataLoaderIter = iterator_of_it(self, options or PathOptions(balance=_STATE.balance))
+        return iterator
 
     cls._get_iterator = _get_iterator  # type: ignore[method-assign]
+
+
+def _watch_iterators() -> None:
+    """Note the iterators that other classes of loaders make themselves; those that we made are known already."""
+    torchs_own = _BaseDataLoaderIter.__init__
+
+    def __init__(self: _BaseDataLoaderIter, loader: _Loader) -> None:  # noqa: N807 - torch's own name
+        if _STATE.everything and not isinstance(self, LaneIterator | DeviceIterator):
+            usage_log.note_other(loader, f"{type(loader).__name__} makes its own iterators")
+        torchs_own(self, loader)
+
+    _BaseDataLoaderIter.__init__ = __init__  # type: ignore[method-assign]
 
 
 def _announce() -> None:

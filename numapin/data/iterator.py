@@ -22,13 +22,13 @@ from torch.autograd import profiler
 from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
 from torch.utils.data.dataloader import _DatasetKind, _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
 
-from numapin.data import containers, starting
+from numapin.data import containers, starting, usage_log
 from numapin.data.balance import Balance
 from numapin.data.path import path_of
 from numapin.data.wire.parcel import Parcel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from torch.utils.data import DataLoader
     from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -36,11 +36,19 @@ if TYPE_CHECKING:
     from numapin.data.path import DataPath, PathOptions
     from numapin.data.wire.tensors import Movable
 
+    _TorchsIterator = _MultiProcessingDataLoaderIter
+else:
+    _TorchsIterator = object
+
 _NAME: Final = "enumerate(DataLoader)#{}.__next__"  # torch's name for the range that profilers show
 
-_NOT_BALANCED: Final = (
+_SHARES_ARE_FIXED: Final = (
     "balance=True changes nothing for an iterable dataset, because each worker has its own share of the samples; "
     "to take batches as they come, use in_order=False"
+)
+_TURNS_ARE_STATE: Final = (
+    "balance=True changes nothing for a StatefulDataLoader, because its state depends on the turns of its workers; "
+    "use numapin.DataLoader(balance=True)"
 )
 
 
@@ -55,29 +63,36 @@ class _Changed:
         return getattr(self._loader, name)
 
 
-class SlotIterator(_MultiProcessingDataLoaderIter):
-    """An iterator over a loader's batches, through a lane."""
+class LaneIterator(_TorchsIterator):
+    """The parts of an iterator through a lane; torch's multi-process iterator comes after it among the bases."""
 
-    def __init__(self, loader: DataLoader[Any], path: DataPath) -> None:
-        """Start the workers. Raises what torch's iterator raises."""
+    torchs_name = _MultiProcessingDataLoaderIter.__name__
+    """The name of torch's class, which profilers show."""
+
+    def __init__(self, loader: DataLoader[Any], path: DataPath, *state: object) -> None:
+        """Start the workers. `state` is for torchdata's iterator. Raises what torch's iterator raises."""
         moves = path.options.cuda_device is not None
         pins = not moves and loader.pin_memory and torch.cuda.is_available()
         self._path, self._lane = path, path.lane(loader, pins=pins)
-        self._lane.balance = _balance_of(loader, path)
+        self._lane.balance = _balance_of(loader, path, has_turns_in_state=bool(state))
         self._last_s: float | None = None
         if pins:
             self._lane.results.open_in_thread(path.home.bind_this_thread, self._lane.opener.open)
         base = loader.multiprocessing_context or torch.multiprocessing
-        self._context = starting.Context(base, self._lane.queues(), num_workers=loader.num_workers)
+        self._context = starting.Context(base, self._queues(), num_workers=loader.num_workers)
         changed = _Changed(
             loader,
             multiprocessing_context=self._context,
             worker_init_fn=path.worker_start(self._lane, loader, pins=pins or moves),
             pin_memory=loader.pin_memory and not moves,
         )
-        super().__init__(changed)
-        self._profile_name = _NAME.format(_MultiProcessingDataLoaderIter.__name__)
+        with self._lane.free_slots_hidden():
+            super().__init__(changed, *state)
+        self._profile_name = _NAME.format(self.torchs_name)
         util.Finalize(self, _end_unstarted_of, (weakref.ref(self),), exitpriority=10)
+
+    def _queues(self) -> Iterator[Any]:
+        return self._lane.queues()
 
     def _reset(self, *arguments: object, **options: object) -> None:
         self._last_s = None
@@ -194,21 +209,27 @@ class SlotIterator(_MultiProcessingDataLoaderIter):
             super()._shutdown_workers()
 
 
-def _balance_of(loader: DataLoader[Any], path: DataPath) -> Balance | None:
+def _balance_of(loader: DataLoader[Any], path: DataPath, *, has_turns_in_state: bool) -> Balance | None:
     """Return what chooses the workers; None: torch's own turns.
 
     With in_order=False torch itself skips workers that have enough tasks. The workers of an iterable dataset have their
     own shares: another order would change which samples a loop sees that ends early, and would not end sooner.
+    torchdata's iterators restore a state by the turns of the workers, and raise an error if these were others.
     """
     if not path.options.balance or not loader.in_order:
         return None
-    if loader._dataset_kind == _DatasetKind.Iterable:  # noqa: SLF001 - torch has no public name for it
-        path.notices.warn(_NOT_BALANCED)
+    is_iterable = loader._dataset_kind == _DatasetKind.Iterable  # noqa: SLF001 - torch has no public name for it
+    if is_iterable or has_turns_in_state:
+        path.notices.warn(_SHARES_ARE_FIXED if is_iterable else _TURNS_ARE_STATE)
         return None
     return Balance(loader.num_workers)
 
 
-def _end_unstarted_of(reference: weakref.ref[SlotIterator]) -> None:
+class SlotIterator(LaneIterator, _MultiProcessingDataLoaderIter):
+    """An iterator over a loader's batches, through a lane."""
+
+
+def _end_unstarted_of(reference: weakref.ref[LaneIterator]) -> None:
     """End such workers of an iterator that still exists at exit, before multiprocessing waits for them."""
     iterator = reference()
     if iterator is not None:
@@ -239,17 +260,22 @@ def _can_move(value: object) -> bool:
 
 def iterator_of(loader: DataLoader[Any], options: PathOptions) -> _BaseDataLoaderIter:
     """Return a new iterator over any torch DataLoader, by our data path."""
-    if loader.num_workers and _pins_elsewhere(loader):
+    if loader.num_workers == 0:
+        usage_log.note_other(loader, usage_log.NO_WORKERS)
+    elif pins_elsewhere(loader):
+        usage_log.note_other(loader, usage_log.PINS_ELSEWHERE)
         return _MultiProcessingDataLoaderIter(loader)
-    if loader.num_workers:
+    else:
         loader.check_worker_number_rationality()
-        return SlotIterator(loader, path_of(loader, options))
+        path = path_of(loader, options)
+        usage_log.note_path(path)
+        return SlotIterator(loader, path)
     if options.cuda_device is not None:
         return DeviceIterator(loader, options.cuda_device)
     return _SingleProcessDataLoaderIter(loader)
 
 
-def _pins_elsewhere(loader: DataLoader[Any]) -> bool:
+def pins_elsewhere(loader: DataLoader[Any]) -> bool:
     """Return whether batches are to be pinned for an accelerator that is not an NVIDIA GPU."""
     accelerator = torch.accelerator.current_accelerator() if loader.pin_memory else None
     return accelerator is not None and accelerator.type != "cuda" and torch.accelerator.is_available()

@@ -11,6 +11,7 @@ import itertools
 import os
 import platform
 import weakref
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -35,6 +36,7 @@ from numapin.system import calls, cuda, memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from contextlib import AbstractContextManager
 
     from torch.utils.data import DataLoader
 
@@ -135,6 +137,10 @@ class Lane:
             parcel.views, parcel.is_pinned = self.pool.lend(head)
         self.opener.arrived(parcel)
         return parcel
+
+    def free_slots_hidden(self) -> AbstractContextManager[None]:
+        """Keep free slots out of workers that are forked in the block."""
+        return nullcontext() if self.pool is None else self.pool.free_slots_hidden()
 
     def reclaim(self) -> None:
         """Take back slots that are no longer needed."""

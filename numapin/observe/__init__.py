@@ -10,6 +10,7 @@ Comes in: process ids, or the folder of a run. Goes out: `Observed`, and a `Veri
     verify.py      PURE  compare what was observed with the plan
     report.py      PURE  the result, as data
     during_run.py  EDGE  verify while `numapin run` is running
+    loaders.py     EDGE  report which loaders took numapin's data path
     sample.py      EDGE  read again and again at little cost
     top.py         PURE  the activity between two samples
 """

@@ -1,8 +1,9 @@
 """The files and variables that a run leaves for its ranks and for other programs. Edge.
 
 Comes in: the folder of a run (NUMAPIN_RUN_DIR). Goes out: the plan in plan.json, the command in command.json and, per
-rank and restart, observed-RANK-RESTART.json; and each rank's slice of the plan, in the variable NUMAPIN_SLICE_RANK that
-all ranks inherit. A rank takes its own slice out of its environment and removes the others.
+rank and restart, observed-RANK-RESTART.json; with --dataloader=numapin, loaders-RANK-RESTART-PID.json of each process
+with loaders; and each rank's slice of the plan, in the variable NUMAPIN_SLICE_RANK that all ranks inherit. A rank takes
+its own slice out of its environment and removes the others.
 
 Each rank imports this before its program starts, without json: a slice is a few words for the rank itself, and the JSON
 for its program, which the rank does not parse. `launcher/run_folder.py` makes and finds the folders.
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 PLAN: Final = "plan.json"
 COMMAND: Final = "command.json"
+OBSERVED: Final = "observed-"
+LOADERS: Final = "loaders-"
+"""The start of the names of records: of how a rank was bound, and of the loaders of a process."""
 SLICE_VARIABLE: Final = "NUMAPIN_SLICE_"
 """The start of the names of variables with slices; the number of the local rank follows."""
 MAX_FILE_BYTES: Final = 16 << 20
@@ -64,11 +68,11 @@ def _slice(rank: RankPlan) -> str:
     return f"{plain} num_threads={rank.num_threads} {encode(rank.to_json(), indent=None)}"
 
 
-def records(folder: str) -> list[str]:
-    """Return the paths of the records that the ranks of a run wrote. Raises OSError."""
+def records(folder: str, kind: str = OBSERVED) -> list[str]:
+    """Return the paths of the records of one kind that the ranks of a run wrote. Raises OSError."""
     with opened(folder) as descriptor:
         names = os.listdir(descriptor)
-    return [os.path.join(folder, name) for name in names if name.startswith("observed-") and name.endswith(".json")]
+    return [os.path.join(folder, name) for name in names if name.startswith(kind) and name.endswith(".json")]
 
 
 def write_json(folder: str, name: str, content: object) -> None:

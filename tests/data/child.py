@@ -1,17 +1,15 @@
-"""Functions that tests run in started processes."""
+"""Functions that tests run in started processes, and in forked ones."""
 
 from __future__ import annotations
 
+import os
+import warnings
 from typing import TYPE_CHECKING, Final
 
-from numapin.data.wire.spill import Spill
-
-from numapin.system import memory
-
 if TYPE_CHECKING:
-    from numapin.data.slots.control import Control
-    from numapin.data.wire.spill import Handover
+    from collections.abc import Callable
 
+    from numapin.data.slots.handover import Handover
     from numapin.data.wire.channel import Channel
 
 WAIT_S: Final = 20
@@ -23,16 +21,29 @@ def echo(inbox: Channel, outbox: Channel) -> None:
     outbox.send(inbox.receive(WAIT_S)[::-1])
 
 
-def write(control: Control) -> None:
-    """Write slot 0's word, and into the memory of the first generation."""
-    control.set_state(0, 41)
-    generation = control.generation(0)
-    memoryview(memory.map_shared(control.fd, generation.num_bytes, offset=generation.offset))[:5] = b"child"
+def hand_over(handover: Handover, text: bytes) -> None:
+    """Send a memfd with a text as number 7."""
+    fd = os.memfd_create("a test")
+    os.write(fd, text)
+    handover.send(7, fd)
+    os.close(fd)
 
 
-def hand_over(handover: Handover) -> None:
-    """Send memory as batch 7 of worker 3."""
-    made = Spill()
-    made.view[:5] = b"child"
-    made.send(handover, 3, 7)
-    made.close()
+def take_over(handover: Handover, outbox: Channel) -> None:
+    """Take the descriptor with number 7, and send back what it has."""
+    outbox.number = 7
+    outbox.send(os.pread(handover.take(7), 100, 0))
+
+
+def in_forked_child(check: Callable[[], bool]) -> bool:
+    """Return the result of a check in a forked child."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: a fork beside threads
+        pid = os.fork()
+    if not pid:
+        status = 2
+        try:
+            status = 0 if check() else 1
+        finally:
+            os._exit(status)
+    return os.waitpid(pid, 0)[1] == 0

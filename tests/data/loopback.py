@@ -1,6 +1,6 @@
-"""Both ends of a ring in one process: the worker's and the rank's.
+"""Both ends of a pool of slots in one process: the workers' and the rank's.
 
-Comes in: batches. Goes out: the parcels that the rank receives, over the ring's own memory.
+Comes in: batches. Goes out: the parcels that the rank receives, over the memory of the slots.
 """
 
 from __future__ import annotations
@@ -8,19 +8,19 @@ from __future__ import annotations
 import os
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-
-from numapin.data.slots.control import OwnSlots
-from numapin.data.slots.memory import RingSpec
-from numapin.data.slots.ring import Ring
 
 from numapin.base.cpu_set import CpuSet
 from numapin.data.locality import Locality
 from numapin.data.opening.host import Lender
+from numapin.data.slots.handover import Handover
+from numapin.data.slots.pool import Pool, PoolSpec
 from numapin.data.wire.message import Head, decode
 from numapin.data.wire.parcel import Parcel
 from numapin.data.worker.packing import Packer
+from numapin.data.worker.slots import WorkerSlots
 from numapin.system import cuda
 from tests.waiting import wait_until
 
@@ -33,12 +33,12 @@ WAIT_S: Final = 20
 ANYWHERE: Final = Locality(nodes=CpuSet(), cpus=CpuSet(), memory=None, num_machine_nodes=1, reason="a test")
 
 
-def make_spec(told: list[str] | None = None, **changes: Any) -> RingSpec:
-    """Return the properties of a ring for one worker: five slots, in memory that only this process reads."""
+def make_spec(told: list[str] | None = None, **changes: Any) -> PoolSpec:
+    """Return the properties of a pool for one worker, in memory that only this process reads."""
     told = [] if told is None else told
-    spec = RingSpec(
+    spec = PoolSpec(
         num_workers=1,
-        prefetch=1,
+        prefetch=2,
         locality=ANYWHERE,
         device=0,
         driver=None,
@@ -50,112 +50,124 @@ def make_spec(told: list[str] | None = None, **changes: Any) -> RingSpec:
 
 
 def gpu() -> dict[str, Any]:
-    """Return the properties of a ring whose memory is pinned for the stand-in's GPU, and read by it."""
+    """Return the properties of a pool whose memory is pinned for the stand-in's GPU, and read by it."""
     driver = cuda.driver()
     assert driver is not None
     return {"driver": driver, "reader": lambda: driver}
 
 
-@contextmanager
-def made(**changes: Any) -> Iterator[Ring]:
-    """Make an empty ring, and close it after the block."""
-    ring = Ring(make_spec(**changes))
-    try:
-        yield ring
-    finally:
-        ring.close()
-
-
 def make_head(**changes: Any) -> Head:
     """Return the head of a batch that has nothing in memory."""
-    head = Head(
-        number=0,
-        worker=0,
-        generation=0,
-        oldest_generation=0,
-        parts=(None, None),
-        wanted_bytes=0,
-        miss=None,
-        storages=(),
-        buffers=(),
-    )
-    return head._replace(**changes)
-
-
-def build(ring: Ring, num_bytes: int) -> None:
-    """Make slots for batches of `num_bytes`, and wait until they exist or were refused."""
-    ring.want(make_head(wanted_bytes=num_bytes))
-    ring.prepare()
-    wait_until_built(ring)
-
-
-def wait_until_built(ring: Ring) -> None:
-    """Wait until no slots are being made."""
-    if (builder := ring._builder) is not None:
-        builder.join(WAIT_S)
-    assert ring._builder is None
-
-
-def wait_until_closed(ring: Ring) -> None:
-    """Wait until a closed ring has given its descriptor back."""
-    assert wait_until(lambda: not is_open(ring), limit_s=WAIT_S)
-
-
-def is_open(ring: Ring) -> bool:
-    """Return whether the ring's descriptor is open in this process."""
-    try:
-        return str(Path(f"/proc/self/fd/{ring.control.fd}").readlink()).startswith("/memfd:numapin-ring")
-    except FileNotFoundError:
-        return False
-
-
-def held_bytes(ring: Ring) -> int:
-    """Return the memory that the kernel holds for the ring's memfd, including the control page."""
-    return 512 * os.fstat(ring.control.fd).st_blocks
+    return Head(number=0, worker=0, parts=(), wanted_bytes=0, miss=None, storages=(), buffers=())._replace(**changes)
 
 
 class Loopback:
-    """A ring, and worker 0's end of it."""
+    """A pool, and its workers' ends. A worker gets a task with the first call that concerns its next batch."""
 
-    def __init__(self, ring: Ring, *, pins: bool = False, moves: bool = False) -> None:
-        self.ring = ring
-        self.slots = OwnSlots(ring.control, 0)
-        self.packer = Packer(self.slots, worker=0, pins=pins, moves=moves)
+    def __init__(self, pool: Pool, *, pins: bool = False, moves: bool = False) -> None:
+        self.pool = pool
+        self.tasks = [Handover(child_sends=False) for _ in range(pool.spec.num_workers)]
+        self._is_busy = [False] * pool.spec.num_workers
+        self._ways = {"pins": pins, "moves": moves}
+        self.start_workers()
 
-    def post(self, batch: object) -> tuple[Head, memoryview]:
+    def start_workers(self) -> None:
+        """Replace the workers by new ones."""
+        serial = self.pool.next_serial()
+        num_workers = self.pool.spec.num_workers
+        self.workers = [
+            WorkerSlots(self.pool.arrivals, self.pool.spec.locality, serial=serial + n) for n in range(num_workers)
+        ]
+        self.packers = [Packer(own, worker=n, **self._ways) for n, own in enumerate(self.workers)]
+
+    def begin(self, worker: int = 0) -> Packer:
+        """Give a worker a task, unless it has one, and return its packer."""
+        if not self._is_busy[worker]:
+            self._is_busy[worker] = True
+            self.pool.reclaim()
+            grant = self.pool.grant(worker, partial(_offer, self.tasks[worker]))
+            self.packers[worker].accept(grant, self.tasks[worker])
+        return self.packers[worker]
+
+    def pack(self, batch: object, worker: int = 0) -> bytes:
+        """Return the message for a batch."""
+        packer = self.begin(worker)
+        self._is_busy[worker] = False
+        return packer.pack(0, batch)
+
+    def post(self, batch: object, worker: int = 0) -> tuple[Head, memoryview]:
         """Pack a batch, and return what arrives."""
-        head, body = decode(self.packer.pack(0, batch))
+        head, body = decode(self.pack(batch, worker))
         assert head is not None
         return head, body
 
-    def send(self, batch: object) -> Parcel:
+    def send(self, batch: object, worker: int = 0) -> Parcel:
         """Return the parcel of a batch, as the rank has it."""
-        head, body = self.post(batch)
-        return Parcel(head, body, self.ring.lend(head))
+        head, body = self.post(batch, worker)
+        return Parcel(head, body, *self.pool.lend(head))
 
-    def states(self) -> list[int]:
-        """Return the words of all slots."""
-        return [self.ring.control.state(slot) for slot in range(self.ring.num_slots)]
+    def settle(self) -> None:
+        """Wait until no slot is being checked and pinned."""
+
+        def is_idle() -> bool:
+            self.pool.reclaim()
+            return not self.pool._settling._num_begun
+
+        assert wait_until(is_idle, limit_s=WAIT_S)
 
     def num_free(self) -> int:
-        """Return the number of slots that are free as far as the rank is concerned."""
-        return sum(state > 0 for state in self.states())
+        """Return the number of slots that wait for a task."""
+        self.pool.reclaim()
+        return sum(1 for _ in self.pool._free)
+
+    def num_on_loan(self) -> int:
+        """Return the number of slots that the rank refers to, or that a copy may still read."""
+        self.pool.reclaim()
+        return sum(slot.lease is not None for slot in self.pool.slots)
+
+    def close(self) -> None:
+        """Close the pool, and the workers' sockets."""
+        self.pool.close()
+        for end in self.tasks:
+            end.close()
+
+
+def _offer(tasks: Handover, number: int, fd: int) -> bool:
+    tasks.send(number, fd)
+    return True
 
 
 @contextmanager
-def loopback(slot_bytes: int, *, pins: bool = False, moves: bool = False, **changes: Any) -> Iterator[Loopback]:
-    """Make a ring of slots of at least `slot_bytes`, none if 0, and close it after the block."""
-    with made(**changes) as ring:
-        if slot_bytes:
-            build(ring, slot_bytes)
-        yield Loopback(ring, pins=pins, moves=moves)
+def loopback(*, pins: bool = False, moves: bool = False, **changes: Any) -> Iterator[Loopback]:
+    """Make a pool without slots and its workers, and close it after the block."""
+    made = Loopback(Pool(make_spec(**changes)), pins=pins, moves=moves)
+    try:
+        yield made
+    finally:
+        made.close()
 
 
-def lent(loop: Loopback, batch: object) -> Any:
+def lent(loop: Loopback, batch: object, worker: int = 0) -> Any:
     """Return a batch as the loop receives it: over its slot, or wherever it traveled."""
-    return batch_of(Lender(pins=False), loop.send(batch))
+    return batch_of(Lender(pins=False), loop.send(batch, worker))
 
 
 def batch_of(opener: Opener, parcel: Parcel) -> Any:
     """Return a parcel's batch."""
     return opener.open(parcel)
+
+
+def num_mapped() -> int:
+    """Return the number of mappings of slots in this process."""
+    return Path("/proc/self/maps").read_text(encoding="ascii").count("/memfd:numapin-slot")
+
+
+def num_open() -> int:
+    """Return the number of this process's descriptors of slots."""
+    entries = [entry for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]
+    return sum("numapin-slot" in str(entry.readlink()) for entry in entries)
+
+
+def held_bytes(pool: Pool) -> int:
+    """Return the memory that the kernel holds for the slots that may be used again."""
+    return sum(512 * os.fstat(slot.fd).st_blocks for slot in pool.slots if slot.fd is not None)

@@ -6,14 +6,19 @@
 from __future__ import annotations
 
 import json
+import os
 import py_compile
+import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from numapin.base.printable import printable
+from numapin.cli.run import _loaders_reported
 from numapin.launcher import preload
+from numapin.rank import handover
 from tests.integration.launching import Done, call, numapin, script
 
 BASE_PYTHON: str = getattr(sys, "_base_executable", sys.executable)  # below a virtual environment
@@ -304,6 +309,101 @@ class TestWhereItCannotWork:
         done = numapin(*RUN, "--dataloader", "dali", script(tmp_path, "print('ran')"))
         assert (done.status, done.out) == (2, "")
         assert "'dali' is not one of 'torch', 'numapin'" in done.err
+
+
+# Rank 0 has a loader of each kind; rank 1 has none.
+EVERY_KIND = """
+import os, torch
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
+class Data(torch.utils.data.Dataset):
+    def __len__(self): return 6
+    def __getitem__(self, i): return torch.full((4096,), float(i))
+class Own(DataLoader):
+    def _get_iterator(self): return _SingleProcessDataLoaderIter(self)
+class Sparse(Data):
+    def __getitem__(self, i): return torch.eye(2).to_sparse()
+if os.environ["RANK"] == "0":
+    assert len(list(Own(Data()))) == 6
+    train, validate = (DataLoader(Data(), batch_size=2, num_workers=n) for n in (1, 0))
+    for epoch in range(2):
+        for batch in train: pass
+        for batch in validate: pass
+    for batch in DataLoader(Data(), batch_size=2): pass
+    for batch in DataLoader(Sparse(), num_workers=1, collate_fn=list): pass
+"""
+
+# First a failure after 2 batches, then at the restart 3 batches and death by SIGKILL.
+FAILING = """
+import os, signal, torch
+from torch.utils.data import DataLoader
+is_first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+batches = iter(DataLoader([torch.zeros(4096)] * 5, num_workers=1))
+for n in range(2 if is_first else 3): next(batches)
+if is_first: raise SystemExit(3)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+STATEFUL = """
+import torch, warnings
+warnings.simplefilter("ignore")  # torchdata's
+from torchdata.stateful_dataloader import StatefulDataLoader
+loader = StatefulDataLoader([torch.full((4096,), float(i)) for i in range(8)], batch_size=2, num_workers=2)
+first = next(iter(loader))
+state = loader.state_dict()
+loader.load_state_dict(state)
+assert [int(batch[0, 0]) for batch in loader] == [2, 4, 6]
+assert type(loader._iterator).__module__ == "numapin.data.stateful"
+"""
+
+
+class TestAtTheEnd:
+    """The line at the end of a run says which loaders used numapin's path, and --strict requires that all did."""
+
+    def test_every_kind_of_loader(self, tmp_path: Path) -> None:
+        """One line for two ranks: what took the path, and each reason and place of what did not; status 5."""
+        path = script(tmp_path, EVERY_KIND)
+        done = numapin("run", "--nproc-per-node", "2", "--quiet", "--strict", "--dataloader=numapin", path)
+        assert done.status == 5, done.err
+        (line,) = re.findall("^numapin: dataloader: .*$", done.err, re.MULTILINE)
+        assert line == (
+            "numapin: dataloader: 2 loaders, 12 batches by numapin; 3 loaders not: 1 Own makes its own iterators "
+            "(train.py:9), 1 num_workers=0 (train.py:17), 1 num_workers=0 (train.py:18); 6 batches outside the slots: "
+            "a tensor that only torch can send; rank 1 iterated no loader"
+        )
+        assert "--strict: --dataloader numapin did not reach every batch: 2 loaders" in done.err
+
+    @pytest.mark.parametrize("choice", ["numapin", "numapin-balanced"])
+    def test_stateful_dataloader(self, tmp_path: Path, choice: str) -> None:
+        """Torchdata's loader takes the path, with its state; its workers keep their turns, and that is said."""
+        pytest.importorskip("torchdata", reason="no torchdata; type: pip install .[dev]")
+        done = numapin(*RUN, "--strict", f"--dataloader={choice}", script(tmp_path, STATEFUL))
+        assert done.status == 0, done.err
+        assert "numapin: dataloader: 1 loader, 4 batches by numapin\n" in done.err
+        num_notes = done.err.count("balance=True changes nothing for a StatefulDataLoader")
+        assert num_notes == (choice == "numapin-balanced")
+
+    def test_a_job_that_fails(self, tmp_path: Path) -> None:
+        """Counts add up over restarts, also of a rank that exits; those of a killed rank are said to be missing."""
+        done = numapin(*RUN, "--max-restarts=1", "--strict", "--dataloader=numapin", script(tmp_path, FAILING))
+        assert done.status == 1, done.err
+        expected = "2 loaders, 2 batches by numapin; the last counts of rank 0 are missing: it was killed"
+        assert f"numapin: dataloader: {expected}\n" in done.err
+
+    def test_without_a_loader(self, tmp_path: Path) -> None:
+        """A script without a loader is told so, and --strict refuses it."""
+        done = numapin(*RUN, "--strict", "--dataloader=numapin", script(tmp_path, "print('ran')"))
+        assert (done.status, done.out) == (5, "ran\n")
+        assert "numapin: dataloader: no torch DataLoader was iterated\n" in done.err
+
+    def test_names_the_host_of_several(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """In a job of several hosts each launcher reports its own host's loaders, and says whose they are."""
+        handover.write_json(str(tmp_path), "observed-0-0.json", {"rank": 0})
+        job, options = SimpleNamespace(is_single_host=False), SimpleNamespace(dataloader="numapin", strict=False)
+        with _loaders_reported(str(tmp_path), job, options):  # type: ignore[arg-type]
+            pass
+        said = f"numapin: dataloader on {os.uname().nodename}: no torch DataLoader was iterated\n"
+        assert capsys.readouterr().err == said
 
 
 def test_dry_run_shows_the_environment(tmp_path: Path) -> None:

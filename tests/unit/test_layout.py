@@ -34,7 +34,7 @@ PURE = (
     *("topology.address", "topology.parts", "topology.model", "topology.readings", "topology.build"),
     "topology.visible",
     *("topology.sources.hwloc", "topology.sources.nccl", "topology.sources.xmlfile"),
-    *("plan", "tasks.identify", "tasks.slice", "tasks.plan", "launcher.lost_gpus", "data.forks"),
+    *("plan", "tasks.identify", "tasks.slice", "tasks.plan", "launcher.lost_gpus", "data.forks", "data.usage"),
     *("observe.model", "observe.report", "observe.verify", "observe.top"),
     *(
         "view",

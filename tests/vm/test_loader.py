@@ -1,4 +1,4 @@
-"""`numapin.DataLoader` on a machine with two nodes: ring, workers and pin thread are on the rank's node.
+"""`numapin.DataLoader` on a machine with two nodes: slots, workers and pin thread are on the rank's node.
 
 The tests check the kernel's reports that the probe collected on each loader. The location of batches of torch's loader
 is recorded but not asserted, because it is random in an unbound process. The difficult conditions of containers are
@@ -27,6 +27,7 @@ ALONE = (sys.executable, "-m", "tests.vm.loader_probe")
 NODE = 1
 """The node that a loader outside `numapin run` requests: not the one that a process probably starts on."""
 PAGE_BYTES = 4096
+BATCH_BYTES = 2 * 1024 * 1024
 SYS_NICE = "--cap-add SYS_NICE"
 
 
@@ -69,29 +70,21 @@ def _warnings(job: JobResult) -> list[str]:
     return [line for line in job.stderr.splitlines() if line.startswith("numapin: warning: ")]
 
 
-def _assert_ring_on(node: int, seen: dict[str, Any]) -> None:
-    """Check that every page of the ring is on the node: batches by move_pages, all pages by numa_maps."""
+def _assert_slots_on(node: int, seen: dict[str, Any]) -> None:
+    """Check that every page is on the node: of all batches by move_pages, of the last one's slot by numa_maps."""
     stats = seen["stats"]
-    num_pages = stats["slots"] * stats["slot_bytes"] // PAGE_BYTES
-    assert seen["num_in_ring"] == 10
-    assert seen["ring_pages"] == {str(node): 10 * stats["slot_bytes"] // PAGE_BYTES}
-    assert seen["ring_mapping"]["pages"] == {str(node): num_pages}
+    assert seen["num_batches"] == seen["num_in_slots"] == 10
+    assert seen["slot_pages"] == {str(node): 10 * BATCH_BYTES // PAGE_BYTES}
+    assert seen["slot_mapping"]["pages"] == {str(node): seen["slot_bytes"] // PAGE_BYTES}
     assert (stats["nodes"], stats["share_on_node"]) == ([node], 1.0)
 
 
 @CASES
-def test_ring_is_on_the_node(two_nodes: VmResult, case: str) -> None:
-    """All pages of the ring and its batches are on the rank's node, and the stats report that."""
+def test_slots_are_on_the_node(two_nodes: VmResult, case: str) -> None:
+    """From the first batch on, all batches are in slots on the rank's node, and the stats report that."""
     node, found = _cases(two_nodes)[case]
-    _assert_ring_on(node, found["numapin"])
+    _assert_slots_on(node, found["numapin"])
     assert found["numapin"]["stats"]["notes"] == []
-
-
-@CASES
-def test_batches_before_the_ring_are_on_the_node(two_nodes: VmResult, case: str) -> None:
-    """Batches from before the ring existed are on the rank's node too, by the policy of its workers."""
-    node, found = _cases(two_nodes)[case]
-    assert found["numapin"]["other_pages"].keys() == {str(node)}
 
 
 @CASES
@@ -124,23 +117,23 @@ def test_small_shared_memory_does_not_matter(two_nodes: VmResult) -> None:
     """With batches of 38 MiB and 64 MiB of /dev/shm torch's loader fails; ours works, even if all batches are kept."""
     found = _found(two_nodes, "shm")
     assert "No space left on device" in found["torch"]
-    assert found["numapin"]["num_batches"] == 8
-    assert found["numapin"]["ring_pages"].keys() | found["numapin"]["other_pages"].keys() == {str(NODE)}
+    assert found["numapin"]["num_batches"] == found["numapin"]["num_in_slots"] == 8
+    assert found["numapin"]["slot_pages"].keys() == {str(NODE)}
 
 
 def test_refused_policy_leaves_first_touch_and_is_said_once(two_nodes: VmResult) -> None:
-    """If seccomp refuses policies and move_pages, the ring is still on the node; the remedy is printed once."""
+    """If seccomp refuses policies and move_pages, the slots are still on the node; the remedy is printed once."""
     job, found = two_nodes.jobs["load-refused"], _found(two_nodes, "refused")["polite"]
     stats = found["stats"]
-    assert found["num_in_ring"] == 10
-    assert found["ring_pages"] == {}  # move_pages is refused
-    assert found["ring_mapping"]["pages"] == {str(NODE): stats["slots"] * stats["slot_bytes"] // PAGE_BYTES}
+    assert found["num_in_slots"] == 10
+    assert found["slot_pages"] == {}  # move_pages is refused
+    assert found["slot_mapping"]["pages"] == {str(NODE): found["slot_bytes"] // PAGE_BYTES}
     assert stats["share_on_node"] == 1.0
     assert [CpuSet.parse(cpus) for w in found["workers"] for cpus in w["cpus"]] == [CpuSet(range(4, 8))] * 2
-    policy_of_threads, policy_of_ring = stats["notes"]
+    policy_of_threads, policy_of_slots = stats["notes"]
     assert all(
         "pages go where they are first touched" in note and SYS_NICE in note
-        for note in (policy_of_threads, policy_of_ring)
+        for note in (policy_of_threads, policy_of_slots)
     )
     assert found["rank_cpus"] == ["0-7", "0-7"]
     assert sum(stats["notes"][0] in line for line in _warnings(job)) == 2, (
@@ -165,29 +158,24 @@ def test_what_cannot_be_verified_is_said(two_nodes: VmResult) -> None:
 
 
 def test_full_node_is_said_with_shares(two_nodes: VmResult) -> None:
-    """If the node is full, pages go elsewhere: loading continues, and stats and stderr report the share."""
+    """If the node is full, pages go elsewhere: loading continues, stats have the share, and it is reported once."""
     found = _found(two_nodes, "full")
-    stats, pages = found["stats"], found["ring_mapping"]["pages"]
-    assert found["num_in_ring"] == 10
-    assert sum(pages.values()) == stats["slots"] * stats["slot_bytes"] // PAGE_BYTES
-    assert pages["0"] > 0
-    assert stats["share_on_node"] == pytest.approx(pages.get(str(NODE), 0) / sum(pages.values()))
-    said = f"{1 - stats['share_on_node']:.1%} on node 0"
-    assert [note for note in stats["notes"] if said in note and "numactl -H" in note], stats["notes"]
-    assert [line for line in _warnings(two_nodes.jobs["load-full"]) if said in line]
+    stats = found["stats"]
+    assert found["num_in_slots"] == 10
+    assert sum(found["slot_pages"].values()) == 10 * 8 * 1024 * 1024 // PAGE_BYTES
+    assert found["slot_pages"]["0"] > 0
+    assert 0 <= stats["share_on_node"] < 1
+    said = [note for note in stats["notes"] if "% on node 0" in note and "numactl -H" in note]
+    assert len(said) == 1, stats["notes"]
+    assert len([line for line in _warnings(two_nodes.jobs["load-full"]) if "% on node 0" in line]) == 1
 
 
-def test_small_memory_limit_makes_fewer_slots_then_none(two_nodes: VmResult) -> None:
-    """In a small cgroup there are fewer slots, or none if one per worker does not fit; each is reported once."""
-    found, job = _found(two_nodes, "limited"), two_nodes.jobs["load-limited"]
-    few, none = found["few"]["stats"], found["none"]["stats"]
-    assert found["few"]["num_in_ring"] == 10
-    assert few["slots"] in (2, 4, 6)
-    assert (none["slots"], found["none"]["num_batches"]) == (0, 12)
-    assert [len(few["notes"]), len(none["notes"])] == [1, 1]
-    assert "slots per worker instead of 4" in few["notes"][0]
-    assert "the budget is" in none["notes"][0]
-    assert len(_warnings(job)) == 2, job.shown()
+def test_small_memory_limit_does_not_matter(two_nodes: VmResult) -> None:
+    """In a cgroup that cannot hold the epoch's batches, all travel in slots, and nothing is reported."""
+    found = _found(two_nodes, "limited")
+    assert found["num_batches"] == found["num_in_slots"] == 30
+    assert found["stats"]["notes"] == []
+    assert found["stats"]["slots"] * found["stats"]["slot_bytes"] < 256 * 1024 * 1024
 
 
 def test_local_share_of_torchs_batches_is_recorded(two_nodes: VmResult) -> None:
@@ -195,7 +183,7 @@ def test_local_share_of_torchs_batches_is_recorded(two_nodes: VmResult) -> None:
     rows = [
         {"process": case, "loader": loader, "node": node, "pages": pages, "local": pages.get(str(node), 0) / total}
         for case, (node, found) in _cases(two_nodes).items()
-        for loader, where in (("torch", "other_pages"), ("numapin", "ring_pages"))
+        for loader, where in (("torch", "other_pages"), ("numapin", "slot_pages"))
         for pages in [found[loader][where]]
         for total in [sum(pages.values())]
     ]
@@ -209,5 +197,5 @@ def test_local_share_of_torchs_batches_is_recorded(two_nodes: VmResult) -> None:
             "rows": rows,
         }
         Path(folder).mkdir(parents=True, exist_ok=True)
-        path = Path(folder) / f"vm-ring-{two_nodes.machine.name}.json"
+        path = Path(folder) / f"vm-slots-{two_nodes.machine.name}.json"
         path.write_text(json.dumps(content, indent=1) + "\n")

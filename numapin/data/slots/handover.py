@@ -11,6 +11,7 @@ import errno
 import os
 import socket
 import struct
+import weakref
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
@@ -32,6 +33,9 @@ class Handover:
         self._child_sends = child_sends
         self._reader, self._sender = ends or _socket_pair()
         self._early: dict[int, int | None] = {}  # None: lost
+        # For an iterator that fails while it starts. A forked child has the same numbers, and may use them.
+        self._close_ends = weakref.finalize(self, _close, os.getpid(), {self._reader, self._sender})
+        self._close_ends.atexit = False
 
     def __reduce__(self) -> tuple[object, ...]:
         """Give the child's end to a process that is being started."""
@@ -63,15 +67,18 @@ class Handover:
         with suppress(BlockingIOError):
             while True:
                 self._receive()
+        self._close_early()
+
+    def close(self) -> None:
+        """Close both ends in this process, and the descriptors that were not taken."""
+        self._close_early()
+        self._close_ends()
+
+    def _close_early(self) -> None:
         while self._early:
             _number, fd = self._early.popitem()
             if fd is not None:
                 os.close(fd)
-
-    def close(self) -> None:
-        """Close both ends in this process."""
-        os.close(self._reader)
-        os.close(self._sender)
 
     def _receive(self) -> None:
         with _socket(self._reader, waits=False) as end:
@@ -82,6 +89,12 @@ class Handover:
 def _socket_pair() -> tuple[int, int]:
     reader, sender = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     return reader.detach(), sender.detach()
+
+
+def _close(pid: int, ends: set[int]) -> None:
+    if os.getpid() == pid:
+        for end in ends:
+            os.close(end)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from typing import Final
 
 import torch
 
+from numapin.system import memory
 from numapin.system.calls import call
 
 _MADV_DONTFORK: Final = 10
@@ -24,6 +25,7 @@ def map_memfd(fd: int, num_bytes: int) -> torch.Tensor:
     torch unmaps it with its last reference; a finalizer of ours could run while other garbage still reads the memory.
     The kernel may use huge pages where the machine allows that for shared memory. Raises OSError.
     """
+    mmap.mmap(fd, num_bytes).close()  # raises where torch would, which leaks a descriptor then (2.13)
     try:
         tensor = torch.from_file(f"/proc/self/fd/{fd}", shared=True, size=num_bytes, dtype=torch.uint8)
     except RuntimeError as error:
@@ -31,6 +33,18 @@ def map_memfd(fd: int, num_bytes: int) -> torch.Tensor:
     with suppress(OSError):  # a kernel without huge pages
         call("madvise", tensor.data_ptr(), num_bytes, mmap.MADV_HUGEPAGE)
     return tensor
+
+
+def fault_in(tensor: torch.Tensor) -> None:
+    """Fault in every page of a mapping without changing its contents. Raises OSError if the kernel has no memory.
+
+    Before Linux 5.14 it does nothing: pinning faults pages in, too, and so does the first write.
+    """
+    try:
+        memory.populate(tensor.data_ptr(), tensor.nbytes)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
 
 
 def hide_from_children(tensor: torch.Tensor, *, hide: bool) -> None:

@@ -14,6 +14,7 @@ import os
 import resource
 import time
 from collections import deque
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -30,7 +31,7 @@ from numapin.data.wire.grant import Grant
 
 if TYPE_CHECKING:
     import weakref
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from numapin.data.locality import Locality
     from numapin.data.wire.message import Head, PartHead
@@ -72,7 +73,7 @@ class PoolSpec:
     poison: bool = False
 
 
-_orphans: set[Slot] = set()  # lent when their pool was closed: they live until their batch is gone
+_orphans: set[Slot] = set()  # given up while lent: they live until their batch is gone, with or without their pool
 
 
 class Pool:
@@ -165,12 +166,7 @@ class Pool:
         """Take back the slots that are no longer needed here."""
         for slot in self._settling.ended():
             self._set_free(slot)
-        if self._ended:
-            ended = [self._ended.popleft() for _ in range(len(self._ended))]
-            self.quarantine.admit(slot for slot in ended if slot.pinned_on is not None)
-            for slot in ended:
-                if slot.pinned_on is None:  # a copy from pageable memory has read it when its call returns
-                    self._take_back(slot)
+        self.quarantine.admit([self._ended.popleft() for _ in range(len(self._ended))])
         self._take_passed()
         if len(self.quarantine) > _SPARE:
             self._wait_for_copies()
@@ -227,10 +223,14 @@ class Pool:
         slot.retire()
         if slot.lease is None:
             self._discard(slot)
+        else:
+            _orphans.add(slot)
 
     def _discard(self, slot: Slot) -> None:
         """Unpin a slot that nothing reads; it is unmapped with the last reference."""
         slot.retire()
+        with suppress(ValueError):
+            self._unclean[slot.home].remove(slot)
         _orphans.discard(slot)
         slot.unpin(self.spec.driver)
 
@@ -273,10 +273,17 @@ class Pool:
             self._give_up(slot)
         return None
 
-    def hide(self, *, hide: bool) -> None:
-        """Keep free slots out of workers that are being forked, which would hold their memory; or end that."""
-        for slot in self._free:
-            hide_from_children(slot.owner, hide=hide)
+    @contextmanager
+    def free_slots_hidden(self) -> Iterator[None]:
+        """Keep free slots out of processes that are forked in the block: they would hold the memory until they end."""
+        free = tuple(self._free)
+        for slot in free:
+            hide_from_children(slot.owner, hide=True)
+        try:
+            yield
+        finally:
+            for slot in free:
+                hide_from_children(slot.owner, hide=False)
 
     def recover(self) -> None:
         """Take back what the workers had. Only when they are all gone."""
@@ -293,16 +300,17 @@ class Pool:
 
     def close(self) -> None:
         """Give all memory back, now or, if batches still refer to it, when the last of them is gone."""
-        self._is_closed = True
         if next(self._closings) or os.getpid() != self._pid:
             return
+        # Before the finalizers of batches release slots by themselves: what they release must not be added after it.
+        _orphans.update(slot for slot in self._slots.values() if slot.lease is not None)
+        self._is_closed = True
         for slot in self._slots.values():
             slot.retire()
-            if slot.lease is not None:
-                _orphans.add(slot)
         for slot in itertools.chain(self._free, *(granted.values() for granted in self._granted)):
             self._discard(slot)
         for slot in self.quarantine.drop():
+            _orphans.discard(slot)  # only a copy may read it; the reclaiming thread keeps it for that
             slot.unpin_later(self.spec.driver)
         self._settling.close()
         self._slots.clear()
@@ -311,7 +319,8 @@ class Pool:
 
     def _release_ended(self) -> None:
         """Let go of slots that ended when, or after, the pool was closed."""
-        while self._ended:
-            slot = self._ended.popleft()
-            _orphans.discard(slot)
-            slot.unpin_later(self.spec.driver)
+        with suppress(IndexError):  # two threads may be here at once
+            while True:
+                slot = self._ended.popleft()
+                _orphans.discard(slot)
+                slot.unpin_later(self.spec.driver)

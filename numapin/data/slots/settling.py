@@ -3,7 +3,7 @@
 Comes in: slots that came back for the first time. Goes out: the same slots, pinned if the budget allows it.
 
 Pinning holds locks of the whole driver: a kernel launch of another thread took up to 16 ms meanwhile, instead of 0.3
-(measured on an H200). So one thread does it for the whole process, and rests after each slot as long as it took.
+(measured on an H200). So one thread does it for the whole process, and rests after each slot.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from functools import cache, partial
 from typing import TYPE_CHECKING, Final
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from numapin.data.slots.slot import Slot
 
 _LONGEST_REST_S: Final = 0.05
-_REST: Final = 1.0  # times as long as a slot took
+_REST: Final = 0.25  # of the time that a slot took
 _AT_ONCE: Final = 2  # slots of one pool; the workers need the others
 
 
@@ -37,7 +38,7 @@ class Settling:
         self._done: deque[Slot] = deque()
         self._num_begun = 0
         self._can_pin = spec.driver is not None
-        self._is_over_budget = self._is_closed = False
+        self._is_over_budget = self._has_reported = self._is_closed = False
 
     @property
     def is_needed(self) -> bool:
@@ -68,8 +69,9 @@ class Settling:
         self._drop()
 
     def _drop(self) -> None:
-        while self._done:
-            self._done.popleft().unpin_later(self._spec.driver)
+        with suppress(IndexError):  # two threads may be here at once
+            while True:
+                self._done.popleft().unpin_later(self._spec.driver)
 
     def _settle_later(self, slot: Slot) -> None:
         """Settle a slot on the settling thread."""
@@ -84,13 +86,19 @@ class Settling:
         try:
             if not self._is_closed and os.getpid() == self._pid:
                 driver = spec.driver if self._can_pin and self._has_room(slot.num_bytes) else None
-                for shortfall in slot.settle(spec.locality, driver, spec.device):
-                    spec.report(shortfall)
+                self._report_first(slot.settle(spec.locality, driver, spec.device))
         except (NumapinError, OSError) as error:
             self._can_pin = False
             reason = f"{error.message}; {error.hint}" if isinstance(error, NumapinError) else str(error)
             spec.report(f"batches are not pinned from now on: {reason}")
         slot.is_settled = True
+
+    def _report_first(self, shortfalls: tuple[str, ...]) -> None:
+        """Report what is wrong with a slot's pages once: the shares in it differ from slot to slot."""
+        if not self._has_reported:
+            for shortfall in shortfalls:
+                self._has_reported = True
+                self._spec.report(shortfall)
 
     def _has_room(self, num_bytes: int) -> bool:
         budget = self._spec.budget_bytes()

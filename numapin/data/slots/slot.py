@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from numapin.data.slots.mapping import map_memfd
+from numapin.data.slots.mapping import fault_in, map_memfd
 from numapin.data.slots.reclaim import Locked, reclaimer
 from numapin.system import memory, placement
 
@@ -69,7 +69,7 @@ class Slot:
 
     def settle(self, locality: Locality, driver: Driver | None, device: int) -> tuple[str, ...]:
         """Ask where the pages lie and pin them; return what is not as it should be. Raises CudaRefused and OSError."""
-        memory.populate(self.address, self.num_bytes)  # the rest, beyond what the batch needed
+        fault_in(self.owner)  # the rest, beyond what the batch needed
         found = placement.check(
             self.address, self.num_bytes, nodes=locality.nodes, num_machine_nodes=locality.num_machine_nodes
         )

@@ -66,11 +66,12 @@ class TaskQueue(Channel):
 
     def put(self, task: object) -> None:
         """Send a task; never waits."""
-        grant = self._grant(self._offer) if self._grant is not None and isinstance(task, tuple) else NO_GRANT
         try:
             message = pickle.dumps(task)
         except (pickle.PicklingError, TypeError, AttributeError):  # e.g. indices that only a process can hand over
             message = bytes(ForkingPickler.dumps(task))
+        # Last: a task that cannot be sent must not take a slot with it.
+        grant = self._grant(self._offer) if self._grant is not None and isinstance(task, tuple) else NO_GRANT
         self.send(grant.encode() + message)
 
     def get(self, timeout: float | None = None) -> object:

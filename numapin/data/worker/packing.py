@@ -134,10 +134,12 @@ class Packer:
     def _send(self, pickler: _BatchPickler) -> tuple[PartHead, ...]:
         """Hand the new slots among the batch's parts to the rank; parts of which nothing is sent have no bytes."""
         used = {room.part for room in pickler.storages}
-        for number, part in enumerate(self._parts):
-            if number in used and self._slots is not None:
+        sent = [part for number, part in enumerate(self._parts) if number in used]
+        for part in sent:
+            if self._slots is not None:
                 self._slots.send(part)
-                part.is_sent = True
+        for part in sent:  # only now: if one of them cannot be handed over, nothing is sent
+            part.is_sent = True
         return tuple([part.head() if part.is_sent else NOTHING for part in self._parts])
 
     def _head(self, number: int, pickler: _BatchPickler, parts: tuple[PartHead, ...]) -> Head:

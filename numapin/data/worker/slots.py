@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import os
 import weakref
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import torch
 
-from numapin.data.slots.mapping import map_memfd
+from numapin.data.slots.mapping import fault_in, map_memfd
 from numapin.data.slots.sizes import align, capacity_for
 from numapin.data.wire.message import PartHead
 from numapin.system import memory, placement
@@ -99,7 +98,7 @@ class WorkerSlots:
         try:
             if grant.is_new:
                 self._map(grant.slot, descriptors.take(grant.slot), grant.capacity)
-        except OSError:  # no descriptor or no address space is left
+        except OSError:  # no descriptor, no address space or no memory is left
             self._refused.append(grant.slot)
             return
         if self._is_kept(grant.slot):  # a collate_fn or a dataset keeps what was in it
@@ -120,9 +119,9 @@ class WorkerSlots:
 
     def put_back(self, memory: BatchMemory) -> None:
         """Keep a granted slot that was taken and not sent for the next batch; a new one is dropped."""
-        if memory.fd is None:
+        if not memory.is_new:
             self._held.append((memory.number, memory.capacity))
-        else:
+        elif memory.fd is not None:  # None: it could not be sent, and is closed
             os.close(memory.fd)
 
     def send(self, memory: BatchMemory) -> None:
@@ -155,8 +154,7 @@ class WorkerSlots:
             mapped = self._mapped[number] = map_memfd(fd, capacity)
         finally:
             os.close(fd)
-        with suppress(OSError):  # before Linux 5.14; writing faults them in, too
-            memory.populate(mapped.data_ptr(), capacity)
+        fault_in(mapped)
 
     def _make(self, num_bytes: int) -> BatchMemory | None:
         capacity = capacity_for(max(num_bytes, self._expected_bytes or _UNKNOWN_BYTES))

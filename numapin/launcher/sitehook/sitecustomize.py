@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 
 _LOADER = "torch.utils.data.dataloader"
+_STATEFUL = "torchdata.stateful_dataloader.stateful_dataloader"
 _OPTIMIZER = "torch.optim.optimizer"
 _PROFILER = "torch.autograd.profiler"
 
@@ -73,24 +74,34 @@ def _call_after_import(loader: _TorchLoader, callbacks: Sequence[Callable[[Modul
 
 
 def _install_on_use(module: ModuleType) -> None:
-    """Run `numapin.data.install` before the first iterator of a loader.
+    """Run `numapin.data.install` before the first iterator of a loader of this module.
 
-    Not now: torch imports its DataLoader while torch is half imported, and most processes iterate no loader.
+    Not now: torch imports its DataLoader while torch is half imported, and most processes iterate no loader. A subclass
+    of the loader may make torch's iterators itself, so these are waited for, too.
     """
-    cls = module.DataLoader
-    torchs_own, lock, installed = cls._get_iterator, _thread.allocate_lock(), False
+    lock, installed = _thread.allocate_lock(), False
 
-    def _get_iterator(self: object) -> object:
-        nonlocal installed
-        if installed:  # called by our installed method, which takes this one for torch's own
-            return torchs_own(self)
-        with lock:  # other threads wait until the installation has succeeded or failed
-            if not installed:
-                _install()
-                installed = True
-        return cls._get_iterator(self)
+    def install_before(cls: type, name: str) -> None:
+        torchs_own = getattr(cls, name)
 
-    cls._get_iterator = _get_iterator
+        def method(*arguments: object, **named: object) -> object:
+            nonlocal installed
+            if installed:  # called by our installed method, which takes this one for torch's own
+                return torchs_own(*arguments, **named)
+            with lock:  # other threads wait until the installation has succeeded or failed
+                if not installed:
+                    _install()
+                    installed = True
+            return getattr(cls, name)(*arguments, **named)
+
+        setattr(cls, name, method)
+
+    if hasattr(module, "StatefulDataLoader"):
+        install_before(module.StatefulDataLoader, "_get_iterator")
+    else:
+        install_before(module.DataLoader, "_get_iterator")
+        if hasattr(module, "_BaseDataLoaderIter"):
+            install_before(module._BaseDataLoaderIter, "__init__")  # noqa: SLF001 - the base of all iterators
 
 
 def _install() -> None:
@@ -145,7 +156,7 @@ def _callbacks() -> dict[str, Sequence[Callable[[ModuleType], None]]]:
     choices = ("numapin", "numapin-balanced")
     install = [_install_on_use] if os.environ.get("NUMAPIN_DATALOADER") in choices else []
     trace = [_trace] if os.environ.get("NUMAPIN_TRACE") else []
-    by_module = {_LOADER: install + trace, _OPTIMIZER: trace, _PROFILER: trace}
+    by_module = {_LOADER: install + trace, _STATEFUL: install, _OPTIMIZER: trace, _PROFILER: trace}
     return {name: callbacks for name, callbacks in by_module.items() if callbacks}
 
 

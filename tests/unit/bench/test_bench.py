@@ -29,7 +29,7 @@ from numapin.view.bench_table import bench_table
 from tests.waiting import gone, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 OURS_AND_TORCH = Benchmark(
     name="loader",
@@ -399,24 +399,35 @@ def test_a_decoded_sample_takes_milliseconds() -> None:
 
 @dataclass
 class FakeStats:
-    """The hits and misses of a loader."""
+    """The counts of a loader."""
 
-    hits: int
+    hits: int = 0
+    slots_made: int = 0
+    pinned_bytes: int = 0
     misses: dict[str, int] = field(default_factory=dict)
 
 
 class TestWindow:
     """The warm-up and the measured window."""
 
-    def test_warm_up_lasts_until_every_batch_finds_a_slot(self) -> None:
-        """The warm-up takes the batches outside the ring, and the round in which the ring starts."""
+    @pytest.mark.parametrize(
+        "stats",
+        [
+            lambda taken: FakeStats(hits=taken, slots_made=min(taken, 10)),
+            lambda taken: FakeStats(hits=taken, pinned_bytes=min(taken, 10)),
+            lambda taken: FakeStats(hits=max(0, taken - 10), misses={"no memory": min(taken, 10)}),
+        ],
+        ids=["made", "pinned", "missed"],
+    )
+    def test_warm_up_lasts_until_slots_are_only_reused(self, stats: Callable[[int], FakeStats]) -> None:
+        """The warm-up takes the rounds in which slots are made or pinned or missed, and one more."""
         taken = 0
 
         def take() -> None:
             nonlocal taken
             taken += 1
 
-        _warm_up(take, lambda: FakeStats(max(0, taken - 10), {"no ring": min(taken, 10)}), seconds=0, num_outstanding=4)
+        _warm_up(take, lambda: stats(taken), seconds=0, num_outstanding=4)
         assert taken == 16
 
     def test_warm_up_of_a_peer_without_stats(self) -> None:

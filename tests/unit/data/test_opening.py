@@ -9,23 +9,20 @@ import pytest
 import torch
 
 from numapin.data.opening.host import Copier, Lender, Opener, is_small
-from numapin.data.wire.message import SLOT, SPILL, Miss
+from numapin.system import memory
 from tests.data.loopback import Loopback, batch_of, loopback
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from numapin.data.wire.parcel import Parcel
-
 KIB: Final = 1 << 10
-SLOT_BYTES: Final = 1 << 20
-NUM_SLOTS: Final = 5
+NUM_KEPT: Final = 10
 
 
 @pytest.fixture
 def loop() -> Iterator[Loopback]:
-    """Give a ring with five slots of 1 MiB."""
-    with loopback(SLOT_BYTES) as made:
+    """Give a pool with one worker."""
+    with loopback() as made:
         yield made
 
 
@@ -36,22 +33,14 @@ def opener(request: pytest.FixtureRequest) -> Opener:
     return made
 
 
-def num_lent(loop: Loopback) -> int:
-    """Return the number of slots that the rank holds."""
-    loop.ring.reclaim()
-    assert loop.num_free() == NUM_SLOTS - loop.ring.num_on_loan
-    return loop.ring.num_on_loan
-
-
 def ramp(num_elements: int) -> torch.Tensor:
     """Return distinct float32 elements."""
     return torch.arange(num_elements, dtype=torch.float32)
 
 
 def within(tensor: torch.Tensor, loop: Loopback) -> bool:
-    """Return whether a tensor lies in the ring's slots."""
-    memory = loop.ring._memories[0]
-    return 0 <= tensor.data_ptr() - memory.address < len(memory.mapped)
+    """Return whether a tensor lies in a slot."""
+    return any(0 <= tensor.data_ptr() - slot.address < slot.num_bytes for slot in loop.pool.slots)
 
 
 class TestBoth:
@@ -88,11 +77,12 @@ class TestBoth:
         assert batch[0][:3].tolist() == [1, 2, 3]
         assert sent[:3].tolist() == [0, 1, 2]
 
-    def test_spilled_parts_are_opened_too(self, loop: Loopback, opener: Opener) -> None:
-        """Spilled tensors and arrays are opened together with those in the slot."""
+    def test_all_parts_are_opened(self, loop: Loopback, opener: Opener) -> None:
+        """A batch may be in several slots."""
+        loop.send(ramp(256 * KIB))
         batch: list[Any] = [ramp(200 * KIB), np.arange(100.0 * KIB), ramp(100 * KIB), ramp(7)]
         parcel = loop.send(batch)
-        assert None not in parcel.head.parts
+        assert len(parcel.head.parts) == 3
         opened: list[Any] = batch_of(opener, parcel)
         assert [one.tolist() for one in opened] == [one.tolist() for one in batch]
 
@@ -106,10 +96,10 @@ class TestBoth:
         opener.arrived(parcel)
         opener.poll()
         assert parcel.begun is None
-        assert num_lent(loop) == 1
+        assert loop.num_on_loan() == 1
         opener.restart()
         del parcel
-        assert num_lent(loop) == 0
+        assert loop.num_on_loan() == 0
 
 
 class TestLender:
@@ -119,9 +109,8 @@ class TestLender:
         """The tensor is the slot's memory: writes at one end are visible at the other."""
         tensor = batch_of(Lender(pins=False), loop.send(ramp(64 * KIB)))
         assert within(tensor, loop)
-        memory = loop.ring._memories[0]
-        at = tensor.data_ptr() - memory.address
-        memory.mapped[at : at + 4] = np.float32(-7).tobytes()
+        (slot,) = loop.pool.slots
+        torch.frombuffer(memory.view_of(memory.window(slot.address, 4, owner=slot)), dtype=torch.float32)[0] = -7
         assert tensor[0] == -7
 
     @pytest.mark.parametrize(
@@ -144,29 +133,27 @@ class TestLender:
     ) -> None:
         """One reference to any part keeps the whole slot."""
         kept = refer(batch_of(Lender(pins=False), loop.send((ramp(64 * KIB), ramp(64 * KIB), np.arange(32.0 * KIB)))))
-        assert num_lent(loop) == 1
+        assert loop.num_on_loan() == 1
         del kept
-        assert num_lent(loop) == 0
+        assert loop.num_on_loan() == 0
 
     def test_an_array_is_not_written_over(self, loop: Loopback) -> None:
         """A batch that is kept does not change, however many batches follow."""
-        kept = []
-        for number in range(2 * NUM_SLOTS):
-            kept.append(batch_of(Lender(pins=False), loop.send(np.full(32 * KIB, float(number)))))
-            loop.ring.reclaim()
+        lender = Lender(pins=False)
+        kept = [batch_of(lender, loop.send(np.full(32 * KIB, float(number)))) for number in range(NUM_KEPT)]
         assert [np.unique(array).tolist() for array in kept] == [[float(number)] for number in range(len(kept))]
 
     @pytest.mark.parametrize("label", [ramp(100), np.arange(200.0)], ids=["tensor", "array"])
     def test_what_is_small_beside_its_batch_does_not_keep_the_slot(self, loop: Loopback, label: Any) -> None:
         """A loop that keeps the labels of an epoch must not keep all images with them."""
         labels = []
-        for _ in range(2 * NUM_SLOTS):
+        for _ in range(NUM_KEPT):
             parcel = loop.send({"image": ramp(64 * KIB), "label": label})
-            assert parcel.head.parts[SLOT] is not None
             labels.append(batch_of(Lender(pins=False), parcel)["label"])
             del parcel
-            assert num_lent(loop) == 0
+            assert loop.num_on_loan() == 0
         assert all((one == label).all() for one in labels)
+        assert len(loop.pool.slots) == 1
 
     def test_a_small_batch_is_lent_as_a_whole(self, loop: Loopback) -> None:
         """A small tensor that is large beside its batch is not copied."""
@@ -198,27 +185,16 @@ class TestCopier:
         opened = batch_of(Copier(pins=False), parcel)
         before = repr(opened)
         del parcel
-        assert num_lent(loop) == 0
-        for _ in range(NUM_SLOTS):
-            view = loop.slots.take()
-            assert view is not None
-            view[1][:] = b"\xa5" * SLOT_BYTES
+        assert loop.num_on_loan() == 0
+        (slot,) = loop.pool.slots
+        slot.poison()
         assert repr(opened) == before
 
-    def test_more_batches_than_slots(self, loop: Loopback) -> None:
-        """More batches than slots can be kept, and all travel in the ring."""
-        kept = []
-        for number in range(3 * NUM_SLOTS):
-            parcel: Parcel | None = loop.send(ramp(1000) + number)
-            assert parcel is not None
-            assert (parcel.head.miss, parcel.head.parts[SPILL]) == (None, None)
-            kept.append(batch_of(Copier(pins=False), parcel))
-            parcel = None
-            loop.ring.reclaim()
-        assert [int(tensor[0]) for tensor in kept] == list(range(3 * NUM_SLOTS))
-
-    def test_the_lender_would_run_out(self, loop: Loopback) -> None:
-        """With lent slots, the same loop runs out of them: the test above can fail."""
-        kept = [batch_of(Lender(pins=False), loop.send(ramp(1000))) for _ in range(NUM_SLOTS)]
-        assert loop.send(ramp(1000)).head.miss == Miss.NO_SLOT
-        assert len(kept) == NUM_SLOTS
+    def test_kept_batches_hold_no_slots(self, loop: Loopback) -> None:
+        """A loop that keeps batches needs one slot; with lent slots, it needs one for each batch."""
+        kept = [batch_of(Copier(pins=False), loop.send(ramp(1000) + number)) for number in range(NUM_KEPT)]
+        assert [int(tensor[0]) for tensor in kept] == list(range(NUM_KEPT))
+        assert len(loop.pool.slots) == 1
+        kept = [batch_of(Lender(pins=False), loop.send(ramp(1000) + number)) for number in range(NUM_KEPT)]
+        assert [int(tensor[0]) for tensor in kept] == list(range(NUM_KEPT))
+        assert len(loop.pool.slots) == NUM_KEPT

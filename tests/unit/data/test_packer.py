@@ -1,8 +1,10 @@
-"""Batches that a slot cannot take travel otherwise, with a reason; and no failure of a batch loses its slot."""
+"""Batches that no slot can carry travel otherwise, with a reason; and no failure of a batch loses its slot."""
 
 from __future__ import annotations
 
+import errno
 import gc
+import os
 import threading
 import weakref
 from functools import partial
@@ -13,17 +15,17 @@ import pytest
 import torch
 
 from numapin.data.opening.host import Copier, copied, stand_ins
-from numapin.data.wire.message import SLOT, SPILL, Miss, decode
+from numapin.data.wire.message import NOTHING, Miss, decode
 from numapin.data.wire.tensors import unpickle
 from numapin.data.worker.packing import Packer
+from numapin.system import placement
 from tests.data.batches import Sample, bytes_of, in_slot, ramp, same
-from tests.data.loopback import Loopback, batch_of, lent, loopback
+from tests.data.loopback import Loopback, batch_of, loopback, num_mapped, num_open
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 KIB: Final = 1 << 10
-SLOT_BYTES: Final = 64 * KIB
 
 
 class Unpicklable:
@@ -36,8 +38,8 @@ class Unpicklable:
 
 @pytest.fixture
 def loop() -> Iterator[Loopback]:
-    """Give a ring with five slots of 64 KiB."""
-    with loopback(SLOT_BYTES) as made:
+    """Give a pool with one worker."""
+    with loopback() as made:
         yield made
 
 
@@ -72,7 +74,7 @@ class TestTorchsWay:
             moved.append(type(tensor))
             return tensor
 
-        with loopback(SLOT_BYTES, moves=moves) as loop:
+        with loopback(moves=moves) as loop:
             parcel = loop.send((ramp(10), make(), np.arange(300.0)))
             assert parcel.head.buffers == ((0, None, ~1) if moves else (0, ~1))
             over_copy = partial(Copier(pins=False)._copy, parcel)
@@ -88,88 +90,121 @@ class TestTorchsWay:
     @pytest.mark.parametrize("make", SPECIAL.values(), ids=SPECIAL)
     def test_it_is_a_miss(self, loop: Loopback, make: Callable[[], torch.Tensor]) -> None:
         """The reason is reported even if the rest is in a slot."""
-        assert loop.post([make()])[0].miss == Miss.UNSUPPORTED
-        head, _ = loop.post([ramp(3), make()])
-        assert (head.miss, head.parts[SLOT]) == (Miss.UNSUPPORTED, (4, 256))
+        assert loop.send([make()]).head.miss == Miss.UNSUPPORTED
+        head = loop.send([ramp(3), make()]).head
+        assert (head.miss, [part.num_bytes for part in head.parts]) == (Miss.UNSUPPORTED, [256])
 
     def test_shared_memory_is_left_to_torch(self, loop: Loopback) -> None:
         """It is sent without a copy: the rank sees later writes of the worker."""
         shared = ramp(300).share_memory_()
         head, body = loop.post(shared)
-        assert (head.miss, head.parts) == (Miss.SHARED, (None, None))
+        assert (head.miss, head.parts) == (Miss.SHARED, ())
         arrived: Any = unpickle(body, iter(()))
         shared[5] = -1
         assert arrived[5] == -1
 
     def test_shared_memory_that_must_be_pinned_is_copied(self) -> None:
         """For the GPU it must be in a slot, so it is copied."""
-        with loopback(SLOT_BYTES, pins=True) as loop:
+        with loopback(pins=True) as loop:
             in_slot(loop, ramp(300).share_memory_())
 
 
-class TestMisses:
-    """Batches that do not fit into a slot, and the reasons."""
+class TestSlots:
+    """Batches that need more than the slot that came with the task."""
 
-    def test_what_is_too_large_for_the_rest_of_the_slot_is_spilled(self, loop: Loopback) -> None:
-        """The parts that fit go in; the head has the slot size that the whole batch would need."""
+    def test_what_does_not_fit_into_the_rest_of_a_slot_goes_into_further_ones(self, loop: Loopback) -> None:
+        """The batch is in slots as a whole; the head has the size that a slot for all of it must have."""
+        loop.send(ramp(16 * KIB))
         batch = [ramp(12 * KIB), ramp(8 * KIB), ramp(4 * KIB - 64), np.arange(8.0 * KIB)]
         parcel = loop.send(batch)
         assert same(batch_of(Copier(pins=False), parcel), batch)
         head = parcel.head
-        assert [part for part, _, _ in head.storages] == [SLOT, SPILL, SLOT, SPILL]
-        assert (head.miss, head.wanted_bytes) == (Miss.TOO_LARGE, 160 * KIB - 256)
+        assert [part for part, _, _ in head.storages] == [0, 1, 1, 2]
+        assert [part.is_new for part in head.parts] == [False, True, True]
+        assert (head.miss, head.wanted_bytes) == (None, 160 * KIB - 256)
+
+    def test_such_a_batch_has_one_slot_once_its_size_is_known(self, loop: Loopback) -> None:
+        """A batch in pieces is copied to the GPU more slowly; nothing of it is left behind."""
+        batch = [ramp(12 * KIB), ramp(8 * KIB)]
+        in_slot(loop, ramp(12 * KIB))
+        assert len(loop.send(batch).head.parts) == 2
+        for _ in range(40):
+            loop.send(batch)
+        in_slot(loop, batch)
 
     def test_a_slot_can_be_filled_to_its_last_byte(self, loop: Loopback) -> None:
-        """A single byte too many does not fit."""
-        assert in_slot(loop, ramp(16 * KIB)).parts[SLOT] == (4, SLOT_BYTES)
-        head, _ = loop.post(torch.zeros(SLOT_BYTES + 1, dtype=torch.uint8))
-        assert (head.miss, head.parts[SLOT]) == (Miss.TOO_LARGE, None)
+        """A single byte too many does not fit: that batch gets a slot of its own."""
+        in_slot(loop, ramp(16 * KIB))
+        (part,) = in_slot(loop, ramp(16 * KIB)).parts
+        assert (part.num_bytes, part.capacity, part.is_new) == (64 * KIB, 64 * KIB, False)
+        (other,) = in_slot(loop, torch.zeros(64 * KIB + 1, dtype=torch.uint8)).parts
+        assert other.is_new
+        assert other.slot != part.slot
 
-    def test_before_there_are_slots_all_is_spilled(self) -> None:
-        """The rank learns the size of slots from batches that have separate memory."""
-        with loopback(0) as loop:
-            one, other = loop.send(ramp(1000)), loop.send([np.arange(1000), ramp(5)])
-            assert [parcel.head.miss for parcel in (one, other)] == [Miss.STARTING] * 2
-            assert [parcel.head.wanted_bytes for parcel in (one, other)] == [4096, 8192 + 256]
-            assert same(batch_of(Copier(pins=False), one), ramp(1000))
-            assert same(batch_of(Copier(pins=False), other), [np.arange(1000), ramp(5)])
-
-    def test_without_a_free_slot_all_is_spilled(self, loop: Loopback) -> None:
+    def test_without_a_free_slot_one_is_made(self, loop: Loopback) -> None:
         """The rank holds all slots; nothing waits and nothing is overwritten."""
-        kept = [loop.send(ramp(10) + number) for number in range(5)]
-        parcel = loop.send(ramp(10) - 1)
-        assert parcel.head.miss == Miss.NO_SLOT
-        opened = [batch_of(Copier(pins=False), one) for one in (*kept, parcel)]
-        assert [int(tensor[0]) for tensor in opened] == [0, 1, 2, 3, 4, -1]
+        kept = [loop.send(ramp(10) + number) for number in range(8)]
+        assert [parcel.head.parts[0].is_new for parcel in kept] == [True] * 8
+        opened = [batch_of(Copier(pins=False), one) for one in kept]
+        assert [int(tensor[0]) for tensor in opened] == list(range(8))
 
-    def test_without_a_ring_all_goes_torchs_way(self) -> None:
-        """So does a batch for which there is no address space."""
+    def test_without_a_pool_all_goes_torchs_way(self) -> None:
+        """The reason is that slots are turned off."""
         head, body = decode(Packer(None, worker=3, pins=False, moves=False).pack(9, (ramp(300), np.arange(300))))
         assert head is not None
-        assert (head.number, head.worker, head.miss, head.parts, head.buffers) == (
-            9,
-            3,
-            Miss.NO_RING,
-            (None, None),
-            (),
-        )
+        assert (head.number, head.worker, head.miss, head.parts, head.buffers) == (9, 3, Miss.NO_SLOTS, (), ())
         assert same(unpickle(body, iter(())), (ramp(300), np.arange(300)))
 
-    def test_what_is_kept_in_the_worker_blocks_its_slot(self, loop: Loopback) -> None:
-        """A collate_fn that caches its batches finds them unchanged, and the reason is reported."""
+    def test_without_memory_for_a_slot_all_goes_torchs_way(
+        self, loop: Loopback, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The batch arrives, the reason is reported, and the next batch has a slot again."""
+        batch = [ramp(1000), np.arange(1000.0)]
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "memfd_create", _refuse(errno.EMFILE))
+            head, body = loop.post(batch)
+        assert (head.miss, head.parts, head.wanted_bytes) == (Miss.NO_MEMORY, (), 12 * KIB)
+        assert same(unpickle(body, iter(())), batch)
+        in_slot(loop, ramp(1000))
+
+    def test_memory_that_runs_out_in_the_middle_of_a_batch(
+        self, loop: Loopback, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What was written stays in its slot, the rest goes torch's way, and no signal ends the worker."""
+        batch = [ramp(KIB), ramp(2 * KIB), ramp(3 * KIB)]
+        touch, calls = placement.touch, []
+
+        def run_out(address: int, num_bytes: int) -> None:
+            calls.append(num_bytes)
+            if len(calls) == 2:
+                raise OSError(errno.ENOMEM, "the kernel has no memory for this")
+            touch(address, num_bytes)
+
+        monkeypatch.setattr(placement, "touch", run_out)
+        parcel = loop.send(batch)
+        assert same(batch_of(Copier(pins=False), parcel), batch)
+        assert (parcel.head.miss, parcel.head.buffers) == (Miss.NO_MEMORY, (0, 1))
+        assert len(calls) == 3
+
+    def test_what_is_kept_in_the_worker_is_not_written(self, loop: Loopback) -> None:
+        """A collate_fn that caches its batches finds them unchanged, and they are in slots all the same."""
         kept = []
         for number in range(8):
-            tensor = loop.packer.allocate(torch.float32, (100,))
+            tensor = loop.begin().allocate(torch.float32, (100,))
             assert tensor is not None
             kept.append(tensor.fill_(number))
-            head, _ = loop.post(tensor)
-            if (taken := head.parts[SLOT]) is not None:
-                loop.ring.control.set_state(taken[0], 100 + number)  # the rank is done with it
-        assert head.miss == Miss.KEPT
+            assert loop.send(tensor).head.miss is None
         assert [tensor.unique().tolist() for tensor in kept] == [[number] for number in range(8)]
         kept.clear()
         del tensor
         in_slot(loop, ramp(10))
+
+
+def _refuse(code: int) -> Callable[..., Any]:
+    def refuse(*_args: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    return refuse
 
 
 class TestAllocate:
@@ -178,46 +213,48 @@ class TestAllocate:
     @pytest.mark.parametrize("size", [(), (7,), (3, 4, 5)])
     def test_it_is_contiguous_and_in_the_slot(self, loop: Loopback, size: tuple[int, ...]) -> None:
         """Tensors written there are sent without a copy."""
-        tensor = loop.packer.allocate(torch.float64, size)
+        tensor = loop.begin().allocate(torch.float64, size)
         assert tensor is not None
         assert (tensor.shape, tensor.dtype, tensor.is_contiguous()) == (size, torch.float64, True)
         tensor.fill_(2.5)
-        head, _ = loop.post([tensor])
-        assert (head.storages, head.parts[SLOT]) == (((SLOT, 0, tensor.nbytes),), (4, -(-tensor.nbytes // 256) * 256))
-        slot = loop.ring._memories[0].mapped[4 * SLOT_BYTES : 5 * SLOT_BYTES]
-        assert bytes(slot[: tensor.nbytes]) == bytes_of(tensor)
+        parcel = loop.send([tensor])
+        assert parcel.head.storages == ((0, 0, tensor.nbytes),)
+        assert [part.num_bytes for part in parcel.head.parts] == [-(-tensor.nbytes // 256) * 256]
+        assert bytes(parcel.view(0)[: tensor.nbytes]) == bytes_of(tensor)
+        tensor.zero_()
+        assert not any(parcel.view(0)[: tensor.nbytes])
 
     def test_two_do_not_overlap(self, loop: Loopback) -> None:
         """Each tensor begins at a multiple of 256 bytes."""
-        one, other = (loop.packer.allocate(torch.uint8, (100,)) for _ in range(2))
+        one, other = (loop.begin().allocate(torch.uint8, (100,)) for _ in range(2))
         assert one is not None
         assert other is not None
         assert other.data_ptr() - one.data_ptr() == 256
         assert one.data_ptr() % 256 == 0
-        assert loop.post((one, other, ramp(3)))[0].storages == ((SLOT, 0, 100), (SLOT, 256, 100), (SLOT, 512, 12))
+        assert loop.post((one, other, ramp(3)))[0].storages == ((0, 0, 100), (0, 256, 100), (0, 512, 12))
 
     def test_a_view_of_it_brings_no_copy(self, loop: Loopback) -> None:
         """A small view of a collated tensor is not copied: it is in the slot already."""
-        tensor = loop.packer.allocate(torch.float32, (1000,))
+        tensor = loop.begin().allocate(torch.float32, (1000,))
         assert tensor is not None
         head, _ = loop.post(tensor.fill_(1)[100:110])
-        assert (head.storages, head.parts[SLOT]) == (((SLOT, 400, 40),), (4, 4096))
+        assert (head.storages, head.parts[0].num_bytes) == (((0, 400, 40),), 4096)
 
     def test_nothing_needs_no_room(self, loop: Loopback) -> None:
-        """No slot is taken for it."""
-        assert loop.packer.allocate(torch.float32, (0, 3)) is None
-        assert loop.num_free() == 5
+        """No slot is made for it."""
+        assert loop.begin().allocate(torch.float32, (0, 3)) is None
+        assert num_open() == 0
 
     def test_another_thread_gets_none(self, loop: Loopback) -> None:
         """A batch may be collated on several threads: which batch would it be for?"""
         found: list[Any] = ["not asked"]
-        thread = threading.Thread(target=lambda: found.append(loop.packer.allocate(torch.float32, (3,))))
+        thread = threading.Thread(target=lambda: found.append(loop.begin().allocate(torch.float32, (3,))))
         thread.start()
         thread.join(20)
         assert found == ["not asked", None]
-        assert loop.num_free() == 5
+        assert num_open() == 0
 
-    def test_without_a_ring_there_is_none(self) -> None:
+    def test_without_a_pool_there_is_none(self) -> None:
         """Torch stacks as ever."""
         assert Packer(None, worker=0, pins=False, moves=False).allocate(torch.float32, (3,)) is None
 
@@ -225,30 +262,49 @@ class TestAllocate:
 class TestEnd:
     """Whatever happens to a batch, the next one gets its slot."""
 
-    def test_a_batch_that_cannot_be_pickled_gives_its_slot_back(self, loop: Loopback) -> None:
-        """The error is pickle's, and the slot is free again."""
+    @pytest.fixture
+    def granted(self, loop: Loopback) -> int:
+        """Give the number of a slot of 64 KiB that came with the worker's task."""
+        (part,) = in_slot(loop, ramp(16 * KIB)).parts
+        loop.begin()
+        return part.slot
+
+    def test_a_batch_that_cannot_be_pickled_gives_its_slot_back(self, loop: Loopback, granted: int) -> None:
+        """The error is pickle's, and the slot serves the batch that is sent instead."""
         for _ in range(10):
             with pytest.raises(ValueError, match="not this one"):
-                loop.packer.pack(0, [ramp(100), np.arange(1000), Unpicklable()])
-            assert loop.num_free() == 5
-        in_slot(loop, ramp(100))
+                loop.packers[0].pack(0, [ramp(100), np.arange(1000), Unpicklable()])
+        assert in_slot(loop, ramp(100)).parts[0][::3] == (granted, False)
 
-    def test_so_does_one_that_cannot_be_sent(self, loop: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The spill cannot be sent to the rank, after the whole batch is in memory."""
+    def test_a_new_slot_of_such_a_batch_is_dropped(self, loop: Loopback) -> None:
+        """Neither memory nor a descriptor is left of it."""
+        gc.collect()
+        before = num_mapped()
+        for _ in range(3):
+            with pytest.raises(ValueError, match="not this one"):
+                loop.pack([ramp(100), Unpicklable()])
+            assert num_open() == 0
+        gc.collect()
+        assert num_mapped() == before
 
-        def refuse(*_args: object) -> None:
-            raise OSError(109, "Too many references: cannot splice")
-
+    def test_so_does_one_that_cannot_be_sent(
+        self, loop: Loopback, granted: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A new slot cannot be handed to the rank, after the whole batch is in memory, part of it in a granted slot."""
         batch = [ramp(100), ramp(32 * KIB)]
+        before = num_open()
         with monkeypatch.context() as patch:
-            patch.setattr(loop.ring.control.handover, "send", refuse)
-            with pytest.raises(OSError, match="Too many references"):
-                loop.packer.pack(0, batch)
-        assert loop.num_free() == 5
-        assert same(lent(loop, batch), batch)
+            patch.setattr(loop.pool.arrivals, "send", _refuse(errno.ETOOMANYREFS))
+            for _ in range(5):
+                with pytest.raises(OSError, match="Too many references"):
+                    loop.packers[0].pack(0, batch)
+        assert num_open() == before
+        parcel = loop.send(batch)
+        assert parcel.head.parts[0].slot == granted
+        assert same(batch_of(Copier(pins=False), parcel), batch)
 
     @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
-    def test_so_does_one_that_is_interrupted(self, loop: Loopback, error: type[BaseException]) -> None:
+    def test_so_does_one_that_is_interrupted(self, loop: Loopback, granted: int, error: type[BaseException]) -> None:
         """Ctrl-C at any moment loses no slot."""
 
         class Interrupted:
@@ -256,21 +312,22 @@ class TestEnd:
                 raise error
 
         with pytest.raises(error):
-            loop.packer.pack(0, [ramp(100), Interrupted()])
-        assert loop.num_free() == 5
+            loop.packers[0].pack(0, [ramp(100), Interrupted()])
+        assert in_slot(loop, ramp(100)).parts[0].slot == granted
 
-    def test_a_slot_in_which_nothing_is_sent_is_given_back(self, loop: Loopback) -> None:
-        """The batch was collated, but something else was returned."""
-        assert loop.packer.allocate(torch.float32, (100,)) is not None
-        assert loop.num_free() == 4
-        assert loop.post("something else")[0].parts == (None, None)
-        assert loop.num_free() == 5
+    def test_a_slot_in_which_nothing_is_sent_is_given_back(self, loop: Loopback, granted: int) -> None:
+        """The batch was collated, but something else was returned; the slot waits in the worker for the next one."""
+        assert loop.begin().allocate(torch.float32, (100,)) is not None
+        head = loop.send("something else").head
+        assert (head.parts, head.miss, head.refused) == ((NOTHING,), None, ())
+        assert in_slot(loop, ramp(100)).parts[0].slot == granted
 
-    def test_a_batch_collated_and_dropped_is_nothing_to_the_next(self, loop: Loopback) -> None:
+    def test_a_batch_collated_and_dropped_is_nothing_to_the_next(self, loop: Loopback, granted: int) -> None:
         """The error that is sent instead also frees the slot."""
-        assert loop.packer.allocate(torch.float32, (12 * KIB,)) is not None
-        loop.post(ValueError("dataset"))
-        assert in_slot(loop, ramp(12 * KIB)).storages == ((SLOT, 0, 48 * KIB),)
+        assert loop.begin().allocate(torch.float32, (12 * KIB,)) is not None
+        loop.send(ValueError("dataset"))
+        head = in_slot(loop, ramp(12 * KIB))
+        assert (head.storages, head.parts[0].slot) == (((0, 0, 48 * KIB),), granted)
 
     def test_nothing_refers_to_the_batch_any_more(self, loop: Loopback) -> None:
         """A packed batch is freed with its last reference, without waiting for the garbage collector."""
@@ -278,7 +335,7 @@ class TestEnd:
         watched = [weakref.ref(thing) for thing in (batch, batch.image, *batch.more)]
         gc.disable()
         try:
-            loop.packer.pack(0, batch)
+            loop.packers[0].pack(0, batch)
             del batch
             assert [ref() for ref in watched] == [None] * 5
         finally:
@@ -289,12 +346,12 @@ class TestEnd:
         batch = [ramp(100), Unpicklable()]
         watched = weakref.ref(batch[0])
         with pytest.raises(ValueError, match="not this one"):
-            loop.packer.pack(0, batch)
+            loop.packers[0].pack(0, batch)
         del batch
         gc.collect()
         assert watched() is None
 
     def test_the_pickle_is_small(self, loop: Loopback) -> None:
         """The pickle does not contain the tensors and arrays a second time."""
-        message = loop.packer.pack(0, {"x": ramp(4000), "y": np.arange(4000)})
+        message = loop.packers[0].pack(0, {"x": ramp(4000), "y": np.arange(4000)})
         assert len(message) < 1000

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from numapin.data.opening.host import Copier
-from numapin.data.wire.message import SLOT
 from numapin.data.wire.tensors import unpickle
 from tests.data.batches import Sample, in_slot, ramp, same
 from tests.data.loopback import Loopback, lent, loopback
@@ -18,8 +17,6 @@ from tests.data.loopback import Loopback, lent, loopback
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-KIB: Final = 1 << 10
-SLOT_BYTES: Final = 64 * KIB
 DTYPES: Final = sorted(
     {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
     - {getattr(torch, name) for name in vars(torch) if name.startswith(("q", "bits"))},
@@ -31,8 +28,8 @@ Pair = namedtuple("Pair", "first second")  # noqa: PYI024 - what users write
 
 @pytest.fixture
 def loop() -> Iterator[Loopback]:
-    """Give a ring with five slots of 64 KiB."""
-    with loopback(SLOT_BYTES) as made:
+    """Give a pool with one worker."""
+    with loopback() as made:
         yield made
 
 
@@ -98,7 +95,7 @@ class TestBatches:
         """Sizes and strides are kept, and no more memory is sent than there is."""
         tensor = make()
         head = in_slot(loop, [tensor])
-        assert head.storages == ((SLOT, 0, tensor.untyped_storage().nbytes()),)
+        assert head.storages == ((0, 0, tensor.untyped_storage().nbytes()),)
 
     @pytest.mark.parametrize("make", ARRAYS.values(), ids=ARRAYS)
     def test_arrays(self, loop: Loopback, make: Callable[[], Any]) -> None:
@@ -114,15 +111,16 @@ class TestBatches:
 
     def test_small_arrays_stay_in_the_pickle(self, loop: Loopback) -> None:
         """Arrays below 1 KiB stay in the pickle, which is cheaper. Tensors of any size go into the slot."""
-        assert loop.post(np.zeros(127))[0].parts == (None, None)
-        assert in_slot(loop, np.zeros(128)).storages == ((SLOT, 0, 1024),)
-        assert in_slot(loop, torch.zeros(1)).storages == ((SLOT, 0, 4),)
+        assert loop.post(np.zeros(127))[0].parts == ()
+        assert in_slot(loop, np.zeros(128)).storages == ((0, 0, 1024),)
+        assert in_slot(loop, torch.zeros(1)).storages == ((0, 0, 4),)
 
     @pytest.mark.parametrize("batch", [None, 7, "text", [], {"x": torch.zeros(0, 5)}, torch.zeros(0)], ids=repr)
-    def test_nothing_to_send_takes_no_slot(self, loop: Loopback, batch: Any) -> None:
-        """A batch without memory needs no slot and is not a miss."""
+    def test_nothing_to_send_needs_no_slot(self, loop: Loopback, batch: Any) -> None:
+        """For a batch without memory no slot is made, and it is not a miss."""
         head, body = loop.post(batch)
-        assert (head.miss, head.parts, head.wanted_bytes, loop.num_free()) == (None, (None, None), 0, 5)
+        assert (head.miss, head.parts, head.wanted_bytes) == (None, (), 0)
+        assert not loop.pool.slots
         assert same(unpickle(body, iter(())), batch)
 
 
@@ -134,7 +132,7 @@ class TestSharing:
         base = ramp(10, 10)
         for batch in ((base, base[3], base.t()), (base[3:8], base, base.t()), (base, base, base.view(-1))):
             head = in_slot(loop, batch)
-            assert head.storages == ((SLOT, 0, 400),)
+            assert head.storages == ((0, 0, 400),)
             assert head.wanted_bytes == 512
             opened = lent(loop, batch)
             opened[0].fill_(-1)
@@ -157,10 +155,10 @@ class TestSharing:
     def test_of_a_huge_storage_only_what_is_seen_is_sent(self, loop: Loopback) -> None:
         """A row of a large table is sent without the table, unless the table is at most four times its size."""
         table = ramp(1000, 1000)
-        assert in_slot(loop, table[7]).storages == ((SLOT, 0, 4000),)
-        assert in_slot(loop, ramp(4, 100)[2]).storages == ((SLOT, 0, 1600),)
-        assert in_slot(loop, ramp(5, 100)[2]).storages == ((SLOT, 0, 400),)
-        assert in_slot(loop, (table[7], table[9, :50])).storages == ((SLOT, 0, 4000), (SLOT, 4096, 200))
+        assert in_slot(loop, (table[7], table[9, :50])).storages == ((0, 0, 4000), (0, 4096, 200))
+        assert in_slot(loop, table[7]).storages == ((0, 0, 4000),)
+        assert in_slot(loop, ramp(4, 100)[2]).storages == ((0, 0, 1600),)
+        assert in_slot(loop, ramp(5, 100)[2]).storages == ((0, 0, 400),)
 
     def test_views_within_what_was_sent_share_it(self, loop: Loopback) -> None:
         """Overlapping views share memory even in a huge storage."""

@@ -8,21 +8,26 @@ from typing import Any, Final
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from numapin.data.wire.message import Head, Miss, decode, encode, encode_plain
+from numapin.data.wire.grant import NO_GRANT, Grant, decode_grant
+from numapin.data.wire.message import NOTHING, Head, Miss, PartHead, decode, encode, encode_plain
 from numapin.data.wire.tensors import StoragePlace, move, rebuild, tensor_over, unpickle
 
 HEAD: Final = Head(
     number=7,
     worker=3,
-    generation=2,
-    oldest_generation=1,
-    parts=((11, 4096), (1 << 51, 512)),
+    parts=(PartHead(11, 4096, 8192, is_new=False), NOTHING, PartHead((5 << 32) + 1, 512, 4 << 30, is_new=True)),
     wanted_bytes=1 << 40,
     miss=None,
-    storages=((0, 0, 100), (1, 256, 17)),
+    storages=((0, 0, 100), (2, 256, 17)),
     buffers=(0, None, ~1),
+    refused=(8, 9),
+    kept=((5 << 32) + 1,),
+    notes=("memory on node 1 was refused",),
 )
+NUMBERS: Final = st.integers(-1, (1 << 63) - 1)
 
 
 class TestMessages:
@@ -32,7 +37,7 @@ class TestMessages:
         "head",
         [
             HEAD,
-            HEAD._replace(parts=(None, None), storages=(), buffers=(), generation=-1),
+            HEAD._replace(parts=(), storages=(), buffers=(), refused=(), kept=(), notes=()),
             *(HEAD._replace(miss=miss) for miss in Miss),
             HEAD._replace(buffers=tuple(range(5000))),
         ],
@@ -60,6 +65,24 @@ class TestMessages:
         """They are keys of the statistics, and travel as plain strings."""
         assert len({str(miss) for miss in Miss}) == len(Miss)
         assert all(Miss(miss.value) is miss for miss in Miss)
+
+
+class TestGrants:
+    """What stands before a task."""
+
+    @given(
+        grant=st.builds(Grant, NUMBERS, NUMBERS, st.booleans(), NUMBERS, st.lists(NUMBERS, max_size=5).map(tuple)),
+        task=st.binary(max_size=50),
+    )
+    def test_any_grant_and_task_come_back(self, grant: Grant, task: bytes) -> None:
+        """Neither takes a byte of the other, and the types are the same."""
+        found, rest = decode_grant(grant.encode() + task)
+        assert (found, bytes(rest)) == (grant, task)
+        assert isinstance(found.is_new, bool)
+
+    def test_a_task_without_a_slot(self) -> None:
+        """It says so, and nothing else."""
+        assert decode_grant(NO_GRANT.encode() + b"task")[0] == (-1, 0, False, 0, ())
 
 
 class TestTensorOver:

@@ -1,152 +1,427 @@
-"""The rank's pool of slots and a worker's end of it, together in one process."""
+"""The rank's pool of slots and the workers' ends of it, together in one process. The GPU's driver is a stand-in."""
 
 from __future__ import annotations
 
 import gc
-import os
-from contextlib import closing
-from typing import TYPE_CHECKING
+import mmap
+import resource
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 import torch
 
-from numapin.base.cpu_set import CpuSet
-from numapin.data.locality import Locality
-from numapin.data.slots.handover import Handover
-from numapin.data.slots.pool import Pool, PoolSpec
-from numapin.data.wire.message import Head, decode
-from numapin.data.worker.packing import Packer
-from numapin.data.worker.slots import WorkerSlots
+from numapin.data.slots import pool as pool_module
+from numapin.data.slots.pool import Pool
+from numapin.data.slots.slot import Slot
+from numapin.data.wire.message import Miss
+from numapin.system import placement
+from tests.data.child import in_forked_child
+from tests.data.loopback import (
+    WAIT_S,
+    Loopback,
+    gpu,
+    held_bytes,
+    lent,
+    loopback,
+    make_spec,
+    num_mapped,
+    num_open,
+)
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-HERE = Locality(nodes=CpuSet({0}), cpus=CpuSet(), memory=None, num_machine_nodes=1, reason="a test")
-MB = 1 << 20
+    from tests.cuda.fake import FakeCuda
 
-
-class Bench:
-    """A pool and its workers, all here."""
-
-    def __init__(self, num_workers: int = 1, **changes: object) -> None:
-        self.told: list[str] = []
-        spec = {
-            "num_workers": num_workers,
-            "prefetch": 2,
-            "locality": HERE,
-            "device": 0,
-            "driver": None,
-            "reader": lambda: None,
-            "budget_bytes": lambda: None,
-            "report": self.told.append,
-        }
-        self.pool = Pool(PoolSpec(**(spec | changes)))  # type: ignore[arg-type]
-        self.descriptors = [Handover(child_sends=False) for _ in range(num_workers)]
-        slots = [WorkerSlots(self.pool.arrivals, HERE, serial=number) for number in range(num_workers)]
-        self.packers = [Packer(own, worker=n, pins=False, moves=False) for n, own in enumerate(slots)]
-        self.num = 0
-
-    def batch(self, num_bytes: int, worker: int = 0, value: int = 1) -> tuple[Head, memoryview | None]:
-        """Give a worker a task, have it make a batch, and return how that arrives."""
-        self.pool.reclaim()
-        grant = self.pool.grant(worker, lambda number, fd: not self.descriptors[worker].send(number, fd))
-        self.packers[worker].accept(grant, self.descriptors[worker])
-        tensor = self.packers[worker].allocate(torch.uint8, (num_bytes,))
-        assert tensor is not None
-        tensor.fill_(value)
-        message = self.packers[worker].pack(self.num, tensor)
-        self.num += 1
-        del tensor
-        head, _body = decode(message)
-        assert head is not None
-        return head, self.pool.lend(head)[0]
-
-    def close(self) -> None:
-        self.pool.close()
-        for end in self.descriptors:
-            end.close()
+PAGE: Final = mmap.PAGESIZE
+BATCH: Final = torch.arange(1000.0)  # 4000 bytes: a slot of a page
 
 
 @pytest.fixture
-def bench() -> Iterator[Bench]:
-    """Return a pool with one worker."""
-    with closing(Bench()) as bench:
-        yield bench
+def loop() -> Iterator[Loopback]:
+    """Give a pool with one worker."""
+    with loopback() as made:
+        yield made
 
 
-def test_first_batch_makes_a_slot_and_the_second_uses_it(bench: Bench) -> None:
-    """A slot is made once; the next batch is written into it."""
-    head, view = bench.batch(MB)
-    assert head.parts[0].is_new
-    assert view is not None
-    assert bytes(view[:4]) == b"\1\1\1\1"
-    del view
-    head, view = bench.batch(MB, value=2)
-    assert head.miss is None
-    assert view is not None
-    assert bytes(view[-4:]) == b"\2\2\2\2"
-    assert len(bench.pool.slots) == 1
+@pytest.fixture
+def two() -> Iterator[Loopback]:
+    """Give a pool with two workers."""
+    with loopback(num_workers=2) as made:
+        yield made
 
 
-def test_kept_batch_is_not_overwritten(bench: Bench) -> None:
-    """A batch that the loop keeps has its memory for itself."""
-    _, kept = bench.batch(MB, value=7)
-    for value in range(20):
-        bench.batch(MB, value=value)
-    assert kept is not None
-    assert set(bytes(kept)) == {7}
-    assert len(bench.pool.slots) == 2
+def pages(num_pages: int, value: int = 0) -> torch.Tensor:
+    """Return a batch of this size."""
+    return torch.full((num_pages * PAGE,), value, dtype=torch.uint8)
 
 
-def test_outlier_leaves_memory(bench: Bench) -> None:
-    """A batch that is far larger than the others takes its memory with it."""
-    for _ in range(20):
-        bench.batch(MB)
-    bench.batch(200 * MB)
-    for _ in range(10):
-        bench.batch(MB)
-    assert sum(slot.num_bytes for slot in bench.pool.slots) < 4 * MB
+def numbers(loop: Loopback) -> list[int]:
+    """Return the numbers of the slots that may be used again."""
+    return [slot.number for slot in loop.pool.slots]
 
 
-def test_growing_sizes_leave_no_small_slots(bench: Bench) -> None:
-    """Sizes may grow for ever; slots that are too small go."""
-    for size in range(1, 64):
-        bench.batch(size * MB // 4)
-    assert len(bench.pool.slots) < 6
+class TestMaking:
+    """Slots are made by workers, when batches need them."""
+
+    def test_a_new_pool_has_no_slots(self, loop: Loopback) -> None:
+        """Nothing is known of the batches yet."""
+        assert (loop.pool.slots, loop.num_free(), num_open()) == ((), 0, 0)
+
+    def test_the_first_batch_makes_a_slot_and_the_second_uses_it(self, loop: Loopback) -> None:
+        """It is as large as the batch, and gets no more memory later."""
+        for value in range(5):
+            parcel = loop.send(pages(10, value))
+            assert (parcel.head.parts[0].is_new, parcel.head.miss) == (value == 0, None)
+            assert set(bytes(parcel.view(0))) == {value}
+            del parcel
+        assert (len(loop.pool.slots), held_bytes(loop.pool)) == (1, 10 * PAGE)
+
+    def test_as_many_as_are_in_use_are_made(self, loop: Loopback) -> None:
+        """A kept batch is not overwritten; a loop that keeps one more has one slot more."""
+        kept = lent(loop, pages(1, 7))
+        for value in range(20):
+            lent(loop, pages(1, value))
+        assert set(kept.tolist()) == {7}
+        assert len(loop.pool.slots) == 2
+
+    def test_a_batch_without_memory_takes_no_slot(self, loop: Loopback) -> None:
+        """Its worker keeps what it was granted for the next batch, and gets no more than it has tasks."""
+        kept = [lent(loop, BATCH) for _ in range(10)]
+        del kept
+        for _ in range(10):
+            assert loop.send("nothing").head.parts == ()
+        assert loop.num_free() == 10 - 3  # one more than the worker may be asked for at once
+        assert len({lent(loop, BATCH).data_ptr() for _ in range(20)}) == 1
 
 
-def test_slots_go_to_other_workers_once_clean() -> None:
-    """A worker without a slot gets one of a worker that has several, once that one refers to it no more."""
-    with closing(Bench(2)) as bench:
-        held = [bench.batch(MB, worker=0) for _ in range(3)]
+class TestSizes:
+    """What recent batches need decides which slots are kept."""
+
+    def test_an_outlier_takes_its_memory_with_it(self, loop: Loopback) -> None:
+        """A batch that is far larger than the others leaves nothing, and later slots are not as large."""
+        for _ in range(20):
+            lent(loop, pages(4))
+        assert set(lent(loop, pages(1000, 5)).tolist()) == {5}
+        kept = [lent(loop, pages(4)) for _ in range(3)]
+        assert len(kept) == 3
+        assert held_bytes(loop.pool) == 3 * 4 * PAGE
+
+    def test_an_outlier_that_comes_first_goes_within_an_epoch(self, loop: Loopback) -> None:
+        """Its slot serves until it is known to be one."""
+        for number in range(40):
+            lent(loop, pages(1000 if number == 0 else 4))
+        assert held_bytes(loop.pool) == 4 * PAGE
+
+    def test_sizes_may_grow_for_ever(self, loop: Loopback) -> None:
+        """Slots that are too small go; every batch is in slots."""
+        for size in range(1, 64):
+            parcel = loop.send(pages(size, size))
+            assert parcel.head.miss is None
+            del parcel
+        assert len(loop.pool.slots) < 6
+
+    def test_sizes_may_vary(self, loop: Loopback) -> None:
+        """Batches within a factor of two share slots once the largest is known."""
+        generator = torch.Generator().manual_seed(7)
+        num_made = 0
+        for number in range(100):
+            size = int(torch.randint(8, 16, (), generator=generator))
+            parcel = loop.send(pages(size, number))
+            num_made += sum(part.is_new for part in parcel.head.parts) if number >= 32 else 0
+            del parcel
+        assert num_made <= 5
+
+    def test_slots_that_are_not_needed_any_more_go(self, loop: Loopback) -> None:
+        """A loop that once kept many batches does not hold their memory for its life."""
+        kept = [lent(loop, BATCH) for _ in range(20)]
+        del kept
+        for _ in range(200):
+            lent(loop, BATCH)
+        assert len(loop.pool.slots) <= 4
+        assert num_open() == len(loop.pool.slots)
+        gc.collect()
+        assert num_mapped() <= 2 * len(loop.pool.slots)  # the worker has unmapped them, too
+
+
+class TestWorkers:
+    """Several workers share the slots."""
+
+    def test_another_workers_slot_is_used_once_it_is_clean(self, two: Loopback) -> None:
+        """A worker without a slot gets one of a worker that has several, once that one refers to it no more."""
+        held = [lent(two, BATCH) for _ in range(3)]
         del held
-        bench.batch(MB, worker=0)
-        head, _ = bench.batch(MB, worker=1)
-        assert head.miss is None
-        assert len(bench.pool.slots) == 3
+        lent(two, BATCH)
+        head = two.send(-BATCH, worker=1).head
+        assert (head.miss, head.parts[0].is_new, len(two.pool.slots)) == (None, False, 3)
+
+    def test_what_a_worker_keeps_goes_to_no_other(self, two: Loopback) -> None:
+        """Another process could not see that something refers to it."""
+        kept = []
+        for number in range(3):
+            kept.append(two.begin().allocate(torch.float32, (1000,)))
+            batch = kept[-1]
+            assert batch is not None
+            lent(two, batch.fill_(number))
+        for _ in range(5):
+            lent(two, BATCH, worker=1)
+        lent(two, BATCH)
+        lent(two, BATCH, worker=1)
+        assert [set(batch.tolist()) for batch in kept if batch is not None] == [{0.0}, {1.0}, {2.0}]
+
+    def test_what_a_worker_keeps_is_given_up(self, loop: Loopback) -> None:
+        """Its slot was granted to it again: neither it nor another uses it, and no later batch is slower."""
+        kept = loop.begin().allocate(torch.float32, (1000,))
+        assert kept is not None
+        lent(loop, kept.copy_(BATCH))
+        (number,) = numbers(loop)
+        head = loop.send(-BATCH).head
+        assert (head.refused, head.miss) == ((number,), None)
+        assert number not in numbers(loop)
+        for _ in range(5):
+            assert torch.equal(lent(loop, -BATCH), -BATCH)
+        assert torch.equal(kept, BATCH)
+        assert (len(loop.pool.slots), num_open()) == (1, 1)
+
+    def test_a_descriptor_is_handed_over_once(self, loop: Loopback) -> None:
+        """The worker keeps the slot mapped."""
+        offered: list[int] = []
+
+        def offer(number: int, fd: int) -> bool:
+            offered.append(number)
+            loop.tasks[0].send(number, fd)
+            return True
+
+        for _ in range(3):
+            lent(loop, BATCH)
+        loop.pool.recover()  # new workers, which have nothing mapped
+        loop.start_workers()
+        for _ in range(4):
+            loop.pool.reclaim()
+            loop.packers[0].accept(loop.pool.grant(0, offer), loop.tasks[0])
+            loop._is_busy[0] = True
+            lent(loop, BATCH)
+        assert offered == numbers(loop)
+
+    def test_a_worker_that_takes_no_descriptor_gets_no_slot(self, two: Loopback) -> None:
+        """Its socket is full, or it is gone: the slot stays free for others."""
+        lent(two, BATCH)
+        two.pool.reclaim()
+        two.pool.recover()
+        assert two.pool.grant(0, lambda *_: False).slot == -1
+        assert two.num_free() == 1
+
+    def test_a_slot_that_was_refused_goes(self, loop: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A worker could not take it over: it is not offered again, and its memory is freed."""
+        lent(loop, BATCH)
+        (number,) = numbers(loop)
+        with monkeypatch.context() as patch:
+            patch.setattr(loop.tasks[0], "take", _too_many_files)
+            assert torch.equal(lent(loop, BATCH), BATCH)
+        assert number not in numbers(loop)
+        loop.tasks[0].discard()
+        assert (len(numbers(loop)), num_open()) == (1, 1)
+
+    def test_new_workers_have_new_numbers(self, loop: Loopback) -> None:
+        """A slot of the last epoch is not mistaken for one of this."""
+        seen: set[int] = set()
+        for _ in range(3):
+            kept = [loop.send(BATCH) for _ in range(3)]
+            made = {part.slot for parcel in kept for part in parcel.head.parts if part.is_new}
+            assert not made & seen
+            seen |= made
+            loop.pool.recover()
+            loop.start_workers()
+
+    def test_workers_do_not_inherit_free_slots(self, loop: Loopback) -> None:
+        """Those that are forked now would hold memory that the rank gives back; what is lent they may read."""
+        kept = [lent(loop, BATCH) for _ in range(2)]
+        address = kept[1].data_ptr()
+        del kept[1:]
+        loop.pool.reclaim()
+
+        def is_mapped() -> bool:
+            maps = Path("/proc/self/maps").read_text(encoding="ascii")
+            return f"{address:x}-" in maps
+
+        assert in_forked_child(lambda: is_mapped() and torch.equal(kept[0], BATCH))
+        with loop.pool.free_slots_hidden():
+            assert in_forked_child(lambda: not is_mapped() and torch.equal(kept[0], BATCH))
+        assert in_forked_child(is_mapped)
 
 
-def test_slot_that_a_worker_keeps_is_not_written(bench: Bench) -> None:
-    """What a collate_fn keeps of an earlier batch stays as it was."""
-    packer = bench.packers[0]
-    kept = packer.allocate(torch.uint8, (MB,))
-    assert kept is not None
-    kept.fill_(9)
-    head, _ = decode(packer.pack(0, kept))
-    assert head is not None
-    bench.pool.lend(head)
-    for value in range(10):
-        bench.batch(MB, value=value)
-    assert bool((kept == 9).all())
+def _too_many_files(_number: int) -> int:
+    raise OSError(24, "Too many open files")
 
 
-def test_kept_batches_hold_no_descriptors() -> None:
-    """A batch that outlives its loader keeps its memory, and nothing else."""
-    before = len(os.listdir("/proc/self/fd"))
-    bench = Bench()
-    kept = [bench.batch(MB, value=n)[1] for n in range(5)]
-    bench.close()
-    bench.packers.clear()
-    gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == before
-    assert [view[0] for view in kept if view is not None] == [0, 1, 2, 3, 4]
+class TestFiles:
+    """Every slot that may be used again has a descriptor."""
+
+    @pytest.fixture
+    def few_files(self) -> Iterator[None]:
+        """Give this process a low limit."""
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, limits[1]))
+        yield
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+    @pytest.mark.usefixtures("few_files")
+    def test_a_loop_may_keep_more_batches_than_files(self, loop: Loopback) -> None:
+        """At most a quarter of the files are slots; the oldest batches keep their memory only."""
+        kept = [lent(loop, BATCH + number) for number in range(100)]
+        assert num_open() == len(loop.pool.slots) == 16
+        assert all(torch.equal(batch, BATCH + number) for number, batch in enumerate(kept))
+        gc.collect()
+        before = num_mapped()
+        del kept[50:]
+        loop.pool.reclaim()
+        assert num_mapped() <= before - 50 + 16
+        del kept
+        assert torch.equal(lent(loop, -BATCH), -BATCH)
+
+    def test_a_descriptor_that_is_lost_costs_its_batch(self, loop: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The error names the limit; the next batch arrives."""
+        head, _ = loop.post(BATCH)
+        with monkeypatch.context() as patch:
+            patch.setattr(loop.pool.arrivals, "take", _too_many_files)
+            with pytest.raises(OSError, match="Too many open files"):
+                loop.pool.lend(head)
+        assert loop.pool.slots == ()
+        assert torch.equal(lent(loop, -BATCH), -BATCH)
+
+    def test_a_slot_that_cannot_be_mapped_leaves_nothing(self, loop: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The rank has no address space for it."""
+        head, _ = loop.post(BATCH)
+        monkeypatch.setattr("numapin.data.slots.slot.map_memfd", lambda *_: _too_many_files(0))
+        with pytest.raises(OSError, match="Too many open files"):
+            loop.pool.lend(head)
+        assert (loop.pool.slots, num_open()) == ((), 0)
+
+    def test_what_a_worker_reports_is_told(self) -> None:
+        """Refused memory policies are the worker's to see, and the rank's to report."""
+        told: list[str] = []
+        with loopback(told=told) as loop:
+            loop.workers[0]._notes["memory on node 1 was refused"] = False
+            for _ in range(3):
+                lent(loop, BATCH)
+        assert told == ["memory on node 1 was refused"]
+
+    def test_without_memory_the_size_is_learned_all_the_same(
+        self, loop: Loopback, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A limit on address space may forbid the first slot, whose size is unknown, and no other."""
+        monkeypatch.setattr("numapin.data.worker.slots._UNKNOWN_BYTES", 1 << 49)
+        assert loop.send(BATCH.clone()).head.miss == Miss.NO_MEMORY
+        assert loop.send(BATCH.clone()).head.miss is None
+
+
+class TestClosing:
+    """The end of a pool."""
+
+    def test_all_is_given_back_at_once(self, fake_cuda: FakeCuda) -> None:
+        """A pool without references is closed at once; a second close does nothing."""
+        before = placement.PINNED.total
+        loop = Loopback(Pool(make_spec(**gpu())))
+        lent(loop, BATCH)
+        loop.settle()
+        assert placement.PINNED.total == before + PAGE
+        for _ in range(2):
+            loop.pool.close()
+            assert (fake_cuda.registered_bytes(), num_open(), placement.PINNED.total) == (0, 0, before)
+
+    def test_it_may_be_closed_in_the_middle_of_itself(self, loop: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A finalizer may call it while it runs."""
+        lent(loop, BATCH)
+        discard = Pool._discard
+
+        def close_again(pool: Pool, slot: Any) -> None:
+            pool.close()
+            discard(pool, slot)
+
+        loop.pool.reclaim()
+        monkeypatch.setattr(Pool, "_discard", close_again)
+        loop.pool.close()
+        assert num_open() == 0
+
+    def test_what_workers_hold_goes_too(self, fake_cuda: FakeCuda) -> None:
+        """They may still be alive: their mappings keep the memory as long as they need it."""
+        with loopback(**gpu()) as loop:
+            lent(loop, BATCH)
+            loop.settle()
+            packer = loop.begin()
+            written = packer.allocate(torch.float32, (1000,))
+            assert written is not None
+        assert (fake_cuda.registered_bytes(), num_open()) == (0, 0)
+        assert written.copy_(BATCH)[3] == 3
+
+    def test_a_batch_outlives_the_pool(self, fake_cuda: FakeCuda) -> None:
+        """Its memory stays pinned until the last reference is gone; the other slots do not wait for it."""
+        with loopback(**gpu()) as loop:
+            kept = [lent(loop, BATCH) for _ in range(2)]
+            del kept
+            loop.settle()
+            assert fake_cuda.registered_bytes() == 2 * PAGE
+            batch = lent(loop, BATCH)
+        assert (fake_cuda.registered_bytes(), num_open()) == (PAGE, 0)
+        assert torch.equal(batch, BATCH)
+        del batch
+        assert wait_until(lambda: not fake_cuda.registered_bytes(), limit_s=WAIT_S)
+        assert not pool_module._orphans
+
+    def test_a_copy_outlives_the_pool(self, fake_cuda: FakeCuda) -> None:
+        """Memory that the GPU may be reading is not unpinned, whether the loop has looked for it or not."""
+        with loopback(**gpu()) as loop:
+            kept = [lent(loop, BATCH) for _ in range(2)]
+            del kept
+            loop.settle()
+            fake_cuda.hold_events()
+            one, other = lent(loop, BATCH), lent(loop, BATCH)
+            del one
+            loop.pool.reclaim()
+            assert len(loop.pool.quarantine) == 1
+            del other
+        recorded = fake_cuda.get("recorded")
+        assert wait_until(lambda: fake_cuda.get("recorded") > recorded, limit_s=WAIT_S)  # the reclaiming thread's
+        assert fake_cuda.registered_bytes() == 2 * PAGE
+        assert not pool_module._orphans
+        fake_cuda.set(hold_events=0)
+        assert wait_until(lambda: not fake_cuda.registered_bytes(), limit_s=WAIT_S)
+
+    def test_the_last_references_may_end_while_it_is_closed(
+        self, loop: Loopback, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """On another thread, at any moment: each slot is let go."""
+        kept = [lent(loop, BATCH) for _ in range(3)]
+        retire = Slot.retire
+
+        def end_and_retire(slot: Slot) -> None:
+            if kept:
+                kept.pop()
+            retire(slot)
+
+        monkeypatch.setattr(Slot, "retire", end_and_retire)
+        loop.pool.close()
+        assert not kept
+        assert not pool_module._orphans
+
+    def test_fifty_pools_leave_nothing(self, fake_cuda: FakeCuda) -> None:
+        """A closed pool leaves no descriptor, no mapping, no registration and no thread."""
+        gc.collect()
+        before = num_mapped(), len(list(Path("/proc/self/fd").iterdir()))
+        for _ in range(50):
+            with loopback(**gpu()) as loop:
+                lent(loop, BATCH)
+                lent(loop, BATCH)
+                loop.pool.reclaim()
+        del loop
+        gc.collect()
+        assert wait_until(lambda: not fake_cuda.registered_bytes(), limit_s=WAIT_S)
+        assert wait_until(lambda: (num_mapped(), len(list(Path("/proc/self/fd").iterdir()))) == before, limit_s=WAIT_S)
+        assert wait_until(lambda: not _settling_threads(), limit_s=WAIT_S)
+
+
+def _settling_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "numapin-settle"]

@@ -1,275 +1,451 @@
-"""The control page and a worker's own slots, without a lock."""
+"""A worker's end of the slots: granted ones, and those that it makes."""
 
 from __future__ import annotations
 
+import errno
+import gc
 import mmap
-import multiprocessing
 import os
-import signal
-from itertools import chain
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 import torch
-from numapin.data.slots.control import ALIGNMENT, NOT_READY, TAKEN, Control, Generation, OwnSlots, align
 
-from numapin.data.slots import control as control_page
-from numapin.system import memory
-from tests.data import child
+from numapin.base.cpu_set import CpuSet
+from numapin.data.slots.handover import Handover
+from numapin.data.slots.mapping import map_memfd
+from numapin.data.slots.sizes import capacity_for
+from numapin.data.wire.grant import NO_GRANT, Grant
+from numapin.data.worker import slots as slots_module
+from numapin.data.worker.slots import BatchMemory, WorkerSlots
+from numapin.system import memory, placement
+from tests.data.loopback import ANYWHERE, num_mapped, num_open
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-WAIT_S: Final = 20
-SLOT_BYTES: Final = 2 * mmap.PAGESIZE
-NUM_WORKERS: Final = 2
-PER_WORKER: Final = 3
+PAGE: Final = mmap.PAGESIZE
+SIZE: Final = 4 * PAGE
+SERIAL: Final = 3
+
+
+class Rank:
+    """The other end: it hands slots over, and takes those that the worker made."""
+
+    def __init__(self, **locality: Any) -> None:
+        self.tasks, self.arrivals = Handover(child_sends=False), Handover(child_sends=True)
+        self.own = WorkerSlots(self.arrivals, replace(ANYWHERE, **locality), serial=SERIAL)
+
+    def grant(self, number: int, *, capacity: int = SIZE, fill: int = 0, **options: Any) -> None:
+        """Hand a new slot to the worker, filled with a byte."""
+        with open(os.memfd_create("numapin-slot"), "wb", buffering=0) as file:  # noqa: PTH123
+            file.write(bytes([fill]) * capacity)
+            self.tasks.send(number, file.fileno())
+        self.own.accept(grant(number, capacity=capacity, is_new=True, **options), self.tasks)
+
+    def grant_again(self, number: int, *, capacity: int = SIZE) -> None:
+        """Give a slot back to the worker, which has it mapped."""
+        self.own.accept(grant(number, capacity=capacity), self.tasks)
+
+    def expect(self, num_bytes: int) -> None:
+        """Give the worker a task without a slot."""
+        self.own.accept(NO_GRANT._replace(expected_bytes=num_bytes), self.tasks)
+
+    def received(self, number: int) -> tuple[int, int]:
+        """Return the size of a slot that the worker has made, and the memory that it takes."""
+        fd = self.arrivals.take(number)
+        found = os.fstat(fd)
+        os.close(fd)
+        return found.st_size, found.st_blocks * 512
+
+    def close(self) -> None:
+        """Close the sockets."""
+        self.tasks.close()
+        self.arrivals.close()
+
+
+def grant(number: int, *, capacity: int = SIZE, **options: Any) -> Grant:
+    """Return a grant of a slot that the worker has mapped."""
+    return Grant(number, capacity, is_new=False, expected_bytes=SIZE, forgotten=())._replace(**options)
 
 
 @pytest.fixture
-def control() -> Iterator[Control]:
-    """Give an empty control page for two workers, three slots each."""
-    made = Control.create(num_workers=NUM_WORKERS, slots_per_worker=PER_WORKER)
+def rank() -> Iterator[Rank]:
+    """Give a rank with one worker."""
+    made = Rank()
     yield made
     made.close()
 
 
-def _mapped(fd: int, num_bytes: int, *, offset: int = 0) -> memoryview:
-    return memoryview(memory.map_shared(fd, num_bytes, offset=offset))
+@pytest.fixture(autouse=True)
+def _no_slot_stays_open() -> Iterator[None]:
+    """Close the descriptors of slots that a test has taken and neither sent nor put back."""
+    yield
+    for entry in list(Path("/proc/self/fd").iterdir()):
+        if entry.is_symlink() and "numapin-slot" in str(entry.readlink()):
+            os.close(int(entry.name))
 
 
-def publish(control: Control, *, ready: int = NUM_WORKERS * PER_WORKER) -> Generation:
-    """Publish another generation, whose first slots are ready: slot n was released n-th."""
-    number = control.num_generations
-    first = number * NUM_WORKERS * PER_WORKER
-    made = Generation((number + 1) << 21, (number + 1) * SLOT_BYTES, first, NUM_WORKERS * PER_WORKER)
-    os.ftruncate(control.fd, made.offset + made.num_bytes)
-    control.publish(made)
-    for slot in range(first, first + ready):
-        control.set_state(slot, slot + 1)
-    return made
-
-
-def taken(own: OwnSlots) -> int:
-    """Take a slot, release its memory, and return its number."""
-    found = own.take()
+def take(own: WorkerSlots, num_bytes: int = SIZE) -> BatchMemory:
+    """Return memory for a batch."""
+    found = own.take(num_bytes)
     assert found is not None
-    return found[0]
+    return found
 
 
-@pytest.mark.parametrize(("num_bytes", "to", "aligned"), [(0, 256, 0), (1, 256, 256), (256, 256, 256), (257, 4, 260)])
-def test_align(num_bytes: int, to: int, aligned: int) -> None:
-    """Sizes are rounded up; aligned ones stay."""
-    assert align(num_bytes, to) == aligned
-    assert align(1) == ALIGNMENT
+def refuse(code: int) -> Callable[..., Any]:
+    """Return a function that raises this error of the kernel."""
+
+    def refuse(*_args: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    return refuse
 
 
-class TestGeneration:
-    """Slots of one size."""
+class TestMaking:
+    """Slots that a worker makes."""
 
-    @pytest.mark.parametrize("num_workers", [1, 2, 3, 6])
-    def test_every_slot_has_one_worker(self, num_workers: int) -> None:
-        """The workers' slots are all slots, without overlap, and each worker has the same number."""
-        generation = Generation(1 << 21, 4096, 12, 6)
-        owned = [list(generation.slots_of(worker, num_workers)) for worker in range(num_workers)]
-        assert sorted(chain.from_iterable(owned)) == list(range(12, 18))
-        assert {len(control) for control in owned} == {6 // num_workers}
+    def test_the_first_one_takes_a_batch_of_any_size(self, rank: Rank) -> None:
+        """Its size is unknown: it has 4 GiB of address space, and pages where something was written."""
+        made = take(rank.own, 100)
+        assert made.capacity >= 4 << 30
+        for num_bytes in (100, 10 * PAGE, 1):
+            assert made.reserve(num_bytes) is not None
+        rank.own.send(made)
+        assert rank.received(made.number) == (11 * PAGE, 11 * PAGE)
 
-    def test_slots_lie_one_behind_the_other(self) -> None:
-        """Offsets count from the generation's start, where its first slot begins."""
-        generation = Generation(1 << 21, 4096, 12, 3)
-        assert [generation.start_of(slot) for slot in (12, 13, 14)] == [0, 4096, 8192]
-        assert generation.num_bytes == 3 * 4096
+    def test_a_batch_that_is_larger_still_fits(self, rank: Rank) -> None:
+        """Even the first batch may be larger than what is taken for one of unknown size."""
+        assert take(rank.own, 9 << 30).capacity >= 9 << 30
 
+    def test_once_a_size_is_expected_it_has_that(self, rank: Rank) -> None:
+        """It is sent in this size, even if its own batch is smaller; pages come with their use."""
+        rank.expect(20 * PAGE)
+        made = take(rank.own, 100)
+        assert made.capacity == 20 * PAGE
+        assert made.reserve(100) == 0
+        rank.own.send(made)
+        assert rank.received(made.number) == (20 * PAGE, PAGE)
 
-class TestControl:
-    """One page for all processes."""
+    def test_a_larger_batch_has_a_larger_one(self, rank: Rank) -> None:
+        """At most an eighth of it is not used."""
+        rank.expect(PAGE)
+        made = take(rank.own, 100 * PAGE)
+        assert made.capacity == capacity_for(100 * PAGE)
+        assert made.head() == (made.number, 0, made.capacity, True)
 
-    def test_a_new_page_says_nothing_is_there(self, control: Control) -> None:
-        """A new page has no generation, and no slot is ready."""
-        assert control.num_generations == 0
-        assert {control.state(slot) for slot in range(NUM_WORKERS * PER_WORKER)} == {NOT_READY}
+    def test_every_number_is_new(self, rank: Rank) -> None:
+        """Numbers of other workers of the loader's lifetime are never used."""
+        numbers = [take(rank.own).number for _ in range(3)]
+        other = WorkerSlots(rank.arrivals, ANYWHERE, serial=SERIAL + 1)
+        others = [take(other).number for _ in range(3)]
+        assert len({*numbers, *others}) == 6
+        assert take(rank.own).number not in {*numbers, *others}
 
-    def test_what_is_published_can_be_read(self, control: Control) -> None:
-        """Eight generations with all their slots fit in the page, without overlap."""
-        made = [publish(control) for _ in range(control_page.MAX_GENERATIONS)]
-        assert [control.generation(number) for number in range(control.num_generations)] == made
-        num_slots = control_page.MAX_GENERATIONS * NUM_WORKERS * PER_WORKER
-        assert [control.state(slot) for slot in range(num_slots)] == list(range(1, num_slots + 1))
+    def test_it_is_placed_before_it_is_touched(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The policy is set on the whole slot while it has no page; a refusal is reported once."""
+        seen: list[tuple[int, CpuSet]] = []
 
-    @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-    def test_it_travels_to_a_child(self, control: Control, method: str) -> None:
-        """Words and memory are shared with the child, under every start method."""
-        generation = publish(control)
-        context: Any = multiprocessing.get_context(method)
-        process = context.Process(target=child.write, args=(control,), daemon=True)
-        process.start()
-        process.join(WAIT_S)
-        assert process.exitcode == 0
-        assert control.state(0) == 41
-        assert bytes(_mapped(control.fd, 5, offset=generation.offset)) == b"child"
+        def prefer(address: int, num_bytes: int, nodes: CpuSet) -> Iterator[str]:
+            seen.append((num_bytes, nodes))
+            lines = Path("/proc/self/smaps").read_text(encoding="ascii").split("\n")
+            at = next(number for number, line in enumerate(lines) if line.startswith(f"{address:x}-"))
+            assert next(line for line in lines[at:] if line.startswith("Rss:")).split()[1] == "0"
+            yield "memory on node 1 was refused"
 
-    def test_what_is_mapped_outlives_the_descriptor(self) -> None:
-        """A batch may be alive after the ring is closed."""
-        control = Control.create(num_workers=1, slots_per_worker=1)
-        memory = _mapped(control.fd, 4096)
-        control.close()
-        memory[:4] = b"here"
-        assert bytes(memory[:4]) == b"here"
-        with pytest.raises(OSError, match="Bad file descriptor"):
-            os.fstat(control.fd)
+        monkeypatch.setattr(placement, "prefer", prefer)
+        rank = Rank(nodes=CpuSet({1}), num_machine_nodes=2)
+        rank.expect(SIZE)
+        for _ in range(2):
+            take(rank.own).reserve(PAGE)
+        assert seen == [(SIZE, CpuSet({1}))] * 2
+        assert [rank.own.report()[2], rank.own.report()[2]] == [("memory on node 1 was refused",), ()]
+        rank.close()
 
-
-class TestTake:
-    """The choice of a slot."""
-
-    def test_nothing_before_there_are_slots(self, control: Control) -> None:
-        """The worker is starting."""
-        own = OwnSlots(control, 0)
-        assert own.take() is None
-        assert own.is_starting()
-        assert own.generation == -1
-
-    def test_the_last_released_comes_first(self, control: Control) -> None:
-        """The memory of the last released slot is most likely in a cache; worker 1 owns slots 1, 3 and 5."""
-        publish(control)
-        control.set_state(3, 100)
-        own = OwnSlots(control, 1)
-        assert [taken(own) for _ in range(3)] == [3, 5, 1]
-        assert own.take() is None
-        assert not own.is_starting()
-        assert not own.keeps_free_slots()
-
-    def test_a_taken_slot_says_so(self, control: Control) -> None:
-        """The rank sees it; other workers' slots stay free."""
-        publish(control)
-        assert taken(OwnSlots(control, 0)) == 4
-        assert [control.state(slot) for slot in range(6)] == [1, 2, 3, 4, TAKEN, 6]
-
-    def test_the_view_is_the_slot(self, control: Control) -> None:
-        """Its memory is the slot's range of the memfd, and nothing else."""
-        generation = publish(control)
-        found = OwnSlots(control, 1).take()
-        assert found is not None
-        slot, view = found
-        view[:] = b"\x07" * len(view)
-        memory = _mapped(control.fd, generation.num_bytes, offset=generation.offset)
-        assert [set(memory[at : at + SLOT_BYTES]) for at in range(0, len(memory), SLOT_BYTES)] == [
-            {7} if number == slot else {0} for number in range(6)
-        ]
-
-    def test_what_is_given_back_is_as_free_as_before(self, control: Control) -> None:
-        """It keeps its stamp, and is the next to be taken."""
-        publish(control)
-        own = OwnSlots(control, 0)
-        slot = taken(own)
-        own.give_back(slot)
-        assert control.state(slot) == slot + 1
-        assert taken(own) == slot
-
-    def test_slots_that_are_being_prepared_wait(self, control: Control) -> None:
-        """The first slots are in use while later ones are made."""
-        publish(control, ready=3)  # 0 and 2 of worker 0, 1 of worker 1
-        own = OwnSlots(control, 0)
-        assert [taken(own), taken(own)] == [2, 0]
-        assert own.take() is None
-        assert own.is_starting()
-        control.set_state(4, 9)
-        assert taken(own) == 4
-        assert not own.is_starting()
-
-    def test_a_killed_worker_holds_nothing_of_others(self, control: Control) -> None:
-        """It dies with all its slots taken; the other worker's are all free."""
-        publish(control)
-        process = multiprocessing.get_context("fork").Process(target=_take_all_and_die, args=(control,), daemon=True)
-        process.start()
-        process.join(WAIT_S)
-        assert process.exitcode == -signal.SIGKILL
-        other = OwnSlots(control, 1)
-        assert [taken(other) for _ in range(PER_WORKER)] == [5, 3, 1]
-        assert OwnSlots(control, 0).take() is None
+    def test_on_one_node_no_policy_is_set(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """There is nothing to choose."""
+        monkeypatch.setattr(placement, "prefer", refuse(errno.EPERM))
+        rank = Rank(nodes=CpuSet({0}), num_machine_nodes=1)
+        assert take(rank.own).reserve(PAGE) == 0
+        rank.close()
 
 
-def _take_all_and_die(control: Control) -> None:
-    own = OwnSlots(control, 0)
-    while own.take():
-        pass
-    os.kill(os.getpid(), signal.SIGKILL)
+class TestReserve:
+    """Room in a batch's memory."""
+
+    def test_each_begins_at_a_multiple_of_256(self, rank: Rank) -> None:
+        """The end of the last one is where the next begins."""
+        made = take(rank.own)
+        assert [made.reserve(num_bytes) for num_bytes in (1, 256, 257, 100)] == [0, 256, 512, 1024]
+        assert made.end == 1280
+
+    def test_what_does_not_fit_takes_nothing(self, rank: Rank) -> None:
+        """Something smaller may still fit, up to the last byte."""
+        rank.expect(2 * PAGE)
+        made = take(rank.own)
+        assert made.reserve(PAGE) == 0
+        assert made.reserve(made.capacity - PAGE + 1) is None
+        assert made.reserve(made.capacity - PAGE) == PAGE
+        assert made.reserve(1) is None
+
+    def test_memory_that_runs_out_is_an_error(self, rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+        """No signal: pages exist before they are written. Nothing was taken, and it can be tried again."""
+        rank.expect(SIZE)
+        made = take(rank.own)
+        with monkeypatch.context() as patch:
+            patch.setattr(memory, "populate", refuse(errno.ENOMEM))
+            with pytest.raises(OSError, match="the kernel has no"):
+                made.reserve(PAGE)
+        assert made.end == 0
+        assert made.reserve(PAGE) == 0
+
+
+class TestRefusals:
+    """Whatever is refused costs a slot, never a batch."""
+
+    @pytest.mark.parametrize("call", ["memfd_create", "ftruncate"])
+    def test_no_file(self, rank: Rank, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+        """There is none for this batch; torch sends it."""
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, refuse(errno.EMFILE))
+            assert rank.own.take(SIZE) is None
+        assert num_open() == 0
+        assert rank.own.take(SIZE) is not None
+
+    def test_no_address_space(self, rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A limit on it may forbid a slot for a batch of unknown size, but not one of a known size."""
+        monkeypatch.setattr(slots_module, "_UNKNOWN_BYTES", 1 << 49)
+        assert rank.own.take(SIZE) is None
+        assert num_open() == 0
+        rank.expect(SIZE)
+        assert rank.own.take(SIZE) is not None
+
+    @pytest.mark.parametrize("call", ["send", "ftruncate"])
+    def test_it_cannot_be_sent(self, rank: Rank, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+        """Its descriptor is closed, and it is not mistaken for a granted slot."""
+        made = take(rank.own)
+        where: Any = os if call == "ftruncate" else rank.arrivals
+        with monkeypatch.context() as patch:
+            patch.setattr(where, call, refuse(errno.ETOOMANYREFS))
+            with pytest.raises(OSError, match="Too many references"):
+                rank.own.send(made)
+        assert num_open() == 0
+        rank.own.put_back(made)
+        assert take(rank.own).is_new
+
+    def test_a_granted_slot_whose_descriptor_was_lost(self, rank: Rank) -> None:
+        """The worker has too many open files: the rank is told, and the batch gets a new slot."""
+        rank.tasks._early[5] = None
+        rank.own.accept(grant(5, is_new=True), rank.tasks)
+        assert take(rank.own).is_new
+        assert rank.own.report()[0] == (5,)
+        assert rank.own.report()[0] == ()
+
+    @pytest.mark.parametrize("code", [errno.ENOMEM, errno.EFAULT])
+    def test_a_granted_slot_for_which_there_is_no_memory(
+        self, rank: Rank, monkeypatch: pytest.MonkeyPatch, code: int
+    ) -> None:
+        """Writing to it would end the worker: the rank is told, and nothing is left open."""
+        with monkeypatch.context() as patch:
+            patch.setattr(memory, "populate", refuse(code))
+            rank.grant(5)
+        assert rank.own.report()[0] == (5,)
+        assert num_open() == 0
+        assert take(rank.own).is_new
+
+    def test_a_granted_slot_on_an_old_kernel(self, rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Before Linux 5.14 its pages come with the first write."""
+        with monkeypatch.context() as patch:
+            patch.setattr(memory, "populate", refuse(errno.EINVAL))
+            rank.grant(5)
+        assert take(rank.own).number == 5
+
+    def test_a_granted_slot_that_cannot_be_mapped(self, rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The rank is told, and nothing is left open."""
+        with monkeypatch.context() as patch:
+            patch.setattr(slots_module, "map_memfd", refuse(errno.ENOMEM))
+            rank.grant(5)
+        assert (rank.own.report()[0], num_open()) == ((5,), 0)
+
+
+class TestGranted:
+    """Slots that come with tasks."""
+
+    def test_the_next_batch_goes_there(self, rank: Rank) -> None:
+        """It has all its pages; sending it hands nothing over, and no descriptor is left."""
+        rank.grant(5, fill=7)
+        used = take(rank.own)
+        assert (used.number, used.capacity, used.is_new, set(bytes(used.view))) == (5, SIZE, False, {7})
+        assert used.reserve(SIZE) == 0
+        rank.own.send(used)
+        assert used.head() == (5, SIZE, SIZE, False)
+        assert num_open() == 0
+        with pytest.raises(BlockingIOError):
+            rank.arrivals.take(5)
+
+    def test_it_is_mapped_once(self, rank: Rank) -> None:
+        """A worker that gets it again has it still."""
+        gc.collect()
+        before = num_mapped()
+        rank.grant(5)
+        for _ in range(3):
+            assert take(rank.own).number == 5
+            rank.grant_again(5)
+        assert num_mapped() == before + 1
+
+    def test_what_the_rank_forgets_is_unmapped(self, rank: Rank) -> None:
+        """Its memory goes with the last reference."""
+        gc.collect()
+        before = num_mapped()
+        rank.grant(5, fill=7)
+        kept = torch.frombuffer(take(rank.own).view, dtype=torch.uint8)
+        rank.own.accept(NO_GRANT._replace(forgotten=(5, 6)), rank.tasks)
+        assert set(kept.tolist()) == {7}
+        del kept
+        assert num_mapped() == before
+
+    def test_one_that_was_not_used_serves_the_next_batch(self, rank: Rank) -> None:
+        """The last one comes first; a batch that needs two gets both."""
+        rank.grant(5)
+        rank.grant(6)
+        assert [take(rank.own).number, take(rank.own).number] == [6, 5]
+        assert take(rank.own).is_new
+
+    def test_what_is_put_back_serves_the_next_batch(self, rank: Rank) -> None:
+        """A batch could not be pickled, after its slot was taken."""
+        rank.grant(5)
+        rank.own.put_back(take(rank.own))
+        assert take(rank.own).number == 5
+
+    def test_a_new_one_that_is_put_back_is_gone(self, rank: Rank) -> None:
+        """The rank does not know of it."""
+        gc.collect()
+        before = num_mapped()
+        made = take(rank.own)
+        rank.own.put_back(made)
+        del made
+        assert (num_open(), num_mapped()) == (0, before)
+        assert take(rank.own).is_new
+
+    def test_one_that_is_too_small_waits_for_a_smaller_batch(self, rank: Rank) -> None:
+        """The batch gets a new one."""
+        rank.grant(5)
+        assert take(rank.own, SIZE + 1).is_new
+        assert take(rank.own, SIZE).number == 5
+
+    def test_those_that_are_too_small_do_not_pile_up(self, rank: Rank) -> None:
+        """Of several, the oldest is given back to the rank."""
+        for number in (5, 6, 7):
+            rank.grant(number)
+        for refused in ((5,), (6,), ()):
+            assert take(rank.own, SIZE + 1).is_new
+            assert rank.own.report()[0] == refused
+        assert take(rank.own, SIZE).number == 7
 
 
 class TestKept:
     """Slots to which something in the worker refers."""
 
     @pytest.mark.parametrize("kind", ["view", "tensor", "tensor's view", "storage", "array"])
-    def test_it_is_not_taken_again(self, control: Control, kind: str) -> None:
-        """It is free for the rank, but not for this worker, until the reference is gone."""
-        publish(control)
-        own = OwnSlots(control, 0)
-        found = own.take()
-        assert found is not None
-        slot, view = found
-        kept = _kept(kind, view)
-        del found, view
-        control.set_state(slot, 100)
-        assert sorted((taken(own), taken(own))) == sorted({0, 2, 4} - {slot})
-        assert own.take() is None
-        assert own.keeps_free_slots()
-        del kept
-        assert not own.keeps_free_slots()
-        assert taken(own) == slot
+    def test_it_is_not_written_again(self, rank: Rank, kind: str) -> None:
+        """The rank is told, and the worker uses another; what it keeps stays as it is."""
+        rank.grant(5, fill=7)
+        kept = _kept(kind, take(rank.own).view)
+        rank.grant_again(5)
+        assert take(rank.own).number != 5
+        refused, still_kept, _ = rank.own.report()
+        assert (refused, 5 in still_kept) == ((5,), True)
+        assert set(bytes(kept)) == {7}
 
-    def test_what_is_lent_to_the_rank_is_not_kept(self, control: Control) -> None:
-        """Only slots that the rank has freed count as kept."""
-        publish(control)
-        own = OwnSlots(control, 0)
-        kept = [own.take() for _ in range(PER_WORKER)]
-        assert all(kept)
-        assert not own.keeps_free_slots()
-        assert own.take() is None
+    def test_it_can_be_used_once_the_reference_is_gone(self, rank: Rank) -> None:
+        """A reference that ended between two batches does no harm."""
+        rank.grant(5)
+        kept = take(rank.own).view
+        del kept
+        rank.grant_again(5)
+        assert take(rank.own).number == 5
+
+    def test_a_reference_may_come_back_after_the_grant(self, rank: Rank) -> None:
+        """A batch was put back, but the dataset has kept a part of it."""
+        rank.grant(5, fill=7)
+        used = take(rank.own)
+        kept = used.view[:10]
+        rank.own.put_back(used)
+        del used
+        assert take(rank.own).is_new
+        assert set(bytes(kept)) == {7}
+        del kept
+        assert take(rank.own).number == 5
+
+    def test_one_that_it_made_itself(self, rank: Rank) -> None:
+        """It comes back by a descriptor like any other; what the worker keeps of it counts all the same."""
+        made = take(rank.own)
+        made.reserve(SIZE)
+        rank.own.send(made)
+        kept, number, capacity = made.view[:10], made.number, made.capacity
+        del made
+        fd = rank.arrivals.take(number)
+        rank.tasks.send(number, fd)
+        os.close(fd)
+        rank.own.accept(grant(number, capacity=capacity, is_new=True), rank.tasks)
+        assert take(rank.own).number != number
+        assert rank.own.report()[0] == (number,)
+        assert bytes(kept) == bytes(10)
+
+    def test_every_batch_is_told_of_what_is_kept(self, rank: Rank) -> None:
+        """No other worker may write there: it is reported until the reference is gone."""
+        rank.grant(5)
+        rank.grant(6)
+        kept = take(rank.own).view
+        assert set(rank.own.report()[1]) == {6}
+        other = take(rank.own)
+        assert set(rank.own.report()[1]) == {5, 6}
+        del kept
+        assert set(rank.own.report()[1]) == {other.number}
 
 
 def _kept(kind: str, view: memoryview) -> Any:
     tensor = torch.frombuffer(view, dtype=torch.uint8)
     kinds = {"view": view, "tensor": tensor, "tensor's view": tensor[5:9], "storage": tensor.untyped_storage()}
-    return kinds.get(kind) if kind in kinds else tensor[::2].numpy()
+    return kinds[kind] if kind in kinds else tensor[::2].numpy()
 
 
-class TestGrowth:
-    """Larger slots, while smaller ones are in use."""
+class TestMapping:
+    """The mapping of a memfd."""
 
-    def test_the_newest_generation_serves(self, control: Control) -> None:
-        """Every worker takes the larger slots, even one that starts late."""
-        publish(control)
-        own = OwnSlots(control, 0)
-        assert taken(own) == 4
-        publish(control)
-        for user in (own, OwnSlots(control, 1)):
-            found = user.take()
-            assert found is not None
-            assert (found[0] >= 6, len(found[1]), user.generation) == (True, 2 * SLOT_BYTES, 1)
+    def test_it_outlives_its_descriptor(self) -> None:
+        """It goes with the last reference to any part of it."""
+        gc.collect()
+        before = num_mapped()
+        fd = os.memfd_create("numapin-slot")
+        os.ftruncate(fd, SIZE)
+        mapped = map_memfd(fd, SIZE)
+        os.close(fd)
+        mapped.fill_(7)
+        part = mapped[5:8]
+        del mapped
+        assert (part.tolist(), num_mapped(), num_open()) == ([7, 7, 7], before + 1, 0)
+        del part
+        assert num_mapped() == before
 
-    def test_a_generation_serves_once_the_workers_first_slot_is_ready(self, control: Control) -> None:
-        """Until then the older one is used: no batch has to wait for memory that is being prepared."""
-        publish(control)
-        publish(control, ready=1)  # worker 0's first
-        assert taken(OwnSlots(control, 0)) == 6
-        assert taken(OwnSlots(control, 1)) == 5
+    def test_two_see_the_same_memory(self) -> None:
+        """One is the worker's, the other the rank's."""
+        fd = os.memfd_create("numapin-slot")
+        os.ftruncate(fd, SIZE)
+        one, other = map_memfd(fd, SIZE), map_memfd(fd, SIZE)
+        os.close(fd)
+        one[100] = 9
+        assert other[100] == 9
 
-    def test_it_never_goes_back(self, control: Control) -> None:
-        """If all newer slots are in use, none is free, even if older ones are: the rank may have freed their memory."""
-        publish(control)
-        publish(control, ready=1)
-        own = OwnSlots(control, 0)
-        assert taken(own) == 6
-        assert own.take() is None
-        assert own.is_starting()
-
-    def test_a_slot_of_an_older_generation_is_given_back_there(self, control: Control) -> None:
-        """A slot can be given back after the ring has grown."""
-        publish(control)
-        own = OwnSlots(control, 0)
-        slot = taken(own)
-        publish(control)
-        assert taken(own) == 10
-        own.give_back(slot)
-        assert control.state(slot) == slot + 1
+    def test_what_cannot_be_mapped_is_an_error(self) -> None:
+        """It is the kernel's, and no descriptor is lost."""
+        fd = os.memfd_create("numapin-slot")
+        try:
+            os.ftruncate(fd, 1 << 49)
+            with pytest.raises(OSError, match="Cannot allocate memory"):
+                map_memfd(fd, 1 << 49)
+            assert num_open() == 1
+        finally:
+            os.close(fd)

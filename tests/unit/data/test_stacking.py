@@ -16,7 +16,7 @@ from numapin.data.worker.packing import LARGE_BYTES, Packer
 from numapin.data.worker.stacking import Stacker
 from numapin.errors import LibraryError
 from numapin.system import calls, memory
-from tests.data.loopback import Loopback, build, lent, made
+from tests.data.loopback import lent, loopback
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -61,10 +61,8 @@ class TestPastCaches:
 
     def test_a_tensor_that_no_collate_stacked(self, past: list[int]) -> None:
         """Large tensors of a custom collate_fn are copied into the slot the same way."""
-        with made(num_workers=1) as ring:
-            build(ring, 2 * LARGE_BYTES)
-            loop = Loopback(ring)
-            loop.packer.passes_caches = True
+        with loopback() as loop:
+            loop.packers[0].passes_caches = True
             batch = torch.randn(LARGE_BYTES // 4 + 3)
             assert torch.equal(lent(loop, batch[1:]), batch[1:])
             assert past == [1]

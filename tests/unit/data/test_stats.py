@@ -7,18 +7,20 @@ from dataclasses import FrozenInstanceError
 from typing import TYPE_CHECKING, Final
 
 import pytest
+import torch
 from torch.utils.data import DataLoader
 
 from numapin.data.path import DataPath, PathOptions
 from numapin.data.stats import Counts, Stats
-from numapin.data.wire.message import Miss
-from tests.data.loopback import ANYWHERE, build, make_head
+from numapin.data.wire.message import NOTHING, Miss, PartHead
+from tests.data.loopback import ANYWHERE, Loopback, lent, make_head
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PAGE: Final = os.sysconf("SC_PAGE_SIZE")
-HEAD: Final = make_head(parts=((0, 100), None), wanted_bytes=100)
+HEAD: Final = make_head(parts=(PartHead(1, 100, PAGE, is_new=False),), wanted_bytes=100)
+NEW: Final = make_head(parts=(PartHead(1, 100, PAGE, is_new=True), NOTHING), wanted_bytes=100)
 
 
 class TestArrivals:
@@ -28,20 +30,30 @@ class TestArrivals:
         """A batch in a slot is a hit, and its bytes are counted."""
         counts = Counts()
         counts.note_arrival(HEAD)
-        assert (counts.hits, dict(counts.misses), counts.num_bytes) == (1, {}, 100)
+        assert (counts.hits, counts.slots_made, dict(counts.misses), counts.num_bytes) == (1, 0, {}, 100)
+
+    def test_a_slot_that_was_made_for_its_batch_counts(self) -> None:
+        """The batch is a hit; the slot is counted once, and not again when it is used again."""
+        counts = Counts()
+        for head in (NEW, HEAD, HEAD):
+            counts.note_arrival(head)
+        assert (counts.hits, counts.slots_made) == (3, 1)
 
     def test_a_batch_that_was_not_in_a_slot_as_a_whole_is_a_miss(self) -> None:
         """It counts under its reason, even if a part of it was in a slot; its bytes count, too."""
         counts = Counts()
-        for miss in (Miss.NO_SLOT, Miss.TOO_LARGE, Miss.NO_SLOT):
+        for miss in (Miss.NO_MEMORY, Miss.UNSUPPORTED, Miss.NO_MEMORY):
             counts.note_arrival(HEAD._replace(miss=miss))
         assert (counts.hits, counts.num_bytes) == (0, 300)
-        assert dict(counts.misses) == {"no slot was free": 2, "larger than a slot": 1}
+        assert dict(counts.misses) == {
+            "the kernel had no memory for a slot": 2,
+            "a tensor that only torch can send": 1,
+        }
 
     def test_a_batch_without_memory_is_neither(self) -> None:
         """No part of it could have been in a slot."""
         counts = Counts()
-        counts.note_arrival(HEAD._replace(parts=(None, None), wanted_bytes=0))
+        counts.note_arrival(make_head())
         assert (counts.hits, dict(counts.misses), counts.num_bytes) == (0, {}, 0)
 
 
@@ -68,6 +80,7 @@ class TestStats:
             wait_share=None,
             transfer_gbps=None,
             slots=0,
+            slots_made=0,
             slot_bytes=0,
             slots_on_loan=0,
             pinned_bytes=0,
@@ -79,10 +92,10 @@ class TestStats:
 
     def test_it_is_a_snapshot(self, path: DataPath) -> None:
         """It cannot be changed, and does not include later batches."""
-        path.note_arrival(HEAD._replace(miss=Miss.STARTING))
+        path.note_arrival(HEAD._replace(miss=Miss.NO_MEMORY))
         before = path.stats()
-        path.note_arrival(HEAD._replace(miss=Miss.STARTING))
-        assert before.misses == {"the ring was being set up": 1}
+        path.note_arrival(HEAD._replace(miss=Miss.NO_MEMORY))
+        assert before.misses == {"the kernel had no memory for a slot": 1}
         with pytest.raises(FrozenInstanceError):
             before.batches = 3  # type: ignore[misc]
 
@@ -105,28 +118,32 @@ class TestStats:
             path.counts.note_step(waited_s=1.0, stepped_s=4.0)
         assert path.stats().wait_share == 0.25
 
-    def test_the_ring_is_told(self, path: DataPath) -> None:
-        """Its slots are counted while it exists; nothing is pinned without a GPU."""
+    def test_slots_are_counted(self, path: DataPath) -> None:
+        """They are counted while they exist; nothing is pinned without a GPU."""
         lane = path.lane(DataLoader(range(8), num_workers=2), pins=False)  # type: ignore[arg-type]
-        assert lane.ring is not None
-        build(lane.ring, 3 * PAGE)
-        view = lane.ring.lend(HEAD)
+        assert lane.pool is not None
+        loop = Loopback(lane.pool)
+        small, large = (lent(loop, torch.zeros(num_pages * PAGE, dtype=torch.uint8)) for num_pages in (1, 3))
+        del large
+        lane.reclaim()
         stats = path.stats()
-        assert (stats.slots, stats.slot_bytes, stats.slots_on_loan, stats.pinned_bytes) == (8, 3 * PAGE, 1, 0)
-        del view
+        assert (stats.slots, stats.slot_bytes, stats.slots_on_loan, stats.pinned_bytes) == (2, 3 * PAGE, 1, 0)
         lane.end(workers_are_gone=True)
+        path.close()
+        assert path.stats().slots == 0
+        assert not small.any()
 
     def test_what_is_said_once_is_a_note(self, path: DataPath, capsys: pytest.CaptureFixture[str]) -> None:
         """A reason with a remedy is reported on stderr at its first batch only, and stays in the notes."""
         for _ in range(3):
-            path.note_arrival(HEAD._replace(miss=Miss.KEPT))
+            path.note_arrival(HEAD._replace(miss=Miss.UNSUPPORTED))
         said = capsys.readouterr().err
         assert said.count("numapin: warning:") == 1
-        assert said.endswith("clone() them there\n")
+        assert said.endswith("travel in torch's shared memory\n")
         assert [note in said for note in path.stats().notes] == [True]
 
-    def test_starting_is_nothing_to_say(self, path: DataPath, capsys: pytest.CaptureFixture[str]) -> None:
-        """It is counted, and needs no remedy."""
-        path.note_arrival(HEAD._replace(miss=Miss.STARTING))
+    def test_what_the_user_cannot_change_is_not_said(self, path: DataPath, capsys: pytest.CaptureFixture[str]) -> None:
+        """It is counted, and has no remedy."""
+        path.note_arrival(HEAD._replace(miss=Miss.SHARED))
         assert capsys.readouterr().err == ""
         assert path.stats().notes == ()

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from numapin.data.opening.device import _Copy, small_runs
+from numapin.data.wire.message import NOTHING, PartHead
 from numapin.data.wire.tensors import tensor_over
 from tests.data.loopback import make_head
 
@@ -23,10 +24,15 @@ LARGE_BYTES: Final = 256 << 10  # what is larger is not small
 BYTES: Final = torch.randint(0, 256, (BATCH_BYTES,), dtype=torch.uint8, generator=torch.Generator().manual_seed(7))
 
 
+def part_of(num_bytes: int) -> PartHead:
+    """Return the head of a slot with so many bytes of a batch."""
+    return PartHead(1, num_bytes, num_bytes, is_new=False)
+
+
 def head_of(storages: Sequence[tuple[int, int]], num_bytes: int = BATCH_BYTES) -> Head:
     """Return the head of a batch whose storages are (start, length) in its slot."""
     return make_head(
-        parts=((0, num_bytes), None),
+        parts=(part_of(num_bytes),),
         storages=tuple((0, start, size) for start, size in storages),
         buffers=tuple(range(len(storages))),
     )
@@ -60,10 +66,11 @@ class TestSmallRuns:
 
     def test_another_part_has_its_own(self) -> None:
         """Each part has its own runs."""
-        head = head_of([(0, 100)])._replace(storages=((0, 0, 100), (1, 512, 100)), parts=((0, 4 << 20), (0, 4 << 20)))
+        parts = (part_of(4 << 20), part_of(4 << 20))
+        head = head_of([(0, 100)])._replace(storages=((0, 0, 100), (1, 512, 100)), parts=parts)
         assert small_runs(head, 0) == ((0, 256),)
         assert small_runs(head, 1) == ((512, 768),)
-        assert small_runs(head._replace(parts=((0, 4 << 20), None)), 1) == ()
+        assert small_runs(head._replace(parts=(parts[0], NOTHING)), 1) == ()
 
     def test_the_last_run_ends_with_the_part(self) -> None:
         """A run does not extend past the end of the part."""

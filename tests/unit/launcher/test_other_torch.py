@@ -18,8 +18,9 @@ def test_a_handler_with_other_attributes_shares_no_store(monkeypatch: pytest.Mon
     """If torch renames what we set in each round, it is told to use a store of the ranks' own instead."""
     monkeypatch.delenv(SHARING, raising=False)
     handler: Any = SimpleNamespace(_bootstrap_store_info=None)
-    assert rendezvous._with_store_per_round(handler) is handler
-    assert type(handler) is SimpleNamespace
+    given: object = rendezvous._with_store_per_round(handler)
+    assert given is handler
+    assert type(given) is SimpleNamespace
     assert os.environ.pop(SHARING) == "1"
 
 

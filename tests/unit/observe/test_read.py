@@ -147,7 +147,7 @@ def test_shared_pages_count_once_and_private_ones_all(root: Path) -> None:
     _add(root, 10)
     _add(root, 11, 10)
     rank = _one(root)
-    assert rank.bytes_by_node([MemoryKind.SLOT]) == {1: MIB}
+    assert rank.bytes_by_node([MemoryKind.SLOT]) == {1: 2 * MIB}
     assert rank.bytes_by_node([MemoryKind.HEAP]) == {1: 2 * MIB}
 
 

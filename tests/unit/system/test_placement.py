@@ -205,7 +205,7 @@ class TestNumaMaps:
 
     LINES = (
         "55a0000 default file=/usr/bin/a\\040b mapped=2 N0=2 kernelpagesize_kB=4\n"
-        "7f0000000000 prefer:1 file=/memfd:ring\\040(deleted) dirty=8 active=0 N0=2 N1=6 kernelpagesize_kB=4\n"
+        "7f0000000000 prefer:1 file=/memfd:slot\\040(deleted) dirty=8 active=0 N0=2 N1=6 kernelpagesize_kB=4\n"
         "7f1000000000 bind:1 file=/anon_hugepage huge dirty=2 N1=2 kernelpagesize_kB=2048\n"
         "7f2000000000 default\n"
     )

@@ -1,0 +1,162 @@
+"""torchdata's StatefulDataLoader on our data path. Edge.
+
+Comes in: a StatefulDataLoader, whose iterators have the hooks of torch's. Goes out: torchdata's own iterator with our
+queues, workers and slots: what the state is, and when it is taken, stays torchdata's business.
+
+torchdata's workers send (number, (batch, worker, state)). Our queue sends the batch and its state as one message: the
+batch through the slots, the state as bytes of its own, so that no tensor of it is in a slot, pinned, or moved to a
+device. The iterator opens both when the batch is due, and hands torchdata the three values that it expects.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from dataclasses import dataclass
+from functools import cache
+from multiprocessing.reduction import ForkingPickler
+from typing import TYPE_CHECKING, Any, Final
+
+from torch._utils import ExceptionWrapper
+from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
+from torch.utils.data._utils.worker import _IterableDatasetStopIteration
+
+from numapin.data import usage_log
+from numapin.data.iterator import LaneIterator, pins_elsewhere
+from numapin.data.path import path_of
+from numapin.data.wire.parcel import Parcel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch.utils.data import DataLoader
+
+    from numapin.data.path import Lane, PathOptions
+    from numapin.data.wire.queues import ResultQueue, TaskQueue
+
+MODULE: Final = "torchdata.stateful_dataloader.stateful_dataloader"
+_ITERATOR: Final = "_StatefulMultiProcessingDataLoaderIter"
+
+
+def loader_class() -> type[DataLoader[Any]] | None:
+    """Return torchdata's loader; None if the program has not imported it, or if its iterators are not known."""
+    module = sys.modules.get(MODULE)
+    cls: type[DataLoader[Any]] | None = getattr(module, "StatefulDataLoader", None)
+    return cls if hasattr(module, _ITERATOR) else None
+
+
+def iterator_of(loader: Any, options: PathOptions) -> Any:  # noqa: ANN401 - torchdata has no types that we could import
+    """Return a new iterator over a StatefulDataLoader with workers, which takes over the state that was loaded."""
+    state, theirs = loader.next_iter_state, getattr(sys.modules[MODULE], _ITERATOR)
+    if pins_elsewhere(loader):
+        usage_log.note_other(loader, usage_log.PINS_ELSEWHERE)
+        iterator = theirs(loader, state)
+    else:
+        loader.check_worker_number_rationality()
+        path = path_of(loader, options)
+        usage_log.note_path(path)
+        iterator = _iterator_class(theirs)(loader, path, state)
+    loader.next_iter_state = None
+    return iterator
+
+
+@cache
+def _iterator_class(theirs: type) -> Callable[..., Any]:
+    return type("StatefulLaneIterator", (_StatefulLane, LaneIterator, theirs), {"torchs_name": _ITERATOR})
+
+
+@dataclass(frozen=True)
+class _Ending(_IterableDatasetStopIteration):
+    """The end of a worker's iterable dataset, which our queue sends as torch's, with the final state."""
+
+    state: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class _StatefulResults:
+    """The queue of results: in a worker, it takes what torchdata puts."""
+
+    queue: ResultQueue
+
+    def put(self, result: tuple[Any, Any]) -> None:
+        """Send a result."""
+        number, data = result
+        if isinstance(number, int):
+            batch, worker, state = data
+            sealed = None if state is None else _seal(state)
+            is_end = isinstance(batch, _IterableDatasetStopIteration)
+            data = _Ending(worker, sealed) if is_end else (batch, sealed)
+        self.queue.put((number, data))
+
+    def get(self, timeout: float | None = None) -> tuple[Any, Any]:
+        """Return the next result in the rank."""
+        return self.queue.get(timeout)
+
+    def cancel_join_thread(self) -> None:
+        """Let the process end without waiting for what is not sent yet."""
+        self.queue.cancel_join_thread()
+
+    def close(self) -> None:
+        """Close all ends in this process."""
+        self.queue.close()
+
+
+def _seal(state: object) -> bytes:
+    try:
+        return pickle.dumps(state, pickle.HIGHEST_PROTOCOL)
+    except (pickle.PicklingError, TypeError, AttributeError):  # e.g. a state that only a process can hand over
+        return bytes(ForkingPickler.dumps(state))
+
+
+def _unseal(sealed: bytes | None) -> object:
+    return None if sealed is None else pickle.loads(sealed)  # noqa: S301 - from our own worker
+
+
+class _StatefulLane:
+    """The parts of a lane's iterator that differ for torchdata's, which comes after them among the bases."""
+
+    _lane: Lane
+    _task_info: dict[int, tuple[Any, ...]]
+
+    def _queues(self) -> Iterator[_StatefulResults | ResultQueue | TaskQueue]:
+        queues = super()._queues()  # type: ignore[misc]
+        yield _StatefulResults(next(queues))
+        yield from queues
+
+    def __next__(self) -> object:
+        """Return the next batch."""
+        try:
+            return super().__next__()  # type: ignore[misc]
+        except StopIteration:
+            self._finished = True
+            raise
+
+    def _try_get_data(self, timeout: float = MP_STATUS_CHECK_INTERVAL) -> tuple[bool, object]:
+        """Return whether a result came, and the result in torchdata's form."""
+        found, result = super()._try_get_data(timeout)  # type: ignore[misc]
+        return found, self._in_their_form(*result) if found else result
+
+    def _in_their_form(self, number: object, data: Any) -> tuple[object, object]:  # noqa: ANN401 - a batch
+        if not isinstance(number, int):
+            return number, data
+        if isinstance(data, _Ending):
+            ending = _IterableDatasetStopIteration(data.worker_id)
+            return number, (ending, data.worker_id, _unseal(data.state))
+        worker = self._task_info.get(number, (0,))[0]  # of an abandoned epoch, nothing is known, and it is dropped
+        return number, (data, worker, None)
+
+    def _process_data(self, data: Any, worker_id: int, state: object) -> object:  # noqa: ANN401 - a batch
+        """Open a batch and its state, and let torchdata keep the state."""
+        if isinstance(data, Parcel):
+            data = self._opened(data)
+        if not isinstance(data, ExceptionWrapper):
+            data, sealed = data  # a tuple, of which torch's pin thread makes a list
+            state = _unseal(sealed)
+        return super(LaneIterator, self)._process_data(data, worker_id, state)  # type: ignore[misc]
+
+    def _opened(self, parcel: Parcel) -> object:
+        """Return what a parcel contains, or the error, which torchdata raises once it has counted the task as done."""
+        try:
+            return self._lane.opener.open(parcel)
+        except Exception:  # noqa: BLE001 - a user's type may raise anything
+            return ExceptionWrapper(where="while a batch was opened")

@@ -1,0 +1,144 @@
+"""Which loaders took numapin's data path, which did not, and why. Pure.
+
+Comes in: what each process of a job noted. Goes out: its record (schema numapin.loaders/1), and one line for the job.
+"""
+
+# Annotations are needed at run time by base/records.py, so nothing here is imported for types only.
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+from numapin.base.plural import listed
+from numapin.base.records import AtMost
+
+SCHEMA: Final = "numapin.loaders/1"
+_MAX_ENTRIES: Final = 1000
+_SHOWN: Final = 3  # reasons in the line
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffPath:
+    """Loaders of one process that did not take numapin's path: how many, why, and the line that iterated them."""
+
+    num_loaders: int
+    reason: str
+    where: str
+
+    def __str__(self) -> str:
+        """Return e.g. "num_workers=0 (train.py:12)"."""
+        return f"{self.reason} ({self.where})" if self.where else self.reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutsideSlots:
+    """Batches that took numapin's path, but not as a whole in its slots: how many, and why."""
+
+    num_batches: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderUsage:
+    """The loaders of one process.
+
+    Attributes:
+        rank: The rank that the process belongs to.
+        is_complete: Whether the process wrote this at its end. Else batches after its last new epoch are missing.
+        num_loaders: Loaders that took numapin's path.
+        num_batches: The batches that these yielded.
+        outside: The batches among them that did not travel in slots.
+        others: The loaders that did not take the path.
+    """
+
+    rank: int
+    is_complete: bool
+    num_loaders: int
+    num_batches: int
+    outside: Annotated[tuple[OutsideSlots, ...], AtMost(_MAX_ENTRIES)]
+    others: Annotated[tuple[OffPath, ...], AtMost(_MAX_ENTRIES)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobUsage:
+    """The loaders of a job on one host: those of all its processes, over all restarts.
+
+    Attributes:
+        usages: What the processes recorded.
+        ranks: All ranks that ran on the host. Those without a record iterated no loader.
+        unread: What kept records from being read.
+    """
+
+    usages: tuple[LoaderUsage, ...]
+    ranks: frozenset[int]
+    unread: tuple[str, ...] = ()
+
+    @property
+    def all_took_it(self) -> bool:
+        """Return whether there were loaders and all of them, with all of their batches, took numapin's path."""
+        is_used = any(usage.num_loaders for usage in self.usages)
+        has_others = any(usage.others or usage.outside for usage in self.usages)
+        return is_used and not has_others and not self.unread
+
+    def line(self) -> str:
+        """Return the line for the end of the job.
+
+        For example "2 loaders, 1,203 batches by numapin; 1 loader not: num_workers=0 (train.py:12)".
+        """
+        parts = (self._taken(), self._not_taken(), self._outside(), self._without(), self._incomplete(), *self.unread)
+        return "; ".join(part for part in parts if part)
+
+    def _taken(self) -> str:
+        num_loaders = sum(usage.num_loaders for usage in self.usages)
+        if not num_loaders:
+            return "no loader by numapin" if self._others() else "no torch DataLoader was iterated"
+        num_batches = sum(usage.num_batches for usage in self.usages)
+        ranks = {usage.rank for usage in self.usages if usage.num_loaders}
+        of_ranks = f" in {len(ranks)} ranks" if len(ranks) > 1 else ""
+        return f"{_counted(num_loaders, 'loader')}, {_counted(num_batches, 'batch')} by numapin{of_ranks}"
+
+    def _others(self) -> Counter[str]:
+        return _sum((str(other), other.num_loaders) for usage in self.usages for other in usage.others)
+
+    def _not_taken(self) -> str:
+        others = self._others()
+        return f"{_counted(others.total(), 'loader')} not: {_shown(others)}" if others else ""
+
+    def _outside(self) -> str:
+        outside = _sum((entry.reason, entry.num_batches) for usage in self.usages for entry in usage.outside)
+        return f"{_counted(outside.total(), 'batch')} outside the slots: {_shown(outside)}" if outside else ""
+
+    def _without(self) -> str:
+        """Name the ranks without loaders, if others have some."""
+        without = self.ranks - {usage.rank for usage in self.usages}
+        return f"{_ranks(without)} iterated no loader" if without and self.usages else ""
+
+    def _incomplete(self) -> str:
+        killed = {usage.rank for usage in self.usages if not usage.is_complete}
+        were = "it was" if len(killed) == 1 else "they were"
+        return f"the last counts of {_ranks(killed)} are missing: {were} killed" if killed else ""
+
+
+def _sum(pairs: Iterable[tuple[str, int]]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for name, number in pairs:
+        total[name] += number
+    return total
+
+
+def _shown(counts: Counter[str]) -> str:
+    """Return the most frequent reasons, with their numbers if there are several."""
+    if len(counts) == 1:
+        return next(iter(counts))
+    shown = [f"{number:,} {reason}" for reason, number in counts.most_common(_SHOWN)]
+    num_more = counts.total() - sum(number for _, number in counts.most_common(_SHOWN))
+    return ", ".join([*shown, f"{num_more:,} for other reasons"] if num_more else shown)
+
+
+def _counted(number: int, noun: str) -> str:
+    plural = {"batch": "batches"}.get(noun, f"{noun}s")
+    return f"{number:,} {noun if number == 1 else plural}"
+
+
+def _ranks(ranks: Collection[int]) -> str:
+    return listed("rank", ranks)

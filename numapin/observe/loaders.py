@@ -1,0 +1,77 @@
+"""The loaders of a job that has ended: which took numapin's data path, and why others did not. Edge.
+
+Comes in: the run's folder, in which each process left a record. Goes out: one line, on stderr, for the job.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from numapin.base.records import read_record
+from numapin.base.strict_json import decode
+from numapin.data.usage import SCHEMA, JobUsage, LoaderUsage
+from numapin.errors import BindingRefused, MachineFileError
+from numapin.rank import handover
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+_REMEDY: Final = "to accept torch's own data path, run without --strict"
+
+
+@contextmanager
+def reporting_loaders(run_dir: str, *, strict: bool, tell: Callable[[str], None]) -> Iterator[None]:
+    """Report the loaders of a run when the body, which runs it, has ended in any way.
+
+    Nothing is reported if no rank has started.
+
+    Raises BindingRefused under `strict` if the body succeeded and a loader did not take numapin's path.
+    """
+    try:
+        yield
+    except BaseException:
+        _report(run_dir, tell)
+        raise
+    usage = _report(run_dir, tell)
+    if strict and usage is not None and not usage.all_took_it:
+        raise BindingRefused(f"--strict: --dataloader numapin did not reach every batch: {usage.line()}", _REMEDY)
+
+
+def _report(run_dir: str, tell: Callable[[str], None]) -> JobUsage | None:
+    """Report and return the loaders of a run; None if no rank has started, or if its folder is gone."""
+    try:
+        usage = read_loaders(run_dir)
+    except OSError as error:
+        tell(f"which loaders used numapin's data path is unknown: {run_dir}: {error.strerror}")
+        return None
+    if not usage.ranks:
+        return None
+    tell(usage.line())
+    return usage
+
+
+def read_loaders(run_dir: str) -> JobUsage:
+    """Read the records of a run. Raises OSError if its folder cannot be read."""
+    usages, unread = [], []
+    for path in sorted(handover.records(run_dir, handover.LOADERS)):
+        try:
+            text = handover.read_text(path)
+            usages.append(read_record(LoaderUsage, text, source=path, hint="", schema=SCHEMA))
+        except (OSError, MachineFileError) as error:
+            unread.append(f"{Path(path).name} cannot be read: {error}")
+    started = map(_rank, handover.records(run_dir))
+    ranks = frozenset(rank for rank in started if rank is not None)
+    return JobUsage(usages=tuple(usages), ranks=ranks, unread=tuple(unread))
+
+
+def _rank(path: str) -> int | None:
+    """Return the global rank that a record of a start names; None if it cannot be read."""
+    try:
+        record = decode(handover.read_text(path))
+    except (OSError, ValueError):
+        return None
+    rank = record.get("rank") if isinstance(record, dict) else None
+    return rank if isinstance(rank, int) else None

@@ -1,0 +1,274 @@
+"""torchdata's StatefulDataLoader on numapin's path: batches, states, resumption and errors equal torchdata's own."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import pickle
+import signal
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+from numapin.data import stateful
+from numapin.data.path import PathOptions, path_of
+from tests.contract.datasets import row
+from tests.contract.describe import assert_same_batches, describe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+torchdata: Any = pytest.importorskip(
+    "torchdata.stateful_dataloader.stateful_dataloader", reason="no torchdata; type: pip install .[dev]"
+)
+# torchdata 0.11 calls what torch 2.13 has deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+
+TORCHDATA = torchdata.StatefulDataLoader
+
+
+class Ours(TORCHDATA):  # type: ignore[misc,valid-type] # torchdata is not there for mypy
+    """StatefulDataLoader as `numapin run --dataloader=numapin` changes it."""
+
+    def _get_iterator(self) -> Any:
+        return stateful.iterator_of(self, PathOptions()) if self.num_workers else super()._get_iterator()
+
+
+class Items(Dataset[Any]):
+    """Rows with an index and a random number; index `bad` raises, and index `fatal` kills the worker."""
+
+    def __init__(self, size: int = 14, *, bad: int = -1, fatal: int = -1) -> None:
+        self.size, self.bad, self.fatal = size, bad, fatal
+
+    def __len__(self) -> int:
+        """Return the number of items."""
+        return self.size
+
+    def __getitem__(self, index: int) -> Any:
+        """Return an item."""
+        if index == self.bad:
+            raise KeyError(index)
+        if index == self.fatal:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {"x": row(index), "index": index, "random": torch.rand(1)}
+
+
+class Counting(IterableDataset[Any]):
+    """Rows of a counter, which is the dataset's state; worker w yields `size - w` rows."""
+
+    def __init__(self, size: int = 9) -> None:
+        self.size, self.next = size, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the rows from the state on."""
+        info = get_worker_info()
+        worker = 0 if info is None else info.id
+        while self.next < self.size - worker:
+            self.next += 1
+            yield {"x": row(self.next), "worker": worker}
+        self.next = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, with a tensor that is large enough for a slot."""
+        return {"next": self.next, "large": torch.full((2000,), float(self.next))}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take a state over."""
+        self.next = int(state["large"][0])
+
+
+class Plain(IterableDataset[Any]):
+    """Rows without a state: torchdata resumes by dropping batches."""
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the rows."""
+        return (row(number) for number in range(10))
+
+
+class Refused:
+    """A value that cannot be sent."""
+
+    def __reduce__(self) -> str:
+        """Refuse."""
+        raise ValueError("not to be sent")
+
+
+class Unsendable(Items):
+    """Items of which one cannot be sent."""
+
+    def __getitem__(self, index: int) -> Any:
+        """Return an item."""
+        return Refused() if index == 3 else row(index)
+
+
+def fail_to_open() -> None:
+    """Fail in the rank."""
+    raise ValueError("not to be opened")
+
+
+class Unopenable:
+    """A value that is sent, but cannot be made again in the rank."""
+
+    def __reduce__(self) -> Any:
+        """Send a call that fails."""
+        return fail_to_open, ()
+
+
+class Closed(Items):
+    """Items of which number 5 cannot be opened."""
+
+    def __getitem__(self, index: int) -> Any:
+        """Return an item."""
+        return {"index": index, "x": Unopenable() if index == 5 else row(index)}
+
+
+def collate_items(items: list[Any]) -> list[Any]:
+    """Leave the items as they are."""
+    return items
+
+
+def fail_to_start(worker: int) -> None:
+    """Fail in worker 1."""
+    if worker == 1:
+        raise RuntimeError("no worker 1 today")
+
+
+CASES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "shuffled": (Items(), {"shuffle": True, "batch_size": 2}),
+    "every third state": (Items(), {"batch_size": 1, "snapshot_every_n_steps": 3}),
+    "persistent": (Items(), {"shuffle": True, "batch_size": 3, "persistent_workers": True}),
+    "iterable with a state": (Counting(), {"batch_size": 2}),
+    "iterable with a state, persistent": (Counting(), {"batch_size": 2, "persistent_workers": True}),
+    "iterable without a state": (Plain(), {"batch_size": 2, "prefetch_factor": 1}),
+}
+
+
+def history(cls: Any, dataset: Any, options: dict[str, Any]) -> list[Any]:
+    """Return the batches and states of a loader: two epochs, one left in its middle, and one resumed from there."""
+
+    def make() -> Any:
+        torch.manual_seed(5)
+        return cls(dataset, **{"num_workers": 2} | options)
+
+    loader = make()
+    found: list[Any] = [loader.state_dict()]
+    for epoch in (None, 3):
+        iterator = iter(loader)
+        for batch in itertools.islice(iterator, epoch):
+            found += [describe(batch), loader.state_dict()]
+    state = pickle.loads(pickle.dumps(loader.state_dict()))  # noqa: S301 - our own
+    del iterator, loader
+    resumed = make()
+    resumed.load_state_dict(state)
+    for batch in resumed:
+        found += [describe(batch), resumed.state_dict()]
+    return [*found, resumed.state_dict()]  # at the end of the epoch
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_batches_and_states(case: str) -> None:
+    """Batches, their random numbers, and the state after each equal torchdata's, and so does the resumed rest."""
+    dataset, options = CASES[case]
+    ours, theirs = history(Ours, dataset, options), history(TORCHDATA, dataset, options)
+    assert len(ours) == len(theirs) > 10
+    assert_same_batches(list(map(describe, ours)), list(map(describe, theirs)))
+
+
+def test_takes_the_path() -> None:
+    """Every batch travels in a slot or makes one; the state needs none, although it has a large tensor."""
+    loader = Ours(Counting(), batch_size=2, num_workers=1)
+    kept = [(batch, loader.state_dict()) for batch in loader]
+    counts = path_of(loader, PathOptions()).counts
+    assert counts.batches == len(kept) == 5
+    assert counts.hits + sum(counts.misses.values()) == 5
+    assert counts.num_bytes < 5 * 40_000  # 2 rows of 16 KiB a batch, without the 8 kB of the state
+    states = [state["_snapshot"]["_worker_snapshots"]["worker_0"]["dataset_state"] for _, state in kept]
+    assert not any(state["large"].is_shared() for state in states)
+
+
+def test_spawned_workers() -> None:
+    """Our queue reaches workers that are not forked."""
+    loader = Ours(Counting(4), batch_size=2, num_workers=1, multiprocessing_context="spawn")
+    assert [describe(batch) for batch in loader] == [
+        describe(batch) for batch in TORCHDATA(Counting(4), batch_size=2, num_workers=1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options", "expected"),
+    [
+        (Items(bad=5), {}, "KeyError: 5"),
+        (Unsendable(), {"collate_fn": collate_items}, "not to be sent"),
+        (Items(), {"worker_init_fn": fail_to_start}, "no worker 1 today"),
+        (Items(fatal=6), {}, "DataLoader worker (pid"),
+    ],
+    ids=["item", "unsendable", "start", "killed"],
+)
+def test_errors(dataset: Any, options: dict[str, Any], expected: str) -> None:
+    """An error of the dataset, of sending, of a worker's start, or a worker's death is raised, and ends the workers."""
+    loader = Ours(dataset, num_workers=2, batch_size=1, **options)
+    with pytest.raises((KeyError, ValueError, RuntimeError)) as caught:
+        list(loader)
+    assert expected in str(caught.value)
+
+
+def test_after_an_error_the_rest_comes() -> None:
+    """A loop may go on after a failed item: no task is lost, and the state counts on."""
+
+    def seen(cls: Any) -> list[Any]:
+        torch.manual_seed(5)
+        loader = cls(Items(bad=5), num_workers=2, batch_size=1)
+        iterator, found = iter(loader), []
+        for _ in range(14):
+            try:
+                found.append(int(next(iterator)["index"]))
+            except KeyError:
+                found.append(-1)
+        return [*found, describe(loader.state_dict())]
+
+    assert seen(Ours) == seen(TORCHDATA)
+
+
+def test_after_a_batch_that_cannot_be_opened_the_rest_comes() -> None:
+    """The error is that batch's only; its place is in the sequence."""
+    loader = Ours(Closed(), num_workers=2, batch_size=None)
+    iterator = iter(loader)
+    assert [next(iterator)["index"] for _ in range(5)] == [0, 1, 2, 3, 4]
+    with pytest.raises(ValueError, match="not to be opened"):
+        next(iterator)
+    assert iterator._tasks_outstanding + len(iterator._task_info) >= 4  # its worker got another task
+    assert [batch["index"] for batch in iterator] == list(range(6, 14))
+
+
+def test_out_of_order() -> None:
+    """With in_order=False all items come, and the end of the epoch is found."""
+    loader = Ours(Items(), num_workers=2, batch_size=1, in_order=False)
+    assert sorted(int(batch["index"]) for batch in loader) == list(range(14))
+
+
+def test_an_abandoned_epoch_ends_its_workers() -> None:
+    """An iterator that is dropped in the middle leaves no process behind; persistent workers go on with a new epoch."""
+    loader = Ours(Items(), num_workers=2, batch_size=1)
+    iterator = iter(loader)
+    next(iterator)
+    workers = iterator._workers
+    loader._iterator = None
+    del iterator
+    gc.collect()
+    assert not any(worker.is_alive() for worker in workers)
+    persistent = Ours(Items(), num_workers=2, batch_size=1, persistent_workers=True)
+    next(iter(persistent))
+    assert [int(batch["index"]) for batch in persistent] == list(range(14))
+
+
+def test_an_unknown_torchdata_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the iterator that we know, or without torchdata, no class is taken over."""
+    assert stateful.loader_class() is TORCHDATA
+    monkeypatch.delattr(torchdata, "_StatefulMultiProcessingDataLoaderIter")
+    assert stateful.loader_class() is None
+    monkeypatch.delitem(sys.modules, stateful.MODULE)
+    assert stateful.loader_class() is None

@@ -1,0 +1,208 @@
+"""Bad ends of a slot: a worker without descriptors, memory or a life, and a rank that cannot take a slot over."""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import resource
+import signal
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch.utils.data import default_collate, get_worker_info
+
+import numapin
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROWS = 64
+BATCH = 4
+SICK = 24  # the row from which on something is missing
+_REASONS = re.compile("File too large|Too many open files|Cannot allocate memory")
+
+
+class Numbers(torch.utils.data.Dataset[torch.Tensor]):
+    """Rows of 64 KiB, each filled with its index; `fail` is called in the worker that makes row SICK."""
+
+    def __init__(self, fail: Callable[[], None] = lambda: None) -> None:
+        self.fail = fail
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return ROWS
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        """Return a row."""
+        if index == SICK:
+            self.fail()
+        return torch.full((16384,), float(index))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _what_a_process_opens_once() -> None:
+    list(numapin.DataLoader(Numbers(), BATCH, num_workers=1))
+
+
+def no_descriptors() -> None:
+    """Let this process open no more files."""
+    highest = max(int(name) for name in os.listdir("/proc/self/fd"))  # noqa: PTH208 - names only
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    for fd in range(highest + 1):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDONLY)  # takes the lowest free number
+
+
+def no_file_sizes() -> None:
+    """Let this process make no file larger than 4 KiB, so that a memfd cannot get its size."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+
+
+def no_address_space() -> None:
+    """Let this process map nothing more than 64 MiB."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), resource.RLIM_INFINITY))
+
+
+def right(batches: list[torch.Tensor]) -> bool:
+    """Return whether these are all batches, in order."""
+    return [batch[:, -1].tolist() for batch in batches] == [
+        [float(row) for row in range(start, start + BATCH)] for start in range(0, ROWS, BATCH)
+    ]
+
+
+def open_files() -> int:
+    """Return how many files this process has open."""
+    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - names only
+
+
+def slot_maps() -> int:
+    """Return how many slots this process has mapped."""
+    return Path("/proc/self/maps").read_text().count("/memfd:numapin-slot")
+
+
+@pytest.mark.parametrize("fail", [no_descriptors, no_file_sizes, no_address_space])
+def test_a_worker_that_can_make_no_slots(fail: Callable[[], None]) -> None:
+    """Batches are correct, or, if torch could not send them either, the error names the reason. Nothing leaks."""
+    before = open_files(), slot_maps()
+    loader: Any = numapin.DataLoader(Numbers(fail), BATCH, num_workers=2)
+    kept: list[torch.Tensor] = []  # asks for new slots
+    reasons: list[str] = []
+    try:
+        kept.extend(loader)
+    except (RuntimeError, OSError) as error:
+        reasons.append(str(error))
+        traceback.clear_frames(error.__traceback__)
+    assert right(kept) if not reasons else _REASONS.search(reasons[0])
+    loader.close()
+    kept.clear()
+    gc.collect()
+    assert (open_files(), slot_maps()) == before
+
+
+def killed_before_sending(rows: list[torch.Tensor]) -> torch.Tensor:
+    """Collate a batch into a slot, and die before it is sent."""
+    batch: torch.Tensor = default_collate(rows)
+    if int(batch[0, 0]) == SICK:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return batch
+
+
+def test_a_worker_killed_between_making_and_sending() -> None:
+    """An error names the worker, and the memory that it made goes with it."""
+    before = open_files(), slot_maps()
+    loader: Any = numapin.DataLoader(Numbers(), BATCH, num_workers=2, collate_fn=killed_before_sending)
+    with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid"):
+        list(loader)
+    loader.close()
+    del loader
+    assert (open_files(), slot_maps()) == before
+
+
+def test_a_rank_without_descriptors() -> None:
+    """If the rank cannot receive a slot's descriptor, that is the error of this batch; later batches arrive."""
+    loader = numapin.DataLoader(Numbers(), BATCH, num_workers=1, prefetch_factor=2)
+    iterator = iter(loader)
+    kept: list[torch.Tensor] = []
+    lost: list[str] = []
+    kept.append(next(iterator))
+    limits, opened = resource.getrlimit(resource.RLIMIT_NOFILE), []
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (open_files() + 64, limits[1]))
+        try:
+            while True:
+                opened.append(os.open(os.devnull, os.O_RDONLY))
+        except OSError:
+            pass
+        for _ in range(6):
+            try:
+                kept.append(next(iterator))  # keeping them asks for new slots
+            except OSError as error:
+                lost.append(str(error))
+    finally:
+        for fd in opened:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    rest = list(iterator)
+    assert lost
+    assert all("ulimit -n" in text for text in lost)
+    assert len(kept) + len(rest) == ROWS // BATCH - len(lost)
+    assert all(bool((batch == batch[:, :1]).all()) for batch in (*kept, *rest))
+
+
+class Keeping(Numbers):
+    """A dataset that keeps every row, and every batch it is given, in its worker."""
+
+    kept: list[torch.Tensor] = []  # noqa: RUF012 - one list a worker
+
+    def collate(self, rows: list[torch.Tensor]) -> torch.Tensor:
+        """Collate, and keep the batch."""
+        batch: torch.Tensor = default_collate(rows)
+        assert get_worker_info() is not None
+        assert all(bool((old == old[:, :1]).all()) for old in self.kept)  # none was overwritten
+        self.kept.append(batch)
+        return batch
+
+
+def test_a_worker_that_keeps_all_batches() -> None:
+    """Slots that a worker still refers to are never written again."""
+    dataset = Keeping()
+    loader = numapin.DataLoader(dataset, BATCH, num_workers=2, collate_fn=dataset.collate)
+    for _ in range(2):
+        assert right(list(loader))
+    assert right(list(loader))
+
+
+def test_workers_do_not_inherit_free_slots() -> None:
+    """Workers forked for a later epoch do not map the rank's free slots, so dropping a slot frees its memory."""
+    loader = numapin.DataLoader(Numbers(), BATCH, num_workers=2)
+    assert right([batch.clone() for batch in loader])
+    assert slot_maps()
+    iterator: Any = iter(loader)
+    inherited = [Path(f"/proc/{process.pid}/maps").read_text() for process in iterator._workers]
+    batch = next(iterator)
+    assert [int(row) for row in batch[:, 0]] == list(range(BATCH))
+    assert all(text.count("/memfd:numapin-slot") <= 2 * 2 for text in inherited)  # those of its first tasks
+
+
+def test_everything_is_given_back() -> None:
+    """After kept batches, outliers, abandoned epochs and a close, no slot and no descriptor is left."""
+    before = open_files(), slot_maps()
+    loader: Any = numapin.DataLoader(Numbers(), BATCH, num_workers=2)
+    kept = list(loader)
+    for batches in (1, 3, 0):
+        iterator = iter(loader)
+        kept += [next(iterator) for _ in range(batches)]
+        del iterator
+    loader.close()
+    del loader
+    assert open_files() == before[0]
+    assert slot_maps() - before[1] == len(kept)
+    del kept
+    assert slot_maps() == before[1]

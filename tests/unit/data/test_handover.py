@@ -1,0 +1,204 @@
+"""Descriptors that one process hands to another."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+import resource
+import signal
+import socket
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from numapin.data.slots.handover import _TAG, Handover
+from numapin.data.wire.channel import Channel
+from tests.data import child
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+WAIT_S = 20
+
+
+@pytest.fixture
+def handover() -> Iterator[Handover]:
+    """Give a socket for descriptors, closed after the test."""
+    made = Handover(child_sends=True)
+    yield made
+    made.close()
+
+
+def send(handover: Handover, number: int, text: bytes) -> None:
+    """Send a file that begins with a text, and close it."""
+    fd = os.memfd_create("a test")
+    try:
+        os.write(fd, text)
+        handover.send(number, fd)
+    finally:
+        os.close(fd)
+
+
+def received(handover: Handover, number: int) -> bytes:
+    """Return the beginning of the file with a number."""
+    fd = handover.take(number)
+    try:
+        return os.pread(fd, 100, 0)
+    finally:
+        os.close(fd)
+
+
+def num_open() -> int:
+    """Return the number of descriptors of this process."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_a_file_outlives_its_sender(handover: Handover) -> None:
+    """It keeps its contents after the worker has closed it, or has died."""
+    send(handover, 1, b"first")
+    assert received(handover, 1) == b"first"
+
+
+def test_each_is_found_by_its_number(handover: Handover) -> None:
+    """Workers share the socket, so descriptors may arrive in another order than they are taken."""
+    numbers = [1, 5 << 32, (5 << 32) + 1, (1 << 62)]
+    for number in numbers:
+        send(handover, number, b"%d" % number)
+    for number in (numbers[2], numbers[0], numbers[3], numbers[1]):
+        assert received(handover, number) == b"%d" % number
+    assert not handover._early
+
+
+def test_what_was_never_taken_is_closed(handover: Handover) -> None:
+    """Descriptors are closed, whether they were received or are still on the way."""
+    before = num_open()
+    for number in range(3):
+        send(handover, number, b"never")
+    os.close(handover.take(1))
+    assert num_open() == before + 1
+    handover.discard()
+    assert num_open() == before
+    handover.discard()
+    send(handover, 0, b"again")
+    assert received(handover, 0) == b"again"
+
+
+def test_nothing_is_left_of_a_closed_one() -> None:
+    """Neither its ends, nor what was received and not taken."""
+    before = num_open()
+    handover = Handover(child_sends=True)
+    for number in range(3):
+        send(handover, number, b"never")
+    os.close(handover.take(1))
+    handover.close()
+    assert num_open() == before
+
+
+def test_what_was_not_sent_is_an_error(handover: Handover) -> None:
+    """The reader never waits: a descriptor is sent before the message that mentions it."""
+    with pytest.raises(BlockingIOError):
+        handover.take(1)
+
+
+def test_a_descriptor_that_was_lost_is_an_error(handover: Handover) -> None:
+    """The error names the limit."""
+    with socket.socket(fileno=os.dup(handover._sender)) as end:
+        end.send(_TAG.pack(1))
+    with pytest.raises(OSError, match="ulimit -n") as caught:
+        handover.take(1)
+    assert caught.value.errno == errno.EMFILE
+
+
+@contextmanager
+def no_more_files() -> Iterator[None]:
+    """Let this process open no more files."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_too_many_open_files_lose_one_descriptor_and_no_other(handover: Handover) -> None:
+    """The kernel drops a descriptor for which the receiver has no number; later ones arrive."""
+    send(handover, 1, b"lost")
+    with no_more_files(), pytest.raises(OSError, match="ulimit -n"):
+        handover.take(1)
+    send(handover, 2, b"there")
+    assert received(handover, 2) == b"there"
+    with pytest.raises(BlockingIOError):  # it is forgotten, and not kept for the next of this number
+        handover.take(1)
+
+
+def test_a_full_socket_does_not_block_the_rank(handover: Handover) -> None:
+    """A worker that takes no tasks must not stop the loop; the descriptors already sent arrive."""
+    num_sent = 0
+
+    def fill() -> None:
+        nonlocal num_sent
+        while True:
+            handover.send(num_sent, 0, waits=False)
+            num_sent += 1
+
+    with pytest.raises(OSError, match=r"temporarily unavailable|Too many references"):  # as root there is no such limit
+        fill()
+    for number in range(num_sent):
+        os.close(handover.take(number))
+
+
+def test_a_reader_that_is_gone_is_an_error() -> None:
+    """The rank has ended, or the worker: no signal kills the sender."""
+    handover = Handover(child_sends=True)
+    os.close(handover._reader)
+    with pytest.raises(BrokenPipeError):
+        handover.send(1, 0)
+    os.close(handover._sender)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_it_travels_to_a_child_that_sends(handover: Handover, method: str) -> None:
+    """It works under every start method, and the file outlives the child."""
+    context: Any = multiprocessing.get_context(method)
+    process = context.Process(target=child.hand_over, args=(handover, b"from a child"), daemon=True)
+    process.start()
+    process.join(WAIT_S)
+    assert process.exitcode == 0
+    assert received(handover, 7) == b"from a child"
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_it_travels_to_a_child_that_reads(method: str) -> None:
+    """The rank hands free slots to its workers."""
+    handover, outbox = Handover(child_sends=False), Channel()
+    context: Any = multiprocessing.get_context(method)
+    process = context.Process(target=child.take_over, args=(handover, outbox), daemon=True)
+    send(handover, 7, b"from the parent")
+    process.start()
+    assert outbox.receive(WAIT_S) == b"from the parent"
+    process.join(WAIT_S)
+    handover.close()
+    outbox.close()
+
+
+def test_a_killed_sender_harms_nobody(handover: Handover) -> None:
+    """It dies between the descriptor and the message: others go on, and the next look closes what it left."""
+    process = multiprocessing.get_context("fork").Process(target=_send_and_die, args=(handover,), daemon=True)
+    process.start()
+    process.join(WAIT_S)
+    assert process.exitcode == -signal.SIGKILL
+    before = num_open()
+    send(handover, 2, b"there")
+    assert received(handover, 2) == b"there"
+    handover.discard()
+    assert num_open() == before
+
+
+def _send_and_die(handover: Handover) -> None:
+    send(handover, 1, b"never mentioned")
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,94 @@
+"""The queue from the rank to a worker: tasks, each with a slot."""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from numapin.data.wire.grant import NO_GRANT, Grant
+from numapin.data.wire.queues import TaskQueue
+from numapin.data.worker import setup
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numapin.data.slots.handover import Handover
+
+GRANT = Grant(7, 4096, is_new=True, expected_bytes=4096, forgotten=(3,))
+
+
+class Worker:
+    """A packer that notes what came with its tasks."""
+
+    def __init__(self) -> None:
+        self.grants: list[Grant] = []
+
+    def accept(self, grant: Grant, descriptors: Handover) -> None:
+        """Note a grant, and take its descriptor."""
+        self.grants.append(grant)
+        if grant.is_new:
+            os.close(descriptors.take(grant.slot))
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch) -> Worker:
+    """Make this process a worker."""
+    made = Worker()
+    monkeypatch.setattr(setup, "_packer", made)
+    return made
+
+
+def test_a_task_brings_a_slot(worker: Worker) -> None:
+    """The descriptor is there when the task is read."""
+
+    def grant(offer: Callable[[int, int], bool]) -> Grant:
+        assert offer(GRANT.slot, 0)
+        return GRANT
+
+    with closing(TaskQueue(grant)) as queue:
+        queue.put((5, [1, 2, 3]))
+        assert queue.get(1) == (5, [1, 2, 3])
+    assert worker.grants == [GRANT]
+
+
+def test_what_is_no_task_brings_none(worker: Worker) -> None:
+    """The beginning and the end of an epoch are messages, too; without a pool there are no slots."""
+    with closing(TaskQueue(lambda _: GRANT)) as queue, closing(TaskQueue(None)) as without:
+        queue.put(None)
+        without.put((1, [2]))
+        assert (queue.get(1), without.get(1)) == (None, (1, [2]))
+    assert worker.grants == [NO_GRANT, NO_GRANT]
+
+
+def test_a_task_that_cannot_be_sent_takes_no_slot() -> None:
+    """A sampler may yield anything: the error is pickle's, and the slot stays free for the next task."""
+    granted: list[Any] = []
+
+    def grant(offer: Callable[[int, int], bool]) -> Grant:
+        granted.append(offer)
+        return NO_GRANT
+
+    with closing(TaskQueue(grant)) as queue:
+        with pytest.raises(TypeError, match="cannot pickle"):
+            queue.put((5, [(number for number in range(3))]))
+        assert not granted
+        queue.put((5, [1]))
+        assert len(granted) == 1
+
+
+def test_a_worker_that_is_gone_takes_no_descriptor() -> None:
+    """Nor does one whose socket is full; the rank does not wait for it."""
+    answers: list[bool] = []
+
+    def grant(offer: Callable[[int, int], bool]) -> Grant:
+        while not answers or answers[-1]:
+            answers.append(offer(len(answers), 0))
+        return NO_GRANT
+
+    with closing(TaskQueue(grant)) as queue:
+        queue.put((5, [1]))
+    assert answers[-1] is False
+    assert answers[0] is True

@@ -1,0 +1,360 @@
+"""Slots are checked and pinned beside the loop, as far as budget and driver allow. The GPU's driver is a stand-in."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import threading
+import time
+from collections import deque
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+import torch
+
+from numapin.base.cpu_set import CpuSet
+from numapin.data.slots import settling as settling_module
+from numapin.data.slots.settling import Settling, _Settler
+from numapin.data.slots.slot import Slot
+from numapin.data.stats import PoolTotals
+from numapin.system import memory, placement
+from numapin.system.placement import Placement
+from tests.data.loopback import ANYWHERE, WAIT_S, Loopback, gpu, held_bytes, lent, loopback, make_spec
+from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numapin.system.cuda import Driver
+    from tests.cuda.fake import FakeCuda
+
+PAGE: Final = mmap.PAGESIZE
+BATCH: Final = torch.arange(1000.0)  # 4000 bytes: a slot of a page
+
+
+class Gate:
+    """A function that waits until it is opened before it calls another."""
+
+    def __init__(self, then: Any) -> None:
+        self.then, self.is_reached, self.is_open = then, threading.Event(), threading.Event()
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        """Wait, and call the other function."""
+        self.is_reached.set()
+        assert self.is_open.wait(WAIT_S)
+        return self.then(*args, **options)
+
+
+@pytest.fixture
+def gate(fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Gate, dict[str, Any]]]:
+    """Give a gate before the driver pins anything, and a pool's properties with that driver."""
+    properties = gpu()
+    driver: Driver = properties["driver"]
+    assert fake_cuda.registered_bytes() == 0
+    made = Gate(driver.register)
+    monkeypatch.setattr(driver, "register", made)
+    yield made, properties
+    made.is_open.set()
+
+
+def release(loop: Loopback, batch: torch.Tensor = BATCH) -> None:
+    """Have a batch come and go, and its slot settled."""
+    lent(loop, batch)
+    loop.settle()
+
+
+class TestPinning:
+    """A slot is pinned once its first batch is gone."""
+
+    def test_it_is_pinned_once(self, fake_cuda: FakeCuda) -> None:
+        """Not while a batch is in it, which the loop is waiting for; later batches use it as it is."""
+        before = placement.PINNED.total
+        with loopback(**gpu()) as loop:
+            batch = lent(loop, BATCH)
+            assert fake_cuda.registered_bytes() == 0
+            del batch
+            loop.settle()
+            for _ in range(5):
+                release(loop)
+            assert (fake_cuda.registered_bytes(), fake_cuda.get("registered_ranges")) == (PAGE, 1)
+            assert (placement.PINNED.total, PoolTotals.of([loop.pool]).pinned_bytes) == (before + PAGE, PAGE)
+        assert (fake_cuda.registered_bytes(), placement.PINNED.total) == (0, before)
+
+    def test_the_batch_stays_as_it_is_meanwhile(self, gate: tuple[Gate, dict[str, Any]]) -> None:
+        """The loop goes on: what is being pinned is not used, and the next batches have other slots."""
+        wall, properties = gate
+        with loopback(**properties) as loop:
+            first = lent(loop, BATCH)
+            address = first.data_ptr()
+            del first
+            loop.pool.reclaim()
+            assert wall.is_reached.wait(WAIT_S)
+            assert loop.num_free() == 0
+            other = lent(loop, -BATCH)
+            assert other.data_ptr() != address
+            wall.is_open.set()
+            loop.settle()
+            assert torch.equal(other, -BATCH)
+            assert lent(loop, BATCH).data_ptr() == address
+
+    def test_at_most_two_slots_of_a_pool_are_away(self, gate: tuple[Gate, dict[str, Any]]) -> None:
+        """The workers need the others at once; those are pinned when they come back again."""
+        wall, properties = gate
+        with loopback(**properties) as loop:
+            kept = [lent(loop, BATCH) for _ in range(5)]
+            del kept
+            assert loop.num_free() == 3
+            wall.is_open.set()
+            loop.settle()
+            assert [slot.is_settled for slot in loop.pool.slots].count(True) == 2
+            for _ in range(2):
+                kept = [lent(loop, BATCH) for _ in range(5)]
+                del kept
+                loop.settle()
+            assert all(slot.pinned_on == 0 for slot in loop.pool.slots)
+
+    def test_a_slot_may_be_larger_than_its_batch_was(self, fake_cuda: FakeCuda) -> None:
+        """Pages that no batch needed so far exist before the slot is used again, so that no write can fail."""
+        with loopback(**gpu()) as loop:
+            kept = lent(loop, torch.zeros(64 * PAGE, dtype=torch.uint8))
+            small = lent(loop, BATCH)
+            assert held_bytes(loop.pool) == 65 * PAGE
+            del kept, small
+            loop.settle()
+            assert held_bytes(loop.pool) == fake_cuda.registered_bytes() == 2 * 64 * PAGE
+
+    def test_without_anything_to_do_no_thread_is_needed(self) -> None:
+        """On a host without a GPU and with one node a slot is free at once."""
+        with loopback() as loop:
+            lent(loop, BATCH)
+            assert loop.num_free() == 1
+            assert not loop.pool._settling.is_needed
+            assert [slot.pages for slot in loop.pool.slots] == [None]
+
+
+class TestBudget:
+    """Memory that may be pinned."""
+
+    def test_what_exceeds_it_stays_pageable(self, fake_cuda: FakeCuda) -> None:
+        """Such slots serve all the same, and it is reported once with its remedies."""
+        told: list[str] = []
+        pools: list[Loopback] = []
+
+        def left() -> int:
+            return 3 * PAGE - PoolTotals.of([pools[0].pool]).pinned_bytes
+
+        with loopback(told=told, budget_bytes=left, **gpu()) as loop:
+            pools.append(loop)
+            for _ in range(4):
+                kept = [lent(loop, BATCH + number) for number in range(6)]
+                assert [int(batch[0]) for batch in kept] == list(range(6))
+                del kept
+                loop.settle()
+            assert len(loop.pool.slots) == 6
+            assert (fake_cuda.registered_bytes(), len(told)) == (3 * PAGE, 1)
+            assert "the budget for pinned memory is used up: 0" in told[0]
+            assert "pinned_budget=" in told[0]
+
+    def test_room_that_is_made_is_used(self, fake_cuda: FakeCuda) -> None:
+        """A slot that does not fit now does not mean that a smaller one later does not."""
+        budget = [0]
+        with loopback(budget_bytes=lambda: budget[0], **gpu()) as loop:
+            release(loop)
+            kept = lent(loop, BATCH)
+            budget[0] = PAGE
+            release(loop)
+            assert kept is not None
+            assert fake_cuda.registered_bytes() == PAGE
+
+
+class TestRefusals:
+    """A refusal is reported once, and batches travel in slots that are not pinned."""
+
+    def test_a_registration_that_is_refused(self, fake_cuda: FakeCuda) -> None:
+        """Those that are pinned stay so; there is no further attempt, and no batch is lost."""
+        fake_cuda.refuse_registration(above_bytes=2 * PAGE)
+        told: list[str] = []
+        with loopback(told=told, **gpu()) as loop:
+            for number in range(5):
+                kept = [lent(loop, BATCH + number) for _ in range(4)]
+                assert all(torch.equal(batch, BATCH + number) for batch in kept)
+                del kept
+                loop.settle()
+            assert (len(loop.pool.slots), fake_cuda.registered_bytes()) == (4, 2 * PAGE)
+            fake_cuda.refuse_registration(above_bytes=100 * PAGE)
+            kept = [lent(loop, BATCH) for _ in range(6)]
+            del kept
+            loop.settle()
+            assert fake_cuda.registered_bytes() == 2 * PAGE
+            (text,) = told
+            assert text.startswith("batches are not pinned from now on: ")
+            assert "CUDA_ERROR_OUT_OF_MEMORY" in text
+        assert fake_cuda.registered_bytes() == 0
+
+    @pytest.mark.parametrize(("code", "num_pinned"), [(errno.ENOMEM, 0), (errno.EINVAL, 1)])
+    def test_pages_that_cannot_be_faulted_in(
+        self, fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, code: int, num_pinned: int
+    ) -> None:
+        """Without memory the slot is not pinned. A kernel before 5.14 cannot do it: the driver does."""
+
+        def refuse(_address: int, _num_bytes: int) -> None:
+            raise OSError(code, os.strerror(code))
+
+        told: list[str] = []
+        with loopback(told=told, **gpu()) as loop:
+            batch = lent(loop, BATCH)
+            monkeypatch.setattr(memory, "populate", refuse)
+            del batch
+            loop.settle()
+            assert fake_cuda.registered_bytes() == num_pinned * PAGE
+            assert [os.strerror(code) in text for text in told] == [True] * (1 - num_pinned)
+            assert torch.equal(lent(loop, -BATCH), -BATCH)
+
+    def test_no_thread_can_be_started(self, fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The slots stay pageable; the remedy is reported once."""
+
+        def refuse(_thread: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        told: list[str] = []
+        with loopback(told=told, **gpu()) as loop:
+            with monkeypatch.context() as patch:
+                patch.setattr(threading.Thread, "start", refuse)
+                for _ in range(3):
+                    assert torch.equal(lent(loop, BATCH), BATCH)
+                    loop.pool.reclaim()
+            kept = [lent(loop, BATCH) for _ in range(3)]
+            del kept
+            loop.settle()
+            assert (len(told), fake_cuda.registered_bytes()) == (1, 0)
+            assert told[0].endswith("see: ulimit -u")
+
+
+class TestPlacement:
+    """The kernel is asked where a slot's pages are."""
+
+    @pytest.fixture
+    def there(self) -> dict[str, Any]:
+        """Give the properties of a pool on the second of two nodes."""
+        return {"locality": replace(ANYWHERE, nodes=CpuSet({1}), num_machine_nodes=2)}
+
+    def test_its_answer_is_kept(self, there: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+        """Even without a GPU; what is not as it should be is reported once."""
+        asked: list[dict[str, object]] = []
+
+        def check(_address: int, num_bytes: int, **where: object) -> Placement:
+            asked.append(where)
+            return Placement(pages={1: num_bytes // PAGE - 1, None: 1}, shortfalls=(f"not all of {len(asked)}",))
+
+        monkeypatch.setattr(placement, "check", check)
+        monkeypatch.setattr(placement, "prefer", lambda *_: iter(()))
+        told: list[str] = []
+        with loopback(told=told, **there) as loop:
+            for _ in range(3):
+                release(loop, torch.zeros(4 * PAGE, dtype=torch.uint8))
+            assert asked == [{"nodes": CpuSet({1}), "num_machine_nodes": 2}]
+            assert told == ["not all of 1"]
+            totals = PoolTotals.of([loop.pool])
+            assert (dict(totals.pages), totals.share_on(CpuSet({1}))) == ({1: 3, None: 1}, 0.75)
+            kept = [lent(loop, torch.zeros(4 * PAGE, dtype=torch.uint8)) for _ in range(2)]
+            del kept
+            loop.settle()
+            assert (len(asked), told) == (2, ["not all of 1"])  # the share is another, and in the stats
+
+    def test_pages_that_nobody_reports_are_unverified(
+        self, there: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """One such slot makes the share of all unknown."""
+        answers = iter([Placement(pages={1: 1}), Placement(pages=None)])
+        monkeypatch.setattr(placement, "check", lambda *_args, **_options: next(answers))
+        monkeypatch.setattr(placement, "prefer", lambda *_: iter(()))
+        with loopback(**there) as loop:
+            release(loop)
+            assert PoolTotals.of([loop.pool]).share_on(CpuSet({1})) == 1
+            kept = [lent(loop, BATCH) for _ in range(2)]
+            del kept
+            loop.settle()
+            assert PoolTotals.of([loop.pool]).share_on(CpuSet({1})) is None
+
+
+class TestClosing:
+    """A pool may be closed while its slots are being pinned."""
+
+    def test_what_is_being_pinned_is_unpinned_again(
+        self, gate: tuple[Gate, dict[str, Any]], fake_cuda: FakeCuda
+    ) -> None:
+        """Nothing stays pinned, neither the slot at the driver nor the one after it."""
+        wall, properties = gate
+        before = placement.PINNED.total
+        with loopback(**properties) as loop:
+            kept = [lent(loop, BATCH) for _ in range(2)]
+            del kept
+            loop.pool.reclaim()
+            assert wall.is_reached.wait(WAIT_S)
+        wall.is_open.set()
+        settling = loop.pool._settling
+        assert wait_until(lambda: settling_module._settler()._is_running is False, limit_s=WAIT_S)
+        assert wait_until(lambda: fake_cuda.registered_bytes() == 0, limit_s=WAIT_S)
+        assert (placement.PINNED.total, len(settling._done), fake_cuda.get("registered_ranges")) == (before, 0, 0)
+
+    def test_what_was_pinned_and_not_taken_back_is_unpinned(self, fake_cuda: FakeCuda) -> None:
+        """The slot waits for the loop's next step, which does not come."""
+        with loopback(**gpu()) as loop:
+            lent(loop, BATCH)
+            loop.pool.reclaim()
+            assert wait_until(lambda: loop.pool._settling._done, limit_s=WAIT_S)
+            assert fake_cuda.registered_bytes() == PAGE
+        assert wait_until(lambda: fake_cuda.registered_bytes() == 0, limit_s=WAIT_S)
+
+    def test_two_threads_may_drop_what_is_done(self) -> None:
+        """The loop closes the pool while the settling thread is through with the last slot; neither fails."""
+
+        class Raced(deque[Slot]):
+            def popleft(self) -> Slot:
+                self.clear()  # by the other thread
+                return super().popleft()
+
+        settling = Settling(make_spec())
+        memory = torch.empty(0)
+        settling._done = Raced([Slot(number=1, fd=None, num_bytes=0, address=0, owner=memory, home=0)])
+        settling.close()
+        assert not settling._done
+
+
+class TestThread:
+    """One thread for the whole process."""
+
+    def test_it_rests_as_long_as_it_worked(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Pinning holds locks of the driver that kernel launches need; a rest is at most 50 ms."""
+        rests: list[float] = []
+        sleep = time.sleep
+        monkeypatch.setattr(time, "sleep", rests.append)
+        settler = _Settler()
+        for pause_s in (0.0, 0.02, 0.1):
+            assert settler.submit(lambda pause_s=pause_s: sleep(pause_s))  # type: ignore[misc]
+        assert wait_until_ended(settler)
+        assert rests[0] < 0.02 <= rests[1] <= 0.05
+        assert rests[2] == 0.05
+
+    def test_it_ends_when_there_is_nothing_to_do(self) -> None:
+        """A loader in its steady state has no thread more; the next job starts one again."""
+        settler, done = _Settler(), []
+        for number in range(3):
+            assert settler.submit(lambda number=number: done.append(number))  # type: ignore[misc]
+            assert wait_until_ended(settler)
+        assert done == [0, 1, 2]
+
+    def test_a_forked_child_has_its_own(self) -> None:
+        """The parent's thread does not exist there."""
+        assert settling_module._of_process(1) is not settling_module._of_process(2)
+        assert settling_module._settler() is settling_module._of_process(os.getpid())
+
+
+def wait_until_ended(settler: _Settler) -> bool:
+    """Return whether a settler's thread ends in time."""
+    end = time.monotonic() + WAIT_S
+    while settler._is_running and time.monotonic() < end:
+        threading.Event().wait(0.002)
+    return not settler._is_running

@@ -1,0 +1,189 @@
+"""Sizes of slots, and free slots: decisions without memory."""
+
+from __future__ import annotations
+
+import mmap
+from typing import TYPE_CHECKING, Final
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from numapin.data.slots.free import FreeSlots
+from numapin.data.slots.sizes import RecentSizes, align, capacity_for
+from numapin.data.slots.slot import Slot
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+PAGE: Final = mmap.PAGESIZE
+MB: Final = 1 << 20
+MEMORY: Final = torch.empty(0)
+
+
+@pytest.mark.parametrize(("num_bytes", "to", "aligned"), [(0, 256, 0), (1, 256, 256), (256, 256, 256), (257, 4, 260)])
+def test_align(num_bytes: int, to: int, aligned: int) -> None:
+    """Sizes are rounded up; aligned ones stay."""
+    assert align(num_bytes, to) == aligned
+
+
+class TestCapacity:
+    """The size of a slot for a batch."""
+
+    @given(st.integers(0, 1 << 40))
+    def test_the_batch_fits_and_little_is_wasted(self, num_bytes: int) -> None:
+        """It is in whole pages, and at most an eighth or a page larger than the batch."""
+        capacity = capacity_for(num_bytes)
+        assert capacity % PAGE == 0
+        assert num_bytes <= capacity <= max(num_bytes + num_bytes // 8 + 1, num_bytes + PAGE)
+        assert capacity_for(capacity) == capacity
+
+    @given(st.integers(0, 1 << 40), st.integers(0, 1 << 40))
+    def test_a_larger_batch_has_no_smaller_slot(self, one: int, other: int) -> None:
+        """Whatever fits into the larger batch's slot is the smaller batch."""
+        assert capacity_for(min(one, other)) <= capacity_for(max(one, other))
+
+    def test_nothing_has_a_page(self) -> None:
+        """A mapping cannot be empty."""
+        assert capacity_for(0) == PAGE
+
+    def test_batches_of_similar_sizes_share_slots(self) -> None:
+        """Between two powers of two there are eight sizes."""
+        assert len({capacity_for(num_bytes) for num_bytes in range(8 * MB + 1, 16 * MB + 1, 5000)}) == 8
+
+
+def sizes_of(sizes: Iterable[int]) -> RecentSizes:
+    """Return what is decided after batches of these sizes."""
+    recent = RecentSizes()
+    for size in sizes:
+        recent.note(size)
+    return recent
+
+
+class TestRecentSizes:
+    """What recent batches need."""
+
+    def test_before_the_first_batch_nothing_is_known(self) -> None:
+        """The worker then takes as much address space as any batch may need."""
+        assert RecentSizes().expected_bytes == 0
+
+    def test_the_first_batch_decides_for_the_second(self) -> None:
+        """There is nothing else to go by."""
+        recent = sizes_of([5 * MB])
+        assert recent.expected_bytes == capacity_for(5 * MB)
+        assert recent.is_useful(recent.expected_bytes)
+
+    @pytest.mark.parametrize("at", [0, 10, 19])
+    def test_one_outlier_among_twenty_changes_nothing(self, at: int) -> None:
+        """Its slot is not kept, and others do not get its size."""
+        sizes = [MB] * 20
+        sizes[at] = 200 * MB
+        recent = sizes_of(sizes)
+        assert recent.expected_bytes == MB
+        assert [recent.is_useful(size) for size in (MB, 2 * MB, 3 * MB, 200 * MB)] == [True, True, False, False]
+
+    def test_four_large_batches_of_thirty_two_count(self) -> None:
+        """Each would otherwise need a new slot. Those of the small ones stay, as most batches fit into them."""
+        recent = sizes_of(([MB] * 7 + [10 * MB]) * 4)
+        assert recent.expected_bytes == 10 * MB
+        assert [recent.is_useful(size) for size in (MB, 10 * MB, 21 * MB)] == [True, True, False]
+
+    def test_slots_for_which_most_batches_are_too_large_go(self) -> None:
+        """Sizes grow, e.g. with the length of sequences."""
+        recent = sizes_of([MB] * 32 + [2 * MB] * 17)
+        assert [recent.is_useful(size) for size in (MB, 2 * MB)] == [False, True]
+
+    def test_the_past_is_forgotten(self) -> None:
+        """After 32 batches nothing is left of earlier ones."""
+        one, other = sizes_of([200 * MB] * 100 + [MB] * 32), sizes_of([MB] * 32)
+        assert one.expected_bytes == other.expected_bytes
+        assert not one.is_useful(200 * MB)
+
+    @given(st.lists(st.sampled_from([1, MB, MB + 1, 3 * MB, 50 * MB]), min_size=1, max_size=80))
+    def test_only_the_last_thirty_two_count(self, sizes: list[int]) -> None:
+        """In any sequence; a new slot is useful at once, and at least nine of ten batches fit into it."""
+        recent, late = sizes_of(sizes), sizes_of(sizes[-32:])
+        assert recent.expected_bytes == late.expected_bytes
+        probes = [PAGE, MB, 2 * MB, 3 * MB, 50 * MB, 100 * MB, 101 * MB]
+        assert [recent.is_useful(size) for size in probes] == [late.is_useful(size) for size in probes]
+        assert recent.is_useful(recent.expected_bytes)
+        last = sizes[-32:]
+        assert 10 * sum(size > recent.expected_bytes for size in last) <= len(last)
+
+
+def slot(number: int, home: int = 0, *, is_clean: bool = True) -> Slot:
+    """Return a slot without memory."""
+    return Slot(number=number, fd=None, num_bytes=0, address=0, owner=MEMORY, home=home, is_clean=is_clean)
+
+
+def taken(free: FreeSlots, worker: int) -> int | None:
+    """Return the number of the slot that a worker gets."""
+    found = free.take(worker)
+    return None if found is None else found.number
+
+
+def free_slots(num_workers: int, *slots: Slot) -> FreeSlots:
+    """Return a set of free slots."""
+    free = FreeSlots(num_workers)
+    for one in slots:
+        free.add(one)
+    return free
+
+
+class TestFreeSlots:
+    """The choice of a slot for a worker."""
+
+    def test_the_last_released_comes_first(self) -> None:
+        """Parts of it are most likely in a cache."""
+        free = free_slots(1, slot(1), slot(2), slot(3))
+        assert [taken(free, 0) for _ in range(4)] == [3, 2, 1, None]
+        assert not list(free)
+
+    def test_a_worker_gets_its_own_first(self) -> None:
+        """It has the memory mapped, even if others have more slots; its own need not be clean."""
+        free = free_slots(2, slot(1, is_clean=False), *(slot(n, 1) for n in (2, 3, 4)))
+        assert taken(free, 0) == 1
+
+    def test_a_worker_without_any_gets_one_of_the_worker_with_the_most(self) -> None:
+        """Workers that are fast or late do not make slots while others lie idle."""
+        free = free_slots(3, slot(1, 1), slot(2, 1), slot(3, 2), slot(4, 2), slot(5, 2))
+        assert taken(free, 0) == 5
+        assert sorted(one.number for one in free) == [1, 2, 3, 4]
+
+    def test_the_only_one_of_a_worker_stays(self) -> None:
+        """Two workers with one slot each would otherwise exchange and map them forever."""
+        free = free_slots(3, slot(1, 1), slot(2, 2))
+        assert taken(free, 0) is None
+        assert (taken(free, 1), taken(free, 2)) == (1, 2)
+
+    def test_what_another_worker_may_refer_to_stays(self) -> None:
+        """Another process cannot see whether it does: it gets the last clean one, or none."""
+        free = free_slots(2, slot(1, 1), slot(2, 1), slot(3, 1, is_clean=False))
+        assert taken(free, 0) == 2
+        free = free_slots(2, slot(1, 1, is_clean=False), slot(2, 1, is_clean=False))
+        assert taken(free, 0) is None
+
+    def test_slots_that_were_never_in_use_are_surplus(self) -> None:
+        """A loop that kept many batches once does not hold their memory forever, but two spares."""
+        free = free_slots(1, *(slot(number) for number in range(10)))
+        dropped = 0
+        for _ in range(1000):
+            one = free.take(0)
+            assert one is not None
+            if free.is_surplus():
+                dropped += 1
+            else:
+                free.add(one)
+        assert (dropped, len(list(free))) == (7, 3)  # one in use, two to spare
+
+    def test_slots_that_are_used_now_and_then_stay(self) -> None:
+        """Every 30 batches the loop keeps eight at once."""
+        free = free_slots(1, *(slot(number) for number in range(10)))
+        for step in range(1000):
+            used = [free.take(0) for _ in range(8 if step % 30 == 0 else 1)]
+            for one in used:
+                assert one is not None
+                assert not free.is_surplus()
+                free.add(one)
+        assert len(list(free)) == 10

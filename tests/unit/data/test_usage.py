@@ -1,0 +1,241 @@
+"""The record of which loaders took numapin's path, and the job's line."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from numapin.base.records import read_record, to_json
+from numapin.base.strict_json import encode
+from numapin.data import usage_log
+from numapin.data.stats import Counts
+from numapin.data.usage import SCHEMA, JobUsage, LoaderUsage, OffPath, OutsideSlots
+from numapin.data.usage_log import UsageLog
+from numapin.data.wire.message import Miss
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+def usage(rank: int = 0, **fields: Any) -> LoaderUsage:
+    """Return a process's usage, of a process that ended without having loaders unless the fields say otherwise."""
+    defaults: dict[str, Any] = {"is_complete": True, "num_loaders": 0, "num_batches": 0, "outside": (), "others": ()}
+    return LoaderUsage(rank=rank, **(defaults | fields))
+
+
+def off(num_loaders: int, where: str, reason: str = "num_workers=0") -> OffPath:
+    """Return loaders that are off the path."""
+    return OffPath(num_loaders=num_loaders, reason=reason, where=where)
+
+
+def line(*usages: LoaderUsage, ranks: frozenset[int] | None = None, unread: tuple[str, ...] = ()) -> str:
+    """Return the line of a job with these usages."""
+    there = frozenset(usage.rank for usage in usages) if ranks is None else ranks
+    return JobUsage(usages=usages, ranks=there, unread=unread).line()
+
+
+class TestLine:
+    """The line at the end of a job."""
+
+    def test_of_one_rank(self) -> None:
+        """It has loaders, batches with thousands separated, and the place of the loader that is off the path."""
+        found = line(usage(num_loaders=2, num_batches=1203, others=(off(1, "train.py:12"),)))
+        assert found == "2 loaders, 1,203 batches by numapin; 1 loader not: num_workers=0 (train.py:12)"
+
+    def test_adds_up(self) -> None:
+        """Ranks, restarts and processes add up, and reasons come with their numbers, the most frequent first."""
+        each = {"num_loaders": 1, "num_batches": 10, "others": (off(1, "a.py:1"), off(2, "b.py:2"))}
+        found = line(usage(0, **each), usage(1, **each), usage(1, **each))
+        assert found == (
+            "3 loaders, 30 batches by numapin in 2 ranks; "
+            "9 loaders not: 6 num_workers=0 (b.py:2), 3 num_workers=0 (a.py:1)"
+        )
+
+    def test_many_reasons_are_not_all_listed(self) -> None:
+        """Of more than three reasons, the line names three."""
+        others = tuple(off(9 - n, f"{n}.py:1") for n in range(5))
+        found = line(usage(others=others))
+        assert found.startswith("no loader by numapin; 35 loaders not: 9 num_workers=0 (0.py:1), ")
+        assert found.endswith("7 num_workers=0 (2.py:1), 11 for other reasons")
+
+    def test_without_a_loader(self) -> None:
+        """A script that iterates no loader is told so."""
+        assert line(ranks=frozenset({0, 1})) == "no torch DataLoader was iterated"
+
+    def test_shortfalls(self) -> None:
+        """Batches outside the slots, ranks without a loader, killed ranks and unreadable records are named."""
+        outside = (OutsideSlots(num_batches=1, reason="slots are turned off"),)
+        found = line(
+            usage(0, num_loaders=1, num_batches=1, outside=outside, is_complete=False),
+            usage(3, num_loaders=1, num_batches=1, is_complete=False),
+            ranks=frozenset({0, 1, 2, 3}),
+            unread=("loaders-2-0-7.json cannot be read: no",),
+        )
+        assert found == (
+            "2 loaders, 2 batches by numapin in 2 ranks; 1 batch outside the slots: slots are turned off; "
+            "ranks 1-2 iterated no loader; the last counts of ranks 0,3 are missing: they were killed; "
+            "loaders-2-0-7.json cannot be read: no"
+        )
+
+    @pytest.mark.parametrize(
+        ("fields", "expected"),
+        [
+            ({"num_loaders": 1, "num_batches": 0}, True),
+            ({}, False),
+            ({"num_loaders": 1, "others": (off(1, ""),)}, False),
+            ({"num_loaders": 1, "outside": (OutsideSlots(num_batches=1, reason="x"),)}, False),
+        ],
+    )
+    def test_what_strict_asks_for(self, fields: dict[str, Any], expected: bool) -> None:  # noqa: FBT001
+        """There were loaders, and all of them took the path with all of their batches."""
+        assert JobUsage(usages=(usage(**fields),), ranks=frozenset({0})).all_took_it is expected
+
+
+class Owner:
+    """A stand-in for a data path: counts, with the identity of an object."""
+
+    def __init__(self) -> None:
+        self.counts = Counts()
+
+
+class Odd:
+    """A loader whose equality says nothing, and which has no hash."""
+
+    def __eq__(self, other: object) -> bool:
+        """Equal everything."""
+        return True
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> UsageLog:
+    """Give a process's log in a folder of a run."""
+    return UsageLog(str(tmp_path), rank=5, restart=2)
+
+
+def written(folder: Path) -> LoaderUsage:
+    """Return the only record in a folder."""
+    (path,) = folder.iterdir()
+    assert path.name == f"loaders-5-2-{os.getpid()}.json"
+    return read_record(LoaderUsage, path.read_text(), source=str(path), hint="", schema=SCHEMA)
+
+
+class TestLog:
+    """What a process notes and writes."""
+
+    def test_counts_of_loaders_that_are_gone_stay(self, tmp_path: Path, log: UsageLog) -> None:
+        """A loader counts once whatever its epochs, and its batches when the record is written, even if it is gone."""
+        paths = [Owner(), Owner()]
+        for path in (*paths, *paths):
+            log.note_path(path)  # type: ignore[arg-type]
+        for path, batches in zip(paths, (3, 4), strict=True):
+            path.counts.batches = batches
+            path.counts.misses.update({Miss.UNSUPPORTED: 1, Miss.SHARED: 1})
+        paths.pop()
+        del path
+        gc.collect()
+        log.end()
+        assert written(tmp_path) == usage(
+            5,
+            num_loaders=2,
+            num_batches=7,
+            outside=(OutsideSlots(num_batches=2, reason=str(Miss.UNSUPPORTED)),),
+        )
+
+    def test_other_loaders_count_by_reason_and_place(self, tmp_path: Path, log: UsageLog) -> None:
+        """Each loader counts once, by identity; the record is there at once, in case that the process is killed."""
+        loaders = [Odd(), Odd()]
+        for loader in (*loaders, *loaders):
+            log.note_other(loader, "num_workers=0")
+        (other,) = written(tmp_path).others
+        assert (other.num_loaders, other.reason) == (1, "num_workers=0")  # the second one is written later
+        log.note_other(Odd(), "another reason", where="there.py:1")
+        found = written(tmp_path)
+        assert [entry.num_loaders for entry in found.others] == [2, 1]
+        assert not found.is_complete
+        assert found.others[0].where.startswith("test_usage.py:")
+
+    def test_writes_rarely(self, log: UsageLog, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A script that makes an iterator for each step does not write for each step."""
+        writes: list[str] = []
+        monkeypatch.setattr("numapin.rank.handover.write_json", lambda *arguments: writes.append(arguments[1]))
+        path = Owner()
+        for _ in range(100):
+            log.note_path(path)  # type: ignore[arg-type]
+            log.note_other(Odd(), "num_workers=0", where="train.py:3")
+        assert len(writes) == 2
+
+    def test_a_folder_that_is_gone_is_reported_once(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """The job goes on, and nothing is written elsewhere."""
+        monkeypatch.chdir(tmp_path)
+        log = UsageLog("/nowhere/run", rank=1, restart=0)
+        for reason in "ab":
+            log.note_other(Odd(), reason)
+        log.end()
+        (said,) = capsys.readouterr().err.splitlines()
+        assert said.startswith("numapin: rank 1: no record of its DataLoaders: /nowhere/run/loaders-1-0-")
+        assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def environ(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[pytest.MonkeyPatch]:
+    """Give an environment as a rank finds it, and no log of earlier tests."""
+    monkeypatch.setattr(usage_log, "_logs", {})
+    finalizers: list[object] = []
+    monkeypatch.setattr("multiprocessing.util.Finalize", lambda *arguments, **_: finalizers.append(arguments))
+    monkeypatch.setenv("NUMAPIN_DATALOADER", "numapin")
+    monkeypatch.setenv("NUMAPIN_RUN_DIR", str(tmp_path))
+    monkeypatch.setenv("RANK", "5")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
+    yield monkeypatch
+    assert len(finalizers) <= 1
+
+
+@pytest.mark.usefixtures("environ")
+def test_a_process_has_one_log(tmp_path: Path) -> None:
+    """It begins with the first iterator, and its rank and restart come from the environment."""
+    usage_log.note_other(Odd(), "a")
+    usage_log.note_other(Odd(), "b")
+    assert [other.reason for other in written(tmp_path).others] == ["a", "b"]
+
+
+@pytest.mark.parametrize("name", ["NUMAPIN_DATALOADER", "NUMAPIN_RUN_DIR", "RANK"])
+def test_nothing_is_written_without_a_launcher_that_asks(
+    environ: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    """Outside of `numapin run --dataloader=numapin` no file appears."""
+    environ.delenv(name)
+    usage_log.note_other(Odd(), "a")
+    usage_log.note_path(SimpleNamespace(counts=Counts()))  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("environ")
+def test_a_forked_child_writes_its_own(tmp_path: Path) -> None:
+    """A child does not add to, or overwrite, its parent's record."""
+    usage_log.note_other(Odd(), "in the parent")
+    child = os.fork()
+    if not child:
+        usage_log.note_other(Odd(), "in the child")
+        os._exit(0)
+    os.waitpid(child, 0)
+    names = {path.name: json.loads(path.read_text())["others"][0]["reason"] for path in tmp_path.iterdir()}
+    assert names == {
+        f"loaders-5-2-{pid}.json": f"in the {who}" for pid, who in ((os.getpid(), "parent"), (child, "child"))
+    }
+
+
+def test_a_record_is_read_as_it_was_written() -> None:
+    """JSON and back."""
+    there = usage(1, others=(off(1, "a.py:1"),), outside=(OutsideSlots(num_batches=2, reason="x"),))
+    text = encode({"schema": SCHEMA, **to_json(there)})
+    assert read_record(LoaderUsage, text, source="", hint="", schema=SCHEMA) == there

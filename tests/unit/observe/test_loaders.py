@@ -1,0 +1,87 @@
+"""The report on a job's loaders: which records are read, when it is given, and what --strict makes of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from numapin.data.usage import SCHEMA
+from numapin.errors import BindingRefused
+from numapin.observe.loaders import reporting_loaders
+from numapin.rank import handover
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def write_start(folder: Path, rank: int, restart: int = 0) -> None:
+    """Write what a rank records at its start."""
+    handover.write_json(str(folder), f"observed-{rank}-{restart}.json", {"rank": rank})
+
+
+def write_usage(folder: Path, rank: int, *, num_others: int = 0) -> None:
+    """Write what a rank with a loader on the path, and others, records."""
+    other = {"num_loaders": num_others, "reason": "num_workers=0", "where": "train.py:12"}
+    content = {"rank": rank, "is_complete": True, "num_loaders": 1, "num_batches": 2, "outside": []}
+    record = {"schema": SCHEMA, **content, "others": [other] if num_others else []}
+    handover.write_json(str(folder), f"loaders-{rank}-0-77.json", record)
+
+
+def report(folder: Path, error: BaseException | None = None, *, strict: bool = False) -> list[str]:
+    """Return what is told about a run that ends with this error."""
+    told: list[str] = []
+    try:
+        with reporting_loaders(str(folder), strict=strict, tell=told.append):
+            if error is not None:
+                raise error  # noqa: TRY301 - the run's
+    except BaseException as raised:
+        if raised is not error:
+            raise
+    return told
+
+
+def test_one_line_for_all_ranks(tmp_path: Path) -> None:
+    """The records of all ranks give one line; with nothing to object to, --strict is content."""
+    for rank in range(3):
+        write_start(tmp_path, rank)
+    write_usage(tmp_path, 0)
+    write_usage(tmp_path, 2)
+    expected = ["2 loaders, 4 batches by numapin in 2 ranks; rank 1 iterated no loader"]
+    assert report(tmp_path) == report(tmp_path, strict=True) == expected
+
+
+def test_strict(tmp_path: Path) -> None:
+    """A loader off the path, or no loader at all, is status 5 with the line as its message."""
+    write_start(tmp_path, 0)
+    with pytest.raises(BindingRefused, match="no torch DataLoader was iterated"):
+        report(tmp_path, strict=True)
+    write_usage(tmp_path, 0, num_others=1)
+    with pytest.raises(BindingRefused, match=r"1 loader not: num_workers=0 \(train.py:12\)") as caught:
+        report(tmp_path, strict=True)
+    assert caught.value.exit_code == 5
+
+
+def test_a_failed_run(tmp_path: Path) -> None:
+    """The line comes, too, and the error stays the run's own."""
+    write_start(tmp_path, 0)
+    assert report(tmp_path, KeyboardInterrupt(), strict=True) == ["no torch DataLoader was iterated"]
+
+
+def test_without_a_rank(tmp_path: Path) -> None:
+    """Nothing is reported of a run in which no rank started."""
+    assert report(tmp_path, strict=True) == []
+
+
+def test_records_that_cannot_be_read(tmp_path: Path) -> None:
+    """A record that a rank did not write, and a folder that is gone, are named instead of raising."""
+    write_start(tmp_path, 0)
+    (tmp_path / "loaders-0-0-1.json").write_text('{"schema": "other/1"}')
+    (tmp_path / "observed-1-0.json").write_text("[")
+    (line,) = report(tmp_path)
+    assert "no torch DataLoader was iterated; loaders-0-0-1.json cannot be read: " in line
+    write_usage(tmp_path, 0)
+    with pytest.raises(BindingRefused, match="cannot be read"):  # what is unknown is not as asked for
+        report(tmp_path, strict=True)
+    (line,) = report(tmp_path / "gone")
+    assert line == f"which loaders used numapin's data path is unknown: {tmp_path / 'gone'}: No such file or directory"
