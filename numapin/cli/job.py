@@ -18,6 +18,7 @@ from numapin.errors import UsageError
 from numapin.jobs import duration, kubernetes, lsf, mpi, pbs, slurm
 from numapin.jobs.request import Form, JobRequest, KubernetesKind, Launch
 from numapin.jobs.share import Share, require_present, share_of
+from numapin.launcher import preload
 from numapin.plan.make import make_plan
 
 if TYPE_CHECKING:
@@ -51,9 +52,7 @@ _SHAPE: Final = (
 _PROGRAM: Final = (
     click.Option(["-m", "--module"], is_flag=True, help="Treat SCRIPT as a Python module."),
     click.Option(["--no-python"], is_flag=True, help="Treat SCRIPT as a program, not as Python."),
-    click.Option(
-        ["--dataloader"], type=click.Choice(["torch", "numapin"]), default="torch", help="Same as in numapin run."
-    ),
+    click.Option(["--dataloader"], type=click.Choice(preload.CHOICES), default="torch", help="Same as in numapin run."),
     click.Option(["--output"], type=FilePath(), metavar="FILE", help="Write the script here (default: stdout)."),
 )
 _FORM: Final = click.Option(
@@ -288,7 +287,7 @@ def _request(engine: _Engine, options: _JobOptions) -> JobRequest:
         container=options.container,
         hostfile=options.hostfile,
         options=_options(options, form),
-        dataloader=options.dataloader == "numapin",
+        dataloader=None if options.dataloader == "torch" else options.dataloader,
         setup=options.setup,
         kind=KubernetesKind(options.kind),
         sys_nice=options.sys_nice,

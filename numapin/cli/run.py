@@ -61,9 +61,10 @@ OPTIONS = (
     *BINDING,
     click.Option(
         ["--dataloader"],
-        type=click.Choice(["torch", "numapin"]),
+        type=click.Choice(preload.CHOICES),
         default="torch",
-        help="Data path of the script's DataLoaders: torch's (default) or numapin's. The script needs no change.",
+        help="Data path of the script's DataLoaders: torch's (default) or numapin's; numapin-balanced also gives each "
+        "batch to the worker that is ready first. The script needs no change.",
     ),
     click.Option(["--dry-run"], is_flag=True, help="Show the plan and the command of each rank. Starts nothing."),
     click.Option(["--quiet"], is_flag=True, help="Do not print the table of bindings."),
@@ -227,7 +228,7 @@ def _hook_environment(job: Job, options: RunOptions, trace: str) -> dict[str, st
     """Return the variables that give the ranks the chosen data path and the tracing hook."""
     if trace:
         _check_trace_hook(job.command)
-    elif options.dataloader == "numapin":
+    elif options.dataloader != "torch":
         _check_dataloader_hook(job.command, strict=options.strict)
     return preload.environment(options.dataloader, os.environ, trace=trace)
 
@@ -313,7 +314,7 @@ def _observed(run_dir: str, *, job: Job, num_ranks: int, watch: Watching | None,
 
 def _loaders_reported(run_dir: str, job: Job, options: RunOptions) -> AbstractContextManager[None]:
     """Report at the end which loaders took numapin's path. Each host has its launcher, and so its line."""
-    if options.dataloader != "numapin":
+    if options.dataloader == "torch":
         return nullcontext()
     from numapin.observe.loaders import reporting_loaders
 

@@ -50,9 +50,10 @@ def mark(text: str, options: PathOptions) -> Mark:
 
 @dataclass(slots=True)
 class _Installed:
-    """The loaders that this process has taken over: all, or copies only; None before the first call."""
+    """The loaders that this process has taken over: all, or copies only; None before the first call. Their balance."""
 
     everything: bool | None = None
+    balance: bool = False
     is_announced: bool = False
     hooked: list[type[_Loader]] = field(default_factory=list)
 
@@ -60,17 +61,19 @@ class _Installed:
 _STATE: Final = _Installed()
 
 
-def install(*, only_copies: bool = False) -> None:
+def install(*, only_copies: bool = False, balance: bool = False) -> None:
     """Give torch's DataLoader our data path wherever it has workers; with `only_copies`, only copies of our loaders.
 
     The same goes for torchdata's StatefulDataLoader, if the program has imported it. A second call can only extend that
     to all loaders, and to torchdata's. One line on stderr reports the first loader that is taken over.
+    `balance` is that of `numapin.DataLoader`, for all loaders that are not copies.
     """
     if _STATE.everything is None:
         _hook(torch.utils.data.DataLoader, iterator_of)
         _mark_copies(torch.utils.data.DataLoader)
         _watch_iterators()
     _STATE.everything = bool(_STATE.everything) or not only_copies
+    _STATE.balance = _STATE.balance or balance
     theirs = stateful.loader_class()
     if theirs is not None and theirs not in _STATE.hooked:
         _hook(theirs, stateful.iterator_of)
@@ -120,7 +123,7 @@ def _hook(cls: type[_Loader], iterator_of_it: Callable[[_Loader, PathOptions], A
             usage_log.note_other(self, usage_log.NO_WORKERS)
             return torchs_own(self)
         _announce()
-        iterator: _BaseDataLoaderIter = iterator_of_it(self, options or PathOptions())
+        iterator: _BaseDataLoaderIter = iterator_of_it(self, options or PathOptions(balance=_STATE.balance))
         return iterator
 
     cls._get_iterator = _get_iterator  # type: ignore[method-assign]

@@ -7,6 +7,7 @@ processes, the worker_init_fn, and the opening of a batch when it is due.
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import time
@@ -23,6 +24,7 @@ from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
 from torch.utils.data.dataloader import _DatasetKind, _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
 
 from numapin.data import containers, starting, usage_log
+from numapin.data.balance import Balance
 from numapin.data.casting import CastingCollate
 from numapin.data.path import path_of
 from numapin.data.resume.resumption import track_of
@@ -43,6 +45,15 @@ else:
     _TorchsIterator = object
 
 _NAME: Final = "enumerate(DataLoader)#{}.__next__"  # torch's name for the range that profilers show
+
+_SHARES_ARE_FIXED: Final = (
+    "balance=True changes nothing for an iterable dataset, because each worker has its own share of the samples; "
+    "to take batches as they come, use in_order=False"
+)
+_TURNS_ARE_STATE: Final = (
+    "balance=True changes nothing for a StatefulDataLoader, because its state depends on the turns of its workers; "
+    "use numapin.DataLoader(balance=True)"
+)
 
 
 class _Changed:
@@ -71,6 +82,7 @@ class LaneIterator(_TorchsIterator):
         self._task = 0  # the number of the last result
         if self._track is not None:
             self._lane.results.report_to(self._track.arrived)
+        self._lane.balance = _balance_of(loader, path, has_turns_in_state=bool(state))
         self._last_s: float | None = None
         if pins:
             self._lane.results.open_in_thread(path.home.bind_this_thread, self._lane.opener.open)
@@ -190,6 +202,20 @@ class LaneIterator(_TorchsIterator):
             _remove_worker_pids(id(self))
             self._worker_pids_set = False
 
+    def _try_put_index(self) -> None:
+        """Send the next task, if there is one; with `balance`, not to torch's next worker."""
+        balance = self._lane.balance
+        if balance is None:
+            super()._try_put_index()
+            return
+        self._lane.results.look_ahead()  # what has arrived is no load any more
+        worker, before = balance.choose(self._workers_status), self._send_idx
+        self._worker_queue_idx_cycle = itertools.cycle((worker,))
+        balance.note_sent(worker)  # first, because another thread may take in the batch
+        super()._try_put_index()
+        if self._send_idx == before:
+            balance.take_back(worker)
+
     def _process_data(self, data: object, worker_idx: int) -> object:
         if self._track is not None:
             self._track.note(worker_idx, None if self._in_order else self._task)
@@ -226,6 +252,22 @@ class LaneIterator(_TorchsIterator):
             self.end_unstarted()
         finally:
             super()._shutdown_workers()
+
+
+def _balance_of(loader: DataLoader[Any], path: DataPath, *, has_turns_in_state: bool) -> Balance | None:
+    """Return what chooses the workers; None: torch's own turns.
+
+    With in_order=False torch itself skips workers that have enough tasks. The workers of an iterable dataset have their
+    own shares: another order would change which samples a loop sees that ends early, and would not end sooner.
+    torchdata's iterators restore a state by the turns of the workers, and raise an error if these were others.
+    """
+    if not path.options.balance or not loader.in_order:
+        return None
+    is_iterable = loader._dataset_kind == _DatasetKind.Iterable  # noqa: SLF001 - torch has no public name for it
+    if is_iterable or has_turns_in_state:
+        path.notices.warn(_SHARES_ARE_FIXED if is_iterable else _TURNS_ARE_STATE)
+        return None
+    return Balance(loader.num_workers)
 
 
 class SlotIterator(LaneIterator, _MultiProcessingDataLoaderIter):

@@ -35,9 +35,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     With workers, each batch is collated straight into memory that the rank shares with them: on the rank's NUMA node,
     and pinned. The rank's tensors use that memory, so nothing is copied on the way. Arguments and behavior are the same
-    as for `torch.utils.data.DataLoader`, plus `device`, `pinned_budget`, `node`, `strict`, `cast`, `worker_threads` and
-    `snapshot_every_n_steps`. A dataset can write a batch straight into its memory with `numapin.batch_buffer`.
-    `state_dict()` and `load_state_dict()` continue in the middle of an epoch.
+    as for `torch.utils.data.DataLoader`, plus `device`, `pinned_budget`, `node`, `strict`, `cast`, `worker_threads`,
+    `balance` and `snapshot_every_n_steps`. A dataset can write a batch straight into its memory with
+    `numapin.batch_buffer`. `state_dict()` and `load_state_dict()` continue in the middle of an epoch.
 
     A forked child shares the memory of the batches, and this process reuses it once it has released them: give the
     child copies (`.clone()`). Use torch's own loader for batches of a few hundred bytes, and for CUDA tensors that
@@ -81,6 +81,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             number of the rank. `worker_init_fn` runs later, and may change it. torch itself uses one thread.
         snapshot_every_n_steps: How often a worker takes the state of an iterable dataset that has one, in batches of
             that worker. After `load_state_dict()` the batches since then are read again and dropped. 0: never.
+        balance: Give each task to the worker that is expected to finish it first, instead of to one worker after the
+            other. Batches keep their order and contents, and a slow worker no longer holds the others up. But timing
+            decides which worker makes a batch, so the random numbers that a worker draws (`torch.rand`, `random`,
+            `numpy.random` in `__getitem__` or `collate_fn`) go to other samples in each run. For reproducible runs,
+            seed by the index of the sample, or leave it off. Iterable datasets and `in_order=False` stay as in torch.
 
     Raises:
         UsageError: The device, the node, the budget, the cast or the number of threads is invalid. torch's own errors
@@ -124,12 +129,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         cast: torch.dtype | Mapping[torch.dtype, torch.dtype] | None = None,
         worker_threads: int | None = None,
         snapshot_every_n_steps: int = 1,
+        balance: bool = False,
     ) -> None:
         """Check the arguments. Nothing starts before `iter`."""
         self.snapshot_every_n_steps = snapshot_every_n_steps
         self._resumption = Resumption(snapshot_every_n_steps)
         self.device, self.pinned_budget, self.node, self.strict = device, pinned_budget, node, strict
-        self.cast, self.worker_threads = cast, worker_threads
+        self.cast, self.worker_threads, self.balance = cast, worker_threads, balance
         self._options = PathOptions(
             device=None if device is None else torch.device(device),
             pinned_budget=pinned_budget,
@@ -138,6 +144,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             casts=casts_of(cast),
             worker_threads=worker_threads,
             snapshot_every_n_steps=snapshot_every_n_steps,
+            balance=balance,
         )
         super().__init__(
             *(dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn, pin_memory),

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from torch.utils.data import DataLoader
 
+    from numapin.data.balance import Balance
     from numapin.data.casting import Casts
     from numapin.data.wire.message import Head
     from numapin.data.worker.state import DatasetStart
@@ -67,6 +68,7 @@ class PathOptions:
         casts: The dtypes to narrow, as `casting.casts_of` returns them.
         worker_threads: The threads of each library in a worker. 0: not limited. None: NUMAPIN_WORKER_THREADS, or 1.
         snapshot_every_n_steps: How often workers take the state of their dataset.
+        balance: Whether the next task goes to the worker that will finish it first.
     """
 
     device: torch.device | None = None
@@ -76,6 +78,7 @@ class PathOptions:
     casts: Casts = ()
     worker_threads: int | None = None
     snapshot_every_n_steps: int = 1
+    balance: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a device that cannot be used, and negative numbers."""
@@ -129,6 +132,7 @@ class Lane:
     def __init__(self, path: DataPath, opener: Opener, pool: Callable[[], Pool | None]) -> None:
         """Take a pool last: if the queue cannot be made, no pool has to be given back."""
         self._path, self.opener = path, opener
+        self.balance: Balance | None = None
         self.results = ResultQueue(self._accept)
         self.pool = pool()
 
@@ -139,6 +143,8 @@ class Lane:
             yield TaskQueue(None if self.pool is None else partial(self.pool.grant, worker))
 
     def _accept(self, head: Head, body: memoryview) -> Parcel:
+        if self.balance is not None:
+            self.balance.note_arrival(head.worker)
         self._path.note_arrival(head)
         parcel = Parcel(head, body)
         if self.pool is not None:

@@ -177,7 +177,8 @@ def _log() -> UsageLog | None:
 
 def _begin(environ: Mapping[str, str]) -> UsageLog | None:
     folder, rank = environ.get("NUMAPIN_RUN_DIR"), environ.get("RANK", "")
-    if environ.get("NUMAPIN_DATALOADER") != "numapin" or not folder or not rank.isdecimal():
+    is_asked_for = environ.get("NUMAPIN_DATALOADER") in ("numapin", "numapin-balanced")
+    if not is_asked_for or not folder or not rank.isdecimal():
         return None
     restart = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     log = UsageLog(folder, rank=int(rank), restart=int(restart) if restart.isdecimal() else 0)

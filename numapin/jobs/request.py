@@ -69,7 +69,7 @@ class JobRequest:
         container: The container image.
         hostfile: The host file for mpirun.
         options: The binding options of numapin run or exec, not yet quoted.
-        dataloader: Whether the script's DataLoaders use numapin's data path.
+        dataloader: numapin's data path for the script's DataLoaders, as in `numapin run`. None: torch's.
         setup: Shell lines that run first.
         kind: The kind of a Kubernetes job.
         sys_nice: Whether pods may set memory policies.
@@ -94,7 +94,7 @@ class JobRequest:
     container: str | None = None
     hostfile: str | None = None
     options: tuple[str, ...] = ()
-    dataloader: bool = False
+    dataloader: str | None = None
     setup: tuple[str, ...] = ()
     kind: KubernetesKind = KubernetesKind.JOB
     sys_nice: bool = True
@@ -107,7 +107,7 @@ class JobRequest:
         self._check_command()
         if self.dataloader and self.form is Form.TASK:
             raise UsageError(
-                "--dataloader numapin with --form task: numapin exec does not change the script's DataLoaders",
+                f"--dataloader {self.dataloader} with --form task: numapin exec does not change the script's loaders",
                 "use --form node, or numapin.DataLoader in the script",
             )
 
@@ -129,7 +129,7 @@ class JobRequest:
     @property
     def run_options(self) -> tuple[str, ...]:
         """Return the options of numapin run or exec, with --dataloader."""
-        return (*self.options, "--dataloader=numapin") if self.dataloader else self.options
+        return (*self.options, f"--dataloader={self.dataloader}") if self.dataloader else self.options
 
     @property
     def job_name(self) -> str:

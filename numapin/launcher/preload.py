@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 VARIABLE: Final = "NUMAPIN_DATALOADER"
+CHOICES: Final = ("torch", "numapin", "numapin-balanced")
 TRACE_VARIABLE: Final = "NUMAPIN_TRACE"
 REMEDY: Final = "put into the script: from numapin.data.install import install; install()"
 TRACE_REMEDY: Final = "use torch.profiler in the script, and read its trace with: numapin trace --read FILE"
@@ -30,7 +31,7 @@ _REFUSING: Final = {"I": "ignores PYTHONPATH", "E": "ignores PYTHONPATH", "S": "
 
 
 def environment(choice: str, environ: Mapping[str, str], *, trace: str = "") -> dict[str, str]:
-    """Return the variables that give the ranks the loader `choice`, "torch" or "numapin", and the tracing hook.
+    """Return the variables that give the ranks the loader `choice`, one of CHOICES, and the tracing hook.
 
     "torch" without a trace only switches off what an outer run switched on. Entries of PYTHONPATH stay as they are,
     behind ours.

@@ -80,6 +80,11 @@ def zero(address: int, num_bytes: int) -> None:
         os.close(fd)
 
 
+def copy(target: int, source: int, num_bytes: int) -> None:
+    """Copy a range to another one, without the GIL."""
+    ctypes.memmove(target, source, num_bytes)
+
+
 @cache
 def can_pass_caches() -> bool:
     """Return whether `stack_past_caches` works: on x86-64, if a C compiler was found when numapin was installed."""

@@ -11,11 +11,13 @@ from numapin.view.bench_table import Column, Layout
 
 _RATE: Final = Column(figure="batches_per_s", heading="batches/s", form=",.1f", spread=True)
 LOADER: Final = Layout(
-    legend="median [lowest, highest]; CPU ms: of the loop's thread per batch; first s: time to the first batch",
+    legend="median [lowest, highest]; of samples: share of the rate of processes that only make samples; "
+    "CPU ms: of the loop's thread per batch; first s: time to the first batch",
     columns=(
         _RATE,
         Column(figure="gbps", heading="GB/s", form=".2f"),
         Column(figure="share_of_peak", heading="of peak", form=".0%"),
+        Column(figure="share_of_samples", heading="of samples", form=".0%"),
         Column(figure="ratio", heading="x torch", form=".2f", spread=True),
         Column(figure="main_cpu_ms", heading="CPU ms", form=".3f"),
         Column(figure="first_batch_s", heading="first s", form=".2f"),

@@ -42,6 +42,21 @@ def test_transport(tmp_path: Path) -> None:
     assert ours["details"][0]["stats"]["hits"] > 0
 
 
+def test_samples_under_the_gil() -> None:
+    """Without a GPU, too, the table shows the share of the rate of as many processes that only make samples."""
+    peers = ("samples", "numapin-transport", "numapin-balanced")
+    options = ("--repeats", "1", *SHORT[2:], "--workers", "2", "--json")
+    done = numapin("bench", "loader", "--cases", "gil-transport", "--peers", ",".join(peers), *options)
+    assert done.status == 0, done.err
+    (case,) = json.loads(done.out)["cases"]
+    bound, *loaders = case["peers"]
+    assert bound["figures"]["share_of_samples"]["median"] == 1
+    assert bound["figures"]["batches_per_s"]["median"] <= 2 / (32 * 100e-6)
+    assert [peer["name"] for peer in case["peers"]] == list(peers)
+    for peer in loaders:
+        assert 0.05 < peer["figures"]["share_of_samples"]["median"] < 3  # the machine may be busy
+
+
 def test_table_and_what_was_skipped() -> None:
     """Without a GPU the table shows the case that runs, and the reason why the other does not."""
     done = numapin(

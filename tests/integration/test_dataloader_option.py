@@ -78,6 +78,26 @@ class TestTakingOver:
             "SourceFileLoader set()",
         ]
 
+    def test_balanced(self, tmp_path: Path) -> None:
+        """With =numapin-balanced, torch's loaders give each batch to the worker that is ready first."""
+        text = (
+            "import time, torch\n"
+            "from torch.utils.data import DataLoader, Dataset, get_worker_info\n"
+            "class Data(Dataset):\n"
+            "    def __len__(self): return 60\n"
+            "    def __getitem__(self, i):\n"
+            "        worker = get_worker_info().id\n"
+            "        time.sleep(0.002 if worker else 0.1)\n"
+            "        return i, worker\n"
+            "made = [(int(i), int(worker)) for i, worker in DataLoader(Data(), num_workers=2)]\n"
+            "assert [i for i, _ in made] == list(range(60))\n"
+            "print(sum(worker == 0 for _, worker in made) < 15)\n"
+        )
+        path = script(tmp_path, text)
+        for choice, is_balanced in (("numapin-balanced", "True"), ("numapin", "False")):
+            done = start(choice, path, cwd=tmp_path)
+            assert (done.status, done.out) == (0, f"{is_balanced}\n"), done.err
+
     @pytest.mark.parametrize("options", [[], ["--dataloader", "torch"]], ids=["default", "torch"])
     def test_torch_is_the_default(self, tmp_path: Path, options: list[str]) -> None:
         """Without the option and with =torch nothing is installed, even inside a run that has it."""
@@ -353,12 +373,15 @@ class TestAtTheEnd:
         )
         assert "--strict: --dataloader numapin did not reach every batch: 2 loaders" in done.err
 
-    def test_stateful_dataloader(self, tmp_path: Path) -> None:
-        """Torchdata's loader takes the path, with its state; nothing is left for --strict to refuse."""
+    @pytest.mark.parametrize("choice", ["numapin", "numapin-balanced"])
+    def test_stateful_dataloader(self, tmp_path: Path, choice: str) -> None:
+        """Torchdata's loader takes the path, with its state; its workers keep their turns, and that is said."""
         pytest.importorskip("torchdata", reason="no torchdata; type: pip install .[dev]")
-        done = numapin(*RUN, "--strict", "--dataloader=numapin", script(tmp_path, STATEFUL))
+        done = numapin(*RUN, "--strict", f"--dataloader={choice}", script(tmp_path, STATEFUL))
         assert done.status == 0, done.err
         assert "numapin: dataloader: 1 loader, 4 batches by numapin\n" in done.err
+        num_notes = done.err.count("balance=True changes nothing for a StatefulDataLoader")
+        assert num_notes == (choice == "numapin-balanced")
 
     def test_a_job_that_fails(self, tmp_path: Path) -> None:
         """Counts add up over restarts, also of a rank that exits; those of a killed rank are said to be missing."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 NUM_SAMPLES: Final = 512
 BASELINE: Final = "torch"
 PEAK: Final = "pinned-peak"
+SAMPLES: Final = "samples"
 PREFETCH: Final = 2  # batches ahead per worker, torch's default, for every peer
 _GIL_NS: Final = 100_000  # per sample
 _WORKERS_EACH: Final = 12  # per GPU, with several GPUs at once
@@ -87,12 +88,14 @@ CASES: Final = {
         LoaderCase(name="dict200", batch_size=8, shape=(128,), dtype="float32", num_workers=8, num_tensors=200),
         *(replace(c, name=f"gil-{c.name}", num_workers=8, work=Work.GIL) for c in (_LARGE, _MIDDLE, _SMALL)),
         replace(_MIDDLE, name="decode", batch_size=64, work=Work.DECODE),
+        replace(_SMALL, name="gil-transport", work=Work.GIL, on_device=False),
         replace(_MIDDLE, name="transport", num_workers=2, on_device=False),
     )
 }
 
 PEERS: Final = {
     PEAK: "copies of one pinned buffer to the GPU: the upper bound",
+    SAMPLES: "processes that only make samples: the upper bound where samples take work",
     BASELINE: "torch.utils.data.DataLoader, pin_memory=True and .to(non_blocking=True)",
     "torch-side-stream": "the same, with a prefetcher on a side stream",
     "threads": "threads that stack into torch's pinned memory, reused after an event",
@@ -108,6 +111,7 @@ PEERS: Final = {
     "numapin-buffer": "numapin-device, and a dataset that writes whole batches into numapin.batch_buffer",
     "numapin-buffer-nt": "the same, with stores that bypass the caches",
     "numapin-transport": "numapin.DataLoader without a GPU",
+    "numapin-balanced": "numapin.DataLoader(balance=True), with device=… if there is a GPU",
 }
 _BUFFER_PEERS: Final = frozenset({"numapin-buffer", "numapin-buffer-nt"})
 _CASTING_PEERS: Final = frozenset({"numapin-bf16"})
@@ -151,6 +155,7 @@ def loader_benchmark(options: LoaderBenchOptions, *, num_gpus: int, no_gpu: str 
         comparisons=(
             Comparison(name="ratio", figure="batches_per_s", against=BASELINE),
             Comparison(name="share_of_peak", figure="gbps", against=PEAK),
+            Comparison(name="share_of_samples", figure="batches_per_s", against=SAMPLES),
         ),
         summed=frozenset({"batches_per_s", "gbps", "num_batches", "hits", "misses", "pinned_mb"}),
     )
@@ -161,6 +166,8 @@ def _case(case: LoaderCase, options: LoaderBenchOptions, *, num_gpus: int, no_gp
         return Case(name=case.name, about=case.about, skipped=no_gpu or "torch sees no GPU")
     gpus = range(num_gpus) if case.on_device else (None,)
     unfit = _unfit_peers(case)
+    if case.work is Work.NONE:
+        unfit |= {SAMPLES}
     common = _common_spec(case, options, num_gpus)
     peers = tuple(
         Peer(name=name, specs=tuple({**common, "peer": name, "gpu": gpu} for gpu in gpus))

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import torch
 
 from numapin import pinned
-from numapin.bench.cases.loader import PEAK, LoaderCase, Work
+from numapin.bench.cases.loader import PEAK, SAMPLES, LoaderCase, Work
 from numapin.bench.child import serve
 from numapin.bench.measure.loader_data import InMemory, num_bytes, require_intact, tensors
 from numapin.bench.measure.loader_peers import BUILDERS, Setup
+from numapin.bench.measure.loader_samples import SampleMakers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -63,6 +64,8 @@ def measure(spec: dict[str, Any], harness: Harness) -> None:
         torch.cuda.synchronize()  # initialize CUDA before any peer is timed
     if spec["peer"] == PEAK:
         _measure_peak(spec, harness)
+    elif spec["peer"] == SAMPLES:
+        _measure_samples(spec, harness)
     else:
         _measure_peer(spec, harness, device)
 
@@ -84,8 +87,25 @@ def _measure_peak(spec: dict[str, Any], harness: Harness) -> None:
     harness.report({"gbps": gbps}, details={}, idle=copy)
 
 
+def _measure_samples(spec: dict[str, Any], harness: Harness) -> None:
+    """Measure processes that make the case's samples and do nothing with them."""
+    case = _case_of(spec)
+    dataset = InMemory(case, spec["gil_ns"])
+    with SampleMakers(dataset, batch_size=case.batch_size, num_workers=case.num_workers) as makers:
+        harness.wait_for_start(makers.wait)
+        before = makers.num_batches
+        window = _window(makers.wait, seconds=spec["seconds"], num_batches=1)
+        num_batches = makers.num_batches - before
+        figures = {"batches_per_s": num_batches / window.wall_s, "num_batches": float(num_batches)}
+        harness.report(figures, details={}, idle=makers.wait)
+
+
+def _case_of(spec: dict[str, Any]) -> LoaderCase:
+    return LoaderCase(**{**spec["case"], "shape": tuple(spec["case"]["shape"]), "work": Work(spec["case"]["work"])})
+
+
 def _measure_peer(spec: dict[str, Any], harness: Harness, device: torch.device | None) -> None:
-    case = LoaderCase(**{**spec["case"], "shape": tuple(spec["case"]["shape"]), "work": Work(spec["case"]["work"])})
+    case = _case_of(spec)
     dataset = InMemory(case, spec["gil_ns"])
     os.environ["LOCAL_WORLD_SIZE"] = str(spec["num_ranks"])  # as in a rank, where CPUs are shared
     source = BUILDERS[spec["peer"]](Setup(case=case, dataset=dataset, device=device))

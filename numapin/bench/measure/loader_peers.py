@@ -90,6 +90,10 @@ def _numapin_buffer(setup: Setup, *, passes_caches: bool) -> Source:
     return Source(batches=loader, stats=loader.stats, close=loader.close)
 
 
+def _numapin_balanced(setup: Setup) -> Source:
+    return _numapin(setup, balance=True, **({} if setup.device is None else {"device": setup.device}))
+
+
 def _torch_loader(setup: Setup, kind: Callable[..., Iterable[Batch]]) -> Iterable[Batch]:
     return kind(
         setup.dataset,
@@ -175,4 +179,5 @@ BUILDERS: Final[dict[str, Callable[[Setup], Source]]] = {
     "numapin-buffer-nt": partial(_numapin_buffer, passes_caches=True),
     "numapin-host": partial(_numapin, pin_memory=True),
     "numapin-transport": _numapin,
+    "numapin-balanced": _numapin_balanced,
 }

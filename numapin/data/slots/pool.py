@@ -127,7 +127,8 @@ class Pool:
     def _slot_of(self, part: PartHead, worker: int) -> Slot:
         slot = self._adopt(part, worker) if part.is_new else self._granted[worker].pop(part.slot)
         slot.is_clean = False
-        self._unclean[worker].append(slot)
+        if slot not in self._unclean[worker]:  # one slot in turn with itself would be added with every batch
+            self._unclean[worker].append(slot)
         return slot
 
     def _adopt(self, part: PartHead, worker: int) -> Slot:

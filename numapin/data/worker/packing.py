@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from numapin.data.slots.sizes import align
 from numapin.data.wire.message import NOTHING, Head, Miss, PartHead, encode
-from numapin.data.wire.tensors import move, packed_sequence, rebuild, tensor_over
+from numapin.data.wire.tensors import move, packed_sequence, rebuild
 from numapin.data.worker.narrow import Narrower
 from numapin.system import memory
 
@@ -99,13 +99,11 @@ class Packer:
 
     def copy(self, room: PackedRoom, storage: torch.UntypedStorage, base: int) -> None:
         """Copy a storage, from byte `base` on, into its room."""
-        source = tensor_over(storage, base, torch.uint8, (room.num_bytes,), (1,))
-        target = torch.empty(0, dtype=torch.uint8, device="cpu")
-        target = target.set_(self._parts[room.part].storage(room.start, room.num_bytes))
+        target, source = self._parts[room.part].address + room.start, storage.data_ptr() + base
         if self.passes_caches and room.num_bytes >= LARGE_BYTES:
-            memory.stack_past_caches(target.data_ptr(), [source.data_ptr()], room.num_bytes)
+            memory.stack_past_caches(target, [source], room.num_bytes)
         else:
-            target.copy_(source)
+            memory.copy(target, source, room.num_bytes)
 
     def find(self, address: int, num_bytes: int) -> PackedRoom | None:
         """Return the place of an address in this batch's memory; None outside it."""
@@ -302,6 +300,8 @@ def _byte_range(tensor: torch.Tensor) -> tuple[int, int]:
     """Return the begin and end of a tensor in its storage, in bytes."""
     itemsize = tensor.itemsize
     begin = int(tensor.storage_offset()) * itemsize
+    if tensor.is_contiguous():
+        return begin, begin + tensor.nbytes
     last_element = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
     return begin, begin + itemsize * (1 + last_element)
 

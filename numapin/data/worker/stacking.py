@@ -8,6 +8,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     CollateMap = dict[type | tuple[type, ...], Callable[..., Any]]
 
 _torch_collate: Final = collate.collate_tensor_fn
+_IS_NESTED, _SHAPE = attrgetter("is_nested"), attrgetter("shape")
 
 
 class Stacker:
@@ -51,16 +53,10 @@ class Stacker:
     def _memory_for(self, batch: Sequence[torch.Tensor]) -> torch.Tensor | None:
         """Return memory for the batch; None if there is none, or if torch should stack or refuse it."""
         first = batch[0]
-        if not _can_stack(first):
+        if not _can_stack(first) or not _are_alike(batch):
             return None
-        shape = first.shape
-        dtype = first.dtype
-        if not all(
-            type(other) is torch.Tensor and not other.is_nested and other.shape == shape and other.dtype is dtype
-            for other in batch
-        ):
-            return None
-        return self._packer.allocate(self._packer.casts.get(dtype, dtype), (len(batch), *shape))
+        dtype = self._packer.casts.get(first.dtype, first.dtype)
+        return self._packer.allocate(dtype, (len(batch), *first.shape))
 
     def stack(self, batch: Sequence[torch.Tensor], out: torch.Tensor) -> torch.Tensor:
         """Stack into `out`, cast to its dtype; a large batch on all threads."""
@@ -104,6 +100,13 @@ def _can_stack(tensor: object) -> bool:
         and tensor.device.type == "cpu"
         and not (tensor.is_nested or tensor.is_quantized or tensor.requires_grad)
     )
+
+
+def _are_alike(batch: Sequence[object]) -> bool:
+    """Return whether these are dense tensors of one shape, without a call into Python code for each."""
+    if set(map(type, batch)) != {torch.Tensor} or any(map(_IS_NESTED, batch)):
+        return False
+    return len(set(map(_SHAPE, batch))) == 1  # which a nested tensor would not have
 
 
 def _is_block(tensor: torch.Tensor, dtype: torch.dtype) -> bool:

@@ -111,7 +111,10 @@ def _install() -> None:
     except (ImportError, SyntaxError) as error:  # an interpreter without numapin, or too old for it
         _warn(error, "torch's own DataLoader is used")
     else:
-        install()
+        if os.environ.get("NUMAPIN_DATALOADER") == "numapin-balanced":
+            install(balance=True)
+        else:
+            install()
 
 
 def _trace(module: ModuleType) -> None:
@@ -150,7 +153,8 @@ def _start() -> None:
 
 def _callbacks() -> dict[str, Sequence[Callable[[ModuleType], None]]]:
     """Return the functions to call with each of torch's modules, as the variables say."""
-    install = [_install_on_use] if os.environ.get("NUMAPIN_DATALOADER") == "numapin" else []
+    choices = ("numapin", "numapin-balanced")
+    install = [_install_on_use] if os.environ.get("NUMAPIN_DATALOADER") in choices else []
     trace = [_trace] if os.environ.get("NUMAPIN_TRACE") else []
     by_module = {_LOADER: install + trace, _STATEFUL: install, _OPTIMIZER: trace, _PROFILER: trace}
     return {name: callbacks for name, callbacks in by_module.items() if callbacks}

@@ -19,7 +19,7 @@ from rich.console import Console
 from torch.utils.data import default_collate
 
 from numapin.bench import harness
-from numapin.bench.cases.loader import CASES, PEAK, PEERS, LoaderBenchOptions, Work, loader_benchmark, spin
+from numapin.bench.cases.loader import CASES, PEAK, PEERS, SAMPLES, LoaderBenchOptions, Work, loader_benchmark, spin
 from numapin.bench.measure.loader import _warm_up, _window
 from numapin.bench.measure.loader_data import Fetch, InMemory, num_bytes, require_intact, tensors
 from numapin.bench.measure.loader_peers import BUILDERS, Setup
@@ -284,6 +284,7 @@ class TestCases:
             "dict200": 0.8,
             "decode": 9.6,
             "transport": 38.5,
+            "gil-transport": 1.0,
             "gil-154MB": 154.1,
             "gil-38MB": 38.5,
             "gil-1MB": 1.0,
@@ -292,17 +293,26 @@ class TestCases:
 
     def test_every_peer_can_be_built(self) -> None:
         """The command and the measuring process know the same names."""
-        assert PEERS.keys() == BUILDERS.keys() | {PEAK}
+        assert PEERS.keys() == BUILDERS.keys() | {PEAK, SAMPLES}
 
     def test_without_a_gpu(self) -> None:
-        """Cases that need a GPU are skipped with a reason; the other one runs the peers that need no GPU."""
+        """Cases that need a GPU are skipped with a reason; the others run the peers that need no GPU."""
         benchmark = loader_benchmark(OPTIONS, num_gpus=0, no_gpu="torch is built without CUDA")
         skipped = {case.name: case.skipped for case in benchmark.cases}
-        assert skipped.pop("transport") is None
+        assert [skipped.pop("transport"), skipped.pop("gil-transport")] == [None, None]
         assert set(skipped.values()) == {"torch is built without CUDA"}
         names = {peer.name for peer in benchmark.cases[-1].peers}
-        assert {"torch", "numapin-transport"} <= names
+        assert {"torch", "numapin-transport", "numapin-balanced"} <= names
         assert names.isdisjoint({PEAK, "numapin-device", "numapin-host", "torch-side-stream"})
+
+    def test_the_bound_of_samples_is_measured_where_they_take_work(self) -> None:
+        """Only such a case has processes that make samples, as many as the loaders have workers."""
+        chosen = replace(OPTIONS, cases=("gil-1MB", "1MB", "decode", "gil-transport"), num_workers=3)
+        cases = loader_benchmark(chosen, num_gpus=1, no_gpu=None).cases
+        bounds = {case.name: [peer for peer in case.peers if peer.name == SAMPLES] for case in cases}
+        assert {name for name, found in bounds.items() if found} == {"gil-1MB", "decode", "gil-transport"}
+        (spec,) = bounds["gil-1MB"][0].specs
+        assert (spec["gil_ns"], spec["case"]["num_workers"]) == (100_000, 3)  # type: ignore[index]
 
     def test_one_gpu(self) -> None:
         """There is one process, on GPU 0, with the case's own workers; pure transport is not a peer."""

@@ -170,7 +170,10 @@ def test_shared_memory_is_asked_for_torchs_dataloader_only() -> None:
     """With numapin's DataLoader a pod has no volume at /dev/shm; torch's own DataLoader needs more than 64 MiB."""
     given = ["--gpus-per-node", "1", "--cpus-per-task", "4", "--mem-per-node", "8G", "--container", "a/b:c"]
     assert "/dev/shm" in write(["kubernetes", *given, "train.py"])  # noqa: S108
-    assert "/dev/shm" not in write(["kubernetes", *given, "--dataloader", "numapin", "train.py"])  # noqa: S108
+    for ours in ("numapin", "numapin-balanced"):
+        manifest = write(["kubernetes", *given, "--dataloader", ours, "train.py"])
+        assert "/dev/shm" not in manifest  # noqa: S108
+        assert f'"--dataloader={ours}"' in manifest
 
 
 # --- refused input ---------------------------------------------------------------------------------------------------

@@ -1,0 +1,89 @@
+"""Choose the worker for each task, for `balance=True`. Edge (reads the clock).
+
+Comes in: tasks that were sent, and batches that have arrived. Goes out: the worker for the next task.
+
+torch gives task n to worker n mod W. Batches are yielded in order, so the slowest worker then sets the pace, and the
+others wait for it. Here the next task goes to the worker that is expected to finish it first: its unfinished tasks and
+this one, times its usual time for one. The number of tasks alone is not enough: eight workers of which one takes three
+times as long then reach half of their speed, and with the times 0.93 to 0.99 of it.
+
+The number of tasks that are not yielded yet stays torch's, prefetch_factor times the number of workers. So batches that
+wait for an earlier one of a slow worker use no more memory than before.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_NUM_AVERAGED: Final = 16  # tasks; fewer react to chance, more react late
+_PATIENCE: Final = 8  # a worker that was avoided for at most this many times its time per task is tried again
+_STALE: Final = 4  # after this many times its time per task without one, that time is measured anew
+
+
+class Balance:
+    """The unfinished tasks of each worker, and the time that each takes for one.
+
+    A batch may arrive in another thread than the one that sends tasks: only `note_arrival` is called there.
+    """
+
+    def __init__(self, num_workers: int, *, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._sent_s: list[deque[float]] = [deque() for _ in range(num_workers)]  # one for each unfinished task
+        self._last_s = [clock()] * num_workers  # when a worker's last batch arrived
+        self._num_timed = [0] * num_workers
+        self._mean_s: list[float | None] = [None] * num_workers
+        self._next = 0
+
+    def num_unfinished(self, worker: int) -> int:
+        """Return how many tasks a worker has whose batches have not arrived."""
+        return len(self._sent_s[worker])
+
+    def note_sent(self, worker: int) -> None:
+        """Count a task that a worker is about to get."""
+        now_s = self._clock()
+        if not self._sent_s[worker] and now_s - self._last_s[worker] > _STALE * (self._mean_s[worker] or 0.0):
+            self._num_timed[worker] = 0  # the next time replaces the mean
+        self._sent_s[worker].append(now_s)
+
+    def take_back(self, worker: int) -> None:
+        """Undo the last `note_sent`: there was no task left."""
+        self._sent_s[worker].pop()
+
+    def note_arrival(self, worker: int) -> None:
+        """Count a batch that came from a worker, and the time since it could begin with it."""
+        now_s = self._clock()
+        if not self._sent_s[worker]:
+            return
+        began_s = max(self._sent_s[worker].popleft(), self._last_s[worker])
+        self._last_s[worker] = now_s
+        self._num_timed[worker] = min(self._num_timed[worker] + 1, _NUM_AVERAGED)
+        mean_s = self._mean_s[worker] or 0.0
+        self._mean_s[worker] = mean_s + (now_s - began_s - mean_s) / self._num_timed[worker]
+
+    def choose(self, is_active: Sequence[bool]) -> int:
+        """Return the active worker that will finish a task first; of equal ones, the next in turn."""
+        known = [mean_s for mean_s in self._mean_s if mean_s is not None]
+        usual_s = sum(known) / len(known) if known else 1.0
+        now_s, num_workers = self._clock(), len(self._sent_s)
+        turns = [turn % num_workers for turn in range(self._next, self._next + num_workers)]
+        active = [worker for worker in turns if is_active[worker]] or turns
+        worker = min(active, key=lambda worker: self._ready_s(worker, usual_s, now_s))
+        self._next = worker + 1
+        return worker
+
+    def _ready_s(self, worker: int, usual_s: float, now_s: float) -> float:
+        """Return in how many seconds a worker would finish one more task.
+
+        An idle worker seems faster the longer it is idle. Otherwise one that was slow once would never be used again.
+        """
+        mean_s = self._mean_s[worker]
+        mean_s = usual_s if mean_s is None else mean_s
+        num_unfinished = len(self._sent_s[worker])
+        if num_unfinished:
+            return (num_unfinished + 1) * mean_s
+        return mean_s - (now_s - self._last_s[worker]) / _PATIENCE
