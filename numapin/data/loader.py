@@ -82,6 +82,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         ```
     """
 
+    device: torch.device | str | int | None
+    pinned_budget: int | None
+    node: int | None
+    strict: bool
+
     def __init__(
         self,
         dataset: Dataset[T_co],
@@ -108,15 +113,17 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         strict: bool = False,
     ) -> None:
         """Check the arguments. Nothing starts before `iter`."""
-        self.device, self.pinned_budget, self.node, self.strict = device, pinned_budget, node, strict
+        options = {"device": device, "pinned_budget": pinned_budget, "node": node, "strict": strict}
+        for name, value in options.items():  # frameworks read them; a subclass's own attributes of these names stay
+            self.__dict__.setdefault(name, value)
         target = None if device is None else torch.device(device)
-        self._options = PathOptions(device=target, pinned_budget=pinned_budget, node=node, strict=strict)
+        self._numapin_options = PathOptions(device=target, pinned_budget=pinned_budget, node=node, strict=strict)
         super().__init__(
             *(dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn, pin_memory),
             *(drop_last, timeout, worker_init_fn, multiprocessing_context, generator),
             prefetch_factor=prefetch_factor,
             persistent_workers=persistent_workers,
-            pin_memory_device=mark(pin_memory_device, self._options),
+            pin_memory_device=mark(pin_memory_device, self._numapin_options),
             in_order=in_order,
         )
         install(only_copies=True)
@@ -136,7 +143,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 print(loader.stats().misses)
             ```
         """
-        return self._path.stats()
+        return self._numapin_path.stats()
 
     def close(self) -> None:
         """Stop persistent workers and release the memory.
@@ -154,7 +161,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         iterator, self._iterator = self._iterator, None
         if iterator is not None:
             iterator._shutdown_workers()  # type: ignore[attr-defined] # noqa: SLF001 - torch has no public way
-        self._path.close()
+        self._numapin_path.close()
 
     def __enter__(self) -> Self:
         """Return the loader."""
@@ -167,8 +174,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self.close()
 
     @property
-    def _path(self) -> DataPath:
-        return path_of(self, self._options)
+    def _numapin_path(self) -> DataPath:
+        return path_of(self, self._numapin_options)
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
-        return iterator_of(self, self._options)
+        return iterator_of(self, self._numapin_options)

@@ -76,7 +76,7 @@ def warmed(loader: Any, num_hits: int = 8, pause_s: float = 0.005) -> tuple[Iter
 
 def lies_in_ring(loader: Any, tensor: torch.Tensor) -> bool:
     """Return whether a tensor's memory is in a slot of the loader."""
-    memories = [memory for ring in loader._path._rings for memory in ring._memories.values()]
+    memories = [memory for ring in loader._numapin_path._rings for memory in ring._memories.values()]
     return any(0 <= tensor.data_ptr() - memory.address < memory.generation.num_bytes for memory in memories)
 
 

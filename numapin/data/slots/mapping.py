@@ -25,7 +25,8 @@ def map_memfd(fd: int, num_bytes: int) -> torch.Tensor:
     The kernel may use huge pages where the machine allows that for shared memory. Raises OSError.
     """
     try:
-        tensor = torch.from_file(f"/proc/self/fd/{fd}", shared=True, size=num_bytes, dtype=torch.uint8)
+        path = f"/proc/self/fd/{fd}"
+        tensor = torch.from_file(path, shared=True, size=num_bytes, dtype=torch.uint8, device="cpu")
     except RuntimeError as error:
         raise OSError(errno.ENOMEM, f"{num_bytes} bytes of a memfd cannot be mapped: {error}") from None
     with suppress(OSError):  # a kernel without huge pages

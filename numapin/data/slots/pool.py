@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import os
 import resource
+import sys
 import time
 from collections import Counter, deque
 from dataclasses import dataclass
@@ -175,6 +176,8 @@ class Pool:
             self._unclean[worker] = [slot for slot in unclean if slot.number in kept]
             for slot in unclean:
                 slot.is_clean = slot.number not in kept
+                if self.spec.poison and slot.is_clean and slot in self._free[slot.home]:
+                    slot.poison()  # it was free before, while its worker may still have referred to it
 
     def _max_slots(self) -> int:
         """Return how many slots may have descriptors; more are lent if the loop keeps many batches."""
@@ -215,9 +218,14 @@ class Pool:
             time.sleep(_LOOK_S)
             self._take_passed()
 
-    def _note_end(self, slot: Slot, _reference: weakref.ref[Window]) -> None:
-        """Note that nothing refers to a slot any more. Called by finalizers, in any thread, at any time."""
-        if os.getpid() != self._pid:  # in a child that the user forked
+    def _note_end(
+        self, slot: Slot, _reference: weakref.ref[Window], _is_finalizing: Callable[[], bool] = sys.is_finalizing
+    ) -> None:
+        """Note that nothing refers to a slot any more. Called by finalizers, in any thread, at any time.
+
+        `_is_finalizing` is a default, because this module's own names may be gone when Python ends.
+        """
+        if _is_finalizing() or os.getpid() != self._pid:  # in a child that the user forked
             return
         self._ended.append(slot)
         if self._is_closed:
@@ -253,7 +261,7 @@ class Pool:
         if self._is_closed or slot.fd is None:
             self._discard(slot)
             return
-        if self.spec.poison:
+        if self.spec.poison and slot.is_clean:
             slot.poison()
         self._free[slot.home].append(slot)
 

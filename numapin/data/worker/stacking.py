@@ -37,8 +37,23 @@ class Stacker:
         self._pool = ThreadPoolExecutor(num_threads, "numapin-copy", partial(torch.set_num_threads, 1))
 
     def install(self) -> None:
-        """Let torch's default collate stack tensors here, in this process."""
-        collate.default_collate_fn_map[torch.Tensor] = self.collate
+        """Let torch's default collate stack tensors here, in this process, unless the user has put in another function.
+
+        Code that stacks into new shared memory, as torch's own function does (for tensors of a subclass; in a user's
+        map of functions; PyTorch Geometric), gets a part of the batch's slot instead.
+        """
+        functions: CollateMap = collate.default_collate_fn_map
+        if functions.get(torch.Tensor) is _torch_collate:
+            functions[torch.Tensor] = self.collate
+        storages: Any = torch.UntypedStorage
+        torchs_own = storages._new_shared.__func__
+
+        def _new_shared(cls: type, size: int, *, device: torch.device | str = "cpu") -> object:
+            is_plain = cls is torch.UntypedStorage and torch.device(device).type == "cpu"
+            memory = self._packer.allocate(torch.uint8, (size,)) if is_plain else None
+            return torchs_own(cls, size, device=device) if memory is None else memory.untyped_storage()
+
+        storages._new_shared = classmethod(_new_shared)
 
     def collate(self, batch: object, *, collate_fn_map: CollateMap | None = None) -> torch.Tensor:
         """Stack tensors as torch's default collate does, straight into the batch's slot if there is room."""
