@@ -234,7 +234,10 @@ class _BatchPickler(ForkingPickler):
         return rebuild, (self._stand_in(number), tensor.dtype, tuple(tensor.shape), tensor.stride(), start)
 
     def _reduce_array(self, array: Any) -> Reduced:  # noqa: ANN401 - numpy is not a dependency
-        """Reduce a read-only array as torch's messages do, in which it is a copy that may be written."""
+        """Reduce an array so that it arrives as in torch's messages: writable, and in this machine's byte order."""
+        if array.dtype.byteorder in "<>":  # not the machine's, which is "="
+            swapped: Reduced = array.__reduce_ex__(_COPYING_PROTOCOL)
+            return swapped
         if array.flags.writeable:
             return _UNCHANGED
         build, arguments, *_state = array.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
