@@ -119,9 +119,9 @@ def read_only(index: int, dtype: str = "<f8", size: int = 5000) -> np.ndarray[An
     return array
 
 
-def fixed(index: int) -> torch.Tensor:
-    """Return a tensor on the host, whatever the default device is."""
-    return torch.full((64, 64), float(index), device="cpu")
+def fixed(index: int) -> tuple[torch.Tensor, ...]:
+    """Return a large and a small tensor on the host, whatever the default device is."""
+    return torch.full((64, 64), float(index), device="cpu"), torch.full((9,), float(index), device="cpu")
 
 
 def use_meta(_worker: int) -> None:
@@ -242,7 +242,9 @@ class TestHits:
     def test_a_small_tensor_outside(self, own_class: LoaderClass) -> None:
         """A small tensor outside the slots, or one without memory, does not."""
         small = SHARED[0, :9]
-        dataset = Made(lambda index: (row(index), small, torch.ones(3).requires_grad_(), torch.empty(99, device="meta")))
+        dataset = Made(
+            lambda index: (row(index), small, torch.ones(3).requires_grad_(), torch.empty(99, device="meta"))
+        )
         stats = stats_of(own_class(dataset, batch_size=2, num_workers=1, collate_fn=list))
         assert stats.hits > 0
         assert stats.notes == ()
@@ -294,6 +296,8 @@ class TestSubclasses:
         """Loaders that compare equal, and have no hash, have their own counts."""
 
         class Same(own_class):  # type: ignore[valid-type, misc]
+            __hash__ = None  # type: ignore[assignment]
+
             def __eq__(self, other: object) -> bool:
                 return True
 
@@ -376,5 +380,3 @@ def test_statistics_as_text_and_as_dict(own_class: LoaderClass) -> None:
     assert all(len(line) <= 80 for line in lines)
     assert json.loads(json.dumps(stats.as_dict())) == stats.as_dict()
     assert stats.as_dict()["hits"] == stats.hits
-
-

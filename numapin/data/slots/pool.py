@@ -31,13 +31,11 @@ from numapin.data.wire.grant import Grant
 from numapin.errors import NumapinError
 
 if TYPE_CHECKING:
-    import weakref
     from collections.abc import Callable
 
     from numapin.data.locality import Locality
     from numapin.data.wire.message import Head, PartHead
     from numapin.system.cuda import Driver
-    from numapin.system.memory import Window
 
 _SPARE: Final = 4  # the loop's batch, the one before, and two whose copies are under way
 _CATCH_UP_S: Final = 0.05  # the longest wait for the GPU before a worker goes without a slot
@@ -218,14 +216,10 @@ class Pool:
             time.sleep(_LOOK_S)
             self._take_passed()
 
-    def _note_end(
-        self, slot: Slot, _reference: weakref.ref[Window], _is_finalizing: Callable[[], bool] = sys.is_finalizing
-    ) -> None:
-        """Note that nothing refers to a slot any more. Called by finalizers, in any thread, at any time.
-
-        `_is_finalizing` is a default, because this module's own names may be gone when Python ends.
-        """
-        if _is_finalizing() or os.getpid() != self._pid:  # in a child that the user forked
+    def _note_end(self, slot: Slot, _reference: object, _is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        """Note that nothing refers to a slot any more. Called by finalizers, in any thread, at any time."""
+        # At the end of Python this module's own names may be gone. Otherwise: in a child that the user forked.
+        if _is_ending() or os.getpid() != self._pid:
             return
         self._ended.append(slot)
         if self._is_closed:
