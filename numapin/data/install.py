@@ -82,7 +82,7 @@ def install(*, only_copies: bool = False, balance: bool = False) -> None:
 class LoaderCopy(torch.utils.data.DataLoader[Any]):
     """A framework's copy of a numapin.DataLoader: torch's, and the state, which Accelerate looks for in it."""
 
-    _resumption: Resumption
+    _numapin_resumption: Resumption
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place after the last batch that was yielded: see numapin.DataLoader."""
@@ -103,7 +103,7 @@ def _mark_copies(cls: type[_Loader]) -> None:
         carried: PathOptions | None = getattr(self.pin_memory_device, "options", None)
         if type(self) is cls and carried is not None:
             self.__class__ = LoaderCopy
-            self._resumption = Resumption(carried.snapshot_every_n_steps)
+            self._numapin_resumption = Resumption(carried.snapshot_every_n_steps)
 
     cls.__init__ = __init__  # type: ignore[method-assign]
 

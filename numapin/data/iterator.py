@@ -163,13 +163,13 @@ class LaneIterator(_TorchsIterator):
         return data
 
     def _try_get_data(self, timeout: float = MP_STATUS_CHECK_INTERVAL) -> tuple[bool, object]:
-        """Return whether a result came, and the result. Restart hung workers after every 5 s without one.
+        """Return whether a result came, and the result. Look for hung workers after every second without one.
 
         torch asks once for the whole of a user's timeout, which is waited for in such pieces.
         """
         left_s = timeout
         while True:
-            wait_s = min(left_s, starting.PATIENCE_S)
+            wait_s = min(left_s, starting.LOOK_S)
             found: tuple[bool, object] = super()._try_get_data(wait_s)  # type: ignore[no-untyped-call]
             if found[0]:
                 self._task = found[1][0]  # type: ignore[index]
@@ -180,13 +180,13 @@ class LaneIterator(_TorchsIterator):
                 return found
 
     def _restart_hung(self) -> None:
-        hung = [number for number in self._context.hung(self._workers) if self._context.is_due(number)]
+        hung = [n for n in self._context.hung(self._workers) if self._context.is_due(self._workers[n], n)]
         if not hung:
             return
         self._unwatch()
         for number in hung:
             if self._context.start_again(self._workers, number):
-                self._path.notices.warn(starting.explain(number))
+                self._path.notices.warn(self._context.explain(number))
         _set_worker_pids(id(self), tuple(process.pid or 0 for process in self._workers))
         self._worker_pids_set = True
 

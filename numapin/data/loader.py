@@ -102,6 +102,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         ```
     """
 
+    device: torch.device | str | int | None
+    pinned_budget: int | None
+    node: int | None
+    strict: bool
+
     def __init__(
         self,
         dataset: Dataset[T_co],
@@ -132,11 +137,20 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         balance: bool = False,
     ) -> None:
         """Check the arguments. Nothing starts before `iter`."""
-        self.snapshot_every_n_steps = snapshot_every_n_steps
-        self._resumption = Resumption(snapshot_every_n_steps)
-        self.device, self.pinned_budget, self.node, self.strict = device, pinned_budget, node, strict
-        self.cast, self.worker_threads, self.balance = cast, worker_threads, balance
-        self._options = PathOptions(
+        self._numapin_resumption = Resumption(snapshot_every_n_steps)
+        options = {
+            "device": device,
+            "pinned_budget": pinned_budget,
+            "node": node,
+            "strict": strict,
+            "cast": cast,
+            "worker_threads": worker_threads,
+            "balance": balance,
+            "snapshot_every_n_steps": snapshot_every_n_steps,
+        }
+        for name, value in options.items():  # frameworks read them; a subclass's own attributes of these names stay
+            self.__dict__.setdefault(name, value)
+        self._numapin_options = PathOptions(
             device=None if device is None else torch.device(device),
             pinned_budget=pinned_budget,
             node=node,
@@ -151,7 +165,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             *(drop_last, timeout, worker_init_fn, multiprocessing_context, generator),
             prefetch_factor=prefetch_factor,
             persistent_workers=persistent_workers,
-            pin_memory_device=mark(pin_memory_device, self._options),
+            pin_memory_device=mark(pin_memory_device, self._numapin_options),
             in_order=in_order,
         )
         install(only_copies=True)
@@ -215,7 +229,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 print(loader.stats().misses)
             ```
         """
-        return self._path.stats()
+        return self._numapin_path.stats()
 
     def close(self) -> None:
         """Stop persistent workers and release the memory.
@@ -233,7 +247,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         iterator, self._iterator = self._iterator, None
         if iterator is not None:
             iterator._shutdown_workers()  # type: ignore[attr-defined] # noqa: SLF001 - torch has no public way
-        self._path.close()
+        self._numapin_path.close()
 
     def __enter__(self) -> Self:
         """Return the loader."""
@@ -246,8 +260,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self.close()
 
     @property
-    def _path(self) -> DataPath:
-        return path_of(self, self._options)
+    def _numapin_path(self) -> DataPath:
+        return path_of(self, self._numapin_options)
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
-        return iterator_of(self, self._options)
+        return iterator_of(self, self._numapin_options)

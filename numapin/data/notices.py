@@ -13,7 +13,7 @@ from numapin.data.wire.message import Miss
 from numapin.errors import BindingRefused
 
 _HINTS: Final = {
-    Miss.UNSUPPORTED: "sparse, quantized, nested, subclassed or requires_grad tensors travel in torch's shared memory",
+    Miss.UNSUPPORTED: "sparse, quantized, nested and requires_grad tensors travel in torch's shared memory",
 }
 
 

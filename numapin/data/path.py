@@ -108,16 +108,23 @@ def _require_usable(device: torch.device) -> None:
         raise UsageError(f"device={str(device)!r}: CUDA shows no GPU", "see why with: numapin doctor")
 
 
-_paths: weakref.WeakKeyDictionary[DataLoader[Any], DataPath] = weakref.WeakKeyDictionary()
+_paths: Final[dict[int, DataPath]] = {}  # by id: a subclass may define __eq__, so that its loaders have no hash
 
 
 def path_of(loader: DataLoader[Any], options: PathOptions) -> DataPath:
     """Return the loader's data path, which is made at the first call and ends with the loader."""
-    path = _paths.get(loader)
+    path = _paths.get(id(loader))
     if path is None or path.pid != os.getpid():  # a forked child must not share its parent's pools
-        path = _paths[loader] = DataPath(options)
-        weakref.finalize(loader, path.close).atexit = False  # at exit the kernel takes everything back
+        path = _paths[id(loader)] = DataPath(options)
+        weakref.finalize(loader, _end_path, id(loader), path).atexit = False  # at exit the kernel takes all back
     return path
+
+
+def _end_path(number: int, path: DataPath) -> None:
+    """Close the path of a loader that is gone; another loader may get the same id later."""
+    if _paths.get(number) is path:
+        del _paths[number]
+    path.close()
 
 
 @cache

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from numapin.data import forks
 from numapin.data.worker import setup
-from numapin.system.proc import state_of
+from numapin.system.proc import state_of, waits_forever
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 
 P = TypeVar("P", bound="BaseProcess")
 
-PATIENCE_S: Final = 5.0  # torch's own interval for checking its workers
+LOOK_S: Final = 1.0  # between looks at workers that have not started
+PATIENCE_S: Final = {True: 0.0, None: 15.0, False: 60.0}
+"""The time that a worker gets to start, by whether it is certain that it waits forever (None: unknown)."""
+
 _MAX_HANGS: Final = 4
 _ASLEEP, _STOPPED = "S", "T"
 _STOPS_IN_S: Final = 1.0  # it takes microseconds
@@ -56,6 +59,7 @@ class Context:
         self._arguments: list[tuple[object, ...]] = []
         self._num_hangs = [0] * num_workers
         self._started_s = [0.0] * num_workers
+        self._is_certain: list[bool | None] = [None] * num_workers
 
     def Queue(self) -> ResultQueue | TaskQueue:  # noqa: N802 - multiprocessing's name
         """Return the next queue."""
@@ -81,9 +85,30 @@ class Context:
         """Return the numbers of unstarted workers that sleep. A healthy one can do so just after its start."""
         return [number for number in self.unstarted(processes) if state_of(processes[number].pid or 0) == _ASLEEP]
 
-    def is_due(self, number: int) -> bool:
-        """Return whether a hung worker's time is over. It doubles at each restart: a fork handler may be slow."""
-        return time.monotonic() - self._started_s[number] >= PATIENCE_S * (1 << self._num_hangs[number])
+    def is_due(self, process: BaseProcess, number: int) -> bool:
+        """Return whether a worker that sleeps is to be restarted.
+
+        At once if it certainly waits forever. Otherwise a fork handler may be slow: the time doubles at each restart.
+        """
+        self._is_certain[number] = waits_forever(process.pid or 0, platform.machine())
+        patience_s = PATIENCE_S[self._is_certain[number]] * (1 << self._num_hangs[number])
+        return time.monotonic() - self._started_s[number] >= patience_s
+
+    def explain(self, number: int) -> str:
+        """Return the warning for a worker that was restarted."""
+        if not self._is_certain[number]:
+            return (
+                f"worker {number} did not start in time after its fork, and was restarted: an os.register_at_fork "
+                "handler is slow or waits for something; to avoid handlers, use multiprocessing_context="
+                '"forkserver"'
+            )
+        text = f"worker {number} hung in its fork, before it ran anything, and was restarted: it inherited a lock"
+        if forks.may_hang(sys.version_info[:3]):
+            return (
+                f"{text}; Python {platform.python_version()} itself can leave one held ({forks.ISSUE}), and so can "
+                f'libraries; update it to {forks.MENDED} or later, or use multiprocessing_context="forkserver"'
+            )
+        return f'{text} that a library held; use multiprocessing_context="forkserver" to avoid it'
 
     def start_again(self, processes: list[P], number: int) -> bool:
         """Replace a hung worker by a new one; return whether it was replaced.
@@ -94,9 +119,10 @@ class Context:
             return False
         self._num_hangs[number] += 1
         if self._num_hangs[number] == _MAX_HANGS:
+            reason = "it inherited a lock that is never released" if self._is_certain[number] else "see the warnings"
             raise RuntimeError(
-                f"DataLoader worker {number} hung in its fork {_MAX_HANGS} times: it inherited a lock that is never "
-                'released; use multiprocessing_context="forkserver"'
+                f"DataLoader worker {number} hung in its fork {_MAX_HANGS} times: {reason}; "
+                'use multiprocessing_context="forkserver"'
             )
         replacement = self._base.Process(target=_run_worker, args=self._arguments[number], daemon=True)
         self._started_s[number] = time.monotonic()
@@ -138,14 +164,3 @@ def _has_stopped(pid: int) -> bool:
     while (state := state_of(pid)) not in {_STOPPED, None} and time.monotonic() < deadline_s:
         time.sleep(0.0002)
     return state == _STOPPED
-
-
-def explain(number: int) -> str:
-    """Return the warning for a worker that was restarted."""
-    text = f"worker {number} hung in its fork, before it ran anything, and was restarted"
-    if forks.may_hang(sys.version_info[:3]):
-        return (
-            f"{text}: Python {platform.python_version()} leaves a lock held there ({forks.ISSUE}); update it to "
-            f'{forks.MENDED} or later, or use multiprocessing_context="forkserver"'
-        )
-    return f'{text}: a library left a lock held there; use multiprocessing_context="forkserver" to avoid it'

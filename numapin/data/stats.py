@@ -5,26 +5,34 @@ Comes in: heads of batches, times, pools. Goes out: `Stats`.
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from numapin.base import sizes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from numapin.base.cpu_set import CpuSet
     from numapin.data.slots.pool import Pool
     from numapin.data.wire.message import Head, Miss
+
+_WIDTH: Final = 80
+_INDENT: Final = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
     """The work of a loader since it was made, over all its iterators. None: unknown, or not applicable.
 
+    `print()` shows it as a block of lines, of which each has something to report.
+
     Attributes:
         batches: Batches that were yielded.
         bytes: The bytes of slot memory that batches from workers needed.
-        hits: Batches whose memory traveled in slots as a whole.
+        hits: Batches whose tensors and arrays all traveled in slots, except those below 1 KiB.
         misses: The number of other batches, by reason.
         wait_s_per_batch: The mean time inside `next()`.
         wait_share: The share of the time between two batches that was spent in `next()`, 0 to 1.
@@ -42,7 +50,8 @@ class Stats:
     Example:
         ```python
         stats = loader.stats()
-        print(f"{stats.hits} of {stats.batches} batches in slots, others: {stats.misses}")
+        print(stats)
+        log.write(json.dumps(stats.as_dict()))
         ```
     """
 
@@ -62,6 +71,55 @@ class Stats:
     share_on_node: float | None
     placement: str
     notes: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the attributes by name, for logs.
+
+        Returns:
+            Numbers, texts, lists, a dict of numbers, and None. `json.dumps` accepts them.
+
+        Example:
+            ```python
+            wandb.log(loader.stats().as_dict())
+            ```
+        """
+        return {**asdict(self), "nodes": list(self.nodes), "notes": list(self.notes)}
+
+    def __str__(self) -> str:
+        """Return the block of lines, at most 80 columns wide."""
+        pairs = [*self._batch_lines(), *self._memory_lines(), *(("note", note) for note in self.notes)]
+        return "\n".join(_line(name, text) for name, text in pairs if text)
+
+    def _batch_lines(self) -> Iterator[tuple[str, str]]:
+        mean = f", {sizes.render(self.bytes // self.batches)} each" if self.batches and self.bytes else ""
+        yield "batches", f"{self.batches:,}{mean}"
+        others = "".join(f"; {count:,}: {reason}" for reason, count in self.misses.items())
+        yield "in slots", f"{self.hits:,}{others}" if self.hits or others else ""
+        if self.wait_s_per_batch is not None:
+            share = "" if self.wait_share is None else f", {self.wait_share:.0%} of the loop's time"
+            yield "waiting", f"{_time(self.wait_s_per_batch)} per batch{share}"
+        yield "to the GPU", "" if self.transfer_gbps is None else f"{self.transfer_gbps:.1f} GB/s"
+
+    def _memory_lines(self) -> Iterator[tuple[str, str]]:
+        pinned = f", {sizes.render(self.pinned_bytes)} pinned" if self.pinned_bytes else ""
+        slots = f"{self.slots} of up to {sizes.render(self.slot_bytes)}, {self.slots_on_loan} in use{pinned}"
+        yield "slots", slots if self.slots else ""
+        nodes = ", ".join(map(str, self.nodes))
+        share = "" if self.share_on_node is None else f"; {self.share_on_node:.1%} of the pages there"
+        yield "node", f"{nodes} ({self.placement}){share}" if nodes else self.placement
+
+
+def _line(name: str, text: str) -> str:
+    """Return a name and its text, wrapped."""
+    following = " " * _INDENT
+    return textwrap.fill(f"{name:<{_INDENT}}{text}", _WIDTH, subsequent_indent=following, break_on_hyphens=False)
+
+
+def _time(seconds: float) -> str:
+    """Return a duration in the unit that suits it."""
+    if seconds >= 1:
+        return f"{seconds:.1f} s"
+    return f"{seconds * 1e3:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} us"
 
 
 @dataclass(slots=True)

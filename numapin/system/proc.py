@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 LIVE: Final = "/"
 _EXITING_FLAG: Final = 0x4  # PF_EXITING of the kernel's include/linux/sched.h
+_FUTEX_NUMBERS: Final = {"x86_64": 202, "aarch64": 98}  # of the system call
+_FUTEX_PRIVATE, _FUTEX_COMMANDS = 0x80, 0x7F  # include/uapi/linux/futex.h
+_FUTEX_WAITS: Final = (0, 6, 9, 11, 13)  # WAIT, LOCK_PI, WAIT_BITSET, WAIT_REQUEUE_PI, LOCK_PI2
 _ENDED_STATES: Final = ("Z", "X")  # a zombie, or dead
 _GONE_ERRORS: Final = (FileNotFoundError, ProcessLookupError)
 
@@ -35,7 +38,7 @@ class Gone(Exception):  # noqa: N818 - not an error: processes end
 class Stat:
     """A process's or thread's `stat` file; field numbers are those of proc_pid_stat(5)."""
 
-    __slots__ = ("_flags", "last_cpu", "name", "parent", "session", "start", "state")
+    __slots__ = ("_flags", "last_cpu", "name", "num_threads", "parent", "session", "start", "state")
 
     def __init__(self, text: str) -> None:
         """Parse the file's text; the name may hold blanks and brackets. Raises ValueError."""
@@ -49,6 +52,7 @@ class Stat:
         self.parent = int(fields[1])
         self.session = int(fields[3])
         self._flags = int(fields[6])
+        self.num_threads = int(fields[17])
         self.start = int(fields[19])
         """Clock ticks since boot; the process id and this time identify a process uniquely."""
         self.last_cpu = int(fields[36])
@@ -155,6 +159,26 @@ def state_of(pid: int) -> str | None:
         return stat(folder_of(pid)).state
     except (Gone, OSError):  # another user's process, or no descriptor is left
         return None
+
+
+def waits_forever(pid: int, machine: str, root: StrPath = LIVE) -> bool | None:
+    """Return whether a process's only thread waits without a time-out for a lock that no other process can release.
+
+    `machine` is the kernel's name of the architecture. None: it cannot be known, because the kernel does not show the
+    system call of another process, or on other architectures. Source: proc_pid_syscall(5), futex(2).
+    """
+    number = _FUTEX_NUMBERS.get(machine)
+    try:
+        text, num_threads = read(f"{folder_of(pid, root)}/syscall"), stat(folder_of(pid, root)).num_threads
+    except (Gone, OSError, MachineError):
+        return None
+    call = text.split()
+    if number is None or not call:
+        return None
+    if call[0] != str(number) or num_threads != 1 or len(call) < 5:
+        return False
+    operation, time_out = int(call[2], 16), int(call[4], 16)
+    return bool(operation & _FUTEX_PRIVATE) and (operation & _FUTEX_COMMANDS) in _FUTEX_WAITS and time_out == 0
 
 
 def start_time() -> int | None:

@@ -206,7 +206,7 @@ ROUNDS = 7  # of all kinds; slots are reused after the first few
 # Batches that do not travel in slots: without a tensor or array of some size, or with one that only torch can send.
 TORCHS_WAY = frozenset(
     (
-        *("leaf-with-gradient", "parameter", "parameter-frozen", "subclass", "meta", "storage", "nested"),
+        *("leaf-with-gradient", "parameter", "parameter-frozen", "meta", "storage", "nested"),
         *("sparse", "sparse-coalesced", "sparse-csr", "already-shared", "views-of-shared"),
         *("none", "number", "text", "bytes", "bytearray", "long-list", "set", "exception", "torch-words"),
         *("numpy-read-only", "numpy-objects", "numpy-scalar"),

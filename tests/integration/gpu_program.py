@@ -78,7 +78,7 @@ def vanish(what: str) -> None:
     loader: Any = numapin.DataLoader(Filled(), BATCH, num_workers=2, device="cuda")
     iterator, first = warmed(loader)
     cuda: Any = torch.cuda
-    with cuda.stream(loader._path._mover._stream):
+    with cuda.stream(loader._numapin_path._mover._stream):
         cuda._sleep(4 * CYCLES)
     batches = [next(iterator) for _ in range(3)]
     del iterator

@@ -109,7 +109,7 @@ class TestMoving:
         """The stream that is current at next() waits for a late copy; without numapin's event it would not."""
         if not is_guarded:
             monkeypatch.setattr(torch.cuda.Stream, "wait_event", lambda *_: None)
-        copies: Any = lambda loader: loader._path._mover._stream  # noqa: E731 - only a name
+        copies: Any = lambda loader: loader._numapin_path._mover._stream  # noqa: E731 - only a name
         assert (self.wrong_after(lambda loader, _: self.delay(copies(loader)), num_batches=12) == []) is is_guarded
 
     @pytest.mark.parametrize("is_guarded", [True, False])

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 # alive until Python has emptied its module, as dill's do.
 _PROGRAM = """
 import ctypes, os, random, sys
+import numpy
 import torch
 import numapin
 
@@ -38,11 +39,21 @@ def keep(iterators):
         if not name.startswith("torch"):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(module))
 
+class Arrays(Ones):
+    def __getitem__(self, index):
+        return numpy.ones(5000)
+
+def batches_of(kind):
+    # numpy arrays are released until the very end, tensors are not
+    loader = kind(Arrays(), batch_size=4, num_workers=1, collate_fn=list)
+    iterator = iter(loader)
+    return [next(iterator) for _ in range(4)], loader, iterator
+
 for ending in sys.argv[2:]:
     if os.fork() == 0:
         with open(os.path.join(sys.argv[1], ending), "wb", buffering=0) as file:
             os.dup2(file.fileno(), 2)
-        iterators = live_iterators()
+        iterators = live_iterators() if "batches" not in ending else []
         if ending == "raise":
             raise LookupError("the user's own")
         if ending == "exit":
@@ -50,6 +61,12 @@ for ending in sys.argv[2:]:
                 sys.exit(0)
         if ending == "kept":
             keep(iterators)
+        if ending == "kept-batches":
+            keep(batches_of(numapin.DataLoader))
+        if ending == "kept-batches-of-torch":
+            keep(batches_of(torch.utils.data.DataLoader))
+        if ending == "kept-batches-only":
+            keep(batches_of(numapin.DataLoader)[0])
         break
     status = os.wait()[1]
     print(ending, os.waitstatus_to_exitcode(status))
@@ -60,13 +77,16 @@ for ending in sys.argv[2:]:
 def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Give the stderr output of each ending."""
     folder: Path = tmp_path_factory.mktemp("endings")
-    endings = ("end", "raise", "exit", "kept")
+    kept = ("kept", "kept-batches", "kept-batches-only", "kept-batches-of-torch")
+    endings = ("end", "raise", "exit", *kept)
     done = call(sys.executable, script(folder, _PROGRAM), str(folder), *endings)
-    assert done.out.splitlines() == ["end 0", "raise 1", "exit 0", "kept 0"], done.err
+    assert done.out.splitlines() == ["end 0", "raise 1", "exit 0", *(f"{each} 0" for each in kept)], done.err
     return {ending: (folder / ending).read_text() for ending in endings}
 
 
-@pytest.mark.parametrize("ending", ["end", "exit", "kept"])
+@pytest.mark.parametrize(
+    "ending", ["end", "exit", "kept", "kept-batches", "kept-batches-only", "kept-batches-of-torch"]
+)
 def test_the_end_of_python_is_silent(said: dict[str, str], ending: str) -> None:
     """Nothing is printed, with or without workers, also with persistent ones."""
     assert said[ending] == ""

@@ -130,12 +130,12 @@ def test_a_loader_that_is_changed_changes_its_slots() -> None:
     """If a loader is changed between epochs, as torch allows, its slots are made anew unless they still fit."""
     loader = numapin.DataLoader(Numbers(), 4, num_workers=1)
     assert firsts(loader) == list(range(0, ROWS, 4))
-    (made,) = loader._path._idle
+    (made,) = loader._numapin_path._idle
     assert firsts(loader) == list(range(0, ROWS, 4))
-    assert loader._path._idle == [made]
+    assert loader._numapin_path._idle == [made]
     loader.prefetch_factor = 3
     assert firsts(loader) == list(range(0, ROWS, 4))
-    assert loader._path._idle != [made]
+    assert loader._numapin_path._idle != [made]
 
 
 def test_the_default_time_out_of_sockets_is_not_ours() -> None:

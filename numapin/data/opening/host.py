@@ -66,8 +66,8 @@ class HostOpener:
 
     def _copy(self, parcel: Parcel, part: int, start: int, size: int) -> StoragePlace:
         """Return a place in new memory with a copy of a range."""
-        copy = torch.empty(size, dtype=torch.uint8, pin_memory=self._pins).copy_(parcel.bytes(part, start, size))
-        return StoragePlace(copy.untyped_storage(), 0)
+        copy = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=self._pins)
+        return StoragePlace(copy.copy_(parcel.bytes(part, start, size)).untyped_storage(), 0)
 
 
 class Lender(HostOpener):

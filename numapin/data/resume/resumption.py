@@ -94,15 +94,15 @@ class Resumption:
 
 def track_of(loader: DataLoader[Any], warn: Callable[[str], None] | None = None) -> Track | None:
     """Return the track of a new iterator; None if the loader has no state, as torch's own has none."""
-    has_state = isinstance(getattr(loader, "_resumption", None), Resumption)
+    has_state = isinstance(getattr(loader, "_numapin_resumption", None), Resumption)
     return resumption_of(loader).track(loader, warn) if has_state else None
 
 
 def resumption_of(loader: Any) -> Resumption:  # noqa: ANN401 - a loader that has one
     """Return the loader's own state; a copy of a loader gets a new one."""
-    found: Resumption = loader._resumption  # noqa: SLF001 - ours
+    found: Resumption = loader._numapin_resumption  # noqa: SLF001 - ours
     if not found.is_of(loader):
-        found = loader._resumption = Resumption(found.every, loader)  # noqa: SLF001 - ours
+        found = loader._numapin_resumption = Resumption(found.every, loader)  # noqa: SLF001 - ours
     return found
 
 

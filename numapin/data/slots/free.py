@@ -27,6 +27,10 @@ class FreeSlots:
         """Yield all free slots."""
         return chain.from_iterable(self._of_worker)
 
+    def __contains__(self, slot: Slot) -> bool:
+        """Return whether a slot is free."""
+        return slot in self._of_worker[slot.home]
+
     def add(self, slot: Slot) -> None:
         """Add a slot."""
         self._of_worker[slot.home].append(slot)

@@ -27,7 +27,8 @@ def map_memfd(fd: int, num_bytes: int) -> torch.Tensor:
     """
     mmap.mmap(fd, num_bytes).close()  # raises where torch would, which leaks a descriptor then (2.13)
     try:
-        tensor = torch.from_file(f"/proc/self/fd/{fd}", shared=True, size=num_bytes, dtype=torch.uint8)
+        path = f"/proc/self/fd/{fd}"
+        tensor = torch.from_file(path, shared=True, size=num_bytes, dtype=torch.uint8, device="cpu")
     except RuntimeError as error:
         raise OSError(errno.ENOMEM, f"{num_bytes} bytes of a memfd cannot be mapped: {error}") from None
     with suppress(OSError):  # a kernel without huge pages

@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import os
 import resource
+import sys
 import time
 from collections import deque
 from contextlib import contextmanager, suppress
@@ -30,13 +31,11 @@ from numapin.data.slots.slot import Slot
 from numapin.data.wire.grant import Grant
 
 if TYPE_CHECKING:
-    import weakref
     from collections.abc import Callable, Iterator
 
     from numapin.data.locality import Locality
     from numapin.data.wire.message import Head, PartHead
     from numapin.system.cuda import Driver
-    from numapin.system.memory import Window
 
 _SPARE: Final = 4  # the loop's batch, the one before, and two whose copies are under way
 _CATCH_UP_S: Final = 0.05  # the longest wait for the GPU before a worker goes without a slot
@@ -154,6 +153,8 @@ class Pool:
             self._unclean[worker] = [slot for slot in unclean if slot.number in kept]
             for slot in unclean:
                 slot.is_clean = slot.number not in kept
+                if self.spec.poison and slot.is_clean and slot in self._free:
+                    slot.poison()  # it was free before, while its worker may still have referred to it
 
     def _max_slots(self) -> int:
         """Return how many slots may have descriptors; more are lent if the loop keeps many batches."""
@@ -193,9 +194,10 @@ class Pool:
             time.sleep(_LOOK_S)
             self._take_passed()
 
-    def _note_end(self, slot: Slot, _reference: weakref.ref[Window]) -> None:
+    def _note_end(self, slot: Slot, _reference: object, _is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
         """Note that nothing refers to a slot any more. Called by finalizers, in any thread, at any time."""
-        if os.getpid() != self._pid:  # in a child that the user forked
+        # At the end of Python this module's own names may be gone. Otherwise: in a child that the user forked.
+        if _is_ending() or os.getpid() != self._pid:
             return
         self._ended.append(slot)
         if self._is_closed:
@@ -214,7 +216,7 @@ class Pool:
         if self._is_closed or slot.fd is None:
             self._discard(slot)
             return
-        if self.spec.poison:
+        if self.spec.poison and slot.is_clean:
             slot.poison()
         self._free.add(slot)
 

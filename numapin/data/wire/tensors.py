@@ -67,4 +67,4 @@ def packed_sequence(
     data: torch.Tensor, batch_sizes: list[int], *indices: torch.Tensor | None
 ) -> torch.nn.utils.rnn.PackedSequence:
     """Return a PackedSequence on a device; its batch sizes must be on the host."""
-    return torch.nn.utils.rnn.PackedSequence(data, torch.tensor(batch_sizes), *indices)
+    return torch.nn.utils.rnn.PackedSequence(data, torch.tensor(batch_sizes, device="cpu"), *indices)

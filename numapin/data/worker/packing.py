@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import io
 import pickle
+import sys
 import threading
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import torch
+from torch._tensor import _rebuild_from_type_v2
+from torch._utils import _rebuild_tensor_v2, _rebuild_tensor_v3
 from torch.multiprocessing.reductions import reduce_tensor
 from torch.nn.utils.rnn import PackedSequence
 
@@ -40,7 +43,9 @@ _MAX_STORAGE_RATIO: Final = 4
 _LARGEST_ITEM_BYTES: Final = 16  # so that views of any dtype into the same range are aligned
 LARGE_BYTES: Final = 4 << 20  # larger batches are worth threads, and do not belong in the caches
 _UNCHANGED: Final[Reduced] = NotImplemented  # leaves an object to pickle
-_SMALL_BYTES: Final = 1024  # plain memory below this stays in the pickle
+_SMALL_BYTES: Final = 1024  # plain memory below this stays in the pickle, and a tensor below it is no miss
+_COPYING_PROTOCOL: Final = 4  # of pickle: NumPy puts a copy of an array's bytes into the pickle
+_ARRAY: Final[type | None] = getattr(sys.modules.get("numpy"), "ndarray", None)  # torch imports it if it is there
 
 
 class PackedRoom(NamedTuple):
@@ -161,7 +166,7 @@ class Packer:
             parts=parts,
             # What was collated and then dropped took room, too.
             wanted_bytes=max(pickler.wanted_bytes, sum(part.end for part in self._parts)),
-            miss=pickler.batch_miss,
+            miss=pickler.miss,
             storages=tuple((room.part, room.start, room.num_bytes) for room in pickler.storages),
             buffers=tuple(pickler.buffers),
             refused=refused,
@@ -190,16 +195,12 @@ class _BatchPickler(ForkingPickler):
         """Return the pickle."""
         return self._file.getbuffer()
 
-    @property
-    def batch_miss(self) -> Miss | None:
-        """Return why the batch is not in a slot as a whole; parts in shared memory do not count beside others."""
-        is_in_slot = self.miss is Miss.SHARED and bool(self.storages)
-        return None if is_in_slot else self.miss
-
     def reducer_override(self, thing: object) -> Reduced:
         """Reduce a tensor to its place in the slot; leave everything else as it is."""
         if isinstance(thing, torch.Tensor):
             return self._reduce_cast(thing) if self._packer.casts else self._reduce_any(thing)
+        if type(thing) is _ARRAY:
+            return self._reduce_array(thing)
         if self._packer.moves and type(thing) is PackedSequence:
             return packed_sequence, (thing.data, thing.batch_sizes.tolist(), *thing[2:])
         return _UNCHANGED
@@ -216,19 +217,55 @@ class _BatchPickler(ForkingPickler):
         return self._reduce(tensor) if type(tensor) is torch.Tensor else self._reduce_subclass(tensor)
 
     def _reduce_subclass(self, tensor: torch.Tensor) -> Reduced:
-        self.miss = self.miss or Miss.UNSUPPORTED
-        if not self._packer.moves:
-            return _UNCHANGED
-        return self._leave(tensor, _torchs_reducer(tensor))
+        """Reduce a tensor of a subclass as its class does, but for the memory, which goes into the slot."""
+        reduce: Reducer = self.dispatch_table.get(type(tensor), _reduce_by_value)
+        if reduce is _reduce_by_value and type(tensor).__reduce_ex__ is torch.Tensor.__reduce_ex__:
+            build, arguments = _reduce_by_value(tensor)
+            placed = self._placed(_as_plain(tensor)) if _is_over_memory(build, arguments) else None
+            if placed is not None:
+                return build, (placed[0], arguments[1], placed[1], arguments[3])
+        self._note_outside(tensor)
+        return self._leave(tensor, reduce) if self._packer.moves else _UNCHANGED
 
     def _reduce(self, tensor: torch.Tensor) -> Reduced:
-        found = self._place(tensor) if is_plain(tensor) else None
-        if found is not None:
-            number, start = found
-            return rebuild, (self._stand_in(number), tensor.dtype, tuple(tensor.shape), tensor.stride(), start)
-        if tensor.layout is not torch.strided or tensor.numel():
-            self.miss = self.miss or Miss.UNSUPPORTED
+        placed = self._placed(tensor)
+        if placed is not None:
+            return placed
+        self._note_outside(tensor)
         return self._leave(tensor, reduce_tensor) if self._packer.moves else _UNCHANGED
+
+    def _placed(self, tensor: torch.Tensor) -> Reduced | None:
+        """Return how the rank rebuilds a plain tensor from the slot; None if it is not there."""
+        found = self._place(tensor) if is_plain(tensor) else None
+        if found is None:
+            return None
+        number, start = found
+        return rebuild, (self._stand_in(number), tensor.dtype, tuple(tensor.shape), tensor.stride(), start)
+
+    def _reduce_array(self, array: Any) -> Reduced:  # noqa: ANN401 - numpy is not a dependency
+        """Reduce an array so that it arrives as in torch's messages: writable, and in this machine's byte order."""
+        if array.dtype.byteorder in "<>":  # not the machine's, which is "="
+            swapped: Reduced = array.__reduce_ex__(_COPYING_PROTOCOL)
+            return swapped
+        if array.flags.writeable:
+            return _UNCHANGED
+        build, arguments, *_state = array.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        if not isinstance(arguments[0], pickle.PickleBuffer):  # not in one piece, or objects: NumPy copies it
+            return _UNCHANGED
+        raw = arguments[0].raw()
+        number = self._store(raw) if raw.nbytes >= _SMALL_BYTES else None
+        if number is None:
+            copy: Reduced = array.__reduce_ex__(_COPYING_PROTOCOL)
+            return copy
+        return build, (self._stand_in(number), *arguments[1:])
+
+    def _note_outside(self, tensor: torch.Tensor) -> None:
+        """Note that only torch can send a tensor, unless it is small or has no memory."""
+        with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - a subclass may refuse to answer
+            is_strided = tensor.layout is torch.strided and not tensor.is_nested
+            is_large = not is_strided or (tensor.device.type != "meta" and tensor.nbytes >= _SMALL_BYTES)
+        if is_large:
+            self.miss = self.miss or Miss.UNSUPPORTED
 
     def _leave(self, tensor: torch.Tensor, reduce: Reducer) -> Reduced:
         """Let torch send a tensor, which the rank then moves to the device."""
@@ -247,16 +284,23 @@ class _BatchPickler(ForkingPickler):
             return False
         if raw.nbytes < _SMALL_BYTES:
             return True
+        number = self._store(raw)
+        if number is None:
+            return True
+        self.buffers.append(number)
+        return False
+
+    def _store(self, raw: memoryview) -> int | None:
+        """Copy plain memory into the slot; return its number for `Head.buffers`, None if there is no room."""
         self.wanted_bytes += align(raw.nbytes)
         inside = None if raw.readonly else self._packer.find(memory.address_of(raw), raw.nbytes)
         room = inside or self._packer.reserve(raw.nbytes)
         self.miss = self.miss or self._packer.refusal
         if room is None:
-            return True
+            return None
         if inside is None:
             self._packer.write(room, raw)
-        self.buffers.append(~self._add(room))
-        return False
+        return ~self._add(room)
 
     def _place(self, tensor: torch.Tensor) -> tuple[int, int] | None:
         """Return the number of a tensor's storage and the tensor's offset in it; None if there is no room."""
@@ -284,7 +328,9 @@ class _BatchPickler(ForkingPickler):
         if inside is not None:
             return inside
         if storage.is_shared() and not self._packer.pins:
-            self.miss = self.miss or Miss.SHARED
+            # The rank's tensor is the worker's memory, as with torch, so a copy would not be the same.
+            if last - first >= _SMALL_BYTES:
+                self.miss = self.miss or Miss.SHARED
             return None
         room = self._packer.reserve(last - first)
         if room is not None:
@@ -326,6 +372,20 @@ def _torchs_reducer(tensor: torch.Tensor) -> Reducer:
     return reducers.get(type(tensor), _reduce_by_value)
 
 
-def _reduce_by_value(tensor: torch.Tensor) -> str | tuple[Any, ...]:
-    reduced: str | tuple[Any, ...] = tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+def _as_plain(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of a subclass as one of torch's own, over the same memory."""
+    with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - else the subclass decides what it returns
+        return tensor.as_subclass(torch.Tensor)
+
+
+def _is_over_memory(build: object, arguments: tuple[Any, ...]) -> bool:
+    """Return whether a tensor of a subclass is rebuilt from (function, class, its storage and shape, attributes)."""
+    if build is not _rebuild_from_type_v2 or arguments[0] not in (_rebuild_tensor_v2, _rebuild_tensor_v3):
+        return False
+    *_, hooks = arguments[2][:6]
+    return not hooks
+
+
+def _reduce_by_value(tensor: torch.Tensor) -> tuple[Any, ...]:
+    reduced: tuple[Any, ...] = tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
     return reduced

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     CollateMap = dict[type | tuple[type, ...], Callable[..., Any]]
 
 _torch_collate: Final = collate.collate_tensor_fn
-_IS_NESTED, _SHAPE = attrgetter("is_nested"), attrgetter("shape")
+_IS_NESTED, _SHAPE, _DTYPE = attrgetter("is_nested"), attrgetter("shape"), attrgetter("dtype")
 
 
 class Stacker:
@@ -39,8 +39,23 @@ class Stacker:
         self._pool = ThreadPoolExecutor(num_threads, "numapin-copy", partial(torch.set_num_threads, 1))
 
     def install(self) -> None:
-        """Let torch's default collate stack tensors here, in this process."""
-        collate.default_collate_fn_map[torch.Tensor] = self.collate
+        """Let torch's default collate stack tensors here, in this process, unless the user has put in another function.
+
+        Code that stacks into new shared memory, as torch's own function does (for tensors of a subclass; in a user's
+        map of functions; PyTorch Geometric), gets a part of the batch's slot instead.
+        """
+        functions: CollateMap = collate.default_collate_fn_map
+        if functions.get(torch.Tensor) is _torch_collate:
+            functions[torch.Tensor] = self.collate
+        storages: Any = torch.UntypedStorage
+        torchs_own = storages._new_shared.__func__  # noqa: SLF001 - the one place through which all of them go
+
+        def _new_shared(cls: type, size: int, *, device: torch.device | str = "cpu") -> object:
+            is_plain = cls is torch.UntypedStorage and torch.device(device).type == "cpu"
+            room = self._packer.allocate(torch.uint8, (size,)) if is_plain else None
+            return torchs_own(cls, size, device=device) if room is None else room.untyped_storage()
+
+        storages._new_shared = classmethod(_new_shared)  # noqa: SLF001
 
     def collate(self, batch: object, *, collate_fn_map: CollateMap | None = None) -> torch.Tensor:
         """Stack tensors as torch's default collate does, straight into the batch's slot if there is room."""
@@ -103,10 +118,10 @@ def _can_stack(tensor: object) -> bool:
 
 
 def _are_alike(batch: Sequence[object]) -> bool:
-    """Return whether these are dense tensors of one shape, without a call into Python code for each."""
+    """Return whether these are dense tensors of one shape and dtype, without a call into Python code for each."""
     if set(map(type, batch)) != {torch.Tensor} or any(map(_IS_NESTED, batch)):
         return False
-    return len(set(map(_SHAPE, batch))) == 1  # which a nested tensor would not have
+    return len(set(map(_SHAPE, batch))) == 1 == len(set(map(_DTYPE, batch)))  # a nested tensor would have no shape
 
 
 def _is_block(tensor: torch.Tensor, dtype: torch.dtype) -> bool:

@@ -1,0 +1,93 @@
+"""What /proc says about processes that sleep."""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from numapin.system.proc import state_of, waits_forever
+from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+_STAT = "7 (a child) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 {} 0 99 1 1" + " 0" * 30
+_LOCK_WAIT = "202 0x5621150eb360 0x189 0x0 0x0 0x0 0xffffffff 0x7fff5d19f560 0x7f10e2ca3e96"
+
+
+@pytest.fixture
+def child() -> Iterator[Callable[[Callable[[], object]], int]]:
+    """Give a function that runs another in a forked child, and returns the child's id once it sleeps."""
+    pids: list[int] = []
+
+    def start(work: Callable[[], object]) -> int:
+        pid = os.fork()
+        if pid == 0:
+            work()
+            os._exit(0)
+        pids.append(pid)
+        assert wait_until(lambda: state_of(pid) == "S", limit_s=20)
+        return pid
+
+    yield start
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def _threads_and_wait() -> None:
+    thread = threading.Thread(target=time.sleep, args=(60,))
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.parametrize(
+    ("work", "verdict"),
+    [
+        (lambda: [lock.acquire() for lock in [threading.Lock()] * 2], True),
+        (lambda: [lock.acquire(timeout=60) for lock in [threading.Lock()] * 2], False),
+        (lambda: time.sleep(60), False),
+        (lambda: os.read(os.pipe()[0], 1), False),
+        (_threads_and_wait, False),
+    ],
+    ids=["lock", "lock-for-a-while", "sleep", "read", "other-thread"],
+)
+def test_who_waits_forever(
+    child: Callable[[Callable[[], object]], int], work: Callable[[], object], verdict: object
+) -> None:
+    """A process waits forever if its only thread waits for a lock of its own without a time-out."""
+    pid = child(work)
+    if waits_forever(pid, platform.machine()) is None:
+        pytest.skip("the kernel does not show the system calls of other processes")
+    assert wait_until(lambda: waits_forever(pid, platform.machine()) is verdict, limit_s=20)
+
+
+@pytest.mark.parametrize(
+    ("call", "num_threads", "machine", "verdict"),
+    [
+        (_LOCK_WAIT, 1, "x86_64", True),
+        (_LOCK_WAIT.replace("202", "98"), 1, "aarch64", True),
+        (_LOCK_WAIT, 2, "x86_64", False),
+        (_LOCK_WAIT.replace("0x189", "0x109"), 1, "x86_64", False),  # shared: another process may release it
+        (_LOCK_WAIT.replace("0x189", "0x81"), 1, "x86_64", False),  # FUTEX_WAKE
+        ("running", 1, "x86_64", False),
+        ("", 1, "x86_64", None),
+        (None, 1, "x86_64", None),
+        (_LOCK_WAIT, 1, "riscv64", None),
+    ],
+)
+def test_reading(tmp_path: Path, call: str | None, num_threads: int, machine: str, verdict: object) -> None:
+    """The verdict follows from the system call and the number of threads; None if they cannot be read."""
+    folder = tmp_path / "proc" / "7"
+    folder.mkdir(parents=True)
+    (folder / "stat").write_text(_STAT.format(num_threads))
+    if call is not None:
+        (folder / "syscall").write_text(call)
+    assert waits_forever(7, machine, tmp_path) is verdict
