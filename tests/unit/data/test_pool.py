@@ -160,17 +160,16 @@ class TestWorkers:
 
     def test_what_a_worker_keeps_goes_to_no_other(self, two: Loopback) -> None:
         """Another process could not see that something refers to it."""
-        kept = []
-        for number in range(3):
-            kept.append(two.begin().allocate(torch.float32, (1000,)))
-            batch = kept[-1]
-            assert batch is not None
-            lent(two, batch.fill_(number))
-        for _ in range(5):
-            lent(two, BATCH, worker=1)
-        lent(two, BATCH)
-        lent(two, BATCH, worker=1)
-        assert [set(batch.tolist()) for batch in kept if batch is not None] == [{0.0}, {1.0}, {2.0}]
+        kept = two.begin().allocate(torch.float32, (1000,))
+        assert kept is not None
+        batches = [lent(two, batch) for batch in (kept.copy_(BATCH), BATCH, BATCH)]
+        for number in (1, 0, 2):  # the kept one is not the first that would be given away
+            batches[number] = None
+        batches.append(lent(two, BATCH))  # says what is kept
+        assert two.num_free() == 2
+        batches += [lent(two, -BATCH, worker=1) for _ in range(2)]
+        assert [slot.home for slot in two.pool.slots].count(1) == 2
+        assert torch.equal(kept, BATCH)
 
     def test_what_a_worker_keeps_is_given_up(self, loop: Loopback) -> None:
         """Its slot was granted to it again: neither it nor another uses it, and no later batch is slower."""
