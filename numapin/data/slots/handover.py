@@ -47,7 +47,7 @@ class Handover:
 
         Raises BlockingIOError if there is no room and `waits` is off, other OSErrors if the reader is gone.
         """
-        with _socket(self._sender, waits=waits) as end:
+        with self._socket(self._sender, waits=waits) as end:
             socket.send_fds(end, [_TAG.pack(number)], [fd])
 
     def take(self, number: int) -> int:
@@ -64,7 +64,7 @@ class Handover:
 
     def discard(self) -> None:
         """Close the descriptors that were not taken. Only when the sender is gone."""
-        with suppress(BlockingIOError):
+        with suppress(OSError):  # nothing is left, or the ends are closed
             while True:
                 self._receive()
         self._close_early()
@@ -81,9 +81,21 @@ class Handover:
                 os.close(fd)
 
     def _receive(self) -> None:
-        with _socket(self._reader, waits=False) as end:
+        with self._socket(self._reader, waits=False) as end:
             tag, fds, _flags, _address = socket.recv_fds(end, _TAG.size, 1)
         self._early[_TAG.unpack(tag)[0]] = fds[0] if fds else None
+
+    @contextmanager
+    def _socket(self, fd: int, *, waits: bool) -> Iterator[socket.socket]:
+        """Give the socket behind one of the ends, and leave the descriptor open. Raises OSError if it is closed."""
+        if not self._close_ends.alive:  # the number may be another file's
+            raise OSError(errno.EBADF, "the socket is closed")
+        end = socket.socket(fileno=fd)
+        end.setblocking(waits)  # whatever the user's default time-out is
+        try:
+            yield end
+        finally:
+            end.detach()
 
 
 def _socket_pair() -> tuple[int, int]:
@@ -95,17 +107,6 @@ def _close(pid: int, ends: set[int]) -> None:
     if os.getpid() == pid:
         for end in ends:
             os.close(end)
-
-
-@contextmanager
-def _socket(fd: int, *, waits: bool) -> Iterator[socket.socket]:
-    """Give the socket behind a descriptor, and leave the descriptor open."""
-    end = socket.socket(fileno=fd)
-    end.setblocking(waits)  # whatever the user's default time-out is
-    try:
-        yield end
-    finally:
-        end.detach()
 
 
 def _attach(fd: SentDescriptor, child_sends: bool) -> Handover:  # noqa: FBT001 - pickle passes by position
