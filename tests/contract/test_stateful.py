@@ -198,6 +198,7 @@ def test_spawned_workers() -> None:
     ]
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # torch raises in its SIGCHLD handler
 @pytest.mark.parametrize(
     ("dataset", "options", "expected"),
     [

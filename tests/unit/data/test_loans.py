@@ -241,6 +241,7 @@ class TestMemory:
         """Until the last reference is gone the batch is intact, then nothing is left of it."""
         for _ in range(20):
             lent(loop, BATCH)
+        gc.collect()  # of other tests' garbage
         before = num_mapped()
         outlier = lent(loop, torch.arange(100_000.0))
         view = outlier[7:9]
