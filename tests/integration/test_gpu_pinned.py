@@ -148,7 +148,7 @@ class TestRefusals:
         assert_no_error_is_pending()
         assert (stats.batches, stats.hits, stats.pinned_bytes) == (100, 100, 0)
         assert len([note for note in stats.notes if "not pinned from now on" in note]) == 1
-        assert capfd.readouterr().err.count("no slots of") == 1
+        assert capfd.readouterr().err.count("not pinned from now on") == 1
         assert settled_pinned_bytes() == before
 
     def test_strict(self, monkeypatch: pytest.MonkeyPatch) -> None:
