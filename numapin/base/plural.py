@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return "1 rank" or "2 ranks"."""
-    return f"{number} {noun if number == 1 else f'{noun}s'}"
+    """Return "1 rank", "2 ranks" or "1,200 batches"."""
+    plural = f"{noun}es" if noun.endswith("ch") else f"{noun}s"
+    return f"{number:,} {noun if number == 1 else plural}"
 
 
 def listed(noun: str, ids: Collection[int]) -> str:

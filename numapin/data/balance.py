@@ -83,7 +83,7 @@ class Balance:
         """
         mean_s = self._mean_s[worker]
         mean_s = usual_s if mean_s is None else mean_s
-        num_unfinished = len(self._sent_s[worker])
+        num_unfinished = self.num_unfinished(worker)
         if num_unfinished:
             return (num_unfinished + 1) * mean_s
         return mean_s - (now_s - self._last_s[worker]) / _PATIENCE

@@ -173,7 +173,6 @@ class PoolTotals:
     """The slots of all pools of a loader; `pages` counts pages by node."""
 
     num_slots: int
-    num_bytes: int
     slot_bytes: int
     num_on_loan: int
     pinned_bytes: int
@@ -186,7 +185,6 @@ class PoolTotals:
         slots = [slot for pool in pools for slot in pool.slots]
         return cls(
             num_slots=len(slots),
-            num_bytes=sum(slot.num_bytes for slot in slots),
             slot_bytes=max((slot.num_bytes for slot in slots), default=0),
             num_on_loan=sum(slot.lease is not None for slot in slots),
             pinned_bytes=sum(slot.num_bytes for slot in slots if slot.pinned_on is not None),

@@ -5,11 +5,11 @@ Comes in: what each process of a job noted. Goes out: its record (schema numapin
 
 # Annotations are needed at run time by base/records.py, so nothing here is imported for types only.
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Final
 
-from numapin.base.plural import listed
+from numapin.base.plural import counted, listed
 from numapin.base.records import AtMost
 
 SCHEMA: Final = "numapin.loaders/1"
@@ -95,28 +95,28 @@ class JobUsage:
         num_batches = sum(usage.num_batches for usage in self.usages)
         ranks = {usage.rank for usage in self.usages if usage.num_loaders}
         of_ranks = f" in {len(ranks)} ranks" if len(ranks) > 1 else ""
-        return f"{_counted(num_loaders, 'loader')}, {_counted(num_batches, 'batch')} by numapin{of_ranks}"
+        return f"{counted(num_loaders, 'loader')}, {counted(num_batches, 'batch')} by numapin{of_ranks}"
 
     def _others(self) -> Counter[str]:
         return _sum((str(other), other.num_loaders) for usage in self.usages for other in usage.others)
 
     def _not_taken(self) -> str:
         others = self._others()
-        return f"{_counted(others.total(), 'loader')} not: {_shown(others)}" if others else ""
+        return f"{counted(others.total(), 'loader')} not: {_shown(others)}" if others else ""
 
     def _outside(self) -> str:
         outside = _sum((entry.reason, entry.num_batches) for usage in self.usages for entry in usage.outside)
-        return f"{_counted(outside.total(), 'batch')} outside the slots: {_shown(outside)}" if outside else ""
+        return f"{counted(outside.total(), 'batch')} outside the slots: {_shown(outside)}" if outside else ""
 
     def _without(self) -> str:
         """Name the ranks without loaders, if others have some."""
         without = self.ranks - {usage.rank for usage in self.usages}
-        return f"{_ranks(without)} iterated no loader" if without and self.usages else ""
+        return f"{listed('rank', without)} iterated no loader" if without and self.usages else ""
 
     def _incomplete(self) -> str:
         killed = {usage.rank for usage in self.usages if not usage.is_complete}
         were = "it was" if len(killed) == 1 else "they were"
-        return f"the last counts of {_ranks(killed)} are missing: {were} killed" if killed else ""
+        return f"the last counts of {listed('rank', killed)} are missing: {were} killed" if killed else ""
 
 
 def _sum(pairs: Iterable[tuple[str, int]]) -> Counter[str]:
@@ -133,12 +133,3 @@ def _shown(counts: Counter[str]) -> str:
     shown = [f"{number:,} {reason}" for reason, number in counts.most_common(_SHOWN)]
     num_more = counts.total() - sum(number for _, number in counts.most_common(_SHOWN))
     return ", ".join([*shown, f"{num_more:,} for other reasons"] if num_more else shown)
-
-
-def _counted(number: int, noun: str) -> str:
-    plural = {"batch": "batches"}.get(noun, f"{noun}s")
-    return f"{number:,} {noun if number == 1 else plural}"
-
-
-def _ranks(ranks: Collection[int]) -> str:
-    return listed("rank", ranks)

@@ -69,12 +69,12 @@ class UsageLog:
                 self._num_paths += 1
             self._write_if_due()
 
-    def note_other(self, loader: object, reason: str, where: str | None = None) -> None:
-        """Note an iterator that does not; of a loader that was noted before, nothing is noted."""
+    def note_other(self, loader: object, reason: str) -> None:
+        """Note an iterator that does not take it, unless its loader was noted before."""
         with self._lock:
             if not self._is_new(loader):
                 return
-            place = (reason, _where() if where is None else where)
+            place = (reason, _where())
             if place not in self._others:
                 self._due_s = 0.0
             self._others[place] += 1

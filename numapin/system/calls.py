@@ -61,7 +61,6 @@ _SIGNATURES: Final[dict[str, tuple[str | None, type, tuple[Any, ...]]]] = {
     ),
     "madvise": (LIBC, ctypes.c_int, (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)),
     "prctl": (LIBC, ctypes.c_int, (ctypes.c_int, *(ctypes.c_ulong,) * 4)),
-    "fallocate": (LIBC, ctypes.c_int, (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)),
     "numapin_stack_past_caches": (
         _STORES,
         ctypes.c_int,

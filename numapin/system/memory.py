@@ -1,6 +1,6 @@
-"""Map, fault in, zero and copy memory. Edge.
+"""Fault in, zero and copy memory. Edge.
 
-Comes in: descriptors, addresses, sizes in bytes. Goes out: mappings and views of them, or OSError.
+Comes in: addresses, sizes in bytes. Goes out: views of memory, or OSError.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import os
 from array import array
-from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Final
 
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 MADV_POPULATE_WRITE: Final = 23  # since Linux 5.14; EINVAL before
-FALLOC_FL_KEEP_SIZE: Final = 1
-FALLOC_FL_PUNCH_HOLE: Final = 2
 
 
 def populate(address: int, num_bytes: int) -> None:
@@ -35,19 +32,6 @@ def populate(address: int, num_bytes: int) -> None:
 
 Window = ctypes.Array[ctypes.c_ubyte]
 """A range of memory, from which memoryviews are made; it lives as long as any of them."""
-
-
-def map_shared(fd: int, num_bytes: int, *, offset: int = 0) -> mmap.mmap:
-    """Map a range of a file, shared and writable, in huge pages if the machine allows them for shared memory.
-
-    The mapping holds its own descriptor, and is unmapped with the last object that was made from it. Raises OSError.
-    """
-    import mmap  # here, because each rank imports this module before its own program starts
-
-    mapped = mmap.mmap(fd, num_bytes, offset=offset)
-    with suppress(OSError):  # a kernel without huge pages
-        mapped.madvise(mmap.MADV_HUGEPAGE)
-    return mapped
 
 
 def window(address: int, num_bytes: int, *, owner: object) -> Window:
@@ -103,11 +87,3 @@ def stack_past_caches(target: int, sources: Iterable[int], num_bytes: int) -> No
     """
     addresses = array("Q", sources)
     call("numapin_stack_past_caches", target, addresses.buffer_info()[0], len(addresses), num_bytes)
-
-
-def punch_hole(fd: int, offset: int, num_bytes: int) -> None:
-    """Free the pages of a part of a memfd; it then reads as zeros, and the file keeps its size.
-
-    Raises OSError: EBADF, EINVAL, EOPNOTSUPP (a file system without holes), EPERM (sealed).
-    """
-    call("fallocate", fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, num_bytes)

@@ -67,17 +67,7 @@ PINNED: Final = Ledger()
 
 
 def place(address: int, num_bytes: int, *, nodes: CpuSet, cpus: CpuSet, num_machine_nodes: int) -> Placement:
-    """Place fresh memory on `nodes`, touch every page of it, and ask the kernel where the pages are.
-
-    See `settle` and `check`. Raises OSError ENOMEM if memory runs out.
-    """
-    refused = settle(address, num_bytes, nodes=nodes, cpus=cpus, num_machine_nodes=num_machine_nodes)
-    found = check(address, num_bytes, nodes=nodes, num_machine_nodes=num_machine_nodes)
-    return Placement(pages=found.pages, shortfalls=(*refused, *found.shortfalls))
-
-
-def settle(address: int, num_bytes: int, *, nodes: CpuSet, cpus: CpuSet, num_machine_nodes: int) -> tuple[str, ...]:
-    """Place fresh memory on `nodes` and touch every page of it; return the refused requests, each with its remedy.
+    """Place fresh memory on `nodes`, touch every page of it, and ask the kernel where the pages are (see `check`).
 
     `address` is page aligned. The memory, private or shared, was never written: its contents may be zeroed. Without
     `nodes`, the memory policy of the calling thread decides. If the kernel refuses to set the range's policy, a thread
@@ -86,9 +76,11 @@ def settle(address: int, num_bytes: int, *, nodes: CpuSet, cpus: CpuSet, num_mac
     """
     refused = tuple(prefer(address, num_bytes, nodes)) if nodes and num_machine_nodes > 1 else ()
     if refused:
-        return refused + tuple(_touch_from(cpus, address, num_bytes))
-    touch(address, num_bytes)
-    return ()
+        refused += tuple(_touch_from(cpus, address, num_bytes))
+    else:
+        touch(address, num_bytes)
+    found = check(address, num_bytes, nodes=nodes, num_machine_nodes=num_machine_nodes)
+    return Placement(pages=found.pages, shortfalls=(*refused, *found.shortfalls))
 
 
 def check(address: int, num_bytes: int, *, nodes: CpuSet, num_machine_nodes: int) -> Placement:

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from numapin.data.locality import find_locality
+from numapin.data.slots.mapping import map_memfd
 from numapin.errors import MachineError
 from numapin.plan.request import Memory
 from numapin.rank import bind
-from numapin.system import memory, placement
+from numapin.system import placement
 from numapin.system.cuda import Driver, driver
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def _registered(num_bytes: int, gpu: int) -> torch.Tensor:
 def _slot(num_bytes: int, gpu: int) -> torch.Tensor:
     with os.fdopen(os.memfd_create("numapin-bench"), "r+b", buffering=0) as file:
         os.ftruncate(file.fileno(), num_bytes)
-        return _locked(torch.frombuffer(memory.map_shared(file.fileno(), num_bytes), dtype=torch.uint8), gpu)
+        return _locked(map_memfd(file.fileno(), num_bytes), gpu)
 
 
 def _locked(tensor: torch.Tensor, gpu: int) -> torch.Tensor:

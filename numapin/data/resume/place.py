@@ -64,13 +64,8 @@ class StreamPlace:
         """Return whether the dataset or its iterator has a state of its own."""
         return self.dataset is not None or self.dataset_iter is not None
 
-    @property
-    def is_start(self) -> bool:
-        """Return whether nothing has to be restored."""
-        return self == StreamPlace(is_iterable=self.is_iterable)
-
     def after(self, num_batches: int) -> StreamPlace:
-        """Return the place so many batches later."""
+        """Return the place `num_batches` later."""
         is_counted = self.is_iterable and not self.has_ended
         return replace(self, skip=self.skip + num_batches) if num_batches and is_counted else self
 
@@ -239,7 +234,7 @@ def _with_workers(state: Mapping[str, Any]) -> Place:
 
 
 def _earlier(place: Place, num_batches: int) -> Place:
-    """Return the place so many batches before."""
+    """Return the place `num_batches` earlier."""
     if place.is_finished or not num_batches:
         return place
     order = replace(place.order, yielded=place.order.yielded - num_batches)

@@ -28,12 +28,13 @@ from numapin.data.slots.quarantine import Quarantine
 from numapin.data.slots.settling import Settling
 from numapin.data.slots.sizes import RecentSizes
 from numapin.data.slots.slot import Slot
-from numapin.data.wire.grant import Grant
+from numapin.data.wire.grant import NO_GRANT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from numapin.data.locality import Locality
+    from numapin.data.wire.grant import Grant
     from numapin.data.wire.message import Head, PartHead
     from numapin.system.cuda import Driver
 
@@ -253,18 +254,18 @@ class Pool:
 
         `offer` hands (number, descriptor) to the worker, and returns whether it could.
         """
-        forgotten = self._take_forgotten(worker)
-        expected, slot = self.sizes.expected_bytes, self._pick(worker)
+        none = NO_GRANT._replace(expected_bytes=self.sizes.expected_bytes, forgotten=self._take_forgotten(worker))
+        slot = self._pick(worker)
         if slot is None:
-            return Grant(-1, 0, False, expected, forgotten)
+            return none
         is_new = worker not in slot.mapped_by
         if is_new and (slot.fd is None or not offer(slot.number, slot.fd)):
             self._free.add(slot)
-            return Grant(-1, 0, False, expected, forgotten)
+            return none
         slot.mapped_by.add(worker)
         slot.home = worker
         self._granted[worker][slot.number] = slot
-        return Grant(slot.number, slot.num_bytes, is_new, expected, forgotten)
+        return none._replace(slot=slot.number, capacity=slot.num_bytes, is_new=is_new)
 
     def _take_forgotten(self, worker: int) -> tuple[int, ...]:
         forgotten = self._forgotten[worker]

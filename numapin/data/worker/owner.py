@@ -39,12 +39,6 @@ class OwnerProcess:
         if self._fd is not None:
             threading.Thread(target=_exit_after, args=(self._fd,), name="numapin-watch", daemon=True).start()
 
-    def close(self) -> None:
-        """Close the descriptor in this process."""
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
-
 
 def _exit_after(fd: int) -> None:
     ended = select.poll()

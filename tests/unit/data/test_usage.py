@@ -156,7 +156,7 @@ class TestLog:
             log.note_other(loader, "num_workers=0")
         (other,) = written(tmp_path).others
         assert (other.num_loaders, other.reason) == (1, "num_workers=0")  # the second one is written later
-        log.note_other(Odd(), "another reason", where="there.py:1")
+        log.note_other(Odd(), "another reason")
         found = written(tmp_path)
         assert [entry.num_loaders for entry in found.others] == [2, 1]
         assert not found.is_complete
@@ -169,7 +169,7 @@ class TestLog:
         path = Owner()
         for _ in range(100):
             log.note_path(path)  # type: ignore[arg-type]
-            log.note_other(Odd(), "num_workers=0", where="train.py:3")
+            log.note_other(Odd(), "num_workers=0")
         assert len(writes) == 2
 
     def test_a_folder_that_is_gone_is_reported_once(

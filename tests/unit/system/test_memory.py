@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import mmap
-import os
 import subprocess
 import sys
 import threading
@@ -195,25 +194,3 @@ class TestZero:
         with pytest.raises(OSError, match="read: Bad address"):
             memory_calls.zero(address_of(cut_off), len(cut_off))
         assert cut_off[PAGE] == 0
-
-
-class TestPunchHole:
-    """Freed memory of a memfd."""
-
-    def test_the_pages_are_freed_and_read_as_zeros(self) -> None:
-        """The size does not change, the blocks are freed, and neighboring bytes are kept."""
-        fd = os.memfd_create("test")
-        os.ftruncate(fd, 4 * PAGE)
-        with mmap.mmap(fd, 4 * PAGE) as memory:
-            memory[:] = b"x" * len(memory)
-            blocks = os.fstat(fd).st_blocks
-            memory_calls.punch_hole(fd, PAGE, 2 * PAGE)
-            assert os.fstat(fd).st_blocks == blocks // 2
-            assert memory[:] == b"x" * PAGE + b"\0" * 2 * PAGE + b"x" * PAGE
-        assert os.fstat(fd).st_size == 4 * PAGE
-        os.close(fd)
-
-    def test_no_such_file(self) -> None:
-        """The kernel's error is raised."""
-        with pytest.raises(OSError, match="fallocate: Bad file descriptor"):
-            memory_calls.punch_hole(-1, 0, PAGE)
