@@ -11,5 +11,7 @@ Comes in: `WorkerStart`, and the batches that torch collates. Goes out: messages
     state.py    EDGE  report the state of its dataset, and restore it
     stacking.py EDGE  stack samples straight into the batch's memory
     packing.py  EDGE  put a batch into a slot
+    pickling.py EDGE  pickle a batch, with its memory out of band
+    storages.py PURE  the memory of tensors
     narrow.py   EDGE  cast tensors while they are packed
 """

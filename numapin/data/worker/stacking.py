@@ -15,7 +15,8 @@ import torch
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils import collate
 
-from numapin.data.worker.packing import LARGE_BYTES, is_plain
+from numapin.data.worker.packing import LARGE_BYTES
+from numapin.data.worker.storages import is_plain
 from numapin.system import memory
 
 if TYPE_CHECKING:

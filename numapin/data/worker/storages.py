@@ -1,0 +1,87 @@
+"""The memory of tensors: whether they are plain bytes, and the ranges of storages that go with a batch. Pure.
+
+Comes in: the tensors of a batch. Goes out: for each the range of its storage that is sent, once for all of its views.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
+# The whole storage of a view is sent, so that views still share it, unless it is this many times the view's size.
+_MAX_STORAGE_RATIO: Final = 4
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is nothing but strided bytes of this process's memory."""
+    return not (
+        tensor.requires_grad
+        or tensor.layout is not torch.strided
+        or tensor.device.type != "cpu"
+        or tensor.is_nested
+        or tensor.is_quantized
+        or tensor.is_conj()
+        or tensor.is_neg()
+        or tensor._is_zerotensor()  # noqa: SLF001 - autograd's zero gradients, which have no memory
+        or not tensor.numel()
+    )
+
+
+class _Range(NamedTuple, Generic[T]):
+    """A range of a storage, in bytes, and the result of sending it."""
+
+    first: int
+    last: int
+    result: T
+
+
+class Ranges(Generic[T]):
+    """The ranges of storages that one batch needs. Tensors that share memory share a range."""
+
+    def __init__(self) -> None:
+        self._of_storage: dict[tuple[int, torch.dtype | None], list[_Range[T]]] = {}
+
+    def find(
+        self,
+        tensor: torch.Tensor,
+        send: Callable[[torch.UntypedStorage, int, int], T],
+        *,
+        align_bytes: int,
+        dtype: torch.dtype | None = None,
+    ) -> tuple[T, int]:
+        """Return the result of the range that contains a plain tensor, and the tensor's offset in it, in bytes.
+
+        Args:
+            tensor: The tensor.
+            send: Called with a storage and the first and last byte of a new range. A result of None is not kept.
+            align_bytes: A range begins at a multiple of this.
+            dtype: Share the range only with tensors of this type. None: with all.
+        """
+        storage = tensor.untyped_storage()
+        begin, end = _byte_range(tensor)
+        ranges = self._of_storage.setdefault((storage.data_ptr(), dtype), [])
+        for known in ranges:
+            if known.first <= begin and end <= known.last:
+                return known.result, begin - known.first
+        is_whole = storage.nbytes() <= _MAX_STORAGE_RATIO * (end - begin)
+        first, last = (0, storage.nbytes()) if is_whole else (begin - begin % align_bytes, end)
+        result = send(storage, first, last)
+        if result is not None:
+            ranges.append(_Range(first, last, result))
+        return result, begin - first
+
+
+def _byte_range(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return the begin and end of a tensor in its storage, in bytes."""
+    itemsize = tensor.itemsize
+    begin = int(tensor.storage_offset()) * itemsize
+    if tensor.is_contiguous():
+        return begin, begin + tensor.nbytes
+    last_element = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return begin, begin + itemsize * (1 + last_element)
