@@ -29,9 +29,10 @@ from numapin.data.casting import CastingCollate
 from numapin.data.path import path_of
 from numapin.data.resume.resumption import track_of
 from numapin.data.wire.parcel import Parcel
+from numapin.data.wire.queues import ResultQueue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from torch.utils.data import DataLoader
     from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -73,11 +74,13 @@ class LaneIterator(_TorchsIterator):
     torchs_name = _MultiProcessingDataLoaderIter.__name__
     """The name of torch's class, which profilers show."""
 
+    result_queue = ResultQueue
+
     def __init__(self, loader: DataLoader[Any], path: DataPath, *state: object) -> None:
         """Start the workers. `state` is for torchdata's iterator. Raises what torch's iterator raises."""
         moves = path.options.cuda_device is not None
         pins = not moves and loader.pin_memory and torch.cuda.is_available()
-        self._path, self._lane = path, path.lane(loader, pins=pins)
+        self._path, self._lane = path, path.lane(loader, pins=pins, result_queue=self.result_queue)
         self._track = track_of(loader, path.notices.warn)
         self._task = 0  # the number of the last result
         if self._track is not None:
@@ -87,7 +90,7 @@ class LaneIterator(_TorchsIterator):
         if pins:
             self._lane.results.open_in_thread(path.home.bind_this_thread, self._lane.opener.open)
         base = loader.multiprocessing_context or torch.multiprocessing
-        self._context = starting.Context(base, self._queues(), num_workers=loader.num_workers)
+        self._context = starting.Context(base, self._lane.queues(), num_workers=loader.num_workers)
         changed = _Changed(
             loader,
             multiprocessing_context=self._context,
@@ -103,9 +106,6 @@ class LaneIterator(_TorchsIterator):
             super().__init__(changed, *state)
         self._profile_name = _NAME.format(self.torchs_name)
         util.Finalize(self, _end_unstarted_of, (weakref.ref(self),), exitpriority=10)
-
-    def _queues(self) -> Iterator[Any]:
-        return self._lane.queues()
 
     @property
     def _base_seed(self) -> int:

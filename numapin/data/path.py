@@ -136,11 +136,13 @@ def _this_rank(pid: int) -> OwnerProcess:
 class Lane:
     """The way of one iterator's batches: its pool of slots, its queues, and its opener."""
 
-    def __init__(self, path: DataPath, opener: Opener, pool: Callable[[], Pool | None]) -> None:
+    def __init__(
+        self, path: DataPath, opener: Opener, pool: Callable[[], Pool | None], result_queue: type[ResultQueue]
+    ) -> None:
         """Take a pool last: if the queue cannot be made, no pool has to be given back."""
         self._path, self.opener = path, opener
         self.balance: Balance | None = None
-        self.results = ResultQueue(self._accept)
+        self.results = result_queue(self._accept)
         self.pool = pool()
 
     def queues(self) -> Iterator[ResultQueue | TaskQueue]:
@@ -194,11 +196,12 @@ class DataPath:
         self._mover: Mover | None = None
         self._is_closed = False
 
-    def lane(self, loader: DataLoader[Any], *, pins: bool) -> Lane:
+    def lane(self, loader: DataLoader[Any], *, pins: bool, result_queue: type[ResultQueue] = ResultQueue) -> Lane:
         """Return the lane of a new iterator."""
         self._is_closed = False
         opener = self._opener(pins=pins)
-        return Lane(self, opener, partial(self._pool, self._pool_spec(loader, opener, pins=pins)))
+        pool = partial(self._pool, self._pool_spec(loader, opener, pins=pins))
+        return Lane(self, opener, pool, result_queue)
 
     def worker_start(
         self, lane: Lane, loader: DataLoader[Any], *, pins: bool, dataset: DatasetStart | None

@@ -10,11 +10,9 @@ device. The iterator opens both when the batch is due, and hands torchdata the t
 
 from __future__ import annotations
 
-import pickle
 import sys
 from dataclasses import dataclass
 from functools import cache
-from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, Final
 
 from torch._utils import ExceptionWrapper
@@ -25,14 +23,15 @@ from numapin.data import usage_log
 from numapin.data.iterator import LaneIterator, pins_elsewhere
 from numapin.data.path import path_of
 from numapin.data.wire.parcel import Parcel
+from numapin.data.wire.queues import ResultQueue
+from numapin.data.wire.tensors import pickled, unpickle
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from torch.utils.data import DataLoader
 
     from numapin.data.path import Lane, PathOptions
-    from numapin.data.wire.queues import ResultQueue, TaskQueue
 
 MODULE: Final = "torchdata.stateful_dataloader.stateful_dataloader"
 _ITERATOR: Final = "_StatefulMultiProcessingDataLoaderIter"
@@ -72,56 +71,31 @@ class _Ending(_IterableDatasetStopIteration):
     state: bytes | None
 
 
-@dataclass(frozen=True, slots=True)
-class _StatefulResults:
-    """The queue of results: in a worker, it takes what torchdata puts."""
-
-    queue: ResultQueue
+class _StatefulResults(ResultQueue):
+    """The queue of results: in a worker, it takes the results that torchdata puts."""
 
     def put(self, result: tuple[Any, Any]) -> None:
         """Send a result."""
         number, data = result
         if isinstance(number, int):
             batch, worker, state = data
-            sealed = None if state is None else _seal(state)
+            sealed = None if state is None else pickled(state)
             is_end = isinstance(batch, _IterableDatasetStopIteration)
             data = _Ending(worker, sealed) if is_end else (batch, sealed)
-        self.queue.put((number, data))
-
-    def get(self, timeout: float | None = None) -> tuple[Any, Any]:
-        """Return the next result in the rank."""
-        return self.queue.get(timeout)
-
-    def cancel_join_thread(self) -> None:
-        """Let the process end without waiting for what is not sent yet."""
-        self.queue.cancel_join_thread()
-
-    def close(self) -> None:
-        """Close all ends in this process."""
-        self.queue.close()
-
-
-def _seal(state: object) -> bytes:
-    try:
-        return pickle.dumps(state, pickle.HIGHEST_PROTOCOL)
-    except (pickle.PicklingError, TypeError, AttributeError):  # e.g. a state that only a process can hand over
-        return bytes(ForkingPickler.dumps(state))
+        super().put((number, data))
 
 
 def _unseal(sealed: bytes | None) -> object:
-    return None if sealed is None else pickle.loads(sealed)  # noqa: S301 - from our own worker
+    return None if sealed is None else unpickle(sealed)
 
 
 class _StatefulLane:
     """The parts of a lane's iterator that differ for torchdata's, which comes after them among the bases."""
 
+    result_queue = _StatefulResults
+
     _lane: Lane
     _task_info: dict[int, tuple[Any, ...]]
-
-    def _queues(self) -> Iterator[_StatefulResults | ResultQueue | TaskQueue]:
-        queues = super()._queues()  # type: ignore[misc]
-        yield _StatefulResults(next(queues))
-        yield from queues
 
     def __next__(self) -> object:
         """Return the next batch."""

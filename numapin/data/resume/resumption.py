@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 
+def _warn(text: str) -> None:
+    say(f"warning: {text}")
+
+
 class Resumption:
     """The state of a loader. It is an attribute of the loader; a copy of the loader begins with a new one."""
 
@@ -48,9 +52,9 @@ class Resumption:
         """Return whether this belongs to the loader, and not to one of which it is a copy."""
         return self._owner is not None and self._owner() is loader
 
-    def track(self, loader: DataLoader[Any], warn: Callable[[str], None] | None = None) -> Track:
+    def track(self, loader: DataLoader[Any], warn: Callable[[str], None]) -> Track:
         """Return the track of a new iterator, which begins where the loaded state ends."""
-        self._track = Track(loader, self._next, every=self.every, warn=warn or _warn)
+        self._track = Track(loader, self._next, every=self.every, warn=warn)
         self._loaded = self._next = None
         return self._track
 
@@ -92,7 +96,7 @@ class Resumption:
         return Place(num_workers=loader.num_workers, streams=streams)
 
 
-def track_of(loader: DataLoader[Any], warn: Callable[[str], None] | None = None) -> Track | None:
+def track_of(loader: DataLoader[Any], warn: Callable[[str], None] = _warn) -> Track | None:
     """Return the track of a new iterator; None if the loader has no state, as torch's own has none."""
     has_state = isinstance(getattr(loader, "_numapin_resumption", None), Resumption)
     return resumption_of(loader).track(loader, warn) if has_state else None
@@ -152,7 +156,3 @@ def _require_same_workers(loader: DataLoader[Any], place: Place) -> None:
 
 def _article(kind: str) -> str:
     return f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"
-
-
-def _warn(text: str) -> None:
-    say(f"warning: {text}")

@@ -29,11 +29,11 @@ class FreeSlots:
 
     def __contains__(self, slot: Slot) -> bool:
         """Return whether a slot is free."""
-        return slot in self._of_worker[slot.home]
+        return slot in self._of_worker[slot.worker]
 
     def add(self, slot: Slot) -> None:
         """Add a slot."""
-        self._of_worker[slot.home].append(slot)
+        self._of_worker[slot.worker].append(slot)
         self._num += 1
 
     def take(self, worker: int) -> Slot | None:

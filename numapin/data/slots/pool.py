@@ -135,7 +135,7 @@ class Pool:
         """Take over a slot that a worker has made."""
         fd = self.arrivals.take(part.slot)
         try:
-            slot = Slot.map(part.slot, fd, part.capacity, home=worker)
+            slot = Slot.map(part.slot, fd, part.capacity, worker=worker)
         except OSError:
             os.close(fd)
             raise
@@ -238,7 +238,7 @@ class Pool:
         """Unpin a slot that nothing reads; it is unmapped with the last reference."""
         slot.retire()
         with suppress(ValueError):
-            self._unclean[slot.home].remove(slot)
+            self._unclean[slot.worker].remove(slot)
         _orphans.discard(slot)
         slot.unpin(self.spec.driver)
 
@@ -263,7 +263,7 @@ class Pool:
             self._free.add(slot)
             return none
         slot.mapped_by.add(worker)
-        slot.home = worker
+        slot.worker = worker
         self._granted[worker][slot.number] = slot
         return none._replace(slot=slot.number, capacity=slot.num_bytes, is_new=is_new)
 

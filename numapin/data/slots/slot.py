@@ -34,9 +34,9 @@ class Slot:
         number: The number, unique in the loader's lifetime.
         fd: The descriptor with which other workers get the memory. None: the slot is not used again.
         num_bytes: The size.
-        home: The worker that used it last.
+        worker: The worker that used it last.
         mapped_by: The workers that keep it mapped.
-        is_clean: Whether its home has reported that nothing there refers to it any more.
+        is_clean: Whether that worker has reported that nothing there refers to it any more.
         is_settled: Whether the kernel was asked where the pages lie, and the driver to pin them.
         pages: Pages per node as the kernel reports them; None if it does not.
         pinned_on: The device on whose behalf it is pinned; None if it is pageable.
@@ -47,7 +47,7 @@ class Slot:
     num_bytes: int
     address: int
     owner: torch.Tensor
-    home: int
+    worker: int
     mapped_by: set[int] = field(default_factory=set)
     is_clean: bool = False
     is_settled: bool = False
@@ -56,10 +56,10 @@ class Slot:
     lease: weakref.ref[Window] | None = None
 
     @classmethod
-    def map(cls, number: int, fd: int, num_bytes: int, *, home: int) -> Slot:
+    def map(cls, number: int, fd: int, num_bytes: int, *, worker: int) -> Slot:
         """Map a worker's memfd. Raises OSError."""
         owner = map_memfd(fd, num_bytes)
-        return cls(number=number, fd=fd, num_bytes=num_bytes, address=owner.data_ptr(), owner=owner, home=home)
+        return cls(number=number, fd=fd, num_bytes=num_bytes, address=owner.data_ptr(), owner=owner, worker=worker)
 
     def lend(self, num_bytes: int, note_end: Callable[[weakref.ref[Window]], None]) -> memoryview:
         """Return a view of the first bytes; `note_end` is called when nothing refers to them any more."""

@@ -8,10 +8,8 @@ They have the methods that torch's iterator and worker loop call: put, get, and 
 
 from __future__ import annotations
 
-import pickle
 from collections import deque
 from functools import partial
-from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from torch._utils import ExceptionWrapper
@@ -24,7 +22,7 @@ from numapin.data.wire.channel import Channel
 from numapin.data.wire.grant import NO_GRANT, Grant, decode_grant
 from numapin.data.wire.message import Head, decode, encode_plain
 from numapin.data.wire.parcel import Parcel
-from numapin.data.wire.tensors import unpickle
+from numapin.data.wire.tensors import pickled, unpickle
 from numapin.data.worker import setup, state
 
 if TYPE_CHECKING:
@@ -67,10 +65,7 @@ class TaskQueue(Channel):
 
     def put(self, task: object) -> None:
         """Send a task; never waits."""
-        try:
-            message = pickle.dumps(task)
-        except (pickle.PicklingError, TypeError, AttributeError):  # e.g. indices that only a process can hand over
-            message = bytes(ForkingPickler.dumps(task))
+        message = pickled(task)
         # Last: a task that cannot be sent must not take a slot with it.
         grant = self._grant(self._offer) if self._grant is not None and isinstance(task, tuple) else NO_GRANT
         self.send(grant.encode() + message)

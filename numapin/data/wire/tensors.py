@@ -7,6 +7,7 @@ memory: the slot itself, or a copy of it on a device. Containers, custom types a
 from __future__ import annotations
 
 import pickle
+from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import torch
@@ -15,6 +16,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 _NO_BUFFERS: Final = ()
+
+
+def pickled(message: object) -> bytes:
+    """Return the pickle of a message that is not a batch."""
+    try:
+        return pickle.dumps(message)
+    except (pickle.PicklingError, TypeError, AttributeError):  # e.g. what only a process that is started may get
+        return bytes(ForkingPickler.dumps(message))
 
 
 def unpickle(data: bytes | memoryview, buffers: Iterable[object] = _NO_BUFFERS) -> object:

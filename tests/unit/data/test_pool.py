@@ -170,7 +170,7 @@ class TestWorkers:
         batches.append(lent(two, BATCH))  # says what is kept
         assert two.num_free() == 2
         batches += [lent(two, -BATCH, worker=1) for _ in range(2)]
-        assert [slot.home for slot in two.pool.slots].count(1) == 2
+        assert [slot.worker for slot in two.pool.slots].count(1) == 2
         assert torch.equal(kept, BATCH)
 
     def test_what_a_worker_keeps_is_given_up(self, loop: Loopback) -> None:

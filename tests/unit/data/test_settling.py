@@ -318,7 +318,7 @@ class TestClosing:
 
         settling = Settling(make_spec())
         memory = torch.empty(0)
-        settling._done = Raced([Slot(number=1, fd=None, num_bytes=0, address=0, owner=memory, home=0)])
+        settling._done = Raced([Slot(number=1, fd=None, num_bytes=0, address=0, owner=memory, worker=0)])
         settling.close()
         assert not settling._done
 

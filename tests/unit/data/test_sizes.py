@@ -112,9 +112,9 @@ class TestRecentSizes:
         assert 10 * sum(size > recent.expected_bytes for size in last) <= len(last)
 
 
-def slot(number: int, home: int = 0, *, is_clean: bool = True) -> Slot:
+def slot(number: int, worker: int = 0, *, is_clean: bool = True) -> Slot:
     """Return a slot without memory."""
-    return Slot(number=number, fd=None, num_bytes=0, address=0, owner=MEMORY, home=home, is_clean=is_clean)
+    return Slot(number=number, fd=None, num_bytes=0, address=0, owner=MEMORY, worker=worker, is_clean=is_clean)
 
 
 def taken(free: FreeSlots, worker: int) -> int | None:
