@@ -319,7 +319,7 @@ def _loaders_reported(run_dir: str, job: Job, options: RunOptions) -> AbstractCo
     from numapin.observe.loaders import reporting_loaders
 
     title = "dataloader" if job.is_single_host else f"dataloader on {os.uname().nodename}"
-    return reporting_loaders(run_dir, strict=options.strict, tell=lambda text: say(f"{title}: {text}"))
+    return reporting_loaders(run_dir, strict=options.strict, report=lambda text: say(f"{title}: {text}"))
 
 
 def _gpu_readings() -> Iterator[NvmlReadings]:

@@ -3,9 +3,9 @@
 Comes in: tasks that were sent, and batches that have arrived. Goes out: the worker for the next task.
 
 torch gives task n to worker n mod W. Batches are yielded in order, so the slowest worker then sets the pace, and the
-others wait for it. Here the next task goes to the worker that is expected to finish it first: its unfinished tasks and
-this one, times its usual time for one. The number of tasks alone is not enough: eight workers of which one takes three
-times as long then reach half of their speed, and with the times 0.93 to 0.99 of it.
+others wait for it. Here the next task goes to the worker that is expected to finish it first: the number of its
+unfinished tasks and this one, times its usual time for one. The number of tasks alone is not enough: eight workers of
+which one takes three times as long then reach half of their speed, and with the times 0.93 to 0.99 of it.
 
 The number of tasks that are not yielded yet stays torch's, prefetch_factor times the number of workers. So batches that
 wait for an earlier one of a slow worker use no more memory than before.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _NUM_AVERAGED: Final = 16  # tasks; fewer react to chance, more react late
 _PATIENCE: Final = 8  # a worker that was avoided for at most this many times its time per task is tried again
-_STALE: Final = 4  # after this many times its time per task without one, that time is measured anew
+_STALE: Final = 4  # after this many times its time per task without one, that time is measured again
 
 
 class Balance:
@@ -40,7 +40,7 @@ class Balance:
         self._next = 0
 
     def num_unfinished(self, worker: int) -> int:
-        """Return how many tasks a worker has whose batches have not arrived."""
+        """Return the number of a worker's tasks whose batches have not arrived."""
         return len(self._sent_s[worker])
 
     def note_sent(self, worker: int) -> None:
@@ -77,7 +77,7 @@ class Balance:
         return worker
 
     def _ready_s(self, worker: int, usual_s: float, now_s: float) -> float:
-        """Return in how many seconds a worker would finish one more task.
+        """Return the number of seconds until a worker would finish one more task.
 
         An idle worker seems faster the longer it is idle. Otherwise one that was slow once would never be used again.
         """

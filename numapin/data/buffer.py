@@ -23,10 +23,10 @@ _reported: Final[set[str]] = set()
 def batch_buffer(shape: int | Iterable[int], dtype: torch.dtype | None = None) -> torch.Tensor:
     """Return an uninitialized CPU tensor for a whole batch, or for a part of one.
 
-    In a worker of `numapin.DataLoader` it lies in the slot that the batch will travel in. What is written there (by a
-    decoder with an output argument, `readinto`, `numpy.take(..., out=)`) is not copied on its way to the rank. Return
-    the tensor, a view of it, or `.numpy()` of either as the batch or in it. Memory that is not part of the batch is
-    not sent if the batch has no other buffer.
+    In a worker of `numapin.DataLoader` it lies in the slot that the batch will travel in. Data that is written there
+    (by a decoder with an output argument, `readinto`, `numpy.take(..., out=)`) is not copied on its way to the rank.
+    Return the tensor, a view of it, or `.numpy()` of either as the batch or in it. Memory that is not part of the batch
+    is not sent if the batch has no other buffer.
 
     Call it for each batch, in the thread that returns the batch: in `__getitems__`, in a collate_fn, in the
     `__getitem__` of a dataset with `batch_size=None`, or before a `yield` of an iterable dataset. As with torch, do not

@@ -50,7 +50,7 @@ def mark(text: str, options: PathOptions) -> Mark:
 
 @dataclass(slots=True)
 class _Installed:
-    """The loaders that this process has taken over: all, or copies only; None before the first call. Their balance."""
+    """The state of `install`. `everything`: all loaders are taken over, or copies only; None before the first call."""
 
     everything: bool | None = None
     balance: bool = False
@@ -66,7 +66,7 @@ def install(*, only_copies: bool = False, balance: bool = False) -> None:
 
     The same goes for torchdata's StatefulDataLoader, if the program has imported it. A second call can only extend that
     to all loaders, and to torchdata's. One line on stderr reports the first loader that is taken over.
-    `balance` is that of `numapin.DataLoader`, for all loaders that are not copies.
+    `balance` works as in `numapin.DataLoader`, for all loaders that are not copies.
     """
     if _STATE.everything is None:
         _hook(torch.utils.data.DataLoader, iterator_of)

@@ -77,8 +77,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             dtypes, such as `{torch.float32: torch.bfloat16}`. Values are rounded as `Tensor.to` rounds. None: no cast.
             numpy arrays stay as they are. With `num_workers=0`, only tensors in containers are cast.
         worker_threads: The threads that numpy's BLAS, MKL, OpenMP libraries and OpenCV may each use in a worker. None:
-            the environment variable NUMAPIN_WORKER_THREADS, or 1. 0: as many as they use by themselves, which is the
-            number of the rank. `worker_init_fn` runs later, and may change it. torch itself uses one thread.
+            the environment variable NUMAPIN_WORKER_THREADS, or 1. 0: their own default, which is the number of threads
+            of the rank. `worker_init_fn` runs later, and may change it. torch itself uses one thread.
         snapshot_every_n_steps: How often a worker takes the state of an iterable dataset that has one, in batches of
             that worker. After `load_state_dict()` the batches since then are read again and dropped. 0: never.
         balance: Give each task to the worker that is expected to finish it first, instead of to one worker after the
@@ -181,7 +181,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             The state. Save one per rank if datasets differ between ranks.
 
         Raises:
-            Exception: What `state_dict()` of the dataset raised, also in a worker.
+            Exception: `state_dict()` of the dataset raised it, here or in a worker.
 
         Example:
             ```python
@@ -193,17 +193,17 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return resumption_of(self).state(self)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Let the next iterator begin after the last batch of a state; that of a finished epoch begins the next one.
+        """Let the next iterator begin after the last batch of a state. After a finished epoch, it begins the next one.
 
-        An iterator that exists goes on as it was, and persistent workers are stopped.
+        An iterator that exists continues unchanged, and persistent workers are stopped.
 
         Args:
             state_dict: A state of `numapin.DataLoader` or of torchdata's StatefulDataLoader. An empty one means the
                 start of an epoch.
 
         Raises:
-            UsageError: It is no such state, or it cannot be continued with this loader: the dataset is of the other
-                kind, the number of workers differs and the dataset is iterable, or the epoch has another length.
+            UsageError: It is not such a state, or this loader cannot continue it: the dataset is of the other kind, the
+                number of workers differs and the dataset is iterable, or the epoch has another length.
 
         Example:
             ```python

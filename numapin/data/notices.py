@@ -12,9 +12,7 @@ from numapin.base.stderr import say
 from numapin.data.wire.message import Miss
 from numapin.errors import BindingRefused
 
-_HINTS: Final = {
-    Miss.UNSUPPORTED: "sparse, quantized, nested and requires_grad tensors travel in torch's shared memory",
-}
+_UNSUPPORTED: Final = "sparse, quantized, nested and requires_grad tensors travel in torch's shared memory"
 
 
 class Notices:
@@ -45,8 +43,8 @@ class Notices:
 
     def report_miss(self, miss: Miss) -> None:
         """Report why a batch did not travel in a slot, if the user can do something about it."""
-        if miss in _HINTS:
-            self.warn(f"a batch traveled outside the slots: {miss}; {_HINTS[miss]}")
+        if miss is Miss.UNSUPPORTED:
+            self.warn(f"a batch traveled outside the slots: {miss}; {_UNSUPPORTED}")
 
     def check(self) -> None:
         """Raise BindingRefused for the first refusal under `strict`."""

@@ -62,7 +62,7 @@ class PathOptions:
 
     Attributes:
         device: The device for batches. None: they stay on the host.
-        pinned_budget: The most bytes to pin. None: what the machine allows.
+        pinned_budget: The most bytes to pin. None: as many as the machine allows.
         node: The NUMA node. None: found.
         strict: Whether a refusal is an error.
         casts: The dtypes to narrow, as `casting.casts_of` returns them.
@@ -335,7 +335,7 @@ def _num_copy_threads(num_workers: int, environ: Mapping[str, str]) -> int:
 
 
 def _reader() -> cuda.Driver | None:
-    """Return the driver of the GPUs that may still read what the user copies from; None while there are none."""
+    """Return the driver of the GPUs to which the user may be copying from slots; None while there are none."""
     driver = cuda.driver() if torch.cuda.is_initialized() else None
     # Without context events only pageable slots are lent, and a copy from them has ended when its call returns.
     return driver if _can_record_contexts(driver) else None

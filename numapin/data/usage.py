@@ -1,6 +1,6 @@
 """Which loaders took numapin's data path, which did not, and why. Pure.
 
-Comes in: what each process of a job noted. Goes out: its record (schema numapin.loaders/1), and one line for the job.
+Comes in: each process's counts. Goes out: its record (schema numapin.loaders/1), and one line for the job.
 """
 
 # Annotations are needed at run time by base/records.py, so nothing here is imported for types only.
@@ -61,12 +61,12 @@ class LoaderUsage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobUsage:
-    """The loaders of a job on one host: those of all its processes, over all restarts.
+    """The loaders of a job on one host, from all its processes and restarts.
 
     Attributes:
-        usages: What the processes recorded.
+        usages: The records of the processes.
         ranks: All ranks that ran on the host. Those without a record iterated no loader.
-        unread: What kept records from being read.
+        unread: Why records could not be read.
     """
 
     usages: tuple[LoaderUsage, ...]

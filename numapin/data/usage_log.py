@@ -88,7 +88,7 @@ class UsageLog:
     def _is_new(self, thing: object, then: partial[None] | None = None) -> bool:
         """Return whether an object is seen for the first time. `then` is called when it is gone, in any thread.
 
-        Objects are told apart by identity: a subclass of the loader may define equality.
+        Objects are distinguished by identity: a subclass of the loader may define equality.
         """
         key = id(thing)
         if key in self._known:

@@ -23,7 +23,7 @@ _REMEDY: Final = "to accept torch's own data path, run without --strict"
 
 
 @contextmanager
-def reporting_loaders(run_dir: str, *, strict: bool, tell: Callable[[str], None]) -> Iterator[None]:
+def reporting_loaders(run_dir: str, *, strict: bool, report: Callable[[str], None]) -> Iterator[None]:
     """Report the loaders of a run when the body, which runs it, has ended in any way.
 
     Nothing is reported if no rank has started.
@@ -33,23 +33,23 @@ def reporting_loaders(run_dir: str, *, strict: bool, tell: Callable[[str], None]
     try:
         yield
     except BaseException:
-        _report(run_dir, tell)
+        _report(run_dir, report)
         raise
-    usage = _report(run_dir, tell)
+    usage = _report(run_dir, report)
     if strict and usage is not None and not usage.all_took_it:
         raise BindingRefused(f"--strict: --dataloader numapin did not reach every batch: {usage.line()}", _REMEDY)
 
 
-def _report(run_dir: str, tell: Callable[[str], None]) -> JobUsage | None:
+def _report(run_dir: str, report: Callable[[str], None]) -> JobUsage | None:
     """Report and return the loaders of a run; None if no rank has started, or if its folder is gone."""
     try:
         usage = read_loaders(run_dir)
     except OSError as error:
-        tell(f"which loaders used numapin's data path is unknown: {run_dir}: {error.strerror}")
+        report(f"which loaders used numapin's data path is unknown: {run_dir}: {error.strerror}")
         return None
     if not usage.ranks:
         return None
-    tell(usage.line())
+    report(usage.line())
     return usage
 
 

@@ -2,8 +2,8 @@
 
 Comes in: a number of threads. Goes out: libraries that use no more, whether they are loaded now or later.
 
-A library reads its environment variables once, when it is loaded; a forked process has it loaded already. So the ones
-that are loaded are called, and the variables are set for the others.
+A library reads its environment variables once, when it is loaded; in a forked process it is loaded already. So loaded
+libraries are called, and the variables are set for the others.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ VARIABLES: Final = (
     "NUMEXPR_NUM_THREADS",
     "OPENCV_FOR_THREADS_NUM",
 )
-"""What libraries read when they are loaded."""
+"""The variables that libraries read when they are loaded."""
 
 _MAPS: Final = Path("/proc/self/maps")
 

@@ -11,6 +11,6 @@ torchdata's StatefulDataLoader; after `load_state_dict()`, the rest of the epoch
     order.py       EDGE  follow an epoch through its sampler, and continue in the middle of one
     dataset.py     EDGE  read the state of a dataset, and continue in it
     streams.py     EDGE  count each worker's batches, and keep what its dataset reported
-    track.py       EDGE  one epoch's place: the iterators report what they yield
-    resumption.py  EDGE  what `state_dict()` and `load_state_dict()` do
+    track.py       EDGE  one iterator's place, from the batches that it yields
+    resumption.py  EDGE  write and load the state of a loader
 """

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Batches:
-    """The iterator of a plain BatchSampler, with torchdata's state: that of the sampler inside and of its iterator."""
+    """The iterator of a plain BatchSampler, with torchdata's state: of the inner sampler and of its iterator."""
 
     def __init__(self, batches: BatchSampler, state: Mapping[str, Any]) -> None:
         """Begin at a place, or at the start if the state is empty."""
@@ -104,7 +104,7 @@ class Order:
     """One epoch's order: made before torch calls `iter(sampler)`."""
 
     def __init__(self, loader: DataLoader[Any], libraries: tuple[str, ...] | None) -> None:
-        """Note what decides the order; `iter(sampler)` may draw at once. `libraries`: see Samplers."""
+        """Note the state that decides the order; `iter(sampler)` may draw at once. `libraries`: see Samplers."""
         self._sampler: Any = loader._index_sampler  # noqa: SLF001 - the batch sampler, or the sampler
         self._samplers = Samplers(self._sampler, loader.generator, libraries)
         self._random = None if libraries else _random_in(self._sampler)
@@ -133,7 +133,7 @@ class Order:
         return self._recorded(iterator)
 
     def resume(self, place: OrderPlace) -> Any:  # noqa: ANN401 - the user's iterator
-        """Return an iterator over the rest of an epoch. Global generators are to be preserved by the caller."""
+        """Return an iterator over the rest of an epoch. The caller preserves global generators."""
         if place.start is not None:
             self._start = dict(place.start)
         self._num_forgotten, self._has_drawn = place.yielded, True
@@ -264,7 +264,7 @@ class Order:
 
 
 def _length_of(sampler: Any) -> int | None:  # noqa: ANN401 - the user's sampler
-    """Return the number of a sampler's batches; None if it does not say."""
+    """Return the number of a sampler's batches; None if it has no length."""
     try:
         return len(sampler)
     except (TypeError, NotImplementedError):

@@ -2,8 +2,8 @@
 
 Comes in: a `Place`, or the dict of a `state_dict()`. Goes out: the other one.
 
-The keys are those of torchdata 0.11's StatefulDataLoader, which has one layout without workers and one with. What it
-has no key for is below `_numapin`: it ignores that key, and its own states lack it.
+The keys are those of torchdata 0.11's StatefulDataLoader, which has one layout without workers and one with. Values
+for which it has no key are below `_numapin`: it ignores that key, and its own states lack it.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class OrderPlace:
         ahead: The numbers of later batches that were yielded too, because of `in_order=False`.
         sampler: The sampler's own state at this place. None: it has none.
         sampler_iter: Its iterator's own state at this place, in torchdata's form. None: it has none.
-        start: What decides the order, from the start of the epoch: see `Order`. None: unknown.
+        start: The state that decides the order, from the start of the epoch: see `Order`. None: unknown.
     """
 
     yielded: int = 0
@@ -254,9 +254,9 @@ def _earlier(place: Place, num_batches: int) -> Place:
 
 
 def _torchdatas(place: Place, *, num_since: int) -> Place:
-    """Return a place of torchdata's, with the batches that it lets the loader repeat and drop.
+    """Return a place of torchdata's, with the batches that torchdata would repeat and drop.
 
-    Its workers take turns. It does not write how many batches each has given: that can be found while none has ended.
+    Its workers take turns. It does not write how many batches each has given: this can be computed until one has ended.
     """
     if place.is_finished or (not place.is_iterable and not num_since):
         return place

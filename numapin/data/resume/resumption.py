@@ -1,4 +1,4 @@
-"""What `state_dict()` and `load_state_dict()` of a loader do. Edge.
+"""Write and load the state of a loader, for `state_dict()` and `load_state_dict()`. Edge.
 
 Comes in: a loader, and the state dicts that its user saves and loads. Goes out: a `Track` for its next iterator.
 """

@@ -1,7 +1,7 @@
 """The samplers inside a sampler, with their epochs, states and generators. Edge (calls the user's samplers).
 
-Comes in: the sampler of a loader, such as a BatchSampler over a RandomSampler. Goes out: what a later process needs to
-draw the same indices from it.
+Comes in: the sampler of a loader, such as a BatchSampler over a RandomSampler. Goes out: the state from which a later
+process draws the same indices.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Samplers:
         return Draws(process, [randomness.state_of(generator) for generator in self._generators])
 
     def set_draws(self, draws: Draws) -> None:
-        """Set all generators. Those of the process are to be preserved by the caller."""
+        """Set all generators. The caller preserves those of the process."""
         randomness.set_process(draws.process)
         for generator, state in zip(self._generators, draws.generators, strict=False):
             randomness.set_state(generator, state)
@@ -116,7 +116,7 @@ def _found_in(outermost: object) -> Iterator[Any]:
 
 
 def _is_named(owner: Any, value: object) -> bool:  # noqa: ANN401 - a user's object
-    """Return whether a value is what its owner calls its sampler, though it is no torch Sampler."""
+    """Return whether a value is its owner's `sampler` or `batch_sampler` without being a torch Sampler."""
     names = vars(owner) if hasattr(owner, "__dict__") else {}
     is_sampler = any(names.get(name) is value for name in ("sampler", "batch_sampler"))
     return is_sampler and hasattr(value, "__iter__") and not isinstance(value, list | tuple | range)

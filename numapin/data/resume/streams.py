@@ -1,4 +1,4 @@
-"""Count each worker's batches, and keep what its dataset reported. Edge (reads pickles of our own workers).
+"""Count each worker's batches, and keep the reports of its dataset. Edge (reads pickles of our own workers).
 
 Comes in: reports of workers, and the worker of each yielded batch. Goes out: a `StreamPlace` per worker.
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 class Report(NamedTuple):
-    """What a worker reports about its dataset.
+    """A worker's report about its dataset.
 
     Attributes:
         worker: The worker.
-        num_made: The batches that it had made then, in this epoch and this process.
+        num_made: The number of batches that it had made then, in this epoch and this process.
         packed: The pickle of a StreamPlace, or of an ExceptionWrapper if the dataset's `state_dict()` failed.
     """
 

@@ -1,4 +1,4 @@
-"""The place of one iterator: it reports what it yields. Edge (changes an iterator of torch).
+"""The place of one iterator, which reports each batch that it yields. Edge (changes an iterator of torch).
 
 Comes in: a loader, and the place at which to continue. Goes out: the iterator's order of samples, and its place at any
 moment.
@@ -81,7 +81,7 @@ class Track:
         return DatasetStart(places=places, every=self._every, batch_size=self._batch_size)
 
     def seed(self, drawn: int) -> int:
-        """Return the seed of the workers: that of the epoch that is continued, or the one that torch has drawn."""
+        """Return the seed of the workers: from the epoch that is continued, or the one that torch has drawn."""
         known = self._begun.base_seed
         self.base_seed = drawn if known is None else known
         return self.base_seed
@@ -91,7 +91,7 @@ class Track:
         return randomness.preserved() if self._is_resumed else nullcontext()
 
     def before(self, loader: DataLoader[Any]) -> None:
-        """Note what decides the next epoch's order, before torch calls `iter(sampler)`."""
+        """Note the state that decides the next epoch's order, before torch calls `iter(sampler)`."""
         if self._has_begun and self._place is None:  # persistent workers
             self._begun = Place()
             self._streams.renew()
@@ -170,7 +170,7 @@ class Track:
         return found if found.is_stateful or not found.is_iterable else counted
 
     def _libraries(self, loader: DataLoader[Any]) -> tuple[str, ...] | None:
-        """Return whose generators decide the order: in the rank, those of an iterable dataset without a state."""
+        """Return the libraries whose global generators decide the order; None: those that the samplers use."""
         if not self._is_iterable:
             return None
         return () if self._num_workers or is_stateful(loader.dataset) else randomness.ALL

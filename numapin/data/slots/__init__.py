@@ -4,9 +4,9 @@ Comes in: memory that workers made, and heads of batches. Goes out: views for ba
 
 ::
 
-    sizes.py       PURE  how large a slot should be, and which are worth keeping
+    sizes.py       PURE  the size of a new slot, and which slots are worth keeping
     slot.py        EDGE  one slot: its memory, its lease, its pinning
-    free.py        PURE  the free slots, and which worker gets which
+    free.py        PURE  the free slots, and the choice of one for a worker
     pool.py        EDGE  all slots of a loader: lend them, take them back, hand them to workers
     settling.py    EDGE  a thread that checks and pins new slots
     quarantine.py  EDGE  hold slots back while a GPU may read them

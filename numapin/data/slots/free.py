@@ -1,6 +1,6 @@
 """The slots of a pool that are free, by the worker that used them last. Pure.
 
-Comes in: slots that came back. Goes out: the slot for a worker's next batch, and how many slots are too many.
+Comes in: slots that came back. Goes out: the slot for a worker's next batch, and whether there are too many slots.
 """
 
 from __future__ import annotations

@@ -49,6 +49,6 @@ def fault_in(tensor: torch.Tensor) -> None:
 
 
 def hide_from_children(tensor: torch.Tensor, *, hide: bool) -> None:
-    """Keep a mapping out of children that are forked from now on, or let them have it again."""
+    """Keep a mapping out of children that are forked from now on, or let them inherit it again."""
     with suppress(OSError):
         call("madvise", tensor.data_ptr(), tensor.nbytes, _MADV_DONTFORK if hide else _MADV_DOFORK)

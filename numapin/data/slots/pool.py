@@ -41,22 +41,23 @@ if TYPE_CHECKING:
 _SPARE: Final = 4  # the loop's batch, the one before, and two whose copies are under way
 _CATCH_UP_S: Final = 0.05  # the longest wait for the GPU before a worker goes without a slot
 _LOOK_S: Final = 0.0002
-_SHARE_OF_FILES: Final = 4  # at most one in so many of this process's descriptors is a slot's
+_SHARE_OF_FILES: Final = 4  # at most one in this many of this process's descriptors belongs to a slot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSpec:
-    """What a pool is made of.
+    """The properties of a pool.
 
     Attributes:
-        num_workers: How many workers use it.
-        prefetch: How many tasks each of them may have.
+        num_workers: The number of workers that use it.
+        prefetch: The number of tasks that each of them may have.
         locality: Where the memory belongs.
         device: The device on whose behalf memory is pinned.
-        driver: What pins it; None: it stays pageable.
-        reader: Finds the driver of whatever may still read a slot after its last reference is gone, if anything does.
+        driver: Pins the memory; None: it stays pageable.
+        reader: Finds the driver of GPUs that may still read a slot after its last reference is gone. None: there are
+            none.
         budget_bytes: Asked before a slot is kept for good (None: no limit).
-        report: Reports what is not as it should be.
+        report: Reports a refusal.
         pins_at_once: Pin a slot when it arrives, because its first batch must be pinned too.
         poison: Overwrite slots that are free.
     """
@@ -158,7 +159,7 @@ class Pool:
                     slot.poison()  # it was free before, while its worker may still have referred to it
 
     def _max_slots(self) -> int:
-        """Return how many slots may have descriptors; more are lent if the loop keeps many batches."""
+        """Return the number of slots that may have descriptors; more are lent if the loop keeps many batches."""
         files, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         return max(self.spec.num_workers * self.spec.prefetch + _SPARE, files // _SHARE_OF_FILES)
 
@@ -250,7 +251,7 @@ class Pool:
     # --- workers -----------------------------------------------------------------------------------------------------
 
     def grant(self, worker: int, offer: Callable[[int, int], bool]) -> Grant:
-        """Return the slot that a worker gets with its next task, if one is free, and what else it should know.
+        """Return the grant for a worker's next task: a slot, if one is free, and the slots that it will not see again.
 
         `offer` hands (number, descriptor) to the worker, and returns whether it could.
         """
@@ -294,7 +295,7 @@ class Pool:
                 hide_from_children(slot.owner, hide=False)
 
     def recover(self) -> None:
-        """Take back what the workers had. Only when they are all gone."""
+        """Take back the slots that the workers had. Only when they are all gone."""
         self.arrivals.discard()
         for worker, granted in enumerate(self._granted):
             for slot in granted.values():
@@ -310,7 +311,7 @@ class Pool:
         """Give all memory back, now or, if batches still refer to it, when the last of them is gone."""
         if next(self._closings) or os.getpid() != self._pid:
             return
-        # Before the finalizers of batches release slots by themselves: what they release must not be added after it.
+        # Before `_is_closed` is set: from then on finalizers remove slots, and those must not be added again.
         _orphans.update(slot for slot in self._slots.values() if slot.lease is not None)
         self._is_closed = True
         for slot in self._slots.values():

@@ -42,7 +42,7 @@ class Settling:
 
     @property
     def is_needed(self) -> bool:
-        """Return whether there is anything to find out or to do about a slot."""
+        """Return whether slots have to be checked or pinned."""
         return self._can_pin or self._spec.locality.num_machine_nodes > 1
 
     def begin(self, slot: Slot) -> bool:
@@ -94,7 +94,7 @@ class Settling:
         slot.is_settled = True
 
     def _report_first(self, shortfalls: tuple[str, ...]) -> None:
-        """Report what is wrong with a slot's pages once: the shares in it differ from slot to slot."""
+        """Report pages in the wrong place once: the shares in the text differ from slot to slot."""
         if not self._has_reported:
             for shortfall in shortfalls:
                 self._has_reported = True

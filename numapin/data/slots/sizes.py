@@ -1,6 +1,6 @@
 """Sizes of slots, decided from the sizes of recent batches. Pure.
 
-Comes in: how many bytes each batch needed. Goes out: how large a new slot should be, and which slots are worth keeping.
+Comes in: the bytes that each batch needed. Goes out: the size of a new slot, and which slots are worth keeping.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ ALIGNMENT: Final = 256  # bytes; what cudaMalloc gives, so that every dtype and 
 
 _NUM_RECENT: Final = 32
 _TAIL: Final = 10  # one batch in this many may be larger than expected; a single outlier does not count
-_MAX_RATIO: Final = 2  # a slot may be this many times as large as what is expected
+_MAX_RATIO: Final = 2  # a slot may be this many times as large as the expected size
 _STEPS: Final = 8  # sizes of slots per power of two, so that batches of slightly different sizes share slots
 
 

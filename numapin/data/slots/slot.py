@@ -68,7 +68,7 @@ class Slot:
         return memory.view_of(window)[:num_bytes]
 
     def settle(self, locality: Locality, driver: Driver | None, device: int) -> tuple[str, ...]:
-        """Ask where the pages lie and pin them; return what is not as it should be. Raises CudaRefused and OSError."""
+        """Ask where the pages lie and pin them; return the shortfalls. Raises CudaRefused and OSError."""
         fault_in(self.owner)  # the rest, beyond what the batch needed
         found = placement.check(
             self.address, self.num_bytes, nodes=locality.nodes, num_machine_nodes=locality.num_machine_nodes
@@ -81,7 +81,7 @@ class Slot:
         return found.shortfalls
 
     def poison(self) -> None:
-        """Overwrite the memory, so that anything that still reads it finds out."""
+        """Overwrite the memory, so that code that still reads it gets wrong values."""
         window = memory.view_of(memory.window(self.address, self.num_bytes, owner=self.owner))
         torch.frombuffer(window, dtype=torch.uint8).fill_(_POISON)
 

@@ -1,4 +1,4 @@
-"""What a worker gets with each task: a slot for the batch. Pure.
+"""The slot that a worker gets with each task. Pure.
 
 Comes in (rank): a free slot, if there is one. Goes out (worker): the same.
 """
@@ -19,7 +19,7 @@ class Grant(NamedTuple):
         slot: Its number; -1: none is free.
         capacity: Its size in bytes.
         is_new: Whether the worker has yet to map it: a descriptor was handed over.
-        expected_bytes: How large a slot should be if the worker has to make one; 0: unknown.
+        expected_bytes: The size of a slot that the worker has to make; 0: unknown.
         forgotten: Slots that the worker will not see again, and unmaps.
     """
 

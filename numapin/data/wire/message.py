@@ -41,7 +41,7 @@ NOTHING: Final = PartHead(-1, 0, 0, is_new=False)
 
 
 class Head(NamedTuple):
-    """What a batch's message says before the pickle.
+    """The part of a batch's message before the pickle.
 
     Attributes:
         number: The number of the batch.
@@ -54,7 +54,7 @@ class Head(NamedTuple):
             memory (numpy's), None for a tensor that torch sends.
         refused: Granted slots that the worker cannot use.
         kept: Slots that the worker still refers to.
-        notes: What the rank should report.
+        notes: Texts for the rank to report.
     """
 
     number: int

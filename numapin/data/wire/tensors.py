@@ -27,7 +27,7 @@ def pickled(message: object) -> bytes:
 
 
 def unpickle(data: bytes | memoryview, buffers: Iterable[object] = _NO_BUFFERS) -> object:
-    """Return what the rank or one of its workers pickled.
+    """Return an object that the rank or one of its workers pickled.
 
     Args:
         data: The pickle.

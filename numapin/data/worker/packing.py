@@ -50,7 +50,7 @@ class Packer:
             self._slots.accept(grant, descriptors)
 
     def allocate(self, dtype: torch.dtype, size: tuple[int, ...]) -> torch.Tensor | None:
-        """Return an uninitialised contiguous tensor in this batch's memory; None if there is none."""
+        """Return an uninitialized contiguous tensor in this batch's memory; None if there is none."""
         num_bytes = dtype.itemsize * torch.Size(size).numel()
         room = self.reserve(num_bytes) if num_bytes and threading.get_ident() == self._thread else None
         if room is None:
@@ -141,7 +141,7 @@ class Packer:
             number=number,
             worker=self._worker,
             parts=parts,
-            # What was collated and then dropped took room, too.
+            # Tensors that were collated and then dropped took room, too.
             wanted_bytes=max(pickler.wanted_bytes, sum(part.end for part in self._parts)),
             miss=pickler.miss,
             storages=tuple((room.part, room.start, room.num_bytes) for room in pickler.storages),

@@ -48,7 +48,7 @@ class WorkerStart:
         pins: Whether batches must end up in pinned memory.
         moves: Whether batches must end up on a device.
         num_copy_threads: The threads that stack a large batch.
-        num_library_threads: The threads of numpy's BLAS, OpenMP, MKL and OpenCV. 0: as many as they would use.
+        num_library_threads: The threads of numpy's BLAS, OpenMP, MKL and OpenCV. 0: their own default.
         casts: The dtypes to narrow.
         dataset: Where the dataset begins. None: its state is not asked for.
         then: The user's own worker_init_fn.
@@ -67,7 +67,7 @@ class WorkerStart:
     then: Callable[[int], None] | None
 
     def __call__(self, worker: int) -> None:
-        """Set this worker up. Raises what the user's own function raises, and nothing else."""
+        """Set this worker up. Raises only the errors of the user's own function."""
         global _packer  # noqa: PLW0603 - one per process, like torch's own worker info
         where = self.locality
         bind.bind_thread(cpus=where.cpus, memory=where.memory, nodes=where.nodes)  # the rank has reported refusals

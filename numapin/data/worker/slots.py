@@ -55,7 +55,7 @@ class BatchMemory:
     is_new: bool
 
     def head(self) -> PartHead:
-        """Return what the rank has to know."""
+        """Return its entry in the head of the batch's message."""
         return PartHead(self.number, self.end, self.capacity, self.is_new)
 
     def reserve(self, num_bytes: int) -> int | None:
@@ -86,10 +86,10 @@ class WorkerSlots:
         self._held: list[tuple[int, int]] = []  # granted and not used yet: number, size
         self._windows: dict[int, weakref.ref[Window]] = {}  # of batches that were made here
         self._refused: list[int] = []
-        self._notes: dict[str, bool] = {}  # what the rank should report, and whether it was sent
+        self._notes: dict[str, bool] = {}  # texts for the rank to report, and whether they were sent
 
     def accept(self, grant: Grant, descriptors: Handover) -> None:
-        """Take over what came with a task."""
+        """Take over the grant of a task."""
         for number in grant.forgotten:
             self._mapped.pop(number, None)
         self._expected_bytes = grant.expected_bytes

@@ -31,7 +31,7 @@ class DatasetStart:
 
     Attributes:
         places: Each worker's place in its dataset. Empty: all begin at the start.
-        every: Report the state after every so many batches of a worker; 0: never. Map-style: after each.
+        every: The number of batches of a worker between two reports of the state; 0: never. Map-style: after each.
         batch_size: The samples in a batch. None: the dataset gives whole batches.
     """
 

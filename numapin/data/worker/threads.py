@@ -22,7 +22,7 @@ _ONE: Final = 1  # like torch's own in a worker: the workers are the parallelism
 
 
 def num_worker_threads(wanted: int | None, environ: Mapping[str, str]) -> int:
-    """Return the threads that each library in a worker may use; 0: as many as it would by itself.
+    """Return the threads that each library in a worker may use; 0: the library's default.
 
     Raises:
         UsageError: NUMAPIN_WORKER_THREADS is not a number.

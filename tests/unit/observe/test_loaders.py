@@ -32,7 +32,7 @@ def report(folder: Path, error: BaseException | None = None, *, strict: bool = F
     """Return what is told about a run that ends with this error."""
     told: list[str] = []
     try:
-        with reporting_loaders(str(folder), strict=strict, tell=told.append):
+        with reporting_loaders(str(folder), strict=strict, report=told.append):
             if error is not None:
                 raise error  # noqa: TRY301 - the run's
     except BaseException as raised:
