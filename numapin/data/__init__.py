@@ -8,6 +8,7 @@ Comes in: the arguments of torch's DataLoader. Goes out: batches.
     buffer.py      EDGE  numapin.batch_buffer: memory for a dataset to write its batch into
     install.py     EDGE  the same path for torch's own DataLoader, in unmodified scripts
     iterator.py    EDGE  torch's multi-process iterator over our queues
+    local.py       EDGE  torch's iterator without workers
     balance.py     EDGE  choose the worker for each task
     starting.py    EDGE  start the workers, and restart those whose fork hung
     path.py        EDGE  the state that a loader keeps for its whole life

@@ -15,7 +15,8 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from numapin.base.stderr import say
 from numapin.data import stateful, usage_log
-from numapin.data.iterator import LaneIterator, LocalIterator, iterator_of
+from numapin.data.iterator import LaneIterator, iterator_of
+from numapin.data.local import LocalIterator
 from numapin.data.path import PathOptions
 from numapin.data.resume.resumption import Resumption, resumption_of
 

@@ -21,11 +21,12 @@ from torch._C import _remove_worker_pids, _set_worker_pids
 from torch._utils import ExceptionWrapper
 from torch.autograd import profiler
 from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
-from torch.utils.data.dataloader import _DatasetKind, _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
+from torch.utils.data.dataloader import _DatasetKind, _MultiProcessingDataLoaderIter
 
-from numapin.data import containers, starting, usage_log
+from numapin.data import starting, usage_log
 from numapin.data.balance import Balance
 from numapin.data.casting import CastingCollate
+from numapin.data.local import Changed, DeviceIterator, LocalIterator, profile_name
 from numapin.data.path import path_of
 from numapin.data.resume.resumption import track_of
 from numapin.data.wire.parcel import Parcel
@@ -39,13 +40,10 @@ if TYPE_CHECKING:
 
     from numapin.data.path import DataPath, PathOptions
     from numapin.data.resume.track import Track
-    from numapin.data.wire.tensors import Movable
 
     _TorchsIterator = _MultiProcessingDataLoaderIter
 else:
     _TorchsIterator = object
-
-_NAME: Final = "enumerate(DataLoader)#{}.__next__"  # torch's name for the range that profilers show
 
 _SHARES_ARE_FIXED: Final = (
     "balance=True changes nothing for an iterable dataset, because each worker has its own share of the samples; "
@@ -55,17 +53,6 @@ _TURNS_ARE_STATE: Final = (
     "balance=True changes nothing for a StatefulDataLoader, because its state depends on the turns of its workers; "
     "use numapin.DataLoader(balance=True)"
 )
-
-
-class _Changed:
-    """A loader with some attributes changed, for torch's iterator to read. The user's loader stays as it is."""
-
-    def __init__(self, loader: DataLoader[Any], **changes: object) -> None:
-        self._loader = loader
-        self.__dict__.update(changes)
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._loader, name)
 
 
 class LaneIterator(_TorchsIterator):
@@ -91,7 +78,7 @@ class LaneIterator(_TorchsIterator):
             self._lane.results.open_in_thread(path.home.bind_this_thread, self._lane.opener.open)
         base = loader.multiprocessing_context or torch.multiprocessing
         self._context = starting.Context(base, self._lane.queues(), num_workers=loader.num_workers)
-        changed = _Changed(
+        changed = Changed(
             loader,
             multiprocessing_context=self._context,
             worker_init_fn=path.worker_start(
@@ -104,7 +91,7 @@ class LaneIterator(_TorchsIterator):
         )
         with self._lane.free_slots_hidden(), nullcontext() if self._track is None else self._track.preserved():
             super().__init__(changed, *state)
-        self._profile_name = _NAME.format(self.torchs_name)
+        self._profile_name = profile_name(self.torchs_name)
         util.Finalize(self, _end_unstarted_of, (weakref.ref(self),), exitpriority=10)
 
     @property
@@ -281,58 +268,6 @@ def _end_unstarted_of(reference: weakref.ref[LaneIterator]) -> None:
         iterator.end_unstarted()
 
 
-class LocalIterator(_SingleProcessDataLoaderIter):
-    """torch's iterator without workers, which can continue in the middle of an epoch."""
-
-    def __init__(self, loader: DataLoader[Any], **changes: object) -> None:
-        track = track_of(loader)
-        if track is None:
-            super().__init__(_Changed(loader, **changes))
-        else:
-            with track.preserved():
-                track.before(loader)
-                super().__init__(_Changed(loader, **changes))
-                track.start(self)
-        self._track = track
-        self._profile_name = _NAME.format(_SingleProcessDataLoaderIter.__name__)
-
-    def _next_data(self) -> Any:  # noqa: ANN401 - torch's base class declares NoReturn
-        track = self._track
-        if track is None:
-            return super()._next_data()  # type: ignore[no-untyped-call]
-        try:
-            data = super()._next_data()  # type: ignore[no-untyped-call]
-        except StopIteration:
-            track.finish()
-            raise
-        except Exception:
-            track.note(0)  # the sampler has passed it
-            raise
-        track.note(0)
-        return data
-
-
-class DeviceIterator(LocalIterator):
-    """torch's iterator without workers, with its batches put on the device."""
-
-    def __init__(self, loader: DataLoader[Any], device: torch.device) -> None:
-        super().__init__(loader, pin_memory=False)
-        self._device = device
-
-    def _next_data(self) -> Any:  # noqa: ANN401 - torch's base class declares NoReturn
-        data = super()._next_data()
-        return containers.rebuild(data, self._move, is_leaf=_can_move)
-
-    def _move(self, value: Movable) -> object:
-        if isinstance(value, torch.Tensor) and value.layout is torch.strided and value.is_contiguous():
-            value = value.pin_memory()
-        return value.to(self._device, non_blocking=True)
-
-
-def _can_move(value: object) -> bool:
-    return hasattr(value, "to") and not isinstance(value, torch.UntypedStorage | torch.TypedStorage)
-
-
 def iterator_of(loader: DataLoader[Any], options: PathOptions) -> _BaseDataLoaderIter:
     """Return a new iterator over any torch DataLoader, by our data path."""
     if loader.num_workers and not pins_elsewhere(loader):
@@ -343,7 +278,7 @@ def iterator_of(loader: DataLoader[Any], options: PathOptions) -> _BaseDataLoade
     usage_log.note_other(loader, usage_log.PINS_ELSEWHERE if loader.num_workers else usage_log.NO_WORKERS)
     if options.casts:
         collate = CastingCollate(loader.collate_fn, options.casts)
-        loader = cast("DataLoader[Any]", _Changed(loader, collate_fn=collate))
+        loader = cast("DataLoader[Any]", Changed(loader, collate_fn=collate))
     if loader.num_workers:
         return _MultiProcessingDataLoaderIter(loader)
     if options.cuda_device is not None:

@@ -1,0 +1,88 @@
+"""torch's iterator without workers, with our state and on our device. Edge (CUDA).
+
+Comes in: a torch DataLoader without workers. Goes out: its batches.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
+
+from numapin.data import containers
+from numapin.data.resume.resumption import track_of
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+    from numapin.data.wire.tensors import Movable
+
+
+class Changed:
+    """A loader with some attributes changed, for torch's iterator to read. The user's loader stays as it is."""
+
+    def __init__(self, loader: DataLoader[Any], **changes: object) -> None:
+        self._loader = loader
+        self.__dict__.update(changes)
+
+    def __getattr__(self, name: str) -> object:
+        """Return an attribute of the loader that was not changed."""
+        return getattr(self._loader, name)
+
+
+def profile_name(torchs_class: str) -> str:
+    """Return the name of the range that profilers show for a class of torch's iterators."""
+    return f"enumerate(DataLoader)#{torchs_class}.__next__"
+
+
+class LocalIterator(_SingleProcessDataLoaderIter):
+    """torch's iterator without workers, which can continue in the middle of an epoch."""
+
+    def __init__(self, loader: DataLoader[Any], **changes: object) -> None:
+        track = track_of(loader)
+        if track is None:
+            super().__init__(Changed(loader, **changes))
+        else:
+            with track.preserved():
+                track.before(loader)
+                super().__init__(Changed(loader, **changes))
+                track.start(self)
+        self._track = track
+        self._profile_name = profile_name(_SingleProcessDataLoaderIter.__name__)
+
+    def _next_data(self) -> Any:  # noqa: ANN401 - torch's base class declares NoReturn
+        track = self._track
+        if track is None:
+            return super()._next_data()  # type: ignore[no-untyped-call]
+        try:
+            data = super()._next_data()  # type: ignore[no-untyped-call]
+        except StopIteration:
+            track.finish()
+            raise
+        except Exception:
+            track.note(0)  # the sampler has passed it
+            raise
+        track.note(0)
+        return data
+
+
+class DeviceIterator(LocalIterator):
+    """torch's iterator without workers, with its batches put on the device."""
+
+    def __init__(self, loader: DataLoader[Any], device: torch.device) -> None:
+        super().__init__(loader, pin_memory=False)
+        self._device = device
+
+    def _next_data(self) -> Any:  # noqa: ANN401 - torch's base class declares NoReturn
+        data = super()._next_data()
+        return containers.rebuild(data, self._move, is_leaf=_can_move)
+
+    def _move(self, value: Movable) -> object:
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided and value.is_contiguous():
+            value = value.pin_memory()
+        return value.to(self._device, non_blocking=True)
+
+
+def _can_move(value: object) -> bool:
+    return hasattr(value, "to") and not isinstance(value, torch.UntypedStorage | torch.TypedStorage)
