@@ -41,8 +41,11 @@ class Opener(Protocol):
         """Release all slots that our own copies read, once these have ended."""
 
 
-class HostOpener:
-    """An opener that starts nothing ahead of time, and whose copies end before it returns the batch."""
+class Copier:
+    """Opens batches over copies in torch's own host memory, for drivers on which a slot cannot be lent safely.
+
+    It starts nothing ahead of time, and its copies end before it returns the batch.
+    """
 
     def __init__(self, *, pins: bool) -> None:
         """With `pins`, separate memory is pinned."""
@@ -60,8 +63,8 @@ class HostOpener:
     def drain(self) -> None:
         """Do nothing."""
 
-    def _open_copies(self, parcel: Parcel) -> object:
-        """Return the batch over copies; the slot is free at once."""
+    def open(self, parcel: Parcel) -> object:
+        """Return the batch; the slot is free at once."""
         return unpickle(parcel.body, stand_ins(parcel, partial(self._copy, parcel), copied))
 
     def _copy(self, parcel: Parcel, part: int, start: int, size: int) -> StoragePlace:
@@ -70,7 +73,7 @@ class HostOpener:
         return StoragePlace(copy.copy_(parcel.bytes(part, start, size)).untyped_storage(), 0)
 
 
-class Lender(HostOpener):
+class Lender(Copier):
     """Opens batches over the slot itself. Nothing is copied; the slot is free when the last reference is gone.
 
     Tensors that are small beside their batch are copied: a loop that keeps the labels of all batches must not keep all
@@ -80,21 +83,13 @@ class Lender(HostOpener):
     def open(self, parcel: Parcel) -> object:
         """Return the batch. Every tensor has its own storage, as if it had been allocated separately."""
         if self._pins and not parcel.is_pinned:
-            return self._open_copies(parcel)
+            return super().open(parcel)
         return unpickle(parcel.body, stand_ins(parcel, partial(self._lend, parcel), _lent))
 
     def _lend(self, parcel: Parcel, part: int, start: int, size: int) -> StoragePlace:
         if is_small(size, parcel.num_bytes(part)):
             return self._copy(parcel, part, start, size)
         return StoragePlace(parcel.bytes(part, start, size).untyped_storage(), 0)
-
-
-class Copier(HostOpener):
-    """Opens batches over copies in torch's own host memory, for drivers on which a slot cannot be lent safely."""
-
-    def open(self, parcel: Parcel) -> object:
-        """Return the batch; the slot is free at once."""
-        return self._open_copies(parcel)
 
 
 def stand_ins(

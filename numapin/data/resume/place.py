@@ -14,10 +14,10 @@ from typing import Any, Final
 
 from numapin.errors import UsageError
 
-SNAPSHOT: Final = "_snapshot"
-MAIN: Final = "_main_snapshot"
-WORKERS: Final = "_worker_snapshots"
-OURS: Final = "_numapin"
+_SNAPSHOT: Final = "_snapshot"
+_MAIN: Final = "_main_snapshot"
+_WORKERS: Final = "_worker_snapshots"
+_OURS: Final = "_numapin"
 _FINISHED: Final = "_iterator_finished"
 _SAMPLER: Final = "_index_sampler_state"
 _SAMPLER_ITER: Final = "_sampler_iter_state"
@@ -164,25 +164,25 @@ class Place:
         }
         if not self.num_workers:
             alone = self.streams[0].to_dict()
-            return main | {_NUM_YIELDED: self.num_yielded, **alone, _FINISHED: self.is_finished, OURS: ours}
+            return main | {_NUM_YIELDED: self.num_yielded, **alone, _FINISHED: self.is_finished, _OURS: ours}
         last = self.num_workers - 1 if self.last_worker < 0 else self.last_worker
         workers = {f"worker_{n}": {_WORKER: n, **stream.to_dict()} for n, stream in enumerate(self.streams)}
         snapshot = {
             _STEP: self.num_yielded,
             _LAST_WORKER: last,
-            MAIN: {_NUM_WORKERS: self.num_workers, **main, _BASE_SEED: self.base_seed},
-            WORKERS: workers,
+            _MAIN: {_NUM_WORKERS: self.num_workers, **main, _BASE_SEED: self.base_seed},
+            _WORKERS: workers,
         }
         # Accelerate's dispatcher reads ahead, and takes what it read from these two numbers.
         totals = {_SAMPLER_YIELDED: order.yielded, _NUM_YIELDED: self.num_yielded}
-        return {SNAPSHOT: snapshot, _SINCE: 0, _FINISHED: self.is_finished, **totals, OURS: ours}
+        return {_SNAPSHOT: snapshot, _SINCE: 0, _FINISHED: self.is_finished, **totals, _OURS: ours}
 
 
 def read_place(state: Mapping[str, Any]) -> Place:
     """Return the place of a state dict, ours or torchdata's. Raises UsageError for anything else."""
     if not isinstance(state, Mapping):
         raise UsageError(f"load_state_dict(): a state is a dict, not {type(state).__name__}", _NOT_OURS)
-    place = _with_workers(state) if SNAPSHOT in state else _without_workers(state)
+    place = _with_workers(state) if _SNAPSHOT in state else _without_workers(state)
     numbers = (place.num_yielded, place.order.yielded, *(stream.skip for stream in place.streams))
     if any(number < 0 for number in numbers):
         raise UsageError(f"load_state_dict(): the state has a negative number of batches: {min(numbers)}", _NOT_OURS)
@@ -190,7 +190,7 @@ def read_place(state: Mapping[str, Any]) -> Place:
 
 
 def _without_workers(state: Mapping[str, Any]) -> Place:
-    ours = state.get(OURS)
+    ours = state.get(_OURS)
     num_yielded = _number(state, _NUM_YIELDED)
     stream = StreamPlace.of(state)
     if stream.is_iterable:
@@ -208,8 +208,8 @@ def _without_workers(state: Mapping[str, Any]) -> Place:
 
 
 def _with_workers(state: Mapping[str, Any]) -> Place:
-    ours, snapshot = state.get(OURS), _get(state, SNAPSHOT)
-    main, workers = _get(snapshot, MAIN), _get(snapshot, WORKERS)
+    ours, snapshot = state.get(_OURS), _get(state, _SNAPSHOT)
+    main, workers = _get(snapshot, _MAIN), _get(snapshot, _WORKERS)
     num_workers = _number(main, _NUM_WORKERS)
     place = Place(
         num_yielded=_number(snapshot, _STEP),

@@ -43,7 +43,7 @@ class _Stream:
         self.num_yielded = 0
         self.waiting: deque[Report] = deque()
 
-    def settle(self) -> None:
+    def catch_up(self) -> None:
         """Take over the reports about batches that have been yielded."""
         while self.waiting and self.waiting[0].num_made <= self.num_yielded:
             self._place = self.waiting.popleft()
@@ -57,7 +57,7 @@ class _Stream:
 
     def place(self) -> StreamPlace:
         """Return the place after the batches that were yielded. Raises what the dataset's `state_dict()` raised."""
-        self.settle()
+        self.catch_up()
         if isinstance(self._place, StreamPlace):
             return self._place.after(self.num_yielded)
         place = pickle.loads(self._place.packed)  # noqa: S301 - from our own worker
@@ -81,7 +81,7 @@ class Streams:
         stream.num_yielded += 1
         self.last_worker = worker
         if stream.waiting:
-            stream.settle()
+            stream.catch_up()
 
     def arrived(self, report: Report) -> None:
         """Keep a report until its batch has been yielded."""

@@ -69,7 +69,7 @@ class Track:
         self._yielded = Yielded(0, ())
         self._num_noted = 0
         self._fetcher: Any = None
-        self._quiet = self._read_quiet(loader)
+        self._before_seed = self._states_before_seed(loader)
         self.base_seed: int | None = None
         self._len_called: int | None = None
         self._is_finished = False
@@ -95,7 +95,7 @@ class Track:
         if self._has_begun and self._place is None:  # persistent workers
             self._begun = Place()
             self._streams.renew()
-        self._undo_draws(loader)
+        self._undo_seed_draw(loader)
         self._num_noted, self._is_finished = 0, False
         self._order, self._has_begun = Order(loader, self._libraries(loader)), True
         self._len_called = loader._IterableDataset_len_called
@@ -175,19 +175,19 @@ class Track:
             return None
         return () if self._num_workers or is_stateful(loader.dataset) else randomness.ALL
 
-    def _read_quiet(self, loader: DataLoader[Any]) -> tuple[Any, Any] | None:
-        """Return the generators from which torch draws a seed that an uninterrupted run would not draw now."""
+    def _states_before_seed(self, loader: DataLoader[Any]) -> tuple[Any, Any] | None:
+        """Return the generators' states, if torch now draws a seed that an uninterrupted run would not draw."""
         if self._place is None or not (loader.persistent_workers or not self._place.order.is_start):
             return None
         own = loader.generator
         return randomness.process_states(randomness.TORCH_ONLY), None if own is None else own.get_state()
 
-    def _undo_draws(self, loader: DataLoader[Any]) -> None:
-        quiet, self._quiet = self._quiet, None
-        if quiet is not None and self._num_workers:
-            randomness.set_process(quiet[0])
-            if quiet[1] is not None:
-                loader.generator.set_state(quiet[1])
+    def _undo_seed_draw(self, loader: DataLoader[Any]) -> None:
+        before, self._before_seed = self._before_seed, None
+        if before is not None and self._num_workers:
+            randomness.set_process(before[0])
+            if before[1] is not None:
+                loader.generator.set_state(before[1])
 
     def _restore_epochs(self) -> None:
         for name, had, wanted in self._order.restore_epochs(self._begun.order):
