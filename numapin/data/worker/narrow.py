@@ -26,7 +26,10 @@ class Narrower:
     def __init__(self, casts: Mapping[torch.dtype, torch.dtype], allocate: Allocate) -> None:
         """Take the dtypes to cast, and the function that allocates in the batch's slot."""
         self._casts, self._allocate = casts, allocate
-        self._ranges: Ranges[torch.Tensor] = Ranges()
+        self._ranges = {
+            source: Ranges(partial(self._cast, source, target), align_bytes=source.itemsize)
+            for source, target in casts.items()
+        }
         self._others: list[torch.Tensor] = []  # kept, so that no address is used twice in a batch
 
     def narrow(self, tensor: torch.Tensor, *, is_plain: bool) -> torch.Tensor:
@@ -38,8 +41,7 @@ class Narrower:
             self._others.append(cast_tensor(tensor, self._casts))
             return self._others[-1]
         source = tensor.dtype
-        cast = partial(self._cast, source, target)
-        narrowed, offset = self._ranges.find(tensor, cast, align_bytes=source.itemsize, dtype=source)
+        narrowed, offset = self._ranges[source].find(tensor)
         start = offset // source.itemsize * target.itemsize
         return tensor_over(narrowed.untyped_storage(), start, target, tuple(tensor.shape), tensor.stride())
 

@@ -49,7 +49,7 @@ class BatchPickler(ForkingPickler):
         self._packer, self._narrower = packer, Narrower(packer.casts, packer.allocate)
         self._token = bytearray(1)  # stands for a tensor among the out-of-band buffers
         self._next: int | None = None
-        self._ranges: Ranges[int | None] = Ranges()  # the number of each range among `storages`
+        self._ranges = Ranges(self._bring, align_bytes=_LARGEST_ITEM_BYTES)
         self.storages: list[PackedRoom] = []
         self.buffers: list[int | None] = []
         self.wanted_bytes = 0
@@ -101,10 +101,11 @@ class BatchPickler(ForkingPickler):
 
     def _placed(self, tensor: torch.Tensor) -> Reduced | None:
         """Return how the rank rebuilds a plain tensor from the slot; None if it is not there."""
-        found = self._place(tensor) if is_plain(tensor) else None
-        if found is None:
+        if not is_plain(tensor):
             return None
-        number, start = found
+        number, start = self._ranges.find(tensor)
+        if number is None:
+            return None
         return rebuild, (self._stand_in(number), tensor.dtype, tuple(tensor.shape), tensor.stride(), start)
 
     def _reduce_array(self, array: Any) -> Reduced:  # noqa: ANN401 - numpy is not a dependency
@@ -166,11 +167,6 @@ class BatchPickler(ForkingPickler):
         if inside is None:
             self._packer.write(room, raw)
         return ~self._add(room)
-
-    def _place(self, tensor: torch.Tensor) -> tuple[int, int] | None:
-        """Return the number of a tensor's storage and the tensor's offset in it; None if there is no room."""
-        number, offset = self._ranges.find(tensor, self._bring, align_bytes=_LARGEST_ITEM_BYTES)
-        return None if number is None else (number, offset)
 
     def _bring(self, storage: torch.UntypedStorage, first: int, last: int) -> int | None:
         """Have bytes `first` to `last` of a storage in the slot; return their number, None if there is no room."""

@@ -5,7 +5,7 @@ Comes in: the tensors of a batch. Goes out: for each the range of its storage th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 import torch
 
@@ -33,47 +33,31 @@ def is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
-class _Range(NamedTuple, Generic[T]):
-    """A range of a storage, in bytes, and the result of sending it."""
-
-    first: int
-    last: int
-    result: T
-
-
 class Ranges(Generic[T]):
     """The ranges of storages that one batch needs. Tensors that share memory share a range."""
 
-    def __init__(self) -> None:
-        self._of_storage: dict[tuple[int, torch.dtype | None], list[_Range[T]]] = {}
+    def __init__(self, send: Callable[[torch.UntypedStorage, int, int], T], *, align_bytes: int) -> None:
+        """Begin ranges at multiples of `align_bytes`.
 
-    def find(
-        self,
-        tensor: torch.Tensor,
-        send: Callable[[torch.UntypedStorage, int, int], T],
-        *,
-        align_bytes: int,
-        dtype: torch.dtype | None = None,
-    ) -> tuple[T, int]:
-        """Return the result of the range that contains a plain tensor, and the tensor's offset in it, in bytes.
-
-        Args:
-            tensor: The tensor.
-            send: Called with a storage and the first and last byte of a new range. A result of None is not kept.
-            align_bytes: A range begins at a multiple of this.
-            dtype: Share the range only with tensors of this type. None: with all.
+        `send` is called with a storage and the first and last byte of each new range. A result of None is not kept.
         """
+        self._send, self._align_bytes = send, align_bytes
+        self._of_storage: dict[int, list[tuple[int, int, T]]] = {}  # by address: first and last byte, result
+
+    def find(self, tensor: torch.Tensor) -> tuple[T, int]:
+        """Return the result of the range that contains a plain tensor, and the tensor's offset in it, in bytes."""
         storage = tensor.untyped_storage()
+        size = storage.nbytes()
         begin, end = _byte_range(tensor)
-        ranges = self._of_storage.setdefault((storage.data_ptr(), dtype), [])
-        for known in ranges:
-            if known.first <= begin and end <= known.last:
-                return known.result, begin - known.first
-        is_whole = storage.nbytes() <= _MAX_STORAGE_RATIO * (end - begin)
-        first, last = (0, storage.nbytes()) if is_whole else (begin - begin % align_bytes, end)
-        result = send(storage, first, last)
+        ranges = self._of_storage.setdefault(storage.data_ptr(), [])
+        for first, last, result in ranges:
+            if first <= begin and end <= last:
+                return result, begin - first
+        is_whole = size <= _MAX_STORAGE_RATIO * (end - begin)
+        first, last = (0, size) if is_whole else (begin - begin % self._align_bytes, end)
+        result = self._send(storage, first, last)
         if result is not None:
-            ranges.append(_Range(first, last, result))
+            ranges.append((first, last, result))
         return result, begin - first
 
 
