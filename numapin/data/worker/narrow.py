@@ -45,6 +45,11 @@ class Narrower:
         start = offset // source.itemsize * target.itemsize
         return tensor_over(narrowed.untyped_storage(), start, target, tuple(tensor.shape), tensor.stride())
 
+    def forget(self) -> None:
+        """Drop the tensors: they refer to the slot."""
+        self._ranges.clear()
+        self._others.clear()
+
     def _cast(
         self, source: torch.dtype, target: torch.dtype, storage: torch.UntypedStorage, first: int, last: int
     ) -> torch.Tensor:

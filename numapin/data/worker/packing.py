@@ -102,7 +102,7 @@ class Packer:
             sent = self._send(pickler)
             return encode(self._head(number, pickler, sent), pickler.body)
         finally:
-            pickler.clear_memo()  # it refers to itself, and would keep the batch until the garbage collector comes
+            pickler.forget()
             self.finish()
 
     def finish(self) -> None:

@@ -60,6 +60,11 @@ class BatchPickler(ForkingPickler):
         """Return the pickle."""
         return self._file.getbuffer()
 
+    def forget(self) -> None:
+        """Drop the batch. The pickler refers to itself, and would keep it until the garbage collector comes."""
+        self.clear_memo()
+        self._narrower.forget()
+
     def reducer_override(self, thing: object) -> Reduced:
         """Reduce a tensor to its place in the slot; leave everything else as it is."""
         if isinstance(thing, torch.Tensor):

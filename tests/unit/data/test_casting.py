@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 
 from numapin.data.casting import CastingCollate, cast_tensor, casts_of
 from numapin.data.path import PathOptions
 from numapin.data.worker.narrow import Narrower
+from numapin.data.worker.packing import Packer
 from numapin.errors import UsageError
+from tests.data.loopback import loopback
 
 BF16, FLOAT = torch.bfloat16, torch.float32
 CASTS = casts_of(BF16)
@@ -125,3 +129,16 @@ def test_containers() -> None:
     batch = collate([torch.ones(2), torch.ones(2)])
     assert isinstance(batch, dict)
     assert (batch["x"].dtype, batch["y"][0].dtype, batch["y"][1]) == (BF16, torch.int64, "text")
+
+
+def test_a_slot_is_free_once_its_batch_is_gone() -> None:
+    """A worker that has cast a tensor refers to it no more when the batch is packed, without the garbage collector."""
+    gc.disable()
+    try:
+        with loopback() as loop:
+            (slots,) = loop.workers
+            loop.packers = [Packer(slots, worker=0, pins=False, moves=False, casts=CASTS)]
+            numbers = [loop.send(torch.ones(1 << 16)).head.parts[0].slot for _ in range(5)]
+            assert len(set(numbers)) == 1
+    finally:
+        gc.enable()
