@@ -161,6 +161,7 @@ class Lane:
 
     def free_slots_hidden(self) -> AbstractContextManager[None]:
         """Keep free slots out of workers that are forked in the block."""
+        self.reclaim()
         return nullcontext() if self.pool is None else self.pool.free_slots_hidden()
 
     def reclaim(self) -> None:

@@ -181,14 +181,13 @@ def test_a_worker_that_keeps_all_batches() -> None:
 
 def test_workers_do_not_inherit_free_slots() -> None:
     """Workers forked for a later epoch do not map the rank's free slots, so dropping a slot frees its memory."""
-    loader = numapin.DataLoader(Numbers(), BATCH, num_workers=2)
-    assert right([batch.clone() for batch in loader])
-    assert slot_maps()
+    loader = numapin.DataLoader(Numbers(), BATCH, num_workers=1)
+    assert right(list(loader))  # keeps all, so that each has a slot
+    num_free = slot_maps()
+    assert num_free >= ROWS // BATCH
     iterator: Any = iter(loader)
-    inherited = [Path(f"/proc/{process.pid}/maps").read_text() for process in iterator._workers]
-    batch = next(iterator)
-    assert [int(row) for row in batch[:, 0]] == list(range(BATCH))
-    assert all(text.count("/memfd:numapin-slot") <= 2 * 2 for text in inherited)  # those of its first tasks
+    next(iterator)
+    assert Path(f"/proc/{iterator._workers[0].pid}/maps").read_text().count("/memfd:numapin-slot") < num_free // 2
 
 
 def test_everything_is_given_back() -> None:
