@@ -106,6 +106,16 @@ def test_abandoned_epoch_of_persistent_workers() -> None:
                 assert rest_after(lambda o=other: o, state)[0] == rest  # type: ignore[misc]
 
 
+def test_iterator_of_persistent_workers_goes_on() -> None:
+    """Loading a state does not end the loop that is running."""
+    with numapin.DataLoader(Numbers(SIZE), 4, num_workers=1, persistent_workers=True) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        loader.load_state_dict(saved(loader.state_dict()))
+        assert flat(iterator) == list(range(4, SIZE))
+        assert flat(loader) == list(range(4, SIZE))
+
+
 @pytest.mark.parametrize("kind", [Shards, ShuffledShards, CountingShards, BegunShards, OwnIterator])
 @pytest.mark.parametrize("stop", [1, 10])
 def test_iterable(kind: type[Shards], stop: int) -> None:

@@ -78,10 +78,8 @@ class Resumption:
 
     @staticmethod
     def _stop(loader: DataLoader[Any]) -> None:
-        """Stop persistent workers: their datasets do not begin at the state."""
-        iterator, loader._iterator = loader._iterator, None  # noqa: SLF001 - torch has no public way
-        if iterator is not None:
-            iterator._shutdown_workers()  # type: ignore[attr-defined] # noqa: SLF001 - as above
+        """Give up persistent workers: their datasets do not begin at the state. They end with their iterator."""
+        loader._iterator = None  # noqa: SLF001 - torch has no public way
 
     def _place(self, loader: DataLoader[Any]) -> Place:
         if self._track is not None:
