@@ -146,6 +146,8 @@ class Order:
         if place.ahead:
             ahead, numbered = frozenset(place.ahead), enumerate(iterator, place.yielded)
             iterator = (index for number, index in numbered if number not in ahead)
+        if place.yielded:  # what comes next is drawn when it is due, with the generators as the loop then has them
+            return iterator
         first = list(islice(iterator, 1))  # now, because a sampler may draw its order at its first batch
         return chain(first, iterator)
 

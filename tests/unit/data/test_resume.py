@@ -35,7 +35,7 @@ from tests.resuming import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from tests.resuming import Make
 
@@ -104,6 +104,30 @@ def test_later_epochs(name: str, stop: int | None) -> None:
     rest = [] if stop is None else flat(third)
     assert first + rest == epochs[1]
     assert flat(third) == epochs[2]
+
+
+class Drawing:
+    """A sampler that draws each index when it is asked for it."""
+
+    def __iter__(self) -> Iterator[int]:
+        """Return a generator."""
+        yield from (random.randrange(1000) for _ in range(20))  # noqa: S311 - not a secret
+
+
+def test_indices_drawn_one_by_one() -> None:
+    """With the loop's random numbers restored, no number is drawn for two batches."""
+
+    def make() -> numapin.DataLoader[Any]:
+        return numapin.DataLoader(Numbers(1000), sampler=Drawing())
+
+    loader = make()
+    iterator = iter(loader)
+    flat(next(iterator) for _ in range(3))
+    state, generators = saved(loader.state_dict()), randomness.process_states()
+    rest, loader = flat(iterator), make()
+    randomness.set_process(generators)
+    loader.load_state_dict(state)
+    assert flat(loader) == rest
 
 
 @pytest.mark.parametrize("name", ["shuffle", "python", "remembering", "stateful iterator"])
