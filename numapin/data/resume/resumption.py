@@ -69,8 +69,9 @@ class Resumption:
         if not place.is_finished and not place.is_start:
             _require_same_data(loader, place, order)
         with randomness.preserved():
-            order.restore_epochs(place.order)
-            if place.is_finished and not place.order.is_start and not _is_iterable(loader):
+            if not place.is_finished:
+                order.restore_epochs(place.order)
+            elif not place.order.is_start and not _is_iterable(loader):
                 order.run_out(place.order)
         self._track, self._loaded = None, place
         self._next = _next_epoch(loader, place) if place.is_finished else place

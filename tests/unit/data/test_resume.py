@@ -130,6 +130,21 @@ def test_indices_drawn_one_by_one() -> None:
     assert flat(loader) == rest
 
 
+def test_epoch_that_was_set_before() -> None:
+    """The state of a finished epoch does not undo the `set_epoch` of the next one."""
+
+    def make(epoch: int) -> numapin.DataLoader[Any]:
+        sampler = DistributedSampler[int](Numbers(20), num_replicas=2, rank=1)
+        sampler.set_epoch(epoch)
+        return numapin.DataLoader(Numbers(20), sampler=sampler)
+
+    first, second = make(0), make(1)
+    flat(first)
+    expected = flat(make(1))
+    second.load_state_dict(saved(first.state_dict()))
+    assert flat(second) == expected
+
+
 @pytest.mark.parametrize("name", ["shuffle", "python", "remembering", "stateful iterator"])
 def test_two_interruptions(name: str) -> None:
     """A loader that continues an epoch can be interrupted again, before its first batch and after some."""
