@@ -145,6 +145,19 @@ def test_epoch_that_was_set_before() -> None:
     assert flat(second) == expected
 
 
+def test_copy_of_a_copy() -> None:
+    """A loader that a framework makes again from a copy's class and arguments, or a subclass of it, has a state."""
+    device = numapin.DataLoader(Numbers(20)).pin_memory_device
+    copied = torch.utils.data.DataLoader(Numbers(20), pin_memory_device=device)
+    for cls in (type(copied), type("Sub", (type(copied),), {})):
+        again: Any = cls(Numbers(20), pin_memory_device=device)
+        next(iter(again))
+        state = saved(again.state_dict())
+        again = cls(Numbers(20), pin_memory_device=device)
+        again.load_state_dict(state)
+        assert flat(again) == list(range(1, 20))
+
+
 @pytest.mark.parametrize("name", ["shuffle", "python", "remembering", "stateful iterator"])
 def test_two_interruptions(name: str) -> None:
     """A loader that continues an epoch can be interrupted again, before its first batch and after some."""
