@@ -88,6 +88,7 @@ class Pool:
         self._granted: list[dict[int, Slot]] = [{} for _ in range(spec.num_workers)]
         self._unclean: list[list[Slot]] = [[] for _ in range(spec.num_workers)]
         self._forgotten: list[deque[int]] = [deque() for _ in range(spec.num_workers)]
+        self._cleaned: deque[Slot] = deque()  # to be poisoned if they are free
         self._ended: deque[Slot] = deque()  # finalizers append, in any thread
         self._serial = 0
         self._is_closed = False
@@ -153,8 +154,8 @@ class Pool:
             self._unclean[worker] = [slot for slot in unclean if slot.number in kept]
             for slot in unclean:
                 slot.is_clean = slot.number not in kept
-                if self.spec.poison and slot.is_clean and slot in self._free:
-                    slot.poison()  # it was free before, while its worker may still have referred to it
+                if self.spec.poison and slot.is_clean:
+                    self._cleaned.append(slot)
 
     def _max_slots(self) -> int:
         """Return how many slots may have descriptors; more are lent if the loop keeps many batches."""
@@ -165,6 +166,7 @@ class Pool:
 
     def reclaim(self) -> None:
         """Take back the slots that are no longer needed here."""
+        self._poison_cleaned()
         for slot in self._settling.ended():
             self._set_free(slot)
         if self._ended:
@@ -176,6 +178,15 @@ class Pool:
         self._take_passed()
         if len(self.quarantine) > _SPARE:
             self._wait_for_copies()
+
+    def _poison_cleaned(self) -> None:
+        """Poison the slots that were free while their workers may still have referred to them.
+
+        Not where the batch arrives: that may be torch's pin thread, and the slot may be granted meanwhile.
+        """
+        for slot in [self._cleaned.popleft() for _ in range(len(self._cleaned))]:
+            if slot.is_clean and slot in self._free:
+                slot.poison()
 
     def _take_passed(self) -> None:
         for slot in self.quarantine.passed():
