@@ -6,6 +6,7 @@ import gc
 import os
 import resource
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.utils.data import TensorDataset
@@ -68,3 +69,21 @@ def test_every_shortage() -> None:
         for fd in opened:
             os.close(fd)
     assert num_failed > 5
+
+
+def test_workers_close_the_slots_of_other_loaders() -> None:
+    """Those of a validation loader would keep the memory of a training loader that is closed meanwhile."""
+    with numapin.DataLoader(_DATASET, batch_size=2, num_workers=1) as training:
+        kept = list(training)
+        assert num_slots(os.getpid())
+        with numapin.DataLoader(_DATASET, batch_size=2, num_workers=1, persistent_workers=True) as validation:
+            iterator: Any = iter(validation)
+            next(iterator)
+            assert num_slots(iterator._workers[0].pid) == 0
+        assert torch.equal(kept[0][0], torch.zeros(2))
+
+
+def num_slots(pid: int) -> int:
+    """Return the number of a process's descriptors of slots."""
+    links = [str(path.readlink()) for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_symlink()]
+    return sum("numapin-slot" in link for link in links)

@@ -14,6 +14,7 @@ import os
 import resource
 import sys
 import time
+import weakref
 from collections import deque
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -72,6 +73,7 @@ class PoolSpec:
     poison: bool = False
 
 
+_pools: Final[weakref.WeakValueDictionary[int, Pool]] = weakref.WeakValueDictionary()  # all of this process, by id
 _orphans: set[Slot] = set()  # given up while lent: they live until their batch is gone, with or without their pool
 
 
@@ -92,6 +94,7 @@ class Pool:
         self._ended: deque[Slot] = deque()  # finalizers append, in any thread
         self._serial = 0
         self._is_closed = False
+        _pools[id(self)] = self
         self._closings = itertools.count()  # close may be called by a finalizer, in the middle of itself
 
     @property
@@ -291,18 +294,6 @@ class Pool:
             self._give_up(slot)
         return None
 
-    @contextmanager
-    def free_slots_hidden(self) -> Iterator[None]:
-        """Keep free slots out of processes that are forked in the block: they would hold the memory until they end."""
-        free = tuple(self._free)
-        for slot in free:
-            hide_from_children(slot.owner, hide=True)
-        try:
-            yield
-        finally:
-            for slot in free:
-                hide_from_children(slot.owner, hide=False)
-
     def recover(self) -> None:
         """Take back what the workers had. Only when they are all gone."""
         self.arrivals.discard()
@@ -342,3 +333,20 @@ class Pool:
                 slot = self._ended.popleft()
                 _orphans.discard(slot)
                 slot.unpin_later(self.spec.driver)
+
+
+@contextmanager
+def unused_slots_hidden() -> Iterator[None]:
+    """Keep slots out of processes that are forked in the block, but for those of batches that are in use.
+
+    Such a process would hold their memory until it ends, whichever loader it works for.
+    """
+    pools = [pool for pool in (reference() for reference in _pools.valuerefs()) if pool is not None]
+    unused = [slot for pool in pools for slot in pool.slots if not slot.is_in_use]
+    for slot in unused:
+        hide_from_children(slot.owner, hide=True)
+    try:
+        yield
+    finally:
+        for slot in unused:
+            hide_from_children(slot.owner, hide=False)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from numapin.data.slots import pool as pool_module
-from numapin.data.slots.pool import Pool
+from numapin.data.slots.pool import Pool, unused_slots_hidden
 from numapin.data.slots.slot import Slot
 from numapin.data.wire.message import Miss
 from numapin.system import placement
@@ -249,9 +249,22 @@ class TestWorkers:
             return f"{address:x}-" in maps
 
         assert in_forked_child(lambda: is_mapped() and torch.equal(kept[0], BATCH))
-        with loop.pool.free_slots_hidden():
+        with unused_slots_hidden():
             assert in_forked_child(lambda: not is_mapped() and torch.equal(kept[0], BATCH))
         assert in_forked_child(is_mapped)
+
+    def test_nor_those_of_other_loaders(self, loop: Loopback) -> None:
+        """A validation loader's workers would hold the memory of a training loader that is closed meanwhile."""
+        with loopback() as other:
+            address = lent(other, BATCH).data_ptr()  # not taken back yet
+
+            def is_mapped() -> bool:
+                return f"{address:x}-" in Path("/proc/self/maps").read_text(encoding="ascii")
+
+            with unused_slots_hidden():
+                assert loop.pool is not other.pool
+                assert in_forked_child(lambda: not is_mapped())
+            assert in_forked_child(is_mapped)
 
 
 def _too_many_files(_number: int) -> int:
