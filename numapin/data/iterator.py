@@ -249,6 +249,11 @@ class LaneIterator(_TorchsIterator):
                 self._task_info = {}
                 self._lane.end(workers_are_gone=are_gone)
 
+    def _mark_worker_as_unavailable(self, worker_id: int, shutdown: bool = False) -> None:  # noqa: FBT001, FBT002 - torch's
+        super()._mark_worker_as_unavailable(worker_id, shutdown)
+        if shutdown and self._lane.pool is not None:
+            self._lane.pool.arrivals.discard()  # a worker waits if the socket has no room for its new slot
+
     def _end_workers(self) -> None:
         self.__dict__.setdefault("_workers_status", [True] * len(self._workers))
         try:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
 import resource
+import termios
+import time
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +16,8 @@ import torch
 from torch.utils.data import TensorDataset
 
 import numapin
+from numapin.system.proc import state_of
+from tests.waiting import wait_until
 
 _DATASET = TensorDataset(torch.zeros(8))
 
@@ -87,3 +93,21 @@ def num_slots(pid: int) -> int:
     """Return the number of a process's descriptors of slots."""
     links = [str(path.readlink()) for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_symlink()]
     return sum("numapin-slot" in link for link in links)
+
+
+def test_workers_that_wait_to_hand_slots_over_end_at_once() -> None:
+    """The socket has room for some 280 descriptors; torch gives each worker 5 s to end."""
+    dataset = TensorDataset(torch.zeros(10_000))
+    iterator: Any = iter(numapin.DataLoader(dataset, num_workers=1, prefetch_factor=500))
+    next(iterator)
+    assert wait_until(lambda: is_stuck(iterator), limit_s=20)
+    began_s = time.monotonic()
+    iterator._shutdown_workers()
+    assert time.monotonic() - began_s < 3
+
+
+def is_stuck(iterator: Any) -> bool:
+    """Return whether a worker sleeps after it has sent some 250 messages of 200 bytes."""
+    num_bytes = array("i", [0])
+    fcntl.ioctl(iterator._worker_result_queue._reader.fileno(), termios.FIONREAD, num_bytes)
+    return num_bytes[0] > 250 * 150 and state_of(iterator._workers[0].pid) == "S"
