@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 _SPARE: Final = 4  # the loop's batch, the one before, and two whose copies are under way
 _CATCH_UP_S: Final = 0.05  # the longest wait for the GPU before a worker goes without a slot
 _LOOK_S: Final = 0.0002
-_SHARE_OF_FILES: Final = 4  # at most one in so many of this process's descriptors is a slot's
+_SHARE_OF_FILES: Final = 4  # at most one in so many of this process's descriptors is a slot's,
+_LARGEST_SHARE_OF_FILES: Final = 2  # or one in so many if the workers have many tasks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +164,10 @@ class Pool:
     def _max_slots(self) -> int:
         """Return how many slots may have descriptors; more are lent if the loop keeps many batches."""
         files, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        return max(self.spec.num_workers * self.spec.prefetch + _SPARE, files // _SHARE_OF_FILES)
+        usual = self.spec.num_workers * self.spec.prefetch + _SPARE
+        if files == resource.RLIM_INFINITY:
+            return sys.maxsize
+        return min(max(usual, files // _SHARE_OF_FILES), files // _LARGEST_SHARE_OF_FILES)
 
     # --- slots come back ---------------------------------------------------------------------------------------------
 

@@ -274,6 +274,14 @@ def _too_many_files(_number: int) -> int:
 class TestFiles:
     """Every slot that may be used again has a descriptor."""
 
+    def test_many_tasks_leave_descriptors_for_others(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Slots take at most half of them, however many tasks the workers have."""
+        monkeypatch.setattr(resource, "getrlimit", lambda _limit: (64, 64))
+        with loopback(num_workers=1, prefetch=100) as loop:
+            kept = [loop.send(BATCH) for _ in range(50)]
+            assert sum(slot.fd is not None for slot in loop.pool.slots) == 32
+            assert all(parcel.views for parcel in kept)
+
     def test_a_loop_may_keep_more_batches_than_files(self, loop: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
         """Some of the files are slots; the oldest batches keep their memory only."""
         monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 64))
