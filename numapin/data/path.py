@@ -11,7 +11,6 @@ import itertools
 import os
 import platform
 import weakref
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -37,7 +36,6 @@ from numapin.system import calls, cuda, memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from contextlib import AbstractContextManager
 
     from torch.utils.data import DataLoader
 
@@ -158,11 +156,6 @@ class Lane:
             parcel.views, parcel.is_pinned = self.pool.lend(head)
         self.opener.arrived(parcel)
         return parcel
-
-    def free_slots_hidden(self) -> AbstractContextManager[None]:
-        """Keep free slots out of workers that are forked in the block."""
-        self.reclaim()
-        return nullcontext() if self.pool is None else self.pool.free_slots_hidden()
 
     def reclaim(self) -> None:
         """Take back slots that are no longer needed."""

@@ -14,6 +14,7 @@ import os
 import resource
 import sys
 import time
+import weakref
 from collections import deque
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -40,7 +41,8 @@ if TYPE_CHECKING:
 _SPARE: Final = 4  # the loop's batch, the one before, and two whose copies are under way
 _CATCH_UP_S: Final = 0.05  # the longest wait for the GPU before a worker goes without a slot
 _LOOK_S: Final = 0.0002
-_SHARE_OF_FILES: Final = 4  # at most one in so many of this process's descriptors is a slot's
+_SHARE_OF_FILES: Final = 4  # at most one in so many of this process's descriptors is a slot's,
+_LARGEST_SHARE_OF_FILES: Final = 2  # or one in so many if the workers have many tasks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +74,7 @@ class PoolSpec:
     poison: bool = False
 
 
+_pools: Final[weakref.WeakValueDictionary[int, Pool]] = weakref.WeakValueDictionary()  # all of this process, by id
 _orphans: set[Slot] = set()  # given up while lent: they live until their batch is gone, with or without their pool
 
 
@@ -88,9 +91,11 @@ class Pool:
         self._granted: list[dict[int, Slot]] = [{} for _ in range(spec.num_workers)]
         self._unclean: list[list[Slot]] = [[] for _ in range(spec.num_workers)]
         self._forgotten: list[deque[int]] = [deque() for _ in range(spec.num_workers)]
+        self._cleaned: deque[Slot] = deque()  # to be poisoned if they are free
         self._ended: deque[Slot] = deque()  # finalizers append, in any thread
         self._serial = 0
         self._is_closed = False
+        _pools[id(self)] = self
         self._closings = itertools.count()  # close may be called by a finalizer, in the middle of itself
 
     @property
@@ -153,18 +158,22 @@ class Pool:
             self._unclean[worker] = [slot for slot in unclean if slot.number in kept]
             for slot in unclean:
                 slot.is_clean = slot.number not in kept
-                if self.spec.poison and slot.is_clean and slot in self._free:
-                    slot.poison()  # it was free before, while its worker may still have referred to it
+                if self.spec.poison and slot.is_clean:
+                    self._cleaned.append(slot)
 
     def _max_slots(self) -> int:
         """Return how many slots may have descriptors; more are lent if the loop keeps many batches."""
         files, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        return max(self.spec.num_workers * self.spec.prefetch + _SPARE, files // _SHARE_OF_FILES)
+        usual = self.spec.num_workers * self.spec.prefetch + _SPARE
+        if files == resource.RLIM_INFINITY:
+            return sys.maxsize
+        return min(max(usual, files // _SHARE_OF_FILES), files // _LARGEST_SHARE_OF_FILES)
 
     # --- slots come back ---------------------------------------------------------------------------------------------
 
     def reclaim(self) -> None:
         """Take back the slots that are no longer needed here."""
+        self._poison_cleaned()
         for slot in self._settling.ended():
             self._set_free(slot)
         if self._ended:
@@ -176,6 +185,15 @@ class Pool:
         self._take_passed()
         if len(self.quarantine) > _SPARE:
             self._wait_for_copies()
+
+    def _poison_cleaned(self) -> None:
+        """Poison the slots that were free while their workers may still have referred to them.
+
+        Not where the batch arrives: that may be torch's pin thread, and the slot may be granted meanwhile.
+        """
+        for slot in [self._cleaned.popleft() for _ in range(len(self._cleaned))]:
+            if slot.is_clean and slot in self._free:
+                slot.poison()
 
     def _take_passed(self) -> None:
         for slot in self.quarantine.passed():
@@ -280,18 +298,6 @@ class Pool:
             self._give_up(slot)
         return None
 
-    @contextmanager
-    def free_slots_hidden(self) -> Iterator[None]:
-        """Keep free slots out of processes that are forked in the block: they would hold the memory until they end."""
-        free = tuple(self._free)
-        for slot in free:
-            hide_from_children(slot.owner, hide=True)
-        try:
-            yield
-        finally:
-            for slot in free:
-                hide_from_children(slot.owner, hide=False)
-
     def recover(self) -> None:
         """Take back what the workers had. Only when they are all gone."""
         self.arrivals.discard()
@@ -331,3 +337,20 @@ class Pool:
                 slot = self._ended.popleft()
                 _orphans.discard(slot)
                 slot.unpin_later(self.spec.driver)
+
+
+@contextmanager
+def unused_slots_hidden() -> Iterator[None]:
+    """Keep slots out of processes that are forked in the block, but for those of batches that are in use.
+
+    Such a process would hold their memory until it ends, whichever loader it works for.
+    """
+    pools = [pool for pool in (reference() for reference in _pools.valuerefs()) if pool is not None]
+    unused = [slot for pool in pools for slot in pool.slots if not slot.is_in_use]
+    for slot in unused:
+        hide_from_children(slot.owner, hide=True)
+    try:
+        yield
+    finally:
+        for slot in unused:
+            hide_from_children(slot.owner, hide=False)

@@ -61,6 +61,11 @@ class Slot:
         owner = map_memfd(fd, num_bytes)
         return cls(number=number, fd=fd, num_bytes=num_bytes, address=owner.data_ptr(), owner=owner, home=home)
 
+    @property
+    def is_in_use(self) -> bool:
+        """Return whether anything in this process refers to what was lent. Copies may read the slot all the same."""
+        return self.lease is not None and self.lease() is not None
+
     def lend(self, num_bytes: int, note_end: Callable[[weakref.ref[Window]], None]) -> memoryview:
         """Return a view of the first bytes; `note_end` is called when nothing refers to them any more."""
         window = memory.window(self.address, self.num_bytes, owner=self.owner)

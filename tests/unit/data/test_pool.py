@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from numapin.data.slots import pool as pool_module
-from numapin.data.slots.pool import Pool
+from numapin.data.slots.pool import Pool, unused_slots_hidden
 from numapin.data.slots.slot import Slot
 from numapin.data.wire.message import Miss
 from numapin.system import placement
@@ -249,9 +249,22 @@ class TestWorkers:
             return f"{address:x}-" in maps
 
         assert in_forked_child(lambda: is_mapped() and torch.equal(kept[0], BATCH))
-        with loop.pool.free_slots_hidden():
+        with unused_slots_hidden():
             assert in_forked_child(lambda: not is_mapped() and torch.equal(kept[0], BATCH))
         assert in_forked_child(is_mapped)
+
+    def test_nor_those_of_other_loaders(self, loop: Loopback) -> None:
+        """A validation loader's workers would hold the memory of a training loader that is closed meanwhile."""
+        with loopback() as other:
+            address = lent(other, BATCH).data_ptr()  # not taken back yet
+
+            def is_mapped() -> bool:
+                return f"{address:x}-" in Path("/proc/self/maps").read_text(encoding="ascii")
+
+            with unused_slots_hidden():
+                assert loop.pool is not other.pool
+                assert in_forked_child(lambda: not is_mapped())
+            assert in_forked_child(is_mapped)
 
 
 def _too_many_files(_number: int) -> int:
@@ -260,6 +273,14 @@ def _too_many_files(_number: int) -> int:
 
 class TestFiles:
     """Every slot that may be used again has a descriptor."""
+
+    def test_many_tasks_leave_descriptors_for_others(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Slots take at most half of them, however many tasks the workers have."""
+        monkeypatch.setattr(resource, "getrlimit", lambda _limit: (64, 64))
+        with loopback(num_workers=1, prefetch=100) as loop:
+            kept = [loop.send(BATCH) for _ in range(50)]
+            assert sum(slot.fd is not None for slot in loop.pool.slots) == 32
+            assert all(parcel.views for parcel in kept)
 
     def test_a_loop_may_keep_more_batches_than_files(self, loop: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
         """Some of the files are slots; the oldest batches keep their memory only."""
