@@ -18,7 +18,7 @@ import weakref
 from collections import deque
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Final
 
 from numapin.data.opening.capture import no_capture
@@ -75,6 +75,7 @@ class PoolSpec:
 
 
 _pools: Final[weakref.WeakValueDictionary[int, Pool]] = weakref.WeakValueDictionary()  # all of this process, by id
+_workers_are_starting: Final[list[bool]] = []  # not empty while our own workers are forked, which read no batches
 _orphans: set[Slot] = set()  # given up while lent: they live until their batch is gone, with or without their pool
 
 
@@ -96,6 +97,7 @@ class Pool:
         self._serial = 0
         self._is_closed = False
         _pools[id(self)] = self
+        _watch_forks()
         self._closings = itertools.count()  # close may be called by a finalizer, in the middle of itself
 
     @property
@@ -147,8 +149,6 @@ class Pool:
         if self.spec.pins_at_once and not slot.is_settled:
             self._settling.settle(slot)
         self._slots[slot.number] = slot
-        if len(self._slots) > self._max_slots():
-            self._give_up(next((old for old in list(self._slots.values()) if old.lease is not None), None))
         return slot
 
     def _note_kept(self, worker: int, kept: tuple[int, ...]) -> None:
@@ -174,6 +174,10 @@ class Pool:
     def reclaim(self) -> None:
         """Take back the slots that are no longer needed here."""
         self._poison_cleaned()
+        excess = len(self._slots) - self._max_slots()
+        if excess > 0:
+            for slot in [slot for slot in self.slots if slot.lease is not None][:excess]:
+                self._give_up(slot)
         for slot in self._settling.ended():
             self._set_free(slot)
         if self._ended:
@@ -225,7 +229,7 @@ class Pool:
         slot.lease = None
         if slot.fd is None or self._is_closed:
             self._discard(slot)
-        elif not self.sizes.is_useful(slot.num_bytes) or self._free.is_surplus():
+        elif slot.is_inherited or not self.sizes.is_useful(slot.num_bytes) or self._free.is_surplus():
             self._give_up(slot)
         elif slot.is_settled or not self._settling.begin(slot):
             self._set_free(slot)
@@ -339,18 +343,37 @@ class Pool:
                 slot.unpin_later(self.spec.driver)
 
 
+@cache
+def _watch_forks() -> None:
+    os.register_at_fork(after_in_parent=_note_fork)
+
+
+def _note_fork() -> None:
+    """Mark the slots of batches in use: a child that was just forked may read them for as long as it lives."""
+    if not _workers_are_starting:
+        for slot in _all_slots():
+            slot.is_inherited = slot.is_inherited or slot.is_in_use
+
+
+def _all_slots() -> list[Slot]:
+    """Return the slots of all pools of this process."""
+    pools = [pool for pool in (reference() for reference in _pools.valuerefs()) if pool is not None]
+    return [slot for pool in pools for slot in pool.slots]
+
+
 @contextmanager
 def unused_slots_hidden() -> Iterator[None]:
     """Keep slots out of processes that are forked in the block, but for those of batches that are in use.
 
     Such a process would hold their memory until it ends, whichever loader it works for.
     """
-    pools = [pool for pool in (reference() for reference in _pools.valuerefs()) if pool is not None]
-    unused = [slot for pool in pools for slot in pool.slots if not slot.is_in_use]
+    unused = [slot for slot in _all_slots() if not slot.is_in_use]
     for slot in unused:
         hide_from_children(slot.owner, hide=True)
+    _workers_are_starting.append(True)
     try:
         yield
     finally:
+        _workers_are_starting.pop()
         for slot in unused:
             hide_from_children(slot.owner, hide=False)

@@ -37,6 +37,7 @@ class Slot:
         home: The worker that used it last.
         mapped_by: The workers that keep it mapped.
         is_clean: Whether its home has reported that nothing there refers to it any more.
+        is_inherited: Whether a child that the user forked may read what was lent.
         is_settled: Whether the kernel was asked where the pages lie, and the driver to pin them.
         pages: Pages per node as the kernel reports them; None if it does not.
         pinned_on: The device on whose behalf it is pinned; None if it is pageable.
@@ -51,6 +52,7 @@ class Slot:
     mapped_by: set[int] = field(default_factory=set)
     is_clean: bool = False
     is_settled: bool = False
+    is_inherited: bool = False
     pages: Mapping[int | None, int] | None = None
     pinned_on: int | None = None
     lease: weakref.ref[Window] | None = None

@@ -279,6 +279,7 @@ class TestFiles:
         monkeypatch.setattr(resource, "getrlimit", lambda _limit: (64, 64))
         with loopback(num_workers=1, prefetch=100) as loop:
             kept = [loop.send(BATCH) for _ in range(50)]
+            loop.pool.reclaim()
             assert sum(slot.fd is not None for slot in loop.pool.slots) == 32
             assert all(parcel.views for parcel in kept)
 
@@ -287,6 +288,7 @@ class TestFiles:
         monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 64))
         others = num_open()
         kept = [lent(loop, BATCH + number) for number in range(100)]
+        loop.pool.reclaim()
         assert num_open() - others == len(loop.pool.slots) == 16
         assert all(torch.equal(batch, BATCH + number) for number, batch in enumerate(kept))
         gc.collect()
