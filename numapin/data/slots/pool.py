@@ -324,8 +324,13 @@ class Pool:
         self._is_closed = True
         for slot in self._slots.values():
             slot.retire()
-        for slot in itertools.chain(self._free, *(granted.values() for granted in self._granted)):
+        # The pool itself lives as long as a batch: it must not keep the others' memory.
+        for slot in (*self._free.clear(), *(slot for granted in self._granted for slot in granted.values())):
             self._discard(slot)
+        for granted, unclean in zip(self._granted, self._unclean, strict=True):
+            granted.clear()
+            unclean.clear()
+        self._cleaned.clear()
         for slot in self.quarantine.drop():
             _orphans.discard(slot)  # only a copy may read it; the reclaiming thread keeps it for that
             slot.unpin_later(self.spec.driver)
