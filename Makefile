@@ -20,9 +20,9 @@ test: $(READY)  ## run the tests, but for those of `make machines`; ends with wh
 	$(PYTEST) --numprocesses=3 --dist=loadgroup --ignore=tests/vm --ignore=tests/engines -m "not alone"
 	$(PYTEST) --ignore=tests/vm --ignore=tests/engines -m alone
 	@$(BIN)/python -m tests.skipped $(SKIPPED)
-	@echo "tests in virtual machines and below real engines: make machines"
+	@echo "tests in virtual machines, below real engines and of several hosts: make machines"
 
-machines: $(READY)  ## run the tests in virtual machines (`make vm` unpacks them, once) and below Slurm and Open MPI
+machines: $(READY)  ## run the tests in virtual machines (`make vm` unpacks them, once), below Slurm and Open MPI, and of several hosts
 	rm -f $(SKIPPED)
 	$(PYTEST) --numprocesses=3 --dist=loadgroup --no-loadscope-reorder tests/engines tests/vm
 	@$(BIN)/python -m tests.skipped $(SKIPPED)

@@ -104,7 +104,9 @@ def _mark_copies(cls: type[_Loader]) -> None:
         carried: PathOptions | None = getattr(self.pin_memory_device, "options", None)
         if type(self) is cls and carried is not None:
             self.__class__ = LoaderCopy
-            self._numapin_resumption = Resumption(carried.snapshot_every_n_steps)
+        if isinstance(self, LoaderCopy):  # also one that a framework made again from its type and arguments
+            every = 1 if carried is None else carried.snapshot_every_n_steps
+            self._numapin_resumption = Resumption(every)
 
     cls.__init__ = __init__  # type: ignore[method-assign]
 

@@ -29,6 +29,7 @@ from numapin.data.casting import CastingCollate
 from numapin.data.local import Changed, DeviceIterator, LocalIterator, profile_name
 from numapin.data.path import path_of
 from numapin.data.resume.resumption import track_of
+from numapin.data.slots.pool import unused_slots_hidden
 from numapin.data.wire.parcel import Parcel
 from numapin.data.wire.queues import ResultQueue
 
@@ -89,7 +90,7 @@ class LaneIterator(_TorchsIterator):
             ),
             pin_memory=loader.pin_memory and not moves,
         )
-        with self._lane.free_slots_hidden(), nullcontext() if self._track is None else self._track.preserved():
+        with unused_slots_hidden(), nullcontext() if self._track is None else self._track.preserved():
             super().__init__(changed, *state)
         self._profile_name = profile_name(self.torchs_name)
         util.Finalize(self, _end_unstarted_of, (weakref.ref(self),), exitpriority=10)
@@ -172,7 +173,9 @@ class LaneIterator(_TorchsIterator):
             return
         self._unwatch()
         for number in hung:
-            if self._context.start_again(self._workers, number):
+            with unused_slots_hidden():
+                is_replaced = self._context.start_again(self._workers, number)
+            if is_replaced:
                 self._path.notices.warn(self._context.explain(number))
         _set_worker_pids(id(self), tuple(process.pid or 0 for process in self._workers))
         self._worker_pids_set = True
@@ -232,6 +235,11 @@ class LaneIterator(_TorchsIterator):
                 are_gone = not any(process.is_alive() for process in getattr(self, "_workers", ()))
                 self._task_info = {}
                 self._lane.end(workers_are_gone=are_gone)
+
+    def _mark_worker_as_unavailable(self, worker_id: int, shutdown: bool = False) -> None:  # noqa: FBT001, FBT002 - torch's
+        super()._mark_worker_as_unavailable(worker_id, shutdown)
+        if shutdown and self._lane.pool is not None:
+            self._lane.pool.arrivals.discard()  # a worker waits if the socket has no room for its new slot
 
     def _end_workers(self) -> None:
         self.__dict__.setdefault("_workers_status", [True] * len(self._workers))

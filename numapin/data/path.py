@@ -11,7 +11,6 @@ import itertools
 import os
 import platform
 import weakref
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -37,7 +36,6 @@ from numapin.system import calls, cuda, memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from contextlib import AbstractContextManager
 
     from torch.utils.data import DataLoader
 
@@ -161,10 +159,6 @@ class Lane:
         self.opener.arrived(parcel)
         return parcel
 
-    def free_slots_hidden(self) -> AbstractContextManager[None]:
-        """Keep free slots out of workers that are forked in the block."""
-        return nullcontext() if self.pool is None else self.pool.free_slots_hidden()
-
     def reclaim(self) -> None:
         """Take back slots that are no longer needed."""
         self.opener.poll()
@@ -192,7 +186,7 @@ class DataPath:
         self.home = Home(device=options.cuda_device, node=options.node, notices=self.notices)
         self.counts, self._totals = Counts(), totals_of(self.pid)
         self._idle: list[Pool] = []
-        self._pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+        self._references: list[weakref.ref[Pool]] = []  # the settling thread reads it, too
         self._mover: Mover | None = None
         self._is_closed = False
 
@@ -243,6 +237,11 @@ class DataPath:
         pool.recover()
         self._idle.append(pool)
 
+    @property
+    def _pools(self) -> list[Pool]:
+        """Return the pools that are open or still have batches."""
+        return [pool for pool in [reference() for reference in self._references] if pool is not None]
+
     def close(self) -> None:
         """Close the pools that no iterator uses. The others are closed when their iterators give them back."""
         self._is_closed = True
@@ -252,7 +251,7 @@ class DataPath:
     def stats(self) -> Stats:
         """Return the counts so far."""
         counts, locality = self.counts, self.home.locality
-        pools = PoolTotals.of(list(self._pools))
+        pools = PoolTotals.of(self._pools)
         return Stats(
             batches=counts.batches,
             bytes=counts.num_bytes,
@@ -318,13 +317,13 @@ class DataPath:
         except OSError as error:
             self.notices.report_refusal(f"no slots, so torch sends the batches: {error.strerror}; see: ulimit -n")
             return None
-        self._pools.add(pool)
+        self._references = [weakref.ref(each) for each in (*self._pools, pool)]
         return pool
 
     def _budget_bytes(self) -> int | None:
         """Return how many more bytes may be pinned; None: no bound is known."""
         if self.options.pinned_budget is not None:
-            return max(0, self.options.pinned_budget - PoolTotals.of(list(self._pools)).pinned_bytes)
+            return max(0, self.options.pinned_budget - PoolTotals.of(self._pools).pinned_bytes)
         return read_room(Path("/"), nodes=self.home.locality.nodes, num_ranks=num_ranks_of(os.environ)).num_bytes
 
 

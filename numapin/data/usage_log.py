@@ -16,6 +16,7 @@ import threading
 import time
 import weakref
 from collections import Counter, deque
+from contextlib import suppress
 from functools import partial
 from multiprocessing import util
 from typing import TYPE_CHECKING, Any, Final
@@ -99,7 +100,8 @@ class UsageLog:
             if then is not None:
                 then()
 
-        self._known[key] = weakref.ref(thing, forget)
+        with suppress(TypeError):  # an object of a class with __slots__: each of its iterators counts as a loader
+            self._known[key] = weakref.ref(thing, forget)
         return True
 
     def _end(self, key: int) -> None:

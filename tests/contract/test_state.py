@@ -93,6 +93,29 @@ def test_later_epochs_of_persistent_workers() -> None:
             assert flat(loader) == epochs[2]
 
 
+def test_abandoned_epoch_of_persistent_workers() -> None:
+    """After an epoch that was left early, each worker's place is that of the new epoch, from its first batch on."""
+    options: dict[str, Any] = {"batch_size": 2, "num_workers": 2, "persistent_workers": True}
+    with numapin.DataLoader(CountingShards(SIZE), **options) as loader:
+        for stop in (0, 2):
+            next(iter(loader))
+            iterator = iter(loader)
+            flat(next(iterator) for _ in range(stop))
+            state, rest = saved(loader.state_dict()), flat(iterator)
+            with numapin.DataLoader(CountingShards(SIZE), **options) as other:
+                assert rest_after(lambda o=other: o, state)[0] == rest  # type: ignore[misc]
+
+
+def test_iterator_of_persistent_workers_goes_on() -> None:
+    """Loading a state does not end the loop that is running."""
+    with numapin.DataLoader(Numbers(SIZE), 4, num_workers=1, persistent_workers=True) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        loader.load_state_dict(saved(loader.state_dict()))
+        assert flat(iterator) == list(range(4, SIZE))
+        assert flat(loader) == list(range(4, SIZE))
+
+
 @pytest.mark.parametrize("kind", [Shards, ShuffledShards, CountingShards, BegunShards, OwnIterator])
 @pytest.mark.parametrize("stop", [1, 10])
 def test_iterable(kind: type[Shards], stop: int) -> None:

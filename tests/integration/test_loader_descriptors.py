@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
 import resource
+import termios
+import time
+from array import array
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.utils.data import TensorDataset
 
 import numapin
+from numapin.system.proc import state_of
+from tests.waiting import wait_until
 
 _DATASET = TensorDataset(torch.zeros(8))
 
@@ -68,3 +75,39 @@ def test_every_shortage() -> None:
         for fd in opened:
             os.close(fd)
     assert num_failed > 5
+
+
+def test_workers_close_the_slots_of_other_loaders() -> None:
+    """Those of a validation loader would keep the memory of a training loader that is closed meanwhile."""
+    with numapin.DataLoader(_DATASET, batch_size=2, num_workers=1) as training:
+        kept = list(training)
+        assert num_slots(os.getpid())
+        with numapin.DataLoader(_DATASET, batch_size=2, num_workers=1, persistent_workers=True) as validation:
+            iterator: Any = iter(validation)
+            next(iterator)
+            assert num_slots(iterator._workers[0].pid) == 0
+        assert torch.equal(kept[0][0], torch.zeros(2))
+
+
+def num_slots(pid: int) -> int:
+    """Return the number of a process's descriptors of slots."""
+    links = [str(path.readlink()) for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_symlink()]
+    return sum("numapin-slot" in link for link in links)
+
+
+def test_workers_that_wait_to_hand_slots_over_end_at_once() -> None:
+    """The socket has room for some 280 descriptors; torch gives each worker 5 s to end."""
+    dataset = TensorDataset(torch.zeros(10_000))
+    iterator: Any = iter(numapin.DataLoader(dataset, num_workers=1, prefetch_factor=500))
+    next(iterator)
+    assert wait_until(lambda: is_stuck(iterator), limit_s=20)
+    began_s = time.monotonic()
+    iterator._shutdown_workers()
+    assert time.monotonic() - began_s < 3
+
+
+def is_stuck(iterator: Any) -> bool:
+    """Return whether a worker sleeps after it has sent some 250 messages of 200 bytes."""
+    num_bytes = array("i", [0])
+    fcntl.ioctl(iterator._worker_result_queue._reader.fileno(), termios.FIONREAD, num_bytes)
+    return num_bytes[0] > 250 * 150 and state_of(iterator._workers[0].pid) == "S"

@@ -146,6 +146,8 @@ class Order:
         if place.ahead:
             ahead, numbered = frozenset(place.ahead), enumerate(iterator, place.yielded)
             iterator = (index for number, index in numbered if number not in ahead)
+        if place.yielded:  # what comes next is drawn when it is due, with the generators as the loop then has them
+            return iterator
         first = list(islice(iterator, 1))  # now, because a sampler may draw its order at its first batch
         return chain(first, iterator)
 
@@ -167,8 +169,16 @@ class Order:
             self._samplers.set_draws(Draws(*self._start["late"]))
 
     def run_out(self, place: OrderPlace) -> None:
-        """Leave the samplers as the epoch that ended at this place has left them."""
+        """Leave the samplers as the epoch that ended at this place has left them.
+
+        An epoch that was set before stays: it is the one that begins. A sampler that counts by itself has its own.
+        """
+        had = self._samplers.epochs
+        self.restore_epochs(place)
+        ended = self._samplers.epochs
         deque(self.resume(place), maxlen=0)
+        left = self._samplers.epochs
+        self._samplers.set_epochs([old if now == end else None for old, end, now in zip(had, ended, left, strict=True)])
 
     def require_same_length(self, place: OrderPlace) -> None:
         """Raise UsageError if the sampler has another length than when the state was taken."""

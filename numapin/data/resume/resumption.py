@@ -73,8 +73,9 @@ class Resumption:
         if not place.is_finished and not place.is_start:
             _require_same_data(loader, place, order)
         with randomness.preserved():
-            order.restore_epochs(place.order)
-            if place.is_finished and not place.order.is_start and not _is_iterable(loader):
+            if not place.is_finished:
+                order.restore_epochs(place.order)
+            elif not place.order.is_start and not _is_iterable(loader):
                 order.run_out(place.order)
         self._track, self._loaded = None, place
         self._next = _next_epoch(loader, place) if place.is_finished else place
@@ -82,10 +83,8 @@ class Resumption:
 
     @staticmethod
     def _stop(loader: DataLoader[Any]) -> None:
-        """Stop persistent workers: their datasets do not begin at the state."""
-        iterator, loader._iterator = loader._iterator, None  # noqa: SLF001 - torch has no public way
-        if iterator is not None:
-            iterator._shutdown_workers()  # type: ignore[attr-defined] # noqa: SLF001 - as above
+        """Give up persistent workers: their datasets do not begin at the state. They end with their iterator."""
+        loader._iterator = None  # noqa: SLF001 - torch has no public way
 
     def _place(self, loader: DataLoader[Any]) -> Place:
         if self._track is not None:

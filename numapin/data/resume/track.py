@@ -65,7 +65,7 @@ class Track:
         streams = start if place is None or len(place.streams) != len(start) else place.streams
         self._streams = Streams(streams, last_worker=-1 if place is None else place.last_worker)
         self._order: Order  # from `before` on
-        self._has_begun = False
+        self._has_begun = self._is_renewed = False
         self._yielded = Yielded(0, ())
         self._num_noted = 0
         self._fetcher: Any = None
@@ -92,7 +92,8 @@ class Track:
 
     def before(self, loader: DataLoader[Any]) -> None:
         """Note the state that decides the next epoch's order, before torch calls `iter(sampler)`."""
-        if self._has_begun and self._place is None:  # persistent workers
+        self._is_renewed = self._has_begun and self._place is None  # persistent workers
+        if self._is_renewed:
             self._begun = Place()
             self._streams.renew()
         self._undo_seed_draw(loader)
@@ -109,6 +110,8 @@ class Track:
     def start(self, iterator: Any) -> None:  # noqa: ANN401 - torch's iterator has more than its types say
         """Give torch's iterator its order, and its place in it, before the first draw."""
         place, is_resumed = self._begun, self._is_resumed
+        if self._is_renewed:  # again, because batches of an abandoned epoch have arrived since, with their reports
+            self._streams.renew()
         self._yielded = Yielded(place.order.yielded, place.order.ahead)
         if is_resumed and not self._is_iterable:
             iterator._sampler_iter = self._order.resume(place.order)

@@ -36,6 +36,14 @@ class FreeSlots:
         self._of_worker[slot.worker].append(slot)
         self._num += 1
 
+    def clear(self) -> list[Slot]:
+        """Remove and return all slots."""
+        slots = list(self)
+        for own in self._of_worker:
+            own.clear()
+        self._num = 0
+        return slots
+
     def take(self, worker: int) -> Slot | None:
         """Remove and return the slot that a worker used last, else one of the worker with the most; None: no slot.
 

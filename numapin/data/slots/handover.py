@@ -83,6 +83,8 @@ class Handover:
     def _receive(self) -> None:
         with self._socket(self._reader, waits=False) as end:
             tag, fds, _flags, _address = socket.recv_fds(end, _TAG.size, 1)
+        for fd in fds:  # Python 3.11 ignores MSG_CMSG_CLOEXEC here; a program that os.system starts would keep the file
+            os.set_inheritable(fd, False)
         self._early[_TAG.unpack(tag)[0]] = fds[0] if fds else None
 
     @contextmanager

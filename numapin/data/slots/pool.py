@@ -14,10 +14,11 @@ import os
 import resource
 import sys
 import time
+import weakref
 from collections import deque
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Final
 
 from numapin.data.opening.capture import no_capture
@@ -41,7 +42,8 @@ if TYPE_CHECKING:
 _SPARE: Final = 4  # the loop's batch, the one before, and two whose copies are under way
 _CATCH_UP_S: Final = 0.05  # the longest wait for the GPU before a worker goes without a slot
 _LOOK_S: Final = 0.0002
-_SHARE_OF_FILES: Final = 4  # at most one in this many of this process's descriptors belongs to a slot
+_SHARE_OF_FILES: Final = 4  # at most one in this many of this process's descriptors belongs to a slot,
+_LARGEST_SHARE_OF_FILES: Final = 2  # or one in this many if the workers have many tasks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +76,8 @@ class PoolSpec:
     poison: bool = False
 
 
+_pools: Final[weakref.WeakValueDictionary[int, Pool]] = weakref.WeakValueDictionary()  # all of this process, by id
+_workers_are_starting: Final[list[bool]] = []  # not empty while our own workers are forked, which read no batches
 _orphans: set[Slot] = set()  # given up while lent: they live until their batch is gone, with or without their pool
 
 
@@ -90,9 +94,12 @@ class Pool:
         self._granted: list[dict[int, Slot]] = [{} for _ in range(spec.num_workers)]
         self._unclean: list[list[Slot]] = [[] for _ in range(spec.num_workers)]
         self._forgotten: list[deque[int]] = [deque() for _ in range(spec.num_workers)]
+        self._cleaned: deque[Slot] = deque()  # to be poisoned if they are free
         self._ended: deque[Slot] = deque()  # finalizers append, in any thread
         self._serial = 0
         self._is_closed = False
+        _pools[id(self)] = self
+        _watch_forks()
         self._closings = itertools.count()  # close may be called by a finalizer, in the middle of itself
 
     @property
@@ -144,8 +151,6 @@ class Pool:
         if self.spec.pins_at_once and not slot.is_settled:
             self._settling.settle(slot)
         self._slots[slot.number] = slot
-        if len(self._slots) > self._max_slots():
-            self._give_up(next((old for old in list(self._slots.values()) if old.lease is not None), None))
         return slot
 
     def _note_kept(self, worker: int, kept: tuple[int, ...]) -> None:
@@ -155,18 +160,26 @@ class Pool:
             self._unclean[worker] = [slot for slot in unclean if slot.number in kept]
             for slot in unclean:
                 slot.is_clean = slot.number not in kept
-                if self.spec.poison and slot.is_clean and slot in self._free:
-                    slot.poison()  # it was free before, while its worker may still have referred to it
+                if self.spec.poison and slot.is_clean:
+                    self._cleaned.append(slot)
 
     def _max_slots(self) -> int:
         """Return the number of slots that may have descriptors; more are lent if the loop keeps many batches."""
         files, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        return max(self.spec.num_workers * self.spec.prefetch + _SPARE, files // _SHARE_OF_FILES)
+        usual = self.spec.num_workers * self.spec.prefetch + _SPARE
+        if files == resource.RLIM_INFINITY:
+            return sys.maxsize
+        return min(max(usual, files // _SHARE_OF_FILES), files // _LARGEST_SHARE_OF_FILES)
 
     # --- slots come back ---------------------------------------------------------------------------------------------
 
     def reclaim(self) -> None:
         """Take back the slots that are no longer needed here."""
+        self._poison_cleaned()
+        excess = len(self._slots) - self._max_slots()
+        if excess > 0:
+            for slot in [slot for slot in self.slots if slot.lease is not None][:excess]:
+                self._give_up(slot)
         for slot in self._settling.ended():
             self._set_free(slot)
         if self._ended:
@@ -178,6 +191,15 @@ class Pool:
         self._take_passed()
         if len(self.quarantine) > _SPARE:
             self._wait_for_copies()
+
+    def _poison_cleaned(self) -> None:
+        """Poison the slots that were free while their workers may still have referred to them.
+
+        Not where the batch arrives: that may be torch's pin thread, and the slot may be granted meanwhile.
+        """
+        for slot in [self._cleaned.popleft() for _ in range(len(self._cleaned))]:
+            if slot.is_clean and slot in self._free:
+                slot.poison()
 
     def _take_passed(self) -> None:
         for slot in self.quarantine.passed():
@@ -209,7 +231,7 @@ class Pool:
         slot.lease = None
         if slot.fd is None or self._is_closed:
             self._discard(slot)
-        elif not self.sizes.is_useful(slot.num_bytes) or self._free.is_surplus():
+        elif slot.is_inherited or not self.sizes.is_useful(slot.num_bytes) or self._free.is_surplus():
             self._give_up(slot)
         elif slot.is_settled or not self._settling.begin(slot):
             self._set_free(slot)
@@ -282,18 +304,6 @@ class Pool:
             self._give_up(slot)
         return None
 
-    @contextmanager
-    def free_slots_hidden(self) -> Iterator[None]:
-        """Keep free slots out of processes that are forked in the block: they would hold the memory until they end."""
-        free = tuple(self._free)
-        for slot in free:
-            hide_from_children(slot.owner, hide=True)
-        try:
-            yield
-        finally:
-            for slot in free:
-                hide_from_children(slot.owner, hide=False)
-
     def recover(self) -> None:
         """Take back the slots that the workers had. Only when they are all gone."""
         self.arrivals.discard()
@@ -316,8 +326,13 @@ class Pool:
         self._is_closed = True
         for slot in self._slots.values():
             slot.retire()
-        for slot in itertools.chain(self._free, *(granted.values() for granted in self._granted)):
+        # The pool itself lives as long as a batch: it must not keep the others' memory.
+        for slot in (*self._free.clear(), *(slot for granted in self._granted for slot in granted.values())):
             self._discard(slot)
+        for granted, unclean in zip(self._granted, self._unclean, strict=True):
+            granted.clear()
+            unclean.clear()
+        self._cleaned.clear()
         for slot in self.quarantine.drop():
             _orphans.discard(slot)  # only a copy may read it; the reclaiming thread keeps it for that
             slot.unpin_later(self.spec.driver)
@@ -333,3 +348,39 @@ class Pool:
                 slot = self._ended.popleft()
                 _orphans.discard(slot)
                 slot.unpin_later(self.spec.driver)
+
+
+@cache
+def _watch_forks() -> None:
+    os.register_at_fork(after_in_parent=_note_fork)
+
+
+def _note_fork() -> None:
+    """Mark the slots of batches in use: a child that was just forked may read them for as long as it lives."""
+    if not _workers_are_starting:
+        for slot in _all_slots():
+            slot.is_inherited = slot.is_inherited or slot.is_in_use
+
+
+def _all_slots() -> list[Slot]:
+    """Return the slots of all pools of this process."""
+    pools = [pool for pool in (reference() for reference in _pools.valuerefs()) if pool is not None]
+    return [slot for pool in pools for slot in pool.slots]
+
+
+@contextmanager
+def unused_slots_hidden() -> Iterator[None]:
+    """Keep slots out of processes that are forked in the block, but for those of batches that are in use.
+
+    Such a process would hold their memory until it ends, whichever loader it works for.
+    """
+    unused = [slot for slot in _all_slots() if not slot.is_in_use]
+    for slot in unused:
+        hide_from_children(slot.owner, hide=True)
+    _workers_are_starting.append(True)
+    try:
+        yield
+    finally:
+        _workers_are_starting.pop()
+        for slot in unused:
+            hide_from_children(slot.owner, hide=False)

@@ -75,10 +75,12 @@ class Settling:
 
     def _settle_later(self, slot: Slot) -> None:
         """Settle a slot on the settling thread."""
-        self.settle(slot)
-        self._done.append(slot)
-        if self._is_closed:  # perhaps since the slot was pinned
-            self._drop()
+        try:
+            self.settle(slot)
+        finally:
+            self._done.append(slot)
+            if self._is_closed:  # perhaps since the slot was pinned
+                self._drop()
 
     def settle(self, slot: Slot) -> None:
         """Settle a slot now; never raises."""
@@ -144,7 +146,11 @@ class _Settler:
                     return
                 job = self._jobs.popleft()
             began_s = time.monotonic()
-            job()
+            try:
+                job()
+            except BaseException:  # an error of ours: the next job starts another thread
+                self._is_running = False
+                raise
             time.sleep(min(_REST * (time.monotonic() - began_s), _LONGEST_REST_S))
 
 

@@ -37,6 +37,7 @@ class Slot:
         worker: The worker that used it last.
         mapped_by: The workers that keep it mapped.
         is_clean: Whether that worker has reported that nothing there refers to it any more.
+        is_inherited: Whether a child that the user forked may read what was lent.
         is_settled: Whether the kernel was asked where the pages lie, and the driver to pin them.
         pages: Pages per node as the kernel reports them; None if it does not.
         pinned_on: The device on whose behalf it is pinned; None if it is pageable.
@@ -51,6 +52,7 @@ class Slot:
     mapped_by: set[int] = field(default_factory=set)
     is_clean: bool = False
     is_settled: bool = False
+    is_inherited: bool = False
     pages: Mapping[int | None, int] | None = None
     pinned_on: int | None = None
     lease: weakref.ref[Window] | None = None
@@ -60,6 +62,11 @@ class Slot:
         """Map a worker's memfd. Raises OSError."""
         owner = map_memfd(fd, num_bytes)
         return cls(number=number, fd=fd, num_bytes=num_bytes, address=owner.data_ptr(), owner=owner, worker=worker)
+
+    @property
+    def is_in_use(self) -> bool:
+        """Return whether anything in this process refers to what was lent. Copies may read the slot all the same."""
+        return self.lease is not None and self.lease() is not None
 
     def lend(self, num_bytes: int, note_end: Callable[[weakref.ref[Window]], None]) -> memoryview:
         """Return a view of the first bytes; `note_end` is called when nothing refers to them any more."""

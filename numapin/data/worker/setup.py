@@ -18,7 +18,7 @@ from torch._utils import ExceptionWrapper
 
 from numapin.data.worker import state
 from numapin.data.worker.packing import Packer
-from numapin.data.worker.slots import WorkerSlots
+from numapin.data.worker.slots import SLOT_NAME, WorkerSlots
 from numapin.data.worker.stacking import Stacker
 from numapin.data.worker.threads import limit_libraries
 from numapin.rank import bind
@@ -73,6 +73,7 @@ class WorkerStart:
         bind.bind_thread(cpus=where.cpus, memory=where.memory, nodes=where.nodes)  # the rank has reported refusals
         self.rank.end_with()
         limit_libraries(self.num_library_threads)
+        _close_inherited_slots()
         if _is_in_bad_fork():
             _release_gpus()
         slots = None
@@ -139,7 +140,25 @@ def _release_gpus() -> None:
     hit another file.
     """
     with suppress(OSError), Path(os.devnull).open("rb") as null:
-        for entry in list(Path("/proc/self/fd").iterdir()):
-            with suppress(OSError):
-                if str(entry.readlink()).startswith("/dev/nvidia"):
-                    os.dup2(null.fileno(), int(entry.name), inheritable=False)
+        for fd in _open_files("/dev/nvidia"):
+            os.dup2(null.fileno(), fd, inheritable=False)
+
+
+def _close_inherited_slots() -> None:
+    """Close the descriptors of slots that the rank had at the fork: they would keep memory that the rank gives back.
+
+    Nothing in a forked child uses them: what it inherits of the rank's pools does nothing in another process.
+    """
+    for fd in _open_files(f"/memfd:{SLOT_NAME}"):
+        os.close(fd)
+
+
+def _open_files(prefix: str) -> list[int]:
+    """Return the descriptors of this process whose files have paths that begin with `prefix`."""
+    found: list[int] = []
+    with suppress(OSError):  # /proc is hidden
+        for entry in Path("/proc/self/fd").iterdir():
+            with suppress(OSError):  # that of the iteration itself
+                if str(entry.readlink()).startswith(prefix):
+                    found.append(int(entry.name))
+    return found

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from numapin.data.wire.grant import Grant
     from numapin.system.memory import Window
 
+SLOT_NAME: Final = "numapin-slot"
+"""The name of a slot's memfd, in /proc."""
+
 _UNKNOWN_BYTES: Final = 4 << 30  # address space, not memory, for a batch of unknown size
 
 
@@ -159,7 +162,7 @@ class WorkerSlots:
     def _make(self, num_bytes: int) -> BatchMemory | None:
         capacity = capacity_for(max(num_bytes, self._expected_bytes or _UNKNOWN_BYTES))
         try:
-            fd = os.memfd_create("numapin-slot")
+            fd = os.memfd_create(SLOT_NAME)
         except OSError:
             return None
         try:

@@ -56,6 +56,14 @@ def num_open() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
+def test_programs_do_not_inherit_a_file(handover: Handover) -> None:
+    """A program that os.system starts would keep the memory of a slot that was dropped."""
+    send(handover, 1, b"a")
+    fd = handover.take(1)
+    assert not os.get_inheritable(fd)
+    os.close(fd)
+
+
 def test_a_file_outlives_its_sender(handover: Handover) -> None:
     """It keeps its contents after the worker has closed it, or has died."""
     send(handover, 1, b"first")

@@ -111,6 +111,25 @@ class TestLending:
             assert seen == (b"\xa5" * BATCH.nbytes if poison else BATCH.numpy().tobytes())
             assert torch.equal(other, BATCH)
 
+    def test_poison_leaves_alone_what_a_worker_may_have_by_then(self) -> None:
+        """Batches arrive on torch's pin thread, while the loop's thread hands free slots to workers."""
+        with loopback(poison=True) as loop:
+            one = lent(loop, BATCH)
+            loop.begin()  # no slot is free for the next batch
+            address = one.data_ptr()
+            del one
+            (slot,) = loop.pool.slots
+            loop.pool.reclaim()
+
+            def is_poisoned() -> bool:
+                return bytes(memory.view_of(memory.window(address, BATCH.nbytes, owner=slot))) == b"\xa5" * BATCH.nbytes
+
+            other = lent(loop, BATCH)
+            assert not is_poisoned()
+            loop.pool.reclaim()
+            assert is_poisoned()
+            assert torch.equal(other, BATCH)
+
     def test_what_dead_workers_held_is_taken_back(self, loop: Loopback) -> None:
         """Slots that the loop still refers to stay on loan; the others are free for the next workers."""
         kept = [lent(loop, BATCH) for _ in range(4)]

@@ -35,7 +35,7 @@ from tests.resuming import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from tests.resuming import Make
 
@@ -104,6 +104,58 @@ def test_later_epochs(name: str, stop: int | None) -> None:
     rest = [] if stop is None else flat(third)
     assert first + rest == epochs[1]
     assert flat(third) == epochs[2]
+
+
+class Drawing:
+    """A sampler that draws each index when it is asked for it."""
+
+    def __iter__(self) -> Iterator[int]:
+        """Return a generator."""
+        yield from (random.randrange(1000) for _ in range(20))  # noqa: S311 - not a secret
+
+
+def test_indices_drawn_one_by_one() -> None:
+    """With the loop's random numbers restored, no number is drawn for two batches."""
+
+    def make() -> numapin.DataLoader[Any]:
+        return numapin.DataLoader(Numbers(1000), sampler=Drawing())
+
+    loader = make()
+    iterator = iter(loader)
+    flat(next(iterator) for _ in range(3))
+    state, generators = saved(loader.state_dict()), randomness.process_states()
+    rest, loader = flat(iterator), make()
+    randomness.set_process(generators)
+    loader.load_state_dict(state)
+    assert flat(loader) == rest
+
+
+def test_epoch_that_was_set_before() -> None:
+    """The state of a finished epoch does not undo the `set_epoch` of the next one."""
+
+    def make(epoch: int) -> numapin.DataLoader[Any]:
+        sampler = DistributedSampler[int](Numbers(20), num_replicas=2, rank=1)
+        sampler.set_epoch(epoch)
+        return numapin.DataLoader(Numbers(20), sampler=sampler)
+
+    first, second = make(0), make(1)
+    flat(first)
+    expected = flat(make(1))
+    second.load_state_dict(saved(first.state_dict()))
+    assert flat(second) == expected
+
+
+def test_copy_of_a_copy() -> None:
+    """A loader that a framework makes again from a copy's class and arguments, or a subclass of it, has a state."""
+    device = numapin.DataLoader(Numbers(20)).pin_memory_device
+    copied = torch.utils.data.DataLoader(Numbers(20), pin_memory_device=device)
+    for cls in (type(copied), type("Sub", (type(copied),), {})):
+        again: Any = cls(Numbers(20), pin_memory_device=device)
+        next(iter(again))
+        state = saved(again.state_dict())
+        again = cls(Numbers(20), pin_memory_device=device)
+        again.load_state_dict(state)
+        assert flat(again) == list(range(1, 20))
 
 
 @pytest.mark.parametrize("name", ["shuffle", "python", "remembering", "stateful iterator"])

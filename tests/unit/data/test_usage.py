@@ -162,6 +162,13 @@ class TestLog:
         assert not found.is_complete
         assert found.others[0].where.startswith("test_usage.py:")
 
+    def test_a_loader_without_weak_references(self, tmp_path: Path, log: UsageLog) -> None:
+        """A stand-in for a loader whose class has __slots__ is noted, and does not raise."""
+        slotted: Any = type("Slotted", (), {"__slots__": ()})
+        log.note_other(slotted(), "a reason of its own")
+        log.end()
+        assert "a reason of its own" in "".join(path.read_text() for path in tmp_path.glob("**/loaders-*.json"))
+
     def test_writes_rarely(self, log: UsageLog, monkeypatch: pytest.MonkeyPatch) -> None:
         """A script that makes an iterator for each step does not write for each step."""
         writes: list[str] = []

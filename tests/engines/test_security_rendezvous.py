@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.engines.listening import Port, ports_of, tree
 from tests.integration.launching import NUMAPIN, TORCHRUN, environment, numapin, script
-from tests.integration.listening import Port, ports_of, tree
 from tests.needs import needs_root
 from tests.waiting import wait_until
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.xdist_group("rendezvous")  # so that jobs that several 
 
 ROOT = os.getuid() == 0
 JOINING = str(Path(__file__).parent / "joining.py")
-ATTACKER = (sys.executable, str(Path(__file__).parent / "attacker.py"))
+ATTACKER = (sys.executable, str(Path(__file__).parents[1] / "integration" / "attacker.py"))
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "security.md"
 LIMIT_S = 60.0
 
