@@ -65,8 +65,8 @@ class JobUsage:
 
     Attributes:
         usages: What the processes recorded.
-        ranks: All ranks that ran on the host. Those without a record iterated no loader.
-        unread: What kept records from being read.
+        ranks: All ranks that ran on the host. Those without a record iterated no loader, or could not write one.
+        unread: What kept records from being written or read.
     """
 
     usages: tuple[LoaderUsage, ...]
@@ -109,9 +109,9 @@ class JobUsage:
         return f"{_counted(outside.total(), 'batch')} outside the slots: {_shown(outside)}" if outside else ""
 
     def _without(self) -> str:
-        """Name the ranks without loaders, if others have some."""
+        """Name the ranks without a record, if others have one."""
         without = self.ranks - {usage.rank for usage in self.usages}
-        return f"{_ranks(without)} iterated no loader" if without and self.usages else ""
+        return f"{_ranks(without)} left no record of a loader" if without and self.usages else ""
 
     def _incomplete(self) -> str:
         killed = {usage.rank for usage in self.usages if not usage.is_complete}

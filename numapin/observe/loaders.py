@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from numapin.base.files import is_writable
 from numapin.base.records import read_record
 from numapin.base.strict_json import decode
 from numapin.data.usage import SCHEMA, JobUsage, LoaderUsage
@@ -62,6 +63,8 @@ def read_loaders(run_dir: str) -> JobUsage:
             usages.append(read_record(LoaderUsage, text, source=path, hint="", schema=SCHEMA))
         except (OSError, MachineFileError) as error:
             unread.append(f"{Path(path).name} cannot be read: {error}")
+    if not is_writable(str(Path(run_dir) / handover.LOADERS)):
+        unread.append(f"records are missing: {run_dir} cannot be written")
     started = map(_rank, handover.records(run_dir))
     ranks = frozenset(rank for rank in started if rank is not None)
     return JobUsage(usages=tuple(usages), ranks=ranks, unread=tuple(unread))

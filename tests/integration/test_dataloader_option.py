@@ -369,7 +369,7 @@ class TestAtTheEnd:
         assert line == (
             "numapin: dataloader: 2 loaders, 12 batches by numapin; 3 loaders not: 1 Own makes its own iterators "
             "(train.py:9), 1 num_workers=0 (train.py:17), 1 num_workers=0 (train.py:18); 6 batches outside the slots: "
-            "a tensor that only torch can send; rank 1 iterated no loader"
+            "a tensor that only torch can send; rank 1 left no record of a loader"
         )
         assert "--strict: --dataloader numapin did not reach every batch: 2 loaders" in done.err
 

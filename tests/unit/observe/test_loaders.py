@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from numapin.data.usage import SCHEMA
 from numapin.errors import BindingRefused
-from numapin.observe.loaders import reporting_loaders
+from numapin.observe.loaders import read_loaders, reporting_loaders
 from numapin.rank import handover
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def write_start(folder: Path, rank: int, restart: int = 0) -> None:
@@ -47,7 +46,7 @@ def test_one_line_for_all_ranks(tmp_path: Path) -> None:
         write_start(tmp_path, rank)
     write_usage(tmp_path, 0)
     write_usage(tmp_path, 2)
-    expected = ["2 loaders, 4 batches by numapin in 2 ranks; rank 1 iterated no loader"]
+    expected = ["2 loaders, 4 batches by numapin in 2 ranks; rank 1 left no record of a loader"]
     assert report(tmp_path) == report(tmp_path, strict=True) == expected
 
 
@@ -60,6 +59,32 @@ def test_strict(tmp_path: Path) -> None:
     with pytest.raises(BindingRefused, match=r"1 loader not: num_workers=0 \(train.py:12\)") as caught:
         report(tmp_path, strict=True)
     assert caught.value.exit_code == 5
+
+
+def test_a_folder_that_cannot_be_written() -> None:
+    """Ranks may have left no records in it, so --strict is not content; as root, another user runs this."""
+    with TemporaryDirectory() as folder:
+        write_start(Path(folder), 0)
+        write_usage(Path(folder), 0)
+        Path(folder).chmod(0o500)
+        child = os.fork()
+        if not child:
+            try:
+                _exit_as_read(folder)
+            finally:
+                os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        Path(folder).chmod(0o700)
+
+
+def _exit_as_read(folder: str) -> None:
+    """End this process with 0 if the folder is found not to be writable, by a user who is not root."""
+    if not os.geteuid():
+        os.chown(folder, 65534, 65534)
+        os.setuid(65534)
+    usage = read_loaders(folder)
+    is_found = usage.line().endswith(f"records are missing: {folder} cannot be written")
+    os._exit(0 if is_found and not usage.all_took_it else 1)
 
 
 def test_a_failed_run(tmp_path: Path) -> None:
