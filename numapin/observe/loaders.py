@@ -29,29 +29,31 @@ def reporting_loaders(run_dir: str, *, strict: bool, tell: Callable[[str], None]
 
     Nothing is reported if no rank has started.
 
-    Raises BindingRefused under `strict` if the body succeeded and a loader did not take numapin's path.
+    Raises BindingRefused under `strict` if the body succeeded and a loader did not take numapin's path, or if that is
+    unknown.
     """
     try:
         yield
     except BaseException:
         _report(run_dir, tell)
         raise
-    usage = _report(run_dir, tell)
-    if strict and usage is not None and not usage.all_took_it:
-        raise BindingRefused(f"--strict: --dataloader numapin did not reach every batch: {usage.line()}", _REMEDY)
+    shortfall = _report(run_dir, tell)
+    if strict and shortfall:
+        raise BindingRefused(f"--strict: {shortfall}", _REMEDY)
 
 
-def _report(run_dir: str, tell: Callable[[str], None]) -> JobUsage | None:
-    """Report and return the loaders of a run; None if no rank has started, or if its folder is gone."""
+def _report(run_dir: str, tell: Callable[[str], None]) -> str:
+    """Report the loaders of a run; return what `--strict` does not accept, or an empty text."""
     try:
         usage = read_loaders(run_dir)
     except OSError as error:
-        tell(f"which loaders used numapin's data path is unknown: {run_dir}: {error.strerror}")
-        return None
+        unknown = f"which loaders used numapin's data path is unknown: {run_dir}: {error.strerror}"
+        tell(unknown)
+        return unknown
     if not usage.ranks:
-        return None
+        return ""
     tell(usage.line())
-    return usage
+    return "" if usage.all_took_it else f"--dataloader numapin did not reach every batch: {usage.line()}"
 
 
 def read_loaders(run_dir: str) -> JobUsage:

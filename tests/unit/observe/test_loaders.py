@@ -110,3 +110,5 @@ def test_records_that_cannot_be_read(tmp_path: Path) -> None:
         report(tmp_path, strict=True)
     (line,) = report(tmp_path / "gone")
     assert line == f"which loaders used numapin's data path is unknown: {tmp_path / 'gone'}: No such file or directory"
+    with pytest.raises(BindingRefused, match=f"--strict: {line}"):
+        report(tmp_path / "gone", strict=True)
