@@ -91,7 +91,7 @@ class JobUsage:
     def _taken(self) -> str:
         num_loaders = sum(usage.num_loaders for usage in self.usages)
         if not num_loaders:
-            return "no loader by numapin" if self._others() else "no torch DataLoader was iterated"
+            return "no loader by numapin" if self._others() else "no process recorded a DataLoader"
         num_batches = sum(usage.num_batches for usage in self.usages)
         ranks = {usage.rank for usage in self.usages if usage.num_loaders}
         of_ranks = f" in {len(ranks)} ranks" if len(ranks) > 1 else ""

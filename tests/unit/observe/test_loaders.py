@@ -53,7 +53,7 @@ def test_one_line_for_all_ranks(tmp_path: Path) -> None:
 def test_strict(tmp_path: Path) -> None:
     """A loader off the path, or no loader at all, is status 5 with the line as its message."""
     write_start(tmp_path, 0)
-    with pytest.raises(BindingRefused, match="no torch DataLoader was iterated"):
+    with pytest.raises(BindingRefused, match="no process recorded a DataLoader"):
         report(tmp_path, strict=True)
     write_usage(tmp_path, 0, num_others=1)
     with pytest.raises(BindingRefused, match=r"1 loader not: num_workers=0 \(train.py:12\)") as caught:
@@ -90,7 +90,7 @@ def _exit_as_read(folder: str) -> None:
 def test_a_failed_run(tmp_path: Path) -> None:
     """The line comes, too, and the error stays the run's own."""
     write_start(tmp_path, 0)
-    assert report(tmp_path, KeyboardInterrupt(), strict=True) == ["no torch DataLoader was iterated"]
+    assert report(tmp_path, KeyboardInterrupt(), strict=True) == ["no process recorded a DataLoader"]
 
 
 def test_without_a_rank(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_records_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "loaders-0-0-1.json").write_text('{"schema": "other/1"}')
     (tmp_path / "observed-1-0.json").write_text("[")
     (line,) = report(tmp_path)
-    assert "no torch DataLoader was iterated; loaders-0-0-1.json cannot be read: " in line
+    assert "no process recorded a DataLoader; loaders-0-0-1.json cannot be read: " in line
     write_usage(tmp_path, 0)
     with pytest.raises(BindingRefused, match="cannot be read"):  # what is unknown is not as asked for
         report(tmp_path, strict=True)
