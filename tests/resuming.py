@@ -89,6 +89,20 @@ class PythonShuffled(Sampler[list[int]]):
         yield from (numbers[start : start + 3] for start in range(0, self.size, 3))
 
 
+class Chunks(Sampler[int]):
+    """A shuffle buffer: each chunk of eight is shuffled when it begins, by Python's own generator or a given one."""
+
+    def __init__(self, size: int, generator: random.Random | None = None) -> None:
+        self.size, self.generator = size, generator
+
+    def __iter__(self) -> Iterator[int]:
+        """Return a generator."""
+        for start in range(0, self.size, 8):
+            chunk = list(range(start, start + 8))
+            (self.generator or random).shuffle(chunk)
+            yield from chunk
+
+
 class Owning(PythonShuffled):
     """Batches of three, shuffled by generators of its own, of three libraries."""
 

@@ -65,8 +65,8 @@ class JobUsage:
 
     Attributes:
         usages: The records of the processes.
-        ranks: All ranks that ran on the host. Those without a record iterated no loader.
-        unread: Why records could not be read.
+        ranks: All ranks that ran on the host. Those without a record iterated no loader, or could not write one.
+        unread: What kept records from being written or read.
     """
 
     usages: tuple[LoaderUsage, ...]
@@ -91,7 +91,7 @@ class JobUsage:
     def _taken(self) -> str:
         num_loaders = sum(usage.num_loaders for usage in self.usages)
         if not num_loaders:
-            return "no loader by numapin" if self._others() else "no torch DataLoader was iterated"
+            return "no loader by numapin" if self._others() else "no process recorded a DataLoader"
         num_batches = sum(usage.num_batches for usage in self.usages)
         ranks = {usage.rank for usage in self.usages if usage.num_loaders}
         of_ranks = f" in {len(ranks)} ranks" if len(ranks) > 1 else ""
@@ -109,9 +109,9 @@ class JobUsage:
         return f"{counted(outside.total(), 'batch')} outside the slots: {_shown(outside)}" if outside else ""
 
     def _without(self) -> str:
-        """Name the ranks without loaders, if others have some."""
+        """Name the ranks without a record, if others have one."""
         without = self.ranks - {usage.rank for usage in self.usages}
-        return f"{listed('rank', without)} iterated no loader" if without and self.usages else ""
+        return f"{listed('rank', without)} left no record of a loader" if without and self.usages else ""
 
     def _incomplete(self) -> str:
         killed = {usage.rank for usage in self.usages if not usage.is_complete}

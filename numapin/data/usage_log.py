@@ -62,6 +62,10 @@ class UsageLog:
         self._due_s = 0.0
         self._is_writable = True
 
+    def begin(self) -> None:
+        """Make an empty record, for which a full disk still has room: `--strict` refuses it if it stays empty."""
+        self._attempt(partial(handover.write_text, self._folder, self._name, ""))
+
     def note_path(self, path: DataPath) -> None:
         """Note an iterator that takes numapin's path, which is the same object for all iterators of a loader."""
         with self._lock:
@@ -113,12 +117,15 @@ class UsageLog:
             self._due_s = time.monotonic() + _AGAIN_S
 
     def _write(self, *, is_complete: bool) -> None:
-        """Write the record. A folder that cannot be written is no reason to lose the job; it is reported once."""
+        content = {"schema": SCHEMA, **to_json(self._usage(is_complete=is_complete))}
+        self._attempt(partial(handover.write_json, self._folder, self._name, content))
+
+    def _attempt(self, write: partial[None]) -> None:
+        """Write something. A folder that cannot be written is no reason to lose the job; it is reported once."""
         if not self._is_writable:
             return
-        content = {"schema": SCHEMA, **to_json(self._usage(is_complete=is_complete))}
         try:
-            handover.write_json(self._folder, self._name, content)
+            write()
         except NumapinError as error:
             say(f"rank {self._rank}: no record of its DataLoaders: {error.message}")
             self._is_writable = False
@@ -184,6 +191,7 @@ def _begin(environ: Mapping[str, str]) -> UsageLog | None:
         return None
     restart = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     log = UsageLog(folder, rank=int(rank), restart=int(restart) if restart.isdecimal() else 0)
+    log.begin()
     # Runs at the end of the interpreter and of multiprocessing's children; atexit does not, in the latter.
     util.Finalize(None, log.end, exitpriority=_LAST)
     return log

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from numapin.base.files import is_writable
 from numapin.base.records import read_record
 from numapin.base.strict_json import decode
 from numapin.data.usage import SCHEMA, JobUsage, LoaderUsage
@@ -28,29 +29,31 @@ def reporting_loaders(run_dir: str, *, strict: bool, report: Callable[[str], Non
 
     Nothing is reported if no rank has started.
 
-    Raises BindingRefused under `strict` if the body succeeded and a loader did not take numapin's path.
+    Raises BindingRefused under `strict` if the body succeeded and a loader did not take numapin's path, or if that is
+    unknown.
     """
     try:
         yield
     except BaseException:
         _report(run_dir, report)
         raise
-    usage = _report(run_dir, report)
-    if strict and usage is not None and not usage.all_took_it:
-        raise BindingRefused(f"--strict: --dataloader numapin did not reach every batch: {usage.line()}", _REMEDY)
+    shortfall = _report(run_dir, report)
+    if strict and shortfall:
+        raise BindingRefused(f"--strict: {shortfall}", _REMEDY)
 
 
-def _report(run_dir: str, report: Callable[[str], None]) -> JobUsage | None:
-    """Report and return the loaders of a run; None if no rank has started, or if its folder is gone."""
+def _report(run_dir: str, report: Callable[[str], None]) -> str:
+    """Report the loaders of a run; return what `--strict` does not accept, or an empty text."""
     try:
         usage = read_loaders(run_dir)
     except OSError as error:
-        report(f"which loaders used numapin's data path is unknown: {run_dir}: {error.strerror}")
-        return None
+        unknown = f"which loaders used numapin's data path is unknown: {run_dir}: {error.strerror}"
+        report(unknown)
+        return unknown
     if not usage.ranks:
-        return None
+        return ""
     report(usage.line())
-    return usage
+    return "" if usage.all_took_it else f"--dataloader numapin did not reach every batch: {usage.line()}"
 
 
 def read_loaders(run_dir: str) -> JobUsage:
@@ -62,6 +65,8 @@ def read_loaders(run_dir: str) -> JobUsage:
             usages.append(read_record(LoaderUsage, text, source=path, hint="", schema=SCHEMA))
         except (OSError, MachineFileError) as error:
             unread.append(f"{Path(path).name} cannot be read: {error}")
+    if not is_writable(str(Path(run_dir) / handover.LOADERS)):
+        unread.append(f"records are missing: {run_dir} cannot be written")
     started = map(_rank, handover.records(run_dir))
     ranks = frozenset(rank for rank in started if rank is not None)
     return JobUsage(usages=tuple(usages), ranks=ranks, unread=tuple(unread))

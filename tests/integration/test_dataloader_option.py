@@ -292,6 +292,20 @@ class TestWhereItCannotWork:
         assert line.startswith(f"numapin: warning: {printable(program)} cannot import numapin (No module named")
         assert "torch's own DataLoader is used; hint: install numapin" in line
 
+    def test_torch_with_other_names(self, tmp_path: Path) -> None:
+        """If numapin is there but does not fit this torch, the hint is another version, and torch's loader works."""
+        text = (
+            "import torch.utils.data.dataloader as module\n"
+            "from torch.utils.data import DataLoader\n"
+            "del module._MultiProcessingDataLoaderIter\n"
+            "print(len(list(DataLoader([1]))))\n"
+        )
+        done = start("numapin", script(tmp_path, text), cwd=tmp_path)
+        assert (done.status, done.out) == (0, "1\n")
+        (line,) = done.err.splitlines()
+        assert f"{sys.executable} cannot import numapin (cannot import name '_MultiProcessingDataLoaderIter'" in line
+        assert line.endswith("hint: use a version of numapin for this Python and this torch")
+
     def test_refusing_interpreter(self, tmp_path: Path) -> None:
         """An option that disables the hook is reported before the start with the remedy; --strict makes it an error."""
         command = ("--no-python", sys.executable, "-I", script(tmp_path, "print('ran')"))
@@ -369,7 +383,7 @@ class TestAtTheEnd:
         assert line == (
             "numapin: dataloader: 2 loaders, 12 batches by numapin; 3 loaders not: 1 Own makes its own iterators "
             "(train.py:9), 1 num_workers=0 (train.py:17), 1 num_workers=0 (train.py:18); 6 batches outside the slots: "
-            "a tensor that only torch can send; rank 1 iterated no loader"
+            "a tensor that only torch can send; rank 1 left no record of a loader"
         )
         assert "--strict: --dataloader numapin did not reach every batch: 2 loaders" in done.err
 
@@ -391,10 +405,10 @@ class TestAtTheEnd:
         assert f"numapin: dataloader: {expected}\n" in done.err
 
     def test_without_a_loader(self, tmp_path: Path) -> None:
-        """A script without a loader is told so, and --strict refuses it."""
+        """A script without a loader is reported, and --strict refuses it."""
         done = numapin(*RUN, "--strict", "--dataloader=numapin", script(tmp_path, "print('ran')"))
         assert (done.status, done.out) == (5, "ran\n")
-        assert "numapin: dataloader: no torch DataLoader was iterated\n" in done.err
+        assert "numapin: dataloader: no process recorded a DataLoader\n" in done.err
 
     def test_names_the_host_of_several(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         """In a job of several hosts each launcher reports its own host's loaders, and says whose they are."""
@@ -402,7 +416,7 @@ class TestAtTheEnd:
         job, options = SimpleNamespace(is_single_host=False), SimpleNamespace(dataloader="numapin", strict=False)
         with _loaders_reported(str(tmp_path), job, options):  # type: ignore[arg-type]
             pass
-        said = f"numapin: dataloader on {os.uname().nodename}: no torch DataLoader was iterated\n"
+        said = f"numapin: dataloader on {os.uname().nodename}: no process recorded a DataLoader\n"
         assert capsys.readouterr().err == said
 
 

@@ -3,20 +3,23 @@
 Comes in: a loader's sampler. Goes out: its iterator, and the place in it as an `OrderPlace`.
 
 A sampler with `state_dict` gives its own state. Any other is drawn from again, from the epoch's start on, with the
-generators as they were then; nothing is fetched meanwhile.
+generators as they were then; nothing is fetched meanwhile. A user's sampler may draw from generators that the loop uses
+too, and so other indices than before: a checksum of the indices shows that.
 """
 
 from __future__ import annotations
 
 import copy
 from collections import deque
+from dataclasses import replace
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
 from torch.utils.data import BatchSampler, RandomSampler
 
 from numapin.data.resume import randomness
+from numapin.data.resume.checksum import extended
 from numapin.data.resume.place import OrderPlace
 from numapin.data.resume.samplers import Draws, Samplers, is_stateful, state_or_none
 from numapin.errors import UsageError
@@ -100,6 +103,32 @@ class _Recorded:
         return index
 
 
+class _Summed:
+    """An iterator over indices whose checksum is noted after each draw."""
+
+    def __init__(self, order: Order, iterator: Any, checksum: int) -> None:  # noqa: ANN401 - the user's iterator
+        """Take the checksum of the indices that were drawn before."""
+        self._order, self._iterator, self._checksum = order, iterator, checksum
+        order.note_checksum(checksum)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:  # noqa: ANN401 - the user's indices
+        index = next(self._iterator)
+        self._checksum = extended(self._checksum, index)
+        self._order.note_checksum(self._checksum)
+        return index
+
+
+class _Note(NamedTuple):
+    """What is noted after a draw: the own states of the sampler and of its iterator, or the checksum of the indices."""
+
+    sampler: Any = None
+    sampler_iter: Any = None
+    checksum: int | None = None
+
+
 class Order:
     """One epoch's order: made before torch calls `iter(sampler)`."""
 
@@ -115,10 +144,15 @@ class Order:
             "samplers": self._samplers.states,
             "length": _length_of(self._sampler),
         }
-        self._states: deque[tuple[Any, Any]] = deque()  # of the last batch that was yielded, and of those after it
+        self._notes: deque[_Note] = deque()  # of the last batch that was yielded, and of those after it
         self._num_forgotten = 0
-        self._has_drawn = False
-        self.is_stateful = False
+        self._has_drawn = self._is_stateful = False
+        self._checksum = 0  # of the indices that were drawn again
+
+    @property
+    def is_noting(self) -> bool:
+        """Return whether each draw is noted, so that `forget` has something to drop."""
+        return bool(self._notes)
 
     def lazily(self, iterator: Any) -> Any:  # noqa: ANN401 - the user's iterator
         """Return an iterator like torch's, which the order follows from its first draw on."""
@@ -141,7 +175,7 @@ class Order:
         iterator = self._loaded(place)
         if iterator is None:
             iterator = self._drawn_again(place) if self._generator is None else self._shuffled_again(self._generator)
-            deque(islice(iterator, place.yielded), maxlen=0)
+            self._skip(iterator, place)
         iterator = self._recorded(iterator)
         if place.ahead:
             ahead, numbered = frozenset(place.ahead), enumerate(iterator, place.yielded)
@@ -176,7 +210,7 @@ class Order:
         had = self._samplers.epochs
         self.restore_epochs(place)
         ended = self._samplers.epochs
-        deque(self.resume(place), maxlen=0)
+        deque(self.resume(replace(place, checksum=None)), maxlen=0)  # no batch is left that could be a wrong one
         left = self._samplers.epochs
         self._samplers.set_epochs([old if now == end else None for old, end, now in zip(had, ended, left, strict=True)])
 
@@ -192,12 +226,16 @@ class Order:
 
     def note_state(self, iterator: object) -> None:
         """Note the sampler's own state after a draw."""
-        self._states.append((state_or_none(self._sampler), state_or_none(iterator)))
+        self._notes.append(_Note(state_or_none(self._sampler), state_or_none(iterator)))
+
+    def note_checksum(self, checksum: int) -> None:
+        """Note the checksum of all indices up to a draw."""
+        self._notes.append(_Note(checksum=checksum))
 
     def forget(self, yielded: int) -> None:
-        """Drop the states before that of the first `yielded` batches."""
-        while self._num_forgotten < yielded and len(self._states) > 1:
-            self._states.popleft()
+        """Drop the notes before that of the first `yielded` batches."""
+        while self._num_forgotten < yielded and len(self._notes) > 1:
+            self._notes.popleft()
             self._num_forgotten += 1
 
     def place(self, yielded: int, ahead: Iterable[int]) -> OrderPlace:
@@ -205,9 +243,14 @@ class Order:
         if not self._has_drawn:
             self._note_draws()
         self.forget(yielded)
-        sampler, sampler_iter = self._states[0] if self._states else (None, self._plain_state(yielded))
+        note = self._notes[0] if self._notes else _Note()
         return OrderPlace(
-            yielded=yielded, ahead=tuple(sorted(ahead)), sampler=sampler, sampler_iter=sampler_iter, start=self._start
+            yielded=yielded,
+            ahead=tuple(sorted(ahead)),
+            sampler=note.sampler,
+            sampler_iter=note.sampler_iter if self._is_stateful else self._plain_state(yielded),
+            start=self._start,
+            checksum=None if note.checksum is None else (self._num_forgotten, note.checksum),
         )
 
     def _note_draws(self) -> None:
@@ -222,8 +265,10 @@ class Order:
 
     def _recorded(self, iterator: Any) -> Any:  # noqa: ANN401 - the user's iterator
         own = iterator.is_stateful if isinstance(iterator, Batches) else is_stateful(iterator)
-        self.is_stateful = own or is_stateful(self._sampler)
-        return _Recorded(self, iterator) if self.is_stateful else iterator
+        self._is_stateful = own or is_stateful(self._sampler)
+        if self._is_stateful:
+            return _Recorded(self, iterator)
+        return _Summed(self, iterator, self._checksum) if self._samplers.has_custom else iterator
 
     def _loaded(self, place: OrderPlace) -> Any:  # noqa: ANN401 - the user's iterator
         """Return the iterator if it continues by its own state; None if it has none."""
@@ -259,6 +304,21 @@ class Order:
         iterator = iter(self._sampler)
         self.set_late(place)
         return Batches(self._sampler, {}) if _is_plain_with_custom(self._sampler) else iterator
+
+    def _skip(self, iterator: Any, place: OrderPlace) -> None:  # noqa: ANN401 - the user's iterator
+        """Drop the batches before the place. Raises UsageError if they are others than those that were yielded."""
+        skipped = islice(iterator, place.yielded)
+        if not self._samplers.has_custom:
+            deque(skipped, maxlen=0)
+            return
+        for index in skipped:
+            self._checksum = extended(self._checksum, index)
+        num, expected = place.checksum or (None, None)
+        if num == place.yielded and expected != self._checksum:  # Accelerate changes the place, but not our checksum
+            raise UsageError(
+                "load_state_dict(): the sampler drew other indices than before, so samples would be lost and repeated",
+                "give it a generator of its own, or state_dict() and load_state_dict()",
+            )
 
     def _plain_state(self, yielded: int) -> Any:  # noqa: ANN401 - torchdata's state
         """Return what torchdata writes for samplers of torch."""

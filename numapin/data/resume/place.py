@@ -98,6 +98,7 @@ class OrderPlace:
         sampler: The sampler's own state at this place. None: it has none.
         sampler_iter: Its iterator's own state at this place, in torchdata's form. None: it has none.
         start: The state that decides the order, from the start of the epoch: see `Order`. None: unknown.
+        checksum: A number of batches, and the checksum of their indices. None: unknown, or torch's samplers.
     """
 
     yielded: int = 0
@@ -105,6 +106,7 @@ class OrderPlace:
     sampler: Any = None
     sampler_iter: Any = None
     start: Any = None
+    checksum: tuple[int, int] | None = None
 
     @property
     def is_start(self) -> bool:
@@ -158,6 +160,7 @@ class Place:
         }
         ours = {
             "start": order.start,
+            "checksum": order.checksum,
             "ahead": list(order.ahead),
             "skip": [stream.skip for stream in self.streams],
             "random": [stream.random for stream in self.streams],
@@ -293,6 +296,7 @@ def _order(state: Mapping[str, Any], ours: Mapping[str, Any] | None) -> OrderPla
         sampler=_get(state, _SAMPLER),
         sampler_iter=_get(state, _SAMPLER_ITER),
         start=None if ours is None else _get(ours, "start"),
+        checksum=None if ours is None else ours.get("checksum"),
     )
 
 

@@ -97,8 +97,13 @@ class Samplers:
             if state is not None and is_stateful(sampler):
                 sampler.load_state_dict(state)
 
+    @property
+    def has_custom(self) -> bool:
+        """Return whether one of the samplers is not torch's."""
+        return any(not type(sampler).__module__.startswith(_TORCHS) for sampler in self.all)
+
     def _read_libraries(self) -> tuple[str, ...]:
-        if any(not type(sampler).__module__.startswith(_TORCHS) for sampler in self.all):
+        if self.has_custom:
             return randomness.ALL
         innermost = self.all[-1]
         return () if isinstance(innermost, _DRAWS_NOTHING) else randomness.TORCH_ONLY

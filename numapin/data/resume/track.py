@@ -133,7 +133,7 @@ class Track:
         else:
             self._yielded.note(self._num_noted if task is None else task)
         self._num_noted += 1
-        if self._order.is_stateful:
+        if self._order.is_noting:
             self._order.forget(self._yielded.num)
 
     def arrived(self, report: Report) -> None:

@@ -36,6 +36,7 @@ _LOADER = "torch.utils.data.dataloader"
 _STATEFUL = "torchdata.stateful_dataloader.stateful_dataloader"
 _OPTIMIZER = "torch.optim.optimizer"
 _PROFILER = "torch.autograd.profiler"
+_OTHER_VERSION = "use a version of numapin for this Python and this torch"
 
 
 class _LoaderWatch:
@@ -131,10 +132,9 @@ def _warn(error: Exception, consequence: str) -> None:
     """Write one line to stderr; never raise."""
     from contextlib import suppress
 
-    text = (
-        f"numapin: warning: {sys.executable} cannot import numapin ({error}): {consequence}; "
-        "hint: install numapin for that interpreter"
-    )
+    is_missing = isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] == "numapin"
+    remedy = "install numapin for that interpreter" if is_missing else _OTHER_VERSION
+    text = f"numapin: warning: {sys.executable} cannot import numapin ({error}): {consequence}; hint: {remedy}"
     shown = "".join(char if char.isprintable() else "\ufffd" for char in text)  # paths may contain control sequences
     with suppress(OSError, AttributeError):  # stderr may be full or closed
         sys.stderr.write(shown + "\n")

@@ -7,6 +7,7 @@ import pickle
 import random
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,12 +16,14 @@ from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler
 
 import numapin
 from numapin.data.resume import randomness
+from numapin.data.resume.checksum import extended
 from numapin.data.resume.place import OrderPlace, Place, StreamPlace, read_place
 from numapin.data.resume.track import Yielded
 from numapin.errors import UsageError
 from tests.resuming import (
     Begun,
     BegunStream,
+    Chunks,
     Counting,
     Numbers,
     Owning,
@@ -128,6 +131,104 @@ def test_indices_drawn_one_by_one() -> None:
     randomness.set_process(generators)
     loader.load_state_dict(state)
     assert flat(loader) == rest
+
+
+def interrupt_chunks(num_workers: int, stop: int, generator: random.Random | None = None) -> tuple[Make, list[int]]:
+    """Interrupt a loop that draws random numbers itself; return what continues its loader, and what it had."""
+
+    def make() -> numapin.DataLoader[Any]:
+        return numapin.DataLoader(Numbers(32), 2, sampler=Chunks(32, copy.copy(generator)), num_workers=num_workers)
+
+    def make_and_load() -> numapin.DataLoader[Any]:
+        again = make()
+        again.load_state_dict(state)
+        return again
+
+    random.seed(1)
+    loader, found = make(), list[int]()
+    iterator = iter(loader)
+    for _ in range(stop):
+        found += flat([next(iterator)])
+        random.random()  # noqa: S311 - not a secret
+    state = saved(loader.state_dict())
+    return make_and_load, found
+
+
+@pytest.mark.parametrize(("num_workers", "stop"), [(0, 6), (1, 12)])
+def test_other_indices_are_refused(num_workers: int, stop: int) -> None:
+    """A sampler that draws while the loop draws from the same generator is refused: samples would be lost."""
+    loader = interrupt_chunks(num_workers, stop)[0]()
+    with pytest.raises(UsageError, match="the sampler drew other indices than before") as caught:
+        iter(loader)
+    assert "a generator of its own" in (caught.value.hint or "")
+    iter(loader)  # an epoch from its start
+
+
+@pytest.mark.parametrize("stop", [0, 4, 6])
+def test_indices_of_an_own_generator(stop: int) -> None:
+    """The same sampler with a generator of its own continues, and so it does after a second interruption."""
+    resumed, found = interrupt_chunks(0, stop, random.Random(3))  # noqa: S311 - not a secret
+    loader = resumed()
+    iterator = iter(loader)
+    found += flat([next(iterator)])
+    state = saved(loader.state_dict())
+    loader = resumed()
+    loader.load_state_dict(state)
+    assert sorted(found + flat(loader)) == list(range(32))
+
+
+def test_other_indices_do_not_matter_at_the_end() -> None:
+    """After the last batch nothing can be lost: the next epoch begins."""
+    loader = numapin.DataLoader(Numbers(16), sampler=Chunks(16))
+    for _ in loader:
+        random.random()  # noqa: S311 - not a secret
+    again = numapin.DataLoader(Numbers(16), sampler=Chunks(16))
+    again.load_state_dict(saved(loader.state_dict()))
+    assert sorted(flat(again)) == list(range(16))
+
+
+def test_checksums_are_those_of_yielded_batches() -> None:
+    """A checksum is kept for each batch under way only, and none for torch's samplers."""
+    loader = numapin.DataLoader(Numbers(64), sampler=Chunks(64))
+    iterator: Any = iter(loader)
+    for number in range(1, 40):
+        next(iterator)
+        assert loader.state_dict()["_numapin"]["checksum"][0] == number
+    assert len(iterator._track._order._notes) == 1
+    for name in ("in order", "shuffle", "distributed", "list"):
+        loader = numapin.DataLoader(Numbers(20), **SAMPLERS[name]())
+        iterator = iter(loader)
+        next(iterator)
+        assert loader.state_dict()["_numapin"]["checksum"] is None
+        assert not iterator._track._order._notes
+
+
+class Unknown:
+    """An index whose text differs between objects."""
+
+
+@pytest.mark.parametrize(
+    ("one", "same", "other"),
+    [
+        ([1, 2], [np.int64(1), torch.tensor(2)], [2, 1]),
+        (torch.tensor([1, 2]), torch.tensor([1, 2]), torch.tensor([1, 3])),
+        (np.array(["a", "b"], object), ["a", "b"], ["a", "c"]),
+        ([(1, 224), (2, 224)], [[1, 224], [2, 224]], [(1, 224), (2, 192)]),
+        ({"a": 2**70}, {"a": 2**70}, {"a": 2**71}),
+        ([Unknown()], [Unknown()], [None]),
+        (7, np.int64(7), 8),
+    ],
+)
+def test_checksum(one: Any, same: Any, other: Any) -> None:
+    """Equal indices of any type have one checksum, others another; of unknown types only the name counts."""
+    assert extended(5, one) == extended(5, same) != extended(5, other)
+
+
+def test_checksum_does_not_consume() -> None:
+    """Indices that can be read once only are still there."""
+    indices = iter([1, 2])
+    extended(0, indices)
+    assert list(indices) == [1, 2]
 
 
 def test_epoch_that_was_set_before() -> None:
@@ -256,7 +357,9 @@ def test_places_as_dicts(
     count = max(1, num_workers)
     place = Place(
         num_yielded=yielded,
-        order=OrderPlace(yielded=yielded, ahead=tuple(sorted(ahead)), start={"epochs": [None]}),
+        order=OrderPlace(
+            yielded=yielded, ahead=tuple(sorted(ahead)), start={"epochs": [None]}, checksum=(yielded, 2**32 - 1)
+        ),
         streams=tuple(StreamPlace(dataset=data.draw(st.none() | st.integers())) for _ in range(count)),
         num_workers=num_workers,
         last_worker=data.draw(st.integers(0, num_workers - 1)) if num_workers else -1,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import resource
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from numapin.data.stats import Counts
 from numapin.data.usage import SCHEMA, JobUsage, LoaderUsage, OffPath, OutsideSlots
 from numapin.data.usage_log import UsageLog
 from numapin.data.wire.message import Miss
+from numapin.observe.loaders import read_loaders
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,8 +67,8 @@ class TestLine:
         assert found.endswith("7 num_workers=0 (2.py:1), 11 for other reasons")
 
     def test_without_a_loader(self) -> None:
-        """A script that iterates no loader is told so."""
-        assert line(ranks=frozenset({0, 1})) == "no torch DataLoader was iterated"
+        """Nothing more is said than what is known: the hook may be missing, or there was no loader."""
+        assert line(ranks=frozenset({0, 1})) == "no process recorded a DataLoader"
 
     def test_shortfalls(self) -> None:
         """Batches outside the slots, ranks without a loader, killed ranks and unreadable records are named."""
@@ -79,7 +81,7 @@ class TestLine:
         )
         assert found == (
             "2 loaders, 2 batches by numapin in 2 ranks; 1 batch outside the slots: slots are turned off; "
-            "ranks 1-2 iterated no loader; the last counts of ranks 0,3 are missing: they were killed; "
+            "ranks 1-2 left no record of a loader; the last counts of ranks 0,3 are missing: they were killed; "
             "loaders-2-0-7.json cannot be read: no"
         )
 
@@ -224,6 +226,19 @@ def test_nothing_is_written_without_a_launcher_that_asks(
     usage_log.note_other(Odd(), "a")
     usage_log.note_path(SimpleNamespace(counts=Counts()))  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("environ")
+def test_a_full_disk_leaves_an_empty_record(tmp_path: Path) -> None:
+    """A process that cannot write its record leaves an empty one, which --strict does not accept."""
+    child = os.fork()
+    if not child:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+        usage_log.note_other(Odd(), "a")
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(f"loaders-5-2-{child}.json", "")]
+    assert "cannot be read" in read_loaders(str(tmp_path)).line()
 
 
 @pytest.mark.usefixtures("environ")

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from numapin.data.usage import SCHEMA
 from numapin.errors import BindingRefused
-from numapin.observe.loaders import reporting_loaders
+from numapin.observe.loaders import read_loaders, reporting_loaders
 from numapin.rank import handover
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def write_start(folder: Path, rank: int, restart: int = 0) -> None:
@@ -47,14 +46,14 @@ def test_one_line_for_all_ranks(tmp_path: Path) -> None:
         write_start(tmp_path, rank)
     write_usage(tmp_path, 0)
     write_usage(tmp_path, 2)
-    expected = ["2 loaders, 4 batches by numapin in 2 ranks; rank 1 iterated no loader"]
+    expected = ["2 loaders, 4 batches by numapin in 2 ranks; rank 1 left no record of a loader"]
     assert report(tmp_path) == report(tmp_path, strict=True) == expected
 
 
 def test_strict(tmp_path: Path) -> None:
     """A loader off the path, or no loader at all, is status 5 with the line as its message."""
     write_start(tmp_path, 0)
-    with pytest.raises(BindingRefused, match="no torch DataLoader was iterated"):
+    with pytest.raises(BindingRefused, match="no process recorded a DataLoader"):
         report(tmp_path, strict=True)
     write_usage(tmp_path, 0, num_others=1)
     with pytest.raises(BindingRefused, match=r"1 loader not: num_workers=0 \(train.py:12\)") as caught:
@@ -62,10 +61,36 @@ def test_strict(tmp_path: Path) -> None:
     assert caught.value.exit_code == 5
 
 
+def test_a_folder_that_cannot_be_written() -> None:
+    """Ranks may have left no records in it, so --strict is not content; as root, another user runs this."""
+    with TemporaryDirectory() as folder:
+        write_start(Path(folder), 0)
+        write_usage(Path(folder), 0)
+        Path(folder).chmod(0o500)
+        child = os.fork()
+        if not child:
+            try:
+                _exit_as_read(folder)
+            finally:
+                os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        Path(folder).chmod(0o700)
+
+
+def _exit_as_read(folder: str) -> None:
+    """End this process with 0 if the folder is found not to be writable, by a user who is not root."""
+    if not os.geteuid():
+        os.chown(folder, 65534, 65534)
+        os.setuid(65534)
+    usage = read_loaders(folder)
+    is_found = usage.line().endswith(f"records are missing: {folder} cannot be written")
+    os._exit(0 if is_found and not usage.all_took_it else 1)
+
+
 def test_a_failed_run(tmp_path: Path) -> None:
     """The line comes, too, and the error stays the run's own."""
     write_start(tmp_path, 0)
-    assert report(tmp_path, KeyboardInterrupt(), strict=True) == ["no torch DataLoader was iterated"]
+    assert report(tmp_path, KeyboardInterrupt(), strict=True) == ["no process recorded a DataLoader"]
 
 
 def test_without_a_rank(tmp_path: Path) -> None:
@@ -79,9 +104,11 @@ def test_records_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "loaders-0-0-1.json").write_text('{"schema": "other/1"}')
     (tmp_path / "observed-1-0.json").write_text("[")
     (line,) = report(tmp_path)
-    assert "no torch DataLoader was iterated; loaders-0-0-1.json cannot be read: " in line
+    assert "no process recorded a DataLoader; loaders-0-0-1.json cannot be read: " in line
     write_usage(tmp_path, 0)
     with pytest.raises(BindingRefused, match="cannot be read"):  # what is unknown is not as asked for
         report(tmp_path, strict=True)
     (line,) = report(tmp_path / "gone")
     assert line == f"which loaders used numapin's data path is unknown: {tmp_path / 'gone'}: No such file or directory"
+    with pytest.raises(BindingRefused, match=f"--strict: {line}"):
+        report(tmp_path / "gone", strict=True)

@@ -1,0 +1,39 @@
+"""A checksum of indices that a sampler drew, to notice that it draws others the second time. Pure.
+
+Comes in: what a sampler yields: numbers, tensors, text, or containers of these. Goes out: a CRC-32.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+from zlib import crc32
+
+import torch
+
+
+def extended(checksum: int, indices: Any) -> int:  # noqa: ANN401 - the user's indices
+    """Return the checksum of all indices up to these, from the checksum of those before."""
+    return crc32(_bytes_of(indices), checksum)
+
+
+def _bytes_of(indices: Any) -> bytes:  # noqa: ANN401 - as above
+    if type(indices) is list:
+        try:
+            return array("q", indices).tobytes()  # 4 us for 256 numbers, ten times as fast as the other way
+        except (TypeError, OverflowError):  # an entry is not a number of at most 64 bits
+            pass
+    return repr(_plain(indices)).encode(errors="replace")
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 - as above
+    """Return a value whose text is the same in every process. Of types that we do not know, it is their name."""
+    if isinstance(value, torch.Tensor) or type(value).__module__ == "numpy":
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    if isinstance(value, dict):
+        return [[_plain(key), _plain(entry)] for key, entry in value.items()]
+    if value is None or type(value) in (bool, int, float, complex, str, bytes, range):
+        return value
+    return type(value).__qualname__
