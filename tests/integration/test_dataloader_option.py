@@ -401,8 +401,20 @@ class TestAtTheEnd:
         """Counts add up over restarts, also of a rank that exits; those of a killed rank are said to be missing."""
         done = numapin(*RUN, "--max-restarts=1", "--strict", "--dataloader=numapin", script(tmp_path, FAILING))
         assert done.status == 1, done.err
-        expected = "2 loaders, 2 batches by numapin; the last counts of rank 0 are missing: it was killed"
-        assert f"numapin: dataloader: {expected}\n" in done.err
+        expected = "2 loaders, 2 batches by numapin; the last counts of rank 0 are missing: it ended without Python's"
+        assert f"numapin: dataloader: {expected} exit handlers (killed, or os._exit)\n" in done.err
+
+    def test_without_exit_handlers(self, tmp_path: Path) -> None:
+        """A rank that leaves by os._exit(0) succeeds, but its counts are unknown, which --strict does not accept."""
+        text = (
+            "import os, torch\n"
+            "from torch.utils.data import DataLoader\n"
+            "for batch in DataLoader([torch.zeros(4096)] * 5, num_workers=1): pass\n"
+            "os._exit(0)\n"
+        )
+        done = numapin(*RUN, "--strict", "--dataloader=numapin", script(tmp_path, text))
+        assert done.status == 5, done.err
+        assert "it ended without Python's exit handlers (killed, or os._exit)" in done.err
 
     def test_without_a_loader(self, tmp_path: Path) -> None:
         """A script without a loader is reported, and --strict refuses it."""
