@@ -306,6 +306,19 @@ class TestWhereItCannotWork:
         assert f"{sys.executable} cannot import numapin (cannot import name '_MultiProcessingDataLoaderIter'" in line
         assert line.endswith("hint: use a version of numapin for this Python and this torch")
 
+    @pytest.mark.parametrize("content", ["def __iter__(self): return iter('ab')", None])
+    def test_torch_without_the_hooked_method(self, tmp_path: Path, content: str | None) -> None:
+        """A torch whose loader is made differently is left as it is, with a warning."""
+        folder = tmp_path / "torch" / "utils" / "data"
+        folder.mkdir(parents=True)
+        script(folder, f"class DataLoader:\n    {content}\n" if content else "", "dataloader.py")
+        code = "import torch.utils.data.dataloader as module; print(list(getattr(module, 'DataLoader', str)()))"
+        done = start("numapin", "-c", code, cwd=tmp_path, program=BASE_PYTHON)
+        assert (done.status, done.out) == (0, "['a', 'b']\n" if content else "[]\n"), done.err
+        (line,) = done.err.splitlines()
+        assert "cannot use numapin's DataLoader (this torch has no DataLoader._get_iterator)" in line
+        assert "torch's own DataLoader is used; hint: use a version of numapin for" in line
+
     def test_refusing_interpreter(self, tmp_path: Path) -> None:
         """An option that disables the hook is reported before the start with the remedy; --strict makes it an error."""
         command = ("--no-python", sys.executable, "-I", script(tmp_path, "print('ran')"))
