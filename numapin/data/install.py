@@ -15,7 +15,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from numapin.base.stderr import say
 from numapin.data import stateful, usage_log
-from numapin.data.iterator import LaneIterator, iterator_of
+from numapin.data.iterator import LaneIterator, iterator_of, load_state
 from numapin.data.local import LocalIterator
 from numapin.data.path import PathOptions
 from numapin.data.resume.resumption import Resumption, resumption_of
@@ -91,7 +91,7 @@ class LoaderCopy(torch.utils.data.DataLoader[Any]):
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Let the next iterator begin after a state's last batch: see numapin.DataLoader."""
-        resumption_of(self).load(self, state_dict)
+        load_state(self, state_dict)
 
 
 def _mark_copies(cls: type[_Loader]) -> None:

@@ -28,13 +28,14 @@ from numapin.data.balance import Balance
 from numapin.data.casting import CastingCollate
 from numapin.data.local import Changed, DeviceIterator, LocalIterator, profile_name
 from numapin.data.path import path_of
-from numapin.data.resume.resumption import track_of
+from numapin.data.resume.resumption import resumption_of, track_of
 from numapin.data.slots.pool import unused_slots_hidden
 from numapin.data.wire.parcel import Parcel
 from numapin.data.wire.queues import ResultQueue
+from numapin.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from torch.utils.data import DataLoader
     from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -292,6 +293,16 @@ def iterator_of(loader: DataLoader[Any], options: PathOptions) -> _BaseDataLoade
     if options.cuda_device is not None:
         return DeviceIterator(loader, options.cuda_device)
     return LocalIterator(loader)
+
+
+def load_state(loader: DataLoader[Any], state: Mapping[str, Any]) -> None:
+    """Let a loader's next iterator begin where a state ends. Raises UsageError, also if it will be torch's own."""
+    if state and loader.num_workers and pins_elsewhere(loader):
+        raise UsageError(
+            f"load_state_dict(): torch's own iterator is used, which has no state: {usage_log.PINS_ELSEWHERE}",
+            "use pin_memory=False",
+        )
+    resumption_of(loader).load(loader, state)
 
 
 def pins_elsewhere(loader: DataLoader[Any]) -> bool:

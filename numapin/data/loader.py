@@ -13,7 +13,7 @@ import torch.utils.data
 
 from numapin.data.casting import casts_of
 from numapin.data.install import install, mark
-from numapin.data.iterator import iterator_of
+from numapin.data.iterator import iterator_of, load_state
 from numapin.data.path import DataPath, PathOptions, path_of
 from numapin.data.resume.resumption import Resumption, resumption_of
 
@@ -203,7 +203,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
         Raises:
             UsageError: It is not such a state, or this loader cannot continue it: the dataset is of the other kind, the
-                number of workers differs and the dataset is iterable, or the epoch has another length.
+                number of workers differs and the dataset is iterable, or the epoch has another length. Or the loader
+                has workers and pins for an accelerator that is not an NVIDIA GPU.
 
         Example:
             ```python
@@ -212,7 +213,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 train(batch)
             ```
         """
-        resumption_of(self).load(self, state_dict)
+        load_state(self, state_dict)
 
     def stats(self) -> Stats:
         """Return the statistics of this loader so far.

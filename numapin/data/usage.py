@@ -44,6 +44,7 @@ class LoaderUsage:
 
     Attributes:
         rank: The rank that the process belongs to.
+        restart: The number of restarts of the job before the process started.
         is_complete: Whether the process wrote this at its end. Else batches after its last new epoch are missing.
         num_loaders: Loaders that took numapin's path.
         num_batches: The batches that these yielded.
@@ -52,6 +53,7 @@ class LoaderUsage:
     """
 
     rank: int
+    restart: int
     is_complete: bool
     num_loaders: int
     num_batches: int
@@ -75,10 +77,15 @@ class JobUsage:
 
     @property
     def all_took_it(self) -> bool:
-        """Return whether there were loaders and all of them, with all of their batches, took numapin's path."""
+        """Return whether there were loaders and all of them, with all of their batches, took numapin's path.
+
+        Batches that were not counted are accepted only before a restart, which ends processes by signals.
+        """
         is_used = any(usage.num_loaders for usage in self.usages)
         has_others = any(usage.others or usage.outside for usage in self.usages)
-        return is_used and not has_others and not self.unread
+        last = max((usage.restart for usage in self.usages), default=0)
+        is_counted = all(usage.is_complete for usage in self.usages if usage.restart == last)
+        return is_used and is_counted and not has_others and not self.unread
 
     def line(self) -> str:
         """Return the line for the end of the job.
@@ -114,9 +121,10 @@ class JobUsage:
         return f"{listed('rank', without)} left no record of a loader" if without and self.usages else ""
 
     def _incomplete(self) -> str:
-        killed = {usage.rank for usage in self.usages if not usage.is_complete}
-        were = "it was" if len(killed) == 1 else "they were"
-        return f"the last counts of {listed('rank', killed)} are missing: {were} killed" if killed else ""
+        ended = {usage.rank for usage in self.usages if not usage.is_complete}
+        subject = "it" if len(ended) == 1 else "they"
+        how = f"{subject} ended without Python's exit handlers (killed, or os._exit)"
+        return f"the last counts of {listed('rank', ended)} are missing: {how}" if ended else ""
 
 
 def _sum(pairs: Iterable[tuple[str, int]]) -> Counter[str]:

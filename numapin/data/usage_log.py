@@ -50,7 +50,7 @@ class UsageLog:
 
     def __init__(self, folder: str, *, rank: int, restart: int) -> None:
         """Take the run's folder, and the rank and restart that the process belongs to."""
-        self._folder, self._rank = folder, rank
+        self._folder, self._rank, self._restart = folder, rank, restart
         self._name = f"{handover.LOADERS}{rank}-{restart}-{os.getpid()}.json"
         self._lock = threading.RLock()  # a signal's handler may iterate, too
         self._known: dict[int, weakref.ref[Any]] = {}
@@ -139,6 +139,7 @@ class UsageLog:
         outside = {miss: number for miss, number in total.misses.items() if miss not in _ON_PATH}
         return LoaderUsage(
             rank=self._rank,
+            restart=self._restart,
             is_complete=is_complete,
             num_loaders=self._num_paths,
             num_batches=total.batches,

@@ -306,6 +306,19 @@ class TestWhereItCannotWork:
         assert f"{sys.executable} cannot import numapin (cannot import name '_MultiProcessingDataLoaderIter'" in line
         assert line.endswith("hint: use a version of numapin for this Python and this torch")
 
+    @pytest.mark.parametrize("content", ["def __iter__(self): return iter('ab')", None])
+    def test_torch_without_the_hooked_method(self, tmp_path: Path, content: str | None) -> None:
+        """A torch whose loader is made differently is left as it is, with a warning."""
+        folder = tmp_path / "torch" / "utils" / "data"
+        folder.mkdir(parents=True)
+        script(folder, f"class DataLoader:\n    {content}\n" if content else "", "dataloader.py")
+        code = "import torch.utils.data.dataloader as module; print(list(getattr(module, 'DataLoader', str)()))"
+        done = start("numapin", "-c", code, cwd=tmp_path, program=BASE_PYTHON)
+        assert (done.status, done.out) == (0, "['a', 'b']\n" if content else "[]\n"), done.err
+        (line,) = done.err.splitlines()
+        assert "cannot use numapin's DataLoader (this torch has no DataLoader._get_iterator)" in line
+        assert "torch's own DataLoader is used; hint: use a version of numapin for" in line
+
     def test_refusing_interpreter(self, tmp_path: Path) -> None:
         """An option that disables the hook is reported before the start with the remedy; --strict makes it an error."""
         command = ("--no-python", sys.executable, "-I", script(tmp_path, "print('ran')"))
@@ -401,8 +414,20 @@ class TestAtTheEnd:
         """Counts add up over restarts, also of a rank that exits; those of a killed rank are said to be missing."""
         done = numapin(*RUN, "--max-restarts=1", "--strict", "--dataloader=numapin", script(tmp_path, FAILING))
         assert done.status == 1, done.err
-        expected = "2 loaders, 2 batches by numapin; the last counts of rank 0 are missing: it was killed"
-        assert f"numapin: dataloader: {expected}\n" in done.err
+        expected = "2 loaders, 2 batches by numapin; the last counts of rank 0 are missing: it ended without Python's"
+        assert f"numapin: dataloader: {expected} exit handlers (killed, or os._exit)\n" in done.err
+
+    def test_without_exit_handlers(self, tmp_path: Path) -> None:
+        """A rank that leaves by os._exit(0) succeeds, but its counts are unknown, which --strict does not accept."""
+        text = (
+            "import os, torch\n"
+            "from torch.utils.data import DataLoader\n"
+            "for batch in DataLoader([torch.zeros(4096)] * 5, num_workers=1): pass\n"
+            "os._exit(0)\n"
+        )
+        done = numapin(*RUN, "--strict", "--dataloader=numapin", script(tmp_path, text))
+        assert done.status == 5, done.err
+        assert "it ended without Python's exit handlers (killed, or os._exit)" in done.err
 
     def test_without_a_loader(self, tmp_path: Path) -> None:
         """A script without a loader is reported, and --strict refuses it."""

@@ -36,6 +36,7 @@ _LOADER = "torch.utils.data.dataloader"
 _STATEFUL = "torchdata.stateful_dataloader.stateful_dataloader"
 _OPTIMIZER = "torch.optim.optimizer"
 _PROFILER = "torch.autograd.profiler"
+_TORCHS = "torch's own DataLoader is used"
 _OTHER_VERSION = "use a version of numapin for this Python and this torch"
 
 
@@ -97,12 +98,14 @@ def _install_on_use(module: ModuleType) -> None:
 
         setattr(cls, name, method)
 
-    if hasattr(module, "StatefulDataLoader"):
-        install_before(module.StatefulDataLoader, "_get_iterator")
-    else:
-        install_before(module.DataLoader, "_get_iterator")
-        if hasattr(module, "_BaseDataLoaderIter"):
-            install_before(module._BaseDataLoaderIter, "__init__")  # noqa: SLF001 - the base of all iterators
+    name = "StatefulDataLoader" if hasattr(module, "StatefulDataLoader") else "DataLoader"
+    loader = getattr(module, name, object)
+    if not hasattr(loader, "_get_iterator"):
+        _warn(f"cannot use numapin's DataLoader (this torch has no {name}._get_iterator)", _TORCHS, _OTHER_VERSION)
+        return
+    install_before(loader, "_get_iterator")
+    if hasattr(module, "_BaseDataLoaderIter"):
+        install_before(module._BaseDataLoaderIter, "__init__")  # noqa: SLF001 - the base of all iterators
 
 
 def _install() -> None:
@@ -110,7 +113,7 @@ def _install() -> None:
     try:
         from numapin.data.install import install
     except (ImportError, SyntaxError) as error:  # an interpreter without numapin, or too old for it
-        _warn(error, "torch's own DataLoader is used")
+        _warn(f"cannot import numapin ({error})", _TORCHS, _remedy(error))
     else:
         if os.environ.get("NUMAPIN_DATALOADER") == "numapin-balanced":
             install(balance=True)
@@ -123,18 +126,22 @@ def _trace(module: ModuleType) -> None:
     try:
         from numapin.trace.hook import attach
     except (ImportError, SyntaxError) as error:
-        _warn(error, "it is not traced")
+        _warn(f"cannot import numapin ({error})", "it is not traced", _remedy(error))
     else:
         attach(module)
 
 
-def _warn(error: Exception, consequence: str) -> None:
+def _remedy(error: Exception) -> str:
+    """Return what to do about an error from the import of numapin."""
+    is_missing = isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] == "numapin"
+    return "install numapin for that interpreter" if is_missing else _OTHER_VERSION
+
+
+def _warn(problem: str, consequence: str, remedy: str) -> None:
     """Write one line to stderr; never raise."""
     from contextlib import suppress
 
-    is_missing = isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] == "numapin"
-    remedy = "install numapin for that interpreter" if is_missing else _OTHER_VERSION
-    text = f"numapin: warning: {sys.executable} cannot import numapin ({error}): {consequence}; hint: {remedy}"
+    text = f"numapin: warning: {sys.executable} {problem}: {consequence}; hint: {remedy}"
     shown = "".join(char if char.isprintable() else "\ufffd" for char in text)  # paths may contain control sequences
     with suppress(OSError, AttributeError):  # stderr may be full or closed
         sys.stderr.write(shown + "\n")

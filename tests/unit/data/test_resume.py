@@ -517,6 +517,23 @@ def test_refused_states(change: Callable[[Any], Any], message: str) -> None:
     assert caught.value.hint
 
 
+def test_an_accelerator_whose_loader_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where torch's own iterator pins the batches, a state is refused instead of ignored; an empty one is not."""
+    monkeypatch.setattr("torch.accelerator.current_accelerator", lambda: torch.device("xpu"))
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: True)
+    *_, state = interrupt(lambda: numapin.DataLoader(Numbers(9), pin_memory=False), 2)
+    loader = numapin.DataLoader(Numbers(9), num_workers=1, pin_memory=True)
+    copied: Any = torch.utils.data.DataLoader(
+        Numbers(9), num_workers=1, pin_memory=True, pin_memory_device=loader.pin_memory_device
+    )
+    for there in (loader, copied):
+        with pytest.raises(UsageError, match="torch's own iterator is used, which has no state") as caught:
+            there.load_state_dict(state)
+        assert caught.value.hint == "use pin_memory=False"
+        there.load_state_dict({})
+    numapin.DataLoader(Numbers(9), num_workers=1).load_state_dict(state)
+
+
 def test_negative_interval() -> None:
     """A negative interval of snapshots is refused."""
     with pytest.raises(UsageError, match="snapshot_every_n_steps=-1"):

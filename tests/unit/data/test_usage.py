@@ -27,7 +27,14 @@ if TYPE_CHECKING:
 
 def usage(rank: int = 0, **fields: Any) -> LoaderUsage:
     """Return a process's usage, of a process that ended without having loaders unless the fields say otherwise."""
-    defaults: dict[str, Any] = {"is_complete": True, "num_loaders": 0, "num_batches": 0, "outside": (), "others": ()}
+    defaults: dict[str, Any] = {
+        "restart": 0,
+        "is_complete": True,
+        "num_loaders": 0,
+        "num_batches": 0,
+        "outside": (),
+        "others": (),
+    }
     return LoaderUsage(rank=rank, **(defaults | fields))
 
 
@@ -81,7 +88,8 @@ class TestLine:
         )
         assert found == (
             "2 loaders, 2 batches by numapin in 2 ranks; 1 batch outside the slots: slots are turned off; "
-            "ranks 1-2 left no record of a loader; the last counts of ranks 0,3 are missing: they were killed; "
+            "ranks 1-2 left no record of a loader; the last counts of ranks 0,3 are missing: they ended "
+            "without Python's exit handlers (killed, or os._exit); "
             "loaders-2-0-7.json cannot be read: no"
         )
 
@@ -92,11 +100,19 @@ class TestLine:
             ({}, False),
             ({"num_loaders": 1, "others": (off(1, ""),)}, False),
             ({"num_loaders": 1, "outside": (OutsideSlots(num_batches=1, reason="x"),)}, False),
+            ({"num_loaders": 1, "is_complete": False}, False),
         ],
     )
     def test_what_strict_asks_for(self, fields: dict[str, Any], expected: bool) -> None:  # noqa: FBT001
         """There were loaders, and all of them took the path with all of their batches."""
         assert JobUsage(usages=(usage(**fields),), ranks=frozenset({0})).all_took_it is expected
+
+    @pytest.mark.parametrize(("restart", "expected"), [(0, True), (1, False)])
+    def test_strict_after_a_restart(self, restart: int, expected: bool) -> None:  # noqa: FBT001
+        """A restart kills the ranks that did not fail: only what was killed after the last one is refused."""
+        killed = usage(0, restart=restart, num_loaders=1, is_complete=False)
+        usages = (killed, usage(0, restart=1, num_loaders=1))
+        assert JobUsage(usages=usages, ranks=frozenset({0})).all_took_it is expected
 
 
 class Owner:
@@ -146,6 +162,7 @@ class TestLog:
         log.end()
         assert written(tmp_path) == usage(
             5,
+            restart=2,
             num_loaders=2,
             num_batches=7,
             outside=(OutsideSlots(num_batches=2, reason=str(Miss.UNSUPPORTED)),),
