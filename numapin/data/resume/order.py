@@ -250,7 +250,7 @@ class Order:
             sampler=note.sampler,
             sampler_iter=note.sampler_iter if self._is_stateful else self._plain_state(yielded),
             start=self._start,
-            checksum=None if note.checksum is None else (self._num_forgotten, note.checksum),
+            checksum=None if note.checksum is None else (self._num_forgotten, _rank(), note.checksum),
         )
 
     def _note_draws(self) -> None:
@@ -313,8 +313,9 @@ class Order:
             return
         for index in skipped:
             self._checksum = extended(self._checksum, index)
-        num, expected = place.checksum or (None, None)
-        if num == place.yielded and expected != self._checksum:  # Accelerate changes the place, but not our checksum
+        # Accelerate gives all ranks the main process's state, and may change its place, but not our checksum.
+        num, rank, expected = place.checksum or (None, None, None)
+        if (num, rank) == (place.yielded, _rank()) and expected != self._checksum:
             raise UsageError(
                 "load_state_dict(): the sampler drew other indices than before, so samples would be lost and repeated",
                 "give it a generator of its own, or state_dict() and load_state_dict()",
@@ -331,6 +332,12 @@ class Order:
         if inner is None:
             return {"samples_yielded": samples}
         return {"samples_yielded": samples, "sampler_iter_state": inner | {"yielded": samples}}
+
+
+def _rank() -> int:
+    """Return the rank of this process, 0 without others."""
+    is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return torch.distributed.get_rank() if is_distributed else 0
 
 
 def _length_of(sampler: Any) -> int | None:  # noqa: ANN401 - the user's sampler

@@ -98,7 +98,7 @@ class OrderPlace:
         sampler: The sampler's own state at this place. None: it has none.
         sampler_iter: Its iterator's own state at this place, in torchdata's form. None: it has none.
         start: The state that decides the order, from the start of the epoch: see `Order`. None: unknown.
-        checksum: A number of batches, and the checksum of their indices. None: unknown, or torch's samplers.
+        checksum: A number of batches, the rank, and the checksum of their indices. None: unknown, or torch's samplers.
     """
 
     yielded: int = 0
@@ -106,7 +106,7 @@ class OrderPlace:
     sampler: Any = None
     sampler_iter: Any = None
     start: Any = None
-    checksum: tuple[int, int] | None = None
+    checksum: tuple[int, int, int] | None = None
 
     @property
     def is_start(self) -> bool:

@@ -164,6 +164,13 @@ def test_other_indices_are_refused(num_workers: int, stop: int) -> None:
     iter(loader)  # an epoch from its start
 
 
+def test_indices_of_another_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A state of another rank, whose sampler draws others by intention, is accepted: Accelerate gives it to all."""
+    loader = interrupt_chunks(0, 6)[0]()
+    monkeypatch.setattr("numapin.data.resume.order._rank", lambda: 1)
+    assert len(flat(loader)) == 32 - 12
+
+
 @pytest.mark.parametrize("stop", [0, 4, 6])
 def test_indices_of_an_own_generator(stop: int) -> None:
     """The same sampler with a generator of its own continues, and so it does after a second interruption."""
@@ -358,7 +365,7 @@ def test_places_as_dicts(
     place = Place(
         num_yielded=yielded,
         order=OrderPlace(
-            yielded=yielded, ahead=tuple(sorted(ahead)), start={"epochs": [None]}, checksum=(yielded, 2**32 - 1)
+            yielded=yielded, ahead=tuple(sorted(ahead)), start={"epochs": [None]}, checksum=(yielded, 3, 2**32 - 1)
         ),
         streams=tuple(StreamPlace(dataset=data.draw(st.none() | st.integers())) for _ in range(count)),
         num_workers=num_workers,
