@@ -99,7 +99,7 @@ def _mark_copies(cls: type[_Loader]) -> None:
     torchs_init = cls.__init__
 
     @wraps(torchs_init)
-    def __init__(self: _Loader, *arguments: Any, **options: Any) -> None:  # noqa: ANN401, N807
+    def __init__(self: _Loader, *arguments: Any, **options: Any) -> None:  # noqa: N807
         torchs_init(self, *arguments, **options)
         carried: PathOptions | None = getattr(self.pin_memory_device, "options", None)
         if type(self) is cls and carried is not None:

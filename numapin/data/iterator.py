@@ -127,14 +127,14 @@ class LaneIterator(_TorchsIterator):
 
     def __next__(self) -> object:
         """Return the next batch. torch's range for profilers costs 8 us, so it is left out while none runs."""
-        is_profiled = profiler._is_profiler_enabled  # noqa: SLF001 - torch has no public name for it
+        is_profiled = profiler._is_profiler_enabled
         if is_profiled or self._dataset_kind == _DatasetKind.Iterable:
             return super().__next__()
         data = self._next_data()
         self._num_yielded += 1
         return data
 
-    def _next_data(self) -> Any:  # noqa: ANN401 - torch's base class declares NoReturn
+    def _next_data(self) -> Any:
         began_s = time.perf_counter()
         self._path.notices.check()
         self._lane.reclaim()
@@ -259,7 +259,7 @@ def _balance_of(loader: DataLoader[Any], path: DataPath, *, has_turns_in_state: 
     """
     if not path.options.balance or not loader.in_order:
         return None
-    is_iterable = loader._dataset_kind == _DatasetKind.Iterable  # noqa: SLF001 - torch has no public name for it
+    is_iterable = loader._dataset_kind == _DatasetKind.Iterable
     if is_iterable or has_turns_in_state:
         path.notices.warn(_SHARES_ARE_FIXED if is_iterable else _TURNS_ARE_STATE)
         return None

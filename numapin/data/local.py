@@ -51,7 +51,7 @@ class LocalIterator(_SingleProcessDataLoaderIter):
         self._track = track
         self._profile_name = profile_name(_SingleProcessDataLoaderIter.__name__)
 
-    def _next_data(self) -> Any:  # noqa: ANN401 - torch's base class declares NoReturn
+    def _next_data(self) -> Any:
         track = self._track
         if track is None:
             return super()._next_data()  # type: ignore[no-untyped-call]
@@ -74,7 +74,7 @@ class DeviceIterator(LocalIterator):
         super().__init__(loader, pin_memory=False)
         self._device = device
 
-    def _next_data(self) -> Any:  # noqa: ANN401 - torch's base class declares NoReturn
+    def _next_data(self) -> Any:
         data = super()._next_data()
         return containers.rebuild(data, self._move, is_leaf=_can_move)
 

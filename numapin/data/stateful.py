@@ -44,7 +44,7 @@ def loader_class() -> type[DataLoader[Any]] | None:
     return cls if hasattr(module, _ITERATOR) else None
 
 
-def iterator_of(loader: Any, options: PathOptions) -> Any:  # noqa: ANN401 - torchdata has no types that we could import
+def iterator_of(loader: Any, options: PathOptions) -> Any:
     """Return a new iterator over a StatefulDataLoader with workers, which takes over the state that was loaded."""
     state, theirs = loader.next_iter_state, getattr(sys.modules[MODULE], _ITERATOR)
     if pins_elsewhere(loader):
@@ -110,7 +110,7 @@ class _StatefulLane:
         found, result = super()._try_get_data(timeout)  # type: ignore[misc]
         return found, self._in_their_form(*result) if found else result
 
-    def _in_their_form(self, number: object, data: Any) -> tuple[object, object]:  # noqa: ANN401 - a batch
+    def _in_their_form(self, number: object, data: Any) -> tuple[object, object]:
         if not isinstance(number, int):
             return number, data
         if isinstance(data, _Ending):
@@ -119,7 +119,7 @@ class _StatefulLane:
         worker = self._task_info.get(number, (0,))[0]  # of an abandoned epoch, nothing is known, and it is dropped
         return number, (data, worker, None)
 
-    def _process_data(self, data: Any, worker_id: int, state: object) -> object:  # noqa: ANN401 - a batch
+    def _process_data(self, data: Any, worker_id: int, state: object) -> object:
         """Open a batch and its state, and let torchdata keep the state."""
         if isinstance(data, Parcel):
             data = self._opened(data)

@@ -187,7 +187,7 @@ class PoolTotals:
             num_slots=len(slots),
             slot_bytes=max((slot.num_bytes for slot in slots), default=0),
             num_on_loan=sum(slot.lease is not None for slot in slots),
-            pinned_bytes=sum(slot.num_bytes for slot in slots if slot.pinned_on is not None),
+            pinned_bytes=sum(slot.pinned_bytes for slot in slots),
             pages=sum((Counter(slot.pages) for slot in slots if slot.pages), start=Counter()),
             is_verified=all(slot.pages is not None for slot in slots if slot.is_settled),
         )

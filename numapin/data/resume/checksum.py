@@ -12,12 +12,12 @@ from zlib import crc32
 import torch
 
 
-def extended(checksum: int, indices: Any) -> int:  # noqa: ANN401 - the user's indices
+def extended(checksum: int, indices: Any) -> int:
     """Return the checksum of all indices up to these, from the checksum of those before."""
     return crc32(_bytes_of(indices), checksum)
 
 
-def _bytes_of(indices: Any) -> bytes:  # noqa: ANN401 - as above
+def _bytes_of(indices: Any) -> bytes:
     if type(indices) is list:
         try:
             return array("q", indices).tobytes()  # 4 us for 256 numbers, ten times as fast as the other way
@@ -26,7 +26,7 @@ def _bytes_of(indices: Any) -> bytes:  # noqa: ANN401 - as above
     return repr(_plain(indices)).encode(errors="replace")
 
 
-def _plain(value: Any) -> Any:  # noqa: ANN401 - as above
+def _plain(value: Any) -> Any:
     """Return a value whose text is the same in every process. Of types that we do not know, it is their name."""
     if isinstance(value, torch.Tensor) or type(value).__module__ == "numpy":
         value = value.tolist()

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from torch.utils.data._utils.fetch import _BaseDatasetFetcher
 
 
-def has_state(fetcher: Any) -> bool:  # noqa: ANN401 - torch's fetcher
+def has_state(fetcher: Any) -> bool:
     """Return whether the fetcher's dataset, or its iterator, has a state of its own."""
     return is_stateful(fetcher.dataset) or is_stateful(getattr(fetcher, "dataset_iter", None))
 
 
-def place_in(fetcher: Any, *, has_ended: bool = False) -> StreamPlace:  # noqa: ANN401 - torch's fetcher
+def place_in(fetcher: Any, *, has_ended: bool = False) -> StreamPlace:
     """Return the place after the batches fetched so far."""
     iterator = getattr(fetcher, "dataset_iter", None)
     if iterator is None:
@@ -35,7 +35,7 @@ def place_in(fetcher: Any, *, has_ended: bool = False) -> StreamPlace:  # noqa: 
     )
 
 
-def restore_dataset(dataset: Any, place: StreamPlace) -> None:  # noqa: ANN401 - the user's dataset
+def restore_dataset(dataset: Any, place: StreamPlace) -> None:
     """Load the dataset's own state, before `iter(dataset)`."""
     if place.random is not None:
         randomness.set_process(place.random)

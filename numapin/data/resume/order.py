@@ -75,11 +75,11 @@ class Batches:
 class _Lazy:
     """An iterator that the order follows from its first draw on."""
 
-    def __init__(self, order: Order, iterator: Any) -> None:  # noqa: ANN401 - the user's iterator
+    def __init__(self, order: Order, iterator: Any) -> None:
         self._order: Order | None = order
         self._iterator = iterator
 
-    def __next__(self) -> Any:  # noqa: ANN401 - the user's indices
+    def __next__(self) -> Any:
         if self._order is not None:
             order, self._order = self._order, None
             iterator, self._iterator = self._iterator, iter(())  # an error ends it, as it ends torch's generator
@@ -90,14 +90,14 @@ class _Lazy:
 class _Recorded:
     """An iterator whose own state is noted after each draw."""
 
-    def __init__(self, order: Order, iterator: Any) -> None:  # noqa: ANN401 - the user's iterator
+    def __init__(self, order: Order, iterator: Any) -> None:
         self._order, self._iterator = order, iterator
         order.note_state(iterator)
 
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> Any:  # noqa: ANN401 - the user's indices
+    def __next__(self) -> Any:
         index = next(self._iterator)
         self._order.note_state(self._iterator)
         return index
@@ -106,7 +106,7 @@ class _Recorded:
 class _Summed:
     """An iterator over indices whose checksum is noted after each draw."""
 
-    def __init__(self, order: Order, iterator: Any, checksum: int) -> None:  # noqa: ANN401 - the user's iterator
+    def __init__(self, order: Order, iterator: Any, checksum: int) -> None:
         """Take the checksum of the indices that were drawn before."""
         self._order, self._iterator, self._checksum = order, iterator, checksum
         order.note_checksum(checksum)
@@ -114,7 +114,7 @@ class _Summed:
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> Any:  # noqa: ANN401 - the user's indices
+    def __next__(self) -> Any:
         index = next(self._iterator)
         self._checksum = extended(self._checksum, index)
         self._order.note_checksum(self._checksum)
@@ -134,7 +134,7 @@ class Order:
 
     def __init__(self, loader: DataLoader[Any], libraries: tuple[str, ...] | None) -> None:
         """Note the state that decides the order; `iter(sampler)` may draw at once. `libraries`: see Samplers."""
-        self._sampler: Any = loader._index_sampler  # noqa: SLF001 - the batch sampler, or the sampler
+        self._sampler: Any = loader._index_sampler
         self._samplers = Samplers(self._sampler, loader.generator, libraries)
         self._random = None if libraries else _random_in(self._sampler)
         self._generator: torch.Tensor | None = None  # of a RandomSampler, when it drew the order
@@ -154,11 +154,11 @@ class Order:
         """Return whether each draw is noted, so that `forget` has something to drop."""
         return bool(self._notes)
 
-    def lazily(self, iterator: Any) -> Any:  # noqa: ANN401 - the user's iterator
+    def lazily(self, iterator: Any) -> Any:
         """Return an iterator like torch's, which the order follows from its first draw on."""
         return _Lazy(self, iterator)
 
-    def follow(self, iterator: Any) -> Any:  # noqa: ANN401 - the user's iterator
+    def follow(self, iterator: Any) -> Any:
         """Return the iterator to use instead of torch's, right before the first draw."""
         self._note_draws()
         self._has_drawn = True
@@ -166,7 +166,7 @@ class Order:
             iterator = Batches(self._sampler, {})
         return self._recorded(iterator)
 
-    def resume(self, place: OrderPlace) -> Any:  # noqa: ANN401 - the user's iterator
+    def resume(self, place: OrderPlace) -> Any:
         """Return an iterator over the rest of an epoch. The caller preserves global generators."""
         if place.start is not None:
             self._start = dict(place.start)
@@ -263,20 +263,18 @@ class Order:
         self._start["late"] = list(late)
         self._start["early"] = None if randomness.are_same(list(self._early), list(late)) else list(self._early)
 
-    def _recorded(self, iterator: Any) -> Any:  # noqa: ANN401 - the user's iterator
+    def _recorded(self, iterator: Any) -> Any:
         own = iterator.is_stateful if isinstance(iterator, Batches) else is_stateful(iterator)
         self._is_stateful = own or is_stateful(self._sampler)
         if self._is_stateful:
             return _Recorded(self, iterator)
         return _Summed(self, iterator, self._checksum) if self._samplers.has_custom else iterator
 
-    def _loaded(self, place: OrderPlace) -> Any:  # noqa: ANN401 - the user's iterator
+    def _loaded(self, place: OrderPlace) -> Any:
         """Return the iterator if it continues by its own state; None if it has none."""
         state = place.sampler_iter
         if _is_plain_with_custom(self._sampler):
-            has_own = isinstance(state, dict) and ("sampler_state" in state or "sampler_iter_state" in state)
-            iterator = Batches(self._sampler, state) if has_own else None
-            return iterator if iterator is not None and iterator.is_stateful else None
+            return self._loaded_batches(state)
         if place.sampler is not None and is_stateful(self._sampler):
             self._sampler.load_state_dict(place.sampler)
         if place.sampler is None and state is None:
@@ -287,7 +285,13 @@ class Order:
             return iterator
         return iterator if is_stateful(self._sampler) else None
 
-    def _shuffled_again(self, generator: torch.Tensor) -> Any:  # noqa: ANN401 - torch's iterator
+    def _loaded_batches(self, state: Any) -> Batches | None:
+        """Return the batches of a sampler that continues by its own state; None if it has none."""
+        has_own = isinstance(state, dict) and ("sampler_state" in state or "sampler_iter_state" in state)
+        batches = Batches(self._sampler, state) if has_own else None
+        return batches if batches is not None and batches.is_stateful else None
+
+    def _shuffled_again(self, generator: torch.Tensor) -> Any:
         """Return the iterator of a RandomSampler from the start, with its generator in this state."""
         sampler: Any = self._random
         if sampler.generator is None:
@@ -297,7 +301,7 @@ class Order:
         outer = self._sampler
         return iter(BatchSampler(sampler, outer.batch_size, outer.drop_last) if outer is not self._random else sampler)
 
-    def _drawn_again(self, place: OrderPlace) -> Any:  # noqa: ANN401 - the user's iterator
+    def _drawn_again(self, place: OrderPlace) -> Any:
         """Return the iterator from the start of the epoch, with all generators as they were then."""
         self._samplers.set_states((place.start or {}).get("samplers") or [])
         self.set_early(place)
@@ -305,7 +309,7 @@ class Order:
         self.set_late(place)
         return Batches(self._sampler, {}) if _is_plain_with_custom(self._sampler) else iterator
 
-    def _skip(self, iterator: Any, place: OrderPlace) -> None:  # noqa: ANN401 - the user's iterator
+    def _skip(self, iterator: Any, place: OrderPlace) -> None:
         """Drop the batches before the place. Raises UsageError if they are others than those that were yielded."""
         skipped = islice(iterator, place.yielded)
         if not self._samplers.has_custom:
@@ -321,7 +325,7 @@ class Order:
                 "give it a generator of its own, or state_dict() and load_state_dict()",
             )
 
-    def _plain_state(self, yielded: int) -> Any:  # noqa: ANN401 - torchdata's state
+    def _plain_state(self, yielded: int) -> Any:
         """Return what torchdata writes for samplers of torch."""
         inner = None if self._generator is None else {"yielded": yielded, "generator": self._generator}
         if type(self._sampler) is not BatchSampler:
@@ -340,7 +344,7 @@ def _rank() -> int:
     return torch.distributed.get_rank() if is_distributed else 0
 
 
-def _length_of(sampler: Any) -> int | None:  # noqa: ANN401 - the user's sampler
+def _length_of(sampler: Any) -> int | None:
     """Return the number of a sampler's batches; None if it has no length."""
     try:
         return len(sampler)
@@ -348,19 +352,19 @@ def _length_of(sampler: Any) -> int | None:  # noqa: ANN401 - the user's sampler
         return None
 
 
-def _random_in(sampler: Any) -> Any:  # noqa: ANN401 - torch's sampler
+def _random_in(sampler: Any) -> Any:
     """Return torch's RandomSampler if that is what decides the order; None otherwise."""
     inner = sampler.sampler if type(sampler) is BatchSampler else sampler
     return inner if type(inner) is RandomSampler else None
 
 
-def _generator_state(place: OrderPlace) -> Any:  # noqa: ANN401 - from a file
+def _generator_state(place: OrderPlace) -> Any:
     """Return the generator's state in torchdata's form; None if it is not there."""
     state = place.sampler_iter
     inner = state.get("sampler_iter_state", state) if isinstance(state, dict) else None
     return inner.get("generator") if isinstance(inner, dict) else None
 
 
-def _is_plain_with_custom(sampler: Any) -> bool:  # noqa: ANN401 - the user's sampler
+def _is_plain_with_custom(sampler: Any) -> bool:
     """Return whether it is torch's BatchSampler over a sampler that is not torch's."""
     return type(sampler) is BatchSampler and not type(sampler.sampler).__module__.startswith("torch.utils.data.")

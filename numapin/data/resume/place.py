@@ -75,7 +75,7 @@ class StreamPlace:
         return {_FETCHER: fetcher, _DATASET: self.dataset}
 
     @classmethod
-    def of(cls, state: Any, *, skip: int = 0, random: Any = None) -> StreamPlace:  # noqa: ANN401 - from a file
+    def of(cls, state: Any, *, skip: int = 0, random: Any = None) -> StreamPlace:
         """Return the place of `to_dict`. Raises UsageError."""
         fetcher = _get(state, _FETCHER)
         return cls(
@@ -241,10 +241,7 @@ def _earlier(place: Place, num_batches: int) -> Place:
     if place.is_finished or not num_batches:
         return place
     order = replace(place.order, yielded=place.order.yielded - num_batches)
-    skips, last = [stream.skip for stream in place.streams], place.last_worker
-    for _ in range(num_batches if place.is_iterable else 0):
-        skips[last] -= 1
-        last = (last - 1) % place.num_workers
+    skips, last = _turns_taken_back(place, num_batches)
     has_ended = any(stream.has_ended for stream in place.streams)
     if min(skips) < 0 or has_ended or place.order.sampler is not None or place.order.ahead:
         raise UsageError(
@@ -256,25 +253,37 @@ def _earlier(place: Place, num_batches: int) -> Place:
     return replace(place, num_yielded=place.num_yielded - num_batches, order=order, streams=streams, last_worker=last)
 
 
+def _turns_taken_back(place: Place, num_batches: int) -> tuple[list[int], int]:
+    """Return the batches that each worker skips, and the last worker, `num_batches` turns earlier."""
+    skips, last = [stream.skip for stream in place.streams], place.last_worker
+    for _ in range(num_batches if place.is_iterable else 0):
+        skips[last] -= 1
+        last = (last - 1) % place.num_workers
+    return skips, last
+
+
 def _torchdatas(place: Place, *, num_since: int) -> Place:
     """Return a place of torchdata's, with the batches that torchdata would repeat and drop.
 
     Its workers take turns. It does not write how many batches each has given: this can be computed until one has ended.
     """
-    if place.is_finished or (not place.is_iterable and not num_since):
+    if place.is_finished:
         return place
     is_stateful = any(stream.is_stateful for stream in place.streams)
-    if not place.is_iterable and is_stateful:
+    if not place.is_iterable and is_stateful and num_since:
         raise UsageError(
             f"load_state_dict(): torchdata's state is {num_since} batches behind, for a dataset with its own state",
             "take it with snapshot_every_n_steps=1",
         )
     order = replace(place.order, yielded=place.order.yielded + num_since)
-    num_yielded = place.num_yielded + num_since
-    if not place.is_iterable:
-        return replace(place, num_yielded=num_yielded, order=order)
+    later = replace(place, num_yielded=place.num_yielded + num_since, order=order)
+    return _turns_added(place, later, num_since, is_stateful=is_stateful) if place.is_iterable else later
+
+
+def _turns_added(place: Place, later: Place, num_since: int, *, is_stateful: bool) -> Place:
+    """Return the later place with the batches that each worker skips. Raises UsageError if that is not known."""
     first = (place.last_worker + 1) % place.num_workers if is_stateful else 0
-    num_skipped = num_since if is_stateful else num_yielded
+    num_skipped = num_since if is_stateful else later.num_yielded
     last = (first + num_skipped - 1) % place.num_workers
     is_regular = is_stateful or (place.num_yielded - 1) % place.num_workers == place.last_worker
     if (num_skipped and any(stream.has_ended for stream in place.streams)) or not is_regular:
@@ -286,7 +295,7 @@ def _torchdatas(place: Place, *, num_since: int) -> Place:
     for step in range(num_skipped):
         skips[(first + step) % place.num_workers] += 1
     streams = tuple(replace(stream, skip=skip) for stream, skip in zip(place.streams, skips, strict=True))
-    return replace(place, num_yielded=num_yielded, order=order, streams=streams, last_worker=last)
+    return replace(later, streams=streams, last_worker=last)
 
 
 def _order(state: Mapping[str, Any], ours: Mapping[str, Any] | None) -> OrderPlace:
@@ -300,21 +309,21 @@ def _order(state: Mapping[str, Any], ours: Mapping[str, Any] | None) -> OrderPla
     )
 
 
-def _part(ours: Mapping[str, Any] | None, key: str, number: int) -> Any:  # noqa: ANN401 - from a file
+def _part(ours: Mapping[str, Any] | None, key: str, number: int) -> Any:
     if ours is None:
         return None
     values = _get(ours, key)
     return values[number] if isinstance(values, list) and number < len(values) else None
 
 
-def _number(state: Any, key: str) -> int:  # noqa: ANN401 - from a file
+def _number(state: Any, key: str) -> int:
     value = _get(state, key)
     if not isinstance(value, int):
         raise UsageError(f"load_state_dict(): {key} is {value!r:.60}, not a number", _NOT_OURS)
     return value
 
 
-def _get(state: Any, key: str) -> Any:  # noqa: ANN401 - from a file
+def _get(state: Any, key: str) -> Any:
     if not isinstance(state, Mapping) or key not in state:
         raise UsageError(f"load_state_dict(): the state has no {key!r}", _NOT_OURS)
     return state[key]

@@ -28,7 +28,7 @@ def is_generator(value: object) -> bool:
     return isinstance(value, (torch.Generator, random.Random, *kinds))
 
 
-def state_of(generator: Any) -> Any:  # noqa: ANN401 - one of four libraries' types
+def state_of(generator: Any) -> Any:
     """Return a generator's state."""
     if isinstance(generator, torch.Generator):
         return generator.get_state()
@@ -40,7 +40,7 @@ def state_of(generator: Any) -> Any:  # noqa: ANN401 - one of four libraries' ty
     return _plain(generator.get_state(legacy=False))
 
 
-def set_state(generator: Any, state: Any) -> None:  # noqa: ANN401 - as above
+def set_state(generator: Any, state: Any) -> None:
     """Set a generator to a state from `state_of`."""
     if isinstance(generator, torch.Generator):
         generator.set_state(state)
@@ -81,15 +81,19 @@ def preserved() -> Iterator[None]:
         set_process(before)
 
 
-def are_same(one: Any, other: Any) -> bool:  # noqa: ANN401 - states of any library
+def are_same(one: Any, other: Any) -> bool:
     """Return whether two states are equal."""
     if isinstance(one, torch.Tensor):
         return isinstance(other, torch.Tensor) and torch.equal(one, other)
     if isinstance(one, dict):
-        return isinstance(other, dict) and one.keys() == other.keys() and all(are_same(one[k], other[k]) for k in one)
+        return isinstance(other, dict) and _are_same_dicts(one, other)
     if isinstance(one, list) and one and isinstance(one[0], torch.Tensor | dict | list):
         return len(one) == len(other) and all(map(are_same, one, other))
     return bool(one == other)
+
+
+def _are_same_dicts(one: dict[Any, Any], other: dict[Any, Any]) -> bool:
+    return one.keys() == other.keys() and all(are_same(value, other[key]) for key, value in one.items())
 
 
 def seeded_by(process: torch.Tensor) -> torch.Tensor:
@@ -100,21 +104,21 @@ def seeded_by(process: torch.Tensor) -> torch.Tensor:
     return torch.Generator().manual_seed(seed).get_state()
 
 
-def _process_generator(name: str) -> Any:  # noqa: ANN401 - one of three libraries' types
+def _process_generator(name: str) -> Any:
     if name == "torch":
         return torch.default_generator
     if name == "random":
-        return random._inst  # noqa: SLF001 - the generator behind random.random
+        return random._inst
     numpys = _numpy_random()
-    return None if numpys is None else numpys.mtrand._rand  # noqa: SLF001 - the generator behind numpy.random.rand
+    return None if numpys is None else numpys.mtrand._rand
 
 
-def _numpy_random() -> Any:  # noqa: ANN401 - a module
+def _numpy_random() -> Any:
     """Return numpy.random if numpy is imported, which loads it, and so seeds it, at its first use only."""
     return importlib.import_module("numpy.random") if "numpy" in sys.modules else None
 
 
-def _plain(state: Any) -> Any:  # noqa: ANN401 - numpy's nested state
+def _plain(state: Any) -> Any:
     if isinstance(state, dict):
         return {key: _plain(value) for key, value in state.items()}
     return state.tolist() if hasattr(state, "tolist") else state

@@ -84,7 +84,7 @@ class Resumption:
     @staticmethod
     def _stop(loader: DataLoader[Any]) -> None:
         """Give up persistent workers: their datasets do not begin at the state. They end with their iterator."""
-        loader._iterator = None  # noqa: SLF001 - torch has no public way
+        loader._iterator = None
 
     def _place(self, loader: DataLoader[Any]) -> Place:
         if self._track is not None:
@@ -101,16 +101,16 @@ def track_of(loader: DataLoader[Any], warn: Callable[[str], None] = _warn) -> Tr
     return resumption_of(loader).track(loader, warn) if has_state else None
 
 
-def resumption_of(loader: Any) -> Resumption:  # noqa: ANN401 - a loader that has one
+def resumption_of(loader: Any) -> Resumption:
     """Return the loader's own state; a copy of a loader gets a new one."""
-    found: Resumption = loader._numapin_resumption  # noqa: SLF001 - ours
+    found: Resumption = loader._numapin_resumption
     if not found.is_of(loader):
-        found = loader._numapin_resumption = Resumption(found.every, loader)  # noqa: SLF001 - ours
+        found = loader._numapin_resumption = Resumption(found.every, loader)
     return found
 
 
 def _is_iterable(loader: DataLoader[Any]) -> bool:
-    return bool(loader._dataset_kind == _DatasetKind.Iterable)  # noqa: SLF001 - torch has no public name
+    return bool(loader._dataset_kind == _DatasetKind.Iterable)
 
 
 def _next_epoch(loader: DataLoader[Any], place: Place) -> Place:

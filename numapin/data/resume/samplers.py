@@ -27,7 +27,7 @@ def is_stateful(value: object) -> bool:
     return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
 
 
-def state_or_none(value: Any) -> Any:  # noqa: ANN401 - a user's object and its state
+def state_or_none(value: Any) -> Any:
     """Return a stateful value's state; None for any other."""
     return value.state_dict() if is_stateful(value) else None
 
@@ -120,7 +120,7 @@ def _found_in(outermost: object) -> Iterator[Any]:
             todo += [value for value in _attributes(sampler) if isinstance(value, Sampler) or _is_named(sampler, value)]
 
 
-def _is_named(owner: Any, value: object) -> bool:  # noqa: ANN401 - a user's object
+def _is_named(owner: Any, value: object) -> bool:
     """Return whether a value is its owner's `sampler` or `batch_sampler` without being a torch Sampler."""
     names = vars(owner) if hasattr(owner, "__dict__") else {}
     is_sampler = any(names.get(name) is value for name in ("sampler", "batch_sampler"))
@@ -131,6 +131,6 @@ def _attributes(sampler: object) -> list[Any]:
     return list(vars(sampler).values()) if hasattr(sampler, "__dict__") else []
 
 
-def _epoch_of(sampler: Any) -> int | None:  # noqa: ANN401 - a user's object
+def _epoch_of(sampler: Any) -> int | None:
     epoch = getattr(sampler, "epoch", None)
     return epoch if isinstance(epoch, int) and callable(getattr(sampler, "set_epoch", None)) else None

@@ -98,7 +98,7 @@ class Streams:
         return tuple(stream.place() for stream in self._streams)
 
 
-def packed(place: Any) -> bytes:  # noqa: ANN401 - a place or an error
+def packed(place: Any) -> bytes:
     """Return a report's body. An error that cannot be pickled becomes a RuntimeError."""
     try:
         return pickle.dumps(place)

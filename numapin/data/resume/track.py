@@ -107,7 +107,7 @@ class Track:
         if self._place is not None and not self._num_workers:
             restore_dataset(loader.dataset, self._place.streams[0])
 
-    def start(self, iterator: Any) -> None:  # noqa: ANN401 - torch's iterator has more than its types say
+    def start(self, iterator: Any) -> None:
         """Give torch's iterator its order, and its place in it, before the first draw."""
         place, is_resumed = self._begun, self._is_resumed
         if self._is_renewed:  # again, because batches of an abandoned epoch have arrived since, with their reports
@@ -199,7 +199,7 @@ class Track:
                 f"continues in its own order; call set_epoch({wanted}) before this loop"
             )
 
-    def _restore_streams(self, iterator: Any) -> None:  # noqa: ANN401 - as above
+    def _restore_streams(self, iterator: Any) -> None:
         place = self._place
         if not self._num_workers:
             self._fetcher = iterator._dataset_fetcher

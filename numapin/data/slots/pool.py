@@ -178,19 +178,28 @@ class Pool:
         self._poison_cleaned()
         excess = len(self._slots) - self._max_slots()
         if excess > 0:
-            for slot in [slot for slot in self.slots if slot.lease is not None][:excess]:
-                self._give_up(slot)
+            self._give_up_lent(excess)
         for slot in self._settling.ended():
             self._set_free(slot)
         if self._ended:
-            ended = [self._ended.popleft() for _ in range(len(self._ended))]
-            self.quarantine.admit(slot for slot in ended if slot.pinned_on is not None)
-            for slot in ended:
-                if slot.pinned_on is None:  # a copy from pageable memory has read it when its call returns
-                    self._take_back(slot)
+            self._take_ended()
         self._take_passed()
         if len(self.quarantine) > _SPARE:
             self._wait_for_copies()
+
+    def _give_up_lent(self, num_slots: int) -> None:
+        """Give up the oldest slots that are lent: they take descriptors, and the loop keeps their batches."""
+        lent = [slot for slot in self.slots if slot.lease is not None]
+        for slot in lent[:num_slots]:
+            self._give_up(slot)
+
+    def _take_ended(self) -> None:
+        """Take back pageable slots: a copy from them has read them when its call returns. Others are held back."""
+        ended = [self._ended.popleft() for _ in range(len(self._ended))]
+        self.quarantine.admit(slot for slot in ended if slot.pinned_on is not None)
+        for slot in ended:
+            if slot.pinned_on is None:
+                self._take_back(slot)
 
     def _poison_cleaned(self) -> None:
         """Poison the slots that were free while their workers may still have referred to them.
@@ -326,13 +335,7 @@ class Pool:
         self._is_closed = True
         for slot in self._slots.values():
             slot.retire()
-        # The pool itself lives as long as a batch: it must not keep the others' memory.
-        for slot in (*self._free.clear(), *(slot for granted in self._granted for slot in granted.values())):
-            self._discard(slot)
-        for granted, unclean in zip(self._granted, self._unclean, strict=True):
-            granted.clear()
-            unclean.clear()
-        self._cleaned.clear()
+        self._discard_unlent()
         for slot in self.quarantine.drop():
             _orphans.discard(slot)  # only a copy may read it; the reclaiming thread keeps it for that
             slot.unpin_later(self.spec.driver)
@@ -340,6 +343,15 @@ class Pool:
         self._slots.clear()
         self._release_ended()
         self.arrivals.close()
+
+    def _discard_unlent(self) -> None:
+        """Discard the slots that are free or with workers. A batch keeps the pool: it must not keep their memory."""
+        for slot in (*self._free.clear(), *(slot for granted in self._granted for slot in granted.values())):
+            self._discard(slot)
+        for granted, unclean in zip(self._granted, self._unclean, strict=True):
+            granted.clear()
+            unclean.clear()
+        self._cleaned.clear()
 
     def _release_ended(self) -> None:
         """Let go of slots that ended when, or after, the pool was closed."""

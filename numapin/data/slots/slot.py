@@ -68,6 +68,11 @@ class Slot:
         """Return whether anything in this process refers to what was lent. Copies may read the slot all the same."""
         return self.lease is not None and self.lease() is not None
 
+    @property
+    def pinned_bytes(self) -> int:
+        """Return how much of it is pinned: all or nothing."""
+        return 0 if self.pinned_on is None else self.num_bytes
+
     def lend(self, num_bytes: int, note_end: Callable[[weakref.ref[Window]], None]) -> memoryview:
         """Return a view of the first bytes; `note_end` is called when nothing refers to them any more."""
         window = memory.window(self.address, self.num_bytes, owner=self.owner)
