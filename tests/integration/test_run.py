@@ -421,7 +421,7 @@ class TestBadInput:
             (
                 ["--bind", "exclusive", "--nproc-per-node", "4096", "s.py"],
                 4,
-                "too few exclusive cores for 4096 ranks",
+                "too few exclusive cores for 4,096 ranks",
             ),
             (["--reserve-cpus", f"0-{os.cpu_count()}", "s.py"], 2, "do not exist"),
             (["--reserve-cpus", ",".join(map(str, CPUS)), "s.py"], 4, "no CPU is left"),

@@ -211,7 +211,7 @@ class TestErrors:
             (
                 {"bind": "exclusive", "nproc_per_node": 4096},
                 numapin.PlanError,
-                "too few exclusive cores for 4096 ranks",
+                "too few exclusive cores for 4,096 ranks",
             ),
             ({"nproc_per_node": 4097}, numapin.UsageError, "at most 4096"),
             ({"nproc_per_node": "1"}, numapin.UsageError, "nproc_per_node is '1'; it must be a whole number"),
