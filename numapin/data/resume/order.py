@@ -122,7 +122,7 @@ class _Summed:
 
 
 class _Note(NamedTuple):
-    """What is noted after a draw: the own states of the sampler and of its iterator, or the checksum of the indices."""
+    """The record of one draw: the states of the sampler and of its iterator, or the checksum of the indices."""
 
     sampler: Any = None
     sampler_iter: Any = None

@@ -41,7 +41,7 @@ _NOT_OURS: Final = "load a state that state_dict() of numapin.DataLoader or of t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamPlace:
-    """A place in the batches of one worker, or of the process itself if there are no workers.
+    """A place in the batches of one worker, or of the process itself with num_workers=0.
 
     Attributes:
         skip: The batches that were yielded after the dataset had this state.
@@ -121,7 +121,7 @@ class Place:
     Attributes:
         num_yielded: The batches that were yielded.
         order: The place in the sampler.
-        streams: The places of the workers' batches; a single one if there are no workers.
+        streams: The places of the workers' batches; a single one with num_workers=0.
         num_workers: The number of workers.
         last_worker: The worker whose batch was yielded last; -1: none yet.
         base_seed: The seed from which the workers' seeds are made. None: unknown.

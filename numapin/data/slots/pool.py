@@ -304,7 +304,7 @@ class Pool:
         return tuple([forgotten.popleft() for _ in range(len(forgotten))])
 
     def _pick(self, worker: int) -> Slot | None:
-        """Choose a free slot; None if there is none, or the worker's batches are so small that they need none."""
+        """Choose a free slot. None: all are in use, or the worker has not used the ones that it got."""
         if len(self._granted[worker]) > self.spec.prefetch:
             return None
         while (slot := self._free.take(worker)) is not None:

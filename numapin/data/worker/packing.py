@@ -50,7 +50,7 @@ class Packer:
             self._slots.accept(grant, descriptors)
 
     def allocate(self, dtype: torch.dtype, size: tuple[int, ...]) -> torch.Tensor | None:
-        """Return an uninitialized contiguous tensor in this batch's memory; None if there is none."""
+        """Return an uninitialized contiguous tensor in this batch's memory; None if it has no room."""
         num_bytes = dtype.itemsize * torch.Size(size).numel()
         room = self.reserve(num_bytes) if num_bytes and threading.get_ident() == self._thread else None
         if room is None:
@@ -60,7 +60,7 @@ class Packer:
         return tensor.resize_(size)
 
     def reserve(self, num_bytes: int) -> PackedRoom | None:
-        """Return room in this batch's memory, None if there is none; `refusal`: why."""
+        """Return room in this batch's memory. None: it has no room, and `refusal` says why."""
         try:
             start = self._parts[-1].reserve(num_bytes) if self._parts else None
             if start is None and not self._begin_part(num_bytes):

@@ -41,7 +41,7 @@ class WorkerStart:
     """The worker_init_fn that every worker of ours runs; the user's own comes last.
 
     Attributes:
-        arrivals: Where new slots are handed to the rank. None: there are no slots.
+        arrivals: The socket that hands new slots to the rank. None: slots are turned off.
         serial: A number that this start of workers shares with no other of the loader.
         rank: The process that the worker ends with.
         locality: The CPUs and the memory policy.
@@ -106,7 +106,7 @@ def accept(grant: Grant, handover: Handover) -> None:
 
 
 def allocate(dtype: torch.dtype, size: tuple[int, ...]) -> torch.Tensor | None:
-    """Return an uninitialized tensor in the memory of the batch that is being made; None if there is none."""
+    """Return an uninitialized tensor in the memory of the batch that is being made; None if it has no room."""
     return None if _packer is None else _packer.allocate(dtype, size)
 
 

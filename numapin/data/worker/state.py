@@ -27,7 +27,7 @@ _watch: DatasetWatch | None = None  # this worker's
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetStart:
-    """Where the workers' datasets begin.
+    """The places from which the workers' datasets begin.
 
     Attributes:
         places: Each worker's place in its dataset. Empty: all begin at the start.
