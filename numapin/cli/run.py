@@ -30,7 +30,7 @@ from numapin.plan.gpus import settle_gpus
 from numapin.plan.make import default_num_ranks, make_plan
 from numapin.rank.signals import open_mailbox
 from numapin.system import oom
-from numapin.topology.visible import first_visible
+from numapin.topology.sources.vendors.table import first_visible
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser
@@ -193,7 +193,7 @@ def parse(
 def _request(job: Job, options: RunOptions, topology: Topology) -> tuple[Request, dict[str, str]]:
     """Return the request of the options, including torchrun's, and the variables that show CUDA the GPUs of --gpus."""
     asked = options.request(num_ranks=_num_ranks(job, topology), numa_binding=job.numa_binding)
-    request, gpu_variables = settle_gpus(topology, asked)
+    request, gpu_variables = settle_gpus(topology, asked, os.environ)
     if job.arguments.virtual_local_rank:
         gpus = _gpus_of_virtual_ranks(topology, {**os.environ, **gpu_variables})
         _require_gpu_per_rank(request.num_ranks, len(gpus))
@@ -261,8 +261,7 @@ def _gpus_of_virtual_ranks(topology: Topology, environ: Mapping[str, str]) -> tu
     """Return the only GPU that each rank sees: torch gives rank n entry n of CUDA_VISIBLE_DEVICES, or n."""
     listed = environ.get("CUDA_VISIBLE_DEVICES")
     entries = [str(n) for n in range(len(topology.gpus))] if listed is None else listed.split(",")
-    order = environ.get("CUDA_DEVICE_ORDER")
-    return tuple(first_visible(topology.gpus, visible_devices=entry.strip(), device_order=order) for entry in entries)
+    return tuple(first_visible(topology.gpus, {**environ, "CUDA_VISIBLE_DEVICES": entry.strip()}) for entry in entries)
 
 
 def _announce(plan: Plan, topology: Topology, *, quiet: bool) -> None:

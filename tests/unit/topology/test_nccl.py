@@ -56,15 +56,15 @@ class TestReadings:
     """A whole machine from a file."""
 
     def test_cpus_and_nodes(self) -> None:
-        """Each CPU is a core, because the file has no siblings, and a note says so; all else is unknown."""
+        """The file has no threads of cores, and a note says so; all else is unknown too."""
         readings = read(system(cpu(numaid="1", affinity="00000001,0000000c"), cpu(affinity="3")))
         assert [(n.id, cpu_set.render(n.cpus)) for n in readings.nodes] == [(0, "0-1"), (1, "2-3,32")]
-        assert [(c.cpu, sorted(c.siblings)) for c in readings.cpus] == [(c, [c]) for c in (0, 1, 2, 3, 32)]
+        assert [(c.cpu, c.siblings) for c in readings.cpus] == [(c, None) for c in (0, 1, 2, 3, 32)]
         assert {(c.package, c.l3) for c in readings.cpus} == {(None, None)}
         assert {(n.memory_bytes, n.free_bytes, len(n.distances)) for n in readings.nodes} == {(None, None, 0)}
         assert (readings.host, readings.source, readings.allowed_cpus) == (None, "t.xml", None)
         assert len(readings.notes) == 1
-        assert "SMT siblings" in readings.notes[0]
+        assert "threads of one core" in readings.notes[0]
 
     @pytest.mark.parametrize("affinity", [None, "", "0"])
     def test_no_affinity(self, affinity: str | None) -> None:
