@@ -63,7 +63,6 @@ _LADDER: Final[tuple[tuple[NodeSource, Callable[[_Evidence], int | None]], ...]]
     (NodeSource.PCI_PARENT, lambda e: e.homes.only(e.pci.parent_nodes[:1])),
     (NodeSource.NVML_MEMORY, lambda e: e.homes.only(e.nvml_nodes)),
     (NodeSource.LOCAL_CPUS, lambda e: e.homes.around(e.pci.local_cpus)),
-    (NodeSource.KFD, lambda e: e.homes.only([e.pci.kfd_node])),
     (NodeSource.NVML_CPUS, lambda e: e.homes.around(e.nvml_cpus)),
     (NodeSource.NCCL_FILE, lambda e: e.homes.only([e.nccl_node])),
     (NodeSource.SINGLE, lambda e: e.homes.single),

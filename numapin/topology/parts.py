@@ -171,8 +171,6 @@ class NodeSource(StrEnum):
     PCI_PARENT = "pci-parent"
     NVML_MEMORY = "nvml-memory-affinity"
     LOCAL_CPUS = "local-cpus"
-    KFD = "kfd-topology"
-    """AMD's driver: the CPUs to which the GPU's own links lead."""
     NVML_CPUS = "nvml-cpu-affinity"
     HWLOC_FILE = "hwloc-file"
     NCCL_FILE = "nccl-topology-file"

@@ -111,7 +111,6 @@ class PciReading:
         node: Its node, if the source has one: neither -1 nor nothing.
         node_source: Where `node` is from.
         parent_nodes: The nodes of the bridges above it that report one, nearest first.
-        kfd_node: The node with CPUs that AMD's driver links it to.
         local_cpus: The CPUs that are local to it.
         parents: The addresses of the bridges above it, nearest first.
         host_bridge: The root of its PCI tree.
@@ -131,7 +130,6 @@ class PciReading:
     node: int | None = None
     node_source: NodeSource = NodeSource.SYSFS
     parent_nodes: tuple[int, ...] = ()
-    kfd_node: int | None = None
     local_cpus: CpuSet | None = None
     parents: tuple[str, ...] = ()
     host_bridge: str | None = None

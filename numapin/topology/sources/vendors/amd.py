@@ -1,10 +1,12 @@
 """AMD's GPUs. Pure.
 
 Comes in: PCI devices and the files of the KFD topology (/sys/class/kfd), or GPUs and the variables of ROCr and HIP.
-Goes out: a reading for each device that HIP shows, with its node and xGMI links; the GPUs that HIP shows a process.
+Goes out: a reading for each device that HIP shows, with its xGMI links; the GPUs that HIP shows a process.
 
 The KFD numbers CPUs and GPUs in one row of nodes. HIP counts the GPUs in that order. A partitioned GPU (DPX, TPX, QPX,
 CPX) is several KFD nodes at one PCI address; the upper bits of `location_id` have the number of the partition.
+
+The KFD's link from a GPU to CPUs is not used: it repeats the PCI device's node, and is node 0 if that is unknown.
 
 The variables work one after the other: ROCR_VISIBLE_DEVICES chooses from all GPUs; HIP_VISIBLE_DEVICES, or if it is not
 set CUDA_VISIBLE_DEVICES, chooses from the remaining ones, by their new numbers.
@@ -29,7 +31,7 @@ from numapin.topology.sources.vendors.lists import Variable, chosen, first_set
 from numapin.topology.sources.vendors.seam import Served, Vendor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numapin.system.tree import Tree
     from numapin.topology.model import Gpu
@@ -81,7 +83,7 @@ def _read(tree: Tree, gpus: Sequence[PciReading]) -> Served:
         return Served(tuple(replace(gpu, is_driven=_is_driven_without_kfd(tree)) for gpu in gpus))
     by_address = {gpu.address: gpu for gpu in gpus}
     in_kfd = [node for node in nodes if node.is_gpu and node.address in by_address]
-    found = tuple(_partitions(tree, in_kfd, by_address, _numa_nodes(tree, nodes)))
+    found = tuple(_partitions(tree, in_kfd, by_address))
     missing = by_address.keys() - {node.address for node in in_kfd}
     left = sorted((by_address[address] for address in missing), key=lambda gpu: pci_order(gpu.address))
     driven = _has_device(tree)
@@ -124,19 +126,7 @@ def _properties(text: str) -> dict[str, int]:
     return {match[1]: int(match[2]) for match in _PROPERTY.finditer(text)}
 
 
-def _numa_nodes(tree: Tree, nodes: Iterable[_KfdNode]) -> Mapping[int, int]:
-    """Return the NUMA node of each KFD node with CPUs: the driver makes them in the order of the online NUMA nodes.
-
-    None is known if their numbers differ, as with NUMA nodes that have no CPUs.
-    """
-    of_cpus = [node.number for node in nodes if not node.is_gpu]
-    online = sorted(tree.numbers("sys/devices/system/node/online") or ())
-    return dict(zip(of_cpus, online, strict=True)) if len(of_cpus) == len(online) else {}
-
-
-def _partitions(
-    tree: Tree, nodes: Sequence[_KfdNode], gpus: Mapping[str, PciReading], numa_nodes: Mapping[int, int]
-) -> Iterator[PciReading]:
+def _partitions(tree: Tree, nodes: Sequence[_KfdNode], gpus: Mapping[str, PciReading]) -> Iterator[PciReading]:
     """Yield a reading for each device of the KFD, numbered as HIP does."""
     num_at = Counter(node.address for node in nodes)
     num_of_uuid = Counter(node.uuid for node in nodes)
@@ -148,17 +138,8 @@ def _partitions(
             name=tree.text(f"sys/bus/pci/devices/{address}/product_name") or None,
             uuid=node.uuid if num_of_uuid[node.uuid] == 1 else None,  # partitions may share their GPU's
             partition=node.partition if num_at[address] > 1 else None,
-            kfd_node=_nearest(node, numa_nodes),
             reports_fabric=True,
         )
-
-
-def _nearest(node: _KfdNode, numa_nodes: Mapping[int, int]) -> int | None:
-    """Return the NUMA node to which the GPU has the best link, or None if several are equally near."""
-    weights = {link["node_to"]: link.get("weight", 0) for link in node.links if link.get("node_to") in numa_nodes}
-    least = min(weights.values(), default=None)
-    nearest = [numa_nodes[number] for number, weight in weights.items() if weight == least]
-    return nearest[0] if len(nearest) == 1 else None
 
 
 def _fabric(nodes: Sequence[_KfdNode]) -> Iterator[FabricLink]:
