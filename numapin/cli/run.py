@@ -30,11 +30,12 @@ from numapin.plan.gpus import settle_gpus
 from numapin.plan.make import default_num_ranks, make_plan
 from numapin.rank.signals import open_mailbox
 from numapin.system import oom
+from numapin.topology.readings import OTHERS
 from numapin.topology.sources.vendors.table import first_visible
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -142,7 +143,8 @@ def start(job: Job, options: RunOptions, mailbox: Mailbox, *, trace: str = "") -
         _print_commands(plan, job, environment)
     else:
         observed = partial(_observed, job=job, num_ranks=len(plan.ranks), watch=watch, options=options)
-        _launch(plan, job, environment, mailbox, observed)
+        looks = _gpu_readings if any(gpu.vendor not in OTHERS for gpu in topology.visible_gpus) else tuple
+        _launch(plan, job, environment, mailbox=mailbox, observed=observed, looks=looks)
 
 
 def make_run_parser(
@@ -284,20 +286,23 @@ def _print_commands(plan: Plan, job: Job, environment: dict[str, str]) -> None:
         emit(f"rank {rank.local_rank}: {assignments} {command}\n")
 
 
-def _launch(
+def _launch(  # noqa: PLR0913 - the results of the steps before
     plan: Plan,
     job: Job,
     environment: dict[str, str],
+    *,
     mailbox: Mailbox,
     observed: Callable[[str], AbstractContextManager[None]],
+    looks: Callable[[], Iterable[NvmlReadings]],
 ) -> None:
+    """Run the job; `looks` returns readings of NVML by which lost GPUs are noticed before a restart."""
     with importing_torch():
         from numapin.launch import launch
 
     os.environ.update(environment)
     mailbox.leave(job.signals)
     with run_directory(os.environ) as run_dir, observed(run_dir):
-        launch(plan, job, run_dir, mailbox, lambda: require_gpus(plan, _gpu_readings()))
+        launch(plan, job, run_dir, mailbox, lambda: require_gpus(plan, looks()))
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from itertools import count, islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from numapin.base.cpu_set import CpuSet
+from numapin.base.plural import listed
 from numapin.topology.address import pci_order
 from numapin.topology.model import Gpu, GpuVendor, Nic, Node, NodeKind, NodeSource, Pcie
 from numapin.topology.readings import NvmlReading, PciReading, Readings
@@ -136,11 +137,19 @@ def unusable_notes(devices: tuple[FoundGpu, ...]) -> Iterator[str]:
         names = ", ".join(f"{gpu.label} ({gpu.vendor})" for gpu in others)
         used = devices[0].gpu.vendor
         yield f"{names}: not used, because ranks use the GPUs of one vendor, and this machine has GPUs of {used}"
+    unordered = [device.gpu for device in devices if device.is_preferred and _is_order_unknown(device)]
+    if len(unordered) > 1:
+        names = listed("gpu", [gpu.index for gpu in unordered])
+        yield f"HIP's order of {names} is not in this description (no KFD topology): ranks use them in this order"
     undriven = [device.gpu for device in devices if device.is_preferred and device.pci.is_driven is False]
     if undriven:
         names = ", ".join(f"{gpu.label} ({gpu.pci})" for gpu in undriven)
         remedy = "load the driver, or give the container its devices: docker run --device /dev/kfd --device /dev/dri"
         yield f"no driver serves {names} here; {remedy}"
+
+
+def _is_order_unknown(device: FoundGpu) -> bool:
+    return device.gpu.vendor is GpuVendor.AMD and device.pci.is_driven is None
 
 
 def _numbered(devices: Collection[PciReading]) -> Iterator[tuple[int, PciReading]]:
