@@ -26,7 +26,7 @@ from numapin.rank import handover
 from numapin.system.proc import children_of, descendants, environment_of, is_running
 from numapin.tasks import identify
 from numapin.topology.discover import discover
-from numapin.topology.sources.vendors.table import HIDING_VARIABLES, first_visible
+from numapin.topology.sources.vendors.table import first_visible, hiding_variables
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -278,9 +278,10 @@ def _default_plan(numbers: Sequence[int], environs: Sequence[Mapping[str, str]])
     """
     num_ranks = _num_ranks(numbers, environs)
     environ = dict(environs[0])
-    if len({tuple(map(environ.get, HIDING_VARIABLES)) for environ in environs}) == 1:
+    hiding = hiding_variables()
+    if len({tuple(map(environ.get, hiding)) for environ in environs}) == 1:
         return make_plan(discover(environ=environ), Request(num_ranks=num_ranks))
-    for name in HIDING_VARIABLES:
+    for name in hiding:
         environ.pop(name, None)
     topology = discover(environ=environ)
     first = {number: _first_gpu(topology, environ) for number, environ in zip(numbers, environs, strict=True)}

@@ -15,7 +15,7 @@ from numapin.base.plural import listed
 from numapin.topology.address import pci_order
 from numapin.topology.model import Gpu, GpuVendor, Nic, Node, NodeKind, NodeSource, Pcie
 from numapin.topology.readings import NvmlReading, PciReading, Readings
-from numapin.topology.sources.vendors.table import VENDORS, preferred
+from numapin.topology.sources.vendors.table import KINDS, preferred
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
@@ -91,8 +91,8 @@ def find_gpus(readings: Readings, nodes: tuple[Node, ...], homes: Homes) -> tupl
     """Return the GPUs of all vendors, those of the ranks' vendor first. Each has a number of its own."""
     kind = preferred(readings)
     found: list[FoundGpu] = []
-    for vendor in sorted(VENDORS, key=lambda vendor: vendor.kind is not kind):
-        of_vendor = _gpus_of(vendor.kind, readings, nodes, homes, others_preferred=vendor.kind is not kind)
+    for vendor in sorted(KINDS, key=lambda vendor: vendor is not kind):
+        of_vendor = _gpus_of(vendor, readings, nodes, homes, others_preferred=vendor is not kind)
         taken = {device.gpu.index for device in found}
         in_order = sorted(of_vendor, key=_own_number)
         found += _renumbered(in_order, after=max(taken)) if taken else in_order

@@ -16,7 +16,7 @@ from numapin.topology.address import pci_address
 from numapin.topology.model import GpuVendor, NicKind, NodeSource
 from numapin.topology.readings import VGA, FabricLink, NicReading, PciReading, nic_kind, pci_class
 from numapin.topology.sources.hwloc_objects import info, kind_of, numbers, of_kind, placed_of_kind, square
-from numapin.topology.sources.vendors.table import BY_PCI_ID, VENDORS
+from numapin.topology.sources.vendors.table import BY_PCI_ID, KINDS, vendor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,9 +71,9 @@ def _read_gpus(device: Element, below: list[Element]) -> list[PciReading]:
     if driven:
         parts = [_as_gpu(reading, element) for element in driven]
         return [replace(part, partition=number) for number, part in enumerate(parts)] if len(parts) > 1 else parts
-    vendor = BY_PCI_ID.get(vendor_id)
-    is_gpu = vendor is not None and vendor.is_gpu(device_class, reading.address)
-    return [replace(reading, vendor=vendor.kind)] if vendor is not None and is_gpu else []
+    kind = BY_PCI_ID.get(vendor_id)
+    is_gpu = kind is not None and vendor(kind).is_gpu(device_class, reading.address)
+    return [replace(reading, vendor=kind)] if is_gpu else []
 
 
 def _gpu_devices(below: list[Element]) -> list[Element]:
@@ -82,25 +82,25 @@ def _gpu_devices(below: list[Element]) -> list[Element]:
 
 
 def _vendor_and_number(element: Element) -> tuple[Vendor, int] | None:
-    for vendor in VENDORS:
-        match = vendor.hwloc_name.fullmatch(element.word("name"))
+    for maker in map(vendor, KINDS):
+        match = maker.hwloc_name.fullmatch(element.word("name"))
         if match is not None:
-            return vendor, int(match[1])
+            return maker, int(match[1])
     return None
 
 
 def _as_gpu(reading: PciReading, element: Element) -> PciReading:
     found = _vendor_and_number(element)
     assert found is not None  # noqa: S101 - only such elements are given
-    vendor, number = found
+    maker, number = found
     name = info(element, "GPUModel") or info(element, "LevelZeroModel") or reading.name
-    return replace(reading, vendor=vendor.kind, index=number, uuid=_uuid(element, vendor), name=name)
+    return replace(reading, vendor=maker.kind, index=number, uuid=_uuid(element, maker), name=name)
 
 
-def _uuid(element: Element, vendor: Vendor) -> str | None:
+def _uuid(element: Element, maker: Vendor) -> str | None:
     """Return a GPU's UUID; hwloc writes AMD's without the prefix that ROCr gives it."""
-    uuid = info(element, vendor.hwloc_uuid)
-    is_bare = uuid is not None and vendor.kind is GpuVendor.AMD and not uuid.startswith(GPU_PREFIX)
+    uuid = info(element, maker.hwloc_uuid)
+    is_bare = uuid is not None and maker.kind is GpuVendor.AMD and not uuid.startswith(GPU_PREFIX)
     return f"{GPU_PREFIX}{uuid}" if is_bare else uuid
 
 

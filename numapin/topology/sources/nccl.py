@@ -33,7 +33,7 @@ from numapin.topology.readings import (
     pcie_generation,
     pcie_width,
 )
-from numapin.topology.sources.vendors.table import BY_KIND, BY_PCI_ID
+from numapin.topology.sources.vendors.table import BY_PCI_ID, vendor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -132,15 +132,12 @@ def _read_pci(cpu: Element, cpus: CpuSet) -> Iterator[tuple[PciReading, Element]
 def _read_gpu(pci: Element, address: str) -> PciReading | None:
     gpu = next(pci.named("gpu"), None)
     device_class = pci_class(pci.text("class")) or 0
-    vendor = _vendor(pci, gpu, device_class)
+    kind = _vendor(pci, gpu, device_class)
     if gpu is None:
-        known = None if vendor is None else BY_KIND[vendor]
-        is_gpu = known is not None and known.is_gpu(device_class, address)
-        return PciReading(address=address, vendor=vendor, is_vga=device_class == VGA) if is_gpu else None
+        is_gpu = kind is not None and vendor(kind).is_gpu(device_class, address)
+        return PciReading(address=address, vendor=kind, is_vga=device_class == VGA) if is_gpu else None
     # NCCL writes `dev`, the number in NVML or ROCm SMI, and `sm` when it looks for links, none of them included.
-    return PciReading(
-        address=address, vendor=vendor, index=gpu.number("dev"), reports_fabric=gpu.text("sm") is not None
-    )
+    return PciReading(address=address, vendor=kind, index=gpu.number("dev"), reports_fabric=gpu.text("sm") is not None)
 
 
 def _vendor(pci: Element, gpu: Element | None, device_class: int) -> GpuVendor | None:
@@ -148,7 +145,7 @@ def _vendor(pci: Element, gpu: Element | None, device_class: int) -> GpuVendor |
     number = pci.text("vendor")
     known = BY_PCI_ID.get(int(number, 16)) if number and _HEXADECIMAL.fullmatch(number) else None
     if known is not None:
-        return known.kind
+        return known
     if gpu is not None and gpu.text("gcn"):
         return GpuVendor.AMD
     if number or (gpu is None and device_class >> 8 != DISPLAY and device_class != ACCELERATOR):

@@ -30,7 +30,7 @@ from numapin.topology.readings import (
     pcie_width,
 )
 from numapin.topology.sources.vendors.nvidia import DRIVER, driver_names
-from numapin.topology.sources.vendors.table import BY_PCI_ID
+from numapin.topology.sources.vendors.table import BY_PCI_ID, vendor
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping
@@ -53,9 +53,9 @@ def read_pci(tree: Tree, online: CpuSet) -> Iterator[PciReading]:
         device_class = pci_class(tree.text(f"{at}/class"))
         if address is None or device_class is None:
             continue
-        vendor = _gpu_vendor(tree, at, device_class, address, known_to_nvidia=address in driver)
-        if vendor is not None:
-            yield replace(_device(tree, at, address, online), vendor=vendor, is_vga=device_class == VGA)
+        kind = _gpu_vendor(tree, at, device_class, address, known_to_nvidia=address in driver)
+        if kind is not None:
+            yield replace(_device(tree, at, address, online), vendor=kind, is_vga=device_class == VGA)
         elif is_network(device_class) and (interfaces := _interfaces(tree, at, device_class)):
             yield replace(_device(tree, at, address, online), interfaces=interfaces)
 
@@ -84,8 +84,8 @@ def _gpu_vendor(tree: Tree, at: str, device_class: int, address: str, *, known_t
     number = _vendor(tree, at)
     if number is None:  # some captures have only the class: a VGA device may then be the board's own
         return GpuVendor.NVIDIA if known_to_nvidia or device_class == CONTROLLER_3D else None
-    vendor = BY_PCI_ID.get(number)
-    return vendor.kind if vendor is not None and vendor.is_gpu(device_class, address) else None
+    kind = BY_PCI_ID.get(number)
+    return kind if kind is not None and vendor(kind).is_gpu(device_class, address) else None
 
 
 def _vendor(tree: Tree, at: str) -> int | None:

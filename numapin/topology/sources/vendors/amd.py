@@ -198,7 +198,6 @@ def _show(gpus: Sequence[Gpu], environ: Environ) -> dict[str, str]:
 
 AMD: Final = Vendor(
     kind=GpuVendor.AMD,
-    pci_id=0x1002,
     is_gpu=_is_gpu,
     read=_read,
     hwloc_name=re.compile(r"rsmi([0-9]{1,4})"),

@@ -87,7 +87,6 @@ def _show(gpus: Sequence[Gpu], _environ: Environ) -> dict[str, str]:
 
 INTEL: Final = Vendor(
     kind=GpuVendor.INTEL,
-    pci_id=0x8086,
     is_gpu=_is_gpu,
     read=_read,
     hwloc_name=re.compile(r"ze([0-9]{1,4})"),

@@ -81,7 +81,6 @@ def _uuid(gpu: Gpu) -> str:
 
 NVIDIA: Final = Vendor(
     kind=GpuVendor.NVIDIA,
-    pci_id=0x10DE,
     is_gpu=_is_gpu,
     read=_read,
     hwloc_name=re.compile(r"nvml([0-9]{1,4})"),  # its CUDA and OpenCL devices are numbered in other orders

@@ -33,7 +33,6 @@ class Vendor(NamedTuple):
 
     Attributes:
         kind: Its name.
-        pci_id: Its number on PCI.
         is_gpu: Return whether a device of this vendor is a GPU for computing, by its PCI class and address.
         read: Add to the PCI devices of a tree what the driver says about them.
         hwloc_name: The name of a GPU's device in hwloc XML, with its number.
@@ -45,7 +44,6 @@ class Vendor(NamedTuple):
     """
 
     kind: GpuVendor
-    pci_id: int
     is_gpu: Callable[[int, str], bool]
     read: Callable[[Tree, Sequence[PciReading]], Served]
     hwloc_name: re.Pattern[str]

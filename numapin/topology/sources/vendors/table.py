@@ -12,29 +12,56 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from numapin.topology.model import Gpu, GpuVendor
-from numapin.topology.sources.vendors.amd import AMD
-from numapin.topology.sources.vendors.intel import INTEL
 from numapin.topology.sources.vendors.nvidia import NVIDIA
 from numapin.topology.sources.vendors.seam import Served
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from numapin.system.tree import Tree
     from numapin.topology.readings import PciReading, Readings
     from numapin.topology.sources.vendors.seam import Environ, Seen, Vendor
 
-VENDORS: Final = (NVIDIA, AMD, INTEL)
-"""In the order in which they are preferred if a machine has GPUs of several."""
-BY_KIND: Final = {vendor.kind: vendor for vendor in VENDORS}
-BY_PCI_ID: Final = {vendor.pci_id: vendor for vendor in VENDORS}
-HIDING_VARIABLES: Final = tuple(dict.fromkeys(name for vendor in VENDORS for name in vendor.variables))
-"""The variables that hide GPUs from a process."""
+
+def _nvidia() -> Vendor:
+    return NVIDIA
+
+
+def _amd() -> Vendor:
+    from numapin.topology.sources.vendors.amd import AMD  # most machines have none of its GPUs
+
+    return AMD
+
+
+def _intel() -> Vendor:
+    from numapin.topology.sources.vendors.intel import INTEL  # likewise
+
+    return INTEL
+
+
+_LOADERS: Final[Mapping[GpuVendor, Callable[[], Vendor]]] = {
+    GpuVendor.NVIDIA: _nvidia,
+    GpuVendor.AMD: _amd,
+    GpuVendor.INTEL: _intel,
+}
+KINDS: Final = tuple(_LOADERS)
+"""All vendors, in the order in which they are preferred if a machine has GPUs of several."""
+BY_PCI_ID: Final = {0x10DE: GpuVendor.NVIDIA, 0x1002: GpuVendor.AMD, 0x8086: GpuVendor.INTEL}
+
+
+def vendor(kind: GpuVendor) -> Vendor:
+    """Return a vendor."""
+    return _LOADERS[kind]()
+
+
+def hiding_variables() -> tuple[str, ...]:
+    """Return the variables that hide GPUs from a process, of all vendors."""
+    return tuple(dict.fromkeys(name for kind in KINDS for name in vendor(kind).variables))
 
 
 def vendor_of(gpu: Gpu) -> Vendor:
     """Return the vendor of a GPU; a machine file without vendors is from when only NVIDIA's were read."""
-    return BY_KIND[gpu.vendor or GpuVendor.NVIDIA]
+    return vendor(gpu.vendor or GpuVendor.NVIDIA)
 
 
 def read_drivers(tree: Tree, devices: Iterable[PciReading]) -> tuple[tuple[PciReading, ...], Served]:
@@ -43,7 +70,7 @@ def read_drivers(tree: Tree, devices: Iterable[PciReading]) -> tuple[tuple[PciRe
     gpus: defaultdict[GpuVendor | None, list[PciReading]] = defaultdict(list)
     for device in devices:
         (gpus[device.vendor] if device.is_gpu else others).append(device)
-    served = [vendor.read(tree, gpus[vendor.kind]) for vendor in VENDORS if gpus[vendor.kind]]
+    served = [vendor(kind).read(tree, gpus[kind]) for kind in KINDS if gpus[kind]]
     fabric = tuple(link for part in served for link in part.fabric)
     return tuple(others), Served(tuple(gpu for part in served for gpu in part.gpus), fabric)
 
@@ -55,7 +82,7 @@ def preferred(readings: Readings) -> GpuVendor | None:
     gpus = [reading for reading in readings.pci if reading.is_gpu]
     driven = {reading.vendor for reading in gpus if reading.is_driven}
     here = driven or {reading.vendor or GpuVendor.NVIDIA for reading in gpus}
-    return next((vendor.kind for vendor in VENDORS if vendor.kind in here), None)
+    return next((kind for kind in KINDS if kind in here), None)
 
 
 def seen_by_ranks(gpus: tuple[Gpu, ...], environ: Environ, *, unusable: Collection[int] = ()) -> Seen:
