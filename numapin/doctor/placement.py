@@ -290,10 +290,10 @@ def node_memory(_readings: DoctorReadings, topology: Topology) -> DoctorFinding:
     shares = _free_shares(topology)
     if not shares:
         return NODE_MEMORY.unknown("the free memory of the nodes is unknown")
-    mismatch = _memory_mismatch(topology)
-    if mismatch:
-        return NODE_MEMORY.note(mismatch, remedy="compare: numactl -H; grep MemTotal /proc/meminfo")
     lowest, highest = min(shares.values()), max(shares.values())
+    mismatch = _memory_mismatch(topology)
+    if lowest >= _LITTLE_FREE and mismatch:
+        return NODE_MEMORY.note(mismatch, remedy="compare: numactl -H; grep MemTotal /proc/meminfo")
     if lowest >= _LITTLE_FREE or highest < 2 * _LITTLE_FREE:
         return NODE_MEMORY.ok(f"at least {lowest:.0%} free on every node")
     full = CpuSet(node for node, share in shares.items() if share < _LITTLE_FREE)
