@@ -5,6 +5,7 @@ The sysfs tree of `roots.py` has the same facts, so what is read from all three 
 
 from __future__ import annotations
 
+import xml.etree.ElementTree as ET
 from typing import TYPE_CHECKING, Any
 
 from numapin.base.cpu_set import CpuSet
@@ -45,7 +46,21 @@ def _hwloc(machine: Machine) -> str:
     sets = _sets(machine.online, nodes) | {"allowed_cpuset": _hex(machine.online), "allowed_nodeset": _hex(nodes)}
     others = (_tag("object", **_interface(nic, "1")) for nic in machine.nics if "bus" in nic)
     whole = _tag("object", *inner, *others, type="Machine", os_index=0, **sets)
-    return _tag("topology", whole, _latencies(machine), _bandwidths(machine), version="2.0") + "\n"
+    topology = ET.fromstring(_tag("topology", whole, _latencies(machine), _bandwidths(machine), version="2.0"))  # noqa: S314
+    _complete(topology)
+    return ET.tostring(topology, encoding="unicode") + "\n"
+
+
+def _complete(topology: ET.Element) -> None:
+    """Add what hwloc itself needs to read the file: numbers of all objects, and the sets of those below a node."""
+    for number, element in enumerate(topology.iter("object"), 1):
+        element.attrib.setdefault("gp_index", str(number))
+        for child in element.findall("object"):
+            if "cpuset" in child.attrib:
+                child.attrib.setdefault("nodeset", element.attrib["nodeset"])
+        for name in ("cpuset", "nodeset"):
+            if name in element.attrib:
+                element.attrib[f"complete_{name}"] = element.attrib[name]
 
 
 def _hex(numbers: CpuSet) -> str:
@@ -73,7 +88,14 @@ def _group(machine: Machine, node: int, package: dict[str, Any]) -> str:
     )
     cores = [core for core in cores_of(machine, sorted(CpuSet.parse(package["cpus"]))) if core <= cpus]
     return _tag(
-        "object", *memory, *_caches(machine, cores), *_bridges(machine, node), type="Group", **_sets(cpus, CpuSet(near))
+        "object",
+        *memory,
+        *_caches(machine, cores),
+        *_bridges(machine, node),
+        type="Group",
+        kind=1001,
+        subkind=0,
+        **_sets(cpus, CpuSet(near)),
     )
 
 
@@ -83,7 +105,8 @@ def _caches(machine: Machine, cores: list[CpuSet]) -> Iterator[str]:
         members = cores[start : start + (size or len(cores))]
         inner = "".join(map(_core, members))
         cpus = CpuSet().union(*members)
-        yield _tag("object", inner, type="L3Cache", cpuset=_hex(cpus)) if size else inner
+        l3 = {"type": "L3Cache", "cache_size": 1 << 24, "depth": 3, "cache_linesize": 64, "cache_associativity": 16}
+        yield _tag("object", inner, **l3, cache_type=0, cpuset=_hex(cpus)) if size else inner
 
 
 def _core(cpus: CpuSet) -> str:
@@ -97,23 +120,28 @@ def _bridges(machine: Machine, node: int) -> Iterator[str]:
     for root in dict.fromkeys(device["at"].partition("/")[0] for device in devices):
         below = (_pci(machine, device) for device in devices if device["at"].startswith(f"{root}/"))
         bus = root.removeprefix("pci").replace(":", ":[") + "-ff]"
-        yield _tag("object", *below, type="Bridge", bridge_type="0-1", bridge_pci=bus)
+        yield _tag("object", *below, type="Bridge", bridge_type="0-1", depth=0, bridge_pci=bus)
 
 
 def _pci(machine: Machine, device: dict[str, Any]) -> str:
     *above, address = device["at"].split("/")[1:]
     inner = _tag("object", _os_device(machine, device), **_identity(machine, device, address))
     for bridge in reversed(above):
-        inner = _tag(
-            "object", inner, type="Bridge", bridge_type="1-1", pci_busid=bridge, pci_type="0604 [1022:1] [0:0] 0"
-        )
+        below = f"{bridge[:4]}:[{bridge[5:7]}-ff]"
+        kind = {"bridge_type": "1-1", "depth": 1, "bridge_pci": below, "pci_type": "0604 [1022:1483] [0000:0000] 00"}
+        inner = _tag("object", inner, type="Bridge", pci_busid=bridge, **kind, pci_link_speed="31.5")
     return inner
 
 
 def _identity(machine: Machine, device: dict[str, Any], address: str) -> dict[str, str]:
     default, vendor = _GPU_CLASS[machine.vendor] if device in machine.gpus else ("0200", "15b3")
     device_class = device["class"][2:6] if "class" in device else default
-    return {"type": "PCIDev", "pci_busid": address, "pci_type": f"{device_class} [{vendor}:20b0] [0000:0000] 00"}
+    return {
+        "type": "PCIDev",
+        "pci_busid": address,
+        "pci_type": f"{device_class} [{vendor}:20b0] [0000:0000] 00",
+        "pci_link_speed": "31.5",
+    }
 
 
 def _os_device(machine: Machine, device: dict[str, Any]) -> str:
@@ -138,8 +166,12 @@ def _interface(nic: dict[str, Any], osdev_type: str) -> dict[str, str]:
 def _latencies(machine: Machine) -> str:
     nodes = sorted(machine.cpu_nodes)
     values = " ".join("10" if a == b else str(machine.distance["other"]) for a in nodes for b in nodes)
-    parts = _tag("indexes", " ".join(map(str, nodes))), _tag("u64values", values)
-    return _tag("distances2", *parts, type="NUMANode", kind=5, name="NUMALatency", indexing="os")
+    parts = _numbers("indexes", " ".join(map(str, nodes))), _numbers("u64values", values)
+    return _tag("distances2", *parts, type="NUMANode", nbobjs=len(nodes), kind=5, name="NUMALatency", indexing="os")
+
+
+def _numbers(tag: str, text: str) -> str:
+    return _tag(tag, f"{text} ", length=len(text) + 1)
 
 
 def _bandwidths(machine: Machine) -> str:
@@ -151,8 +183,8 @@ def _bandwidths(machine: Machine) -> str:
     each = speed * (num_links if machine.vendor == "nvidia" else 1)
     gpus = range(len(machine.gpus))
     values = " ".join(str(1000000 if a == b else each) for a in gpus for b in gpus)
-    parts = _tag("indexes", " ".join(str(900 + gpu) for gpu in gpus)), _tag("u64values", values)
-    return _tag("distances2", *parts, type="OSDev", kind=9, name=name, indexing="gp")
+    parts = _numbers("indexes", " ".join(str(900 + gpu) for gpu in gpus)), _numbers("u64values", values)
+    return _tag("distances2", *parts, type="OSDev", nbobjs=len(gpus), kind=9, name=name, indexing="gp")
 
 
 # --- NCCL ------------------------------------------------------------------------------------------------------------
