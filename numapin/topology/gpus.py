@@ -92,7 +92,7 @@ def find_gpus(readings: Readings, nodes: tuple[Node, ...], homes: Homes) -> tupl
     kind = preferred(readings)
     found: list[FoundGpu] = []
     for vendor in sorted(KINDS, key=lambda vendor: vendor is not kind):
-        of_vendor = _gpus_of(vendor, readings, nodes, homes, others_preferred=vendor is not kind)
+        of_vendor = _gpus_of(vendor, readings, nodes, homes, is_preferred=vendor is kind)
         taken = {device.gpu.index for device in found}
         in_order = sorted(of_vendor, key=_own_number)
         found += _renumbered(in_order, after=max(taken)) if taken else in_order
@@ -100,7 +100,7 @@ def find_gpus(readings: Readings, nodes: tuple[Node, ...], homes: Homes) -> tupl
 
 
 def _gpus_of(
-    kind: GpuVendor, readings: Readings, nodes: tuple[Node, ...], homes: Homes, *, others_preferred: bool
+    kind: GpuVendor, readings: Readings, nodes: tuple[Node, ...], homes: Homes, *, is_preferred: bool
 ) -> Iterator[FoundGpu]:
     """Yield a vendor's GPUs. A VGA controller beside another vendor's GPUs is for the screen, and is left out."""
     on_pci = [reading for reading in readings.pci if reading.is_gpu and (reading.vendor or GpuVendor.NVIDIA) is kind]
@@ -108,11 +108,11 @@ def _gpus_of(
         by_address = {reading.address: reading for reading in on_pci}
         for gpu in _without_cpuset(readings, nodes, readings.nvml.gpus):
             pci = by_address.get(gpu.pci, PciReading(address=gpu.pci, vendor=kind))
-            yield FoundGpu(_gpu(gpu, pci, readings, homes), pci, not others_preferred)
+            yield FoundGpu(_gpu(gpu, pci, readings, homes), pci, is_preferred)
         return
-    parts = {reading.part: reading for reading in on_pci if not (others_preferred and reading.is_vga)}
+    parts = {reading.part: reading for reading in on_pci if is_preferred or not reading.is_vga}
     for index, pci in _numbered(parts.values()):
-        yield FoundGpu(_gpu(_as_nvml(index, pci), pci, readings, homes), pci, not others_preferred)
+        yield FoundGpu(_gpu(_as_nvml(index, pci), pci, readings, homes), pci, is_preferred)
 
 
 def _renumbered(devices: list[FoundGpu], *, after: int) -> Iterator[FoundGpu]:
