@@ -93,7 +93,7 @@ def _typed_binding_options() -> list[str]:
 def _plan_here(task: Task, options: BindingOptions) -> Slice:
     """Read the machine as this task may use it, and plan for this task."""
     topology = topology_from(gpu_nodes=options.gpu_nodes)
-    request, shown = settle_gpus(topology, options.request(num_ranks=None))
+    request, shown = settle_gpus(topology, options.request(num_ranks=None), os.environ)
     own_cpus = has_own_cpus(
         topology.allowed.cpus, launcher=launcher_cpus(task), limit=cpus_of_job(os.environ), size=task.size
     )

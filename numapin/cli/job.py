@@ -20,6 +20,7 @@ from numapin.jobs.request import Form, JobRequest, KubernetesKind, Launch
 from numapin.jobs.share import Share, require_present, share_of
 from numapin.launcher import preload
 from numapin.plan.make import make_plan
+from numapin.topology.model import GpuVendor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -291,6 +292,7 @@ def _request(engine: _Engine, options: _JobOptions) -> JobRequest:
         setup=options.setup,
         kind=KubernetesKind(options.kind),
         sys_nice=options.sys_nice,
+        vendor=_vendor(topology),
     )
     _require_gpus(options.gpus, request)
     return request if topology is None else _sized(request, topology, engine, options)
@@ -343,6 +345,12 @@ def _gpus(given: int | None, topology: Topology | None) -> int:
             "give --gpus-per-node N (0 for none), or --machine FILE (topo --save)",
         )
     return len(topology.gpus)
+
+
+def _vendor(topology: Topology | None) -> GpuVendor:
+    """Return the maker of the GPUs that ranks use; NVIDIA without a machine file."""
+    gpus = topology.visible_gpus if topology else ()
+    return next((gpu.vendor for gpu in gpus if gpu.vendor), GpuVendor.NVIDIA)
 
 
 def _launch(options: _JobOptions) -> Launch:

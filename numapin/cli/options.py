@@ -147,7 +147,8 @@ BINDING: tuple[click.Option, ...] = (
     click.Option(
         ["--gpus"],
         type=Parsed("LIST", parse_gpus),
-        help="GPUs to use, in rank order: NVML indices, UUIDs or PCI addresses. Exported as CUDA_VISIBLE_DEVICES.",
+        help="GPUs to use, in rank order: indices as in numapin topo (NVML's), UUIDs or PCI addresses. Exported as "
+        "CUDA_VISIBLE_DEVICES, or the variables of AMD's or Intel's runtime.",
     ),
     GPU_NODES,
     click.Option(

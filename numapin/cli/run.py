@@ -30,11 +30,12 @@ from numapin.plan.gpus import settle_gpus
 from numapin.plan.make import default_num_ranks, make_plan
 from numapin.rank.signals import open_mailbox
 from numapin.system import oom
-from numapin.topology.visible import first_visible
+from numapin.topology.readings import OTHERS
+from numapin.topology.sources.vendors.table import first_visible
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -142,7 +143,8 @@ def start(job: Job, options: RunOptions, mailbox: Mailbox, *, trace: str = "") -
         _print_commands(plan, job, environment)
     else:
         observed = partial(_observed, job=job, num_ranks=len(plan.ranks), watch=watch, options=options)
-        _launch(plan, job, environment, mailbox, observed)
+        looks = _gpu_readings if any(gpu.vendor not in OTHERS for gpu in topology.visible_gpus) else tuple
+        _launch(plan, job, environment, mailbox=mailbox, observed=observed, looks=looks)
 
 
 def make_run_parser(
@@ -193,7 +195,7 @@ def parse(
 def _request(job: Job, options: RunOptions, topology: Topology) -> tuple[Request, dict[str, str]]:
     """Return the request of the options, including torchrun's, and the variables that show CUDA the GPUs of --gpus."""
     asked = options.request(num_ranks=_num_ranks(job, topology), numa_binding=job.numa_binding)
-    request, gpu_variables = settle_gpus(topology, asked)
+    request, gpu_variables = settle_gpus(topology, asked, os.environ)
     if job.arguments.virtual_local_rank:
         gpus = _gpus_of_virtual_ranks(topology, {**os.environ, **gpu_variables})
         _require_gpu_per_rank(request.num_ranks, len(gpus))
@@ -261,8 +263,7 @@ def _gpus_of_virtual_ranks(topology: Topology, environ: Mapping[str, str]) -> tu
     """Return the only GPU that each rank sees: torch gives rank n entry n of CUDA_VISIBLE_DEVICES, or n."""
     listed = environ.get("CUDA_VISIBLE_DEVICES")
     entries = [str(n) for n in range(len(topology.gpus))] if listed is None else listed.split(",")
-    order = environ.get("CUDA_DEVICE_ORDER")
-    return tuple(first_visible(topology.gpus, visible_devices=entry.strip(), device_order=order) for entry in entries)
+    return tuple(first_visible(topology.gpus, {**environ, "CUDA_VISIBLE_DEVICES": entry.strip()}) for entry in entries)
 
 
 def _announce(plan: Plan, topology: Topology, *, quiet: bool) -> None:
@@ -285,20 +286,23 @@ def _print_commands(plan: Plan, job: Job, environment: dict[str, str]) -> None:
         emit(f"rank {rank.local_rank}: {assignments} {command}\n")
 
 
-def _launch(
+def _launch(  # noqa: PLR0913 - the results of the steps before
     plan: Plan,
     job: Job,
     environment: dict[str, str],
+    *,
     mailbox: Mailbox,
     observed: Callable[[str], AbstractContextManager[None]],
+    looks: Callable[[], Iterable[NvmlReadings]],
 ) -> None:
+    """Run the job; `looks` returns readings of NVML by which lost GPUs are noticed before a restart."""
     with importing_torch():
         from numapin.launch import launch
 
     os.environ.update(environment)
     mailbox.leave(job.signals)
     with run_directory(os.environ) as run_dir, observed(run_dir):
-        launch(plan, job, run_dir, mailbox, lambda: require_gpus(plan, _gpu_readings()))
+        launch(plan, job, run_dir, mailbox, lambda: require_gpus(plan, looks()))
 
 
 @contextmanager

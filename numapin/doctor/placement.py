@@ -57,7 +57,7 @@ SHM: Final = Check(
 )
 NODE_MEMORY: Final = Check(
     name="node-memory",
-    where="/sys/devices/system/node/node*/meminfo",
+    where="/sys/devices/system/node/node*/meminfo, /proc/meminfo",
     why="When a node is full, the kernel silently takes pages of another node rather than drop its file caches.",
 )
 SWAP: Final = Check(
@@ -80,6 +80,7 @@ _CAP_SYS_NICE: Final = 1 << 23
 _SMALL_SHM_BYTES: Final = 1 << 30  # Docker's default is 64 MiB; two workers hold that much in a few batches of images
 _LITTLE_FREE: Final = 0.05
 _MUCH_SWAP: Final = 0.01
+_MEMORY_TOLERANCE: Final = 0.05
 
 
 def nodes(readings: DoctorReadings, topology: Topology) -> DoctorFinding:
@@ -290,11 +291,26 @@ def node_memory(_readings: DoctorReadings, topology: Topology) -> DoctorFinding:
     if not shares:
         return NODE_MEMORY.unknown("the free memory of the nodes is unknown")
     lowest, highest = min(shares.values()), max(shares.values())
+    mismatch = _memory_mismatch(topology)
+    if lowest >= _LITTLE_FREE and mismatch:
+        return NODE_MEMORY.note(mismatch, remedy="compare: numactl -H; grep MemTotal /proc/meminfo")
     if lowest >= _LITTLE_FREE or highest < 2 * _LITTLE_FREE:
         return NODE_MEMORY.ok(f"at least {lowest:.0%} free on every node")
     full = CpuSet(node for node, share in shares.items() if share < _LITTLE_FREE)
     free = ", ".join(f"{share:.1%} of node {node}" for node, share in sorted(shares.items()))
     return NODE_MEMORY.warning(f"almost full: {_node_names(full)} (free: {free})", remedy=_FREE_MEMORY)
+
+
+def _memory_mismatch(topology: Topology) -> str:
+    """Return text if the nodes' memory does not add up to the host's, as under some hypervisors and containers."""
+    sizes_bytes = [node.memory_bytes for node in topology.nodes]
+    whole = topology.memory_bytes
+    known = [size for size in sizes_bytes if size is not None]
+    if whole is None or len(known) < len(sizes_bytes) or abs(sum(known) - whole) <= _MEMORY_TOLERANCE * whole:
+        return ""
+    in_nodes, in_host = sizes.render(sum(known)), sizes.render(whole)
+    cause = "one of them is made up by the hypervisor or container"
+    return f"the nodes have {in_nodes} together, but /proc/meminfo says {in_host}: {cause}"
 
 
 def _free_shares(topology: Topology) -> Mapping[int, float]:

@@ -8,13 +8,15 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
+from numapin.base.plural import counted
 from numapin.data import forks
 from numapin.doctor.model import Check
 from numapin.system.openmp import binding_variables
+from numapin.topology.readings import OTHERS
 
 if TYPE_CHECKING:
     from numapin.doctor.model import DoctorFinding, Live
-    from numapin.topology.model import Topology
+    from numapin.topology.model import Gpu, Topology
 
 DRIVER: Final = Check(
     name="driver",
@@ -84,9 +86,21 @@ def driver(live: Live, topology: Topology) -> DoctorFinding:
 def _no_nvml(live: Live, topology: Topology) -> DoctorFinding:
     note = next(iter(live.nvml.notes), "NVML does not answer; nvidia-smi")
     what, _, remedy = note.rpartition("; ")
-    if live.nvml.broken or topology.gpus:
+    others = [gpu for gpu in topology.gpus if gpu.vendor in OTHERS]
+    if live.nvml.broken or len(others) < len(topology.gpus):
         return DRIVER.error(what, remedy=remedy)
+    if others:
+        return _other_driver(others, topology)
     return DRIVER.note(f"{what}, and no NVIDIA GPU was found", remedy=remedy)
+
+
+def _other_driver(gpus: list[Gpu], topology: Topology) -> DoctorFinding:
+    """Judge the driver of a machine with GPUs of other vendors than NVIDIA."""
+    vendors = ", ".join(sorted({str(gpu.vendor) for gpu in gpus}))
+    shown = f"{counted(len(topology.visible_gpus), 'GPU')} of {len(gpus)} visible ({vendors})"
+    if topology.visible_gpus:
+        return DRIVER.ok(shown)
+    return DRIVER.error(shown, remedy="see the notes of: numapin topo")
 
 
 def persistence(live: Live, _topology: Topology) -> DoctorFinding:
@@ -175,10 +189,11 @@ def openmp(live: Live, _topology: Topology) -> DoctorFinding:
 
 def device_order(live: Live, topology: Topology) -> DoctorFinding:
     """Find GPUs of several models in CUDA's own order."""
-    models = sorted({gpu.name for gpu in topology.gpus if gpu.name})
+    nvidia = [gpu for gpu in topology.gpus if gpu.vendor not in OTHERS]
+    models = sorted({gpu.name for gpu in nvidia if gpu.name})
     order = live.environ.get("CUDA_DEVICE_ORDER")
     setting = f"CUDA_DEVICE_ORDER={order}" if order else "CUDA_DEVICE_ORDER not set"
-    if not topology.gpus:
+    if not nvidia:
         return DEVICE_ORDER.ok(f"{setting}; no GPU")
     what = f"{setting}; GPU models: {', '.join(models) or 'unknown'}"
     if len(models) < 2 or order == "PCI_BUS_ID":

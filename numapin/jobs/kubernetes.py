@@ -16,6 +16,7 @@ from numapin.errors import UsageError
 from numapin.jobs import shell
 from numapin.jobs.image import in_registry
 from numapin.jobs.request import KubernetesKind
+from numapin.topology.model import GpuVendor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,6 +24,12 @@ if TYPE_CHECKING:
     from numapin.jobs.request import JobRequest
 
 _PORT: Final = 29500
+_DEVICES: Final = {
+    GpuVendor.NVIDIA: "nvidia.com/gpu",
+    GpuVendor.AMD: "amd.com/gpu",
+    GpuVendor.INTEL: "gpu.intel.com/i915",
+}
+"""The resource of each vendor's device plugin."""
 _NAME: Final = re.compile(r"[a-z]([a-z0-9-]{0,50}[a-z0-9])?")
 _IMAGE: Final = re.compile(r"[a-z0-9][A-Za-z0-9._:/@-]*")
 _IS_HOST: Final = 'export PET_RDZV_CONF="is_host=$((JOB_COMPLETION_INDEX == 0))"'
@@ -254,7 +261,8 @@ def _arguments(request: JobRequest) -> list[str]:
 def _resources(request: JobRequest) -> dict[str, object]:
     memory_bytes = request.memory_bytes or 0
     gpus = request.gpus_per_node or None
-    amounts = _without_none({"cpu": request.cpus_per_task, "memory": f"{memory_bytes >> 20}Mi", "nvidia.com/gpu": gpus})
+    device = _DEVICES[request.vendor]
+    amounts = _without_none({"cpu": request.cpus_per_task, "memory": f"{memory_bytes >> 20}Mi", device: gpus})
     return {"requests": amounts, "limits": amounts}
 
 

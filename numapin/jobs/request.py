@@ -13,6 +13,7 @@ from typing import Final
 from numapin.base.bounds import MAX_CPUS, MAX_GPUS, MAX_NUMBER, MAX_RANKS
 from numapin.errors import UsageError
 from numapin.jobs import image
+from numapin.topology.model import GpuVendor
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,62}")
 _QUEUE: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,:@/+-]{0,127}")
@@ -73,6 +74,7 @@ class JobRequest:
         setup: Shell lines that run first.
         kind: The kind of a Kubernetes job.
         sys_nice: Whether pods may set memory policies.
+        vendor: The maker of the GPUs.
     """
 
     command: tuple[str, ...]
@@ -98,6 +100,7 @@ class JobRequest:
     setup: tuple[str, ...] = ()
     kind: KubernetesKind = KubernetesKind.JOB
     sys_nice: bool = True
+    vendor: GpuVendor = GpuVendor.NVIDIA
 
     def __post_init__(self) -> None:
         """Check everything that can be checked without a cluster."""

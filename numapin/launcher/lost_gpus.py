@@ -20,17 +20,20 @@ if TYPE_CHECKING:
 def require_gpus(plan: Plan, looks: Iterable[NvmlReadings]) -> None:
     """Raise NumapinError for planned GPUs that none of the readings shows.
 
-    A reading without any answer from NVML counts as showing all of them. No reading is taken if no GPU is planned.
+    A reading without any answer from NVML counts as showing all of them. No reading is taken if no GPU is planned; none
+    are given for GPUs that NVML does not know.
     """
     planned = _gpus_of(plan)
     if not planned:
         return
-    lost = [label for _, label in planned]
+    lost: list[str] = []
     notes: tuple[str, ...] = ()
     for readings in looks:
         lost, notes = _missing(planned, readings), readings.notes
         if not lost:
             return
+    if not lost:
+        return
     problem = (
         f"the driver no longer shows {', '.join(lost)}: this host leaves the job, which continues on the other hosts "
         "if --nnodes MIN:MAX allows it"

@@ -26,7 +26,7 @@ from numapin.rank import handover
 from numapin.system.proc import children_of, descendants, environment_of, is_running
 from numapin.tasks import identify
 from numapin.topology.discover import discover
-from numapin.topology.visible import first_visible
+from numapin.topology.sources.vendors.table import first_visible, hiding_variables
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -144,7 +144,7 @@ def job_of_processes(pids: Sequence[int]) -> RunningJob:
        that have it, and is itself a rank if there are none.
     2. Ranks of an active numapin run get the plan in its run directory. A process that a rank started stands for it.
     3. Other ranks are numbered by LOCAL_RANK, or else by their order. They get the plan that `numapin plan` makes for
-       this number of ranks and for the GPUs that CUDA_VISIBLE_DEVICES shows them.
+       this number of ranks and for the GPUs that their environment shows them.
 
     Raises UsageError for a process that does not exist or is in no rank of its run, and MachineError for a process of
     another user.
@@ -278,9 +278,11 @@ def _default_plan(numbers: Sequence[int], environs: Sequence[Mapping[str, str]])
     """
     num_ranks = _num_ranks(numbers, environs)
     environ = dict(environs[0])
-    if len({environ.get("CUDA_VISIBLE_DEVICES") for environ in environs}) == 1:
+    hiding = hiding_variables()
+    if len({tuple(map(environ.get, hiding)) for environ in environs}) == 1:
         return make_plan(discover(environ=environ), Request(num_ranks=num_ranks))
-    environ.pop("CUDA_VISIBLE_DEVICES", None)
+    for name in hiding:
+        environ.pop(name, None)
     topology = discover(environ=environ)
     first = {number: _first_gpu(topology, environ) for number, environ in zip(numbers, environs, strict=True)}
     gpus = tuple(first.get(number) for number in range(num_ranks))
@@ -289,8 +291,4 @@ def _default_plan(numbers: Sequence[int], environs: Sequence[Mapping[str, str]])
 
 def _first_gpu(topology: Topology, environ: Mapping[str, str]) -> int | None:
     """Return the index of the first GPU that CUDA shows to a process."""
-    return first_visible(
-        topology.gpus,
-        visible_devices=environ.get("CUDA_VISIBLE_DEVICES"),
-        device_order=environ.get("CUDA_DEVICE_ORDER"),
-    )
+    return first_visible(topology.gpus, environ)

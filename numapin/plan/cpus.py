@@ -31,7 +31,7 @@ def assign_cpus(topology: Topology, request: Request) -> tuple[UsableMachine, li
     """Return the indexed machine and a draft for each rank, in the order of local ranks."""
     machine = UsableMachine(topology, _usable_cpus(topology, request))
     drafts = [_with_pool(machine, request, draft) for draft in _drafts(machine, request)]
-    return machine, _split(machine, request, drafts)
+    return machine, [_with_doubts(machine, draft) for draft in _split(machine, request, drafts)]
 
 
 class Draft(NamedTuple):
@@ -62,6 +62,17 @@ class Draft(NamedTuple):
         return not self.shortfalls
 
 
+def _with_doubts(machine: UsableMachine, draft: Draft) -> Draft:
+    """Mark a rank as not exact if the machine's description leaves open what its CPUs are."""
+    topology = machine.topology
+    if draft.bound and draft.home in topology.doubtful_nodes:
+        draft = draft.because(f"which CPUs belong to node {draft.home} is not certain", exact=False)
+    if topology.siblings_known:
+        return draft
+    why = "it is unknown which CPUs are threads of one core, so ranks may share cores; assumed are two threads per core"
+    return draft._replace(num_threads=max(1, draft.num_threads // 2)).because(why, exact=False)
+
+
 # --- 1. usable CPUs --------------------------------------------------------------------------------------------------
 
 
@@ -72,6 +83,10 @@ def _usable_cpus(topology: Topology, request: Request) -> CpuSet:
         raise UsageError(
             f"--reserve-cpus: CPUs {unknown} do not exist; online are {online}", "see them with: numapin topo"
         )
+    if not online:
+        raise PlanError(
+            f"{topology.source} lists no CPUs, so there is nothing to plan with", "see what it has: numapin topo --json"
+        )
     allowed = topology.allowed.cpus & online  # a machine file may allow CPUs that are offline
     usable = allowed - request.reserve_cpus
     if not request.smt:
@@ -79,9 +94,15 @@ def _usable_cpus(topology: Topology, request: Request) -> CpuSet:
     if not usable:
         raise PlanError(
             f"no CPU is left: allowed are {allowed or 'none'}, --reserve-cpus takes {request.reserve_cpus or 'none'}",
-            "see what is allowed with: grep Cpus_allowed_list /proc/self/status",
+            _see_allowed(topology),
         )
     return usable
+
+
+def _see_allowed(topology: Topology) -> str:
+    if topology.source == "live":
+        return "see what is allowed with: grep Cpus_allowed_list /proc/self/status"
+    return "see what is allowed there in the field `allowed` of: numapin topo --json"
 
 
 def _first_threads(cores: Iterable[Core], usable: CpuSet) -> CpuSet:

@@ -1,6 +1,6 @@
 """The GPUs of a request, in the order of its ranks: the only place that looks up the GPUs of --gpus. Pure.
 
-Comes in: a `Topology` and a `Request`. Goes out: the GPU of each rank, and the environment that shows CUDA these GPUs.
+Comes in: a `Topology` and a `Request`. Goes out: the GPU of each rank, and the variables that show these GPUs.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from numapin.errors import UsageError
+from numapin.topology.sources.vendors.table import vendor_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numapin.plan.request import Request
     from numapin.topology.model import Gpu, Topology
@@ -19,17 +20,18 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def settle_gpus(topology: Topology, request: Request) -> tuple[Request, dict[str, str]]:
+def settle_gpus(topology: Topology, request: Request, environ: Mapping[str, str]) -> tuple[Request, dict[str, str]]:
     """Look up the GPUs that --gpus names; return the request with their indices, and the ranks' environment variables.
 
-    The environment names all of them by UUID, in the order of the ranks; it is empty without --gpus. Raises UsageError
-    for a GPU that does not exist, is hidden or is named twice, and for one that CUDA_VISIBLE_DEVICES cannot name.
+    The variables name all of them, in the order of the ranks: NVIDIA's by UUID, others by number. There are none
+    without --gpus. `environ` has the variables that hide GPUs already. Raises UsageError for a GPU that does not exist,
+    is hidden or is named twice, and for one that the variables cannot name.
     """
     if request.gpus is None:
         return request, {}
     gpus = _named_gpus(topology, request.gpus)
     indices = in_turn([gpu.index for gpu in gpus], request.num_ranks or 0)
-    return replace(request, gpus=None, rank_gpus=indices), {"CUDA_VISIBLE_DEVICES": ",".join(map(_uuid, gpus))}
+    return replace(request, gpus=None, rank_gpus=indices), vendor_of(gpus[0]).show(gpus, environ)
 
 
 def rank_gpus(topology: Topology, request: Request) -> tuple[Gpu | None, ...]:
@@ -61,22 +63,9 @@ def _require_visible(named: Sequence[Gpu], visible: Sequence[Gpu]) -> None:
     hidden = [gpu for gpu in named if gpu not in visible]
     if hidden or not named:
         names, shown = _labels(hidden) or "nothing", _labels(visible) or "none"
-        raise UsageError(f"--gpus names {names}; CUDA_VISIBLE_DEVICES shows {shown}", "unset CUDA_VISIBLE_DEVICES")
+        variable = vendor_of((*visible, *hidden)[0]).variables[0] if visible or hidden else "CUDA_VISIBLE_DEVICES"
+        raise UsageError(f"--gpus names {names}; {variable} shows {shown}", f"unset {variable}")
 
 
 def _labels(gpus: Iterable[Gpu]) -> str:
     return ", ".join(gpu.label for gpu in gpus)
-
-
-def _uuid(gpu: Gpu) -> str:
-    """Return the name by which CUDA_VISIBLE_DEVICES shows the whole GPU. Raises UsageError if it has none."""
-    if gpu.uuid is None:
-        raise UsageError(
-            f"--gpus: the UUID of {gpu.label} is unknown; only NVML reports it", "see why with: numapin doctor"
-        )
-    if gpu.mig:
-        raise UsageError(
-            f"--gpus: {gpu.label} is cut into {len(gpu.mig)} MIG instances, which it cannot choose from",
-            f"name one: CUDA_VISIBLE_DEVICES={gpu.mig[0].uuid}",
-        )
-    return gpu.uuid

@@ -145,7 +145,7 @@ def _plan(request: Request, gpu_nodes: Mapping[str, int], *, strict: bool) -> tu
     topology = discover(environ=os.environ, gpu_nodes=gpu_nodes.items())
     if request.num_ranks is None:
         request = replace(request, num_ranks=default_num_ranks(topology))
-    request, environment = settle_gpus(topology, request)
+    request, environment = settle_gpus(topology, request, os.environ)
     return rehearse(make_plan(topology, request), strict=strict, within=in_thread), environment
 
 

@@ -80,9 +80,9 @@ class Tree:
             os.close(fd)
 
     def text(self, path: str) -> str | None:
-        """Return a file's text without the white space around it, or None."""
+        """Return a file's text without the white space around it, or None; some captures end files with a NUL."""
         data = self.data(path)
-        return None if data is None else data.decode(errors="replace").strip()
+        return None if data is None else data.decode(errors="replace").rstrip("\0").strip()
 
     def number(self, path: str) -> int | None:
         """Return a file's non-negative number; None if it holds anything else, such as the kernel's -1."""

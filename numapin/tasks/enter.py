@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from numapin.tasks.identify import Task
 
 _GIVEN: Final = f"{BINDING}, set for this rank"
+_LISTS: Final = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 _WRITE_ONE: Final = "write one with: numapin plan --nproc-per-node N --json > FILE"
 
 
@@ -100,8 +101,11 @@ def _slice(text: str, task: Task, environ: Mapping[str, str], *, source: str) ->
 
 
 def _one_visible(environ: Mapping[str, str]) -> str | None:
-    """Return the only entry of CUDA_VISIBLE_DEVICES; None if it lists several GPUs or none."""
-    visible = environ.get("CUDA_VISIBLE_DEVICES", "").strip()
+    """Return the only entry of the list of GPUs that this task sees; None if it lists several GPUs or none.
+
+    Of several lists, the last one that takes effect counts: HIP's come after ROCr's.
+    """
+    visible = next((environ[name].strip() for name in _LISTS if name in environ), "")
     if not visible or "," in visible:
         return None
     if visible.startswith(GPU_PREFIX):
@@ -112,7 +116,7 @@ def _one_visible(environ: Mapping[str, str]) -> str | None:
 
 
 def _only_gpu(environ: Mapping[str, str]) -> GpuRef | None:
-    """Ask NVML which GPU this task sees, because the plan does not have its UUID. None: unknown.
+    """Ask the driver which GPU this task sees, because the plan does not have its UUID. None: unknown.
 
     An index is not enough: in a container or cgroup of its own, every task has index 0.
     """

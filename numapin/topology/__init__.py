@@ -10,8 +10,9 @@ Goes out: one frozen `Topology`.
     model.py     PURE  Topology: the parts together, queries, restrict(), JSON
     readings.py  PURE  the readers' findings; the meaning of PCI classes and speeds
     visible.py   PURE  the effect of CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER on the list of GPUs
+    gpus.py      PURE  readings -> GPUs, NICs, and the node of each: decides which source to believe
     links.py     PURE  readings -> links between GPUs and NICs
-    build.py     PURE  readings -> Topology: decides which source to believe for a GPU's node
+    build.py     PURE  readings -> Topology
     examples.py  EDGE  built-in machines, each a machine file in machines/
     discover.py  EDGE  the only place that combines the sources
     sources/           one module per source

@@ -5,39 +5,37 @@ Comes in: `Readings` of one machine. Goes out: its `Topology`, in which every GP
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from functools import cache
-from itertools import count, islice, starmap
+from itertools import chain
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING
 
 from numapin.base import cpu_set
 from numapin.base.bounds import MAX_CPUS, MAX_GPUS, MAX_NICS, MAX_NODES
 from numapin.base.cpu_set import CpuSet
 from numapin.errors import UsageError
-from numapin.topology.address import pci_order
+from numapin.topology.gpus import Homes, find_gpus, find_nics, only_member, unusable, unusable_notes, within
 from numapin.topology.links import links_of, with_moved
 from numapin.topology.model import (
     Allowed,
     Core,
-    Gpu,
-    Nic,
     Node,
     NodeKind,
     NodeSource,
     Package,
-    Pcie,
     Topology,
 )
-from numapin.topology.readings import CpuReading, NodeReading, NvmlReading, PciReading, Readings
-from numapin.topology.visible import apply_visibility
+from numapin.topology.readings import CpuReading, NodeReading, Readings
+from numapin.topology.sources.vendors.table import seen_by_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 
-def build(readings: Readings, *, visible_devices: str | None = None, device_order: str | None = None) -> Topology:
-    """Build a topology; the two texts are the values of CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER.
+def build(readings: Readings, *, environ: Mapping[str, str] | None = None) -> Topology:
+    """Build a topology; `environ` has the variables that hide and order GPUs, such as CUDA_VISIBLE_DEVICES.
 
     Raises ValueError (`Topology`'s own checks) if readings contradict each other and no rule below decides.
     """
@@ -45,11 +43,13 @@ def build(readings: Readings, *, visible_devices: str | None = None, device_orde
     cpus = {reading.cpu: reading for reading in readings.cpus}
     nodes = _nodes(readings, cpus)
     cores = _cores(cpus, nodes)
-    homes = _Homes(nodes)
-    gpus, visibility_notes = apply_visibility(
-        _gpus(readings, nodes, homes), visible_devices=visible_devices, device_order=device_order
+    homes = Homes(nodes)
+    found = find_gpus(readings, nodes, homes)
+    gpus, visibility_notes = seen_by_ranks(
+        tuple(device.gpu for device in found), environ or {}, unusable=frozenset(unusable(found))
     )
-    nics = _nics(readings, homes)
+    doubtful = readings.doubtful_nodes | _overlapping(nodes)
+    nics = find_nics(readings, homes)
     links, links_notes = links_of(readings, gpus, nics)
     return Topology(
         host=readings.host,
@@ -58,13 +58,22 @@ def build(readings: Readings, *, visible_devices: str | None = None, device_orde
         nodes=nodes,
         cores=cores,
         allowed=Allowed(
-            cpus=_within(readings.allowed_cpus, CpuSet(cpus)),
-            nodes=_within(readings.allowed_nodes, CpuSet(node.id for node in nodes)),
+            cpus=within(readings.allowed_cpus, CpuSet(cpus)),
+            nodes=within(readings.allowed_nodes, CpuSet(node.id for node in nodes)),
         ),
         gpus=gpus,
         nics=nics,
         links=links,
-        notes=(*readings.notes, *_nvml_notes(readings), *visibility_notes, *links_notes),
+        notes=(
+            *readings.notes,
+            *_nvml_notes(readings),
+            *unusable_notes(found),
+            *visibility_notes,
+            *links_notes,
+        ),
+        siblings_known=all(reading.siblings is not None for reading in readings.cpus),
+        doubtful_nodes=doubtful,
+        memory_bytes=readings.memory_bytes,
     )
 
 
@@ -74,7 +83,7 @@ def _require_counts(readings: Readings) -> None:
         ("CPUs", len(readings.cpus), MAX_CPUS),
         ("NUMA nodes", len(readings.nodes), MAX_NODES),
         ("GPUs", readings.num_gpus, MAX_GPUS),
-        ("network interfaces", sum(len(reading.interfaces) for reading in readings.pci), MAX_NICS),
+        ("network interfaces", readings.num_nics, MAX_NICS),
     ):
         if num > most:
             raise ValueError(f"more than {most} {what}, the most that are accepted")
@@ -166,7 +175,7 @@ def _node(
         id=reading.id,
         kind=NodeKind.CPU if online else without_cpus,
         cpus=online,
-        package=_only(packages_of(online)),
+        package=only_member(packages_of(online)),
         memory_bytes=reading.memory_bytes,
         free_bytes=reading.free_bytes,
         distances=dict(reading.distances),
@@ -181,17 +190,21 @@ def _cores(cpus: Mapping[int, CpuReading], nodes: tuple[Node, ...]) -> tuple[Cor
     for cpu in sorted(cpus):
         if cpu in left:
             reading = cpus[cpu]
-            members = CpuSet(reading.siblings & left | {cpu})  # of two overlapping sibling lists, the first counts
+            members = CpuSet(
+                (reading.siblings or CpuSet()) & left | {cpu}
+            )  # of two overlapping sibling lists, the first counts
             left -= members
-            node = _only({homes.get(member) for member in members})
+            node = only_member({homes.get(member) for member in members})
             l3 = lowest(reading.l3) if reading.l3 else None
             cores.append(Core(id=cpu, cpus=members, node=node, package=reading.package, l3=l3))
     return tuple(cores)
 
 
-def _only(members: Collection[int | None]) -> int | None:
-    """Return the only member of a set, or None if there are several or none."""
-    return next(iter(members)) if len(members) == 1 else None
+def _overlapping(nodes: tuple[Node, ...]) -> CpuSet:
+    """Return the nodes that list a CPU of another node (seen on machines with broken firmware)."""
+    num_lists = Counter(chain.from_iterable(node.cpus for node in nodes))
+    shared = CpuSet(cpu for cpu, number in num_lists.items() if number > 1)
+    return CpuSet(node.id for node in nodes if not node.cpus.isdisjoint(shared)) if shared else CpuSet()
 
 
 def _unique_homes(nodes: tuple[Node, ...]) -> dict[int, int]:
@@ -218,168 +231,9 @@ def _packages(cpus: Mapping[int, CpuReading], nodes: tuple[Node, ...]) -> tuple[
     return tuple(Package(id=package, nodes=CpuSet(members[package])) for package in sorted(members))
 
 
-def _within(allowed: CpuSet | None, existing: CpuSet) -> CpuSet:
-    return existing if allowed is None else allowed & existing
-
-
-# --- GPUs and their nodes --------------------------------------------------------------------------------------------
-
-
-class _Evidence(NamedTuple):
-    """All findings about the node of one device."""
-
-    homes: _Homes
-    pci: PciReading
-    nvml_nodes: CpuSet | None = None
-    nvml_cpus: CpuSet | None = None
-    nccl_node: int | None = None
-
-
-class _Homes:
-    """The nodes on which a device can be: those with CPUs."""
-
-    def __init__(self, nodes: tuple[Node, ...]) -> None:
-        self._with_cpus = {node.id: node.cpus for node in nodes if node.kind is NodeKind.CPU}
-        self.single = _only(self._with_cpus)
-        self._around: dict[CpuSet, int | None] = {}
-
-    def cpus_of(self, node: int | None) -> CpuSet | None:
-        """Return the CPUs of a node with CPUs."""
-        return None if node is None else self._with_cpus.get(node)
-
-    def only(self, candidates: Iterable[int | None] | None) -> int | None:
-        """Return the only node with CPUs among the candidates, or None."""
-        return _only(self._with_cpus.keys() & set(candidates or ()))
-
-    def around(self, cpus: CpuSet | None) -> int | None:
-        """Return the only node that has all of these CPUs, or None."""
-        if not cpus:
-            return None
-        if cpus not in self._around:
-            matches = (node for node, own in self._with_cpus.items() if cpus <= own)
-            self._around[cpus] = _only(list(islice(matches, 2)))
-        return self._around[cpus]
-
-
-# `NodeSource` in its order, without the two that `with_gpu_nodes` adds: the user's and the measured node.
-_LADDER: Final[tuple[tuple[NodeSource, Callable[[_Evidence], int | None]], ...]] = (
-    (NodeSource.SYSFS, lambda e: e.homes.only([e.pci.node])),
-    (NodeSource.PCI_PARENT, lambda e: e.homes.only(e.pci.parent_nodes[:1])),
-    (NodeSource.NVML_MEMORY, lambda e: e.homes.only(e.nvml_nodes)),
-    (NodeSource.LOCAL_CPUS, lambda e: e.homes.around(e.pci.local_cpus)),
-    (NodeSource.NVML_CPUS, lambda e: e.homes.around(e.nvml_cpus)),
-    (NodeSource.NCCL_FILE, lambda e: e.homes.only([e.nccl_node])),
-    (NodeSource.SINGLE, lambda e: e.homes.single),
-)
-
-
-def _locate(evidence: _Evidence) -> tuple[int, NodeSource] | tuple[None, None]:
-    """Return the node from the first source that knows it; a node without CPUs (GPU memory, CXL) does not count."""
-    for source, ask in _LADDER:
-        node = ask(evidence)
-        if node is not None:
-            return node, source
-    return None, None
-
-
-def _gpus(readings: Readings, nodes: tuple[Node, ...], homes: _Homes) -> tuple[Gpu, ...]:
-    pci = {reading.address: reading for reading in readings.pci if reading.is_gpu}
-    if readings.nvml.gpus is None:
-        found: Iterator[NvmlReading] = starmap(_as_nvml, _numbered(pci.values()))
-    else:
-        found = _without_cpuset(readings, nodes, readings.nvml.gpus)
-    return tuple(_gpu(gpu, pci.get(gpu.pci, PciReading(address=gpu.pci)), readings, homes) for gpu in found)
-
-
-def _numbered(devices: Collection[PciReading]) -> Iterator[tuple[int, PciReading]]:
-    """Number GPUs as their source does; the others get the free numbers, in the order of their addresses."""
-    taken = {reading.index for reading in devices}
-    free = (number for number in count() if number not in taken)
-    for reading in sorted(devices, key=_index_and_address):
-        yield (next(free) if reading.index is None else reading.index), reading
-
-
-def _index_and_address(reading: PciReading) -> tuple[bool, int, tuple[int, ...]]:
-    return reading.index is None, reading.index or 0, pci_order(reading.address)
-
-
-def _as_nvml(index: int, reading: PciReading) -> NvmlReading:
-    """Return the identity of a GPU in NVML's form, for a machine without NVML."""
-    return NvmlReading(index=index, uuid=reading.uuid, pci=reading.address)
-
-
-def _without_cpuset(
-    readings: Readings, nodes: tuple[Node, ...], gpus: tuple[NvmlReading, ...]
-) -> Iterator[NvmlReading]:
-    """Drop NVML affinities that may only reflect the launcher's own cpuset.
-
-    NVML answers from inside the cpuset: if that holds a single node, a GPU of unknown place would look local to it.
-    """
-    online = readings.online
-    with_cpus = CpuSet(node.id for node in nodes if node.kind is NodeKind.CPU)
-    for gpu in gpus:
-        yield replace(
-            gpu,
-            cpus=_beyond_cpuset(gpu.cpus, readings.allowed_cpus, online),
-            memory_nodes=_beyond_cpuset(gpu.memory_nodes, readings.allowed_nodes, with_cpus),
-        )
-
-
-def _beyond_cpuset(affinity: CpuSet | None, allowed: CpuSet | None, existing: CpuSet) -> CpuSet | None:
-    """Return an affinity, or None if the allowed set is restricted and the affinity covers all of it."""
-    inside = _within(allowed, existing)
-    return None if affinity and inside != existing and affinity >= inside else affinity
-
-
-def _gpu(nvml: NvmlReading, pci: PciReading, readings: Readings, homes: _Homes) -> Gpu:
-    node, source = _locate(
-        _Evidence(
-            homes=homes,
-            pci=pci,
-            nvml_nodes=nvml.memory_nodes,
-            nvml_cpus=nvml.cpus,
-            nccl_node=readings.nccl_nodes.get(nvml.pci),
-        )
-    )
-    cpus = homes.cpus_of(node)
-    return Gpu(
-        index=nvml.index,
-        uuid=nvml.uuid,
-        pci=nvml.pci,
-        name=nvml.name or pci.name,
-        node=node,
-        node_source=source,
-        cpus=(pci.local_cpus or nvml.cpus) if cpus is None else cpus,
-        pcie=_merge_pcie(nvml.pcie, pci.pcie),
-        mig=nvml.mig,
-    )
-
-
-def _merge_pcie(first: Pcie, second: Pcie) -> Pcie:
-    return Pcie(
-        gen=_known(first.gen, second.gen),
-        width=_known(first.width, second.width),
-        max_gen=_known(first.max_gen, second.max_gen),
-        max_width=_known(first.max_width, second.max_width),
-    )
-
-
-def _known(first: int | None, second: int | None) -> int | None:
-    return second if first is None else first
-
-
-def _nics(readings: Readings, homes: _Homes) -> tuple[Nic, ...]:
-    found = []
-    for reading in readings.pci:
-        nccl_node = readings.nccl_nodes.get(reading.address)
-        node, _ = _locate(_Evidence(homes=homes, pci=reading, nccl_node=nccl_node))
-        found += [Nic(name=name, pci=reading.address, node=node, kind=kind) for name, kind in reading.interfaces]
-    return tuple(sorted(found, key=lambda nic: (nic.name, nic.pci or "")))
-
-
 # --- notes -----------------------------------------------------------------------------------------------------------
 
 
 def _nvml_notes(readings: Readings) -> tuple[str, ...]:
     """Return NVML's notes; none if there is no driver and no NVIDIA GPU either."""
-    return () if readings.nvml.is_absent and readings.num_gpus == 0 else readings.nvml.notes
+    return () if readings.nvml.is_absent and readings.num_nvidia == 0 else readings.nvml.notes

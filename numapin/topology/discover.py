@@ -40,8 +40,9 @@ def discover(
         root: A directory that holds a captured `sys/` and, as far as captured, `proc/`.
         machine: A machine file (numapin's JSON, hwloc 2 or 3 XML, or NCCL topology XML), or `example:NAME` for a
             built-in machine.
-        environ: Where CUDA_VISIBLE_DEVICES, CUDA_DEVICE_ORDER and NCCL_TOPO_FILE are looked up, usually `os.environ`.
-            They apply to this host only.
+        environ: Where CUDA_VISIBLE_DEVICES (AMD: ROCR_VISIBLE_DEVICES and HIP_VISIBLE_DEVICES; Intel:
+            ZE_AFFINITY_MASK), CUDA_DEVICE_ORDER and NCCL_TOPO_FILE are looked up, usually `os.environ`. They apply to
+            this host only.
         gpu_nodes: Pairs of a GPU (NVML index, UUID or PCI address) and its node. They override what was read.
 
     Returns:
@@ -76,11 +77,7 @@ def _read_host(environ: Mapping[str, str]) -> Topology:
     """Read the live host through sysfs, libnuma and NVML."""
     readings = _live_readings(environ.get("NCCL_TOPO_FILE"))
     try:
-        return build(
-            readings,
-            visible_devices=environ.get("CUDA_VISIBLE_DEVICES"),
-            device_order=environ.get("CUDA_DEVICE_ORDER"),
-        )
+        return build(readings, environ=environ)
     except ValueError as error:
         raise MachineError(f"this machine contradicts itself: {error}", "check it with: numactl -H") from None
 
@@ -167,7 +164,7 @@ def _built(readings: Readings, path: Path) -> Topology:
     """Build the topology of a described machine. A contradiction in it is an error in the file."""
     try:
         # CUDA's order on that machine is unknown, but a plan for it can always use the PCI order.
-        return build(readings, device_order="PCI_BUS_ID")
+        return build(readings, environ={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
     except ValueError as error:
         raise MachineFileError(f"{path}: {error}", "capture the machine again") from None
 

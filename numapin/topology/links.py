@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from numapin.base.bounds import MAX_LINKS
 from numapin.topology.model import Gpu, Link, LinkKind, Nic
+from numapin.topology.readings import OTHERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from numapin.topology.readings import PciReading, Readings
+    from numapin.topology.readings import GpuPart, PciReading, Readings
 
 
 class _Endpoint(NamedTuple):
@@ -34,22 +35,36 @@ _Pairs: TypeAlias = "Iterable[tuple[_Endpoint, _Endpoint]]"
 def links_of(
     readings: Readings, gpus: tuple[Gpu, ...], nics: tuple[Nic, ...]
 ) -> tuple[tuple[Link, ...], tuple[str, ...]]:
-    """Return the links between all GPUs and NICs, and notes: NVML's word for a pair, else the PCI tree's.
+    """Return the links between all GPUs and NICs, and notes: NVML's or the fabric's word for a pair, else PCI's.
+
+    Two GPUs without a word of their own are on PCI only if the source would show NVLink or xGMI.
 
     A host with hundreds of virtual functions would have millions of links. Those between its NICs are left out then,
     or all links of NICs, and a note says so.
     """
-    nvml_words = {frozenset((f"gpu{a}", f"gpu{b}")): word for a, b, word in readings.nvml.links}
-    tree: dict[str | None, PciReading] = {reading.address: reading for reading in readings.pci}
+    by_part = {reading.part: _with_nvml(reading, readings) for reading in readings.pci}
+    gpu_at = {(gpu.pci, gpu.partition): gpu.label for gpu in gpus if gpu.pci is not None}
+    words = {frozenset((f"gpu{a}", f"gpu{b}")): word for a, b, word in readings.nvml.links}
+    words |= {frozenset((gpu_at[a], gpu_at[b])): word for a, b, word in readings.fabric if a in gpu_at and b in gpu_at}
     pairs, notes = _pairs(
-        [_Endpoint(gpu.label, tree.get(gpu.pci), gpu.node) for gpu in gpus],
-        [_Endpoint(nic.name, tree.get(nic.pci), nic.node) for nic in nics],
+        [_Endpoint(gpu.label, _of_gpu(gpu, by_part), gpu.node) for gpu in gpus],
+        [_Endpoint(nic.name, by_part.get((nic.pci or "", None)), nic.node) for nic in nics],
     )
-    return tuple(filter(None, (_link(a, b, nvml_words) for a, b in pairs))), notes
+    return tuple(filter(None, (_link(a, b, words) for a, b in pairs))), notes
 
 
-def _link(a: _Endpoint, b: _Endpoint, nvml_words: Mapping[frozenset[str], str]) -> Link | None:
-    word = nvml_words.get(frozenset((a.name, b.name))) or _pci_word(a, b)
+def _with_nvml(reading: PciReading, readings: Readings) -> PciReading:
+    """Return a GPU's reading as one that reports NVLink if NVML answered."""
+    by_nvml = reading.is_gpu and reading.vendor not in OTHERS and readings.nvml.gpus is not None
+    return replace(reading, reports_fabric=True) if by_nvml else reading
+
+
+def _of_gpu(gpu: Gpu, by_part: Mapping[GpuPart, PciReading]) -> PciReading | None:
+    return by_part.get((gpu.pci or "", gpu.partition))
+
+
+def _link(a: _Endpoint, b: _Endpoint, words: Mapping[frozenset[str], str]) -> Link | None:
+    word = words.get(frozenset((a.name, b.name))) or _pci_word(a, b)
     return Link(a=a.name, b=b.name, kind=word) if word else None
 
 
@@ -68,8 +83,10 @@ def _pci_word(a: _Endpoint, b: _Endpoint) -> str | None:
     """Return the word for the path between two PCI devices, or None if it is unknown."""
     if a.pci is None or b.pci is None:
         return None
-    if a.pci is b.pci:
-        return LinkKind.SAME_BOARD  # two names of one device: the network and the verbs side of a NIC
+    if a.pci.address == b.pci.address:
+        return LinkKind.SAME_BOARD  # two names of one device: the network and the verbs side of a NIC; two partitions
+    if a.pci.is_gpu and b.pci.is_gpu and not (a.pci.reports_fabric and b.pci.reports_fabric):
+        return None  # they may have NVLinks that this source does not show
     by_bridge = _common_bridge(a.pci, b.pci)
     if by_bridge is not None:
         return by_bridge

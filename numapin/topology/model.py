@@ -18,6 +18,7 @@ from numapin.topology.parts import (
     Allowed,
     Core,
     Gpu,
+    GpuVendor,
     Link,
     LinkKind,
     Mig,
@@ -31,6 +32,8 @@ from numapin.topology.parts import (
 )
 
 SCHEMA: Final = "numapin.topology/1"
+_MISSING: Final = {"notes": [], "siblings_known": True, "doubtful_nodes": ""}  # in older files
+_SEEN_IF_VISIBLE: Final = (GpuVendor.AMD, GpuVendor.INTEL)  # sysfs itself tells whether their drivers serve a GPU
 _ID: Final = attrgetter("id")
 _CPUS: Final = attrgetter("cpus")
 
@@ -39,6 +42,7 @@ __all__ = [
     "Allowed",
     "Core",
     "Gpu",
+    "GpuVendor",
     "Link",
     "LinkKind",
     "Mig",
@@ -68,6 +72,10 @@ class Topology:
         nics: Its network devices.
         links: How GPUs and network devices reach each other.
         notes: What could not be read, with the remedy.
+        siblings_known: Whether the source reports which CPUs are threads of one core. If it does not, each CPU counts
+            as a core.
+        doubtful_nodes: Nodes of which the source does not say which CPUs belong to them: several nodes list the same.
+        memory_bytes: The memory of the host, without regard to nodes.
     """
 
     host: str | None
@@ -80,6 +88,9 @@ class Topology:
     nics: Annotated[tuple[Nic, ...], AtMost(MAX_NICS)] = ()
     links: Annotated[tuple[Link, ...], AtMost(MAX_LINKS)] = ()
     notes: Texts = ()
+    siblings_known: bool = True
+    doubtful_nodes: CpuSet = CpuSet()
+    memory_bytes: int | None = None
 
     def __post_init__(self) -> None:
         """Check that numbers are unique and that every node that a part is on exists."""
@@ -119,8 +130,8 @@ class Topology:
 
     @property
     def has_usable_gpu(self) -> bool:
-        """Whether the driver reports a GPU. sysfs also shows GPUs to containers that may not use them."""
-        return any(gpu.uuid for gpu in self.visible_gpus)
+        """Whether the driver reports a GPU. sysfs also shows NVIDIA's to containers that may not use them."""
+        return any(gpu.uuid or gpu.vendor in _SEEN_IF_VISIBLE for gpu in self.visible_gpus)
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -190,7 +201,7 @@ class Topology:
             ```
         """
         hint = "write a machine file with: numapin topo --save FILE"
-        return read_record(cls, text, source=source, hint=hint, schema=SCHEMA, notes=[])
+        return read_record(cls, text, source=source, hint=hint, schema=SCHEMA, **_MISSING)
 
 
 def _require_unique(what: str, ids: Iterable[int]) -> None:

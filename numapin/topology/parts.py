@@ -29,7 +29,8 @@ class NodeKind(StrEnum):
 class LinkKind(StrEnum):
     """The path between two PCI devices, nearest first, in the words of `nvidia-smi topo -m`.
 
-    NVLink is not in this list: its word is "NV<count>".
+    Links that GPUs have of their own are not in this list. Their words are "NV<count>" (NVLink), "XGMI<count>" and
+    "XELINK"; without a count, their number is unknown.
     """
 
     SAME_BOARD = "PSB"
@@ -38,6 +39,14 @@ class LinkKind(StrEnum):
     HOST_BRIDGE = "PHB"
     SAME_NODE = "NODE"
     SYSTEM = "SYS"
+
+
+class GpuVendor(StrEnum):
+    """The maker of a GPU, which decides the runtime that ranks use it with."""
+
+    NVIDIA = "nvidia"
+    AMD = "amd"
+    INTEL = "intel"
 
 
 class NicKind(StrEnum):
@@ -163,6 +172,7 @@ class NodeSource(StrEnum):
     NVML_MEMORY = "nvml-memory-affinity"
     LOCAL_CPUS = "local-cpus"
     NVML_CPUS = "nvml-cpu-affinity"
+    HWLOC_FILE = "hwloc-file"
     NCCL_FILE = "nccl-topology-file"
     MEASURED = "measured"
     """`numapin bench transfer --save`: the node from which copies are fastest."""
@@ -172,21 +182,23 @@ class NodeSource(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """An NVIDIA GPU. NVML and CUDA number GPUs differently.
+    """A GPU. NVML and CUDA number GPUs differently; for other vendors, read the names of their own runtime.
 
     Attributes:
-        index: Its number in NVML's order.
-        cuda_index: Its number in CUDA's order. None: CUDA does not see it, or the order is unknown (GPUs of different
-            models without CUDA_DEVICE_ORDER=PCI_BUS_ID).
-        visible: Whether CUDA sees it.
+        index: Its number in NVML's order; AMD: in the driver's (KFD) order, which HIP uses too; Intel: by address.
+        cuda_index: Its number in CUDA's, HIP's or Level Zero's order. None: the runtime does not see it, or the order
+            is unknown (NVIDIA GPUs of different models without CUDA_DEVICE_ORDER=PCI_BUS_ID).
+        visible: Whether CUDA, HIP or Level Zero sees it.
         uuid: Its UUID.
-        pci: Its PCI address.
+        pci: Its PCI address. Partitions of one GPU share it.
         name: Its model.
         node: Its node. None: unknown.
         node_source: The source that reported the node.
         cpus: The CPUs that are local to it.
         pcie: Its PCI Express link.
         mig: Its MIG instances.
+        vendor: Its maker. None: the file is older than this field.
+        partition: Its number among the partitions (AMD) or tiles (Intel) of one GPU. None: it is a whole GPU.
     """
 
     index: int
@@ -200,6 +212,8 @@ class Gpu:
     cpus: CpuSet | None = None
     pcie: Pcie = Pcie()
     mig: Annotated[tuple[Mig, ...], AtMost(MAX_MIG)] = ()
+    vendor: GpuVendor | None = None
+    partition: int | None = None
 
     def __post_init__(self) -> None:
         """Check that a node has a source and that only visible GPUs have a CUDA index."""

@@ -8,19 +8,30 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from itertools import count
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
 
 from numapin.base.cpu_set import CpuSet
-from numapin.topology.model import Mig, NicKind, Pcie
+from numapin.base.plural import listed
+from numapin.topology.model import GpuVendor, Mig, NicKind, NodeSource, Pcie
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+PackageKey = TypeVar("PackageKey")
+GpuPart: TypeAlias = tuple[str, int | None]
+"""A PCI address, and the number of the partition if the GPU has several."""
+
 DISPLAY: Final = 0x03
 NETWORK: Final = 0x02
 """Base classes of PCI devices: the upper half of `pci_class`."""
+OTHERS: Final = (GpuVendor.AMD, GpuVendor.INTEL)
+"""Vendors whose GPUs NVML does not know."""
+VGA: Final = 0x0300
 CONTROLLER_3D: Final = 0x0302
-_INFINIBAND: Final = 0x0207
+ACCELERATOR: Final = 0x1200
+_OLD_INFINIBAND: Final = 0x0C06
+_INFINIBAND: Final = frozenset({0x0207, _OLD_INFINIBAND})
 _CLASS: Final = re.compile(r"(?:0x)?([0-9a-fA-F]{4})(?:[0-9a-fA-F]{2})?")
 _GENERATIONS: Final = {"2.5": 1, "5": 2, "8": 3, "16": 4, "32": 5, "64": 6}
 # An unreachable device reads as all ones, which the kernel shows as width 63.
@@ -33,9 +44,14 @@ def pci_class(text: str | None) -> int | None:
     return int(match[1], 16) if match else None
 
 
+def is_network(pci_class: int) -> bool:
+    """Return whether a PCI class is that of a network device; older InfiniBand adapters are serial bus controllers."""
+    return pci_class >> 8 == NETWORK or pci_class == _OLD_INFINIBAND
+
+
 def nic_kind(pci_class: int | None) -> NicKind:
     """Return the kind of a network device by its PCI class; adapters that can be either report Ethernet."""
-    return NicKind.INFINIBAND if pci_class == _INFINIBAND else NicKind.ETHERNET
+    return NicKind.INFINIBAND if pci_class in _INFINIBAND else NicKind.ETHERNET
 
 
 def pcie_generation(speed: str | None) -> int | None:
@@ -49,11 +65,29 @@ def pcie_width(lanes: int | None) -> int | None:
     return lanes if lanes in _WIDTHS else None
 
 
+def distinct_packages(
+    numbers: Mapping[PackageKey, int | None],
+) -> tuple[dict[PackageKey, int | None], tuple[str, ...]]:
+    """Return a number of its own for each package, and a note if the source gives several the same."""
+    taken: set[int | None] = {None}
+    free = (number for number in count() if number not in taken and number not in set(numbers.values()))
+    distinct: dict[PackageKey, int | None] = {}
+    for package, number in numbers.items():
+        distinct[package] = next(free) if number in taken and number is not None else number
+        taken.add(distinct[package])
+    changed = {number for package, number in numbers.items() if number is not None and number != distinct[package]}
+    text = "several packages have the same number in the firmware's tables, and are given others"
+    return distinct, (f"{text}: {listed('package', changed)}",) if changed else ()
+
+
 class CpuReading(NamedTuple):
-    """One online CPU: the CPUs of its core (itself included), its package, and the CPUs that share its L3."""
+    """One online CPU: the CPUs of its core (itself included), its package, and the CPUs that share its L3.
+
+    `siblings` is None if the source does not have the threads of cores.
+    """
 
     cpu: int
-    siblings: CpuSet
+    siblings: CpuSet | None
     package: int | None = None
     l3: CpuSet | None = None
 
@@ -70,15 +104,31 @@ class NodeReading(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)  # its `index` would hide a tuple's
 class PciReading:
-    """One PCI device that is a GPU or a NIC.
+    """One device on PCI that is a GPU, a partition of a GPU, or a NIC. None: unknown.
 
-    `parents` are the addresses of the bridges above it, nearest first; `host_bridge` is the root of its PCI tree;
-    `parent_nodes` are the nodes of those bridges that report one, nearest first; `interfaces` are (name, kind) of a
-    NIC. `node` is None if the kernel reports -1 or nothing.
+    Attributes:
+        address: Its PCI address.
+        node: Its node, if the source has one: neither -1 nor nothing.
+        node_source: Where `node` is from.
+        parent_nodes: The nodes of the bridges above it that report one, nearest first.
+        local_cpus: The CPUs that are local to it.
+        parents: The addresses of the bridges above it, nearest first.
+        host_bridge: The root of its PCI tree.
+        pcie: Its PCI Express link.
+        name: The model of a GPU.
+        uuid: The UUID of a GPU.
+        index: The driver's number for a GPU (hwloc: nvml3, rsmi3).
+        interfaces: Name and kind of each interface of a NIC.
+        vendor: The maker of a GPU.
+        partition: The number of a partition or tile of a GPU.
+        is_vga: Whether it is a VGA controller, which may only serve a screen.
+        is_driven: Whether its driver serves a GPU here.
+        reports_fabric: Whether the source has the links that a GPU has besides PCI, such as NVLink.
     """
 
     address: str
     node: int | None = None
+    node_source: NodeSource = NodeSource.SYSFS
     parent_nodes: tuple[int, ...] = ()
     local_cpus: CpuSet | None = None
     parents: tuple[str, ...] = ()
@@ -87,13 +137,38 @@ class PciReading:
     name: str | None = None
     uuid: str | None = None
     index: int | None = None
-    """The driver's number for a GPU, if the source has one (hwloc: nvml3)."""
     interfaces: tuple[tuple[str, NicKind], ...] = ()
+    vendor: GpuVendor | None = None
+    partition: int | None = None
+    is_vga: bool = False
+    is_driven: bool | None = None
+    reports_fabric: bool = False
 
     @property
     def is_gpu(self) -> bool:
         """Whether it is a GPU; a NIC without an interface is not read."""
         return not self.interfaces
+
+    @property
+    def part(self) -> GpuPart:
+        """The name of a GPU, or of a partition, within the machine."""
+        return self.address, self.partition
+
+
+class NicReading(NamedTuple):
+    """A network interface that is not on PCI, such as those of Hyper-V and virtio-mmio."""
+
+    name: str
+    kind: NicKind
+    node: int | None = None
+
+
+class FabricLink(NamedTuple):
+    """A link between two GPUs that is not PCI, with its word: "NV4", "XGMI"."""
+
+    a: GpuPart
+    b: GpuPart
+    word: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)  # its `index` would hide a tuple's
@@ -143,7 +218,9 @@ class GpuLoad(NamedTuple):
 class Readings(NamedTuple):
     """Everything the readers saw of one machine.
 
-    `nccl_nodes` maps PCI addresses to nodes, from the file that NCCL_TOPO_FILE names.
+    `nccl_nodes` maps PCI addresses to nodes, from the file that NCCL_TOPO_FILE names. `nics` are those that are not on
+    PCI. `doubtful_nodes` are nodes whose CPUs the source does not tell apart from another node's. `memory_bytes` is the
+    memory of the host.
     """
 
     host: str | None
@@ -157,6 +234,10 @@ class Readings(NamedTuple):
     nvml: NvmlReadings = NvmlReadings(gpus=None)
     nccl_nodes: Mapping[str, int] = {}
     notes: tuple[str, ...] = ()
+    nics: tuple[NicReading, ...] = ()
+    fabric: tuple[FabricLink, ...] = ()
+    doubtful_nodes: CpuSet = CpuSet()
+    memory_bytes: int | None = None
 
     @property
     def online(self) -> CpuSet:
@@ -164,6 +245,17 @@ class Readings(NamedTuple):
         return CpuSet(reading.cpu for reading in self.cpus)
 
     @property
+    def num_nics(self) -> int:
+        """The number of network interfaces."""
+        return len(self.nics) + sum(len(reading.interfaces) for reading in self.pci)
+
+    @property
     def num_gpus(self) -> int:
-        """The number of GPUs in the source that reports more of them."""
-        return max(sum(reading.is_gpu for reading in self.pci), len(self.nvml.gpus or ()))
+        """The number of GPUs: of NVIDIA's, that of the source that reports more of them."""
+        return self.num_nvidia + sum(reading.is_gpu and reading.vendor in OTHERS for reading in self.pci)
+
+    @property
+    def num_nvidia(self) -> int:
+        """The number of NVIDIA GPUs in the source that reports more of them."""
+        of_nvidia = (reading.is_gpu and reading.vendor not in OTHERS for reading in self.pci)
+        return max(sum(of_nvidia), len(self.nvml.gpus or ()))

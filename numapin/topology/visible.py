@@ -70,12 +70,6 @@ def apply_visibility(
     return tuple(seen), choice.notes
 
 
-def first_visible(gpus: tuple[Gpu, ...], *, visible_devices: str | None, device_order: str | None) -> int | None:
-    """Return the NVML index of CUDA's device 0 in a process; None if CUDA shows no GPU or the order is unknown."""
-    seen, _ = apply_visibility(gpus, visible_devices=visible_devices, device_order=device_order)
-    return next((gpu.index for gpu in seen if gpu.cuda_index == 0), None)
-
-
 def hides_all(entry: str) -> bool:
     """Return whether an entry is one of the words for no GPU at all, such as Slurm's NoDevFiles."""
     return entry.strip().lower() in _HIDE_ALL

@@ -21,6 +21,7 @@ from numapin.view.words import (
     cuda_name,
     machine_size,
     memory,
+    model_name,
     node_source,
     nodes_of,
     on_node,
@@ -113,7 +114,7 @@ def _add_devices(branch: Tree, topology: Topology, marks: Marks, node: int | Non
 
 def _gpu_line(gpu: Gpu, ranks: str) -> Text:
     mig = f"{len(gpu.mig)} MIG" if gpu.mig else ""
-    facts = (ranks, gpu.pci, cuda_name(gpu), gpu.name, pcie_link(gpu.pcie), mig, node_source(gpu))
+    facts = (ranks, gpu.pci, cuda_name(gpu), model_name(gpu), pcie_link(gpu.pcie), mig, node_source(gpu))
     return _line(gpu.label, "cyan", facts)
 
 

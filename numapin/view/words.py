@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 from numapin.base.plural import listed
 from numapin.base.sizes import gib
 from numapin.plan.request import Memory
-from numapin.topology.model import NodeKind
+from numapin.topology.model import GpuVendor, NodeKind
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from numapin.plan.model import Plan, RankPlan
     from numapin.topology.model import Gpu, Node, Pcie, Topology
 
+_VENDORS: Final = {GpuVendor.NVIDIA: "NVIDIA", GpuVendor.AMD: "AMD", GpuVendor.INTEL: "Intel"}
+_RUNTIMES: Final = {GpuVendor.NVIDIA: ("cuda", "CUDA"), GpuVendor.AMD: ("cuda", "HIP"), GpuVendor.INTEL: ("xpu", "XPU")}
+"""Vendor -> torch's word for its devices, and the runtime's name."""
 _LONGEST: Final = 2000  # characters
 NODE_KINDS: Final = {NodeKind.CPU: "", NodeKind.MEMORY: "memory only", NodeKind.GPU: "GPU memory"}
 
@@ -93,10 +96,21 @@ def pcie_link(pcie: Pcie) -> str:
 
 
 def cuda_name(gpu: Gpu) -> str:
-    """Return the name of a GPU in CUDA, or that CUDA does not see it."""
+    """Return the name of a GPU in torch, or that its runtime does not see it."""
+    torch_word, runtime = _RUNTIMES[gpu.vendor or GpuVendor.NVIDIA]
     if gpu.cuda_index is not None:
-        return f"cuda:{gpu.cuda_index}"
-    return "" if gpu.visible else "hidden from CUDA"
+        return f"{torch_word}:{gpu.cuda_index}"
+    return "" if gpu.visible else f"hidden from {runtime}"
+
+
+def model_name(gpu: Gpu) -> str:
+    """Return a GPU's model with its vendor, which most models' names begin with, and the number of a partition."""
+    vendor = _VENDORS[gpu.vendor] if gpu.vendor else ""
+    model = gpu.name or ""
+    named = model if vendor.lower() in model.lower() else joined(vendor, model, separator=" ")
+    word = "tile" if gpu.vendor is GpuVendor.INTEL else "partition"
+    part = "" if gpu.partition is None else f"{word} {gpu.partition}"
+    return joined(named, part)
 
 
 def node_source(gpu: Gpu) -> str:

@@ -209,7 +209,7 @@ BAD_FILES = {
         "packages[0].id: expected a non-negative integer",
     ),
     "truncated hwloc": (b'<?xml version="1.0"?>\n<topology version="2.0">\n<object', "line 3"),
-    "hwloc 1": (b'<topology><object type="Machine"/></topology>', "lstopo --of xml"),
+    "hwloc 1": (b'<topology><object type="Machine"/></topology>', "lstopo -i old.xml --of xml new.xml"),
     "truncated NCCL": (b'<system version="1">\n<cpu numaid="0"', "line 2"),
     "binary": (b"\x89PNG\r\n\x1a\n\xff", "is not UTF-8"),
 }

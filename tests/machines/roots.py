@@ -9,11 +9,13 @@ from __future__ import annotations
 import tomllib
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from numapin.base import cpu_set
 from numapin.base.cpu_set import CpuSet
+from numapin.topology.address import pci_order
 from numapin.topology.readings import NvmlReading, NvmlReadings
 
 if TYPE_CHECKING:
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 NAMES = tuple(sorted(path.stem for path in HERE.glob("*.toml")))
 _CPU, _NODE = "sys/devices/system/cpu", "sys/devices/system/node"
+_KFD = "sys/class/kfd/kfd/topology/nodes"
+_VENDORS = {"nvidia": ("0x10de", "0x030200"), "amd": ("0x1002", "0x120000"), "intel": ("0x8086", "0x038000")}
 _MAX_CPUS = 512  # the width of the generated masks, like a kernel's NR_CPUS
 
 
@@ -41,6 +45,12 @@ class Machine:
     offline: str = ""
     gpu: str = ""
     nvlinks: int = 0
+    vendor: str = "nvidia"
+    xgmi: int = 0
+    partitions: int = 1
+    host_gib: int | None = None
+    capture: dict[str, Any] = field(default_factory=dict)
+    described: list[str] = field(default_factory=list)
     bridges: dict[str, Any] = field(default_factory=dict)
     gpus: list[dict[str, Any]] = field(default_factory=list)
     nics: list[dict[str, Any]] = field(default_factory=list)
@@ -72,19 +82,37 @@ def load(name: str) -> Machine:
 
 def write_root(machine: Machine, root: Path) -> Path:
     """Write the machine's sys/ and proc/ below `root`, and return it."""
-    for path, text in (*_cpu_files(machine), *_node_files(machine), *_pci_files(machine), *_proc_files(machine)):
+    end = "\n\0" if machine.capture.get("nul") else "\n"
+    sources = (_cpu_files, _node_files, _pci_files, _other_nic_files, _kfd_files, _proc_files)
+    for path, text in chain.from_iterable(files(machine) for files in sources):
         at = root / path
         at.parent.mkdir(parents=True, exist_ok=True)
-        at.write_text(f"{text}\n")
+        at.write_text(f"{text}{end}")
     links = root / "sys/bus/pci/devices"
     links.mkdir(parents=True)
     for path in _pci_paths(machine):
         (links / path.rpartition("/")[2]).symlink_to(f"../../../devices/{path}")
+    _link_interfaces(machine, root)
     return root
+
+
+def _link_interfaces(machine: Machine, root: Path) -> None:
+    """Make the links of /sys/class/net, which has the interfaces of PCI devices too."""
+    links = root / "sys/class/net"
+    links.mkdir(parents=True)
+    for nic in (nic for nic in machine.nics if nic.get("kind") != "infiniband"):
+        (links / nic["name"]).symlink_to(f"../../devices/{_nic_path(nic)}/net/{nic['name']}")
+    (links / "lo").symlink_to("../../devices/virtual/net/lo")
+
+
+def _nic_path(nic: dict[str, Any]) -> str:
+    return str(nic["at"]) if "at" in nic else f"{nic['bus']}/{nic['name']}"
 
 
 def nvml_readings(machine: Machine) -> NvmlReadings:
     """Return NVML's readings: by default the device's local CPUs and node, as NVML takes them from the kernel."""
+    if machine.vendor != "nvidia":
+        return NvmlReadings(gpus=None)
     gpus = tuple(_nvml_reading(machine, index, gpu) for index, gpu in enumerate(machine.gpus))
     pairs = [(a, b) for a in range(len(gpus)) for b in range(a + 1, len(gpus))] if machine.nvlinks else []
     return NvmlReadings(gpus=gpus, links=tuple((a, b, f"NV{machine.nvlinks}") for a, b in pairs))
@@ -112,20 +140,21 @@ def uuid(index: int) -> str:
 
 
 def _cpu_files(machine: Machine) -> Iterator[tuple[str, str]]:
-    yield f"{_CPU}/online", cpu_set.render(machine.online)
+    if not machine.capture.get("no_online_list"):
+        yield f"{_CPU}/online", cpu_set.render(machine.online)
     yield f"{_CPU}/possible", cpu_set.render(machine.present)
     yield f"{_CPU}/present", cpu_set.render(machine.present)
     for cpu in machine.present - machine.online:
         yield f"{_CPU}/cpu{cpu}/online", "0"  # an offline CPU has no topology folder
     for package in machine.packages:
         cpus = CpuSet.parse(package["cpus"])
-        cores = _cores(machine, sorted(cpus))
+        cores = cores_of(machine, sorted(cpus))
         for number, core in enumerate(cores):
             yield from _topology_files(machine, package["id"], number, {"thread": core, "core": cpus})
         yield from _cache_files(machine, cores)
 
 
-def _cores(machine: Machine, cpus: list[int]) -> list[CpuSet]:
+def cores_of(machine: Machine, cpus: list[int]) -> list[CpuSet]:
     """Pair SMT siblings within a package, numbered side by side (POWER) or one round after the other (x86)."""
     count = len(cpus) // machine.smt
     if machine.siblings == "adjacent":
@@ -187,7 +216,7 @@ def _distance(machine: Machine, a: int, b: int) -> int:
 
 def _pci_paths(machine: Machine) -> dict[str, dict[str, Any]]:
     """Return the facts of each device by its path below sys/devices, including the bridges on the way."""
-    devices = {device["at"]: device for device in (*machine.gpus, *machine.nics)}
+    devices = {device["at"]: device for device in (*machine.gpus, *machine.nics) if "at" in device}
     above = {path.rsplit("/", up)[0] for path in devices for up in range(1, path.count("/"))}
     return {**{path: {"bridge": True} for path in above}, **devices}
 
@@ -199,22 +228,73 @@ def _pci_files(machine: Machine) -> Iterator[tuple[str, str]]:
         if "name" in device:
             folder = "infiniband" if device.get("kind") == "infiniband" else "net"
             yield f"{at}/{folder}/{device['name']}/uevent", ""
+        if "type" in device:
+            yield f"{at}/net/{device['name']}/type", str(device["type"])
+        yield from (
+            (f"{at}/tile{tile}/uevent", "") for tile in range(machine.partitions) if _has_tiles(machine, device)
+        )
+
+
+def _has_tiles(machine: Machine, device: dict[str, Any]) -> bool:
+    return machine.vendor == "intel" and device in machine.gpus and machine.partitions > 1
+
+
+def _other_nic_files(machine: Machine) -> Iterator[tuple[str, str]]:
+    """Yield the files of network devices that are not on PCI, such as Hyper-V's."""
+    for nic in (nic for nic in machine.nics if "bus" in nic):
+        at = f"sys/devices/{_nic_path(nic)}/net/{nic['name']}"
+        yield f"{at}/type", str(nic.get("type", 1))
+        yield f"{at}/device/numa_node", str(nic.get("numa_node", -1))
+
+
+def _kfd_files(machine: Machine) -> Iterator[tuple[str, str]]:
+    """Yield the KFD's nodes: the NUMA nodes, then each GPU or partition, with xGMI links between all of them."""
+    if machine.vendor != "amd":
+        return
+    devices = [(gpu, part) for gpu in machine.gpus for part in range(machine.partitions)]
+    first = len(machine.cpu_nodes)
+    for number in range(first):
+        yield f"{_KFD}/{number}/gpu_id", "0"
+        yield f"{_KFD}/{number}/properties", "cpu_cores_count 8\nsimd_count 0\nlocation_id 0"
+    for number, (gpu, part) in enumerate(devices, first):
+        yield f"{_KFD}/{number}/gpu_id", str(1000 + number)
+        yield f"{_KFD}/{number}/properties", _kfd_properties(machine, gpu, part)
+        others = [other for other in range(first, first + len(devices)) if other != number and machine.xgmi]
+        for place, other in enumerate(others):
+            speeds = f"min_bandwidth 64000\nmax_bandwidth {machine.xgmi * 64000}"
+            text = f"type 11\nnode_from {number}\nnode_to {other}\nweight 15\n{speeds}"
+            yield f"{_KFD}/{number}/io_links/{place}/properties", text
+
+
+def _kfd_properties(machine: Machine, gpu: dict[str, Any], part: int) -> str:
+    domain, bus, device, function = pci_order(gpu["at"].rpartition("/")[2])
+    place = part << 28 | bus << 8 | device << 3 | function
+    unique = 0 if gpu.get("no_uuid") else 0xA000 + machine.gpus.index(gpu)
+    return f"cpu_cores_count 0\nsimd_count 304\ndomain {domain}\nlocation_id {place}\nunique_id {unique}"
 
 
 def _attributes(machine: Machine, path: str, device: dict[str, Any]) -> dict[str, str]:
-    nvidia, nic = device in machine.gpus, device in machine.nics
+    is_gpu = device in machine.gpus
     values = {
-        "class": "0x030200" if nvidia else "0x020000" if nic else "0x060400",
-        "vendor": "0x10de" if nvidia else "0x15b3",
+        **_identity(machine, device),
         "device": "0x20b0",
         "local_cpus": _mask(_local_cpus(machine, path, device)),
         "local_cpulist": cpu_set.render(_local_cpus(machine, path, device)),
     }
-    if nvidia:
+    if is_gpu:
         speeds = {"current_link_speed": "16.0 GT/s PCIe", "max_link_speed": "16.0 GT/s PCIe"}
         values |= {**speeds, "current_link_width": "16", "max_link_width": "16"}
     node = _kernel_node(machine, path, device)
     return values if node is None else {**values, "numa_node": str(node)}
+
+
+def _identity(machine: Machine, device: dict[str, Any]) -> dict[str, str]:
+    """Return class and vendor of a GPU, NIC or bridge."""
+    if device in machine.gpus:
+        number, device_class = _VENDORS[machine.vendor]
+        return {"class": device.get("class", device_class), "vendor": number}
+    is_nic = device in machine.nics
+    return {"class": device.get("class", "0x020000") if is_nic else "0x060400", "vendor": "0x15b3"}
 
 
 def _bridge(machine: Machine, path: str) -> dict[str, Any]:
@@ -229,6 +309,11 @@ def _kernel_node(machine: Machine, path: str, device: dict[str, Any]) -> int | N
     return node
 
 
+def kernel_node(machine: Machine, device: dict[str, Any]) -> int | None:
+    """Return the node that the kernel reports for a device on PCI, None if it reports none."""
+    return _kernel_node(machine, device["at"], device) if "at" in device else None
+
+
 def _local_cpus(machine: Machine, path: str, device: dict[str, Any]) -> CpuSet:
     """Return the CPUs of the device's node; if the node is unknown, the kernel shows all online CPUs."""
     listed = _bridge(machine, path).get("local_cpus")
@@ -240,14 +325,32 @@ def _local_cpus(machine: Machine, path: str, device: dict[str, Any]) -> CpuSet:
 
 
 def _proc_files(machine: Machine) -> Iterator[tuple[str, str]]:
-    for gpu in machine.gpus:
+    for gpu in machine.gpus if machine.vendor == "nvidia" else ():
         at = f"proc/driver/nvidia/gpus/{gpu['at'].rpartition('/')[2]}"
         yield f"{at}/information", f"Model: \t\t {machine.gpu}\nGPU UUID: \t {uuid(machine.gpus.index(gpu))}"
         if "own_node" in gpu:
             yield f"{at}/numa_status", f"Node:      {gpu['own_node']}\nStatus:    online"
     nodes = cpu_set.render(node["id"] for node in machine.nodes) or "0"
     cpus = machine.allowed.get("cpus", cpu_set.render(machine.online))
+    if machine.host_gib is not None:
+        yield "proc/meminfo", f"MemTotal: {machine.host_gib << 20:15} kB"
+    if "cpuset" in machine.capture:
+        yield from _cpuset_files(machine, machine.capture["cpuset"])
+        return
     yield "proc/self/status", f"Cpus_allowed_list:\t{cpus}\nMems_allowed_list:\t{machine.allowed.get('nodes', nodes)}"
+
+
+def _cpuset_files(machine: Machine, kind: str) -> Iterator[tuple[str, str]]:
+    """Yield the files of an old capture: the cpuset's name, its mount, and no status of the process."""
+    at, names = {
+        "cgroup1": ("dev/cpuset", ("cpus", "mems")),
+        "cgroup2": ("sys/fs/cgroup", ("cpuset.cpus.effective", "cpuset.mems.effective")),
+    }[kind]
+    mount = "cgroup2 rw" if kind == "cgroup2" else "cgroup rw,cpuset,noprefix"
+    yield "proc/mounts", f"none /{at} {mount} 0 0"
+    yield "proc/self/cpuset", "/job"
+    for name, allowed in zip(names, (machine.allowed["cpus"], machine.allowed["nodes"]), strict=True):
+        yield f"{at}/job/{name}", allowed
 
 
 def _nvml_reading(machine: Machine, index: int, gpu: dict[str, Any]) -> NvmlReading:

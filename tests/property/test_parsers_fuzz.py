@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from numapin.base.cpu_set import CpuSet
 from numapin.errors import MachineFileError, NumapinError
+from numapin.topology.build import build
 from numapin.topology.model import (
     Allowed,
     Core,
@@ -54,7 +55,15 @@ HWLOC: Final = """<?xml version="1.0" encoding="UTF-8"?>
 <object type="PCIDev" pci_busid="0000:18:00.0" pci_type="0302 [10de:1eb8] [10de:12a2] a1">
 <object type="OSDev" name="nvml0" osdev_type="1"><info name="NVIDIAUUID" value="GPU-1"/></object></object>
 <object type="PCIDev" pci_busid="0000:18:00.1" pci_type="0200 [1d0f:efa0] [1d0f:efa0] 00">
-<object type="OSDev" name="eth0" osdev_type="2"/></object></object></object></object></object>
+<object type="OSDev" name="eth0" osdev_type="2"/></object></object>
+<object type="PCIDev" pci_busid="0000:c1:00.0" pci_type="0380 [1002:7408] [1002:0b0c] 00">
+<object type="OSDev" name="rsmi0" osdev_type="1" gp_index="70"><info name="AMDUUID" value="e850"/></object>
+<object type="OSDev" name="rsmi1" osdev_type="1" gp_index="71"/></object></object></object>
+<object type="OSDev" name="eth1" osdev_type="2"><info name="Address" value="80:00"/></object></object>
+<distances2 type="OSDev" nbobjs="2" kind="9" name="XGMIBandwidth" indexing="gp">
+<indexes length="6">70 71 </indexes><u64values length="20">9 100 100 9 </u64values></distances2>
+<distances2hetero nbobjs="2" kind="25" name="NVLinkBandwidth">
+<indexes length="20">OSDev:70 PCIDev:9 </indexes><u64values length="20">0 25 25 0 </u64values></distances2hetero>
 <distances2 type="NUMANode" nbobjs="2" kind="5" name="NUMALatency" indexing="os">
 <indexes length="4">0 1 </indexes><u64values length="12">10 21 21 10 </u64values></distances2>
 </topology>"""
@@ -65,7 +74,11 @@ NCCL: Final = """<system version="1">
 <pci busid="0000:0f:00.0" class="0x030200" link_speed="16.0 GT/s PCIe" link_width="16"><gpu dev="0" sm="80"/></pci>
 <pci busid="0000:10:00.0" class="0x020700" link_width="16"><nic><net name="mlx5_0" dev="0"/></nic></pci>
 </pci></cpu>
-<cpu numaid="1" affinity="000000f0"><pci busid="0000:b7:00.0" class="0x030200"/></cpu>
+<cpu numaid="1" affinity="000000f0"><pci busid="0000:b7:00.0" class="0x030200"/>
+<pci busid="0000:c1:00.0" class="0x038000" vendor="0x1002"><gpu dev="1" sm="90" gcn="gfx90a">
+<xgmi target="0000:c6:00.0" count="2" tclass="0x038000"/>
+<nvlink target="ff:ff" count="1" tclass="0x068000"/></gpu></pci>
+<pci busid="0000:c6:00.0" class="0x038000"><gpu dev="2" sm="90" gcn="gfx90a"/></pci></cpu>
 </system>"""
 
 TOPOLOGY: Final = Topology(
@@ -121,6 +134,18 @@ TREE: Final = {
     f"{DEVICE}/current_link_width": "16",
     "proc/driver/nvidia/gpus/0000:18:00.0/information": "Model: x\nGPU UUID: GPU-1",
     "proc/driver/nvidia/gpus/0000:18:00.0/numa_status": "Node: 0",
+    "sys/bus/pci/devices/0000:c1:00.0/class": "0x120000",
+    "sys/bus/pci/devices/0000:c1:00.0/vendor": "0x1002",
+    "sys/bus/pci/devices/0000:3a:00.0/class": "0x038000",
+    "sys/bus/pci/devices/0000:3a:00.0/vendor": "0x8086",
+    "sys/class/kfd/kfd/topology/nodes/0/gpu_id": "0",
+    "sys/class/kfd/kfd/topology/nodes/0/properties": "simd_count 0",
+    "sys/class/kfd/kfd/topology/nodes/1/gpu_id": "7",
+    "sys/class/kfd/kfd/topology/nodes/1/properties": "domain 0\nlocation_id 49408\nunique_id 9\nsimd_count 4",
+    "sys/class/kfd/kfd/topology/nodes/2/gpu_id": "8",
+    "sys/class/kfd/kfd/topology/nodes/2/properties": "domain 0\nlocation_id 268484864\nunique_id 9",
+    "sys/class/kfd/kfd/topology/nodes/1/io_links/0/properties": "type 11\nnode_to 2\nweight 15\nmin_bandwidth 9",
+    "proc/meminfo": "MemTotal: 9 kB",
     "proc/self/cgroup": "0::/job",
     "proc/mounts": "cgroup2 /cg cgroup2 rw 0 0\nnone /dev/cpuset cpuset rw 0 0",
     "proc/self/cpuset": "/",
@@ -169,8 +194,12 @@ def parse_nccl(text: str, *, source: str = "fuzz") -> Readings:
 
 def test_the_good_documents_are_good() -> None:
     """The undamaged documents are accepted; otherwise fuzzing would test nothing but the first check."""
-    assert len(parse_hwloc(HWLOC).pci) == 2
-    assert len(parse_nccl(NCCL).pci) == 3
+    assert [link.word for link in parse_hwloc(HWLOC).fabric] == ["XGMI"]
+    assert len(parse_hwloc(HWLOC).pci) == 4
+    assert [link.word for link in parse_nccl(NCCL).fabric] == ["XGMI2"]
+    assert len(parse_nccl(NCCL).pci) == 5
+    with tree({}) as root:
+        assert [gpu.partition for gpu in build(read_sysfs(root, source="fuzz")).visible_gpus if gpu.partition] == [1]
     assert Topology.from_json(JSON) == TOPOLOGY
 
 
@@ -178,16 +207,16 @@ def test_the_good_documents_are_good() -> None:
 @given(damaged(HWLOC))
 def test_damaged_hwloc_xml(text: str) -> None:
     """The hwloc reader accepts a damaged file or names it in an error."""
-    with only_machine_file_errors():
-        parse_hwloc(text)
+    with only_machine_file_errors(), suppress(ValueError):
+        build(parse_hwloc(text))
 
 
 @FUZZ
 @given(damaged(NCCL))
 def test_damaged_nccl_xml(text: str) -> None:
     """Both NCCL readers accept a damaged file or name it in an error."""
-    with only_machine_file_errors():
-        parse_nccl(text)
+    with only_machine_file_errors(), suppress(ValueError):
+        build(parse_nccl(text))
     with only_machine_file_errors():
         nccl_nodes(xmlfile.parse(text, source="fuzz"))
 
@@ -231,6 +260,8 @@ def test_a_damaged_sysfs_file(name: str, data: st.DataObject) -> None:
         assert {cpu.cpu for cpu in readings.cpus} <= {0, 1}
         assert all(cpu.cpu in cpu.siblings for cpu in readings.cpus)
         assert all(node.cpus <= {0, 1} for node in readings.nodes)
+        with suppress(ValueError):  # what contradicts itself is refused
+            build(readings)
 
 
 @FUZZ

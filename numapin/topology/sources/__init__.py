@@ -4,11 +4,14 @@ Comes in: a file's text, a root directory, or the live host. Goes out: readings 
 
 ::
 
-    sysfs.py    EDGE  cores, caches, packages, nodes, the cpuset
-    pci.py      EDGE  GPUs and NICs of sysfs
-    libnuma.py  EDGE  nodes, distances, memory and allowed nodes of the live host
-    nvml.py     EDGE  GPUs of the live host
-    xmlfile.py  PURE  XML text -> elements that know their line
-    hwloc.py    PURE  hwloc 2 and 3 XML
-    nccl.py     PURE  NCCL topology XML
+    sysfs.py          EDGE  cores, caches, packages, nodes, the cpuset
+    pci.py            EDGE  GPUs and NICs of sysfs
+    libnuma.py        EDGE  nodes, distances, memory and allowed nodes of the live host
+    nvml.py           EDGE  NVIDIA's GPUs of the live host
+    xmlfile.py        PURE  XML text -> elements that know their line
+    hwloc.py          PURE  hwloc 2 and 3 XML: CPUs, nodes, distances
+    hwloc_devices.py  PURE  hwloc XML: GPUs, NICs, links between GPUs
+    hwloc_objects.py  PURE  hwloc XML: what both of these need
+    nccl.py           PURE  NCCL topology XML
+    vendors/                one module per GPU vendor
 """

@@ -9,35 +9,32 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from dataclasses import replace
-from itertools import filterfalse, islice
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from numapin.base import cpu_set
-from numapin.base.bounds import MAX_DEVICES, MAX_ELEMENTS, MAX_NODES
+from numapin.base.bounds import MAX_DEVICES, MAX_LINKS, MAX_NICS, MAX_NODES
 from numapin.base.cpu_set import CpuSet
-from numapin.topology.address import pci_address
-from numapin.topology.model import NicKind
-from numapin.topology.readings import DISPLAY, CpuReading, NodeReading, PciReading, Readings, nic_kind, pci_class
+from numapin.base.plural import listed
+from numapin.topology.readings import (
+    CpuReading,
+    NodeReading,
+    Readings,
+    distinct_packages,
+)
+from numapin.topology.sources.hwloc_devices import Fabrics, read_other_interfaces, read_pci_devices
+from numapin.topology.sources.hwloc_objects import NUMBER, info, kind_of, numbers, placed_of_kind, square
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
+    from numapin.topology.sources.hwloc_objects import Placed
     from numapin.topology.sources.xmlfile import Element
 
-    Placed = tuple[Element, tuple[Element, ...]]
-    """An object, and the elements above it, nearest first."""
     Ancestors = dict[str | None, Element]
     """The elements above a CPU by their type."""
 
 _LATENCY: Final = 1 << 2  # HWLOC_DISTANCES_KIND_VALUE_LATENCY (MEANS_LATENCY in version 2)
 _GROUPS: Final = frozenset({"Core", "L3Cache"})
-_IO: Final = frozenset({"Bridge", "PCIDev", "OSDev", "Misc"})
-_PCI_TYPE: Final = re.compile(r"([0-9a-f]{4}) \[([0-9a-f]{4}):[0-9a-f]{4}\].*", re.IGNORECASE)
-_NVIDIA: Final = "10de"
-_NVML: Final = re.compile(r"nvml([0-9]{1,4})")
-_NUMBER: Final = re.compile(r"[0-9]{1,18}")
-_BRIDGE_PCI: Final = re.compile(r"([0-9a-f]{4,8}):\[([0-9a-f]{2})-[0-9a-f]{2}\]")
+_OLD: Final = "convert it with hwloc 2 or newer: lstopo -i old.xml --of xml new.xml"
 
 
 def read_hwloc(root: Element) -> Readings:
@@ -48,18 +45,24 @@ def read_hwloc(root: Element) -> Readings:
     version = _version(root)
     machine = _machine(root)
     objects = [placed for placed in machine.walk() if placed[0].tag == "object"]
-    cpus = _read_cpus(objects, machine)
-    nodes = _read_nodes(objects, CpuSet(cpu.cpu for cpu in cpus), _distances(root))
+    cpus, package_notes = _read_cpus(objects, machine)
+    nodes, doubtful = _read_nodes(objects, CpuSet(cpu.cpu for cpu in cpus), _distances(root))
     with_cpus = CpuSet(node.id for node in nodes if node.cpus)
+    fabrics = Fabrics(root, objects)
+    devices = read_pci_devices(objects, with_cpus, version, fabrics.kinds)
     return Readings(
-        host=_info(machine, "HostName") or _info(root, "HostName"),
+        host=info(machine, "HostName") or info(root, "HostName"),
         source=root.source,
         cpus=cpus,
         nodes=nodes,
         allowed_cpus=_allowed(machine, "allowed_cpuset"),
         allowed_nodes=_allowed(machine, "allowed_nodeset"),
-        pci=tuple(islice(_read_pci(objects, with_cpus, version), MAX_DEVICES + 1)),  # `build` refuses that many
+        pci=tuple(islice(devices, MAX_DEVICES + 1)),  # `build` refuses that many
+        nics=tuple(islice(read_other_interfaces(objects, with_cpus, version), MAX_NICS + 1)),
+        fabric=tuple(islice(fabrics.links(), MAX_LINKS)),
         gpu_memory_nodes=_gpu_memory_nodes(objects),
+        doubtful_nodes=doubtful,
+        notes=(*package_notes, *_doubtful_notes(doubtful)),
     )
 
 
@@ -75,25 +78,10 @@ def _version(root: Element) -> int:
     match = re.fullmatch(r"([23])\.[0-9.]{1,8}", version)
     if match is None:
         found = f"version {version!r}" if version else "no version, which is hwloc 1"
-        raise root.error(f"{found}; versions 2 and 3 are supported")
+        problem = f"{found}; versions 2 and 3 are supported"
+        is_old = not version or version.startswith("1.")
+        raise root.error(problem, hint=_OLD) if is_old else root.error(problem)
     return int(match[1])
-
-
-def _kind(element: Element) -> str | None:
-    return element.attributes.get("type")
-
-
-def _of_kind(elements: Iterable[Element], kind: str) -> list[Element]:
-    return [element for element in elements if _kind(element) == kind]
-
-
-def _placed_of_kind(objects: list[Placed], kind: str) -> Iterator[Placed]:
-    return (placed for placed in objects if _kind(placed[0]) == kind)
-
-
-def _info(element: Element, name: str) -> str | None:
-    values = (info.text("value") for info in element.named("info") if info.text("name") == name)
-    return next(values, None)
 
 
 def _allowed(machine: Element, name: str) -> CpuSet | None:
@@ -104,22 +92,26 @@ def _allowed(machine: Element, name: str) -> CpuSet | None:
 # --- CPUs and nodes --------------------------------------------------------------------------------------------------
 
 
-def _read_cpus(objects: list[Placed], machine: Element) -> tuple[CpuReading, ...]:
+def _read_cpus(objects: list[Placed], machine: Element) -> tuple[tuple[CpuReading, ...], tuple[str, ...]]:
+    """Return the CPUs, and notes on their packages."""
     around = _ancestors(objects)
     if not around:
         raise machine.error("it has no PU")
     groups = _groups(around)
-    return tuple(_cpu(cpu, around[cpu], groups) for cpu in sorted(around))
+    in_order = sorted(around)
+    packages = {around[cpu]["Package"]: None for cpu in in_order if "Package" in around[cpu]}
+    numbers, notes = distinct_packages({package: package.number("os_index") for package in packages})
+    return tuple(_cpu(cpu, around[cpu], groups, numbers) for cpu in in_order), notes
 
 
 def _ancestors(objects: list[Placed]) -> dict[int, Ancestors]:
     """Return the elements above each CPU."""
     ancestors: dict[int, Ancestors] = {}
-    for pu, above in _placed_of_kind(objects, "PU"):
+    for pu, above in placed_of_kind(objects, "PU"):
         cpu = pu.id("os_index")
         if cpu in ancestors:
             raise pu.error(f"os_index={cpu} appears twice")
-        ancestors[cpu] = {_kind(element): element for element in above}
+        ancestors[cpu] = {kind_of(element): element for element in above}
     return ancestors
 
 
@@ -132,28 +124,31 @@ def _groups(ancestors: dict[int, Ancestors]) -> dict[Element, CpuSet]:
     return {element: CpuSet(cpus) for element, cpus in members.items()}
 
 
-def _cpu(cpu: int, around: Ancestors, groups: dict[Element, CpuSet]) -> CpuReading:
+def _cpu(cpu: int, around: Ancestors, groups: dict[Element, CpuSet], packages: dict[Element, int | None]) -> CpuReading:
     core, package, l3 = around.get("Core"), around.get("Package"), around.get("L3Cache")
     return CpuReading(
         cpu=cpu,
         siblings=groups[core] if core else CpuSet({cpu}),
-        package=package.number("os_index") if package else None,
+        package=packages[package] if package else None,
         l3=groups[l3] if l3 else None,
     )
 
 
 def _gpu_memory_nodes(objects: list[Placed]) -> CpuSet:
-    nodes = (node for node, _ in _placed_of_kind(objects, "NUMANode"))
+    nodes = (node for node, _ in placed_of_kind(objects, "NUMANode"))
     return CpuSet(node.id("os_index") for node in nodes if node.word("subtype").endswith("GPUMemory"))
 
 
-def _read_nodes(objects: list[Placed], online: CpuSet, distances: dict[int, dict[int, int]]) -> tuple[NodeReading, ...]:
+def _read_nodes(
+    objects: list[Placed], online: CpuSet, distances: dict[int, dict[int, int]]
+) -> tuple[tuple[NodeReading, ...], CpuSet]:
+    """Return the nodes, and those of which the file does not say whether they have the CPUs that it lists."""
     elements = _node_elements(objects)
     inside = cpu_set.Inside(online)
     near = {node: inside.of(element.members("cpuset")) for node, element in elements.items()}
     dram = CpuSet(node for node, element in elements.items() if element.text("subtype") == "DRAM")
     cpus = _own_cpus(near, dram)
-    return tuple(
+    readings = tuple(
         NodeReading(
             id=node,
             cpus=cpus[node],
@@ -162,11 +157,30 @@ def _read_nodes(objects: list[Placed], online: CpuSet, distances: dict[int, dict
         )
         for node in sorted(elements)
     )
+    return readings, _doubtful(near, CpuSet(node for node in elements if not elements[node].text("subtype")))
+
+
+def _doubtful(near: dict[int, CpuSet], untyped: CpuSet) -> CpuSet:
+    """Return the nodes near the same CPUs of which no kind of memory tells which one has the CPUs."""
+    alike: defaultdict[CpuSet, list[int]] = defaultdict(list)
+    for node in untyped:
+        if near[node]:
+            alike[near[node]].append(node)
+    return CpuSet(node for nodes in alike.values() if len(nodes) > 1 for node in nodes)
+
+
+def _doubtful_notes(nodes: CpuSet) -> tuple[str, ...]:
+    if not nodes:
+        return ()
+    text = (
+        "have the same CPUs near them, and the file does not say whose they are: the lowest node is taken to own them"
+    )
+    return (f"{listed('node', nodes)} {text}; capture the machine's sysfs instead: hwloc-gather-topology",)
 
 
 def _node_elements(objects: list[Placed]) -> dict[int, Element]:
     elements: dict[int, Element] = {}
-    for element, _ in _placed_of_kind(objects, "NUMANode"):
+    for element, _ in placed_of_kind(objects, "NUMANode"):
         node = element.id("os_index")
         if node in elements:
             raise element.error(f"os_index={node} appears twice")
@@ -196,14 +210,10 @@ def _distances(root: Element) -> dict[int, dict[int, int]]:
     matrix = min(filter(_has_latencies, root.named("distances2")), key=_is_added_by_user, default=None)
     if matrix is None:
         return {}
-    nodes, values = _numbers(matrix, "indexes"), _numbers(matrix, "u64values")
-    size = len(nodes)
-    if size > MAX_NODES:
-        raise matrix.error(f"distances of {size} nodes; at most {MAX_NODES} are accepted")
-    if len(values) != size * size:
-        raise matrix.error(f"{len(values)} values for {size} nodes, expected {size * size}")
-    rows = (values[start : start + size] for start in range(0, len(values), size or 1))
-    return {node: dict(zip(nodes, row, strict=True)) for node, row in zip(nodes, rows, strict=True)}
+    nodes = numbers(matrix, "indexes", NUMBER)
+    return {
+        node: dict(zip(nodes, row, strict=True)) for node, row in zip(nodes, square(matrix, len(nodes)), strict=True)
+    }
 
 
 def _has_latencies(matrix: Element) -> bool:
@@ -214,93 +224,3 @@ def _has_latencies(matrix: Element) -> bool:
 def _is_added_by_user(matrix: Element) -> bool:
     """Return whether a matrix is not the kernel's own, which is named NUMALatency."""
     return matrix.text("name") != "NUMALatency"
-
-
-def _numbers(matrix: Element, tag: str) -> list[int]:
-    words = [word for part in matrix.named(tag) for word in "".join(part.texts).split()]
-    if len(words) > MAX_NODES**2:
-        raise matrix.error(f"{len(words)} numbers in <{tag}>; at most {MAX_NODES**2} are accepted")
-    bad = next(filterfalse(_NUMBER.fullmatch, words), None)
-    if bad is not None:
-        raise matrix.error(f"{bad[:40]!r} in <{tag}> is not a number")
-    return list(map(int, words))
-
-
-# --- PCI -------------------------------------------------------------------------------------------------------------
-
-
-def _read_pci(objects: list[Placed], with_cpus: CpuSet, version: int) -> Iterator[PciReading]:
-    num_left = MAX_ELEMENTS
-    for device, above in _placed_of_kind(objects, "PCIDev"):
-        inner = [element for element, _ in device.walk()]
-        num_left -= len(inner)
-        if num_left < 0:
-            raise device.error("PCI devices are inside other PCI devices")
-        below = _of_kind(inner, "OSDev")
-        reading = _read_gpu(device, below) or _read_nic(device, below, version)
-        if reading is not None:
-            yield _placed(reading, above, with_cpus)
-
-
-def _read_gpu(device: Element, below: list[Element]) -> PciReading | None:
-    """Return an NVIDIA GPU, known by its NVML device or its PCI class."""
-    model = _info(device, "PCIDevice")
-    for element in below:
-        match = _NVML.fullmatch(element.word("name"))  # its CUDA and OpenCL devices are numbered in other orders
-        if match is not None:
-            uuid, name = _info(element, "NVIDIAUUID"), _info(element, "GPUModel") or model
-            return PciReading(address=_address(device), index=int(match[1]), uuid=uuid, name=name)
-    device_class, vendor = _class_and_vendor(device)
-    is_gpu = vendor == _NVIDIA and device_class >> 8 == DISPLAY
-    return PciReading(address=_address(device), name=model) if is_gpu else None
-
-
-def _read_nic(device: Element, below: list[Element], version: int) -> PciReading | None:
-    """Return a network device that has interfaces."""
-    device_class, _ = _class_and_vendor(device)
-    interfaces = tuple(_interfaces(below, nic_kind(device_class), version))
-    return PciReading(address=_address(device), interfaces=interfaces) if interfaces else None
-
-
-def _class_and_vendor(device: Element) -> tuple[int, str]:
-    match = _PCI_TYPE.fullmatch(device.word("pci_type"))
-    return (pci_class(match[1]) or 0, match[2].lower()) if match else (0, "")
-
-
-def _address(device: Element) -> str:
-    address = pci_address(device.text("pci_busid"))
-    if address is None:
-        raise device.error(f"pci_busid={device.text('pci_busid')!r} is not a PCI address")
-    return address
-
-
-def _placed(reading: PciReading, above: tuple[Element, ...], with_cpus: CpuSet) -> PciReading:
-    """Return the device with its place: hwloc attaches its PCI tree there, or to the machine if it is unknown."""
-    home = next(element for element in above if _kind(element) not in _IO)
-    nodes = home.members("nodeset") & with_cpus
-    bridges = _of_kind(above, "Bridge")
-    parents = (pci_address(bridge.text("pci_busid")) for bridge in bridges)
-    return replace(
-        reading,
-        node=min(nodes) if len(nodes) == 1 else None,
-        local_cpus=home.mask("cpuset"),
-        parents=tuple(filter(None, parents)),
-        host_bridge=next(filter(None, map(_root_bus, bridges)), None),
-    )
-
-
-def _root_bus(bridge: Element) -> str | None:
-    """Return a host bridge's bus in the kernel's spelling ("pci0000:17"); None for a bridge between PCI buses."""
-    is_host_bridge = bridge.word("bridge_type").startswith("0-")
-    match = _BRIDGE_PCI.fullmatch(bridge.word("bridge_pci"))
-    return f"pci{match[1]}:{match[2]}" if match and is_host_bridge else None
-
-
-def _interfaces(devices: list[Element], network: NicKind, version: int) -> Iterator[tuple[str, NicKind]]:
-    # Version 2 numbers the types (2 network, 3 OpenFabrics); version 3 adds them up (16 network, 32 OpenFabrics).
-    verbs = NicKind.INFINIBAND
-    kinds = {2: network, 3: verbs} if version == 2 else {16: network, 32: verbs, 48: verbs}
-    for device in devices:
-        name, kind = device.text("name"), kinds.get(device.number("osdev_type") or 0)
-        if name and kind:
-            yield name, kind

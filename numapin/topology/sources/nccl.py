@@ -7,34 +7,47 @@ Source: NCCL's graph/xml.cc and topo.cc.
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from dataclasses import replace
-from itertools import chain, islice, starmap
+from itertools import chain, combinations, islice, starmap
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
-from numapin.base.bounds import MAX_DEVICES, MAX_NODES
+from numapin.base.bounds import MAX_DEVICES, MAX_GPUS, MAX_LINKS, MAX_NODES
 from numapin.base.cpu_set import CpuSet
 from numapin.topology.address import pci_address
-from numapin.topology.model import Pcie
+from numapin.topology.model import GpuVendor, NodeSource, Pcie
 from numapin.topology.readings import (
+    ACCELERATOR,
     DISPLAY,
-    NETWORK,
+    VGA,
     CpuReading,
+    FabricLink,
     NodeReading,
     PciReading,
     Readings,
+    is_network,
     nic_kind,
     pci_class,
     pcie_generation,
     pcie_width,
 )
+from numapin.topology.sources.vendors.table import BY_PCI_ID, vendor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numapin.topology.sources.xmlfile import Element
 
-_NO_CORES: Final = "an NCCL topology file does not list cores: every CPU counts as a core of its own, SMT siblings too"
+_NO_CORES: Final = (
+    "an NCCL topology file does not say which CPUs are threads of one core: every CPU counts as a core, and "
+    "thread counts assume two threads per core"
+)
+_DISPLAY_OTHER: Final = 0x0380  # of AMD's accelerators before the MI300; NVIDIA's are 3D controllers
+_NVSWITCH_CLASS: Final = 0x0680
+_SWITCH: Final = "switch"
+_HEXADECIMAL: Final = re.compile(r"0x[0-9a-fA-F]{1,4}")
 _NO_CPUS: Final = "this NCCL topology file does not list CPUs (no affinity): it is only useful as NCCL_TOPO_FILE"
 
 
@@ -44,14 +57,15 @@ def read_nccl(root: Element) -> Readings:
     It has CPUs, nodes, GPUs and NICs, but no cores, packages, caches, memory or distances.
     """
     elements = _cpu_elements(root)
-    devices = chain.from_iterable(starmap(_read_pci, elements.items()))
+    devices = list(islice(chain.from_iterable(starmap(_read_pci, elements.items())), MAX_DEVICES + 1))
     all_cpus = CpuSet().union(*elements.values())
     return Readings(
         host=None,
         source=root.source,
-        cpus=tuple(CpuReading(cpu=cpu, siblings=CpuSet({cpu})) for cpu in sorted(all_cpus)),
+        cpus=tuple(CpuReading(cpu=cpu, siblings=None) for cpu in sorted(all_cpus)),
         nodes=tuple(sorted(_read_nodes(elements), key=attrgetter("id"))),
-        pci=tuple(islice(devices, MAX_DEVICES + 1)),  # `build` refuses that many
+        pci=tuple(_numbered_partitions([reading for reading, _ in devices])),  # `build` refuses too many
+        fabric=tuple(islice(_fabric(devices), MAX_LINKS)),
         notes=(_NO_CORES if all_cpus else _NO_CPUS,),
     )
 
@@ -96,38 +110,97 @@ def _address(element: Element) -> str | None:
     return None if address is None or address.startswith("ffff:ff:") else address
 
 
-def _read_pci(cpu: Element, cpus: CpuSet) -> Iterator[PciReading]:
+def _read_pci(cpu: Element, cpus: CpuSet) -> Iterator[tuple[PciReading, Element]]:
+    """Yield the GPUs and NICs of a node with their elements."""
     node = cpu.optional_id("numaid")
     for pci, above in cpu.walk():
         address = _address(pci)
         reading = None if address is None else _read_gpu(pci, address) or _read_nic(pci, address)
         if reading is not None:
             parents = (pci_address(bridge.text("busid")) for bridge in above)
-            yield replace(
-                reading, node=node, local_cpus=cpus or None, parents=tuple(filter(None, parents)), pcie=_pcie(pci)
+            placed = replace(
+                reading,
+                node=node,
+                node_source=NodeSource.NCCL_FILE,
+                local_cpus=cpus or None,
+                parents=tuple(filter(None, parents)),
+                pcie=_pcie(pci),
             )
+            yield placed, pci
 
 
 def _read_gpu(pci: Element, address: str) -> PciReading | None:
     gpu = next(pci.named("gpu"), None)
-    if gpu is not None:
-        return PciReading(address=address, index=gpu.number("dev"))  # NVML's number
-    return PciReading(address=address) if _base_class(pci) == DISPLAY else None
+    device_class = pci_class(pci.text("class")) or 0
+    kind = _vendor(pci, gpu, device_class)
+    if gpu is None:
+        is_gpu = kind is not None and vendor(kind).is_gpu(device_class, address)
+        return PciReading(address=address, vendor=kind, is_vga=device_class == VGA) if is_gpu else None
+    # NCCL writes `dev`, the number in NVML or ROCm SMI, and `sm` when it looks for links, none of them included.
+    return PciReading(address=address, vendor=kind, index=gpu.number("dev"), reports_fabric=gpu.text("sm") is not None)
+
+
+def _vendor(pci: Element, gpu: Element | None, device_class: int) -> GpuVendor | None:
+    """Return a GPU's vendor. Older files do not have it, but AMD's devices have an attribute or class of their own."""
+    number = pci.text("vendor")
+    known = BY_PCI_ID.get(int(number, 16)) if number and _HEXADECIMAL.fullmatch(number) else None
+    if known is not None:
+        return known
+    if gpu is not None and gpu.text("gcn"):
+        return GpuVendor.AMD
+    if number or (gpu is None and device_class >> 8 != DISPLAY and device_class != ACCELERATOR):
+        return None
+    return GpuVendor.AMD if device_class in (ACCELERATOR, _DISPLAY_OTHER) else GpuVendor.NVIDIA
+
+
+def _numbered_partitions(readings: list[PciReading]) -> Iterator[PciReading]:
+    """Number the partitions of AMD's GPUs: several devices have one address."""
+    num_at = Counter(reading.address for reading in readings if reading.vendor is GpuVendor.AMD)
+    seen: Counter[str] = Counter()
+    for reading in readings:
+        if num_at[reading.address] > 1:
+            yield replace(reading, partition=seen[reading.address])
+            seen[reading.address] += 1
+        else:
+            yield reading
+
+
+# --- links of GPUs that are not PCI ----------------------------------------------------------------------------------
+
+
+def _fabric(devices: list[tuple[PciReading, Element]]) -> Iterator[FabricLink]:
+    """Yield the links between GPUs, each once; GPUs with NVLinks to a switch are linked through it."""
+    gpus = [(reading, pci) for reading, pci in devices if reading.is_gpu]
+    if len(gpus) > MAX_GPUS:  # `build` refuses that many
+        return
+    counts = {reading.address: _link_counts(pci) for reading, pci in gpus}
+    words = {reading.address: "XGMI" if reading.vendor is GpuVendor.AMD else "NV" for reading, _ in gpus}
+    for a, b in combinations(counts, 2):
+        direct = counts[a].get(b) or counts[b].get(a)
+        number = direct or min(counts[a].get(_SWITCH, 0), counts[b].get(_SWITCH, 0))
+        if number:
+            yield FabricLink((a, None), (b, None), f"{words[a]}{number}")
+
+
+def _link_counts(pci: Element) -> dict[str | None, int]:
+    """Return the number of a GPU's NVLinks or xGMI links to each address, or to switches together."""
+    counts: Counter[str | None] = Counter()
+    for gpu in pci.named("gpu"):
+        for link in gpu.named("nvlink", "xgmi"):
+            is_switch = pci_class(link.text("tclass")) == _NVSWITCH_CLASS
+            counts[_SWITCH if is_switch else pci_address(link.text("target"))] += link.number("count") or 0
+    return counts
 
 
 def _read_nic(pci: Element, address: str) -> PciReading | None:
     """Return a network device. Without NCCL's names for its interfaces, as on cloud images, its address is the name."""
     nic = next(pci.named("nic"), None)
-    if nic is None and _base_class(pci) != NETWORK:
+    if nic is None and not is_network(pci_class(pci.text("class")) or 0):
         return None
     nets = nic.named("net") if nic else ()
     names = [net.word("name") for net in nets if net.word("name")] or [address]
     kind = nic_kind(pci_class(pci.text("class")))
     return PciReading(address=address, interfaces=tuple((name, kind) for name in names))
-
-
-def _base_class(pci: Element) -> int:
-    return (pci_class(pci.text("class")) or 0) >> 8
 
 
 def _pcie(pci: Element) -> Pcie:

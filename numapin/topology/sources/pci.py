@@ -1,74 +1,91 @@
-"""GPUs and network devices from /sys/bus/pci and /proc/driver/nvidia below any root directory. Edge.
+"""GPUs and network devices from /sys/bus/pci and /sys/class/net below any root directory. Edge.
 
-Comes in: a `Tree` and the online CPUs. Goes out: a `PciReading` for each NVIDIA GPU and each NIC with an interface, and
-the nodes that consist of GPU memory.
-Source: Documentation/ABI/testing/sysfs-bus-pci; the NVIDIA driver's README, chapter on /proc.
+Comes in: a `Tree` and the online CPUs. Goes out: a `PciReading` for each GPU and each NIC with an interface, the
+network interfaces that are not on PCI, and the nodes that consist of GPU memory.
+Source: Documentation/ABI/testing/sysfs-bus-pci and sysfs-class-net; the NVIDIA driver's README, chapter on /proc.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import replace
-from itertools import accumulate, islice, product
+from itertools import accumulate, islice
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.bounds import MAX_PARENTS
 from numapin.base.cpu_set import CpuSet
 from numapin.topology.address import pci_address
-from numapin.topology.model import NicKind, Pcie
+from numapin.topology.model import GpuVendor, NicKind, Pcie
 from numapin.topology.readings import (
+    ACCELERATOR,
     CONTROLLER_3D,
     DISPLAY,
-    NETWORK,
+    VGA,
+    NicReading,
     PciReading,
+    is_network,
     nic_kind,
     pci_class,
     pcie_generation,
     pcie_width,
 )
+from numapin.topology.sources.vendors.nvidia import DRIVER, driver_names
+from numapin.topology.sources.vendors.table import BY_PCI_ID, vendor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Container, Iterator, Mapping
 
     from numapin.system.tree import Tree
 
 _DEVICES: Final = "sys/bus/pci/devices"
-_DRIVER: Final = "proc/driver/nvidia/gpus"
-_NVIDIA: Final = 0x10DE
+_NET: Final = "sys/class/net"
+# Types of interfaces (ARPHRD_*): others are tunnels, radio and the like.
+_TYPES: Final = {1: NicKind.ETHERNET, 32: NicKind.INFINIBAND}
 _HEXADECIMAL: Final = re.compile(r"(?:0x)?([0-9a-fA-F]{1,8})")
 _HOST_BRIDGE: Final = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 
 
 def read_pci(tree: Tree, online: CpuSet) -> Iterator[PciReading]:
     """Yield the GPUs and the NICs in order of address. `local_cpus` are the online ones."""
-    names = tree.names(_DRIVER)
-    driver = dict(zip(map(pci_address, names), names, strict=True))
+    driver = driver_names(tree)
     for name in tree.names(_DEVICES):
         address, at = pci_address(name), f"{_DEVICES}/{name}"
         device_class = pci_class(tree.text(f"{at}/class"))
         if address is None or device_class is None:
             continue
-        if _is_gpu(tree, at, device_class, known_to_driver=address in driver):
-            model, uuid = _information(tree.text(f"{_DRIVER}/{driver.get(address)}/information") or "")
-            yield replace(_device(tree, at, address, online), name=model, uuid=uuid)
-        elif interfaces := _interfaces(tree, at, device_class):
+        kind = _gpu_vendor(tree, at, device_class, address, known_to_nvidia=address in driver)
+        if kind is not None:
+            yield replace(_device(tree, at, address, online), vendor=kind, is_vga=device_class == VGA)
+        elif is_network(device_class) and (interfaces := _interfaces(tree, at, device_class)):
             yield replace(_device(tree, at, address, online), interfaces=interfaces)
+
+
+def read_other_nics(tree: Tree, known: Container[str]) -> Iterator[NicReading]:
+    """Yield the network interfaces of devices that are not on PCI; virtual interfaces have no device."""
+    for name in tree.names(_NET):
+        if name in known or "/virtual/" in (tree.link(f"{_NET}/{name}") or "/virtual/"):
+            continue
+        kind = _TYPES.get(tree.number(f"{_NET}/{name}/type") or 0)
+        if kind is not None:
+            yield NicReading(name=name, kind=kind, node=tree.number(f"{_NET}/{name}/device/numa_node"))
 
 
 def read_gpu_memory_nodes(tree: Tree) -> CpuSet:
     """Return the nodes that are the memory of a GPU; the driver reports -1 if a GPU's memory is not a node."""
-    statuses = (tree.text(f"{_DRIVER}/{name}/numa_status") or "" for name in tree.names(_DRIVER))
+    statuses = (tree.text(f"{DRIVER}/{name}/numa_status") or "" for name in tree.names(DRIVER))
     matches = (re.search(r"^Node:\s*([0-9]{1,6})\s*$", status, re.MULTILINE) for status in statuses)
     return CpuSet(int(match[1]) for match in matches if match)
 
 
-def _is_gpu(tree: Tree, at: str, device_class: int, *, known_to_driver: bool) -> bool:
-    if device_class >> 8 != DISPLAY:
-        return False
-    vendor = _vendor(tree, at)
-    if vendor is None:  # some captures have only the class: a VGA device may then be the board's own
-        return known_to_driver or device_class == CONTROLLER_3D
-    return vendor == _NVIDIA
+def _gpu_vendor(tree: Tree, at: str, device_class: int, address: str, *, known_to_nvidia: bool) -> GpuVendor | None:
+    """Return the vendor of a GPU; None for any other device."""
+    if device_class >> 8 != DISPLAY and device_class != ACCELERATOR:
+        return None
+    number = _vendor(tree, at)
+    if number is None:  # some captures have only the class: a VGA device may then be the board's own
+        return GpuVendor.NVIDIA if known_to_nvidia or device_class == CONTROLLER_3D else None
+    kind = BY_PCI_ID.get(number)
+    return kind if kind is not None and vendor(kind).is_gpu(device_class, address) else None
 
 
 def _vendor(tree: Tree, at: str) -> int | None:
@@ -118,20 +135,15 @@ def _pcie(tree: Tree, at: str) -> Pcie:
 
 def _interfaces(tree: Tree, at: str, device_class: int) -> tuple[tuple[str, NicKind], ...]:
     """Return the names below a network device; a virtio device has its own directory in between."""
-    if device_class >> 8 != NETWORK:
-        return ()
-    folders = (("net", nic_kind(device_class)), ("infiniband", NicKind.INFINIBAND))
     virtio = (f"{at}/{name}" for name in tree.names(at) if name.startswith("virtio"))
-    places = product([at, *virtio], folders)
-    return tuple((name, kind) for place, (folder, kind) in places for name in tree.names(f"{place}/{folder}"))
+    return tuple(interface for place in (at, *virtio) for interface in _interfaces_in(tree, place, device_class))
 
 
-def _information(text: str) -> tuple[str | None, str | None]:
-    """Return the driver's name and UUID of a GPU; until the GPU is initialized, the UUID is question marks."""
-    lines = (line.partition(":") for line in text.splitlines())
-    values = {key.strip(): value.strip() for key, _, value in lines}
-    model, uuid = values.get("Model") or None, values.get("GPU UUID") or "?"
-    return model, None if "?" in uuid else uuid
+def _interfaces_in(tree: Tree, place: str, device_class: int) -> Iterator[tuple[str, NicKind]]:
+    for name in tree.names(f"{place}/net"):
+        known = _TYPES.get(tree.number(f"{place}/net/{name}/type") or 0)
+        yield name, known or nic_kind(device_class)
+    yield from ((name, NicKind.INFINIBAND) for name in tree.names(f"{place}/infiniband"))
 
 
 def _hexadecimal(text: str | None) -> int | None:

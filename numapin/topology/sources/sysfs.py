@@ -10,15 +10,19 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Final
 
+from numapin.base.bounds import MAX_CGROUP_DEPTH
 from numapin.base.cpu_set import CpuSet
 from numapin.errors import MachineError
 from numapin.system.cgroup import mounts, own_cgroups
 from numapin.system.tree import CAPTURE, Tree
-from numapin.topology.readings import CpuReading, NodeReading, Readings
-from numapin.topology.sources.pci import read_gpu_memory_nodes, read_pci
+from numapin.topology.readings import CpuReading, NodeReading, Readings, distinct_packages
+from numapin.topology.sources.pci import read_gpu_memory_nodes, read_other_nics, read_pci
+from numapin.topology.sources.vendors.table import read_drivers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -43,15 +47,21 @@ def read_sysfs(root: Path, *, source: str) -> Readings:
     """
     tree = Tree(os.fspath(root).rstrip("/"))
     online = _online_cpus(tree)
+    cpus, package_notes = _read_cpus(tree, online)
+    others, served = read_drivers(tree, read_pci(tree, online))
     return Readings(
         host=tree.text("proc/sys/kernel/hostname") or tree.text("etc/hostname") or None,
         source=source,
-        cpus=tuple(_read_cpus(tree, online)),
+        cpus=cpus,
         nodes=tuple(_read_nodes(tree, online)),
         allowed_cpus=_allowed(tree, "cpus"),
         allowed_nodes=_allowed(tree, "mems"),
-        pci=tuple(read_pci(tree, online)),
+        pci=(*served.gpus, *others),
+        nics=tuple(read_other_nics(tree, {name for device in others for name, _ in device.interfaces})),
+        fabric=served.fabric,
         gpu_memory_nodes=read_gpu_memory_nodes(tree),
+        memory_bytes=_kilobytes(tree.text("proc/meminfo") or "", "MemTotal"),
+        notes=package_notes,
     )
 
 
@@ -60,19 +70,43 @@ def _online_cpus(tree: Tree) -> CpuSet:
         root = tree.root or "/"
         raise MachineError(f"{root} is not a captured machine: it has no {_SYSTEM}", CAPTURE)
     present = _numbered(tree, _CPU, "cpu")
-    online = (tree.numbers(f"{_CPU}/online") or CpuSet()).intersection(present)
+    listed = tree.numbers(f"{_CPU}/online")
+    online = CpuSet(filter(partial(_is_online, tree), present) if listed is None else listed & CpuSet(present))
     if not online:
         raise MachineError(f"{tree.root}/{_CPU} shows no online CPU (cpu0, cpu1, … and the file online)", CAPTURE)
     return online
 
 
-def _read_cpus(tree: Tree, online: CpuSet) -> Iterator[CpuReading]:
+def _is_online(tree: Tree, cpu: int) -> bool:
+    """Return whether a CPU is online, for captures without the list; a CPU that cannot go offline has no file."""
+    return tree.number(f"{_CPU}/cpu{cpu}/online") != 0
+
+
+def _read_cpus(tree: Tree, online: CpuSet) -> tuple[tuple[CpuReading, ...], tuple[str, ...]]:
+    """Return the CPUs, and notes on their packages."""
     cores = _groups(online, lambda cpu: _siblings(tree, cpu))
-    packages = _groups(online, lambda cpu: _package_cpus(tree, cpu) or cores[cpu])
-    ids = {cpus: tree.number(f"{_topology(min(cpus))}/physical_package_id") for cpus in packages.values()}
+    packages = _groups(online, lambda cpu: _package_cpus(tree, cpu))
+    numbers = {cpus: _package_id(tree, cpus) for cpus in (*packages.values(), *cores.values())}
+    distinct, notes = distinct_packages(dict(_whole_packages(tree, numbers, frozenset(packages.values()))))
+    numbers |= distinct
     caches = _groups(online, lambda cpu: _l3(tree, cpu))
-    for cpu in sorted(online):
-        yield CpuReading(cpu=cpu, siblings=cores[cpu], package=ids[packages[cpu]], l3=caches.get(cpu))
+    package_of = {cpu: numbers[packages.get(cpu, cores[cpu])] for cpu in online}
+    return tuple(CpuReading(cpu, cores[cpu], package_of[cpu], caches.get(cpu)) for cpu in sorted(online)), notes
+
+
+def _whole_packages(
+    tree: Tree, numbers: Mapping[CpuSet, int | None], packages: frozenset[CpuSet]
+) -> Iterator[tuple[CpuSet, int | None]]:
+    """Yield the packages with their numbers; of those with one number, only sets that the kernel lists as they are."""
+    num_with = Counter(numbers[cpus] for cpus in packages)
+    for cpus in packages:
+        number = numbers[cpus]
+        if num_with[number] == 1 or _package_cpus(tree, min(cpus)) == cpus:
+            yield cpus, number
+
+
+def _package_id(tree: Tree, cpus: CpuSet) -> int | None:
+    return tree.number(f"{_topology(min(cpus))}/physical_package_id")
 
 
 def _topology(cpu: int) -> str:
@@ -171,15 +205,17 @@ def _cpuset_directories(tree: Tree) -> Iterator[str]:
 
 
 def _in_cgroup1(tree: Tree) -> list[str]:
-    return own_cgroups(tree, "cpuset")
+    return own_cgroups(tree, "cpuset") or _in_cpuset_file_system(tree)
 
 
 def _in_cgroup2(tree: Tree) -> list[str]:
-    parts = [path.split("/") for path in own_cgroups(tree, "")]
+    paths = own_cgroups(tree, "") or _in_cpuset_file_system(tree)
+    parts = [path.split("/") for path in paths if path.count("/") <= MAX_CGROUP_DEPTH]
     return ["/".join(path[:end]) for path in parts for end in range(len(path), 0, -1)]
 
 
 def _in_cpuset_file_system(tree: Tree) -> list[str]:
+    """Return the path of the cpuset, whichever kind of file system it is in."""
     own = tree.text("proc/self/cpuset")
     return [own] if own else []
 

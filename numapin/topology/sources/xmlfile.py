@@ -106,9 +106,9 @@ class Element:
             inner = (element, *outer) if element.children else ()
             todo += ((child, inner) for child in reversed(element.children))
 
-    def error(self, problem: str) -> MachineFileError:
+    def error(self, problem: str, *, hint: str = _HINT) -> MachineFileError:
         """Return an error that names the file, the line and the element."""
-        return MachineFileError(f"{self.source}: line {self.line}: <{self.tag}>: {problem}", _HINT)
+        return MachineFileError(f"{self.source}: line {self.line}: <{self.tag}>: {problem}", hint)
 
 
 def parse(text: str, *, source: str) -> Element:

@@ -113,7 +113,7 @@ def test_readings_have_bounds(readings: Readings, problem: str) -> None:
 @pytest.mark.parametrize(("num_gpus", "num_nics", "kept"), [(8, 300, 47278), (8, 2000, 16028), (64, 2000, 2016)])
 def test_hundreds_of_virtual_functions_leave_links_out(num_gpus: int, num_nics: int, kept: int) -> None:
     """A host with too many devices for the bound on links is read; a note says which links are missing."""
-    gpus = tuple(PciReading(address=f"{n:04x}:00:00.0", host_bridge="h") for n in range(num_gpus))
+    gpus = tuple(PciReading(address=f"{n:04x}:00:00.0", host_bridge="h", reports_fabric=True) for n in range(num_gpus))
     nics = tuple(
         PciReading(address=f"{n:04x}:01:00.0", host_bridge="h", interfaces=((f"e{n}", NicKind.ETHERNET),))
         for n in range(num_nics)

@@ -41,6 +41,12 @@ CASES: list[tuple[str, dict[str, str | bytes | None], DoctorSeverity | None, str
         "only 2 of 8 CPUs of node 0, 2 of 8 CPUs of node 1 may be used",
     ),
     ("node-memory", {}, OK, "at least 50% free on every node"),
+    (
+        "node-memory",
+        {"proc/meminfo": "MemTotal: 1073741824 kB"},
+        NOTE,
+        "the nodes have 128.0 GiB together, but /proc/meminfo says 1.0 TiB: one of them is made up",
+    ),
     ("node-memory", {f"{NODE1}/meminfo": FULL}, WARNING, "almost full: node 1 (free: 50.0% of node 0, 1.0% of node 1)"),
     ("memlock", {"proc/self/limits": LIMITS.format("unlimited")}, OK, "unlimited"),
     ("memlock", {"proc/self/limits": LIMITS.format("65536")}, NOTE, "limited to 64.0 KiB; no InfiniBand was found"),

@@ -14,7 +14,7 @@ from numapin.doctor import live as reading
 from numapin.doctor.examine import examine
 from numapin.doctor.model import DoctorReadings, DoctorSeverity
 from numapin.system import numa
-from numapin.topology.model import NodeSource
+from numapin.topology.model import GpuVendor, NodeSource
 from numapin.topology.readings import NvmlReading, NvmlReadings
 from tests.doctor.given import CALLS, live
 from tests.machines.grids import gpu, grid
@@ -135,6 +135,17 @@ def test_gpus_without_a_driver_are_an_error() -> None:
     """A missing driver is an error if sysfs shows GPUs, else a note; the remedy is NVML's."""
     finding = _find("driver", grid(gpus=[0]), nvml=NO_DRIVER)
     assert (finding.severity, finding.remedy) == (ERROR, "install it")
+
+
+@pytest.mark.parametrize(("visible", "severity"), [(True, OK), (False, ERROR)])
+def test_other_vendors_need_no_nvidia_driver(*, visible: bool, severity: DoctorSeverity) -> None:
+    """On a machine with AMD's GPUs a missing NVML is fine; what counts is whether ranks can use the GPUs."""
+    machine = grid(gpus=[0])
+    gpus = tuple(
+        replace(gpu, vendor=GpuVendor.AMD, visible=visible, cuda_index=0 if visible else None) for gpu in machine.gpus
+    )
+    finding = _find("driver", replace(machine, gpus=gpus), nvml=NO_DRIVER)
+    assert (finding.severity, "(amd)" in finding.what) == (severity, True)
 
 
 @pytest.mark.parametrize(

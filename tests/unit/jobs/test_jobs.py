@@ -20,6 +20,7 @@ from numapin.jobs.request import Form, JobRequest, Launch
 from numapin.jobs.share import share_of
 from numapin.topology.model import Topology
 from tests.jobs.cases import CASES, HERE, HOSTILE, dgx, refusal, write
+from tests.machines.roots import HERE as MACHINES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -123,6 +124,19 @@ def test_manifests_are_what_the_api_takes(name: str, machine: Path) -> None:
         for part in parts:
             for version in _versions():
                 kubernetes_validate.validate(part, version, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("vendor", "resource"), [("nvidia", "nvidia.com/gpu"), ("amd", "amd.com/gpu"), ("intel", "gpu.intel.com/i915")]
+)
+def test_a_pod_asks_for_the_gpus_of_its_vendor(vendor: str, resource: str, tmp_path: Path) -> None:
+    """The machine file says whose GPUs the hosts have; the pod asks for the resource of that vendor's plugin."""
+    machine = json.loads((MACHINES / "golden" / "1pkg-4node-smt2-8amd.json").read_text())["topology"]
+    machine["gpus"] = [gpu | {"vendor": vendor} for gpu in machine["gpus"]]
+    (tmp_path / "m.json").write_text(json.dumps(machine))
+    text = write(["kubernetes", "--machine", str(tmp_path / "m.json"), "--container", "a", "train.py"])
+    assert f"{resource}: 8" in text
+    assert text.count("gpu: 8") + text.count("i915: 8") == 2  # requests and limits
 
 
 def test_the_schemas_find_what_is_wrong() -> None:

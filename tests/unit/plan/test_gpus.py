@@ -29,7 +29,7 @@ def _indices(plan: Plan) -> list[int | None]:
 def test_a_settled_request_gives_the_same_plan(bind: Bind, num_ranks: int | None) -> None:
     """GPUs by index and by name give the same plan, with more ranks than GPUs and with fewer."""
     request = Request(gpus=("3", "0000:10:00.0"), bind=bind, num_ranks=num_ranks)
-    settled, _ = settle_gpus(_FOUR, request)
+    settled, _ = settle_gpus(_FOUR, request, {})
     assert make_plan(_FOUR, settled) == make_plan(_FOUR, request)
     assert _indices(make_plan(_FOUR, settled)) == ([3, 0, 3, 0, 3] if num_ranks == 5 else [3, 0][:num_ranks])
 
@@ -44,7 +44,7 @@ def test_names_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return find(self, key, option=option)
 
     monkeypatch.setattr(Topology, "find_gpu", counted)
-    settled, environment = settle_gpus(_FOUR, Request(gpus=("2", "GPU-01")))
+    settled, environment = settle_gpus(_FOUR, Request(gpus=("2", "GPU-01")), {})
     make_plan(_FOUR, settled)
     assert asked == ["2", "GPU-01"]
     assert environment == {
@@ -54,14 +54,14 @@ def test_names_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_environment_names_every_gpu_once() -> None:
     """All GPUs stay visible for any number of ranks: more ranks share GPUs, fewer leave some out."""
-    shown = {str(settle_gpus(_FOUR, Request(gpus=("1", "0"), num_ranks=n))[1]) for n in (None, 1, 2, 7)}
+    shown = {str(settle_gpus(_FOUR, Request(gpus=("1", "0"), num_ranks=n), {})[1]) for n in (None, 1, 2, 7)}
     assert len(shown) == 1
 
 
 def test_without_gpus_nothing_is_settled() -> None:
     """CUDA's own choice does not change."""
     request = Request(num_ranks=3)
-    assert settle_gpus(_FOUR, request) == (request, {})
+    assert settle_gpus(_FOUR, request, {}) == (request, {})
 
 
 def test_in_turn() -> None:
@@ -86,6 +86,6 @@ def test_gpus_that_cannot_be_shown_are_refused(change: dict[str, object], messag
     """A GPU without a UUID, a split GPU, and a hidden GPU cannot be given to the ranks."""
     topology = replace(grid(), gpus=(replace(gpu(0, 0), **change), gpu(1, 1)))  # type: ignore[arg-type] # by name
     with pytest.raises(UsageError) as raised:
-        settle_gpus(topology, Request(gpus=("0",)))
+        settle_gpus(topology, Request(gpus=("0",)), {})
     assert raised.value.message == message
     assert hint in (raised.value.hint or "")

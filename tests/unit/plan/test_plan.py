@@ -468,13 +468,13 @@ _TWO = grid(gpus=[0, 1])
             lambda: make_plan(_TWO, Request(reserve_cpus=CpuSet(range(16)))),
             PlanError,
             "no CPU is left: allowed are 0-15, --reserve-cpus takes 0-15",
-            "see what is allowed with: grep Cpus_allowed_list /proc/self/status",
+            "see what is allowed there in the field `allowed` of: numapin topo --json",
         ),
         (
             lambda: make_plan(_limited(_TWO, ""), Request()),
             PlanError,
             "no CPU is left: allowed are none, --reserve-cpus takes none",
-            "see what is allowed with: grep Cpus_allowed_list /proc/self/status",
+            "see what is allowed there in the field `allowed` of: numapin topo --json",
         ),
         (
             lambda: make_plan(_TWO, Request(bind=Bind.EXCLUSIVE, num_ranks=10)),

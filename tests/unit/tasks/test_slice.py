@@ -203,7 +203,7 @@ class TestPlanned:
         made = plan_task(_machine(allowed=range(4)), EXCLUSIVE, _task(3), own_cpus=True).rank
         assert made.gpu is not None
         assert made.gpu.index == 3
-        named, _ = settle_gpus(_machine(), Request(gpus=("2", "GPU-1")))
+        named, _ = settle_gpus(_machine(), Request(gpus=("2", "GPU-1")), {})
         made = plan_task(_machine(), named, _task(3), own_cpus=True).rank
         assert made.gpu is not None
         assert made.gpu.index == 1

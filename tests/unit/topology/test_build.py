@@ -317,11 +317,22 @@ SWITCH, ROOT = "0000:03:00.0", "0000:00:01.0"
 )
 def test_link_words(a: dict[str, Any], b: dict[str, Any], word: str | None) -> None:
     """The words of nvidia-smi topo -m, from the PCI tree, between GPUs and to NICs alike; unknown is no link."""
-    gpus = build(_readings(pci=(_device(PCI, **a), _device(OTHER, **b))))
+    gpus = build(_readings(pci=(_device(PCI, **a, reports_fabric=True), _device(OTHER, **b, reports_fabric=True))))
     assert [(link.a, link.b, link.kind) for link in gpus.links] == ([("gpu0", "gpu1", word)] if word else [])
     nic = _device(OTHER, interfaces=_interfaces("eth0"), **b)
     to_nic = build(_readings(pci=(_device(PCI, **a), nic)))
     assert [(link.a, link.b, link.kind) for link in to_nic.links] == ([("gpu0", "eth0", word)] if word else [])
+
+
+def test_a_source_without_nvlink_does_not_know_the_link_of_two_gpus() -> None:
+    """GPUs may have NVLinks that a file does not show: their link is unknown, and that to a NIC is known."""
+    silent = (_device(PCI, node=0), _device(OTHER, node=1, reports_fabric=True))
+    nic = _device("0000:30:00.0", node=1, interfaces=_interfaces("eth0"))
+    topology = build(_readings(pci=(*silent, nic)))
+    assert [(link.a, link.b, link.kind) for link in topology.links] == [
+        ("gpu0", "eth0", "SYS"),
+        ("gpu1", "eth0", "NODE"),
+    ]
 
 
 def test_nvml_has_the_word_on_links() -> None:
@@ -337,7 +348,7 @@ def test_nvml_has_the_word_on_links() -> None:
 def test_cuda_variables_are_applied() -> None:
     """CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER give `visible` and `cuda_index`."""
     nvml = NvmlReadings(gpus=(_nvml(0, PCI, name="T4"), _nvml(1, OTHER, name="T4")))
-    topology = build(_readings(nvml=nvml), visible_devices="1", device_order="PCI_BUS_ID")
+    topology = build(_readings(nvml=nvml), environ={"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
     assert [(g.visible, g.cuda_index) for g in topology.gpus] == [(False, None), (True, 0)]
 
 

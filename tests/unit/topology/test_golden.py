@@ -21,9 +21,11 @@ from numapin.topology.build import build
 from numapin.topology.model import NodeKind, NodeSource, Topology
 from numapin.topology.readings import NvmlReadings
 from numapin.topology.sources import xmlfile
-from numapin.topology.sources.nccl import nccl_nodes
+from numapin.topology.sources.hwloc import read_hwloc
+from numapin.topology.sources.nccl import nccl_nodes, read_nccl
 from numapin.topology.sources.sysfs import read_sysfs
 from tests.machines.compact import compact
+from tests.machines.described import describe
 from tests.machines.roots import HERE, NAMES, Machine, load, nccl_xml, nvml_readings, write_root
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
     from numapin.topology.readings import Readings
 
+FILES = [(name, kind) for name in NAMES for kind in load(name).described]
+_READERS = {"hwloc": read_hwloc, "nccl": read_nccl}
 MODES = (Bind.NODE, Bind.SOCKET, Bind.EXCLUSIVE, Bind.CORE_COMPLEX)
 
 
@@ -79,7 +83,65 @@ def test_golden_files_read_back_as_what_they_were_written_from(
 
 def test_every_golden_file_belongs_to_a_machine() -> None:
     """No golden file is left behind by a machine that was renamed."""
-    assert {path.stem for path in (HERE / "golden").iterdir()} == set(NAMES)
+    assert {path.stem for path in (HERE / "golden").iterdir()} == {*NAMES, *(f"{name}.{kind}" for name, kind in FILES)}
+
+
+def _build_file(name: str, kind: str) -> Topology:
+    """Return the topology that is read from a machine's file of another program."""
+    text = describe(load(name), kind)
+    return build(
+        _READERS[kind](xmlfile.parse(text, source=f"{name}.{kind}")), environ={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    )
+
+
+@pytest.mark.parametrize(("name", "kind"), FILES)
+def test_files_of_other_programs_give_the_golden_topology_and_plans(name: str, kind: str) -> None:
+    """What hwloc's or NCCL's file of a machine says shows in a diff as well."""
+    topology = _build_file(name, kind)
+    plans = [_planned(topology, Request(bind=bind)) for bind in (Bind.NODE, Bind.EXCLUSIVE)]
+    text = compact({"topology": topology.to_json(), "plans": plans})
+    golden = HERE / "golden" / f"{name}.{kind}.json"
+    if os.environ.get("NUMAPIN_UPDATE_GOLDEN"):
+        golden.write_text(text)
+    assert text == golden.read_text()
+
+
+@pytest.mark.parametrize(("name", "kind"), [file for file in FILES if file[0] != "3node-memory-first-2gpu"])
+def test_files_of_other_programs_agree_with_the_kernel(
+    name: str, kind: str, readings_of: Callable[[str], Readings]
+) -> None:
+    """GPUs with vendor and node, the links between them, the nodes' CPUs and the NICs are those of the sysfs tree."""
+    live, file = build(readings_of(name)), _build_file(name, kind)
+    assert [(gpu.pci, gpu.vendor, gpu.node) for gpu in file.gpus] == [(g.pci, g.vendor, g.node) for g in live.gpus]
+    assert {(node.id, node.cpus) for node in file.cpu_nodes} == {(node.id, node.cpus) for node in live.cpu_nodes}
+    on_pci = {(nic.name, nic.pci, nic.node) for nic in live.nics if nic.pci}
+    assert {(nic.name, nic.pci, nic.node) for nic in file.nics if nic.pci} == on_pci
+    words = [
+        {(link.a, link.b): link.kind.rstrip("0123456789") for link in t.links if "gpu" in link.b} for t in (file, live)
+    ]
+    assert words[0] == words[1]
+
+
+@pytest.mark.parametrize("name", [name for name, kind in FILES if kind == "nccl"])
+def test_a_file_without_threads_of_cores_is_never_exact(name: str) -> None:
+    """Which CPUs share a core is unknown: two exclusive ranks may get one core, so no plan claims to be exact."""
+    topology = _build_file(name, "nccl")
+    for bind in MODES:
+        plan = make_plan(topology, Request(bind=bind))
+        assert not any(rank.exact for rank in plan.ranks)
+        assert all("threads of one core" in rank.reason for rank in plan.ranks)
+    (rank, *_) = make_plan(topology, Request()).ranks
+    sharers = sum(other.node == rank.node for other in make_plan(topology, Request()).ranks)
+    assert rank.num_threads == max(1, len(rank.cpus) // sharers // 2)
+
+
+def test_a_file_that_leaves_open_whose_cpus_they_are_is_not_exact() -> None:
+    """A memory node's near CPUs are written like a CPU node's own: a note says so, and no rank there is exact."""
+    topology = _build_file("3node-memory-first-2gpu", "hwloc")
+    assert str(topology.doubtful_nodes) == "0-1"
+    assert "nodes 0-1 have the same CPUs near them" in topology.warnings[0]
+    first, second = make_plan(topology, Request()).ranks
+    assert (first.exact, second.exact, second.node) == (False, True, 2)
 
 
 def _requests(machine: Machine) -> list[Request]:
@@ -137,6 +199,26 @@ TRUTH: dict[str, list[tuple[int | None, str]]] = {
     "2node-interleaved-smt2-2gpu": [(1, "1,3,5,7,9,11,13,15"), (0, "0,2,4,6,8,10,12,14")],
     "4node-memoryless-2gpu": [(1, "4-7"), (2, "8-11")],
     "4node-cpuset-3gpu": [(0, "0-3"), (2, "12-15"), (3, "12-15")],
+    # HIP's order is that of the driver's nodes.
+    "2pkg-8node-nps4-8amd": [
+        *[(3, "12-15,44-47")] * 2,
+        *[(1, "4-7,36-39")] * 2,
+        *[(5, "20-23,52-55")] * 2,
+        *[(7, "28-31,60-63")] * 2,
+    ],
+    "1pkg-4node-smt2-8amd": [
+        *[(3, "12-15,28-31")] * 2,
+        *[(1, "4-7,20-23")] * 2,
+        *[(0, "0-3,16-19")] * 2,
+        *[(2, "8-11,24-27")] * 2,
+    ],
+    "2pkg-2node-2amd-cpx4": [*[(1, "16-31")] * 4, *[(0, "0-15")] * 4],
+    "2pkg-2node-2intel-2tile": [*[(0, "0-7")] * 2, *[(1, "8-15")] * 2],
+    "2node-capture-cgroup1-2gpu": [(0, "0-1,3"), (1, "4-5")],
+    "2node-capture-cgroup2-2gpu": [(0, "1-2"), (1, "5")],
+    "2node-nics-of-all-kinds-2gpu": [(0, "0-3"), (1, "4-7")],
+    "2pkg-equal-numbers-2gpu": [(0, "0-3"), (1, "4-7")],
+    "3node-memory-first-2gpu": [(1, "0-3"), (2, "4-7")],
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import time
@@ -13,7 +14,9 @@ import pytest
 from numapin.base import cpu_set
 from numapin.base.cpu_set import CpuSet
 from numapin.errors import MachineFileError
-from numapin.topology.model import Pcie
+from numapin.topology.build import build
+from numapin.topology.model import GpuVendor, NicKind, Pcie
+from numapin.topology.readings import NicReading
 from numapin.topology.sources import xmlfile
 from numapin.topology.sources.hwloc import read_hwloc
 
@@ -216,7 +219,7 @@ class TestPci:
         found = only_pci(two_packages(gpu(info("PCIDevice", "TU104GL"), pci_type="0300 [10DE:1eb8] [10de:12a2] a1 00")))
         assert (found.is_gpu, found.index, found.uuid, found.name) == (True, None, None, "TU104GL")
 
-    @pytest.mark.parametrize("pci_type", ["0302 [1002:1eb8] [0:0] 0", "0680 [10de:1ac2] [0000:0000] a1", "", "x"])
+    @pytest.mark.parametrize("pci_type", ["0302 [1a03:1eb8] [0:0] 0", "0680 [10de:1ac2] [0000:0000] a1", "", "x"])
     def test_what_is_no_gpu(self, pci_type: str) -> None:
         """Other vendors' GPUs, NVSwitches and devices without a type are not GPUs."""
         assert read(two_packages(gpu(pci_type=pci_type))).pci == ()
@@ -308,7 +311,7 @@ class TestErrors:
             read(text)
         assert caught.value.message.startswith("m.xml: ")
         assert problem in caught.value.message
-        assert "lstopo --of xml" in caught.value.hint
+        assert re.search("lstopo (-i old.xml )?--of xml", caught.value.hint)
 
     def test_every_truncation(self) -> None:
         """A file cut anywhere before its end is refused."""
@@ -372,3 +375,69 @@ def test_a_synthetic_machine_of_lstopo() -> None:
     assert {len(cpu.siblings) for cpu in readings.cpus} == {2}
     assert {cpu_set.render(cpu.l3 or ()) for cpu in readings.cpus} == {"0-5", "6-11", "12-17", "18-23"}
     assert [(n.id, cpu_set.render(n.cpus)) for n in readings.nodes] == [(0, "0-11"), (1, "12-23")]
+
+
+class TestVendorsAndLinks:
+    """GPUs of other vendors, partitions, links, and network devices that are easily missed."""
+
+    def test_partitions(self) -> None:
+        """Several devices of ROCm SMI below one PCI device are its partitions; AMD's UUIDs get ROCr's prefix."""
+        parts = [obj("OSDev", info("AMDUUID", f"{n}a"), name=f"rsmi{n}", osdev_type=5, gp_index=70 + n) for n in (0, 1)]
+        readings = read(two_packages(gpu(*parts, pci_type="1200 [1002:74a1] [0:0] 0")))
+        assert [(r.vendor, r.index, r.partition, r.uuid) for r in readings.pci] == [
+            (GpuVendor.AMD, 0, 0, "GPU-0a"),
+            (GpuVendor.AMD, 1, 1, "GPU-1a"),
+        ]
+
+    @pytest.mark.parametrize(
+        ("pci_type", "busid", "vendor"),
+        [
+            ("0300 [1002:66a1] [1002:0834] 00", "0000:13:00.0", GpuVendor.AMD),
+            ("0380 [8086:0bd5] [0:0] 0", "0000:18:00.0", GpuVendor.INTEL),
+            ("0300 [8086:4680] [0:0] 0", "0000:00:02.0", None),
+        ],
+    )
+    def test_other_vendors_without_their_library(self, pci_type: str, busid: str, vendor: GpuVendor | None) -> None:
+        """They are known by vendor and class; integrated graphics is not a GPU for ranks."""
+        found = read(two_packages(gpu(pci_type=pci_type, busid=busid))).pci
+        assert [reading.vendor for reading in found] == ([vendor] if vendor else [])
+
+    def test_links_through_a_switch(self) -> None:
+        """An NVSwitch is a PCI device in the matrix; GPUs reach each other through it, processors do not forward."""
+        devices = [
+            gpu(
+                obj("OSDev", info("GPUModel", "NVIDIA H100"), name=f"nvml{n}", osdev_type=5, gp_index=70 + n),
+                busid=f"0000:{n + 1}8:00.0",
+            )
+            for n in (0, 1)
+        ]
+        rows = "0 0 50000 9", "0 0 50000 9", "50000 50000 0 0", "9 9 0 0"
+        inner = "<indexes>OSDev:70 OSDev:71 PCIDev:5 Package:6</indexes>" + "".join(
+            f"<u64values>{r}</u64values>" for r in rows
+        )
+        matrix = f'<distances2hetero nbobjs="4" kind="25" name="NVLinkBandwidth">{inner}</distances2hetero>'
+        topology = build(read(two_packages(*devices, after=matrix)))
+        assert [(link.a, link.b, link.kind) for link in topology.links] == [("gpu0", "gpu1", "NV2")]
+
+    def test_interfaces(self) -> None:
+        """The long address of IP over InfiniBand tells its kind; interfaces need not be below a PCI device."""
+        long_address = info("Address", ":".join(["80"] * 20))
+        card = gpu(obj("OSDev", long_address, name="ib0", osdev_type=2), pci_type="0200 [15b3:1] [0:0] 0")
+        readings = read(two_packages(card, obj("OSDev", name="eth7", osdev_type=2)))
+        assert [reading.interfaces for reading in readings.pci] == [(("ib0", NicKind.INFINIBAND),)]
+        assert readings.nics == (NicReading(name="eth7", kind=NicKind.ETHERNET, node=1),)
+
+    def test_packages_of_one_number(self) -> None:
+        """They stay apart: the second gets a number of its own, and a note says so."""
+        first = package(0, node(0, (0, 1, 4, 5)), cpus=(0, 1, 4, 5), nodes=(0,))
+        second = package(0, node(1, (2, 3, 6, 7)), cpus=(2, 3, 6, 7), nodes=(1,))
+        topology = build(read(machine(first, second)))
+        assert [str(package.nodes) for package in topology.packages] == ["0", "1"]
+        assert "several packages have the same number" in topology.notes[0]
+
+    @pytest.mark.parametrize("version", ["", "version='1.11'"])
+    def test_hwloc_1_names_the_conversion(self, version: str) -> None:
+        """The hint has the command that converts the file."""
+        with pytest.raises(MachineFileError) as caught:
+            read(f"<topology {version}/>")
+        assert "lstopo -i old.xml --of xml new.xml" in caught.value.hint

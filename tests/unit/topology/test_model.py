@@ -106,7 +106,8 @@ def test_json_keys_are_the_contract() -> None:
     """The keys of numapin.topology/1 and their spelling; unknown is null, sets are list strings."""
     data = json.loads(json.dumps(_full().to_json()))
     assert list(data) == [
-        *("schema", "host", "source", "packages", "nodes", "cores", "allowed", "gpus", "nics", "links", "notes")
+        *("schema", "host", "source", "packages", "nodes", "cores", "allowed", "gpus", "nics", "links", "notes"),
+        *("siblings_known", "doubtful_nodes", "memory_bytes"),
     ]
     assert data["schema"] == "numapin.topology/1"
     assert data["packages"] == [{"id": 0, "nodes": "0-1"}]
@@ -133,6 +134,8 @@ def test_json_keys_are_the_contract() -> None:
         "cpus": "2-3",
         "pcie": {"gen": 5, "width": 16, "max_gen": 5, "max_width": 16},
         "mig": [{"uuid": "MIG-1", "name": None}],
+        "vendor": None,
+        "partition": None,
     }
     assert [data["gpus"][1][key] for key in ("cuda_index", "visible", "node", "node_source", "cpus")] == [
         *(None, False, None, None, None)
@@ -142,10 +145,11 @@ def test_json_keys_are_the_contract() -> None:
 
 
 def test_json_reads_back() -> None:
-    """A saved topology reads back equal; files from versions without notes are read too."""
+    """A saved topology reads back equal; files of versions that lack newer fields are read too."""
     data = _full().to_json()
     assert Topology.from_json(json.dumps(data)) == _full()
-    del data["notes"]
+    for added in ("notes", "siblings_known", "doubtful_nodes", "memory_bytes"):
+        del data[added]
     assert Topology.from_json(json.dumps(data)) == replace(_full(), notes=())
 
 

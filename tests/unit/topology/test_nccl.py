@@ -9,7 +9,8 @@ import pytest
 
 from numapin.base import cpu_set
 from numapin.errors import MachineFileError
-from numapin.topology.model import Pcie
+from numapin.topology.build import build
+from numapin.topology.model import GpuVendor, Pcie
 from numapin.topology.sources import xmlfile
 from numapin.topology.sources.nccl import nccl_nodes, read_nccl
 
@@ -56,15 +57,15 @@ class TestReadings:
     """A whole machine from a file."""
 
     def test_cpus_and_nodes(self) -> None:
-        """Each CPU is a core, because the file has no siblings, and a note says so; all else is unknown."""
+        """The file has no threads of cores, and a note says so; all else is unknown too."""
         readings = read(system(cpu(numaid="1", affinity="00000001,0000000c"), cpu(affinity="3")))
         assert [(n.id, cpu_set.render(n.cpus)) for n in readings.nodes] == [(0, "0-1"), (1, "2-3,32")]
-        assert [(c.cpu, sorted(c.siblings)) for c in readings.cpus] == [(c, [c]) for c in (0, 1, 2, 3, 32)]
+        assert [(c.cpu, c.siblings) for c in readings.cpus] == [(c, None) for c in (0, 1, 2, 3, 32)]
         assert {(c.package, c.l3) for c in readings.cpus} == {(None, None)}
         assert {(n.memory_bytes, n.free_bytes, len(n.distances)) for n in readings.nodes} == {(None, None, 0)}
         assert (readings.host, readings.source, readings.allowed_cpus) == (None, "t.xml", None)
         assert len(readings.notes) == 1
-        assert "SMT siblings" in readings.notes[0]
+        assert "threads of one core" in readings.notes[0]
 
     @pytest.mark.parametrize("affinity", [None, "", "0"])
     def test_no_affinity(self, affinity: str | None) -> None:
@@ -174,3 +175,46 @@ def test_files_of_two_clouds(name: str, cpus: list[str], gen: int) -> None:
     nics = [device.node for device in readings.pci if not device.is_gpu]
     assert nics.count(0) == nics.count(1) > 0
     assert nodes(path.read_text()) == {device.address: device.node for device in readings.pci}
+
+
+class TestVendorsAndLinks:
+    """Whose GPU it is, and the links that NCCL and RCCL write."""
+
+    @pytest.mark.parametrize(
+        ("attributes", "child", "vendor"),
+        [
+            ('class="0x030200"', "", GpuVendor.NVIDIA),
+            ('class="0x120000" vendor="0x1002"', "", GpuVendor.AMD),
+            ('class="0x120000"', "", GpuVendor.AMD),
+            ('class="0x038000"', '<gpu dev="0" gcn="910"/>', GpuVendor.AMD),
+            ('class="0x038000" vendor="0x8086"', "", GpuVendor.INTEL),
+            ('class="0x030000" vendor="0x1a03"', "", None),
+        ],
+    )
+    def test_the_vendor(self, attributes: str, child: str, vendor: GpuVendor | None) -> None:
+        """It is the PCI vendor; older files lack it, and AMD's devices then have a class or attribute of their own."""
+        found = read(system(cpu(f'<pci busid="0000:10:00.0" {attributes}>{child}</pci>'))).pci
+        assert [reading.vendor for reading in found] == ([vendor] if vendor else [])
+
+    def test_nvlinks_to_a_switch(self) -> None:
+        """GPUs are linked through a switch by the smaller number of their links to it."""
+        link = '<nvlink target="fffffff:ffff:ff" count="{}" tclass="0x068000"/>'
+        gpus = [
+            pci(f"0000:{bus}:00.0", "0x030200", f'<gpu dev="{n}" sm="90">{link.format(18 - n)}</gpu>')
+            for n, bus in enumerate(("10", "20"))
+        ]
+        topology = build(read(system(cpu(*gpus))))
+        assert [(found.a, found.b, found.kind) for found in topology.links] == [("gpu0", "gpu1", "NV17")]
+
+    def test_no_link_is_known_only_from_a_dump(self) -> None:
+        """A dump (with `sm`) without a link means PCI; a cloud image's file does not say."""
+        dump = [pci(f"0000:{bus}:00.0", "0x030200", f'<gpu dev="{n}" sm="75"/>') for n, bus in enumerate(("10", "20"))]
+        assert [link.kind for link in build(read(system(cpu(*dump)))).links] == ["NODE"]
+        assert build(read(system(cpu(gpu("0000:10:00.0"), gpu("0000:20:00.0"))))).links == ()
+
+    def test_partitions_share_an_address(self) -> None:
+        """RCCL writes each partition of AMD's GPUs as a device; they get numbers in the order of the file."""
+        part = '<pci busid="0000:10:00.0" class="0x120000" vendor="0x1002"><gpu dev="{}" sm="94" gcn="gfx942"/></pci>'
+        topology = build(read(system(cpu(part.format(0), part.format(1)))))
+        assert [(found.index, found.partition) for found in topology.gpus] == [(0, 0), (1, 1)]
+        assert [link.kind for link in topology.links] == ["PSB"]

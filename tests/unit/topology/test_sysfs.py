@@ -352,11 +352,11 @@ class TestGpus:
         [
             ({"vendor": "0x10de", "class": "0x030000"}, True),
             ({"vendor": "0x10de", "class": "0x068000"}, False),
-            ({"vendor": "0x1002", "class": "0x030200"}, False),
+            ({"vendor": "0x1a03", "class": "0x030200"}, False),
             ({"class": "0x030200"}, True),
             ({"class": "0x030000"}, False),
             ({"class": "0x030000", "config": b"\xde\x10\x34\x12"}, True),
-            ({"class": "0x030200", "config": b"\x02\x10\x34\x12"}, False),
+            ({"class": "0x030200", "config": b"\x03\x1a\x34\x12"}, False),
             ({"class": "0x030200", "config": b""}, True),
             ({"vendor": "0x10de"}, False),
             ({"vendor": "0x10de", "class": "display"}, False),
