@@ -15,7 +15,7 @@ import click
 from click.core import ParameterSource
 
 from numapin.cli.options import GPU_NODES, MACHINE, FilePath, topology_from, with_values
-from numapin.cli.output import emit, json_text, show, warn, write
+from numapin.cli.output import emit, json_text, show, warn, width_of_stdout, write
 from numapin.errors import UsageError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def _show_tree(topology: Topology, plan: Plan | None) -> None:
 def _show_matrix(topology: Topology, _plan: Plan | None) -> None:
     from numapin.view.topo_matrix import topo_matrix
 
-    show(topo_matrix(topology))
+    show(topo_matrix(topology, width=width_of_stdout()))
     warn(topology.warnings)
 
 

@@ -288,7 +288,9 @@ def _gpus(readings: Readings, nodes: tuple[Node, ...], homes: _Homes) -> tuple[G
         found: Iterator[NvmlReading] = starmap(_as_nvml, _numbered(pci.values()))
     else:
         found = _without_cpuset(readings, nodes, readings.nvml.gpus)
-    return tuple(_gpu(gpu, pci.get(gpu.pci, PciReading(address=gpu.pci)), readings, homes) for gpu in found)
+    gpus = (_gpu(gpu, pci.get(gpu.pci, PciReading(address=gpu.pci)), readings, homes) for gpu in found)
+    gpu_memory = CpuSet(node.id for node in nodes if node.kind is NodeKind.GPU)
+    return tuple(gpu if gpu.memory_node in gpu_memory else replace(gpu, memory_node=None) for gpu in gpus)
 
 
 def _numbered(devices: Collection[PciReading]) -> Iterator[tuple[int, PciReading]]:
@@ -352,6 +354,7 @@ def _gpu(nvml: NvmlReading, pci: PciReading, readings: Readings, homes: _Homes) 
         cpus=(pci.local_cpus or nvml.cpus) if cpus is None else cpus,
         pcie=_merge_pcie(nvml.pcie, pci.pcie),
         mig=nvml.mig,
+        memory_node=nvml.own_node,
     )
 
 

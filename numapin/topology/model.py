@@ -98,6 +98,7 @@ class Topology:
         """Yield the name and the node of every part that is on a node."""
         yield from ((f"core {core.id}", core.node) for core in self.cores)
         yield from ((gpu.label, gpu.node) for gpu in self.gpus)
+        yield from ((f"the memory of {gpu.label}", gpu.memory_node) for gpu in self.gpus)
         yield from ((nic.name, nic.node) for nic in self.nics)
         yield from ((f"package {package.id}", node) for package in self.packages for node in package.nodes)
 

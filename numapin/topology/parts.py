@@ -187,6 +187,7 @@ class Gpu:
         cpus: The CPUs that are local to it.
         pcie: Its PCI Express link.
         mig: Its MIG instances.
+        memory_node: The node that is its own memory (Grace, POWER9). None: unknown, or its memory is not a node.
     """
 
     index: int
@@ -200,6 +201,7 @@ class Gpu:
     cpus: CpuSet | None = None
     pcie: Pcie = Pcie()
     mig: Annotated[tuple[Mig, ...], AtMost(MAX_MIG)] = ()
+    memory_node: int | None = None
 
     def __post_init__(self) -> None:
         """Check that a node has a source and that only visible GPUs have a CUDA index."""

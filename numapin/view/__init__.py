@@ -17,6 +17,7 @@ Comes in: topologies, plans, reports. Goes out: rich renderables, and the text o
     sweep_table.py    PURE  the figures of a benchmark over a range of sizes
     chart.py          PURE  charts as SVG
     marks.py          PURE  the ranks on each CPU, node and GPU
+    structure.py      PURE  adapters, empty nodes and caches over several nodes
     visible.py        PURE  visible characters only, for terminals
     words.py          PURE  facts and sizes as short texts
     picture/                a machine as SVG or HTML

@@ -133,6 +133,7 @@ def test_json_keys_are_the_contract() -> None:
         "cpus": "2-3",
         "pcie": {"gen": 5, "width": 16, "max_gen": 5, "max_width": 16},
         "mig": [{"uuid": "MIG-1", "name": None}],
+        "memory_node": None,
     }
     assert [data["gpus"][1][key] for key in ("cuda_index", "visible", "node", "node_source", "cpus")] == [
         *(None, False, None, None, None)
