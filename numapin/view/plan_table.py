@@ -16,6 +16,8 @@ from numapin.view.words import known, policy, rank_names, shortened
 
 _MOST: Final = 512  # rows: more take a second to draw
 
+_LEFT: Final = ("GPU", "CPUs", "memory")
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -25,11 +27,8 @@ if TYPE_CHECKING:
 def plan_table(plan: Plan) -> Table:
     """Return a table of rank, GPU, node, CPUs, memory and threads; a star marks ranks that get less than requested."""
     table = Table(box=None, pad_edge=False, header_style="bold", caption=_legend(plan), caption_justify="left")
-    for heading in ("rank", "GPU", "node"):
-        table.add_column(heading, justify="left" if heading == "GPU" else "right", no_wrap=True)
-    for heading in ("CPUs", "memory"):
-        table.add_column(heading, overflow="fold")
-    table.add_column("threads", justify="right", no_wrap=True)
+    for heading in ("rank", "GPU", "node", "CPUs", "memory", "threads"):
+        table.add_column(heading, justify="left" if heading in _LEFT else "right", overflow="fold")
     for rank in plan.ranks[:_MOST]:
         table.add_row(*_cells(rank))
     return table

@@ -227,7 +227,6 @@ def test_gpus_name_their_own_memory(readings_of: Callable[[str], Readings]) -> N
     assert {gpu.memory_node for gpu in build(absent).gpus} == {None}
 
 
-
 def test_dgx_a100_in_other_modes(readings_of: Callable[[str], Readings]) -> None:
     """Half of a DGX A100 idles in node mode and says so; socket mode uses it; pairs split a node by whole cores."""
     topology = build(readings_of("2pkg-8node-smt2-8gpu-pairs"))

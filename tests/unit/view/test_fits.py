@@ -14,7 +14,7 @@ from numapin.base.cpu_set import CpuSet
 from numapin.plan.make import make_plan
 from numapin.plan.request import Bind, Request
 from numapin.topology.examples import read_example
-from numapin.topology.model import Link, Nic, NicKind, Node, NodeKind, Topology
+from numapin.topology.model import Nic, NicKind, Node, NodeKind, Topology
 from numapin.view.plan_table import explained_plan
 from numapin.view.structure import adapters, natural, spanning_l3s
 from numapin.view.topo_matrix import topo_matrix
@@ -22,7 +22,7 @@ from numapin.view.topo_tree import topo_tree
 from numapin.view.words import policy
 from tests.machines.grids import grid
 from tests.machines.roots import NAMES
-from tests.pictures import golden_machine
+from tests.pictures import golden_machine, many_nics, snc4
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -38,28 +38,6 @@ def _lines(renderable: RenderableType, width: int) -> list[str]:
 
 def _example(name: str) -> Topology:
     return Topology.from_json(read_example(f"example:{name}"))
-
-
-def many_nics(num_nics: int = 16) -> Topology:
-    """Return a machine with 8 GPUs and many NICs that have a verbs name and a network name each."""
-    machine = _example("dgx-h100")
-    names = [(f"mlx5_{i}", f"ib{i}") for i in range(num_nics)]
-    nics = [
-        Nic(name=name, pci=f"0000:{i + 0x20:02x}:00.0", node=i // 8, kind=NicKind.INFINIBAND)
-        for i, pair in enumerate(names)
-        for name in pair
-    ]
-    links = [
-        Link(a=f"gpu{g}", b=nic.name, kind="PXB" if nic.node == g // 4 else "SYS") for g in range(8) for nic in nics
-    ]
-    return replace(machine, nics=tuple(sorted(nics, key=lambda nic: nic.name)), links=(*machine.links, *links))
-
-
-def snc4() -> Topology:
-    """Return two packages with sub-NUMA clustering: four nodes share each package's L3 cache."""
-    machine = grid(packages=2, nodes=4, cores=4)
-    cores = tuple(replace(core, l3=0 if core.package == 0 else 16) for core in machine.cores)
-    return replace(machine, cores=cores)
 
 
 class TestMatrix:
