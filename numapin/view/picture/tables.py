@@ -67,10 +67,12 @@ def _device_cells(topology: Topology, node: int | None) -> tuple[str, str]:
 
 def plan_table(plan: Plan | None) -> str:
     """Return each rank's binding and the reason for it; "" without a plan."""
-    if plan is None:
-        return ""
-    rows = map(_rank_row, plan.ranks)
-    return f"<h2>Ranks</h2>\n{_table('The binding of each rank, and why', _RANK_HEADINGS, rows)}\n"
+    return f"<h2>Ranks</h2>\n{ranks_table(plan)}\n" if plan else ""
+
+
+def ranks_table(plan: Plan) -> str:
+    """Return each rank's binding and the reason for it, without a heading."""
+    return _table("The binding of each rank, and why", _RANK_HEADINGS, map(_rank_row, plan.ranks))
 
 
 def _rank_row(rank: RankPlan) -> tuple[str, ...]:
