@@ -96,7 +96,8 @@ def _has_cpus(node: Node) -> bool:
 def _memory_boxes(drawing: Drawing, nodes: Sequence[Node], *, width: float) -> list[Box]:
     """Return the nodes without CPUs, and the empty nodes as one box, in columns that fill the width."""
     count = len(nodes) + bool(drawing.empty_nodes)
-    one = columns(max(1, count), min(_LEAST_NODE, width), width=width, gap=WIDE_GAP, most=drawing.width)
+    most = max(drawing.width, min(NARROW, width))
+    one = columns(max(1, count), min(_LEAST_NODE, width), width=width, gap=WIDE_GAP, most=most)
     narrow = replace(drawing, width=one - 2 * PAD)
     return [*_nodes(narrow, nodes), *_empty_nodes(narrow)]
 

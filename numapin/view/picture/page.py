@@ -23,13 +23,14 @@ if TYPE_CHECKING:
     from numapin.plan.model import Plan
     from numapin.topology.model import Topology
 
+_LEAST_WIDE: Final = 1080
 _STYLE: Final = """
 body{margin:0 auto;padding:1rem 1.5rem 3rem;max-width:1448px;background:var(--page);color:var(--ink);
 font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif}
 h1{font-size:1.3rem;margin:.2rem 0}h2{font-size:1.05rem;margin:1.6rem 0 .4rem}
 header{display:flex;flex-wrap:wrap;gap:.5rem 1rem;align-items:baseline;justify-content:space-between}
 .scroll{overflow-x:auto}.np{display:block;max-width:100%;height:auto}
-.defs{position:absolute}.wide .np{min-width:1080px}.narrow{display:none}
+.defs{position:absolute}.narrow{display:none}
 @media(max-width:900px){body{padding:.5rem .5rem 2rem}.wide{display:none}.narrow{display:block}
 .narrow .np{width:100%;max-width:560px;margin:auto}.scroll table{min-width:48rem}}
 table{border-collapse:collapse;font-size:.87rem;font-variant-numeric:tabular-nums}
@@ -69,7 +70,8 @@ def page(topology: Topology, plan: Plan | None = None) -> str:
     marks = marks_of(topology, plan)
     title = escape(picture.title)
     looks = looks_in(picture)
-    style = "".join((_themes(), _STYLE, button_rules(looks), rules(), pattern_rules(looks)))
+    least = f".wide .np{{min-width:{min(_LEAST_WIDE, picture.box.width):g}px}}\n"  # else text gets too small
+    style = "".join((_themes(), _STYLE, least, button_rules(looks), rules(), pattern_rules(looks)))
     return f"""<!doctype html>
 <html lang="en">
 <head>
