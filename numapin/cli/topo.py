@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final
 import click
 from click.core import ParameterSource
 
-from numapin.cli.browser import open_in_browser
 from numapin.cli.options import GPU_NODES, MACHINE, FilePath, topology_from, with_values
 from numapin.cli.output import emit, json_text, show, warn, width_of_stdout, write
 from numapin.errors import UsageError
@@ -140,6 +139,8 @@ def topo(options: _TopoOptions) -> None:
 
 def _write_drawing(text: str, options: _TopoOptions) -> None:
     if options.in_browser:
+        from numapin.cli.browser import open_in_browser
+
         open_in_browser(text, options.output, suffix=options.form)
     elif options.output is None:
         emit(text)

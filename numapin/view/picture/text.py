@@ -40,6 +40,8 @@ def wrapped(text: str, width: float, size: float, *, bold: bool = False, first: 
     """
     shown = printable(text[: (int(width) + 1) * _MOST_LINES])  # every character is at least one unit wide
     room = width if first is None else first
+    if shown and width_of(shown, size, bold=bold) <= room:
+        return [shown]
     lines = [""]
     for piece in _pieces(shown, width, size, bold=bold):
         if width_of((lines[-1] + piece).rstrip(), size, bold=bold) <= room:
