@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from numapin.base.cpu_set import CpuSet
 from numapin.topology.model import NicKind, NodeKind
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 Natural: TypeAlias = "tuple[str | tuple[int, str], ...]"
 """A key that sorts mlx5_9 before mlx5_17."""
+
+GPU_LINKS: Final = {"NV": "NVLinks", "XGMI": "xGMI links", "XELINK": "Xe Links"}
+"""The words of links between GPUs, most with their number after them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +46,11 @@ class SpanningL3:
 
     nodes: CpuSet
     cores: tuple[Core, ...]
+
+
+def gpu_link(word: str) -> str:
+    """Return the family of a link that GPUs have of their own: "NV" of "NV12"; "" for a path over PCIe."""
+    return next((family for family in GPU_LINKS if re.fullmatch(f"{family}[0-9]*", word)), "")
 
 
 def natural(text: str) -> Natural:

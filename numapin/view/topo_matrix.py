@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from numapin.base.cpu_set import CpuSet
-from numapin.view.structure import adapters, empty_nodes
+from numapin.view.structure import GPU_LINKS, adapters, empty_nodes, gpu_link
 from numapin.view.words import counted, known
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _MOST: Final = 64  # rows: more do not fit on a screen, and the time grows with the square
 _GAP: Final = 2  # columns between columns
 _LEGEND: Final = (
-    ("NV#", "bonded set of # NVLinks"),
+    *((f"{family}#", f"bonded set of # {links}") for family, links in GPU_LINKS.items()),
     ("PSB", "on one board"),
     ("PIX", "at most one PCIe switch"),
     ("PXB", "several PCIe switches, but no host bridge"),
@@ -143,8 +143,8 @@ def _table(names: _Column, names_width: int, columns: Sequence[_Column], left: i
 
 def _legend(words: set[str]) -> Group:
     """Return the meaning of the words that the matrix has."""
-    used = {"NV#" if word.startswith("NV") else word for word in words}
-    return Group(*(Text(f"  {word:6}{meaning}", style="dim") for word, meaning in _LEGEND if word in used))
+    used = {f"{gpu_link(word)}#" if gpu_link(word) else word for word in words}
+    return Group(*(Text(f"  {word:8}{meaning}", style="dim") for word, meaning in _LEGEND if word in used))
 
 
 def _cut(number: int, what: str) -> list[Text]:

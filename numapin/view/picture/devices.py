@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from numapin.topology.model import LinkKind
 from numapin.view.picture.boxes import PAD, Box, BoxKind, CellSize, Heading, Ink, cell, columns, frame
 from numapin.view.picture.text import title_text, width_of
-from numapin.view.structure import adapters
+from numapin.view.structure import adapters, gpu_link
 from numapin.view.words import counted, cuda_name, joined, known, node_source, on_node, pcie_link
 
 if TYPE_CHECKING:
@@ -99,8 +99,8 @@ def _nic(nic: Adapter, topology: Topology, links: Links, width: float) -> Box:
 
 
 def _nvlink(links: Sequence[Link]) -> str:
-    """Return the number of NVLinks to the other GPUs: "NV12 to 7 GPUs"."""
-    words = Counter(link.kind for link in links if link.kind.startswith("NV"))
+    """Return the GPUs' own links to the other GPUs, such as NVLink: "NV12 to 7 GPUs"."""
+    words = Counter(link.kind for link in links if gpu_link(link.kind))
     return ", ".join(f"{word} to {counted(num_gpus, 'GPU')}" for word, num_gpus in words.items())
 
 

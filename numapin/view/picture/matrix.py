@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from numapin.topology.model import LinkKind
 from numapin.view.picture.boxes import PAD, Box, BoxKind, CellSize, Heading, Ink, Label, cell, frame
 from numapin.view.picture.text import title_text, width_of, wrapped
-from numapin.view.structure import adapters
+from numapin.view.structure import GPU_LINKS, adapters, gpu_link
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -76,19 +76,16 @@ def _linked_devices(topology: Topology) -> list[tuple[str, ...]]:
 
 
 def _link_legend(kinds: set[str]) -> list[str]:
-    nvlink = ["NV# NVLinks"] if any(map(_is_nvlink, kinds)) else []
-    return [*nvlink, *(f"{kind} {way}" for kind, way in _WAYS.items() if kind in kinds)]
-
-
-def _is_nvlink(kind: str) -> bool:
-    return kind.startswith("NV")
+    families = set(map(gpu_link, kinds))
+    own = (f"{family}# {links}" for family, links in GPU_LINKS.items() if family in families)
+    return [*own, *(f"{kind} {way}" for kind, way in _WAYS.items() if kind in kinds)]
 
 
 def _link_shade(kind: str) -> float:
-    """Return the shade of a link; NVLink is the nearest."""
+    """Return the shade of a link; the GPUs' own links are the nearest."""
     farthest_first = [*reversed(LinkKind)]
     num_kinds = len(farthest_first) + 1
-    if _is_nvlink(kind):
+    if gpu_link(kind):
         return _shade(num_kinds - 1, num_kinds)
     return _shade(farthest_first.index(LinkKind(kind)), num_kinds) if kind in farthest_first else 0
 

@@ -14,7 +14,8 @@ from numapin.base.cpu_set import CpuSet
 from numapin.plan.make import make_plan
 from numapin.plan.request import Bind, Request
 from numapin.topology.examples import read_example
-from numapin.topology.model import Nic, NicKind, Node, NodeKind, Topology
+from numapin.topology.model import Link, Nic, NicKind, Node, NodeKind, Topology
+from numapin.view.picture.layout import lay_out
 from numapin.view.plan_table import explained_plan
 from numapin.view.structure import adapters, natural, spanning_l3s
 from numapin.view.topo_matrix import topo_matrix
@@ -56,6 +57,21 @@ class TestMatrix:
         lines = _lines(topo_matrix(many_nics(), width=80), 80)
         names = dict.fromkeys(line.split()[0] for line in lines if "/" in line)
         assert list(names) == [f"mlx5_{i}/ib{i}" for i in range(16)]
+
+    @pytest.mark.parametrize(
+        ("word", "meaning"),
+        [("NV12", "NV#"), ("XGMI4", "XGMI#"), ("XGMI", "XGMI#"), ("XELINK", "XELINK#"), ("NODE", "")],
+    )
+    def test_links_of_other_vendors(self, word: str, meaning: str) -> None:
+        """Links that GPUs have of their own are explained in the legend and in the picture, for each vendor."""
+        machine = replace(grid(gpus=[0, 0]), links=(Link(a="gpu0", b="gpu1", kind=word),))
+        legend = [
+            line for line in _lines(topo_matrix(machine, width=80), 80) if line.startswith("  ") and "set of" in line
+        ]
+        assert [line.split()[0] for line in legend] == ([meaning] if meaning else [])
+        texts = [label.text for part in lay_out(machine).box.walk() for label in part.labels]
+        assert texts.count(f"{word} to 1 GPU") == (2 if meaning else 0)
+        assert any(text.startswith(meaning or "NODE ") for text in texts)
 
     def test_long_names_are_folded(self) -> None:
         """A name or a list of CPUs that is wider than the terminal is folded, and nothing is lost."""
