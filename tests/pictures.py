@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
-from numapin.topology.model import Topology
+from numapin.topology.examples import read_example
+from numapin.topology.model import Link, Nic, NicKind, Topology
+from tests.machines.grids import grid
 from tests.machines.roots import HERE
 
 if TYPE_CHECKING:
@@ -39,6 +41,28 @@ def golden_machine(name: str) -> Topology:
     """Return the golden topology of a machine in tests/machines."""
     golden = json.loads((HERE / "golden" / f"{name}.json").read_text())
     return Topology.from_json(json.dumps(golden["topology"]))
+
+
+def many_nics(num_nics: int = 16) -> Topology:
+    """Return a machine with 8 GPUs and many NICs that have a verbs name and a network name each."""
+    machine = Topology.from_json(read_example("example:dgx-h100"))
+    names = [(f"mlx5_{i}", f"ib{i}") for i in range(num_nics)]
+    nics = [
+        Nic(name=name, pci=f"0000:{i + 0x20:02x}:00.0", node=i // 8, kind=NicKind.INFINIBAND)
+        for i, pair in enumerate(names)
+        for name in pair
+    ]
+    links = [
+        Link(a=f"gpu{g}", b=nic.name, kind="PXB" if nic.node == g // 4 else "SYS") for g in range(8) for nic in nics
+    ]
+    return replace(machine, nics=tuple(sorted(nics, key=lambda nic: nic.name)), links=(*machine.links, *links))
+
+
+def snc4() -> Topology:
+    """Return two packages with sub-NUMA clustering: four nodes share each package's L3 cache."""
+    machine = grid(packages=2, nodes=4, cores=4)
+    cores = tuple(replace(core, l3=0 if core.package == 0 else 16) for core in machine.cores)
+    return replace(machine, cores=cores)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ diagnostics on stderr, an exit status.
     main.py          EDGE  the group of commands; errors and exit statuses
     options.py       EDGE  options that several commands share
     output.py        EDGE  all writing to stdout and stderr
+    browser.py       EDGE  open a picture in the browser
     torch_import.py  EDGE  import torch with Ctrl-C deferred
     run.py           EDGE  numapin run
     topo.py          EDGE  numapin topo

@@ -51,7 +51,9 @@ class _ExecOptions(BindingOptions):
     "Default: the slice that `numapin run` gave this rank, else plan.json in NUMAPIN_RUN_DIR, else a new plan.",
 )
 @click.option("--local-rank", type=click.IntRange(0, MAX_RANKS - 1), metavar="N", help=_RANK)
-@click.option("--local-size", type=click.IntRange(1, MAX_RANKS), metavar="N", help=_SIZE)
+@click.option(
+    "--local-size", "--nproc-per-node", "local_size", type=click.IntRange(1, MAX_RANKS), metavar="N", help=_SIZE
+)
 @click.option("--verbose", is_flag=True, help="Report on stderr what was found, planned and bound.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @with_values(_ExecOptions)

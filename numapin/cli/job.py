@@ -33,7 +33,13 @@ _MEMORY_PART: Final = 0.9  # of a host's memory; the rest is left to the system
 _SHAPE: Final = (
     click.Option(["--nodes"], type=int, default=1, metavar="N", help="Number of hosts (default: 1)."),
     click.Option(["--gpus-per-node"], type=int, metavar="N", help="GPUs per host (default: those of --machine)."),
-    click.Option(["--ranks-per-node"], type=int, default=0, metavar="N", help="Ranks per host (default: one per GPU)."),
+    click.Option(
+        ["--ranks-per-node", "--nproc-per-node", "ranks_per_node"],
+        type=int,
+        default=0,
+        metavar="N",
+        help="Ranks per host (default: one per GPU).",
+    ),
     click.Option(
         ["--cpus-per-task"],
         type=int,
@@ -300,16 +306,16 @@ def _request(engine: _Engine, options: _JobOptions) -> JobRequest:
 
 def _require_gpus(keys: tuple[str, ...] | None, request: JobRequest) -> None:
     """Raise UsageError if --gpus names too few GPUs for a host's ranks, because NCCL accepts no GPU twice."""
-    if keys is not None and len(keys) < request.ranks:
+    if keys is not None and len(keys) < request.num_ranks:
         raise UsageError(
-            f"--gpus {','.join(keys)} names {len(keys)} GPUs for the {request.ranks} ranks of a host",
+            f"--gpus {','.join(keys)} names {len(keys)} GPUs for the {request.num_ranks} ranks of a host",
             f"each rank needs its own GPU: --ranks-per-node {len(keys)}, or name more GPUs",
         )
 
 
 def _sized(request: JobRequest, topology: Topology, engine: _Engine, options: _JobOptions) -> JobRequest:
     """Fill in CPUs and memory from the machine, and check its plan, so that errors come before the queue."""
-    plan = make_plan(topology, options.request(num_ranks=request.ranks))
+    plan = make_plan(topology, options.request(num_ranks=request.num_ranks))
     if options.strict:
         plan.require_exact()
     require_present(topology, cpus=request.cpus_per_node, memory_bytes=request.memory_bytes)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING
@@ -23,11 +24,13 @@ from numapin.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
+    from typing import TextIO
 
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
 
 _FILE_WIDTH = 160  # columns in files and pipes, which do not wrap
 _ITEM = "\n    "
+_TRAILING = re.compile(r" +((?:\x1b\[[0-9;]*m)*)$", re.MULTILINE)
 
 
 def json_text(content: object) -> str:
@@ -43,17 +46,37 @@ def emit(text: str) -> None:
 
 def show(renderable: RenderableType, *, err: bool = False) -> None:
     """Print a table or tree, as wide as the terminal. Write errors are ignored on stderr: they must not stop a job."""
-    from rich.console import Console
-
     from numapin.view.visible import visible
 
     stream = sys.stderr if err else sys.stdout
     if stream is None:
         return  # closed by the parent process
-    width = None if stream.isatty() else _FILE_WIDTH
-    console = Console(file=stream, width=width, highlight=False, soft_wrap=False, emoji=False, markup=False)
+    console = _console(stream)
     with suppress(OSError) if err else nullcontext():
-        console.print(visible(renderable))
+        if stream.isatty():
+            console.print(visible(renderable))
+        else:
+            _print_trimmed(console, visible(renderable), stream)
+
+
+def width_of_stdout() -> int:
+    """Return the number of columns that `show` has."""
+    return _FILE_WIDTH if sys.stdout is None else _console(sys.stdout).width
+
+
+def _console(stream: TextIO) -> Console:
+    from rich.console import Console
+
+    width = None if stream.isatty() else _FILE_WIDTH
+    return Console(file=stream, width=width, highlight=False, soft_wrap=False, emoji=False, markup=False)
+
+
+def _print_trimmed(console: Console, renderable: RenderableType, stream: TextIO) -> None:
+    """Print without the blanks that rich puts at the end of a table's lines; colors are there if FORCE_COLOR is set."""
+    with console.capture() as capture:
+        console.print(renderable)
+    stream.write(_TRAILING.sub(r"\1", capture.get()))
+    stream.flush()
 
 
 def warn(texts: Iterable[str]) -> None:

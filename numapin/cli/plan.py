@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 def _show_table(plan: Plan) -> None:
-    from numapin.view.plan_table import plan_table
+    from numapin.view.plan_table import explained_plan
 
-    show(plan_table(plan, reasons=True))
+    show(explained_plan(plan))
 
 
 def _show_json(plan: Plan) -> None:

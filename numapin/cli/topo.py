@@ -7,7 +7,7 @@ file; or a machine file.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -15,7 +15,7 @@ import click
 from click.core import ParameterSource
 
 from numapin.cli.options import GPU_NODES, MACHINE, FilePath, topology_from, with_values
-from numapin.cli.output import emit, json_text, show, warn, write
+from numapin.cli.output import emit, json_text, show, warn, width_of_stdout, write
 from numapin.errors import UsageError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def _show_tree(topology: Topology, plan: Plan | None) -> None:
 def _show_matrix(topology: Topology, _plan: Plan | None) -> None:
     from numapin.view.topo_matrix import topo_matrix
 
-    show(topo_matrix(topology))
+    show(topo_matrix(topology, width=width_of_stdout()))
     warn(topology.warnings)
 
 
@@ -66,7 +66,7 @@ _SHOWN: Final[dict[str, Callable[[Topology, Plan | None], None]]] = {
 }
 _DRAWN: Final[dict[str, Callable[[Topology, Plan | None], str]]] = {"svg": _svg, "html": _html}
 _PLANNED: Final = ("tree", *_DRAWN)
-_SHOWING: Final = ("form", "output", "plan_file")  # the options, by click's names, that --save excludes
+_SHOWING: Final = ("form", "output", "plan_file", "in_browser")  # the options, by click's names, that --save excludes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +79,7 @@ class _TopoOptions:
     form: str
     plan_file: str | None
     output: Path | None
+    in_browser: bool
     save: Path | None
 
     @property
@@ -99,6 +100,7 @@ class _TopoOptions:
     help="Mark each rank's CPUs, memory and GPU, from a plan.json or from the plan that `numapin plan` would make.",
 )
 @click.option("--output", type=FilePath(), metavar="FILE", help="Write the svg or html here (default: stdout).")
+@click.option("--open", "in_browser", is_flag=True, help="Open the picture in the browser (default format: html).")
 @click.option("--save", type=FilePath(), metavar="FILE", help="Write a machine file instead of showing the machine.")
 @with_values(_TopoOptions)
 def topo(options: _TopoOptions) -> None:
@@ -108,6 +110,7 @@ def topo(options: _TopoOptions) -> None:
     Examples:
       numapin topo                        as a tree
       numapin topo --format matrix        how GPUs and NICs reach each other
+      numapin topo --open --plan          as a picture in the browser, with the ranks
       numapin topo --format html --plan --output topo.html
       numapin topo --format svg --plan RUN/plan.json > topo.svg
       numapin topo --save dgx.json        to plan for this machine elsewhere:
@@ -116,6 +119,7 @@ def topo(options: _TopoOptions) -> None:
       numapin topo --machine example:dgx-a100
     """
     _check_save(options)
+    options = _as_picture(options)
     _check_plan(options)
     _check_output(options)
     if str(options.machine) == _LIST:
@@ -129,15 +133,28 @@ def topo(options: _TopoOptions) -> None:
     if options.form in _SHOWN:
         _SHOWN[options.form](topology, plan)
     else:
-        _write_drawing(_DRAWN[options.form](topology, plan), options.output)
+        _write_drawing(_DRAWN[options.form](topology, plan), options)
         warn((plan or topology).warnings)
 
 
-def _write_drawing(text: str, output: Path | None) -> None:
-    if output is None:
+def _write_drawing(text: str, options: _TopoOptions) -> None:
+    if options.in_browser:
+        from numapin.cli.browser import open_in_browser
+
+        open_in_browser(text, options.output, suffix=options.form)
+    elif options.output is None:
         emit(text)
     else:
-        write(text, output, option="--output")
+        write(text, options.output, option="--output")
+
+
+def _as_picture(options: _TopoOptions) -> _TopoOptions:
+    """Return the options with a format that --open can show. Raises UsageError if another one was given."""
+    if not options.in_browser or options.form in _DRAWN:
+        return options
+    if click.get_current_context().get_parameter_source("form") is ParameterSource.COMMANDLINE:
+        raise UsageError(f"--open shows {' and '.join(_DRAWN)}, not {options.form}", "numapin topo --open")
+    return replace(options, form="html")
 
 
 def _list_examples() -> None:
@@ -157,7 +174,7 @@ def _check_save(options: _TopoOptions) -> None:
     is_shown = any(source(name) is ParameterSource.COMMANDLINE for name in _SHOWING)
     if options.save is not None and is_shown:
         raise UsageError(
-            "--save writes a machine file only, so --format, --json, --output and --plan have no effect",
+            "--save writes a machine file only, so --format, --json, --output, --plan and --open have no effect",
             "run numapin topo once with --save, and once without",
         )
 
@@ -175,7 +192,7 @@ def _check_output(options: _TopoOptions) -> None:
         raise UsageError(
             f"--output is for {' and '.join(_DRAWN)}, not for {form}", f"numapin topo --format {form} > FILE"
         )
-    if options.output is None and form in _DRAWN and sys.stdout.isatty():
+    if options.output is None and form in _DRAWN and not options.in_browser and sys.stdout.isatty():
         hint = f"numapin topo --format {form} --output topo.{form}"
         raise UsageError(f"--format {form} is a picture, and stdout is a terminal", hint)
 

@@ -171,7 +171,7 @@ def _pytorchjob(request: JobRequest) -> dict[str, object]:
         "kind": "PyTorchJob",
         "metadata": _metadata(request),
         "spec": {
-            "nprocPerNode": str(request.ranks),
+            "nprocPerNode": str(request.num_ranks),
             "runPolicy": {"backoffLimit": _retries(request), "cleanPodPolicy": "None"},
             "pytorchReplicaSpecs": replicas,
         },
@@ -203,7 +203,7 @@ def _limits(request: JobRequest) -> dict[str, object]:
 
 def _variables(request: JobRequest) -> list[dict[str, object]]:
     """Return the options of torchrun, and so of `numapin run`, as variables."""
-    values = {"PET_NNODES": str(request.nodes), "PET_NPROC_PER_NODE": str(request.ranks)}
+    values = {"PET_NNODES": str(request.nodes), "PET_NPROC_PER_NODE": str(request.num_ranks)}
     if request.nodes == 1:
         return _named(values)
     name = job_name(request)

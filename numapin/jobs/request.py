@@ -115,14 +115,14 @@ class JobRequest:
             )
 
     @property
-    def ranks(self) -> int:
+    def num_ranks(self) -> int:
         """Return the number of ranks on each host."""
         return self.ranks_per_node or max(self.gpus_per_node, 1)
 
     @property
     def tasks_per_node(self) -> int:
         """Return the number of tasks on each host."""
-        return 1 if self.form is Form.NODE else self.ranks
+        return 1 if self.form is Form.NODE else self.num_ranks
 
     @property
     def cpus_per_node(self) -> int | None:
@@ -145,9 +145,9 @@ class JobRequest:
         _require_between("--ranks-per-node", self.ranks_per_node, 0, MAX_RANKS)
         _require_between("--cpus-per-task", self.cpus_per_task, 1, MAX_CPUS)
         _require_between("--mem-per-node", self.memory_bytes, 1 << 20, MAX_NUMBER)
-        if self.gpus_per_node and self.ranks > self.gpus_per_node:
+        if self.gpus_per_node and self.num_ranks > self.gpus_per_node:
             raise UsageError(
-                f"--ranks-per-node {self.ranks} is more than the {self.gpus_per_node} GPUs of a host",
+                f"--ranks-per-node {self.num_ranks} is more than the {self.gpus_per_node} GPUs of a host",
                 f"each rank needs its own GPU: --ranks-per-node {self.gpus_per_node}, or more --gpus-per-node",
             )
 

@@ -120,7 +120,7 @@ def _numapin(request: JobRequest) -> list[Iterable[str]]:
         return [["numapin", "exec", *options, "--"], map(quote, command(request))]
     nnodes = [f"--nnodes={request.nodes}"] if request.nodes > 1 else []
     rendezvous = _RENDEZVOUS if request.nodes > 1 else ()
-    start = ["numapin", "run", *nnodes, f"--nproc-per-node={request.ranks}"]
+    start = ["numapin", "run", *nnodes, f"--nproc-per-node={request.num_ranks}"]
     return [start, rendezvous, options, map(quote, run_command(request))]
 
 

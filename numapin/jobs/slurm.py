@@ -21,7 +21,7 @@ MASTER_ADDR=${hosts[0]}"""
 _PORT: Final = """\
 MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000)) # below Linux's range of ephemeral ports
 export MASTER_ADDR MASTER_PORT"""
-_RANK: Final = "RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID LOCAL_WORLD_SIZE={ranks}"
+_RANK: Final = "RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID LOCAL_WORLD_SIZE={num_ranks}"
 # State which host serves the rendezvous, so that no names are compared, and use the names by which Slurm reaches hosts.
 _MEETING: Final = 'PET_RDZV_CONF="is_host=$((SLURM_NODEID == 0))" PET_LOCAL_ADDR="$SLURMD_NODENAME"'
 # In the grace time of a preemption Slurm signals the steps but not the batch script, and does not requeue a job that
@@ -96,5 +96,5 @@ def _srun(request: JobRequest) -> str:
     pyxis = request.container and for_pyxis(request.container)
     mounts = ['--container-mounts="$PWD:$PWD"', '--container-workdir="$PWD"']
     image = [f"--container-image={pyxis}", *mounts] if pyxis else []
-    tasks = shell.started(request, _RANK.format(ranks=request.ranks), _MEETING, apptainer=not image)
+    tasks = shell.started(request, _RANK.format(num_ranks=request.num_ranks), _MEETING, apptainer=not image)
     return shell.statement(["srun", *options], [*bindings, "--kill-on-bad-exit=1"], image, *tasks)

@@ -9,6 +9,9 @@ from typing import Annotated, Final, Self
 
 from numapin.base.bounds import MAX_RANKS
 from numapin.base.cpu_set import CpuSet
+from numapin.base.notebook import drawing
+from numapin.base.plural import counted
+from numapin.base.printable import printable_lines
 from numapin.base.records import AtMost, Texts, read_record, to_json
 from numapin.errors import BindingRefused
 from numapin.plan.request import Bind, Memory
@@ -56,6 +59,15 @@ class RankPlan:
     num_threads: int
     exact: bool
     reason: str
+
+    def __str__(self) -> str:
+        """Return what the rank gets in one line."""
+        gpu = "no GPU" if self.gpu is None else f"GPU {self.gpu.index}"
+        node = "node unknown" if self.node is None else f"node {self.node}"
+        policy = self.memory if self.memory in (Memory.NONE, Memory.LOCAL) else f"{self.memory} {self.nodes}"
+        threads = counted(self.num_threads, "thread")
+        less = "" if self.exact else " (less than requested)"
+        return f"rank {self.local_rank}: {gpu}, {node}, CPUs {self.cpus}, memory {policy}, {threads}{less}"
 
     def require_exact(self, *, see: str = "numapin plan") -> None:
         """Raise an error unless the rank gets what was requested, as `--strict` does.
@@ -111,6 +123,15 @@ class Plan:
         """
         for rank in self.ranks:
             rank.require_exact()
+
+    def __str__(self) -> str:
+        """Return the modes and a line per rank; the reasons are in `ranks`."""
+        head = f"{counted(len(self.ranks), 'rank')}, bind {self.bind}, memory {self.memory}"
+        return printable_lines("\n".join((head, *(f"  {rank}" for rank in self.ranks))))
+
+    def _repr_html_(self) -> str | None:
+        """Return the table that a notebook shows."""
+        return drawing("plan_html", self)
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON form (schema numapin.plan/1)."""

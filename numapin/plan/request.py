@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from numapin.base.bounds import MAX_CPUS, MAX_RANKS
 from numapin.base.cpu_set import CpuSet
 from numapin.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
 
 
 class Bind(StrEnum):
@@ -54,12 +58,12 @@ class MemoryChoice(NamedTuple):
         return self.memory + ("" if self.memory_nodes is None else f"={self.memory_nodes}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, init=False)
 class Request:
     """The options that a plan is made for.
 
     Attributes:
-        bind: The CPUs that a rank may use.
+        bind: The CPUs that a rank may use. A string such as "exclusive" is accepted, too.
         memory: The memory policy. None: `preferred`, or `none` with `Bind.NONE`.
         memory_nodes: The nodes of the policy. None: the plan chooses.
         num_ranks: The number of ranks. None: one per visible GPU, or one rank without GPUs.
@@ -71,27 +75,53 @@ class Request:
             an unknown GPU.
 
     Raises:
-        UsageError: A number is out of range, or two options contradict each other.
+        UsageError: A word is none of the choices, a number is out of range, or two options contradict each other.
 
     Example:
         ```python
         import numapin
 
-        request = numapin.Request(bind=numapin.Bind.SOCKET, num_ranks=4, reserve_cpus=frozenset({0, 1}))
+        request = numapin.Request(bind="socket", num_ranks=4, reserve_cpus={0, 1})
         ```
     """
 
-    bind: Bind = Bind.NODE
-    memory: Memory | None = None
-    memory_nodes: CpuSet | None = None
-    num_ranks: int | None = None
-    cpus_per_rank: int | None = None
-    smt: bool = True
-    reserve_cpus: CpuSet = CpuSet()
-    gpus: tuple[str, ...] | None = None
-    rank_gpus: tuple[int | None, ...] | None = None
+    bind: Bind
+    memory: Memory | None
+    memory_nodes: CpuSet | None
+    num_ranks: int | None
+    cpus_per_rank: int | None
+    smt: bool
+    reserve_cpus: CpuSet
+    gpus: tuple[str, ...] | None
+    rank_gpus: tuple[int | None, ...] | None
 
-    def __post_init__(self) -> None:
+    # Written by hand, because the arguments have wider types than the attributes.
+    def __init__(  # noqa: PLR0913 - the options of the command line
+        self,
+        *,
+        bind: Bind | str = Bind.NODE,
+        memory: Memory | str | None = None,
+        memory_nodes: Collection[int] | None = None,
+        num_ranks: int | None = None,
+        cpus_per_rank: int | None = None,
+        smt: bool = True,
+        reserve_cpus: Collection[int] = (),
+        gpus: Sequence[str] | None = None,
+        rank_gpus: Sequence[int | None] | None = None,
+    ) -> None:
+        put = partial(object.__setattr__, self)  # the class is frozen
+        put("bind", _chosen("--bind", Bind, bind))
+        put("memory", None if memory is None else _chosen("--memory", Memory, memory))
+        put("memory_nodes", None if memory_nodes is None else CpuSet(memory_nodes))
+        put("num_ranks", num_ranks)
+        put("cpus_per_rank", cpus_per_rank)
+        put("smt", smt)
+        put("reserve_cpus", CpuSet(reserve_cpus))
+        put("gpus", None if gpus is None else tuple(gpus))
+        put("rank_gpus", None if rank_gpus is None else tuple(rank_gpus))
+        self._check()
+
+    def _check(self) -> None:
         """Check the request as far as that is possible without a machine. Raises UsageError."""
         _require_in_range("--nproc-per-node", self.num_ranks, MAX_RANKS)
         _require_in_range("--cpus-per-rank", self.cpus_per_rank, MAX_CPUS)
@@ -138,6 +168,13 @@ def _require_in_range(option: str, number: int | None, most: int) -> None:
 def _shown(number: int) -> str:
     """Return the number's digits, or its size if they are too many for a line."""
     return str(number) if number.bit_length() < 64 else f"a number of {number.bit_length()} bits"
+
+
+def _chosen(option: str, kind: type[_Word], word: object) -> _Word:
+    """Return the choice of this name. Raises UsageError with the choices."""
+    if not isinstance(word, str) or word not in list(kind):
+        raise UsageError(f"{option} is {word!r}; it must be one of {', '.join(kind)}", "numapin run --help")
+    return kind(word)
 
 
 def _one_of(kind: type[_Word], word: str) -> _Word:

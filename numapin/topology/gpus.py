@@ -32,16 +32,21 @@ class _Evidence(NamedTuple):
 
 
 class Homes:
-    """The nodes on which a device can be: those with CPUs."""
+    """The nodes on which a device can be (those with CPUs), and those that are the memory of a GPU."""
 
     def __init__(self, nodes: tuple[Node, ...]) -> None:
         self._with_cpus = {node.id: node.cpus for node in nodes if node.kind is NodeKind.CPU}
+        self._of_gpus = CpuSet(node.id for node in nodes if node.kind is NodeKind.GPU)
         self.single = only_member(self._with_cpus)
         self._around: dict[CpuSet, int | None] = {}
 
     def cpus_of(self, node: int | None) -> CpuSet | None:
         """Return the CPUs of a node with CPUs."""
         return None if node is None else self._with_cpus.get(node)
+
+    def gpu_memory(self, node: int | None) -> int | None:
+        """Return the node if it is the memory of a GPU."""
+        return node if node in self._of_gpus else None
 
     def only(self, candidates: Iterable[int | None] | None) -> int | None:
         """Return the only node with CPUs among the candidates, or None."""
@@ -215,6 +220,7 @@ def _gpu(nvml: NvmlReading, pci: PciReading, readings: Readings, homes: Homes) -
         mig=nvml.mig,
         vendor=pci.vendor or GpuVendor.NVIDIA,
         partition=pci.partition,
+        memory_node=homes.gpu_memory(nvml.own_node),
     )
 
 

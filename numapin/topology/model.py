@@ -12,7 +12,11 @@ from typing import Annotated, Final, Self
 
 from numapin.base.bounds import MAX_CPUS, MAX_GPUS, MAX_LINKS, MAX_NICS, MAX_NODES, MAX_PACKAGES
 from numapin.base.cpu_set import CpuSet
+from numapin.base.notebook import drawing
+from numapin.base.plural import counted, listed
+from numapin.base.printable import printable_lines
 from numapin.base.records import AtMost, Texts, read_record, to_json
+from numapin.base.sizes import gib
 from numapin.errors import UsageError
 from numapin.topology.parts import (
     Allowed,
@@ -109,6 +113,7 @@ class Topology:
         """Yield the name and the node of every part that is on a node."""
         yield from ((f"core {core.id}", core.node) for core in self.cores)
         yield from ((gpu.label, gpu.node) for gpu in self.gpus)
+        yield from ((f"the memory of {gpu.label}", gpu.memory_node) for gpu in self.gpus)
         yield from ((nic.name, nic.node) for nic in self.nics)
         yield from ((f"package {package.id}", node) for package in self.packages for node in package.nodes)
 
@@ -162,6 +167,40 @@ class Topology:
     @property
     def _gpu_names(self) -> str:
         return ", ".join(f"{gpu.index} ({gpu.pci or gpu.uuid})" for gpu in self.gpus) or "none"
+
+    def __str__(self) -> str:
+        """Return the machine's size, and a line per node with its CPUs, memory and devices."""
+        return printable_lines("\n".join((self._size, *self._node_lines())))
+
+    @property
+    def _size(self) -> str:
+        counts = (
+            counted(len(self.packages), "package"),
+            counted(len(self.nodes), "NUMA node"),
+            counted(len(self.gpus), "GPU"),
+            counted(len(self.cores), "core"),
+            counted(len(self.cpus), "CPU"),
+        )
+        return f"{self.host or self.source}: {', '.join(counts)}"
+
+    def _node_lines(self) -> Iterator[str]:
+        devices: dict[int | None, list[str]] = {}
+        for node, name in (*((gpu.node, gpu.label) for gpu in self.gpus), *((nic.node, nic.name) for nic in self.nics)):
+            devices.setdefault(node, []).append(name)
+        shown = [node for node in self.nodes if node.kind is NodeKind.CPU or node.id in devices]
+        for place in shown:
+            size = "" if place.memory_bytes is None else gib(place.memory_bytes)
+            facts = (f"CPUs {place.cpus}" if place.cpus else "", size, *devices.get(place.id, ()))
+            yield f"  node {place.id}: {', '.join(filter(None, facts))}"
+        others = CpuSet(map(_ID, self.nodes)) - {node.id for node in shown}
+        if others:
+            yield f"  without CPUs: {listed('node', others)}"
+        if None in devices:
+            yield f"  node unknown: {', '.join(devices[None])}"
+
+    def _repr_svg_(self) -> str | None:
+        """Return the picture that a notebook shows; None for a machine too large for one."""
+        return drawing("machine_svg", self)
 
     def restrict(self, allowed: Allowed) -> Self:
         """Return the same machine with less of it allowed.

@@ -199,6 +199,7 @@ class Gpu:
         mig: Its MIG instances.
         vendor: Its maker. None: the file is older than this field.
         partition: Its number among the partitions (AMD) or tiles (Intel) of one GPU. None: it is a whole GPU.
+        memory_node: The node that is its own memory (Grace, POWER9). None: unknown, or its memory is not a node.
     """
 
     index: int
@@ -214,6 +215,7 @@ class Gpu:
     mig: Annotated[tuple[Mig, ...], AtMost(MAX_MIG)] = ()
     vendor: GpuVendor | None = None
     partition: int | None = None
+    memory_node: int | None = None
 
     def __post_init__(self) -> None:
         """Check that a node has a source and that only visible GPUs have a CUDA index."""

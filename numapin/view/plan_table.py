@@ -1,37 +1,65 @@
 """A plan as a table. Pure.
 
-Comes in: a `Plan`. Goes out: one row per rank, with or without the reasons; or lines for a shell.
+Comes in: a `Plan`. Goes out: one row per rank, with or without the reasons below; or lines for a shell.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
 from numapin.base.quoting import quote
-from numapin.view.words import known, policy, shortened
+from numapin.view.words import known, policy, rank_names, shortened
 
 _MOST: Final = 512  # rows: more take a second to draw
-_NARROW: Final = ("rank", "GPU", "node")
+
+_LEFT: Final = ("GPU", "CPUs", "memory")
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from numapin.plan.model import GpuRef, Plan, RankPlan
 
 
-def plan_table(plan: Plan, *, reasons: bool = False) -> Table:
+def plan_table(plan: Plan) -> Table:
     """Return a table of rank, GPU, node, CPUs, memory and threads; a star marks ranks that get less than requested."""
     table = Table(box=None, pad_edge=False, header_style="bold", caption=_legend(plan), caption_justify="left")
-    for heading in _NARROW:
-        table.add_column(heading, justify="left" if heading == "GPU" else "right", no_wrap=True)
-    table.add_column("CPUs", overflow="fold", ratio=2 if reasons else None)
-    table.add_column("memory", no_wrap=True)
-    table.add_column("threads", justify="right", no_wrap=True)
-    if reasons:
-        table.add_column("reason", overflow="fold", ratio=5)
+    for heading in ("rank", "GPU", "node", "CPUs", "memory", "threads"):
+        table.add_column(heading, justify="left" if heading in _LEFT else "right", overflow="fold")
     for rank in plan.ranks[:_MOST]:
-        table.add_row(*_cells(rank), *([shortened(rank.reason)] if reasons else []))
+        table.add_row(*_cells(rank))
     return table
+
+
+def explained_plan(plan: Plan) -> Group:
+    """Return the table, and below it the reasons; ranks with the same reason share a line."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="bold", overflow="fold", max_width=24)
+    table.add_column(overflow="fold")
+    for ranks, reason in _reasons(plan.ranks[:_MOST]):
+        table.add_row(Text(ranks), Text(reason))
+    return Group(plan_table(plan), Text(""), table) if plan.ranks else Group(plan_table(plan))
+
+
+def _reasons(ranks: Sequence[RankPlan]) -> Iterator[tuple[str, str]]:
+    """Yield the ranks that share each reason, and the reason."""
+    sharers: dict[str, list[int]] = {}
+    for rank in ranks:
+        sharers.setdefault(_without_gpu_name(rank), []).append(rank.local_rank)
+    for reason, numbers in sharers.items():
+        yield rank_names(numbers), shortened(reason)
+
+
+def _without_gpu_name(rank: RankPlan) -> str:
+    """Return the reason without the GPU's name, which the table has, so that ranks of a node have the same reason."""
+    if rank.gpu is None:
+        return rank.reason
+    pci = f" ({rank.gpu.pci})" if rank.gpu.pci else ""
+    name = f"GPU {rank.gpu.index}{pci} "
+    return f"its GPU {rank.reason.removeprefix(name)}" if rank.reason.startswith(name) else rank.reason
 
 
 def environment_lines(plan: Plan) -> list[str]:

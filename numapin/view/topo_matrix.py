@@ -1,11 +1,13 @@
 """A topology as a matrix. Pure.
 
-Comes in: a `Topology`. Goes out: links between GPUs and NICs with CPU and NUMA affinity, in the format of
-`nvidia-smi topo -m`, and the distances between nodes.
+Comes in: a `Topology` and the width in columns. Goes out: links between GPUs and NICs with CPU and NUMA affinity, in
+the format of `nvidia-smi topo -m`, and the distances between nodes. What is wider than the width continues in a block
+below, with the names of the rows again.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
@@ -13,16 +15,19 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from numapin.view.words import known
+from numapin.base.cpu_set import CpuSet
+from numapin.view.structure import GPU_LINKS, adapters, empty_nodes, gpu_link
+from numapin.view.words import counted, known
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    from numapin.topology.model import Topology
+    from numapin.topology.model import Node, Topology
 
 _MOST: Final = 64  # rows: more do not fit on a screen, and the time grows with the square
+_GAP: Final = 2  # columns between columns
 _LEGEND: Final = (
-    ("NV#", "bonded set of # NVLinks"),
+    *((f"{family}#", f"bonded set of # {links}") for family, links in GPU_LINKS.items()),
     ("PSB", "on one board"),
     ("PIX", "at most one PCIe switch"),
     ("PXB", "several PCIe switches, but no host bridge"),
@@ -33,47 +38,113 @@ _LEGEND: Final = (
 )
 
 
-def topo_matrix(topology: Topology) -> Group:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Device:
+    """A row: all names of a GPU or a network device, the first of which heads its column."""
+
+    names: tuple[str, ...]
+    cpus: str
+    node: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Column:
+    """A heading and the cells below it."""
+
+    heading: str
+    cells: Sequence[str]
+    right: bool = False
+
+    @property
+    def width(self) -> int:
+        return max(map(len, (self.heading, *self.cells)))
+
+
+def topo_matrix(topology: Topology, *, width: int) -> Group:
     """Return the device matrix, a legend of the words in it, and the node distances."""
-    num_devices = len(topology.gpus) + len(topology.nics)
-    cuts = (*_cut(num_devices, "devices"), *_cut(len(topology.nodes), "nodes"))
-    return Group(*_device_parts(topology), Text(""), _distances(topology), *cuts)
+    devices = list(_devices(topology))
+    empty = _left_out(topology)
+    nodes = [node for node in topology.nodes if node.id not in empty]
+    notes = (*_cut(len(devices), "devices"), *_cut(len(nodes), "nodes"), *_note(empty))
+    return Group(*_device_parts(topology, devices[:_MOST], width), Text(""), *_distances(nodes[:_MOST], width), *notes)
 
 
-def _device_parts(topology: Topology) -> tuple[Table | Text | Group, ...]:
+def _device_parts(topology: Topology, devices: Sequence[_Device], width: int) -> tuple[Table | Text | Group, ...]:
     """Return the matrix and its legend."""
-    rows = list(_device_rows(topology))[:_MOST]
-    if not rows:
+    if not devices:
         return (Text("no GPU and no NIC"),)
-    names = [name for name, _, _ in rows]
-    words = _link_words(topology, names)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("", *names, "CPUs", "node"):
-        table.add_column(heading, no_wrap=heading != "CPUs", overflow="fold")
-    for (name, cpus, node), cells in zip(rows, words, strict=True):
-        table.add_row(Text(name, style="bold"), *cells, cpus, node)
-    return table, Text(""), _legend(set(chain.from_iterable(words)))
+    words = _link_words(topology, devices)
+    columns = [
+        *(_Column(heading=device.names[0], cells=cells) for device, cells in zip(devices, words, strict=True)),
+        _Column(heading="CPUs", cells=[device.cpus for device in devices]),
+        _Column(heading="node", cells=[device.node for device in devices]),
+    ]
+    names = _Column(heading="", cells=["/".join(device.names) for device in devices])
+    return *_blocks(names, columns, width), Text(""), _legend(set(chain.from_iterable(words)))
 
 
-def _device_rows(topology: Topology) -> Iterator[tuple[str, str, str]]:
-    """Yield name, local CPUs and node of each device."""
+def _devices(topology: Topology) -> Iterator[_Device]:
     for gpu in topology.gpus:
-        yield gpu.label, str(gpu.cpus or ""), known(gpu.node, unknown="?")
-    for nic in topology.nics:
-        yield nic.name, "", known(nic.node, unknown="?")
+        yield _Device(names=(gpu.label,), cpus=str(gpu.cpus or ""), node=known(gpu.node, unknown="?"))
+    for adapter in adapters(topology.nics):
+        yield _Device(names=adapter.names, cpus="", node=known(adapter.node, unknown="?"))
 
 
-def _link_words(topology: Topology, names: list[str]) -> list[list[str]]:
-    """Return the word for the link between each device and every other one."""
-    words = {frozenset((link.a, link.b)): link.kind for link in topology.links}
-    words |= {frozenset((name,)): "X" for name in names}
-    return [[words.get(frozenset((name, other)), "?") for other in names] for name in names]
+def _link_words(topology: Topology, devices: Sequence[_Device]) -> list[list[str]]:
+    """Return the word for the link between each device and every other one; a link may use any of its names."""
+    place_of = {name: place for place, device in enumerate(devices) for name in device.names}
+    words = {
+        frozenset((place_of[link.a], place_of[link.b])): link.kind
+        for link in topology.links
+        if link.a in place_of and link.b in place_of
+    }
+    words |= {frozenset((place,)): "X" for place in range(len(devices))}
+    places = range(len(devices))
+    return [[words.get(frozenset((row, column)), "?") for row in places] for column in places]
+
+
+def _blocks(names: _Column, columns: Sequence[_Column], width: int) -> Iterator[Table | Text]:
+    """Yield tables of as many columns as fit, each with the names; a name or cell alone too wide is folded."""
+    names_width = min(names.width, max(width // 2, 1))
+    left = max(width - names_width - _GAP, 1)
+    for number, block in enumerate(_split(columns, left)):
+        if number:
+            yield Text("")
+        yield _table(names, names_width, block, left)
+
+
+def _split(columns: Sequence[_Column], width: int) -> list[list[_Column]]:
+    """Divide columns into blocks that fit, in order."""
+    blocks: list[list[_Column]] = []
+    used = 0
+    for column in columns:
+        used += column.width + _GAP
+        if not blocks or used - _GAP > width:
+            blocks.append([])
+            used = column.width + _GAP
+        blocks[-1].append(column)
+    return blocks
+
+
+def _table(names: _Column, names_width: int, columns: Sequence[_Column], left: int) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(names.heading, width=names_width, overflow="fold")
+    for column in columns:
+        table.add_column(
+            Text(column.heading, overflow="fold"),
+            width=min(column.width, left),
+            overflow="fold",
+            justify="right" if column.right else "left",
+        )
+    for name, *cells in zip(names.cells, *(column.cells for column in columns), strict=True):
+        table.add_row(Text(name, style="bold"), *cells)
+    return table
 
 
 def _legend(words: set[str]) -> Group:
     """Return the meaning of the words that the matrix has."""
-    used = {"NV#" if word.startswith("NV") else word for word in words}
-    return Group(*(Text(f"  {word:5}{meaning}", style="dim") for word, meaning in _LEGEND if word in used))
+    used = {f"{gpu_link(word)}#" if gpu_link(word) else word for word in words}
+    return Group(*(Text(f"  {word:8}{meaning}", style="dim") for word, meaning in _LEGEND if word in used))
 
 
 def _cut(number: int, what: str) -> list[Text]:
@@ -82,13 +153,24 @@ def _cut(number: int, what: str) -> list[Text]:
     return [Text(text, style="dim")] if number > _MOST else []
 
 
-def _distances(topology: Topology) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("node distances")
-    nodes = topology.nodes[:_MOST]
-    for node in nodes:
-        table.add_column(str(node.id), justify="right", no_wrap=True)
-    for node in nodes:
-        row = (str(node.distances.get(other.id, "?")) for other in nodes)
-        table.add_row(Text(str(node.id), style="bold"), *row)
-    return table
+def _distances(nodes: Sequence[Node], width: int) -> Iterator[Table | Text]:
+    columns = [
+        _Column(
+            heading=str(other.id),
+            cells=[known(node.distances.get(other.id), unknown="?") for node in nodes],
+            right=True,
+        )
+        for other in nodes
+    ]
+    return _blocks(_Column(heading="node distances", cells=[str(node.id) for node in nodes]), columns, width)
+
+
+def _left_out(topology: Topology) -> CpuSet:
+    """Return the nodes that the distances leave out: empty ones, of which a Grace host has 28 or more."""
+    empty = empty_nodes(topology)
+    return empty if len(empty) > 1 else CpuSet()
+
+
+def _note(empty: CpuSet) -> list[Text]:
+    text = f"without {counted(len(empty), 'empty node')} {empty}; their distances: numapin topo --json"
+    return [Text(text, style="dim")] if empty else []

@@ -6,7 +6,9 @@ NICs, with node distances and the plan's ranks.
 
 from __future__ import annotations
 
-from functools import cache
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
@@ -16,9 +18,11 @@ from rich.tree import Tree
 from numapin.base.cpu_set import CpuSet
 from numapin.topology.model import NodeKind
 from numapin.view.marks import marks_of
+from numapin.view.structure import adapters, empty_nodes, spanning_l3s
 from numapin.view.words import (
-    NODE_KINDS,
+    counted,
     cuda_name,
+    kind_of,
     machine_size,
     memory,
     model_name,
@@ -30,7 +34,8 @@ from numapin.view.words import (
     shortened,
 )
 
-_MOST_DISTANCES: Final = 128  # of a node; with more, --format matrix or --json has them
+_MOST_DISTANCES: Final = 128  # of a node
+_FEWEST_ALIKE: Final = 3  # L3 groups and distances that share a line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -38,46 +43,133 @@ if TYPE_CHECKING:
     from numapin.plan.model import Plan
     from numapin.topology.model import Core, Gpu, Node, Topology
     from numapin.view.marks import Marks
+    from numapin.view.structure import Adapter, SpanningL3
 
 
 def topo_tree(topology: Topology, plan: Plan | None = None) -> Tree:
     """Return the tree; nodes without a package, and devices of unknown node, are at the end, below the machine.
 
-    Nodes and GPUs name their ranks in the plan. Raises UsageError for a plan of another machine.
+    Parts that are alike share a line: L3 groups of a node, and nodes without memory. Nodes and GPUs name their ranks in
+    the plan. Raises UsageError for a plan of another machine.
     """
-    marks = marks_of(topology, plan)
+    machine = _Shown(topology, marks_of(topology, plan))
     host = Text(shortened(topology.host or topology.source), style="bold")
     tree = Tree(host.append(f"  {machine_size(topology)}", style="not bold"))
     for package in topology.packages:
         branch = tree.add(Text(f"package {package.id}", style="bold"))
-        _add_nodes(branch, topology, marks, nodes_of(topology, package.id))
-    _add_nodes(tree, topology, marks, nodes_of(topology, None))
-    _add_devices(tree, topology, marks, None)
+        _add_nodes(branch, machine, nodes_of(topology, package.id))
+    _add_nodes(tree, machine, nodes_of(topology, None))
+    _add_empty_nodes(tree, machine)
+    _add_devices(tree, machine, None)
     return tree
 
 
-def _add_nodes(branch: Tree, topology: Topology, marks: Marks, nodes: Iterable[Node]) -> None:
-    by_lowest_cpu = {min(core.cpus): core for core in topology.cores}
-    lines = cache(lambda cpus: _core_lines(_cores_within(cpus, by_lowest_cpu)))  # wrong firmware repeats a node's CPUs
+@dataclass(frozen=True)
+class _Shown:
+    """A machine, the places of ranks, and what several branches need of it."""
+
+    topology: Topology
+    marks: Marks
+
+    @cached_property
+    def adapters(self) -> tuple[Adapter, ...]:
+        return adapters(self.topology.nics)
+
+    @cached_property
+    def by_lowest_cpu(self) -> Mapping[int, Core]:
+        return {min(core.cpus): core for core in self.topology.cores}
+
+    @cached_property
+    def empty(self) -> CpuSet:
+        """Nodes that share one line; one alone has the usual line."""
+        empty = empty_nodes(self.topology)
+        return empty if len(empty) > 1 else CpuSet()
+
+    @cached_property
+    def l3_of(self) -> Mapping[int, SpanningL3]:
+        """The cache around each node whose L3 cache spans nodes."""
+        return {node: l3 for l3 in spanning_l3s(self.topology) for node in l3.nodes}
+
+    @cached_property
+    def core_lines(self) -> dict[tuple[CpuSet, bool], list[str]]:
+        """The lines of each node's cores: wrong firmware repeats a node's CPUs."""
+        return {}
+
+
+def _add_nodes(branch: Tree, machine: _Shown, nodes: Iterable[Node]) -> None:
+    around: dict[CpuSet, Tree] = {}
     for node in nodes:
-        ranks = rank_names(marks.on(node.cpus))
-        leaf = branch.add(_node_line(node, ranks, allowed=node.id in topology.allowed.nodes))
-        for line in lines(node.cpus):
-            leaf.add(Text(line))
-        _add_devices(leaf, topology, marks, node.id)
+        l3 = machine.l3_of.get(node.id)
+        if l3 is not None and l3.nodes not in around:
+            around[l3.nodes] = branch.add(Text(f"L3 of nodes {l3.nodes}  {_cores(l3.cores)}"))
+        if node.id not in machine.empty:
+            _add_node(branch if l3 is None else around[l3.nodes], machine, node)
 
 
-def _node_line(node: Node, ranks: str, *, allowed: bool) -> Text:
-    cpus = f"CPUs {node.cpus}" if node.cpus else ""
-    facts = (ranks, NODE_KINDS[node.kind], memory(node), cpus, _distances(node), "" if allowed else "not allowed")
+def _add_node(branch: Tree, machine: _Shown, node: Node) -> None:
+    leaf = branch.add(_node_line(machine, node))
+    for line in _lines_of_cores(machine, node):
+        leaf.add(Text(line))
+    _add_devices(leaf, machine, node.id)
+
+
+def _node_line(machine: _Shown, node: Node) -> Text:
+    topology = machine.topology
+    facts = (
+        rank_names(machine.marks.on(node.cpus)),
+        kind_of(topology, node),
+        memory(node),
+        f"CPUs {node.cpus}" if node.cpus else "",
+        _distances(node),
+        "" if node.id in topology.allowed.nodes else "not allowed",
+    )
     return _line(f"node {node.id}", "green" if node.kind is NodeKind.CPU else "magenta", facts)
 
 
-def _distances(node: Node) -> str:
-    others = sorted((other, distance) for other, distance in node.distances.items() if other != node.id)
-    if not others or len(node.distances) > _MOST_DISTANCES:
+def _add_empty_nodes(tree: Tree, machine: _Shown) -> None:
+    """Add one line for all nodes without anything on them."""
+    if not machine.empty:
+        return
+    nodes = [node for node in machine.topology.nodes if node.id in machine.empty]
+    allowed = machine.empty & machine.topology.allowed.nodes
+    distances = {distance for node in nodes for other, distance in node.distances.items() if other != node.id}
+    facts = (
+        f"nodes {machine.empty}: no memory, no CPUs",
+        _range("distance", distances),
+        "" if allowed else "not allowed",
+    )
+    tree.add(_line(f"{len(nodes)} empty nodes", "magenta", facts))
+
+
+def _range(what: str, numbers: set[int]) -> str:
+    """Return "distance 80" or "distances 80-120"."""
+    if not numbers:
         return ""
-    return f"distances {' '.join(f'{other}:{distance}' for other, distance in others)}"
+    return f"{what} {min(numbers)}" if len(numbers) == 1 else f"{what}s {min(numbers)}-{max(numbers)}"
+
+
+def _distances(node: Node) -> str:
+    """Return the distances to other nodes; nodes at the same distance share an entry."""
+    others = sorted((other, distance) for other, distance in node.distances.items() if other != node.id)
+    if not others:
+        return ""
+    if len(others) > _MOST_DISTANCES:
+        return "distances: see numapin topo --json"
+    groups: dict[int, list[int]] = {}
+    for other, distance in others:
+        groups.setdefault(distance, []).append(other)
+    if len(groups) == 1 and len(others) >= _FEWEST_ALIKE:
+        return f"distance {others[0][1]} to all others"
+    return f"distances {' '.join(f'{CpuSet(same)}:{distance}' for distance, same in groups.items())}"
+
+
+def _lines_of_cores(machine: _Shown, node: Node) -> list[str]:
+    lines = machine.core_lines
+    key = (node.cpus, node.id in machine.l3_of)
+    if key not in lines:
+        cores = list(_cores_within(node.cpus, machine.by_lowest_cpu))
+        lines[key] = [f"cores  {_cores(cores)}"] if node.id in machine.l3_of else _core_lines(cores)
+    return lines[key]
 
 
 def _cores_within(cpus: CpuSet, by_lowest_cpu: Mapping[int, Core]) -> Iterator[Core]:
@@ -88,28 +180,49 @@ def _cores_within(cpus: CpuSet, by_lowest_cpu: Mapping[int, Core]) -> Iterator[C
 
 
 def _core_lines(cores: Iterable[Core]) -> list[str]:
-    """Return a line for each L3 group, the cores of unknown L3 last."""
+    """Return a line for each L3 group, or for all of the same size; the cores of unknown L3 are last."""
     groups: dict[int | None, list[Core]] = {}
     for core in cores:
         groups.setdefault(core.l3, []).append(core)
     unknown = groups.pop(None, None)
-    lines = [f"L3  {_cores(cores)}" for _, cores in sorted(groups.items(), key=itemgetter(0))]
+    in_order = [cores for _, cores in sorted(groups.items(), key=itemgetter(0))]
+    lines = list(_l3_lines(in_order))
     return [*lines, f"cores  {_cores(unknown)}"] if unknown else lines
+
+
+def _l3_lines(groups: Sequence[Sequence[Core]]) -> Iterator[str]:
+    """Yield the lines of L3 groups; three or more of the same size share one."""
+    sizes = [_size(cores) for cores in groups]
+    how_many = Counter(sizes)
+    for size in dict.fromkeys(sizes):
+        same = [cores for cores, own in zip(groups, sizes, strict=True) if own == size]
+        if how_many[size] < _FEWEST_ALIKE:
+            yield from (f"L3  {_cores(cores)}" for cores in same)
+        else:
+            yield f"{len(same)} x L3  {size} each: CPUs {' | '.join(map(str, map(_cpus, same)))}"
 
 
 def _cores(cores: Sequence[Core]) -> str:
     """Return "4 cores x 2 threads: CPUs 0-3,8-11"."""
+    return f"{_size(cores)}: CPUs {_cpus(cores)}"
+
+
+def _size(cores: Sequence[Core]) -> str:
     threads = "-".join(map(str, sorted({len(core.cpus) for core in cores})))
     smt = f" x {threads} threads" if threads != "1" else ""
-    return f"{len(cores)} cores{smt}: CPUs {CpuSet().union(*(core.cpus for core in cores))}"
+    return f"{counted(len(cores), 'core')}{smt}"
 
 
-def _add_devices(branch: Tree, topology: Topology, marks: Marks, node: int | None) -> None:
+def _cpus(cores: Sequence[Core]) -> CpuSet:
+    return CpuSet().union(*(core.cpus for core in cores))
+
+
+def _add_devices(branch: Tree, machine: _Shown, node: int | None) -> None:
     """Add the devices of a node; None: of unknown node."""
-    for gpu in on_node(topology.gpus, node):
-        branch.add(_gpu_line(gpu, rank_names(marks.gpus.get(gpu.index, ()))))
-    for nic in on_node(topology.nics, node):
-        branch.add(_line(nic.name, "yellow", (nic.pci, nic.kind)))
+    for gpu in on_node(machine.topology.gpus, node):
+        branch.add(_gpu_line(gpu, rank_names(machine.marks.gpus.get(gpu.index, ()))))
+    for adapter in on_node(machine.adapters, node):
+        branch.add(_line(adapter.name, "yellow", (adapter.pci, adapter.kind)))
 
 
 def _gpu_line(gpu: Gpu, ranks: str) -> Text:

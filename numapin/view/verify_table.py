@@ -43,8 +43,8 @@ def verify_table(report: VerifyReport) -> RenderableType:
     """Return the table of ranks, its legend, and the findings."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("rank", "pid", "GPU", "node", "threads", "workers", *dict(_COLUMNS)):
-        table.add_column(heading, justify="left" if heading == "GPU" else "right", no_wrap=True)
-    table.add_column("plan")
+        table.add_column(heading, justify="left" if heading == "GPU" else "right", overflow="fold")
+    table.add_column("plan", overflow="fold")
     for rank in report.ranks:
         table.add_row(*_cells(rank), Text(_VERDICT[rank.holds], style="" if rank.holds else "bold red"))
     return Group(table, Text(_LEGEND, style="dim"), *findings_of(report))

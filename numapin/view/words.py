@@ -11,6 +11,7 @@ from numapin.base.plural import listed
 from numapin.base.sizes import gib
 from numapin.plan.request import Memory
 from numapin.topology.model import GpuVendor, NodeKind
+from numapin.view.structure import gpu_of_memory
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -75,7 +76,13 @@ def machine_size(topology: Topology) -> str:
     """Return the number of cores and CPUs, and the allowed CPUs unless all are allowed."""
     num_cpus, num_allowed = len(topology.cpus), len(topology.allowed.cpus)
     allowed = "" if num_cpus == num_allowed else f", {num_allowed} allowed ({topology.allowed.cpus})"
-    return f"{len(topology.cores)} cores, {num_cpus} CPUs{allowed}"
+    return f"{counted(len(topology.cores), 'core')}, {counted(num_cpus, 'CPU')}{allowed}"
+
+
+def kind_of(topology: Topology, node: Node) -> str:
+    """Return the kind of a node without CPUs, and the GPU whose memory it is; "" for a node with CPUs."""
+    owner = gpu_of_memory(topology, node)
+    return f"memory of {owner.label}" if owner else NODE_KINDS[node.kind]
 
 
 def memory(node: Node) -> str:

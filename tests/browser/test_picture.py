@@ -51,9 +51,14 @@ const button=document.querySelector("button.rank");
 if(button){button.click();result.pressed=button.getAttribute("aria-pressed");result.shown=shown();
  button.click();result.released=shown().length}
 result.buttons=[...document.querySelectorAll("button.rank")].map(e=>getComputedStyle(e).backgroundColor);
-result.striped=[...document.querySelectorAll("svg.np rect")]
- .filter(e=>getComputedStyle(e).fill.startsWith("url(\\"#np-r"))
- .map(e=>e.parentNode.dataset.ranks.split(" ").length);
+result.images=[...document.querySelectorAll("button.rank")]
+ .map(e=>getComputedStyle(e).backgroundColor+getComputedStyle(e).backgroundImage);
+result.patterned=new Set([...document.querySelectorAll("svg.np rect.chip")]
+ .map(e=>getComputedStyle(e).fill).filter(fill=>fill.startsWith("url("))).size;
+result.bands=document.querySelectorAll(".wide rect.share").length;
+result.pictures=[...document.querySelectorAll(".wide,.narrow")].map(e=>e.getBoundingClientRect().width);
+result.smallest=Math.min(...texts.filter(e=>e.getBoundingClientRect().width)
+ .map(e=>parseFloat(getComputedStyle(e).fontSize)*e.getCTM().a));
 const out=document.createElement("pre");out.id="result";out.textContent=JSON.stringify(result);
 document.body.append(out);
 </script>
@@ -73,8 +78,8 @@ def chromium() -> str:
 def probed(opened: Callable[..., str]) -> Callable[..., dict[str, Any]]:
     """Return a function that opens a page, light or dark, and returns the probe's findings."""
 
-    def probe(text: str, *, dark: bool = False) -> dict[str, Any]:
-        shown = opened(allowing(text, PROBE.strip()).replace("</body>", PROBE + "</body>"), dark=dark)
+    def probe(text: str, *, dark: bool = False, width: int = 1500) -> dict[str, Any]:
+        shown = opened(allowing(text, PROBE.strip()).replace("</body>", PROBE + "</body>"), dark=dark, width=width)
         found = re.search(r'<pre id="result">(.*?)</pre>', shown, re.DOTALL)
         assert found, shown[-2000:]
         result: dict[str, Any] = json.loads(unescape(found[1]))
@@ -87,7 +92,7 @@ def probed(opened: Callable[..., str]) -> Callable[..., dict[str, Any]]:
 def opened(chromium: str, tmp_path: Path) -> Callable[..., str]:
     """Return a function that opens a page, light or dark, and returns the resulting document."""
 
-    def open_page(text: str, *, dark: bool = False) -> str:
+    def open_page(text: str, *, dark: bool = False, width: int = 1500) -> str:
         file = tmp_path / "page.html"
         file.write_text(text, encoding="utf-8")
         command = [
@@ -96,7 +101,7 @@ def opened(chromium: str, tmp_path: Path) -> Callable[..., str]:
                 "--headless",
                 "--disable-gpu",
                 f"--user-data-dir={tmp_path / 'profile'}",
-                "--window-size=1500,1000",
+                f"--window-size={width},1000",
             ),
             *(["--no-sandbox"] if os.geteuid() == 0 else []),
             f"--blink-settings=preferredColorScheme={0 if dark else 1}",
@@ -134,8 +139,27 @@ def test_text_is_where_it_belongs_in_light_and_dark(
     assert result["released"] == result["all"] >= len(result["shown"])
     assert len(result["buttons"]) == len(topology.gpus)
     assert len(set(result["buttons"])) == min(len(topology.gpus), len(RANK_COLORS))
-    assert all(ranks > 1 for ranks in result["striped"])
-    assert bool(result["striped"]) == (name == LARGE and bind is Bind.NODE)
+    assert bool(result["bands"]) == (name == LARGE and bind is Bind.NODE)
+    assert result["patterned"] == 0
+    assert [width > 0 for width in result["pictures"]] == [True, False]
+
+
+def test_more_than_eight_ranks_look_different(probed: Callable[..., dict[str, Any]]) -> None:
+    """Each of 20 ranks has its own color and pattern, on its button too."""
+    topology = golden_machine(LARGE)
+    result = probed(page(topology, make_plan(topology, Request(bind=Bind.EXCLUSIVE, num_ranks=20))))
+    assert result["patterned"] == 12
+    assert len(result["images"]) == 20
+    assert len(set(result["images"])) == 20
+
+
+def test_a_narrow_window_has_a_picture_of_its_own(probed: Callable[..., dict[str, Any]]) -> None:
+    """In a narrow window the narrow picture is shown, no text is smaller than 9 pixels, and nothing overlaps."""
+    topology = golden_machine(LARGE)
+    result = probed(page(topology, make_plan(topology, Request())), width=500)
+    assert [width > 0 for width in result["pictures"]] == [False, True]
+    assert (result["overlaps"], result["outside"], result["wide"] <= 0) == ([], [], True)
+    assert result["smallest"] >= 9
 
 
 def test_the_probe_sees_overlaps(probed: Callable[..., dict[str, Any]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -112,9 +113,69 @@ def test_a_terminal_is_spared_the_source(form: str, dgx: str) -> None:
     assert "<svg" not in done.out
 
 
+def _browser(tmp_path: Path) -> tuple[str, Path]:
+    """Return a command for BROWSER that keeps what it was given to show, and the file with that."""
+    seen, program = tmp_path / "seen", tmp_path / "browser"
+    program.write_text(f'#!/bin/sh\nprintf %s "$1" > {seen}\n')
+    program.chmod(0o755)
+    return f"{program} %s", seen
+
+
+@pytest.mark.parametrize(("options", "start"), [([], "<!doctype html>"), (["--format", "svg", "--plan"], "<?xml")])
+def test_open(options: list[str], start: str, dgx: str, tmp_path: Path) -> None:
+    """--open shows the page, or the SVG, in the browser, from a file that only this user can read; stdout names it."""
+    browser, seen = _browser(tmp_path)
+    done = numapin("topo", "--open", "--machine", dgx, *options, BROWSER=browser, TMPDIR=str(tmp_path))
+    assert (done.status, done.err.count("error")) == (0, 0), done.err
+    path = Path(done.out.strip())
+    assert seen.read_text() == path.as_uri()
+    assert path.read_text().startswith(start)
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_open_a_named_file(dgx: str, tmp_path: Path) -> None:
+    """With --output the browser shows that file."""
+    browser, seen = _browser(tmp_path)
+    path = tmp_path / "a name.html"
+    assert numapin("topo", "--open", "--machine", dgx, "--output", str(path), BROWSER=browser).status == 0
+    assert seen.read_text() == path.as_uri()
+    assert path.read_text().endswith("</html>\n")
+
+
+def test_open_without_a_browser(dgx: str, tmp_path: Path) -> None:
+    """Without a browser the page is written, and the error names it."""
+    done = numapin("topo", "--open", "--machine", dgx, BROWSER="false %s", TMPDIR=str(tmp_path), PATH="/nowhere")
+    assert done.status == 1
+    assert f"no browser to open {done.out.strip()}" in done.err
+    assert Path(done.out.strip()).exists()
+
+
+@pytest.mark.parametrize("form", ["tree", "matrix"])
+def test_no_blanks_at_the_ends_of_lines_in_a_pipe(form: str, dgx: str) -> None:
+    """Tables in files and pipes have no trailing blanks."""
+    for command in (["topo", "--format", form], ["plan"]):
+        done = numapin(*command, "--machine", dgx)
+        assert done.status == 0
+        assert not [line for line in done.out.splitlines() if line != line.rstrip()]
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_the_matrix_fits_the_terminal(width: int, dgx: str) -> None:
+    """On a terminal the matrix is as wide as its columns, in blocks."""
+    code = "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]) >> 8)"
+    command = (*NUMAPIN, "topo", "--format", "matrix", "--machine", dgx)
+    done = call(sys.executable, "-c", code, *command, COLUMNS=str(width), TERM="xterm", NO_COLOR="1")
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", done.out).splitlines()
+    assert max(map(len, lines)) <= width
+    heads = [name for line in lines if line.startswith("   ") for name in line.split()]
+    assert heads == [*(f"gpu{i}" for i in range(8)), "mlx5_0", "mlx5_6", "CPUs", "node"]
+
+
 @pytest.mark.parametrize(
     ("options", "status", "told"),
     [
+        (["--open", "--format", "json"], 2, "--open shows svg and html, not json"),
+        (["--open", "--save", "x.json"], 2, "--save writes a machine file only"),
         (["--format", "json", "--plan"], 2, "--plan marks nothing with --format json"),
         (["--format", "matrix", "--plan", "x.json"], 2, "--plan marks nothing with --format matrix"),
         (["--output", "x.txt"], 2, "--output is for svg and html, not for tree"),

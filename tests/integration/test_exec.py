@@ -105,8 +105,11 @@ class TestBinding:
 
     def test_given_rank(self, dump: str) -> None:
         """--local-rank and --local-size win over variables."""
-        found = become(dump, "--local-rank", "0", "--local-size", "3", **TASK)
-        assert json.loads(found["NUMAPIN_BINDING"])["local_rank"] == 0
+        for size in ("--local-size", "--nproc-per-node"):  # the second is the name that `numapin run` has
+            found = become(dump, "--local-rank", "0", size, "3", **TASK)
+            binding = json.loads(found["NUMAPIN_BINDING"])
+            assert binding["local_rank"] == 0
+            assert "of 3" in binding["reason"] or "3 ranks" in binding["reason"]
 
     def test_nothing_else_is_exported(self, dump: str) -> None:
         """The command's environment has two more variables, and CUDA_VISIBLE_DEVICES is unchanged."""

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from numapin.topology.model import Link, Nic
 from numapin.view.picture.boxes import BoxKind
 from numapin.view.picture.layout import lay_out
+from numapin.view.picture.nodes import NARROW, WIDE
 from numapin.view.picture.svg import svg
+from numapin.view.structure import adapters
 from tests.pictures import keys, problems
 from tests.property.test_plan import cases
 
@@ -39,7 +41,7 @@ def test_everything_is_drawn_once_and_nothing_overlaps(case: Case, data: st.Data
         nics=nics,
         links=tuple(Link(a="gpu0", b=nic.name, kind=data.draw(names)) for nic in nics),
     )
-    picture = lay_out(topology, case.plan)
+    picture = lay_out(topology, case.plan, page_width=data.draw(st.sampled_from([WIDE, NARROW])))
     assert problems(picture.box) == []
     drawn = Counter(keys(picture.box, BoxKind.CORE, BoxKind.CPU, BoxKind.GPU, BoxKind.NIC))
     drawn.pop("", None)  # the boxes of the legend
@@ -47,7 +49,7 @@ def test_everything_is_drawn_once_and_nothing_overlaps(case: Case, data: st.Data
         *(f"core{core.id}" for core in topology.cores),
         *(f"cpu{cpu}" for cpu in topology.cpus),
         *(gpu.label for gpu in topology.gpus),
-        *(f"nic:{nic.name}" for nic in nics),
+        *(f"nic:{nic.name}" for nic in adapters(nics)),
     )
     assert drawn == Counter(wanted)
     ET.fromstring(svg(picture))  # noqa: S314 - ours

@@ -29,6 +29,7 @@ PURE = (
         "base.records",
         "base.quoting",
         "base.content_policy",
+        "base.notebook",
     ),
     *("system.openmp", "system.numa_maps", "system.refusals", "base.plural"),
     *("topology.address", "topology.parts", "topology.model", "topology.readings", "topology.build"),

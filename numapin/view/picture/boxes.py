@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from numapin.view.picture.text import fit, width_of
+from numapin.view.picture.text import fit, width_of, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 PAD: Final = 8
 GAP: Final = 8
 _BELOW_HEADINGS: Final = 4
+_LINE: Final = 1.35  # the height of a line of text, in its font's size
 _ROUNDING: Final = 0.01  # the parts of a divided width may add up to a little more
 
 
@@ -27,7 +28,11 @@ class BoxKind(StrEnum):
     PACKAGE = "package"
     NODE = "node"
     MEMORY_NODE = "memnode"
+    CACHE = "cache"
+    """An L3 cache around the nodes that share it."""
     L3 = "l3"
+    CORES = "cores"
+    """Cores of unknown L3 cache, or of one that spans nodes."""
     CORE = "core"
     CPU = "cpu"
     GPU = "gpu"
@@ -37,6 +42,8 @@ class BoxKind(StrEnum):
     PANEL = "panel"
     HEAT = "heat"
     CHIP = "chip"
+    SHARE = "share"
+    """One rank's part of a band over cores that several ranks share."""
     PLAIN = "plain"
 
 
@@ -68,7 +75,11 @@ class Label:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Box:
-    """A rectangle in its parent. `ranks` color it; `off`: may not be used; `heat` is the strength of its color."""
+    """A rectangle in its parent.
+
+    One rank colors it, `off` means that it may not be used, `idle` that no rank has it, and `heat` is the strength of
+    its color. `shared` is the look of a box of several ranks.
+    """
 
     kind: BoxKind
     width: float
@@ -81,6 +92,8 @@ class Box:
     title: str = ""
     ranks: tuple[int, ...] = ()
     off: bool = False
+    idle: bool = False
+    shared: bool = False
     heat: float | None = None
 
     def walk(self) -> Iterator[Box]:
@@ -92,7 +105,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heading:
-    """A line at the top of a frame: a name, then facts, which are cut if they do not fit."""
+    """A line at the top of a frame: a name, then facts; it continues on further lines if it is too long."""
 
     name: str = ""
     facts: str = ""
@@ -101,7 +114,7 @@ class Heading:
     @property
     def line(self) -> float:
         """The height of the line."""
-        return self.size * 1.35
+        return self.size * _LINE
 
 
 def flow(boxes: Iterable[Box], *, width: float, x: float = 0, y: float = 0, gap: float = GAP) -> tuple[Box, ...]:
@@ -146,23 +159,43 @@ def frame(  # noqa: PLR0913 - a dataclass for these would only repeat Box
     off: bool = False,
 ) -> Box:
     """Return a box around its headings and rows of boxes, which wrap at `width`; it is at least `least` wide."""
-    y = pad + sum(heading.line for heading in headings) + (_BELOW_HEADINGS if headings else 0)
-    children: list[Box] = []
-    for row in rows:
-        placed = flow(row, width=width, x=pad, y=y, gap=gap)
-        children += placed
-        y = bottom(placed, default=y - gap) + gap
-    outer = max(right_end(children) + pad, least)
+    placed = _stacked(rows, width=width, x=pad, gap=gap)
+    outer = max(right_end(placed) + pad, least)
+    labels, below = _heading_labels(headings, pad, outer - 2 * pad)
+    top = below + (_BELOW_HEADINGS if headings else 0)
+    children = tuple(replace(child, y=child.y + top) for child in placed)
     return Box(
         kind=kind,
         width=outer,
-        height=bottom(children, default=y - _BELOW_HEADINGS) + pad,
-        labels=_heading_labels(headings, pad, outer - 2 * pad),
-        children=tuple(children),
+        height=bottom(children, default=below) + pad,
+        labels=labels,
+        children=children,
         title=title,
         key=key,
         off=off,
     )
+
+
+def _stacked(rows: Iterable[Iterable[Box]], *, width: float, x: float, gap: float) -> list[Box]:
+    """Return the boxes of all rows, which wrap at the width, one row below the other."""
+    placed: list[Box] = []
+    y = 0.0
+    for row in rows:
+        now = flow(row, width=width, x=x, y=y, gap=gap)
+        placed += now
+        y = bottom(now, default=y - gap) + gap
+    return placed
+
+
+def paragraph(text: str, *, width: float, size: float, x: float = 0, ink: Ink = Ink.PLAIN) -> Box:
+    """Return a text that starts at `x` and wraps at the width."""
+    lines = wrapped(text, width - x, size)
+    step = size * _LINE
+    labels = tuple(
+        Label(x=x, y=12 + step * number, text=line, size=size, ink=ink) for number, line in enumerate(lines) if line
+    )
+    right = max((label.x + label.width for label in labels), default=0)
+    return Box(kind=BoxKind.PLAIN, width=right, height=16 + step * max(0, len(lines) - 1), labels=labels)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,20 +234,29 @@ def right_end(boxes: Iterable[Box]) -> float:
     return max((box.x + box.width for box in boxes), default=0)
 
 
-def _heading_labels(headings: Sequence[Heading], pad: float, width: float) -> tuple[Label, ...]:
+def _heading_labels(headings: Sequence[Heading], pad: float, width: float) -> tuple[tuple[Label, ...], float]:
+    """Return the texts of the headings, and the lower end of the last one."""
     labels: list[Label] = []
     top = pad
     for heading in headings:
-        labels += _labels_of(heading, left=pad, top=top, width=width)
-        top += heading.line
-    return tuple(label for label in labels if label.text)
+        lines = list(_lines_of(heading, width))
+        for line in lines:
+            labels += [replace(label, x=label.x + pad, y=top + heading.size) for label in line if label.text]
+            top += heading.line
+    return tuple(labels), top
 
 
-def _labels_of(heading: Heading, *, left: float, top: float, width: float) -> tuple[Label, Label]:
-    """Return the name and, in the rest of the line, the facts."""
-    size, y = heading.size, top + heading.size
-    name = Label(x=left, y=y, text=fit(heading.name, width, size, bold=True), size=size, ink=Ink.STRONG)
-    start = name.width + (size * 0.6 if name.text else 0)
-    facts_size = min(size, 11)
-    text = fit(heading.facts, width - start, facts_size)
-    return name, Label(x=left + start, y=y, text=text, size=facts_size, ink=Ink.DIM)
+def _lines_of(heading: Heading, width: float) -> Iterator[list[Label]]:
+    """Yield the texts of each line: the name, then the facts in the rest of its line and on further lines."""
+    size, facts_size = heading.size, min(heading.size, 11)
+    names = wrapped(heading.name, width, size, bold=True) if heading.name else []
+    lines = [[Label(x=0, y=0, text=text, size=size, ink=Ink.STRONG)] for text in names]
+    start = lines[-1][0].width + size * 0.6 if lines else 0
+    rest = width - start
+    if rest < width / 2 and width_of(heading.facts, facts_size) > rest:
+        rest = 0  # a few letters beside a long name would look lost
+    facts = wrapped(heading.facts, width, facts_size, first=rest) if heading.facts else []
+    if lines and facts:
+        lines[-1].append(Label(x=start, y=0, text=facts.pop(0), size=facts_size, ink=Ink.DIM))
+    yield from lines
+    yield from ([Label(x=0, y=0, text=text, size=facts_size, ink=Ink.DIM)] for text in facts if text)

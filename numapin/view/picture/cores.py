@@ -7,6 +7,7 @@ one row per CPU.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
@@ -14,7 +15,7 @@ from numapin.base import cpu_set
 from numapin.base.cpu_set import CpuSet
 from numapin.view.picture.boxes import PAD, Box, BoxKind, CellSize, Heading, Ink, cell, columns, frame
 from numapin.view.picture.text import title_text
-from numapin.view.words import rank_names
+from numapin.view.words import counted, rank_names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from numapin.view.marks import Marks, Ranks
 
 _CELL_GAP: Final = 4
+_BAND: Final = 5
 
 
 def scale_of(num_cpus: int) -> CellSize:
@@ -34,18 +36,21 @@ def scale_of(num_cpus: int) -> CellSize:
     return CellSize(width=14, height=6, font=0)
 
 
-def core_groups(cores: Sequence[Core], topology: Topology, marks: Marks, scale: CellSize, *, width: float) -> list[Box]:
+def core_groups(  # noqa: PLR0913 - what a node knows
+    cores: Sequence[Core], topology: Topology, marks: Marks, scale: CellSize, *, width: float, spanned: bool = False
+) -> list[Box]:
     """Return the L3 groups, the cores of unknown L3 last, in columns that fill the width.
 
-    Ranks are named where they differ: on groups of different ranks, and on cores if the cores of a group differ.
+    With `spanned`, the L3 cache is drawn around the node, and its cores are a group without a cache. Ranks are named
+    where they differ: on groups of different ranks, and on cores if the cores of a group differ.
     """
-    groups = _l3_groups(cores)
+    groups = [list(cores)] if spanned and cores else _l3_groups(cores)
     if not groups:
         return []
     num_columns = _num_columns(max(map(len, groups)), scale, width)
     least = num_columns * (scale.width + _CELL_GAP) - _CELL_GAP + 2 * PAD
     one = columns(len(groups), least, width=width, most=width)
-    style = _Style(topology=topology, marks=marks, scale=scale, num_columns=num_columns, width=one)
+    style = _Style(topology=topology, marks=marks, scale=scale, num_columns=num_columns, width=one, spanned=spanned)
     distinct_ranks = {marks.on(_cpus(group)) for group in groups}
     return [_group(style, group, named=len(distinct_ranks) > 1) for group in groups]
 
@@ -68,6 +73,7 @@ class _Style:
     scale: CellSize
     num_columns: int
     width: float
+    spanned: bool
 
 
 def _num_columns(num_cores: int, scale: CellSize, width: float) -> int:
@@ -80,18 +86,20 @@ def _group(style: _Style, cores: list[Core], *, named: bool) -> Box:
     marks, inner = style.marks, style.width - 2 * PAD
     ranks = marks.on(_cpus(cores))
     mixed = any(marks.on(core.cpus) != ranks for core in cores)
-    name, cpus = "cores" if cores[0].l3 is None else "L3", str(_cpus(cores))
+    without_cache = style.spanned or cores[0].l3 is None
+    name, cpus = "cores" if without_cache else "L3", str(_cpus(cores))
     one = min(2 * style.scale.width, (inner + _CELL_GAP) / style.num_columns - _CELL_GAP)
     scale = replace(style.scale, width=one)
     rank_heading = [Heading(facts=rank_names(ranks))] if named and not mixed else []
+    band = [] if mixed else share_band(ranks, width=inner)
     return frame(
-        BoxKind.L3,
-        [[_core(core, style.topology, marks, scale, named=mixed) for core in cores]],
+        BoxKind.CORES if without_cache else BoxKind.L3,
+        [band, [_core(core, style.topology, marks, scale, named=mixed) for core in cores]],
         headings=[Heading(name=name, facts=cpus), *rank_heading],
         width=inner,
         gap=_CELL_GAP,
         least=style.width,
-        title=title_text(f"{name}: {len(cores)} cores, CPUs {cpus}", rank_names(ranks)),
+        title=title_text(f"{name}: {counted(len(cores), 'core')}, CPUs {cpus}", rank_names(ranks)),
     )
 
 
@@ -105,15 +113,34 @@ def _core(core: Core, topology: Topology, marks: Marks, scale: CellSize, *, name
     banned = core.cpus - topology.allowed.cpus
     rows = [_name_row(ranks, scale)] if named else []
     rows += [_cpu_row(cpu, marks, scale, off=cpu in banned) for cpu in sorted(core.cpus)]
+    rows += share_band(ranks, width=scale.width) if named else []
     not_allowed = f"not allowed: CPUs {banned}" if banned else ""
     return Box(
         kind=BoxKind.CORE,
         width=scale.width,
-        height=scale.height * len(rows),
-        children=tuple(replace(row, y=scale.height * i) for i, row in enumerate(rows)),
+        height=sum(row.height for row in rows),
+        children=tuple(replace(row, y=y) for row, y in zip(rows, _tops(rows), strict=True)),
         title=title_text(f"core {core.id}: CPUs {core.cpus}", rank_names(ranks), not_allowed),
         key=f"core{core.id}",
     )
+
+
+def _tops(rows: Sequence[Box]) -> list[float]:
+    """Return the upper edge of each row."""
+    return list(accumulate((row.height for row in rows), initial=0))[:-1]
+
+
+def share_band(ranks: Ranks, *, width: float) -> list[Box]:
+    """Return a band with the color of each rank that shares the cores below or above it; none for a single rank."""
+    if len(ranks) < 2:
+        return []
+    one = width / len(ranks)
+    parts = tuple(
+        Box(kind=BoxKind.SHARE, width=one, height=_BAND, x=one * place, ranks=(rank,))
+        for place, rank in enumerate(ranks)
+    )
+    title = title_text(f"shared by {rank_names(ranks)}")
+    return [Box(kind=BoxKind.PLAIN, width=width, height=_BAND, children=parts, title=title)]
 
 
 def _name_row(ranks: Ranks, scale: CellSize) -> Box:
@@ -122,5 +149,12 @@ def _name_row(ranks: Ranks, scale: CellSize) -> Box:
 
 def _cpu_row(cpu: int, marks: Marks, scale: CellSize, *, off: bool) -> Box:
     ranks = marks.cpus.get(cpu, ())
-    row = cell(BoxKind.CPU, scale, str(cpu), ink=Ink.ON_RANK if ranks else Ink.PLAIN)
-    return replace(row, key=f"cpu{cpu}", ranks=ranks, off=off)
+    is_idle = bool(marks.cpus) and not ranks and not off
+    row = cell(BoxKind.CPU, scale, str(cpu), ink=_ink(ranks, idle=is_idle))
+    return replace(row, key=f"cpu{cpu}", ranks=ranks, off=off, idle=is_idle, shared=len(ranks) > 1)
+
+
+def _ink(ranks: Ranks, *, idle: bool) -> Ink:
+    if len(ranks) == 1:
+        return Ink.ON_RANK
+    return Ink.DIM if idle else Ink.PLAIN

@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from numapin.topology.model import LinkKind
 from numapin.view.picture.boxes import PAD, Box, BoxKind, CellSize, Heading, Ink, cell, columns, frame
 from numapin.view.picture.text import title_text, width_of
+from numapin.view.structure import adapters, gpu_link
 from numapin.view.words import counted, cuda_name, joined, known, node_source, on_node, pcie_link
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from numapin.topology.model import Gpu, Link, Nic, Topology
+    from numapin.topology.model import Gpu, Link, Topology
     from numapin.view.marks import Marks
+    from numapin.view.structure import Adapter
 
 _LEAST: Final = 148
 _MOST: Final = 226
@@ -41,7 +43,7 @@ def links_of(topology: Topology) -> Links:
 
 def device_rows(topology: Topology, marks: Marks, links: Links, node: int | None, *, width: float) -> list[list[Box]]:
     """Return the GPUs and the network devices of a node in columns that fill the width; None: of unknown node."""
-    gpus, nics = on_node(topology.gpus, node), on_node(topology.nics, node)
+    gpus, nics = on_node(topology.gpus, node), on_node(adapters(topology.nics), node)
     one = columns(max(len(gpus), len(nics), 1), _LEAST, width=width, most=_MOST)
     return [[_gpu(gpu, links, marks, one) for gpu in gpus], [_nic(nic, topology, links, one) for nic in nics]]
 
@@ -83,8 +85,8 @@ def _mig(gpu: Gpu) -> str:
     return f"{len(gpu.mig)} MIG instances" if gpu.mig else ""
 
 
-def _nic(nic: Nic, topology: Topology, links: Links, width: float) -> Box:
-    near, pci = _near(nic.name, topology, links.get(nic.name, ())), known(nic.pci)
+def _nic(nic: Adapter, topology: Topology, links: Links, width: float) -> Box:
+    near, pci = _near(nic, topology, links), known(nic.pci)
     return frame(
         BoxKind.NIC,
         [],
@@ -97,14 +99,15 @@ def _nic(nic: Nic, topology: Topology, links: Links, width: float) -> Box:
 
 
 def _nvlink(links: Sequence[Link]) -> str:
-    """Return the number of NVLinks to the other GPUs: "NV12 to 7 GPUs"."""
-    words = Counter(link.kind for link in links if link.kind.startswith("NV"))
+    """Return the GPUs' own links to the other GPUs, such as NVLink: "NV12 to 7 GPUs"."""
+    words = Counter(link.kind for link in links if gpu_link(link.kind))
     return ", ".join(f"{word} to {counted(num_gpus, 'GPU')}" for word, num_gpus in words.items())
 
 
-def _near(name: str, topology: Topology, links: Sequence[Link]) -> str:
+def _near(nic: Adapter, topology: Topology, links: Links) -> str:
     """Return the GPUs that the device reaches without a host bridge, by the shortest such path."""
-    kinds = {link.b if link.a == name else link.a: link.kind for link in links}
+    own = [(name, link) for name in nic.names for link in links.get(name, ())]
+    kinds = {link.b if link.a == name else link.a: link.kind for name, link in own}
     for kind in _NEAR:
         gpus = [gpu.label for gpu in topology.gpus if kinds.get(gpu.label) == kind]
         if gpus:

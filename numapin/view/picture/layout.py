@@ -15,7 +15,7 @@ from numapin.view.marks import marks_of
 from numapin.view.picture.boxes import PAD, Box, BoxKind, Heading, flow, frame, right_end
 from numapin.view.picture.legend import legend
 from numapin.view.picture.matrix import distance_panel, link_panel
-from numapin.view.picture.nodes import WIDE_GAP, WIDTH, Drawing, boxes_without_package, package_boxes
+from numapin.view.picture.nodes import WIDE, WIDE_GAP, Drawing, boxes_without_package, package_boxes
 from numapin.view.picture.text import title_text
 from numapin.view.words import counted, joined, machine_size, ranks_of
 
@@ -39,13 +39,17 @@ class Picture:
     description: str
 
 
-def lay_out(topology: Topology, plan: Plan | None = None) -> Picture:
-    """Return the picture. Raises UsageError for a plan of another machine, or too many nodes or ranks."""
+def lay_out(topology: Topology, plan: Plan | None = None, *, page_width: float = WIDE) -> Picture:
+    """Return the picture in a width of `WIDE` or `NARROW`, or any between.
+
+    Raises UsageError for a plan of another machine, or too many nodes or ranks.
+    """
     _require_drawable(topology, plan)
-    drawing = Drawing.of(topology, marks_of(topology, plan))
+    drawing = Drawing.of(topology, marks_of(topology, plan), page_width=page_width)
     rows, width = _rows(drawing)
     name, size, planned = topology.host or topology.source, size_in_words(topology), plan_in_words(plan)
-    signs = legend(topology, plan, width=width - 2 * PAD, named_cores=_has_named_cores(rows))
+    named = _has_named_cores(rows)
+    signs = legend(topology, plan, drawing.marks, width=width - 2 * PAD, named_cores=named)
     box = frame(
         BoxKind.MACHINE,
         [*(_filled(row, width) for row in rows), [replace(signs, width=width)]],
@@ -73,12 +77,12 @@ def _require_drawable(topology: Topology, plan: Plan | None) -> None:
 
 def _rows(drawing: Drawing) -> tuple[list[list[Box]], float]:
     """Return the rows of the picture without the legend, and the width of the widest."""
-    topology = drawing.topology
+    topology, most = drawing.topology, drawing.page_width
     packages = package_boxes(drawing)
-    width = max(_LEAST, _width(packages, WIDTH))
+    width = max(min(_LEAST, most), _width(packages, most))
     others = boxes_without_package(drawing, width=width)
-    panels = [*distance_panel(drawing.drawn(topology.nodes)), *link_panel(topology)]
-    widest = max(width, _width(panels, WIDTH), *(_width(row, width) for row in others))
+    panels = [*distance_panel(drawing.drawn(topology.nodes), width=most), *link_panel(topology, width=most)]
+    widest = max(width, _width(panels, most), *(_width(row, width) for row in others))
     return [packages, *others, panels], widest
 
 

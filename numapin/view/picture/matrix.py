@@ -5,15 +5,16 @@ Comes in: a `Topology`. Goes out: a panel for each if there are at least two thi
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from numapin.topology.model import LinkKind
-from numapin.view.picture.boxes import PAD, Box, BoxKind, CellSize, Heading, Ink, cell, frame
-from numapin.view.picture.text import title_text, width_of
+from numapin.view.picture.boxes import PAD, Box, BoxKind, CellSize, Heading, Ink, Label, cell, frame
+from numapin.view.picture.text import title_text, width_of, wrapped
+from numapin.view.structure import GPU_LINKS, adapters, gpu_link
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numapin.topology.model import Node, Topology
 
@@ -23,6 +24,8 @@ _MOST: Final = 48  # rows: more are too small to read, and the time grows with t
 _HEIGHT: Final = 16
 _NARROWEST: Final = 34
 _WIDEST: Final = 72
+_WIDEST_ROW: Final = 120
+_GAP: Final = 2
 _DARKEST: Final = 0.6
 _WAYS: Final = {
     LinkKind.SAME_BOARD: "on one board",
@@ -34,8 +37,8 @@ _WAYS: Final = {
 }
 
 
-def distance_panel(nodes: Sequence[Node]) -> list[Box]:
-    """Return the kernel's distances between nodes; no panel for a single node."""
+def distance_panel(nodes: Sequence[Node], *, width: float) -> list[Box]:
+    """Return the kernel's distances between nodes, at most `width` wide; no panel for a single node."""
     known = sorted({distance for node in nodes for distance in node.distances.values()}, reverse=True)
     shades = {distance: _shade(rank, len(known)) for rank, distance in enumerate(known)}
 
@@ -43,43 +46,46 @@ def distance_panel(nodes: Sequence[Node]) -> list[Box]:
         distance = nodes[row].distances.get(nodes[column].id)
         return ("?", 0) if distance is None else (str(distance), shades[distance])
 
-    return _panel("Node distances", ["10 is local"], [str(node.id) for node in nodes], entry)
+    return _panel("Node distances", ["10 is local"], [(str(node.id),) for node in nodes], entry, width)
 
 
-def link_panel(topology: Topology) -> list[Box]:
-    """Return the links between devices, in the words of nvidia-smi; no panel without links."""
-    kinds = {frozenset((link.a, link.b)): link.kind for link in topology.links}
-    names = _linked_names(topology)
+def link_panel(topology: Topology, *, width: float) -> list[Box]:
+    """Return the links between devices, in the words of nvidia-smi, at most `width` wide; no panel without links."""
+    devices = _linked_devices(topology)
+    place_of = {name: place for place, names in enumerate(devices) for name in names}
+    kinds = {
+        frozenset((place_of[link.a], place_of[link.b])): link.kind
+        for link in topology.links
+        if link.a in place_of and link.b in place_of
+    }
 
     def entry(row: int, column: int) -> tuple[str, float]:
         if row == column:
             return "", 0
-        kind = kinds.get(frozenset((names[row], names[column])), "?")
+        kind = kinds.get(frozenset((row, column)), "?")
         return kind, _link_shade(kind)
 
-    return _panel("Links", _link_legend(set(kinds.values())), names, entry)
+    return _panel("Links", _link_legend(set(kinds.values())), devices, entry, width)
 
 
-def _linked_names(topology: Topology) -> list[str]:
+def _linked_devices(topology: Topology) -> list[tuple[str, ...]]:
+    """Return the names of each device that has a link."""
     linked = {link.a for link in topology.links} | {link.b for link in topology.links}
-    names = (*(gpu.label for gpu in topology.gpus), *(nic.name for nic in topology.nics))
-    return list(filter(linked.__contains__, names))
+    devices = (*((gpu.label,) for gpu in topology.gpus), *(adapter.names for adapter in adapters(topology.nics)))
+    return [names for names in devices if linked.intersection(names)]
 
 
 def _link_legend(kinds: set[str]) -> list[str]:
-    nvlink = ["NV# NVLinks"] if any(map(_is_nvlink, kinds)) else []
-    return [*nvlink, *(f"{kind} {way}" for kind, way in _WAYS.items() if kind in kinds)]
-
-
-def _is_nvlink(kind: str) -> bool:
-    return kind.startswith("NV")
+    families = set(map(gpu_link, kinds))
+    own = (f"{family}# {links}" for family, links in GPU_LINKS.items() if family in families)
+    return [*own, *(f"{kind} {way}" for kind, way in _WAYS.items() if kind in kinds)]
 
 
 def _link_shade(kind: str) -> float:
-    """Return the shade of a link; NVLink is the nearest."""
+    """Return the shade of a link; the GPUs' own links are the nearest."""
     farthest_first = [*reversed(LinkKind)]
     num_kinds = len(farthest_first) + 1
-    if _is_nvlink(kind):
+    if gpu_link(kind):
         return _shade(num_kinds - 1, num_kinds)
     return _shade(farthest_first.index(LinkKind(kind)), num_kinds) if kind in farthest_first else 0
 
@@ -89,35 +95,60 @@ def _shade(place: int, count: int) -> float:
     return _DARKEST * place / max(1, count - 1)
 
 
-def _panel(name: str, legend: Sequence[str], names: Sequence[str], entry: Entry) -> list[Box]:
-    """Return the matrix of `names` below its name and legend; a note if it is too large; nothing for fewer than two."""
+def _panel(name: str, legend: Sequence[str], names: Sequence[tuple[str, ...]], entry: Entry, width: float) -> list[Box]:
+    """Return the matrix below its name and legend, in blocks of columns that fit; nothing for fewer than two names.
+
+    All names of a device are at its row, and the first one is at its column. Too large a matrix is a note.
+    """
     if len(names) < 2:
         return []
     if len(names) > _MOST:
-        return [_too_large(name, len(names))]
-    widest_name = max(width_of(text, 9, bold=True) for text in names)
-    size = CellSize(width=min(_WIDEST, max(_NARROWEST, widest_name + 4)), height=_HEIGHT, font=9)
-    return [
-        frame(
-            BoxKind.PANEL,
-            _rows(names, entry, size),
-            headings=[Heading(name=name, size=12), *(Heading(facts=text, size=9.5) for text in legend)],
-            width=(len(names) + 1) * (size.width + 2),
-            gap=2,
-            least=_width_of_headings(name, legend) + 2 * PAD,
-        )
-    ]
+        return [_too_large(name, len(names), width)]
+    texts = _Names(rows=["/".join(own) for own in names], columns=[own[0] for own in names])
+    inner = width - 2 * PAD
+    headings = [Heading(name=name, size=12), *(Heading(facts=text, size=9.5) for text in legend)]
+    wanted = _width_of_headings(name, legend) + 2 * PAD
+    rows = list(_rows(texts, entry, inner))
+    return [frame(BoxKind.PANEL, rows, headings=headings, width=inner, gap=_GAP, least=min(wanted, width))]
 
 
-def _rows(names: Sequence[str], entry: Entry, size: CellSize) -> Iterator[list[Box]]:
-    yield [_name(text, size) for text in ("", *names)]
-    for row, name in enumerate(names):
-        yield [_name(name, size), *_entries(names, row, entry, size)]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Names:
+    """The names of rows and columns, and how large they are."""
+
+    rows: Sequence[str]
+    columns: Sequence[str]
+
+    @property
+    def row_size(self) -> CellSize:
+        return _size(self.rows, most=_WIDEST_ROW)
+
+    @property
+    def column_size(self) -> CellSize:
+        return _size(self.columns, most=_WIDEST)
 
 
-def _too_large(name: str, count: int) -> Box:
+def _size(names: Iterable[str], *, most: float) -> CellSize:
+    widest = max(width_of(text, 9, bold=True) for text in names)
+    return CellSize(width=min(most, max(_NARROWEST, widest + 4)), height=_HEIGHT, font=9)
+
+
+def _rows(names: _Names, entry: Entry, width: float) -> Iterator[list[Box]]:
+    """Yield the rows of each block: its columns' names, then each row's name and entries."""
+    head, one = names.row_size, names.column_size
+    per_block = max(1, int((width - head.width) // (one.width + _GAP)))
+    for start in range(0, len(names.columns), per_block):
+        block = range(start, min(start + per_block, len(names.columns)))
+        if start:
+            yield [Box(kind=BoxKind.PLAIN, width=one.width, height=_HEIGHT / 2)]
+        yield [_name("", head), *(_name(names.columns[column], one) for column in block)]
+        for row, name in enumerate(names.rows):
+            yield [_name(name, head), *(_entry(names, row, column, entry, one) for column in block)]
+
+
+def _too_large(name: str, count: int, width: float) -> Box:
     facts = f"{count} x {count} are too many for a picture; see: numapin topo --format matrix"
-    return frame(BoxKind.PANEL, [], headings=[Heading(name=name, facts=facts, size=12)], width=0, least=560)
+    return frame(BoxKind.PANEL, [], headings=[Heading(name=name, facts=facts, size=12)], width=0, least=min(560, width))
 
 
 def _width_of_headings(name: str, legend: Sequence[str]) -> float:
@@ -125,11 +156,21 @@ def _width_of_headings(name: str, legend: Sequence[str]) -> float:
 
 
 def _name(text: str, size: CellSize) -> Box:
-    return cell(BoxKind.PLAIN, size, text, ink=Ink.STRONG)
+    """Return a name in bold, in several lines if it is long."""
+    lines = wrapped(text, size.width - 2, size.font, bold=True)
+    step = size.font * 1.2
+    labels = tuple(
+        Label(
+            x=size.width / 2, y=size.height * 0.7 + step * at, text=line, size=size.font, ink=Ink.STRONG, centered=True
+        )
+        for at, line in enumerate(lines)
+        if line
+    )
+    height = size.height + step * max(0, len(lines) - 1)
+    return Box(kind=BoxKind.PLAIN, width=size.width, height=height, labels=labels)
 
 
-def _entries(names: Sequence[str], row: int, entry: Entry, size: CellSize) -> Iterator[Box]:
-    for column, name in enumerate(names):
-        text, heat = entry(row, column)
-        title = title_text(f"{names[row]} to {name}: {text}") if text else ""
-        yield replace(cell(BoxKind.HEAT, size, text), heat=heat, title=title)
+def _entry(names: _Names, row: int, column: int, entry: Entry, size: CellSize) -> Box:
+    text, heat = entry(row, column)
+    title = title_text(f"{names.rows[row]} to {names.rows[column]}: {text}") if text else ""
+    return replace(cell(BoxKind.HEAT, size, text), heat=heat, title=title)

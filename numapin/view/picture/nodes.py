@@ -12,19 +12,22 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.base.cpu_set import CpuSet
 from numapin.topology.model import NodeKind
-from numapin.view.picture.boxes import PAD, Box, BoxKind, CellSize, Heading, Ink, Label, columns, frame
+from numapin.view.picture.boxes import PAD, Box, BoxKind, CellSize, Heading, Ink, columns, frame, paragraph
 from numapin.view.picture.cores import core_groups, scale_of
 from numapin.view.picture.devices import Links, chip, device_rows, links_of
 from numapin.view.picture.text import title_text
-from numapin.view.words import NODE_KINDS, joined, memory, nodes_of, on_node, rank_names
+from numapin.view.structure import empty_nodes, spanning_l3s
+from numapin.view.words import counted, joined, kind_of, memory, nodes_of, on_node, rank_names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from numapin.topology.model import Core, Gpu, Nic, Node, Topology
+    from numapin.topology.model import Core, Node, Topology
     from numapin.view.marks import Marks, Ranks
+    from numapin.view.structure import SpanningL3
 
-WIDTH: Final = 1400
+WIDE: Final = 1400
+NARROW: Final = 358  # with its margins, a phone's screen
 _NODE_WIDTHS: Final = {0: 616, 1: 616, 2: 460}
 _MANY_NODES: Final = 320  # four nodes in a row
 _LEAST_NODE: Final = 236
@@ -42,31 +45,29 @@ class Drawing:
     links: Links
     scale: CellSize
     width: float
+    page_width: float
     empty_nodes: CpuSet
+    l3_of: Mapping[int, SpanningL3]
 
     @classmethod
-    def of(cls, topology: Topology, marks: Marks) -> Drawing:
+    def of(cls, topology: Topology, marks: Marks, *, page_width: float) -> Drawing:
         """Choose the width of nodes by their number."""
+        l3_of = {node: l3 for l3 in spanning_l3s(topology) for node in l3.nodes}
+        frames = 3 if l3_of else 2  # package, perhaps cache, node
         return cls(
             topology=topology,
             marks=marks,
             links=links_of(topology),
             scale=scale_of(len(topology.cpus)),
-            width=_NODE_WIDTHS.get(len(topology.cpu_nodes), _MANY_NODES),
-            empty_nodes=_empty(topology),
+            width=min(_NODE_WIDTHS.get(len(topology.cpu_nodes), _MANY_NODES), page_width - frames * 2 * PAD),
+            page_width=page_width,
+            empty_nodes=empty_nodes(topology),
+            l3_of=l3_of,
         )
 
     def drawn(self, nodes: Iterable[Node]) -> list[Node]:
         """Return the nodes that get a box of their own."""
         return [node for node in nodes if node.id not in self.empty_nodes]
-
-
-def _empty(topology: Topology) -> CpuSet:
-    """Return the nodes without memory, cores and devices, such as a GB200 keeps for MIG. They are drawn as one box."""
-    parts: tuple[Core | Gpu | Nic, ...] = (*topology.cores, *topology.gpus, *topology.nics)
-    used = {part.node for part in parts}
-    without_memory = (node for node in topology.nodes if node.memory_bytes == 0 and not node.cpus)
-    return CpuSet(node.id for node in without_memory) - used
 
 
 def package_boxes(drawing: Drawing) -> list[Box]:
@@ -95,7 +96,8 @@ def _has_cpus(node: Node) -> bool:
 def _memory_boxes(drawing: Drawing, nodes: Sequence[Node], *, width: float) -> list[Box]:
     """Return the nodes without CPUs, and the empty nodes as one box, in columns that fill the width."""
     count = len(nodes) + bool(drawing.empty_nodes)
-    one = columns(max(1, count), _LEAST_NODE, width=width, gap=WIDE_GAP, most=drawing.width)
+    most = max(drawing.width, min(NARROW, width))
+    one = columns(max(1, count), min(_LEAST_NODE, width), width=width, gap=WIDE_GAP, most=most)
     narrow = replace(drawing, width=one - 2 * PAD)
     return [*_nodes(narrow, nodes), *_empty_nodes(narrow)]
 
@@ -110,7 +112,8 @@ def _empty_nodes(drawing: Drawing) -> list[Box]:
     nodes = drawing.empty_nodes
     if not nodes:
         return []
-    headings = [Heading(name=f"{len(nodes)} empty nodes", facts="no memory", size=13), Heading(facts=str(nodes))]
+    name = counted(len(nodes), "empty node")
+    headings = [Heading(name=name, facts="no memory", size=13), Heading(facts=str(nodes))]
     least, title = drawing.width + 2 * PAD, title_text("nodes without memory and devices", str(nodes))
     return [frame(BoxKind.MEMORY_NODE, [], headings=headings, width=0, least=least, title=title, key="empty")]
 
@@ -123,15 +126,36 @@ def _package(drawing: Drawing, package: int) -> Box:
     return frame(
         BoxKind.PACKAGE,
         [[*_nodes(drawing, drawing.drawn(nodes)), *_cores_without_node(drawing, lost_cores)]],
-        headings=[Heading(name=f"package {package}", facts=f"{num_cores} cores", size=14)],
-        width=WIDTH - 2 * PAD,
+        headings=[Heading(name=f"package {package}", facts=counted(num_cores, "core"), size=14)],
+        width=drawing.page_width - 2 * PAD,
         least=180,
         key=f"package {package}",
     )
 
 
 def _nodes(drawing: Drawing, nodes: Iterable[Node]) -> list[Box]:
-    return [_node(drawing, node) for node in nodes]
+    """Return a frame per node; nodes that share an L3 cache are in the cache's frame."""
+    around: dict[CpuSet, list[Box]] = {}
+    for node in nodes:
+        l3 = drawing.l3_of.get(node.id)
+        around.setdefault(CpuSet({node.id}) if l3 is None else l3.nodes, []).append(_node(drawing, node))
+    return [_cached(drawing, numbers, boxes) for numbers, boxes in around.items()]
+
+
+def _cached(drawing: Drawing, numbers: CpuSet, boxes: list[Box]) -> Box:
+    """Return the frame of the cache that spans these nodes, or the node itself."""
+    l3 = drawing.l3_of.get(min(numbers))
+    if l3 is None:
+        return boxes[0]
+    num_cores = counted(len(l3.cores), "core")
+    return frame(
+        BoxKind.CACHE,
+        [boxes],
+        headings=[Heading(name=f"L3 of nodes {numbers}", facts=num_cores, size=12)],
+        width=drawing.page_width - 4 * PAD,
+        title=title_text(f"one L3 cache of nodes {numbers}: {num_cores}"),
+        key=f"l3 of nodes {numbers}",
+    )
 
 
 def _node(drawing: Drawing, node: Node) -> Box:
@@ -139,11 +163,11 @@ def _node(drawing: Drawing, node: Node) -> Box:
     ranks = marks.on(node.cpus)
     allowed = node.id in topology.allowed.nodes
     cpus = f"CPUs {node.cpus}" if node.cpus else ""
-    facts = joined(NODE_KINDS[node.kind], cpus, "" if allowed else "not allowed")
+    facts = joined(kind_of(topology, node), cpus, "" if allowed else "not allowed")
     rows = [
         [_memory(drawing, node)],
-        *_rank_rows(ranks, marks.memory.get(node.id, ())),
-        core_groups(on_node(topology.cores, node.id), topology, marks, drawing.scale, width=drawing.width),
+        *_rank_rows(ranks, marks.memory.get(node.id, ()), drawing.width),
+        _cores_of(drawing, node),
         *device_rows(topology, marks, drawing.links, node.id, width=drawing.width),
     ]
     return frame(
@@ -155,6 +179,12 @@ def _node(drawing: Drawing, node: Node) -> Box:
         key=f"node{node.id}",
         off=not allowed,
     )
+
+
+def _cores_of(drawing: Drawing, node: Node) -> list[Box]:
+    topology, spanned = drawing.topology, node.id in drawing.l3_of
+    cores = on_node(topology.cores, node.id)
+    return core_groups(cores, topology, drawing.marks, drawing.scale, width=drawing.width, spanned=spanned)
 
 
 def _memory(drawing: Drawing, node: Node) -> Box:
@@ -179,24 +209,19 @@ def _memory_bar(node: Node, width: float) -> list[Box]:
     return [Box(kind=BoxKind.MEMORY, width=width, height=_BAR, children=(used,))]
 
 
-def _rank_rows(on_cores: Ranks, in_memory: Ranks) -> list[list[Box]]:
+def _rank_rows(on_cores: Ranks, in_memory: Ranks, width: float) -> list[list[Box]]:
     """Return the ranks on the node's cores and in its memory, in one row if they are the same."""
     if on_cores == in_memory:
-        return [_rank_row("cores and memory of", on_cores)]
-    return [_rank_row("cores of", on_cores), _rank_row("memory of", in_memory)]
+        return [_rank_row("cores and memory of", on_cores, width)]
+    return [_rank_row("cores of", on_cores, width), _rank_row("memory of", in_memory, width)]
 
 
-def _rank_row(what: str, ranks: Ranks) -> list[Box]:
+def _rank_row(what: str, ranks: Ranks, width: float) -> list[Box]:
     if not ranks:
         return []
     if len(ranks) > _MOST_CHIPS:
-        return [_words(f"{what} {rank_names(ranks)}")]
-    return [_words(what), *map(chip, ranks)]
-
-
-def _words(text: str) -> Box:
-    label = Label(x=0, y=12, text=text, size=10, ink=Ink.DIM)
-    return Box(kind=BoxKind.PLAIN, width=label.width, height=16, labels=(label,))
+        return [paragraph(f"{what} {rank_names(ranks)}", width=width, size=10, ink=Ink.DIM)]
+    return [paragraph(what, width=width, size=10, ink=Ink.DIM), *map(chip, ranks)]
 
 
 def _cores_without_node(drawing: Drawing, cores: Sequence[Core]) -> list[Box]:

@@ -1,7 +1,8 @@
 """The HTML page around the picture. Pure.
 
-Comes in: a `Topology`, and optionally a `Plan`. Goes out: one self-contained HTML file: the picture, the same facts as
-tables, and buttons for light or dark and to highlight a rank. It can be read without the script.
+Comes in: a `Topology`, and optionally a `Plan`. Goes out: one self-contained HTML file: the picture, for a wide window
+and for a narrow one, the same facts as tables, and buttons for light or dark and to highlight a rank. It can be read
+without the script.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from typing import TYPE_CHECKING, Final
 from numapin.base.content_policy import policy_element
 from numapin.view.marks import marks_of
 from numapin.view.picture.layout import lay_out
-from numapin.view.picture.style import RANK_COLORS, rules, variables
-from numapin.view.picture.svg import element, striped
+from numapin.view.picture.nodes import NARROW
+from numapin.view.picture.style import button_rules, look_of, pattern_rules, rules, variables
+from numapin.view.picture.svg import definitions, element, looks_in
 from numapin.view.picture.tables import node_details, nodes_table, plan_table, text_of
 from numapin.view.words import ranks_of
 
@@ -21,12 +23,16 @@ if TYPE_CHECKING:
     from numapin.plan.model import Plan
     from numapin.topology.model import Topology
 
+_LEAST_WIDE: Final = 1080
 _STYLE: Final = """
 body{margin:0 auto;padding:1rem 1.5rem 3rem;max-width:1448px;background:var(--page);color:var(--ink);
 font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif}
 h1{font-size:1.3rem;margin:.2rem 0}h2{font-size:1.05rem;margin:1.6rem 0 .4rem}
 header{display:flex;flex-wrap:wrap;gap:.5rem 1rem;align-items:baseline;justify-content:space-between}
 .scroll{overflow-x:auto}.np{display:block;max-width:100%;height:auto}
+.defs{position:absolute}.narrow{display:none}
+@media(max-width:900px){body{padding:.5rem .5rem 2rem}.wide{display:none}.narrow{display:block}
+.narrow .np{width:100%;max-width:560px;margin:auto}.scroll table{min-width:48rem}}
 table{border-collapse:collapse;font-size:.87rem;font-variant-numeric:tabular-nums}
 caption{text-align:left;color:var(--dim);padding-bottom:.3rem}
 th,td{text-align:left;vertical-align:top;padding:.25rem .9rem .25rem 0;
@@ -42,14 +48,14 @@ button.rank{color:var(--on)}button[aria-pressed=true]{outline:3px solid var(--in
 """
 
 _SCRIPT: Final = """
-const root=document.documentElement,picture=document.querySelector("svg.np");
+const root=document.documentElement,pictures=[...document.querySelectorAll("svg.np")];
 const theme=document.getElementById("theme"),ranks=[...document.querySelectorAll("button.rank")];
 for(const button of document.querySelectorAll("button"))button.hidden=false;
 theme.onclick=()=>{const dark=getComputedStyle(root).getPropertyValue("--scheme").trim()==="dark";
 root.dataset.theme=dark?"light":"dark"};
 let kept=null;
-function highlight(rank){picture.classList.toggle("only",rank!==null);
-for(const part of picture.querySelectorAll("[data-ranks]"))
+function highlight(rank){for(const picture of pictures)picture.classList.toggle("only",rank!==null);
+for(const part of document.querySelectorAll("svg.np [data-ranks]"))
 part.classList.toggle("on",rank!==null&&part.dataset.ranks.split(" ").includes(rank))}
 for(const button of ranks){const rank=button.dataset.rank;
 button.onclick=()=>{kept=kept===rank?null:rank;highlight(kept);
@@ -60,10 +66,12 @@ button.onmouseenter=()=>highlight(rank);button.onmouseleave=()=>highlight(kept)}
 
 def page(topology: Topology, plan: Plan | None = None) -> str:
     """Return the page. Raises UsageError for a plan of another machine."""
-    picture = lay_out(topology, plan)
+    picture, narrow = lay_out(topology, plan), lay_out(topology, plan, page_width=NARROW)
     marks = marks_of(topology, plan)
     title = escape(picture.title)
-    style = "".join((_themes(), _STYLE, _rank_colors(), rules(), striped(picture)))
+    looks = looks_in(picture)
+    least = f".wide .np{{min-width:{min(_LEAST_WIDE, picture.box.width):g}px}}\n"  # else text gets too small
+    style = "".join((_themes(), _STYLE, least, button_rules(looks), rules(), pattern_rules(looks)))
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -76,8 +84,12 @@ def page(topology: Topology, plan: Plan | None = None) -> str:
 <body>
 <header><h1>{title}</h1><button id="theme" type="button" hidden>Light or dark</button></header>
 {_rank_buttons(plan)}<main>
-<div class="scroll">
+<svg class="np defs" width="0" height="0" aria-hidden="true">{definitions(looks)}</svg>
+<div class="wide scroll">
 {element(picture)}
+</div>
+<div class="narrow">
+{element(narrow, name="np-narrow")}
 </div>
 {_warnings(topology, plan)}{nodes_table(topology, marks)}
 {plan_table(plan)}{node_details(topology, marks)}
@@ -99,13 +111,9 @@ def _themes() -> str:
     )
 
 
-def _rank_colors() -> str:
-    return "".join(f"button.c{i}{{background:{color}}}\n" for i, color in enumerate(RANK_COLORS))
-
-
 def _rank_buttons(plan: Plan | None) -> str:
     buttons = [
-        f'<button class="rank c{rank.local_rank % len(RANK_COLORS)}" type="button" hidden aria-pressed="false" '
+        f'<button class="rank c{look_of(rank.local_rank)}" type="button" hidden aria-pressed="false" '
         f'data-rank="{rank.local_rank}">rank {rank.local_rank}</button>'
         for rank in ranks_of(plan)
     ]

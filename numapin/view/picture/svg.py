@@ -10,11 +10,11 @@ from html import escape
 from typing import TYPE_CHECKING, Final
 
 from numapin.view.picture.boxes import BoxKind
-from numapin.view.picture.style import RANK_COLORS, rules, variables
+from numapin.view.picture.style import look_of, pattern_of, pattern_rules, pattern_tile, rules, variables
 from numapin.view.words import known
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from numapin.view.picture.boxes import Box, Label
     from numapin.view.picture.layout import Picture
@@ -27,54 +27,50 @@ _ROUND: Final = {
     BoxKind.GPU: 4,
     BoxKind.NIC: 4,
     BoxKind.CHIP: 3,
+    BoxKind.CACHE: 5,
     BoxKind.L3: 3,
+    BoxKind.CORES: 3,
 }
 
 
 def svg(picture: Picture) -> str:
     """Return the text of an SVG file."""
     light, dark = (f".np{{{variables(dark=dark)}}}" for dark in (False, True))
-    style = f"<style>{light}\n@media (prefers-color-scheme:dark){{{dark}}}\n{rules()}{striped(picture)}</style>"
-    return f'<?xml version="1.0" encoding="UTF-8"?>\n{element(picture, style=style)}\n'
+    looks = looks_in(picture)
+    style = f"<style>{light}\n@media (prefers-color-scheme:dark){{{dark}}}\n{rules()}{pattern_rules(looks)}</style>"
+    drawn = element(picture, inside=f"{style}\n{definitions(looks)}")
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{drawn}\n'
 
 
-def element(picture: Picture, *, style: str = "") -> str:
-    """Return the SVG element; a page that has the rules of its own needs no `style`."""
+def element(picture: Picture, *, inside: str = "", name: str = "np") -> str:
+    """Return the SVG element. A page with rules and definitions of its own needs none `inside`.
+
+    `name` begins the ids of the title and the description, which a page with two pictures must not repeat.
+    """
     box = picture.box
     width, height = _number(box.width), _number(box.height)
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="np" viewBox="0 0 {width} {height}" width="{width}" '
-        f'height="{height}" role="img" aria-labelledby="np-title np-desc">'
-        f'<title id="np-title">{escape(picture.title)}</title><desc id="np-desc">{escape(picture.description)}</desc>'
+        f'height="{height}" role="img" aria-labelledby="{name}-title {name}-desc">'
+        f'<title id="{name}-title">{escape(picture.title)}</title>'
+        f'<desc id="{name}-desc">{escape(picture.description)}</desc>'
     )
-    return "\n".join((head, style, _definitions(box), *_drawn(box), "</svg>"))
+    return "\n".join((head, inside, *_drawn(box), "</svg>"))
 
 
-def striped(picture: Picture) -> str:
-    """Return the rules that fill boxes of several ranks with stripes; a page need not allow style attributes."""
-    names = map(_stripes_name, _sharing(picture.box))
-    return "".join(f"\n.np .{name}{{fill:url(#np-{name})}}" for name in names)
+def looks_in(picture: Picture) -> list[int]:
+    """Return the looks of all ranks in the picture, in order."""
+    return sorted({look_of(rank) for part in picture.box.walk() for rank in part.ranks})
 
 
-def _sharing(box: Box) -> list[tuple[int, ...]]:
-    """Return every set of ranks that shares a box."""
-    return sorted({part.ranks for part in box.walk() if len(part.ranks) > 1})
-
-
-def _definitions(box: Box) -> str:
-    """Return the hatch of CPUs that are not allowed, and a striped fill for every set of ranks that shares a box."""
+def definitions(looks: Iterable[int]) -> str:
+    """Return the hatch of CPUs that are not allowed, and the patterns of these looks."""
     hatch = (
         '<pattern id="np-off" width="4" height="4" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
         '<rect class="hatched" width="4" height="4"/><path class="hatch" d="M0 0V4"/></pattern>'
     )
-    return f"<defs>{hatch}{''.join(map(_stripes, _sharing(box)))}</defs>"
-
-
-def _stripes(ranks: tuple[int, ...]) -> str:
-    step = 1 / len(ranks)
-    edges = ((rank, offset) for i, rank in enumerate(ranks) for offset in (i * step, (i + 1) * step))
-    stops = "".join(f'<stop offset="{_number(offset, 4)}" stop-color="{_color(rank)}"/>' for rank, offset in edges)
-    return f'<linearGradient id="np-{_stripes_name(ranks)}">{stops}</linearGradient>'
+    patterns = ((look, pattern_of(look)) for look in looks)
+    return f"<defs>{hatch}{''.join(pattern_tile(look, found) for look, found in patterns if found)}</defs>"
 
 
 def _drawn(box: Box) -> Iterator[str]:
@@ -90,7 +86,8 @@ def _drawn(box: Box) -> Iterator[str]:
 def _rectangle(box: Box) -> str:
     if box.kind is BoxKind.PLAIN:
         return ""
-    classes = filter(None, (box.kind.value, "off" if box.off else "", _fill(box.ranks)))
+    states = (("off", box.off), ("idle", box.idle), ("shared", box.shared))
+    classes = filter(None, (box.kind.value, *(name for name, holds in states if holds), _fill(box.ranks)))
     attributes = _attributes(
         ("class", " ".join(classes)),
         ("width", _number(box.width)),
@@ -107,24 +104,14 @@ def _attributes(*pairs: tuple[str, str]) -> str:
 
 
 def _fill(ranks: tuple[int, ...]) -> str:
-    """Return the class for the color of one rank, or for the stripes of several."""
-    if len(ranks) == 1:
-        return f"c{ranks[0] % len(RANK_COLORS)}"
-    return _stripes_name(ranks) if ranks else ""
+    """Return the class for the color and the pattern of one rank; several ranks have a band of their own."""
+    return f"c{look_of(ranks[0])}" if len(ranks) == 1 else ""
 
 
 def _text(label: Label) -> str:
     classes = f"{label.ink.value} mid" if label.centered else label.ink.value
     place = f'x="{_number(label.x)}" y="{_number(label.y)}" font-size="{_number(label.size)}"'
     return f'<text class="{classes}" {place}>{escape(label.text)}</text>'
-
-
-def _stripes_name(ranks: tuple[int, ...]) -> str:
-    return "r" + "-".join(map(str, ranks))
-
-
-def _color(rank: int) -> str:
-    return RANK_COLORS[rank % len(RANK_COLORS)]
 
 
 def _number(value: float, digits: int = 1) -> str:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.base import cpu_set
 from numapin.base.printable import printable
-from numapin.view.words import NODE_KINDS, known, on_node, pcie_link, policy, size_of
+from numapin.view.structure import adapters, empty_nodes
+from numapin.view.words import kind_of, known, on_node, pcie_link, policy, size_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -30,8 +31,14 @@ _GPU_HEADINGS: Final = ("GPU", "CUDA", "model", "PCI address", "UUID", "link", "
 
 
 def nodes_table(topology: Topology, marks: Marks) -> str:
-    """Return the nodes with their CPUs, memory, devices and ranks; the last row has the devices of unknown node."""
-    rows = [_node_row(topology, marks, node) for node in topology.nodes]
+    """Return the nodes with their CPUs, memory, devices and ranks.
+
+    Empty nodes share a row, and the last row has the devices of unknown node.
+    """
+    empty = empty_nodes(topology)
+    rows = [_node_row(topology, marks, node) for node in topology.nodes if node.id not in empty]
+    if empty:
+        rows.append((str(empty), "empty", "", "", "0.0 GiB", "", "", "", "", ""))
     lost = _device_cells(topology, None)
     if any(lost):
         rows.append(("unknown", "", "", "", "", "", *lost, "", ""))
@@ -41,7 +48,7 @@ def nodes_table(topology: Topology, marks: Marks) -> str:
 def _node_row(topology: Topology, marks: Marks, node: Node) -> tuple[str, ...]:
     return (
         str(node.id),
-        NODE_KINDS[node.kind] or "CPUs",
+        kind_of(topology, node) or "CPUs",
         known(node.package),
         str(node.cpus),
         size_of(node.memory_bytes),
@@ -54,16 +61,18 @@ def _node_row(topology: Topology, marks: Marks, node: Node) -> tuple[str, ...]:
 
 def _device_cells(topology: Topology, node: int | None) -> tuple[str, str]:
     """Return the GPUs and the network devices of a node; None: of unknown node."""
-    gpus, nics = on_node(topology.gpus, node), on_node(topology.nics, node)
+    gpus, nics = on_node(topology.gpus, node), on_node(adapters(topology.nics), node)
     return ", ".join(gpu.label for gpu in gpus), ", ".join(nic.name for nic in nics)
 
 
 def plan_table(plan: Plan | None) -> str:
     """Return each rank's binding and the reason for it; "" without a plan."""
-    if plan is None:
-        return ""
-    rows = map(_rank_row, plan.ranks)
-    return f"<h2>Ranks</h2>\n{_table('The binding of each rank, and why', _RANK_HEADINGS, rows)}\n"
+    return f"<h2>Ranks</h2>\n{ranks_table(plan)}\n" if plan else ""
+
+
+def ranks_table(plan: Plan) -> str:
+    """Return each rank's binding and the reason for it, without a heading."""
+    return _table("The binding of each rank, and why", _RANK_HEADINGS, map(_rank_row, plan.ranks))
 
 
 def _rank_row(rank: RankPlan) -> tuple[str, ...]:
@@ -80,8 +89,13 @@ def _rank_row(rank: RankPlan) -> tuple[str, ...]:
 
 
 def node_details(topology: Topology, marks: Marks) -> str:
-    """Return each node's GPUs, cores and distances."""
-    return "<h2>Details</h2>\n" + "\n".join(_details(topology, marks, node) for node in topology.nodes)
+    """Return each node's GPUs, cores and distances; empty nodes have a note."""
+    empty = empty_nodes(topology)
+    nodes = (node for node in topology.nodes if node.id not in empty)
+    parts = [_details(topology, marks, node) for node in nodes]
+    if empty:
+        parts.append(f"<p>Empty nodes: {empty}. Their distances: <code>numapin topo --json</code></p>")
+    return "\n".join(("<h2>Details</h2>", *parts))
 
 
 def _details(topology: Topology, marks: Marks, node: Node) -> str:

@@ -5,11 +5,17 @@ Comes in: text, perhaps from an untrusted file. Goes out: printable text that fi
 
 from __future__ import annotations
 
-from typing import Final
+import re
+from typing import TYPE_CHECKING, Final
 
 from numapin.base.printable import printable
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 _LONGEST_TITLE: Final = 300  # characters of a tooltip
+_MOST_LINES: Final = 6  # of one text; only a name that no machine has needs more
+_WORD: Final = re.compile(r"[^ ,/·]*[ ,/·]*")  # lines break after spaces, commas, slashes and dots
 
 # Widths in em, for the widest of the common sans-serif fonts, DejaVu Sans and Verdana.
 _NARROW: Final = frozenset(" !'(),-./:;I[]`fijlrt|·")
@@ -25,6 +31,50 @@ def title_text(*facts: str) -> str:
 def width_of(text: str, size: float, *, bold: bool = False) -> float:
     """Return an upper bound on the width of the text, in the unit of the font size."""
     return sum(map(_em, text)) * size * (_BOLD if bold else 1)
+
+
+def wrapped(text: str, width: float, size: float, *, bold: bool = False, first: float | None = None) -> list[str]:
+    """Break a text into lines of a width; the first one may be `first` wide, and empty if nothing fits there.
+
+    A word that is wider than a line is broken, too. After six lines the rest is cut.
+    """
+    shown = printable(text[: (int(width) + 1) * _MOST_LINES])  # every character is at least one unit wide
+    room = width if first is None else first
+    if shown and width_of(shown, size, bold=bold) <= room:
+        return [shown]
+    lines = [""]
+    for piece in _pieces(shown, width, size, bold=bold):
+        if width_of((lines[-1] + piece).rstrip(), size, bold=bold) <= room:
+            lines[-1] += piece
+        else:
+            lines.append(piece)
+            room = width
+    if not lines[0] and first is None:
+        lines = lines[1:]
+    if len(lines) > _MOST_LINES:
+        lines[_MOST_LINES - 1 :] = [fit("".join(lines[_MOST_LINES - 1 :]), width, size, bold=bold)]
+    return [line.rstrip() for line in lines]
+
+
+def _pieces(text: str, width: float, size: float, *, bold: bool) -> Iterator[str]:
+    """Yield the words of a text with what separates them from the next; a word that is too wide comes in parts."""
+    for word in _WORD.findall(text):
+        while width_of(word.rstrip(), size, bold=bold) > width and len(word) > 1:
+            part = _longest(word, width, size, bold=bold)
+            yield part
+            word = word[len(part) :]  # noqa: PLW2901 - the rest of the word
+        if word:
+            yield word
+
+
+def _longest(word: str, width: float, size: float, *, bold: bool) -> str:
+    """Return as many characters as fit, at least one."""
+    used = 0.0
+    for number, char in enumerate(word):
+        used += width_of(char, size, bold=bold)
+        if used > width:
+            return word[: max(number, 1)]
+    return word
 
 
 def fit(text: str, width: float, size: float, *, bold: bool = False) -> str:

@@ -400,10 +400,18 @@ def test_scripts_modules_and_programs(launch: Launch, below_run: tuple[str, ...]
 
 def test_ranks_and_tasks_follow_the_gpus() -> None:
     """One rank per GPU, one without GPUs, or as many as requested; one task per host or per rank."""
-    assert JobRequest(command=("a",), gpus_per_node=8).ranks == 8
-    assert JobRequest(command=("a",), gpus_per_node=0).ranks == 1
+    assert JobRequest(command=("a",), gpus_per_node=8).num_ranks == 8
+    assert JobRequest(command=("a",), gpus_per_node=0).num_ranks == 1
     few = JobRequest(command=("a",), gpus_per_node=8, ranks_per_node=2, form=Form.TASK, cpus_per_task=3)
-    assert (few.ranks, few.tasks_per_node, few.cpus_per_node) == (2, 2, 6)
+    assert (few.num_ranks, few.tasks_per_node, few.cpus_per_node) == (2, 2, 6)
+
+
+def test_the_number_of_ranks_has_the_name_of_run() -> None:
+    """`numapin job --nproc-per-node` is `--ranks-per-node`, as `numapin run` and `numapin plan` name it."""
+    line = ["slurm", "--gpus-per-node", "8", "--time", "1h", "train.py"]
+    assert write([*line[:-1], "--nproc-per-node", "4", line[-1]]) == write(
+        [*line[:-1], "--ranks-per-node", "4", line[-1]]
+    )
 
 
 def test_golden_machine_has_what_the_figures_say(machine: Path) -> None:

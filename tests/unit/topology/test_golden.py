@@ -300,6 +300,15 @@ def test_gpu_memory_is_no_host_memory(name: str, gpu: str, memory: str, readings
             assert frozenset().union(*(r.nodes for r in plan.ranks)) <= {n.id for n in topology.cpu_nodes}
 
 
+def test_gpus_name_their_own_memory(readings_of: Callable[[str], Readings]) -> None:
+    """Each GPU of a GB200 tray names the node of its memory; without the driver's word it is unknown."""
+    readings = readings_of("2pkg-34node-gpumem-4gpu")
+    assert [gpu.memory_node for gpu in build(readings).gpus] == [2, 10, 18, 26]
+    assert {gpu.memory_node for gpu in build(readings_of("2pkg-2node-smt2-8gpu-a100")).gpus} == {None}
+    absent = readings._replace(nvml=NvmlReadings(gpus=None))
+    assert {gpu.memory_node for gpu in build(absent).gpus} == {None}
+
+
 def test_dgx_a100_in_other_modes(readings_of: Callable[[str], Readings]) -> None:
     """Half of a DGX A100 idles in node mode and says so; socket mode uses it; pairs split a node by whole cores."""
     topology = build(readings_of("2pkg-8node-smt2-8gpu-pairs"))

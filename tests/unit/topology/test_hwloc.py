@@ -111,7 +111,7 @@ class TestCpusAndNodes:
         """CPUs know their core, package and L3; nodes their CPUs and memory; nothing else is made up."""
         readings = read(two_packages())
         assert readings.source == "m.xml"
-        assert [(cpu.cpu, cpu_set.render(cpu.siblings), cpu.package) for cpu in readings.cpus] == [
+        assert [(cpu.cpu, cpu_set.render(cpu.siblings or ()), cpu.package) for cpu in readings.cpus] == [
             (0, "0,4", 0), (1, "1,5", 0), (2, "2,6", 1), (3, "3,7", 1),
             (4, "0,4", 0), (5, "1,5", 0), (6, "2,6", 1), (7, "3,7", 1),
         ]  # fmt: skip
@@ -126,7 +126,7 @@ class TestCpusAndNodes:
     def test_a_cpu_outside_a_core(self) -> None:
         """A CPU without core, package and L3 is a core of its own with unknown package and L3."""
         (cpu,) = read(machine(node(0, [3]), obj("PU", os_index=3))).cpus
-        assert (sorted(cpu.siblings), cpu.package, cpu.l3) == ([3], None, None)
+        assert (sorted(cpu.siblings or ()), cpu.package, cpu.l3) == ([3], None, None)
 
     def test_a_package_without_a_number(self) -> None:
         """Its number is unknown, not 0."""
@@ -356,7 +356,7 @@ def test_a_captured_g4dn_metal() -> None:
     readings = read(path.read_text())
     gpus = {device.index: device for device in readings.pci if device.is_gpu}
     assert {index: gpu.node for index, gpu in gpus.items()} == {i: i // 4 for i in range(8)}
-    assert {len(cpu.siblings) for cpu in readings.cpus} == {2}
+    assert {len(cpu.siblings or ()) for cpu in readings.cpus} == {2}
     assert (gpus[7].address, gpus[7].name) == ("0000:f5:00.0", "Tesla T4")
     assert gpus[7].parents == ("0000:f3:02.0",)
     assert readings.nodes[0].distances == {0: 10, 1: 21}
@@ -372,7 +372,7 @@ def test_a_synthetic_machine_of_lstopo() -> None:
     command = [lstopo, "--input", "package:2 [numa(memory=1GB)] l3:2 core:3 pu:2", "--of", "xml"]
     readings = read(subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout)
     assert len(readings.cpus) == 24
-    assert {len(cpu.siblings) for cpu in readings.cpus} == {2}
+    assert {len(cpu.siblings or ()) for cpu in readings.cpus} == {2}
     assert {cpu_set.render(cpu.l3 or ()) for cpu in readings.cpus} == {"0-5", "6-11", "12-17", "18-23"}
     assert [(n.id, cpu_set.render(n.cpus)) for n in readings.nodes] == [(0, "0-11"), (1, "12-23")]
 

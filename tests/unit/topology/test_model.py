@@ -136,6 +136,7 @@ def test_json_keys_are_the_contract() -> None:
         "mig": [{"uuid": "MIG-1", "name": None}],
         "vendor": None,
         "partition": None,
+        "memory_node": None,
     }
     assert [data["gpus"][1][key] for key in ("cuda_index", "visible", "node", "node_source", "cpus")] == [
         *(None, False, None, None, None)

@@ -79,7 +79,7 @@ def read(root: Path) -> Readings:
 
 def cores(readings: Readings) -> dict[int, str]:
     """Return each CPU's siblings as a list string."""
-    return {cpu.cpu: cpu_set.render(cpu.siblings) for cpu in readings.cpus}
+    return {cpu.cpu: cpu_set.render(cpu.siblings or ()) for cpu in readings.cpus}
 
 
 def packages(readings: Readings) -> dict[int, int | None]:
@@ -656,4 +656,4 @@ def test_the_live_machine() -> None:
     readings = read(Path("/"))
     assert os.sched_getaffinity(0) <= {cpu.cpu for cpu in readings.cpus}
     assert allowed(Path("/"))[0] == cpu_set.render(os.sched_getaffinity(0))
-    assert all(cpu.cpu in cpu.siblings for cpu in readings.cpus)
+    assert all(cpu.cpu in (cpu.siblings or ()) for cpu in readings.cpus)

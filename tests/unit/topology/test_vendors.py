@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -51,7 +51,7 @@ def seen(vendor: GpuVendor, environ: Mapping[str, str]) -> tuple[list[int], tupl
     return [gpu.index for gpu in sorted(visible, key=lambda gpu: gpu.cuda_index or 0)], notes
 
 
-def machine(*pci: PciReading, **rest: object) -> Readings:
+def machine(*pci: PciReading, **rest: Any) -> Readings:
     """Return a machine of two nodes with these devices."""
     readings = Readings(
         host=None,

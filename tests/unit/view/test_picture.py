@@ -14,12 +14,14 @@ from numapin.errors import UsageError
 from numapin.plan.make import make_plan
 from numapin.plan.request import Bind, Memory, Request
 from numapin.topology.model import Allowed, Link, Nic, Topology
-from numapin.view.picture.boxes import Box, BoxKind, Ink, Label, flow, frame
+from numapin.view.picture.boxes import PAD, Box, BoxKind, Ink, Label, flow, frame
 from numapin.view.picture.layout import lay_out
-from numapin.view.picture.text import fit, width_of
+from numapin.view.picture.nodes import NARROW, WIDE
+from numapin.view.picture.text import fit, width_of, wrapped
+from numapin.view.structure import adapters
 from tests.machines.grids import gpu, grid
 from tests.machines.roots import NAMES
-from tests.pictures import HOSTILE, golden_machine, keys, problems
+from tests.pictures import HOSTILE, golden_machine, keys, many_nics, problems, snc4
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -72,17 +74,19 @@ class TestMachines:
     """Every picture of a machine."""
 
     @pytest.mark.parametrize("name", NAMES)
-    @pytest.mark.parametrize("bind", [None, *Bind])
-    def test_shows_everything_once_and_nothing_overlaps(self, name: str, bind: Bind | None) -> None:
+    @pytest.mark.parametrize(("bind", "width"), [*((bind, WIDE) for bind in (None, *Bind)), (Bind.EXCLUSIVE, NARROW)])
+    def test_shows_everything_once_and_nothing_overlaps(self, name: str, bind: Bind | None, width: float) -> None:
         """Each package, core, CPU, GPU, NIC, and node with CPUs or memory is one box; nothing overlaps."""
         topology = golden_machine(name)
-        box = lay_out(topology, None if bind is None else make_plan(topology, Request(bind=bind))).box
+        plan = None if bind is None else make_plan(topology, Request(bind=bind))
+        box = lay_out(topology, plan, page_width=width).box
         assert problems(box) == []
+        assert box.width <= width + 2 * PAD
         assert sorted(keys(box, BoxKind.CORE)) == sorted(f"core{core.id}" for core in topology.cores)
         drawn_cpus = sorted(key for key in keys(box, BoxKind.CPU) if key)  # the one in the legend has no key
         assert drawn_cpus == sorted(f"cpu{cpu}" for cpu in topology.cpus)
         assert sorted(keys(box, BoxKind.GPU)) == sorted(gpu.label for gpu in topology.gpus)
-        assert sorted(keys(box, BoxKind.NIC)) == sorted(f"nic:{nic.name}" for nic in topology.nics)
+        assert sorted(keys(box, BoxKind.NIC)) == sorted(f"nic:{nic.name}" for nic in adapters(topology.nics))
         assert keys(box, BoxKind.PACKAGE) == [f"package {package.id}" for package in topology.packages]
         nodes = [key for key in keys(box, BoxKind.NODE, BoxKind.MEMORY_NODE) if key.startswith("node")]
         assert {f"node{n.id}" for n in topology.nodes if n.cpus or n.memory_bytes} <= set(nodes)
@@ -104,6 +108,53 @@ class TestMachines:
         topology = golden_machine("2pkg-34node-gpumem-4gpu")
         with_nic = replace(topology, nics=(Nic(name="eth0", node=3),))
         assert "node3" in keys(lay_out(with_nic).box, BoxKind.MEMORY_NODE)
+
+    def test_a_cache_over_nodes_is_drawn_once(self) -> None:
+        """With sub-NUMA clustering, each package has one frame for its L3 cache, with the four nodes inside."""
+        for width in (WIDE, NARROW):
+            box = lay_out(snc4(), page_width=width).box
+            assert problems(box) == []
+            assert keys(box, BoxKind.CACHE) == ["l3 of nodes 0-3", "l3 of nodes 4-7"]
+            assert keys(_part(box, "l3 of nodes 4-7"), BoxKind.NODE) == ["node4", "node5", "node6", "node7"]
+            assert "L3" not in _texts(box)
+
+    def test_a_nic_with_two_names_is_one_box(self) -> None:
+        """The verbs name and the network name of a NIC share a box and a row of the matrix, in natural order."""
+        box = lay_out(many_nics()).box
+        assert keys(box, BoxKind.NIC) == [f"nic:mlx5_{i}/ib{i}" for i in range(16)]
+        texts = _texts(box)
+        assert texts.count("mlx5_3/ib3") == 2
+        assert texts.count("mlx5_3") == 1
+        assert "PXB to gpu0, gpu1, gpu2, gpu3" in " ".join(_texts(_part(box, "nic:mlx5_3/ib3")))
+
+    def test_gpu_memory_names_its_gpu(self) -> None:
+        """Node 10 of a GB200 tray is the memory of GPU 1."""
+        box = lay_out(golden_machine("2pkg-34node-gpumem-4gpu")).box
+        assert "memory of gpu1" in _texts(_part(box, "node10"))
+
+    def test_long_names_wrap(self) -> None:
+        """A long name of a GPU, a NIC or a host is broken into lines; no letter is lost, wide or narrow."""
+        long = "NVIDIA H100 80GB HBM3 with a name that a vendor made long"
+        nic = Nic(name="enp101s0f0np0_a_name_that_an_administrator_made_long", node=0)
+        machine = replace(grid(gpus=[0]), host="host-" * 20, nics=(nic,))
+        machine = replace(machine, gpus=(replace(machine.gpus[0], name=long),))
+        for width in (WIDE, NARROW):
+            box = lay_out(machine, page_width=width).box
+            text = "".join("".join(_texts(box)).split())
+            assert all("".join(name.split()) in text for name in (long.removeprefix("NVIDIA "), nic.name, "host-" * 20))
+            assert "…" not in text
+
+    def test_a_wide_matrix_has_blocks_on_a_narrow_page(self) -> None:
+        """On a narrow page each block of the links has the names of all rows, and every entry is there."""
+        machine = many_nics()
+        wide, narrow = (lay_out(machine, page_width=width).box for width in (WIDE, NARROW))
+        entries = [
+            sorted(part.title for part in box.walk() if part.kind is BoxKind.HEAT and part.title)
+            for box in (wide, narrow)
+        ]
+        assert entries[0] == entries[1]
+        assert problems(narrow) == []
+        assert _texts(narrow).count("mlx5_15/ib15") > 2
 
     def test_every_row_is_within_the_width(self) -> None:
         """Five nodes without cores fill two rows as wide as the packages above; rounding breaks no row."""
@@ -187,7 +238,7 @@ class TestPlan:
     """The ranks of a plan in the picture."""
 
     def test_colors_cores_memory_and_gpus(self) -> None:
-        """Ranks 0 and 1 share node 3: its CPUs have both colors, its memory and GPUs name them; node 0 has no rank."""
+        """Ranks 0 and 1 share node 3: its CPUs have both ranks, its memory and GPUs name them; node 0 has no rank."""
         topology = golden_machine(DGX)
         box = lay_out(topology, make_plan(topology, Request())).box
         node = _part(box, "node3")
@@ -195,6 +246,43 @@ class TestPlan:
         assert {"cores and memory of", "rank 0", "rank 1"} <= set(_texts(node))
         assert [part.ranks for part in _part(box, "gpu1").walk() if part.kind is BoxKind.CHIP] == [(1,)]
         assert not any(part.ranks for part in _part(box, "node0").walk())
+
+    def test_shared_cpus_have_one_band(self) -> None:
+        """CPUs of several ranks have one look, and each L3 group a band with the color of each rank above them."""
+        topology = golden_machine(DGX)
+        box = lay_out(topology, make_plan(topology, Request())).box
+        node = _part(box, "node3")
+        cpus = [part for part in node.walk() if part.kind is BoxKind.CPU]
+        assert all(part.shared for part in cpus)
+        bands = [part.ranks for part in node.walk() if part.kind is BoxKind.SHARE]
+        assert bands == [(0,), (1,)] * 4
+        assert any("shared by the ranks" in text for text in _texts(box))
+        exclusive = lay_out(topology, make_plan(topology, Request(bind=Bind.EXCLUSIVE))).box
+        assert not any(part.shared or part.kind is BoxKind.SHARE for part in exclusive.walk())
+
+    def test_cores_that_some_ranks_share(self) -> None:
+        """If only some cores of a group are shared, each of them has a band, and its ranks as a name."""
+        topology = grid(nodes=1, cores=4)
+        plan = make_plan(topology, Request(bind=Bind.EXCLUSIVE, num_ranks=2))
+        first, second = plan.ranks
+        plan = replace(plan, ranks=(first, replace(second, cpus=first.cpus | second.cpus)))
+        box = lay_out(topology, plan).box
+        assert problems(box) == []
+        shared = _part(box, f"core{min(first.cpus)}")
+        assert [part.ranks for part in shared.walk() if part.kind is BoxKind.SHARE] == [(0,), (1,)]
+        assert "r0-1" in _texts(shared)
+
+    def test_idle_cpus_are_in_the_legend(self) -> None:
+        """CPUs that no rank may use have a look of their own and their number in the legend; not without a plan."""
+        topology = golden_machine(DGX)
+        box = lay_out(topology, make_plan(topology, Request())).box
+        idle = {part.key for part in box.walk() if part.idle and part.key}
+        assert idle == {f"cpu{cpu}" for node in (0, 2, 4, 6) for cpu in topology.nodes[node].cpus}
+        assert "idle: no rank may use it (128 CPUs)" in _texts(box)
+        assert not any(part.idle for part in lay_out(topology).box.walk())
+        banned = golden_machine("4node-cpuset-3gpu")
+        plan = make_plan(banned, Request(num_ranks=1))
+        assert "idle: no rank may use it (4 CPUs)" in _texts(lay_out(banned, plan).box)
 
     def test_cores_name_their_rank_if_ranks_differ(self) -> None:
         """With exclusive cores, each core names its rank and the legend explains it; with shared cores, none does."""
@@ -272,6 +360,21 @@ class TestText:
         assert shown in ("", printable(text)) or (shown.endswith("…") and len(shown) > 2)
         if width_of(printable(text), 10) <= width:
             assert shown == printable(text)
+
+    @pytest.mark.parametrize("text", [*HOSTILE, "NVIDIA H100 80GB HBM3", "0-3,8-11,16-19,24-27,32-35,40-43"])
+    @pytest.mark.parametrize("width", [40, 60, 300])
+    def test_wrapped(self, text: str, width: float) -> None:
+        """Each line fits the width, and the lines are the text, but for an unusually long one."""
+        lines = wrapped(text, width, 10)
+        assert all(width_of(line, 10) <= width for line in lines)
+        assert len(lines) <= 6
+        if not any(line.endswith("…") for line in lines):
+            assert "".join("".join(lines).split()) == "".join(printable(text).split())
+
+    def test_wrapped_begins_beside_a_name(self) -> None:
+        """The first line may be shorter; if no word fits there it is empty."""
+        assert wrapped("0-3,8-11", 100, 10, first=30) == ["0-3,", "8-11"]
+        assert wrapped("CPUs", 100, 10, first=5) == ["", "CPUs"]
 
     def test_flow_breaks_rows_and_evens_heights(self) -> None:
         """A new row starts where the width ends; a wider box has a row of its own; boxes of a row have one height."""

@@ -15,13 +15,16 @@ import pytest
 from numapin.plan.make import make_plan
 from numapin.plan.request import Bind, Request
 from numapin.topology.model import Nic
+from numapin.view.picture.boxes import BoxKind
 from numapin.view.picture.layout import lay_out
+from numapin.view.picture.nodes import NARROW
 from numapin.view.picture.page import page
-from numapin.view.picture.style import COLORS, RANK_COLORS
+from numapin.view.picture.style import COLORS, NUM_LOOKS, PATTERN_INK, RANK_COLORS, color_of, look_of, pattern_of
 from numapin.view.picture.svg import element, svg
+from numapin.view.structure import adapters
 from tests.machines.grids import gpu, grid
 from tests.machines.roots import NAMES
-from tests.pictures import HOSTILE, golden_machine, parsed
+from tests.pictures import HOSTILE, golden_machine, keys, parsed
 from tests.policies import policy_of
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -88,10 +91,12 @@ class TestSvg:
         assert text == svg(lay_out(topology, make_plan(topology, Request())))
         classes = [rect.get("class", "").split() for rect in parsed(text).iter(f"{SVG}rect")]
         num_banned = len(topology.cpus - topology.allowed.cpus)
-        assert sum("cpu" in names for names in classes) == len(topology.cpus) + 1 + bool(num_banned)
+        picture = lay_out(topology, make_plan(topology, Request()))
+        num_in_legend = keys(picture.box, BoxKind.CPU).count("")
+        assert sum("cpu" in names for names in classes) == len(topology.cpus) + num_in_legend
         assert sum("off" in names and "cpu" in names for names in classes) == num_banned + bool(num_banned)
         assert sum("gpu" in names for names in classes) == len(topology.gpus)
-        assert sum("nic" in names for names in classes) == len(topology.nics)
+        assert sum("nic" in names for names in classes) == len(adapters(topology.nics))
 
     def test_has_a_text_alternative(self) -> None:
         """It is an image with a title and a description of the machine."""
@@ -105,25 +110,32 @@ class TestSvg:
             "2 packages, 2 NUMA nodes, 8 GPUs, 48 cores, 96 CPUs. Plan: 8 ranks, bind node, memory preferred"
         )
 
-    def test_shared_cpus_are_striped_in_the_colors_of_their_ranks(self) -> None:
-        """Each set of ranks that shares CPUs has a fill of hard stripes; every fill that is used exists."""
+    def test_more_than_eight_ranks_have_patterns(self) -> None:
+        """Rank 8 has the color of rank 0 with a pattern, the pattern is defined, and rank 16 has another one."""
+        topology = golden_machine("2pkg-8node-smt2-8gpu-pairs")
+        text = svg(lay_out(topology, make_plan(topology, Request(bind=Bind.EXCLUSIVE, num_ranks=24))))
+        patterns = {part.get("id"): list(part) for part in parsed(text).iter(f"{SVG}pattern")}
+        assert {f"np-c{look}" for look in range(8, 24)} == patterns.keys() - {"np-off"}
+        assert patterns["np-c8"][0].get("fill") == patterns["np-c16"][0].get("fill") == RANK_COLORS[0]
+        assert patterns["np-c8"][1].get("d") != patterns["np-c16"][1].get("d")
+        assert ".np .c8{fill:url(#np-c8)}" in text
+        ids = {part.get("id") for part in parsed(text).iter()}
+        assert set(re.findall(r"url\(#([^)]+)\)", text)) <= ids
+
+    def test_shared_cpus_are_calm(self) -> None:
+        """CPUs of several ranks have a class of their own and no color; the band has the colors."""
         topology = golden_machine("2pkg-8node-smt2-8gpu-pairs")
         text = svg(lay_out(topology, make_plan(topology, Request())))
-        root = parsed(text)
-        stripes = {
-            part.get("id"): [stop.get("stop-color") for stop in part] for part in root.iter(f"{SVG}linearGradient")
-        }
-        assert stripes["np-r2-3"] == [RANK_COLORS[2]] * 2 + [RANK_COLORS[3]] * 2
-        ids = {part.get("id") for part in root.iter()}
-        assert set(re.findall(r"url\(#([^)]+)\)", text)) <= ids
+        classes = [rect.get("class", "") for rect in parsed(text).iter(f"{SVG}rect")]
+        assert classes.count("cpu shared") == 128 + 1  # with the one in the legend
+        assert classes.count("share c0") == 4 + 1
+        assert "linearGradient" not in text
 
     def test_hostile_names_are_text(self) -> None:
         """Markup and control characters in names make no element; the SVG parses."""
         _, text = _hostile_page_and_svg()
         tags = {part.tag.removeprefix(SVG) for part in parsed(text).iter()}
-        assert tags == {
-            *("svg", "style", "title", "desc", "defs", "pattern", "rect", "path", "linearGradient", "stop", "g", "text")
-        } - ({"linearGradient", "stop"} if "linearGradient" not in text else set())
+        assert tags == {"svg", "style", "title", "desc", "defs", "pattern", "rect", "path", "g", "text"}
 
     def test_the_picture_in_the_documentation_is_current(self) -> None:
         """docs/topo.svg is what is drawn today; NUMAPIN_UPDATE_GOLDEN=1 rewrites it."""
@@ -147,6 +159,9 @@ class TestPage:
         text = page(topology, plan)
         reader = _read(text)
         assert element(lay_out(topology, plan)) in text
+        assert element(lay_out(topology, plan, page_width=NARROW), name="np-narrow") in text
+        ids = [attributes["id"] for _, attributes in reader.seen if "id" in attributes]
+        assert len(ids) == len(set(ids))
         assert not {"src", "href", "xlink:href", "srcset"} & {
             name for _, attributes in reader.seen for name in attributes
         }
@@ -178,6 +193,13 @@ class TestPage:
         assert {rank.reason for rank in plan.ranks} <= set(cells)
         assert plan.warnings[0] in _read(text).texts("li")
         assert {gpu.uuid for gpu in topology.gpus} <= set(cells)
+
+    def test_empty_nodes_share_a_row(self) -> None:
+        """The 28 empty nodes of a GB200 tray are one row, and their distances are elsewhere."""
+        text = page(golden_machine("2pkg-34node-gpumem-4gpu"))
+        assert '<tr><th scope="row">3-9,11-17,19-25,27-33</th><td>empty</td>' in text
+        assert text.count("<summary>node") == 6
+        assert "Empty nodes: 3-9,11-17,19-25,27-33." in text
 
     def test_without_a_plan_ranks_are_not_mentioned(self) -> None:
         """No buttons and no table of ranks."""
@@ -260,6 +282,21 @@ class TestColors:
         assert all(_difference(a, b, VISIONS[vision]) > 10 for a, b in combinations(RANK_COLORS, 2))
         pairs = zip(RANK_COLORS[::2], RANK_COLORS[1::2], strict=True)
         assert all(_difference(a, b, VISIONS[vision]) > 35 for a, b in pairs)
+
+    def test_text_is_readable_on_patterns(self) -> None:
+        """Text keeps a contrast of 4.5 where it crosses the marks of a pattern."""
+        alpha = int(PATTERN_INK[-2:], 16) / 255
+        for color in RANK_COLORS:
+            parts = (int(color[at : at + 2], 16) for at in (1, 3, 5))
+            darkened = "#" + "".join(f"{round(part * (1 - alpha)):02x}" for part in parts)
+            assert _contrast(COLORS["on"][0], darkened) >= 4.5
+            assert _contrast(color, darkened) >= 1.3  # and the marks can be seen without color
+
+    def test_looks_repeat_after_64_ranks(self) -> None:
+        """Sixty-four ranks differ in color or pattern."""
+        looks = [(color_of(look_of(rank)), pattern_of(look_of(rank))) for rank in range(65)]
+        assert len(set(looks)) == NUM_LOOKS == 64
+        assert looks[64] == looks[0]
 
     @pytest.mark.parametrize("dark", [False, True])
     def test_text_is_readable(self, *, dark: bool) -> None:

@@ -1,0 +1,33 @@
+"""Open a picture in the browser. Edge.
+
+Comes in: the text of a file, and optionally its path. Goes out: the file, a browser that shows it, and its path on
+stdout.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from numapin.cli.output import emit, write
+from numapin.errors import NumapinError
+
+
+def open_in_browser(text: str, path: Path | None, *, suffix: str) -> None:
+    """Write the file and open it in the user's browser.
+
+    Without a path it goes into a new private folder for temporary files, and stays there, because the browser reads it
+    after this process has ended. Raises NumapinError that names the file if there is no browser.
+    """
+    import webbrowser
+
+    file = (_private_folder() / f"topo.{suffix}" if path is None else path).absolute()
+    write(text, file, option="--output")
+    emit(f"{file}\n")
+    if not webbrowser.open(file.as_uri()):
+        raise NumapinError(f"there is no browser to open {file}", "open the file yourself, or name one in BROWSER")
+
+
+def _private_folder() -> Path:
+    from tempfile import mkdtemp
+
+    return Path(mkdtemp(prefix="numapin-topo-"))

@@ -1,0 +1,256 @@
+"""Tables and trees fit the terminal: nothing is cut, no column is dropped, and what repeats takes one line."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from io import StringIO
+from typing import TYPE_CHECKING
+
+import pytest
+from rich.console import Console
+
+from numapin.base.cpu_set import CpuSet
+from numapin.plan.make import make_plan
+from numapin.plan.request import Bind, Request
+from numapin.topology.examples import read_example
+from numapin.topology.model import Link, Nic, NicKind, Node, NodeKind, Topology
+from numapin.view.picture.layout import lay_out
+from numapin.view.plan_table import explained_plan
+from numapin.view.structure import adapters, natural, spanning_l3s
+from numapin.view.topo_matrix import topo_matrix
+from numapin.view.topo_tree import topo_tree
+from numapin.view.words import policy
+from tests.machines.grids import grid
+from tests.machines.roots import NAMES
+from tests.pictures import golden_machine, many_nics, snc4
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+WIDTHS = (60, 80, 120)
+
+
+def _lines(renderable: RenderableType, width: int) -> list[str]:
+    out = StringIO()
+    Console(file=out, width=width, highlight=False, emoji=False, markup=False).print(renderable)
+    return [line.rstrip() for line in out.getvalue().splitlines()]
+
+
+def _example(name: str) -> Topology:
+    return Topology.from_json(read_example(f"example:{name}"))
+
+
+class TestMatrix:
+    """`numapin topo --format matrix`."""
+
+    @pytest.mark.parametrize("width", WIDTHS)
+    def test_wraps_in_blocks_and_loses_nothing(self, width: int) -> None:
+        """With 8 GPUs and 16 NICs, each cell is whole, in a block under its column's name and in its row."""
+        machine = many_nics()
+        lines = _lines(topo_matrix(machine, width=width), width)
+        assert max(map(len, lines)) <= width
+        assert _cells(lines) == _wanted(machine)
+
+    def test_a_nic_is_one_row_in_natural_order(self) -> None:
+        """A NIC's verbs and network names are one row, and mlx5_9 comes before mlx5_10."""
+        lines = _lines(topo_matrix(many_nics(), width=80), 80)
+        names = dict.fromkeys(line.split()[0] for line in lines if "/" in line)
+        assert list(names) == [f"mlx5_{i}/ib{i}" for i in range(16)]
+
+    @pytest.mark.parametrize(
+        ("word", "meaning"),
+        [("NV12", "NV#"), ("XGMI4", "XGMI#"), ("XGMI", "XGMI#"), ("XELINK", "XELINK#"), ("NODE", "")],
+    )
+    def test_links_of_other_vendors(self, word: str, meaning: str) -> None:
+        """Links that GPUs have of their own are explained in the legend and in the picture, for each vendor."""
+        machine = replace(grid(gpus=[0, 0]), links=(Link(a="gpu0", b="gpu1", kind=word),))
+        legend = [
+            line for line in _lines(topo_matrix(machine, width=80), 80) if line.startswith("  ") and "set of" in line
+        ]
+        assert [line.split()[0] for line in legend] == ([meaning] if meaning else [])
+        texts = [label.text for part in lay_out(machine).box.walk() for label in part.labels]
+        assert texts.count(f"{word} to 1 GPU") == (2 if meaning else 0)
+        assert any(text.startswith(meaning or "NODE ") for text in texts)
+
+    def test_long_names_are_folded(self) -> None:
+        """A name or a list of CPUs that is wider than the terminal is folded, and nothing is lost."""
+        long = "a_very_long_name_of_a_network_device_" * 3
+        machine = replace(grid(gpus=[0]), nics=(Nic(name=long, node=0),))
+        lines = _lines(topo_matrix(machine, width=60), 60)
+        assert max(map(len, lines)) <= 60
+        assert long in "".join(line.split()[0] for line in lines if line.split())
+
+    def test_empty_nodes_are_left_out_and_named(self) -> None:
+        """The distances of a Grace host leave its empty nodes out, and say so."""
+        lines = _lines(topo_matrix(_example("gb200"), width=80), 80)
+        assert "without 28 empty nodes 3-9,11-17,19-25,27-33; their distances: numapin topo --json" in " ".join(lines)
+        heads = next(line.split() for line in lines if line.startswith("node distances"))
+        assert heads[2:] == ["0", "1", "2", "10", "18", "26"]
+
+
+def _cells(lines: list[str]) -> dict[tuple[str, str], str]:
+    """Return the cells of the device matrix by row and column, read from the blocks by position."""
+    end = next(i for i, line in enumerate(lines) if line.startswith("  "[:2]) and "NVLinks" in line)
+    found: dict[tuple[str, str], str] = {}
+    starts: list[tuple[int, str]] = []
+    for line in lines[:end]:
+        if line.startswith(" "):
+            starts = [(match.start(), match[0]) for match in re.finditer(r"\S+", line)]
+        elif line:
+            row = line.split()[0]
+            ends = [start for start, _ in starts[1:]] + [len(line)]
+            found |= {(row, name): line[at:to].strip() for (at, name), to in zip(starts, ends, strict=True)}
+    return found
+
+
+def _wanted(machine: Topology) -> dict[tuple[str, str], str]:
+    names = [(gpu.label,) for gpu in machine.gpus] + [adapter.names for adapter in adapters(machine.nics)]
+    kinds = {frozenset((link.a, link.b)): link.kind for link in machine.links}
+    wanted = {}
+    for row in names:
+        for column in names:
+            kind = "X" if row == column else kinds.get(frozenset((row[0], column[0])), "?")
+            wanted["/".join(row), column[0]] = kind
+    nodes = [*(gpu.node for gpu in machine.gpus), *(adapter.node for adapter in adapters(machine.nics))]
+    wanted |= {("/".join(row), "node"): str(node) for row, node in zip(names, nodes, strict=True)}
+    wanted |= {("/".join(row), "CPUs"): "" for row in names}
+    return wanted | {(gpu.label, "CPUs"): str(gpu.cpus) for gpu in machine.gpus}
+
+
+class TestPlan:
+    """`numapin plan`."""
+
+    def test_reasons_are_below_and_grouped(self) -> None:
+        """Ranks that share a node share the line of their reason; the GPU's name is in the table only."""
+        machine = _example("dgx-h100")
+        lines = _lines(explained_plan(make_plan(machine, Request())), 80)
+        assert lines[0].split() == ["rank", "GPU", "node", "CPUs", "memory", "threads"]
+        assert lines[10:] == [
+            "ranks 0-3  its GPU is on node 0 (sysfs); all 112 CPUs of node 0; CPUs shared by",
+            "           4 ranks",
+            "ranks 4-7  its GPU is on node 1 (sysfs); all 112 CPUs of node 1; CPUs shared by",
+            "           4 ranks",
+        ]
+
+    @pytest.mark.parametrize("name", NAMES)
+    @pytest.mark.parametrize("width", WIDTHS)
+    def test_loses_nothing(self, name: str, width: int) -> None:
+        """Every rank's CPUs, GPU and memory are there, perhaps folded, and no line is too wide."""
+        plan = make_plan(golden_machine(name), Request(bind=Bind.EXCLUSIVE))
+        lines = _lines(explained_plan(plan), width)
+        assert max(map(len, lines)) <= width
+        starts = [match.start() for match in re.finditer(r"\S+", lines[0])]
+        assert lines[0].split() == ["rank", "GPU", "node", "CPUs", "memory", "threads"]
+        table = lines[1 : lines.index("")]
+        cpus = "".join(line[starts[3] : starts[4]].strip() for line in table)
+        assert cpus == "".join(str(rank.cpus) for rank in plan.ranks)
+        policies = " ".join(line[starts[4] : starts[5]].strip() for line in table)
+        assert " ".join(policies.split()) == " ".join(map(policy, plan.ranks))
+
+    def test_a_gpu_without_address(self) -> None:
+        """The reason of a GPU without a PCI address is shortened, too; GPU 1 is not taken for GPU 12."""
+        machine = grid(gpus=[0] * 13)
+        machine = replace(machine, gpus=tuple(replace(gpu, pci=None) for gpu in machine.gpus))
+        text = "\n".join(_lines(explained_plan(make_plan(machine, Request())), 120))
+        assert "ranks 0-12  its GPU is on node 0" in text
+
+
+class TestTree:
+    """`numapin topo`."""
+
+    @pytest.mark.parametrize("width", WIDTHS)
+    def test_a_grace_host_fits_a_screen(self, width: int) -> None:
+        """The tree of a GB200 tray takes 40 lines at most; empty nodes share a line, and GPU memory names its GPU."""
+        lines = _lines(topo_tree(_example("gb200")), width)
+        assert len(lines) <= 40
+        assert sum("empty nodes" in line for line in lines) == 1
+        text = " ".join(" ".join(lines).split())
+        assert "28 empty nodes nodes 3-9,11-17,19-25,27-33: no memory, no CPUs, distance 80" in text
+        assert re.findall(r"node (\d+) memory of (gpu\d)", text) == [
+            ("2", "gpu0"),
+            ("10", "gpu1"),
+            ("18", "gpu2"),
+            ("26", "gpu3"),
+        ]
+
+    def test_gpu_memory_of_an_unknown_gpu(self) -> None:
+        """If the GPU is unknown or ambiguous, the node is GPU memory only."""
+        machine = _example("gb200")
+        gpus = tuple(replace(gpu, memory_node=2 if gpu.index < 2 else None) for gpu in machine.gpus)
+        text = "\n".join(_lines(topo_tree(replace(machine, gpus=gpus)), 120))
+        assert text.count("GPU memory,") == 4
+
+    def test_equal_l3_groups_share_a_line(self) -> None:
+        """Six L3 groups of a node are one line with the CPUs of each; two keep lines of their own."""
+        lines = _lines(topo_tree(_example("ndv4")), 120)
+        assert any("6 x L3  4 cores each: CPUs 0-3 | 4-7 | 8-11 | 12-15 | 16-19 | 20-23" in line for line in lines)
+        assert sum("L3  4 cores x 2 threads: CPUs" in line for line in _lines(topo_tree(grid(l3=2)), 120)) == 4
+
+    def test_a_cache_over_nodes_is_there_once(self) -> None:
+        """With sub-NUMA clustering, each package has one L3 line, and its four nodes are below it."""
+        lines = _lines(topo_tree(snc4()), 120)
+        caches = [line for line in lines if "L3" in line]
+        assert [line.partition("L3")[2] for line in caches] == [
+            " of nodes 0-3  16 cores x 2 threads: CPUs 0-15,32-47",
+            " of nodes 4-7  16 cores x 2 threads: CPUs 16-31,48-63",
+        ]
+        assert sum("── node " in line for line in lines) == 8
+        assert any(line.startswith("│   └── L3 of nodes 0-3") for line in lines)
+        assert any("cores  4 cores x 2 threads: CPUs 0-3,32-35" in line for line in lines)
+
+    def test_a_cache_that_contradicts_itself_stays_in_its_nodes(self) -> None:
+        """A cache that spans packages, or shares a node with another one, is not drawn around nodes."""
+        machine = snc4()
+        over_packages = replace(machine, cores=tuple(replace(core, l3=0) for core in machine.cores))
+        mixed = replace(machine, cores=(replace(machine.cores[0], l3=None), *machine.cores[1:]))
+        assert spanning_l3s(over_packages) == ()
+        assert [l3.nodes for l3 in spanning_l3s(mixed)] == [CpuSet(range(4, 8))]
+        lines = _lines(topo_tree(over_packages), 120)
+        assert sum("L3" in line for line in lines) == 8
+
+    def test_one_empty_node_has_its_line(self) -> None:
+        """A single empty node is shown as any other."""
+        machine = grid(nodes=2, memory_nodes=[2], memoryless=[2])
+        assert any("node 2  memory only, 0.0 GiB" in line for line in _lines(topo_tree(machine), 120))
+
+    def test_too_many_distances_are_not_silent(self) -> None:
+        """A node with distances to hundreds of nodes names the command that shows them."""
+        nodes = tuple(
+            Node(id=i, kind=NodeKind.MEMORY, cpus=CpuSet(), distances={other: other for other in range(200)})
+            for i in range(200)
+        )
+        machine = replace(grid(), packages=(), nodes=nodes, cores=())
+        assert any("distances: see numapin topo --json" in line for line in _lines(topo_tree(machine), 120))
+
+    @pytest.mark.parametrize("name", NAMES)
+    @pytest.mark.parametrize("width", WIDTHS)
+    def test_loses_nothing(self, name: str, width: int) -> None:
+        """Every node, GPU and NIC is named, and no line is too wide."""
+        machine = golden_machine(name)
+        lines = _lines(topo_tree(machine, make_plan(machine, Request())), width)
+        assert max(map(len, lines)) <= width
+        text = "\n".join(lines)
+        assert all(f"{gpu.label} " in text for gpu in machine.gpus)
+        assert all(f"{nic.name} " in text for nic in machine.nics)
+
+
+class TestStructure:
+    """Names in natural order, and NICs with several names."""
+
+    def test_natural_order(self) -> None:
+        """Numbers in names count as numbers, even thousands of digits."""
+        names = ["mlx5_17", "mlx5_9", "eth0", "mlx5_010", "a" + "1" * 9999]
+        assert sorted(names, key=natural) == [names[4], "eth0", "mlx5_9", "mlx5_010", "mlx5_17"]
+
+    def test_names_of_one_device(self) -> None:
+        """Names with one PCI address are one device, the verbs name first; without an address each is its own."""
+        nics = [
+            Nic(name="ib0", pci="0000:01:00.0", kind=NicKind.INFINIBAND),
+            Nic(name="mlx5_0", pci="0000:01:00.0", kind=NicKind.INFINIBAND),
+            Nic(name="eth1", pci="0000:02:00.0"),
+            Nic(name="mlx5_1", pci="0000:02:00.0", kind=NicKind.INFINIBAND),
+            Nic(name="eth2"),
+            Nic(name="eth3"),
+        ]
+        assert [adapter.name for adapter in adapters(nics)] == ["eth2", "eth3", "mlx5_0/ib0", "mlx5_1/eth1"]
