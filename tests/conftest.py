@@ -11,14 +11,17 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from numapin.launcher import run_folder
-from tests import skipped
 from tests.cuda import fake as fake_driver
 from tests.nvml import fake
+from tests.skipped import pytest_terminal_summary  # noqa: F401 - pytest finds the hook here
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[1]
+
+# By default waiting OpenMP threads spin, which takes the cores from other tests: one took 41 s instead of 6.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # Property tests check results; the time of an example depends on the load of this machine.
 settings.register_profile("numapin", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -37,12 +40,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     for item in session.items:
         if item.get_closest_marker("xdist_group") is not None and "@" not in item.nodeid:
             raise pytest.UsageError("pytest-xdist ignores xdist_group under this pytest; see constraints.txt")
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Record the skipped tests, for the table that `make` prints after all runs."""
-    if "PYTEST_XDIST_WORKER" not in os.environ:  # the controlling process reports the skips of its workers
-        skipped.note(terminalreporter.getreports("skipped"))
 
 
 @pytest.fixture(scope="session")

@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 VARIABLE = "NUMAPIN_SKIPPED"
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Record the skipped tests, for the table that `make` prints after all runs."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:  # the controlling process reports the skips of its workers
+        note(terminalreporter.getreports("skipped"))
+
+
 def note(reports: Iterable[pytest.TestReport | pytest.CollectReport]) -> None:
     """Append the reasons of skipped tests to the file named by NUMAPIN_SKIPPED, if it is set."""
     path = os.environ.get(VARIABLE)

@@ -12,6 +12,8 @@ from tests.integration.launching import call, script
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.xdist_group("endings")  # so that the program is started once
+
 # Each ending runs in a child that was forked after torch's import. "kept": references in other modules keep an iterator
 # alive until Python has emptied its module, as dill's do.
 _PROGRAM = """

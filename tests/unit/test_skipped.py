@@ -34,11 +34,11 @@ def test_runs_add_up(tmp_path: Path) -> None:
         "def test_that_runs(): pass\n"
     )
     (tmp_path / "test_file.py").write_text("import pytest\npytest.skip('no browser', allow_module_level=True)\n")
-    (tmp_path / "conftest.py").write_text("from tests.conftest import pytest_terminal_summary\n")
+    (tmp_path / "conftest.py").write_text("from tests.skipped import pytest_terminal_summary\n")
     found = tmp_path / "found"
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    environ |= {skipped.VARIABLE: str(found), "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
+    environ |= {skipped.VARIABLE: str(found), "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "xdist", "-p", "no:cacheprovider", str(tmp_path)]
     for options in ([], ["--numprocesses=1"]):
         subprocess.run([*command, *options], env=environ, cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
     printed = subprocess.run(
