@@ -14,7 +14,7 @@ from numapin.view.picture.text import title_text, width_of, wrapped
 from numapin.view.structure import GPU_LINKS, adapters, gpu_link
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from numapin.topology.model import Node, Topology
 
@@ -104,7 +104,9 @@ def _panel(name: str, legend: Sequence[str], names: Sequence[tuple[str, ...]], e
         return []
     if len(names) > _MOST:
         return [_too_large(name, len(names), width)]
-    texts = _Names(rows=["/".join(own) for own in names], columns=[own[0] for own in names])
+    places = range(len(names))
+    entries = {entry(row, column)[0] for row in places for column in places}
+    texts = _Names(rows=["/".join(own) for own in names], columns=[own[0] for own in names], entries=entries)
     inner = width - 2 * PAD
     headings = [Heading(name=name, size=12), *(Heading(facts=text, size=9.5) for text in legend)]
     wanted = _width_of_headings(name, legend) + 2 * PAD
@@ -114,10 +116,11 @@ def _panel(name: str, legend: Sequence[str], names: Sequence[tuple[str, ...]], e
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Names:
-    """The names of rows and columns, and how large they are."""
+    """The names of rows and columns and the texts of entries, and how large they are."""
 
     rows: Sequence[str]
     columns: Sequence[str]
+    entries: Collection[str]
 
     @property
     def row_size(self) -> CellSize:
@@ -125,11 +128,11 @@ class _Names:
 
     @property
     def column_size(self) -> CellSize:
-        return _size(self.columns, most=_WIDEST)
+        return _size(self.columns, most=_WIDEST, entries=self.entries)
 
 
-def _size(names: Iterable[str], *, most: float) -> CellSize:
-    widest = max(width_of(text, 9, bold=True) for text in names)
+def _size(names: Iterable[str], *, most: float, entries: Iterable[str] = ()) -> CellSize:
+    widest = max([*(width_of(text, 9, bold=True) for text in names), *(width_of(text, 9) for text in entries)])
     return CellSize(width=min(most, max(_NARROWEST, widest + 4)), height=_HEIGHT, font=9)
 
 

@@ -156,6 +156,12 @@ class TestMachines:
         assert problems(narrow) == []
         assert _texts(narrow).count("mlx5_15/ib15") > 2
 
+    def test_no_link_is_cut(self) -> None:
+        """Links with long names, such as XGMI1, widen their columns."""
+        box = lay_out(golden_machine("2pkg-2node-2amd-cpx4"), page_width=NARROW).box
+        assert _texts(box).count("XGMI1") == 8 * 7
+        assert not [text for text in _texts(box) if "…" in text]
+
     def test_every_row_is_within_the_width(self) -> None:
         """Five nodes without cores fill two rows as wide as the packages above; rounding breaks no row."""
         box = lay_out(golden_machine("2pkg-34node-gpumem-4gpu")).box
