@@ -194,15 +194,17 @@ def _note(what: str, rank: ObservedRank) -> VerifyFinding:
 
 def _fits(policy: Policy, plan: RankPlan) -> bool:
     """Return whether a policy is the planned one. Old kernels can prefer only one of several planned nodes."""
-    names_nodes = plan.memory is not Memory.LOCAL
-    return policy.mode in _MODES[plan.memory] and policy.nodes <= plan.nodes and bool(policy.nodes) == names_nodes
+    memory, nodes = plan.kernel_policy
+    names_nodes = memory is not Memory.LOCAL
+    return policy.mode in _MODES[memory] and policy.nodes <= nodes and bool(policy.nodes) == names_nodes
 
 
 def _wrong_policy(
     plan: RankPlan, process: Process, policy: Policy, applied: Mapping[str, object] | None
 ) -> VerifyFinding:
     """Return the finding; a warning if the kernel refused the policy at the start: first touch may do as well then."""
-    was_refused = applied is not None and applied.get("memory") != plan.memory.value
+    memory, nodes = plan.kernel_policy
+    was_refused = applied is not None and applied.get("memory") != memory.value
     if was_refused:
         remedy = f"the kernel refused it when the rank was bound: {SYS_NICE}"
     elif applied is None:
@@ -211,7 +213,7 @@ def _wrong_policy(
         remedy = "the program, or a library that it uses, called set_mempolicy (numa_set_membind, …): remove that call"
     return VerifyFinding(
         severity=VerifySeverity.WARNING if was_refused else VerifySeverity.ERROR,
-        what=f"the memory policy of the {process.role} is {policy}; planned: {plan.memory} {plan.nodes}",
+        what=f"the memory policy of the {process.role} is {policy}; planned: {memory} {nodes}",
         where=f"pid {process.pid}",
         remedy=remedy,
     )

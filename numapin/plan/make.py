@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numapin.plan.cpus import Draft
-    from numapin.plan.request import Memory, Request
+    from numapin.plan.memory import PlacedDraft
+    from numapin.plan.request import Request
     from numapin.plan.usable import UsableMachine
     from numapin.topology.model import Topology
 
@@ -44,6 +45,7 @@ def make_plan(topology: Topology, request: Request) -> Plan:
        GPUs' PCI addresses, so that renumbering GPUs moves no CPUs.
     6. A rank's thread count is its part of the physical cores of its pool.
     7. Its memory is on its GPU's node (the package's nodes for `socket`), or on the nearest node with allowed memory.
+       Where nodes of GPU memory exist, pages stay on nodes with CPUs.
 
     Args:
         topology: The machine.
@@ -72,13 +74,14 @@ def plan_and_rank_warnings(topology: Topology, request: Request) -> tuple[Plan, 
     """Return the plan, and those of its warnings that are about ranks, not about the machine."""
     machine, drafts = assign_cpus(topology, request)
     placed = [memory_of(machine, request, draft) for draft in drafts]
-    ranks = tuple(_rank_plan(draft, memory, nodes) for draft, memory, nodes in placed)
-    of_ranks = (*_shared_gpu_warning(ranks), *_inexact_warnings([draft for draft, _, _ in placed]))
+    ranks = tuple(map(_rank_plan, placed))
+    of_ranks = (*_shared_gpu_warning(ranks), *_inexact_warnings([each.draft for each in placed]))
     warnings = (*topology.warnings, *of_ranks, *_idle_warning(machine, request, ranks))
     return Plan(bind=request.bind, memory=request.policy, ranks=ranks, warnings=warnings), of_ranks
 
 
-def _rank_plan(draft: Draft, memory: Memory, nodes: CpuSet) -> RankPlan:
+def _rank_plan(placed: PlacedDraft) -> RankPlan:
+    draft, memory, nodes, within = placed
     gpu = draft.gpu
     return RankPlan(
         local_rank=draft.local_rank,
@@ -90,6 +93,7 @@ def _rank_plan(draft: Draft, memory: Memory, nodes: CpuSet) -> RankPlan:
         num_threads=draft.num_threads,
         exact=draft.exact,
         reason="; ".join(draft.why),
+        within=within,
     )
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from numapin.base import cpu_set
 from numapin.base.cpu_set import CpuSet
+from numapin.topology.model import NodeKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -60,6 +61,12 @@ class UsableMachine:
     def memory_node_ids(self) -> CpuSet:
         """The numbers of `memory_nodes`."""
         return CpuSet(node.id for node in self.memory_nodes)
+
+    @cached_property
+    def gpu_memory_ids(self) -> CpuSet:
+        """The nodes of GPU memory that the kernel may use for this process."""
+        nodes = (node.id for node in self.topology.nodes if node.kind is NodeKind.GPU)
+        return CpuSet(nodes) & self.topology.allowed.nodes
 
     @cached_property
     def _node_of(self) -> dict[int, int]:

@@ -158,6 +158,18 @@ class TestPolicy:
         if not fits:
             assert f"planned: {memory} {nodes}" in _only(report).what
 
+    @pytest.mark.parametrize(("mode", "observed", "fits"), [("bind", "0-1", True), ("prefer", "1", False)])
+    def test_beside_gpu_memory(self, mode: str, observed: str, fits: bool) -> None:  # noqa: FBT001 - a parameter
+        """A preference that must stay out of GPU memory is `bind` in the kernel; pages belong on the preferred node."""
+        plan = replace(PLANNED, within=CpuSet({0, 1}))
+        process = replace(RANK, policy=Policy(mode=mode, nodes=CpuSet.parse(observed)))
+        report = _report(process, plan=plan, applied={**APPLIED, "memory": "bind", "nodes": "0-1"})
+        assert report.holds is fits
+        if not fits:
+            assert _only(report).what == "the memory policy of the rank is prefer:1; planned: bind 0-1"
+        away = replace(process, policy=Policy(mode="bind", nodes=CpuSet({0, 1})), pages=(_pages(MemoryKind.HEAP, n0=8),))
+        assert "planned: node 1" in _only(_report(away, plan=plan, applied={**APPLIED, "memory": "bind"})).what
+
     def test_one_that_was_refused(self) -> None:
         """A policy that the kernel refused at the start, and that was reported then, is a warning with the remedy."""
         process = replace(RANK, policy=Policy(mode="default", nodes=CpuSet()))

@@ -161,7 +161,7 @@ class TestSlices:
         assert {*bind._MODES, "none"} == set(Memory)
         assert set(bind._NAMES.values()) == set(Memory)
 
-    @pytest.mark.parametrize("text", ["", "0-3", "cpus=0-x nodes= memory=none node= num_threads=1 {}", "cpus=0 {}"])
+    @pytest.mark.parametrize("text", ["", "0-3", "cpus=0-x nodes= memory=none within= node= num_threads=1 {}", "cpus=0 {}"])
     def test_one_that_is_not_ours(self, text: str) -> None:
         """A malformed variable is an error that names it."""
         with pytest.raises(NumapinError, match=r"NUMAPIN_SLICE_0 is not what numapin writes: '"):
