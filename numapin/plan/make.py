@@ -42,7 +42,7 @@ def make_plan(topology: Topology, request: Request) -> Plan:
     3. A rank's home is its GPU's node; a home without usable CPUs is replaced by the nearest node that has some.
     4. The mode makes a pool of CPUs of the home.
     5. Ranks of one pool share it, or split it by whole cores (`exclusive`, `cpus_per_rank`), in the order of their
-       GPUs' PCI addresses, so that renumbering GPUs moves no CPUs.
+       GPUs' PCI addresses, so that renumbering GPUs moves no CPUs. Fast cores are taken first, evenly.
     6. A rank's thread count is its part of the physical cores of its pool.
     7. Its memory is on its GPU's node (the package's nodes for `socket`), or on the nearest node with allowed memory.
        Where nodes of GPU memory exist, pages stay on nodes with CPUs.

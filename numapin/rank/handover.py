@@ -54,7 +54,7 @@ class RankSlice:
         self.cpus = CpuSet.parse(fields["cpus"])
         self.nodes = CpuSet.parse(fields["nodes"])
         self.memory = fields["memory"]
-        self.within = CpuSet.parse(fields["within"])
+        self.within = CpuSet.parse(fields["within"]) if fields["within"] else None
         self.node = int(fields["node"]) if fields["node"] else None
         self.num_threads = int(fields["num_threads"])
         self.json = brace + rest

@@ -32,7 +32,7 @@ PURE = (
         "base.notebook",
     ),
     *("system.openmp", "system.numa_maps", "system.refusals", "base.plural"),
-    *("topology.address", "topology.parts", "topology.model", "topology.readings", "topology.build"),
+    *("topology.address", "topology.parts", "topology.model", "topology.readings", "topology.build", "topology.fast"),
     *("topology.visible", "topology.sources.vendors"),
     *("topology.sources.hwloc", "topology.sources.hwloc_devices", "topology.sources.hwloc_objects"),
     *("topology.gpus", "topology.sources.nccl", "topology.sources.xmlfile"),

@@ -167,8 +167,13 @@ class TestPolicy:
         assert report.holds is fits
         if not fits:
             assert _only(report).what == "the memory policy of the rank is prefer:1; planned: bind 0-1"
-        away = replace(process, policy=Policy(mode="bind", nodes=CpuSet({0, 1})), pages=(_pages(MemoryKind.HEAP, n0=8),))
-        assert "planned: node 1" in _only(_report(away, plan=plan, applied={**APPLIED, "memory": "bind"})).what
+
+    def test_pages_beside_gpu_memory(self) -> None:
+        """Pages belong on the preferred node, also where the kernel may put them on another."""
+        plan = replace(PLANNED, within=CpuSet({0, 1}))
+        policy = Policy(mode="bind", nodes=CpuSet({0, 1}))
+        process = replace(RANK, policy=policy, pages=(_pages(MemoryKind.HEAP, n0=8),))
+        assert "planned: node 1" in _only(_report(process, plan=plan, applied={**APPLIED, "memory": "bind"})).what
 
     def test_one_that_was_refused(self) -> None:
         """A policy that the kernel refused at the start, and that was reported then, is a warning with the remedy."""

@@ -1,7 +1,7 @@
 """No rank's pages go to GPU memory: what the kernel is told for every machine, mode and policy.
 
-The kernel is a stand-in of a few lines: `bind` allows its own nodes only; every other policy falls back to any node that
-the process may use (mm/mempolicy.c: "normal fallback"; `bind`: "no fallback").
+The kernel is a stand-in of a few lines: `bind` allows its own nodes only; every other policy falls back to any node
+that the process may use (mm/mempolicy.c: "normal fallback"; `bind`: "no fallback").
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ def test_machines_with_gpu_memory_are_among_the_fixtures() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("request_", REQUESTS, ids=str)
+@pytest.mark.parametrize("request_", REQUESTS, ids=lambda request: f"{request.bind}-{request.memory}")
 def test_no_policy_allows_gpu_memory(
     name: str, request_: Request, policy_of: Callable[[RankPlan | RankSlice], tuple[int, CpuSet]]
 ) -> None:
-    """No policy names a node of GPU memory, and none can spill into it; where a mode cannot avoid it, the plan says so."""
+    """No policy names GPU memory, and none can spill into it; where a policy cannot avoid it, the plan says so."""
     topology = golden_machine(name)
     gpu_memory = _gpu_memory(topology) & topology.allowed.nodes
     for rank in make_plan(topology, request_).ranks:
