@@ -155,8 +155,8 @@ def _cpu_files(machine: Machine) -> Iterator[tuple[str, str]]:
             yield from _topology_files(machine, package["id"], number, {"thread": core, "core": cpus})
         yield from _cache_files(machine, cores)
     for name, ratings in (("acpi_cppc/highest_perf", machine.highest_perf), ("cpu_capacity", machine.capacity)):
-        for cpus, number in ratings.items():
-            yield from ((f"{_CPU}/cpu{cpu}/{name}", str(number)) for cpu in CpuSet.parse(cpus) & machine.online)
+        for listed, number in ratings.items():
+            yield from ((f"{_CPU}/cpu{cpu}/{name}", str(number)) for cpu in CpuSet.parse(listed) & machine.online)
 
 
 def cores_of(machine: Machine, cpus: list[int]) -> list[CpuSet]:
