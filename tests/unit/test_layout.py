@@ -31,7 +31,7 @@ PURE = (
         "base.content_policy",
         "base.notebook",
     ),
-    *("system.openmp", "system.numa_maps", "system.refusals", "base.plural"),
+    *("system.openmp", "system.numa_maps", "system.refusals", "system.nccl", "base.plural"),
     *("topology.address", "topology.parts", "topology.model", "topology.readings", "topology.build", "topology.fast"),
     *("topology.visible", "topology.sources.vendors"),
     *("topology.sources.hwloc", "topology.sources.hwloc_devices", "topology.sources.hwloc_objects"),
