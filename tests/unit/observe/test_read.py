@@ -125,7 +125,7 @@ def test_policies(root: Path, words: str, shown: str) -> None:
 
 
 def test_the_nccl_library_of_a_rank(root: Path) -> None:
-    """A rank's library is found in its maps, with the version of the package that it is in; workers are not looked at."""
+    """A rank's library is found in its maps, with the version of the package that it is in; workers have none."""
     path = "/venv/site-packages/nvidia/nccl/lib/libnccl.so.2"
     maps = f"7f1000000000-7f1000001000 r--p 00000000 08:01 17 {path}\n"
     folder = _add(root, 10, environ="NCCL_IGNORE_CPU_AFFINITY=1\0")

@@ -228,7 +228,7 @@ class TestNccl:
         severity: VerifySeverity,
         what: str,
     ) -> None:
-        """The version is named; where it would undo the binding, it is a warning with a remedy. The plan still holds."""
+        """The version is named; where it would undo the binding, it is a warning with a remedy. The plan holds."""
         library = NcclLibrary(library="/lib/libnccl.so.2", version=version, ignores_affinity=ignores)
         rank = ObservedRank(local_rank=0, pid=10, processes=(replace(RANK, nccl=library), WORKER))
         plan = Plan(bind=bind, memory=PLANNED.memory, ranks=(PLANNED,))
