@@ -230,10 +230,10 @@ _FAST: dict[tuple[str, Bind], list[tuple[str, str]]] = {
     ("1pkg-1node-20core-hybrid-1gpu", Bind.EXCLUSIVE): [("5-9,15-19", "0-4,10-14")],
     ("1pkg-1node-20core-hybrid-1gpu", Bind.CORE_COMPLEX): [("5-9", "0-4")],
     ("2pkg-2node-smt2-priority-8gpu", Bind.EXCLUSIVE): [
-        ("0-1,32-33", "2-3,34-35"),
-        ("4-5,36-37", "6-7,38-39"),
-        ("8-9,40-41", "10-11,42-43"),
-        ("12-13,44-45", "14-15,46-47"),
+        ("0-1,32-33", "8-9,40-41"),
+        ("2-3,34-35", "10-11,42-43"),
+        ("4-5,36-37", "12-13,44-45"),
+        ("6-7,38-39", "14-15,46-47"),
         ("16-17,48-49", "18-19,50-51"),
         ("20-21,52-53", "22-23,54-55"),
         ("24-25,56-57", "26-27,58-59"),
@@ -268,7 +268,7 @@ def test_ranks_of_a_few_cpus_get_fast_ones(readings_of: Callable[[str], Readings
     """With --cpus-per-rank, a rank's fast cores come first."""
     request = Request(bind=Bind.EXCLUSIVE, cpus_per_rank=4)
     ranks = make_plan(build(readings_of("2pkg-2node-smt2-priority-8gpu")), request).ranks
-    assert [cpu_set.render(rank.cpus) for rank in ranks[:3]] == ["0-1,32-33", "4-5,36-37", "8-9,40-41"]
+    assert [cpu_set.render(rank.cpus) for rank in ranks[:3]] == ["0-1,32-33", "2-3,34-35", "4-5,36-37"]
     assert "2 of its 2 cores are fast ones (highest_perf 46, others 36)" in ranks[0].reason
 
 
