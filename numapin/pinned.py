@@ -244,7 +244,12 @@ def _placed(num_bytes: int, home: Locality) -> tuple[memoryview, torch.Tensor]:
         view = memoryview(mmap.mmap(-1, num_bytes))
         flat = torch.frombuffer(view, dtype=torch.uint8)
         placement = place(
-            flat.data_ptr(), num_bytes, nodes=home.nodes, cpus=home.cpus, num_machine_nodes=home.num_machine_nodes
+            flat.data_ptr(),
+            num_bytes,
+            nodes=home.nodes,
+            cpus=home.cpus,
+            num_machine_nodes=home.num_machine_nodes,
+            within=home.within,
         )
     except (OSError, OverflowError) as error:
         raise NumapinError(f"{num_bytes} bytes could not be allocated: {error}", _SEE_BUDGET) from None

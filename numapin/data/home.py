@@ -54,7 +54,9 @@ class Home:
     def bind_this_thread(self) -> None:
         """Bind the calling thread to the CPUs and nodes, and let it work beside captures of CUDA graphs."""
         locality = self.locality
-        for refused in bind.bind_thread(cpus=locality.cpus, memory=locality.memory, nodes=locality.nodes):
+        for refused in bind.bind_thread(
+            cpus=locality.cpus, memory=locality.memory, nodes=locality.nodes, within=locality.within
+        ):
             self._notices.report_refusal(refused)
         driver = cuda.driver() if torch.cuda.is_initialized() else None
         if driver is not None:

@@ -41,6 +41,7 @@ class Locality:
         memory: The rank's memory policy. None: it stays as it is.
         num_machine_nodes: The number of nodes of the machine, of every kind.
         reason: Why these.
+        within: The only nodes where pages may be, so that they do not spill into GPU memory. Empty: not limited.
     """
 
     nodes: CpuSet
@@ -48,6 +49,7 @@ class Locality:
     memory: Memory | None
     num_machine_nodes: int
     reason: str
+    within: CpuSet = CpuSet()
 
 
 def find_locality(
@@ -86,7 +88,17 @@ def _on_named_node(tree: Tree, online: CpuSet, node: int) -> Locality:
         memory=Memory.PREFERRED if len(online) > 1 else None,
         num_machine_nodes=len(online),
         reason=f"requested with node={node}{warning}",
+        within=_host_nodes(tree, online),
     )
+
+
+def _host_nodes(tree: Tree, online: CpuSet) -> CpuSet:
+    """Return the nodes with CPUs if other nodes are GPU memory, into which a full node would spill; else none."""
+    if len(online) == 1:
+        return CpuSet()
+    from numapin.topology.sources.pci import read_gpu_memory_nodes  # a machine with one node never needs it
+
+    return CpuSet(node for node in online if _cpus(tree, node, online)) if read_gpu_memory_nodes(tree) else CpuSet()
 
 
 def _cpus_to_place_on(tree: Tree, online: CpuSet, node: int) -> CpuSet:
@@ -123,6 +135,7 @@ def _of_rank(rank: RankPlan, online: CpuSet, reason: str) -> Locality:
         memory=None if rank.memory is Memory.NONE else rank.memory,
         num_machine_nodes=len(online),
         reason=reason,
+        within=rank.within or CpuSet(),
     )
 
 

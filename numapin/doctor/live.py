@@ -19,12 +19,12 @@ from numapin.doctor.files import read_confinement, read_module_version
 from numapin.doctor.model import Live
 from numapin.errors import LibnumaError, NumapinError
 from numapin.launcher.rehearse import in_child
-from numapin.system import memory, numa
+from numapin.system import memory, nccl_files, numa
 from numapin.topology.sources.libnuma import load
 from numapin.topology.sources.nvml import read_nvml
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from numapin.topology.model import Topology
 
@@ -48,7 +48,7 @@ def read_live(topology: Topology, environ: Mapping[str, str]) -> Live:
         libnuma=libnuma,
         streaming_stores=memory.can_pass_caches() if os.uname().machine == "x86_64" else None,
         python=sys.version_info[:3],
-        nccl=_nccl_versions(),
+        nccl=_nccl_versions() or _nccl_library(environ),
         shm_bytes=shm_bytes,
         shm_free_bytes=shm_free_bytes,
     )
@@ -127,6 +127,12 @@ def _nccl_versions() -> Mapping[str, str]:
         with suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package) or "unknown"  # None if the metadata is broken
     return found
+
+
+def _nccl_library(environ: Mapping[str, str], folders: Sequence[str] = nccl_files.FOLDERS) -> Mapping[str, str]:
+    """Return the library that a program finds without a package, with its version."""
+    found = nccl_files.installed_library((*environ.get("LD_LIBRARY_PATH", "").split(":"), *folders))
+    return {found: nccl_files.library_version(found) or "unknown"} if found else {}
 
 
 def _size(path: str) -> tuple[int | None, int | None]:

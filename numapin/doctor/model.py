@@ -105,7 +105,7 @@ class Live:
         libnuma: Why libnuma cannot be used; None if it can.
         streaming_stores: Whether libstores.so is installed; None on machines that it does not support.
         python: The version of this Python.
-        nccl: The installed NCCL packages and their versions.
+        nccl: The installed NCCL packages, or the path of the library without a package, with their versions.
         shm_bytes: The size of /dev/shm.
         shm_free_bytes: The free part of /dev/shm.
     """

@@ -5,12 +5,12 @@ Comes in: the `Live` facts of the running machine, and the `Topology`. Goes out:
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.plural import counted
 from numapin.data import forks
 from numapin.doctor.model import Check
+from numapin.system.nccl import IGNORE, MENDED, ignores_affinity, narrows
 from numapin.system.openmp import binding_variables
 from numapin.topology.readings import OTHERS
 
@@ -46,14 +46,15 @@ PYTHON: Final = Check(
 )
 NCCL: Final = Check(
     name="nccl",
-    where="the metadata of the packages nvidia-nccl-cu*",
+    where="the metadata of the packages nvidia-nccl-cu*, else the file name of libnccl.so.2",
     why="NCCL 2.29.2 to 2.29.7 bind the thread that creates a communicator to the CPUs of the GPU's node and leave it "
     "there, with all threads that it starts later.",
 )
 NCCL_AFFINITY: Final = Check(
     name="nccl-affinity",
     where="NCCL_IGNORE_CPU_AFFINITY in the environment",
-    why="With this variable, NCCL's threads use all CPUs of the GPU's node, including those of other ranks.",
+    why="With this variable, NCCL's threads use all CPUs of the GPU's node, including those of other ranks. With NCCL "
+    "2.29.2 to 2.29.7, so do the rank's main thread and all threads that it starts later.",
 )
 OPENMP: Final = Check(
     name="openmp-affinity",
@@ -66,8 +67,6 @@ DEVICE_ORDER: Final = Check(
     where="CUDA_DEVICE_ORDER in the environment, nvmlDeviceGetName",
     why="With GPUs of several models, CUDA numbers the fastest first: cuda:0 need not be GPU 0 of nvidia-smi.",
 )
-_AFFECTED_NCCL: Final = ((2, 29, 2), (2, 30, 3))
-"""The first NCCL that does not restore the caller's affinity, and the first that does again."""
 
 
 def driver(live: Live, topology: Topology) -> DoctorFinding:
@@ -146,36 +145,33 @@ def python(live: Live, _topology: Topology) -> DoctorFinding:
 def nccl(live: Live, _topology: Topology) -> DoctorFinding:
     """Find an NCCL that does not restore the caller's CPU affinity."""
     if not live.nccl:
-        return NCCL.unknown("no package nvidia-nccl-cu* is installed")
+        return NCCL.unknown("no package nvidia-nccl-cu* and no libnccl.so.2 is installed")
     what = ", ".join(map(" ".join, live.nccl.items()))
-    versions = {package: _version(text) for package, text in live.nccl.items()}
-    affected = [package for package, version in versions.items() if _is_affected(version)]
+    affected = _narrowing(live)
     if affected:
-        remedy = f"pip install --upgrade '{affected[0]}>=2.30.3' (pip warns if torch requires another version)"
+        upgrade = f"pip install --upgrade '{affected[0]}>={MENDED}' (pip warns if torch requires another version)"
+        remedy = f"install libnccl2 {MENDED} or newer" if affected[0].startswith("/") else upgrade
         return NCCL.warning(f"{what}: does not restore the caller's CPU affinity", remedy=remedy)
-    if None in versions.values():
+    if None in map(narrows, live.nccl.values()):
         return NCCL.unknown(f"{what}: not a version of NCCL")
     return NCCL.ok(f"{what}: restores the caller's CPU affinity")
 
 
-def _version(text: str) -> tuple[int, ...] | None:
-    match = re.match(r"(\d{1,4})\.(\d{1,4})\.(\d{1,4})", text, re.ASCII)
-    return None if match is None else tuple(map(int, match.groups()))
-
-
-def _is_affected(version: tuple[int, ...] | None) -> bool:
-    first, mended = _AFFECTED_NCCL
-    return version is not None and first <= version < mended
+def _narrowing(live: Live) -> list[str]:
+    """Return the packages or libraries that do not restore the caller's affinity."""
+    return [name for name, version in live.nccl.items() if narrows(version)]
 
 
 def nccl_affinity(live: Live, _topology: Topology) -> DoctorFinding:
     """Find the variable that makes NCCL leave the CPUs of its rank."""
-    value = live.environ.get("NCCL_IGNORE_CPU_AFFINITY")
+    value = live.environ.get(IGNORE)
     if value is None:
-        return NCCL_AFFINITY.ok("NCCL_IGNORE_CPU_AFFINITY not set")
-    if value in ("", "0"):
+        return NCCL_AFFINITY.ok(f"{IGNORE} not set")
+    if not ignores_affinity(live.environ):
         return NCCL_AFFINITY.ok(f"set to {value!r}")
-    return NCCL_AFFINITY.warning(f"NCCL_IGNORE_CPU_AFFINITY={value}", remedy="unset NCCL_IGNORE_CPU_AFFINITY")
+    threads = "all threads of a rank" if _narrowing(live) else "NCCL's threads"
+    what = f"{IGNORE}={value}: {threads} leave the rank's CPUs"
+    return NCCL_AFFINITY.warning(what, remedy=f"unset {IGNORE}")
 
 
 def openmp(live: Live, _topology: Topology) -> DoctorFinding:

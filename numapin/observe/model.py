@@ -14,6 +14,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.records import to_json
+from numapin.system.nccl import narrows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -90,6 +91,24 @@ class Pages:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NcclLibrary:
+    """The NCCL library of a process: its path, its version (None: unknown), and whether it ignores the affinity."""
+
+    library: str
+    version: str | None
+    ignores_affinity: bool
+
+    @property
+    def narrows(self) -> bool | None:
+        """Whether it leaves its caller on the CPUs of the GPU's node; None: unknown."""
+        return narrows(self.version)
+
+    def to_json(self) -> dict[str, object]:
+        """Return the JSON form."""
+        return {**to_json(self), "narrows": self.narrows}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
     """One process of a rank.
 
@@ -102,6 +121,7 @@ class Process:
         pages: Its memory. None: the kernel does not report it.
         unreadable: The reason if `pages` is None.
         openmp: The variables in its environment that make OpenMP move threads.
+        nccl: The NCCL library that a rank has loaded. None: none, or the process is not a rank.
     """
 
     pid: int
@@ -112,6 +132,7 @@ class Process:
     pages: tuple[Pages, ...] | None
     unreadable: str | None = None
     openmp: tuple[str, ...] = ()
+    nccl: NcclLibrary | None = None
 
     def bytes_by_node(self, kind: MemoryKind) -> Counter[int]:
         """Return the bytes of this kind on each node, under any policy."""
@@ -132,6 +153,7 @@ class Process:
             "memory": None if self.pages is None else [pages.to_json() for pages in self.pages],
             "unreadable": self.unreadable,
             "openmp": list(self.openmp),
+            "nccl": None if self.nccl is None else self.nccl.to_json(),
         }
 
 

@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from numapin.base.cpu_set import CpuSet
 from numapin.base.printable import printable
-from numapin.observe.model import MemoryKind, Observed, ObservedRank, Pages, Policy, Process, Role, Thread
+from numapin.observe.model import MemoryKind, NcclLibrary, Observed, ObservedRank, Pages, Policy, Process, Role, Thread
 from numapin.system import numa_maps, proc
+from numapin.system.nccl import ignores_affinity, mapped_library
+from numapin.system.nccl_files import library_version
 from numapin.system.openmp import binding_variables
 from numapin.system.tree import Tree
 
@@ -114,6 +116,7 @@ class _Reader:
             pages=memory.pages,
             unreadable=memory.unreadable,
             openmp=tuple(printable(f"{name}={value}") for name, value in binding_variables(environ).items()),
+            nccl=_nccl(folder, environ) if is_rank else None,
         )
 
     def _threads(self, process: str) -> Iterator[Thread]:
@@ -130,6 +133,18 @@ class _Reader:
         # A mask may have CPUs that are possible but not present, as on virtual machines.
         present = cpus if self.online is None else cpus & self.online
         return Thread(tid=tid, name=stat.name, cpus=present, last_cpu=stat.last_cpu)
+
+
+def _nccl(process: str, environ: Mapping[str, str]) -> NcclLibrary | None:
+    """Return the NCCL library that a process has mapped; its path may be that of a container."""
+    try:
+        path = mapped_library(proc.read(f"{process}/maps"))
+    except (proc.Gone, PermissionError):
+        return None
+    if path is None:
+        return None
+    version = library_version(f"{process}/root{path}")
+    return NcclLibrary(library=printable(path), version=version, ignores_affinity=ignores_affinity(environ))
 
 
 def _role(name: str, pages: tuple[Pages, ...], *, is_rank: bool) -> Role:

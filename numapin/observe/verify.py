@@ -13,13 +13,14 @@ from numapin.base.cpu_set import CpuSet
 from numapin.base.plural import counted
 from numapin.observe.model import PRIVATE, MemoryKind, Role
 from numapin.observe.report import RankReport, VerifyFinding, VerifyReport, VerifySeverity
-from numapin.plan.request import Memory
+from numapin.plan.request import Bind, Memory
+from numapin.system.nccl import IGNORE, MENDED
 from numapin.system.refusals import SYS_NICE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from numapin.observe.model import Observed, ObservedRank, Policy, Process, Thread
+    from numapin.observe.model import NcclLibrary, Observed, ObservedRank, Policy, Process, Thread
     from numapin.plan.model import Plan, RankPlan
 
 JUDGED: Final = tuple(kind for kind in MemoryKind if kind is not MemoryKind.FILE)
@@ -39,6 +40,13 @@ _MODES: Final = {
     Memory.BIND: ("bind",),
     Memory.INTERLEAVE: ("interleave",),
 }
+_WIDER: Final = (Bind.SOCKET, Bind.NONE)
+"""Modes that give a rank CPUs of other nodes than its GPU's."""
+_HARMLESS: Final = {
+    True: "narrows threads to the CPUs of the GPU's node, and the rank has no others",
+    False: "keeps to the rank's CPUs",
+    None: "keeps to the rank's CPUs, or narrows its threads to those of the GPU's node (2.29.2 to 2.29.7)",
+}
 _RESTART: Final = "start it with numapin run, which binds before the program starts"
 
 
@@ -48,7 +56,8 @@ def verify(plan: Plan, observed: Observed, *, applied: Mapping[int, Mapping[str,
     1. Every thread of a rank and its descendants may use planned CPUs only; fewer are fine.
     2. On a machine with one node, all memory is local.
     3. The memory policy of every process is the planned one.
-    4. Of each kind of memory, at most 5 % or 4 MiB, whichever is more, is on other nodes; of page-locked memory, 1 %.
+    4. NCCL does not undo the binding.
+    5. Of each kind of memory, at most 5 % or 4 MiB, whichever is more, is on other nodes; of page-locked memory, 1 %.
 
     Args:
         plan: The plan of the job.
@@ -63,18 +72,19 @@ def verify(plan: Plan, observed: Observed, *, applied: Mapping[int, Mapping[str,
     return VerifyReport(
         run=run,
         ranks=tuple(
-            _judge(planned[rank.local_rank], rank, observed.nodes, applied.get(rank.local_rank))
+            _judge(planned[rank.local_rank], rank, observed.nodes, applied.get(rank.local_rank), plan.bind)
             for rank in observed.ranks
         ),
     )
 
 
 def _judge(
-    plan: RankPlan, rank: ObservedRank, machine_nodes: CpuSet, applied: Mapping[str, object] | None
+    plan: RankPlan, rank: ObservedRank, machine_nodes: CpuSet, applied: Mapping[str, object] | None, bind: Bind
 ) -> RankReport:
     findings: Iterable[VerifyFinding] = [_gone(rank)]
     if not rank.is_gone:
-        findings = (*_threads(plan, rank, applied), *_memory(plan, rank, machine_nodes, applied))
+        of_nccl = (_nccl(process, process.nccl, bind) for process in rank.processes if process.nccl)
+        findings = (*_threads(plan, rank, applied), *of_nccl, *_memory(plan, rank, machine_nodes, applied))
     return RankReport(requested=plan, applied=applied, observed=rank, findings=tuple(findings))
 
 
@@ -161,6 +171,25 @@ def _remedy(plan: RankPlan, process: Process, thread: Thread) -> str:
     return f"the program or another process called sched_setaffinity; restore the CPUs with: {restore}"
 
 
+def _nccl(process: Process, nccl: NcclLibrary, bind: Bind) -> VerifyFinding:
+    """Name the version of NCCL; a warning if it undoes the binding, whether or not it has done so yet."""
+    name = f"NCCL {nccl.version or 'of unknown version'}"
+    upgrade = f"install NCCL {MENDED} or newer; see: numapin doctor"
+    severity, remedy = VerifySeverity.WARNING, f"unset {IGNORE}"
+    if nccl.ignores_affinity and nccl.narrows:
+        what, remedy = "moves all threads of the rank to the CPUs of the GPU's node", f"unset {IGNORE}, or {upgrade}"
+    elif nccl.ignores_affinity:
+        what = "moves its own threads to all CPUs of the GPU's node"
+    elif nccl.narrows and bind in _WIDER:
+        what, remedy = f"narrows the rank to the CPUs of the GPU's node, despite --bind {bind}", upgrade
+    else:
+        severity, remedy, what = VerifySeverity.NOTE, "", _HARMLESS[nccl.narrows]
+    variable = f" with {IGNORE}" if nccl.ignores_affinity else ""
+    return VerifyFinding(
+        severity=severity, what=f"{name}{variable} {what}", where=f"pid {process.pid}, {nccl.library}", remedy=remedy
+    )
+
+
 def _memory(
     plan: RankPlan, rank: ObservedRank, machine_nodes: CpuSet, applied: Mapping[str, object] | None
 ) -> Iterator[VerifyFinding]:
@@ -194,15 +223,17 @@ def _note(what: str, rank: ObservedRank) -> VerifyFinding:
 
 def _fits(policy: Policy, plan: RankPlan) -> bool:
     """Return whether a policy is the planned one. Old kernels can prefer only one of several planned nodes."""
-    names_nodes = plan.memory is not Memory.LOCAL
-    return policy.mode in _MODES[plan.memory] and policy.nodes <= plan.nodes and bool(policy.nodes) == names_nodes
+    memory, nodes = plan.kernel_policy
+    names_nodes = memory is not Memory.LOCAL
+    return policy.mode in _MODES[memory] and policy.nodes <= nodes and bool(policy.nodes) == names_nodes
 
 
 def _wrong_policy(
     plan: RankPlan, process: Process, policy: Policy, applied: Mapping[str, object] | None
 ) -> VerifyFinding:
     """Return the finding; a warning if the kernel refused the policy at the start: first touch may do as well then."""
-    was_refused = applied is not None and applied.get("memory") != plan.memory.value
+    memory, nodes = plan.kernel_policy
+    was_refused = applied is not None and applied.get("memory") != memory.value
     if was_refused:
         remedy = f"the kernel refused it when the rank was bound: {SYS_NICE}"
     elif applied is None:
@@ -211,7 +242,7 @@ def _wrong_policy(
         remedy = "the program, or a library that it uses, called set_mempolicy (numa_set_membind, …): remove that call"
     return VerifyFinding(
         severity=VerifySeverity.WARNING if was_refused else VerifySeverity.ERROR,
-        what=f"the memory policy of the {process.role} is {policy}; planned: {plan.memory} {plan.nodes}",
+        what=f"the memory policy of the {process.role} is {policy}; planned: {memory} {nodes}",
         where=f"pid {process.pid}",
         remedy=remedy,
     )

@@ -7,7 +7,7 @@ Comes in: a `Topology` and a `Request`. Goes out: one `Draft` per rank, with its
 from __future__ import annotations
 
 from collections import defaultdict
-from itertools import chain, cycle, islice, pairwise
+from itertools import chain, cycle, islice
 from math import inf
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from numapin.base.cpu_set import CpuSet
 from numapin.base.plural import counted, listed
 from numapin.errors import PlanError, UsageError
+from numapin.plan.fast import even_shares, fast_groups_first, rating_of, why_fast
 from numapin.plan.gpus import rank_gpus
 from numapin.plan.request import Bind, Request
 from numapin.plan.usable import UsableMachine
@@ -267,13 +268,18 @@ def _seat_order(draft: Draft) -> tuple[tuple[int, ...], str, int]:
 
 
 def _dealt_complexes(machine: UsableMachine, group: list[Draft]) -> list[Draft]:
-    """Deal a node's L3 groups out to its ranks, the largest first; if there are more ranks, groups are shared."""
+    """Deal a node's L3 groups out to its ranks, those with fast cores first, then the largest.
+
+    If there are more ranks, groups are shared.
+    """
     if not group[0].bound:
         return group
     pools = _l3_pools(machine, group[0].pool)
     if not pools:
         return [draft.because("the L3 caches are unknown, the whole node is used", exact=False) for draft in group]
-    return [_in_complex(draft, pools, number % len(pools)) for number, draft in enumerate(group)]
+    rating, pools = rating_of(machine, group[0].pool), fast_groups_first(machine, pools, len(group))
+    complexes = [_in_complex(draft, pools, number % len(pools)) for number, draft in enumerate(group)]
+    return [_with_fast(machine, draft, rating) for draft in complexes] if rating else complexes
 
 
 def _l3_pools(machine: UsableMachine, pool: CpuSet) -> list[CpuSet]:
@@ -291,6 +297,11 @@ def _in_complex(draft: Draft, pools: list[CpuSet], number: int) -> Draft:
     return draft._replace(pool=pool).because(f"L3 group {number + 1} of {len(pools)}: {len(pool)} CPUs")
 
 
+def _with_fast(machine: UsableMachine, draft: Draft, rating: str) -> Draft:
+    """Add how many of the rank's cores are fast by this rating."""
+    return draft.because(why_fast(machine, machine.cores(draft.cpus or draft.pool), rating))
+
+
 def _shared_group(machine: UsableMachine, group: list[Draft], num_ranks: int) -> list[Draft]:
     """Give every rank of the group the whole pool. Ranks that are not bound share the cores with all ranks."""
     num_cores = len(machine.cores(group[0].pool))
@@ -301,18 +312,18 @@ def _shared_group(machine: UsableMachine, group: list[Draft], num_ranks: int) ->
 
 
 def _split_group(machine: UsableMachine, request: Request, group: list[Draft], taken: AbstractSet[int]) -> list[Draft]:
-    """Split the pool by whole cores, evenly; the first ranks get the cores that are left over."""
+    """Split the pool by whole cores, evenly, fast cores too; the first ranks get the cores that are left over."""
     cores = machine.cores(group[0].pool - taken)
     if len(cores) < len(group):
         return _overcommitted(machine, request, group, cores)
-    base, extra = divmod(len(cores), len(group))
-    starts = [i * base + min(i, extra) for i in range(len(group) + 1)]
-    shares = [cores[start:end] for start, end in pairwise(starts)]
-    return [_share(machine, request, draft, share, len(group)) for draft, share in zip(group, shares, strict=True)]
+    rating = rating_of(machine, group[0].pool)
+    shares = even_shares(machine, cores, len(group))
+    split = [_share(machine, request, draft, share, len(group)) for draft, share in zip(group, shares, strict=True)]
+    return [_with_fast(machine, draft, rating) for draft in split] if rating else split
 
 
 def _share(machine: UsableMachine, request: Request, draft: Draft, cores: list[Core], sharers: int) -> Draft:
-    """Give a rank its cores, or as many of their CPUs as were requested."""
+    """Give a rank its cores, or as many of their CPUs as were requested, the fast ones first."""
     cpus = machine.usable_cpus(cores)
     wanted = request.cpus_per_rank or len(cpus)
     if len(cpus) < wanted:

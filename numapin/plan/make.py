@@ -17,10 +17,11 @@ from numapin.plan.model import GpuRef, Plan, RankPlan
 from numapin.plan.request import Bind
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numapin.plan.cpus import Draft
-    from numapin.plan.request import Memory, Request
+    from numapin.plan.memory import PlacedDraft
+    from numapin.plan.request import Request
     from numapin.plan.usable import UsableMachine
     from numapin.topology.model import Topology
 
@@ -41,9 +42,10 @@ def make_plan(topology: Topology, request: Request) -> Plan:
     3. A rank's home is its GPU's node; a home without usable CPUs is replaced by the nearest node that has some.
     4. The mode makes a pool of CPUs of the home.
     5. Ranks of one pool share it, or split it by whole cores (`exclusive`, `cpus_per_rank`), in the order of their
-       GPUs' PCI addresses, so that renumbering GPUs moves no CPUs.
+       GPUs' PCI addresses, so that renumbering GPUs moves no CPUs. Fast cores are taken first, evenly.
     6. A rank's thread count is its part of the physical cores of its pool.
     7. Its memory is on its GPU's node (the package's nodes for `socket`), or on the nearest node with allowed memory.
+       Where nodes of GPU memory exist, pages stay on nodes with CPUs.
 
     Args:
         topology: The machine.
@@ -72,13 +74,14 @@ def plan_and_rank_warnings(topology: Topology, request: Request) -> tuple[Plan, 
     """Return the plan, and those of its warnings that are about ranks, not about the machine."""
     machine, drafts = assign_cpus(topology, request)
     placed = [memory_of(machine, request, draft) for draft in drafts]
-    ranks = tuple(_rank_plan(draft, memory, nodes) for draft, memory, nodes in placed)
-    of_ranks = (*_shared_gpu_warning(ranks), *_inexact_warnings([draft for draft, _, _ in placed]))
-    warnings = (*topology.warnings, *of_ranks, *_idle_warning(machine, request, ranks))
+    ranks = tuple(map(_rank_plan, placed))
+    of_ranks = (*_shared_gpu_warning(ranks), *_inexact_warnings([each.draft for each in placed]))
+    warnings = (*topology.warnings, *of_ranks, *_idle_warnings(machine, request, ranks))
     return Plan(bind=request.bind, memory=request.policy, ranks=ranks, warnings=warnings), of_ranks
 
 
-def _rank_plan(draft: Draft, memory: Memory, nodes: CpuSet) -> RankPlan:
+def _rank_plan(placed: PlacedDraft) -> RankPlan:
+    draft, memory, nodes, within = placed
     gpu = draft.gpu
     return RankPlan(
         local_rank=draft.local_rank,
@@ -90,6 +93,7 @@ def _rank_plan(draft: Draft, memory: Memory, nodes: CpuSet) -> RankPlan:
         num_threads=draft.num_threads,
         exact=draft.exact,
         reason="; ".join(draft.why),
+        within=within,
     )
 
 
@@ -113,21 +117,44 @@ def _inexact_warnings(drafts: Sequence[Draft]) -> list[str]:
     return [f"{listed('rank', numbers)}: {reason}" for reason, numbers in ranks_by_reason.items()]
 
 
-def _idle_warning(machine: UsableMachine, request: Request, ranks: tuple[RankPlan, ...]) -> tuple[str, ...]:
-    """Warn of idle CPUs on nodes without a rank if `--bind socket` would use them."""
-    if request.bind in (Bind.NONE, Bind.SOCKET):
-        return ()
+def _idle_warnings(machine: UsableMachine, request: Request, ranks: tuple[RankPlan, ...]) -> Iterator[str]:
+    """Warn of idle CPUs: on nodes that `--bind socket` would use, and in packages without a rank."""
+    if request.bind is Bind.NONE:
+        return
     idle = _idle_nodes(machine, ranks)
-    if not idle:
-        return ()
-    num_cpus = sum(len(machine.node_cpus[node]) for node in idle)
-    return (f"{num_cpus} CPUs of nodes {idle}, which have no rank, stay idle; --bind socket uses them",)
+    homes = {rank.node for rank in ranks if rank.node is not None}
+    near = idle & CpuSet().union(*map(machine.package_nodes, homes))
+    if near and request.bind is not Bind.SOCKET:
+        yield f"{_num_cpus(machine, near)} CPUs of nodes {near}, which have no rank, stay idle; --bind socket uses them"
+    far = idle - near
+    if far:
+        cpus, place = counted(_num_cpus(machine, far), "CPU"), _place(machine, far)
+        yield f"{cpus} of {place} stay idle, because no rank is there; {_use_of(machine, far)}"
 
 
 def _idle_nodes(machine: UsableMachine, ranks: tuple[RankPlan, ...]) -> CpuSet:
-    """Return the nodes with usable CPUs of which no rank uses any, in the packages where ranks are at home."""
+    """Return the nodes with usable CPUs of which no rank uses any, and where no rank is at home."""
     homes = {rank.node for rank in ranks if rank.node is not None}
-    reachable = CpuSet().union(*map(machine.package_nodes, homes))
-    without_rank = reachable.intersection(node.id for node in machine.open_nodes) - homes
     used: set[int] = set().union(*(rank.cpus for rank in ranks))
+    without_rank = (node.id for node in machine.open_nodes if node.id not in homes)
     return CpuSet(node for node in without_rank if machine.node_cpus[node].isdisjoint(used))
+
+
+def _num_cpus(machine: UsableMachine, nodes: CpuSet) -> int:
+    return len(machine.cpus_of(nodes)[0])
+
+
+def _place(machine: UsableMachine, nodes: CpuSet) -> str:
+    """Return the packages of some nodes and the nodes; only the nodes if a package is unknown."""
+    packages = {machine.nodes[node].package for node in nodes}
+    known = CpuSet(package for package in packages if package is not None)
+    of_nodes = listed("node", nodes)
+    return f"{listed('package', known)} ({of_nodes})" if len(known) == len(packages) else of_nodes
+
+
+def _use_of(machine: UsableMachine, nodes: CpuSet) -> str:
+    """Return how to use the CPUs of packages without a rank: by their GPUs, or from everywhere."""
+    gpus = CpuSet(gpu.index for gpu in machine.topology.visible_gpus if gpu.node in nodes)
+    if not gpus:
+        return "--bind none uses them"
+    return f"{listed('GPU', gpus)} of these nodes can have ranks: see --nproc-per-node and --gpus"

@@ -5,7 +5,7 @@ Comes in: a rank's `Draft` with its CPUs. Goes out: its memory policy and the po
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from numapin.base.cpu_set import CpuSet
 from numapin.base.plural import listed
@@ -19,11 +19,27 @@ if TYPE_CHECKING:
     from numapin.topology.model import Node
 
 
-def memory_of(machine: UsableMachine, request: Request, draft: Draft) -> tuple[Draft, Memory, CpuSet]:
+class PlacedDraft(NamedTuple):
+    """A draft with its memory policy and the policy's nodes, and the only nodes where its pages may be."""
+
+    draft: Draft
+    policy: Memory
+    nodes: CpuSet
+    within: CpuSet | None = None
+
+
+def memory_of(machine: UsableMachine, request: Request, draft: Draft) -> PlacedDraft:
     """Return the draft with any reason added, the policy, and its nodes: by default the nodes under the CPUs.
 
     Raises UsageError if a named node is not host memory that this process may use.
     """
+    placed = PlacedDraft(*_requested_memory(machine, request, draft))
+    if not machine.gpu_memory_ids or placed.policy is Memory.BIND:
+        return placed
+    return _out_of_gpu_memory(machine, request, placed)
+
+
+def _requested_memory(machine: UsableMachine, request: Request, draft: Draft) -> tuple[Draft, Memory, CpuSet]:
     policy = request.policy
     if request.memory_nodes is not None:
         return draft, policy, _named_nodes(machine, request.memory_nodes)
@@ -39,6 +55,28 @@ def memory_of(machine: UsableMachine, request: Request, draft: Draft) -> tuple[D
         draft = draft.because(why, exact=request.memory is None)
         return draft, Memory.NONE, machine.nodes_under(draft.cpus)
     return _home_memory(machine, request, draft, draft.home)
+
+
+def _out_of_gpu_memory(machine: UsableMachine, request: Request, placed: PlacedDraft) -> PlacedDraft:
+    """Keep pages out of GPU memory, or say why that is impossible.
+
+    Every policy but `bind` falls back to any other node when its own are full, the page cache included (mm/mempolicy.c,
+    "normal fallback"), and thus to GPU memory. `bind` takes the node that is nearest to the CPU that touches a page, as
+    `local` does, and has no fallback. On CPUs of the preferred nodes, `bind` over the host's nodes is thus `preferred`
+    without the spill.
+    """
+    draft, policy, nodes, _ = placed
+    gpu_memory = f"GPU memory ({listed('node', machine.gpu_memory_ids)})"
+    host = machine.memory_node_ids | (request.memory_nodes or CpuSet())
+    if request.policy in (Memory.NONE, Memory.INTERLEAVE) or not host:
+        why = f"with --memory {request.policy}, pages may go to {gpu_memory} when the host's memory is full"
+        return placed._replace(draft=draft.because(why))
+    draft = draft.because(f"pages stay on {listed('node', host)}: {gpu_memory} is never used for them")
+    if policy is Memory.PREFERRED and not machine.nodes_under(draft.cpus) <= nodes:
+        why = f"{listed('node', nodes)} cannot be preferred from CPUs of other nodes; pages go to the CPU's own node"
+        draft = draft.because(why, exact=False)
+    kept = Memory.LOCAL if policy is Memory.NONE else policy
+    return placed._replace(draft=draft, policy=kept, within=host)
 
 
 def _home_memory(machine: UsableMachine, request: Request, draft: Draft, home: int) -> tuple[Draft, Memory, CpuSet]:

@@ -48,6 +48,8 @@ class RankPlan:
         num_threads: Its share of the physical cores.
         exact: Whether it gets what was requested.
         reason: Why it gets these CPUs and this memory.
+        within: The only nodes where its pages may be, because `preferred` and `local` would spill into GPU memory.
+            None: not limited.
     """
 
     local_rank: int
@@ -59,6 +61,12 @@ class RankPlan:
     num_threads: int
     exact: bool
     reason: str
+    within: CpuSet | None = None
+
+    @property
+    def kernel_policy(self) -> tuple[Memory, CpuSet]:
+        """The policy that the kernel is given, with its nodes: `bind` if the pages must stay within some nodes."""
+        return (Memory.BIND, self.within) if self.within else (self.memory, self.nodes)
 
     def __str__(self) -> str:
         """Return what the rank gets in one line."""

@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING
 
 from numapin.base import cpu_set
 from numapin.base.cpu_set import CpuSet
+from numapin.topology.fast import fast_cores
+from numapin.topology.model import NodeKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from numapin.topology.fast import FastCores
     from numapin.topology.model import Core, Node, Topology
 
 
@@ -60,6 +63,29 @@ class UsableMachine:
     def memory_node_ids(self) -> CpuSet:
         """The numbers of `memory_nodes`."""
         return CpuSet(node.id for node in self.memory_nodes)
+
+    @cached_property
+    def gpu_memory_ids(self) -> CpuSet:
+        """The nodes of GPU memory that the kernel may use for this process."""
+        nodes = (node.id for node in self.topology.nodes if node.kind is NodeKind.GPU)
+        return CpuSet(nodes) & self.topology.allowed.nodes
+
+    @cached_property
+    def _fast(self) -> tuple[FastCores, ...]:
+        return fast_cores(self.topology)
+
+    @cached_property
+    def _fast_ids(self) -> frozenset[int]:
+        return frozenset(cpu for fast in self._fast for cpu in fast.cpus)
+
+    def is_fast(self, core: Core) -> bool:
+        """Return whether a core is faster than others of its node."""
+        return core.id in self._fast_ids
+
+    def ratings_on(self, cpus: CpuSet) -> list[str]:
+        """Return by what the fast cores of these CPUs' nodes count as fast."""
+        nodes = self.nodes_under(cpus) if self._fast else CpuSet()
+        return [fast.rating for fast in self._fast if fast.node in nodes]
 
     @cached_property
     def _node_of(self) -> dict[int, int]:

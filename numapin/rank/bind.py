@@ -70,7 +70,8 @@ def apply(rank: RankPlan | RankSlice) -> Applied:
     Call it before this thread starts others: Linux binds threads, not processes. Refusals by the kernel are not raised;
     they are in `shortfalls`.
     """
-    shortfalls = (*_bind_cpus(rank.cpus), *_bind_memory(rank.memory, rank.nodes, first=rank.node))
+    policy = _kernel_policy(rank.memory, rank.nodes, rank.within)
+    shortfalls = (*_bind_cpus(rank.cpus), *_bind_memory(*policy, first=rank.node))
     memory, nodes = _read_policy()
     return Applied(cpus=frozenset(os.sched_getaffinity(0)), memory=memory, nodes=nodes, shortfalls=shortfalls)
 
@@ -89,12 +90,20 @@ def as_bound(rank: RankPlan, shortfalls: Sequence[str]) -> RankPlan:
     return replace(rank, exact=False, reason="; ".join((rank.reason, *surprises(rank, shortfalls))))
 
 
-def bind_thread(*, cpus: frozenset[int], memory: Memory | None, nodes: frozenset[int]) -> tuple[str, ...]:
+def bind_thread(
+    *, cpus: frozenset[int], memory: Memory | None, nodes: frozenset[int], within: frozenset[int] | None = None
+) -> tuple[str, ...]:
     """Bind the calling thread, and threads it starts later, to CPUs and memory; return the refusals with remedies.
 
-    Empty `cpus`, or None for `memory`, leave the current binding.
+    Empty `cpus`, or None for `memory`, leave the current binding. Pages stay `within` these nodes if there are any.
     """
-    return (*(_bind_cpus(cpus) if cpus else ()), *(_bind_memory(memory, nodes, first=None) if memory else ()))
+    of_memory = _bind_memory(*_kernel_policy(memory, nodes, within), first=None) if memory else ()
+    return (*(_bind_cpus(cpus) if cpus else ()), *of_memory)
+
+
+def _kernel_policy(memory: str, nodes: frozenset[int], within: frozenset[int] | None) -> tuple[str, frozenset[int]]:
+    """Return the policy that the kernel is given, as `RankPlan.kernel_policy` does."""
+    return ("bind", within) if within else (memory, nodes)
 
 
 def _bind_cpus(cpus: frozenset[int]) -> Iterator[str]:

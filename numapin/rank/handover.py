@@ -45,7 +45,7 @@ _MAX_ENVIRONMENT_BYTES: Final = 6 << 20  # Linux's limit for any stack size
 class RankSlice:
     """The parts of a `RankPlan` that a rank needs to bind itself, under the same names; `json` is the whole plan."""
 
-    __slots__ = ("cpus", "json", "memory", "node", "nodes", "num_threads")
+    __slots__ = ("cpus", "json", "memory", "node", "nodes", "num_threads", "within")
 
     def __init__(self, text: str) -> None:
         """Parse the text of a slice. Raises ValueError and KeyError."""
@@ -54,17 +54,18 @@ class RankSlice:
         self.cpus = CpuSet.parse(fields["cpus"])
         self.nodes = CpuSet.parse(fields["nodes"])
         self.memory = fields["memory"]
+        self.within = CpuSet.parse(fields["within"]) if fields["within"] else None
         self.node = int(fields["node"]) if fields["node"] else None
         self.num_threads = int(fields["num_threads"])
         self.json = brace + rest
 
 
 def _slice(rank: RankPlan) -> str:
-    """Return the text of a slice: `cpus=0-3 nodes=0 memory=bind node=0 num_threads=4 {"local_rank": 0, …}`."""
+    """Return the text of a slice: `cpus=0-3 nodes=0 memory=bind within= node=0 num_threads=4 {"local_rank": 0, …}`."""
     from numapin.base.strict_json import encode
 
     node = "" if rank.node is None else rank.node
-    plain = f"cpus={rank.cpus} nodes={rank.nodes} memory={rank.memory} node={node}"
+    plain = f"cpus={rank.cpus} nodes={rank.nodes} memory={rank.memory} within={rank.within or ''} node={node}"
     return f"{plain} num_threads={rank.num_threads} {encode(rank.to_json(), indent=None)}"
 
 

@@ -16,6 +16,8 @@ Comes in: addresses, process ids, modes, paths. Goes out: the kernel's answer, o
     oom.py        EDGE  whether the kernel's out-of-memory killer ended a rank
     tree.py       EDGE  small files of sysfs and procfs below any root
     cuda.py       EDGE  CUDA driver calls that torch lacks
+    nccl.py       PURE  NCCL's effect on the CPU affinity
+    nccl_files.py EDGE  the version of an NCCL library
     openmp.py     PURE  variables that make OpenMP bind threads
     refusals.py   PURE  remedies for refused NUMA calls
     stores.c            copies that bypass the caches

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from numapin.base.cpu_set import CpuSet
 from numapin.errors import LibnumaError
 from numapin.system import memory, numa
 from numapin.system.numa_maps import parse
@@ -24,9 +25,8 @@ from numapin.system.refusals import REMEDIES, SYS_NICE
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from numapin.base.cpu_set import CpuSet
-
 NUMA_MAPS: Final = Path("/proc/self/numa_maps")
+_ANY: Final = CpuSet()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,16 +66,20 @@ class Ledger:
 PINNED: Final = Ledger()
 
 
-def place(address: int, num_bytes: int, *, nodes: CpuSet, cpus: CpuSet, num_machine_nodes: int) -> Placement:
+def place(  # noqa: PLR0913 - the range, and where each part of it belongs
+    address: int, num_bytes: int, *, nodes: CpuSet, cpus: CpuSet, num_machine_nodes: int, within: CpuSet = _ANY
+) -> Placement:
     """Place fresh memory on `nodes`, touch every page of it, and ask the kernel where the pages are (see `check`).
 
     `address` is page aligned. The memory, private or shared, was never written: its contents may be zeroed. Without
-    `nodes`, the memory policy of the calling thread decides. If the kernel refuses to set the range's policy, a thread
-    on `cpus` touches it. The calling thread's own CPUs and policy do not change.
+    `nodes`, the memory policy of the calling thread decides. If the kernel refuses to set the range's policy, or if
+    pages must stay `within` some nodes, a thread on `cpus` touches it. The calling thread's own CPUs and policy do not
+    change.
     Raises OSError ENOMEM if memory runs out.
     """
-    refused = tuple(prefer(address, num_bytes, nodes)) if nodes and num_machine_nodes > 1 else ()
-    if refused:
+    has_policy = bool(nodes) and num_machine_nodes > 1
+    refused = tuple(prefer(address, num_bytes, nodes, within=within)) if has_policy else ()
+    if refused or (has_policy and within):
         refused += tuple(_touch_from(cpus, address, num_bytes))
     else:
         touch(address, num_bytes)
@@ -131,10 +135,17 @@ def _mapping_sizes(address: int, numa_maps: Path) -> dict[int, int]:
     return next(parse(line)).bytes_by_node if line else {}
 
 
-def prefer(address: int, num_bytes: int, nodes: CpuSet) -> Iterator[str]:
-    """Set the range's policy and yield what is refused. Preferred, because a full node must not wake the OOM killer."""
+def prefer(address: int, num_bytes: int, nodes: CpuSet, *, within: CpuSet = _ANY) -> Iterator[str]:
+    """Set the range's policy and yield what is refused. Preferred, because a full node must not wake the OOM killer.
+
+    Pages stay `within` these nodes if there are any, on the one nearest to the CPU that touches them: a preference
+    would spill into GPU memory.
+    """
     try:
-        numa.prefer(partial(numa.bind_pages, address, num_bytes), nodes)
+        if within:
+            numa.bind_pages(address, num_bytes, numa.MPOL_BIND, within)
+        else:
+            numa.prefer(partial(numa.bind_pages, address, num_bytes), nodes)
     except OSError as error:
         remedy = REMEDIES.get(error.errno or 0, "see: numapin topo")
         yield f"memory on node {nodes} was refused ({error.strerror}): pages go where they are first touched; {remedy}"

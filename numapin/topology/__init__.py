@@ -11,6 +11,7 @@ Goes out: one frozen `Topology`.
     readings.py  PURE  the readers' findings; the meaning of PCI classes and speeds
     visible.py   PURE  the effect of CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER on the list of GPUs
     gpus.py      PURE  readings -> GPUs, NICs, and the node of each: decides which source to believe
+    fast.py      PURE  the cores of a node that are faster than its others
     links.py     PURE  readings -> links between GPUs and NICs
     build.py     PURE  readings -> Topology
     examples.py  EDGE  built-in machines, each a machine file in machines/

@@ -16,6 +16,7 @@ from numapin.base import cpu_set
 from numapin.base.bounds import MAX_CPUS, MAX_GPUS, MAX_NICS, MAX_NODES
 from numapin.base.cpu_set import CpuSet
 from numapin.errors import UsageError
+from numapin.topology.fast import speed_notes
 from numapin.topology.gpus import Homes, find_gpus, find_nics, only_member, unusable, unusable_notes, within
 from numapin.topology.links import links_of, with_moved
 from numapin.topology.model import (
@@ -51,7 +52,7 @@ def build(readings: Readings, *, environ: Mapping[str, str] | None = None) -> To
     doubtful = readings.doubtful_nodes | _overlapping(nodes)
     nics = find_nics(readings, homes)
     links, links_notes = links_of(readings, gpus, nics)
-    return Topology(
+    topology = Topology(
         host=readings.host,
         source=readings.source,
         packages=_packages(cpus, nodes),
@@ -74,7 +75,10 @@ def build(readings: Readings, *, environ: Mapping[str, str] | None = None) -> To
         siblings_known=all(reading.siblings is not None for reading in readings.cpus),
         doubtful_nodes=doubtful,
         memory_bytes=readings.memory_bytes,
+        speeds=readings.speeds,
     )
+    notes = speed_notes(topology)
+    return replace(topology, notes=(*topology.notes, *notes)) if notes else topology
 
 
 def _require_counts(readings: Readings) -> None:

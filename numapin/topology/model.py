@@ -21,6 +21,7 @@ from numapin.errors import UsageError
 from numapin.topology.parts import (
     Allowed,
     Core,
+    CpuSpeed,
     Gpu,
     GpuVendor,
     Link,
@@ -36,7 +37,7 @@ from numapin.topology.parts import (
 )
 
 SCHEMA: Final = "numapin.topology/1"
-_MISSING: Final = {"notes": [], "siblings_known": True, "doubtful_nodes": ""}  # in older files
+_MISSING: Final = {"notes": [], "siblings_known": True, "doubtful_nodes": "", "speeds": []}  # in older files
 _SEEN_IF_VISIBLE: Final = (GpuVendor.AMD, GpuVendor.INTEL)  # sysfs itself tells whether their drivers serve a GPU
 _ID: Final = attrgetter("id")
 _CPUS: Final = attrgetter("cpus")
@@ -45,6 +46,7 @@ __all__ = [
     "SCHEMA",
     "Allowed",
     "Core",
+    "CpuSpeed",
     "Gpu",
     "GpuVendor",
     "Link",
@@ -80,6 +82,7 @@ class Topology:
             as a core.
         doubtful_nodes: Nodes of which the source does not say which CPUs belong to them: several nodes list the same.
         memory_bytes: The memory of the host, without regard to nodes.
+        speeds: The ratings of CPUs by speed. Empty: the kernel does not report them.
     """
 
     host: str | None
@@ -95,11 +98,13 @@ class Topology:
     siblings_known: bool = True
     doubtful_nodes: CpuSet = CpuSet()
     memory_bytes: int | None = None
+    speeds: Annotated[tuple[CpuSpeed, ...], AtMost(MAX_CPUS)] = ()
 
     def __post_init__(self) -> None:
         """Check that numbers are unique and that every node that a part is on exists."""
         _require_unique("node", map(_ID, self.nodes))
         _require_unique("package", map(_ID, self.packages))
+        _require_unique("the speed of CPU", chain.from_iterable(map(_CPUS, self.speeds)))
         _require_unique("CPU", chain.from_iterable(map(_CPUS, self.cores)))
         _require_unique("GPU", map(attrgetter("index"), self.gpus))
         cuda_indices = map(attrgetter("cuda_index"), self.gpus)

@@ -134,6 +134,21 @@ class Core:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CpuSpeed:
+    """The ratings of CPUs that have the same ones; only ratings of one kind can be compared. None: unknown.
+
+    Attributes:
+        cpus: The CPUs.
+        highest_perf: The highest performance, on the scale of the firmware (ACPI CPPC).
+        capacity: The kernel's `cpu_capacity`; 1024 is the fastest core of the machine.
+    """
+
+    cpus: CpuSet
+    highest_perf: int | None = None
+    capacity: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pcie:
     """A PCI Express link. None: unknown.
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
 
 from numapin.base.cpu_set import CpuSet
 from numapin.base.plural import listed
-from numapin.topology.model import GpuVendor, Mig, NicKind, NodeSource, Pcie
+from numapin.topology.model import CpuSpeed, GpuVendor, Mig, NicKind, NodeSource, Pcie
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -220,7 +220,7 @@ class Readings(NamedTuple):
 
     `nccl_nodes` maps PCI addresses to nodes, from the file that NCCL_TOPO_FILE names. `nics` are those that are not on
     PCI. `doubtful_nodes` are nodes whose CPUs the source does not tell apart from another node's. `memory_bytes` is the
-    memory of the host.
+    memory of the host. `speeds` are the kernel's ratings of CPUs.
     """
 
     host: str | None
@@ -238,6 +238,7 @@ class Readings(NamedTuple):
     fabric: tuple[FabricLink, ...] = ()
     doubtful_nodes: CpuSet = CpuSet()
     memory_bytes: int | None = None
+    speeds: tuple[CpuSpeed, ...] = ()
 
     @property
     def online(self) -> CpuSet:

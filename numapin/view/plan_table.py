@@ -68,12 +68,13 @@ def environment_lines(plan: Plan) -> list[str]:
 
 
 def _variables(rank: RankPlan) -> dict[str, str]:
+    memory, nodes = rank.kernel_policy
     return {
         "LOCAL_RANK": str(rank.local_rank),
         "NUMAPIN_GPU": _gpu_name(rank.gpu),
         "NUMAPIN_CPUS": str(rank.cpus),
-        "NUMAPIN_MEMORY": rank.memory.value,
-        "NUMAPIN_NODES": str(rank.nodes),
+        "NUMAPIN_MEMORY": memory.value,
+        "NUMAPIN_NODES": str(nodes),
         "OMP_NUM_THREADS": str(rank.num_threads),
     }
 

@@ -16,6 +16,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from numapin.base.cpu_set import CpuSet
+from numapin.topology.fast import fast_cores
 from numapin.topology.model import NodeKind
 from numapin.view.marks import marks_of
 from numapin.view.structure import adapters, empty_nodes, spanning_l3s
@@ -91,6 +92,11 @@ class _Shown:
         return {node: l3 for l3 in spanning_l3s(self.topology) for node in l3.nodes}
 
     @cached_property
+    def fast(self) -> Mapping[int, str]:
+        """The fast CPUs of each node that has fast and slow ones."""
+        return {fast.node: f"fast CPUs {fast.cpus}" for fast in fast_cores(self.topology)}
+
+    @cached_property
     def core_lines(self) -> dict[tuple[CpuSet, bool], list[str]]:
         """The lines of each node's cores: wrong firmware repeats a node's CPUs."""
         return {}
@@ -120,6 +126,7 @@ def _node_line(machine: _Shown, node: Node) -> Text:
         kind_of(topology, node),
         memory(node),
         f"CPUs {node.cpus}" if node.cpus else "",
+        machine.fast.get(node.id, ""),
         _distances(node),
         "" if node.id in topology.allowed.nodes else "not allowed",
     )

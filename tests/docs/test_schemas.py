@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from numapin.bench.machine import BenchMachine
 from numapin.bench.model import Benchmark, BenchReport, Case, Peer, Run, summarize
 from numapin.cli.main import numapin
+from numapin.observe.model import NcclLibrary
 from numapin.rank.bind import Applied
 from numapin.trace.analysis import analyze
 from numapin.trace.reading import read_trace
@@ -78,6 +79,7 @@ def machine_file(tmp_path_factory: pytest.TempPathFactory) -> str:
     machine = json.loads(GOLDEN.read_text())["topology"]
     machine["gpus"][0]["mig"] = [{"uuid": "MIG-1", "name": None}]
     machine["notes"] = ["a note"]
+    machine["speeds"] = [{"cpus": "0", "highest_perf": 255, "capacity": 1024}]
     path = tmp_path_factory.mktemp("machine") / "machine.json"
     path.write_text(json.dumps(machine))
     return str(path)
@@ -92,6 +94,8 @@ def documents(machine_file: str) -> dict[str, list[object]]:
         process.kill()
     applied = Applied(cpus=frozenset({0}), memory=None, nodes=frozenset(), shortfalls=("refused",)).to_json()
     report = observed[0] | {"ranks": [observed[0]["ranks"][0] | {"applied": applied}]}
+    nccl = NcclLibrary(library="/lib/libnccl.so.2", version="2.29.7", ignores_affinity=False).to_json()
+    report["ranks"].append({"observed": {"processes": [{"nccl": nccl}]}})
     traced = read_trace(loop(copy=300, memory="Pageable").content(), source="x")
     return {
         "numapin.topology/1": [output("topo", "--json"), output("topo", "--json", "--machine", machine_file)],

@@ -57,6 +57,8 @@ class Machine:
     nccl: dict[str, list[str]] = field(default_factory=dict)
     allowed: dict[str, str] = field(default_factory=dict)
     requests: list[dict[str, Any]] = field(default_factory=list)
+    highest_perf: dict[str, int] = field(default_factory=dict)
+    capacity: dict[str, int] = field(default_factory=dict)
 
     @cached_property
     def present(self) -> CpuSet:
@@ -152,6 +154,9 @@ def _cpu_files(machine: Machine) -> Iterator[tuple[str, str]]:
         for number, core in enumerate(cores):
             yield from _topology_files(machine, package["id"], number, {"thread": core, "core": cpus})
         yield from _cache_files(machine, cores)
+    for name, ratings in (("acpi_cppc/highest_perf", machine.highest_perf), ("cpu_capacity", machine.capacity)):
+        for listed, number in ratings.items():
+            yield from ((f"{_CPU}/cpu{cpu}/{name}", str(number)) for cpu in CpuSet.parse(listed) & machine.online)
 
 
 def cores_of(machine: Machine, cpus: list[int]) -> list[CpuSet]:

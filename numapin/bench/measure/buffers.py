@@ -33,7 +33,7 @@ def bind_to_node(node: int | None) -> Locality:
     home = find_locality(environ={}, node=node, device_index=None)
     if node is not None and home.num_machine_nodes > 1:
         # `buffer` checks the pages, so a refusal needs no report.
-        bind.bind_thread(cpus=home.cpus, memory=Memory.PREFERRED, nodes=home.nodes)
+        bind.bind_thread(cpus=home.cpus, memory=Memory.PREFERRED, nodes=home.nodes, within=home.within)
     return home
 
 

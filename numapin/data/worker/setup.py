@@ -70,7 +70,8 @@ class WorkerStart:
         """Set this worker up. Raises only the errors of the user's own function."""
         global _packer  # noqa: PLW0603 - one per process, like torch's own worker info
         where = self.locality
-        bind.bind_thread(cpus=where.cpus, memory=where.memory, nodes=where.nodes)  # the rank has reported refusals
+        # The rank has reported refusals.
+        bind.bind_thread(cpus=where.cpus, memory=where.memory, nodes=where.nodes, within=where.within)
         self.rank.end_with()
         limit_libraries(self.num_library_threads)
         _close_inherited_slots()

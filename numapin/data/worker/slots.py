@@ -178,7 +178,7 @@ class WorkerSlots:
     def _place(self, address: int, num_bytes: int) -> None:
         locality = self._locality
         if locality.nodes and locality.num_machine_nodes > 1:
-            for refusal in placement.prefer(address, num_bytes, locality.nodes):
+            for refusal in placement.prefer(address, num_bytes, locality.nodes, within=locality.within):
                 self._notes.setdefault(refusal, False)
 
     def _memory(

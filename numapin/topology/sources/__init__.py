@@ -5,6 +5,7 @@ Comes in: a file's text, a root directory, or the live host. Goes out: readings 
 ::
 
     sysfs.py          EDGE  cores, caches, packages, nodes, the cpuset
+    speeds.py         EDGE  the speeds of CPUs: highest_perf and cpu_capacity
     pci.py            EDGE  GPUs and NICs of sysfs
     libnuma.py        EDGE  nodes, distances, memory and allowed nodes of the live host
     nvml.py           EDGE  NVIDIA's GPUs of the live host

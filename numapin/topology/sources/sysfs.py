@@ -22,6 +22,7 @@ from numapin.system.cgroup import mounts, own_cgroups
 from numapin.system.tree import CAPTURE, Tree
 from numapin.topology.readings import CpuReading, NodeReading, Readings, distinct_packages
 from numapin.topology.sources.pci import read_gpu_memory_nodes, read_other_nics, read_pci
+from numapin.topology.sources.speeds import read_speeds
 from numapin.topology.sources.vendors.table import read_drivers
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ def read_sysfs(root: Path, *, source: str) -> Readings:
         gpu_memory_nodes=read_gpu_memory_nodes(tree),
         memory_bytes=_kilobytes(tree.text("proc/meminfo") or "", "MemTotal"),
         notes=package_notes,
+        speeds=read_speeds(tree, sorted({reading.siblings for reading in cpus if reading.siblings}, key=min)),
     )
 
 

@@ -11,6 +11,7 @@ from itertools import filterfalse
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.cpu_set import CpuSet
+from numapin.topology.fast import fast_cores
 from numapin.topology.model import NodeKind
 from numapin.view.picture.boxes import PAD, Box, BoxKind, CellSize, Heading, Ink, columns, frame, paragraph
 from numapin.view.picture.cores import core_groups, scale_of
@@ -22,6 +23,7 @@ from numapin.view.words import counted, joined, kind_of, memory, nodes_of, on_no
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from numapin.topology.fast import FastCores
     from numapin.topology.model import Core, Node, Topology
     from numapin.view.marks import Marks, Ranks
     from numapin.view.structure import SpanningL3
@@ -48,6 +50,7 @@ class Drawing:
     page_width: float
     empty_nodes: CpuSet
     l3_of: Mapping[int, SpanningL3]
+    fast: Mapping[int, FastCores]
 
     @classmethod
     def of(cls, topology: Topology, marks: Marks, *, page_width: float) -> Drawing:
@@ -63,6 +66,7 @@ class Drawing:
             page_width=page_width,
             empty_nodes=empty_nodes(topology),
             l3_of=l3_of,
+            fast={fast.node: fast for fast in fast_cores(topology)},
         )
 
     def drawn(self, nodes: Iterable[Node]) -> list[Node]:
@@ -163,7 +167,8 @@ def _node(drawing: Drawing, node: Node) -> Box:
     ranks = marks.on(node.cpus)
     allowed = node.id in topology.allowed.nodes
     cpus = f"CPUs {node.cpus}" if node.cpus else ""
-    facts = joined(kind_of(topology, node), cpus, "" if allowed else "not allowed")
+    fast = f"fast CPUs {drawing.fast[node.id].cpus}" if node.id in drawing.fast else ""
+    facts = joined(kind_of(topology, node), cpus, fast, "" if allowed else "not allowed")
     rows = [
         [_memory(drawing, node)],
         *_rank_rows(ranks, marks.memory.get(node.id, ()), drawing.width),

@@ -75,6 +75,7 @@ class TestAlone:
             memory=Memory.PREFERRED,
             num_machine_nodes=len(facts.nodes),
             reason="",
+            within=CpuSet(facts.cpu_nodes) if "gpumem" in machine else CpuSet(),
         )
 
     def test_no_memory_on_the_node(self, tmp_path: Path) -> None:
@@ -214,6 +215,11 @@ class TestNamed:
             found(tmp_path, machine, node=node)
         assert caught.value.message.startswith(problem)
         assert caught.value.hint == "see: numapin topo"
+
+    def test_beside_gpu_memory(self, tmp_path: Path) -> None:
+        """Pages stay on nodes with CPUs, because a full node would spill into GPU memory."""
+        locality = found(tmp_path, "2pkg-34node-gpumem-4gpu", node=1)
+        assert (locality.nodes, locality.within) == (frozenset({1}), frozenset({0, 1}))
 
     def test_on_this_machine(self) -> None:
         """The CPUs are those that this process may use. Node 0 can be named even with one node or without NUMA."""

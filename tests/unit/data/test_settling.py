@@ -249,7 +249,7 @@ class TestPlacement:
             return Placement(pages={1: num_bytes // PAGE - 1, None: 1}, shortfalls=(f"not all of {len(asked)}",))
 
         monkeypatch.setattr(placement, "check", check)
-        monkeypatch.setattr(placement, "prefer", lambda *_: iter(()))
+        monkeypatch.setattr(placement, "prefer", lambda *_, **_within: iter(()))
         told: list[str] = []
         with loopback(told=told, **there) as loop:
             for _ in range(3):
@@ -269,7 +269,7 @@ class TestPlacement:
         """One such slot makes the share of all unknown."""
         answers = iter([Placement(pages={1: 1}), Placement(pages=None)])
         monkeypatch.setattr(placement, "check", lambda *_args, **_options: next(answers))
-        monkeypatch.setattr(placement, "prefer", lambda *_: iter(()))
+        monkeypatch.setattr(placement, "prefer", lambda *_, **_within: iter(()))
         with loopback(**there) as loop:
             release(loop)
             assert PoolTotals.of([loop.pool]).share_on(CpuSet({1})) == 1

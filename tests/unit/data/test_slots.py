@@ -146,10 +146,10 @@ class TestMaking:
 
     def test_it_is_placed_before_it_is_touched(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The policy is set on the whole slot while it has no page; a refusal is reported once."""
-        seen: list[tuple[int, CpuSet]] = []
+        seen: list[tuple[int, CpuSet, CpuSet]] = []
 
-        def prefer(address: int, num_bytes: int, nodes: CpuSet) -> Iterator[str]:
-            seen.append((num_bytes, nodes))
+        def prefer(address: int, num_bytes: int, nodes: CpuSet, *, within: CpuSet) -> Iterator[str]:
+            seen.append((num_bytes, nodes, within))
             lines = Path("/proc/self/smaps").read_text(encoding="ascii").split("\n")
             at = next(number for number, line in enumerate(lines) if line.startswith(f"{address:x}-"))
             assert next(line for line in lines[at:] if line.startswith("Rss:")).split()[1] == "0"
@@ -160,7 +160,7 @@ class TestMaking:
         rank.expect(SIZE)
         for _ in range(2):
             take(rank.own).reserve(PAGE)
-        assert seen == [(SIZE, CpuSet({1}))] * 2
+        assert seen == [(SIZE, CpuSet({1}), CpuSet())] * 2
         assert [rank.own.report()[2], rank.own.report()[2]] == [("memory on node 1 was refused",), ()]
         rank.close()
 

@@ -97,7 +97,25 @@ CASES: list[tuple[str, dict[str, Any], DoctorSeverity | None, str]] = [
     ("nccl", {"nccl": {"nvidia-nccl-cu12": "2.28.9", "nvidia-nccl-cu13": "2.29.7"}}, WARNING, "2.29.7"),
     ("nccl", {"nccl": {"nvidia-nccl-cu12": "2.30.3.post1"}}, OK, "2.30.3"),
     ("nccl", {"nccl": {"nvidia-nccl-cu12": "unknown"}}, None, "unknown: not a version"),
-    ("nccl-affinity", {"environ": {"NCCL_IGNORE_CPU_AFFINITY": "1"}}, WARNING, "NCCL_IGNORE_CPU_AFFINITY=1"),
+    (
+        "nccl",
+        {"nccl": {"/usr/lib64/libnccl.so.2.29.7": "2.29.7"}},
+        WARNING,
+        "/usr/lib64/libnccl.so.2.29.7 2.29.7: does",
+    ),
+    ("nccl", {"nccl": {"/usr/lib64/libnccl.so.2": "unknown"}}, None, "not a version"),
+    (
+        "nccl-affinity",
+        {"environ": {"NCCL_IGNORE_CPU_AFFINITY": "1"}},
+        WARNING,
+        "NCCL_IGNORE_CPU_AFFINITY=1: NCCL's threads leave the rank's CPUs",
+    ),
+    (
+        "nccl-affinity",
+        {"environ": {"NCCL_IGNORE_CPU_AFFINITY": "1"}, "nccl": {"nvidia-nccl-cu12": "2.29.3"}},
+        WARNING,
+        "NCCL_IGNORE_CPU_AFFINITY=1: all threads of a rank leave the rank's CPUs",
+    ),
     ("nccl-affinity", {"environ": {"NCCL_IGNORE_CPU_AFFINITY": "0"}}, OK, "set to '0'"),
     ("openmp-affinity", {"environ": {"OMP_NUM_THREADS": "8"}}, OK, "no variable binds"),
     ("openmp-affinity", {"environ": {"OMP_PROC_BIND": "close", "OMP_PLACES": "cores"}}, WARNING, "OMP_PROC_BIND=close"),
@@ -257,3 +275,16 @@ class TestAsking:
         monkeypatch.syspath_prepend(tmp_path)
         found = reading._nccl_versions()
         assert (found["nvidia-nccl-cu12"], found["nvidia-nccl-cu13"]) == ("2.29.7", "unknown")
+
+    def test_nccl_is_found_without_a_package(self, tmp_path: Path) -> None:
+        """The library of a distribution or container is found by LD_LIBRARY_PATH, then in the usual folders."""
+        own, usual = tmp_path / "own", tmp_path / "usual"
+        for folder, version in ((own, "2.30.4"), (usual, "2.29.7")):
+            folder.mkdir()
+            (folder / f"libnccl.so.{version}").touch()
+            (folder / "libnccl.so.2").symlink_to(f"libnccl.so.{version}")
+        folders = [str(usual)]
+        assert reading._nccl_library({}, folders) == {f"{usual}/libnccl.so.2.29.7": "2.29.7"}
+        found = reading._nccl_library({"LD_LIBRARY_PATH": f"/none:{own}"}, folders)
+        assert found == {f"{own}/libnccl.so.2.30.4": "2.30.4"}
+        assert reading._nccl_library({}, []) == {}

@@ -13,7 +13,7 @@ import pytest
 from numapin.base import cpu_set
 from numapin.base.cpu_set import CpuSet
 from numapin.errors import MachineError
-from numapin.observe.model import MemoryKind, ObservedRank, Process, Role
+from numapin.observe.model import MemoryKind, NcclLibrary, ObservedRank, Process, Role
 from numapin.observe.read import observe
 from numapin.system import proc
 from numapin.system.proc import children_of, environment_of, parent_of
@@ -122,6 +122,29 @@ def test_policies(root: Path, words: str, shown: str) -> None:
     """Policies of two words and with flags are read; the stack's line is the main thread's policy."""
     _add(root, 10, maps=f"7ffc00000000 {words} stack anon=8 N1=8 kernelpagesize_kB=4\n")
     assert str(_one(root).processes[0].policy) == shown
+
+
+def test_the_nccl_library_of_a_rank(root: Path) -> None:
+    """A rank's library is found in its maps, with the version of the package that it is in; workers have none."""
+    path = "/venv/site-packages/nvidia/nccl/lib/libnccl.so.2"
+    maps = f"7f1000000000-7f1000001000 r--p 00000000 08:01 17 {path}\n"
+    folder = _add(root, 10, environ="NCCL_IGNORE_CPU_AFFINITY=1\0")
+    worker = _add(root, 11, 10)
+    (folder / "maps").write_text(maps)
+    (worker / "maps").write_text(maps)
+    (folder / "root/venv/site-packages/nvidia_nccl_cu12-2.29.7.dist-info").mkdir(parents=True)
+    rank, child = _one(root).processes
+    assert rank.nccl == NcclLibrary(library=path, version="2.29.7", ignores_affinity=True)
+    assert rank.to_json()["nccl"] == {"library": path, "version": "2.29.7", "ignores_affinity": True, "narrows": True}
+    assert child.nccl is None
+
+
+def test_a_rank_without_nccl(root: Path) -> None:
+    """A rank that has not loaded NCCL, or whose maps cannot be read, has none."""
+    folder = _add(root, 10)
+    assert _one(root).processes[0].nccl is None
+    (folder / "maps").write_text("7f1000000000-7f1000001000 r--p 00000000 08:01 17 /usr/lib/libc.so.6\n")
+    assert _one(root).processes[0].nccl is None
 
 
 def test_tree_with_roles(root: Path) -> None:

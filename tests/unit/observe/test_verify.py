@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from numapin.base.cpu_set import CpuSet
-from numapin.observe.model import MemoryKind, Observed, ObservedRank, Pages, Policy, Process, Role, Thread
+from numapin.observe.model import MemoryKind, NcclLibrary, Observed, ObservedRank, Pages, Policy, Process, Role, Thread
 from numapin.observe.report import VerifyFinding, VerifyReport, VerifySeverity
 from numapin.observe.verify import verify
 from numapin.plan.model import Plan, RankPlan
@@ -158,6 +158,23 @@ class TestPolicy:
         if not fits:
             assert f"planned: {memory} {nodes}" in _only(report).what
 
+    @pytest.mark.parametrize(("mode", "observed", "fits"), [("bind", "0-1", True), ("prefer", "1", False)])
+    def test_beside_gpu_memory(self, mode: str, observed: str, fits: bool) -> None:  # noqa: FBT001 - a parameter
+        """A preference that must stay out of GPU memory is `bind` in the kernel; pages belong on the preferred node."""
+        plan = replace(PLANNED, within=CpuSet({0, 1}))
+        process = replace(RANK, policy=Policy(mode=mode, nodes=CpuSet.parse(observed)))
+        report = _report(process, plan=plan, applied={**APPLIED, "memory": "bind", "nodes": "0-1"})
+        assert report.holds is fits
+        if not fits:
+            assert _only(report).what == "the memory policy of the rank is prefer:1; planned: bind 0-1"
+
+    def test_pages_beside_gpu_memory(self) -> None:
+        """Pages belong on the preferred node, also where the kernel may put them on another."""
+        plan = replace(PLANNED, within=CpuSet({0, 1}))
+        policy = Policy(mode="bind", nodes=CpuSet({0, 1}))
+        process = replace(RANK, policy=policy, pages=(_pages(MemoryKind.HEAP, n0=8),))
+        assert "planned: node 1" in _only(_report(process, plan=plan, applied={**APPLIED, "memory": "bind"})).what
+
     def test_one_that_was_refused(self) -> None:
         """A policy that the kernel refused at the start, and that was reported then, is a warning with the remedy."""
         process = replace(RANK, policy=Policy(mode="default", nodes=CpuSet()))
@@ -169,6 +186,61 @@ class TestPolicy:
         """A worker's policy is checked like the rank's."""
         report = _report(RANK, replace(WORKER, policy=Policy(mode="bind", nodes=CpuSet({0}))))
         assert _only(report).what == "the memory policy of the data worker is bind:0; planned: preferred 1"
+
+
+class TestNccl:
+    """The NCCL library that a rank has loaded."""
+
+    @pytest.mark.parametrize(
+        ("version", "ignores", "bind", "severity", "what"),
+        [
+            ("2.27.3", False, Bind.EXCLUSIVE, VerifySeverity.NOTE, "NCCL 2.27.3 keeps to the rank's CPUs"),
+            ("2.29.7", False, Bind.NODE, VerifySeverity.NOTE, "NCCL 2.29.7 narrows threads to the CPUs"),
+            (
+                "2.29.7",
+                False,
+                Bind.SOCKET,
+                VerifySeverity.WARNING,
+                "NCCL 2.29.7 narrows the rank to the CPUs of the GPU's node, despite --bind socket",
+            ),
+            (
+                "2.29.7",
+                True,
+                Bind.EXCLUSIVE,
+                VerifySeverity.WARNING,
+                "NCCL 2.29.7 with NCCL_IGNORE_CPU_AFFINITY moves all threads of the rank to the CPUs of the GPU's node",
+            ),
+            (
+                "2.27.3",
+                True,
+                Bind.EXCLUSIVE,
+                VerifySeverity.WARNING,
+                "NCCL 2.27.3 with NCCL_IGNORE_CPU_AFFINITY moves its own threads to all CPUs of the GPU's node",
+            ),
+            (None, False, Bind.NODE, VerifySeverity.NOTE, "NCCL of unknown version keeps to the rank's CPUs, or"),
+        ],
+    )
+    def test_what_is_said(
+        self,
+        version: str | None,
+        ignores: bool,  # noqa: FBT001 - a parameter
+        bind: Bind,
+        severity: VerifySeverity,
+        what: str,
+    ) -> None:
+        """The version is named; where it would undo the binding, it is a warning with a remedy. The plan holds."""
+        library = NcclLibrary(library="/lib/libnccl.so.2", version=version, ignores_affinity=ignores)
+        rank = ObservedRank(local_rank=0, pid=10, processes=(replace(RANK, nccl=library), WORKER))
+        plan = Plan(bind=bind, memory=PLANNED.memory, ranks=(PLANNED,))
+        observed = Observed(nodes=CpuSet({0, 1}), ranks=(rank,))
+        report = verify(plan, observed, applied={0: APPLIED}, run="run-1")
+        finding = _only(report)
+        assert (finding.severity, report.holds) == (severity, True)
+        assert finding.what.startswith(what)
+        assert finding.where == "pid 10, /lib/libnccl.so.2"
+        assert ("unset NCCL_IGNORE_CPU_AFFINITY" in finding.remedy) is ignores
+        upgrade = "install NCCL 2.30.3 or newer" in finding.remedy
+        assert upgrade is (severity is VerifySeverity.WARNING and version == "2.29.7")
 
 
 class TestPages:

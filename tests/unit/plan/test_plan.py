@@ -354,7 +354,8 @@ def test_memory_policies(request_: Request, memory: list[tuple[str, str]]) -> No
     plan = make_plan(_eight(memory_nodes=[8], gpu_nodes=[9], gpus=[1, 5]), request_)
     assert _memory(plan) == memory
     assert plan.memory is request_.policy
-    assert plan.exact
+    from_all_cpus = request_ == Request(bind=Bind.NONE, memory=Memory.PREFERRED)  # not without a spill: test_gpu_memory
+    assert plan.exact is not from_all_cpus
 
 
 def test_memory_comes_from_the_nearest_node_that_has_some() -> None:
@@ -404,7 +405,7 @@ def test_memory_that_cannot_be_placed_is_told() -> None:
 
 def test_idle_cpus_are_warned_of() -> None:
     """Nodes of a rank's package that have no rank are counted, with the mode that uses them."""
-    topology = _eight(gpus=[1, 3])
+    topology = _eight(gpus=[1, 3, 4, 5, 6, 7])
     idle = "8 CPUs of nodes 0,2, which have no rank, stay idle; --bind socket uses them"
     for bind in (Bind.NODE, Bind.EXCLUSIVE, Bind.CORE_COMPLEX):
         assert make_plan(topology, Request(bind=bind)).warnings == (idle,)
@@ -412,10 +413,44 @@ def test_idle_cpus_are_warned_of() -> None:
         assert make_plan(topology, Request(bind=bind)).warnings == ()
 
 
-def test_no_idle_warning_where_socket_would_not_help() -> None:
-    """Nodes of other packages, and nodes without usable CPUs, are not reported as idle."""
-    assert make_plan(grid(packages=2, nodes=1, gpus=[0]), Request()).warnings == ()
+def test_no_idle_warning_without_usable_cpus() -> None:
+    """Nodes without usable CPUs are not reported as idle."""
     assert make_plan(_limited(grid(gpus=[0]), "0-3"), Request()).warnings == ()
+
+
+def test_idle_packages_are_warned_of() -> None:
+    """Packages without a rank are counted, in every mode that leaves them idle, with what would use them."""
+    idle = "8 CPUs of package 1 (node 1) stay idle, because no rank is there; --bind none uses them"
+    for bind in (Bind.NODE, Bind.SOCKET, Bind.EXCLUSIVE, Bind.CORE_COMPLEX):
+        assert make_plan(grid(packages=2, nodes=1, gpus=[0, 0]), Request(bind=bind)).warnings == (idle,)
+    assert make_plan(grid(packages=2, nodes=1, gpus=[0, 0]), Request(bind=Bind.NONE)).warnings == ()
+    assert make_plan(grid(packages=2, nodes=1, gpus=[0, 1]), Request()).warnings == ()
+    no_gpu = make_plan(grid(packages=3, nodes=1), Request(num_ranks=1)).warnings
+    assert no_gpu == ("16 CPUs of packages 1-2 (nodes 1-2) stay idle, because no rank is there; --bind none uses them",)
+
+
+def test_idle_packages_whose_gpus_have_no_rank() -> None:
+    """Two ranks of eight GPUs: the warning names the GPUs that the idle package has, if they are visible."""
+    topology = grid(packages=2, nodes=1, gpus=[0] * 4 + [1] * 4)
+    (idle,) = make_plan(topology, Request(num_ranks=2)).warnings
+    assert idle == (
+        "8 CPUs of package 1 (node 1) stay idle, because no rank is there; GPUs 4-7 of these nodes can have ranks: see "
+        "--nproc-per-node and --gpus"
+    )
+    hidden = (*topology.gpus[:2], *(replace(gpu, visible=False, cuda_index=None) for gpu in topology.gpus[2:]))
+    (idle,) = make_plan(replace(topology, gpus=hidden), Request()).warnings
+    assert idle.endswith("; --bind none uses them")
+
+
+def test_idle_nodes_and_packages_are_two_warnings() -> None:
+    """Nodes beside a rank and packages without one have different remedies; unknown packages have no name."""
+    near, far = make_plan(_eight(gpus=[1]), Request()).warnings
+    assert near == "12 CPUs of nodes 0,2-3, which have no rank, stay idle; --bind socket uses them"
+    assert far == "16 CPUs of package 1 (nodes 4-7) stay idle, because no rank is there; --bind none uses them"
+    unknown = grid(gpus=[0])
+    nodes = tuple(replace(node, package=None) for node in unknown.nodes)
+    (idle,) = make_plan(replace(unknown, nodes=nodes), Request()).warnings
+    assert idle == "8 CPUs of node 1 stay idle, because no rank is there; --bind none uses them"
 
 
 def test_a_node_that_took_over_is_not_idle() -> None:
@@ -598,6 +633,7 @@ def test_json_is_the_contract() -> None:
             "num_threads": 3,
             "exact": False,
             "reason": "why",
+            "within": None,
         },
         {
             **rank.to_json(),

@@ -147,6 +147,7 @@ class TestSlices:
             RANK,
             replace(RANK, node=None, nodes=CpuSet(), memory=Memory.NONE, gpu=None),
             replace(RANK, memory=Memory.INTERLEAVE, cpus=CpuSet({0, 1, 2, 8}), nodes=CpuSet({0, 2}), reason="{=}"),
+            replace(RANK, within=CpuSet({0, 1, 8})),
         ],
     )
     def test_they_have_what_binds_a_rank(self, rank: RankPlan) -> None:
@@ -161,7 +162,9 @@ class TestSlices:
         assert {*bind._MODES, "none"} == set(Memory)
         assert set(bind._NAMES.values()) == set(Memory)
 
-    @pytest.mark.parametrize("text", ["", "0-3", "cpus=0-x nodes= memory=none node= num_threads=1 {}", "cpus=0 {}"])
+    @pytest.mark.parametrize(
+        "text", ["", "0-3", "cpus=0-x nodes= memory=none within= node= num_threads=1 {}", "cpus=0 {}"]
+    )
     def test_one_that_is_not_ours(self, text: str) -> None:
         """A malformed variable is an error that names it."""
         with pytest.raises(NumapinError, match=r"NUMAPIN_SLICE_0 is not what numapin writes: '"):

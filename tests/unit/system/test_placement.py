@@ -130,6 +130,27 @@ class TestPlace:
         assert calls == [(numa.MPOL_PREFERRED_MANY, [0, 1]), (numa.MPOL_PREFERRED, [0])]
         assert found == Placement(pages={0: 8})
 
+    def test_beside_gpu_memory(self, memory: mmap.mmap, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Pages are bound to the host's nodes, without a preference that spills, and touched on the node's CPUs."""
+        calls: list[tuple[int, list[int]]] = []
+        touched_on: list[set[int]] = []
+        touch = memory_calls.populate
+
+        def bind_pages(_address: int, _num_bytes: int, mode: int, nodes: Any) -> None:
+            calls.append((mode, sorted(nodes)))
+
+        def populate(address: int, num_bytes: int) -> None:
+            touched_on.append(os.sched_getaffinity(0))
+            touch(address, num_bytes)
+
+        monkeypatch.setattr(numa, "bind_pages", bind_pages)
+        monkeypatch.setattr(memory_calls, "populate", populate)
+        own, host = CpuSet({min(CPUS)}), CpuSet({0, 1})
+        found = place(address_of(memory), len(memory), nodes=CpuSet({0}), cpus=own, num_machine_nodes=4, within=host)
+        assert calls == [(numa.MPOL_BIND, [0, 1])]
+        assert touched_on == [set(own)]
+        assert found == Placement(pages={0: 8})
+
 
 class TestRefused:
     """mbind forbidden."""

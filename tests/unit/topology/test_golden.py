@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from numapin.base import cpu_set
+from numapin.base.cpu_set import CpuSet
 from numapin.plan.make import make_plan
 from numapin.plan.model import Plan
 from numapin.plan.request import Bind, Memory, Request
@@ -219,6 +220,25 @@ TRUTH: dict[str, list[tuple[int | None, str]]] = {
     "2node-nics-of-all-kinds-2gpu": [(0, "0-3"), (1, "4-7")],
     "2pkg-equal-numbers-2gpu": [(0, "0-3"), (1, "4-7")],
     "3node-memory-first-2gpu": [(1, "0-3"), (2, "4-7")],
+    "1pkg-1node-20core-hybrid-1gpu": [(0, "0-19")],
+    "2pkg-2node-smt2-priority-8gpu": [*[(0, "0-15,32-47")] * 4, *[(1, "16-31,48-63")] * 4],
+    "3node-smt2-speeds-contradict-3gpu": [(0, "0-3,12-15"), (1, "4-7,16-19"), (2, "8-11,20-23")],
+}
+
+# Machine and mode -> the fast and the other CPUs of each rank, from the facts.
+_FAST: dict[tuple[str, Bind], list[tuple[str, str]]] = {
+    ("1pkg-1node-20core-hybrid-1gpu", Bind.EXCLUSIVE): [("5-9,15-19", "0-4,10-14")],
+    ("1pkg-1node-20core-hybrid-1gpu", Bind.CORE_COMPLEX): [("5-9", "0-4")],
+    ("2pkg-2node-smt2-priority-8gpu", Bind.EXCLUSIVE): [
+        ("0-1,32-33", "8-9,40-41"),
+        ("2-3,34-35", "10-11,42-43"),
+        ("4-5,36-37", "12-13,44-45"),
+        ("6-7,38-39", "14-15,46-47"),
+        ("16-17,48-49", "18-19,50-51"),
+        ("20-21,52-53", "22-23,54-55"),
+        ("24-25,56-57", "26-27,58-59"),
+        ("28-29,60-61", "30-31,62-63"),
+    ],
 }
 
 
@@ -232,6 +252,38 @@ def test_each_rank_is_on_its_gpus_node(name: str, readings_of: Callable[[str], R
     """With the default request, every rank gets all usable CPUs of its GPU's node, as the facts say."""
     plan = make_plan(build(readings_of(name)), Request())
     assert [(rank.node, cpu_set.render(rank.cpus)) for rank in plan.ranks] == TRUTH[name]
+
+
+@pytest.mark.parametrize(("name", "mode"), _FAST)
+def test_fast_cores_are_shared_evenly(name: str, mode: Bind, readings_of: Callable[[str], Readings]) -> None:
+    """Each rank gets its part of the node's fast cores, and the reason says how many."""
+    plan = make_plan(build(readings_of(name)), Request(bind=mode))
+    assert [rank.cpus for rank in plan.ranks] == [
+        CpuSet.parse(fast) | CpuSet.parse(others) for fast, others in _FAST[name, mode]
+    ]
+    assert all(" cores are fast ones (highest_perf " in rank.reason for rank in plan.ranks)
+
+
+def test_ranks_of_a_few_cpus_get_fast_ones(readings_of: Callable[[str], Readings]) -> None:
+    """With --cpus-per-rank, a rank's fast cores come first."""
+    request = Request(bind=Bind.EXCLUSIVE, cpus_per_rank=4)
+    ranks = make_plan(build(readings_of("2pkg-2node-smt2-priority-8gpu")), request).ranks
+    assert [cpu_set.render(rank.cpus) for rank in ranks[:3]] == ["0-1,32-33", "2-3,34-35", "4-5,36-37"]
+    assert "2 of its 2 cores are fast ones (highest_perf 46, others 36)" in ranks[0].reason
+
+
+def test_ratings_that_contradict_each_other_prefer_no_core(readings_of: Callable[[str], Readings]) -> None:
+    """Where one rating contradicts another, or the threads of a core differ, no core is fast, and a note says why."""
+    topology = build(readings_of("3node-smt2-speeds-contradict-3gpu"))
+    assert topology.notes == (
+        "node 0: highest_perf and cpu_capacity disagree on which cores are faster, so none is preferred; see: "
+        "grep . /sys/devices/system/cpu/cpu*/acpi_cppc/highest_perf /sys/devices/system/cpu/cpu*/cpu_capacity",
+        "node 1: highest_perf differs between the threads of a core (CPUs 4,16), so it is ignored; see: "
+        "grep . /sys/devices/system/cpu/cpu*/acpi_cppc/highest_perf",
+    )
+    plan = make_plan(topology, Request(bind=Bind.EXCLUSIVE, cpus_per_rank=2))
+    assert [cpu_set.render(rank.cpus) for rank in plan.ranks] == ["0,12", "4,16", "8,20"]
+    assert ["fast" in rank.reason for rank in plan.ranks] == [False, False, True]
 
 
 def test_nvml_order_is_not_rank_order(readings_of: Callable[[str], Readings]) -> None:

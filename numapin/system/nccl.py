@@ -1,0 +1,50 @@
+"""What NCCL does to the CPU affinity of a rank, by its version and environment. Pure.
+
+Comes in: versions, an environment, the text of /proc/PID/maps. Goes out: whether NCCL changes the affinity of threads
+that are not its own.
+
+While NCCL creates a communicator, it binds the calling thread to those of its CPUs that are on the GPU's node, so that
+its buffers and its own threads are there. With NCCL_IGNORE_CPU_AFFINITY it takes all CPUs of that node instead
+(src/graph/topo.cc, ncclTopoGetCpuAffinity). At the end it restores the affinity; 2.29.2 to 2.29.7 do not
+(NVIDIA/nccl#2033), so the calling thread stays on these CPUs, with all threads that it starts later.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Version: TypeAlias = tuple[int, ...]
+
+IGNORE: Final = "NCCL_IGNORE_CPU_AFFINITY"
+MENDED: Final = "2.30.3"
+_FIRST: Final = (2, 29, 2)
+_MENDED: Final = (2, 30, 3)
+_VERSION: Final = re.compile(r"(\d{1,4})\.(\d{1,4})\.(\d{1,4})", re.ASCII)
+_MAPPED: Final = re.compile(r"^\S+ \S+ \S+ \S+ \S+ +(/.*/libnccl\.so(?:\.[0-9.]+)?)(?: \(deleted\))?$", re.MULTILINE)
+
+
+def parse_version(text: str | None) -> Version | None:
+    """Return the version at the start of a text; None if there is none."""
+    match = _VERSION.match(text or "")
+    return None if match is None else tuple(map(int, match.groups()))
+
+
+def narrows(text: str | None) -> bool | None:
+    """Return whether a version leaves its caller on the CPUs of the GPU's node; None for a text without a version."""
+    version = parse_version(text)
+    return None if version is None else _FIRST <= version < _MENDED
+
+
+def ignores_affinity(environ: Mapping[str, str]) -> bool:
+    """Return whether NCCL does not keep to the CPUs of its caller."""
+    return environ.get(IGNORE, "").strip() not in ("", "0")
+
+
+def mapped_library(maps: str) -> str | None:
+    """Return the path of the NCCL library in the text of /proc/PID/maps; its plugins do not count."""
+    match = _MAPPED.search(maps)
+    return None if match is None else match[1]

@@ -1,0 +1,155 @@
+"""Properties of plans on machines with fast and slow cores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from numapin.base.cpu_set import CpuSet
+from numapin.errors import PlanError
+from numapin.plan.make import make_plan
+from numapin.plan.request import Bind, Request
+from numapin.topology.model import CpuSpeed
+from tests.machines.grids import grid
+
+if TYPE_CHECKING:
+    from numapin.plan.model import Plan, RankPlan
+    from numapin.topology.model import Core, Topology
+
+deterministic = settings(max_examples=200, deadline=None)
+FAST, SLOW = 200, 100
+
+
+@dataclass(frozen=True)
+class Case:
+    """A machine, the lowest CPUs of its fast cores, a request, and the plan; None: there is none."""
+
+    topology: Topology
+    fast: frozenset[int]
+    request: Request
+    plan: Plan | None
+
+
+@st.composite
+def cases(draw: st.DrawFn, bind: Bind) -> Case:
+    """Draw a machine with any cores fast, by either rating, and ranks for any of its nodes."""
+    nodes = draw(st.integers(1, 2))
+    machine = grid(
+        nodes=nodes,
+        l3=draw(st.integers(1, 4)),
+        cores=draw(st.integers(1, 5)),
+        smt=draw(st.sampled_from([1, 2])),
+        gpus=draw(st.lists(st.integers(0, nodes - 1), max_size=6)),
+    )
+    fast = draw(st.frozensets(st.sampled_from([core.id for core in machine.cores])))
+    topology = replace(machine, speeds=_speeds(machine, fast, by_capacity=draw(st.booleans())))
+    few = draw(st.none() | st.integers(1, 6)) if bind is Bind.EXCLUSIVE else None
+    request = Request(bind=bind, num_ranks=draw(st.none() | st.integers(1, 6)), cpus_per_rank=few)
+    return Case(topology, fast, request, _plan(topology, request))
+
+
+def _speeds(machine: Topology, fast: frozenset[int], *, by_capacity: bool) -> tuple[CpuSpeed, ...]:
+    sets = {
+        number: CpuSet(cpu for core in machine.cores if (core.id in fast) == is_fast for cpu in core.cpus)
+        for number, is_fast in ((FAST, True), (SLOW, False))
+    }
+    return tuple(
+        CpuSpeed(cpus=cpus, capacity=number) if by_capacity else CpuSpeed(cpus=cpus, highest_perf=number)
+        for number, cpus in sets.items()
+        if cpus
+    )
+
+
+def _plan(topology: Topology, request: Request) -> Plan | None:
+    try:
+        return make_plan(topology, request)
+    except PlanError:
+        return None
+
+
+def _nodes(case: Case) -> list[tuple[list[Core], list[RankPlan]]]:
+    """Return the cores and the ranks of each node that has fast and slow cores, and ranks."""
+    assert case.plan is not None
+    found = []
+    for node in case.topology.cpu_nodes:
+        cores = [core for core in case.topology.cores if core.node == node.id]
+        ranks = [rank for rank in case.plan.ranks if rank.node == node.id]
+        if ranks and 0 < len({core.id for core in cores} & case.fast) < len(cores):
+            found.append((cores, ranks))
+    return found
+
+
+def _cores(rank: RankPlan, cores: list[Core]) -> list[Core]:
+    return [core for core in cores if core.cpus & rank.cpus]
+
+
+@deterministic
+@given(cases(Bind.EXCLUSIVE))
+def test_exclusive_ranks_share_fast_cores_evenly(case: Case) -> None:
+    """Ranks of a node get the same number of cores and of fast cores, within one, and no core twice."""
+    if case.plan is None:
+        return
+    for cores, ranks in _nodes(case):
+        own = [[core.id for core in _cores(rank, cores)] for rank in ranks]
+        num_fast = [len(case.fast.intersection(ids)) for ids in own]
+        assert max(num_fast) - min(num_fast) <= 1
+        assert max(map(len, own)) - min(map(len, own)) <= 1
+        taken = [core for ids in own for core in ids]
+        assert len(taken) == len(set(taken))
+        for rank, ids, number in zip(ranks, own, num_fast, strict=True):
+            assert f"; {number} of its {len(ids)} core" in rank.reason
+
+
+@deterministic
+@given(cases(Bind.EXCLUSIVE))
+def test_no_fast_core_idles_beside_a_slow_one(case: Case) -> None:
+    """If a rank of a node has a slow core, no fast core of that node is left over."""
+    if case.plan is None:
+        return
+    for cores, ranks in _nodes(case):
+        taken = {core.id for rank in ranks for core in _cores(rank, cores)}
+        left = {core.id for core in cores} - taken
+        assert not left & case.fast or taken <= case.fast
+
+
+@deterministic
+@given(cases(Bind.CORE_COMPLEX))
+def test_l3_groups_are_dealt_evenly_or_not_by_speed(case: Case) -> None:
+    """Ranks of a node get L3 groups with the same number of fast cores, the most there are, if these suffice."""
+    if case.plan is None:
+        return
+    for cores, ranks in _nodes(case):
+        num_fast = {l3: len({core.id for core in cores if core.l3 == l3} & case.fast) for l3 in {c.l3 for c in cores}}
+        most_first = sorted(num_fast.values(), reverse=True)[: len(ranks)]
+        own = [len({core.id for core in _cores(rank, cores)} & case.fast) for rank in ranks]
+        if most_first[0] - most_first[-1] <= 1:
+            assert sorted(set(own)) == sorted(set(most_first))
+
+
+@deterministic
+@given(cases(Bind.EXCLUSIVE) | cases(Bind.CORE_COMPLEX))
+def test_equal_cores_change_nothing(case: Case) -> None:
+    """Plans are repeatable; a machine whose cores differ by a few percent has the plan of one without ratings."""
+    assert _plan(case.topology, case.request) == case.plan
+    near = tuple(
+        replace(speed, highest_perf=(speed.highest_perf or 0) // 50 + 200, capacity=None)
+        for speed in case.topology.speeds
+    )
+    without = _plan(replace(case.topology, speeds=()), case.request)
+    assert _plan(replace(case.topology, speeds=near), case.request) == without
+
+
+@deterministic
+@given(cases(Bind.EXCLUSIVE))
+def test_ratings_that_disagree_change_nothing(case: Case) -> None:
+    """If the fast cores by one rating are the slow ones by the other, the plan is that of equal cores."""
+    both = tuple(
+        replace(speed, highest_perf=number, capacity=FAST + SLOW - number)
+        for speed in case.topology.speeds
+        for number in [speed.highest_perf or speed.capacity or 0]
+    )
+    without = _plan(replace(case.topology, speeds=()), case.request)
+    assert _plan(replace(case.topology, speeds=both), case.request) == without
