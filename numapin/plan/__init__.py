@@ -10,5 +10,6 @@ Comes in: a `Topology` and a `Request`. Goes out: a `Plan`, with a reason for ev
     gpus.py     PURE  the GPU of each rank, and the environment that shows CUDA the GPUs of --gpus
     usable.py   PURE  the usable part of a machine, indexed for planning
     cpus.py     PURE  the CPUs of each rank
+    doubts.py   PURE  the facts that the machine's description leaves open
     memory.py   PURE  the memory of each rank
 """

@@ -74,7 +74,7 @@ def plan_and_rank_warnings(topology: Topology, request: Request) -> tuple[Plan, 
     placed = [memory_of(machine, request, draft) for draft in drafts]
     ranks = tuple(_rank_plan(draft, memory, nodes) for draft, memory, nodes in placed)
     of_ranks = (*_shared_gpu_warning(ranks), *_inexact_warnings([draft for draft, _, _ in placed]))
-    warnings = (*topology.warnings, *of_ranks, *_idle_warning(machine, request, ranks))
+    warnings = (*topology.warnings, *of_ranks, *_idle_warnings(machine, request, ranks))
     return Plan(bind=request.bind, memory=request.policy, ranks=ranks, warnings=warnings), of_ranks
 
 
@@ -113,21 +113,42 @@ def _inexact_warnings(drafts: Sequence[Draft]) -> list[str]:
     return [f"{listed('rank', numbers)}: {reason}" for reason, numbers in ranks_by_reason.items()]
 
 
-def _idle_warning(machine: UsableMachine, request: Request, ranks: tuple[RankPlan, ...]) -> tuple[str, ...]:
-    """Warn of idle CPUs on nodes without a rank if `--bind socket` would use them."""
-    if request.bind in (Bind.NONE, Bind.SOCKET):
+def _idle_warnings(machine: UsableMachine, request: Request, ranks: tuple[RankPlan, ...]) -> tuple[str, ...]:
+    """Warn of idle CPUs: on nodes without a rank that `--bind socket` would use, and on other packages."""
+    if request.bind is Bind.NONE:
         return ()
-    idle = _idle_nodes(machine, ranks)
-    if not idle:
-        return ()
-    num_cpus = sum(len(machine.node_cpus[node]) for node in idle)
-    return (f"{num_cpus} CPUs of nodes {idle}, which have no rank, stay idle; --bind socket uses them",)
+    near, far = _idle_nodes(machine, ranks)
+    warnings = []
+    if near and request.bind is not Bind.SOCKET:
+        warnings.append(f"{_idle(machine, near)}, which {_have(near)} no rank, stay idle; --bind socket uses them")
+    if far:
+        warnings.append(f"{_idle(machine, far)}, on packages without a rank, stay idle; {_remedy(machine, far)}")
+    return tuple(warnings)
 
 
-def _idle_nodes(machine: UsableMachine, ranks: tuple[RankPlan, ...]) -> CpuSet:
-    """Return the nodes with usable CPUs of which no rank uses any, in the packages where ranks are at home."""
+def _idle(machine: UsableMachine, nodes: CpuSet) -> str:
+    num_cpus = sum(len(machine.node_cpus[node]) for node in nodes)
+    return f"{counted(num_cpus, 'CPU')} of {listed('node', nodes)}"
+
+
+def _have(nodes: CpuSet) -> str:
+    return "has" if len(nodes) == 1 else "have"
+
+
+def _remedy(machine: UsableMachine, nodes: CpuSet) -> str:
+    """Return how to use the CPUs of nodes that are far from all ranks."""
+    topology = machine.topology
+    gpus = CpuSet(gpu.index for gpu in topology.visible_gpus if gpu.node in nodes)
+    if gpus:
+        be = "is" if len(gpus) == 1 else "are"
+        return f"{listed('gpu', gpus)} {be} there: name GPUs with --gpus, or start more ranks"
+    return "no GPU is there; --bind none uses them" if topology.visible_gpus else "more ranks use them"
+
+
+def _idle_nodes(machine: UsableMachine, ranks: tuple[RankPlan, ...]) -> tuple[CpuSet, CpuSet]:
+    """Return the nodes with usable CPUs of which no rank uses any: in packages where ranks are at home, and others."""
     homes = {rank.node for rank in ranks if rank.node is not None}
     reachable = CpuSet().union(*map(machine.package_nodes, homes))
-    without_rank = reachable.intersection(node.id for node in machine.open_nodes) - homes
     used: set[int] = set().union(*(rank.cpus for rank in ranks))
-    return CpuSet(node for node in without_rank if machine.node_cpus[node].isdisjoint(used))
+    idle = CpuSet(node.id for node in machine.open_nodes if machine.node_cpus[node.id].isdisjoint(used)) - homes
+    return idle & reachable, idle - reachable

@@ -16,7 +16,16 @@ from numapin.base import cpu_set
 from numapin.base.bounds import MAX_CPUS, MAX_GPUS, MAX_NICS, MAX_NODES
 from numapin.base.cpu_set import CpuSet
 from numapin.errors import UsageError
-from numapin.topology.gpus import Homes, find_gpus, find_nics, only_member, unusable, unusable_notes, within
+from numapin.topology.gpus import (
+    Homes,
+    find_gpus,
+    find_nics,
+    only_member,
+    unusable,
+    unusable_notes,
+    why_order_unknown,
+    within,
+)
 from numapin.topology.links import links_of, with_moved
 from numapin.topology.model import (
     Allowed,
@@ -48,6 +57,7 @@ def build(readings: Readings, *, environ: Mapping[str, str] | None = None) -> To
     gpus, visibility_notes = seen_by_ranks(
         tuple(device.gpu for device in found), environ or {}, unusable=frozenset(unusable(found))
     )
+    order_note = why_order_unknown(found, environ or {})
     doubtful = readings.doubtful_nodes | _overlapping(nodes)
     nics = find_nics(readings, homes)
     links, links_notes = links_of(readings, gpus, nics)
@@ -69,11 +79,14 @@ def build(readings: Readings, *, environ: Mapping[str, str] | None = None) -> To
             *_nvml_notes(readings),
             *unusable_notes(found),
             *visibility_notes,
+            *filter(None, [order_note]),
             *links_notes,
         ),
         siblings_known=all(reading.siblings is not None for reading in readings.cpus),
         doubtful_nodes=doubtful,
         memory_bytes=readings.memory_bytes,
+        gpu_order_known=not order_note,
+        allowed_known=readings.allowed_known,
     )
 
 

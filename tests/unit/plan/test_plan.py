@@ -403,18 +403,32 @@ def test_memory_that_cannot_be_placed_is_told() -> None:
 
 
 def test_idle_cpus_are_warned_of() -> None:
-    """Nodes of a rank's package that have no rank are counted, with the mode that uses them."""
+    """Nodes without a rank are counted: in a rank's package with the mode that uses them, and in other packages."""
     topology = _eight(gpus=[1, 3])
     idle = "8 CPUs of nodes 0,2, which have no rank, stay idle; --bind socket uses them"
+    far = "16 CPUs of nodes 4-7, on packages without a rank, stay idle; no GPU is there; --bind none uses them"
     for bind in (Bind.NODE, Bind.EXCLUSIVE, Bind.CORE_COMPLEX):
-        assert make_plan(topology, Request(bind=bind)).warnings == (idle,)
-    for bind in (Bind.NONE, Bind.SOCKET):
-        assert make_plan(topology, Request(bind=bind)).warnings == ()
+        assert make_plan(topology, Request(bind=bind)).warnings == (idle, far)
+    assert make_plan(topology, Request(bind=Bind.SOCKET)).warnings == (far,)
+    assert make_plan(topology, Request(bind=Bind.NONE)).warnings == ()
 
 
-def test_no_idle_warning_where_socket_would_not_help() -> None:
-    """Nodes of other packages, and nodes without usable CPUs, are not reported as idle."""
-    assert make_plan(grid(packages=2, nodes=1, gpus=[0]), Request()).warnings == ()
+@pytest.mark.parametrize("bind", [Bind.NODE, Bind.SOCKET, Bind.EXCLUSIVE])
+def test_idle_cpus_of_another_package_are_warned_of(bind: Bind) -> None:
+    """A package without a rank is reported with what would use it: its GPUs, no binding, or more ranks."""
+    idle = "8 CPUs of node 1, on packages without a rank, stay idle; "
+    only_one_side = grid(packages=2, nodes=1, gpus=[0, 0])
+    assert make_plan(only_one_side, Request(bind=bind)).warnings == (f"{idle}no GPU is there; --bind none uses them",)
+    all_sides = grid(packages=2, nodes=1, gpus=[0, 0, 1, 1])
+    there = "gpus 2-3 are there: name GPUs with --gpus, or start more ranks"
+    assert make_plan(all_sides, Request(bind=bind, num_ranks=2)).warnings == (f"{idle}{there}",)
+    without = make_plan(grid(packages=2, nodes=1), Request(bind=bind, num_ranks=1))
+    assert without.warnings == (f"{idle}more ranks use them",)
+    assert make_plan(grid(packages=2, nodes=1), Request(bind=bind, num_ranks=2)).warnings == ()
+
+
+def test_no_idle_warning_without_usable_cpus() -> None:
+    """Nodes without usable CPUs are not reported as idle."""
     assert make_plan(_limited(grid(gpus=[0]), "0-3"), Request()).warnings == ()
 
 

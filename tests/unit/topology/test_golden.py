@@ -24,6 +24,7 @@ from numapin.topology.sources import xmlfile
 from numapin.topology.sources.hwloc import read_hwloc
 from numapin.topology.sources.nccl import nccl_nodes, read_nccl
 from numapin.topology.sources.sysfs import read_sysfs
+from numapin.topology.sources.vendors.table import PCI_ORDER
 from tests.machines.compact import compact
 from tests.machines.described import describe
 from tests.machines.roots import HERE, NAMES, Machine, load, nccl_xml, nvml_readings, write_root
@@ -89,9 +90,7 @@ def test_every_golden_file_belongs_to_a_machine() -> None:
 def _build_file(name: str, kind: str) -> Topology:
     """Return the topology that is read from a machine's file of another program."""
     text = describe(load(name), kind)
-    return build(
-        _READERS[kind](xmlfile.parse(text, source=f"{name}.{kind}")), environ={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    )
+    return build(_READERS[kind](xmlfile.parse(text, source=f"{name}.{kind}")), environ=PCI_ORDER)
 
 
 @pytest.mark.parametrize(("name", "kind"), FILES)
