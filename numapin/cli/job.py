@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from numapin.base import sizes
+from numapin.base.plural import counted
 from numapin.cli.options import BINDING, BindingOptions, FilePath, MachinePath, Parsed, topology_from, with_values
 from numapin.cli.output import emit, warn, write
 from numapin.errors import UsageError
 from numapin.jobs import duration, kubernetes, lsf, mpi, pbs, slurm
 from numapin.jobs.request import Form, JobRequest, KubernetesKind, Launch
-from numapin.jobs.share import Share, require_present, share_of
+from numapin.jobs.share import Share, require_present, share_of, tiles_per_gpu, vendor_of_ranks
 from numapin.launcher import preload
 from numapin.plan.make import make_plan
-from numapin.topology.model import GpuVendor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -298,7 +298,8 @@ def _request(engine: _Engine, options: _JobOptions) -> JobRequest:
         setup=options.setup,
         kind=KubernetesKind(options.kind),
         sys_nice=options.sys_nice,
-        vendor=_vendor(topology),
+        vendor=vendor_of_ranks(topology),
+        tiles_per_gpu=tiles_per_gpu(topology),
     )
     _require_gpus(options.gpus, request)
     return request if topology is None else _sized(request, topology, engine, options)
@@ -308,7 +309,7 @@ def _require_gpus(keys: tuple[str, ...] | None, request: JobRequest) -> None:
     """Raise UsageError if --gpus names too few GPUs for a host's ranks, because NCCL accepts no GPU twice."""
     if keys is not None and len(keys) < request.num_ranks:
         raise UsageError(
-            f"--gpus {','.join(keys)} names {len(keys)} GPUs for the {request.num_ranks} ranks of a host",
+            f"--gpus {','.join(keys)} names {counted(len(keys), 'GPU')} for the {request.num_ranks} ranks of a host",
             f"each rank needs its own GPU: --ranks-per-node {len(keys)}, or name more GPUs",
         )
 
@@ -350,13 +351,7 @@ def _gpus(given: int | None, topology: Topology | None) -> int:
             "the number of GPUs per host is unknown",
             "give --gpus-per-node N (0 for none), or --machine FILE (topo --save)",
         )
-    return len(topology.gpus)
-
-
-def _vendor(topology: Topology | None) -> GpuVendor:
-    """Return the maker of the GPUs that ranks use; NVIDIA without a machine file."""
-    gpus = topology.visible_gpus if topology else ()
-    return next((gpu.vendor for gpu in gpus if gpu.vendor), GpuVendor.NVIDIA)
+    return len(topology.vendor_gpus)
 
 
 def _launch(options: _JobOptions) -> Launch:

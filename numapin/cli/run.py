@@ -262,7 +262,7 @@ def _note_other_program(feature: str, command: Sequence[str]) -> None:
 def _gpus_of_virtual_ranks(topology: Topology, environ: Mapping[str, str]) -> tuple[int | None, ...]:
     """Return the only GPU that each rank sees: torch gives rank n entry n of CUDA_VISIBLE_DEVICES, or n."""
     listed = environ.get("CUDA_VISIBLE_DEVICES")
-    entries = [str(n) for n in range(len(topology.gpus))] if listed is None else listed.split(",")
+    entries = [str(n) for n in range(len(topology.vendor_gpus))] if listed is None else listed.split(",")
     return tuple(first_visible(topology.gpus, {**environ, "CUDA_VISIBLE_DEVICES": entry.strip()}) for entry in entries)
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 import click
 from click.core import ParameterSource
 
+from numapin.base.plural import counted
 from numapin.cli.options import GPU_NODES, MACHINE, FilePath, topology_from, with_values
 from numapin.cli.output import emit, json_text, show, warn, width_of_stdout, write
 from numapin.errors import UsageError
@@ -164,7 +165,8 @@ def _list_examples() -> None:
     for name in example_names():
         topology = topology_from(gpu_nodes=None, machine=Path(name))
         title = (topology.host or "").removeprefix(_LIST).strip()
-        counts = f"{len(topology.cpu_nodes)} nodes with CPUs, {len(topology.cpus)} CPUs, {len(topology.gpus)} GPUs"
+        nodes, cpus = counted(len(topology.cpu_nodes), "node"), counted(len(topology.cpus), "CPU")
+        counts = f"{nodes} with CPUs, {cpus}, {counted(len(topology.gpus), 'GPU')}"
         emit(f"{name:<18} {title}: {counts}\n")
 
 

@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from numapin.base import sizes
+from numapin.base.plural import counted
 
 if TYPE_CHECKING:
     from numapin.data.budget import LockRoom
@@ -57,7 +58,8 @@ class Loader:
 
     def __str__(self) -> str:
         """Return the memory of the batches as a calculation."""
-        batches = f"{self.num_workers} workers x {self.prefetch_factor} batches" if self.num_workers else "1 batch"
+        workers, ahead = counted(self.num_workers, "worker"), counted(self.prefetch_factor, "batch")
+        batches = f"{workers} x {ahead}" if self.num_workers else "1 batch"
         per_rank = f"{batches} x {sizes.render(self.batch_bytes)} = {sizes.render(self.footprint_bytes)} per rank"
         if self.num_ranks == 1:
             return per_rank

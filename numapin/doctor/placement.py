@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.base import cpu_set, sizes
 from numapin.base.cpu_set import CpuSet
-from numapin.base.plural import listed
+from numapin.base.plural import counted, listed
 from numapin.doctor.model import Check, DoctorSeverity
 from numapin.system.refusals import SYS_NICE
 from numapin.topology.model import NicKind, NodeSource
@@ -100,7 +100,8 @@ def nodes(readings: DoctorReadings, topology: Topology) -> DoctorFinding:
         )
     if len(cpu_sets) == 1:
         return NODES.ok("one node: all memory is local to all CPUs")
-    return NODES.ok(f"{len(cpu_sets)} nodes with CPUs on {num_packages} packages")
+    packages = f"on {counted(num_packages, 'package')}" if num_packages else "on an unknown number of packages"
+    return NODES.ok(f"{len(cpu_sets)} nodes with CPUs {packages}")
 
 
 def _overlap(cpu_sets: Collection[CpuSet]) -> bool:
@@ -207,7 +208,7 @@ def _excluded(near: Collection[Node], topology: Topology) -> list[str]:
 def _restricted(near: Iterable[Node], allowed: CpuSet) -> list[str]:
     """Return how many CPUs are allowed of each node, unless all are."""
     restricted = (node for node in near if not node.cpus <= allowed)
-    return [f"{len(node.cpus & allowed)} of {len(node.cpus)} CPUs of node {node.id}" for node in restricted]
+    return [f"{len(node.cpus & allowed)} of {counted(len(node.cpus), 'CPU')} of node {node.id}" for node in restricted]
 
 
 def _gpus_on(ids: CpuSet, topology: Topology) -> str:

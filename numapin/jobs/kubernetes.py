@@ -79,10 +79,14 @@ def build(request: JobRequest) -> str:
 
 
 def warnings(request: JobRequest) -> tuple[str, ...]:
-    """Return the parts of the request that the cluster cannot do: OnFailure does not restart a pod at its deadline."""
+    """Return what to check: OnFailure does not restart a pod at its deadline; Intel has two drivers."""
+    found = []
     if request.kind is KubernetesKind.PYTORCHJOB and request.requeue and request.time_s:
-        return ("a PyTorchJob is not restarted after --time: apply it again, or use --form job",)
-    return ()
+        found.append("a PyTorchJob is not restarted after --time: apply it again, or use --form job")
+    if request.vendor is GpuVendor.INTEL and request.gpus_per_node:
+        resource = _DEVICES[GpuVendor.INTEL]
+        found.append(f"{resource} is for GPUs with the driver i915; with the driver xe, write gpu.intel.com/xe instead")
+    return tuple(found)
 
 
 def job_name(request: JobRequest) -> str:
@@ -260,7 +264,7 @@ def _arguments(request: JobRequest) -> list[str]:
 
 def _resources(request: JobRequest) -> dict[str, object]:
     memory_bytes = request.memory_bytes or 0
-    gpus = request.gpus_per_node or None
+    gpus = -(-request.gpus_per_node // request.tiles_per_gpu) or None  # rounded up
     device = _DEVICES[request.vendor]
     amounts = _without_none({"cpu": request.cpus_per_task, "memory": f"{memory_bytes >> 20}Mi", device: gpus})
     return {"requests": amounts, "limits": amounts}

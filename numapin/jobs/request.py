@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Final
 
 from numapin.base.bounds import MAX_CPUS, MAX_GPUS, MAX_NUMBER, MAX_RANKS
+from numapin.base.plural import counted
 from numapin.errors import UsageError
 from numapin.jobs import image
 from numapin.topology.model import GpuVendor
@@ -75,6 +76,7 @@ class JobRequest:
         kind: The kind of a Kubernetes job.
         sys_nice: Whether pods may set memory policies.
         vendor: The maker of the GPUs.
+        tiles_per_gpu: The number of Intel's tiles, each a GPU for ranks, that a cluster counts as one GPU.
     """
 
     command: tuple[str, ...]
@@ -101,6 +103,7 @@ class JobRequest:
     kind: KubernetesKind = KubernetesKind.JOB
     sys_nice: bool = True
     vendor: GpuVendor = GpuVendor.NVIDIA
+    tiles_per_gpu: int = 1
 
     def __post_init__(self) -> None:
         """Check everything that can be checked without a cluster."""
@@ -147,7 +150,7 @@ class JobRequest:
         _require_between("--mem-per-node", self.memory_bytes, 1 << 20, MAX_NUMBER)
         if self.gpus_per_node and self.num_ranks > self.gpus_per_node:
             raise UsageError(
-                f"--ranks-per-node {self.num_ranks} is more than the {self.gpus_per_node} GPUs of a host",
+                f"--ranks-per-node {self.num_ranks} is more than the {counted(self.gpus_per_node, 'GPU')} of a host",
                 f"each rank needs its own GPU: --ranks-per-node {self.gpus_per_node}, or more --gpus-per-node",
             )
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from numapin.base.plural import counted
 from numapin.base.sizes import gib
 from numapin.errors import UsageError
-from numapin.topology.model import NodeKind
+from numapin.topology.model import GpuVendor, NodeKind
 
 if TYPE_CHECKING:
     from numapin.topology.model import Topology
@@ -30,7 +31,7 @@ class Share:
         """Return the CPUs of each of `tasks` tasks, in whole cores. Raises UsageError if there are too few cores."""
         if self.cores < tasks:
             raise UsageError(
-                f"{tasks} tasks per host are more than the {self.cores} cores of their share",
+                f"{tasks} tasks per host are more than the {counted(self.cores, 'core')} of their share",
                 "give fewer --ranks-per-node, or the number of CPUs yourself: --cpus-per-task",
             )
         return self.cores // tasks * self.threads_per_core
@@ -41,10 +42,11 @@ def share_of(topology: Topology, *, gpus: int, smt: bool, spare_cores_per_node: 
 
     `spare_cores_per_node` are left to the system on every NUMA node with CPUs.
     """
-    num_gpus = len(topology.gpus)
+    num_gpus = len(topology.vendor_gpus)
     if gpus > num_gpus:
         raise UsageError(
-            f"--gpus-per-node {gpus}: {topology.source} has {num_gpus} GPUs", "give a machine file of the job's hosts"
+            f"--gpus-per-node {gpus}: {topology.source} has {counted(num_gpus, 'GPU')}",
+            "give a machine file of the job's hosts",
         )
     part, whole = (gpus, num_gpus) if gpus else (1, 1)
     num_cores = len(topology.cores) - spare_cores_per_node * len(topology.cpu_nodes)
@@ -55,6 +57,19 @@ def share_of(topology: Topology, *, gpus: int, smt: bool, spare_cores_per_node: 
         memory_bytes=memory_bytes and memory_bytes * part // whole,
         is_whole=part == whole,
     )
+
+
+def vendor_of_ranks(topology: Topology | None) -> GpuVendor:
+    """Return the maker of the GPUs that ranks use; NVIDIA without a machine file or without GPUs."""
+    gpus = topology.vendor_gpus if topology else ()
+    return next((gpu.vendor for gpu in gpus if gpu.vendor), GpuVendor.NVIDIA)
+
+
+def tiles_per_gpu(topology: Topology | None) -> int:
+    """Return the number of tiles of each Intel GPU; 1 for others, whose partitions clusters count as GPUs."""
+    gpus = topology.vendor_gpus if topology else ()
+    tiles = [gpu for gpu in gpus if gpu.vendor is GpuVendor.INTEL and gpu.partition is not None]
+    return len(tiles) // len({gpu.pci for gpu in tiles}) if tiles else 1
 
 
 def require_present(topology: Topology, *, cpus: int | None, memory_bytes: int | None) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from numapin.base.cpu_set import CpuSet
 from numapin.base.plural import counted, listed
 from numapin.errors import PlanError, UsageError
+from numapin.plan.doubts import with_doubts
 from numapin.plan.fast import even_shares, fast_groups_first, rating_of, why_fast
 from numapin.plan.gpus import rank_gpus
 from numapin.plan.request import Bind, Request
@@ -32,7 +33,7 @@ def assign_cpus(topology: Topology, request: Request) -> tuple[UsableMachine, li
     """Return the indexed machine and a draft for each rank, in the order of local ranks."""
     machine = UsableMachine(topology, _usable_cpus(topology, request))
     drafts = [_with_pool(machine, request, draft) for draft in _drafts(machine, request)]
-    return machine, [_with_doubts(machine, draft) for draft in _split(machine, request, drafts)]
+    return machine, [with_doubts(machine, request, draft) for draft in _split(machine, request, drafts)]
 
 
 class Draft(NamedTuple):
@@ -61,17 +62,6 @@ class Draft(NamedTuple):
     def exact(self) -> bool:
         """Whether the rank gets all that was requested."""
         return not self.shortfalls
-
-
-def _with_doubts(machine: UsableMachine, draft: Draft) -> Draft:
-    """Mark a rank as not exact if the machine's description leaves open what its CPUs are."""
-    topology = machine.topology
-    if draft.bound and draft.home in topology.doubtful_nodes:
-        draft = draft.because(f"which CPUs belong to node {draft.home} is not certain", exact=False)
-    if topology.siblings_known:
-        return draft
-    why = "it is unknown which CPUs are threads of one core, so ranks may share cores; assumed are two threads per core"
-    return draft._replace(num_threads=max(1, draft.num_threads // 2)).because(why, exact=False)
 
 
 # --- 1. usable CPUs --------------------------------------------------------------------------------------------------
@@ -216,13 +206,15 @@ def _socket_pool(machine: UsableMachine, draft: Draft, source: int) -> Draft:
         return _node_pool(machine, draft, source).because(f"the package of node {source} is unknown", exact=False)
     nodes = machine.package_nodes(source)
     cpus, there = machine.cpus_of(nodes)
-    return draft._replace(pool=cpus).because(_part(cpus, there, f"package {package} (nodes {nodes})"))
+    draft = draft._replace(pool=cpus).because(_part(cpus, there, f"package {package} ({listed('node', nodes)})"))
+    unknown = CpuSet(node.id for node in machine.cpu_nodes if node.package is None)
+    return draft.because(f"the package of {listed('node', unknown)} is unknown", exact=False) if unknown else draft
 
 
 def _part(usable: CpuSet, cpus: CpuSet, place: str) -> str:
     """Say how many of the CPUs of a place are usable."""
-    count = f"all {len(usable)}" if usable == cpus else f"{len(usable)} usable of {len(cpus)}"
-    return f"{count} CPUs of {place}"
+    whole = counted(len(cpus), "CPU")
+    return f"all {whole} of {place}" if usable == cpus else f"{len(usable)} usable of {whole} of {place}"
 
 
 _POOLS: Final[dict[Bind, Callable[[UsableMachine, Draft, int], Draft]]] = {
@@ -240,16 +232,26 @@ def _split(machine: UsableMachine, request: Request, drafts: list[Draft]) -> lis
     if request.bind is Bind.CORE_COMPLEX:
         drafts = list(chain.from_iterable(_dealt_complexes(machine, group) for group in _groups(drafts)))
     splits = request.bind is Bind.EXCLUSIVE or request.cpus_per_rank is not None
+    anywhere = [draft.local_rank for draft in drafts if not draft.bound]
     taken: set[int] = set()  # pools overlap only if firmware lists a CPU on two nodes
     done: list[Draft] = []
     for group in _groups(drafts):
         if splits and group[0].bound:
             split = _split_group(machine, request, group, taken)
             taken.update(*(draft.cpus for draft in split))
-            done += split
+            done += [_beside(draft, anywhere) for draft in split]
         else:
             done += _shared_group(machine, group, len(drafts))
     return sorted(done, key=attrgetter("local_rank"))
+
+
+def _beside(draft: Draft, anywhere: list[int]) -> Draft:
+    """Mark a rank with CPUs of its own as not exact if other ranks are not bound, and so may run there."""
+    if not anywhere:
+        return draft
+    return draft.because(
+        f"not exclusive: {listed('rank', anywhere)} may run on these CPUs, not being bound", exact=False
+    )
 
 
 def _groups(drafts: list[Draft]) -> list[list[Draft]]:
@@ -294,7 +296,7 @@ def _l3_pools(machine: UsableMachine, pool: CpuSet) -> list[CpuSet]:
 
 def _in_complex(draft: Draft, pools: list[CpuSet], number: int) -> Draft:
     pool = pools[number]
-    return draft._replace(pool=pool).because(f"L3 group {number + 1} of {len(pools)}: {len(pool)} CPUs")
+    return draft._replace(pool=pool).because(f"L3 group {number + 1} of {len(pools)}: {counted(len(pool), 'CPU')}")
 
 
 def _with_fast(machine: UsableMachine, draft: Draft, rating: str) -> Draft:

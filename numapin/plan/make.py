@@ -17,7 +17,7 @@ from numapin.plan.model import GpuRef, Plan, RankPlan
 from numapin.plan.request import Bind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from numapin.plan.cpus import Draft
     from numapin.plan.memory import PlacedDraft
@@ -117,44 +117,42 @@ def _inexact_warnings(drafts: Sequence[Draft]) -> list[str]:
     return [f"{listed('rank', numbers)}: {reason}" for reason, numbers in ranks_by_reason.items()]
 
 
-def _idle_warnings(machine: UsableMachine, request: Request, ranks: tuple[RankPlan, ...]) -> Iterator[str]:
-    """Warn of idle CPUs: on nodes that `--bind socket` would use, and in packages without a rank."""
+def _idle_warnings(machine: UsableMachine, request: Request, ranks: tuple[RankPlan, ...]) -> tuple[str, ...]:
+    """Warn of idle CPUs: on nodes without a rank that `--bind socket` would use, and on other packages."""
     if request.bind is Bind.NONE:
-        return
-    idle = _idle_nodes(machine, ranks)
-    homes = {rank.node for rank in ranks if rank.node is not None}
-    near = idle & CpuSet().union(*map(machine.package_nodes, homes))
+        return ()
+    near, far = _idle_nodes(machine, ranks)
+    warnings = []
     if near and request.bind is not Bind.SOCKET:
-        yield f"{_num_cpus(machine, near)} CPUs of nodes {near}, which have no rank, stay idle; --bind socket uses them"
-    far = idle - near
+        warnings.append(f"{_idle(machine, near)}, which {_have(near)} no rank, stay idle; --bind socket uses them")
     if far:
-        cpus, place = counted(_num_cpus(machine, far), "CPU"), _place(machine, far)
-        yield f"{cpus} of {place} stay idle, because no rank is there; {_use_of(machine, far)}"
+        warnings.append(f"{_idle(machine, far)}, on packages without a rank, stay idle; {_remedy(machine, far)}")
+    return tuple(warnings)
 
 
-def _idle_nodes(machine: UsableMachine, ranks: tuple[RankPlan, ...]) -> CpuSet:
-    """Return the nodes with usable CPUs of which no rank uses any, and where no rank is at home."""
+def _idle(machine: UsableMachine, nodes: CpuSet) -> str:
+    num_cpus = sum(len(machine.node_cpus[node]) for node in nodes)
+    return f"{counted(num_cpus, 'CPU')} of {listed('node', nodes)}"
+
+
+def _have(nodes: CpuSet) -> str:
+    return "has" if len(nodes) == 1 else "have"
+
+
+def _remedy(machine: UsableMachine, nodes: CpuSet) -> str:
+    """Return how to use the CPUs of nodes that are far from all ranks."""
+    topology = machine.topology
+    gpus = CpuSet(gpu.index for gpu in topology.visible_gpus if gpu.node in nodes)
+    if gpus:
+        be = "is" if len(gpus) == 1 else "are"
+        return f"{listed('gpu', gpus)} {be} there: name GPUs with --gpus, or start more ranks"
+    return "no GPU is there; --bind none uses them" if topology.visible_gpus else "more ranks use them"
+
+
+def _idle_nodes(machine: UsableMachine, ranks: tuple[RankPlan, ...]) -> tuple[CpuSet, CpuSet]:
+    """Return the nodes with usable CPUs of which no rank uses any: in packages where ranks are at home, and others."""
     homes = {rank.node for rank in ranks if rank.node is not None}
+    reachable = CpuSet().union(*map(machine.package_nodes, homes))
     used: set[int] = set().union(*(rank.cpus for rank in ranks))
-    without_rank = (node.id for node in machine.open_nodes if node.id not in homes)
-    return CpuSet(node for node in without_rank if machine.node_cpus[node].isdisjoint(used))
-
-
-def _num_cpus(machine: UsableMachine, nodes: CpuSet) -> int:
-    return len(machine.cpus_of(nodes)[0])
-
-
-def _place(machine: UsableMachine, nodes: CpuSet) -> str:
-    """Return the packages of some nodes and the nodes; only the nodes if a package is unknown."""
-    packages = {machine.nodes[node].package for node in nodes}
-    known = CpuSet(package for package in packages if package is not None)
-    of_nodes = listed("node", nodes)
-    return f"{listed('package', known)} ({of_nodes})" if len(known) == len(packages) else of_nodes
-
-
-def _use_of(machine: UsableMachine, nodes: CpuSet) -> str:
-    """Return how to use the CPUs of packages without a rank: by their GPUs, or from everywhere."""
-    gpus = CpuSet(gpu.index for gpu in machine.topology.visible_gpus if gpu.node in nodes)
-    if not gpus:
-        return "--bind none uses them"
-    return f"{listed('GPU', gpus)} of these nodes can have ranks: see --nproc-per-node and --gpus"
+    idle = CpuSet(node.id for node in machine.open_nodes if machine.node_cpus[node.id].isdisjoint(used)) - homes
+    return idle & reachable, idle - reachable

@@ -49,7 +49,7 @@ def _requested_memory(machine: UsableMachine, request: Request, draft: Draft) ->
         draft = draft.because("one NUMA node: all memory is on it")
         return draft, Memory.NONE, machine.nodes_under(draft.cpus)
     if policy is Memory.INTERLEAVE and machine.memory_nodes:
-        return draft, policy, machine.memory_node_ids
+        return _with_doubt(machine, draft, machine.memory_node_ids), policy, machine.memory_node_ids
     if draft.home is None or not machine.memory_nodes:
         why = f"no usable node for --memory {policy}"
         draft = draft.because(why, exact=request.memory is None)
@@ -85,9 +85,15 @@ def _home_memory(machine: UsableMachine, request: Request, draft: Draft, home: i
     nodes = wanted & machine.memory_node_ids
     nearest = None if nodes else machine.nearest(home, machine.memory_nodes)
     if nearest is None:
-        return draft, request.policy, nodes
+        return _with_doubt(machine, draft, nodes), request.policy, nodes
     why = f"no allowed memory on node {home}; node {nearest.id} is the nearest"
     return draft.because(why, exact=False), request.policy, CpuSet({nearest.id})
+
+
+def _with_doubt(machine: UsableMachine, draft: Draft, nodes: CpuSet) -> Draft:
+    """Mark a rank as not exact if it is unknown whether a node of its policy has memory at all."""
+    unknown = CpuSet(node for node in nodes if machine.nodes[node].memory_bytes is None)
+    return draft.because(f"the memory of {listed('node', unknown)} is unknown", exact=False) if unknown else draft
 
 
 def _named_nodes(machine: UsableMachine, named: CpuSet) -> CpuSet:

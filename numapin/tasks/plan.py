@@ -67,7 +67,7 @@ def plan_task(topology: Topology, request: Request, task: Task, *, own_cpus: boo
         asked, index = _for_one_task(topology, request, task), 0
     else:
         size, notes = _size(topology, request, task)
-        source = f"made here, for {size} tasks on CPUs {allowed}"
+        source = f"made here, for {counted(size, 'task')} on CPUs {allowed}"
         asked, index = _for_all_tasks(topology, request, task, size), task.rank
     made, of_ranks = plan_and_rank_warnings(topology, asked)
     rank = replace(made.ranks[index], local_rank=task.rank)
@@ -102,7 +102,7 @@ def _gpus_of_all(topology: Topology, own: Gpu, task: Task, size: int) -> tuple[G
     They are taken to be in order, one per task, if that fits this task's GPU. Otherwise all tasks are counted on this
     GPU, so that shared CPUs are split into enough parts.
     """
-    in_order = topology.gpus[:size]
+    in_order = topology.vendor_gpus[:size]
     fits = len(in_order) == size and in_order[task.rank] == own
     return in_order if fits else (own,) * size
 
@@ -113,8 +113,8 @@ def _size(topology: Topology, request: Request, task: Task) -> tuple[int, tuple[
         return task.size, ()
     assumed = _assumed_size(topology, request)
     if task.rank < assumed:
-        note = f"assumed: {assumed} tasks on this host, one per GPU; no variable gives the number, see --local-size"
-        return assumed, (note,)
+        known = "no variable gives the number, see --local-size"
+        return assumed, (f"assumed: {counted(assumed, 'task')} on this host, one per GPU; {known}",)
     if request.bind is Bind.NONE:
         return task.rank + 1, ()
     settings = " and ".join(task.settings)
@@ -129,4 +129,4 @@ def _size(topology: Topology, request: Request, task: Task) -> tuple[int, tuple[
 def _assumed_size(topology: Topology, request: Request) -> int:
     """Return one task per GPU: of the GPUs that this task sees, or of all if it sees only its own."""
     num_gpus = len(request.rank_gpus or topology.visible_gpus)
-    return num_gpus if num_gpus > 1 else len(topology.gpus)
+    return num_gpus if num_gpus > 1 else len(topology.vendor_gpus)

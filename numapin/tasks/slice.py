@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.base import cpu_set
 from numapin.base.gpu_uuid import GPU_PREFIX, uuid_digits
+from numapin.base.plural import counted
 from numapin.errors import UsageError
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def _size_warnings(plan: Plan, task: Task, source: str) -> tuple[str, ...]:
     num_ranks = len(plan.ranks)
     if task.size in (None, num_ranks):
         return ()
-    return (f"{source} is for {num_ranks} ranks, but {task.size} run here",)
+    return (f"{source} is for {counted(num_ranks, 'rank')}, but {task.size} run here",)
 
 
 # --- the ranks on one GPU --------------------------------------------------------------------------------------------

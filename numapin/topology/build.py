@@ -17,7 +17,16 @@ from numapin.base.bounds import MAX_CPUS, MAX_GPUS, MAX_NICS, MAX_NODES
 from numapin.base.cpu_set import CpuSet
 from numapin.errors import UsageError
 from numapin.topology.fast import speed_notes
-from numapin.topology.gpus import Homes, find_gpus, find_nics, only_member, unusable, unusable_notes, within
+from numapin.topology.gpus import (
+    Homes,
+    find_gpus,
+    find_nics,
+    only_member,
+    unusable,
+    unusable_notes,
+    why_order_unknown,
+    within,
+)
 from numapin.topology.links import links_of, with_moved
 from numapin.topology.model import (
     Allowed,
@@ -49,6 +58,7 @@ def build(readings: Readings, *, environ: Mapping[str, str] | None = None) -> To
     gpus, visibility_notes = seen_by_ranks(
         tuple(device.gpu for device in found), environ or {}, unusable=frozenset(unusable(found))
     )
+    order_note = why_order_unknown(found, environ or {})
     doubtful = readings.doubtful_nodes | _overlapping(nodes)
     nics = find_nics(readings, homes)
     links, links_notes = links_of(readings, gpus, nics)
@@ -58,10 +68,7 @@ def build(readings: Readings, *, environ: Mapping[str, str] | None = None) -> To
         packages=_packages(cpus, nodes),
         nodes=nodes,
         cores=cores,
-        allowed=Allowed(
-            cpus=within(readings.allowed_cpus, CpuSet(cpus)),
-            nodes=within(readings.allowed_nodes, CpuSet(node.id for node in nodes)),
-        ),
+        allowed=_allowed(readings, nodes),
         gpus=gpus,
         nics=nics,
         links=links,
@@ -70,12 +77,15 @@ def build(readings: Readings, *, environ: Mapping[str, str] | None = None) -> To
             *_nvml_notes(readings),
             *unusable_notes(found),
             *visibility_notes,
+            *filter(None, [order_note]),
             *links_notes,
         ),
         siblings_known=all(reading.siblings is not None for reading in readings.cpus),
         doubtful_nodes=doubtful,
         memory_bytes=readings.memory_bytes,
         speeds=readings.speeds,
+        gpu_order_known=not order_note,
+        allowed_known=readings.allowed_known,
     )
     notes = speed_notes(topology)
     return replace(topology, notes=(*topology.notes, *notes)) if notes else topology
@@ -91,6 +101,13 @@ def _require_counts(readings: Readings) -> None:
     ):
         if num > most:
             raise ValueError(f"more than {most} {what}, the most that are accepted")
+
+
+def _allowed(readings: Readings, nodes: Iterable[Node]) -> Allowed:
+    return Allowed(
+        cpus=within(readings.allowed_cpus, readings.online),
+        nodes=within(readings.allowed_nodes, CpuSet(node.id for node in nodes)),
+    )
 
 
 def with_gpu_nodes(

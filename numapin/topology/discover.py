@@ -16,6 +16,7 @@ from numapin.errors import MachineError, MachineFileError, UsageError
 from numapin.system.refusals import SYS_NICE
 from numapin.topology.build import build, with_gpu_nodes
 from numapin.topology.model import Topology
+from numapin.topology.sources.vendors.table import PCI_ORDER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -91,6 +92,7 @@ def _live_readings(nccl_file: str | None) -> Readings:
         from_sysfs._replace(
             host=os.uname().nodename,
             allowed_cpus=CpuSet(os.sched_getaffinity(0)),
+            allowed_known=True,
             nvml=read_nvml(),
             nccl_nodes=nccl_nodes,
             notes=(*from_sysfs.notes, *nccl_notes, *_inherited_affinity_notes(from_sysfs)),
@@ -163,8 +165,8 @@ def _read_xml(text: str, *, source: str) -> Readings:
 def _built(readings: Readings, path: Path) -> Topology:
     """Build the topology of a described machine. A contradiction in it is an error in the file."""
     try:
-        # CUDA's order on that machine is unknown, but a plan for it can always use the PCI order.
-        return build(readings, environ={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
+        # The runtime's order on that machine is unknown, but a plan for it can always use the PCI order.
+        return build(readings, environ=PCI_ORDER)
     except ValueError as error:
         raise MachineFileError(f"{path}: {error}", "capture the machine again") from None
 

@@ -11,14 +11,13 @@ from itertools import count, islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from numapin.base.cpu_set import CpuSet
-from numapin.base.plural import listed
 from numapin.topology.address import pci_order
 from numapin.topology.model import Gpu, GpuVendor, Nic, Node, NodeKind, NodeSource, Pcie
 from numapin.topology.readings import NvmlReading, PciReading, Readings
-from numapin.topology.sources.vendors.table import KINDS, preferred
+from numapin.topology.sources.vendors.table import KINDS, preferred, vendor_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 
 class _Evidence(NamedTuple):
@@ -142,10 +141,6 @@ def unusable_notes(devices: tuple[FoundGpu, ...]) -> Iterator[str]:
         names = ", ".join(f"{gpu.label} ({gpu.vendor})" for gpu in others)
         used = devices[0].gpu.vendor
         yield f"{names}: not used, because ranks use the GPUs of one vendor, and this machine has GPUs of {used}"
-    unordered = [device.gpu for device in devices if device.is_preferred and _is_order_unknown(device)]
-    if len(unordered) > 1:
-        names = listed("gpu", [gpu.index for gpu in unordered])
-        yield f"HIP's order of {names} is not in this description (no KFD topology): ranks use them in this order"
     undriven = [device.gpu for device in devices if device.is_preferred and device.pci.is_driven is False]
     if undriven:
         names = ", ".join(f"{gpu.label} ({gpu.pci})" for gpu in undriven)
@@ -153,8 +148,13 @@ def unusable_notes(devices: tuple[FoundGpu, ...]) -> Iterator[str]:
         yield f"no driver serves {names} here; {remedy}"
 
 
-def _is_order_unknown(device: FoundGpu) -> bool:
-    return device.gpu.vendor is GpuVendor.AMD and device.pci.is_driven is None
+def why_order_unknown(devices: Sequence[FoundGpu], environ: Mapping[str, str]) -> str:
+    """Return why ranks may use the GPUs in another order than `cuda_index`, or ""."""
+    hidden = frozenset(unusable(devices))
+    used = [device for device in devices if device.gpu.index not in hidden]
+    if len(used) < 2:
+        return ""
+    return vendor_of(used[0].gpu).why_order_unknown([device.pci for device in used], environ)
 
 
 def _numbered(devices: Collection[PciReading]) -> Iterator[tuple[int, PciReading]]:

@@ -37,7 +37,14 @@ from numapin.topology.parts import (
 )
 
 SCHEMA: Final = "numapin.topology/1"
-_MISSING: Final = {"notes": [], "siblings_known": True, "doubtful_nodes": "", "speeds": []}  # in older files
+_MISSING: Final = {  # in older files
+    "notes": [],
+    "siblings_known": True,
+    "doubtful_nodes": "",
+    "speeds": [],
+    "gpu_order_known": True,
+    "allowed_known": True,
+}
 _SEEN_IF_VISIBLE: Final = (GpuVendor.AMD, GpuVendor.INTEL)  # sysfs itself tells whether their drivers serve a GPU
 _ID: Final = attrgetter("id")
 _CPUS: Final = attrgetter("cpus")
@@ -83,6 +90,8 @@ class Topology:
         doubtful_nodes: Nodes of which the source does not say which CPUs belong to them: several nodes list the same.
         memory_bytes: The memory of the host, without regard to nodes.
         speeds: The ratings of CPUs by speed. Empty: the kernel does not report them.
+        gpu_order_known: Whether the source reports the order of `cuda_index`. If it does not, the order is assumed.
+        allowed_known: Whether the source reports `allowed`. If it does not, everything counts as allowed.
     """
 
     host: str | None
@@ -99,6 +108,8 @@ class Topology:
     doubtful_nodes: CpuSet = CpuSet()
     memory_bytes: int | None = None
     speeds: Annotated[tuple[CpuSpeed, ...], AtMost(MAX_CPUS)] = ()
+    gpu_order_known: bool = True
+    allowed_known: bool = True
 
     def __post_init__(self) -> None:
         """Check that numbers are unique and that every node that a part is on exists."""
@@ -137,6 +148,12 @@ class Topology:
         """The GPUs that CUDA sees, in CUDA's order; those of unknown order come last, in NVML's order."""
         visible = (gpu for gpu in self.gpus if gpu.visible)
         return tuple(sorted(visible, key=lambda g: (g.cuda_index is None, g.cuda_index or 0, g.index)))
+
+    @property
+    def vendor_gpus(self) -> tuple[Gpu, ...]:
+        """All GPUs of the vendor whose GPUs ranks use, hidden ones included."""
+        first = next(iter((*self.visible_gpus, *self.gpus)), None)
+        return tuple(gpu for gpu in self.gpus if first is not None and gpu.vendor == first.vendor)
 
     @property
     def has_usable_gpu(self) -> bool:
@@ -180,7 +197,7 @@ class Topology:
     @property
     def _size(self) -> str:
         counts = (
-            counted(len(self.packages), "package"),
+            counted(len(self.packages), "package") if self.packages else "packages unknown",
             counted(len(self.nodes), "NUMA node"),
             counted(len(self.gpus), "GPU"),
             counted(len(self.cores), "core"),

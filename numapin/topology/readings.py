@@ -25,6 +25,11 @@ GpuPart: TypeAlias = tuple[str, int | None]
 DISPLAY: Final = 0x03
 NETWORK: Final = 0x02
 """Base classes of PCI devices: the upper half of `pci_class`."""
+NO_CORES: Final = (
+    "the source does not say which CPUs are threads of one core: every CPU counts as a core, and thread counts assume "
+    "two threads per core"
+)
+"""The note of a reader that leaves `CpuReading.siblings` None."""
 OTHERS: Final = (GpuVendor.AMD, GpuVendor.INTEL)
 """Vendors whose GPUs NVML does not know."""
 VGA: Final = 0x0300
@@ -220,7 +225,8 @@ class Readings(NamedTuple):
 
     `nccl_nodes` maps PCI addresses to nodes, from the file that NCCL_TOPO_FILE names. `nics` are those that are not on
     PCI. `doubtful_nodes` are nodes whose CPUs the source does not tell apart from another node's. `memory_bytes` is the
-    memory of the host. `speeds` are the kernel's ratings of CPUs.
+    memory of the host. `speeds` are the kernel's ratings of CPUs. `allowed_known` is False if the source does not say
+    what a process may use.
     """
 
     host: str | None
@@ -239,6 +245,7 @@ class Readings(NamedTuple):
     doubtful_nodes: CpuSet = CpuSet()
     memory_bytes: int | None = None
     speeds: tuple[CpuSpeed, ...] = ()
+    allowed_known: bool = True
 
     @property
     def online(self) -> CpuSet:

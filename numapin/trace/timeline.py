@@ -12,6 +12,7 @@ from html import escape
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.content_policy import policy_element
+from numapin.base.plural import counted
 from numapin.base.printable import printable
 from numapin.base.strict_json import encode
 from numapin.trace.report import name_of, shown_parts
@@ -211,7 +212,8 @@ def _rect(bar: Bar, top: int) -> str:
 def _summary(analysis: Analysis) -> str:
     shares = ", ".join(f"{_PART_NAMES.get(p, p)} {analysis.share(p):.0%}" for p in shown_parts([analysis]))
     steps, unit = len(analysis.trace.steps), _text(analysis.trace.step_unit)
-    return f"{steps} steps ({unit}) of {_ms(analysis.step_us)} ms, {analysis.num_batches} batches: {shares}"
+    batches = counted(analysis.num_batches, "batch")
+    return f"{counted(steps, 'step')} ({unit}) of {_ms(analysis.step_us)} ms, {batches}: {shares}"
 
 
 def _findings(report: TraceReport) -> Iterator[str]:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.base.files import replace_at
 from numapin.base.folders import FOLDER, open_file, opened
+from numapin.base.plural import counted
 from numapin.base.stderr import say
 from numapin.base.strict_json import encode
 from numapin.trace.pace import FollowedOptimizer, Pace
@@ -163,7 +164,7 @@ class Tracer:
             _export(profiler, self.claim.with_name(name))
         self.record(trace=name, num_steps=num_steps, reason=reason)
         if name is not None:
-            say(f"rank {self.rank}: traced {num_steps} steps into {self.claim.with_name(name)}")
+            say(f"rank {self.rank}: traced {counted(num_steps, 'step')} into {self.claim.with_name(name)}")
 
     def give_up(self, reason: str) -> None:
         """Stop tracing for good, and report why."""
@@ -211,7 +212,10 @@ class Tracer:
         """Write what was traced if the script ends before the last step."""
         if self.done or self.pid != os.getpid():
             return
-        end = f"the script ended after {self.num_optimizer_steps} optimizer steps and {self.num_batches} batches"
+        end = (
+            f"the script ended after {counted(self.num_optimizer_steps, 'optimizer step')} and "
+            f"{counted(self.num_batches, 'batch')}"
+        )
         if self.step is None:
             self.profiler = None  # never started
         with warnings.catch_warnings(action="ignore"):

@@ -15,6 +15,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from numapin.base.plural import counted
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
@@ -111,4 +113,4 @@ def _measured(case: CaseResult, columns: Sequence[Column]) -> list[Column]:
 
 
 def _progress(peer: PeerResult) -> str:
-    return f"stopped after {peer.num_runs} runs" if peer.num_runs else "skipped"
+    return f"stopped after {counted(peer.num_runs, 'run')}" if peer.num_runs else "skipped"

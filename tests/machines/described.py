@@ -43,7 +43,10 @@ def _mask(numbers: CpuSet) -> str:
 def _hwloc(machine: Machine) -> str:
     nodes = CpuSet(node["id"] for node in machine.nodes)
     inner = (_package(machine, package) for package in machine.packages)
-    sets = _sets(machine.online, nodes) | {"allowed_cpuset": _hex(machine.online), "allowed_nodeset": _hex(nodes)}
+    allowed = machine.allowed
+    allowed_cpus = CpuSet.parse(allowed["cpus"]) if allowed else machine.online
+    allowed_nodes = CpuSet.parse(allowed["nodes"]) if allowed else nodes
+    sets = _sets(machine.online, nodes) | {"allowed_cpuset": _hex(allowed_cpus), "allowed_nodeset": _hex(allowed_nodes)}
     others = (_tag("object", **_interface(nic, "1")) for nic in machine.nics if "bus" in nic)
     whole = _tag("object", *inner, *others, type="Machine", os_index=0, **sets)
     topology = ET.fromstring(_tag("topology", whole, _latencies(machine), _bandwidths(machine), version="2.0"))  # noqa: S314

@@ -99,12 +99,13 @@ def write_root(machine: Machine, root: Path) -> Path:
 
 
 def _link_interfaces(machine: Machine, root: Path) -> None:
-    """Make the links of /sys/class/net, which has the interfaces of PCI devices too."""
-    links = root / "sys/class/net"
-    links.mkdir(parents=True)
-    for nic in (nic for nic in machine.nics if nic.get("kind") != "infiniband"):
-        (links / nic["name"]).symlink_to(f"../../devices/{_nic_path(nic)}/net/{nic['name']}")
-    (links / "lo").symlink_to("../../devices/virtual/net/lo")
+    """Make the links of /sys/class/net, which has the interfaces of PCI devices too, and of /sys/class/infiniband."""
+    for kind in ("net", "infiniband"):
+        (root / "sys/class" / kind).mkdir(parents=True)
+    for nic in machine.nics:
+        kind = "infiniband" if nic.get("kind") == "infiniband" else "net"
+        (root / "sys/class" / kind / nic["name"]).symlink_to(f"../../devices/{_nic_path(nic)}/{kind}/{nic['name']}")
+    (root / "sys/class/net/lo").symlink_to("../../devices/virtual/net/lo")
 
 
 def _nic_path(nic: dict[str, Any]) -> str:
@@ -353,6 +354,8 @@ def _cpuset_files(machine: Machine, kind: str) -> Iterator[tuple[str, str]]:
     }[kind]
     mount = "cgroup2 rw" if kind == "cgroup2" else "cgroup rw,cpuset,noprefix"
     yield "proc/mounts", f"none /{at} {mount} 0 0"
+    if kind == "cgroup2":
+        yield f"{at}/cgroup.controllers", "cpuset cpu io memory pids"
     yield "proc/self/cpuset", "/job"
     for name, allowed in zip(names, (machine.allowed["cpus"], machine.allowed["nodes"]), strict=True):
         yield f"{at}/job/{name}", allowed

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from numapin.base.plural import counted
 from numapin.bench.model import Benchmark, Case, Peer
 from numapin.bench.python import PYTHON, running
 
@@ -36,7 +37,7 @@ def exec_benchmark(peers: Sequence[str], *, plan: str, num_samples: int) -> Benc
         cases=(
             Case(
                 name="exec",
-                about=f"{num_samples} runs of {' '.join(PROGRAM)}, each with and without the peer",
+                about=f"{counted(num_samples, 'run')} of {' '.join(PROGRAM)}, each with and without the peer",
                 session="exec",
                 peers=tuple(
                     Peer(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from numapin.base.plural import counted
 from numapin.bench.model import Benchmark, Case, Comparison, Peer
 from numapin.bench.python import PYTHON, running
 
@@ -49,7 +50,7 @@ def launch_benchmark(scripts: Sequence[str], peers: Sequence[str], *, num_ranks:
         cases=tuple(
             Case(
                 name=name,
-                about=f"{num_ranks} ranks",
+                about=counted(num_ranks, "rank"),
                 session="launch",
                 peers=tuple(
                     Peer(name=peer, specs=({"command": [*PEERS[peer], *number], "script": SCRIPTS[name]},))

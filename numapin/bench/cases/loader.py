@@ -11,6 +11,7 @@ from enum import StrEnum
 from math import prod
 from typing import TYPE_CHECKING, Final
 
+from numapin.base.plural import counted
 from numapin.bench.model import Benchmark, Case, Comparison, Peer
 
 if TYPE_CHECKING:
@@ -65,9 +66,12 @@ class LoaderCase:
         """The case in words."""
         shape = "x".join(map(str, (self.batch_size, *self.shape)))
         parts = (
-            f"{self.num_tensors} tensors of {shape} {self.dtype}" if self.num_tensors else f"{shape} {self.dtype}",
+            f"{counted(self.num_tensors, 'tensor')} of {shape} {self.dtype}"
+            if self.num_tensors
+            else f"{shape} {self.dtype}",
             f"{self.batch_bytes / 1e6:.1f} MB",
-            f"{self.num_workers} workers" + ("" if self.prefetch == PREFETCH else f", {self.prefetch} ahead each"),
+            counted(self.num_workers, "worker")
+            + ("" if self.prefetch == PREFETCH else f", {self.prefetch} ahead each"),
             {Work.NONE: "", Work.GIL: "0.1 ms under the GIL per sample", Work.DECODE: "decoding"}[self.work],
             "to the GPU" if self.on_device else "to this process only",
         )

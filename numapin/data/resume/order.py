@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import torch
 from torch.utils.data import BatchSampler, RandomSampler
 
+from numapin.base.plural import counted
 from numapin.data.resume import randomness
 from numapin.data.resume.checksum import extended
 from numapin.data.resume.place import OrderPlace
@@ -220,7 +221,7 @@ class Order:
         has_own_state = place.sampler is not None
         if was is not None and now is not None and was != now and not has_own_state:
             raise UsageError(
-                f"load_state_dict(): an epoch had {was} batches, this loader's has {now}",
+                f"load_state_dict(): an epoch had {counted(was, 'batch')}, this loader's has {now}",
                 "until the end of the epoch use the same dataset, batch_size, drop_last and number of ranks",
             )
 

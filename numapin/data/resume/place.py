@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from numapin.base.plural import counted
 from numapin.errors import UsageError
 
 _SNAPSHOT: Final = "_snapshot"
@@ -245,8 +246,8 @@ def _earlier(place: Place, num_batches: int) -> Place:
     has_ended = any(stream.has_ended for stream in place.streams)
     if min(skips) < 0 or has_ended or place.order.sampler is not None or place.order.ahead:
         raise UsageError(
-            f"load_state_dict(): the state was set {num_batches} batches back, which cannot be done with a dataset or "
-            "sampler that has its own state, nor once a worker's part has ended",
+            f"load_state_dict(): the state was set {counted(num_batches, 'batch')} back, which cannot be done with a "
+            "dataset or sampler that has its own state, nor once a worker's part has ended",
             "under Accelerate, use dispatch_batches=False",
         )
     streams = tuple(replace(stream, skip=skip) for stream, skip in zip(place.streams, skips, strict=True))
@@ -272,7 +273,8 @@ def _torchdatas(place: Place, *, num_since: int) -> Place:
     is_stateful = any(stream.is_stateful for stream in place.streams)
     if not place.is_iterable and is_stateful and num_since:
         raise UsageError(
-            f"load_state_dict(): torchdata's state is {num_since} batches behind, for a dataset with its own state",
+            f"load_state_dict(): torchdata's state is {counted(num_since, 'batch')} behind, for a dataset with its own "
+            "state",
             "take it with snapshot_every_n_steps=1",
         )
     order = replace(place.order, yielded=place.order.yielded + num_since)

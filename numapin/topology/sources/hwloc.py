@@ -17,6 +17,7 @@ from numapin.base.bounds import MAX_DEVICES, MAX_LINKS, MAX_NICS, MAX_NODES
 from numapin.base.cpu_set import CpuSet
 from numapin.base.plural import listed
 from numapin.topology.readings import (
+    NO_CORES,
     CpuReading,
     NodeReading,
     Readings,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     """The elements above a CPU by their type."""
 
 _LATENCY: Final = 1 << 2  # HWLOC_DISTANCES_KIND_VALUE_LATENCY (MEANS_LATENCY in version 2)
+_ALLOWED: Final = ("allowed_cpuset", "allowed_nodeset")
 _GROUPS: Final = frozenset({"Core", "L3Cache"})
 _OLD: Final = "convert it with hwloc 2 or newer: lstopo -i old.xml --of xml new.xml"
 
@@ -50,19 +52,21 @@ def read_hwloc(root: Element) -> Readings:
     with_cpus = CpuSet(node.id for node in nodes if node.cpus)
     fabrics = Fabrics(root, objects)
     devices = read_pci_devices(objects, with_cpus, version, fabrics.kinds)
+    allowed_cpus, allowed_nodes = (_allowed(machine, name) for name in _ALLOWED)
     return Readings(
         host=info(machine, "HostName") or info(root, "HostName"),
         source=root.source,
         cpus=cpus,
         nodes=nodes,
-        allowed_cpus=_allowed(machine, "allowed_cpuset"),
-        allowed_nodes=_allowed(machine, "allowed_nodeset"),
+        allowed_cpus=allowed_cpus,
+        allowed_nodes=allowed_nodes,
         pci=tuple(islice(devices, MAX_DEVICES + 1)),  # `build` refuses that many
         nics=tuple(islice(read_other_interfaces(objects, with_cpus, version), MAX_NICS + 1)),
         fabric=tuple(islice(fabrics.links(), MAX_LINKS)),
         gpu_memory_nodes=_gpu_memory_nodes(objects),
         doubtful_nodes=doubtful,
-        notes=(*package_notes, *_doubtful_notes(doubtful)),
+        notes=(*package_notes, *_doubtful_notes(doubtful), *_core_notes(cpus)),
+        allowed_known=all(map(machine.text, _ALLOWED)),
     )
 
 
@@ -128,10 +132,14 @@ def _cpu(cpu: int, around: Ancestors, groups: dict[Element, CpuSet], packages: d
     core, package, l3 = around.get("Core"), around.get("Package"), around.get("L3Cache")
     return CpuReading(
         cpu=cpu,
-        siblings=groups[core] if core else CpuSet({cpu}),
+        siblings=groups[core] if core else None,
         package=packages[package] if package else None,
         l3=groups[l3] if l3 else None,
     )
+
+
+def _core_notes(cpus: tuple[CpuReading, ...]) -> tuple[str, ...]:
+    return () if all(cpu.siblings is not None for cpu in cpus) else (NO_CORES,)
 
 
 def _gpu_memory_nodes(objects: list[Placed]) -> CpuSet:

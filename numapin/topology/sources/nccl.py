@@ -21,6 +21,7 @@ from numapin.topology.model import GpuVendor, NodeSource, Pcie
 from numapin.topology.readings import (
     ACCELERATOR,
     DISPLAY,
+    NO_CORES,
     VGA,
     CpuReading,
     FabricLink,
@@ -40,10 +41,6 @@ if TYPE_CHECKING:
 
     from numapin.topology.sources.xmlfile import Element
 
-_NO_CORES: Final = (
-    "an NCCL topology file does not say which CPUs are threads of one core: every CPU counts as a core, and "
-    "thread counts assume two threads per core"
-)
 _DISPLAY_OTHER: Final = 0x0380  # of AMD's accelerators before the MI300; NVIDIA's are 3D controllers
 _NVSWITCH_CLASS: Final = 0x0680
 _SWITCH: Final = "switch"
@@ -66,7 +63,8 @@ def read_nccl(root: Element) -> Readings:
         nodes=tuple(sorted(_read_nodes(elements), key=attrgetter("id"))),
         pci=tuple(_numbered_partitions([reading for reading, _ in devices])),  # `build` refuses too many
         fabric=tuple(islice(_fabric(devices), MAX_LINKS)),
-        notes=(_NO_CORES if all_cpus else _NO_CPUS,),
+        allowed_known=False,
+        notes=(NO_CORES if all_cpus else _NO_CPUS,),
     )
 
 

@@ -20,7 +20,7 @@ from numapin.base.cpu_set import CpuSet
 from numapin.errors import MachineError
 from numapin.system.cgroup import mounts, own_cgroups
 from numapin.system.tree import CAPTURE, Tree
-from numapin.topology.readings import CpuReading, NodeReading, Readings, distinct_packages
+from numapin.topology.readings import NO_CORES, CpuReading, NodeReading, Readings, distinct_packages
 from numapin.topology.sources.pci import read_gpu_memory_nodes, read_other_nics, read_pci
 from numapin.topology.sources.speeds import read_speeds
 from numapin.topology.sources.vendors.table import read_drivers
@@ -50,20 +50,22 @@ def read_sysfs(root: Path, *, source: str) -> Readings:
     online = _online_cpus(tree)
     cpus, package_notes = _read_cpus(tree, online)
     others, served = read_drivers(tree, read_pci(tree, online))
+    allowed_cpus, allowed_nodes = _allowed(tree, "cpus"), _allowed(tree, "mems")
     return Readings(
         host=tree.text("proc/sys/kernel/hostname") or tree.text("etc/hostname") or None,
         source=source,
         cpus=cpus,
         nodes=tuple(_read_nodes(tree, online)),
-        allowed_cpus=_allowed(tree, "cpus"),
-        allowed_nodes=_allowed(tree, "mems"),
+        allowed_cpus=allowed_cpus,
+        allowed_nodes=allowed_nodes,
         pci=(*served.gpus, *others),
         nics=tuple(read_other_nics(tree, {name for device in others for name, _ in device.interfaces})),
         fabric=served.fabric,
         gpu_memory_nodes=read_gpu_memory_nodes(tree),
         memory_bytes=_kilobytes(tree.text("proc/meminfo") or "", "MemTotal"),
-        notes=package_notes,
+        notes=(*package_notes, *([] if all(cpu.siblings is not None for cpu in cpus) else [NO_CORES])),
         speeds=read_speeds(tree, sorted({reading.siblings for reading in cpus if reading.siblings}, key=min)),
+        allowed_known=None not in (allowed_cpus, allowed_nodes) or _is_in_root_cpuset(tree),
     )
 
 
@@ -86,14 +88,15 @@ def _is_online(tree: Tree, cpu: int) -> bool:
 
 def _read_cpus(tree: Tree, online: CpuSet) -> tuple[tuple[CpuReading, ...], tuple[str, ...]]:
     """Return the CPUs, and notes on their packages."""
-    cores = _groups(online, lambda cpu: _siblings(tree, cpu))
+    siblings = _groups(online, lambda cpu: _siblings(tree, cpu))
     packages = _groups(online, lambda cpu: _package_cpus(tree, cpu))
-    numbers = {cpus: _package_id(tree, cpus) for cpus in (*packages.values(), *cores.values())}
+    around = {cpu: packages.get(cpu) or siblings.get(cpu) or CpuSet({cpu}) for cpu in online}
+    numbers = {cpus: _package_id(tree, cpus) for cpus in dict.fromkeys(around.values())}
     distinct, notes = distinct_packages(dict(_whole_packages(tree, numbers, frozenset(packages.values()))))
     numbers |= distinct
     caches = _groups(online, lambda cpu: _l3(tree, cpu))
-    package_of = {cpu: numbers[packages.get(cpu, cores[cpu])] for cpu in online}
-    return tuple(CpuReading(cpu, cores[cpu], package_of[cpu], caches.get(cpu)) for cpu in sorted(online)), notes
+    in_order = sorted(online)
+    return tuple(CpuReading(cpu, siblings.get(cpu), numbers[around[cpu]], caches.get(cpu)) for cpu in in_order), notes
 
 
 def _whole_packages(
@@ -115,12 +118,13 @@ def _topology(cpu: int) -> str:
     return f"{_CPU}/cpu{cpu}/topology"
 
 
-def _siblings(tree: Tree, cpu: int) -> CpuSet:
+def _siblings(tree: Tree, cpu: int) -> CpuSet | None:
+    """Return the CPUs of a CPU's core; None if they are unknown."""
     at = _topology(cpu)
     return (
         tree.numbers(f"{at}/thread_siblings_list", mask=f"{at}/thread_siblings")
         or tree.numbers(f"{at}/core_cpus_list", mask=f"{at}/core_cpus")
-        or CpuSet()
+        or None
     )
 
 
@@ -197,6 +201,12 @@ def _allowed(tree: Tree, what: str) -> CpuSet | None:
     files = product(_cpuset_directories(tree), _CPUSET_FILES)
     sets = (tree.numbers(f"{directory}/{name.format(what)}") for directory, name in files)
     return next(filter(None, sets), None)  # an empty file of cgroup v2 means "as above"
+
+
+def _is_in_root_cpuset(tree: Tree) -> bool:
+    """Return whether the process is in the cpuset of the whole machine, which needs no file of its own."""
+    own = _in_cpuset_file_system(tree) or own_cgroups(tree, "cpuset") or own_cgroups(tree, "")
+    return own == ["/"]
 
 
 def _cpuset_directories(tree: Tree) -> Iterator[str]:

@@ -13,7 +13,7 @@ from numapin.topology.model import LinkKind
 from numapin.view.picture.boxes import PAD, Box, BoxKind, CellSize, Heading, Ink, cell, columns, frame
 from numapin.view.picture.text import title_text, width_of
 from numapin.view.structure import adapters, gpu_link
-from numapin.view.words import counted, cuda_name, joined, known, node_source, on_node, pcie_link
+from numapin.view.words import counted, cuda_name, joined, known, model_name, node_source, on_node, pcie_link
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -63,7 +63,7 @@ def short_pci(address: str) -> str:
 
 def _gpu(gpu: Gpu, links: Links, marks: Marks, width: float) -> Box:
     cuda, link, nvlink = cuda_name(gpu), pcie_link(gpu.pcie), _nvlink(links.get(gpu.label, ()))
-    model, pci, mig = known(gpu.name), known(gpu.pci), _mig(gpu)
+    model, pci, mig = model_name(gpu), known(gpu.pci), _mig(gpu)
     bus = _lines(short_pci(pci), link, width=width - 2 * PAD)
     return frame(
         BoxKind.GPU,
@@ -82,7 +82,7 @@ def _gpu(gpu: Gpu, links: Links, marks: Marks, width: float) -> Box:
 
 
 def _mig(gpu: Gpu) -> str:
-    return f"{len(gpu.mig)} MIG instances" if gpu.mig else ""
+    return counted(len(gpu.mig), "MIG instance") if gpu.mig else ""
 
 
 def _nic(nic: Adapter, topology: Topology, links: Links, width: float) -> Box:

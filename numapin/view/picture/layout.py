@@ -89,7 +89,7 @@ def _rows(drawing: Drawing) -> tuple[list[list[Box]], float]:
 def size_in_words(topology: Topology) -> str:
     """Return the number of packages, nodes, GPUs, cores and CPUs."""
     return joined(
-        counted(len(topology.packages), "package"),
+        counted(len(topology.packages), "package") if topology.packages else "",
         counted(len(topology.nodes), "NUMA node"),
         counted(len(topology.gpus), "GPU"),
         machine_size(topology),

@@ -45,7 +45,7 @@ def rank_in_words(rank: RankPlan) -> str:
     gpu = f"gpu{rank.gpu.index}" if rank.gpu else "no GPU"
     node = f"node {known(rank.node, unknown='unknown')}"
     star = "" if rank.exact else " *"
-    return f"{gpu}, {node}, {len(rank.cpus)} CPUs, memory {policy(rank)}{star}"
+    return f"{gpu}, {node}, {counted(len(rank.cpus), 'CPU')}, memory {policy(rank)}{star}"
 
 
 def _signs(topology: Topology, plan: Plan | None, marks: Marks, *, named_cores: bool) -> list[tuple[Box, str]]:

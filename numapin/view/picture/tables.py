@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from numapin.base import cpu_set
 from numapin.base.printable import printable
 from numapin.view.structure import adapters, empty_nodes
-from numapin.view.words import kind_of, known, on_node, pcie_link, policy, size_of
+from numapin.view.words import cuda_name, kind_of, known, model_name, on_node, pcie_link, policy, size_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -27,7 +27,7 @@ _NODE_HEADINGS: Final = (
     *("ranks on CPUs", "ranks in memory"),
 )
 _RANK_HEADINGS: Final = ("rank", "GPU", "node", "CPUs", "memory", "threads", "as requested", "reason")
-_GPU_HEADINGS: Final = ("GPU", "CUDA", "model", "PCI address", "UUID", "link", "node from", "rank")
+_GPU_HEADINGS: Final = ("GPU", "in torch", "model", "PCI address", "UUID", "link", "node from", "rank")
 
 
 def nodes_table(topology: Topology, marks: Marks) -> str:
@@ -114,8 +114,8 @@ def _details(topology: Topology, marks: Marks, node: Node) -> str:
 def _gpu_row(gpu: Gpu, marks: Marks) -> tuple[str, ...]:
     return (
         gpu.label,
-        known(gpu.cuda_index),
-        known(gpu.name),
+        cuda_name(gpu),
+        model_name(gpu),
         known(gpu.pci),
         known(gpu.uuid),
         pcie_link(gpu.pcie),

@@ -507,7 +507,7 @@ class TestTable:
         """Peers that never ran or stopped running are listed below the table with the reason."""
         lines = rendered(report([*runs("torch", 10, None), *runs("ours", None)]))
         assert lines[5].split() == ["torch", "10.0", "1.00"]
-        assert lines[6:] == ["  torch: stopped after 1 runs: failed: because", "  ours: skipped: failed: because"]
+        assert lines[6:] == ["  torch: stopped after 1 run: failed: because", "  ours: skipped: failed: because"]
 
     def test_skipped_case(self) -> None:
         """A skipped case has its reason in place of the table."""

@@ -7,6 +7,7 @@ import os
 import shlex
 import shutil
 import subprocess
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +16,12 @@ import pytest
 import yaml
 
 from numapin.errors import BindingRefused, UsageError
-from numapin.jobs import image, shell
+from numapin.jobs import image, kubernetes, shell
 from numapin.jobs.request import Form, JobRequest, Launch
 from numapin.jobs.share import share_of
-from numapin.topology.model import Topology
+from numapin.topology.model import GpuVendor, Topology
 from tests.jobs.cases import CASES, HERE, HOSTILE, dgx, refusal, write
+from tests.machines.grids import grid
 from tests.machines.roots import HERE as MACHINES
 
 if TYPE_CHECKING:
@@ -137,6 +139,43 @@ def test_a_pod_asks_for_the_gpus_of_its_vendor(vendor: str, resource: str, tmp_p
     text = write(["kubernetes", "--machine", str(tmp_path / "m.json"), "--container", "a", "train.py"])
     assert f"{resource}: 8" in text
     assert text.count("gpu: 8") + text.count("i915: 8") == 2  # requests and limits
+
+
+def test_only_gpus_of_the_ranks_vendor_count(tmp_path: Path) -> None:
+    """Beside one NVIDIA GPU, an AMD GPU is listed and hidden: a job takes one GPU, and all of the host with it."""
+    topology = replace(grid(gpus=(0, 1)), source="m.json")
+    nvidia, amd = topology.gpus
+    mixed = (
+        replace(nvidia, vendor=GpuVendor.NVIDIA),
+        replace(amd, vendor=GpuVendor.AMD, visible=False, cuda_index=None),
+    )
+    machine = replace(topology, gpus=mixed)
+    (tmp_path / "m.json").write_text(json.dumps(machine.to_json()))
+    text = write(["slurm", "--machine", str(tmp_path / "m.json"), "train.py"])
+    assert "--gpus-per-node=1\n" in text
+    assert "--exclusive" in text
+    with pytest.raises(UsageError, match=r"--gpus-per-node 2: m\.json has 1 GPU\n"):
+        share_of(machine, gpus=2, smt=True)
+
+
+def test_a_pod_asks_for_whole_intel_gpus(tmp_path: Path) -> None:
+    """Four ranks on four tiles need two GPUs of Intel's plugin, which does not count tiles; three tiles need two."""
+    machine = json.loads((MACHINES / "golden" / "2pkg-2node-2intel-2tile.json").read_text())["topology"]
+    (tmp_path / "m.json").write_text(json.dumps(machine))
+    for number in ("4", "3"):
+        arguments = ["--gpus-per-node", number, "--machine", str(tmp_path / "m.json"), "--container", "a", "train.py"]
+        text = write(["kubernetes", *arguments])
+        assert text.count("gpu.intel.com/i915: 2") == 2
+        (document,) = _documents(text)
+        (container,) = document["spec"]["template"]["spec"]["containers"]
+        assert {"name": "PET_NPROC_PER_NODE", "value": number} in container["env"]
+
+
+def test_intel_in_kubernetes_names_the_resource_of_the_other_driver() -> None:
+    """The machine file does not say which driver serves Intel's GPUs, so the other resource is named."""
+    request = JobRequest(command=("train.py",), gpus_per_node=1, vendor=GpuVendor.INTEL)
+    assert "gpu.intel.com/xe" in kubernetes.warnings(request)[0]
+    assert kubernetes.warnings(replace(request, vendor=GpuVendor.AMD)) == ()
 
 
 def test_the_schemas_find_what_is_wrong() -> None:

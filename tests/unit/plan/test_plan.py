@@ -404,53 +404,33 @@ def test_memory_that_cannot_be_placed_is_told() -> None:
 
 
 def test_idle_cpus_are_warned_of() -> None:
-    """Nodes of a rank's package that have no rank are counted, with the mode that uses them."""
-    topology = _eight(gpus=[1, 3, 4, 5, 6, 7])
+    """Nodes without a rank are counted: in a rank's package with the mode that uses them, and in other packages."""
+    topology = _eight(gpus=[1, 3])
     idle = "8 CPUs of nodes 0,2, which have no rank, stay idle; --bind socket uses them"
+    far = "16 CPUs of nodes 4-7, on packages without a rank, stay idle; no GPU is there; --bind none uses them"
     for bind in (Bind.NODE, Bind.EXCLUSIVE, Bind.CORE_COMPLEX):
-        assert make_plan(topology, Request(bind=bind)).warnings == (idle,)
-    for bind in (Bind.NONE, Bind.SOCKET):
-        assert make_plan(topology, Request(bind=bind)).warnings == ()
+        assert make_plan(topology, Request(bind=bind)).warnings == (idle, far)
+    assert make_plan(topology, Request(bind=Bind.SOCKET)).warnings == (far,)
+    assert make_plan(topology, Request(bind=Bind.NONE)).warnings == ()
+
+
+@pytest.mark.parametrize("bind", [Bind.NODE, Bind.SOCKET, Bind.EXCLUSIVE])
+def test_idle_cpus_of_another_package_are_warned_of(bind: Bind) -> None:
+    """A package without a rank is reported with what would use it: its GPUs, no binding, or more ranks."""
+    idle = "8 CPUs of node 1, on packages without a rank, stay idle; "
+    only_one_side = grid(packages=2, nodes=1, gpus=[0, 0])
+    assert make_plan(only_one_side, Request(bind=bind)).warnings == (f"{idle}no GPU is there; --bind none uses them",)
+    all_sides = grid(packages=2, nodes=1, gpus=[0, 0, 1, 1])
+    there = "gpus 2-3 are there: name GPUs with --gpus, or start more ranks"
+    assert make_plan(all_sides, Request(bind=bind, num_ranks=2)).warnings == (f"{idle}{there}",)
+    without = make_plan(grid(packages=2, nodes=1), Request(bind=bind, num_ranks=1))
+    assert without.warnings == (f"{idle}more ranks use them",)
+    assert make_plan(grid(packages=2, nodes=1), Request(bind=bind, num_ranks=2)).warnings == ()
 
 
 def test_no_idle_warning_without_usable_cpus() -> None:
     """Nodes without usable CPUs are not reported as idle."""
     assert make_plan(_limited(grid(gpus=[0]), "0-3"), Request()).warnings == ()
-
-
-def test_idle_packages_are_warned_of() -> None:
-    """Packages without a rank are counted, in every mode that leaves them idle, with what would use them."""
-    idle = "8 CPUs of package 1 (node 1) stay idle, because no rank is there; --bind none uses them"
-    for bind in (Bind.NODE, Bind.SOCKET, Bind.EXCLUSIVE, Bind.CORE_COMPLEX):
-        assert make_plan(grid(packages=2, nodes=1, gpus=[0, 0]), Request(bind=bind)).warnings == (idle,)
-    assert make_plan(grid(packages=2, nodes=1, gpus=[0, 0]), Request(bind=Bind.NONE)).warnings == ()
-    assert make_plan(grid(packages=2, nodes=1, gpus=[0, 1]), Request()).warnings == ()
-    no_gpu = make_plan(grid(packages=3, nodes=1), Request(num_ranks=1)).warnings
-    assert no_gpu == ("16 CPUs of packages 1-2 (nodes 1-2) stay idle, because no rank is there; --bind none uses them",)
-
-
-def test_idle_packages_whose_gpus_have_no_rank() -> None:
-    """Two ranks of eight GPUs: the warning names the GPUs that the idle package has, if they are visible."""
-    topology = grid(packages=2, nodes=1, gpus=[0] * 4 + [1] * 4)
-    (idle,) = make_plan(topology, Request(num_ranks=2)).warnings
-    assert idle == (
-        "8 CPUs of package 1 (node 1) stay idle, because no rank is there; GPUs 4-7 of these nodes can have ranks: see "
-        "--nproc-per-node and --gpus"
-    )
-    hidden = (*topology.gpus[:2], *(replace(gpu, visible=False, cuda_index=None) for gpu in topology.gpus[2:]))
-    (idle,) = make_plan(replace(topology, gpus=hidden), Request()).warnings
-    assert idle.endswith("; --bind none uses them")
-
-
-def test_idle_nodes_and_packages_are_two_warnings() -> None:
-    """Nodes beside a rank and packages without one have different remedies; unknown packages have no name."""
-    near, far = make_plan(_eight(gpus=[1]), Request()).warnings
-    assert near == "12 CPUs of nodes 0,2-3, which have no rank, stay idle; --bind socket uses them"
-    assert far == "16 CPUs of package 1 (nodes 4-7) stay idle, because no rank is there; --bind none uses them"
-    unknown = grid(gpus=[0])
-    nodes = tuple(replace(node, package=None) for node in unknown.nodes)
-    (idle,) = make_plan(replace(unknown, nodes=nodes), Request()).warnings
-    assert idle == "8 CPUs of node 1 stay idle, because no rank is there; --bind none uses them"
 
 
 def test_a_node_that_took_over_is_not_idle() -> None:

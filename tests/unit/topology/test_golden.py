@@ -25,6 +25,7 @@ from numapin.topology.sources import xmlfile
 from numapin.topology.sources.hwloc import read_hwloc
 from numapin.topology.sources.nccl import nccl_nodes, read_nccl
 from numapin.topology.sources.sysfs import read_sysfs
+from numapin.topology.sources.vendors.table import PCI_ORDER
 from tests.machines.compact import compact
 from tests.machines.described import describe
 from tests.machines.roots import HERE, NAMES, Machine, load, nccl_xml, nvml_readings, write_root
@@ -90,9 +91,7 @@ def test_every_golden_file_belongs_to_a_machine() -> None:
 def _build_file(name: str, kind: str) -> Topology:
     """Return the topology that is read from a machine's file of another program."""
     text = describe(load(name), kind)
-    return build(
-        _READERS[kind](xmlfile.parse(text, source=f"{name}.{kind}")), environ={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    )
+    return build(_READERS[kind](xmlfile.parse(text, source=f"{name}.{kind}")), environ=PCI_ORDER)
 
 
 @pytest.mark.parametrize(("name", "kind"), FILES)
@@ -120,7 +119,8 @@ def test_files_of_other_programs_agree_with_the_kernel(
     words = [
         {(link.a, link.b): link.kind.rstrip("0123456789") for link in t.links if "gpu" in link.b} for t in (file, live)
     ]
-    assert words[0] == words[1]
+    has_fabric = load(name).nvlinks or load(name).xgmi
+    assert words[0] == (words[1] if has_fabric else {})  # without a matrix of them, there may be NVLinks: unknown
 
 
 @pytest.mark.parametrize("name", [name for name, kind in FILES if kind == "nccl"])

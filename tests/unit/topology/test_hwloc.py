@@ -16,7 +16,7 @@ from numapin.base.cpu_set import CpuSet
 from numapin.errors import MachineFileError
 from numapin.topology.build import build
 from numapin.topology.model import GpuVendor, NicKind, Pcie
-from numapin.topology.readings import NicReading
+from numapin.topology.readings import NO_CORES, NicReading
 from numapin.topology.sources import xmlfile
 from numapin.topology.sources.hwloc import read_hwloc
 
@@ -124,9 +124,10 @@ class TestCpusAndNodes:
         assert (readings.host, readings.allowed_cpus, readings.pci) == (None, None, ())
 
     def test_a_cpu_outside_a_core(self) -> None:
-        """A CPU without core, package and L3 is a core of its own with unknown package and L3."""
-        (cpu,) = read(machine(node(0, [3]), obj("PU", os_index=3))).cpus
-        assert (sorted(cpu.siblings or ()), cpu.package, cpu.l3) == ([3], None, None)
+        """A CPU without core, package and L3 has unknown siblings, package and L3; a note says so."""
+        readings = read(machine(node(0, [3]), obj("PU", os_index=3)))
+        assert [(cpu.siblings, cpu.package, cpu.l3) for cpu in readings.cpus] == [(None, None, None)]
+        assert readings.notes == (NO_CORES,)
 
     def test_a_package_without_a_number(self) -> None:
         """Its number is unknown, not 0."""

@@ -107,7 +107,7 @@ def test_json_keys_are_the_contract() -> None:
     data = json.loads(json.dumps(_full().to_json()))
     assert list(data) == [
         *("schema", "host", "source", "packages", "nodes", "cores", "allowed", "gpus", "nics", "links", "notes"),
-        *("siblings_known", "doubtful_nodes", "memory_bytes", "speeds"),
+        *("siblings_known", "doubtful_nodes", "memory_bytes", "speeds", "gpu_order_known", "allowed_known"),
     ]
     assert data["schema"] == "numapin.topology/1"
     assert data["packages"] == [{"id": 0, "nodes": "0-1"}]
@@ -149,7 +149,15 @@ def test_json_reads_back() -> None:
     """A saved topology reads back equal; files of versions that lack newer fields are read too."""
     data = _full().to_json()
     assert Topology.from_json(json.dumps(data)) == _full()
-    for added in ("notes", "siblings_known", "doubtful_nodes", "memory_bytes", "speeds"):
+    for added in (
+        "notes",
+        "siblings_known",
+        "doubtful_nodes",
+        "memory_bytes",
+        "speeds",
+        "gpu_order_known",
+        "allowed_known",
+    ):
         del data[added]
     assert Topology.from_json(json.dumps(data)) == replace(_full(), notes=())
 

@@ -19,6 +19,7 @@ from numapin.base.cpu_set import CpuSet
 from numapin.errors import MachineError, MachineFileError
 from numapin.system import tree
 from numapin.topology.model import Pcie
+from numapin.topology.readings import NO_CORES
 from numapin.topology.sources import xmlfile
 from numapin.topology.sources.hwloc import read_hwloc
 from numapin.topology.sources.sysfs import read_sysfs
@@ -160,8 +161,8 @@ class TestCpus:
         write(machine, {f"{at}/thread_siblings_list": None, f"{at}/{name}": content})
         assert cores(read(machine))[8] == "0,8"
 
-    def test_a_cpu_of_which_nothing_is_known_is_a_core(self, machine: Path) -> None:
-        """Without topology files every CPU is its own core, of unknown package and cache."""
+    def test_a_cpu_of_which_nothing_is_known(self, machine: Path) -> None:
+        """Without topology files a CPU's siblings, package and cache are unknown, and a note says so."""
         for cpu in (0, 8):
             shutil.rmtree(machine / f"{CPU}/cpu{cpu}/topology")
             shutil.rmtree(machine / f"{CPU}/cpu{cpu}/cache")
@@ -169,7 +170,8 @@ class TestCpus:
             write(machine, {f"{CPU}/cpu{cpu}/topology/package_cpus_list": "1,9"})
             write(machine, {f"{CPU}/cpu{cpu}/cache/index3/shared_cpu_list": "1,9"})
         readings = read(machine)
-        assert (cores(readings)[0], cores(readings)[8]) == ("0", "8")
+        assert {cpu.cpu for cpu in readings.cpus if cpu.siblings is None} == {0, 8}
+        assert readings.notes == (NO_CORES,)
         assert (packages(readings)[0], packages(readings)[8]) == (None, None)
         assert (caches(readings)[0], caches(readings)[8]) == (None, None)
 

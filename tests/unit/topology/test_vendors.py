@@ -178,6 +178,17 @@ def test_a_composite_hierarchy_of_tiles_is_not_guessed(tmp_path: Path) -> None:
     assert not any(rank.exact for rank in make_plan(topology, Request()).ranks)
 
 
+def test_the_order_of_intel_gpus_is_known_if_level_zero_is_told(tmp_path: Path) -> None:
+    """Without the variable the driver chooses the order: ranks follow the addresses, and are not exact."""
+    readings = read_sysfs(write_root(load("2pkg-2node-2intel-2tile"), tmp_path), source="x")
+    for environ, known in (({}, False), ({"ZE_ENABLE_PCI_ID_DEVICE_ORDER": "1"}, True)):
+        topology = build(readings, environ=environ)
+        plan = make_plan(topology, Request())
+        assert [rank.node for rank in plan.ranks] == [0, 0, 1, 1]
+        assert (topology.gpu_order_known, plan.exact) == (known, known)
+        assert any("export ZE_ENABLE_PCI_ID_DEVICE_ORDER=1" in note for note in topology.notes) is not known
+
+
 # --- AMD's driver ----------------------------------------------------------------------------------------------------
 
 
@@ -198,8 +209,12 @@ def test_without_the_kfd_the_order_is_noted(tmp_path: Path) -> None:
     (root / "sys/class/kfd").rename(root / "elsewhere")
     topology = build(read_sysfs(root, source="x"))
     assert [gpu.node for gpu in topology.gpus] == [3, 3, 1, 1, 0, 0, 2, 2]
-    assert any("HIP's order of gpus 0-7 is not in this description" in note for note in topology.notes)
+    assert any("HIP's order of the GPUs is not in this description" in note for note in topology.notes)
     assert not any(link.b.startswith("gpu") for link in topology.links)
+    assert not topology.gpu_order_known
+    assert not any(rank.exact for rank in make_plan(topology, Request()).ranks)
+    assert all(rank.exact for rank in make_plan(topology, Request(bind="none")).ranks)
+    assert not any(rank.exact for rank in make_plan(topology, Request(bind="none", memory="preferred")).ranks)
 
 
 def test_garbled_files_of_the_kfd_are_left_out(tmp_path: Path) -> None:

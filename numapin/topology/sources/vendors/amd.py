@@ -164,6 +164,13 @@ def _word(link: Mapping[str, int]) -> str:
     return f"XGMI{all_of_them // one}" if is_direct and all_of_them else "XGMI"
 
 
+def _why_order_unknown(gpus: Sequence[PciReading], _environ: Environ) -> str:
+    """Return a text if the KFD's nodes are not in the description, as in hwloc's and RCCL's files."""
+    is_known = all(gpu.is_driven is not None for gpu in gpus)
+    text = "HIP's order of the GPUs is not in this description (no KFD topology), so the GPU of each rank is assumed"
+    return "" if is_known else text
+
+
 # --- the variables ---------------------------------------------------------------------------------------------------
 
 
@@ -202,6 +209,7 @@ AMD: Final = Vendor(
     read=_read,
     hwloc_name=re.compile(r"rsmi([0-9]{1,4})"),
     hwloc_uuid="AMDUUID",
+    why_order_unknown=_why_order_unknown,
     see=_see,
     show=_show,
     variables=(*_HIP, _ROCR),

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _MASK: Final = "ZE_AFFINITY_MASK"
 _SELECTOR: Final = "ONEAPI_DEVICE_SELECTOR"
 _HIERARCHY: Final = "ZE_FLAT_DEVICE_HIERARCHY"
+_BY_ADDRESS: Final = "ZE_ENABLE_PCI_ID_DEVICE_ORDER"
 _SEE: Final = "xpu-smi discovery"
 _TILE: Final = re.compile(r"tile[0-9]")
 _MAX_TILES: Final = 16
@@ -53,6 +54,13 @@ def _tiles(tree: Tree, gpu: PciReading) -> list[PciReading]:
     nodes = [name for name in tree.names(f"{at}/drm") if name.startswith("renderD")]
     gpu = replace(gpu, is_driven=None if tree.root else bool(nodes))
     return [replace(gpu, partition=tile) for tile in tiles] if len(tiles) > 1 else [gpu]
+
+
+def _why_order_unknown(_gpus: Sequence[PciReading], environ: Environ) -> str:
+    if environ.get(_BY_ADDRESS) == "1":
+        return ""
+    text = "Level Zero's driver chooses the order of the GPUs, so the GPU of each rank is assumed"
+    return f"{text}; type: export {_BY_ADDRESS}=1"
 
 
 def _see(gpus: tuple[Gpu, ...], environ: Environ) -> Seen:
@@ -82,7 +90,7 @@ def _why_unknown(gpus: tuple[Gpu, ...], environ: Environ) -> str:
 
 def _show(gpus: Sequence[Gpu], _environ: Environ) -> dict[str, str]:
     """Name the devices by their numbers in the order of PCI addresses, which has to be asked for."""
-    return {_MASK: ",".join(str(gpu.index) for gpu in gpus), "ZE_ENABLE_PCI_ID_DEVICE_ORDER": "1"}
+    return {_MASK: ",".join(str(gpu.index) for gpu in gpus), _BY_ADDRESS: "1"}
 
 
 INTEL: Final = Vendor(
@@ -91,6 +99,7 @@ INTEL: Final = Vendor(
     read=_read,
     hwloc_name=re.compile(r"ze([0-9]{1,4})"),
     hwloc_uuid="LevelZeroUUID",
+    why_order_unknown=_why_order_unknown,
     see=_see,
     show=_show,
     variables=(_MASK,),

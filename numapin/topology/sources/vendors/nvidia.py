@@ -56,6 +56,11 @@ def _information(text: str) -> tuple[str | None, str | None]:
     return model, None if "?" in uuid else uuid
 
 
+def _why_order_unknown(_gpus: Sequence[PciReading], _environ: Environ) -> str:
+    """Return "": GPUs of unknown order have no `cuda_index`."""
+    return ""
+
+
 def _see(gpus: tuple[Gpu, ...], environ: Environ) -> Seen:
     visible_devices, device_order = environ.get("CUDA_VISIBLE_DEVICES"), environ.get("CUDA_DEVICE_ORDER")
     return apply_visibility(gpus, visible_devices=visible_devices, device_order=device_order)
@@ -85,6 +90,7 @@ NVIDIA: Final = Vendor(
     read=_read,
     hwloc_name=re.compile(r"nvml([0-9]{1,4})"),  # its CUDA and OpenCL devices are numbered in other orders
     hwloc_uuid="NVIDIAUUID",
+    why_order_unknown=_why_order_unknown,
     see=_see,
     show=_show,
     variables=("CUDA_VISIBLE_DEVICES",),

@@ -37,6 +37,7 @@ class Vendor(NamedTuple):
         read: Add to the PCI devices of a tree what the driver says about them.
         hwloc_name: The name of a GPU's device in hwloc XML, with its number.
         hwloc_uuid: The name of its UUID there.
+        why_order_unknown: Return why the runtime may number several GPUs in another order than ours, or "".
         see: Return the GPUs as the runtime shows them to a process with these variables.
         show: Return the variables that show some of the visible GPUs, in this order, to a process. Raises UsageError
             for a GPU that they cannot name.
@@ -48,6 +49,7 @@ class Vendor(NamedTuple):
     read: Callable[[Tree, Sequence[PciReading]], Served]
     hwloc_name: re.Pattern[str]
     hwloc_uuid: str
+    why_order_unknown: Callable[[Sequence[PciReading], Environ], str]
     see: Callable[[tuple[Gpu, ...], Environ], Seen]
     show: Callable[[Sequence[Gpu], Environ], dict[str, str]]
     variables: tuple[str, ...]

@@ -46,6 +46,8 @@ _LOADERS: Final[Mapping[GpuVendor, Callable[[], Vendor]]] = {
 }
 KINDS: Final = tuple(_LOADERS)
 """All vendors, in the order in which they are preferred if a machine has GPUs of several."""
+PCI_ORDER: Final = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "ZE_ENABLE_PCI_ID_DEVICE_ORDER": "1"}
+"""The variables by which runtimes number GPUs in the order of their PCI addresses; HIP has none."""
 BY_PCI_ID: Final = {0x10DE: GpuVendor.NVIDIA, 0x1002: GpuVendor.AMD, 0x8086: GpuVendor.INTEL}
 
 

@@ -1,0 +1,221 @@
+"""A plan is exact only if it stands on facts: take one out of a machine's description, and the plan is not exact.
+
+A fact may also make no difference: then the plan is the same as with it.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import xml.etree.ElementTree as ET
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import TYPE_CHECKING, Final
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from numapin.errors import PlanError
+from numapin.plan.make import make_plan
+from numapin.plan.request import Bind, Memory, Request
+from numapin.topology.build import build
+from numapin.topology.sources import xmlfile
+from numapin.topology.sources.hwloc import read_hwloc
+from numapin.topology.sources.nccl import nccl_nodes
+from numapin.topology.sources.sysfs import read_sysfs
+from numapin.topology.sources.vendors.table import PCI_ORDER
+from tests.machines.described import describe
+from tests.machines.roots import NAMES, load, nccl_xml, nvml_readings, write_root
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from numapin.plan.model import Plan
+    from numapin.topology.model import Topology
+    from numapin.topology.readings import NvmlReading
+
+CPU: Final = r"sys/devices/system/cpu/cpu\d+"
+L3: Final = "L3 caches"
+# Fact -> the files that have it. Those of one folder belong together, and a few folders or all of them are drawn.
+OF_A_FOLDER: Final = {
+    "threads of cores": rf"({CPU}/topology)/thread_siblings.*",
+    "packages": rf"({CPU}/topology)/(?:core_siblings.*|physical_package_id)",
+    L3: rf"({CPU}/cache/index3)/.*",
+    "nodes of GPUs": r"(sys/devices/pci.*)/(?:numa_node|local_cpus|local_cpulist)",
+    "sizes of nodes": r"(sys/devices/system/node/node\d+)/meminfo",
+}
+OF_THE_MACHINE: Final = {
+    "order of HIP": r"(sys)/class/kfd/.*",
+    "cpuset": r"(proc|dev/cpuset|sys/fs/cgroup)/(?:self|job)/.*",
+    "content of the cpuset": r"(proc/self/status|dev/cpuset/job|sys/fs/cgroup/job).*",
+}
+FACTS: Final = OF_A_FOLDER | OF_THE_MACHINE
+OF_HWLOC: Final = ("Core", L3, "Package", "Bridge", "allowed_cpuset", "allowed_nodeset")
+REQUESTS: Final = st.builds(
+    Request,
+    bind=st.sampled_from(Bind),
+    memory=st.none() | st.sampled_from(Memory),
+    num_ranks=st.none() | st.integers(1, 4),
+)
+DESCRIBED: Final = [name for name in NAMES if "hwloc" in load(name).described]
+
+
+def test_every_fact_is_somewhere() -> None:
+    """Each pattern fits files of some machine; otherwise it would test nothing."""
+    for fact, pattern in FACTS.items():
+        assert any(files_of(name, pattern) for name in NAMES), fact
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_without_a_fact_a_plan_is_not_exact_or_does_not_depend_on_it(data: st.DataObject) -> None:
+    """Of the files that a machine shows, some are missing: what stood on them is not exact."""
+    fact, name = data.draw(st.sampled_from(list(FACTS))), data.draw(st.sampled_from(NAMES))
+    folders = sorted(files_of(name, FACTS[fact]))
+    some = st.just(folders)
+    if folders and fact in OF_A_FOLDER:
+        some |= st.lists(st.sampled_from(folders), min_size=1, max_size=3)
+    hidden = frozenset(data.draw(some))
+    request = data.draw(REQUESTS)
+    before = planned(read(name), request)
+    with missing(name, FACTS[fact], hidden):
+        after = planned(read(name, hidden=hidden), request)
+    require_not_exact_or_same(before, after, request, fact)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.sampled_from(DESCRIBED), st.sampled_from(OF_HWLOC), REQUESTS)
+def test_without_objects_of_hwloc_a_plan_is_not_exact_or_the_same(name: str, fact: str, request: Request) -> None:
+    """The same of hwloc's file, without all objects of a type or without an attribute."""
+    text = describe(load(name), "hwloc")
+    before, after = planned(read_file(text), request), planned(read_file(without(text, fact)), request)
+    require_not_exact_or_same(before, after, request, fact)
+
+
+def require_not_exact_or_same(before: Plan | None, after: Plan | None, request: Request, fact: str) -> None:
+    """Fail if a plan claims to be exact and differs.
+
+    Exclusive cores are sorted by L3 if possible, which is not part of the request.
+    """
+    sorts_only = fact == L3 and request.bind is not Bind.CORE_COMPLEX
+    if before is None or after is None or sorts_only or not after.exact:
+        return
+    assert bindings(after) == bindings(before)
+
+
+def bindings(plan: Plan) -> list[tuple[object, ...]]:
+    """Return what each rank gets; without a binding, its GPU makes no difference."""
+    gpus = (None if plan.bind is Bind.NONE else rank.gpu for rank in plan.ranks)
+    return [(r.cpus, r.nodes, r.memory, r.num_threads, gpu) for r, gpu in zip(plan.ranks, gpus, strict=True)]
+
+
+def planned(topology: Topology, request: Request) -> Plan | None:
+    """Return the plan, or None if the request cannot be met."""
+    try:
+        return make_plan(topology, request)
+    except PlanError:
+        return None
+
+
+# --- machines without some of their files ----------------------------------------------------------------------------
+
+
+ROOTS: Final[dict[str, Path]] = {}
+
+
+def root_of(name: str) -> Path:
+    """Write a machine's tree once."""
+    if name not in ROOTS:
+        ROOTS[name] = write_root(load(name), Path(mkdtemp(prefix="numapin-exact-")))
+    return ROOTS[name]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _remove_roots() -> Iterator[None]:
+    yield
+    for root in ROOTS.values():
+        shutil.rmtree(root)
+    ROOTS.clear()
+
+
+@cache
+def all_files(name: str) -> tuple[str, ...]:
+    """Return the files of a machine, relative to its root."""
+    root = root_of(name)
+    return tuple(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file() and not _is_link(path))
+
+
+def _is_link(path: Path) -> bool:
+    """Return whether a path leads through a link, which older versions of Python follow."""
+    return "/sys/bus/pci/" in str(path) or "/sys/class/net/" in str(path)
+
+
+@cache
+def files_of(name: str, pattern: str) -> dict[str, list[str]]:
+    """Return the files that a pattern fits, by folder."""
+    found: dict[str, list[str]] = {}
+    for path in all_files(name):
+        match = re.fullmatch(pattern, path)
+        if match:
+            found.setdefault(match[1], []).append(path)
+    return found
+
+
+@contextmanager
+def missing(name: str, pattern: str, folders: Collection[str]) -> Iterator[None]:
+    """Rename the files of some folders."""
+    files = files_of(name, pattern)
+    paths = [root_of(name) / path for folder in folders for path in files[folder]]
+    for path in paths:
+        path.rename(path.with_name(f"{path.name}.hidden"))
+    try:
+        yield
+    finally:
+        for path in paths:
+            path.with_name(f"{path.name}.hidden").rename(path)
+
+
+def read(name: str, *, hidden: Collection[str] = ()) -> Topology:
+    """Read a machine. What NVML and NCCL's file say about the place of a hidden GPU is missing, too."""
+    machine, lost = load(name), {folder.rpartition("/")[2] for folder in hidden}
+    nvml, xml = nvml_readings(machine), nccl_xml(machine)
+    gpus = None if nvml.gpus is None else tuple(_unplaced(gpu) if gpu.pci in lost else gpu for gpu in nvml.gpus)
+    nodes = nccl_nodes(xmlfile.parse(xml, source="nccl.xml")) if xml else {}
+    readings = read_sysfs(root_of(name), source=name)._replace(
+        nvml=nvml._replace(gpus=gpus), nccl_nodes={pci: node for pci, node in nodes.items() if pci not in lost}
+    )
+    return build(readings, environ=PCI_ORDER)
+
+
+def _unplaced(gpu: NvmlReading) -> NvmlReading:
+    return replace(gpu, memory_nodes=None, cpus=None)
+
+
+# --- hwloc's files without some of their objects ---------------------------------------------------------------------
+
+
+def read_file(text: str) -> Topology:
+    """Read hwloc's XML."""
+    return build(read_hwloc(xmlfile.parse(text, source="file")), environ=PCI_ORDER)
+
+
+def without(text: str, fact: str) -> str:
+    """Return hwloc's XML without the objects of a type or without an attribute of the machine.
+
+    What is in such an object moves up; what is below a bridge moves to the machine, where hwloc puts PCI devices whose
+    place it does not know.
+    """
+    root = ET.fromstring(text)  # noqa: S314 - made by tests.machines
+    machine = root.find("object")
+    assert machine is not None
+    machine.attrib.pop(fact, None)
+    kind = {L3: "L3Cache"}.get(fact, fact)
+    for parent in list(root.iter("object")):
+        for child in [child for child in parent if child.get("type") == kind]:
+            parent.remove(child)
+            (machine if kind == "Bridge" else parent).extend(list(child))
+    return ET.tostring(root, encoding="unicode")
