@@ -11,4 +11,5 @@ Comes in: a `Topology` and a `Request`. Goes out: a `Plan`, with a reason for ev
     usable.py   PURE  the usable part of a machine, indexed for planning
     cpus.py     PURE  the CPUs of each rank
     memory.py   PURE  the memory of each rank
+    nics.py     PURE  the NIC of each rank, and the variables that name it to UCX and NVSHMEM
 """

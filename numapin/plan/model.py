@@ -14,7 +14,7 @@ from numapin.base.plural import counted
 from numapin.base.printable import printable_lines
 from numapin.base.records import AtMost, Texts, read_record, to_json
 from numapin.errors import BindingRefused
-from numapin.plan.request import Bind, Memory
+from numapin.plan.request import Bind, Memory, NicLibrary
 
 SCHEMA: Final = "numapin.plan/1"
 
@@ -48,6 +48,9 @@ class RankPlan:
         num_threads: Its share of the physical cores.
         exact: Whether it gets what was requested.
         reason: Why it gets these CPUs and this memory.
+        nics: The RDMA NICs that are nearest to its GPU, its own first. None: none is known.
+        nics_reason: Why its first NIC is its own.
+        nic_env: The libraries to which variables name its first NIC. None: the plan is older than this field.
     """
 
     local_rank: int
@@ -59,6 +62,9 @@ class RankPlan:
     num_threads: int
     exact: bool
     reason: str
+    nics: Texts | None = None
+    nics_reason: str | None = None
+    nic_env: Annotated[tuple[NicLibrary, ...], AtMost(len(NicLibrary))] | None = ()
 
     def __str__(self) -> str:
         """Return what the rank gets in one line."""

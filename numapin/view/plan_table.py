@@ -12,11 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from numapin.base.quoting import quote
-from numapin.view.words import known, policy, rank_names, shortened
+from numapin.plan.nics import nic_variables
+from numapin.view.words import joined, known, own_nic_name, policy, rank_names, shortened
 
 _MOST: Final = 512  # rows: more take a second to draw
 
-_LEFT: Final = ("GPU", "CPUs", "memory")
+_LEFT: Final = ("GPU", "CPUs", "memory", "NIC")
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,12 +26,16 @@ if TYPE_CHECKING:
 
 
 def plan_table(plan: Plan) -> Table:
-    """Return a table of rank, GPU, node, CPUs, memory and threads; a star marks ranks that get less than requested."""
+    """Return a table of rank, GPU, node, CPUs, memory and threads; a star marks ranks that get less than requested.
+
+    If the nearest NIC of any rank is known, there is a column of these.
+    """
     table = Table(box=None, pad_edge=False, header_style="bold", caption=_legend(plan), caption_justify="left")
-    for heading in ("rank", "GPU", "node", "CPUs", "memory", "threads"):
+    has_nics = any(rank.nics for rank in plan.ranks)
+    for heading in ("rank", "GPU", "node", "CPUs", "memory", "threads", *(["NIC"] if has_nics else [])):
         table.add_column(heading, justify="left" if heading in _LEFT else "right", overflow="fold")
     for rank in plan.ranks[:_MOST]:
-        table.add_row(*_cells(rank))
+        table.add_row(*_cells(rank), *([own_nic_name(rank)] if has_nics else []))
     return table
 
 
@@ -55,11 +60,12 @@ def _reasons(ranks: Sequence[RankPlan]) -> Iterator[tuple[str, str]]:
 
 def _without_gpu_name(rank: RankPlan) -> str:
     """Return the reason without the GPU's name, which the table has, so that ranks of a node have the same reason."""
+    reason = joined(rank.reason, f"NIC: {rank.nics_reason}" if rank.nics_reason else "", separator="; ")
     if rank.gpu is None:
-        return rank.reason
+        return reason
     pci = f" ({rank.gpu.pci})" if rank.gpu.pci else ""
     name = f"GPU {rank.gpu.index}{pci} "
-    return f"its GPU {rank.reason.removeprefix(name)}" if rank.reason.startswith(name) else rank.reason
+    return f"its GPU {reason.removeprefix(name)}" if reason.startswith(name) else reason
 
 
 def environment_lines(plan: Plan) -> list[str]:
@@ -74,7 +80,9 @@ def _variables(rank: RankPlan) -> dict[str, str]:
         "NUMAPIN_CPUS": str(rank.cpus),
         "NUMAPIN_MEMORY": rank.memory.value,
         "NUMAPIN_NODES": str(rank.nodes),
+        "NUMAPIN_NICS": ",".join(rank.nics or ()),
         "OMP_NUM_THREADS": str(rank.num_threads),
+        **nic_variables(rank),
     }
 
 

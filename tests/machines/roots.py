@@ -100,8 +100,10 @@ def _link_interfaces(machine: Machine, root: Path) -> None:
     """Make the links of /sys/class/net, which has the interfaces of PCI devices too."""
     links = root / "sys/class/net"
     links.mkdir(parents=True)
-    for nic in (nic for nic in machine.nics if nic.get("kind") != "infiniband"):
-        (links / nic["name"]).symlink_to(f"../../devices/{_nic_path(nic)}/net/{nic['name']}")
+    for nic in machine.nics:
+        name = nic.get("net") if nic.get("kind") == "infiniband" else nic["name"]
+        if name is not None:
+            (links / name).symlink_to(f"../../devices/{_nic_path(nic)}/net/{name}")
     (links / "lo").symlink_to("../../devices/virtual/net/lo")
 
 
@@ -229,7 +231,7 @@ def _pci_files(machine: Machine) -> Iterator[tuple[str, str]]:
             folder = "infiniband" if device.get("kind") == "infiniband" else "net"
             yield f"{at}/{folder}/{device['name']}/uevent", ""
         if "type" in device:
-            yield f"{at}/net/{device['name']}/type", str(device["type"])
+            yield f"{at}/net/{device.get('net', device['name'])}/type", str(device["type"])
         yield from (
             (f"{at}/tile{tile}/uevent", "") for tile in range(machine.partitions) if _has_tiles(machine, device)
         )

@@ -33,7 +33,7 @@ PURE = (
     ),
     *("system.openmp", "system.numa_maps", "system.refusals", "base.plural"),
     *("topology.address", "topology.parts", "topology.model", "topology.readings", "topology.build"),
-    *("topology.visible", "topology.sources.vendors"),
+    *("topology.visible", "topology.sources.vendors", "topology.adapters", "topology.nearest_nics"),
     *("topology.sources.hwloc", "topology.sources.hwloc_devices", "topology.sources.hwloc_objects"),
     *("topology.gpus", "topology.sources.nccl", "topology.sources.xmlfile"),
     *("plan", "tasks.identify", "tasks.slice", "tasks.plan", "launcher.lost_gpus", "data.forks", "data.usage"),

@@ -15,7 +15,8 @@ from numapin.base.cpu_set import CpuSet
 from numapin.errors import NumapinError
 from numapin.launcher.rehearse import rehearse
 from numapin.plan.model import Plan, RankPlan
-from numapin.plan.request import Bind, Memory
+from numapin.plan.nics import exported
+from numapin.plan.request import Bind, Memory, NicLibrary
 from numapin.rank import bind, handover, shim
 from tests.unit.planned import PLANNED
 
@@ -146,14 +147,16 @@ class TestSlices:
         [
             RANK,
             replace(RANK, node=None, nodes=CpuSet(), memory=Memory.NONE, gpu=None),
+            replace(RANK, nics=("mlx5_3", "mlx5_10"), nic_env=tuple(NicLibrary)),
             replace(RANK, memory=Memory.INTERLEAVE, cpus=CpuSet({0, 1, 2, 8}), nodes=CpuSet({0, 2}), reason="{=}"),
         ],
     )
     def test_they_have_what_binds_a_rank(self, rank: RankPlan) -> None:
         """A slice has everything that `bind.apply` needs of a RankPlan, and its whole JSON."""
         own = handover.RankSlice(handover._slice(rank))
-        for name in set(handover.RankSlice.__slots__) - {"json"}:
+        for name in set(handover.RankSlice.__slots__) - {"json", "nic_variables"}:
             assert getattr(own, name) == getattr(rank, name), name
+        assert own.nic_variables == exported(rank)
         assert json.loads(own.json) == rank.to_json()
 
     def test_there_is_a_mode_for_every_policy(self) -> None:
