@@ -5,6 +5,7 @@ Comes in: a `Plan`. Goes out: one row per rank, with or without the reasons belo
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Group
@@ -17,26 +18,59 @@ from numapin.view.words import joined, known, own_nic_name, policy, rank_names, 
 
 _MOST: Final = 512  # rows: more take a second to draw
 
+_GAP: Final = 2  # columns between columns
+_LEAST_CPUS: Final = 6  # characters of the CPUs in a line
+_HEADINGS: Final = ("rank", "GPU", "node", "CPUs", "memory", "threads")
 _LEFT: Final = ("GPU", "CPUs", "memory", "NIC")
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.table import Column
+
     from numapin.plan.model import GpuRef, Plan, RankPlan
 
 
-def plan_table(plan: Plan) -> Table:
+@dataclass(frozen=True)
+class PlanTable:
+    """A rich table of a plan's ranks, in which the CPUs are folded first where the width is small."""
+
+    plan: Plan
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the table for the console's width."""
+        del console
+        table = _table(self.plan)
+        cpus = table.columns[_HEADINGS.index("CPUs")]
+        others = sum(_width(column) + _GAP for column in table.columns if column is not cpus)
+        left = options.max_width - others
+        if _LEAST_CPUS <= left < _width(cpus):
+            cpus.width = left
+        yield table
+
+
+def plan_table(plan: Plan) -> PlanTable:
     """Return a table of rank, GPU, node, CPUs, memory and threads; a star marks ranks that get less than requested.
 
     If the nearest NIC of any rank is known, there is a column of these.
     """
+    return PlanTable(plan)
+
+
+def _table(plan: Plan) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", caption=_legend(plan), caption_justify="left")
     has_nics = any(rank.nics for rank in plan.ranks)
-    for heading in ("rank", "GPU", "node", "CPUs", "memory", "threads", *(["NIC"] if has_nics else [])):
+    for heading in (*_HEADINGS, *(["NIC"] if has_nics else [])):
         table.add_column(heading, justify="left" if heading in _LEFT else "right", overflow="fold")
     for rank in plan.ranks[:_MOST]:
         table.add_row(*_cells(rank), *([own_nic_name(rank)] if has_nics else []))
     return table
+
+
+def _width(column: Column) -> int:
+    """Return the width that no cell of a column is folded in."""
+    return max(len(str(cell)) for cell in (column.header, *column.cells))
 
 
 def explained_plan(plan: Plan) -> Group:
