@@ -5,7 +5,6 @@ Comes in: a `Plan`. Goes out: one row per rank, with or without the reasons belo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Group
@@ -32,34 +31,23 @@ if TYPE_CHECKING:
     from numapin.plan.model import GpuRef, Plan, RankPlan
 
 
-@dataclass(frozen=True)
-class PlanTable:
-    """A rich table of a plan's ranks, in which the CPUs are folded first where the width is small."""
-
-    plan: Plan
+class _PlanTable(Table):
+    """A table of ranks whose CPUs are folded first where the width is small; other cells have whole words."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield the table for the console's width."""
-        del console
-        table = _table(self.plan)
-        cpus = table.columns[_HEADINGS.index("CPUs")]
-        others = sum(_width(column) + _GAP for column in table.columns if column is not cpus)
-        left = options.max_width - others
-        if _LEAST_CPUS <= left < _width(cpus):
-            cpus.width = left
-        yield table
+        """Yield what rich yields, with a width for the CPUs if the rest then fits."""
+        cpus = self.columns[_HEADINGS.index("CPUs")]
+        left = options.max_width - sum(_width(column) + _GAP for column in self.columns if column is not cpus)
+        cpus.width = left if _LEAST_CPUS <= left < _width(cpus) else None
+        yield from super().__rich_console__(console, options)
 
 
-def plan_table(plan: Plan) -> PlanTable:
+def plan_table(plan: Plan) -> Table:
     """Return a table of rank, GPU, node, CPUs, memory and threads; a star marks ranks that get less than requested.
 
     If the nearest NIC of any rank is known, there is a column of these.
     """
-    return PlanTable(plan)
-
-
-def _table(plan: Plan) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", caption=_legend(plan), caption_justify="left")
+    table = _PlanTable(box=None, pad_edge=False, header_style="bold", caption=_legend(plan), caption_justify="left")
     has_nics = any(rank.nics for rank in plan.ranks)
     for heading in (*_HEADINGS, *(["NIC"] if has_nics else [])):
         table.add_column(heading, justify="left" if heading in _LEFT else "right", overflow="fold")

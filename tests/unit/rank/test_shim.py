@@ -99,6 +99,15 @@ class TestStart:
         assert started.environ["OMP_NUM_THREADS"] == os.environ.get("OMP_NUM_THREADS", str(RANKS[OWN].num_threads))
         assert not [name for name in started.environ if name.startswith(handover.SLICE_VARIABLE)]
 
+    def test_the_variables_of_its_nic(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """They are in the program's environment, and what another rank's launcher set there is replaced."""
+        monkeypatch.setenv("UCX_NET_DEVICES", "mlx5_9:1")
+        own = replace(RANKS[OWN], nics=("mlx5_3", "mlx5_1"), nic_env=tuple(NicLibrary))
+        ranks = tuple(own if rank.local_rank == OWN else rank for rank in RANKS)
+        started = _start(replace(PLAN, ranks=ranks), tmp_path)
+        assert exported(own).items() <= started.environ.items()
+        assert started.environ["NVSHMEM_HCA_LIST"] == "mlx5_3:1"
+
     def test_the_record(self, started: Started) -> None:
         """It has the request and the kernel's report, as JSON that json itself would write."""
         record = started.record
