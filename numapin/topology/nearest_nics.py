@@ -44,10 +44,14 @@ class _Nearness(NamedTuple):
     def is_known(self) -> bool:
         return self.link < _UNKNOWN or isfinite(self.distance)
 
+    @property
+    def link_word(self) -> str:
+        return _NEAREST_FIRST[self.link].value if self.link < _UNKNOWN else "link unknown"
+
     def __str__(self) -> str:
-        link = _NEAREST_FIRST[self.link].value if self.link < _UNKNOWN else "link unknown"
         is_far = self.link >= _NEAREST_FIRST.index(LinkKind.SYSTEM)
-        return f"{link}, node distance {self.distance:g}" if is_far and isfinite(self.distance) else link
+        distance = f", node distance {self.distance:g}" if is_far and isfinite(self.distance) else ""
+        return self.link_word + distance
 
 
 def rdma_adapters(topology: Topology) -> dict[str, Adapter]:
@@ -77,7 +81,7 @@ def nearest_nics(topology: Topology) -> dict[int, NearestNics]:
     return {
         index: NearestNics(
             names=(own[index], *(name for name in names if name != own[index])),
-            link=str(nearness),
+            link=nearness.link_word,
             reason=_reason(nearness, num_equal=len(names), num_sharers=sharers.count(own[index])),
         )
         for index, (names, nearness) in known.items()
