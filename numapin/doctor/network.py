@@ -65,7 +65,7 @@ def sharing(_readings: DoctorReadings, topology: Topology) -> DoctorFinding:
 
 
 def _idle(gpus: Sequence[int], near: Mapping[int, Sequence[str]], first: Collection[str]) -> list[str]:
-    """Return the NICs that are nobody's first and as near to one of several GPUs."""
+    """Return the NICs that are no GPU's first, and as near to one of these GPUs; none for a single GPU."""
     others = dict.fromkeys(name for gpu in gpus for name in near[gpu] if name not in first)
     return list(others) if len(gpus) > 1 else []
 

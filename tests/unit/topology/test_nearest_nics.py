@@ -49,7 +49,7 @@ class TestNearest:
             assert words[0, int(nic[-1])] == near
 
     def test_an_unknown_link_is_the_farthest(self) -> None:
-        """A known link, even SYS, is nearer than one that the machine does not tell."""
+        """A known link, even SYS, is nearer than an unknown one."""
         machine = linked([0], [rdma(0, node=0), rdma(1, node=1)], {(0, 1): "SYS"})
         assert machine.nearest_nics[0].names == ("mlx5_1",)
 
@@ -98,7 +98,7 @@ class TestNearest:
         ],
     )
     def test_verbs_names(self, names: list[str], verbs: str | None) -> None:
-        """The verbs name is told from the kernel's names for IP over InfiniBand, and is one that libraries accept."""
+        """The verbs name is none of the kernel's for IP over InfiniBand, and is one that libraries accept."""
         (adapter,) = adapters(rdma(0, name=name) for name in names)
         assert adapter.verbs_name == verbs
 
