@@ -58,23 +58,19 @@ def sharing(_readings: DoctorReadings, topology: Topology) -> DoctorFinding:
     first: dict[str, list[int]] = {}
     for gpu, names in sorted(near.items()):
         first.setdefault(names[0], []).append(gpu)
-    shared = [_shared(nic, gpus, _idle(gpus, near, first)) for nic, gpus in first.items() if _idle(gpus, near, first)]
+    shared = list(filter(None, (_shared(nic, gpus, near, first) for nic, gpus in first.items())))
     if shared:
         return SHARING.note("; ".join(shared), remedy="numapin run --nic-env ucx,nvshmem … (deals the NICs out)")
     return SHARING.ok("no two GPUs share a NIC while another one is as near and idle")
 
 
-def _idle(gpus: Sequence[int], near: Mapping[int, Sequence[str]], first: Collection[str]) -> list[str]:
-    """Return the NICs that are no GPU's first, and as near to one of these GPUs; none for a single GPU."""
-    others = dict.fromkeys(name for gpu in gpus for name in near[gpu] if name not in first)
-    return list(others) if len(gpus) > 1 else []
-
-
-def _shared(nic: str, gpus: Iterable[int], idle: Sequence[str]) -> str:
-    verb = "is" if len(idle) == 1 else "are"
-    return (
-        f"gpu{cpu_set.render(gpus)} share {nic} if each takes the first near one, while {', '.join(idle)} {verb} idle"
-    )
+def _shared(nic: str, gpus: Sequence[int], near: Mapping[int, Sequence[str]], first: Collection[str]) -> str:
+    """Return which GPUs share a NIC, and the NICs that are as near and no GPU's first; "" if there is no such NIC."""
+    idle = dict.fromkeys(name for gpu in gpus for name in near[gpu] if name not in first)
+    if len(gpus) < 2 or not idle:
+        return ""
+    unused = f"{', '.join(idle)} {'is' if len(idle) == 1 else 'are'} idle"
+    return f"gpu{cpu_set.render(gpus)} share {nic} if each takes the first near one, while {unused}"
 
 
 def package(_readings: DoctorReadings, topology: Topology) -> DoctorFinding:
@@ -82,8 +78,10 @@ def package(_readings: DoctorReadings, topology: Topology) -> DoctorFinding:
     package_of = {node.id: node.package for node in topology.nodes if node.package is not None}
     nics = rdma_adapters(topology)
     homes = CpuSet(package_of[gpu.node] for gpu in topology.gpus if gpu.node in package_of)
-    if not nics or not homes:
+    if not nics or not topology.gpus:
         return PACKAGE.ok(NO_RDMA if topology.gpus else "no GPU")
+    if not homes:
+        return PACKAGE.unknown("the packages of the GPUs are unknown")
     far = [name for name, nic in nics.items() if nic.node in package_of and package_of[nic.node] not in homes]
     if not far:
         return PACKAGE.ok("no NIC is known to be on a package without a GPU")

@@ -66,7 +66,8 @@ def link_panel(topology: Topology, *, width: float) -> list[Box]:
         kind = kinds.get(frozenset((row, column)), "?")
         return kind, _link_shade(kind)
 
-    return _panel("Links", _link_legend(set(kinds.values())), devices, entry, width)
+    shown = {kind for pair, kind in kinds.items() if len(pair) > 1}  # the names of one device have a link, too
+    return _panel("Links", _link_legend(shown), devices, entry, width)
 
 
 def _linked_devices(topology: Topology) -> list[tuple[str, ...]]:

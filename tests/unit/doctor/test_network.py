@@ -96,6 +96,13 @@ class TestPackage:
         assert (finding.severity, finding.what) == (NOTE, "all GPUs are on package 0; on another one: mlx5_1")
         assert "export NCCL_IB_HCA=^=mlx5_1" in (finding.remedy or "")
 
+    def test_gpus_of_unknown_place(self) -> None:
+        """Without the GPUs' nodes, the check has no answer."""
+        machine = _machine("2pkg-2node-4gpu-2nic-far")
+        gpus = tuple(replace(gpu, node=None, node_source=None) for gpu in machine.gpus)
+        finding = _find("nic-package", replace(machine, gpus=gpus))
+        assert (finding.severity, finding.what) == (None, "the packages of the GPUs are unknown")
+
     @pytest.mark.parametrize("name", ["2pkg-2node-8gpu-16nic", "2pkg-2node-smt2-8gpu-h100", "1pkg-nonode-2cpu"])
     def test_nothing_to_find(self, name: str) -> None:
         """GPUs on both packages, no NIC, no GPU."""
