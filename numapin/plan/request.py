@@ -15,7 +15,7 @@ from numapin.base.cpu_set import CpuSet
 from numapin.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
 
 class Bind(StrEnum):
@@ -47,6 +47,13 @@ class Memory(StrEnum):
     """Page by page over all allowed nodes with CPUs, or over the nodes named."""
 
 
+class NicLibrary(StrEnum):
+    """A library that takes the NIC of its process from environment variables."""
+
+    UCX = "ucx"
+    NVSHMEM = "nvshmem"
+
+
 class MemoryChoice(NamedTuple):
     """A memory policy, and the nodes named with it; the fields are those of `Request`."""
 
@@ -73,6 +80,7 @@ class Request:
         gpus: NVML indices, UUIDs or PCI addresses, in the order of the ranks. None: all visible GPUs.
         rank_gpus: The NVML index of each rank's GPU, once it is known; overrides `gpus`. An index of None stands for
             an unknown GPU.
+        nic_env: The libraries to which variables name each rank's nearest NIC, such as ("ucx", "nvshmem").
 
     Raises:
         UsageError: A word is none of the choices, a number is out of range, or two options contradict each other.
@@ -94,6 +102,7 @@ class Request:
     reserve_cpus: CpuSet
     gpus: tuple[str, ...] | None
     rank_gpus: tuple[int | None, ...] | None
+    nic_env: tuple[NicLibrary, ...]
 
     # Written by hand, because the arguments have wider types than the attributes.
     def __init__(  # noqa: PLR0913 - the options of the command line
@@ -108,6 +117,7 @@ class Request:
         reserve_cpus: Collection[int] = (),
         gpus: Sequence[str] | None = None,
         rank_gpus: Sequence[int | None] | None = None,
+        nic_env: Iterable[NicLibrary | str] = (),
     ) -> None:
         put = partial(object.__setattr__, self)  # the class is frozen
         put("bind", _chosen("--bind", Bind, bind))
@@ -119,6 +129,7 @@ class Request:
         put("reserve_cpus", CpuSet(reserve_cpus))
         put("gpus", None if gpus is None else tuple(gpus))
         put("rank_gpus", None if rank_gpus is None else tuple(rank_gpus))
+        put("nic_env", tuple(dict.fromkeys(_chosen("--nic-env", NicLibrary, word) for word in nic_env)))
         self._check()
 
     def _check(self) -> None:
@@ -136,7 +147,7 @@ class Request:
         return self.memory or (Memory.NONE if self.bind is Bind.NONE else Memory.PREFERRED)
 
 
-_Word = TypeVar("_Word", Bind, Memory)
+_Word = TypeVar("_Word", Bind, Memory, NicLibrary)
 
 
 def parse_bind(text: str) -> Bind:
@@ -148,6 +159,11 @@ def parse_memory(text: str) -> MemoryChoice:
     """Parse a policy with or without nodes: preferred, bind=0,2, interleave=0-3. Raises ValueError."""
     word, equals, nodes = text.partition("=")
     return MemoryChoice(_one_of(Memory, word), CpuSet.parse(nodes) if equals else None)
+
+
+def parse_nic_env(text: str) -> tuple[NicLibrary, ...]:
+    """Parse a list of libraries: ucx,nvshmem. Raises ValueError."""
+    return tuple(dict.fromkeys(_one_of(NicLibrary, word.strip()) for word in text.split(",")))
 
 
 def parse_gpus(text: str) -> tuple[str, ...]:
