@@ -63,7 +63,9 @@ def names_option(option: str, known: Collection[str], *, about: str, default: st
     """Return the decorator of an option that takes known names, separated by commas. Its default is all of them."""
     parse = partial(_parse_names, known=known, kind=option.strip("-").removesuffix("s"))
     default = default or ",".join(known)
-    return click.option(option, type=Parsed("LIST", parse), default=default, show_default=False, help=about)
+    return click.option(
+        option, type=Parsed("LIST", parse, words=known, many=True), default=default, show_default=False, help=about
+    )
 
 
 def _parse_names(text: str, *, known: Collection[str], kind: str) -> tuple[str, ...]:

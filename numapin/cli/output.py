@@ -85,14 +85,14 @@ def warn(texts: Iterable[str]) -> None:
         _print_line(f"{click.style('numapin: warning:', fg='yellow')} {printable(text)}")
 
 
-def say_error(text: str, hint: str = "") -> None:
-    """Print an error on stderr, with the hint on its own line.
+def say_error(text: str, hint: str = "", *, usage: str = "") -> None:
+    """Print an error on stderr, with the usage and the hint on lines of their own.
 
     Only newlines before indented list items are kept, because an indented line cannot pass for a message of numapin's.
     """
     shown = _ITEM.join(map(printable, text.split(_ITEM)))
-    remedy = f"\n  hint: {printable(hint)}" if hint else ""
-    _print_line(f"{click.style('numapin: error:', fg='red', bold=True)} {shown}{remedy}")
+    remarks = "".join(f"\n  {name}: {printable(text)}" for name, text in (("usage", usage), ("hint", hint)) if text)
+    _print_line(f"{click.style('numapin: error:', fg='red', bold=True)} {shown}{remarks}")
 
 
 def _print_line(text: str) -> None:

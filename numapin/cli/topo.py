@@ -16,6 +16,7 @@ from click.core import ParameterSource
 
 from numapin.cli.options import GPU_NODES, MACHINE, FilePath, topology_from, with_values
 from numapin.cli.output import emit, json_text, show, warn, width_of_stdout, write
+from numapin.cli.run_names import plan_files
 from numapin.errors import UsageError
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ class _TopoOptions:
     is_flag=False,
     flag_value=_NEW_PLAN,
     metavar="[FILE]",
+    shell_complete=plan_files,
     help="Mark each rank's CPUs, memory and GPU, from a plan.json or from the plan that `numapin plan` would make.",
 )
 @click.option("--output", type=FilePath(), metavar="FILE", help="Write the svg or html here (default: stdout).")

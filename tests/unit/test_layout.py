@@ -28,6 +28,7 @@ PURE = (
         "base.printable",
         "base.records",
         "base.quoting",
+        "base.suggest",
         "base.content_policy",
         "base.notebook",
     ),
@@ -37,7 +38,7 @@ PURE = (
     *("topology.sources.hwloc", "topology.sources.hwloc_devices", "topology.sources.hwloc_objects"),
     *("topology.gpus", "topology.sources.nccl", "topology.sources.xmlfile"),
     *("plan", "tasks.identify", "tasks.slice", "tasks.plan", "launcher.lost_gpus", "data.forks", "data.usage"),
-    "data.resume.place",
+    *("data.resume.place", "launcher.torchrun_options"),
     *("observe.model", "observe.report", "observe.verify", "observe.top"),
     *(
         "view",
