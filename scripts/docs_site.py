@@ -130,7 +130,7 @@ def _click_body(command: click.Command, path: str, *, level: int) -> str:
     if isinstance(command, click.Group):
         details = _subcommands(command, context, path, level)
     elif isinstance(command, TorchrunCommand):
-        sections = command.sections(shows_all=True)
+        sections = command.sections(context, shows_all=True)
         tables = (f"## {title}\n\n{_table(records(options, context))}" for title, options in sections.items())
         details = chain(tables, ["## Exit status\n\n" + _table(EXIT_STATUSES, heads=("status", "meaning"))])
     else:

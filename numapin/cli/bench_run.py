@@ -22,7 +22,7 @@ from numapin.base.printable import printable
 from numapin.base.redact import without_secrets
 from numapin.bench.model import BenchReport, summarize
 from numapin.cli.options import FilePath, Parsed
-from numapin.cli.output import emit, json_text, require_writable, show, write
+from numapin.cli.output import emit, is_terminal, json_text, require_writable, show, write
 from numapin.errors import NumapinError, UsageError
 from numapin.view.bench_plot import bench_figure
 from numapin.view.bench_table import bench_table
@@ -202,7 +202,7 @@ def _progress(benchmark: Benchmark, repeats: int) -> Callable[[Case, Peer, int],
         nonlocal num_started
         num_started += 1
         _clear_line()
-        if sys.stderr.isatty():
+        if is_terminal(sys.stderr):
             run = f"{num_started}/{total}  {case.name}  {peer.name}  repeat {repeat + 1}"
             click.echo(printable(run), err=True, nl=False)
 
@@ -210,7 +210,7 @@ def _progress(benchmark: Benchmark, repeats: int) -> Callable[[Case, Peer, int],
 
 
 def _clear_line() -> None:
-    if sys.stderr.isatty():
+    if is_terminal(sys.stderr):
         click.echo("\r\033[K", err=True, nl=False)
 
 

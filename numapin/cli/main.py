@@ -19,7 +19,7 @@ import click
 from numapin import __version__
 from numapin.base.printable import printable, printable_lines
 from numapin.cli.mistakes import command_of, message_of, suggestion_for, usage_of
-from numapin.cli.output import say_error
+from numapin.cli.output import prepare_streams, say_error
 from numapin.errors import NumapinError
 
 if TYPE_CHECKING:
@@ -106,6 +106,7 @@ def numapin(local_rank: str | None) -> None:
 def main() -> None:
     """Run the command line and exit with its status; on Ctrl-C die of SIGINT, so that a shell's loop ends too."""
     sys.excepthook = _show_uncaught
+    prepare_streams()
     try:
         status: str | int | None = numapin.main(prog_name="numapin", standalone_mode=False)
     except SystemExit as exiting:  # raised by argparse or torchrun

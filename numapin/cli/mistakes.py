@@ -1,7 +1,7 @@
 """Messages about command lines that cannot be parsed: the mistake, a suggestion, and the usage in one line. Edge.
 
-Comes in: an error of click, of torch's parser, or of numapin's own checks. Goes out: its message, with "did you mean X?",
-and the usage line of the command whose help the hint names.
+Comes in: an error of click, of torch's parser, or of numapin's own checks. Goes out: its message with a suggestion,
+"did you mean X?", and the usage line of the command whose help the hint names.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ characters in names and messages are removed here before they reach a terminal.
 from __future__ import annotations
 
 import errno
+import io
 import os
 import re
 import sys
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from numapin.base import encodable
 from numapin.base.files import is_writable, write_text_to
 from numapin.base.folders import place_of
 from numapin.base.printable import ascii_escapes, printable, printable_lines
@@ -38,10 +40,25 @@ def json_text(content: object) -> str:
     return ascii_escapes(encode(content, ascii_only=False)) + "\n"
 
 
-def emit(text: str) -> None:
-    """Print data on stdout: exact to a file or pipe, visible characters only to a terminal."""
-    is_terminal = sys.stdout is not None and sys.stdout.isatty()
-    click.echo(printable_lines(text) if is_terminal else text, nl=False, color=True)  # else click removes escapes
+def prepare_streams() -> None:
+    """Make stdout and stderr replace the characters that their encoding lacks, instead of raising."""
+    encodable.register()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=encodable.NAME)
+
+
+def emit(text: str, *, encoding: str = "utf-8") -> None:
+    """Print data on stdout: exact to a file or pipe, visible characters only to a terminal.
+
+    JSON, pictures and scripts are UTF-8 by definition, in any locale. Lines with file names have the names' encoding.
+    """
+    if sys.stdout is None:
+        return  # closed by the parent process
+    encodable.register()
+    exact = text.encode(encoding, encodable.NAME)
+    shown = printable_lines(text) if sys.stdout.isatty() else exact
+    click.echo(shown, file=sys.stdout, nl=False, color=True)  # else click removes escapes
 
 
 def show(renderable: RenderableType, *, err: bool = False) -> None:
@@ -57,6 +74,11 @@ def show(renderable: RenderableType, *, err: bool = False) -> None:
             console.print(visible(renderable))
         else:
             _print_trimmed(console, visible(renderable), stream)
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Return whether a stream of sys is a terminal; one that the parent process closed is None."""
+    return stream is not None and stream.isatty()
 
 
 def width_of_stdout() -> int:
@@ -97,8 +119,9 @@ def say_error(text: str, hint: str = "", *, usage: str = "") -> None:
 
 def _print_line(text: str) -> None:
     """Print a line of visible characters and our own colors on stderr; ignore write errors."""
-    with suppress(OSError):
-        click.echo(text, err=True)
+    if sys.stderr is not None:
+        with suppress(OSError):
+            click.echo(text, file=sys.stderr)
 
 
 def write(text: str, path: Path, *, option: str) -> None:

@@ -6,6 +6,7 @@ Comes in: a torchrun command line with binding options. Goes out: bound ranks, r
 from __future__ import annotations
 
 import os
+import sys
 import time
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -275,7 +276,7 @@ def _print_commands(plan: Plan, job: Job, environment: dict[str, str]) -> None:
         variables = {**environment, "OMP_NUM_THREADS": threads}
         assignments = " ".join(f"{name}={quoting.quote(value)}" for name, value in variables.items())
         command = quoting.join(job.command_of(rank.local_rank))
-        emit(f"rank {rank.local_rank}: {assignments} {command}\n")
+        emit(f"rank {rank.local_rank}: {assignments} {command}\n", encoding=sys.getfilesystemencoding())
 
 
 def _launch(  # noqa: PLR0913 - the results of the steps before

@@ -81,9 +81,7 @@ class TorchrunCommand(click.Command):
             params=[
                 *own,
                 *self._torchruns.values(),
-                click.Option(
-                    [_HELP_ALL], is_flag=True, expose_value=False, help="Show all of torchrun's options, too."
-                ),
+                click.Option([_HELP_ALL], is_flag=True, expose_value=False, help=_about_all(other_sections)),
                 click.Argument([_SCRIPT], type=FilePath()),
                 click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED),
             ],
@@ -134,12 +132,9 @@ class TorchrunCommand(click.Command):
         formatter = ctx.make_formatter()
         self.format_usage(ctx, formatter)
         self.format_help_text(ctx, formatter)
-        for title, options in self.sections(shows_all=shows_all).items():
+        for title, options in self.sections(ctx, shows_all=shows_all).items():
             with formatter.section(title):
                 formatter.write_dl(list(records(options, ctx)))
-        if not shows_all:
-            formatter.write_paragraph()
-            formatter.write_text(f"{self._left_out()} {ctx.command_path} {_HELP_ALL}")
         with formatter.section("Exit status"):
             formatter.write_dl(list(EXIT_STATUSES))
         return formatter.getvalue().rstrip("\n")
@@ -148,21 +143,25 @@ class TorchrunCommand(click.Command):
         """Write the short page: click calls this for `get_help`."""
         formatter.write(self.help_page(ctx, shows_all=False))
 
-    def sections(self, *, shows_all: bool) -> dict[str, list[click.Option]]:
+    def sections(self, ctx: click.Context, *, shows_all: bool) -> dict[str, list[click.Option]]:
         """Return the options of the page by their headings."""
-        if not shows_all:
-            usual = {} if self._other_sections else {_USUAL: [option for option in TORCHRUN_OPTIONS if option.is_usual]}
-            return self._sections | {title: self._of(options) for title, options in usual.items()}
-        groups = {group: [option for option in TORCHRUN_OPTIONS if option.group is group] for group in OptionGroup}
-        torchruns = {group.value: self._of(options) for group, options in groups.items()}
-        return {**self._sections, **self._other_sections, **torchruns}
-
-    def _left_out(self) -> str:
-        source = "`numapin run`" if self._other_sections else "torchrun"
-        return f"All options of {source} work, and mean the same. They are listed by:"
+        page = {**self._sections}
+        if shows_all:
+            page.update(self._other_sections)
+            for group in OptionGroup:
+                page[group.value] = self._of(option for option in TORCHRUN_OPTIONS if option.group is group)
+        elif not self._other_sections:
+            page[_USUAL] = self._of(option for option in TORCHRUN_OPTIONS if option.is_usual)
+        help_option = self.get_help_option(ctx)
+        return {**page, "Help": [*([help_option] if help_option else []), self.options()[_HELP_ALL]]}
 
     def _of(self, options: Iterable[TorchrunOption]) -> list[click.Option]:
         return [self._torchruns[option.names[-1]] for option in options]
+
+
+def _about_all(other_sections: object) -> str:
+    source = "`numapin run`" if other_sections else "torchrun"
+    return f"Show all options of {source}, too. They all work, and mean the same."
 
 
 def records(options: Iterable[click.Parameter], ctx: click.Context) -> Iterator[tuple[str, str]]:

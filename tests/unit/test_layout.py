@@ -29,6 +29,7 @@ PURE = (
         "base.records",
         "base.quoting",
         "base.suggest",
+        "base.encodable",
         "base.content_policy",
         "base.notebook",
     ),
