@@ -45,7 +45,8 @@ def prepare_streams() -> None:
     encodable.register()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors=encodable.NAME)
+            with suppress(OSError):  # what is behind the stream was replaced since Python opened it
+                stream.reconfigure(errors=encodable.NAME)
 
 
 def emit(text: str, *, encoding: str = "utf-8") -> None:

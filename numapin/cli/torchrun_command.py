@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from numapin.cli.options import FilePath, Parsed
+from numapin.cli.output import emit
 from numapin.launcher.torchrun_options import TORCHRUN_OPTIONS, OptionGroup
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class TorchrunCommand(click.Command):
             return super().parse_args(ctx, args)
         asked = self._asked_help(args)
         if asked:
-            click.echo(self.help_page(ctx, shows_all=asked == _HELP_ALL), color=ctx.color)
+            emit(self.help_page(ctx, shows_all=asked == _HELP_ALL) + "\n")
             ctx.exit()
         ctx.params["arguments"] = tuple(args)
         return []
