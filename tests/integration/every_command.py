@@ -1,6 +1,6 @@
 """Run command lines in one process, as `numapin` would, in the locale and encoding that the environment sets.
 
-Comes in: JSON lines on stdin, each a list of words. Goes out: for each, one JSON line in a file that argv[1] names, with
+Comes in: JSON lines on stdin, each a list of words. Goes out: for each, a JSON line in the file that argv[1] names, with
 the words, the exit status and the name of the error if the command failed with a traceback; the commands' own output on
 stdout and stderr.
 """
