@@ -29,6 +29,7 @@ PURE = (
         "base.records",
         "base.quoting",
         "base.suggest",
+        "launcher.torchrun_options",
         "base.encodable",
         "base.content_policy",
         "base.notebook",
@@ -39,7 +40,7 @@ PURE = (
     *("topology.sources.hwloc", "topology.sources.hwloc_devices", "topology.sources.hwloc_objects"),
     *("topology.gpus", "topology.sources.nccl", "topology.sources.xmlfile"),
     *("plan", "tasks.identify", "tasks.slice", "tasks.plan", "launcher.lost_gpus", "data.forks", "data.usage"),
-    *("data.resume.place", "launcher.torchrun_options"),
+    "data.resume.place",
     *("observe.model", "observe.report", "observe.verify", "observe.top"),
     *(
         "view",
