@@ -6,7 +6,6 @@ page to a file of the repository, such as ../examples/train_ddp.py, leads to a c
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import os
 import re
@@ -16,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
+
+from numapin.cli.torchrun_command import EXIT_STATUSES, TorchrunCommand, records
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -118,27 +119,9 @@ def find_command(name: str) -> click.Command:
     return command
 
 
-def torch_parser(name: str) -> argparse.ArgumentParser:
-    """Return the parser of `run` or `trace`, which has torchrun's options and ours."""
-    from numapin.cli import run, trace
-
-    if name == "run":
-        return run.make_run_parser()
-    return run.make_run_parser(trace._OPTIONS, command="trace", about=trace._ABOUT, epilog=trace._EPILOG)  # noqa: SLF001
-
-
-def own_options(name: str) -> list[click.Parameter]:
-    """Return the options of `run` or `trace` that are not torchrun's."""
-    from numapin.cli import run, trace
-
-    return [*run.OPTIONS, *(trace._OPTIONS if name == "trace" else ())]  # noqa: SLF001 - as in torch_parser
-
-
 def command_page(name: str) -> str:
     """Return the Markdown page of one command."""
-    takes_torchruns_options = name in ("run", "trace")
-    body = _torch_body(name) if takes_torchruns_options else _click_body(find_command(name), f"numapin {name}", level=2)
-    return f"# numapin {name}\n\n{body}\n"
+    return f"# numapin {name}\n\n{_click_body(find_command(name), f'numapin {name}', level=2)}\n"
 
 
 def _click_body(command: click.Command, path: str, *, level: int) -> str:
@@ -146,8 +129,12 @@ def _click_body(command: click.Command, path: str, *, level: int) -> str:
     usage = _fenced(command.get_usage(context).removeprefix("Usage: "))
     if isinstance(command, click.Group):
         details = _subcommands(command, context, path, level)
+    elif isinstance(command, TorchrunCommand):
+        sections = command.sections(context, shows_all=True)
+        tables = (f"## {title}\n\n{_table(records(options, context))}" for title, options in sections.items())
+        details = chain(tables, ["## Exit status\n\n" + _table(EXIT_STATUSES, heads=("status", "meaning"))])
     else:
-        details = iter([_table(_click_rows(command, context))])
+        details = iter([_table(records(command.get_params(context), context))])
     return "\n\n".join([*_help_parts(command), usage, *details])
 
 
@@ -166,37 +153,9 @@ def _help_parts(command: click.Command) -> Iterator[str]:
         yield _fenced(paragraph.removeprefix("\b\n")) if kept else _text(paragraph)
 
 
-def _click_rows(command: click.Command, context: click.Context) -> Iterator[tuple[str, str]]:
-    for parameter in command.get_params(context):
-        record = parameter.get_help_record(context)
-        if record is not None:
-            yield record
-
-
-def _torch_body(name: str) -> str:
-    parser = torch_parser(name)
-    parser.formatter_class = lambda prog: argparse.RawDescriptionHelpFormatter(prog, width=100)
-    groups = [(group.title, group._group_actions) for group in parser._action_groups]  # noqa: SLF001 - no public access
-    tables = (f"## {title or 'Options'}\n\n{_options_table(own)}" for title, own in reversed(groups) if own)
-    usage = _fenced(parser.format_usage().removeprefix("usage: "))
-    return "\n\n".join([_text(parser.description or ""), _fenced(parser.epilog or ""), *tables, "## Usage", usage])
-
-
-def _options_table(actions: Iterable[argparse.Action]) -> str:
-    return _table((_usage_of(action), action.help or "") for action in actions if action.help != argparse.SUPPRESS)
-
-
-def _usage_of(action: argparse.Action) -> str:
-    """Return an option's names and value, without torchrun's alternative names with underscores."""
-    names = [name for name in action.option_strings if "_" not in name] or [action.dest]
-    takes_value = action.option_strings and action.nargs != 0
-    value = f" {action.metavar or action.dest.upper()}" if takes_value else ""
-    return ", ".join(names) + value
-
-
-def _table(rows: Iterable[tuple[str, str]]) -> str:
+def _table(rows: Iterable[tuple[str, str]], *, heads: tuple[str, str] = ("option", "meaning")) -> str:
     lines = [f"| `{_cell(names)}` | {_text(_cell(text))} |" for names, text in rows]
-    return "\n".join(["| option | meaning |", "|---|---|", *lines])
+    return "\n".join([f"| {heads[0]} | {heads[1]} |", "|---|---|", *lines])
 
 
 def _cell(text: str) -> str:

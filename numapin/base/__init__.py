@@ -10,6 +10,8 @@ Comes in: plain values. Goes out: plain values, files and lines on stderr.
     gpu_uuid.py   PURE  UUIDs of GPUs, as CUDA compares them
     sizes.py      PURE  memory sizes as text: "38.5M"
     printable.py  PURE  replace invisible characters in untrusted text
+    suggest.py    PURE  the known word that a mistyped one resembles
+    encodable.py  PURE  stand-ins for characters that an encoding lacks
     quoting.py    PURE  words quoted for a shell, harmless on a terminal
     content_policy.py  PURE  the Content-Security-Policy of our HTML files
     redact.py     PURE  hide the values of arguments that look like secrets

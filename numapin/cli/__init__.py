@@ -9,6 +9,10 @@ diagnostics on stderr, an exit status.
     main.py          EDGE  the group of commands; errors and exit statuses
     options.py       EDGE  options that several commands share
     output.py        EDGE  all writing to stdout and stderr
+    mistakes.py      EDGE  messages about wrong command lines: suggestions and usage
+    torchrun_command.py  EDGE  help and completion of the commands that take torchrun's options
+    complete.py      EDGE  what can follow on a command line
+    run_names.py     EDGE  names of runs, for completion
     browser.py       EDGE  open a picture in the browser
     torch_import.py  EDGE  import torch with Ctrl-C deferred
     run.py           EDGE  numapin run
@@ -22,4 +26,5 @@ diagnostics on stderr, an exit status.
     bench_run.py     EDGE  options, progress and reports of all benchmarks
     doctor.py        EDGE  numapin doctor
     job.py           EDGE  numapin job
+    completion.py    EDGE  numapin completion; shells/ has the scripts
 """

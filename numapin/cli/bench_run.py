@@ -22,7 +22,7 @@ from numapin.base.printable import printable
 from numapin.base.redact import without_secrets
 from numapin.bench.model import BenchReport, summarize
 from numapin.cli.options import FilePath, Parsed
-from numapin.cli.output import emit, json_text, require_writable, show, write
+from numapin.cli.output import emit, is_terminal, json_text, require_writable, show, write
 from numapin.errors import NumapinError, UsageError
 from numapin.view.bench_plot import bench_figure
 from numapin.view.bench_table import bench_table
@@ -63,7 +63,9 @@ def names_option(option: str, known: Collection[str], *, about: str, default: st
     """Return the decorator of an option that takes known names, separated by commas. Its default is all of them."""
     parse = partial(_parse_names, known=known, kind=option.strip("-").removesuffix("s"))
     default = default or ",".join(known)
-    return click.option(option, type=Parsed("LIST", parse), default=default, show_default=False, help=about)
+    return click.option(
+        option, type=Parsed("LIST", parse, words=known, many=True), default=default, show_default=False, help=about
+    )
 
 
 def _parse_names(text: str, *, known: Collection[str], kind: str) -> tuple[str, ...]:
@@ -200,7 +202,7 @@ def _progress(benchmark: Benchmark, repeats: int) -> Callable[[Case, Peer, int],
         nonlocal num_started
         num_started += 1
         _clear_line()
-        if sys.stderr.isatty():
+        if is_terminal(sys.stderr):
             run = f"{num_started}/{total}  {case.name}  {peer.name}  repeat {repeat + 1}"
             click.echo(printable(run), err=True, nl=False)
 
@@ -208,7 +210,7 @@ def _progress(benchmark: Benchmark, repeats: int) -> Callable[[Case, Peer, int],
 
 
 def _clear_line() -> None:
-    if sys.stderr.isatty():
+    if is_terminal(sys.stderr):
         click.echo("\r\033[K", err=True, nl=False)
 
 

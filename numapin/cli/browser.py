@@ -6,6 +6,7 @@ stdout.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from numapin.cli.output import emit, write
@@ -22,7 +23,7 @@ def open_in_browser(text: str, path: Path | None, *, suffix: str) -> None:
 
     file = (_private_folder() / f"topo.{suffix}" if path is None else path).absolute()
     write(text, file, option="--output")
-    emit(f"{file}\n")
+    emit(f"{file}\n", encoding=sys.getfilesystemencoding())
     if not webbrowser.open(file.as_uri()):
         raise NumapinError(f"there is no browser to open {file}", "open the file yourself, or name one in BROWSER")
 

@@ -13,6 +13,7 @@ import click
 
 from numapin.base import sizes
 from numapin.base.plural import counted
+from numapin.base.suggest import did_you_mean
 from numapin.cli.options import BINDING, BindingOptions, FilePath, MachinePath, Parsed, topology_from, with_values
 from numapin.cli.output import emit, warn, write
 from numapin.errors import UsageError
@@ -221,7 +222,8 @@ class _Engines(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the engine."""
         if args and args[0] not in self.commands and not args[0].startswith("-"):
-            raise UsageError(f"unknown engine {args[0]!r}", f"choose one of: {', '.join(_ENGINES)}")
+            meant = did_you_mean(args[0], self.commands)
+            raise UsageError(f"unknown engine {args[0]!r}{meant}", f"choose one of: {', '.join(_ENGINES)}")
         return super().resolve_command(ctx, args)
 
 

@@ -18,12 +18,15 @@ import click
 
 from numapin import __version__
 from numapin.base.printable import printable, printable_lines
-from numapin.cli.output import say_error
+from numapin.cli.mistakes import command_of, message_of, suggestion_for, usage_of
+from numapin.cli.output import prepare_streams, say_error
 from numapin.errors import NumapinError
 
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import NoReturn, TextIO
+
+    from click.shell_completion import CompletionItem
 
 _WRITE_ERRORS: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE, errno.EBADF}
 """Errors of a write: a full disk or quota, a closed pipe or terminal."""
@@ -41,7 +44,10 @@ _COMMANDS: Final = {
     "bench": "Measure copies, allocation, overlap, start-up and DataLoaders.",
     "job": "Write job scripts for Slurm, MPI, Kubernetes, PBS or LSF.",
     "trace": "Profile a script: where the time of each step goes, and what to change.",
+    "completion": "Print the script that completes numapin's command lines in bash, zsh or fish.",
 }
+_HIDDEN: Final = {"_complete": ("completion", "complete_line")}
+"""Commands that programs call: their modules and names there."""
 
 
 class _LazyGroup(click.Group):
@@ -55,13 +61,21 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import one command, and enable garbage collection, which `cli.entry` disabled for the imports."""
         del ctx
-        if cmd_name not in _COMMANDS:
+        if cmd_name not in _COMMANDS and cmd_name not in _HIDDEN:
             return None
-        command: click.Command = getattr(import_module(f"numapin.cli.{cmd_name}"), cmd_name)
+        module, name = _HIDDEN.get(cmd_name, (cmd_name, cmd_name))
+        command: click.Command = getattr(import_module(f"numapin.cli.{module}"), name)
         # Large files become hundreds of thousands of objects, none of them garbage: collect less often.
         gc.set_threshold(_GARBAGE_THRESHOLD)
         gc.enable()
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete the names of commands without importing them."""
+        from click.shell_completion import CompletionItem
+
+        named = [CompletionItem(name, help=text) for name, text in _COMMANDS.items() if name.startswith(incomplete)]
+        return [*named, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands without importing them."""
@@ -73,7 +87,6 @@ class _LazyGroup(click.Group):
 @click.group(
     cls=_LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog='Shell completion: eval "$(_NUMAPIN_COMPLETE=bash_source numapin)" (or zsh_source, fish_source).',
 )
 @click.version_option(__version__, prog_name="numapin")
 @click.option("--local_rank", hidden=True, help="Added by `deepspeed --no_python`; same as LOCAL_RANK.")
@@ -93,6 +106,7 @@ def numapin(local_rank: str | None) -> None:
 def main() -> None:
     """Run the command line and exit with its status; on Ctrl-C die of SIGINT, so that a shell's loop ends too."""
     sys.excepthook = _show_uncaught
+    prepare_streams()
     try:
         status: str | int | None = numapin.main(prog_name="numapin", standalone_mode=False)
     except SystemExit as exiting:  # raised by argparse or torchrun
@@ -120,8 +134,14 @@ def _show(error: click.ClickException) -> None:
             error.show()
         return
     context: click.Context | None = getattr(error, "ctx", None)
-    message = error.format_message().removesuffix(".")
-    say_error(message[:1].lower() + message[1:], f"{context.command_path} --help" if context else "numapin --help")
+    _say(message_of(error), f"{context.command_path} --help" if context else "numapin --help")
+
+
+def _say(message: str, hint: str) -> None:
+    """Print an error. If its remedy is a command's help, add what may have been meant, and the command's usage."""
+    command, path = command_of(hint, numapin)
+    suggestion = suggestion_for(message, command)
+    say_error(message + suggestion, hint, usage=usage_of(command, path) if command else "")
 
 
 def _show_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -144,7 +164,7 @@ def _show_uncaught(kind: type[BaseException], error: BaseException, trace: Trace
 
 def fail(error: NumapinError) -> NoReturn:
     """Print the error and exit with its status."""
-    say_error(error.message, error.hint)
+    _say(error.message, error.hint)
     leave(error.exit_code)
 
 

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from numapin.base.cpu_set import CpuSet
-from numapin.plan.request import Bind, Request, parse_gpus, parse_memory, parse_nic_env
+from numapin.cli.run_names import live_run_names
+from numapin.plan.request import Bind, Memory, Request, parse_gpus, parse_memory, parse_nic_env
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from click.shell_completion import CompletionItem
 
@@ -41,10 +42,22 @@ def with_values(record: Callable[..., T]) -> Callable[[Callable[[T], None]], Cal
 
 
 class Parsed(click.ParamType):  # type: ignore[type-arg] # takes a type argument since click 8.2 only
-    """A parameter type from a parsing function, whose ValueError becomes the message; `remedy` is appended to it."""
+    """A parameter type from a parsing function, whose ValueError becomes the message; `remedy` is appended to it.
 
-    def __init__(self, name: str, parse: Callable[[str], object], *, remedy: str = "") -> None:
+    Completion offers `words`, and with `many` also after a comma.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        parse: Callable[[str], object],
+        *,
+        remedy: str = "",
+        words: Iterable[str] = (),
+        many: bool = False,
+    ) -> None:
         self.name, self._parse, self._remedy = name, parse, remedy
+        self._words, self._many = words, many
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> object:
         """Parse text. Values of other types, such as defaults, stay as they are."""
@@ -54,6 +67,15 @@ class Parsed(click.ParamType):  # type: ignore[type-arg] # takes a type argument
             return self._parse(value)
         except ValueError as error:
             self.fail(f"{error}; {self._remedy}" if self._remedy else str(error), param, ctx)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Offer the words; in a list, those that are not in it yet."""
+        from click.shell_completion import CompletionItem
+
+        del ctx, param
+        listed, comma, typed = incomplete.rpartition(",") if self._many else ("", "", incomplete)
+        offered = [word for word in self._words if word.startswith(typed) and word not in listed.split(",")]
+        return [CompletionItem(f"{listed}{comma}{word}") for word in offered]
 
 
 class FilePath(click.Path):
@@ -108,17 +130,17 @@ def _parse_pid(word: str) -> int:
 
 
 JOB: tuple[click.Parameter, ...] = (
-    click.Argument(["run"], required=False),
+    click.Argument(["run"], required=False, shell_complete=live_run_names),
     click.Option(
         ["--pid", "pids"],
-        type=Parsed("PID,…", _parse_pids),
+        type=Parsed("PID,...", _parse_pids),
         help="Process ids of the ranks, or of their launcher (torchrun, srun).",
     ),
 )
 
 GPU_NODES = click.Option(
     ["--gpu-nodes"],
-    type=Parsed("GPU=NODE,…", _parse_gpu_nodes),
+    type=Parsed("GPU=NODE,...", _parse_gpu_nodes),
     help="NUMA nodes of GPUs, if the machine reports none or wrong ones, e.g. 0=1,1=1.",
 )
 
@@ -131,7 +153,7 @@ BINDING: tuple[click.Option, ...] = (
     ),
     click.Option(
         ["--memory"],
-        type=Parsed("POLICY[=NODES]", parse_memory),
+        type=Parsed("POLICY[=NODES]", parse_memory, words=list(Memory)),
         help="Memory policy: none, local, preferred (default), bind or interleave; with nodes: bind=0,2.",
     ),
     click.Option(

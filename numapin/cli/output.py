@@ -7,6 +7,7 @@ characters in names and messages are removed here before they reach a terminal.
 from __future__ import annotations
 
 import errno
+import io
 import os
 import re
 import sys
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from numapin.base import encodable
 from numapin.base.files import is_writable, write_text_to
 from numapin.base.folders import place_of
 from numapin.base.printable import ascii_escapes, printable, printable_lines
@@ -38,10 +40,26 @@ def json_text(content: object) -> str:
     return ascii_escapes(encode(content, ascii_only=False)) + "\n"
 
 
-def emit(text: str) -> None:
-    """Print data on stdout: exact to a file or pipe, visible characters only to a terminal."""
-    is_terminal = sys.stdout is not None and sys.stdout.isatty()
-    click.echo(printable_lines(text) if is_terminal else text, nl=False, color=True)  # else click removes escapes
+def prepare_streams() -> None:
+    """Make stdout and stderr replace the characters that their encoding lacks, instead of raising."""
+    encodable.register()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            with suppress(OSError):  # what is behind the stream was replaced since Python opened it
+                stream.reconfigure(errors=encodable.NAME)
+
+
+def emit(text: str, *, encoding: str = "utf-8") -> None:
+    """Print data on stdout: exact to a file or pipe, visible characters only to a terminal.
+
+    JSON, pictures and scripts are UTF-8 by definition, in any locale. Lines with file names have the names' encoding.
+    """
+    if sys.stdout is None:
+        return  # closed by the parent process
+    encodable.register()
+    exact = text.encode(encoding, encodable.NAME)
+    shown = printable_lines(text) if sys.stdout.isatty() else exact
+    click.echo(shown, file=sys.stdout, nl=False, color=True)  # else click removes escapes
 
 
 def show(renderable: RenderableType, *, err: bool = False) -> None:
@@ -57,6 +75,11 @@ def show(renderable: RenderableType, *, err: bool = False) -> None:
             console.print(visible(renderable))
         else:
             _print_trimmed(console, visible(renderable), stream)
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Return whether a stream of sys is a terminal; one that the parent process closed is None."""
+    return stream is not None and stream.isatty()
 
 
 def width_of_stdout() -> int:
@@ -85,20 +108,21 @@ def warn(texts: Iterable[str]) -> None:
         _print_line(f"{click.style('numapin: warning:', fg='yellow')} {printable(text)}")
 
 
-def say_error(text: str, hint: str = "") -> None:
-    """Print an error on stderr, with the hint on its own line.
+def say_error(text: str, hint: str = "", *, usage: str = "") -> None:
+    """Print an error on stderr, with the usage and the hint on lines of their own.
 
     Only newlines before indented list items are kept, because an indented line cannot pass for a message of numapin's.
     """
     shown = _ITEM.join(map(printable, text.split(_ITEM)))
-    remedy = f"\n  hint: {printable(hint)}" if hint else ""
-    _print_line(f"{click.style('numapin: error:', fg='red', bold=True)} {shown}{remedy}")
+    remarks = "".join(f"\n  {name}: {printable(text)}" for name, text in (("usage", usage), ("hint", hint)) if text)
+    _print_line(f"{click.style('numapin: error:', fg='red', bold=True)} {shown}{remarks}")
 
 
 def _print_line(text: str) -> None:
     """Print a line of visible characters and our own colors on stderr; ignore write errors."""
-    with suppress(OSError):
-        click.echo(text, err=True)
+    if sys.stderr is not None:
+        with suppress(OSError):
+            click.echo(text, file=sys.stderr)
 
 
 def write(text: str, path: Path, *, option: str) -> None:

@@ -6,6 +6,7 @@ Comes in: a torchrun command line with binding options. Goes out: bound ranks, r
 from __future__ import annotations
 
 import os
+import sys
 import time
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -13,7 +14,6 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import click
-from click.shell_completion import CompletionItem
 
 from numapin.base import quoting
 from numapin.base.plural import counted
@@ -21,6 +21,7 @@ from numapin.base.stderr import say
 from numapin.cli.options import BINDING, BindingOptions, FilePath, topology_from
 from numapin.cli.output import emit, require_writable, show, warn
 from numapin.cli.torch_import import importing_torch
+from numapin.cli.torchrun_command import TorchrunCommand
 from numapin.errors import BindingRefused, UsageError
 from numapin.launcher import preload
 from numapin.launcher.lost_gpus import require_gpus
@@ -50,9 +51,10 @@ if TYPE_CHECKING:
     from numapin.topology.readings import NvmlReadings
 
 _DESCRIPTION = (
-    "Run a training script with one rank per GPU, each bound to the CPUs and the memory of its GPU's NUMA node."
+    "Run a training script with one rank per GPU, each bound to the CPUs and the memory of its GPU's NUMA node. "
+    "Replaces torchrun, whose options all work. Options after SCRIPT belong to the script."
 )
-_EPILOG = """examples:
+_EXAMPLES = """\
   numapin run train.py --lr 0.1                     one bound rank per visible GPU
   numapin run --bind exclusive --memory bind train.py
   numapin run --nnodes 2 --rdzv-backend c10d --rdzv-endpoint head:29500 train.py
@@ -103,32 +105,25 @@ class RunOptions(BindingOptions):
 _Options = TypeVar("_Options", bound=RunOptions)
 
 
-class _RunCommand(click.Command):
-    """A command whose options torch's parser reads.
-
-    Completion offers numapin's own options and files only: torchrun's would need torch, a second per key press.
-    """
-
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Complete numapin's own options, and file names."""
-        del ctx
-        if not incomplete.startswith("-"):
-            return [CompletionItem(incomplete, type="file")]
-        names = {name: option.help for option in OPTIONS for name in (*option.opts, *option.secondary_opts)}
-        return [CompletionItem(name, help=text) for name, text in names.items() if name.startswith(incomplete)]
-
-
-@click.command(
-    cls=_RunCommand,
-    short_help="Run a training script, one bound rank per GPU.",
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": []},
-    add_help_option=False,
-)
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def run(arguments: tuple[str, ...]) -> None:
-    """Run a training script, one bound rank per GPU. Replaces torchrun."""
+def _run(arguments: tuple[str, ...]) -> None:
     mailbox = open_mailbox()  # before torch is imported, which takes a second
     start(*parse(arguments, RunOptions), mailbox)
+
+
+def sections_of_run() -> dict[str, list[click.Option]]:
+    """Return numapin's own options by the headings of the help page."""
+    others = [option for option in OPTIONS if option not in BINDING]
+    return {"Binding": list(BINDING), "Start, data path and checks": others}
+
+
+run = TorchrunCommand(
+    "run",
+    _run,
+    about=_DESCRIPTION,
+    examples=_EXAMPLES,
+    short_help="Run a training script, one bound rank per GPU.",
+    sections=sections_of_run(),
+)
 
 
 def start(job: Job, options: RunOptions, mailbox: Mailbox, *, trace: str = "") -> None:
@@ -148,13 +143,11 @@ def start(job: Job, options: RunOptions, mailbox: Mailbox, *, trace: str = "") -
         _launch(plan, job, environment, mailbox=mailbox, observed=observed, looks=looks)
 
 
-def make_run_parser(
-    options: Sequence[click.Option] = (), *, command: str = "run", about: str = _DESCRIPTION, epilog: str = _EPILOG
-) -> ArgumentParser:
+def make_run_parser(options: Sequence[click.Option] = (), *, command: str = "run") -> ArgumentParser:
     """Return the installed torch's torchrun parser with numapin's options and another command's `options` added."""
     from numapin.launcher.torchrun import make_parser
 
-    parser = make_parser([_own_option(option) for option in (*OPTIONS, *options)], description=about, epilog=epilog)
+    parser = make_parser([_own_option(option) for option in (*OPTIONS, *options)])
     parser.prog = f"numapin {command}"
     return parser
 
@@ -284,7 +277,7 @@ def _print_commands(plan: Plan, job: Job, environment: dict[str, str]) -> None:
         variables = {**environment, "OMP_NUM_THREADS": threads, **nic_variables(rank)}
         assignments = " ".join(f"{name}={quoting.quote(value)}" for name, value in variables.items())
         command = quoting.join(job.command_of(rank.local_rank))
-        emit(f"rank {rank.local_rank}: {assignments} {command}\n")
+        emit(f"rank {rank.local_rank}: {assignments} {command}\n", encoding=sys.getfilesystemencoding())
 
 
 def _launch(  # noqa: PLR0913 - the results of the steps before

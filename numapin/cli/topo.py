@@ -16,7 +16,8 @@ from click.core import ParameterSource
 
 from numapin.base.plural import counted
 from numapin.cli.options import GPU_NODES, MACHINE, FilePath, topology_from, with_values
-from numapin.cli.output import emit, json_text, show, warn, width_of_stdout, write
+from numapin.cli.output import emit, is_terminal, json_text, show, warn, width_of_stdout, write
+from numapin.cli.run_names import plan_files
 from numapin.errors import UsageError
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ class _TopoOptions:
     is_flag=False,
     flag_value=_NEW_PLAN,
     metavar="[FILE]",
+    shell_complete=plan_files,
     help="Mark each rank's CPUs, memory and GPU, from a plan.json or from the plan that `numapin plan` would make.",
 )
 @click.option("--output", type=FilePath(), metavar="FILE", help="Write the svg or html here (default: stdout).")
@@ -194,7 +196,7 @@ def _check_output(options: _TopoOptions) -> None:
         raise UsageError(
             f"--output is for {' and '.join(_DRAWN)}, not for {form}", f"numapin topo --format {form} > FILE"
         )
-    if options.output is None and form in _DRAWN and not options.in_browser and sys.stdout.isatty():
+    if options.output is None and form in _DRAWN and not options.in_browser and is_terminal(sys.stdout):
         hint = f"numapin topo --format {form} --output topo.{form}"
         raise UsageError(f"--format {form} is a picture, and stdout is a terminal", hint)
 

@@ -29,7 +29,8 @@ from numapin.base.stderr import say
 from numapin.base.strict_json import decode
 from numapin.cli.options import FilePath
 from numapin.cli.output import emit, json_text, say_error, show
-from numapin.cli.run import RunOptions, parse, start
+from numapin.cli.run import RunOptions, parse, sections_of_run, start
+from numapin.cli.torchrun_command import TorchrunCommand
 from numapin.errors import NumapinError, UsageError
 from numapin.rank.signals import open_mailbox
 from numapin.trace.analysis import analyze
@@ -45,11 +46,11 @@ if TYPE_CHECKING:
     from numapin.trace.report import TraceReport
 
 _ABOUT: Final = (
-    "Run a script under torch's profiler, with all options of `numapin run`, and report where the time of its steps "
+    "Run a script under torch's profiler, and report where the time of its steps "
     "goes (compute, exposed copies, waiting for data), which copies are pageable or blocking, and what to change. "
     "With --read FILE, read existing traces instead."
 )
-_EPILOG: Final = """examples:
+_EXAMPLES: Final = """\
   numapin trace train.py --lr 0.1                   20 steps of each rank, after the first 10
   numapin trace --steps 5 --skip 3 --nproc-per-node 2 train.py
   numapin trace --read trace.json                   a torch.profiler trace, or an output folder
@@ -89,18 +90,25 @@ class TraceOptions(RunOptions):
     as_json: bool
 
 
-@click.command(
-    short_help="Profile a script, and report what to change.",
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": []},
-    add_help_option=False,
-)
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def trace(arguments: tuple[str, ...]) -> None:
-    """Profile a script, and report where the time goes and what to change."""
+def _trace(arguments: tuple[str, ...]) -> None:
     if _reads(arguments):
         _read_command.main(list(arguments), prog_name="numapin trace", standalone_mode=False)
     else:
         _run(arguments)
+
+
+_READ: Final = click.Option(
+    ["--read"], type=FilePath(), metavar="FILE...", help="Read traces or output folders instead of running a script."
+)
+trace = TorchrunCommand(
+    "trace",
+    _trace,
+    about=_ABOUT,
+    examples=_EXAMPLES,
+    short_help="Profile a script, and report what to change.",
+    sections={"Trace": [*_OPTIONS, _READ]},
+    other_sections=sections_of_run(),
+)
 
 
 def _reads(arguments: Sequence[str]) -> bool:
@@ -135,7 +143,7 @@ def _require_kept(paths: Sequence[Path], output: Path) -> None:
 
 def _run(arguments: tuple[str, ...]) -> None:
     mailbox = open_mailbox()
-    job, options = parse(arguments, TraceOptions, _OPTIONS, command="trace", about=_ABOUT, epilog=_EPILOG)
+    job, options = parse(arguments, TraceOptions, _OPTIONS, command="trace")
     folder = Path(options.output or time.strftime("numapin-trace-%Y%m%d-%H%M%S")).absolute()
     outer = folder
     if job.min_max_nodes[1] > 1:  # hosts may share the folder, join late, and end at different times

@@ -5,6 +5,7 @@ Comes in: a `Plan` and torchrun's command line. Goes out: running ranks.
 ::
 
     torchrun.py      EDGE  torchrun's command line, with our options added
+    torchrun_options.py  PURE  a table of torchrun's options, for help and completion without torch
     run_folder.py    EDGE  make and find the folders of runs
     sweep.py         EDGE  remove the folders of runs that have ended
     rehearse.py      EDGE  try every binding before a rank starts

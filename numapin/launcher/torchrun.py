@@ -170,14 +170,13 @@ class _Collect(argparse.Action):
         setattr(namespace, self.dest, [*getattr(namespace, self.dest, ()), *typed])
 
 
-def make_parser(own: Sequence[OwnOption], *, description: str, epilog: str) -> argparse.ArgumentParser:
+def make_parser(own: Sequence[OwnOption]) -> argparse.ArgumentParser:
     """Return the installed torch's torchrun parser, with our options in a group of their own."""
     torch_parser = torch_run.get_args_parser()
     torch_parser.__class__ = _TorchFirst
     parser = cast("_TorchFirst", torch_parser)
     parser.own = frozenset(name for option in own for name in option.names) | _add_what_torch_lacks(parser)
-    parser.prog, parser.description, parser.epilog = "numapin run", description, epilog
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.prog = "numapin run"
     parser.conflict_handler = "resolve"  # if a later torch uses one of our names, ours keeps its meaning
     group = parser.add_argument_group("binding options (numapin)")
     for option in own:

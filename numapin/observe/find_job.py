@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from numapin.topology.model import Topology
 
 
-_NAME_PROCESSES: Final = "give the processes of a job with: numapin verify --pid PID,… (or numapin top)"
+_NAME_PROCESSES: Final = "give the processes of a job with: numapin verify --pid PID,... (or numapin top)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

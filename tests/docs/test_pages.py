@@ -12,12 +12,12 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from numapin.cli import run, trace
 from numapin.cli.main import numapin
 from scripts import docs_check, docs_site
 from tests.docs.pages import DOCS, PAGES, ROOT, anchors_of, command_lines_of, links_of, name_of, prose_of
 
 if TYPE_CHECKING:
-    import argparse
     from pathlib import Path
 
 README = ROOT / "README.md"
@@ -70,15 +70,15 @@ def check_command_line(words: list[str]) -> None:
 
 def _check_torch_line(name: str, words: list[str]) -> None:
     """Parse a line, which ends with a script, with the parser of `run`, and then numapin's own options with click."""
-    parser = docs_site.torch_parser(name)
+    options = trace._OPTIONS if name == "trace" else ()
+    parser = run.make_run_parser(options, command=name)
 
     def fail(message: str) -> None:
         raise LookupError(message)
 
     parser.error = fail  # type: ignore[method-assign, assignment]
     own = parser.parse_args(words).numapin_own
-    options = docs_site.own_options(name)
-    click.Command(name, params=options).make_context(name, list(own))
+    click.Command(name, params=[*run.OPTIONS, *options]).make_context(name, list(own))
 
 
 @pytest.mark.parametrize(
@@ -128,9 +128,6 @@ def test_every_command_has_a_page() -> None:
 
 
 def _options_of(name: str) -> list[str]:
-    if name in ("run", "trace"):
-        actions: list[argparse.Action] = docs_site.torch_parser(name)._actions
-        return [action.option_strings[0] for action in actions if action.option_strings]
     command = docs_site.find_command(name)
     commands = command.commands.values() if isinstance(command, click.Group) else [command]
     options = (option for one in commands for option in one.params if isinstance(option, click.Option))

@@ -74,10 +74,12 @@ class TestStart:
             ["plan", "--help"],
             ["verify", "--help"],
             ["--help"],
+            ["run", "--help"],
+            ["trace", "--help-all"],
         ],
     )
     def test_without_torch(self, command: list[str]) -> None:
-        """Neither topo, nor plan, nor any help except run's imports torch."""
+        """Neither topo, nor plan, nor any help imports torch."""
         code = f"import sys; from numapin.cli.main import numapin; numapin({command!r}, standalone_mode=False)"
         done = call(sys.executable, "-c", f"{code}; sys.exit('torch' in sys.modules)")
         assert done.status == 0, done.err
@@ -308,10 +310,12 @@ def test_wrong_command_lines(tmp_path: Path, line: str, message: str, hint: str)
     """Every command line that cannot be parsed gives a message and a hint in numapin's form, and status 2."""
     (tmp_path / "t.py").touch()
     done = numapin(*line.split(), cwd=tmp_path)
-    first, second = done.err.splitlines()
+    first, *usage, last = done.err.splitlines()
     assert (done.status, done.out) == (2, "")
     assert first.startswith(f"numapin: error: {message}")
-    assert second == f"  hint: {hint}"
+    command = hint.removesuffix(" --help")
+    assert [line.startswith(f"  usage: {command} [OPTIONS]") for line in usage] == [True] * (hint != command)
+    assert last == f"  hint: {hint}"
 
 
 def test_completion_of_run() -> None:

@@ -467,6 +467,6 @@ def test_dry_run_shows_the_environment(tmp_path: Path) -> None:
 
 def test_help_and_completion() -> None:
     """The help of `run` shows the option with its choices, and the shell completes it."""
-    assert "--dataloader torch|numapin" in " ".join(numapin("run", "--help", COLUMNS="100").out.split())
+    assert "--dataloader [torch|numapin" in " ".join(numapin("run", "--help", COLUMNS="100").out.split())
     done = numapin(COMP_WORDS="numapin run --da", COMP_CWORD="2", _NUMAPIN_COMPLETE="bash_complete")
     assert done.out.splitlines() == ["plain,--dataloader"]

@@ -9,9 +9,12 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
+from click.testing import CliRunner
 
+from numapin.cli.torchrun_command import TorchrunCommand
 from numapin.errors import UsageError
-from tests.integration.launching import numapin, script, torchrun
+from numapin.launcher.torchrun_options import TORCHRUN_OPTIONS
+from tests.integration.launching import NUMAPIN, call, numapin, script, torchrun
 
 if TYPE_CHECKING:
     import argparse
@@ -61,15 +64,54 @@ def test_every_option_of_torchrun_is_ours() -> None:
         assert action.dest == "nproc_per_node" or mine.default == action.default
 
 
-def test_help_shows_every_option_of_torchrun() -> None:
-    """--help lists torchrun's options as torchrun does, ours in a group of their own, and leaves with status 0."""
-    done = numapin("run", "--help", COLUMNS="100")
-    assert done.status == 0
-    words = set(done.out.replace(",", " ").replace("[", " ").replace("]", " ").split())
-    for action in torch_parser()._actions:
-        assert set(action.option_strings) <= words
-    assert "binding options (numapin):" in done.out
+def test_the_table_of_options_is_torchruns() -> None:
+    """Help and completion know the installed torch's options: spellings, whether they take a value, and choices."""
+    actions = [action for action in torch_parser()._actions if action.option_strings and action.dest != "help"]
+    theirs = {action.dest: (action.option_strings, action.nargs != 0) for action in actions}
+    assert {each.key: ([*each.spellings], bool(each.value)) for each in TORCHRUN_OPTIONS} == theirs
+    words = {each.key: each.words for each in TORCHRUN_OPTIONS}
+    assert [action.dest for action in actions if action.choices and words[action.dest] != tuple(action.choices)] == []
+
+
+@pytest.mark.parametrize("command", ["run", "trace"])
+def test_help_shows_every_option_of_torchrun(command: str) -> None:
+    """--help-all lists torchrun's options, and numapin's first; --help is short and names --help-all."""
+    done = call(*NUMAPIN, command, "--help-all", COLUMNS="100")
+    assert done.status == 0, done.err
+    words = set(done.out.replace(",", " ").split())
+    for option in TORCHRUN_OPTIONS:
+        assert set(option.names) <= words
     assert {"--bind", "--memory", "--cpus-per-rank", "--no-smt", "--reserve-cpus", "--gpus", "--strict"} <= words
+    parts = ("Usage: ", "Examples:", "Binding:", "torchrun's options", "Help:", "Exit status:")
+    places = [done.out.index(part) for part in parts]
+    assert places == sorted(places)
+    short = call(*NUMAPIN, command, "--nproc-per-node", "2", "--help", "train.py", COLUMNS="100").out
+    assert "--help-all" in short
+    assert len(short.splitlines()) < 80 < len(done.out.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("words", "is_help"),
+    [
+        (["--help"], True),
+        (["-h"], True),
+        (["--standalone", "--nproc_per", "2", "--hel"], True),
+        (["--bind=node", "--help-all", "train.py"], True),
+        (["train.py", "--help"], False),
+        (["--role", "--help", "train.py"], False),
+        (["--", "--help"], False),
+    ],
+)
+def test_help_of_the_script_is_the_scripts(words: list[str], *, is_help: bool) -> None:
+    """--help is numapin's only where torchrun would take it for its own."""
+    given: list[tuple[str, ...]] = []
+
+    def take(arguments: tuple[str, ...]) -> None:
+        given.append(arguments)
+
+    command = TorchrunCommand("run", take, about="", examples="", short_help="", sections={})
+    done = CliRunner().invoke(command, words)
+    assert (done.exit_code, "Exit status" in done.output, given) == (0, is_help, [] if is_help else [tuple(words)])
 
 
 def test_every_abbreviation_means_what_it_means_to_torchrun() -> None:

@@ -1,0 +1,173 @@
+"""`run` and `trace` for click: their help, usage and completion. Edge.
+
+Comes in: numapin's own options, and torchrun's from `launcher/torchrun_options.py`. Goes out: a command that click can
+describe without torch. The command line itself is left to the command, which parses it as torchrun does.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from numapin.cli.options import FilePath, Parsed
+from numapin.cli.output import emit
+from numapin.launcher.torchrun_options import TORCHRUN_OPTIONS, OptionGroup
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from numapin.launcher.torchrun_options import TorchrunOption
+
+_HELP_ALL: Final = "--help-all"
+_HELP: Final = ("-h", "--help", _HELP_ALL)
+_SCRIPT: Final = "script"
+_UNDERSCORED: Final = re.compile(r", --[a-z-]*_\w+")
+EXIT_STATUSES: Final = (
+    ("0", "all ranks succeeded"),
+    ("1", "a rank failed"),
+    ("2", "the command line is wrong"),
+    ("3", "the machine cannot be read"),
+    ("4", "no plan is feasible"),
+    ("5", "--strict: a binding was refused, or is less than requested"),
+)
+_USUAL: Final = "torchrun's options, the usual ones"
+
+
+class _TorchrunOption(click.Option):
+    """An option of torchrun; help shows it with hyphens only."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Return the names and the help, without the spelling with underscores."""
+        record = super().get_help_record(ctx)
+        return record and (_UNDERSCORED.sub("", record[0]), record[1])
+
+
+def _click_option(option: TorchrunOption) -> click.Option:
+    if not option.value:
+        return _TorchrunOption([*option.spellings, option.key], is_flag=True, help=option.help)
+    kind = FilePath() if option.is_file else Parsed("text", str, words=option.words)
+    return _TorchrunOption([*option.spellings, option.key], type=kind, metavar=option.value, help=option.help)
+
+
+class TorchrunCommand(click.Command):
+    """A command that takes torchrun's command line with numapin's options in it.
+
+    Args:
+        name: The command's name.
+        callback: Called with the words of the command line, as `arguments`.
+        about: What the command does.
+        examples: Indented lines, one example each.
+        sections: numapin's own options, by the heading of their section.
+        other_sections: The same, for options that the short page leaves out, with torchrun's.
+    """
+
+    def __init__(  # noqa: PLR0913 - what a help page is made of
+        self,
+        name: str,
+        callback: Callable[[tuple[str, ...]], None],
+        *,
+        about: str,
+        examples: str,
+        short_help: str,
+        sections: dict[str, list[click.Option]],
+        other_sections: dict[str, list[click.Option]] | None = None,
+    ) -> None:
+        own = [option for options in (sections | (other_sections or {})).values() for option in options]
+        self._torchruns = {option.names[-1]: _click_option(option) for option in TORCHRUN_OPTIONS}
+        super().__init__(
+            name,
+            callback=callback,
+            params=[
+                *own,
+                *self._torchruns.values(),
+                click.Option([_HELP_ALL], is_flag=True, expose_value=False, help=_about_all(other_sections)),
+                click.Argument([_SCRIPT], type=FilePath()),
+                click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED),
+            ],
+            help=f"{about}\n\n\b\nExamples:\n{examples}",
+            short_help=short_help,
+            context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+        )
+        self._sections, self._other_sections = sections, other_sections or {}
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Show the help if it is asked for; else leave the words to the callback. Completion needs them parsed."""
+        if ctx.resilient_parsing:
+            return super().parse_args(ctx, args)
+        asked = self._asked_help(args)
+        if asked:
+            emit(self.help_page(ctx, shows_all=asked == _HELP_ALL) + "\n")
+            ctx.exit()
+        ctx.params["arguments"] = tuple(args)
+        return []
+
+    def _asked_help(self, words: Iterable[str]) -> str:
+        """Return the option before the script that asks for help; "" if there is none."""
+        left = iter(words)
+        for word in left:
+            if word in _HELP or (len(word) > 2 and "--help".startswith(word)):
+                return word
+            if not word.startswith("-") or word in {"-", "--"}:
+                return ""
+            if "=" not in word and self._takes_value(word):
+                next(left, None)
+        return ""
+
+    def _takes_value(self, word: str) -> bool:
+        """Return whether the next word is this option's value. An unknown option takes none."""
+        options = self.options()
+        if word in options:
+            return not options[word].is_flag
+        meant = [option for name, option in options.items() if len(word) > 2 and name.startswith(word)]
+        return bool(meant) and not any(option.is_flag for option in meant)
+
+    def options(self) -> dict[str, click.Option]:
+        """Return the options by each of their spellings."""
+        found = (option for option in self.params if isinstance(option, click.Option))
+        return {name: option for option in found for name in (*option.opts, *option.secondary_opts)}
+
+    def help_page(self, ctx: click.Context, *, shows_all: bool) -> str:
+        """Return the help page, with the usual ones of torchrun's options or with all of them."""
+        formatter = ctx.make_formatter()
+        self.format_usage(ctx, formatter)
+        self.format_help_text(ctx, formatter)
+        for title, options in self.sections(ctx, shows_all=shows_all).items():
+            with formatter.section(title):
+                formatter.write_dl(list(records(options, ctx)))
+        with formatter.section("Exit status"):
+            formatter.write_dl(list(EXIT_STATUSES))
+        return formatter.getvalue().rstrip("\n")
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the short page: click calls this for `get_help`."""
+        formatter.write(self.help_page(ctx, shows_all=False))
+
+    def sections(self, ctx: click.Context, *, shows_all: bool) -> dict[str, list[click.Option]]:
+        """Return the options of the page by their headings."""
+        page = {**self._sections}
+        if shows_all:
+            page.update(self._other_sections)
+            for group in OptionGroup:
+                page[group.value] = self._of(option for option in TORCHRUN_OPTIONS if option.group is group)
+        elif not self._other_sections:
+            page[_USUAL] = self._of(option for option in TORCHRUN_OPTIONS if option.is_usual)
+        help_option = self.get_help_option(ctx)
+        return {**page, "Help": [*([help_option] if help_option else []), self.options()[_HELP_ALL]]}
+
+    def _of(self, options: Iterable[TorchrunOption]) -> list[click.Option]:
+        return [self._torchruns[option.names[-1]] for option in options]
+
+
+def _about_all(other_sections: object) -> str:
+    source = "`numapin run`" if other_sections else "torchrun"
+    return f"Show all options of {source}, too. They all work, and mean the same."
+
+
+def records(options: Iterable[click.Parameter], ctx: click.Context) -> Iterator[tuple[str, str]]:
+    """Yield the names and the help of the options that are not hidden."""
+    for option in options:
+        record = option.get_help_record(ctx)
+        if record is not None:
+            yield record

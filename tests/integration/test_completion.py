@@ -1,0 +1,98 @@
+"""`numapin completion`: real shells complete numapin's command lines."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from math import inf
+from pathlib import Path
+
+import pytest
+
+from numapin.launcher.run_folder import run_directory
+from tests.integration.launching import NUMAPIN, call, numapin
+from tests.shells import Shell
+
+SHELLS = [
+    pytest.param(name, marks=pytest.mark.skipif(shutil.which(name) is None, reason=f"no {name} is installed"))
+    for name in ("bash", "zsh", "fish")
+]
+LINES = {
+    "numapin ver": "numapin verify",
+    "numapin run --cpus": "numapin run --cpus-per-rank",
+    "numapin run --bind excl": "numapin run --bind exclusive",
+    "numapin run --bind=excl": "numapin run --bind=exclusive",
+    "numapin run --nproc-": "numapin run --nproc-per-node",
+    "numapin run --start-method forks": "numapin run --start-method forkserver",
+    "numapin run my": r"numapin run my\ train.py",
+    "numapin run --report=pla": "numapin run --report=placement.json",
+    "numapin run train.py --config pla": "numapin run train.py --config placement.json",
+    "numapin plan --machine example:dgx-a": "numapin plan --machine example:dgx-a100",
+    "numapin exec --bind node -- sha256s": "numapin exec --bind node -- sha256sum",
+    "numapin exec -- sha256sum pla": "numapin exec -- sha256sum placement.json",
+    "true && A=b numapin bench transfer --peers pinned,pag": (
+        "true && A=b numapin bench transfer --peers pinned,pageable"
+    ),
+}
+"""Command lines before and after the Tab key."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return a folder with files to complete."""
+    for name in ("my train.py", "placement.json"):
+        (tmp_path / name).touch()
+    return tmp_path
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_shell_completes(shell: str, folder: Path) -> None:
+    """Each shell completes commands, options, values, torchrun's options, files, other programs, and active runs."""
+    runs = folder / "runs"
+    runs.mkdir()
+    with (
+        run_directory({"NUMAPIN_RUN_DIR": str(runs)}) as run,
+        Shell(shell, folder, NUMAPIN_RUN_DIR=str(runs)) as typing,
+    ):
+        found = {line: typing.completed(line) for line in [*LINES, "numapin top run-"]}
+    assert found == {**LINES, "numapin top run-": f"numapin top {Path(run).name}"}
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_script_explains_itself(shell: str) -> None:
+    """The script begins with where to put it, as the help does."""
+    done = numapin("completion", shell)
+    assert done.status == 0, done.err
+    assert f"numapin completion {shell}" in done.out.partition("\n\n")[0]
+    assert f"numapin completion {shell}" in numapin("completion", "--help").out
+
+
+def test_an_unknown_shell_is_refused() -> None:
+    """A shell without a script is named, with those that have one."""
+    done = numapin("completion", "bsh")
+    assert (done.status, "'bsh' is not one of 'bash', 'zsh', 'fish'; did you mean bash?" in done.err) == (2, True)
+
+
+@pytest.mark.parametrize("words", [["run", "--max"], ["trace", "--numa-binding", ""], ["top", ""], [""]])
+def test_a_key_press_does_not_import_torch(words: list[str]) -> None:
+    """Completion stays fast: it never imports torch, and for the names of commands no command."""
+    code = (
+        "import sys; from numapin.cli.main import numapin; numapin(['_complete', 'zsh', *sys.argv[1:]], "
+        "standalone_mode=False); sys.exit('torch' in sys.modules or (sys.argv[1:] == [''] and "
+        "'numapin.cli.run' in sys.modules))"
+    )
+    done = call(sys.executable, "-c", code, *words)
+    assert (done.status, bool(done.out)) == (0, True), done.err
+
+
+@pytest.mark.alone
+def test_a_key_press_takes_at_most_200_ms() -> None:
+    """The candidates are there within 0.2 s, as the best of many tries."""
+    times_s = [inf]
+    deadline = time.monotonic() + 60
+    while min(times_s) > 0.2 and time.monotonic() < deadline:
+        start = time.perf_counter()
+        assert call(*NUMAPIN, "_complete", "zsh", "run", "--max").out.startswith("word\t--max-restarts\t")
+        times_s.append(time.perf_counter() - start)
+    assert min(times_s) <= 0.2

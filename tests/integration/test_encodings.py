@@ -1,0 +1,145 @@
+"""Every command in any locale: ASCII, Latin-1, no locale at all, and without stdout."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from numapin.cli.main import _COMMANDS
+from numapin.plan.make import make_plan
+from numapin.plan.request import Request
+from numapin.topology.examples import example_names
+from numapin.topology.model import Topology
+from tests.integration.launching import environment
+
+GOLDEN = Path(__file__).parents[1] / "machines" / "golden" / "2pkg-8node-smt2-8gpu-pairs.json"
+NAME = "ü → 日本 😀.json"
+"""A name with characters that ASCII and Latin-1 lack."""
+GROUPS = {
+    "bench": ("alloc", "exec", "launch", "loader", "overlap", "transfer"),
+    "job": ("slurm", "mpi", "kubernetes", "pbs", "lsf"),
+}
+LOCALES = {
+    "ASCII": {"PYTHONIOENCODING": "ascii"},
+    "Latin-1": {"PYTHONIOENCODING": "latin-1"},
+    "none": {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"},
+}
+
+
+def helps() -> list[list[str]]:
+    """Return the command lines that show help pages."""
+    names = [*_COMMANDS, *(f"{group} {name}" for group, names in GROUPS.items() for name in names)]
+    return [["--help"], ["run", "--help-all"], *([*name.split(), "--help"] for name in names)]
+
+
+def command_lines(machine: str, plan: str) -> list[list[str]]:
+    """Return command lines with all kinds of output; some are errors."""
+    views = [
+        [],
+        ["--format", "matrix"],
+        ["--json"],
+        ["--format", "svg"],
+        ["--format", "html", "--plan"],
+        ["--plan", plan],
+        ["--save", f"{machine}.saved"],
+    ]
+    return [
+        *helps(),
+        *(["topo", "--machine", machine, *view] for view in views),
+        *(["topo", "--machine", name] for name in example_names()),
+        ["topo", "--machine", "example:"],
+        ["plan", "--machine", machine],
+        ["plan", "--machine", machine, "--json", "--cpus-per-rank", "4000"],
+        ["plan", "--machine", machine, "--format", "env"],
+        ["topo", "--machine", f"{NAME}.missing"],
+        ["plan", "--gpus", NAME],
+        [NAME],
+        ["topo", f"--{NAME}"],
+        ["trace", "--read", NAME],
+        ["verify", NAME],
+        ["top", "--once", NAME],
+        ["doctor"],
+        ["doctor", "--json", "--batch-bytes", "1G", "--workers", "64"],
+        ["job", "slurm", "--gpus-per-node", "2", NAME],
+        ["job", "kubernetes", "--machine", machine, "--container", "x/y:z", NAME],
+        ["job", NAME],
+        ["bench", "transfer", "--peers", NAME],
+        ["completion", "zsh"],
+        ["_complete", "zsh", "run", "--"],
+        ["exec", "--plan", NAME, "--", "true"],
+    ]
+
+
+IMPORTING_TORCH = [["run", "--dry-run", NAME], ["run", "--bnd", NAME]]
+"""Command lines that take a second, and so run in one locale only."""
+
+
+def run_all(lines: list[list[str]], folder: Path, *redirection: str, **changes: str) -> tuple[list[str], bytes, bytes]:
+    """Run command lines in one process; return those that raised, stdout and stderr."""
+    results = folder / "results"
+    command = [sys.executable, "-m", "tests.integration.every_command", str(results)]
+    command = ["sh", "-c", f'exec "$@" {" ".join(redirection)}', "sh", *command]
+    given = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    root = Path(__file__).resolve().parents[2]
+    environ = environment(**{"PYTHONPATH": str(root), "CUDA_VISIBLE_DEVICES": "", **changes})
+    done = subprocess.run(command, input=given, capture_output=True, cwd=folder, env=environ, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr.decode(errors="replace")
+    ended = [json.loads(line) for line in results.read_text().splitlines()]
+    assert [words for words, _, _ in ended] == lines
+    return [f"{words}: {error}" for words, _, error in ended if error], done.stdout, done.stderr
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> str:
+    """Return a machine file whose name, host and GPUs have characters that ASCII and Latin-1 lack."""
+    topology = json.loads(GOLDEN.read_text())["topology"]
+    topology["host"] = NAME
+    for gpu in topology["gpus"]:
+        gpu["name"] = f"GPU {NAME}"
+    path = tmp_path / NAME
+    path.write_text(json.dumps(topology, ensure_ascii=False), encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture
+def plan(machine: str, tmp_path: Path) -> str:
+    """Return a plan file with such characters in its reasons."""
+    made = make_plan(Topology.from_json(Path(machine).read_text(encoding="utf-8")), Request()).to_json()
+    text = json.dumps(made).replace('"reason": "', f'"reason": "{NAME}: ')
+    path = tmp_path / "plan.json"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize("locale", LOCALES)
+def test_no_locale_breaks_a_command(locale: str, machine: str, plan: str, tmp_path: Path) -> None:
+    """No command raises, whatever its encoding lacks; tables and messages have stand-ins, in that encoding."""
+    is_ascii = locale == "ASCII"
+    lines = [*command_lines(machine, plan), *(IMPORTING_TORCH if is_ascii else [])]
+    raised, out, err = run_all(lines, tmp_path, **LOCALES[locale])
+    assert raised == []
+    assert b"Unicode" not in err
+    assert b"Traceback" not in err
+    assert err.isascii() or not is_ascii
+    assert b"\\u65e5" in out  # in tables
+    assert f'"host": "{NAME}"'.encode() in out  # JSON is UTF-8
+
+
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", "2>&-"])
+def test_closed_streams_break_no_command(closed: str, machine: str, plan: str, tmp_path: Path) -> None:
+    """No command raises if its parent closed stdout or stderr."""
+    raised, _, err = run_all(command_lines(machine, plan), tmp_path, closed)
+    assert raised == []
+    assert b"Traceback" not in err
+
+
+def test_help_is_ascii(tmp_path: Path) -> None:
+    """Help pages can be read anywhere."""
+    raised, out, _ = run_all(helps(), tmp_path, PYTHONIOENCODING="ascii")
+    assert raised == []
+    assert out.isascii()
+    assert out.count(b"Usage: ") == len(helps())
