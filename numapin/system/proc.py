@@ -16,7 +16,7 @@ from numapin.errors import MachineError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from os import PathLike
     from typing import Final
 
@@ -94,12 +94,18 @@ def stat(folder: str) -> Stat:
 def children_of(root: StrPath = LIVE) -> dict[int, list[int]]:
     """Return each parent's children, from a look at all processes: not every kernel lists children itself."""
     children: dict[int, list[int]] = {}
+    for pid, found in processes(root):
+        children.setdefault(found.parent, []).append(pid)
+    return children
+
+
+def processes(root: StrPath = LIVE) -> Iterator[tuple[int, Stat]]:
+    """Yield the processes that have not ended and that may be read, in the order of their ids as text."""
     names = os.listdir(os.path.dirname(folder_of(0, root)))
     for name in sorted(filter(str.isdecimal, names)):
         found = _readable_stat(folder_of(name, root))
         if found is not None and not found.has_ended:
-            children.setdefault(found.parent, []).append(int(name))
-    return children
+            yield int(name), found
 
 
 def descendants(pid: int, children: Mapping[int, list[int]]) -> list[int]:
