@@ -196,7 +196,7 @@ def _request(job: Job, options: RunOptions, topology: Topology) -> tuple[Request
     """Return the request of the options, including torchrun's, and the variables that show CUDA the GPUs of --gpus."""
     asked = options.request(num_ranks=_num_ranks(job, topology), numa_binding=job.numa_binding)
     request, gpu_variables = settle_gpus(topology, asked, os.environ)
-    if job.arguments.virtual_local_rank:
+    if job.virtual_local_rank:
         gpus = _gpus_of_virtual_ranks(topology, {**os.environ, **gpu_variables})
         _require_gpu_per_rank(request.num_ranks, len(gpus))
         request = replace(request, rank_gpus=gpus)
