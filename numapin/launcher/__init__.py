@@ -11,6 +11,7 @@ Comes in: a `Plan` and torchrun's command line. Goes out: running ranks.
     rendezvous.py    EDGE  the rendezvous of launchers and ranks, closed to other users
     rendezvous_id.py PURE  whether others can know a rendezvous id
     agent.py         EDGE  torch's elastic agent, with signals, checks before starts, and one grace period
+    init.py          EDGE  process 1 of a container
     leftovers.py     EDGE  processes that ranks started and that outlive them
     lost_gpus.py     PURE  GPUs of the plan that the machine no longer shows
     preload.py       EDGE  hook into unmodified scripts through their environment

@@ -2,7 +2,8 @@
 
 Comes in: signals that Slurm and others send to the launcher before the time limit. Goes out: the same signal to every
 rank's own process, not to its children (DataLoader workers), and not before the rank's program handles it: an unhandled
-signal would end it. The signals do not end the launcher, because it handles them from before it imports torch.
+signal would end it. The signals do not end the launcher: from its first statement on (`cli.entry`) they are blocked
+until it handles them.
 
 The shim of each rank does not import this: its part is in `become.py`.
 """
@@ -84,10 +85,11 @@ def _send(pid: int, number: signal.Signals) -> bool:
 
 
 def open_mailbox() -> Mailbox:
-    """Handle the signals from now on, until the end of this process."""
+    """Handle the signals from now on, until the end of this process; also those that `cli.entry` has held back."""
     mailbox = Mailbox()
     for number in FORWARDED:
         signal.signal(number, mailbox.receive)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
     return mailbox
 
 
