@@ -301,6 +301,7 @@ def _launch(  # noqa: PLR0913 - the results of the steps before
 
     os.environ.update(environment)
     mailbox.leave(job.signals)
+    mailbox.wrapper = None if preload.is_python(job.command) else job.command[0]
     with run_directory(os.environ) as run_dir, observed(run_dir):
         launch(plan, job, run_dir, mailbox, lambda: require_gpus(plan, looks()))
 

@@ -108,6 +108,16 @@ def processes(root: StrPath = LIVE) -> Iterator[tuple[int, Stat]]:
             yield int(name), found
 
 
+def children_in(pid: int, root: StrPath = LIVE) -> list[int]:
+    """Return a process's children as the kernel lists them; empty if it has ended, or the kernel does not list them."""
+    folder = f"{folder_of(pid, root)}/task"
+    try:
+        texts = [read(f"{folder}/{name}/children") for name in os.listdir(folder)]
+    except (Gone, OSError):
+        return []
+    return [int(word) for text in texts for word in text.split()]
+
+
 def descendants(pid: int, children: Mapping[int, list[int]]) -> list[int]:
     """Return all descendants of a process, nearest first; `children` as `children_of` returns them."""
     found = [pid]
