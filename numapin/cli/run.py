@@ -30,6 +30,7 @@ from numapin.plan.gpus import settle_gpus
 from numapin.plan.make import default_num_ranks, make_plan
 from numapin.rank.signals import open_mailbox
 from numapin.system import oom
+from numapin.tasks import repeated
 from numapin.topology.readings import OTHERS
 from numapin.topology.sources.vendors.table import first_visible
 
@@ -132,6 +133,8 @@ def run(arguments: tuple[str, ...]) -> None:
 
 def start(job: Job, options: RunOptions, mailbox: Mailbox, *, trace: str = "") -> None:
     """Read the machine, make the plan, and run the job to its end; `trace` configures the tracing hook in the ranks."""
+    if job.is_single_host:
+        _require_one_launcher(strict=options.strict)
     watch = _watching(options)
     topology = topology_from(gpu_nodes=options.gpu_nodes)
     request, gpu_variables = _request(job, options, topology)
@@ -145,6 +148,15 @@ def start(job: Job, options: RunOptions, mailbox: Mailbox, *, trace: str = "") -
         observed = partial(_observed, job=job, num_ranks=len(plan.ranks), watch=watch, options=options)
         looks = _gpu_readings if any(gpu.vendor not in OTHERS for gpu in topology.visible_gpus) else tuple
         _launch(plan, job, environment, mailbox=mailbox, observed=observed, looks=looks)
+
+
+def _require_one_launcher(*, strict: bool) -> None:
+    """Warn if srun or mpirun started several launchers on this host. Raises BindingRefused instead if `strict`."""
+    task = repeated.repeated_task(os.environ)
+    if task is not None and strict:
+        raise BindingRefused(f"--strict: {repeated.message(task)}", repeated.remedy(task))
+    if task is not None and task.rank == 0:
+        warn([f"{repeated.message(task)}; {repeated.remedy(task)}"])
 
 
 def make_run_parser(
