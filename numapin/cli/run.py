@@ -26,6 +26,7 @@ from numapin.launcher import preload
 from numapin.launcher.lost_gpus import require_gpus
 from numapin.launcher.rehearse import rehearse
 from numapin.launcher.run_folder import run_directory
+from numapin.launcher.stdin_script import keep_script
 from numapin.plan.gpus import settle_gpus
 from numapin.plan.make import default_num_ranks, make_plan
 from numapin.rank.signals import open_mailbox
@@ -311,6 +312,7 @@ def _launch(  # noqa: PLR0913 - the results of the steps before
     with importing_torch():
         from numapin.launch import launch
 
+    keep_script(job.command)
     os.environ.update(environment)
     mailbox.leave(job.signals)
     mailbox.wrapper = None if preload.is_python(job.command) else job.command[0]

@@ -7,6 +7,7 @@ Comes in: a `Plan` and torchrun's command line. Goes out: running ranks.
     torchrun.py      EDGE  torchrun's command line, with our options added
     run_folder.py    EDGE  make and find the folders of runs
     sweep.py         EDGE  remove the folders of runs that have ended
+    stdin_script.py  EDGE  a script on stdin
     rehearse.py      EDGE  try every binding before a rank starts
     rendezvous.py    EDGE  the rendezvous of launchers and ranks, closed to other users
     rendezvous_id.py PURE  whether others can know a rendezvous id

@@ -304,6 +304,8 @@ def _require_program(arguments: argparse.Namespace) -> None:
     if arguments.module:
         return  # finding a module may run its package; the rank's own message names it
     runs_python = arguments.run_path or not arguments.no_python
+    if program == "-" and runs_python and not arguments.run_path:
+        return  # the script is on stdin
     exists = os.path.exists(program) if runs_python else shutil.which(program)
     if not exists:
         where = "" if os.path.isabs(program) else f" in {os.getcwd()}"
