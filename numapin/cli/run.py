@@ -20,6 +20,7 @@ from numapin.base.plural import counted
 from numapin.base.stderr import say
 from numapin.cli.options import BINDING, BindingOptions, FilePath, topology_from
 from numapin.cli.output import emit, require_writable, show, warn
+from numapin.cli.run_decisions import decisions
 from numapin.cli.torch_import import importing_torch
 from numapin.errors import BindingRefused, UsageError
 from numapin.launcher import preload
@@ -69,6 +70,9 @@ OPTIONS = (
         help="Data path of the script's DataLoaders: torch's (default) or numapin's; numapin-balanced also gives each "
         "batch to the worker that is ready first. The script needs no change.",
     ),
+    click.Option(
+        ["--verbose"], is_flag=True, help="Say also where the files of this run are, and why it is started as it is."
+    ),
     click.Option(["--dry-run"], is_flag=True, help="Show the plan and the command of each rank. Starts nothing."),
     click.Option(["--quiet"], is_flag=True, help="Do not print the table of bindings."),
     click.Option(
@@ -94,6 +98,7 @@ class RunOptions(BindingOptions):
     """The parsed values of `OPTIONS`, by click's names."""
 
     dataloader: str
+    verbose: bool
     dry_run: bool
     quiet: bool
     verify: bool
@@ -143,12 +148,15 @@ def start(job: Job, options: RunOptions, mailbox: Mailbox, *, trace: str = "") -
     plan = rehearse(make_plan(topology, request), strict=options.strict)
 
     _announce(plan, topology, quiet=options.quiet and not options.dry_run)
+    tell = say if options.verbose else _ignore
+    for line in decisions(job, plan, os.environ):
+        tell(line)
     if options.dry_run:
         _print_commands(plan, job, environment)
     else:
         observed = partial(_observed, job=job, num_ranks=len(plan.ranks), watch=watch, options=options)
         looks = _gpu_readings if any(gpu.vendor not in OTHERS for gpu in topology.visible_gpus) else tuple
-        _launch(plan, job, environment, mailbox=mailbox, observed=observed, looks=looks)
+        _launch(plan, job, environment, mailbox=mailbox, observed=observed, looks=looks, tell=tell)
 
 
 def _require_one_launcher(*, strict: bool) -> None:
@@ -279,6 +287,10 @@ def _gpus_of_virtual_ranks(topology: Topology, environ: Mapping[str, str]) -> tu
     return tuple(first_visible(topology.gpus, {**environ, "CUDA_VISIBLE_DEVICES": entry.strip()}) for entry in entries)
 
 
+def _ignore(_: str) -> None:
+    """Take what is said with --verbose only."""
+
+
 def _announce(plan: Plan, topology: Topology, *, quiet: bool) -> None:
     if not quiet:
         from numapin.view.plan_table import plan_table
@@ -307,6 +319,7 @@ def _launch(  # noqa: PLR0913 - the results of the steps before
     mailbox: Mailbox,
     observed: Callable[[str], AbstractContextManager[None]],
     looks: Callable[[], Iterable[NvmlReadings]],
+    tell: Callable[[str], None],
 ) -> None:
     """Run the job; `looks` returns readings of NVML by which lost GPUs are noticed before a restart."""
     with importing_torch():
@@ -316,7 +329,8 @@ def _launch(  # noqa: PLR0913 - the results of the steps before
     os.environ.update(environment)
     mailbox.leave(job.signals)
     mailbox.wrapper = None if preload.is_python(job.command) else job.command[0]
-    with run_directory(os.environ) as run_dir, observed(run_dir):
+    with run_directory(os.environ, tell) as run_dir, observed(run_dir):
+        tell(f"files of this run: {run_dir}")
         launch(plan, job, run_dir, mailbox, lambda: require_gpus(plan, looks()))
 
 

@@ -7,6 +7,7 @@ Comes in: a `Plan` and torchrun's command line. Goes out: running ranks.
     torchrun.py      EDGE  torchrun's command line, with our options added
     run_places.py    EDGE  the directories that can hold them
     run_folder.py    EDGE  make and find the folders of runs
+    named_run.py     EDGE  find one by a name that people type
     sweep.py         EDGE  remove the folders of runs that have ended
     stdin_script.py  EDGE  a script on stdin
     rehearse.py      EDGE  try every binding before a rank starts

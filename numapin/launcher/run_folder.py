@@ -14,11 +14,12 @@ import errno
 import fcntl
 import os
 import shlex
+import stat
 import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
-from numapin.base.folders import FILE, FOLDER, is_own, make_folders, open_file, opened, require_stable
+from numapin.base.folders import FILE, FOLDER, is_own, make_folders, open_file, opened, require_stable, status_at
 from numapin.base.stderr import say
 from numapin.errors import NumapinError
 from numapin.launcher.run_places import open_own_base, own_bases, temporary_directories
@@ -80,6 +81,29 @@ def live_runs(environ: Mapping[str, str]) -> list[str]:
     else:
         live = [folder for base in own_bases(environ) for folder in live_in(base, os.geteuid())]
     return sorted(dict.fromkeys(live), key=os.path.basename)  # names begin with the time
+
+
+def all_runs(environ: Mapping[str, str]) -> list[str]:
+    """Return the folders of this user's runs, active or not, where `live_runs` looks for active ones; oldest first."""
+    named = environ.get("NUMAPIN_RUN_DIR")
+    bases = [os.path.abspath(named)] if named else own_bases(environ)
+    found = [folder for base in bases for folder in _runs_in(base, os.geteuid())]
+    return sorted(dict.fromkeys(found), key=os.path.basename)
+
+
+def _runs_in(base: str, owner: int) -> list[str]:
+    """Return the folders of a user's runs in a folder."""
+    try:
+        with opened(base) as descriptor:
+            names = [name for name in os.listdir(descriptor) if name.startswith(_RUN)]
+            return [os.path.join(base, name) for name in names if _is_folder_of(descriptor, name, owner)]
+    except OSError:
+        return []
+
+
+def _is_folder_of(base: int, name: str, owner: int) -> bool:
+    found = status_at(base, name)
+    return found is not None and stat.S_ISDIR(found.st_mode) and found.st_uid == owner
 
 
 def _live_at(named: str) -> list[str]:
