@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from numapin.launcher import run_folder
+from numapin.launcher import run_folder, run_places
 from tests.cuda import fake as fake_driver
 from tests.nvml import fake
 from tests.skipped import pytest_terminal_summary  # noqa: F401 - pytest finds the hook here
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -54,12 +54,13 @@ def fake_nvml() -> fake.FakeNvml:
 @pytest.fixture
 def only_places_of_the_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hide /tmp and the current directory, where this user's real runs may be active."""
-    places = run_folder._temporary_directories
-    monkeypatch.setattr(
-        run_folder,
-        "_temporary_directories",
-        lambda environ: [place for place in places(environ) if tmp_path in (Path(place), *Path(place).parents)],
-    )
+    places = run_places.temporary_directories
+
+    def own_places(environ: Mapping[str, str]) -> list[str]:
+        return [place for place in places(environ) if tmp_path in (Path(place), *Path(place).parents)]
+
+    for module in (run_places, run_folder):
+        monkeypatch.setattr(module, "temporary_directories", own_places)
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ diagnostics on stderr, an exit status.
     browser.py       EDGE  open a picture in the browser
     torch_import.py  EDGE  import torch with Ctrl-C deferred
     run.py           EDGE  numapin run
+    run_decisions.py PURE  what run --verbose adds: why the job is started as it is
     topo.py          EDGE  numapin topo
     plan.py          EDGE  numapin plan
     exec.py          EDGE  numapin exec

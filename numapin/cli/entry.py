@@ -2,7 +2,7 @@
 
 Comes in: sys.argv. Goes out: an exit status, or the command that `numapin exec` becomes. Importing click takes longer
 than everything else that `exec` does with an existing plan. So a plain `exec` line is parsed here, and all others by
-click.
+click. What a launcher must do before anything else is done here, too, so this module imports almost nothing by itself.
 """
 
 from __future__ import annotations
@@ -10,31 +10,43 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from typing import TYPE_CHECKING, Final
 
-from numapin.base.bounds import MAX_RANKS
-from numapin.tasks.identify import find_task, parse_count
-
-_RANGES: Final = {"--local-rank": range(MAX_RANKS), "--local-size": range(1, MAX_RANKS + 1)}
-_FLAGS: Final = ("--strict", "--verbose")
-_PLAN: Final = "--plan"
-
+TYPE_CHECKING = False  # importing typing takes longer than everything that `main` does first
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import TypeAlias
+    from typing import Final, TypeAlias
 
     Line: TypeAlias = tuple[dict[str, str], list[str]]
     """The options of a plain `exec` line, with their values, and the command."""
+
+_RANKS: Final = ("--local-rank", "--local-size")
+_FLAGS: Final = ("--strict", "--verbose")
+_PLAN: Final = "--plan"
+_LAUNCHERS: Final = (["run"], ["trace"])
+"""The commands that start ranks."""
 
 
 def main() -> None:
     """Become the command of a plain `numapin exec` line, or let click run the command line."""
     gc.disable()  # makes the imports 7 ms faster; cli.main enables it before a command runs
+    if sys.argv[1:2] in _LAUNCHERS:
+        _prepare_launcher()
     if sys.argv[1:2] == ["exec"]:
         _exec(sys.argv[2:])
     from numapin.cli.main import main as run_command_line
 
     run_command_line()
+
+
+def _prepare_launcher() -> None:
+    """Hold back signals for ranks until the launcher handles them; as process 1 of a container, supervise it."""
+    from numapin.rank.become import hold
+
+    hold()
+    if os.getpid() == 1:
+        from numapin.launcher.init import supervise_if_init
+
+        supervise_if_init()
 
 
 def read_line(arguments: Sequence[str]) -> Line | None:
@@ -65,8 +77,12 @@ def _is_valid(name: str, value: str) -> bool:
     """Return whether this is an option of a plain line, with a value that click would accept."""
     if name == _PLAN:
         return value != "" and not value.startswith("-")
+    from numapin.base.bounds import MAX_RANKS
+    from numapin.tasks.identify import parse_count
+
+    ranges = dict(zip(_RANKS, (range(MAX_RANKS), range(1, MAX_RANKS + 1)), strict=True))
     given = parse_count(value)
-    return given is not None and given in _RANGES.get(name, ())
+    return given is not None and given in ranges.get(name, ())
 
 
 def _exec(arguments: Sequence[str]) -> None:
@@ -76,9 +92,10 @@ def _exec(arguments: Sequence[str]) -> None:
         return
     from numapin.errors import NumapinError
     from numapin.tasks.enter import enter, find_slice
+    from numapin.tasks.identify import find_task
 
     options, command = line
-    rank, size = (int(options[name]) if name in options else None for name in _RANGES)
+    rank, size = (int(options[name]) if name in options else None for name in _RANKS)
     try:
         task = find_task(os.environ, rank=rank, size=size)
         part = find_slice(task, os.environ, file=options.get(_PLAN))

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from numapin.base import sizes
-from numapin.base.plural import counted
 from numapin.base.suggest import did_you_mean
 from numapin.cli.options import BINDING, BindingOptions, FilePath, MachinePath, Parsed, topology_from, with_values
 from numapin.cli.output import emit, warn, write
 from numapin.errors import UsageError
 from numapin.jobs import duration, kubernetes, lsf, mpi, pbs, slurm
+from numapin.jobs.gpus import gpus_per_host, require_gpu_per_rank
 from numapin.jobs.request import Form, JobRequest, KubernetesKind, Launch
 from numapin.jobs.share import Share, require_present, share_of, tiles_per_gpu, vendor_of_ranks
 from numapin.launcher import preload
@@ -275,7 +275,7 @@ def _request(engine: _Engine, options: _JobOptions) -> JobRequest:
     form = Form(options.form)
     options.request(num_ranks=None)  # raises for invalid binding options
     topology = _machine(options)
-    gpus = _gpus(options.gpus_per_node, topology)
+    gpus = gpus_per_host(options.gpus_per_node, topology, named=options.gpus)
     request = JobRequest(
         command=options.command,
         launch=_launch(options),
@@ -303,17 +303,8 @@ def _request(engine: _Engine, options: _JobOptions) -> JobRequest:
         vendor=vendor_of_ranks(topology),
         tiles_per_gpu=tiles_per_gpu(topology),
     )
-    _require_gpus(options.gpus, request)
+    require_gpu_per_rank(options.gpus, num_ranks=request.num_ranks)
     return request if topology is None else _sized(request, topology, engine, options)
-
-
-def _require_gpus(keys: tuple[str, ...] | None, request: JobRequest) -> None:
-    """Raise UsageError if --gpus names too few GPUs for a host's ranks, because NCCL accepts no GPU twice."""
-    if keys is not None and len(keys) < request.num_ranks:
-        raise UsageError(
-            f"--gpus {','.join(keys)} names {counted(len(keys), 'GPU')} for the {request.num_ranks} ranks of a host",
-            f"each rank needs its own GPU: --ranks-per-node {len(keys)}, or name more GPUs",
-        )
 
 
 def _sized(request: JobRequest, topology: Topology, engine: _Engine, options: _JobOptions) -> JobRequest:
@@ -342,18 +333,6 @@ def _memory_bytes(share: Share, engine: _Engine) -> int | None:
 def _machine(options: _JobOptions) -> Topology | None:
     path = options.machine
     return None if path is None else topology_from(gpu_nodes=options.gpu_nodes, machine=path)
-
-
-def _gpus(given: int | None, topology: Topology | None) -> int:
-    """Return the number of GPUs per host. Raises UsageError if it is unknown."""
-    if given is not None:
-        return given
-    if topology is None:
-        raise UsageError(
-            "the number of GPUs per host is unknown",
-            "give --gpus-per-node N (0 for none), or --machine FILE (topo --save)",
-        )
-    return len(topology.vendor_gpus)
 
 
 def _launch(options: _JobOptions) -> Launch:

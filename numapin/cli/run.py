@@ -20,6 +20,7 @@ from numapin.base.plural import counted
 from numapin.base.stderr import say
 from numapin.cli.options import BINDING, BindingOptions, FilePath, topology_from
 from numapin.cli.output import emit, require_writable, show, warn
+from numapin.cli.run_decisions import decisions
 from numapin.cli.torch_import import importing_torch
 from numapin.cli.torchrun_command import TorchrunCommand
 from numapin.errors import BindingRefused, UsageError
@@ -27,11 +28,13 @@ from numapin.launcher import preload
 from numapin.launcher.lost_gpus import require_gpus
 from numapin.launcher.rehearse import rehearse
 from numapin.launcher.run_folder import run_directory
+from numapin.launcher.stdin_script import keep_script
 from numapin.plan.gpus import settle_gpus
 from numapin.plan.make import default_num_ranks, make_plan
 from numapin.plan.nics import nic_variables, with_users_nics
 from numapin.rank.signals import open_mailbox
 from numapin.system import oom
+from numapin.tasks import repeated
 from numapin.topology.readings import OTHERS
 from numapin.topology.sources.vendors.table import first_visible
 
@@ -70,6 +73,9 @@ OPTIONS = (
         help="Data path of the script's DataLoaders: torch's (default) or numapin's; numapin-balanced also gives each "
         "batch to the worker that is ready first. The script needs no change.",
     ),
+    click.Option(
+        ["--verbose"], is_flag=True, help="Say also where the files of this run are, and why it is started as it is."
+    ),
     click.Option(["--dry-run"], is_flag=True, help="Show the plan and the command of each rank. Starts nothing."),
     click.Option(["--quiet"], is_flag=True, help="Do not print the table of bindings."),
     click.Option(
@@ -95,6 +101,7 @@ class RunOptions(BindingOptions):
     """The parsed values of `OPTIONS`, by click's names."""
 
     dataloader: str
+    verbose: bool
     dry_run: bool
     quiet: bool
     verify: bool
@@ -128,6 +135,8 @@ run = TorchrunCommand(
 
 def start(job: Job, options: RunOptions, mailbox: Mailbox, *, trace: str = "") -> None:
     """Read the machine, make the plan, and run the job to its end; `trace` configures the tracing hook in the ranks."""
+    if job.is_single_host:
+        _require_one_launcher(strict=options.strict)
     watch = _watching(options)
     topology = topology_from(gpu_nodes=options.gpu_nodes)
     request, gpu_variables = _request(job, options, topology)
@@ -135,12 +144,24 @@ def start(job: Job, options: RunOptions, mailbox: Mailbox, *, trace: str = "") -
     plan = rehearse(with_users_nics(make_plan(topology, request), os.environ), strict=options.strict)
 
     _announce(plan, topology, quiet=options.quiet and not options.dry_run)
+    tell = say if options.verbose else _ignore
+    for line in decisions(job, plan, os.environ):
+        tell(line)
     if options.dry_run:
         _print_commands(plan, job, environment)
     else:
         observed = partial(_observed, job=job, num_ranks=len(plan.ranks), watch=watch, options=options)
         looks = _gpu_readings if any(gpu.vendor not in OTHERS for gpu in topology.visible_gpus) else tuple
-        _launch(plan, job, environment, mailbox=mailbox, observed=observed, looks=looks)
+        _launch(plan, job, environment, mailbox=mailbox, observed=observed, looks=looks, tell=tell)
+
+
+def _require_one_launcher(*, strict: bool) -> None:
+    """Warn if srun or mpirun started several launchers on this host. Raises BindingRefused instead if `strict`."""
+    task = repeated.repeated_task(os.environ)
+    if task is not None and strict:
+        raise BindingRefused(f"--strict: {repeated.message(task)}", repeated.remedy(task))
+    if task is not None and task.rank == 0:
+        warn([f"{repeated.message(task)}; {repeated.remedy(task)}"])
 
 
 def make_run_parser(options: Sequence[click.Option] = (), *, command: str = "run") -> ArgumentParser:
@@ -190,7 +211,7 @@ def _request(job: Job, options: RunOptions, topology: Topology) -> tuple[Request
     """Return the request of the options, including torchrun's, and the variables that show CUDA the GPUs of --gpus."""
     asked = options.request(num_ranks=_num_ranks(job, topology), numa_binding=job.numa_binding)
     request, gpu_variables = settle_gpus(topology, asked, os.environ)
-    if job.arguments.virtual_local_rank:
+    if job.virtual_local_rank:
         gpus = _gpus_of_virtual_ranks(topology, {**os.environ, **gpu_variables})
         _require_gpu_per_rank(request.num_ranks, len(gpus))
         request = replace(request, rank_gpus=gpus)
@@ -260,6 +281,10 @@ def _gpus_of_virtual_ranks(topology: Topology, environ: Mapping[str, str]) -> tu
     return tuple(first_visible(topology.gpus, {**environ, "CUDA_VISIBLE_DEVICES": entry.strip()}) for entry in entries)
 
 
+def _ignore(_: str) -> None:
+    """Take what is said with --verbose only."""
+
+
 def _announce(plan: Plan, topology: Topology, *, quiet: bool) -> None:
     if not quiet:
         from numapin.view.plan_table import plan_table
@@ -288,14 +313,18 @@ def _launch(  # noqa: PLR0913 - the results of the steps before
     mailbox: Mailbox,
     observed: Callable[[str], AbstractContextManager[None]],
     looks: Callable[[], Iterable[NvmlReadings]],
+    tell: Callable[[str], None],
 ) -> None:
     """Run the job; `looks` returns readings of NVML by which lost GPUs are noticed before a restart."""
     with importing_torch():
         from numapin.launch import launch
 
+    keep_script(job.command)
     os.environ.update(environment)
     mailbox.leave(job.signals)
-    with run_directory(os.environ) as run_dir, observed(run_dir):
+    mailbox.wrapper = None if preload.is_python(job.command) else job.command[0]
+    with run_directory(os.environ, tell) as run_dir, observed(run_dir):
+        tell(f"files of this run: {run_dir}")
         launch(plan, job, run_dir, mailbox, lambda: require_gpus(plan, looks()))
 
 

@@ -1,7 +1,6 @@
 """Names of this user's runs, for completion. Edge.
 
-Comes in: the environment. Goes out: the names of active runs, and the plans of those and of runs that have ended and
-left their folders.
+Comes in: the environment. Goes out: the names of active runs, and of those that have ended and left their folders.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Sequence
 
     import click
     from click.shell_completion import CompletionItem
@@ -24,30 +23,32 @@ def live_run_names(ctx: click.Context, param: click.Parameter, incomplete: str) 
     from numapin.launcher.run_folder import live_runs
 
     del ctx, param
-    folders = [Path(folder) for folder in live_runs(os.environ)]
-    runs = [CompletionItem(path.name, help=_command(path)) for path in folders if path.name.startswith(incomplete)]
-    return [*runs, CompletionItem(incomplete, type="dir")]
+    return [*_items(live_runs(os.environ), incomplete), CompletionItem(incomplete, type="dir")]
 
 
-def plan_files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the plan files of active and of left runs, the newest first, and files."""
+def all_run_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the names of active and of left runs, the newest first, and files."""
     from click.shell_completion import CompletionItem
 
-    from numapin.rank.handover import PLAN
+    from numapin.launcher.run_folder import all_runs
 
     del ctx, param
-    paths = [path for base in _bases(os.environ) for path in Path(base).glob(f"run-*/{PLAN}")]
-    newest_first = sorted(map(str, paths), key=os.path.dirname, reverse=True)
-    plans = [CompletionItem(path) for path in newest_first if path.startswith(incomplete)]
-    return [*plans, CompletionItem(incomplete, type="file")]
+    newest_first = all_runs(os.environ)[::-1]
+    return [*_items(newest_first, incomplete), CompletionItem(incomplete, type="file")]
 
 
-def _bases(environ: Mapping[str, str]) -> list[str]:
-    """Return the folders in which this user's runs are."""
-    from numapin.launcher.run_folder import own_bases
+def _items(folders: Sequence[str], incomplete: str) -> list[CompletionItem]:
+    """Return the names of runs, and of the last one, that begin as typed."""
+    from click.shell_completion import CompletionItem
 
-    named = environ.get("NUMAPIN_RUN_DIR")
-    return [str(Path(named).absolute())] if named else list(own_bases(environ))
+    from numapin.launcher.named_run import LAST
+
+    paths = [Path(folder) for folder in folders]
+    last = [CompletionItem(LAST, help="the newest run")] if paths and LAST.startswith(incomplete) else []
+    return [
+        *last,
+        *(CompletionItem(path.name, help=_command(path)) for path in paths if path.name.startswith(incomplete)),
+    ]
 
 
 def _command(folder: Path) -> str:

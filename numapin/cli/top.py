@@ -21,6 +21,7 @@ from numapin.base.stderr import say
 from numapin.cli.options import JOB
 from numapin.cli.output import emit, json_text, show
 from numapin.errors import NumapinError, UsageError
+from numapin.launcher.named_run import LAST
 from numapin.observe.find_job import find_job
 from numapin.observe.sample import Sampler
 from numapin.observe.top import top as compare
@@ -53,12 +54,14 @@ _SEARCH_EVERY_S: Final = 2.0  # with --pid, finding the job again queries NVML
 def top(run: str | None, pids: tuple[int, ...] | None, *, interval_s: float, once: bool, as_json: bool) -> None:
     """Show the threads, memory and GPU of each rank live; press q or Ctrl-C to quit.
 
-    RUN is a run directory or its name; by default this user's only active run. Threads and GPUs are read every
-    interval. New processes are found and pages counted every 10 seconds, less often for large jobs.
+    RUN is a run's folder, its name, an end of the name, or @last, the newest run; by default it is this user's only
+    active run. Threads and GPUs are read every interval. New processes are found and pages counted every 10 seconds,
+    less often for large jobs.
 
     \b
     Examples:
       numapin top                      the active run
+      numapin top @last                the newest run, if several are active
       numapin top --pid 4711           a job that torchrun, srun or python started
       numapin top --once --json        one sample for scripts
     """
@@ -67,7 +70,8 @@ def top(run: str | None, pids: tuple[int, ...] | None, *, interval_s: float, onc
     console = None if once else _terminal()
     find = partial(find_job, pids=pids, environ=os.environ, again="numapin top")
     job = find(run)
-    run_name = run or (job.name if pids is None else None)
+    is_fixed = run not in (None, LAST) or pids is not None  # the last run may soon be another one
+    run_name = run if is_fixed else job.name
     with open_loads(_gpu_uuids(job)) as loads, suppress(KeyboardInterrupt):  # the usual end
         follow = partial(_follow, job, lambda: find(run_name), loads)
         if console is None:

@@ -6,6 +6,7 @@ file; or a machine file.
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from click.core import ParameterSource
 from numapin.base.plural import counted
 from numapin.cli.options import GPU_NODES, MACHINE, FilePath, topology_from, with_values
 from numapin.cli.output import emit, is_terminal, json_text, show, warn, width_of_stdout, write
-from numapin.cli.run_names import plan_files
+from numapin.cli.run_names import all_run_names
 from numapin.errors import UsageError
 
 if TYPE_CHECKING:
@@ -99,8 +100,9 @@ class _TopoOptions:
     is_flag=False,
     flag_value=_NEW_PLAN,
     metavar="[FILE]",
-    shell_complete=plan_files,
-    help="Mark each rank's CPUs, memory and GPU, from a plan.json or from the plan that `numapin plan` would make.",
+    shell_complete=all_run_names,
+    help="Mark each rank's CPUs, memory and GPU, from a plan.json, from a run (@last: the newest one), or from the "
+    "plan that `numapin plan` would make.",
 )
 @click.option("--output", type=FilePath(), metavar="FILE", help="Write the svg or html here (default: stdout).")
 @click.option("--open", "in_browser", is_flag=True, help="Open the picture in the browser (default format: html).")
@@ -115,7 +117,7 @@ def topo(options: _TopoOptions) -> None:
       numapin topo --format matrix        how GPUs and NICs reach each other
       numapin topo --open --plan          as a picture in the browser, with the ranks
       numapin topo --format html --plan --output topo.html
-      numapin topo --format svg --plan RUN/plan.json > topo.svg
+      numapin topo --format svg --plan @last > topo.svg
       numapin topo --save dgx.json        to plan for this machine elsewhere:
       numapin plan --machine dgx.json
       numapin topo --machine example:     list the built-in machines
@@ -209,9 +211,10 @@ def _plan(topology: Topology, options: _TopoOptions) -> Plan | None:
     from numapin.plan.make import default_num_ranks, make_plan
     from numapin.plan.model import Plan
     from numapin.plan.request import Request
-    from numapin.tasks.enter import read_plan_file
+    from numapin.tasks.enter import plan_path, read_plan_file
 
     if file == _NEW_PLAN:
         num_ranks = default_num_ranks(topology, is_this_host=options.is_this_host)
         return make_plan(topology, Request(num_ranks=num_ranks))
-    return Plan.from_json(read_plan_file(file), source=file)
+    path = plan_path(file, os.environ)
+    return Plan.from_json(read_plan_file(path), source=path)

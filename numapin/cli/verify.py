@@ -30,12 +30,13 @@ _STATUS: Final = {True: 0, False: 1, None: 3}
 def verify(ctx: click.Context, run: str | None, pids: tuple[int, ...] | None, *, as_json: bool) -> None:
     """Compare the threads and pages of a running job with its plan.
 
-    RUN is a run directory or its name; by default this user's only active run. With --pid the plan is the one that
-    `numapin plan` would make.
+    RUN is a run's folder, its name, an end of the name, or @last, the newest run; by default it is this user's only
+    active run. With --pid the plan is the one that `numapin plan` would make.
 
     \b
     Examples:
       numapin verify                   the active run
+      numapin verify @last             the newest run, if several are active
       numapin verify --pid 4711        a job that torchrun, srun or python started
       numapin verify --json            for scripts; status 1 if the plan does not hold
     """

@@ -1,28 +1,29 @@
-"""Stage 3: torch's elastic agent, which starts, watches and restarts the ranks, with five additions. Edge.
+"""Stage 3: torch's elastic agent, which starts, watches and restarts the ranks, with six additions. Edge.
 
 Comes in: a `Job`, the signals for its ranks, a check of the machine before a restart, which raises NumapinError if this
 host can no longer take part, and a check of the folder for the ranks' logs. Goes out: an agent that replaces torch's.
-Knows nothing of NUMA. It adds the signals, both checks, one grace period for all the ways in which ranks are ended, and
-a wait for dying ranks before others start.
+Knows nothing of NUMA. It adds the signals, both checks, one grace period for all the ways in which ranks are ended, the
+end of what ranks started if one of them failed, and a wait for dying ranks before others start.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import time
 from contextlib import contextmanager, suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.launcher import api
 
 from numapin.errors import NumapinError
+from numapin.launcher import leftovers
 from numapin.rank import signals
 
 if TYPE_CHECKING:
-    import signal
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
     from torch.distributed.elastic.multiprocessing import LogsSpecs
@@ -31,9 +32,7 @@ if TYPE_CHECKING:
 
     _Own = tuple[Job, signals.Mailbox, Callable[[], None], Callable[[], LogsSpecs | None]]
 
-# How long to wait for killed ranks before others replace them: giving back GPU memory takes seconds, and the new ranks
-# need it. A rank that still exists after this time may never end.
-_DEATH_S: Final = 30
+_GRACE_S: Final = 30  # torch's own default
 
 
 @contextmanager
@@ -47,23 +46,50 @@ def replacing_torch_agent(
     torch's `launch_agent` takes no agent as an argument, and a copy of its 150 lines would not follow torch's changes.
     """
     theirs = vars(api)["LocalElasticAgent"]
-    vars(api)["LocalElasticAgent"] = partial(_Agent, own=(job, mailbox, before_restart, new_logs))
+    ours = vars(api)["LocalElasticAgent"] = _with_additions(theirs, (job, mailbox, before_restart, new_logs))
     try:
         yield
     finally:
-        vars(api)["LocalElasticAgent"] = theirs
+        if vars(api)["LocalElasticAgent"] is ours:  # else another patch came on top of it and has not been undone
+            vars(api)["LocalElasticAgent"] = theirs
 
 
-class _Agent(LocalElasticAgent):
-    """torch's agent with our additions."""
+def _with_additions(theirs: Callable[..., LocalElasticAgent], own: _Own) -> Callable[..., LocalElasticAgent]:
+    """Return a class or function that makes agents as `theirs` does, torch's own or another's, with our additions."""
 
-    def __init__(self, *args: Any, own: _Own, **kwargs: Any) -> None:  # noqa: ANN401 - the installed torch's own arguments
-        super().__init__(*args, **kwargs)
-        self._job, self._mailbox, self._before_restart, self._new_logs = own
+    def make(*args: Any, **kwargs: Any) -> LocalElasticAgent:  # noqa: ANN401 - the installed torch's own arguments
+        agent = theirs(*args, **kwargs)
+        kind = _subclass(type(agent), own)
+        ours = kind.__new__(kind)
+        vars(ours).update(vars(agent))  # Python allows no assignment to __class__ here
+        return ours
+
+    return _subclass(theirs, own) if isinstance(theirs, type) else make
+
+
+def _subclass(theirs: type[LocalElasticAgent], own: _Own) -> type[LocalElasticAgent]:
+    job, mailbox, before_restart, new_logs = own
+    names = {"_job": job, "_mailbox": mailbox}
+    functions = {"_before_restart": staticmethod(before_restart), "_new_logs": staticmethod(new_logs)}
+    return type(theirs.__name__, (_Agent, theirs), {"__module__": __name__, **names, **functions})
+
+
+class _Agent(LocalElasticAgent if TYPE_CHECKING else object):  # type: ignore[misc] # the class beside it is the agent's
+    """The additions. A subclass has them first, then the class of the agent, which may be torch's or another's."""
+
+    _job: Job
+    _mailbox: signals.Mailbox
+    _logs_specs: LogsSpecs
+    _before_restart: Callable[[], None]
+    _new_logs: Callable[[], LogsSpecs | None]
+    _started_in: frozenset[str] = frozenset()  # the folders of the run in which ranks have been started
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         with self._others_continue(worker_group):
             self._logs_specs = self._new_logs() or self._logs_specs
+        if self._started_in:
+            leftovers.end_detached(self._started_in, self._grace_s)
+        self._started_in |= {os.environ["NUMAPIN_RUN_DIR"]}
         with signals.kept_from_children():
             ids: dict[int, Any] = super()._start_workers(worker_group)
         self._give_grace()
@@ -92,20 +118,50 @@ class _Agent(LocalElasticAgent):
                 worker_group.spec.rdzv_handler.shutdown = lambda: True  # type: ignore[method-assign]
             raise
 
+    @property
+    def _grace_s(self) -> float:
+        seconds = self._job.shutdown_timeout_s
+        return _GRACE_S if seconds is None else seconds
+
     def _give_grace(self) -> None:
-        """Use one grace period wherever torch ends ranks; its own option applies to signals only."""
-        context, seconds = self._pcontext, self._job.shutdown_timeout_s
-        if context is None or seconds is None:
+        """Use one grace period wherever torch ends ranks; its own option applies to signals only.
+
+        Unless all ranks have succeeded, what they started ends with them. torch signals only the process groups of
+        ranks that are still running, and waits for these ranks alone.
+        """
+        context = getattr(self, "_pcontext", None)
+        if context is None:
             return
-        close = context.close
+        close, seconds = context.close, self._job.shutdown_timeout_s
 
-        def close_in_time(death_sig: signal.Signals | None = None, timeout: int = 0) -> None:
-            del timeout
-            close(death_sig, seconds)
-            # torch 2.13 waits this long after SIGKILL, too, and then starts new ranks while old ones are still dying.
-            deadline = time.monotonic() + _DEATH_S
-            for handler in getattr(context, "subprocess_handlers", {}).values():
-                with suppress(subprocess.TimeoutExpired):
-                    handler.proc.wait(max(0, deadline - time.monotonic()))
+        def close_in_time(death_sig: signal.Signals | None = None, timeout: int = _GRACE_S) -> None:
+            grace_s = timeout if seconds is None else seconds
+            deadline_s = time.monotonic() + grace_s
+            ranks = [handler.proc for handler in getattr(context, "subprocess_handlers", {}).values()]
+            with _ending_what_they_started(ranks, death_sig or signal.SIGTERM, deadline_s):
+                close(death_sig, grace_s)
+            if seconds is not None:
+                _await_deaths(ranks)
 
-        context.close = close_in_time  # type: ignore[method-assign] # for this object only
+        context.close = close_in_time  # for this object only
+
+
+@contextmanager
+def _ending_what_they_started(
+    ranks: Sequence[subprocess.Popen[bytes]], number: signal.Signals, deadline_s: float
+) -> Iterator[None]:
+    """If ranks failed or are to be ended in the body, end what they started, by the deadline (monotonic)."""
+    if all(rank.poll() == 0 for rank in ranks):
+        yield
+        return
+    leftovers.ask(leftovers.in_sessions({rank.pid for rank in ranks if rank.poll() is not None}), number)
+    yield
+    leftovers.kill_after(deadline_s, lambda: leftovers.in_sessions({rank.pid for rank in ranks}))
+
+
+def _await_deaths(ranks: Iterable[subprocess.Popen[bytes]]) -> None:
+    """Wait for killed ranks. torch 2.13 waits the grace period again after SIGKILL, and then starts new ranks."""
+    deadline_s = time.monotonic() + leftovers.DEATH_S
+    for rank in ranks:
+        with suppress(subprocess.TimeoutExpired):
+            rank.wait(max(0, deadline_s - time.monotonic()))

@@ -3,9 +3,9 @@
 Comes in: the environment, or the folder that the user named. Goes out: a new run's folder, locked; or the folders of
 active runs.
 
-A run folder is numapin-UID/run-DATE-TIME-HOST-RANDOM in a temporary directory, or run-… in the folder that the user
-named. Other users may have put anything there first. So a folder is trusted by its owner and mode, read from its
-descriptor, and everything below it is opened relative to that descriptor.
+A run folder is numapin-UID/run-DATE-TIME-HOST-RANDOM in a temporary directory (`run_places.py`), or run-… in the folder
+that the user named. Other users may have put anything there first. So a folder is trusted by its owner and mode, read
+from its descriptor, and everything below it is opened relative to that descriptor.
 """
 
 from __future__ import annotations
@@ -19,40 +19,33 @@ import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
-from numapin.base.folders import (
-    FILE,
-    FOLDER,
-    OTHERS_WRITE,
-    PLACE,
-    is_own,
-    make_folders,
-    open_file,
-    opened,
-    require_stable,
-)
+from numapin.base.folders import FILE, FOLDER, is_own, make_folders, open_file, opened, require_stable, status_at
+from numapin.base.stderr import say
 from numapin.errors import NumapinError
+from numapin.launcher.run_places import open_own_base, own_bases, temporary_directories
 from numapin.launcher.sweep import LOCK, NEW, host_name, remove, sweep
+from numapin.system.proc import is_running, start_time
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 REMEDY: Final = "name another with NUMAPIN_RUN_DIR=DIR"
 _RUN: Final = "run-"
-_OLD_BASE: Final = "numapin"  # in $XDG_RUNTIME_DIR
-_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
+_HELD: Final = (errno.EWOULDBLOCK, errno.EACCES)  # other errors: the file system has no locks
 
 
 @contextmanager
-def run_directory(environ: Mapping[str, str]) -> Iterator[str]:
+def run_directory(environ: Mapping[str, str], report: Callable[[str], None] = lambda _: None) -> Iterator[str]:
     """Make this run's folder (mode 0700) and yield its path.
 
     In the default place, the folder is removed when the run succeeds. After a failure it stays until the next run,
     because the error report names files in it. In a folder that the user named with NUMAPIN_RUN_DIR, everything stays.
+    `report` is called with the directories that were skipped, and why.
 
     Raises NumapinError if the folder cannot be made or another user controls it.
     """
     named = environ.get("NUMAPIN_RUN_DIR")
-    run = begin_in(os.path.abspath(named)) if named else begin_by_default(environ)
+    run = begin_in(os.path.abspath(named)) if named else begin_by_default(environ, report)
     path, base, name, lock = run
     try:
         with _kept_from_cleaners(base, name):
@@ -90,6 +83,29 @@ def live_runs(environ: Mapping[str, str]) -> list[str]:
     return sorted(dict.fromkeys(live), key=os.path.basename)  # names begin with the time
 
 
+def all_runs(environ: Mapping[str, str]) -> list[str]:
+    """Return the folders of this user's runs, active or not, where `live_runs` looks for active ones; oldest first."""
+    named = environ.get("NUMAPIN_RUN_DIR")
+    bases = [os.path.abspath(named)] if named else own_bases(environ)
+    found = [folder for base in bases for folder in _runs_in(base, os.geteuid())]
+    return sorted(dict.fromkeys(found), key=os.path.basename)
+
+
+def _runs_in(base: str, owner: int) -> list[str]:
+    """Return the folders of a user's runs in a folder."""
+    try:
+        with opened(base) as descriptor:
+            names = [name for name in os.listdir(descriptor) if name.startswith(_RUN)]
+            return [os.path.join(base, name) for name in names if _is_folder_of(descriptor, name, owner)]
+    except OSError:
+        return []
+
+
+def _is_folder_of(base: int, name: str, owner: int) -> bool:
+    found = status_at(base, name)
+    return found is not None and stat.S_ISDIR(found.st_mode) and found.st_uid == owner
+
+
 def _live_at(named: str) -> list[str]:
     """Return the active run whose folder this is, or the active runs in this folder."""
     if is_live(named):
@@ -111,29 +127,43 @@ def is_live(folder: str) -> bool:
         return False
 
 
-def begin_by_default(environ: Mapping[str, str]) -> tuple[str, int, str, int]:
+def begin_by_default(environ: Mapping[str, str], report: Callable[[str], None]) -> tuple[str, int, str, int]:
     """Make a run's folder in the first usable temporary directory.
 
-    As in Python's tempfile, unusable directories are skipped: a TMPDIR that does not exist, a full disk, a folder in
-    which other users could replace ours.
+    As in Python's tempfile, unusable directories are skipped: a TMPDIR that does not exist, a full disk. So is one in
+    which other users could replace our folder, and one without file locks, unless there is no other: a run starts
+    wherever torchrun, which looks for neither, would start it. Then a warning says so.
 
     Returns the path and the descriptor of the folder around it, its name there, and the descriptor of its lock. Raises
-    NumapinError if no directory is usable.
+    NumapinError if no directory is usable. `report` is called with what was skipped, and why.
     """
     problems: list[str] = []
-    for place in _temporary_directories(environ):
-        try:
-            path, base = _own_base(place)
-        except OSError as error:
-            problems.append(f"{place}: {error.strerror}")
-            continue
-        try:
-            sweep(base)
-            return (path, base, *_begin(base))
-        except OSError as error:
-            os.close(base)
-            problems.append(f"{path}: {error.strerror}")
-    raise NumapinError(f"no run directory can be made: {'; '.join(problems)}", REMEDY)
+    for is_stable, needs_lock in ((True, True), (True, False), (False, True), (False, False)):
+        for place in temporary_directories(environ):
+            try:
+                run = _begin_at(place, is_stable=is_stable, needs_lock=needs_lock)
+            except OSError as error:
+                problems.append(f"{place}: {error.strerror}")
+                continue
+            skipped = "; ".join(dict.fromkeys(problems))
+            if skipped:
+                report(f"skipped for the run's folder: {skipped}")
+            if not (is_stable and needs_lock):
+                why = f"because there is no better place (skipped: {skipped})"
+                say(f"warning: the run's folder is in {place} {why}; {REMEDY}")
+            return run
+    raise NumapinError(f"no run directory can be made: {'; '.join(dict.fromkeys(problems))}", REMEDY)
+
+
+def _begin_at(place: str, *, is_stable: bool, needs_lock: bool) -> tuple[str, int, str, int]:
+    """Make a run's folder in a temporary directory; return what `begin_by_default` does. Raises OSError."""
+    path, base = open_own_base(place, is_stable=is_stable)
+    try:
+        sweep(base)
+        return (path, base, *_begin(base, needs_lock=needs_lock))
+    except BaseException:
+        os.close(base)
+        raise
 
 
 def begin_in(path: str) -> tuple[str, int, str, int]:
@@ -149,29 +179,6 @@ def begin_in(path: str) -> tuple[str, int, str, int]:
             return path, os.dup(base), name, lock
     except OSError as error:
         raise NumapinError(f"no run directory can be made: {path}: {error.strerror}", REMEDY) from None
-
-
-def own_bases(environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield this user's private folders in the default places of runs, and in the default place of older versions."""
-    for place in _temporary_directories(environ):
-        with suppress(OSError), _opened_place(place) as parent:
-            yield from _private_bases(place, parent, _base_names(parent))
-    runtime = environ.get("XDG_RUNTIME_DIR")
-    if runtime:
-        with suppress(OSError), _opened_place(os.path.abspath(runtime)) as parent:
-            yield from _private_bases(os.path.abspath(runtime), parent, [_OLD_BASE])
-
-
-def _private_bases(place: str, parent: int, names: Iterable[str]) -> Iterator[str]:
-    """Yield the paths of the folders that belong to this user and to which other users have no access."""
-    for name in names:
-        base = _open_base(parent, name)
-        if base is None:
-            continue
-        is_private = not os.fstat(base).st_mode & _OTHERS
-        os.close(base)
-        if is_private:
-            yield os.path.join(place, name)
 
 
 def live_in(base: str, owner: int | None) -> list[str]:
@@ -192,11 +199,20 @@ def is_locked(folder: int) -> bool:
         return bool(error.errno == errno.EACCES)
     try:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: concurrent readers must not look like a launcher
-    except OSError:
-        return True
+    except OSError as error:
+        return error.errno in _HELD or _is_held_by_process(lock)
     finally:
         os.close(lock)
     return False
+
+
+def _is_held_by_process(lock: int) -> bool:
+    """Return whether the process that a lock names is running; without a name, on file systems without locks, it is."""
+    try:
+        pid, start = map(int, os.read(lock, 100).split())
+    except ValueError:
+        return True
+    return is_running(pid, start)
 
 
 def remove_run(path: str, base: int, name: str) -> None:
@@ -242,73 +258,9 @@ def _locked(base: int, name: str, *, needs_lock: bool) -> int:
         if needs_lock:
             os.close(lock)
             raise
+        with suppress(OSError):
+            os.write(lock, f"{os.getpid()} {start_time()}".encode())
     return lock
-
-
-def _temporary_directories(environ: Mapping[str, str]) -> list[str]:
-    """Return the directories that Python's tempfile tries, in its order."""
-    named = filter(None, map(environ.get, ("TMPDIR", "TEMP", "TMP")))
-    places = [*named, "/tmp", "/var/tmp", "/usr/tmp"]  # noqa: S108 - our folder there has mode 0700
-    with suppress(FileNotFoundError):  # the current directory may have been removed
-        return list(dict.fromkeys([*map(os.path.abspath, places), os.getcwd()]))
-    return list(filter(os.path.isabs, places))
-
-
-def _own_base(place: str) -> tuple[str, int]:
-    """Open this user's folder in a temporary directory, or make one; return its path and descriptor. Raises OSError.
-
-    A folder that another user made first, or to which others may write, is not used; another name is. Other users'
-    rights to read ours are removed: torch grants them when it remakes a removed folder.
-    """
-    with _opened_place(place) as parent:
-        with suppress(FileExistsError):  # another launcher of this user may be making it
-            os.mkdir(_base_name(), 0o700, dir_fd=parent)
-        for name in _base_names(parent):
-            base = _open_base(parent, name)
-            if base is not None:
-                os.fchmod(base, 0o700)
-                return os.path.join(place, name), base
-        name = f"{_base_name()}-{os.urandom(4).hex()}"
-        os.mkdir(name, 0o700, dir_fd=parent)
-        return os.path.join(place, name), os.open(name, FOLDER, dir_fd=parent)
-
-
-def _base_name() -> str:
-    return f"numapin-{os.geteuid()}"
-
-
-def _base_names(parent: int) -> Iterator[str]:
-    """Yield the names that our folder can have in a temporary directory, the usual one first."""
-    yield _base_name()
-    try:
-        listed = os.open(".", FOLDER, dir_fd=parent)
-    except PermissionError:  # one may make files in the directory but not list them
-        return
-    try:
-        names = os.listdir(listed)
-    finally:
-        os.close(listed)
-    yield from sorted(name for name in names if name.startswith(f"{_base_name()}-"))
-
-
-def _open_base(parent: int, name: str) -> int | None:
-    """Open a folder of this user; None if it is missing, not a folder, another user's, or writable by others."""
-    try:
-        base = os.open(name, FOLDER, dir_fd=parent)
-    except OSError:
-        return None
-    if is_own(base) and not os.fstat(base).st_mode & OTHERS_WRITE:
-        return base
-    os.close(base)
-    return None
-
-
-@contextmanager
-def _opened_place(place: str) -> Iterator[int]:
-    """Open a temporary directory. Raises OSError, also if other users could replace this user's folder in it."""
-    with opened(place, PLACE) as parent:
-        require_stable(parent)
-        yield parent
 
 
 def _require_unshared(path: str, base: int) -> None:

@@ -85,6 +85,11 @@ class Job:
     shutdown_timeout_s: int | None = None
 
     @property
+    def virtual_local_rank(self) -> bool:
+        """Return whether each rank sees its GPU only, as local rank 0. torch 2.9 does not have the option."""
+        return bool(getattr(self.arguments, "virtual_local_rank", False))
+
+    @property
     def min_max_nodes(self) -> tuple[int, int]:
         """Return the minimum and the maximum number of hosts."""
         least, most = torch_run.parse_min_max_nnodes(self.arguments.nnodes)
@@ -193,7 +198,7 @@ def _unset_defaults(parser: argparse.ArgumentParser, *names: str) -> None:
 
 
 def _add_what_torch_lacks(parser: argparse.ArgumentParser) -> frozenset[str]:
-    """Give an older torch the option --shutdown-timeout of torch 2.13; return the names that were added."""
+    """Give an older torch the option --shutdown-timeout of torch 2.12; return the names that were added."""
     names = ("--shutdown-timeout", "--shutdown_timeout")
     try:
         parser.add_argument(
@@ -209,7 +214,7 @@ def _add_what_torch_lacks(parser: argparse.ArgumentParser) -> frozenset[str]:
 
 
 def _shutdown_timeout_s(arguments: argparse.Namespace) -> int | None:
-    """Return the seconds from the option or torch's variable. Raises UsageError for values that torch 2.13 refuses."""
+    """Return the seconds from the option or torch's variable. Raises UsageError for values that torch 2.12 refuses."""
     given = arguments.shutdown_timeout
     try:
         seconds = int(os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) if given is None else given
@@ -298,6 +303,8 @@ def _require_program(arguments: argparse.Namespace) -> None:
     if arguments.module:
         return  # finding a module may run its package; the rank's own message names it
     runs_python = arguments.run_path or not arguments.no_python
+    if program == "-" and runs_python and not arguments.run_path:
+        return  # the script is on stdin
     exists = os.path.exists(program) if runs_python else shutil.which(program)
     if not exists:
         where = "" if os.path.isabs(program) else f" in {os.getcwd()}"

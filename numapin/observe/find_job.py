@@ -19,6 +19,7 @@ from numapin.base.bounds import MAX_RANKS
 from numapin.base.records import Texts, read_record
 from numapin.errors import MachineError, UsageError
 from numapin.launcher import run_folder
+from numapin.launcher.named_run import find_folder
 from numapin.plan.make import make_plan
 from numapin.plan.model import Plan
 from numapin.plan.request import Request
@@ -60,7 +61,8 @@ def find_job(named: str | None, pids: Sequence[int] | None, environ: Mapping[str
     """Find the job that the user named.
 
     Args:
-        named: The folder or the name of a run. None: the only run of this user, if there are no `pids` either.
+        named: The folder or the name of a run, see `find_folder`. None: the only run of this user, if there are no
+            `pids` either.
         pids: Process ids of ranks or launchers.
         environ: Where NUMAPIN_RUN_DIR and TMPDIR are looked up.
         again: The command to type again, for a hint.
@@ -106,7 +108,9 @@ def read_run(folder: Path) -> RunningJob:
     """
     plan, records = _read_files(folder)
     if not run_folder.is_live(str(folder)):
-        raise UsageError(f"run {folder.name} has ended", "check the active run with: numapin verify")
+        raise UsageError(
+            f"run {folder.name} has ended", f"its files are in {folder}; check the active run with: numapin verify"
+        )
     _require_planned(records, plan)
     latest = {record.local_rank: record for record in sorted(records.values(), key=attrgetter("restart"))}
     return RunningJob(
@@ -208,14 +212,15 @@ class _Command:
 
 
 def _folder(named: str, environ: Mapping[str, str]) -> Path:
-    """Return the folder of a run, given its path or the path's last part."""
+    """Return the folder of a run, given its path or a name as in `find_folder`. Raises UsageError."""
     if os.path.isdir(named):  # noqa: PTH112 - Path.is_dir raises for a name that is too long
         return Path(named).absolute()
-    live = {Path(folder).name: Path(folder) for folder in run_folder.live_runs(environ)}
-    if named not in live:
-        active = f"active runs: {', '.join(live)}" if live else _NAME_PROCESSES
-        raise UsageError(f"no active run is named {named}", active)
-    return live[named]
+    folder = find_folder(named, environ)
+    if folder is None:
+        live = [Path(active).name for active in run_folder.live_runs(environ)]
+        hint = f"active runs: {', '.join(live)}" if live else _NAME_PROCESSES
+        raise UsageError(f"no active run is named {named}", hint)
+    return Path(folder)
 
 
 def _title(folder: Path) -> str:

@@ -51,12 +51,23 @@ def in_turn(gpus: Sequence[T], num_ranks: int) -> tuple[T, ...]:
 
 
 def _named_gpus(topology: Topology, keys: Sequence[str]) -> tuple[Gpu, ...]:
-    named = tuple(topology.find_gpu(key, option="--gpus") for key in keys)
+    named = _find(topology, keys)
     _require_visible(named, topology.visible_gpus)
     indices = [gpu.index for gpu in named]
     if len(set(indices)) < len(indices):
         raise UsageError(f"--gpus names a GPU twice: {indices}", "for several ranks per GPU: --nproc-per-node N")
     return named
+
+
+def _find(topology: Topology, keys: Sequence[str]) -> tuple[Gpu, ...]:
+    """Find the GPUs of names. A single number that is no GPU's may have been meant as a number of GPUs."""
+    try:
+        return tuple(topology.find_gpu(key, option="--gpus") for key in keys)
+    except UsageError as error:
+        if len(keys) > 1 or not keys[0].isdecimal():
+            raise
+        hint = f"for {keys[0]} ranks, give --nproc-per-node {keys[0]}; --gpus lists GPUs, such as 0,1: see numapin topo"
+        raise UsageError(error.message, hint) from None
 
 
 def _require_visible(named: Sequence[Gpu], visible: Sequence[Gpu]) -> None:

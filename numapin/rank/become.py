@@ -26,6 +26,11 @@ SHIM: Final = _signal.SIGRTMAX
 """Also blocked in shims; programs that block `FORWARDED` to wait for them (sigwait) do not block this one."""
 
 
+def hold() -> None:
+    """Block the signals in a launcher that has just started: they wait for its handlers and do not end it."""
+    _signal.pthread_sigmask(_signal.SIG_BLOCK, FORWARDED)
+
+
 def accept() -> None:
     """Let the signals through to this process's program, and drop those that came earlier.
 

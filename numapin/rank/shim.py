@@ -23,6 +23,7 @@ from numapin.system import proc, process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Final
 
 _PACKAGE_PARENT: Final = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -46,8 +47,22 @@ def main() -> None:
     is_as_planned = all(text in own.json for text in applied.shortfalls)  # the reason has the rehearsal's shortfalls
     binding = own.json if is_as_planned else _as_bound(own.json, applied.shortfalls)
     _record(local_rank, own.json, applied)
+    if program and is_stdin_script(rest):
+        _open_own_stdin()
     accept()
     become([program, *rest] if program else rest, binding, own.num_threads, own.nic_variables)
+
+
+def is_stdin_script(arguments: Sequence[str]) -> bool:
+    """Return whether Python, started by the launcher with these arguments, reads its script from stdin."""
+    return list(arguments[:2]) == ["-u", "-"]
+
+
+def _open_own_stdin() -> None:
+    """Open the launcher's copy of the script anew: a descriptor that ranks share has one position for all of them."""
+    own = os.open("/proc/self/fd/0", os.O_RDONLY)
+    os.dup2(own, 0)
+    os.close(own)
 
 
 def _as_bound(planned: str, shortfalls: tuple[str, ...]) -> str:

@@ -2,8 +2,9 @@
 
 Comes in: signals that Slurm and others send to the launcher before the time limit. Goes out: the same signal to every
 rank's own process, not to its children (DataLoader workers), and not before the rank's program handles it: an unhandled
-signal would end it. The signals do not end the launcher, because it handles them from before it imports torch.
+signal would end it. Below a program that is not Python, such as a shell, the nearest process that handles it counts.
 
+The signals do not end the launcher: from its first statement on (`cli.entry`) they are blocked until it handles them.
 The shim of each rank does not import this: its part is in `become.py`.
 """
 
@@ -15,7 +16,9 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.plural import listed
+from numapin.base.printable import printable
 from numapin.rank import become
+from numapin.system import proc
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -24,9 +27,14 @@ FORWARDED: Final = tuple(map(signal.Signals, become.FORWARDED))
 
 
 class Mailbox:
-    """The received signals, and the ranks that have not got them yet. One per process, in its main thread."""
+    """The received signals, and the ranks that have not got them yet. One per process, in its main thread.
+
+    Attributes:
+        wrapper: The ranks' program if it is not Python and may start the program that handles signals, such as a shell.
+    """
 
     def __init__(self) -> None:
+        self.wrapper: str | None = None
         self._pids: dict[int, int] = {}
         self._received: list[signal.Signals] = []
         self._undelivered: dict[signal.Signals, set[int]] = {}
@@ -42,7 +50,11 @@ class Mailbox:
         pending = self._undelivered.get(received)
         if pending:
             name, ranks = received.name, listed("rank", pending)
-            _write(f"{name} is kept for {ranks} until a handler is installed: signal.signal(signal.{name}, …)")
+            _write(f"{name} is kept for {ranks} until {self._handlers} is installed: signal.signal(signal.{name}, …)")
+
+    @property
+    def _handlers(self) -> str:
+        return f"a handler in {printable(self.wrapper)} or below it" if self.wrapper else "a handler"
 
     def address(self, pids: Mapping[int, int]) -> None:
         """Set the ranks' process ids. Restarted ranks receive signals that were not yet delivered to all ranks."""
@@ -56,11 +68,22 @@ class Mailbox:
             while self._received:
                 self._undelivered[self._received.pop(0)] = set(self._pids)
             for number, ranks in list(self._undelivered.items()):
-                ranks -= {rank for rank in sorted(ranks) if _send(self._pids[rank], number)}
+                ranks -= {rank for rank in sorted(ranks) if self._send(self._pids[rank], number)}
                 if self._pids and not ranks:
                     del self._undelivered[number]
         finally:
             self._is_delivering = False
+
+    def _send(self, pid: int, number: signal.Signals) -> bool:
+        """Send a signal if this child, or a program that it wraps, can handle it; return whether that is settled.
+
+        A rank that ended may be restarted.
+        """
+        takers = [pid] if _can_handle(pid, os.getpid(), number) else []
+        if not takers and self.wrapper:
+            takers = _nearest(pid, number)
+        settled = [_kill(taker, number) for taker in takers]
+        return any(settled)
 
     def leave(self, numbers: Iterable[signal.Signals]) -> None:
         """Stop handling these signals; one that is not delivered to all ranks yet now ends this process."""
@@ -70,10 +93,8 @@ class Mailbox:
                 os.kill(os.getpid(), number)
 
 
-def _send(pid: int, number: signal.Signals) -> bool:
-    """Send a signal if this child can handle it; return whether that is settled. A rank that ended may be restarted."""
-    if not _handled_by(pid) >> (number - 1) & 1:
-        return False
+def _kill(pid: int, number: signal.Signals) -> bool:
+    """Send a signal; return whether that is settled."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:
@@ -83,11 +104,27 @@ def _send(pid: int, number: signal.Signals) -> bool:
     return True
 
 
+def _nearest(pid: int, number: signal.Signals) -> list[int]:
+    """Return the processes nearest below a child that can handle a signal; several if they are equally near."""
+    generation = [(below, pid) for below in proc.children_in(pid)]
+    while generation:
+        takers = [pid for pid, parent in generation if _can_handle(pid, parent, number)]
+        if takers:
+            return takers
+        generation = [(below, pid) for pid, _ in generation for below in proc.children_in(pid)]
+    return []
+
+
+def _can_handle(pid: int, parent: int, number: signal.Signals) -> bool:
+    return bool(_handled_by(pid, parent) >> (number - 1) & 1)
+
+
 def open_mailbox() -> Mailbox:
-    """Handle the signals from now on, until the end of this process."""
+    """Handle the signals from now on, until the end of this process; also those that `cli.entry` has held back."""
     mailbox = Mailbox()
     for number in FORWARDED:
         signal.signal(number, mailbox.receive)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
     return mailbox
 
 
@@ -101,17 +138,17 @@ def kept_from_children() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _handled_by(pid: int) -> int:
-    """Return the mask of signals that this child catches or blocks; 0 if it has ended, or is still a shim.
+def _handled_by(pid: int, parent: int) -> int:
+    """Return the mask of signals that a child of `parent` catches or blocks; 0 if it has ended, or is still a shim.
 
     See proc_pid_status(5): SigCgt has a handler; SigBlk is blocked, e.g. for sigwait. The id of a reaped child may
-    belong to another process, which is not a child of ours.
+    belong to another process, which is not a child of this parent.
     """
     try:
         status = _status_of(pid)
     except OSError:
         return 0
-    if int(status["PPid"]) != os.getpid() or status["State"].startswith(("Z", "X")):
+    if int(status["PPid"]) != parent or status["State"].startswith(("Z", "X")):
         return 0
     caught, blocked = int(status["SigCgt"], 16), int(status["SigBlk"], 16)
     return 0 if blocked >> (become.SHIM - 1) & 1 else caught | blocked

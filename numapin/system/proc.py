@@ -16,7 +16,7 @@ from numapin.errors import MachineError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from os import PathLike
     from typing import Final
 
@@ -99,11 +99,27 @@ def all_pids(root: StrPath = LIVE) -> list[int]:
 def children_of(root: StrPath = LIVE) -> dict[int, list[int]]:
     """Return each parent's children, from a look at all processes: not every kernel lists children itself."""
     children: dict[int, list[int]] = {}
+    for pid, found in processes(root):
+        children.setdefault(found.parent, []).append(pid)
+    return children
+
+
+def processes(root: StrPath = LIVE) -> Iterator[tuple[int, Stat]]:
+    """Yield the processes that have not ended and that may be read, in the order of their ids."""
     for pid in all_pids(root):
         found = _readable_stat(folder_of(pid, root))
         if found is not None and not found.has_ended:
-            children.setdefault(found.parent, []).append(pid)
-    return children
+            yield pid, found
+
+
+def children_in(pid: int, root: StrPath = LIVE) -> list[int]:
+    """Return a process's children as the kernel lists them; empty if it has ended, or the kernel does not list them."""
+    folder = f"{folder_of(pid, root)}/task"
+    try:
+        texts = [read(f"{folder}/{name}/children") for name in os.listdir(folder)]
+    except (Gone, OSError):
+        return []
+    return [int(word) for text in texts for word in text.split()]
 
 
 def descendants(pid: int, children: Mapping[int, list[int]]) -> list[int]:

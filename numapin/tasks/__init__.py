@@ -8,5 +8,6 @@ Comes in: the environment that srun, mpirun or another launcher made. Goes out: 
     launcher.py  EDGE  the CPUs of the process that started this task
     plan.py      PURE  a plan for one task
     slice.py     PURE  one task's part of an existing plan
+    repeated.py  PURE  a launcher that another launcher starts several times
     enter.py     EDGE  bind this process and become the command
 """

@@ -55,7 +55,8 @@ def find_slice(task: Task, environ: Mapping[str, str], *, file: str | None) -> S
 
 def _find_plan(task: Task, environ: Mapping[str, str], file: str | None) -> Slice | None:
     if file is not None:
-        return _slice(read_plan_file(file), task, environ, source=file)
+        path = plan_path(file, environ)
+        return _slice(read_plan_file(path), task, environ, source=path)
     if (own := _own_binding(task, environ)) is not None:
         return Slice(rank=own, source=_GIVEN)
     try:
@@ -84,6 +85,15 @@ def _virtual_rank(task: Task, environ: Mapping[str, str]) -> int | None:
     rank = parse_count(environ.get("RANK", ""))
     is_torchs = "TORCHELASTIC_RUN_ID" in environ and task.rank == 0
     return rank % task.size if is_torchs and rank is not None and task.size else None
+
+
+def plan_path(named: str, environ: Mapping[str, str]) -> str:
+    """Return the path of the plan that --plan names: a file, a folder with plan.json, or a run. Raises UsageError."""
+    if os.path.isfile(named) and not named.startswith("@"):
+        return named
+    from numapin.launcher.named_run import find_file  # here: most plans are files
+
+    return find_file(named, handover.PLAN, environ)
 
 
 def read_plan_file(path: str) -> str:

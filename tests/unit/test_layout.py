@@ -40,6 +40,7 @@ PURE = (
     *("topology.sources.hwloc", "topology.sources.hwloc_devices", "topology.sources.hwloc_objects"),
     *("topology.gpus", "topology.sources.nccl", "topology.sources.xmlfile"),
     *("plan", "tasks.identify", "tasks.slice", "tasks.plan", "launcher.lost_gpus", "data.forks", "data.usage"),
+    *("tasks.repeated", "cli.run_decisions"),
     "data.resume.place",
     *("observe.model", "observe.report", "observe.verify", "observe.top"),
     *(

@@ -280,6 +280,8 @@ _POD = ("--cpus-per-task", "4", "--mem-per-node", "8G")
         (["slurm", *_GOOD, "--plan", "p.json", "train.py"], "use --form task"),
         (["slurm", *_GOOD, "--form", "task", "--plan", "p.json", "--no-smt", "train.py"], "already decides --no-smt"),
         (["slurm", *_GOOD, "--gpus", "0,1", "train.py"], "names 2 GPUs for the 4 ranks"),
+        (["slurm", *_GOOD, "--gpus", "4", "train.py"], "for 4 GPUs per host, give --gpus-per-node 4;"),
+        (["slurm", "--gpus", "8", "train.py"], "for 8 GPUs per host, give --gpus-per-node 8"),
         (["slurm", *_GOOD, "--form", "task", "--gpus", "0,1", "train.py"], "--ranks-per-node 2, or name more GPUs"),
         (["slurm", *_GOOD, "--form", "task", "--dataloader", "numapin", "train.py"], "use --form node"),
         (["slurm", *_GOOD, "-m", "--no-python", "train.py"], "exclude each other"),

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from numapin.cli.run import make_run_parser
 from numapin.errors import NumapinError
 from numapin.launcher import agent, rendezvous
+from numapin.launcher.torchrun import parse
 
 SHARING = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 
@@ -43,3 +45,12 @@ def test_a_host_that_leaves_lets_the_others_continue(step: str, num_hosts: int, 
         getattr(left, step)(group)
     assert stopped == [group]
     assert (handler.shutdown() == "closed") is closes
+
+
+def test_options_that_torch_2_9_does_not_have() -> None:
+    """Without them in torch's parser, no signal ends the ranks but torch's own, and each rank has its own number."""
+    job = parse([__file__], make_run_parser())
+    for name in ("virtual_local_rank", "signals_to_handle"):
+        delattr(job.arguments, name)
+    assert not job.virtual_local_rank
+    assert not job.signals

@@ -333,6 +333,53 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert run_folder.live_runs(environ) == [path]
 
 
+def test_no_place_has_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run starts with a warning, is active for as long as its launcher runs, and is swept by no other."""
+
+    def without(descriptor: int, operation: int) -> None:
+        del descriptor, operation
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", without)
+    environ = {"TMPDIR": str(tmp_path)}
+    child = os.fork()
+    if child == 0:
+        run_folder.begin_by_default(environ, lambda _: None)
+        os._exit(0)
+    os.waitpid(child, 0)
+    (ended,) = (tmp_path / f"numapin-{os.getuid()}").iterdir()
+    with run_folder.run_directory(environ) as path:
+        warning = f"(skipped: {tmp_path}: Function not implemented)"
+        assert run_folder.live_runs(environ) == [path]
+    assert capsys.readouterr().err == (
+        f"numapin: warning: the run's folder is in {tmp_path} because there is no better place {warning}; "
+        "name another with NUMAPIN_RUN_DIR=DIR\n"
+    )
+    assert ended.exists()
+    assert not Path(path).exists()
+
+
+def test_the_only_place_is_open_to_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A volume that Kubernetes mounts at /tmp has this mode; torchrun starts there, too. A better place comes first."""
+    tmp_path.chmod(0o777)
+    with run_folder.run_directory({"TMPDIR": str(tmp_path)}) as path:
+        assert Path(path).parent.stat().st_mode & 0o777 == 0o700
+        assert run_folder.live_runs({"TMPDIR": str(tmp_path)}) == [path]
+        handover.write_json(path, handover.PLAN, {})
+    assert "others may write to it (mode 0777)" in capsys.readouterr().err
+
+
+def test_skipped_places_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`run --verbose` shows them; without it, a TMPDIR that does not exist is passed over silently."""
+    reported: list[str] = []
+    environ = {"TMPDIR": str(tmp_path / "none"), "TEMP": str(tmp_path)}
+    with run_folder.run_directory(environ, reported.append):
+        assert reported == [f"skipped for the run's folder: {tmp_path / 'none'}: No such file or directory"]
+    assert not capsys.readouterr().err
+
+
 @pytest.mark.parametrize("mode", [None, 0o777, 0o700])
 def test_a_rank_makes_no_folder(tmp_path: Path, mode: int | None) -> None:
     """If a run's folder is gone, nothing is made by its path: another user may have made the folder around it."""

@@ -15,6 +15,7 @@ import pytest
 from numapin.base import cpu_set
 from numapin.errors import MachineError, UsageError
 from numapin.launcher import run_folder
+from numapin.launcher.named_run import find_file
 from numapin.observe import find_job
 from numapin.observe.read import observe
 from numapin.rank import handover
@@ -89,6 +90,42 @@ def test_several_runs_are_listed(environ: dict[str, str]) -> None:
         with pytest.raises(UsageError, match="no active run is named run-x") as caught:
             find_job.find_run("run-x", environ)
         assert Path(first).name in caught.value.hint
+
+
+def test_the_end_of_a_name(environ: dict[str, str]) -> None:
+    """A run goes by the last part of its name; @last is the newest active run, and outlives no run."""
+    with _run(environ) as first, _run(environ) as second:
+        for folder in (first, second):
+            assert find_job.find_run(folder.rpartition("-")[2], environ).name == Path(folder).name
+        host = Path(first).name.split("-", 3)[3].rpartition("-")[0]
+        with pytest.raises(UsageError, match="no active run is named"):
+            find_job.find_run(host, environ)
+        assert find_job.find_run("@last", environ).name == max(Path(first).name, Path(second).name)
+    with pytest.raises(UsageError, match="no run of this user is active, and none has left its folder"):
+        find_job.find_run("@last", environ)
+    with pytest.raises(UsageError, match="@first is not a run"):
+        find_job.find_run("@first", environ)
+
+
+def test_the_last_run_has_failed(environ: dict[str, str]) -> None:
+    """Its folder is named; an active run comes first, even an older one."""
+    with _run(environ) as active:
+        with pytest.raises(KeyError), _run(environ) as failed:
+            raise KeyError
+        assert find_job.find_run("@last", environ).name == Path(active).name
+        named = find_file("@last", "plan.json", environ), find_file(failed[-8:], "plan.json", environ)
+        assert named == (f"{active}/plan.json", f"{failed}/plan.json")
+    assert find_file("@last", "plan.json", environ) == f"{failed}/plan.json"
+    with pytest.raises(UsageError, match="has ended") as caught:
+        find_job.find_run("@last", environ)
+    assert failed in caught.value.hint
+
+
+def test_a_file_comes_before_a_run(environ: dict[str, str], tmp_path: Path) -> None:
+    """What exists is what the user means; a folder stands for its file, and what is nothing stays as it is."""
+    (tmp_path / "plan.json").touch()
+    for named, found in ((tmp_path / "plan.json",) * 2, (tmp_path, tmp_path / "plan.json"), (tmp_path / "x",) * 2):
+        assert find_file(str(named), "plan.json", environ) == str(found)
 
 
 def test_inside_a_rank_it_is_its_own_run(environ: dict[str, str]) -> None:

@@ -504,6 +504,12 @@ _TWO = grid(gpus=[0, 1])
             "list them with: numapin topo",
         ),
         (
+            lambda: make_plan(_TWO, Request(gpus=("2",))),
+            UsageError,
+            "--gpus: no GPU matches '2'; available: 0 (0000:10:00.0), 1 (0000:11:00.0)",
+            "for 2 ranks, give --nproc-per-node 2; --gpus lists GPUs, such as 0,1: see numapin topo",
+        ),
+        (
             lambda: make_plan(_TWO, Request(gpus=("0", "0000:10:00.0"))),
             UsageError,
             "--gpus names a GPU twice: [0, 0]",

@@ -145,6 +145,27 @@ def test_a_rank_of_another_user() -> None:
     assert done.stderr.count("numapin: the kernel does not let SIGUSR1 through to process") == 1
 
 
+@pytest.mark.parametrize("wrapper", ["sh", None])
+def test_a_program_below_a_shell(
+    mailbox: signals.Mailbox, capfd: pytest.CaptureFixture[str], wrapper: str | None
+) -> None:
+    """A shell has no handler, but may have started the program that has; a Python rank's children get nothing."""
+    mailbox.wrapper = wrapper
+    with subprocess.Popen(
+        ["sh", "-c", '"$0" -c "$1"; true', sys.executable, CHILD], stdin=-1, stdout=-1, text=True
+    ) as shell:
+        assert line(shell) == "up"
+        mailbox.address({0: shell.pid})
+        os.kill(os.getpid(), signal.SIGUSR1)
+        where = "in sh or below it " if wrapper else ""
+        assert f"SIGUSR1 is kept for rank 0 until a handler {where}is installed" in capfd.readouterr().err
+        say(shell)
+        assert line(shell) == "handles"
+        mailbox.deliver()
+        say(shell)
+        assert line(shell) == ("took" if wrapper else "")
+
+
 class Signalling(UserDict[int, int]):
     """Process ids that raise the signal again while they are read for the second time."""
 

@@ -1,0 +1,55 @@
+"""Process 1 of a container: adopt and reap what others leave behind, and pass signals on. Edge.
+
+Comes in: a process that is the first of its PID namespace, as the command of a container is. Goes out: the same program
+in a child, and this process as its supervisor. So the launcher waits for its own children only, and nothing takes their
+exit statuses away from it.
+
+Without that, each orphan stays a zombie until the container ends, because nothing else adopts it, and the kernel drops
+every signal that the launcher does not handle yet.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+
+def supervise_if_init() -> None:
+    """If this is process 1, return in a child only. This process stays its supervisor and exits with its status."""
+    if os.getpid() != 1:
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    child = os.fork()
+    if child == 0:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return
+    _supervise(child)
+
+
+def _supervise(child: int) -> NoReturn:
+    """Reap children and pass signals on until the child has ended; then end the container with its exit status.
+
+    Signals of a terminal (si_code > 0) go to the whole process group, so the child has them already.
+    """
+    while True:
+        received = signal.sigwaitinfo(signal.valid_signals())
+        if received.si_signo == signal.SIGCHLD:
+            _reap(child)
+        elif received.si_code <= 0:
+            with suppress(ProcessLookupError):
+                os.kill(child, received.si_signo)
+
+
+def _reap(child: int) -> None:
+    """Reap all children that have ended; exit if the one to supervise is among them."""
+    with suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            pid, status = ended
+            if pid == child:
+                code = os.waitstatus_to_exitcode(status)
+                os._exit(code if code >= 0 else 128 - code)

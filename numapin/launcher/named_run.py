@@ -1,0 +1,54 @@
+"""Find the folder of a run by a name that people type: @last, or a part of the folder's name. Edge.
+
+Comes in: the name, and the environment. Goes out: the folder of an active run, or of one that has ended and left its
+folder, because it failed or because NUMAPIN_RUN_DIR names the place.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final
+
+from numapin.errors import UsageError
+from numapin.launcher import run_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+LAST: Final = "@last"
+
+
+def find_folder(named: str, environ: Mapping[str, str]) -> str | None:
+    """Return the folder of the run with this name; None if there is none.
+
+    `@last` is the newest active run, or else the newest one whose folder is left. Other names are that of a folder
+    (run-20261122-101112-host-0a1b2c3d), or an end of it that begins after a dash, such as 0a1b2c3d.
+
+    Raises UsageError if several runs have this name, if no run is the last, and for other names that begin with @.
+    """
+    if named.startswith("@") and named != LAST:
+        raise UsageError(f"{named} is not a run", f"the newest run of this user is {LAST}")
+    for runs in (run_folder.live_runs(environ), run_folder.all_runs(environ)):
+        found = runs[-1:] if named == LAST else [run for run in runs if _goes_by(run, named)]
+        if len(found) > 1:
+            names = ", ".join(map(os.path.basename, found))
+            raise UsageError(f"{named} is the end of several runs' names: {names}", "give more of the name")
+        if found:
+            return found[0]
+    if named == LAST:
+        raise UsageError("no run of this user is active, and none has left its folder", "numapin run train.py")
+    return None
+
+
+def find_file(named: str, name: str, environ: Mapping[str, str]) -> str:
+    """Return the path of the file `name` in the folder, or of the run, that the user named; else `named`, a file.
+
+    An existing file or folder comes before a run, unless its name begins with @. Raises UsageError as `find_folder`.
+    """
+    is_path = os.path.exists(named) and not named.startswith("@")
+    folder = named if is_path else find_folder(named, environ)
+    return os.path.join(folder, name) if folder is not None and os.path.isdir(folder) else named
+
+
+def _goes_by(folder: str, named: str) -> bool:
+    return named != "" and f"-{os.path.basename(folder)}".endswith(f"-{named}")

@@ -1,0 +1,73 @@
+"""Signals to a launcher that has just started: they wait for its ranks and do not end it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from numapin.rank import become
+from tests.integration.launching import NUMAPIN, environment, script
+from tests.waiting import wait_until
+
+FIRST_STATEMENTS = """
+import os, signal, sys
+sys.modules["numapin.cli.main"] = None  # what comes next cannot be imported
+sys.argv[1:] = [{command!r}]
+from numapin.cli.entry import main
+try:
+    main()
+except ImportError:
+    pass
+os.kill(os.getpid(), signal.SIGUSR1)
+print("lives", *sorted(sys.modules.keys() & {{"enum", "typing", "re", "click"}}))
+"""
+
+
+def test_signals_are_held_back_before_anything_is_imported() -> None:
+    """The first statements of a launcher block SIGUSR1; other commands keep its usual effect."""
+    status, out = _first_statements("run")
+    assert (status, out) == (0, "lives enum\n")  # from the test's own `signal`
+    assert _first_statements("trace")[0] == 0
+    assert _first_statements("topo")[0] == -signal.SIGUSR1
+
+
+def _first_statements(command: str) -> tuple[int, str]:
+    """Return status and output of the first statements of a command, in an interpreter that imports nothing else."""
+    code = FIRST_STATEMENTS.format(command=command)
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=False)
+    return done.returncode, done.stdout
+
+
+def test_a_signal_in_the_first_milliseconds_reaches_the_rank(tmp_path: Path) -> None:
+    """A signal that comes as soon as the launcher holds it back is delivered once the rank handles it."""
+    text = (
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: (print('took', flush=True), sys.exit(0)))\n"
+        "time.sleep(60)\n"
+    )
+    command = [*NUMAPIN, "run", "--quiet", script(tmp_path, text)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment()) as process:
+        assert wait_until(lambda: _blocks(process.pid, signal.SIGUSR1), limit_s=20)
+        process.send_signal(signal.SIGUSR1)
+        assert process.communicate(timeout=120)[0] == "took\n"
+    assert process.returncode == 0
+
+
+def _blocks(pid: int, number: signal.Signals) -> bool:
+    lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
+    blocked = next(int(line.split()[1], 16) for line in lines if line.startswith("SigBlk"))
+    return bool(blocked >> (number - 1) & 1)
+
+
+def test_what_is_held_back_is_what_is_passed_on() -> None:
+    """`hold` and the handlers are about the same signals."""
+    assert {*map(signal.Signals, become.FORWARDED)} == {signal.SIGUSR1, signal.SIGUSR2}
+    child = os.fork()
+    if child == 0:
+        become.hold()
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        os._exit(not blocked >= {signal.SIGUSR1, signal.SIGUSR2})
+    assert os.waitpid(child, 0)[1] == 0

@@ -1,0 +1,81 @@
+"""The launcher as process 1 of a container: it reaps orphans, passes signals on, and keeps its ranks' exit statuses."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.integration.launching import NUMAPIN, environment, script
+from tests.waiting import wait_until
+
+IN_NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+
+LEAVES_ORPHANS = """
+import os, signal, sys, time
+def zombies():
+    stats = [open(f"/proc/{name}/stat").read() for name in os.listdir("/proc") if name.isdigit()]
+    return [stat for stat in stats if stat.rpartition(")")[2].split()[0] == "Z"]
+for _ in range(3):
+    if os.fork() == 0:
+        if os.fork() == 0:
+            time.sleep(0.1)  # its parent ends first
+        os._exit(0)
+    os.wait()
+end = time.monotonic() + 20
+time.sleep(0.3)
+while zombies() and time.monotonic() < end:
+    time.sleep(0.05)
+print(os.getppid(), zombies(), flush=True)
+sys.exit(3)
+"""
+
+ENDS_BY = """
+import os, signal, sys, time
+from numapin.launcher.init import supervise_if_init
+supervise_if_init()
+signal.signal(signal.SIGTERM, lambda *_: (print("saved", flush=True), sys.exit(7)))
+print(os.getpid(), flush=True)
+if sys.argv[1:]:
+    os.kill(os.getpid(), int(sys.argv[1]))
+time.sleep(60)
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _needs_namespaces() -> None:
+    try:
+        subprocess.run([*IN_NAMESPACE, "true"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"PID namespaces cannot be made here: {error}")
+
+
+def test_orphans_are_reaped_and_statuses_kept(tmp_path: Path) -> None:
+    """No zombie stays, and the launcher sees that its rank failed."""
+    command = [*IN_NAMESPACE, *NUMAPIN, "run", "--quiet", script(tmp_path, LEAVES_ORPHANS)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment())
+    assert done.stdout == "2 []\n", done.stderr
+    assert done.returncode == 1
+
+
+def test_signals_reach_the_launcher() -> None:
+    """A signal from outside, such as that of `docker stop`, ends it as it ends any launcher."""
+    command = [*IN_NAMESPACE, sys.executable, "-c", ENDS_BY]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "2\n"
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        assert wait_until(lambda: children.read_text().split(), limit_s=20)
+        subprocess.run(["kill", "-TERM", *children.read_text().split()], check=True)
+        assert process.stdout.read() == "saved\n"
+    assert process.returncode == 7
+
+
+def test_a_launcher_that_dies_of_a_signal() -> None:
+    """The container ends with the status that a shell would show."""
+    command = [*IN_NAMESPACE, sys.executable, "-c", ENDS_BY, str(int(signal.SIGINT))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 128 + signal.SIGINT
