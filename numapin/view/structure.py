@@ -23,6 +23,7 @@ GPU_LINKS: Final = {"NV": "NVLinks", "XGMI": "xGMI links", "XELINK": "Xe Links"}
 UNKNOWN_LINK: Final = "?"
 LINK_MEANINGS: Final[Mapping[str, str]] = {
     **{f"{family}#": f"bonded set of # {links}" for family, links in GPU_LINKS.items()},
+    **{family: f"{links}, their number unknown" for family, links in GPU_LINKS.items()},
     LinkKind.SAME_BOARD: "on one board",
     LinkKind.ONE_SWITCH: "at most one PCIe switch",
     LinkKind.SWITCHES: "several PCIe switches, but no host bridge",
@@ -47,6 +48,12 @@ def gpu_link(word: str) -> str:
     return next((family for family in GPU_LINKS if re.fullmatch(f"{family}[0-9]*", word)), "")
 
 
+def numbered(word: str) -> str:
+    """Return a link's word with "#" in place of the number of its links: "NV#" of "NV12", "XGMI" of "XGMI"."""
+    family = gpu_link(word)
+    return f"{family}#" if family and word != family else word
+
+
 def link_words(topology: Topology, devices: Sequence[Collection[str]]) -> dict[frozenset[int], str]:
     """Return the known links between devices, by the places of both; a link may use any of a device's names."""
     place_of = {name: place for place, names in enumerate(devices) for name in names}
@@ -57,7 +64,7 @@ def link_words(topology: Topology, devices: Sequence[Collection[str]]) -> dict[f
 
 def link_meanings(words: Collection[str]) -> list[tuple[str, str]]:
     """Return the words of a legend for these links, each with its meaning."""
-    used = {f"{gpu_link(word)}#" if gpu_link(word) else word for word in words}
+    used = set(map(numbered, words))
     return [(word, meaning) for word, meaning in LINK_MEANINGS.items() if word in used]
 
 

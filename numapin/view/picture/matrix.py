@@ -60,10 +60,10 @@ def link_panel(topology: Topology, *, width: float) -> list[Box]:
 
 
 def _linked_devices(topology: Topology) -> list[tuple[str, ...]]:
-    """Return the names of each device that has a link."""
+    """Return the names of all GPUs and of each network device that has a link; nothing if there are no links."""
     linked = {link.a for link in topology.links} | {link.b for link in topology.links}
-    devices = (*((gpu.label,) for gpu in topology.gpus), *(adapter.names for adapter in adapters(topology.nics)))
-    return [names for names in devices if linked.intersection(names)]
+    gpus = [(gpu.label,) for gpu in topology.gpus] if linked else []
+    return [*gpus, *(adapter.names for adapter in adapters(topology.nics) if linked.intersection(adapter.names))]
 
 
 def _link_shade(word: str) -> float:

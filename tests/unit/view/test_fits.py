@@ -61,15 +61,16 @@ class TestMatrix:
 
     @pytest.mark.parametrize(
         ("word", "meaning"),
-        [("NV12", "NV#"), ("XGMI4", "XGMI#"), ("XGMI", "XGMI#"), ("XELINK", "XELINK#"), ("NODE", "")],
+        [("NV12", "NV#"), ("XGMI4", "XGMI#"), ("NV", "NV"), ("XGMI", "XGMI"), ("XELINK", "XELINK"), ("NODE", "")],
     )
     def test_links_of_other_vendors(self, word: str, meaning: str) -> None:
         """Links that GPUs have of their own are explained in the legend and in the picture, for each vendor."""
         machine = replace(grid(gpus=[0, 0]), links=(Link(a="gpu0", b="gpu1", kind=word),))
         legend = [
-            line for line in _lines(topo_matrix(machine, width=80), 80) if line.startswith("  ") and "set of" in line
+            line for line in _lines(topo_matrix(machine, width=80), 80) if line.startswith("  ") and "inks" in line
         ]
         assert [line.split()[0] for line in legend] == ([meaning] if meaning else [])
+        assert all(("set of" in line) == meaning.endswith("#") for line in legend)
         texts = [label.text for part in lay_out(machine).box.walk() for label in part.labels]
         assert texts.count(f"{word} to 1 GPU") == (2 if meaning else 0)
         assert any(text.startswith(meaning or "NODE ") for text in texts)
