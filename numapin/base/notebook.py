@@ -1,6 +1,7 @@
 """Drawings of objects for notebooks. Pure.
 
-Comes in: an object that a notebook asks how it looks. Goes out: SVG or HTML, or None if there is nothing to draw.
+Comes in: an object, and the name of a function in `view.notebook`. Goes out: SVG or HTML, or None if there is nothing
+to draw.
 
 A notebook asks the object itself, and `view`, which makes the drawing, is above the object's module: so `view` is
 imported by name, and only when a notebook asks.

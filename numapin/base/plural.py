@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def counted(number: int, noun: str) -> str:
     """Return "1 rank", "2 ranks" or "1,200 batches"."""
-    plural = f"{noun}es" if noun.endswith("ch") else f"{noun}s"
+    plural = f"{noun}es" if noun.endswith(("ch", "ss")) else f"{noun}s"
     return f"{number:,} {noun if number == 1 else plural}"
 
 

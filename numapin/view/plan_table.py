@@ -13,7 +13,7 @@ from rich.text import Text
 
 from numapin.base.quoting import quote
 from numapin.plan.nics import nic_variables
-from numapin.view.words import joined, known, own_nic_name, policy, rank_names, shortened
+from numapin.view.words import joined, known, own_nic_name, policy, rank_names, short_pci, shortened
 
 _MOST: Final = 512  # rows: more take a second to draw
 
@@ -129,7 +129,7 @@ def gpu_cell(gpu: GpuRef | None) -> str:
     """Return a GPU's index and its PCI address without the usual domain."""
     if gpu is None:
         return "-"
-    return f"{gpu.index} {gpu.pci.removeprefix('0000:')}" if gpu.pci else str(gpu.index)
+    return f"{gpu.index} {short_pci(gpu.pci)}" if gpu.pci else str(gpu.index)
 
 
 def _cells(rank: RankPlan) -> tuple[str, ...]:

@@ -15,28 +15,19 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from numapin.base.cpu_set import CpuSet
+from numapin.base.plural import counted
 from numapin.topology.adapters import adapters
-from numapin.view.structure import GPU_LINKS, empty_nodes, gpu_link
-from numapin.view.words import counted, known
+from numapin.view.structure import UNKNOWN_LINK, empty_nodes, link_meanings, link_words
+from numapin.view.words import known
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from numapin.base.cpu_set import CpuSet
     from numapin.topology.model import Node, Topology
 
 _MOST: Final = 64  # rows: more do not fit on a screen, and the time grows with the square
 _GAP: Final = 2  # columns between columns
-_LEGEND: Final = (
-    *((f"{family}#", f"bonded set of # {links}") for family, links in GPU_LINKS.items()),
-    ("PSB", "on one board"),
-    ("PIX", "at most one PCIe switch"),
-    ("PXB", "several PCIe switches, but no host bridge"),
-    ("PHB", "a PCIe host bridge"),
-    ("NODE", "between PCIe host bridges of one NUMA node"),
-    ("SYS", "between NUMA nodes"),
-    ("?", "unknown on this machine"),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +55,7 @@ class _Column:
 def topo_matrix(topology: Topology, *, width: int) -> Group:
     """Return the device matrix, a legend of the words in it, and the node distances."""
     devices = list(_devices(topology))
-    empty = _left_out(topology)
+    empty = empty_nodes(topology)  # a Grace host has 28 or more
     nodes = [node for node in topology.nodes if node.id not in empty]
     notes = (*_cut(len(devices), "devices"), *_cut(len(nodes), "nodes"), *_note(empty))
     return Group(*_device_parts(topology, devices[:_MOST], width), Text(""), *_distances(nodes[:_MOST], width), *notes)
@@ -74,7 +65,7 @@ def _device_parts(topology: Topology, devices: Sequence[_Device], width: int) ->
     """Return the matrix and its legend."""
     if not devices:
         return (Text("no GPU and no NIC"),)
-    words = _link_words(topology, devices)
+    words = _words(topology, devices)
     columns = [
         *(_Column(heading=device.names[0], cells=cells) for device, cells in zip(devices, words, strict=True)),
         _Column(heading="CPUs", cells=[device.cpus for device in devices]),
@@ -91,17 +82,12 @@ def _devices(topology: Topology) -> Iterator[_Device]:
         yield _Device(names=adapter.names, cpus="", node=known(adapter.node, unknown="?"))
 
 
-def _link_words(topology: Topology, devices: Sequence[_Device]) -> list[list[str]]:
-    """Return the word for the link between each device and every other one; a link may use any of its names."""
-    place_of = {name: place for place, device in enumerate(devices) for name in device.names}
-    words = {
-        frozenset((place_of[link.a], place_of[link.b])): link.kind
-        for link in topology.links
-        if link.a in place_of and link.b in place_of
-    }
-    words |= {frozenset((place,)): "X" for place in range(len(devices))}
+def _words(topology: Topology, devices: Sequence[_Device]) -> list[list[str]]:
+    """Return the word for the link between each device and every other one."""
     places = range(len(devices))
-    return [[words.get(frozenset((row, column)), "?") for row in places] for column in places]
+    words = link_words(topology, [device.names for device in devices])
+    words |= {frozenset((place,)): "X" for place in places}
+    return [[words.get(frozenset((row, column)), UNKNOWN_LINK) for row in places] for column in places]
 
 
 def _blocks(names: _Column, columns: Sequence[_Column], width: int) -> Iterator[Table | Text]:
@@ -144,8 +130,7 @@ def _table(names: _Column, names_width: int, columns: Sequence[_Column], left: i
 
 def _legend(words: set[str]) -> Group:
     """Return the meaning of the words that the matrix has."""
-    used = {f"{gpu_link(word)}#" if gpu_link(word) else word for word in words}
-    return Group(*(Text(f"  {word:8}{meaning}", style="dim") for word, meaning in _LEGEND if word in used))
+    return Group(*(Text(f"  {word:8}{meaning}", style="dim") for word, meaning in link_meanings(words)))
 
 
 def _cut(number: int, what: str) -> list[Text]:
@@ -166,12 +151,7 @@ def _distances(nodes: Sequence[Node], width: int) -> Iterator[Table | Text]:
     return _blocks(_Column(heading="node distances", cells=[str(node.id) for node in nodes]), columns, width)
 
 
-def _left_out(topology: Topology) -> CpuSet:
-    """Return the nodes that the distances leave out: empty ones, of which a Grace host has 28 or more."""
-    empty = empty_nodes(topology)
-    return empty if len(empty) > 1 else CpuSet()
-
-
 def _note(empty: CpuSet) -> list[Text]:
+    """Return a note on the nodes that the distances leave out."""
     text = f"without {counted(len(empty), 'empty node')} {empty}; their distances: numapin topo --json"
     return [Text(text, style="dim")] if empty else []

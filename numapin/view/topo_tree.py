@@ -6,7 +6,6 @@ NICs, with node distances and the plan's ranks.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from operator import itemgetter
@@ -16,14 +15,14 @@ from rich.text import Text
 from rich.tree import Tree
 
 from numapin.base.cpu_set import CpuSet
+from numapin.base.plural import counted
 from numapin.topology.adapters import adapters
 from numapin.topology.fast import fast_cores
 from numapin.topology.model import NodeKind
 from numapin.view.marks import marks_of
 from numapin.view.structure import empty_nodes, spanning_l3s
 from numapin.view.words import (
-    counted,
-    cuda_name,
+    address,
     kind_of,
     machine_size,
     memory,
@@ -35,6 +34,7 @@ from numapin.view.words import (
     pcie_link,
     rank_names,
     shortened,
+    torch_name,
 )
 
 _MOST_DISTANCES: Final = 128  # of a node
@@ -90,14 +90,13 @@ class _Shown:
 
     @cached_property
     def empty(self) -> CpuSet:
-        """Nodes that share one line; one alone has the usual line."""
-        empty = empty_nodes(self.topology)
-        return empty if len(empty) > 1 else CpuSet()
+        """The nodes that share one line."""
+        return empty_nodes(self.topology)
 
     @cached_property
     def l3_of(self) -> Mapping[int, SpanningL3]:
         """The cache around each node whose L3 cache spans nodes."""
-        return {node: l3 for l3 in spanning_l3s(self.topology) for node in l3.nodes}
+        return spanning_l3s(self.topology)
 
     @cached_property
     def fast(self) -> Mapping[int, str]:
@@ -207,11 +206,11 @@ def _core_lines(cores: Iterable[Core]) -> list[str]:
 
 def _l3_lines(groups: Sequence[Sequence[Core]]) -> Iterator[str]:
     """Yield the lines of L3 groups; three or more of the same size share one."""
-    sizes = [_size(cores) for cores in groups]
-    how_many = Counter(sizes)
-    for size in dict.fromkeys(sizes):
-        same = [cores for cores, own in zip(groups, sizes, strict=True) if own == size]
-        if how_many[size] < _FEWEST_ALIKE:
+    by_size: dict[str, list[Sequence[Core]]] = {}
+    for cores in groups:
+        by_size.setdefault(_size(cores), []).append(cores)
+    for size, same in by_size.items():
+        if len(same) < _FEWEST_ALIKE:
             yield from (f"L3  {_cores(cores)}" for cores in same)
         else:
             yield f"{len(same)} x L3  {size} each: CPUs {' | '.join(map(str, map(_cpus, same)))}"
@@ -243,7 +242,7 @@ def _add_devices(branch: Tree, machine: _Shown, node: int | None) -> None:
 
 def _gpu_line(gpu: Gpu, ranks: str, nic: str) -> Text:
     mig = f"{len(gpu.mig)} MIG" if gpu.mig else ""
-    facts = (ranks, gpu.pci, cuda_name(gpu), model_name(gpu), pcie_link(gpu.pcie), mig, node_source(gpu), nic)
+    facts = (ranks, address(gpu), torch_name(gpu), model_name(gpu), pcie_link(gpu.pcie), mig, node_source(gpu), nic)
     return _line(gpu.label, "cyan", facts)
 
 

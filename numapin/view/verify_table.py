@@ -12,11 +12,12 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from numapin.base.plural import counted
 from numapin.observe.model import PRIVATE, Role
 from numapin.observe.report import VerifySeverity
 from numapin.observe.verify import JUDGED, LOCKED, elsewhere, strays
 from numapin.view.plan_table import gpu_cell
-from numapin.view.words import counted, known, rank_names
+from numapin.view.words import known, rank_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -69,7 +70,7 @@ def summary(report: VerifyReport) -> str:
     size_mib = sum(_sizes_mib(rank, JUDGED)[1] for rank in report.ranks)
     counts = (
         counted(len(report.ranks), "rank"),
-        counted(len(processes), "process", ending="es"),
+        counted(len(processes), "process"),
         counted(num_threads, "thread"),
     )
     return f"{_SUMMARY[report.holds]}: {', '.join(counts)}, {size_mib:.0f} MiB"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
-from numapin.base.plural import listed
+from numapin.base.plural import counted, listed
 from numapin.base.sizes import gib
 from numapin.plan.request import Memory
 from numapin.topology.model import GpuVendor, NodeKind
@@ -68,11 +68,6 @@ def joined(*facts: str, separator: str = ", ") -> str:
     return separator.join(filter(None, facts))
 
 
-def counted(number: int, noun: str, *, ending: str = "s") -> str:
-    """Return "1 rank" or "2 ranks"."""
-    return f"{number} {noun}" + ("" if number == 1 else ending)
-
-
 def machine_size(topology: Topology) -> str:
     """Return the number of cores and CPUs, and the allowed CPUs unless all are allowed."""
     num_cpus, num_allowed = len(topology.cpus), len(topology.allowed.cpus)
@@ -103,7 +98,7 @@ def pcie_link(pcie: Pcie) -> str:
     return f"PCIe {pcie.gen} x{pcie.width}" + (f" of {pcie.max_gen} x{pcie.max_width}" if reduced else "")
 
 
-def cuda_name(gpu: Gpu) -> str:
+def torch_name(gpu: Gpu) -> str:
     """Return the name of a GPU in torch, or that its runtime does not see it."""
     torch_word, runtime = _RUNTIMES[gpu.vendor or GpuVendor.NVIDIA]
     if gpu.cuda_index is not None:
@@ -112,13 +107,26 @@ def cuda_name(gpu: Gpu) -> str:
 
 
 def model_name(gpu: Gpu) -> str:
-    """Return a GPU's model with its vendor, which most models' names begin with, and the number of a partition."""
+    """Return a GPU's model with its vendor, which most models' names begin with."""
     vendor = _VENDORS[gpu.vendor] if gpu.vendor else ""
     model = gpu.name or ""
-    named = model if vendor.lower() in model.lower() else joined(vendor, model, separator=" ")
+    return model if vendor.lower() in model.lower() else joined(vendor, model, separator=" ")
+
+
+def address(gpu: Gpu, *, short: bool = False) -> str:
+    """Return a GPU's PCI address, and the number of the partition if several devices have that address."""
+    pci = known(gpu.pci)
+    if short:
+        pci = short_pci(pci)
+    if gpu.partition is None:
+        return pci
     word = "tile" if gpu.vendor is GpuVendor.INTEL else "partition"
-    part = "" if gpu.partition is None else f"{word} {gpu.partition}"
-    return joined(named, part)
+    return joined(f"{word} {gpu.partition}", pci, separator=" of ")
+
+
+def short_pci(pci: str) -> str:
+    """Return a PCI address without domain 0000, the only one on most machines."""
+    return pci.removeprefix("0000:")
 
 
 def node_source(gpu: Gpu) -> str:

@@ -5,6 +5,7 @@ Comes in: a `Topology`, and optionally a `Plan`. Goes out: the text of a file.
 ::
 
     boxes.py    PURE  boxes with text, in rows and frames
+    drawing.py  PURE  the common facts of all parts
     layout.py   PURE  the machine as boxes
     nodes.py    PURE  packages and nodes
     cores.py    PURE  cores and L3 groups

@@ -78,7 +78,7 @@ class Box:
     """A rectangle in its parent.
 
     One rank colors it, `off` means that it may not be used, `idle` that no rank has it, and `heat` is the strength of
-    its color. `shared` is the look of a box of several ranks.
+    its color.
     """
 
     kind: BoxKind
@@ -93,7 +93,6 @@ class Box:
     ranks: tuple[int, ...] = ()
     off: bool = False
     idle: bool = False
-    shared: bool = False
     heat: float | None = None
 
     def walk(self) -> Iterator[Box]:

@@ -1,44 +1,36 @@
 """Cores and their L3 groups as boxes. Pure.
 
-Comes in: the cores of a node and the ranks on their CPUs. Goes out: one frame per L3 group, with one box per core, with
+Comes in: a `Drawing` and the cores of a node. Goes out: one frame per L3 group, with one box per core, with
 one row per CPU.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from numapin.base import cpu_set
 from numapin.base.cpu_set import CpuSet
-from numapin.view.picture.boxes import PAD, Box, BoxKind, CellSize, Heading, Ink, cell, columns, frame
+from numapin.base.plural import counted
+from numapin.view.picture.boxes import PAD, Box, BoxKind, Heading, Ink, cell, columns, frame
 from numapin.view.picture.text import title_text
-from numapin.view.words import counted, rank_names
+from numapin.view.words import rank_names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numapin.topology.model import Core, Topology
+    from numapin.topology.model import Core
     from numapin.view.marks import Marks, Ranks
+    from numapin.view.picture.boxes import CellSize
+    from numapin.view.picture.drawing import Drawing
 
 _CELL_GAP: Final = 4
 _BAND: Final = 5
 
 
-def scale_of(num_cpus: int) -> CellSize:
-    """Return the size of a CPU's row: the more CPUs, the smaller; beyond 640 there is no space for text."""
-    if num_cpus <= 64:
-        return CellSize(width=46, height=18, font=11)
-    if num_cpus <= 640:
-        return CellSize(width=32, height=14, font=9)
-    return CellSize(width=14, height=6, font=0)
-
-
-def core_groups(  # noqa: PLR0913 - what a node knows
-    cores: Sequence[Core], topology: Topology, marks: Marks, scale: CellSize, *, width: float, spanned: bool = False
-) -> list[Box]:
+def core_groups(drawing: Drawing, cores: Sequence[Core], *, spanned: bool = False) -> list[Box]:
     """Return the L3 groups, the cores of unknown L3 last, in columns that fill the width.
 
     With `spanned`, the L3 cache is drawn around the node, and its cores are a group without a cache. Ranks are named
@@ -47,12 +39,14 @@ def core_groups(  # noqa: PLR0913 - what a node knows
     groups = [list(cores)] if spanned and cores else _l3_groups(cores)
     if not groups:
         return []
-    num_columns = _num_columns(max(map(len, groups)), scale, width)
+    scale = drawing.scale
+    num_columns = _num_columns(max(map(len, groups)), scale, drawing.width)
     least = num_columns * (scale.width + _CELL_GAP) - _CELL_GAP + 2 * PAD
-    one = columns(len(groups), least, width=width, most=width)
-    style = _Style(topology=topology, marks=marks, scale=scale, num_columns=num_columns, width=one, spanned=spanned)
-    distinct_ranks = {marks.on(_cpus(group)) for group in groups}
-    return [_group(style, group, named=len(distinct_ranks) > 1) for group in groups]
+    inner = columns(len(groups), least, width=drawing.width, most=drawing.width) - 2 * PAD
+    core_width = min(2 * scale.width, (inner + _CELL_GAP) / num_columns - _CELL_GAP)
+    one = replace(drawing, width=inner, scale=replace(scale, width=core_width))
+    distinct_ranks = {drawing.marks.on(_cpus(group)) for group in groups}
+    return [_group(one, group, spanned=spanned, named=len(distinct_ranks) > 1) for group in groups]
 
 
 def _l3_groups(cores: Sequence[Core]) -> list[list[Core]]:
@@ -64,41 +58,27 @@ def _l3_groups(cores: Sequence[Core]) -> list[list[Core]]:
     return [*known, unknown] if unknown else known
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Style:
-    """The common facts of one node's groups: frames of that `width`, with `num_columns` cores side by side."""
-
-    topology: Topology
-    marks: Marks
-    scale: CellSize
-    num_columns: int
-    width: float
-    spanned: bool
-
-
 def _num_columns(num_cores: int, scale: CellSize, width: float) -> int:
     """Return the number of cores side by side: up to four, else half of them, at most what fits."""
     most = max(1, int((width - 2 * PAD + _CELL_GAP) // (scale.width + _CELL_GAP)))
     return min(most, max(4, -(-num_cores // 2)), num_cores)
 
 
-def _group(style: _Style, cores: list[Core], *, named: bool) -> Box:
-    marks, inner = style.marks, style.width - 2 * PAD
+def _group(drawing: Drawing, cores: list[Core], *, spanned: bool, named: bool) -> Box:
+    marks, inner = drawing.marks, drawing.width
     ranks = marks.on(_cpus(cores))
     mixed = any(marks.on(core.cpus) != ranks for core in cores)
-    without_cache = style.spanned or cores[0].l3 is None
+    without_cache = spanned or cores[0].l3 is None
     name, cpus = "cores" if without_cache else "L3", str(_cpus(cores))
-    one = min(2 * style.scale.width, (inner + _CELL_GAP) / style.num_columns - _CELL_GAP)
-    scale = replace(style.scale, width=one)
     rank_heading = [Heading(facts=rank_names(ranks))] if named and not mixed else []
     band = [] if mixed else share_band(ranks, width=inner)
     return frame(
         BoxKind.CORES if without_cache else BoxKind.L3,
-        [band, [_core(core, style.topology, marks, scale, named=mixed) for core in cores]],
+        [band, [_core(drawing, core, named=mixed) for core in cores]],
         headings=[Heading(name=name, facts=cpus), *rank_heading],
         width=inner,
         gap=_CELL_GAP,
-        least=style.width,
+        least=inner + 2 * PAD,
         title=title_text(f"{name}: {counted(len(cores), 'core')}, CPUs {cpus}", rank_names(ranks)),
     )
 
@@ -107,10 +87,11 @@ def _cpus(cores: Sequence[Core]) -> CpuSet:
     return CpuSet(cpu for core in cores for cpu in core.cpus)
 
 
-def _core(core: Core, topology: Topology, marks: Marks, scale: CellSize, *, named: bool) -> Box:
+def _core(drawing: Drawing, core: Core, *, named: bool) -> Box:
     """Return the core, with one row per CPU; if `named`, the first row has the names of its ranks."""
+    marks, scale = drawing.marks, drawing.scale
     ranks = marks.on(core.cpus)
-    banned = core.cpus - topology.allowed.cpus
+    banned = core.cpus - drawing.topology.allowed.cpus
     rows = [_name_row(ranks, scale)] if named else []
     rows += [_cpu_row(cpu, marks, scale, off=cpu in banned) for cpu in sorted(core.cpus)]
     rows += share_band(ranks, width=scale.width) if named else []
@@ -151,7 +132,7 @@ def _cpu_row(cpu: int, marks: Marks, scale: CellSize, *, off: bool) -> Box:
     ranks = marks.cpus.get(cpu, ())
     is_idle = bool(marks.cpus) and not ranks and not off
     row = cell(BoxKind.CPU, scale, str(cpu), ink=_ink(ranks, idle=is_idle))
-    return replace(row, key=f"cpu{cpu}", ranks=ranks, off=off, idle=is_idle, shared=len(ranks) > 1)
+    return replace(row, key=f"cpu{cpu}", ranks=ranks, off=off, idle=is_idle)
 
 
 def _ink(ranks: Ranks, *, idle: bool) -> Ink:

@@ -10,14 +10,16 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
+from numapin.base.plural import counted
 from numapin.errors import UsageError
 from numapin.view.marks import marks_of
 from numapin.view.picture.boxes import PAD, Box, BoxKind, Heading, flow, frame, right_end
+from numapin.view.picture.drawing import Drawing
 from numapin.view.picture.legend import legend
 from numapin.view.picture.matrix import distance_panel, link_panel
-from numapin.view.picture.nodes import WIDE, WIDE_GAP, Drawing, boxes_without_package, package_boxes
+from numapin.view.picture.nodes import WIDE, WIDE_GAP, boxes_without_package, package_boxes
 from numapin.view.picture.text import title_text
-from numapin.view.words import counted, joined, machine_size, ranks_of
+from numapin.view.words import joined, machine_size, ranks_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -9,11 +9,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.cpu_set import CpuSet
+from numapin.base.plural import counted
 from numapin.view.picture.boxes import Box, BoxKind, CellSize, Heading, Ink, cell, frame, paragraph
 from numapin.view.picture.cores import share_band
 from numapin.view.picture.devices import chip
 from numapin.view.picture.text import title_text
-from numapin.view.words import counted, known, policy, ranks_of
+from numapin.view.words import known, policy, ranks_of
 
 if TYPE_CHECKING:
     from numapin.plan.model import Plan, RankPlan
@@ -65,7 +66,7 @@ def _signs(topology: Topology, plan: Plan | None, marks: Marks, *, named_cores: 
 def _cpu_signs(topology: Topology, plan: Plan | None, marks: Marks) -> list[tuple[Box, str]]:
     """Return the signs for CPUs of several ranks and of none."""
     sharers = next((ranks for ranks in marks.cpus.values() if len(ranks) > 1), None)
-    shared = [] if sharers is None else [(_shared(sharers), "shared by the ranks whose colors the band has")]
+    shared = [] if sharers is None else [(_shared(sharers), "shared by the ranks whose colors are in the band")]
     idle = (topology.cpus & topology.allowed.cpus) - CpuSet(marks.cpus)
     if plan is None or not idle or not marks.cpus:
         return shared
@@ -83,7 +84,7 @@ def _star() -> Box:
 def _shared(ranks: Ranks) -> Box:
     """Return a CPU below the band of two of its ranks."""
     (band,) = share_band(ranks[:2], width=_SAMPLE)
-    cpu = replace(cell(BoxKind.CPU, replace(_CELL, height=10), ""), y=6, shared=True)
+    cpu = replace(cell(BoxKind.CPU, replace(_CELL, height=10), ""), y=6)
     return Box(kind=BoxKind.PLAIN, width=_SAMPLE, height=16, children=(band, cpu))
 
 

@@ -12,7 +12,7 @@ from numapin.topology.adapters import adapters
 from numapin.topology.model import LinkKind
 from numapin.view.picture.boxes import PAD, Box, BoxKind, CellSize, Heading, Ink, Label, cell, frame
 from numapin.view.picture.text import title_text, width_of, wrapped
-from numapin.view.structure import GPU_LINKS, gpu_link
+from numapin.view.structure import UNKNOWN_LINK, gpu_link, link_meanings, link_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -28,14 +28,6 @@ _WIDEST: Final = 72
 _WIDEST_ROW: Final = 120
 _GAP: Final = 2
 _DARKEST: Final = 0.6
-_WAYS: Final = {
-    LinkKind.SAME_BOARD: "on one board",
-    LinkKind.ONE_SWITCH: "one PCIe switch",
-    LinkKind.SWITCHES: "several PCIe switches",
-    LinkKind.HOST_BRIDGE: "a host bridge",
-    LinkKind.SAME_NODE: "between host bridges of one node",
-    LinkKind.SYSTEM: "between nodes",
-}
 
 
 def distance_panel(nodes: Sequence[Node], *, width: float) -> list[Box]:
@@ -53,43 +45,34 @@ def distance_panel(nodes: Sequence[Node], *, width: float) -> list[Box]:
 def link_panel(topology: Topology, *, width: float) -> list[Box]:
     """Return the links between devices, in the words of nvidia-smi, at most `width` wide; no panel without links."""
     devices = _linked_devices(topology)
-    place_of = {name: place for place, names in enumerate(devices) for name in names}
-    kinds = {
-        frozenset((place_of[link.a], place_of[link.b])): link.kind
-        for link in topology.links
-        if link.a in place_of and link.b in place_of
-    }
+    words = link_words(topology, devices)
 
     def entry(row: int, column: int) -> tuple[str, float]:
         if row == column:
             return "", 0
-        kind = kinds.get(frozenset((row, column)), "?")
-        return kind, _link_shade(kind)
+        word = words.get(frozenset((row, column)), UNKNOWN_LINK)
+        return word, _link_shade(word)
 
-    shown = {kind for pair, kind in kinds.items() if len(pair) > 1}  # the names of one device have a link, too
-    return _panel("Links", _link_legend(shown), devices, entry, width)
+    num_pairs = len(devices) * (len(devices) - 1) // 2
+    unknown = {UNKNOWN_LINK} if len(words) < num_pairs else set()
+    legend = [f"{word} {meaning}" for word, meaning in link_meanings({*words.values(), *unknown})]
+    return _panel("Links", legend, devices, entry, width)
 
 
 def _linked_devices(topology: Topology) -> list[tuple[str, ...]]:
-    """Return the names of each device that has a link."""
+    """Return the names of all GPUs and of each network device that has a link; nothing if there are no links."""
     linked = {link.a for link in topology.links} | {link.b for link in topology.links}
-    devices = (*((gpu.label,) for gpu in topology.gpus), *(adapter.names for adapter in adapters(topology.nics)))
-    return [names for names in devices if linked.intersection(names)]
+    gpus = [(gpu.label,) for gpu in topology.gpus] if linked else []
+    return [*gpus, *(adapter.names for adapter in adapters(topology.nics) if linked.intersection(adapter.names))]
 
 
-def _link_legend(kinds: set[str]) -> list[str]:
-    families = set(map(gpu_link, kinds))
-    own = (f"{family}# {links}" for family, links in GPU_LINKS.items() if family in families)
-    return [*own, *(f"{kind} {way}" for kind, way in _WAYS.items() if kind in kinds)]
-
-
-def _link_shade(kind: str) -> float:
+def _link_shade(word: str) -> float:
     """Return the shade of a link; the GPUs' own links are the nearest."""
     farthest_first = [*reversed(LinkKind)]
     num_kinds = len(farthest_first) + 1
-    if gpu_link(kind):
+    if gpu_link(word):
         return _shade(num_kinds - 1, num_kinds)
-    return _shade(farthest_first.index(LinkKind(kind)), num_kinds) if kind in farthest_first else 0
+    return _shade(farthest_first.index(LinkKind(word)), num_kinds) if word in farthest_first else 0
 
 
 def _shade(place: int, count: int) -> float:

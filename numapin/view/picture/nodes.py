@@ -1,77 +1,37 @@
 """Packages and NUMA nodes as boxes. Pure.
 
-Comes in: a `Topology` and the places of ranks. Goes out: one frame per package with its nodes, and frames for nodes,
+Comes in: a `Drawing`. Goes out: one frame per package with its nodes, and frames for nodes,
 cores and devices without a known package or node.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import filterfalse
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.cpu_set import CpuSet
-from numapin.topology.fast import fast_cores
+from numapin.base.plural import counted
 from numapin.topology.model import NodeKind
-from numapin.view.picture.boxes import PAD, Box, BoxKind, CellSize, Heading, Ink, columns, frame, paragraph
-from numapin.view.picture.cores import core_groups, scale_of
-from numapin.view.picture.devices import Links, chip, device_rows, links_of
+from numapin.view.picture.boxes import PAD, Box, BoxKind, Heading, Ink, columns, frame, paragraph
+from numapin.view.picture.cores import core_groups
+from numapin.view.picture.devices import chip, device_rows
 from numapin.view.picture.text import title_text
-from numapin.view.structure import empty_nodes, spanning_l3s
-from numapin.view.words import counted, joined, kind_of, memory, nodes_of, on_node, rank_names
+from numapin.view.words import joined, kind_of, memory, nodes_of, on_node, rank_names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
-    from numapin.topology.fast import FastCores
-    from numapin.topology.model import Core, Node, Topology
-    from numapin.view.marks import Marks, Ranks
-    from numapin.view.structure import SpanningL3
+    from numapin.topology.model import Core, Node
+    from numapin.view.marks import Ranks
+    from numapin.view.picture.drawing import Drawing
 
 WIDE: Final = 1400
 NARROW: Final = 358  # with its margins, a phone's screen
-_NODE_WIDTHS: Final = {0: 616, 1: 616, 2: 460}
-_MANY_NODES: Final = 320  # four nodes in a row
 _LEAST_NODE: Final = 236
 WIDE_GAP: Final = 12  # between boxes on the page itself
 _MOST_CHIPS: Final = 128  # of a node; more ranks are named in one line
 _BAR: Final = 10
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drawing:
-    """The common facts of all parts of the picture. `width` is the inner width of a node."""
-
-    topology: Topology
-    marks: Marks
-    links: Links
-    scale: CellSize
-    width: float
-    page_width: float
-    empty_nodes: CpuSet
-    l3_of: Mapping[int, SpanningL3]
-    fast: Mapping[int, FastCores]
-
-    @classmethod
-    def of(cls, topology: Topology, marks: Marks, *, page_width: float) -> Drawing:
-        """Choose the width of nodes by their number."""
-        l3_of = {node: l3 for l3 in spanning_l3s(topology) for node in l3.nodes}
-        frames = 3 if l3_of else 2  # package, perhaps cache, node
-        return cls(
-            topology=topology,
-            marks=marks,
-            links=links_of(topology),
-            scale=scale_of(len(topology.cpus)),
-            width=min(_NODE_WIDTHS.get(len(topology.cpu_nodes), _MANY_NODES), page_width - frames * 2 * PAD),
-            page_width=page_width,
-            empty_nodes=empty_nodes(topology),
-            l3_of=l3_of,
-            fast={fast.node: fast for fast in fast_cores(topology)},
-        )
-
-    def drawn(self, nodes: Iterable[Node]) -> list[Node]:
-        """Return the nodes that get a box of their own."""
-        return [node for node in nodes if node.id not in self.empty_nodes]
 
 
 def package_boxes(drawing: Drawing) -> list[Box]:
@@ -107,7 +67,7 @@ def _memory_boxes(drawing: Drawing, nodes: Sequence[Node], *, width: float) -> l
 
 
 def _devices_without_node(drawing: Drawing) -> list[Box]:
-    devices = device_rows(drawing.topology, drawing.marks, drawing.links, None, width=drawing.width)
+    devices = device_rows(drawing, None)
     heading = Heading(name="node unknown", facts="GPUs and network devices", size=13)
     return [frame(BoxKind.MEMORY_NODE, devices, headings=[heading], width=drawing.width)] if any(devices) else []
 
@@ -173,7 +133,7 @@ def _node(drawing: Drawing, node: Node) -> Box:
         [_memory(drawing, node)],
         *_rank_rows(ranks, marks.memory.get(node.id, ()), drawing.width),
         _cores_of(drawing, node),
-        *device_rows(topology, marks, drawing.links, node.id, width=drawing.width),
+        *device_rows(drawing, node.id),
     ]
     return frame(
         BoxKind.NODE if node.kind is NodeKind.CPU else BoxKind.MEMORY_NODE,
@@ -187,9 +147,7 @@ def _node(drawing: Drawing, node: Node) -> Box:
 
 
 def _cores_of(drawing: Drawing, node: Node) -> list[Box]:
-    topology, spanned = drawing.topology, node.id in drawing.l3_of
-    cores = on_node(topology.cores, node.id)
-    return core_groups(cores, topology, drawing.marks, drawing.scale, width=drawing.width, spanned=spanned)
+    return core_groups(drawing, on_node(drawing.topology.cores, node.id), spanned=node.id in drawing.l3_of)
 
 
 def _memory(drawing: Drawing, node: Node) -> Box:
@@ -232,6 +190,6 @@ def _rank_row(what: str, ranks: Ranks, width: float) -> list[Box]:
 def _cores_without_node(drawing: Drawing, cores: Sequence[Core]) -> list[Box]:
     if not cores:
         return []
-    groups = core_groups(cores, drawing.topology, drawing.marks, drawing.scale, width=drawing.width)
+    groups = core_groups(drawing, cores)
     heading = Heading(name="cores of unknown node", size=13)
     return [frame(BoxKind.NODE, [groups], headings=[heading], width=drawing.width)]

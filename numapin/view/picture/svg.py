@@ -86,7 +86,7 @@ def _drawn(box: Box) -> Iterator[str]:
 def _rectangle(box: Box) -> str:
     if box.kind is BoxKind.PLAIN:
         return ""
-    states = (("off", box.off), ("idle", box.idle), ("shared", box.shared))
+    states = (("off", box.off), ("idle", box.idle))
     classes = filter(None, (box.kind.value, *(name for name, holds in states if holds), _fill(box.ranks)))
     attributes = _attributes(
         ("class", " ".join(classes)),

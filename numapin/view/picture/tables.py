@@ -14,7 +14,7 @@ from numapin.base.printable import printable
 from numapin.topology.adapters import adapters
 from numapin.view.structure import empty_nodes
 from numapin.view.words import (
-    cuda_name,
+    address,
     joined,
     kind_of,
     known,
@@ -24,6 +24,7 @@ from numapin.view.words import (
     pcie_link,
     policy,
     size_of,
+    torch_name,
 )
 
 if TYPE_CHECKING:
@@ -51,10 +52,10 @@ def nodes_table(topology: Topology, marks: Marks) -> str:
     empty = empty_nodes(topology)
     rows = [_node_row(topology, marks, node) for node in topology.nodes if node.id not in empty]
     if empty:
-        rows.append((str(empty), "empty", "", "", "0.0 GiB", "", "", "", "", ""))
-    lost = _device_cells(topology, None)
-    if any(lost):
-        rows.append(("unknown", "", "", "", "", "", *lost, "", ""))
+        rows.append(_sparse_row(node=str(empty), kind="empty", memory="0.0 GiB"))
+    gpus, nics = _device_cells(topology, None)
+    if gpus or nics:
+        rows.append(_sparse_row(node="unknown", GPUs=gpus, NICs=nics))
     return f"<h2>Nodes</h2>\n{_table('The picture as a table: the parts of each NUMA node', _NODE_HEADINGS, rows)}"
 
 
@@ -70,6 +71,11 @@ def _node_row(topology: Topology, marks: Marks, node: Node) -> tuple[str, ...]:
         cpu_set.render(marks.on(node.cpus)),
         cpu_set.render(marks.memory.get(node.id, ())),
     )
+
+
+def _sparse_row(**cells: str) -> tuple[str, ...]:
+    """Return a row of these cells, by their headings; the others are blank."""
+    return tuple(cells.get(heading, "") for heading in _NODE_HEADINGS)
 
 
 def _device_cells(topology: Topology, node: int | None) -> tuple[str, str]:
@@ -129,9 +135,9 @@ def _details(topology: Topology, marks: Marks, node: Node, nearest: Mapping[int,
 def _gpu_row(gpu: Gpu, marks: Marks, nearest: NearestNics | None) -> tuple[str, ...]:
     return (
         gpu.label,
-        cuda_name(gpu),
+        torch_name(gpu),
         model_name(gpu),
-        known(gpu.pci),
+        address(gpu),
         known(gpu.uuid),
         pcie_link(gpu.pcie),
         f"{', '.join(nearest.names)}: {nearest.reason}" if nearest else "",

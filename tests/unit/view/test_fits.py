@@ -45,10 +45,10 @@ def _example(name: str) -> Topology:
 class TestMatrix:
     """`numapin topo --format matrix`."""
 
+    @pytest.mark.parametrize("machine", [many_nics(), golden_machine("2pkg-2node-8gpu-16nic")], ids=["named", "golden"])
     @pytest.mark.parametrize("width", WIDTHS)
-    def test_wraps_in_blocks_and_loses_nothing(self, width: int) -> None:
+    def test_wraps_in_blocks_and_loses_nothing(self, width: int, machine: Topology) -> None:
         """With 8 GPUs and 16 NICs, each cell is whole, in a block under its column's name and in its row."""
-        machine = many_nics()
         lines = _lines(topo_matrix(machine, width=width), width)
         assert max(map(len, lines)) <= width
         assert _cells(lines) == _wanted(machine)
@@ -61,18 +61,29 @@ class TestMatrix:
 
     @pytest.mark.parametrize(
         ("word", "meaning"),
-        [("NV12", "NV#"), ("XGMI4", "XGMI#"), ("XGMI", "XGMI#"), ("XELINK", "XELINK#"), ("NODE", "")],
+        [("NV12", "NV#"), ("XGMI4", "XGMI#"), ("NV", "NV"), ("XGMI", "XGMI"), ("XELINK", "XELINK"), ("NODE", "")],
     )
     def test_links_of_other_vendors(self, word: str, meaning: str) -> None:
         """Links that GPUs have of their own are explained in the legend and in the picture, for each vendor."""
         machine = replace(grid(gpus=[0, 0]), links=(Link(a="gpu0", b="gpu1", kind=word),))
         legend = [
-            line for line in _lines(topo_matrix(machine, width=80), 80) if line.startswith("  ") and "set of" in line
+            line for line in _lines(topo_matrix(machine, width=80), 80) if line.startswith("  ") and "inks" in line
         ]
         assert [line.split()[0] for line in legend] == ([meaning] if meaning else [])
+        assert all(("set of" in line) == meaning.endswith("#") for line in legend)
         texts = [label.text for part in lay_out(machine).box.walk() for label in part.labels]
         assert texts.count(f"{word} to 1 GPU") == (2 if meaning else 0)
         assert any(text.startswith(meaning or "NODE ") for text in texts)
+
+    def test_the_words_of_links_mean_the_same_everywhere(self) -> None:
+        """The matrix and the picture explain the same words in the same way, an unknown link too."""
+        machine = many_nics()
+        machine = replace(machine, links=machine.links[1:])
+        lines = _lines(topo_matrix(machine, width=120), 120)
+        texts = [label.text for part in lay_out(machine).box.walk() for label in part.labels]
+        for word in ("NV#", "PXB", "SYS", "?"):
+            meaning = next(line.split(maxsplit=1)[1] for line in lines if line.startswith(f"  {word} "))
+            assert f"{word} {meaning}" in texts
 
     def test_long_names_are_folded(self) -> None:
         """A name or a list of CPUs that is wider than the terminal is folded, and nothing is lost."""
@@ -92,7 +103,7 @@ class TestMatrix:
 
 def _cells(lines: list[str]) -> dict[tuple[str, str], str]:
     """Return the cells of the device matrix by row and column, read from the blocks by position."""
-    end = next(i for i, line in enumerate(lines) if line.startswith("  "[:2]) and "NVLinks" in line)
+    end = next(i for i, line in enumerate(lines) if line.startswith("  ") and "NVLinks" in line)
     found: dict[tuple[str, str], str] = {}
     starts: list[tuple[int, str]] = []
     for line in lines[:end]:
@@ -207,8 +218,9 @@ class TestTree:
         machine = snc4()
         over_packages = replace(machine, cores=tuple(replace(core, l3=0) for core in machine.cores))
         mixed = replace(machine, cores=(replace(machine.cores[0], l3=None), *machine.cores[1:]))
-        assert spanning_l3s(over_packages) == ()
-        assert [l3.nodes for l3 in spanning_l3s(mixed)] == [CpuSet(range(4, 8))]
+        assert spanning_l3s(over_packages) == {}
+        found = {node: l3.nodes for node, l3 in spanning_l3s(mixed).items()}
+        assert found == dict.fromkeys(range(4, 8), CpuSet(range(4, 8)))
         lines = _lines(topo_tree(over_packages), 120)
         assert sum("L3" in line for line in lines) == 8
 

@@ -109,6 +109,11 @@ class TestMachines:
         with_nic = replace(topology, nics=(Nic(name="eth0", node=3),))
         assert "node3" in keys(lay_out(with_nic).box, BoxKind.MEMORY_NODE)
 
+    def test_one_empty_node_has_its_box(self) -> None:
+        """A single empty node is drawn as any other."""
+        box = lay_out(grid(nodes=2, memory_nodes=[2], memoryless=[2])).box
+        assert keys(box, BoxKind.MEMORY_NODE) == ["node2"]
+
     def test_a_cache_over_nodes_is_drawn_once(self) -> None:
         """With sub-NUMA clustering, each package has one frame for its L3 cache, with the four nodes inside."""
         for width in (WIDE, NARROW):
@@ -259,12 +264,12 @@ class TestPlan:
         box = lay_out(topology, make_plan(topology, Request())).box
         node = _part(box, "node3")
         cpus = [part for part in node.walk() if part.kind is BoxKind.CPU]
-        assert all(part.shared for part in cpus)
+        assert {len(part.ranks) for part in cpus} == {2}
         bands = [part.ranks for part in node.walk() if part.kind is BoxKind.SHARE]
         assert bands == [(0,), (1,)] * 4
         assert any("shared by the ranks" in text for text in _texts(box))
         exclusive = lay_out(topology, make_plan(topology, Request(bind=Bind.EXCLUSIVE))).box
-        assert not any(part.shared or part.kind is BoxKind.SHARE for part in exclusive.walk())
+        assert not any(len(part.ranks) > 1 or part.kind is BoxKind.SHARE for part in exclusive.walk())
 
     def test_cores_that_some_ranks_share(self) -> None:
         """If only some cores of a group are shared, each of them has a band, and its ranks as a name."""

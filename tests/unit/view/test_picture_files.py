@@ -123,11 +123,11 @@ class TestSvg:
         assert set(re.findall(r"url\(#([^)]+)\)", text)) <= ids
 
     def test_shared_cpus_are_calm(self) -> None:
-        """CPUs of several ranks have a class of their own and no color; the band has the colors."""
+        """CPUs of several ranks have no color; the band has the colors."""
         topology = golden_machine("2pkg-8node-smt2-8gpu-pairs")
         text = svg(lay_out(topology, make_plan(topology, Request())))
         classes = [rect.get("class", "") for rect in parsed(text).iter(f"{SVG}rect")]
-        assert classes.count("cpu shared") == 128 + 1  # with the one in the legend
+        assert not [name for name in classes if name.startswith("cpu c")]
         assert classes.count("share c0") == 4 + 1
         assert "linearGradient" not in text
 
@@ -200,6 +200,15 @@ class TestPage:
         assert '<tr><th scope="row">3-9,11-17,19-25,27-33</th><td>empty</td>' in text
         assert text.count("<summary>node") == 6
         assert "Empty nodes: 3-9,11-17,19-25,27-33." in text
+
+    def test_partitions_are_told_apart(self) -> None:
+        """Devices at one PCI address have the number of the partition, in the tables and in the picture."""
+        machine = golden_machine("2pkg-2node-2amd-cpx4")
+        places = [f"partition {i} of {pci}" for pci in ("0000:03:00.0", "0000:83:00.0") for i in range(4)]
+        text = page(machine)
+        cells = _read(text).texts("td")
+        assert sorted(cell for cell in cells if cell.startswith("partition")) == sorted(places)
+        assert all(text.count(f">{place.replace('0000:', '')}") == 2 for place in places)  # wide and narrow
 
     def test_without_a_plan_ranks_are_not_mentioned(self) -> None:
         """No buttons and no table of ranks."""
