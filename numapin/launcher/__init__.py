@@ -4,6 +4,8 @@ Comes in: a `Plan` and torchrun's command line. Goes out: running ranks.
 
 ::
 
+    processes.py     EDGE  the processes of ranks: start them, see how they ended, end them
+    variables.py     PURE  the variables that torchrun sets for ranks
     torchrun.py      EDGE  torchrun's command line, with our options added
     run_folder.py    EDGE  make and find the folders of runs
     sweep.py         EDGE  remove the folders of runs that have ended

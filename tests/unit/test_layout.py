@@ -36,7 +36,16 @@ PURE = (
     *("topology.visible", "topology.sources.vendors"),
     *("topology.sources.hwloc", "topology.sources.hwloc_devices", "topology.sources.hwloc_objects"),
     *("topology.gpus", "topology.sources.nccl", "topology.sources.xmlfile"),
-    *("plan", "tasks.identify", "tasks.slice", "tasks.plan", "launcher.lost_gpus", "data.forks", "data.usage"),
+    *(
+        "plan",
+        "tasks.identify",
+        "tasks.slice",
+        "tasks.plan",
+        "launcher.lost_gpus",
+        "launcher.variables",
+        "data.forks",
+        "data.usage",
+    ),
     "data.resume.place",
     *("observe.model", "observe.report", "observe.verify", "observe.top"),
     *(
