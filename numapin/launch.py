@@ -21,9 +21,11 @@ from torch.distributed.launcher.api import elastic_launch
 from numapin.base.stderr import say
 from numapin.launcher import rendezvous
 from numapin.launcher.agent import replacing_torch_agent
+from numapin.launcher.command import python
+from numapin.launcher.listening import LOOPBACK
 from numapin.launcher.rendezvous_id import why_known
 from numapin.launcher.run_folder import run_directory
-from numapin.launcher.torchrun import configure, python
+from numapin.launcher.torchrun import configure
 from numapin.rank import handover, shim
 
 if TYPE_CHECKING:
@@ -143,7 +145,7 @@ def _secure_rendezvous(config: LaunchConfig, job: Job) -> None:
         config.rdzv_backend, config.rdzv_endpoint = rendezvous.ONE_HOST, ""
         config.rdzv_configs = {"port": job.arguments.master_port if job.port_chosen else 0}
         config.run_id = job.arguments.rdzv_id if job.has_rendezvous_id else str(uuid.uuid4())
-        config.local_addr = config.local_addr or "127.0.0.1"
+        config.local_addr = config.local_addr or LOOPBACK
     elif config.rdzv_backend == "c10d":
         config.rdzv_backend = rendezvous.SIGNED_C10D
         _warn_of_known_id(config, job)

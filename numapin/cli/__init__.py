@@ -12,6 +12,7 @@ diagnostics on stderr, an exit status.
     browser.py       EDGE  open a picture in the browser
     torch_import.py  EDGE  import torch with Ctrl-C deferred
     run.py           EDGE  numapin run
+    run_reports.py   EDGE  what it reports during and after a run
     topo.py          EDGE  numapin topo
     plan.py          EDGE  numapin plan
     exec.py          EDGE  numapin exec

@@ -46,6 +46,7 @@ PURE = (
         "data.forks",
         "data.usage",
     ),
+    *(f"launcher.{name}" for name in ("variables", "direct_options", "store", "failure")),
     "data.resume.place",
     *("observe.model", "observe.report", "observe.verify", "observe.top"),
     *(
