@@ -198,6 +198,8 @@ def _job(
     """Return the job of options that are simple each by itself."""
     if not words:
         raise _NotDirect("no script")
+    if words[1:2] == ["--"]:  # whether argparse drops it depends on Python's version
+        raise _NotDirect("-- after the script")
     if "module" in given and "no_python" in given:
         raise _NotDirect("--no-python with -m")
     standalone = "standalone" in given

@@ -52,7 +52,7 @@ class _Incomplete(Exception):  # noqa: N818 - not an error: the rest of the requ
     pass
 
 
-class _Reader:
+class _RequestReader:
     """Reads the parts of a request. Raises _Incomplete where it ends early, and StoreRefusal above torch's bounds."""
 
     def __init__(self, content: bytearray) -> None:
@@ -101,7 +101,7 @@ class RankStore:
         self._queues: dict[bytes, deque[bytes]] = {}
         self._waiting: dict[bytes, list[StoreClient]] = {}
         self._answered: list[StoreClient] = []
-        self._methods: dict[int, Callable[[StoreClient, _Reader], None]] = dict(
+        self._methods: dict[int, Callable[[StoreClient, _RequestReader], None]] = dict(
             enumerate(
                 (
                     *(self._set, self._compare_set, self._get, self._add, self._check, self._wait, self._num_keys),
@@ -115,7 +115,7 @@ class RankStore:
     def receive(self, client: StoreClient) -> None:
         """Carry out the requests in `client.received`. Raises StoreRefusal if its connection must be closed."""
         while client.received:
-            reader = _Reader(client.received)
+            reader = _RequestReader(client.received)
             try:
                 self._carry_out(client, reader)
             except _Incomplete:
@@ -135,7 +135,7 @@ class RankStore:
                 del self._waiting[key]
         client.awaited.clear()
 
-    def _carry_out(self, client: StoreClient, reader: _Reader) -> None:
+    def _carry_out(self, client: StoreClient, reader: _RequestReader) -> None:
         code = reader.number("B")
         if client.is_valid:
             request = self._methods.get(code)
@@ -151,11 +151,11 @@ class RankStore:
         client.answers += answer
         self._answered.append(client)
 
-    def _set(self, _: StoreClient, reader: _Reader) -> None:
+    def _set(self, _: StoreClient, reader: _RequestReader) -> None:
         key, value = reader.key(), reader.value()
         self._store(key, value)
 
-    def _compare_set(self, client: StoreClient, reader: _Reader) -> None:
+    def _compare_set(self, client: StoreClient, reader: _RequestReader) -> None:
         """Answer with the value that the key has then, and with the expected one if there is no such key."""
         key, expected, desired = reader.key(), reader.value(), reader.value()
         current = self._values.get(key, b"")
@@ -163,63 +163,63 @@ class RankStore:
             self._store(key, desired)
         self._answer(client, _string(self._values.get(key, expected)))
 
-    def _get(self, client: StoreClient, reader: _Reader) -> None:
+    def _get(self, client: StoreClient, reader: _RequestReader) -> None:
         key = reader.key()
         self._answer(client, _string(self._values.get(key, b"")))
 
-    def _add(self, client: StoreClient, reader: _Reader) -> None:
+    def _add(self, client: StoreClient, reader: _RequestReader) -> None:
         key, amount = reader.key(), reader.number("q")
         total = _number(self._values.get(key, b"0")) + amount
         answer = _signed(total)
         self._store(key, b"%d" % total)
         self._answer(client, answer)
 
-    def _check(self, client: StoreClient, reader: _Reader) -> None:
+    def _check(self, client: StoreClient, reader: _RequestReader) -> None:
         keys = reader.key_list()
         self._answer(client, _READY if all(map(self._has, keys)) else _NOT_READY)
 
-    def _wait(self, client: StoreClient, reader: _Reader) -> None:
+    def _wait(self, client: StoreClient, reader: _RequestReader) -> None:
         missing = [key for key in reader.key_list() if not self._has(key)]
         if missing:
             self._await(client, missing)
         else:
             self._answer(client, _STOP_WAITING)
 
-    def _num_keys(self, client: StoreClient, _: _Reader) -> None:
+    def _num_keys(self, client: StoreClient, _: _RequestReader) -> None:
         self._answer(client, _signed(len(self._values)))
 
-    def _delete(self, client: StoreClient, reader: _Reader) -> None:
+    def _delete(self, client: StoreClient, reader: _RequestReader) -> None:
         existed = self._values.pop(reader.key(), None) is not None
         self._answer(client, _signed(int(existed)))
 
-    def _append(self, _: StoreClient, reader: _Reader) -> None:
+    def _append(self, _: StoreClient, reader: _RequestReader) -> None:
         key, value = reader.key(), reader.value()
         self._store(key, self._values.get(key, b"") + value)
 
-    def _multi_get(self, client: StoreClient, reader: _Reader) -> None:
+    def _multi_get(self, client: StoreClient, reader: _RequestReader) -> None:
         keys = reader.key_list()
         self._answer(client, b"".join(_string(self._values.get(key, b"")) for key in keys))
 
-    def _multi_set(self, _: StoreClient, reader: _Reader) -> None:
+    def _multi_set(self, _: StoreClient, reader: _RequestReader) -> None:
         pairs = [(reader.key(), reader.value()) for _ in range(reader.num_keys())]
         for key, value in pairs:
             self._store(key, value)
 
-    def _cancel_wait(self, client: StoreClient, _: _Reader) -> None:
+    def _cancel_wait(self, client: StoreClient, _: _RequestReader) -> None:
         self.forget(client)
         self._answer(client, _WAIT_CANCELED)
 
-    def _ping(self, client: StoreClient, reader: _Reader) -> None:
+    def _ping(self, client: StoreClient, reader: _RequestReader) -> None:
         self._answer(client, struct.pack("=I", reader.number("I")))
 
-    def _queue_push(self, _: StoreClient, reader: _Reader) -> None:
+    def _queue_push(self, _: StoreClient, reader: _RequestReader) -> None:
         """Add to a queue; one of the clients that wait for it may continue, because only one can take the value."""
         key, value = reader.key(), reader.value()
         self._queues.setdefault(key, deque()).append(value)
         for client in self._waiting.get(key, [])[:1]:
             self._let_continue(client, key)
 
-    def _queue_pop(self, client: StoreClient, reader: _Reader) -> None:
+    def _queue_pop(self, client: StoreClient, reader: _RequestReader) -> None:
         """Answer with the number of values, and the first of them."""
         key = reader.key()
         queue = self._queues.get(key, deque())
@@ -228,13 +228,13 @@ class RankStore:
         if queue:
             queue.popleft()
 
-    def _queue_length(self, client: StoreClient, reader: _Reader) -> None:
+    def _queue_length(self, client: StoreClient, reader: _RequestReader) -> None:
         self._answer(client, _signed(len(self._queues.get(reader.key(), ()))))
 
-    def _list_keys(self, client: StoreClient, _: _Reader) -> None:
+    def _list_keys(self, client: StoreClient, _: _RequestReader) -> None:
         self._answer(client, _signed(len(self._values)) + b"".join(map(_string, self._values)))
 
-    def _barrier(self, client: StoreClient, reader: _Reader) -> None:
+    def _barrier(self, client: StoreClient, reader: _RequestReader) -> None:
         """Count arrivals in the key's value; the last one lets all continue."""
         key, expected = reader.key(), reader.number("q")
         arrived = _number(self._values.get(key, b"0")) + 1
