@@ -1,8 +1,9 @@
-"""Stage 3: start the ranks. Edge.
+"""Stage 3: start the ranks with torch's elastic agent. Edge.
 
 Comes in: a `Plan` and a `Job`. Goes out: ranks, run to their end by torch.distributed.elastic. This module does no
 binding: every rank starts as `rank/shim.py`, which applies its slice of the plan. Worker variables, restarts, signals
-and exit behavior are torchrun's own; docs/moving-from-torchrun.md lists the differences.
+and exit behavior are torchrun's own; docs/moving-from-torchrun.md lists the differences. Jobs on one host without
+restarts do not need the agent: `launcher/direct.py` starts them without torch.
 """
 
 from __future__ import annotations

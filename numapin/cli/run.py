@@ -146,7 +146,7 @@ def run(arguments: tuple[str, ...]) -> None:
 
 def start(job: AnyJob, options: RunOptions, mailbox: Mailbox, *, trace: str = "") -> None:
     """Read the machine, make the plan, and run the job to its end; `trace` configures the tracing hook in the ranks."""
-    watch = run_reports.watching_of(options)
+    watch = run_reports.watching_of(options, run_reports.launcher_of(job))
     topology = topology_from(gpu_nodes=options.gpu_nodes)
     request, gpu_variables = _request(job, options, topology)
     environment = {**gpu_variables, **_hook_environment(job, options, trace)}
@@ -208,7 +208,7 @@ def parse(
     if values.launcher == "direct":
         raise UsageError(
             f"--launcher direct cannot start this job: {direct}",
-            "leave out --launcher direct, or what needs torch's agent; see docs/launching.md",
+            "leave that out, or let torch's agent start the ranks: --launcher auto",
         )
     return replace(job, why_agent=direct), values
 
@@ -334,10 +334,9 @@ def _announce(plan: Plan, topology: Topology, *, quiet: bool) -> None:
 
 def _say_launcher(job: AnyJob) -> None:
     """Say what starts the ranks, and why."""
-    if isinstance(job, DirectJob):
-        say("launcher: direct, without torch: one host and no restarts")
-    else:
-        say(f"launcher: torch's elastic agent: {job.why_agent}")
+    launcher = run_reports.launcher_of(job)
+    names = {"direct": "direct, without torch", "agent": "torch's elastic agent"}
+    say(f"launcher: {names[launcher['name']]}: {launcher['reason']}")
 
 
 def _print_commands(plan: Plan, job: AnyJob, environment: dict[str, str]) -> None:

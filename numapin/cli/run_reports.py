@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 from numapin.base.stderr import say
 from numapin.cli.output import require_writable, show, warn
+from numapin.launcher.direct_options import DirectJob
 from numapin.system import oom
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from contextlib import AbstractContextManager
 
     from numapin.cli.run import AnyJob, RunOptions
@@ -45,7 +46,14 @@ def _loaders_reported(run_dir: str, job: AnyJob, options: RunOptions) -> Abstrac
     return reporting_loaders(run_dir, strict=options.strict, report=lambda text: say(f"{title}: {text}"))
 
 
-def watching_of(options: RunOptions) -> Watching | None:
+def launcher_of(job: AnyJob) -> dict[str, str]:
+    """Return what starts the ranks, and why, as the report file has it."""
+    if isinstance(job, DirectJob):
+        return {"name": "direct", "reason": "one host and no restarts"}
+    return {"name": "agent", "reason": job.why_agent}
+
+
+def watching_of(options: RunOptions, launcher: Mapping[str, str]) -> Watching | None:
     """Return the checks that --verify, --verify-after and --report ask for. Raises UsageError for an unusable file."""
     after_s, report = options.verify_after, options.report
     if not options.verify and after_s is None and report is None:
@@ -54,7 +62,11 @@ def watching_of(options: RunOptions) -> Watching | None:
 
     require_writable(report, option="--report")
     return Watching(
-        after_s=10 if after_s is None else after_s, report=report, tell=_print_report, warn=lambda text: warn([text])
+        after_s=10 if after_s is None else after_s,
+        report=report,
+        tell=_print_report,
+        warn=lambda text: warn([text]),
+        launcher=launcher,
     )
 
 

@@ -102,11 +102,21 @@ def test_automatic_choice(tmp_path: Path) -> None:
     assert told in numapin("run", "--dry-run", path, PET_NNODES="1").err
 
 
+@pytest.mark.parametrize(
+    ("launcher", "reason"), [("direct", "one host and no restarts"), ("agent", "--launcher agent")]
+)
+def test_report(tmp_path: Path, launcher: str, reason: str) -> None:
+    """The report file has what started the ranks, and why."""
+    file = tmp_path / "report.json"
+    assert numapin("run", "--launcher", launcher, "--report", str(file), script(tmp_path, "")).status == 0
+    assert json.loads(file.read_text())["launcher"] == {"name": launcher, "reason": reason}
+
+
 def test_what_needs_the_agent(tmp_path: Path) -> None:
     """--launcher direct with an option that needs the agent is status 2, with that option."""
     done = numapin("run", "--launcher", "direct", "--tee", "3", script(tmp_path, ""))
     assert done.status == 2
-    assert "--launcher direct cannot start this job: --tee\n  hint: leave out --launcher direct" in done.err
+    assert "--launcher direct cannot start this job: --tee\n  hint: leave that out" in done.err
 
 
 def test_a_newer_torch(tmp_path: Path) -> None:

@@ -166,7 +166,6 @@ def test_the_report_of_a_run_is_checked_before_it_starts(path: str) -> None:
     from numapin.cli.run import RunOptions
     from numapin.cli.run_reports import watching_of
 
+    command = click.Command("run", params=[*OPTIONS])
     with pytest.raises((UsageError, click.ClickException)):
-        watching_of(
-            RunOptions(**click.Command("run", params=[*OPTIONS]).make_context("run", ["--report", path]).params)
-        )
+        watching_of(RunOptions(**command.make_context("run", ["--report", path]).params), {})
