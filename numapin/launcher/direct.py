@@ -20,7 +20,6 @@ from numapin.base.stderr import say
 from numapin.base.strict_json import decode
 from numapin.errors import NumapinError, UsageError
 from numapin.launcher import processes
-from numapin.launcher.failure import EndedRank, ranks_failed
 from numapin.launcher.listening import LOOPBACK, listen
 from numapin.launcher.processes import StartedRank, StopSignal, ended_on_error
 from numapin.launcher.store_server import serving
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from numapin.launcher.direct_options import DirectJob
+    from numapin.launcher.failure import EndedRank, RanksFailed
     from numapin.plan.model import Plan
     from numapin.rank.signals import Mailbox
 
@@ -77,8 +77,7 @@ def launch(plan: Plan, job: DirectJob, run_dir: str, mailbox: Mailbox) -> None:
             raise NumapinError(f"stopped by {stop.number.name}; all ranks have ended") from None
         except _RankFailed as failed:
             _say_notes(failed)
-            ended = [_ended(rank, was_ended=rank.local_rank in failed.others, run_dir=run_dir) for rank in ranks]
-            raise ranks_failed(job.program, os.uname().nodename, ended) from None
+            raise _report(job, ranks, failed, run_dir) from None
 
 
 class _Alarm:
@@ -187,8 +186,18 @@ def _error_file(local_rank: int, run_dir: str) -> str:
     return os.path.join(run_dir, f"error-{local_rank}.json")
 
 
+def _report(job: DirectJob, ranks: Sequence[StartedRank], failed: _RankFailed, run_dir: str) -> RanksFailed:
+    """Return the error about these ranks, which have ended."""
+    from numapin.launcher.failure import ranks_failed  # a job that succeeds does not need it
+
+    ended = [_ended(rank, was_ended=rank.local_rank in failed.others, run_dir=run_dir) for rank in ranks]
+    return ranks_failed(job.program, os.uname().nodename, ended)
+
+
 def _ended(rank: StartedRank, *, was_ended: bool, run_dir: str) -> EndedRank:
     """Return how a rank ended, with what it recorded. One that is still there counts as killed."""
+    from numapin.launcher.failure import EndedRank
+
     path = _error_file(rank.local_rank, run_dir)
     return EndedRank(
         local_rank=rank.local_rank,
