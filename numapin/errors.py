@@ -10,7 +10,7 @@
     │       └── LibnumaError   3   libnuma is missing or refuses to work
     ├── PlanError              4   no feasible plan
     ├── BindingRefused         5   the kernel refused a binding under --strict
-    └── RankError              1   a rank of `numapin.spawn` failed: names the rank
+    └── RankError              1   a rank failed: names the rank
 
 Comes in: nothing. Goes out: exceptions that every stage raises, and that `numapin.cli` turns into exit statuses.
 """
@@ -92,4 +92,4 @@ class BindingRefused(NumapinError):  # noqa: N818 - named after the event, like 
 
 
 class RankError(NumapinError):
-    """A rank of `numapin.spawn` failed without an exception that could be re-raised; the message names the rank."""
+    """A rank failed; the message names it. `numapin.spawn` raises a rank's own exception instead, if it can."""

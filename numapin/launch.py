@@ -1,8 +1,9 @@
-"""Stage 3: start the ranks. Edge.
+"""Stage 3: start the ranks with torch's elastic agent. Edge.
 
 Comes in: a `Plan` and a `Job`. Goes out: ranks, run to their end by torch.distributed.elastic. This module does no
 binding: every rank starts as `rank/shim.py`, which applies its slice of the plan. Worker variables, restarts, signals
-and exit behavior are torchrun's own; docs/moving-from-torchrun.md lists the differences.
+and exit behavior are torchrun's own; docs/moving-from-torchrun.md lists the differences. Jobs on one host without
+restarts do not need the agent: `launcher/direct.py` starts them without torch.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ from torch.distributed.launcher.api import elastic_launch
 from numapin.base.stderr import say
 from numapin.launcher import rendezvous
 from numapin.launcher.agent import replacing_torch_agent
+from numapin.launcher.command import python
+from numapin.launcher.listening import LOOPBACK
 from numapin.launcher.rendezvous_id import why_known
 from numapin.launcher.run_folder import run_directory
-from numapin.launcher.torchrun import configure, python
+from numapin.launcher.torchrun import configure
 from numapin.rank import handover, shim
 
 if TYPE_CHECKING:
@@ -143,7 +146,7 @@ def _secure_rendezvous(config: LaunchConfig, job: Job) -> None:
         config.rdzv_backend, config.rdzv_endpoint = rendezvous.ONE_HOST, ""
         config.rdzv_configs = {"port": job.arguments.master_port if job.port_chosen else 0}
         config.run_id = job.arguments.rdzv_id if job.has_rendezvous_id else str(uuid.uuid4())
-        config.local_addr = config.local_addr or "127.0.0.1"
+        config.local_addr = config.local_addr or LOOPBACK
     elif config.rdzv_backend == "c10d":
         config.rdzv_backend = rendezvous.SIGNED_C10D
         _warn_of_known_id(config, job)

@@ -190,9 +190,14 @@ class _BenchLaunchOptions(BenchOptions):
 
 
 @bench.command(short_help="Start-up time and memory of launchers.")
-@names_option("--scripts", launch_cases.SCRIPTS, default="print", about="print, all-reduce (default: print).")
 @names_option(
-    "--peers", launch_cases.PEERS, default="torchrun,numapin", about="Launchers to compare (default: torchrun,numapin)."
+    "--scripts", launch_cases.SCRIPTS, default="print", about="print, import-torch, all-reduce (default: print)."
+)
+@names_option(
+    "--peers",
+    launch_cases.PEERS,
+    default="torchrun,numapin",
+    about="Launchers to compare; numapin-agent uses torch's agent (default: torchrun,numapin).",
 )
 @click.option("--ranks", type=click.IntRange(1), default=4, help="Number of ranks per launcher.")
 @shared_options(repeats=7, timeout_s=300)
@@ -204,7 +209,7 @@ def launch(options: _BenchLaunchOptions) -> None:
     Examples:
       numapin bench launch                             until every rank has printed a line
       numapin bench launch --scripts all-reduce --ranks 2
-      numapin bench launch --peers torchrun,torchrun-numa,numapin
+      numapin bench launch --peers torchrun,numapin,numapin-agent
     """
     options = with_quick(options)
     benchmark = launch_cases.launch_benchmark(options.scripts, options.peers, num_ranks=options.ranks)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -18,13 +17,17 @@ import click
 from numapin.base import quoting
 from numapin.base.plural import counted
 from numapin.base.stderr import say
+from numapin.cli import run_reports
 from numapin.cli.options import BINDING, BindingOptions, FilePath, topology_from
-from numapin.cli.output import emit, require_writable, show, warn
+from numapin.cli.output import emit, show, warn
 from numapin.cli.run_decisions import decisions
 from numapin.cli.torch_import import importing_torch
 from numapin.cli.torchrun_command import TorchrunCommand
 from numapin.errors import BindingRefused, UsageError
 from numapin.launcher import preload
+from numapin.launcher.command import python, require_program
+from numapin.launcher.direct_options import DirectJob, read_line
+from numapin.launcher.installed_torch import torch_folder, why_not_served
 from numapin.launcher.lost_gpus import require_gpus
 from numapin.launcher.rehearse import rehearse
 from numapin.launcher.run_folder import run_directory
@@ -33,7 +36,6 @@ from numapin.plan.gpus import settle_gpus
 from numapin.plan.make import default_num_ranks, make_plan
 from numapin.plan.nics import nic_variables, with_users_nics
 from numapin.rank.signals import open_mailbox
-from numapin.system import oom
 from numapin.tasks import repeated
 from numapin.topology.readings import OTHERS
 from numapin.topology.sources.vendors.table import first_visible
@@ -43,15 +45,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
+    from typing import TypeAlias
 
     from numapin.launcher.torchrun import Job, OwnOption
-    from numapin.observe.during_run import Watching
-    from numapin.observe.report import VerifyReport
     from numapin.plan.model import Plan
     from numapin.plan.request import Request
     from numapin.rank.signals import Mailbox
     from numapin.topology.model import Topology
     from numapin.topology.readings import NvmlReadings
+
+    AnyJob: TypeAlias = Job | DirectJob
 
 _DESCRIPTION = (
     "Run a training script with one rank per GPU, each bound to the CPUs and the memory of its GPU's NUMA node. "
@@ -64,6 +67,7 @@ _EXAMPLES = """\
   numapin run --dry-run train.py                    show the plan and each rank's command
   numapin run --report placement.json train.py      and check where threads and pages are"""
 
+_LAUNCHERS = ("auto", "direct", "agent")
 OPTIONS = (
     *BINDING,
     click.Option(
@@ -72,6 +76,13 @@ OPTIONS = (
         default="torch",
         help="Data path of the script's DataLoaders: torch's (default) or numapin's; numapin-balanced also gives each "
         "batch to the worker that is ready first. The script needs no change.",
+    ),
+    click.Option(
+        ["--launcher"],
+        type=click.Choice(_LAUNCHERS),
+        default="auto",
+        help="What starts and watches the ranks: numapin itself, without importing torch (direct: one host, no "
+        "restarts), or torch's elastic agent (agent). auto (default) is direct where that is possible.",
     ),
     click.Option(
         ["--verbose"], is_flag=True, help="Say also where the files of this run are, and why it is started as it is."
@@ -101,6 +112,7 @@ class RunOptions(BindingOptions):
     """The parsed values of `OPTIONS`, by click's names."""
 
     dataloader: str
+    launcher: str
     verbose: bool
     dry_run: bool
     quiet: bool
@@ -133,11 +145,11 @@ run = TorchrunCommand(
 )
 
 
-def start(job: Job, options: RunOptions, mailbox: Mailbox, *, trace: str = "") -> None:
+def start(job: AnyJob, options: RunOptions, mailbox: Mailbox, *, trace: str = "") -> None:
     """Read the machine, make the plan, and run the job to its end; `trace` configures the tracing hook in the ranks."""
     if job.is_single_host:
         _require_one_launcher(strict=options.strict)
-    watch = _watching(options)
+    watch = run_reports.watching_of(options, run_reports.launcher_of(job))
     topology = topology_from(gpu_nodes=options.gpu_nodes)
     request, gpu_variables = _request(job, options, topology)
     environment = {**gpu_variables, **_hook_environment(job, options, trace)}
@@ -145,12 +157,14 @@ def start(job: Job, options: RunOptions, mailbox: Mailbox, *, trace: str = "") -
 
     _announce(plan, topology, quiet=options.quiet and not options.dry_run)
     tell = say if options.verbose else _ignore
+    if options.dry_run or options.verbose:
+        _say_launcher(job)
     for line in decisions(job, plan, os.environ):
         tell(line)
     if options.dry_run:
         _print_commands(plan, job, environment)
     else:
-        observed = partial(_observed, job=job, num_ranks=len(plan.ranks), watch=watch, options=options)
+        observed = partial(run_reports.observed, job=job, num_ranks=len(plan.ranks), watch=watch, options=options)
         looks = _gpu_readings if any(gpu.vendor not in OTHERS for gpu in topology.visible_gpus) else tuple
         _launch(plan, job, environment, mailbox=mailbox, observed=observed, looks=looks, tell=tell)
 
@@ -178,7 +192,7 @@ def _own_option(option: click.Option) -> OwnOption:
     from numapin.launcher.torchrun import OwnOption
 
     return OwnOption(
-        names=(*option.opts, *option.secondary_opts),
+        names=_names(option),
         takes_value=not option.is_flag,
         metavar=option.metavar or "|".join(getattr(option.type, "choices", ())) or option.type.name,
         help=option.help or "",
@@ -187,10 +201,51 @@ def _own_option(option: click.Option) -> OwnOption:
 
 def parse(
     arguments: tuple[str, ...], kind: type[_Options], options: Sequence[click.Option] = (), **command: str
-) -> tuple[Job, _Options]:
-    """Parse a command line with torch's parser; numapin's own options then go through click, as in `numapin plan`.
+) -> tuple[AnyJob, _Options]:
+    """Parse a command line as torchrun does; numapin's own options then go through click, as in `numapin plan`.
 
     `kind` has a field for each of `OPTIONS` and of another command's `options`.
+
+    A line for the direct way is parsed without torch.
+    """
+    program = f"numapin {command.get('command', 'run')}"
+    direct = _read_directly(arguments, options)
+    if isinstance(direct, DirectJob):
+        values = _own_values(direct.own, kind, options, program)
+        if values.launcher != "agent":
+            require_program(direct.program, module=direct.module, no_python=direct.no_python, run_path=False)
+            return direct, values
+        direct = "--launcher agent"
+    job = _parse_with_torch(arguments, options, **command)
+    values = _own_values(job.own, kind, options, program)
+    if values.launcher == "direct":
+        raise UsageError(
+            f"--launcher direct cannot start this job: {direct}",
+            "leave that out, or let torch's agent start the ranks: --launcher auto",
+        )
+    return replace(job, why_agent=direct), values
+
+
+def _read_directly(arguments: Sequence[str], options: Sequence[click.Option]) -> DirectJob | str:
+    """Return the job, or why torch's agent has to start it."""
+    own = {name: not option.is_flag for option in (*OPTIONS, *options) for name in _names(option)}
+    found = read_line(arguments, own, os.environ, python=python())
+    if isinstance(found, str):
+        return found
+    return why_not_served(torch_folder()) or found
+
+
+def _names(option: click.Option) -> tuple[str, ...]:
+    return (*option.opts, *option.secondary_opts)
+
+
+def _own_values(typed: Sequence[str], kind: type[_Options], options: Sequence[click.Option], program: str) -> _Options:
+    """Parse numapin's own options, with the same rules as in `numapin plan`."""
+    return kind(**click.Command("run", params=[*OPTIONS, *options]).make_context(program, list(typed)).params)
+
+
+def _parse_with_torch(arguments: Sequence[str], options: Sequence[click.Option], **command: str) -> Job:
+    """Parse a command line with torch's parser.
 
     Importing torch starts OpenMP, which rebinds this thread if OMP_PROC_BIND or GOMP_CPU_AFFINITY is set. The plan is
     for the launcher's original CPUs, so its affinity is restored.
@@ -201,13 +256,10 @@ def parse(
 
     os.sched_setaffinity(0, affinity)
     torchrun.keep_log_visible()
-    parser = make_run_parser(options, **command)
-    job = torchrun.parse(arguments, parser)
-    own = click.Command("run", params=[*OPTIONS, *options]).make_context(parser.prog, list(job.own))
-    return job, kind(**own.params)
+    return torchrun.parse(arguments, make_run_parser(options, **command))
 
 
-def _request(job: Job, options: RunOptions, topology: Topology) -> tuple[Request, dict[str, str]]:
+def _request(job: AnyJob, options: RunOptions, topology: Topology) -> tuple[Request, dict[str, str]]:
     """Return the request of the options, including torchrun's, and the variables that show CUDA the GPUs of --gpus."""
     asked = options.request(num_ranks=_num_ranks(job, topology), numa_binding=job.numa_binding)
     request, gpu_variables = settle_gpus(topology, asked, os.environ)
@@ -227,10 +279,8 @@ def _require_gpu_per_rank(num_ranks: int | None, num_gpus: int) -> None:
         )
 
 
-def _num_ranks(job: Job, topology: Topology) -> int | None:
+def _num_ranks(job: AnyJob, topology: Topology) -> int | None:
     """Return the number of ranks. None: one per GPU."""
-    from numapin.launcher.torchrun import number_of_ranks
-
     wanted, usable = job.nproc_per_node, topology.has_usable_gpu
     if wanted is None:
         return default_num_ranks(topology)
@@ -238,10 +288,14 @@ def _num_ranks(job: Job, topology: Topology) -> int | None:
         raise UsageError("--nproc-per-node gpu: CUDA shows no GPU", "see why with: numapin doctor")
     if wanted in ("gpu", "auto") and usable:
         return None
+    if wanted.isascii() and wanted.isdecimal():
+        return int(wanted)
+    from numapin.launcher.torchrun import number_of_ranks  # torch knows other devices, and counts CPUs
+
     return number_of_ranks(wanted)
 
 
-def _hook_environment(job: Job, options: RunOptions, trace: str) -> dict[str, str]:
+def _hook_environment(job: AnyJob, options: RunOptions, trace: str) -> dict[str, str]:
     """Return the variables that give the ranks the chosen data path and the tracing hook."""
     if trace:
         _check_trace_hook(job.command)
@@ -295,7 +349,14 @@ def _announce(plan: Plan, topology: Topology, *, quiet: bool) -> None:
     warn(plan.warnings)
 
 
-def _print_commands(plan: Plan, job: Job, environment: dict[str, str]) -> None:
+def _say_launcher(job: AnyJob) -> None:
+    """Say what starts the ranks, and why."""
+    launcher = run_reports.launcher_of(job)
+    names = {"direct": "direct, without torch", "agent": "torch's elastic agent"}
+    say(f"launcher: {names[launcher['name']]}: {launcher['reason']}")
+
+
+def _print_commands(plan: Plan, job: AnyJob, environment: dict[str, str]) -> None:
     """Print each rank's command, with the variables that it gets, in shell syntax."""
     for rank in plan.ranks:
         threads = os.environ.get("OMP_NUM_THREADS", str(rank.num_threads))
@@ -307,7 +368,7 @@ def _print_commands(plan: Plan, job: Job, environment: dict[str, str]) -> None:
 
 def _launch(  # noqa: PLR0913 - the results of the steps before
     plan: Plan,
-    job: Job,
+    job: AnyJob,
     environment: dict[str, str],
     *,
     mailbox: Mailbox,
@@ -316,37 +377,26 @@ def _launch(  # noqa: PLR0913 - the results of the steps before
     tell: Callable[[str], None],
 ) -> None:
     """Run the job; `looks` returns readings of NVML by which lost GPUs are noticed before a restart."""
-    with importing_torch():
-        from numapin.launch import launch
-
+    start_ranks = _way(plan, job, mailbox, lambda: require_gpus(plan, looks()))
     keep_script(job.command)
     os.environ.update(environment)
     mailbox.leave(job.signals)
     mailbox.wrapper = None if preload.is_python(job.command) else job.command[0]
     with run_directory(os.environ, tell) as run_dir, observed(run_dir):
         tell(f"files of this run: {run_dir}")
-        launch(plan, job, run_dir, mailbox, lambda: require_gpus(plan, looks()))
+        start_ranks(run_dir)
 
 
-@contextmanager
-def _observed(run_dir: str, *, job: Job, num_ranks: int, watch: Watching | None, options: RunOptions) -> Iterator[None]:
-    """Report, during and after a run, what its options ask for."""
-    with (
-        _loaders_reported(run_dir, job, options),
-        _watched(run_dir, num_ranks, watch),
-        oom.reporting_oom_kills(say),
-    ):
-        yield
+def _way(plan: Plan, job: AnyJob, mailbox: Mailbox, before_restart: Callable[[], None]) -> Callable[[str], None]:
+    """Return the function that starts the ranks, given the run's folder, and runs them to their end."""
+    if isinstance(job, DirectJob):
+        from numapin.launcher import direct
 
+        return lambda run_dir: direct.launch(plan, job, run_dir, mailbox)
+    with importing_torch():
+        from numapin.launch import launch
 
-def _loaders_reported(run_dir: str, job: Job, options: RunOptions) -> AbstractContextManager[None]:
-    """Report at the end which loaders took numapin's path. Each host has its launcher, and so its line."""
-    if options.dataloader == "torch":
-        return nullcontext()
-    from numapin.observe.loaders import reporting_loaders
-
-    title = "dataloader" if job.is_single_host else f"dataloader on {os.uname().nodename}"
-    return reporting_loaders(run_dir, strict=options.strict, report=lambda text: say(f"{title}: {text}"))
+    return lambda run_dir: launch(plan, job, run_dir, mailbox, before_restart)
 
 
 def _gpu_readings() -> Iterator[NvmlReadings]:
@@ -356,34 +406,3 @@ def _gpu_readings() -> Iterator[NvmlReadings]:
     for pause_s in (0, 1, 2, 2):
         time.sleep(pause_s)
         yield read_nvml()
-
-
-def _watching(options: RunOptions) -> Watching | None:
-    """Return the checks that --verify, --verify-after and --report ask for. Raises UsageError for an unusable file."""
-    after_s, report = options.verify_after, options.report
-    if not options.verify and after_s is None and report is None:
-        return None
-    from numapin.observe.during_run import Watching
-
-    require_writable(report, option="--report")
-    return Watching(
-        after_s=10 if after_s is None else after_s, report=report, tell=_print_report, warn=lambda text: warn([text])
-    )
-
-
-def _watched(run_dir: str, num_ranks: int, watch: Watching | None) -> AbstractContextManager[None]:
-    if watch is None:
-        return nullcontext()
-    from numapin.observe.during_run import watching
-
-    return watching(run_dir, num_ranks, watch)
-
-
-def _print_report(report: VerifyReport, age_s: float) -> None:
-    """Print a check's summary line and its findings."""
-    from numapin.view.verify_table import findings_of, summary
-
-    when = f" {age_s:.0f} s ago" if age_s else ""
-    say(f"verified{when}: {summary(report)}")
-    for finding in findings_of(report, notes=False):
-        show(finding, err=True)

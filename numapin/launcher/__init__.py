@@ -4,6 +4,16 @@ Comes in: a `Plan` and torchrun's command line. Goes out: running ranks.
 
 ::
 
+    direct_options.py PURE  command lines that need neither torch's parser nor its agent
+    direct.py        EDGE  the direct way: start the ranks of one host without torch
+    store.py         PURE  the ranks' store, as torch's clients use it
+    store_server.py  EDGE  the server of the ranks' store
+    installed_torch.py EDGE whether the installed torch's clients can be served
+    listening.py     EDGE  the port of the ranks' store
+    failure.py       PURE  the report on ranks that failed
+    command.py       EDGE  the program that each rank becomes
+    processes.py     EDGE  the processes of ranks: start them, see how they ended, end them
+    variables.py     PURE  the variables that torchrun sets for ranks
     torchrun.py      EDGE  torchrun's command line, with our options added
     torchrun_options.py  PURE  a table of torchrun's options, for help and completion without torch
     run_places.py    EDGE  the directories that can hold them

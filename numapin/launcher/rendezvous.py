@@ -11,11 +11,9 @@ Comes in: torch's rendezvous parameters. Goes out: a rendezvous handler for torc
 from __future__ import annotations
 
 import copy
-import errno
 import hashlib
 import hmac
 import os
-import socket
 from typing import TYPE_CHECKING, Any, Final
 
 from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined] # torch marks no exports
@@ -29,7 +27,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousStateError
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend, create_backend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, create_handler
 
-from numapin.errors import UsageError
+from numapin.launcher.listening import LOOPBACK, listen
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
@@ -38,9 +36,6 @@ if TYPE_CHECKING:
 ONE_HOST: Final = "numapin-one-host"
 SIGNED_C10D: Final = "numapin-c10d"
 _NUM_MAC_BYTES: Final = 32
-_OWN_ADDRESS: Final = "give an address of this host with --local-addr"
-_LISTEN_HINTS: Final = {errno.EADDRNOTAVAIL: _OWN_ADDRESS, errno.EADDRINUSE: "choose another --master-port"}
-_BACKLOG: Final = 2048  # as in torch's own store: all ranks connect at the same moment
 
 
 def register() -> None:
@@ -57,7 +52,7 @@ class OneHost(RendezvousHandler):
 
     def __init__(self, parameters: RendezvousParameters) -> None:
         self._run_id = parameters.run_id
-        self._address = parameters.local_addr or "127.0.0.1"
+        self._address = parameters.local_addr or LOOPBACK
         self._port = int(parameters.get("port", 0))
         self._ranks_store: TCPStore | None = None
         self._is_closed = False
@@ -78,7 +73,7 @@ class OneHost(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """Begin a round with this host alone. Raises UsageError for an address that this host does not have."""
         self._ranks_store = None  # closes the port of the round before
-        listening = _listen(self._address, self._port)
+        listening = listen(self._address, self._port)
         port = listening.getsockname()[1]
         self._ranks_store = TCPStore(
             self._address, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
@@ -102,29 +97,6 @@ class OneHost(RendezvousHandler):
         self._ranks_store = None
         self._is_closed = True
         return True
-
-
-def _listen(address: str, port: int) -> socket.socket:
-    """Return a socket that listens on one address only, on a free port if `port` is 0. Raises UsageError."""
-    try:
-        places = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:
-        raise UsageError(f"{address} is not an address of this host: {error}", _OWN_ADDRESS) from None
-    problem = OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
-    for family, kind, protocol, _, place in places:
-        listening = socket.socket(family, kind, protocol)
-        try:
-            # On a chosen port, the next round must not wait for the old connections to expire.
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, port != 0)
-            listening.bind(place)
-            listening.listen(_BACKLOG)
-        except OSError as error:
-            listening.close()
-            problem = error
-        else:
-            return listening
-    hint = _LISTEN_HINTS.get(problem.errno or 0, "see the limits of this process with: ulimit -a")
-    raise UsageError(f"cannot listen on {address} port {port or '(any)'}: {problem.strerror}", hint)
 
 
 class _SignedBackend(C10dRendezvousBackend):

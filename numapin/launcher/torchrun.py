@@ -11,12 +11,10 @@ import argparse
 import copy
 import logging
 import os
-import shutil
 import signal
-import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from torch.distributed import argparse_util
 from torch.distributed import run as torch_run
@@ -24,18 +22,13 @@ from torch.distributed.elastic.utils.api import macros
 
 from numapin.base.printable import printable_lines
 from numapin.errors import UsageError
+from numapin.launcher.command import RUN_PATH, python, require_program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import NoReturn
 
     from torch.distributed.launcher.api import LaunchConfig
-
-# torchrun runs a --run-path script in a spawned process, whose sys.path does not contain a folder of the caller.
-_RUN_PATH: Final = (
-    "import sys; del sys.path[0]; from torch.distributed.elastic.multiprocessing.errors import record; "
-    "from torch.distributed.run import run_script_path; record(run_script_path)(*sys.argv[1:])"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +66,7 @@ class Job:
         port_chosen: Whether --master-port was given.
         typed_rendezvous_id: Whether --rdzv-id is on the command line, not only in PET_RDZV_ID.
         shutdown_timeout_s: Seconds from SIGTERM to SIGKILL. None: torch's default.
+        why_agent: Why torch's agent starts the ranks.
     """
 
     arguments: argparse.Namespace
@@ -83,6 +77,7 @@ class Job:
     port_chosen: bool
     typed_rendezvous_id: bool
     shutdown_timeout_s: int | None = None
+    why_agent: str = ""
 
     @property
     def virtual_local_rank(self) -> bool:
@@ -242,7 +237,7 @@ def parse(arguments: Sequence[str], parser: argparse.ArgumentParser) -> Job:
     given = {name: parsed.__dict__.pop(name) for name in ("numapin_own", "nproc_per_node", "numa_binding")}
     port_chosen = parsed.master_port is not None
     parsed.master_port = parsed.master_port or 29500
-    _require_program(parsed)
+    require_program(parsed.training_script, module=parsed.module, no_python=parsed.no_python, run_path=parsed.run_path)
     command = _command(parsed)
     return Job(
         arguments=parsed,
@@ -276,13 +271,8 @@ def configure(arguments: argparse.Namespace, num_ranks: int) -> tuple[LaunchConf
         config, entrypoint, rest = torch_run.config_from_args(arguments)
     config.numa_options = None
     if callable(entrypoint):  # --run-path
-        return config, [python(), "-u", f"-c{_RUN_PATH}", *rest]
+        return config, [python(), "-u", f"-c{RUN_PATH}", *rest]
     return config, [entrypoint, *rest]
-
-
-def python() -> str:
-    """Return the interpreter that torchrun runs scripts with."""
-    return os.environ.get("PYTHON_EXEC", sys.executable)
 
 
 def _command(arguments: argparse.Namespace) -> tuple[str, ...]:
@@ -295,20 +285,6 @@ def _command(arguments: argparse.Namespace) -> tuple[str, ...]:
         raise UsageError(
             f"torchrun refuses these arguments: {error}", "see the options with: numapin run --help"
         ) from None
-
-
-def _require_program(arguments: argparse.Namespace) -> None:
-    """Raise UsageError if the script or program does not exist."""
-    program = arguments.training_script
-    if arguments.module:
-        return  # finding a module may run its package; the rank's own message names it
-    runs_python = arguments.run_path or not arguments.no_python
-    if program == "-" and runs_python and not arguments.run_path:
-        return  # the script is on stdin
-    exists = os.path.exists(program) if runs_python else shutil.which(program)
-    if not exists:
-        where = "" if os.path.isabs(program) else f" in {os.getcwd()}"
-        raise UsageError(f"{program} does not exist{where}", "run a module with -m, a program with --no-python")
 
 
 @contextmanager

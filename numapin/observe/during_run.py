@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -23,7 +23,7 @@ from numapin.observe.report import VerifyReport
 from numapin.observe.verify import verify
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from numapin.observe.find_job import RunningJob
 
@@ -44,12 +44,14 @@ class Watching:
         report: The report file. None: none is written.
         tell: Called with a report and the seconds since it was made.
         warn: Called with the text of a warning.
+        launcher: What starts the ranks, and why, for the report file.
     """
 
     after_s: float
     report: Path | None
     tell: Callable[[VerifyReport, float], None]
     warn: Callable[[str], None]
+    launcher: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @contextmanager
@@ -167,7 +169,10 @@ class _RunWatch(threading.Thread):
         if path is None or (not report.ranks and is_special(str(path))):
             return
         try:
-            write_text_to(str(path), encode(report.to_json()) + "\n", remedy=_REMEDY)
+            content = report.to_json()
+            if self._what.launcher:
+                content["launcher"] = {**self._what.launcher}
+            write_text_to(str(path), encode(content) + "\n", remedy=_REMEDY)
         except NumapinError as error:
             self._unwritten = error
         except _PROBLEMS as error:

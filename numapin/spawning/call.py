@@ -25,12 +25,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from numapin.base.cpu_set import CpuSet
 from numapin.base.printable import printable
 from numapin.errors import UsageError
-from numapin.launcher import run_folder
+from numapin.launcher import processes, run_folder
 from numapin.launcher.rehearse import in_thread, rehearse
+from numapin.launcher.variables import job_variables, rank_variables
 from numapin.plan.gpus import settle_gpus
 from numapin.plan.make import default_num_ranks, make_plan
 from numapin.plan.request import Bind, Request, parse_bind, parse_gpus, parse_memory
-from numapin.rank import handover, shim, signals
+from numapin.rank import handover, shim
 from numapin.spawning import meeting
 from numapin.spawning.child import InheritedDescriptor
 from numapin.spawning.ranks import RankProcess, none_left, results_of
@@ -156,7 +157,15 @@ def _meeting(plan: Plan, environment: Mapping[str, str]) -> Iterator[tuple[dict[
     The socket and the run's folder exist until the end of the block.
     """
     with run_folder.run_directory(os.environ) as run_dir, meeting.reserved_port() as held:
-        variables = {**os.environ, **environment, **_job_variables(len(plan.ranks), meeting.port_of(held))}
+        shared = job_variables(
+            len(plan.ranks),
+            address=meeting.ADDRESS,
+            port=meeting.port_of(held),
+            run_id=str(uuid.uuid4()),
+            launcher_has_store=False,
+            environ=os.environ,
+        )
+        variables = {**os.environ, **environment, **shared}
         handover.hand_over(plan, run_dir, variables)
         yield variables, held
 
@@ -215,37 +224,12 @@ def _process(
     python = os.fsdecode(mp_spawn.get_executable())
     flags = mp_spawn.get_command_line()[1:-3]  # between the executable and multiprocessing's own program
     call = [_CHILD, str(-1 if tracker is None else tracker), *map(str, own)]
-    start = ["-I", "-S", "-c", shim.CODE, f"--local-rank={local_rank}", f"--launcher={os.getpid()}"]
-    with signals.kept_from_children():
-        return subprocess.Popen(  # RankProcess waits for it
-            [python, *start, f"--exec={python}", *flags, "-u", "-c", *call],
-            env={**variables, **_rank_variables(local_rank)},
-            pass_fds=(*own, *shared, *(() if tracker is None else (tracker,))),
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,  # the parent handles Ctrl-C, and all that a rank starts ends with it
-        )
-
-
-def _job_variables(num_ranks: int, port: int) -> dict[str, str]:
-    """Return the variables that torchrun sets for all ranks. No agent serves a store here."""
-    return {
-        **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), str(num_ranks)),
-        "GROUP_RANK": "0",
-        "GROUP_WORLD_SIZE": "1",
-        "ROLE_NAME": "default",
-        "MASTER_ADDR": meeting.ADDRESS,
-        "MASTER_PORT": str(port),
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_MAX_RESTARTS": "0",
-        "TORCHELASTIC_RUN_ID": str(uuid.uuid4()),
-        "TORCHELASTIC_USE_AGENT_STORE": "False",
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
-    }
-
-
-def _rank_variables(local_rank: int) -> dict[str, str]:
-    """Return the variables that torchrun sets for one rank."""
-    return dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(local_rank))
+    return processes.start(
+        processes.shim_command(local_rank, python, python, [*flags, "-u", "-c", *call]),
+        {**variables, **rank_variables(local_rank)},
+        pass_fds=(*own, *shared, *(() if tracker is None else (tracker,))),
+        stdin=subprocess.DEVNULL,
+    )
 
 
 class _Spawning:

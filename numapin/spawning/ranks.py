@@ -1,4 +1,4 @@
-"""Wait for the ranks of `numapin.spawn`, and end them. Edge.
+"""The ranks of `numapin.spawn` and their answers. Edge.
 
 Comes in: running ranks, each with a socket for its answer. Goes out: their results by rank, or the first error, with no
 rank left running.
@@ -6,7 +6,6 @@ rank left running.
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from contextlib import contextmanager, suppress
@@ -14,8 +13,8 @@ from math import inf
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from numapin.base.plural import listed
 from numapin.errors import NumapinError, RankError
+from numapin.launcher.processes import LOOK_S, StartedRank, ended_on_error, look_at, names_of, running_after
 from numapin.spawning.child import NUM_SIZE_BYTES, Answer, Outcome, unpickle
 from numapin.system import oom
 from numapin.system.proc import is_exiting
@@ -25,35 +24,27 @@ if TYPE_CHECKING:
     import subprocess
     from collections.abc import Iterator, Sequence
 
-# An answer ends the wait at once; this bounds how late a rank's death is seen. pidfds would need Linux 5.3.
-_LOOK_S: Final = 0.05
 _PART_BYTES: Final = 1 << 20
-# How long a process may take to exit: giving back GPU memory takes seconds.
+# How long a rank that begins to exit may take: giving back GPU memory takes seconds.
 _DYING_S: Final = 5
-_DEATH_S: Final = 30
 _RETURN_CPU_VALUES: Final = "return plain CPU values"
 _MAKE_IMPORTABLE: Final = (
     "fn and its arguments must be importable from a module or script; the traceback names what was not"
 )
 
 
-class RankProcess:
+class RankProcess(StartedRank):
     """A rank's process and the socket for its answer.
 
     Attributes:
-        local_rank: The number of the rank.
-        process: The process. It leads a session of its own.
         pipe: Our end of the socket.
-        status: The exit status, the negated signal number, or None while the process is running.
         answer: The rank's answer, once all of it is here.
         kills_before: The count of out-of-memory kills when the rank started.
     """
 
     def __init__(self, local_rank: int, process: subprocess.Popen[bytes], pipe: socket.socket) -> None:
-        self.local_rank = local_rank
-        self.process = process
+        super().__init__(local_rank, process)
         self.pipe = pipe
-        self.status: int | None = None
         self.answer: Answer | None = None
         self.kills_before = oom.read_kills()
         self._content = bytearray()
@@ -76,22 +67,14 @@ class RankProcess:
 
     def look(self) -> None:
         """Update the status, and read what has arrived of the answer; all of it if the process has ended."""
-        if self.status is None:
-            self.status = _status(self.process)
+        super().look()
         while self.talks and self._receive() and self.status is not None:
             pass
-
-    def signal(self, number: signal.Signals) -> None:
-        """Signal the rank's session, which includes what the rank started."""
-        if self.process.returncode is None:  # once reaped, its number may belong to another process
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.process.pid, number)
 
     def close(self) -> None:
         """Close the socket, and reap the process if it has ended."""
         self.pipe.close()
-        if self.status is not None:
-            self.process.wait()
+        super().close()
 
     def _receive(self) -> bool:
         """Read a part of the answer; return whether there may be more."""
@@ -116,63 +99,17 @@ def _answer_in(content: bytearray) -> Answer | None:
     return unpickle(memoryview(content)[NUM_SIZE_BYTES:], Answer) if is_whole else None
 
 
-def _status(process: subprocess.Popen[bytes]) -> int | None:
-    """Return how a child ended, None while it is running.
-
-    The child is not reaped, so the kernel gives its number and its group's to no other process.
-    """
-    try:
-        ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:  # other code of this process has reaped it
-        return process.wait()
-    if ended is None:
-        return None
-    return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
-
-
 @contextmanager
 def none_left(grace_s: float) -> Iterator[list[RankProcess]]:
-    """Yield a list for ranks. On any exception, end all ranks in it and what they started.
-
-    SIGTERM comes first, then, after at most `grace_s` seconds, SIGKILL.
-    """
+    """Yield a list for ranks. On any exception, end all ranks in it and what they started."""
     ranks: list[RankProcess] = []
-    try:
+    with ended_on_error(ranks, grace_s):
         yield ranks
-    except BaseException as error:
-        try:
-            _signal_all(ranks, signal.SIGTERM)
-            _running_after(ranks, grace_s)
-        finally:  # a second Ctrl-C continues here at once
-            _signal_all(ranks, signal.SIGKILL)
-            remaining = _running_after(ranks, _DEATH_S)
-            if remaining:
-                error.add_note(f"{_names(remaining)}: still there {_DEATH_S} s after SIGKILL; see: cat /proc/PID/stack")
-        raise
-    finally:
-        for rank in ranks:
-            rank.close()
-
-
-def _signal_all(ranks: Sequence[RankProcess], number: signal.Signals) -> None:
-    for rank in ranks:
-        rank.signal(number)
 
 
 def _running(ranks: Sequence[RankProcess]) -> list[RankProcess]:
     """Return the ranks that were running when they were last looked at."""
     return [rank for rank in ranks if rank.status is None]
-
-
-def _running_after(ranks: Sequence[RankProcess], seconds: float) -> list[RankProcess]:
-    """Wait at most this long for the ranks to end; return those that are still running."""
-    deadline = time.monotonic() + seconds
-    while running := _running(ranks):
-        _look_at(running)
-        if time.monotonic() > deadline:
-            return _running(running)
-        time.sleep(_LOOK_S / 5)
-    return []
 
 
 def results_of(ranks: Sequence[RankProcess], *, timeout_s: float | None) -> tuple[Any, ...]:
@@ -192,18 +129,13 @@ def results_of(ranks: Sequence[RankProcess], *, timeout_s: float | None) -> tupl
     results: dict[int, object] = {}
     while running := _running(ranks):
         if time.monotonic() > deadline:
-            raise RankError(f"{_names(running)} did not end within {timeout_s:g} s", "give spawn a longer timeout")
-        wait([rank.pipe for rank in running if rank.talks], _LOOK_S)
-        _look_at(running)
+            raise RankError(f"{names_of(running)} did not end within {timeout_s:g} s", "give spawn a longer timeout")
+        wait([rank.pipe for rank in running if rank.talks], LOOK_S)
+        look_at(running)
         _require_answers(running)
         for rank in running:
             _collect(rank, ranks, results)
     return tuple(results[rank.local_rank] for rank in ranks)
-
-
-def _look_at(ranks: Sequence[RankProcess]) -> None:
-    for rank in ranks:
-        rank.look()
 
 
 def _require_answers(ranks: Sequence[RankProcess]) -> None:
@@ -221,14 +153,9 @@ def _collect(rank: RankProcess, ranks: Sequence[RankProcess], results: dict[int,
         raise _death_of(rank)
 
 
-def _names(ranks: Sequence[RankProcess]) -> str:
-    pids = " ".join(str(rank.process.pid) for rank in ranks)
-    return f"{listed('rank', [rank.local_rank for rank in ranks])} (pid {pids})"
-
-
 def _death_of(rank: RankProcess) -> RankError:
     """Return the error for a rank that ended without a result, or failed after it."""
-    name, status = _names([rank]), rank.status
+    name, status = names_of([rank]), rank.status
     if status is None:
         return RankError(
             f"{name} began to exit and has not ended after {_DYING_S} s", "see its output above, and: dmesg"
@@ -244,7 +171,7 @@ def _death_of(rank: RankProcess) -> RankError:
 
 def _killed(rank: RankProcess, number: int) -> RankError:
     """Return the error for a rank that a signal killed."""
-    problem = f"{_names([rank])} was killed by {_signal_name(number)}"
+    problem = f"{names_of([rank])} was killed by {_signal_name(number)}"
     if number != signal.SIGKILL:
         return RankError(problem, "see its output above")
     reason = oom.explain(rank.kills_before)
@@ -272,7 +199,7 @@ def _result_of(rank: RankProcess, answer: Answer, ranks: Sequence[RankProcess]) 
     try:
         return _value(rank, answer)
     except Exception as error:
-        _running_after(dying, _DYING_S)
+        running_after(dying, _DYING_S)
         dead = next((other for other in dying if other.answer is None), None)
         if dead is not None:
             raise _death_of(dead) from error

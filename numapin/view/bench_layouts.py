@@ -69,16 +69,17 @@ OVERLAP: Final = Layout(
 )
 
 _TOTAL: Final = Column(figure="total_s", heading="total s", form=".2f", spread=True)
-_FIRST: Final = Column(figure="first_s", heading="first s", form=".2f", spread=True)
+_LAST: Final = Column(figure="last_s", heading="last s", form=".2f", spread=True)
 LAUNCH: Final = Layout(
-    legend="median [lowest, highest]; total s: whole run; first s: until a rank's first line; MB: peak memory",
+    legend="median [lowest, highest]; total s: whole run; last s: until each rank printed a line; MB: peak memory",
     columns=(
         _TOTAL,
-        Column(figure="ratio", heading="x torchrun", form=".2f", spread=True),
-        _FIRST,
+        Column(figure="ratio", heading="x torchrun", form=".2f"),
+        _LAST,
+        Column(figure="last_ratio", heading="x torchrun", form=".2f", spread=True),
         Column(figure="rss_mb", heading="MB", form=",.0f"),
     ),
-    plotted=(_TOTAL, _FIRST),
+    plotted=(_TOTAL, _LAST),
 )
 
 _ADDED: Final = Column(figure="added_ms", heading="added ms", form=".1f", spread=True)

@@ -100,7 +100,7 @@ def documents(machine_file: str) -> dict[str, list[object]]:
     return {
         "numapin.topology/1": [output("topo", "--json"), output("topo", "--json", "--machine", machine_file)],
         "numapin.plan/1": [output("plan", "--json"), output("plan", "--json", "--machine", machine_file)],
-        "numapin.report/1": [observed[0], report],
+        "numapin.report/1": [observed[0], report | {"launcher": {"name": "direct", "reason": "one host"}}],
         "numapin.top/1": [observed[1]],
         "numapin.doctor/1": [output("doctor", "--json")],
         "numapin.bench/1": [_measured()],

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 from numapin.base.printable import printable
-from numapin.cli.run import _loaders_reported
+from numapin.cli.run_reports import _loaders_reported
 from numapin.launcher import preload
 from numapin.rank import handover
 from tests.integration.launching import Done, call, numapin, script

@@ -326,7 +326,8 @@ def of_run(folder: Path) -> dict[str, Shown]:
     lines = {
         **{says: ("run", *line) for line, says in _WRONG_FOR_RUN},
         "dry": ("run", "--nproc-per-node", "1", "--dry-run", f"{FILE}.py", *_ARGUMENTS),
-        "fails": ("run", *options, f"{FILE}.py"),
+        "fails": ("run", "--launcher", "agent", *options, f"{FILE}.py"),
+        "fails directly": ("run", "--launcher", "direct", *options, f"{FILE}.py"),
     }
     return dict(
         zip(lines, _each(list(lines.values()), folder, "numapin.launcher.torchrun", "numapin.launch"), strict=True)
@@ -348,6 +349,14 @@ def test_run_that_fails(of_run: dict[str, Shown]) -> None:
     assert done.status == 1
     assert "ChildFailedError" in done.text
     assert "entrypoint               : <b>a�[38;5;196mr" in done.text
+
+
+def test_run_that_fails_directly(of_run: dict[str, Shown]) -> None:
+    """Our own report on a hostile script has visible characters only."""
+    done = of_run["fails directly"]
+    assert done.problems() == [], done.raw
+    assert done.status == 1
+    assert "Root Cause (first observed failure):" in done.text
 
 
 def test_dry_run_is_exact_in_a_file(of_run: dict[str, Shown], folder: Path) -> None:

@@ -274,9 +274,11 @@ class TestFaults:
     def test_a_rank_that_dies(self, tmp_path: Path, text: str, told: str) -> None:
         """Status and report are torchrun's, with the script's name."""
         path = script(tmp_path, text)
-        ours, theirs = numapin("run", "--nproc-per-node", "2", path), torchrun("--nproc-per-node", "2", path)
-        assert ours.status == theirs.status == 1
-        for done in (ours, theirs):
+        ours = [
+            numapin("run", "--launcher", launcher, "--nproc-per-node", "2", path) for launcher in ("direct", "agent")
+        ]
+        for done in (*ours, torchrun("--nproc-per-node", "2", path)):
+            assert done.status == 1
             assert told in done.err
             assert f"{path} FAILED" in done.err
 
@@ -340,7 +342,7 @@ class TestFaults:
     def test_interrupt_while_starting(self, tmp_path: Path, after_s: float) -> None:
         """Ctrl-C before the ranks start ends the launcher by SIGINT, as torchrun does, so that a shell's loop ends."""
         with subprocess.Popen(
-            [*NUMAPIN, "run", "--nproc-per-node", "1", script(tmp_path, "")],
+            [*NUMAPIN, "run", "--launcher", "agent", "--nproc-per-node", "1", script(tmp_path, "")],
             stderr=subprocess.PIPE,
             env=environment(),
         ) as process:
@@ -354,12 +356,17 @@ class TestFaults:
     def test_signal_to_the_launcher(self, tmp_path: Path, number: signal.Signals) -> None:
         """A launcher that gets a signal to stop leaves no rank behind, and ends with torchrun's status."""
         statuses = []
-        for command in ([*NUMAPIN, "run"], [*TORCHRUN]):
-            status, pids = interrupted(tmp_path, command, number)
+        commands = {
+            "direct": [*NUMAPIN, "run", "--launcher", "direct"],
+            "agent": [*NUMAPIN, "run", "--launcher", "agent"],
+            "torchrun": [*TORCHRUN],
+        }
+        for name, command in commands.items():
+            status, pids = interrupted(tmp_path / name, command, number)
             assert len(pids) == 2
             assert wait_until(lambda: not [pid for pid in pids if Path(f"/proc/{pid}").exists()], limit_s=10)  # noqa: B023
             statuses.append(status)
-        assert statuses[0] == statuses[1]
+        assert statuses[0] == statuses[1] == statuses[2]
 
     def test_unresolvable_host_name(self, tmp_path: Path) -> None:
         """A host whose name does not resolve starts as fast as any other, because the name is never looked up."""
@@ -383,9 +390,8 @@ class TestFaults:
         assert done.out.strip() == "127.0.0.1"
 
 
-def interrupted(tmp_path: Path, command: Sequence[str], number: signal.Signals) -> tuple[int, list[int]]:
+def interrupted(folder: Path, command: Sequence[str], number: signal.Signals) -> tuple[int, list[int]]:
     """Start two ranks that sleep, signal their launcher, and return its status and the ranks' process ids."""
-    folder = tmp_path / command[2]
     folder.mkdir()
     path = script(folder, f"import os, time; open(f'{folder}/{{os.getpid()}}.pid', 'w'); time.sleep(100)")
     with subprocess.Popen(

@@ -153,20 +153,24 @@ DIFFERENT = {
         ["--nproc-p", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--rdzv-id", "job7"],
         ["--nproc-per-node", "2", "--virtual-local-rank"],
         ["--nnodes", "1", "--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port", "0"],
+        ["--nproc-per-node", "1", "--signals-to-handle", "SIGTERM,SIGUSR1", "--rdzv-id", "job8", "--role", "trainer"],
     ],
-    ids=["plain", "spellings", "c10d", "virtual", "static"],
+    ids=["plain", "spellings", "c10d", "virtual", "static", "direct"],
 )
 def test_ranks_see_the_environment_of_torchrun(tmp_path: Path, options: list[str]) -> None:
-    """Every variable of a rank has torchrun's value, but for the documented differences."""
+    """Every variable of a rank has torchrun's value, but for the documented differences, whatever starts the rank."""
     dump = script(tmp_path, DUMP_ENVIRONMENT)
     theirs = torchrun(*options, dump, "--lr", "a b")
-    ours = numapin("run", *options, dump, "--lr", "a b")
-    assert (ours.status, theirs.status) == (0, 0), ours.err
-    assert len(ours.json_lines()) == len(theirs.json_lines()) > 0
-    for mine, other in zip(ours.json_lines(), theirs.json_lines(), strict=True):
-        keys = (mine.keys() | other.keys()) - DIFFERENT.keys()
-        assert {key: mine.get(key) for key in keys} == {key: other.get(key) for key in keys}
-        assert mine["MASTER_ADDR"] in ("127.0.0.1", "localhost")
+    needs_agent = {"--nproc-p", "--max_restarts"} & set(options)
+    for launcher in ("agent",) if needs_agent else ("direct", "agent"):
+        ours = numapin("run", "--launcher", launcher, *options, dump, "--lr", "a b")
+        assert (ours.status, theirs.status) == (0, 0), ours.err
+        assert len(ours.json_lines()) == len(theirs.json_lines()) > 0
+        for mine, other in zip(ours.json_lines(), theirs.json_lines(), strict=True):
+            keys = (mine.keys() | other.keys()) - DIFFERENT.keys()
+            assert {key: mine.get(key) for key in keys} == {key: other.get(key) for key in keys}
+            assert mine.keys() ^ other.keys() <= DIFFERENT.keys()
+            assert mine["MASTER_ADDR"] in ("127.0.0.1", "localhost")
 
 
 def test_module_and_program_and_run_path(tmp_path: Path) -> None:
@@ -176,6 +180,8 @@ def test_module_and_program_and_run_path(tmp_path: Path) -> None:
         ["-m", "module_of_ours"],
         ["--no-python", "python3", path],
         ["--run-path", path],
+        ["--launcher", "agent", "-m", "module_of_ours"],
+        ["--launcher", "agent", "--no-python", "python3", path],
     ):
         done = numapin("run", "--nproc-per-node", "1", *options, "x", "y z", cwd=tmp_path, PYTHONPATH=str(tmp_path))
         assert done.status == 0, done.err

@@ -41,6 +41,7 @@ PURE = (
     *("topology.gpus", "topology.sources.nccl", "topology.sources.xmlfile"),
     *("plan", "tasks.identify", "tasks.slice", "tasks.plan", "launcher.lost_gpus", "data.forks", "data.usage"),
     *("tasks.repeated", "cli.run_decisions"),
+    *(f"launcher.{name}" for name in ("variables", "direct_options", "store", "failure")),
     "data.resume.place",
     *("observe.model", "observe.report", "observe.verify", "observe.top"),
     *(

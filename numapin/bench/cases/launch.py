@@ -16,14 +16,17 @@ if TYPE_CHECKING:
 
 BASELINE: Final = "torchrun"
 _TORCHRUN: Final = (*PYTHON, "-m", "torch.distributed.run")
+_RUN: Final = (*running("from numapin.cli.entry import main; main()"), "run")
 PEERS: Final = {
     BASELINE: _TORCHRUN,
     "torchrun-numa": (*_TORCHRUN, "--numa-binding=node"),
-    "numapin": (*running("from numapin.cli.entry import main; main()"), "run"),
+    "numapin": (*_RUN, "--launcher", "direct"),
+    "numapin-agent": (*_RUN, "--launcher", "agent"),
 }
 
 # One write, because ranks share the file.
 _PRINTS: Final = "import os, time; os.write(1, f'MARK {time.time()}\\n'.encode())\n"
+_IMPORTS: Final = f"import torch\n{_PRINTS}"
 _ALL_REDUCE: Final = """
 import os, time, torch, torch.distributed as dist
 on_gpu = torch.cuda.is_available()
@@ -37,8 +40,8 @@ if dist.get_rank() == 0:
     os.write(1, f"MARK {time.time()}\\n".encode())
 dist.destroy_process_group()
 """
-SCRIPTS: Final = {"print": _PRINTS, "all-reduce": _ALL_REDUCE}
-"""In "print" every rank prints; in "all-reduce" rank 0 prints after its first all-reduce."""
+SCRIPTS: Final = {"print": _PRINTS, "import-torch": _IMPORTS, "all-reduce": _ALL_REDUCE}
+"""In "print" and "import-torch" every rank prints; in "all-reduce" rank 0 prints after its first all-reduce."""
 
 
 def launch_benchmark(scripts: Sequence[str], peers: Sequence[str], *, num_ranks: int) -> Benchmark:
@@ -59,5 +62,8 @@ def launch_benchmark(scripts: Sequence[str], peers: Sequence[str], *, num_ranks:
             )
             for name in scripts
         ),
-        comparisons=(Comparison(name="ratio", figure="total_s", against=BASELINE),),
+        comparisons=(
+            Comparison(name="ratio", figure="total_s", against=BASELINE),
+            Comparison(name="last_ratio", figure="last_s", against=BASELINE),
+        ),
     )

@@ -1,8 +1,8 @@
 """The process of `bench launch`: run a launcher on a small script. Edge.
 
 Comes in: specs (see `launch.launch_benchmark`) from the harness. Goes out: `total_s` from start to exit of the
-launcher, `first_s` to the first line of a rank, and `rss_mb`, the largest resident set of the launcher and its ranks
-(ru_maxrss of wait4): the launcher's, if the script only prints.
+launcher, `first_s` and `last_s` to the first line of the first and the last rank, and `rss_mb`, the largest resident
+set of the launcher and its ranks (ru_maxrss of wait4): the launcher's, if the script only prints.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def run(command: Sequence[str]) -> dict[str, float]:
     if process.returncode or not marks:
         last = next((line for line in reversed(error_lines) if line.strip()), "nothing on stderr")
         raise NumapinError(f"{' '.join(command)} exited with status {process.returncode}: {last}")
-    return {"total_s": end - start, "first_s": min(marks) - start, "rss_mb": usage.ru_maxrss / 1024}
+    first_s, last_s = min(marks) - start, max(marks) - start
+    return {"total_s": end - start, "first_s": first_s, "last_s": last_s, "rss_mb": usage.ru_maxrss / 1024}
 
 
 def _lines(file: IO[str]) -> list[str]:

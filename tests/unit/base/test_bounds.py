@@ -162,8 +162,10 @@ def test_a_path_that_no_file_has_is_an_error_of_ours(
 
 @pytest.mark.parametrize("path", [LONG, "a\0b", "missing/below"])
 def test_the_report_of_a_run_is_checked_before_it_starts(path: str) -> None:
-    """The option goes through click here, and through `_watching` there."""
-    from numapin.cli.run import RunOptions, _watching
+    """The option goes through click here, and through `watching_of` there."""
+    from numapin.cli.run import RunOptions
+    from numapin.cli.run_reports import watching_of
 
+    command = click.Command("run", params=[*OPTIONS])
     with pytest.raises((UsageError, click.ClickException)):
-        _watching(RunOptions(**click.Command("run", params=[*OPTIONS]).make_context("run", ["--report", path]).params))
+        watching_of(RunOptions(**command.make_context("run", ["--report", path]).params), {})

@@ -124,6 +124,12 @@ def test_launchers() -> None:
     assert len({str(peer.specs[0]["script"]) for peer in case.peers}) == 1
 
 
+def test_both_ways_of_numapin() -> None:
+    """One peer asks for the direct way, and one for torch's agent."""
+    assert launch.PEERS["numapin"][-2:] == ("--launcher", "direct")
+    assert launch.PEERS["numapin-agent"][-2:] == ("--launcher", "agent")
+
+
 class TestSizes:
     """How sizes are given."""
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch.distributed.elastic.rendezvous import RendezvousParameters, dynamic_rendezvous
 
 from numapin.cli.run import make_run_parser
 from numapin.errors import NumapinError
@@ -24,6 +25,19 @@ def test_a_handler_with_other_attributes_shares_no_store(monkeypatch: pytest.Mon
     assert given is handler
     assert type(given) is SimpleNamespace
     assert os.environ.pop(SHARING) == "1"
+
+
+def test_one_host_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rendezvous of one host begins without torch's random delay, which spreads the requests of many hosts."""
+
+    def delay(seconds: object) -> None:
+        pytest.fail(f"waits {seconds} s")
+
+    monkeypatch.setattr(dynamic_rendezvous, "_delay", delay)
+    parameters = RendezvousParameters(rendezvous.ONE_HOST, "", "id", 1, 1, local_addr="127.0.0.1")
+    handler = rendezvous.OneHost(parameters)
+    assert handler.next_rendezvous().world_size == 1
+    handler.shutdown()
 
 
 @pytest.mark.parametrize(("num_hosts", "closes"), [(2, False), (1, True)])

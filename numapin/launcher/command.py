@@ -1,0 +1,38 @@
+"""Stage 3: the program that each rank becomes. Edge.
+
+Comes in: a script, a module or a program, as torchrun's options describe it. Goes out: whether it exists, and the
+interpreter that runs it. torch itself is not needed for that.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from typing import Final
+
+from numapin.errors import UsageError
+
+# torchrun runs a --run-path script in a spawned process, whose sys.path does not contain a folder of the caller.
+RUN_PATH: Final = (
+    "import sys; del sys.path[0]; from torch.distributed.elastic.multiprocessing.errors import record; "
+    "from torch.distributed.run import run_script_path; record(run_script_path)(*sys.argv[1:])"
+)
+
+
+def python() -> str:
+    """Return the interpreter that torchrun runs scripts with."""
+    return os.environ.get("PYTHON_EXEC", sys.executable)
+
+
+def require_program(program: str, *, module: bool, no_python: bool, run_path: bool) -> None:
+    """Raise UsageError if the script or program does not exist."""
+    if module:
+        return  # finding a module may run its package; the rank's own message names it
+    runs_python = run_path or not no_python
+    if program == "-" and runs_python and not run_path:
+        return  # the script is on stdin
+    exists = os.path.exists(program) if runs_python else shutil.which(program)
+    if not exists:
+        where = "" if os.path.isabs(program) else f" in {os.getcwd()}"
+        raise UsageError(f"{program} does not exist{where}", "run a module with -m, a program with --no-python")

@@ -1,0 +1,225 @@
+"""Stage 3: the direct way: the launcher starts the ranks of one host itself, without torch. Edge.
+
+Comes in: a `Plan` and a `DirectJob`. Goes out: ranks, run to their end. There are no restarts. The ranks find what
+torch's agent would give them: the same variables, a store that the launcher serves, the same signals, the same grace
+period.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+import uuid
+from select import select
+from typing import TYPE_CHECKING, Final
+
+from numapin.base.stderr import say
+from numapin.base.strict_json import decode
+from numapin.errors import NumapinError, UsageError
+from numapin.launcher import processes
+from numapin.launcher.listening import LOOPBACK, listen
+from numapin.launcher.processes import StartedRank, StopSignal, ended_on_error
+from numapin.launcher.store_server import serving
+from numapin.launcher.variables import job_variables, rank_variables, virtual_rank_variables
+from numapin.rank import handover
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Self
+
+    from numapin.launcher.direct_options import DirectJob
+    from numapin.launcher.failure import EndedRank, RanksFailed
+    from numapin.plan.model import Plan
+    from numapin.rank.signals import Mailbox
+
+# An ended rank and a signal end the wait at once. This bounds how late a rank's new handler is seen.
+_LOOK_S: Final = 0.1
+_MANY_SIGNALS: Final = 4096
+
+
+class _RankFailed(Exception):  # noqa: N818 - ends the other ranks; the report follows when they have ended
+    """A rank failed while these others were running."""
+
+    def __init__(self, others: frozenset[int]) -> None:
+        super().__init__(others)
+        self.others = others
+
+
+def launch(plan: Plan, job: DirectJob, run_dir: str, mailbox: Mailbox) -> None:
+    """Start the ranks and run them to their end.
+
+    Args:
+        plan: The binding of each rank.
+        job: The parsed command line.
+        run_dir: The directory of this run.
+        mailbox: The signals to pass on to the ranks.
+
+    Raises:
+        RanksFailed: A rank failed; all of them have ended.
+        NumapinError: A signal stopped the launcher, and all ranks have ended; or a rank could not be started.
+        UsageError: The address or the port cannot be used.
+    """
+    address = job.local_addr or LOOPBACK
+    with listen(address, job.master_port) as listening, serving(listening):
+        handover.hand_over(plan, run_dir, os.environ)
+        shared = _shared_variables(job, len(plan.ranks), address, listening.getsockname()[1])
+        variables = [{**shared, **_own_variables(job, rank.local_rank, run_dir)} for rank in plan.ranks]
+        ranks: list[StartedRank] = []
+        try:
+            with _Alarm(job.signals) as alarm, ended_on_error(ranks, job.shutdown_timeout_s, alarm.is_urgent):
+                _start(ranks, job, variables, alarm)
+                _wait(ranks, mailbox, alarm)
+        except StopSignal as stop:
+            _say_notes(stop)
+            raise NumapinError(f"stopped by {stop.number.name}; all ranks have ended") from None
+        except _RankFailed as failed:
+            _say_notes(failed)
+            raise _report(job, ranks, failed, run_dir) from None
+
+
+class _Alarm:
+    """Wakes the launcher when a rank ends or a signal arrives, and notes the signals that are to end all ranks.
+
+    Handlers only take notes, so that no signal can interrupt the start of a rank and leave one that nobody knows.
+    """
+
+    def __init__(self, numbers: frozenset[signal.Signals]) -> None:
+        self._numbers = numbers
+        self._ours, self._theirs = socket.socketpair()
+        self._received: list[signal.Signals] = []
+        self._raised = False
+
+    def __enter__(self) -> Self:
+        """Install the handlers. For the main thread only."""
+        self._ours.setblocking(False)
+        self._theirs.setblocking(False)
+        self._former_fd = signal.set_wakeup_fd(self._theirs.fileno(), warn_on_full_buffer=False)
+        self._former = {number: signal.signal(number, self._note) for number in self._numbers}
+        self._former[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)  # the default wakes nothing
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Restore the former handlers."""
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._former_fd)
+        self._ours.close()
+        self._theirs.close()
+
+    def _note(self, number: int, _: object) -> None:
+        self._received.append(signal.Signals(number))
+
+    def wait(self, seconds: float) -> None:
+        """Wait until a signal arrives, SIGCHLD included, at most this long."""
+        if select([self._ours], [], [], seconds)[0]:
+            self._ours.recv(_MANY_SIGNALS)
+
+    def ring(self) -> None:
+        """Raise StopSignal if a signal to end has arrived."""
+        if self._received:
+            number = self._received[0]
+            self._received.clear()
+            raise StopSignal(number)
+
+    def is_urgent(self) -> bool:
+        """Return whether Ctrl-C was pressed again. A second SIGTERM is no hurry: some schedulers send two."""
+        return signal.SIGINT in self._received
+
+
+def _start(ranks: list[StartedRank], job: DirectJob, variables: Sequence[Mapping[str, str]], alarm: _Alarm) -> None:
+    """Start the ranks and add them to `ranks`. Raises NumapinError, and StopSignal."""
+    for local_rank, own in enumerate(variables):
+        alarm.ring()
+        program, *arguments = job.command_of(local_rank)
+        try:
+            process = processes.start(processes.shim_command(local_rank, sys.executable, program, arguments), own)
+        except (OSError, ValueError) as error:  # ValueError: a NUL in an argument
+            raise NumapinError(f"rank {local_rank} cannot be started: {error}", "see limits with: ulimit -a") from None
+        ranks.append(StartedRank(local_rank, process))
+
+
+def _wait(ranks: Sequence[StartedRank], mailbox: Mailbox, alarm: _Alarm) -> None:
+    """Wait until all ranks have ended well. Raises _RankFailed, and StopSignal."""
+    mailbox.address({rank.local_rank: rank.process.pid for rank in ranks})
+    while running := [rank for rank in ranks if rank.status is None]:
+        alarm.wait(_LOOK_S)
+        alarm.ring()
+        mailbox.deliver()
+        processes.look_at(running)
+        if any(rank.status for rank in running):
+            raise _RankFailed(frozenset(rank.local_rank for rank in running if rank.status is None))
+
+
+def _shared_variables(job: DirectJob, num_ranks: int, address: str, port: int) -> dict[str, str]:
+    """Return the environment of all ranks."""
+    set_by_torchrun = job_variables(
+        num_ranks,
+        address=address,
+        port=port,
+        run_id=job.run_id or str(uuid.uuid4()),
+        role=job.role,
+        launcher_has_store=True,
+        environ=os.environ,
+    )
+    return {**os.environ, **set_by_torchrun, "TORCHELASTIC_SIGNALS_TO_HANDLE": job.signals_to_handle}
+
+
+def _own_variables(job: DirectJob, local_rank: int, run_dir: str) -> dict[str, str]:
+    """Return the variables of one rank. Raises UsageError if --virtual-local-rank has no GPU for it."""
+    own = {**rank_variables(local_rank), "TORCHELASTIC_ERROR_FILE": _error_file(local_rank, run_dir)}
+    if not job.virtual_local_rank:
+        return own
+    try:
+        return {**own, **virtual_rank_variables(local_rank, os.environ)}
+    except IndexError:
+        listed = os.environ["CUDA_VISIBLE_DEVICES"]
+        raise UsageError(
+            f"--virtual-local-rank: CUDA_VISIBLE_DEVICES={listed} has no GPU for rank {local_rank}",
+            "start fewer ranks with --nproc-per-node",
+        ) from None
+
+
+def _error_file(local_rank: int, run_dir: str) -> str:
+    return os.path.join(run_dir, f"error-{local_rank}.json")
+
+
+def _report(job: DirectJob, ranks: Sequence[StartedRank], failed: _RankFailed, run_dir: str) -> RanksFailed:
+    """Return the error about these ranks, which have ended."""
+    from numapin.launcher.failure import ranks_failed  # a job that succeeds does not need it
+
+    ended = [_ended(rank, was_ended=rank.local_rank in failed.others, run_dir=run_dir) for rank in ranks]
+    return ranks_failed(job.program, os.uname().nodename, ended)
+
+
+def _ended(rank: StartedRank, *, was_ended: bool, run_dir: str) -> EndedRank:
+    """Return how a rank ended, with what it recorded. One that is still there counts as killed."""
+    from numapin.launcher.failure import EndedRank
+
+    path = _error_file(rank.local_rank, run_dir)
+    return EndedRank(
+        local_rank=rank.local_rank,
+        rank=rank.local_rank,
+        pid=rank.process.pid,
+        exitcode=-signal.SIGKILL if rank.status is None else rank.status,
+        ended_s=rank.ended_s or time.time(),
+        was_ended=was_ended,
+        error_file=path,
+        error=_recorded(path),
+    )
+
+
+def _recorded(path: str) -> object:
+    """Return the JSON that a rank wrote about its error, None if there is none."""
+    try:
+        return decode(handover.read_text(path))
+    except (OSError, ValueError):
+        return None
+
+
+def _say_notes(error: BaseException) -> None:
+    """Say which ranks did not end."""
+    for note in getattr(error, "__notes__", ()):
+        say(note)

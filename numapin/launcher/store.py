@@ -1,0 +1,291 @@
+"""Stage 3: the ranks' store, as torch's TCPStore clients use it. Pure.
+
+Comes in: the bytes that clients sent. Goes out: the bytes to answer them with. Numbers have this machine's byte order.
+A string is its length (8 bytes) and its bytes. A client begins with VALIDATE; all other requests may follow.
+
+The same requests, in the same order, are in torch's torch/csrc/distributed/c10d/TCPStoreBackend.hpp; their answers are
+in TCPStoreLibUvBackend.cpp. `installed_torch.py` compares the list with the installed torch's.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+REQUESTS: Final = (
+    *("VALIDATE", "SET", "COMPARE_SET", "GET", "ADD", "CHECK", "WAIT", "GETNUMKEYS", "DELETE_KEY", "APPEND"),
+    *("MULTI_GET", "MULTI_SET", "CANCEL_WAIT", "PING", "QUEUE_PUSH", "QUEUE_POP", "QUEUE_LEN", "LIST_KEYS", "BARRIER"),
+)
+"""torch's requests, by their numbers. A later torch may add some at the end."""
+_MAGIC: Final = 0x3C85F7CE
+_READY, _NOT_READY = b"\0", b"\1"
+_STOP_WAITING, _WAIT_CANCELED = b"\0", b"\1"
+# torch's own bounds.
+_MAX_KEY_BYTES: Final = 8 << 10
+_MAX_VALUE_BYTES: Final = 8 << 20
+_MAX_KEYS: Final = 128 << 10
+
+
+class StoreRefusal(Exception):  # noqa: N818 - the refusal of a request, after which the connection is closed
+    """A request that cannot be answered. `is_unknown`: it is valid, but of a torch that is newer than this module."""
+
+    def __init__(self, problem: str, *, is_unknown: bool = False) -> None:
+        super().__init__(problem)
+        self.is_unknown = is_unknown
+
+
+class StoreClient:
+    """A connection: what arrived and is not yet understood, and the answers that are not yet sent."""
+
+    def __init__(self) -> None:
+        self.received = bytearray()
+        self.answers = bytearray()
+        self.is_valid = False
+        self.awaited: set[bytes] = set()
+
+
+class _Incomplete(Exception):  # noqa: N818 - not an error: the rest of the request has not arrived
+    pass
+
+
+class _RequestReader:
+    """Reads the parts of a request. Raises _Incomplete where it ends early, and StoreRefusal above torch's bounds."""
+
+    def __init__(self, content: bytearray) -> None:
+        self._content = content
+        self.position = 0
+
+    def number(self, form: str) -> int:
+        (number,) = struct.unpack(f"={form}", self._take(struct.calcsize(f"={form}")))
+        return int(number)
+
+    def key(self) -> bytes:
+        return self._string(_MAX_KEY_BYTES)
+
+    def value(self) -> bytes:
+        return self._string(_MAX_VALUE_BYTES)
+
+    def num_keys(self) -> int:
+        number = self.number("Q")
+        if number > _MAX_KEYS:
+            raise StoreRefusal(f"a request for {number} keys")
+        return number
+
+    def key_list(self) -> list[bytes]:
+        return [self.key() for _ in range(self.num_keys())]
+
+    def _string(self, most: int) -> bytes:
+        size = self.number("Q")
+        if size > most:
+            raise StoreRefusal(f"a key or value of {size} bytes")
+        return self._take(size)
+
+    def _take(self, size: int) -> bytes:
+        end = self.position + size
+        if end > len(self._content):
+            raise _Incomplete
+        part = bytes(self._content[self.position : end])
+        self.position = end
+        return part
+
+
+class RankStore:
+    """The keys, values and queues of a job, and the clients that wait for them."""
+
+    def __init__(self) -> None:
+        self._values: dict[bytes, bytes] = {}
+        self._queues: dict[bytes, deque[bytes]] = {}
+        self._waiting: dict[bytes, list[StoreClient]] = {}
+        self._answered: list[StoreClient] = []
+        self._methods: dict[int, Callable[[StoreClient, _RequestReader], None]] = dict(
+            enumerate(
+                (
+                    *(self._set, self._compare_set, self._get, self._add, self._check, self._wait, self._num_keys),
+                    *(self._delete, self._append, self._multi_get, self._multi_set, self._cancel_wait, self._ping),
+                    *(self._queue_push, self._queue_pop, self._queue_length, self._list_keys, self._barrier),
+                ),
+                start=1,
+            )
+        )
+
+    def receive(self, client: StoreClient) -> None:
+        """Carry out the requests in `client.received`. Raises StoreRefusal if its connection must be closed."""
+        while client.received:
+            reader = _RequestReader(client.received)
+            try:
+                self._carry_out(client, reader)
+            except _Incomplete:
+                break
+            del client.received[: reader.position]
+
+    def take_answered(self) -> list[StoreClient]:
+        """Return the clients that have got answers since the last call."""
+        answered, self._answered = self._answered, []
+        return answered
+
+    def forget(self, client: StoreClient) -> None:
+        """Forget a client whose connection is closed."""
+        for key in client.awaited:
+            self._waiting[key].remove(client)
+            if not self._waiting[key]:
+                del self._waiting[key]
+        client.awaited.clear()
+
+    def _carry_out(self, client: StoreClient, reader: _RequestReader) -> None:
+        code = reader.number("B")
+        if client.is_valid:
+            request = self._methods.get(code)
+            if request is None:
+                raise StoreRefusal(f"request {code}, which this numapin does not know", is_unknown=True)
+            request(client, reader)
+        elif code == 0 and reader.number("I") == _MAGIC:
+            client.is_valid = True
+        else:
+            raise StoreRefusal("not a client of torch's store")
+
+    def _answer(self, client: StoreClient, answer: bytes) -> None:
+        client.answers += answer
+        self._answered.append(client)
+
+    def _set(self, _: StoreClient, reader: _RequestReader) -> None:
+        key, value = reader.key(), reader.value()
+        self._store(key, value)
+
+    def _compare_set(self, client: StoreClient, reader: _RequestReader) -> None:
+        """Answer with the value that the key has then, and with the expected one if there is no such key."""
+        key, expected, desired = reader.key(), reader.value(), reader.value()
+        current = self._values.get(key, b"")
+        if current == expected:
+            self._store(key, desired)
+        self._answer(client, _string(self._values.get(key, expected)))
+
+    def _get(self, client: StoreClient, reader: _RequestReader) -> None:
+        key = reader.key()
+        self._answer(client, _string(self._values.get(key, b"")))
+
+    def _add(self, client: StoreClient, reader: _RequestReader) -> None:
+        key, amount = reader.key(), reader.number("q")
+        total = _number(self._values.get(key, b"0")) + amount
+        answer = _signed(total)
+        self._store(key, b"%d" % total)
+        self._answer(client, answer)
+
+    def _check(self, client: StoreClient, reader: _RequestReader) -> None:
+        keys = reader.key_list()
+        self._answer(client, _READY if all(map(self._has, keys)) else _NOT_READY)
+
+    def _wait(self, client: StoreClient, reader: _RequestReader) -> None:
+        missing = [key for key in reader.key_list() if not self._has(key)]
+        if missing:
+            self._await(client, missing)
+        else:
+            self._answer(client, _STOP_WAITING)
+
+    def _num_keys(self, client: StoreClient, _: _RequestReader) -> None:
+        self._answer(client, _signed(len(self._values)))
+
+    def _delete(self, client: StoreClient, reader: _RequestReader) -> None:
+        existed = self._values.pop(reader.key(), None) is not None
+        self._answer(client, _signed(int(existed)))
+
+    def _append(self, _: StoreClient, reader: _RequestReader) -> None:
+        key, value = reader.key(), reader.value()
+        self._store(key, self._values.get(key, b"") + value)
+
+    def _multi_get(self, client: StoreClient, reader: _RequestReader) -> None:
+        keys = reader.key_list()
+        self._answer(client, b"".join(_string(self._values.get(key, b"")) for key in keys))
+
+    def _multi_set(self, _: StoreClient, reader: _RequestReader) -> None:
+        pairs = [(reader.key(), reader.value()) for _ in range(reader.num_keys())]
+        for key, value in pairs:
+            self._store(key, value)
+
+    def _cancel_wait(self, client: StoreClient, _: _RequestReader) -> None:
+        self.forget(client)
+        self._answer(client, _WAIT_CANCELED)
+
+    def _ping(self, client: StoreClient, reader: _RequestReader) -> None:
+        self._answer(client, struct.pack("=I", reader.number("I")))
+
+    def _queue_push(self, _: StoreClient, reader: _RequestReader) -> None:
+        """Add to a queue; one of the clients that wait for it may continue, because only one can take the value."""
+        key, value = reader.key(), reader.value()
+        self._queues.setdefault(key, deque()).append(value)
+        for client in self._waiting.get(key, [])[:1]:
+            self._let_continue(client, key)
+
+    def _queue_pop(self, client: StoreClient, reader: _RequestReader) -> None:
+        """Answer with the number of values, and the first of them."""
+        key = reader.key()
+        queue = self._queues.get(key, deque())
+        first = _string(queue[0]) if queue else b""
+        self._answer(client, _signed(len(queue)) + first)
+        if queue:
+            queue.popleft()
+
+    def _queue_length(self, client: StoreClient, reader: _RequestReader) -> None:
+        self._answer(client, _signed(len(self._queues.get(reader.key(), ()))))
+
+    def _list_keys(self, client: StoreClient, _: _RequestReader) -> None:
+        self._answer(client, _signed(len(self._values)) + b"".join(map(_string, self._values)))
+
+    def _barrier(self, client: StoreClient, reader: _RequestReader) -> None:
+        """Count arrivals in the key's value; the last one lets all continue."""
+        key, expected = reader.key(), reader.number("q")
+        arrived = _number(self._values.get(key, b"0")) + 1
+        self._values[key] = b"%d" % arrived
+        if arrived < expected:
+            self._await(client, [key])
+        else:
+            self._wake(key)
+            self._answer(client, _STOP_WAITING)
+
+    def _has(self, key: bytes) -> bool:
+        return key in self._values or bool(self._queues.get(key))
+
+    def _store(self, key: bytes, value: bytes) -> None:
+        self._values[key] = value
+        self._wake(key)
+
+    def _await(self, client: StoreClient, keys: Iterable[bytes]) -> None:
+        for key in set(keys) - client.awaited:
+            client.awaited.add(key)
+            self._waiting.setdefault(key, []).append(client)
+
+    def _wake(self, key: bytes) -> None:
+        for client in list(self._waiting.get(key, [])):
+            self._let_continue(client, key)
+
+    def _let_continue(self, client: StoreClient, key: bytes) -> None:
+        """Note that a key is there; the client continues if it waits for no other."""
+        client.awaited.remove(key)
+        self._waiting[key].remove(client)
+        if not self._waiting[key]:
+            del self._waiting[key]
+        if not client.awaited:
+            self._answer(client, _STOP_WAITING)
+
+
+def _string(content: bytes) -> bytes:
+    return struct.pack("=Q", len(content)) + content
+
+
+def _signed(number: int) -> bytes:
+    """Return a number as torch answers it. Raises StoreRefusal if it does not fit."""
+    try:
+        return struct.pack("=q", number)
+    except struct.error:
+        raise StoreRefusal(f"a sum of {number}") from None
+
+
+def _number(content: bytes) -> int:
+    """Return the number that a value holds. Raises StoreRefusal."""
+    try:
+        return int(content)
+    except ValueError:
+        raise StoreRefusal("a sum with a value that is not a number") from None

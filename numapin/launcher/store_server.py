@@ -1,0 +1,138 @@
+"""Stage 3: the server of the ranks' store. Edge.
+
+Comes in: a listening socket. Goes out: `RankStore`, served to every client that connects, by a thread of the launcher.
+torch's own server would do the same, but loading torch takes a second and 200 MB.
+"""
+
+from __future__ import annotations
+
+import selectors
+import signal
+import socket
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from numapin.base.stderr import say
+from numapin.launcher.store import RankStore, StoreClient, StoreRefusal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_PART_BYTES: Final = 1 << 18
+_FULL_S: Final = 0.1  # after a failure to accept a connection: there may be no descriptor left
+
+
+@contextmanager
+def serving(listening: socket.socket) -> Iterator[None]:
+    """Serve a new store on a listening socket, in a thread, until the end of the block."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        thread = threading.Thread(target=_serve, args=(listening, theirs), name="numapin-store", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ours.shutdown(socket.SHUT_WR)
+            thread.join()
+
+
+def _serve(listening: socket.socket, end: socket.socket) -> None:
+    """Serve until `end` is closed at the other side. Signals are for the main thread, which must wake up."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    listening.setblocking(False)
+    with selectors.DefaultSelector() as selector:
+        server = _StoreServer(listening, selector)
+        selector.register(end, selectors.EVENT_READ)
+        try:
+            while end not in (ready := [key.fileobj for key, _ in selector.select()]):
+                for connection in ready:
+                    server.attend(connection)  # type: ignore[arg-type] # all of them are sockets
+        finally:
+            server.close()
+
+
+class _StoreServer:
+    """The connections of a store."""
+
+    def __init__(self, listening: socket.socket, selector: selectors.BaseSelector) -> None:
+        self._listening, self._selector = listening, selector
+        self._store = RankStore()
+        self._clients: dict[socket.socket, StoreClient] = {}
+        self._connections: dict[StoreClient, socket.socket] = {}
+        selector.register(listening, selectors.EVENT_READ)
+
+    def attend(self, connection: socket.socket) -> None:
+        """Do what a socket is ready for."""
+        if connection is self._listening:
+            self._accept()
+            return
+        client = self._clients.get(connection)
+        if client is not None:  # closed by the one before
+            self._send(client)
+            self._receive(connection, client)
+
+    def close(self) -> None:
+        """Close all connections."""
+        for connection in self._clients:
+            connection.close()
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listening.accept()
+        except BlockingIOError:
+            return
+        except OSError:
+            time.sleep(_FULL_S)
+            return
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        client = StoreClient()
+        self._clients[connection], self._connections[client] = client, connection
+        self._selector.register(connection, selectors.EVENT_READ)
+
+    def _receive(self, connection: socket.socket, client: StoreClient) -> None:
+        try:
+            part = connection.recv(_PART_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            part = b""
+        client.received += part
+        try:
+            self._store.receive(client)
+        except StoreRefusal as refusal:
+            if refusal.is_unknown:
+                say(f"a program asked the ranks' store for {refusal}; hint: numapin run --launcher agent")
+            part = b""
+        for other in self._store.take_answered():
+            self._send(other)
+        if not part:
+            self._drop(client)
+
+    def _send(self, client: StoreClient) -> None:
+        """Send as much as the client takes now; the selector reports when it takes more."""
+        connection = self._connections.get(client)
+        if connection is None:
+            return
+        try:
+            sent = connection.send(client.answers) if client.answers else 0
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self._drop(client)
+            return
+        del client.answers[:sent]
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.answers else 0)
+        if self._selector.get_key(connection).events != events:
+            self._selector.modify(connection, events)
+
+    def _drop(self, client: StoreClient) -> None:
+        """Close a connection that ended."""
+        connection = self._connections.pop(client, None)
+        if connection is not None:
+            self._store.forget(client)
+            del self._clients[connection]
+            self._selector.unregister(connection)
+            connection.close()

@@ -1,0 +1,279 @@
+"""The direct way: `numapin run` without torch in the launcher."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.integration.launching import NUMAPIN, call, environment, numapin, script
+from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+DIRECT = ("run", "--quiet", "--launcher", "direct")
+TWO = ("--nproc-per-node", "2")
+LIMIT_S = 60
+
+LOOKS = """
+import json, os
+launcher = f"/proc/{os.getppid()}"
+status = dict(line.split(":", 1) for line in open(f"{launcher}/status"))
+found = {"peak_kb": int(status["VmHWM"].split()[0]), "maps": open(f"{launcher}/maps").read()}
+os.write(1, (json.dumps(found) + "\\n").encode())
+"""
+
+MEETS = """
+import os, sys
+if os.environ.pop("AGAIN", "") and "again" not in sys.argv:
+    os.execv(sys.executable, [sys.executable, "-I", __file__, "again"])
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+ranks = [None] * 2
+dist.all_gather_object(ranks, dist.get_rank())
+dist.new_group([1, 0])
+dist.monitored_barrier()
+dist.destroy_process_group()
+os.write(1, f"{ranks}\\n".encode())
+"""
+
+
+@contextmanager
+def started(tmp_path: Path, text: str, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """Start two ranks that run a script with `mark(NAME)`; kill what is left of the job afterwards."""
+    path = script(
+        tmp_path,
+        "import os, signal, sys, time\nfrom pathlib import Path\nrank = os.environ['RANK']\n"
+        f"def mark(name): Path({str(tmp_path)!r}, f'{{name}}.{{rank}}').write_text(str(os.getpid()))\n{text}",
+    )
+    with subprocess.Popen(
+        [*NUMAPIN, *DIRECT, *TWO, *options, path], stderr=subprocess.PIPE, text=True, env=environment()
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def marked(tmp_path: Path, name: str, number: int = 2) -> list[int]:
+    """Wait until this number of ranks has left a mark; return their process ids."""
+    assert wait_until(lambda: len([p for p in tmp_path.glob(f"{name}.*") if p.read_text()]) == number, limit_s=LIMIT_S)
+    return [int(path.read_text()) for path in tmp_path.glob(f"{name}.*")]
+
+
+def is_gone(pid: int) -> bool:
+    """Return whether a process has ended."""
+    return not Path(f"/proc/{pid}").exists()
+
+
+def test_the_launcher_stays_small(tmp_path: Path) -> None:
+    """The launcher never loads torch, and takes at most 40 MB."""
+    done = call(*NUMAPIN, *DIRECT, *TWO, script(tmp_path, LOOKS))
+    assert done.status == 0, done.err
+    ranks = [json.loads(line) for line in done.out.splitlines()]
+    assert len(ranks) == 2
+    for rank in ranks:
+        assert "/torch/" not in rank["maps"]
+        assert "/site-packages/numa" in rank["maps"] or "libnuma" in rank["maps"]  # it is the launcher's
+        assert rank["peak_kb"] <= 40_000
+
+
+def test_automatic_choice(tmp_path: Path) -> None:
+    """The default is direct where that is possible; --dry-run and --verbose say which it is, and why."""
+    path = script(tmp_path, "")
+    for options, told in (
+        ((), "launcher: direct, without torch: one host and no restarts"),
+        (("--max-restarts", "1"), "launcher: torch's elastic agent: --max-restarts 1"),
+        (("--launcher", "agent"), "launcher: torch's elastic agent: --launcher agent"),
+    ):
+        done = numapin("run", "--dry-run", *options, path)
+        assert (done.status, f"numapin: {told}\n" in done.err) == (0, True), done.err
+    assert numapin("run", "--verbose", path).err.count("numapin: launcher: direct") == 1
+    assert "launcher" not in numapin("run", path).err
+    told = "launcher: torch's elastic agent: the variable PET_NNODES is set"
+    assert told in numapin("run", "--dry-run", path, PET_NNODES="1").err
+
+
+@pytest.mark.parametrize(
+    ("launcher", "reason"), [("direct", "one host and no restarts"), ("agent", "--launcher agent")]
+)
+def test_report(tmp_path: Path, launcher: str, reason: str) -> None:
+    """The report file has what started the ranks, and why."""
+    file = tmp_path / "report.json"
+    assert numapin("run", "--launcher", launcher, "--report", str(file), script(tmp_path, "")).status == 0
+    assert json.loads(file.read_text())["launcher"] == {"name": launcher, "reason": reason}
+
+
+def test_what_needs_the_agent(tmp_path: Path) -> None:
+    """--launcher direct with an option that needs the agent is status 2, with that option."""
+    done = numapin("run", "--launcher", "direct", "--tee", "3", script(tmp_path, ""))
+    assert done.status == 2
+    assert "--launcher direct cannot start this job: --tee\n  hint: leave that out" in done.err
+
+
+def test_a_newer_torch(tmp_path: Path) -> None:
+    """With a torch whose store numapin does not know, torch's agent starts the ranks."""
+    torch = tmp_path / "path" / "torch"
+    torch.mkdir(parents=True)
+    (torch / "__init__.py").write_text("raise SystemExit('torch is imported')")
+    (torch / "version.py").write_text("__version__ = '99.0'")
+    path = script(tmp_path, "print('ran')")
+    done = call(*NUMAPIN, "run", "--quiet", path, PYTHONPATH=str(torch.parent))
+    assert (done.status, done.out, "torch is imported" in done.err) == (1, "", True)
+    (torch / "version.py").write_text("__version__ = '2.13'")
+    done = call(*NUMAPIN, "run", "--quiet", path, PYTHONPATH=str(torch.parent))
+    assert (done.status, done.out) == (0, "ran\n")
+
+
+@pytest.mark.parametrize("again", ["", "1"], ids=["script", "as another process"])
+def test_ranks_meet(tmp_path: Path, again: str) -> None:
+    """Ranks make process groups over the launcher's store, also after they became another, isolated Python."""
+    done = numapin(*DIRECT, *TWO, script(tmp_path, MEETS), AGAIN=again)
+    assert (done.status, done.out) == (0, "[0, 1]\n" * 2), done.err
+
+
+def test_stdin_and_programs(tmp_path: Path) -> None:
+    """Ranks inherit stdin, as under torchrun, and may be any program."""
+    done = subprocess.run(
+        [*NUMAPIN, *DIRECT, "--nproc-per-node", "1", "--no-python", "sh", "-c", "cat; echo rank ${local_rank}"],
+        input="typed\n",
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment(),
+        cwd=tmp_path,
+    )
+    assert (done.returncode, done.stdout) == (0, "typed\nrank 0\n"), done.stderr
+
+
+def test_port(tmp_path: Path) -> None:
+    """The store listens on one address before any rank starts; a port that is in use is status 2."""
+    path = script(
+        tmp_path,
+        "import os, socket\n"
+        "port = int(os.environ['MASTER_PORT'])\n"
+        "socket.create_connection((os.environ['MASTER_ADDR'], port)).close()\n"
+        "for address in ('127.0.0.1', '0.0.0.0'):\n"
+        "    with socket.socket() as other:\n"
+        "        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)\n"
+        "        try: other.bind((address, port)); other.listen()\n"
+        "        except OSError: print('closed', os.environ['MASTER_ADDR'])\n",
+    )
+    done = numapin(*DIRECT, "--local-addr", "127.0.0.3", path)
+    assert (done.status, done.out) == (0, "closed 127.0.0.3\n"), done.err
+    done = numapin(*DIRECT, path)
+    assert (done.status, done.out) == (0, "closed 127.0.0.1\n" * 2), done.err
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        done = numapin(*DIRECT, "--master-port", str(taken.getsockname()[1]), path)
+    assert done.status == 2
+    assert "hint: choose another --master-port" in done.err
+
+
+class TestEnds:
+    """Ranks that fail, and signals to the launcher."""
+
+    def test_a_rank_that_fails(self, tmp_path: Path) -> None:
+        """The other ranks get SIGTERM and time to save; what a failed rank has started ends too."""
+        text = (
+            "if rank == '1':\n"
+            "    if os.fork() == 0: mark('child'); time.sleep(300)\n"
+            "    while not Path(__file__).parent.joinpath('here.0').exists(): time.sleep(0.01)\n"
+            "    while not Path(__file__).parent.joinpath('child.1').exists(): time.sleep(0.01)\n"
+            "    sys.exit(3)\n"
+            "def save(*_): time.sleep(0.3); mark('saved'); sys.exit(0)\n"
+            "signal.signal(signal.SIGTERM, save); mark('here'); time.sleep(300)\n"
+        )
+        with started(tmp_path, text) as process:
+            assert process.wait(timeout=LIMIT_S) == 1
+            (child,) = marked(tmp_path, "child", 1)
+            assert wait_until(lambda: is_gone(child), limit_s=LIMIT_S)
+            assert marked(tmp_path, "saved", 1)
+            assert process.stderr is not None
+            told = process.stderr.read()
+        assert "rank      : 1 (local_rank: 1)\n    exitcode  : 3 (pid: " in told
+        assert "ended then" not in told  # it exited with 0
+
+    def test_a_rank_that_ignores_sigterm(self, tmp_path: Path) -> None:
+        """SIGKILL follows after the grace period."""
+        text = (
+            "signal.signal(signal.SIGTERM, signal.SIG_IGN); mark('here')\n"
+            "while len(list(Path(__file__).parent.glob('here.*'))) < 2: time.sleep(0.01)\n"
+            "sys.exit(3) if rank == '1' else time.sleep(300)\n"
+        )
+        with started(tmp_path, text, "--shutdown-timeout", "0") as process:
+            assert process.wait(timeout=LIMIT_S) == 1
+            assert process.stderr is not None
+            told = process.stderr.read()
+        assert "ended then : rank 0" in told
+        assert all(map(is_gone, marked(tmp_path, "here")))
+
+    def test_two_sigterms(self, tmp_path: Path) -> None:
+        """A second SIGTERM, which some schedulers send at once, does not cut the grace period short."""
+        text = (
+            "def save(*_): time.sleep(0.5); mark('saved'); sys.exit(0)\n"
+            "signal.signal(signal.SIGTERM, save); mark('here'); time.sleep(300)\n"
+        )
+        with started(tmp_path, text) as process:
+            marked(tmp_path, "here")
+            for _ in range(2):
+                process.send_signal(signal.SIGTERM)
+                time.sleep(0.1)  # so that the kernel does not merge them
+            assert process.wait(timeout=LIMIT_S) == 1
+            assert process.stderr is not None
+            assert "numapin: error: stopped by SIGTERM; all ranks have ended\n" in process.stderr.read()
+            assert len(marked(tmp_path, "saved")) == 2
+
+    def test_two_interrupts(self, tmp_path: Path) -> None:
+        """The ranks get Ctrl-C as SIGINT; a second one ends the grace period."""
+        text = "signal.signal(signal.SIGINT, lambda *_: mark('told')); mark('here')\nwhile True: time.sleep(1)\n"
+        with started(tmp_path, text) as process:
+            pids = marked(tmp_path, "here")
+            process.send_signal(signal.SIGINT)
+            marked(tmp_path, "told")
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=LIMIT_S) == 1
+            assert all(map(is_gone, pids))
+
+    @pytest.mark.parametrize("after_s", [0.05, 0.1, 0.15, 0.2])
+    def test_a_signal_at_any_time(self, tmp_path: Path, after_s: float) -> None:
+        """A launcher that gets SIGTERM while it starts leaves no rank behind."""
+        with started(tmp_path, "mark('here'); time.sleep(300)\n") as process:
+            time.sleep(after_s)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=LIMIT_S) in (1, -signal.SIGTERM)
+            pids = [int(path.read_text() or 0) for path in tmp_path.glob("here.*")]
+        assert wait_until(lambda: all(map(is_gone, pids)), limit_s=LIMIT_S)
+
+    def test_an_error_file_of_torch(self, tmp_path: Path) -> None:
+        """The traceback that @record writes is in the report, and the file lies in the run's folder."""
+        error = {"message": {"message": "m", "extraInfo": {"py_callstack": "Traceback\n  in main", "timestamp": "1"}}}
+        path = script(
+            tmp_path,
+            f"import os\nopen(os.environ['TORCHELASTIC_ERROR_FILE'], 'w').write({json.dumps(error)!r})\nexit(1)",
+        )
+        done = numapin(*DIRECT, path, TMPDIR=str(tmp_path))
+        assert done.status == 1
+        assert "traceback : Traceback\n        in main\n" in done.err
+        (named,) = [line.split()[-1] for line in done.err.splitlines() if "error_file:" in line]
+        assert json.loads(Path(named).read_text()) == error
+        assert Path(named).parent.parent.parent == tmp_path
+
+
+def test_the_rank_behind_a_virtual_number_has_its_gpu(tmp_path: Path) -> None:
+    """--virtual-local-rank without an entry for a rank is status 2."""
+    path = script(tmp_path, "import os; print(os.environ['LOCAL_RANK'], os.environ['CUDA_VISIBLE_DEVICES'])")
+    done = numapin(*DIRECT, "--virtual-local-rank", *TWO, path, CUDA_VISIBLE_DEVICES="7, 5")
+    assert (done.status, sorted(done.out.splitlines())) == (0, ["0 5", "0 7"]), done.err
+    done = numapin(*DIRECT, "--virtual-local-rank", *TWO, path, CUDA_VISIBLE_DEVICES="7")
+    assert done.status == 2
+    assert done.out == ""

@@ -1,0 +1,241 @@
+"""The ranks' store, asked by torch's own clients. Each test is also run with torch's own server, as the oracle."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from torch.distributed import TCPStore  # type: ignore[attr-defined] # torch marks no exports
+
+from numapin.launcher.listening import LOOPBACK, listen
+from numapin.launcher.store import RankStore, StoreClient, StoreRefusal
+from numapin.launcher.store_server import serving
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+LIMIT = timedelta(seconds=20)
+SERVER = f"""
+import sys
+from numapin.launcher.listening import listen
+from numapin.launcher.store_server import serving
+with listen({LOOPBACK!r}, 0) as listening, serving(listening):
+    print(listening.getsockname()[1], flush=True)
+    sys.stdin.read()
+"""
+SOON = timedelta(milliseconds=50)
+
+
+@pytest.fixture(params=["ours", "torch's"])
+def connect(request: pytest.FixtureRequest) -> Iterator[Callable[[], Any]]:
+    """Give a function that connects a new client of torch to a new store.
+
+    Ours is in a process of its own, because some calls of torch's client keep Python's lock while they wait.
+    """
+    if request.param == "ours":
+        with subprocess.Popen(
+            [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            port = int(process.stdout.readline())
+            yield lambda: TCPStore(LOOPBACK, port, is_master=False, timeout=LIMIT)
+            process.stdin.close()
+        assert process.returncode == 0
+    else:
+        server = TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)
+        yield lambda: TCPStore(LOOPBACK, server.port, is_master=False, timeout=LIMIT)
+
+
+def test_keys_and_values(connect: Callable[[], Any]) -> None:
+    """Values are set, replaced, appended to, counted, listed and deleted, and every client sees them."""
+    one, other = connect(), connect()
+    one.set("key", b"\0value")
+    assert other.get("key") == b"\0value"
+    other.append("key", b"+")
+    other.append("new", b"first")
+    assert one.multi_get(["key", "new"]) == [b"\0value+", b"first"]
+    one.multi_set(["a", "b"], [b"1", b""])
+    assert (other.get("a"), other.get("b")) == (b"1", b"")
+    assert (one.check(["a", "b"]), one.check(["a", "missing"])) == (True, False)
+    assert one.delete_key("a")
+    assert not one.delete_key("a")
+    assert not other.check(["a"])
+    assert {"key", "new", "b"} <= set(one.list_keys())
+    assert one.num_keys() == len(one.list_keys())
+
+
+def test_large_values(connect: Callable[[], Any]) -> None:
+    """A value of 8 MiB arrives in parts, and goes to many clients at once."""
+    clients = [connect() for _ in range(4)]
+    value = bytes(range(256)) * (8 << 12)
+    clients[0].set("large", value)
+    got: list[bool] = []
+    threads = [threading.Thread(target=lambda c=client: got.append(c.get("large") == value)) for client in clients]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert got == [True] * 4
+
+
+def test_sums(connect: Callable[[], Any]) -> None:
+    """Sums are kept as text; they may be negative, and begin at a number that was set."""
+    store = connect()
+    assert (store.add("sum", 5), store.add("sum", -7), store.get("sum")) == (5, -2, b"-2")
+    store.set("given", b"40")
+    assert store.add("given", 2) == 42
+
+
+def test_compare_and_set(connect: Callable[[], Any]) -> None:
+    """A value is replaced only if it is the expected one; the answer is the value afterwards."""
+    store = connect()
+    assert store.compare_set("key", "", "first") == b"first"
+    assert store.compare_set("key", "wrong", "second") == b"first"
+    assert store.compare_set("key", "first", "second") == b"second"
+    assert store.compare_set("missing", "expected", "new") == b"expected"
+    assert not store.check(["missing"])
+
+
+def test_waiting(connect: Callable[[], Any]) -> None:
+    """A client waits until all of its keys are there, however they got there."""
+    waiting, setting = connect(), connect()
+    ended = threading.Event()
+
+    def wait() -> None:
+        waiting.wait(["by set", "by add", "by append", "by compare_set", "before", "by multi_set"], LIMIT)
+        ended.set()
+
+    setting.set("before", b"")
+    thread = threading.Thread(target=wait)
+    thread.start()
+    setting.set("by set", b"")
+    setting.add("by add", 1)
+    setting.append("by append", b"x")
+    setting.compare_set("by compare_set", "", "x")
+    assert not ended.wait(0.05)
+    setting.multi_set(["by multi_set"], [b"x"])
+    assert ended.wait(20)
+    thread.join()
+
+
+def test_a_wait_that_takes_too_long(connect: Callable[[], Any]) -> None:
+    """A wait that is given up leaves a client that can be used, and a key that comes later disturbs nobody."""
+    waiting, setting = connect(), connect()
+    for _ in range(2):
+        with pytest.raises(Exception, match="wait timeout"):
+            waiting.wait(["late"], SOON)
+    setting.set("late", b"now")
+    assert waiting.get("late") == b"now"
+    assert waiting.add("sum", 1) == 1
+
+
+def test_a_waiting_client_that_goes(connect: Callable[[], Any]) -> None:
+    """A client that disconnects while it waits is forgotten."""
+    gone, stays = connect(), connect()
+    with pytest.raises(Exception, match="wait timeout"):
+        gone.wait(["key"], SOON)
+    del gone
+    stays.set("key", b"value")
+    assert stays.get("key") == b"value"
+
+
+def test_queues(connect: Callable[[], Any]) -> None:
+    """Queues keep their order; a client that waits for a value gets one."""
+    one, other = connect(), connect()
+    assert one.queue_len("queue") == 0
+    one.queue_push("queue", b"first")
+    one.queue_push("queue", b"second")
+    assert other.check(["queue"])
+    assert (other.queue_len("queue"), other.queue_pop("queue"), one.queue_pop("queue")) == (2, b"first", b"second")
+    got: list[bytes] = []
+    thread = threading.Thread(target=lambda: got.append(other.queue_pop("queue")))
+    thread.start()
+    one.queue_push("queue", b"third")
+    thread.join()
+    assert got == [b"third"]
+    with pytest.raises(Exception, match="queue is empty"):
+        one.queue_pop("queue", block=False)
+
+
+def test_barrier(connect: Callable[[], Any]) -> None:
+    """A barrier lets all clients continue when the last one arrives, and may be given up."""
+    clients = [connect() for _ in range(3)]
+    if not hasattr(clients[0], "barrier"):
+        pytest.skip("this torch's store has no barrier")
+    passed: list[int] = []
+
+    def arrive(number: int) -> None:
+        clients[number].barrier("all here", 3, LIMIT)
+        passed.append(number)
+
+    threads = [threading.Thread(target=arrive, args=(number,)) for number in (0, 1)]
+    for thread in threads:
+        thread.start()
+    arrive(2)
+    for thread in threads:
+        thread.join()
+    assert sorted(passed) == [0, 1, 2]
+    with pytest.raises(Exception, match="barrier timeout"):
+        clients[0].barrier("never", 2, SOON)
+    assert clients[0].add("sum", 1) == 1
+
+
+@pytest.mark.parametrize("connect", ["ours"], indirect=True)
+def test_many_clients(connect: Callable[[], Any]) -> None:
+    """Eight clients count to a thousand without losing one."""
+    clients = [connect() for _ in range(8)]
+    threads = [threading.Thread(target=lambda c=c: [c.add("sum", 1) for _ in range(125)]) for c in clients]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert clients[0].add("sum", 0) == 8 * 125
+
+
+@pytest.mark.parametrize(
+    ("sent", "problem"),
+    [
+        (b"GET / HTTP/1.1", "not a client"),
+        (b"\0\1\2\3\4", "not a client"),
+        (b"\0" + struct.pack("=I", 0x3C85F7CE) + b"\xfe", "request 254"),
+        (b"\0" + struct.pack("=I", 0x3C85F7CE) + b"\1" + struct.pack("=Q", 1 << 20), "1048576 bytes"),
+        (b"\0" + struct.pack("=I", 0x3C85F7CE) + b"\5" + struct.pack("=Q", 1 << 40), "keys"),
+        (b"\0" + struct.pack("=I", 0x3C85F7CE) + b"\1" + struct.pack("=Q1sQ1s", 1, b"k", 1, b"x") * 1
+         + b"\4" + struct.pack("=Q1sq", 1, b"k", 1), "not a number"),
+    ],
+    ids=["http", "magic", "unknown", "key", "count", "sum"],
+)  # fmt: skip
+def test_what_is_refused(sent: bytes, problem: str) -> None:
+    """What is not torch's protocol, or beyond its bounds, is refused, also if it arrives byte by byte."""
+    for step in (1, len(sent)):
+        store, client = RankStore(), StoreClient()
+        parts = [sent[start : start + step] for start in range(0, len(sent), step)]
+        with pytest.raises(StoreRefusal, match=problem):
+            _receive(store, client, parts)
+
+
+def _receive(store: RankStore, client: StoreClient, parts: list[bytes]) -> None:
+    for part in parts:
+        client.received += part
+        store.receive(client)
+
+
+def test_the_server_closes_what_it_refuses(capfd: pytest.CaptureFixture[str]) -> None:
+    """A stranger is disconnected silently; a request of a newer torch is also reported, with what to do."""
+    with listen(LOOPBACK, 0) as listening, serving(listening):
+        for sent in (b"GET / HTTP/1.1\r\n\r\n", b"\0" + struct.pack("=I", 0x3C85F7CE) + b"\x63"):
+            with socket.create_connection(listening.getsockname()) as stranger:
+                stranger.sendall(sent)
+                stranger.settimeout(20)
+                assert stranger.recv(1) == b""
+    assert capfd.readouterr().err == (
+        "numapin: a program asked the ranks' store for request 99, which this numapin does not know; "
+        "hint: numapin run --launcher agent\n"
+    )
