@@ -37,8 +37,8 @@ def plan_files(ctx: click.Context, param: click.Parameter, incomplete: str) -> l
 
     del ctx, param
     paths = [path for base in _bases(os.environ) for path in Path(base).glob(f"run-*/{PLAN}")]
-    newest_first = sorted(map(str, paths), key=os.path.dirname, reverse=True)
-    plans = [CompletionItem(path) for path in newest_first if path.startswith(incomplete)]
+    newest_first = sorted(paths, key=lambda path: path.parent.name, reverse=True)  # the names begin with the time
+    plans = [CompletionItem(str(path)) for path in newest_first if str(path).startswith(incomplete)]
     return [*plans, CompletionItem(incomplete, type="file")]
 
 
