@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
+from contextlib import suppress
 from math import inf
 from pathlib import Path
 
@@ -57,6 +58,19 @@ def test_a_shell_completes(shell: str, folder: Path) -> None:
     ):
         found = {line: typing.completed(line) for line in [*LINES, "numapin top run-"]}
     assert found == {**LINES, "numapin top run-": f"numapin top {Path(run).name}"}
+
+
+@pytest.mark.parametrize("variable", ["TMPDIR", "NUMAPIN_RUN_DIR"])
+def test_plans_of_runs_are_offered(variable: str, tmp_path: Path) -> None:
+    """`topo --plan` offers the plan of a run that left its folder, `verify` only the names of active runs."""
+    environ = {variable: str(tmp_path)}
+    with suppress(LookupError), run_directory(environ) as run:
+        (Path(run) / "plan.json").touch()
+        active = numapin("_complete", "zsh", "verify", "", cwd=None, **environ).out
+        raise LookupError
+    ended = numapin("_complete", "zsh", "verify", "", cwd=None, **environ).out
+    assert [f"word\t{Path(run).name}\t" in out for out in (active, ended)] == [True, False]
+    assert f"word\t{run}/plan.json\t\n" in numapin("_complete", "zsh", "topo", "--plan", "", cwd=None, **environ).out
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
