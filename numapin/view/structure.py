@@ -53,6 +53,12 @@ def gpu_link(word: str) -> str:
     return next((family for family in GPU_LINKS if re.fullmatch(f"{family}[0-9]*", word)), "")
 
 
+def numbered(word: str) -> str:
+    """Return a link's word with "#" in place of the number of its links: "NV#" of "NV12", "XGMI" of "XGMI"."""
+    family = gpu_link(word)
+    return f"{family}#" if family and word != family else word
+
+
 def natural(text: str) -> Natural:
     """Return a sort key by which numbers in a text count as numbers."""
     parts = re.split(r"([0-9]+)", text)

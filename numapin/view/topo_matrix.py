@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from numapin.base.cpu_set import CpuSet
-from numapin.view.structure import GPU_LINKS, adapters, empty_nodes, gpu_link
+from numapin.view.structure import GPU_LINKS, adapters, empty_nodes, numbered
 from numapin.view.words import counted, known
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ _MOST: Final = 64  # rows: more do not fit on a screen, and the time grows with 
 _GAP: Final = 2  # columns between columns
 _LEGEND: Final = (
     *((f"{family}#", f"bonded set of # {links}") for family, links in GPU_LINKS.items()),
+    *((family, f"{links}, their number unknown") for family, links in GPU_LINKS.items()),
     ("PSB", "on one board"),
     ("PIX", "at most one PCIe switch"),
     ("PXB", "several PCIe switches, but no host bridge"),
@@ -143,7 +144,7 @@ def _table(names: _Column, names_width: int, columns: Sequence[_Column], left: i
 
 def _legend(words: set[str]) -> Group:
     """Return the meaning of the words that the matrix has."""
-    used = {f"{gpu_link(word)}#" if gpu_link(word) else word for word in words}
+    used = {numbered(word) for word in words}
     return Group(*(Text(f"  {word:8}{meaning}", style="dim") for word, meaning in _LEGEND if word in used))
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from numapin.topology.model import LinkKind
 from numapin.view.picture.boxes import PAD, Box, BoxKind, CellSize, Heading, Ink, Label, cell, frame
 from numapin.view.picture.text import title_text, width_of, wrapped
-from numapin.view.structure import GPU_LINKS, adapters, gpu_link
+from numapin.view.structure import GPU_LINKS, adapters, gpu_link, numbered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -65,20 +65,23 @@ def link_panel(topology: Topology, *, width: float) -> list[Box]:
         kind = kinds.get(frozenset((row, column)), "?")
         return kind, _link_shade(kind)
 
-    return _panel("Links", _link_legend(set(kinds.values())), devices, entry, width)
+    shown = {entry(row, column)[0] for row in range(len(devices)) for column in range(row)}
+    return _panel("Links", _link_legend(shown), devices, entry, width)
 
 
 def _linked_devices(topology: Topology) -> list[tuple[str, ...]]:
-    """Return the names of each device that has a link."""
+    """Return the names of all GPUs and of each network device that has a link; nothing if there are no links."""
     linked = {link.a for link in topology.links} | {link.b for link in topology.links}
-    devices = (*((gpu.label,) for gpu in topology.gpus), *(adapter.names for adapter in adapters(topology.nics)))
-    return [names for names in devices if linked.intersection(names)]
+    gpus = [(gpu.label,) for gpu in topology.gpus] if linked else []
+    return [*gpus, *(adapter.names for adapter in adapters(topology.nics) if linked.intersection(adapter.names))]
 
 
 def _link_legend(kinds: set[str]) -> list[str]:
-    families = set(map(gpu_link, kinds))
-    own = (f"{family}# {links}" for family, links in GPU_LINKS.items() if family in families)
-    return [*own, *(f"{kind} {way}" for kind, way in _WAYS.items() if kind in kinds)]
+    words = set(map(numbered, kinds))
+    own = (f"{family}# {links}" for family, links in GPU_LINKS.items() if f"{family}#" in words)
+    some = (f"{family} some {links}" for family, links in GPU_LINKS.items() if family in words)
+    unknown = ["? unknown"] if "?" in words else []
+    return [*own, *some, *(f"{kind} {way}" for kind, way in _WAYS.items() if kind in kinds), *unknown]
 
 
 def _link_shade(kind: str) -> float:

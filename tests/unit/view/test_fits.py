@@ -60,18 +60,30 @@ class TestMatrix:
 
     @pytest.mark.parametrize(
         ("word", "meaning"),
-        [("NV12", "NV#"), ("XGMI4", "XGMI#"), ("XGMI", "XGMI#"), ("XELINK", "XELINK#"), ("NODE", "")],
+        [("NV12", "NV#"), ("XGMI4", "XGMI#"), ("NV", "NV"), ("XGMI", "XGMI"), ("XELINK", "XELINK"), ("NODE", "")],
     )
     def test_links_of_other_vendors(self, word: str, meaning: str) -> None:
         """Links that GPUs have of their own are explained in the legend and in the picture, for each vendor."""
         machine = replace(grid(gpus=[0, 0]), links=(Link(a="gpu0", b="gpu1", kind=word),))
         legend = [
-            line for line in _lines(topo_matrix(machine, width=80), 80) if line.startswith("  ") and "set of" in line
+            line for line in _lines(topo_matrix(machine, width=80), 80) if line.startswith("  ") and "inks" in line
         ]
         assert [line.split()[0] for line in legend] == ([meaning] if meaning else [])
+        assert all(("set of" in line) == meaning.endswith("#") for line in legend)
         texts = [label.text for part in lay_out(machine).box.walk() for label in part.labels]
         assert texts.count(f"{word} to 1 GPU") == (2 if meaning else 0)
         assert any(text.startswith(meaning or "NODE ") for text in texts)
+
+    def test_the_legend_explains_what_is_shown(self) -> None:
+        """Words that the matrix does not have are not in its legend, and "?" is, in the picture too."""
+        known = replace(grid(gpus=[0, 0]), links=(Link(a="gpu0", b="gpu1", kind="PIX"),))
+        for machine, words in ((known, ["PIX"]), (grid(gpus=[0, 0]), ["?"])):
+            lines = _lines(topo_matrix(machine, width=80), 80)
+            assert [line.split()[0] for line in lines if line.startswith("  ") and "gpu" not in line] == words
+        half = replace(grid(gpus=[0, 0, 1]), links=(Link(a="gpu0", b="gpu1", kind="PIX"),))
+        texts = [label.text for part in lay_out(half).box.walk() for label in part.labels]
+        assert {"PIX one PCIe switch", "? unknown"} <= set(texts)
+        assert not any(text.startswith(("NV", "SYS ")) for text in texts)
 
     def test_long_names_are_folded(self) -> None:
         """A name or a list of CPUs that is wider than the terminal is folded, and nothing is lost."""
