@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def plan_table(plan: Plan) -> Table:
-    """Return a table of rank, GPU, node, CPUs, memory and threads; a star marks ranks that get less than requested."""
+    """Return a table of rank, GPU, node, CPUs, memory and threads; a star marks ranks that are not exact."""
     table = Table(box=None, pad_edge=False, header_style="bold", caption=_legend(plan), caption_justify="left")
     for heading in ("rank", "GPU", "node", "CPUs", "memory", "threads"):
         table.add_column(heading, justify="left" if heading in _LEFT else "right", overflow="fold")
@@ -88,7 +88,7 @@ def _legend(plan: Plan) -> str | None:
     """Explain the star if a rank has one, and note if only the first ranks are shown."""
     num_ranks, lines = len(plan.ranks), []
     if not all(rank.exact for rank in plan.ranks[:_MOST]):
-        lines.append("* less than requested")
+        lines.append("* not exact")
     if num_ranks > _MOST:
         lines.append(f"the first {_MOST} of {num_ranks} ranks; all of them: numapin plan --json")
     return "\n".join(lines) or None

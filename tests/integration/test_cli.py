@@ -212,8 +212,8 @@ class TestPlan:
         assert numapin("plan", "--machine", str(path)).status == 0
 
     def test_the_star_is_explained(self, dgx: str) -> None:
-        """A line below the table explains the star of a rank that gets less than requested, if there is one."""
-        legend = "* less than requested"
+        """A line below the table explains the star of a rank that is not exact, if there is one."""
+        legend = "* not exact"
         assert legend in numapin("plan", "--machine", dgx, "--cpus-per-rank", "200").out.splitlines()[9]
         assert legend not in numapin("plan", "--machine", dgx).out
 
