@@ -80,7 +80,7 @@ class RankPlan:
         node = "node unknown" if self.node is None else f"node {self.node}"
         policy = self.memory if self.memory in (Memory.NONE, Memory.LOCAL) else f"{self.memory} {self.nodes}"
         threads = counted(self.num_threads, "thread")
-        less = "" if self.exact else " (less than requested)"
+        less = "" if self.exact else " (not exact)"
         return f"rank {self.local_rank}: {gpu}, {node}, CPUs {self.cpus}, memory {policy}, {threads}{less}"
 
     def require_exact(self, *, see: str = "numapin plan") -> None:

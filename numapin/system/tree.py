@@ -6,7 +6,8 @@ because a plan made from half a list would be silently wrong.
 
 A capture is untrusted. Its links are followed one by one, as if its root were "/": an absolute link starts there, and
 ".." does not lead above it. Only regular files and directories are opened in it. The steps that all of its files take
-together are bounded, because a link of 4 KB may wind through 2000 folders, and each CPU has its own link.
+together are bounded, because a link of 4 KB may wind through 2000 folders, and each CPU has its own link. So are their
+bytes, because links may name one large file many times.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ _MAX_BYTES: Final = MAX_LIST_CHARS + 1
 _MAX_PROC_BYTES: Final = 1 << 20  # of mounts: hosts of containers have thousands
 _MAX_NAMES: Final = 1 << 16  # in a directory: PCI has 65536 functions in a domain, and /sys keeps them in few domains
 _MAX_LINKS: Final = 40  # on the way to one file, as in the kernel
-_MAX_STEPS: Final = 800_000  # 8192 CPUs without SMT and L3 take 460,000, 1000 network devices 250,000
+_MAX_STEPS: Final = 600_000  # 8192 CPUs without SMT and L3 take 460,000, 1000 network devices 250,000
+_MAX_TOTAL_BYTES: Final = 64 << 20  # of all files: links may name one large file many times
 _READ: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _LIST: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _LOOK: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -42,14 +44,21 @@ _NUMBER: Final = re.compile(r"\d{1,18}", re.ASCII)
 
 @dataclass(slots=True)
 class _Steps:
-    """The number of steps that are left for a capture."""
+    """The number of steps and bytes that are left for a capture."""
 
     left: int = _MAX_STEPS
+    bytes_left: int = _MAX_TOTAL_BYTES
 
     def take(self, number: int, path: str) -> None:
         self.left -= number
         if self.left < 0:
             problem = f"its files and links take more than {_MAX_STEPS} steps, the most that are accepted"
+            raise MachineFileError(f"{path}: {problem}", CAPTURE)
+
+    def take_bytes(self, number: int, path: str) -> None:
+        self.bytes_left -= number
+        if self.bytes_left < 0:
+            problem = f"its files have more than {_MAX_TOTAL_BYTES >> 20} MiB together, the most that are accepted"
             raise MachineFileError(f"{path}: {problem}", CAPTURE)
 
 
@@ -73,11 +82,14 @@ class Tree:
         if fd is None:
             return None
         try:
-            return _read(fd, _MAX_PROC_BYTES if path.startswith("proc/") else _MAX_BYTES)
+            data = _read(fd, _MAX_PROC_BYTES if path.startswith("proc/") else _MAX_BYTES)
         except OSError:  # the driver refuses (EINVAL, EIO), or it is a directory
             return None
         finally:
             os.close(fd)
+        if self.root:
+            self._steps.take_bytes(len(data), f"{self.root}/{path}")
+        return data
 
     def text(self, path: str) -> str | None:
         """Return a file's text without the white space around it, or None; some captures end files with a NUL."""
@@ -102,7 +114,11 @@ class Tree:
         try:
             return self._sets.get(text, parse)
         except ValueError as error:
-            raise MachineFileError(f"{self.root}/{path}: {error}", CAPTURE) from None
+            raise self.error(path, str(error)) from None
+
+    def error(self, path: str, problem: str) -> MachineFileError:
+        """Return an error that names the file."""
+        return MachineFileError(f"{self.root}/{path}: {problem}", CAPTURE)
 
     def names(self, path: str) -> list[str]:
         """Return the sorted names in a directory, at most 65536; none if it does not exist."""

@@ -43,7 +43,7 @@ class _PlanTable(Table):
 
 
 def plan_table(plan: Plan) -> Table:
-    """Return a table of rank, GPU, node, CPUs, memory and threads; a star marks ranks that get less than requested.
+    """Return a table of rank, GPU, node, CPUs, memory and threads; a star marks ranks that are not exact.
 
     If the nearest NIC of any rank is known, there is a column of these.
     """
@@ -119,7 +119,7 @@ def _legend(plan: Plan) -> str | None:
     """Explain the star if a rank has one, and note if only the first ranks are shown."""
     num_ranks, lines = len(plan.ranks), []
     if not all(rank.exact for rank in plan.ranks[:_MOST]):
-        lines.append("* less than requested")
+        lines.append("* not exact")
     if num_ranks > _MOST:
         lines.append(f"the first {_MOST} of {num_ranks} ranks; all of them: numapin plan --json")
     return "\n".join(lines) or None

@@ -15,6 +15,8 @@ import pytest
 
 from numapin.topology.model import Topology
 from tests.integration.launching import NUMAPIN, call, environment, numapin
+from tests.machines.described import describe
+from tests.machines.roots import load
 
 if TYPE_CHECKING:
     from tests.nvml.fake import FakeNvml
@@ -224,9 +226,25 @@ class TestPlan:
         assert numapin("plan", "--machine", dgx, "--strict").status == 0
         assert numapin("plan", "--machine", dgx, "--strict", "--cpus-per-rank", "200").status == 5
 
+    @pytest.mark.parametrize(
+        ("name", "kind"),
+        [
+            ("1pkg-4node-smt2-8amd", "hwloc"),
+            ("2pkg-2node-smt2-8gpu-a100", "nccl"),
+            ("3node-memory-first-2gpu", "hwloc"),
+        ],
+    )
+    def test_strict_refuses_what_a_file_leaves_open(self, tmp_path: Path, name: str, kind: str) -> None:
+        """The order of AMD's GPUs, threads of cores, and whose CPUs they are: status 5, with the reason."""
+        path = tmp_path / "machine.xml"
+        path.write_text(describe(load(name), kind))
+        done = numapin("plan", "--machine", str(path), "--strict")
+        assert (done.status, "--strict: rank 0 cannot be bound exactly" in done.err) == (5, True), done.err
+        assert numapin("plan", "--machine", str(path)).status == 0
+
     def test_the_star_is_explained(self, dgx: str) -> None:
-        """A line below the table explains the star of a rank that gets less than requested, if there is one."""
-        legend = "* less than requested"
+        """A line below the table explains the star of a rank that is not exact, if there is one."""
+        legend = "* not exact"
         assert legend in numapin("plan", "--machine", dgx, "--cpus-per-rank", "200").out.splitlines()[9]
         assert legend not in numapin("plan", "--machine", dgx).out
 

@@ -70,7 +70,9 @@ def test_plans_of_runs_are_offered(variable: str, tmp_path: Path) -> None:
         raise LookupError
     ended = numapin("_complete", "zsh", "verify", "", cwd=None, **environ).out
     assert [f"word\t{Path(run).name}\t" in out for out in (active, ended)] == [True, False]
-    assert f"word\t{run}/plan.json\t\n" in numapin("_complete", "zsh", "topo", "--plan", "", cwd=None, **environ).out
+    found = numapin("_complete", "zsh", "topo", "--plan", "", cwd=None, **environ).out
+    assert "word\t@last\tthe newest run\n" in found
+    assert f"word\t{Path(run).name}\t" in found
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

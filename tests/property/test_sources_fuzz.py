@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,6 +32,7 @@ from tests.property.test_parsers_fuzz import (
 if TYPE_CHECKING:
     from numapin.topology.readings import Readings
 
+T = TypeVar("T")
 NUMBERS: Final = st.one_of(
     st.integers(0, 9), st.sampled_from([-1, 10, 11, 15, 49408, 268484864, 2**31, 2**32 - 1, 2**63, 2**64 - 1, 10**20])
 )
@@ -54,6 +55,12 @@ VENDORS: Final = st.sampled_from(["10de", "1002", "8086", "15b3"])
 ESCAPED: Final = WORDS.map(lambda word: word.translate({ord(c): None for c in "<>&\"'\0\ud800"}))
 
 
+@st.composite
+def mostly(draw: st.DrawFn, usual: st.SearchStrategy[T], odd: st.SearchStrategy[T]) -> T:
+    """Draw something usual; once in a while something odd, so that most of a file is read."""
+    return draw(odd if draw(st.integers(0, 15)) == 15 else usual)
+
+
 def use(readings: Readings, *, environ: dict[str, str] | None = None) -> None:
     """Do with readings what a command does: build, plan, save and read back. What contradicts itself is refused."""
     try:
@@ -70,13 +77,14 @@ def use(readings: Readings, *, environ: dict[str, str] | None = None) -> None:
 
 # --- the KFD, and the variables of its runtimes ----------------------------------------------------------------------
 
-PROPERTIES: Final = st.dictionaries(
-    st.sampled_from(["location_id", "domain", "unique_id", "simd_count", "drm_render_minor", "x y", ""]),
-    WORDS,
-    max_size=6,
+PLACES: Final = st.sampled_from(["49408", "268484864"])  # c1:00.0, and its second partition
+PROPERTIES: Final = st.fixed_dictionaries(
+    {"location_id": mostly(PLACES, WORDS), "domain": mostly(st.just("0"), WORDS)},
+    optional={"unique_id": WORDS, "simd_count": WORDS, "x y": WORDS, "": WORDS},
 )
-LINKS: Final = st.dictionaries(
-    st.sampled_from(["type", "node_from", "node_to", "weight", "min_bandwidth", "max_bandwidth"]), NUMBERS, max_size=6
+LINKS: Final = st.fixed_dictionaries(
+    {"type": mostly(st.just(11), NUMBERS), "node_to": st.integers(0, 3), "weight": mostly(st.just(15), NUMBERS)},
+    optional={"node_from": NUMBERS, "min_bandwidth": st.integers(0, 3) | NUMBERS, "max_bandwidth": NUMBERS},
 )
 VARIABLES: Final = st.dictionaries(
     st.sampled_from(["ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"]),
@@ -90,9 +98,12 @@ def lines(values: dict[str, object]) -> str:
     return "".join(f"{name} {value}\n" for name, value in values.items())
 
 
+NODE: Final = st.tuples(mostly(st.sampled_from(["7", "8", "9", "0"]), WORDS), PROPERTIES, LINKS)
+
+
 @FUZZ
 @given(
-    st.dictionaries(st.sampled_from(["0", "1", "2", "3", "x", "-1", "999999999"]), st.tuples(WORDS, PROPERTIES, LINKS)),
+    st.fixed_dictionaries({"1": NODE, "2": NODE}, optional=dict.fromkeys(("0", "3", "x", "-1", "999999999"), NODE)),
     VARIABLES,
 )
 def test_kfd_nodes(nodes: dict[str, tuple[str, dict[str, object], dict[str, object]]], environ: dict[str, str]) -> None:
@@ -170,27 +181,26 @@ def test_cpusets_of_captures(mounts: str, own: str, cgroup: str, file: str, stat
 
 # --- hwloc's devices and matrices ------------------------------------------------------------------------------------
 
+DRIVERS: Final = st.sampled_from(["rsmi", "nvml", "ze"])
+MODELS: Final = st.sampled_from(["NVIDIA H100", "AMD Instinct MI300X", "B200", "x"])
+INFOS: Final = st.sampled_from(["AMDUUID", "NVIDIAUUID", "NodeGUID", "Address", "LevelZeroModel"])
+FABRICS: Final = st.sampled_from(["NVLinkBandwidth", "XGMIBandwidth", "XeLinkBandwidth"])
+
 
 @st.composite
 def hwloc_devices(draw: st.DrawFn) -> str:
-    """Draw PCI devices with devices of drivers below them, inside each other or not."""
-    names = st.tuples(st.sampled_from(["rsmi", "nvml", "ze", "cuda", "eth", ""]), WORDS).map("".join)
+    """Draw PCI devices with devices of drivers below them, which matrices can name; inside each other or not."""
     parts = []
-    for _ in range(draw(st.integers(0, 4))):
-        name, number = draw(names | ESCAPED), draw(st.sampled_from(["1", "2", "3", "16", "48", "70", "71", "-1"]))
-        infos = "".join(
-            f'<info name="{key}" value="{draw(ESCAPED)}"/>'
-            for key in draw(
-                st.lists(st.sampled_from(["GPUModel", "AMDUUID", "NVIDIAUUID", "NodeGUID", "Address"]), max_size=2)
-            )
-        )
-        name = name.translate({ord(c): None for c in "<>&\"'\0\ud800"})
-        below = f'<object type="OSDev" name="{name}" osdev_type="{number}" gp_index="{number}">{infos}</object>'
-        kind = f"{draw(CLASSES)} [{draw(VENDORS)}:1eb8] [0000:0000] 00"
-        parts.append(f'<object type="PCIDev" pci_busid="{draw(ADDRESSES)}" pci_type="{kind}">{below}</object>')
-    nested = draw(st.booleans())
-    if nested and len(parts) > 1:
-        return parts[0].replace("</object>", f"{''.join(parts[1:])}</object>", 1)
+    for number in range(draw(st.integers(0, 4))):
+        name = draw(mostly(st.just(f"{draw(DRIVERS)}{number}"), ESCAPED))
+        kind = draw(mostly(st.sampled_from(["1", "2", "3", "16", "48"]), ESCAPED))
+        infos = f'<info name="GPUModel" value="{draw(MODELS)}"/><info name="{draw(INFOS)}" value="{draw(ESCAPED)}"/>'
+        below = f'<object type="OSDev" name="{name}" osdev_type="{kind}" gp_index="{70 + number}">{infos}</object>'
+        address = draw(mostly(st.just(f"0000:{number + 1:02x}:00.0"), ADDRESSES))
+        about = f"{draw(CLASSES)} [{draw(VENDORS)}:1eb8] [0000:0000] 00"
+        parts.append(f'<object type="PCIDev" pci_busid="{address}" pci_type="{about}">{below}</object>')
+    if len(parts) > 1 and draw(st.booleans()):
+        return parts[0].removesuffix("</object>") + "".join(parts[1:]) + "</object>"
     return "".join(parts)
 
 
@@ -198,52 +208,61 @@ def hwloc_devices(draw: st.DrawFn) -> str:
 def matrices(draw: st.DrawFn) -> str:
     """Draw a matrix of links or latencies, which may not be square."""
     size = draw(st.integers(0, 4))
-    name = draw(st.sampled_from(["NVLinkBandwidth", "XGMIBandwidth", "XeLinkBandwidth", "NUMALatency", "x"]))
+    name = draw(mostly(FABRICS, st.sampled_from(["NUMALatency", "x"])))
     kind = draw(st.sampled_from(["NUMANode", "OSDev", "PCIDev"]))
     indexing, tag = draw(st.sampled_from(["os", "gp"])), draw(st.sampled_from(["distances2", "distances2hetero"]))
     prefixes = st.sampled_from(["", "", "OSDev:", "PCIDev:", "Core:"])
-    indexes = [f"{draw(prefixes)}{draw(st.sampled_from(['0', '1', '70', '71', '9', 'x']))}" for _ in range(size)]
-    values = draw(st.lists(NUMBERS.map(str), min_size=size * size, max_size=size * size + draw(st.integers(0, 1))))
+    names = mostly(st.integers(70, 73).map(str), st.sampled_from(["0", "1", "9", "x"]))
+    indexes = [f"{draw(prefixes)}{draw(names)}" for _ in range(size)]
+    speeds = mostly(st.sampled_from(["0", "25000", "50000", "100000"]), NUMBERS.map(str))
+    values = [draw(speeds) for _ in range(size * size + draw(st.integers(0, 15)) // 15)]
     inner = f"<indexes>{' '.join(indexes)} </indexes><u64values>{' '.join(values)} </u64values>"
     return f'<{tag} type="{kind}" nbobjs="{size}" kind="5" name="{name}" indexing="{indexing}">{inner}</{tag}>'
 
 
 @FUZZ
 @given(
-    st.lists(hwloc_devices(), max_size=2), st.lists(matrices(), max_size=2), st.sampled_from(["2.0", "3.0", "1.11", ""])
+    hwloc_devices(),
+    st.lists(matrices(), max_size=2),
+    mostly(st.sampled_from(["2.0", "3.0"]), st.sampled_from(["1.11", "", "x"])),
 )
-def test_hwloc_devices_and_matrices(devices: list[str], distances: list[str], version: str) -> None:
+def test_hwloc_devices_and_matrices(devices: str, distances: list[str], version: str) -> None:
     """Any devices on PCI, and any matrices about them."""
     sets = 'cpuset="0x3" nodeset="0x3" allowed_cpuset="0x3" allowed_nodeset="0x1"'
     nodes = "".join(f'<object type="NUMANode" os_index="{n}" cpuset="0x{n + 1}" nodeset="0x{n + 1}"/>' for n in (0, 1))
     pus = "".join(f'<object type="Core"><object type="PU" os_index="{n}"/></object>' for n in (0, 1))
-    machine = f'<object type="Machine" {sets}>{nodes}{pus}{"".join(devices)}</object>'
+    machine = f'<object type="Machine" {sets}>{nodes}{pus}{devices}</object>'
     with only_machine_file_errors():
         use(parse_hwloc(f'<topology version="{version}">{machine}{"".join(distances)}</topology>'))
 
 
 # --- NCCL's links ----------------------------------------------------------------------------------------------------
 
+TARGETS: Final = st.sampled_from([f"0000:{number:02x}:00.0" for number in range(1, 9)])
+ABOUT: Final = st.sampled_from(['sm="90"', 'sm="90" gcn="gfx942"', "", 'sm="x" gcn=""'])
+
 
 @st.composite
-def nccl_devices(draw: st.DrawFn) -> str:
+def nccl_devices(draw: st.DrawFn, first: int) -> str:
     """Draw GPUs and NICs with links to each other, to switches, and to what is not there."""
     parts = []
-    for _ in range(draw(st.integers(0, 4))):
+    for number in range(draw(st.integers(0, 4))):
         links = "".join(
-            f'<{draw(st.sampled_from(["nvlink", "xgmi"]))} target="{draw(ADDRESSES)}" count="{draw(ESCAPED)}" '
+            f'<{draw(st.sampled_from(["nvlink", "xgmi"]))} target="{draw(mostly(TARGETS, ADDRESSES))}" '
+            f'count="{draw(mostly(st.integers(0, 9).map(str), ESCAPED))}" '
             f'tclass="{draw(st.sampled_from(["0x068000", "0x030200", "x"]))}"/>'
             for _ in range(draw(st.integers(0, 3)))
         )
-        about = draw(st.sampled_from(['sm="90"', 'gcn="gfx942"', "", 'sm="x" gcn=""']))
-        gpu = f'<gpu dev="{draw(ESCAPED)}" {about}>{links}</gpu>' if draw(st.booleans()) else ""
+        index = draw(mostly(st.just(str(first + number)), ESCAPED))
+        gpu = f'<gpu dev="{index}" {draw(ABOUT)}>{links}</gpu>' if draw(st.integers(0, 3)) else ""
         vendor = draw(st.sampled_from(["", 'vendor="0x1002"', 'vendor="0x10de"', 'vendor="x"', 'vendor="0xfffffffff"']))
-        parts.append(f'<pci busid="{draw(ADDRESSES)}" class="0x{draw(CLASSES)}00" {vendor}>{gpu}</pci>')
+        address = draw(mostly(st.just(f"0000:{first + number:02x}:00.0"), ADDRESSES))
+        parts.append(f'<pci busid="{address}" class="0x{draw(CLASSES)}00" {vendor}>{gpu}</pci>')
     return "".join(parts)
 
 
 @FUZZ
-@given(nccl_devices(), nccl_devices(), st.sampled_from(["0", "1", "-1", "x", "1048576"]))
+@given(nccl_devices(1), nccl_devices(5), mostly(st.just("1"), st.sampled_from(["0", "-1", "x", "1048576"])))
 def test_nccl_links(first: str, second: str, node: str) -> None:
     """Any links between any devices of one or two nodes."""
     cpus = f'<cpu numaid="0" affinity="f">{first}</cpu><cpu numaid="{node}" affinity="f0">{second}</cpu>'

@@ -12,10 +12,10 @@ import os
 import re
 from collections import Counter
 from functools import partial
-from itertools import product
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from numapin.base.bounds import MAX_CGROUP_DEPTH
+from numapin.base.bounds import MAX_CGROUP_DEPTH, MAX_NICS
 from numapin.base.cpu_set import CpuSet
 from numapin.errors import MachineError
 from numapin.system.cgroup import mounts, own_cgroups
@@ -50,6 +50,7 @@ def read_sysfs(root: Path, *, source: str) -> Readings:
     online = _online_cpus(tree)
     cpus, package_notes = _read_cpus(tree, online)
     others, served = read_drivers(tree, read_pci(tree, online))
+    on_pci = {name for device in others for name, _ in device.interfaces}
     allowed_cpus, allowed_nodes = _allowed(tree, "cpus"), _allowed(tree, "mems")
     return Readings(
         host=tree.text("proc/sys/kernel/hostname") or tree.text("etc/hostname") or None,
@@ -59,7 +60,7 @@ def read_sysfs(root: Path, *, source: str) -> Readings:
         allowed_cpus=allowed_cpus,
         allowed_nodes=allowed_nodes,
         pci=(*served.gpus, *others),
-        nics=tuple(read_other_nics(tree, {name for device in others for name, _ in device.interfaces})),
+        nics=tuple(islice(read_other_nics(tree, on_pci), MAX_NICS + 1)),  # `build` refuses that many
         fabric=served.fabric,
         gpu_memory_nodes=read_gpu_memory_nodes(tree),
         memory_bytes=_kilobytes(tree.text("proc/meminfo") or "", "MemTotal"),
@@ -198,8 +199,9 @@ def _allowed(tree: Tree, what: str) -> CpuSet | None:
     match = _ALLOWED[what].search(tree.text("proc/self/status") or "")
     if match:
         return tree.parsed(match[1], "proc/self/status")
-    files = product(_cpuset_directories(tree), _CPUSET_FILES)
-    sets = (tree.numbers(f"{directory}/{name.format(what)}") for directory, name in files)
+    # One after the other: a capture may name millions of directories.
+    files = (f"{directory}/{name.format(what)}" for directory in _cpuset_directories(tree) for name in _CPUSET_FILES)
+    sets = map(tree.numbers, files)
     return next(filter(None, sets), None)  # an empty file of cgroup v2 means "as above"
 
 

@@ -42,7 +42,7 @@ def legend(topology: Topology, plan: Plan | None, marks: Marks, *, width: float,
 
 
 def rank_in_words(rank: RankPlan) -> str:
-    """Return a rank's binding in short; a star marks a rank that gets less than requested."""
+    """Return a rank's binding in short; a star marks a rank that is not exact."""
     gpu = f"gpu{rank.gpu.index}" if rank.gpu else "no GPU"
     node = f"node {known(rank.node, unknown='unknown')}"
     star = "" if rank.exact else " *"
@@ -58,7 +58,7 @@ def _signs(topology: Topology, plan: Plan | None, marks: Marks, *, named_cores: 
         (shows_free_memory, used, "memory: used and free"),
         (topology.cpus - topology.allowed.cpus, replace(_cpu(), off=True), "not allowed to this process"),
         (named_cores, cell(BoxKind.PLAIN, _CELL, "r0", ink=Ink.STRONG), "rank 0 has this core"),
-        (plan and not plan.exact, _star(), "less than requested: see numapin plan"),
+        (plan and not plan.exact, _star(), "not exact: see numapin plan"),
     )
     return [*((sign, text) for is_used, sign, text in signs if is_used), *_cpu_signs(topology, plan, marks)]
 

@@ -6,6 +6,7 @@ Machines are grids: two nodes of four cores of two threads unless told; CPUs 0-3
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -398,6 +399,33 @@ def test_memory_that_cannot_be_placed_is_told() -> None:
     (rank,) = make_plan(grid(gpus=[0], allowed_nodes=CpuSet()), Request()).ranks
     assert rank.memory is Memory.NONE
     assert "--memory preferred" in rank.reason
+
+
+def test_a_file_without_cpus_is_named() -> None:
+    """What has no CPUs is the file, not this process's allowed CPUs."""
+    with pytest.raises(PlanError, match=r"^cloud\.xml lists no CPUs") as caught:
+        make_plan(
+            replace(
+                grid(),
+                source="cloud.xml",
+                cores=(),
+                packages=(),
+                nodes=(),
+                allowed=Allowed(cpus=CpuSet(), nodes=CpuSet()),
+            ),
+            Request(),
+        )
+    assert "/proc/self/status" not in str(caught.value)
+
+
+def test_counts_of_one() -> None:
+    """One CPU, one core and one package are not "1 CPUs"; unknown packages are not "0 packages"."""
+    one = grid(nodes=1, cores=1, smt=1, gpus=[0])
+    reasons = [rank.reason for bind in Bind for rank in make_plan(one, Request(bind=bind)).ranks]
+    assert "all 1 CPU of node 0" in reasons[1]
+    assert not any(re.search(r"\b1 (CPUs|cores|ranks|GPUs|nodes)\b", reason) for reason in reasons)
+    assert "1 package, 1 NUMA node, 1 GPU, 1 core, 1 CPU" in str(one)
+    assert "packages unknown" in str(replace(one, packages=()))
 
 
 # --- warnings --------------------------------------------------------------------------------------------------------

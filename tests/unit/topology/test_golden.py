@@ -114,6 +114,7 @@ def test_files_of_other_programs_agree_with_the_kernel(
     live, file = build(readings_of(name)), _build_file(name, kind)
     assert [(gpu.pci, gpu.vendor, gpu.node) for gpu in file.gpus] == [(g.pci, g.vendor, g.node) for g in live.gpus]
     assert {(node.id, node.cpus) for node in file.cpu_nodes} == {(node.id, node.cpus) for node in live.cpu_nodes}
+    assert {gpu.node_source for gpu in file.gpus} == {f"{kind}-file" if kind == "hwloc" else NodeSource.NCCL_FILE}
     on_pci = {(nic.name, nic.pci, nic.node) for nic in live.nics if nic.pci}
     assert {(nic.name, nic.pci, nic.node) for nic in file.nics if nic.pci} == on_pci
     words = [
@@ -441,3 +442,5 @@ def test_firmware_that_lists_cpus_twice_is_reported(readings_of: Callable[[str],
     assert any("list the same CPUs" in note for note in topology.warnings)
     first, second = make_plan(topology, Request(bind=Bind.EXCLUSIVE)).ranks
     assert not first.cpus & second.cpus
+    for bind in MODES:
+        assert not any(rank.exact for rank in make_plan(topology, Request(bind=bind)).ranks)

@@ -85,6 +85,17 @@ class TestMatrix:
             meaning = next(line.split(maxsplit=1)[1] for line in lines if line.startswith(f"  {word} "))
             assert f"{word} {meaning}" in texts
 
+    def test_the_legend_explains_what_is_shown(self) -> None:
+        """Words that the matrix does not have are not in its legend, and "?" is, in the picture too."""
+        known = replace(grid(gpus=[0, 0]), links=(Link(a="gpu0", b="gpu1", kind="PIX"),))
+        for machine, words in ((known, ["PIX"]), (grid(gpus=[0, 0]), ["?"])):
+            lines = _lines(topo_matrix(machine, width=80), 80)
+            assert [line.split()[0] for line in lines if line.startswith("  ") and "gpu" not in line] == words
+        half = replace(grid(gpus=[0, 0, 1]), links=(Link(a="gpu0", b="gpu1", kind="PIX"),))
+        texts = [label.text for part in lay_out(half).box.walk() for label in part.labels]
+        assert {"PIX at most one PCIe switch", "? unknown on this machine"} <= set(texts)
+        assert not any(text.startswith(("NV", "SYS ")) for text in texts)
+
     def test_long_names_are_folded(self) -> None:
         """A name or a list of CPUs that is wider than the terminal is folded, and nothing is lost."""
         long = "a_very_long_name_of_a_network_device_" * 3

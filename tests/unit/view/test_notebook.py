@@ -55,12 +55,12 @@ def test_a_machine_as_text() -> None:
 
 
 def test_a_plan_as_text() -> None:
-    """`print(plan)` has a line per rank, which says if it gets less than requested."""
+    """`print(plan)` has a line per rank, which says if it is not exact."""
     plan = make_plan(grid(nodes=2, gpus=[0, 1]), Request(cpus_per_rank=99))
     assert str(plan).splitlines() == [
         "2 ranks, bind node, memory preferred",
-        "  rank 0: GPU 0, node 0, CPUs 0-3,8-11, memory preferred 0, 4 threads (less than requested)",
-        "  rank 1: GPU 1, node 1, CPUs 4-7,12-15, memory preferred 1, 4 threads (less than requested)",
+        "  rank 0: GPU 0, node 0, CPUs 0-3,8-11, memory preferred 0, 4 threads (not exact)",
+        "  rank 1: GPU 1, node 1, CPUs 4-7,12-15, memory preferred 1, 4 threads (not exact)",
     ]
     assert "no GPU, node unknown" in str(make_plan(grid(), Request(bind="none")))
 

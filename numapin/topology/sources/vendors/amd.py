@@ -20,6 +20,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from numapin.base.bounds import MAX_GPUS, MAX_NODES
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from numapin.topology.sources.vendors.seam import Environ, Seen
 
 _NODES: Final = "sys/class/kfd/kfd/topology/nodes"
+_MAX_KFD_LINKS: Final = 1 << 14  # 64 partitions and 8 CPU nodes have 4544
 _XGMI: Final = 11  # HSA_IOLINKTYPE_XGMI
 _ONE_HOP: Final = 15  # the kernel's weight of an xGMI link; twice that is a path through another GPU
 _ROCR: Final = "ROCR_VISIBLE_DEVICES"
@@ -109,11 +111,16 @@ def _is_driven_without_kfd(tree: Tree) -> bool | None:
 def _kfd_nodes(tree: Tree) -> Iterator[_KfdNode]:
     """Yield the nodes of the KFD that this process may see, in order; a cgroup hides the files of other GPUs."""
     numbers = sorted(int(name) for name in tree.names(_NODES) if name.isascii() and name.isdecimal())
+    num_links = 0
     for number in numbers[: MAX_GPUS + MAX_NODES]:
         at = f"{_NODES}/{number}"
         gpu_id, text = tree.number(f"{at}/gpu_id"), tree.text(f"{at}/properties")
         if gpu_id is not None and text:
             links = tuple(_links(tree, at)) if gpu_id else ()
+            num_links += len(links)
+            if num_links > _MAX_KFD_LINKS:
+                problem = f"more than {_MAX_KFD_LINKS} links between nodes, the most that are accepted"
+                raise tree.error(_NODES, problem)
             yield _KfdNode(number, gpu_id != 0, _properties(text), links)
 
 
@@ -122,7 +129,9 @@ def _links(tree: Tree, at: str) -> Iterator[Mapping[str, int]]:
         yield _properties(tree.text(f"{at}/io_links/{name}/properties") or "")
 
 
-def _properties(text: str) -> dict[str, int]:
+@lru_cache(maxsize=256)
+def _properties(text: str) -> Mapping[str, int]:
+    """Return the numbers in a file of properties. Links to a GPU's neighbors have the same text many times."""
     return {match[1]: int(match[2]) for match in _PROPERTY.finditer(text)}
 
 

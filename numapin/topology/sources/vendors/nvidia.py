@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from numapin.topology.readings import PciReading
     from numapin.topology.sources.vendors.seam import Environ, Seen
 
+_MAX_CHARS: Final = 4096  # the driver writes some 500
 DRIVER: Final = "proc/driver/nvidia/gpus"
 
 
@@ -44,7 +45,8 @@ def _read(tree: Tree, gpus: Sequence[PciReading]) -> Served:
 
 
 def _informed(tree: Tree, gpu: PciReading, name: str | None) -> PciReading:
-    model, uuid = _information(tree.text(f"{DRIVER}/{name}/information") or "") if name else (None, None)
+    text = tree.text(f"{DRIVER}/{name}/information") if name else None
+    model, uuid = _information((text or "")[:_MAX_CHARS])
     return replace(gpu, name=model, uuid=uuid)
 
 
