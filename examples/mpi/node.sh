@@ -6,6 +6,8 @@ if [ -n "${TORCHELASTIC_RUN_ID-}${NUMAPIN_BINDING-}" ]; then
     unset GROUP_{RANK,WORLD_SIZE} ROLE_{NAME,RANK,WORLD_SIZE} OMP_NUM_THREADS
 fi
 [ -z "${NUMAPIN_BINDING-}" ] || unset NUMAPIN_{BINDING,RUN_DIR,DATALOADER,TRACE}
+# shellcheck disable=SC2086 # the names of variables that --nic-env set
+[ -z "${NUMAPIN_NIC_ENV-}" ] || unset ${NUMAPIN_NIC_ENV//:/ } NUMAPIN_NIC_ENV
 set -euo pipefail
 
 MASTER_ADDR=$(mpirun -np 1 --hostfile hosts hostname)
@@ -23,7 +25,7 @@ forward=()
 for name in $(compgen -e); do
     case $name in
         PATH | LD_LIBRARY_PATH | PYTHONPATH | PYTHONHOME | VIRTUAL_ENV | CONDA_PREFIX | HOME | TMPDIR) ;;
-        MASTER_* | PET_* | CUDA_* | NCCL_* | GLOO_* | UCX_* | OMP_* | TORCH* | PYTORCH_*) ;;
+        MASTER_* | PET_* | CUDA_* | NCCL_* | GLOO_* | UCX_* | NVSHMEM_* | OMP_* | TORCH* | PYTORCH_*) ;;
         NUMAPIN_* | HF_* | WANDB_*) ;;
         *) continue ;;
     esac

@@ -19,6 +19,8 @@ if [ -n "${TORCHELASTIC_RUN_ID-}${NUMAPIN_BINDING-}" ]; then
     unset GROUP_{RANK,WORLD_SIZE} ROLE_{NAME,RANK,WORLD_SIZE} OMP_NUM_THREADS
 fi
 [ -z "${NUMAPIN_BINDING-}" ] || unset NUMAPIN_{BINDING,RUN_DIR,DATALOADER,TRACE}
+# shellcheck disable=SC2086 # the names of variables that --nic-env set
+[ -z "${NUMAPIN_NIC_ENV-}" ] || unset ${NUMAPIN_NIC_ENV//:/ } NUMAPIN_NIC_ENV
 set -euo pipefail
 
 mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")

@@ -384,6 +384,7 @@ def _binding_options(options: _JobOptions) -> list[str]:
         "reserve-cpus": options.reserve_cpus,
         "gpus": ",".join(options.gpus or ()),
         "gpu-nodes": ",".join(f"{gpu}={node}" for gpu, node in options.gpu_nodes or ()),
+        "nic-env": ",".join(options.nic_env or ()),
     }
     given = [f"--{name}={value}" for name, value in values.items() if value]
     return given if options.smt else [*given, "--no-smt"]

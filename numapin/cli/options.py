@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from numapin.base.cpu_set import CpuSet
-from numapin.plan.request import Bind, Request, parse_gpus, parse_memory
+from numapin.plan.request import Bind, Request, parse_gpus, parse_memory, parse_nic_env
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from click.shell_completion import CompletionItem
 
-    from numapin.plan.request import MemoryChoice
+    from numapin.plan.request import MemoryChoice, NicLibrary
     from numapin.topology.model import Topology
 
 T = TypeVar("T")
@@ -152,6 +152,12 @@ BINDING: tuple[click.Option, ...] = (
     ),
     GPU_NODES,
     click.Option(
+        ["--nic-env"],
+        type=Parsed("LIST", parse_nic_env),
+        help="Name each rank's nearest NIC to these libraries, unless you have: ucx (UCX_NET_DEVICES), nvshmem "
+        "(NVSHMEM_HCA_LIST), or ucx,nvshmem. Never NCCL_IB_HCA.",
+    ),
+    click.Option(
         ["--strict"], is_flag=True, help="Fail with status 5 if a binding cannot be applied exactly as requested."
     ),
 )
@@ -184,6 +190,7 @@ class BindingOptions:
     reserve_cpus: CpuSet | None
     gpus: tuple[str, ...] | None
     gpu_nodes: tuple[tuple[str, int], ...] | None
+    nic_env: tuple[NicLibrary, ...] | None
     strict: bool
 
     def request(self, *, num_ranks: int | None, numa_binding: str | None = None) -> Request:
@@ -198,6 +205,7 @@ class BindingOptions:
             smt=self.smt,
             reserve_cpus=self.reserve_cpus or CpuSet(),
             gpus=self.gpus,
+            nic_env=self.nic_env or (),
         )
 
 

@@ -5,6 +5,7 @@ Comes in: the machine and the binding options. Goes out: the plan as a table wit
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -14,6 +15,7 @@ from numapin.base.bounds import MAX_RANKS
 from numapin.cli.options import BINDING, MACHINE, BindingOptions, topology_from, with_values
 from numapin.cli.output import emit, json_text, show, warn
 from numapin.plan.make import default_num_ranks, make_plan
+from numapin.plan.nics import with_users_nics
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,6 +82,8 @@ def plan(options: _PlanOptions) -> None:
     topology = topology_from(gpu_nodes=options.gpu_nodes, root=options.root, machine=options.machine)
     num_ranks = options.nproc_per_node or default_num_ranks(topology, is_this_host=options.is_this_host)
     made = make_plan(topology, options.request(num_ranks=num_ranks))
+    if options.is_this_host:
+        made = with_users_nics(made, os.environ)
     _FORMATS[options.form](made)
     warn(made.warnings)
     if options.strict:

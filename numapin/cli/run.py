@@ -28,6 +28,7 @@ from numapin.launcher.rehearse import rehearse
 from numapin.launcher.run_folder import run_directory
 from numapin.plan.gpus import settle_gpus
 from numapin.plan.make import default_num_ranks, make_plan
+from numapin.plan.nics import nic_variables, with_users_nics
 from numapin.rank.signals import open_mailbox
 from numapin.system import oom
 from numapin.topology.readings import OTHERS
@@ -136,7 +137,7 @@ def start(job: Job, options: RunOptions, mailbox: Mailbox, *, trace: str = "") -
     topology = topology_from(gpu_nodes=options.gpu_nodes)
     request, gpu_variables = _request(job, options, topology)
     environment = {**gpu_variables, **_hook_environment(job, options, trace)}
-    plan = rehearse(make_plan(topology, request), strict=options.strict)
+    plan = rehearse(with_users_nics(make_plan(topology, request), os.environ), strict=options.strict)
 
     _announce(plan, topology, quiet=options.quiet and not options.dry_run)
     if options.dry_run:
@@ -280,7 +281,7 @@ def _print_commands(plan: Plan, job: Job, environment: dict[str, str]) -> None:
     """Print each rank's command, with the variables that it gets, in shell syntax."""
     for rank in plan.ranks:
         threads = os.environ.get("OMP_NUM_THREADS", str(rank.num_threads))
-        variables = {**environment, "OMP_NUM_THREADS": threads}
+        variables = {**environment, "OMP_NUM_THREADS": threads, **nic_variables(rank)}
         assignments = " ".join(f"{name}={quoting.quote(value)}" for name, value in variables.items())
         command = quoting.join(job.command_of(rank.local_rank))
         emit(f"rank {rank.local_rank}: {assignments} {command}\n")

@@ -9,6 +9,7 @@ Comes in: a `Topology`, and a root directory: the live machine or a capture. Goe
     live.py       EDGE  facts of the running machine: system calls, NVML, the environment -> Live
     placement.py  PURE  checks of nodes, cpusets, memory and memory policies
     host.py       PURE  checks of kernel settings and hardware
+    network.py    PURE  checks of the NICs near GPUs, and of the variables that choose NICs
     software.py   PURE  checks of the driver, NCCL, libraries and environment variables
     advice.py     PURE  advice on pinned memory
     examine.py    PURE  all checks, in order

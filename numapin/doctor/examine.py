@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from numapin.doctor import host, placement, software
+from numapin.doctor import host, network, placement, software
 from numapin.doctor.model import Check
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ FROM_FILES: Final[tuple[Callable[[DoctorReadings, Topology], DoctorFinding], ...
     placement.memlock,
     placement.swap,
     host.pcie_link,
+    network.sharing,
+    network.package,
     host.iommu,
     host.numa_balancing,
     host.huge_pages,
@@ -51,6 +53,8 @@ FROM_LIVE: Final[tuple[tuple[Check, Callable[[Live, Topology], DoctorFinding]], 
     (software.DEVICE_ORDER, software.device_order),
     (software.NCCL, software.nccl),
     (software.NCCL_AFFINITY, software.nccl_affinity),
+    (network.NAMES, network.names),
+    (network.SAME_HCA, network.same_hca),
     (software.PERSISTENCE, software.persistence),
     (software.STORES, software.streaming_stores),
 )

@@ -15,11 +15,15 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from numapin.base.printable import printable
 from numapin.doctor.files import read_confinement, read_module_version
 from numapin.doctor.model import Live
+from numapin.doctor.network import NIC_VARIABLES
 from numapin.errors import LibnumaError, NumapinError
 from numapin.launcher.rehearse import in_child
 from numapin.system import memory, nccl_files, numa
+from numapin.system.proc import all_pids, environment_of
+from numapin.tasks.identify import parse_count
 from numapin.topology.sources.libnuma import load
 from numapin.topology.sources.nvml import read_nvml
 
@@ -30,6 +34,7 @@ if TYPE_CHECKING:
 
 NCCL_PACKAGES: Final = ("nvidia-nccl-cu11", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
 _SHM: Final = "/dev/shm"  # noqa: S108 - only its size is read
+_MOST_CHARS: Final = 60  # of a job's address
 _FORGOTTEN: Final = "accepted, but not kept"
 
 
@@ -51,6 +56,7 @@ def read_live(topology: Topology, environ: Mapping[str, str]) -> Live:
         nccl=_nccl_versions() or _nccl_library(environ),
         shm_bytes=shm_bytes,
         shm_free_bytes=shm_free_bytes,
+        jobs=_running_jobs(),
     )
 
 
@@ -133,6 +139,23 @@ def _nccl_library(environ: Mapping[str, str], folders: Sequence[str] = nccl_file
     """Return the library that a program finds without a package, with its version."""
     found = nccl_files.installed_library((*environ.get("LD_LIBRARY_PATH", "").split(":"), *folders))
     return {found: nccl_files.library_version(found) or "unknown"} if found else {}
+
+
+def _running_jobs() -> Mapping[str, Mapping[int, Mapping[str, str]]]:
+    """Return each rank's variables that choose NICs, as the rank was started with them.
+
+    A rank has LOCAL_RANK and its job's MASTER_PORT in its environment, whichever launcher started it. What it starts
+    inherits both, so the lowest process id counts.
+    """
+    jobs: dict[str, dict[int, Mapping[str, str]]] = {}
+    for pid in all_pids():
+        environ = environment_of(pid) or {}
+        rank, port = parse_count(environ.get("LOCAL_RANK", "")), environ.get("MASTER_PORT")
+        if rank is not None and port is not None:
+            chosen = {name: environ[name] for name in NIC_VARIABLES if name in environ}
+            address = printable(f"{environ.get('MASTER_ADDR', '')}:{port}"[:_MOST_CHARS])
+            jobs.setdefault(address, {}).setdefault(rank, chosen)
+    return jobs
 
 
 def _size(path: str) -> tuple[int | None, int | None]:

@@ -108,6 +108,7 @@ class Live:
         nccl: The installed NCCL packages, or the path of the library without a package, with their versions.
         shm_bytes: The size of /dev/shm.
         shm_free_bytes: The free part of /dev/shm.
+        jobs: The variables that choose NICs, of each running rank on this host, by its job's address and local rank.
     """
 
     environ: Mapping[str, str]
@@ -122,6 +123,7 @@ class Live:
     nccl: Mapping[str, str]
     shm_bytes: int | None
     shm_free_bytes: int | None
+    jobs: Mapping[str, Mapping[int, Mapping[str, str]]] = field(default_factory=dict)
 
     def has_capability(self, bit: int) -> bool | None:
         """Return whether the process has a capability; None if that is unknown."""

@@ -13,4 +13,5 @@ Comes in: a `Topology` and a `Request`. Goes out: a `Plan`, with a reason for ev
     fast.py     PURE  fast cores, shared evenly among the ranks of a node
     doubts.py   PURE  the facts that the machine's description leaves open
     memory.py   PURE  the memory of each rank
+    nics.py     PURE  the NIC of each rank, and the variables that name it to UCX and NVSHMEM
 """

@@ -14,6 +14,7 @@ from numapin.base.plural import counted, listed
 from numapin.plan.cpus import assign_cpus
 from numapin.plan.memory import memory_of
 from numapin.plan.model import GpuRef, Plan, RankPlan
+from numapin.plan.nics import with_nic_doubts, with_nics
 from numapin.plan.request import Bind
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ def make_plan(topology: Topology, request: Request) -> Plan:
     6. A rank's thread count is its part of the physical cores of its pool.
     7. Its memory is on its GPU's node (the package's nodes for `socket`), or on the nearest node with allowed memory.
        Where nodes of GPU memory exist, pages stay on nodes with CPUs.
+    8. Its NICs are the nearest of its GPU (`Topology.nearest_nics`).
 
     Args:
         topology: The machine.
@@ -73,8 +75,9 @@ def make_plan(topology: Topology, request: Request) -> Plan:
 def plan_and_rank_warnings(topology: Topology, request: Request) -> tuple[Plan, tuple[str, ...]]:
     """Return the plan, and those of its warnings that are about ranks, not about the machine."""
     machine, drafts = assign_cpus(topology, request)
-    placed = [memory_of(machine, request, draft) for draft in drafts]
-    ranks = tuple(map(_rank_plan, placed))
+    nearest = topology.nearest_nics
+    placed = [memory_of(machine, request, with_nic_doubts(draft, request, nearest)) for draft in drafts]
+    ranks = tuple(with_nics(_rank_plan(each), request, nearest) for each in placed)
     of_ranks = (*_shared_gpu_warning(ranks), *_inexact_warnings([each.draft for each in placed]))
     warnings = (*topology.warnings, *of_ranks, *_idle_warnings(machine, request, ranks))
     return Plan(bind=request.bind, memory=request.policy, ranks=ranks, warnings=warnings), of_ranks

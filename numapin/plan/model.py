@@ -14,7 +14,7 @@ from numapin.base.plural import counted
 from numapin.base.printable import printable_lines
 from numapin.base.records import AtMost, Texts, read_record, to_json
 from numapin.errors import BindingRefused
-from numapin.plan.request import Bind, Memory
+from numapin.plan.request import Bind, Memory, NicLibrary
 
 SCHEMA: Final = "numapin.plan/1"
 
@@ -50,6 +50,9 @@ class RankPlan:
         reason: Why it gets these CPUs and this memory.
         within: The only nodes where its pages may be, because `preferred` and `local` would spill into GPU memory.
             None: not limited.
+        nics: The RDMA NICs that are nearest to its GPU, its own first. None: none is known.
+        nics_reason: Why its first NIC is its own.
+        nic_env: The libraries to which variables name its first NIC. None: the plan is older than this field.
     """
 
     local_rank: int
@@ -62,6 +65,9 @@ class RankPlan:
     exact: bool
     reason: str
     within: CpuSet | None = None
+    nics: Texts | None = None
+    nics_reason: str | None = None
+    nic_env: Annotated[tuple[NicLibrary, ...], AtMost(len(NicLibrary))] | None = ()
 
     @property
     def kernel_policy(self) -> tuple[Memory, CpuSet]:

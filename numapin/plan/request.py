@@ -16,7 +16,7 @@ from numapin.base.cpu_set import CpuSet
 from numapin.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
 
 class Bind(StrEnum):
@@ -48,6 +48,13 @@ class Memory(StrEnum):
     """Page by page over all allowed nodes with CPUs, or over the nodes named."""
 
 
+class NicLibrary(StrEnum):
+    """A library that takes the NIC of its process from environment variables."""
+
+    UCX = "ucx"
+    NVSHMEM = "nvshmem"
+
+
 class MemoryChoice(NamedTuple):
     """A memory policy, and the nodes named with it; the fields are those of `Request`."""
 
@@ -75,6 +82,7 @@ class Request:
             "0,1". None: all visible GPUs.
         rank_gpus: The index of each rank's GPU, once it is known; overrides `gpus`. An index of None stands for
             an unknown GPU.
+        nic_env: The libraries to which variables name each rank's nearest NIC, such as ("ucx", "nvshmem").
 
     Raises:
         UsageError: A word is none of the choices, a number or a list is not one or is out of range, or two options
@@ -97,6 +105,7 @@ class Request:
     reserve_cpus: CpuSet
     gpus: tuple[str, ...] | None
     rank_gpus: tuple[int | None, ...] | None
+    nic_env: tuple[NicLibrary, ...]
 
     # Written by hand, because the arguments have wider types than the attributes.
     def __init__(  # noqa: PLR0913 - the options of the command line
@@ -111,6 +120,7 @@ class Request:
         reserve_cpus: Collection[int] | str = (),
         gpus: Sequence[str | int] | str | None = None,
         rank_gpus: Sequence[int | None] | None = None,
+        nic_env: Iterable[NicLibrary | str] | str = (),
     ) -> None:
         put = partial(object.__setattr__, self)  # the class is frozen
         put("bind", _chosen("--bind", Bind, bind))
@@ -122,6 +132,8 @@ class Request:
         put("reserve_cpus", _numbers("--reserve-cpus", reserve_cpus))
         put("gpus", None if gpus is None else _gpu_names(gpus))
         put("rank_gpus", None if rank_gpus is None else _indices(rank_gpus))
+        libraries = nic_env.split(",") if isinstance(nic_env, str) else nic_env
+        put("nic_env", tuple(dict.fromkeys(_chosen("--nic-env", NicLibrary, word) for word in libraries)))
         self._check()
 
     def _check(self) -> None:
@@ -139,7 +151,7 @@ class Request:
         return self.memory or (Memory.NONE if self.bind is Bind.NONE else Memory.PREFERRED)
 
 
-_Word = TypeVar("_Word", Bind, Memory)
+_Word = TypeVar("_Word", Bind, Memory, NicLibrary)
 
 
 def parse_bind(text: str) -> Bind:
@@ -151,6 +163,11 @@ def parse_memory(text: str) -> MemoryChoice:
     """Parse a policy with or without nodes: preferred, bind=0,2, interleave=0-3. Raises ValueError."""
     word, equals, nodes = text.partition("=")
     return MemoryChoice(_one_of(Memory, word), CpuSet.parse(nodes) if equals else None)
+
+
+def parse_nic_env(text: str) -> tuple[NicLibrary, ...]:
+    """Parse a list of libraries: ucx,nvshmem. Raises ValueError."""
+    return tuple(dict.fromkeys(_one_of(NicLibrary, word.strip()) for word in text.split(",")))
 
 
 def parse_gpus(text: str) -> tuple[str, ...]:

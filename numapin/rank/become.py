@@ -36,14 +36,17 @@ def accept() -> None:
     _signal.pthread_sigmask(_signal.SIG_UNBLOCK, (*FORWARDED, SHIM))
 
 
-def become(command: list[str], binding: str, num_threads: int) -> NoReturn:
+def become(command: list[str], binding: str, num_threads: int, nic_variables: dict[str, str]) -> NoReturn:
     """Exec the command, which finds `binding`, its rank's slice of the plan as JSON, in its environment.
+
+    `nic_variables` (see `plan.nics`) replace variables of the same names; none of them is one that the user has set.
 
     Exits with status 127 if the command does not exist, and 126 if it cannot be executed. SIGPIPE and SIGXFSZ, which
     Python ignores, get their default action back; else `yes` would not end with `head`.
     """
     os.environ[BINDING] = binding
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, num_threads)))  # a plan that a user wrote may say 0
+    os.environ.update(nic_variables)
     for number in (_signal.SIGPIPE, _signal.SIGXFSZ):
         _signal.signal(number, _signal.SIG_DFL)
     try:

@@ -45,28 +45,34 @@ _MAX_ENVIRONMENT_BYTES: Final = 6 << 20  # Linux's limit for any stack size
 class RankSlice:
     """The parts of a `RankPlan` that a rank needs to bind itself, under the same names; `json` is the whole plan."""
 
-    __slots__ = ("cpus", "json", "memory", "node", "nodes", "num_threads", "within")
+    __slots__ = ("cpus", "json", "memory", "nic_variables", "node", "nodes", "num_threads", "within")
 
     def __init__(self, text: str) -> None:
         """Parse the text of a slice. Raises ValueError and KeyError."""
         words, brace, rest = text.partition("{")
-        fields = dict(word.split("=") for word in words.split())
+        fields = {word.partition("=")[0]: word.partition("=")[2] for word in words.split()}
         self.cpus = CpuSet.parse(fields["cpus"])
         self.nodes = CpuSet.parse(fields["nodes"])
         self.memory = fields["memory"]
         self.within = CpuSet.parse(fields["within"]) if fields["within"] else None
         self.node = int(fields["node"]) if fields["node"] else None
         self.num_threads = int(fields["num_threads"])
+        self.nic_variables = dict(setting.split("=") for setting in fields["nic"].split(",") if setting)
         self.json = brace + rest
 
 
 def _slice(rank: RankPlan) -> str:
-    """Return the text of a slice: `cpus=0-3 nodes=0 memory=bind within= node=0 num_threads=4 {"local_rank": 0, …}`."""
+    """Return the text of a slice: `cpus=0-3 nodes=0 memory=bind within= node=0 num_threads=4 nic= {"local_rank": 0}`.
+
+    `nic` are the variables of --nic-env, such as `UCX_NET_DEVICES=mlx5_0:1`, separated by commas.
+    """
     from numapin.base.strict_json import encode
+    from numapin.plan.nics import exported
 
     node = "" if rank.node is None else rank.node
+    nic = ",".join(f"{name}={value}" for name, value in exported(rank).items())
     plain = f"cpus={rank.cpus} nodes={rank.nodes} memory={rank.memory} within={rank.within or ''} node={node}"
-    return f"{plain} num_threads={rank.num_threads} {encode(rank.to_json(), indent=None)}"
+    return f"{plain} num_threads={rank.num_threads} nic={nic} {encode(rank.to_json(), indent=None)}"
 
 
 def records(folder: str, kind: str = OBSERVED) -> list[str]:

@@ -47,7 +47,7 @@ def main() -> None:
     binding = own.json if is_as_planned else _as_bound(own.json, applied.shortfalls)
     _record(local_rank, own.json, applied)
     accept()
-    become([program, *rest] if program else rest, binding, own.num_threads)
+    become([program, *rest] if program else rest, binding, own.num_threads, own.nic_variables)
 
 
 def _as_bound(planned: str, shortfalls: tuple[str, ...]) -> str:

@@ -91,14 +91,18 @@ def stat(folder: str) -> Stat:
         raise garbled(path, str(error)) from None
 
 
+def all_pids(root: StrPath = LIVE) -> list[int]:
+    """Return the ids of all processes, in order."""
+    return sorted(map(int, filter(str.isdecimal, os.listdir(os.path.dirname(folder_of(0, root))))))
+
+
 def children_of(root: StrPath = LIVE) -> dict[int, list[int]]:
     """Return each parent's children, from a look at all processes: not every kernel lists children itself."""
     children: dict[int, list[int]] = {}
-    names = os.listdir(os.path.dirname(folder_of(0, root)))
-    for name in sorted(filter(str.isdecimal, names)):
-        found = _readable_stat(folder_of(name, root))
+    for pid in all_pids(root):
+        found = _readable_stat(folder_of(pid, root))
         if found is not None and not found.has_ended:
-            children.setdefault(found.parent, []).append(int(name))
+            children.setdefault(found.parent, []).append(pid)
     return children
 
 

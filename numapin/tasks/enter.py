@@ -19,6 +19,7 @@ from numapin.base.regular_file import read_file
 from numapin.base.stderr import say
 from numapin.errors import MachineError
 from numapin.plan.model import GpuRef, Plan
+from numapin.plan.nics import exported, without_users
 from numapin.rank import bind, handover
 from numapin.rank.become import BINDING, become
 from numapin.rank.binding import read_binding
@@ -135,16 +136,17 @@ def enter(part: Slice, task: Task, command: Sequence[str], *, strict: bool, verb
     Raises BindingRefused with `strict` if anything cannot be bound exactly as planned.
     """
     applied = bind.apply(part.rank)
-    rank = bind.as_bound(part.rank, applied.shortfalls)
+    (planned,), kept = without_users([part.rank], os.environ)
+    rank = bind.as_bound(planned, applied.shortfalls)
     if strict:
         rank.require_exact(see="numapin exec --verbose")
     if task.rank == 0:
-        _say_each("warning: ", part.warnings)
+        _say_each("warning: ", (*part.warnings, *kept))
     if not rank.exact:
         say(f"warning: rank {task.rank}: {rank.reason}")
     if verbose:
         _say_each(f"rank {task.rank}: ", _details(part, task, applied))
-    become(list(command), json.dumps(rank.to_json()), rank.num_threads)
+    become(list(command), json.dumps(rank.to_json()), rank.num_threads, exported(rank))
 
 
 def _say_each(prefix: str, texts: tuple[str, ...]) -> None:

@@ -18,6 +18,7 @@ from numapin.tasks.slice import Slice
 
 if TYPE_CHECKING:
     from numapin.base.cpu_set import CpuSet
+    from numapin.plan.model import RankPlan
     from numapin.plan.request import Request
     from numapin.tasks.identify import Task
     from numapin.topology.model import Gpu, Topology
@@ -70,9 +71,22 @@ def plan_task(topology: Topology, request: Request, task: Task, *, own_cpus: boo
         source = f"made here, for {counted(size, 'task')} on CPUs {allowed}"
         asked, index = _for_all_tasks(topology, request, task, size), task.rank
     made, of_ranks = plan_and_rank_warnings(topology, asked)
-    rank = replace(made.ranks[index], local_rank=task.rank)
+    rank = _with_nic_doubt(replace(made.ranks[index], local_rank=task.rank), topology, task)
     warnings = tuple(text for text in made.warnings if text not in of_ranks)  # each task reports its own
     return Slice(rank=rank, source=source, warnings=warnings, notes=notes)
+
+
+def _with_nic_doubt(rank: RankPlan, topology: Topology, task: Task) -> RankPlan:
+    """Mark a rank as not exact if its NIC was chosen among equally near ones without the GPUs of other tasks."""
+    num_gpus = len(topology.gpus)
+    has_choice = bool(rank.nic_env) and len(rank.nics or ()) > 1
+    if not has_choice or task.size is None or num_gpus >= task.size:
+        return rank
+    why = (
+        f"--nic-env: this task sees {counted(num_gpus, 'GPU')} of {task.size} tasks, so others may use its NIC; make "
+        "one plan for all: numapin plan --nic-env … --json, then numapin exec --plan FILE"
+    )
+    return replace(rank, exact=False, reason=f"{rank.reason}; {why}")
 
 
 def _for_one_task(topology: Topology, request: Request, task: Task) -> Request:

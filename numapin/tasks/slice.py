@@ -85,7 +85,8 @@ def _without_its_gpu(rank: RankPlan, *, source: str, gpu: str) -> RankPlan:
     """Return a rank that was chosen by its number because the plan has no rank on the task's GPU: it is not exact."""
     why = f"{source} has no rank on GPU {gpu}, the only one that this task sees, so the rank was chosen by its number"
     remedy = f"make the plan on this kind of host: {_PLAN_AGAIN}"
-    return replace(rank, exact=False, reason=f"{rank.reason}; {why}; {remedy}")
+    reason = f"{rank.reason}; {why}; {remedy}"
+    return replace(rank, exact=False, reason=reason, nics=None, nics_reason=None, nic_env=())
 
 
 def _size_warnings(plan: Plan, task: Task, source: str) -> tuple[str, ...]:

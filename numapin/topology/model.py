@@ -18,6 +18,7 @@ from numapin.base.printable import printable_lines
 from numapin.base.records import AtMost, Texts, read_record, to_json
 from numapin.base.sizes import gib
 from numapin.errors import UsageError
+from numapin.topology.nearest_nics import NearestNics, nearest_nics
 from numapin.topology.parts import (
     Allowed,
     Core,
@@ -161,6 +162,11 @@ class Topology:
         return any(gpu.uuid or gpu.vendor in _SEEN_IF_VISIBLE for gpu in self.visible_gpus)
 
     @property
+    def nearest_nics(self) -> dict[int, NearestNics]:
+        """The nearest RDMA NICs of each GPU, its own first, by the GPU's index; none for a GPU near no known one."""
+        return nearest_nics(self)
+
+    @property
     def warnings(self) -> tuple[str, ...]:
         """The `notes`, unknown GPU nodes, and contradictions in the description of the machine."""
         return (*self.notes, *_overlap_warning(self.cpu_nodes), *_unknown_nodes_warning(self.gpus))
@@ -237,8 +243,10 @@ class Topology:
         return replace(self, allowed=both)
 
     def to_json(self) -> dict[str, object]:
-        """Return the JSON form (schema numapin.topology/1) for `json.dumps`."""
-        return {"schema": SCHEMA, **to_json(self)}
+        """Return the JSON form (schema numapin.topology/1) for `json.dumps`; reading it ignores the nearest NICs."""
+        nearest = self.nearest_nics
+        gpus = [{**to_json(gpu), **_nics_json(nearest.get(gpu.index))} for gpu in self.gpus]
+        return {"schema": SCHEMA, **to_json(self), "gpus": gpus}
 
     @classmethod
     def from_json(cls, text: str, *, source: str = "JSON") -> Self:
@@ -263,6 +271,12 @@ class Topology:
         """
         hint = "write a machine file with: numapin topo --save FILE"
         return read_record(cls, text, source=source, hint=hint, schema=SCHEMA, **_MISSING)
+
+
+def _nics_json(nearest: NearestNics | None) -> dict[str, object]:
+    if nearest is None:
+        return {"nics": None, "nics_reason": None}
+    return {"nics": list(nearest.names), "nics_reason": nearest.reason}
 
 
 def _require_unique(what: str, ids: Iterable[int]) -> None:

@@ -18,7 +18,7 @@ Comes in: topologies, plans, reports. Goes out: rich renderables, and the text o
     chart.py          PURE  charts as SVG
     notebook.py       PURE  a machine and a plan in a notebook
     marks.py          PURE  the ranks on each CPU, node and GPU
-    structure.py      PURE  adapters, empty nodes and caches over several nodes
+    structure.py      PURE  empty nodes, and caches over several nodes
     visible.py        PURE  visible characters only, for terminals
     words.py          PURE  facts and sizes as short texts
     picture/                a machine as SVG or HTML

@@ -12,26 +12,53 @@ from rich.table import Table
 from rich.text import Text
 
 from numapin.base.quoting import quote
-from numapin.view.words import known, policy, rank_names, shortened
+from numapin.plan.nics import nic_variables
+from numapin.view.words import joined, known, own_nic_name, policy, rank_names, shortened
 
 _MOST: Final = 512  # rows: more take a second to draw
 
-_LEFT: Final = ("GPU", "CPUs", "memory")
+_GAP: Final = 2  # columns between columns
+_LEAST_CPUS: Final = 6  # characters of the CPUs in a line
+_HEADINGS: Final = ("rank", "GPU", "node", "CPUs", "memory", "threads")
+_LEFT: Final = ("GPU", "CPUs", "memory", "NIC")
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.table import Column
+
     from numapin.plan.model import GpuRef, Plan, RankPlan
 
 
+class _PlanTable(Table):
+    """A table of ranks whose CPUs are folded first where the width is small; other cells have whole words."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield what rich yields, with a width for the CPUs if the rest then fits."""
+        cpus = self.columns[_HEADINGS.index("CPUs")]
+        left = options.max_width - sum(_width(column) + _GAP for column in self.columns if column is not cpus)
+        cpus.width = left if _LEAST_CPUS <= left < _width(cpus) else None
+        yield from super().__rich_console__(console, options)
+
+
 def plan_table(plan: Plan) -> Table:
-    """Return a table of rank, GPU, node, CPUs, memory and threads; a star marks ranks that get less than requested."""
-    table = Table(box=None, pad_edge=False, header_style="bold", caption=_legend(plan), caption_justify="left")
-    for heading in ("rank", "GPU", "node", "CPUs", "memory", "threads"):
+    """Return a table of rank, GPU, node, CPUs, memory and threads; a star marks ranks that get less than requested.
+
+    If the nearest NIC of any rank is known, there is a column of these.
+    """
+    table = _PlanTable(box=None, pad_edge=False, header_style="bold", caption=_legend(plan), caption_justify="left")
+    has_nics = any(rank.nics for rank in plan.ranks)
+    for heading in (*_HEADINGS, *(["NIC"] if has_nics else [])):
         table.add_column(heading, justify="left" if heading in _LEFT else "right", overflow="fold")
     for rank in plan.ranks[:_MOST]:
-        table.add_row(*_cells(rank))
+        table.add_row(*_cells(rank), *([own_nic_name(rank)] if has_nics else []))
     return table
+
+
+def _width(column: Column) -> int:
+    """Return the width that no cell of a column is folded in."""
+    return max(len(str(cell)) for cell in (column.header, *column.cells))
 
 
 def explained_plan(plan: Plan) -> Group:
@@ -55,11 +82,12 @@ def _reasons(ranks: Sequence[RankPlan]) -> Iterator[tuple[str, str]]:
 
 def _without_gpu_name(rank: RankPlan) -> str:
     """Return the reason without the GPU's name, which the table has, so that ranks of a node have the same reason."""
+    reason = joined(rank.reason, f"NIC: {rank.nics_reason}" if rank.nics_reason else "", separator="; ")
     if rank.gpu is None:
-        return rank.reason
+        return reason
     pci = f" ({rank.gpu.pci})" if rank.gpu.pci else ""
     name = f"GPU {rank.gpu.index}{pci} "
-    return f"its GPU {rank.reason.removeprefix(name)}" if rank.reason.startswith(name) else rank.reason
+    return f"its GPU {reason.removeprefix(name)}" if reason.startswith(name) else reason
 
 
 def environment_lines(plan: Plan) -> list[str]:
@@ -75,7 +103,9 @@ def _variables(rank: RankPlan) -> dict[str, str]:
         "NUMAPIN_CPUS": str(rank.cpus),
         "NUMAPIN_MEMORY": memory.value,
         "NUMAPIN_NODES": str(nodes),
+        "NUMAPIN_NICS": ",".join(rank.nics or ()),
         "OMP_NUM_THREADS": str(rank.num_threads),
+        **nic_variables(rank),
     }
 
 

@@ -1,43 +1,23 @@
 """The parts of a machine that views show together. Pure.
 
-Comes in: a `Topology`. Goes out: network adapters, which have several names each; nodes without anything on them; L3
-caches that span nodes; and the GPU of each node that is GPU memory.
+Comes in: a `Topology`. Goes out: nodes without anything on them; L3 caches that span nodes; the GPU of each node that
+is GPU memory; and the links that GPUs have of their own.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 from numapin.base.cpu_set import CpuSet
-from numapin.topology.model import NicKind, NodeKind
+from numapin.topology.model import NodeKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from numapin.topology.model import Core, Gpu, Nic, Node, Topology
-
-Natural: TypeAlias = "tuple[str | tuple[int, str], ...]"
-"""A key that sorts mlx5_9 before mlx5_17."""
 
 GPU_LINKS: Final = {"NV": "NVLinks", "XGMI": "xGMI links", "XELINK": "Xe Links"}
 """The words of links between GPUs, most with their number after them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Adapter:
-    """A network device with all of its names, such as mlx5_0 (verbs) and ib0 (network); the verbs name is first."""
-
-    names: tuple[str, ...]
-    pci: str | None
-    node: int | None
-    kind: NicKind
-
-    @property
-    def name(self) -> str:
-        """All names in one, such as mlx5_0/ib0."""
-        return "/".join(self.names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,38 +31,6 @@ class SpanningL3:
 def gpu_link(word: str) -> str:
     """Return the family of a link that GPUs have of their own: "NV" of "NV12"; "" for a path over PCIe."""
     return next((family for family in GPU_LINKS if re.fullmatch(f"{family}[0-9]*", word)), "")
-
-
-def natural(text: str) -> Natural:
-    """Return a sort key by which numbers in a text count as numbers."""
-    parts = re.split(r"([0-9]+)", text)
-    return tuple(_number(part) if at % 2 else part for at, part in enumerate(parts))
-
-
-def _number(digits: str) -> tuple[int, str]:
-    """Return a key for digits; int() refuses thousands of them."""
-    significant = digits.lstrip("0")
-    return len(significant), significant
-
-
-def adapters(nics: Iterable[Nic]) -> tuple[Adapter, ...]:
-    """Return the devices in natural order; names with the same PCI address are one device."""
-    devices: dict[object, list[Nic]] = {}
-    for place, nic in enumerate(nics):
-        devices.setdefault(place if nic.pci is None else nic.pci, []).append(nic)
-    return tuple(sorted(map(_adapter, devices.values()), key=lambda adapter: tuple(map(natural, adapter.names))))
-
-
-def _adapter(nics: list[Nic]) -> Adapter:
-    in_order = sorted(nics, key=_verbs_first)
-    first = in_order[0]
-    names = dict.fromkeys(nic.name for nic in in_order)
-    return Adapter(names=tuple(names), pci=first.pci, node=first.node, kind=first.kind)
-
-
-def _verbs_first(nic: Nic) -> tuple[bool, bool, Natural]:
-    """Return a sort key: the verbs name is an InfiniBand one that does not look like IP over InfiniBand (ib0)."""
-    return nic.kind is not NicKind.INFINIBAND, nic.name.startswith("ib"), natural(nic.name)
 
 
 def empty_nodes(topology: Topology) -> CpuSet:

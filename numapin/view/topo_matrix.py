@@ -16,7 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from numapin.base.cpu_set import CpuSet
-from numapin.view.structure import GPU_LINKS, adapters, empty_nodes, gpu_link
+from numapin.topology.adapters import adapters
+from numapin.view.structure import GPU_LINKS, empty_nodes, gpu_link
 from numapin.view.words import counted, known
 
 if TYPE_CHECKING:

@@ -16,10 +16,11 @@ from rich.text import Text
 from rich.tree import Tree
 
 from numapin.base.cpu_set import CpuSet
+from numapin.topology.adapters import adapters
 from numapin.topology.fast import fast_cores
 from numapin.topology.model import NodeKind
 from numapin.view.marks import marks_of
-from numapin.view.structure import adapters, empty_nodes, spanning_l3s
+from numapin.view.structure import empty_nodes, spanning_l3s
 from numapin.view.words import (
     counted,
     cuda_name,
@@ -30,6 +31,7 @@ from numapin.view.words import (
     node_source,
     nodes_of,
     on_node,
+    own_nic,
     pcie_link,
     rank_names,
     shortened,
@@ -42,9 +44,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numapin.plan.model import Plan
+    from numapin.topology.adapters import Adapter
     from numapin.topology.model import Core, Gpu, Node, Topology
+    from numapin.topology.nearest_nics import NearestNics
     from numapin.view.marks import Marks
-    from numapin.view.structure import Adapter, SpanningL3
+    from numapin.view.structure import SpanningL3
 
 
 def topo_tree(topology: Topology, plan: Plan | None = None) -> Tree:
@@ -75,6 +79,10 @@ class _Shown:
     @cached_property
     def adapters(self) -> tuple[Adapter, ...]:
         return adapters(self.topology.nics)
+
+    @cached_property
+    def nearest_nics(self) -> Mapping[int, NearestNics]:
+        return self.topology.nearest_nics
 
     @cached_property
     def by_lowest_cpu(self) -> Mapping[int, Core]:
@@ -227,14 +235,15 @@ def _cpus(cores: Sequence[Core]) -> CpuSet:
 def _add_devices(branch: Tree, machine: _Shown, node: int | None) -> None:
     """Add the devices of a node; None: of unknown node."""
     for gpu in on_node(machine.topology.gpus, node):
-        branch.add(_gpu_line(gpu, rank_names(machine.marks.gpus.get(gpu.index, ()))))
+        ranks = rank_names(machine.marks.gpus.get(gpu.index, ()))
+        branch.add(_gpu_line(gpu, ranks, own_nic(machine.nearest_nics.get(gpu.index))))
     for adapter in on_node(machine.adapters, node):
         branch.add(_line(adapter.name, "yellow", (adapter.pci, adapter.kind)))
 
 
-def _gpu_line(gpu: Gpu, ranks: str) -> Text:
+def _gpu_line(gpu: Gpu, ranks: str, nic: str) -> Text:
     mig = f"{len(gpu.mig)} MIG" if gpu.mig else ""
-    facts = (ranks, gpu.pci, cuda_name(gpu), model_name(gpu), pcie_link(gpu.pcie), mig, node_source(gpu))
+    facts = (ranks, gpu.pci, cuda_name(gpu), model_name(gpu), pcie_link(gpu.pcie), mig, node_source(gpu), nic)
     return _line(gpu.label, "cyan", facts)
 
 

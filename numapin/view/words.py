@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from numapin.plan.model import Plan, RankPlan
     from numapin.topology.model import Gpu, Node, Pcie, Topology
+    from numapin.topology.nearest_nics import NearestNics
 
 _VENDORS: Final = {GpuVendor.NVIDIA: "NVIDIA", GpuVendor.AMD: "AMD", GpuVendor.INTEL: "Intel"}
 _RUNTIMES: Final = {GpuVendor.NVIDIA: ("cuda", "CUDA"), GpuVendor.AMD: ("cuda", "HIP"), GpuVendor.INTEL: ("xpu", "XPU")}
@@ -130,6 +131,16 @@ def policy(rank: RankPlan) -> str:
     if rank.memory in (Memory.NONE, Memory.LOCAL):
         return rank.memory.value
     return f"{rank.memory.value} {rank.nodes}"
+
+
+def own_nic(nearest: NearestNics | None) -> str:
+    """Return the NIC that a GPU gets of those nearest to it, and the link between them."""
+    return f"NIC {nearest.names[0]} ({nearest.link})" if nearest else ""
+
+
+def own_nic_name(rank: RankPlan) -> str:
+    """Return the name of a rank's own NIC, cut at a length that no machine needs; "" if none is known."""
+    return shortened(rank.nics[0]) if rank.nics else ""
 
 
 def rank_names(ranks: Collection[int]) -> str:

@@ -173,7 +173,9 @@ class TestPlan:
         assert done.status == 0
         rows = [line.split() for line in done.out.splitlines() if line.strip()[:1].isdigit()]
         assert [row[3] for row in rows] == ["3", "3", "1", "1", "7", "7", "5", "5"]
-        assert "\nranks 2-3  its GPU is on node 1 (sysfs); all 32 CPUs of node 1; CPUs shared by 2 ranks\n" in done.out
+        reason = "its GPU is on node 1 (sysfs); all 32 CPUs of node 1; CPUs shared by 2 ranks"
+        assert f"\nranks 2-3  {reason}; NIC: nearest (SYS, node distance 12), shared by 4 GPUs\n" in done.out
+        assert [row[-1] for row in rows] == [*["mlx5_0"] * 4, *["mlx5_6"] * 4]
         assert "128 CPUs of nodes 0,2,4,6, which have no rank, stay idle; --bind socket uses them" in done.err
 
     def test_env_lines_are_shell(self, dgx: str) -> None:
@@ -181,6 +183,33 @@ class TestPlan:
         lines = numapin("plan", "--machine", dgx, "--format", "env", "--nproc-per-node", "1").out
         done = call("sh", "-c", f'{lines} ; echo "$NUMAPIN_CPUS/$NUMAPIN_NODES/$LOCAL_RANK"'.replace("\n", " "))
         assert done.out.strip() == "48-63,176-191/3/0"
+
+    def test_env_lines_name_nics(self, dgx: str) -> None:
+        """The nearest NICs are always there; the variables of UCX and NVSHMEM only with --nic-env."""
+        options = ("plan", "--machine", dgx, "--format", "env")
+        (*_, last) = numapin(*options).out.splitlines()
+        assert " NUMAPIN_NICS=mlx5_6 " in last
+        assert not any(name in last for name in ("UCX_", "NVSHMEM_", "NCCL_"))
+        (*_, last) = numapin(*options, "--nic-env", "nvshmem,ucx").out.splitlines()
+        assert last.endswith(" NVSHMEM_ENABLE_NIC_PE_MAPPING=1 NVSHMEM_HCA_LIST=mlx5_6:1 UCX_NET_DEVICES=mlx5_6:1")
+
+    def test_nics_in_json(self, dgx: str) -> None:
+        """`topo` and `plan` have the same NICs, and the plan what was asked for."""
+        gpus = json.loads(numapin("topo", "--machine", dgx, "--json").out)["gpus"]
+        ranks = json.loads(numapin("plan", "--machine", dgx, "--json", "--nic-env", "ucx").out)["ranks"]
+        assert [(gpu["nics"], gpu["nics_reason"]) for gpu in gpus] == [(r["nics"], r["nics_reason"]) for r in ranks]
+        assert {tuple(rank["nic_env"]) for rank in ranks} == {("ucx",)}
+
+    @pytest.mark.parametrize(("strict", "status"), [((), 0), (("--strict",), 5)])
+    def test_no_nic_to_name(self, strict: tuple[str, ...], status: int) -> None:
+        """Without a NIC, --nic-env warns once, and fails with --strict."""
+        done = numapin("plan", "--machine", "example:dgx-h100", "--nic-env", "ucx", *strict)
+        assert (done.status, done.err.count("warning: ranks 0-7: --nic-env ucx sets nothing")) == (status, 1)
+
+    def test_nic_env_of_another_library(self, dgx: str) -> None:
+        """NCCL is none of the choices."""
+        done = numapin("plan", "--machine", dgx, "--nic-env", "nccl")
+        assert (done.status, "'nccl' is not one of ucx, nvshmem" in done.err) == (2, True)
 
     def test_json(self, dgx: str) -> None:
         """--json prints the plan by its schema, and warnings go to stderr."""

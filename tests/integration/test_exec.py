@@ -121,6 +121,20 @@ class TestBinding:
             *("cpus", "mode", "pid"),
         }
 
+    def test_the_nic_of_a_plan(self, dump: str, tmp_path: Path) -> None:
+        """A plan made with --nic-env sets the rank's variables; those that the user has set stay, with a warning."""
+        plan = json.loads(numapin("plan", "--machine", "example:dgx-a100", "--nic-env", "ucx,nvshmem", "--json").out)
+        file = tmp_path / "plan.json"
+        file.write_text(json.dumps(plan))
+        options = ("--plan", str(file), "--local-size", "8", "--local-rank")
+        found = become(dump, *options, "4")
+        assert (found["UCX_NET_DEVICES"], found["NVSHMEM_HCA_LIST"]) == ("mlx5_6:1", "mlx5_6:1")
+        assert found["NUMAPIN_NIC_ENV"] == "UCX_NET_DEVICES:NVSHMEM_ENABLE_NIC_PE_MAPPING:NVSHMEM_HCA_LIST"
+        done = enter(*options, "0", "--", sys.executable, dump, UCX_NET_DEVICES="mlx5_5:1")
+        found = done.json_lines()[0]
+        assert (found["UCX_NET_DEVICES"], found["NVSHMEM_HCA_LIST"]) == ("mlx5_5:1", "mlx5_0:1")
+        assert "warning: UCX_NET_DEVICES=mlx5_5:1 is set and stays: --nic-env does not change it for rank 0" in done.err
+
     def test_pipes_end_as_they_do(self) -> None:
         """The command does not inherit that Python ignores SIGPIPE."""
         done = start("sh", "-c", f"{' '.join(NUMAPIN)} exec -- yes | head -n 1", **TASK)

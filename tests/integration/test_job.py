@@ -144,12 +144,19 @@ def cluster(tmp_path: Path) -> Cluster:
     return Cluster(**folders)
 
 
-_SHAPE = ["--nodes=2", "--gpus-per-node=4", "--cpus-per-task=3", "--bind=exclusive", "--gpu-nodes=0=1,1=1"]
+_SHAPE = [
+    "--nodes=2",
+    "--gpus-per-node=4",
+    "--cpus-per-task=3",
+    "--bind=exclusive",
+    "--gpu-nodes=0=1,1=1",
+    "--nic-env=ucx,nvshmem",
+]
 _RUN = [
     *("run", "--nnodes=2", "--nproc-per-node=4", "--rdzv-backend=c10d", "--rdzv-endpoint=first:{port}"),
-    *("--bind=exclusive", "--gpu-nodes=0=1,1=1", *HOSTILE),
+    *("--bind=exclusive", "--gpu-nodes=0=1,1=1", "--nic-env=ucx,nvshmem", *HOSTILE),
 ]
-_EXEC = ["exec", "--bind=exclusive", "--gpu-nodes=0=1,1=1", "--", "python", "-u", *HOSTILE]
+_EXEC = ["exec", "--bind=exclusive", "--gpu-nodes=0=1,1=1", "--nic-env=ucx,nvshmem", "--", "python", "-u", *HOSTILE]
 
 
 @pytest.mark.parametrize("engine", ["slurm", "mpi", "pbs", "lsf"])

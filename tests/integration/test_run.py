@@ -117,6 +117,16 @@ class TestBinding:
         assert all(line.endswith(f"-u {path} --name 'a b'") for line in done.out.splitlines())
         assert not marker.exists()
 
+    def test_no_nic_to_name(self, tmp_path: Path) -> None:
+        """Without a GPU, --nic-env sets nothing and says so once; with --strict, no rank starts."""
+        options = ("--nproc-per-node", "2", "--nic-env", "ucx,nvshmem", script(tmp_path, DUMP))
+        hidden = {"CUDA_VISIBLE_DEVICES": "", "UCX_NET_DEVICES": "mlx5_9:1"}
+        done = numapin("run", *options, cwd=None, **hidden)
+        assert done.status == 0, done.err
+        assert done.err.count("warning: ranks 0-1: --nic-env ucx,nvshmem sets nothing: no GPU is known") == 1
+        done = numapin("run", "--strict", *options, cwd=None, **hidden)
+        assert (done.status, done.out, "--nic-env ucx,nvshmem sets nothing" in done.err) == (5, "", True)
+
     @needs_two_cpus
     @pytest.mark.parametrize("variable", [{"OMP_PROC_BIND": "true"}, {"GOMP_CPU_AFFINITY": str(CPUS[-1])}], ids=str)
     def test_openmp_variables_do_not_shrink_the_plan(self, tmp_path: Path, variable: dict[str, str]) -> None:

@@ -218,7 +218,8 @@ def _nested(inner: str, above: list[str]) -> str:
 
 
 def _nccl_nic(nic: dict[str, Any]) -> str:
-    return _tag("nic", _tag("net", name=nic["name"], dev=0))
+    ports = {"port": 1} if nic.get("kind") == "infiniband" else {"port": 0}
+    return _tag("nic", _tag("net", name=nic["name"], dev=0, **ports))
 
 
 def _nccl_gpu(machine: Machine, gpu: dict[str, Any]) -> str:

@@ -103,8 +103,11 @@ def _link_interfaces(machine: Machine, root: Path) -> None:
     for kind in ("net", "infiniband"):
         (root / "sys/class" / kind).mkdir(parents=True)
     for nic in machine.nics:
-        kind = "infiniband" if nic.get("kind") == "infiniband" else "net"
-        (root / "sys/class" / kind / nic["name"]).symlink_to(f"../../devices/{_nic_path(nic)}/{kind}/{nic['name']}")
+        is_verbs = nic.get("kind") == "infiniband"
+        names = [("infiniband", nic["name"]), ("net", nic.get("net"))] if is_verbs else [("net", nic["name"])]
+        for kind, name in names:
+            if name is not None:
+                (root / "sys/class" / kind / name).symlink_to(f"../../devices/{_nic_path(nic)}/{kind}/{name}")
     (root / "sys/class/net/lo").symlink_to("../../devices/virtual/net/lo")
 
 
@@ -235,7 +238,7 @@ def _pci_files(machine: Machine) -> Iterator[tuple[str, str]]:
             folder = "infiniband" if device.get("kind") == "infiniband" else "net"
             yield f"{at}/{folder}/{device['name']}/uevent", ""
         if "type" in device:
-            yield f"{at}/net/{device['name']}/type", str(device["type"])
+            yield f"{at}/net/{device.get('net', device['name'])}/type", str(device["type"])
         yield from (
             (f"{at}/tile{tile}/uevent", "") for tile in range(machine.partitions) if _has_tiles(machine, device)
         )

@@ -33,7 +33,7 @@ PURE = (
     ),
     *("system.openmp", "system.numa_maps", "system.refusals", "system.nccl", "base.plural"),
     *("topology.address", "topology.parts", "topology.model", "topology.readings", "topology.build", "topology.fast"),
-    *("topology.visible", "topology.sources.vendors"),
+    *("topology.visible", "topology.sources.vendors", "topology.adapters", "topology.nearest_nics"),
     *("topology.sources.hwloc", "topology.sources.hwloc_devices", "topology.sources.hwloc_objects"),
     *("topology.gpus", "topology.sources.nccl", "topology.sources.xmlfile"),
     *("plan", "tasks.identify", "tasks.slice", "tasks.plan", "launcher.lost_gpus", "data.forks", "data.usage"),
@@ -51,7 +51,7 @@ PURE = (
         "base.strict_json",
         "topology.links",
     ),
-    *(f"doctor.{name}" for name in ("model", "placement", "host", "software", "advice", "examine")),
+    *(f"doctor.{name}" for name in ("model", "placement", "host", "network", "software", "advice", "examine")),
     *(f"trace.{name}" for name in ("intervals", "records", "reading", "analysis", "findings", "report", "settings")),
     *("trace.timeline", "trace.pace"),
 )

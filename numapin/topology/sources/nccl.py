@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from numapin.base.bounds import MAX_DEVICES, MAX_GPUS, MAX_LINKS, MAX_NODES
 from numapin.base.cpu_set import CpuSet
 from numapin.topology.address import pci_address
-from numapin.topology.model import GpuVendor, NodeSource, Pcie
+from numapin.topology.model import GpuVendor, NicKind, NodeSource, Pcie
 from numapin.topology.readings import (
     ACCELERATOR,
     DISPLAY,
@@ -206,14 +206,21 @@ def _link_counts(pci: Element) -> Counter[str | None]:
 
 
 def _read_nic(pci: Element, address: str) -> PciReading | None:
-    """Return a network device. Without NCCL's names for its interfaces, as on cloud images, its address is the name."""
+    """Return a network device. Without NCCL's names for its interfaces, as on cloud images, its address is the name.
+
+    NCCL writes port 0 for devices that it uses through sockets, and their own port, from 1, for verbs devices.
+    """
     nic = next(pci.named("nic"), None)
     if nic is None and not is_network(pci_class(pci.text("class")) or 0):
         return None
-    nets = nic.named("net") if nic else ()
-    names = [net.word("name") for net in nets if net.word("name")] or [address]
     kind = nic_kind(pci_class(pci.text("class")))
-    return PciReading(address=address, interfaces=tuple((name, kind) for name in names))
+    nets = list(nic.named("net")) if nic else []
+    named = [(net.word("name"), _net_kind(net, kind)) for net in nets if net.word("name")]
+    return PciReading(address=address, interfaces=tuple(named) or ((address, kind),))
+
+
+def _net_kind(net: Element, by_class: NicKind) -> NicKind:
+    return by_class if net.word("port") in ("", "0", "-1") else NicKind.INFINIBAND
 
 
 def _pcie(pci: Element) -> Pcie:

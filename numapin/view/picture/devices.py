@@ -7,20 +7,22 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from numapin.topology.adapters import adapters
 from numapin.topology.model import LinkKind
 from numapin.view.picture.boxes import PAD, Box, BoxKind, CellSize, Heading, Ink, cell, columns, frame
 from numapin.view.picture.text import title_text, width_of
-from numapin.view.structure import adapters, gpu_link
-from numapin.view.words import counted, cuda_name, joined, known, model_name, node_source, on_node, pcie_link
+from numapin.view.structure import gpu_link
+from numapin.view.words import counted, cuda_name, joined, known, model_name, node_source, on_node, own_nic, pcie_link
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from numapin.topology.adapters import Adapter
     from numapin.topology.model import Gpu, Link, Topology
+    from numapin.topology.nearest_nics import NearestNics
     from numapin.view.marks import Marks
-    from numapin.view.structure import Adapter
 
 _LEAST: Final = 148
 _MOST: Final = 226
@@ -28,17 +30,20 @@ _SIZE: Final = 9.5
 _NEAR: Final = (LinkKind.SAME_BOARD, LinkKind.ONE_SWITCH, LinkKind.SWITCHES)
 
 
-Links: TypeAlias = "Mapping[str, Sequence[Link]]"
-"""The links of each device, by its name."""
+class Links(NamedTuple):
+    """The links of each device by its name, and the nearest NICs of each GPU by its index."""
+
+    of: Mapping[str, Sequence[Link]]
+    nearest_nics: Mapping[int, NearestNics]
 
 
 def links_of(topology: Topology) -> Links:
-    """Return the links of each device."""
+    """Return the links of each device, and the nearest NICs of each GPU."""
     found: dict[str, list[Link]] = {}
     for link in topology.links:
         found.setdefault(link.a, []).append(link)
         found.setdefault(link.b, []).append(link)
-    return found
+    return Links(of=found, nearest_nics=topology.nearest_nics)
 
 
 def device_rows(topology: Topology, marks: Marks, links: Links, node: int | None, *, width: float) -> list[list[Box]]:
@@ -62,20 +67,25 @@ def short_pci(address: str) -> str:
 
 
 def _gpu(gpu: Gpu, links: Links, marks: Marks, width: float) -> Box:
-    cuda, link, nvlink = cuda_name(gpu), pcie_link(gpu.pcie), _nvlink(links.get(gpu.label, ()))
+    cuda, link, nvlink = cuda_name(gpu), pcie_link(gpu.pcie), _nvlink(links.of.get(gpu.label, ()))
     model, pci, mig = model_name(gpu), known(gpu.pci), _mig(gpu)
+    nearest = links.nearest_nics.get(gpu.index)
+    nic = own_nic(nearest)
     bus = _lines(short_pci(pci), link, width=width - 2 * PAD)
     return frame(
         BoxKind.GPU,
         [list(map(chip, marks.gpus.get(gpu.index, ())))],
         headings=[
             Heading(name=gpu.label, facts=cuda, size=11),
-            *_facts(model.removeprefix("NVIDIA "), *bus, nvlink, mig),
+            *_facts(model.removeprefix("NVIDIA "), *bus, nvlink, nic, mig),
         ],
         width=width - 2 * PAD,
         gap=4,
         least=width,
-        title=title_text(_dotted(gpu.label, cuda), model, pci, known(gpu.uuid), link, nvlink, mig, node_source(gpu)),
+        title=title_text(
+            *(_dotted(gpu.label, cuda), model, pci, known(gpu.uuid), link, nvlink),
+            *(_dotted(nic, nearest.reason if nearest else ""), mig, node_source(gpu)),
+        ),
         key=gpu.label,
         off=not gpu.visible,
     )
@@ -106,7 +116,7 @@ def _nvlink(links: Sequence[Link]) -> str:
 
 def _near(nic: Adapter, topology: Topology, links: Links) -> str:
     """Return the GPUs that the device reaches without a host bridge, by the shortest such path."""
-    own = [(name, link) for name in nic.names for link in links.get(name, ())]
+    own = [(name, link) for name in nic.names for link in links.of.get(name, ())]
     kinds = {link.b if link.a == name else link.a: link.kind for name, link in own}
     for kind in _NEAR:
         gpus = [gpu.label for gpu in topology.gpus if kinds.get(gpu.label) == kind]

@@ -8,10 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from numapin.topology.adapters import adapters
 from numapin.topology.model import LinkKind
 from numapin.view.picture.boxes import PAD, Box, BoxKind, CellSize, Heading, Ink, Label, cell, frame
 from numapin.view.picture.text import title_text, width_of, wrapped
-from numapin.view.structure import GPU_LINKS, adapters, gpu_link
+from numapin.view.structure import GPU_LINKS, gpu_link
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -65,7 +66,8 @@ def link_panel(topology: Topology, *, width: float) -> list[Box]:
         kind = kinds.get(frozenset((row, column)), "?")
         return kind, _link_shade(kind)
 
-    return _panel("Links", _link_legend(set(kinds.values())), devices, entry, width)
+    shown = {kind for pair, kind in kinds.items() if len(pair) > 1}  # the names of one device have a link, too
+    return _panel("Links", _link_legend(shown), devices, entry, width)
 
 
 def _linked_devices(topology: Topology) -> list[tuple[str, ...]]:

@@ -11,14 +11,27 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.base import cpu_set
 from numapin.base.printable import printable
-from numapin.view.structure import adapters, empty_nodes
-from numapin.view.words import cuda_name, kind_of, known, model_name, on_node, pcie_link, policy, size_of
+from numapin.topology.adapters import adapters
+from numapin.view.structure import empty_nodes
+from numapin.view.words import (
+    cuda_name,
+    joined,
+    kind_of,
+    known,
+    model_name,
+    on_node,
+    own_nic_name,
+    pcie_link,
+    policy,
+    size_of,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numapin.plan.model import Plan, RankPlan
     from numapin.topology.model import Core, Gpu, Node, Topology
+    from numapin.topology.nearest_nics import NearestNics
     from numapin.view.marks import Marks
 
 _LONGEST: Final = 500  # characters of a cell
@@ -26,8 +39,8 @@ _NODE_HEADINGS: Final = (
     *("node", "kind", "package", "CPUs", "memory", "free", "GPUs", "NICs"),
     *("ranks on CPUs", "ranks in memory"),
 )
-_RANK_HEADINGS: Final = ("rank", "GPU", "node", "CPUs", "memory", "threads", "as requested", "reason")
-_GPU_HEADINGS: Final = ("GPU", "in torch", "model", "PCI address", "UUID", "link", "node from", "rank")
+_RANK_HEADINGS: Final = ("rank", "GPU", "NIC", "node", "CPUs", "memory", "threads", "as requested", "reason")
+_GPU_HEADINGS: Final = ("GPU", "in torch", "model", "PCI address", "UUID", "link", "nearest NICs", "node from", "rank")
 
 
 def nodes_table(topology: Topology, marks: Marks) -> str:
@@ -79,6 +92,7 @@ def _rank_row(rank: RankPlan) -> tuple[str, ...]:
     return (
         str(rank.local_rank),
         f"gpu{rank.gpu.index}" if rank.gpu else "",
+        joined(own_nic_name(rank), rank.nics_reason or "", separator=": "),
         known(rank.node),
         str(rank.cpus),
         policy(rank),
@@ -92,15 +106,16 @@ def node_details(topology: Topology, marks: Marks) -> str:
     """Return each node's GPUs, cores and distances; empty nodes have a note."""
     empty = empty_nodes(topology)
     nodes = (node for node in topology.nodes if node.id not in empty)
-    parts = [_details(topology, marks, node) for node in nodes]
+    nearest = topology.nearest_nics
+    parts = [_details(topology, marks, node, nearest) for node in nodes]
     if empty:
         parts.append(f"<p>Empty nodes: {empty}. Their distances: <code>numapin topo --json</code></p>")
     return "\n".join(("<h2>Details</h2>", *parts))
 
 
-def _details(topology: Topology, marks: Marks, node: Node) -> str:
+def _details(topology: Topology, marks: Marks, node: Node, nearest: Mapping[int, NearestNics]) -> str:
     """Return a node's GPUs, cores and distances, folded."""
-    gpus = [_gpu_row(gpu, marks) for gpu in on_node(topology.gpus, node.id)]
+    gpus = [_gpu_row(gpu, marks, nearest.get(gpu.index)) for gpu in on_node(topology.gpus, node.id)]
     cores = [_core_row(core, marks) for core in on_node(topology.cores, node.id)]
     distances = [(str(other), str(distance)) for other, distance in sorted(node.distances.items())]
     tables = (
@@ -111,7 +126,7 @@ def _details(topology: Topology, marks: Marks, node: Node) -> str:
     return f"<details><summary>node {node.id}</summary>\n{''.join(tables)}</details>"
 
 
-def _gpu_row(gpu: Gpu, marks: Marks) -> tuple[str, ...]:
+def _gpu_row(gpu: Gpu, marks: Marks, nearest: NearestNics | None) -> tuple[str, ...]:
     return (
         gpu.label,
         cuda_name(gpu),
@@ -119,6 +134,7 @@ def _gpu_row(gpu: Gpu, marks: Marks) -> tuple[str, ...]:
         known(gpu.pci),
         known(gpu.uuid),
         pcie_link(gpu.pcie),
+        f"{', '.join(nearest.names)}: {nearest.reason}" if nearest else "",
         known(gpu.node_source),
         cpu_set.render(marks.gpus.get(gpu.index, ())),
     )

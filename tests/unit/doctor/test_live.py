@@ -117,6 +117,22 @@ CASES: list[tuple[str, dict[str, Any], DoctorSeverity | None, str]] = [
         "NCCL_IGNORE_CPU_AFFINITY=1: all threads of a rank leave the rank's CPUs",
     ),
     ("nccl-affinity", {"environ": {"NCCL_IGNORE_CPU_AFFINITY": "0"}}, OK, "set to '0'"),
+    ("nic-names", {}, OK, "none of these variables is set"),
+    ("nic-names", {"environ": {"NCCL_IB_HCA": "mlx5"}}, WARNING, "NCCL_IB_HCA names mlx5*, which no NIC here has"),
+    ("nccl-ib-hca", {}, OK, "no rank of a job is running"),
+    ("nccl-ib-hca", {"jobs": {"host:29500": {0: {"NCCL_IB_HCA": "mlx5_0"}}}}, OK, "the same on all ranks of 1 job"),
+    (
+        "nccl-ib-hca",
+        {"jobs": {"host:29500": {rank: {"NCCL_IB_HCA": f"mlx5_{rank // 2}"} for rank in range(4)}}},
+        WARNING,
+        "the job at host:29500: ranks 0-1: mlx5_0, ranks 2-3: mlx5_1",
+    ),
+    (
+        "nccl-ib-hca",
+        {"jobs": {"a:1": {0: {"NCCL_IB_HCA": "mlx5_0"}}, "b:2": {0: {"NCCL_IB_HCA": "mlx5_1"}, 1: {}}}},
+        WARNING,
+        "the job at b:2: rank 0: mlx5_1, rank 1: not set",
+    ),
     ("openmp-affinity", {"environ": {"OMP_NUM_THREADS": "8"}}, OK, "no variable binds"),
     ("openmp-affinity", {"environ": {"OMP_PROC_BIND": "close", "OMP_PLACES": "cores"}}, WARNING, "OMP_PROC_BIND=close"),
     (

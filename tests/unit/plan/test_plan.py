@@ -16,7 +16,7 @@ from numapin.base.cpu_set import CpuSet
 from numapin.errors import MachineFileError, NumapinError, PlanError, UsageError
 from numapin.plan.make import make_plan
 from numapin.plan.model import GpuRef, Plan, RankPlan
-from numapin.plan.request import Bind, Memory, Request
+from numapin.plan.request import Bind, Memory, NicLibrary, Request
 from numapin.topology.model import Allowed, Topology
 from tests.machines.grids import gpu, grid
 
@@ -593,7 +593,16 @@ def test_json_is_the_contract() -> None:
         exact=False,
         reason="why",
     )
-    bound = replace(rank, local_rank=1, gpu=GpuRef(index=1, uuid="GPU-1", pci=None), node=0, memory=Memory.BIND)
+    bound = replace(
+        rank,
+        local_rank=1,
+        gpu=GpuRef(index=1, uuid="GPU-1", pci=None),
+        node=0,
+        memory=Memory.BIND,
+        nics=("mlx5_1", "mlx5_0"),
+        nics_reason="nearest (PIX), one of 2 equally near",
+        nic_env=(NicLibrary.NVSHMEM,),
+    )
     plan = Plan(bind=Bind.NODE, memory=Memory.BIND, ranks=(rank, bound), warnings=("w",))
     data = plan.to_json()
     assert {key: value for key, value in data.items() if key != "ranks"} == {
@@ -614,6 +623,9 @@ def test_json_is_the_contract() -> None:
             "exact": False,
             "reason": "why",
             "within": None,
+            "nics": None,
+            "nics_reason": None,
+            "nic_env": [],
         },
         {
             **rank.to_json(),
@@ -621,6 +633,9 @@ def test_json_is_the_contract() -> None:
             "gpu": {"index": 1, "uuid": "GPU-1", "pci": None},
             "node": 0,
             "memory": "bind",
+            "nics": ["mlx5_1", "mlx5_0"],
+            "nics_reason": "nearest (PIX), one of 2 equally near",
+            "nic_env": ["nvshmem"],
         },
     ]
     assert Plan.from_json(json.dumps(data)) == plan

@@ -15,7 +15,8 @@ from numapin.base.cpu_set import CpuSet
 from numapin.errors import NumapinError
 from numapin.launcher.rehearse import rehearse
 from numapin.plan.model import Plan, RankPlan
-from numapin.plan.request import Bind, Memory
+from numapin.plan.nics import exported
+from numapin.plan.request import Bind, Memory, NicLibrary
 from numapin.rank import bind, handover, shim
 from tests.unit.planned import PLANNED
 
@@ -98,6 +99,15 @@ class TestStart:
         assert started.environ["OMP_NUM_THREADS"] == os.environ.get("OMP_NUM_THREADS", str(RANKS[OWN].num_threads))
         assert not [name for name in started.environ if name.startswith(handover.SLICE_VARIABLE)]
 
+    def test_the_variables_of_its_nic(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """They are in the program's environment, and what another rank's launcher set there is replaced."""
+        monkeypatch.setenv("UCX_NET_DEVICES", "mlx5_9:1")
+        own = replace(RANKS[OWN], nics=("mlx5_3", "mlx5_1"), nic_env=tuple(NicLibrary))
+        ranks = tuple(own if rank.local_rank == OWN else rank for rank in RANKS)
+        started = _start(replace(PLAN, ranks=ranks), tmp_path)
+        assert exported(own).items() <= started.environ.items()
+        assert started.environ["NVSHMEM_HCA_LIST"] == "mlx5_3:1"
+
     def test_the_record(self, started: Started) -> None:
         """It has the request and the kernel's report, as JSON that json itself would write."""
         record = started.record
@@ -146,6 +156,7 @@ class TestSlices:
         [
             RANK,
             replace(RANK, node=None, nodes=CpuSet(), memory=Memory.NONE, gpu=None),
+            replace(RANK, nics=("mlx5_3", "mlx5_10"), nic_env=tuple(NicLibrary)),
             replace(RANK, memory=Memory.INTERLEAVE, cpus=CpuSet({0, 1, 2, 8}), nodes=CpuSet({0, 2}), reason="{=}"),
             replace(RANK, within=CpuSet({0, 1, 8})),
         ],
@@ -153,8 +164,9 @@ class TestSlices:
     def test_they_have_what_binds_a_rank(self, rank: RankPlan) -> None:
         """A slice has everything that `bind.apply` needs of a RankPlan, and its whole JSON."""
         own = handover.RankSlice(handover._slice(rank))
-        for name in set(handover.RankSlice.__slots__) - {"json"}:
+        for name in set(handover.RankSlice.__slots__) - {"json", "nic_variables"}:
             assert getattr(own, name) == getattr(rank, name), name
+        assert own.nic_variables == exported(rank)
         assert json.loads(own.json) == rank.to_json()
 
     def test_there_is_a_mode_for_every_policy(self) -> None:

@@ -218,6 +218,9 @@ TRUTH: dict[str, list[tuple[int | None, str]]] = {
     "2node-capture-cgroup1-2gpu": [(0, "0-1,3"), (1, "4-5")],
     "2node-capture-cgroup2-2gpu": [(0, "1-2"), (1, "5")],
     "2node-nics-of-all-kinds-2gpu": [(0, "0-3"), (1, "4-7")],
+    "2pkg-2node-8gpu-16nic": [*[(0, "0-15,32-47")] * 4, *[(1, "16-31,48-63")] * 4],
+    "2pkg-2node-8gpu-4nic": [*[(0, "0-15,32-47")] * 4, *[(1, "16-31,48-63")] * 4],
+    "2pkg-2node-4gpu-2nic-far": [(0, "0-15,32-47")] * 4,
     "2pkg-equal-numbers-2gpu": [(0, "0-3"), (1, "4-7")],
     "3node-memory-first-2gpu": [(1, "0-3"), (2, "4-7")],
     "1pkg-1node-20core-hybrid-1gpu": [(0, "0-19")],
@@ -361,6 +364,49 @@ def test_gpus_name_their_own_memory(readings_of: Callable[[str], Readings]) -> N
     assert {gpu.pci: gpu.memory_node for gpu in build(capture).gpus} == {
         gpu.pci: gpu.memory_node for gpu in build(readings).gpus
     }
+
+
+# Machine -> each GPU's nearest NICs, its own first, from the facts and not from the program.
+NICS: dict[str, list[str]] = {
+    "2pkg-2node-8gpu-16nic": [
+        *("mlx5_0 mlx5_1 mlx5_2 mlx5_3", "mlx5_1 mlx5_0 mlx5_2 mlx5_3"),
+        *("mlx5_4 mlx5_5 mlx5_6 mlx5_7", "mlx5_5 mlx5_4 mlx5_6 mlx5_7"),
+        *("mlx5_8 mlx5_9 mlx5_10 mlx5_11", "mlx5_9 mlx5_8 mlx5_10 mlx5_11"),
+        *("mlx5_12 mlx5_13 mlx5_14 mlx5_15", "mlx5_13 mlx5_12 mlx5_14 mlx5_15"),
+    ],
+    "2pkg-2node-8gpu-4nic": [
+        *("mlx5_0 mlx5_1", "mlx5_1 mlx5_0", "mlx5_0 mlx5_1", "mlx5_1 mlx5_0"),
+        *("mlx5_2", "mlx5_2", "mlx5_3", "mlx5_3"),
+    ],
+    "2pkg-2node-4gpu-2nic-far": ["mlx5_0 mlx5_1", "mlx5_1 mlx5_0"] * 2,
+    "2pkg-8node-smt2-8gpu-pairs": [*["mlx5_0"] * 4, *["mlx5_6"] * 4],
+    "2pkg-8node-nps4-8amd": [*["mlx5_0"] * 4, *["mlx5_1"] * 4],
+    "2node-nics-of-all-kinds-2gpu": ["mlx4_0", "mlx4_0"],
+}
+
+
+@pytest.mark.parametrize("name", NICS)
+def test_the_nearest_nics_of_each_gpu(name: str, readings_of: Callable[[str], Readings]) -> None:
+    """Each GPU's nearest NICs are those of the facts, and GPUs with equally near ones start with different ones."""
+    topology = build(readings_of(name))
+    nearest = topology.nearest_nics
+    assert [" ".join(nearest[gpu.index].names) for gpu in topology.gpus] == NICS[name]
+    assert [rank.nics for rank in make_plan(topology, Request()).ranks] == [tuple(n.split()) for n in NICS[name]]
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMES) - set(NICS)))
+def test_machines_without_rdma_have_no_nearest_nics(name: str, readings_of: Callable[[str], Readings]) -> None:
+    """Without a verbs device, the nearest NICs are unknown, in the plan as well."""
+    topology = build(readings_of(name))
+    assert topology.nearest_nics == {}
+    assert {rank.nics for rank in make_plan(topology, Request()).ranks} == {None}
+
+
+@pytest.mark.parametrize("kind", ["hwloc", "nccl"])
+def test_files_of_other_programs_give_the_same_nearest_nics(kind: str) -> None:
+    """Files of hwloc and NCCL have the verbs names and the links of NICs, too."""
+    nearest = _build_file("2pkg-2node-8gpu-4nic", kind).nearest_nics
+    assert [" ".join(nearest[index].names) for index in range(8)] == NICS["2pkg-2node-8gpu-4nic"]
 
 
 def test_dgx_a100_in_other_modes(readings_of: Callable[[str], Readings]) -> None:

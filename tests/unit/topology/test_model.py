@@ -137,6 +137,8 @@ def test_json_keys_are_the_contract() -> None:
         "vendor": None,
         "partition": None,
         "memory_node": None,
+        "nics": None,
+        "nics_reason": None,
     }
     assert [data["gpus"][1][key] for key in ("cuda_index", "visible", "node", "node_source", "cpus")] == [
         *(None, False, None, None, None)

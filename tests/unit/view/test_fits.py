@@ -13,11 +13,12 @@ from rich.console import Console
 from numapin.base.cpu_set import CpuSet
 from numapin.plan.make import make_plan
 from numapin.plan.request import Bind, Request
+from numapin.topology.adapters import adapters, natural
 from numapin.topology.examples import read_example
 from numapin.topology.model import Link, Nic, NicKind, Node, NodeKind, Topology
 from numapin.view.picture.layout import lay_out
 from numapin.view.plan_table import explained_plan
-from numapin.view.structure import adapters, natural, spanning_l3s
+from numapin.view.structure import spanning_l3s
 from numapin.view.topo_matrix import topo_matrix
 from numapin.view.topo_tree import topo_tree
 from numapin.view.words import policy
@@ -141,12 +142,14 @@ class TestPlan:
         lines = _lines(explained_plan(plan), width)
         assert max(map(len, lines)) <= width
         starts = [match.start() for match in re.finditer(r"\S+", lines[0])]
-        assert lines[0].split() == ["rank", "GPU", "node", "CPUs", "memory", "threads"]
+        nics = [rank.nics[0] for rank in plan.ranks if rank.nics]
+        assert lines[0].split() == ["rank", "GPU", "node", "CPUs", "memory", "threads", *(["NIC"] if nics else [])]
         table = lines[1 : lines.index("")]
         cpus = "".join(line[starts[3] : starts[4]].strip() for line in table)
         assert cpus == "".join(str(rank.cpus) for rank in plan.ranks)
         policies = " ".join(line[starts[4] : starts[5]].strip() for line in table)
         assert " ".join(policies.split()) == " ".join(map(policy, plan.ranks))
+        assert not nics or "".join(line[starts[6] :].strip() for line in table) == "".join(nics)
 
     def test_a_gpu_without_address(self) -> None:
         """The reason of a GPU without a PCI address is shortened, too; GPU 1 is not taken for GPU 12."""
@@ -232,7 +235,7 @@ class TestTree:
         assert max(map(len, lines)) <= width
         text = "\n".join(lines)
         assert all(f"{gpu.label} " in text for gpu in machine.gpus)
-        assert all(f"{nic.name} " in text for nic in machine.nics)
+        assert all(f"{adapter.name} " in text for adapter in adapters(machine.nics))
 
 
 class TestStructure:

@@ -14,6 +14,7 @@ import pytest
 
 from numapin.plan.make import make_plan
 from numapin.plan.request import Bind, Request
+from numapin.topology.adapters import adapters
 from numapin.topology.model import Nic
 from numapin.view.picture.boxes import BoxKind
 from numapin.view.picture.layout import lay_out
@@ -21,7 +22,6 @@ from numapin.view.picture.nodes import NARROW
 from numapin.view.picture.page import page
 from numapin.view.picture.style import COLORS, NUM_LOOKS, PATTERN_INK, RANK_COLORS, color_of, look_of, pattern_of
 from numapin.view.picture.svg import element, svg
-from numapin.view.structure import adapters
 from tests.machines.grids import gpu, grid
 from tests.machines.roots import NAMES
 from tests.pictures import HOSTILE, golden_machine, keys, parsed

@@ -1,0 +1,82 @@
+"""Network adapters: the devices behind network interfaces, each with all of its names. Pure.
+
+Comes in: the `Nic`s of a topology, one per name. Goes out: one `Adapter` per device, in natural order.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from numapin.topology.parts import NicKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numapin.topology.parts import Nic
+
+Natural: TypeAlias = "tuple[str | tuple[int, str], ...]"
+"""A key that sorts mlx5_9 before mlx5_17."""
+
+_VERBS: Final = re.compile(r"[A-Za-z0-9_.-]{1,63}")  # the kernel's IB_DEVICE_NAME_MAX is 64, with the final NUL
+_IP_OVER_INFINIBAND: Final = re.compile(r"ib[0-9]+(\.[0-9a-f]+)?")  # the kernel's own names for such interfaces
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """A network device with all of its names, such as mlx5_0 (verbs) and ib0 (network); the verbs name is first."""
+
+    names: tuple[str, ...]
+    pci: str | None
+    node: int | None
+    kind: NicKind
+
+    @property
+    def name(self) -> str:
+        """All names in one, such as mlx5_0/ib0."""
+        return "/".join(self.names)
+
+    @property
+    def verbs_name(self) -> str | None:
+        """The name by which RDMA libraries use it. None: it has no verbs device, or that name is unknown."""
+        first = self.names[0]
+        has_verbs = self.kind is NicKind.INFINIBAND and not _IP_OVER_INFINIBAND.fullmatch(first)
+        return first if has_verbs and _VERBS.fullmatch(first) else None
+
+
+def natural(text: str) -> Natural:
+    """Return a sort key by which numbers in a text count as numbers."""
+    parts = re.split(r"([0-9]+)", text)
+    return tuple(_number(part) if at % 2 else part for at, part in enumerate(parts))
+
+
+def _number(digits: str) -> tuple[int, str]:
+    """Return a key for digits; int() refuses thousands of them."""
+    significant = digits.lstrip("0")
+    return len(significant), significant
+
+
+def adapters(nics: Iterable[Nic]) -> tuple[Adapter, ...]:
+    """Return the devices in natural order; names with the same PCI address are one device."""
+    devices: dict[object, list[Nic]] = {}
+    for place, nic in enumerate(nics):
+        devices.setdefault(place if nic.pci is None else nic.pci, []).append(nic)
+    return tuple(sorted(map(_adapter, devices.values()), key=_adapter_order))
+
+
+def _adapter_order(adapter: Adapter) -> tuple[tuple[Natural, ...], str]:
+    return tuple(map(natural, adapter.names)), adapter.pci or ""
+
+
+def _adapter(nics: list[Nic]) -> Adapter:
+    in_order = sorted(nics, key=_verbs_first)
+    first = in_order[0]
+    names = dict.fromkeys(nic.name for nic in in_order)
+    return Adapter(names=tuple(names), pci=first.pci, node=first.node, kind=first.kind)
+
+
+def _verbs_first(nic: Nic) -> tuple[bool, bool, bool, Natural]:
+    """Return a sort key: the verbs name is an InfiniBand one that does not look like IP over InfiniBand (ib0)."""
+    is_network = _IP_OVER_INFINIBAND.fullmatch(nic.name) is not None
+    return nic.kind is not NicKind.INFINIBAND, is_network, nic.name.startswith("ib"), natural(nic.name)
