@@ -107,7 +107,7 @@ class MachinePath(FilePath):
 
 
 def _parse_gpu_nodes(text: str) -> tuple[tuple[str, int], ...]:
-    """Parse pairs of a GPU (NVML index, UUID or PCI address) and its node: 0=1,1=1."""
+    """Parse pairs of a GPU (index as in `numapin topo`, UUID or PCI address) and its node: 0=1,1=1."""
     return tuple(_parse_gpu_node(item.strip()) for item in text.split(","))
 
 

@@ -96,9 +96,9 @@ def _host_nodes(tree: Tree, online: CpuSet) -> CpuSet:
     """Return the nodes with CPUs if other nodes are GPU memory, into which a full node would spill; else none."""
     if len(online) == 1:
         return CpuSet()
-    from numapin.topology.sources.pci import read_gpu_memory_nodes  # a machine with one node never needs it
+    from numapin.topology.sources.nvidia_driver import gpu_memory_nodes  # a machine with one node never needs it
 
-    return CpuSet(node for node in online if _cpus(tree, node, online)) if read_gpu_memory_nodes(tree) else CpuSet()
+    return CpuSet(node for node in online if _cpus(tree, node, online)) if gpu_memory_nodes(tree) else CpuSet()
 
 
 def _cpus_to_place_on(tree: Tree, online: CpuSet, node: int) -> CpuSet:

@@ -310,7 +310,7 @@ def _memory_mismatch(topology: Topology) -> str:
     if whole is None or len(known) < len(sizes_bytes) or abs(sum(known) - whole) <= _MEMORY_TOLERANCE * whole:
         return ""
     in_nodes, in_host = sizes.render(sum(known)), sizes.render(whole)
-    cause = "one of them is made up by the hypervisor or container"
+    cause = "a hypervisor or container may have changed one of the two"
     return f"the nodes have {in_nodes} together, but /proc/meminfo says {in_host}: {cause}"
 
 

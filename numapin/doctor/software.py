@@ -12,7 +12,6 @@ from numapin.data import forks
 from numapin.doctor.model import Check
 from numapin.system.nccl import IGNORE, MENDED, ignores_affinity, narrows
 from numapin.system.openmp import binding_variables
-from numapin.topology.readings import OTHERS
 
 if TYPE_CHECKING:
     from numapin.doctor.model import DoctorFinding, Live
@@ -85,7 +84,7 @@ def driver(live: Live, topology: Topology) -> DoctorFinding:
 def _no_nvml(live: Live, topology: Topology) -> DoctorFinding:
     note = next(iter(live.nvml.notes), "NVML does not answer; nvidia-smi")
     what, _, remedy = note.rpartition("; ")
-    others = [gpu for gpu in topology.gpus if gpu.vendor in OTHERS]
+    others = [gpu for gpu in topology.gpus if not gpu.is_nvidia]
     if live.nvml.broken or len(others) < len(topology.gpus):
         return DRIVER.error(what, remedy=remedy)
     if others:
@@ -185,7 +184,7 @@ def openmp(live: Live, _topology: Topology) -> DoctorFinding:
 
 def device_order(live: Live, topology: Topology) -> DoctorFinding:
     """Find GPUs of several models in CUDA's own order."""
-    nvidia = [gpu for gpu in topology.gpus if gpu.vendor not in OTHERS]
+    nvidia = [gpu for gpu in topology.gpus if gpu.is_nvidia]
     models = sorted({gpu.name for gpu in nvidia if gpu.name})
     order = live.environ.get("CUDA_DEVICE_ORDER")
     setting = f"CUDA_DEVICE_ORDER={order}" if order else "CUDA_DEVICE_ORDER not set"

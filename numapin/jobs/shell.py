@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from numapin.base.quoting import quote
 from numapin.jobs.image import for_apptainer
 from numapin.jobs.request import Form, JobRequest, Launch
+from numapin.topology.model import GpuVendor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -42,6 +43,9 @@ if [ "${#PET_RDZV_ID}" != 32 ]; then
     exit 1
 fi
 export PET_RDZV_ID"""
+
+_GPU_OPTIONS: Final = {GpuVendor.NVIDIA: ("--nv",), GpuVendor.AMD: ("--rocm",), GpuVendor.INTEL: ()}
+"""The options by which Apptainer gives a container the GPUs; it binds /dev, which is all that Intel's need."""
 
 _IF_SAVED: Final = 'if [ "$ending" = 1 ] && [ "$status" = 0 ]; then # it saved, and is not done'
 
@@ -113,7 +117,7 @@ def _container(request: JobRequest) -> list[str]:
     image = request.container
     if image is None:
         return []
-    return ["apptainer", "exec", "--nv", for_apptainer(image)]
+    return ["apptainer", "exec", *_GPU_OPTIONS[request.vendor], for_apptainer(image)]
 
 
 def _numapin(request: JobRequest) -> list[Iterable[str]]:

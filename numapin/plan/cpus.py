@@ -21,6 +21,7 @@ from numapin.plan.gpus import rank_gpus
 from numapin.plan.request import Bind, Request
 from numapin.plan.usable import UsableMachine
 from numapin.topology.address import pci_order
+from numapin.topology.sources.vendors.table import support_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -118,18 +119,17 @@ def _drafts(machine: UsableMachine, request: Request) -> list[Draft]:
         return [draft.because("--bind none: all allowed CPUs") for draft in drafts]
     if not gpus:
         return _spread(machine, drafts)
-    return [_near_gpu(draft, draft.gpu) for draft in drafts]
+    remedy = support_of(machine.topology.visible_gpus[0].vendor).order_remedy if None in gpus else ""
+    return [_near_gpu(draft, draft.gpu, remedy) for draft in drafts]
 
 
 def _unbound(rank: int, gpu: Gpu | None) -> Draft:
     return Draft(local_rank=rank, gpu=gpu, home=gpu.node if gpu else None, bound=False)
 
 
-def _near_gpu(draft: Draft, gpu: Gpu | None) -> Draft:
+def _near_gpu(draft: Draft, gpu: Gpu | None, remedy: str) -> Draft:
     if gpu is None:
-        return draft.because(
-            "not bound: its GPU is unknown; CUDA_DEVICE_ORDER=PCI_BUS_ID gives CUDA a known order", exact=False
-        )
+        return draft.because("; ".join(filter(None, ("not bound: its GPU is unknown", remedy))), exact=False)
     name = f"GPU {gpu.index}" + (f" ({gpu.pci})" if gpu.pci else "")
     if gpu.node is None:
         return draft.because(f"not bound: the node of {name} is unknown", exact=False)

@@ -19,9 +19,7 @@ _OF_HOME: Final = (Memory.PREFERRED, Memory.BIND)
 """Policies that take the memory of a rank's node."""
 _ORDER: Final = "the order of the GPUs is assumed, so the rank may use another GPU"
 _ALLOWED: Final = "it is unknown which CPUs and nodes may be used, so all count as allowed"
-_SIBLINGS: Final = (
-    "it is unknown which CPUs are threads of one core, so ranks may share cores; assumed are two threads per core"
-)
+_SIBLINGS: Final = "which CPUs share a core is unknown, so ranks may share cores; two threads per core are assumed"
 
 
 def with_doubts(machine: UsableMachine, request: Request, draft: Draft) -> Draft:
@@ -29,7 +27,7 @@ def with_doubts(machine: UsableMachine, request: Request, draft: Draft) -> Draft
     topology = machine.topology
     if _depends_on_home(request, draft):
         if draft.home in topology.doubtful_nodes:
-            draft = draft.because(f"which CPUs belong to node {draft.home} is not certain", exact=False)
+            draft = draft.because(f"it is uncertain which CPUs belong to node {draft.home}", exact=False)
         if draft.gpu is not None and not topology.gpu_order_known:
             draft = draft.because(_ORDER, exact=False)
     if not topology.allowed_known:

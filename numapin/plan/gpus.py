@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from numapin.errors import UsageError
-from numapin.topology.sources.vendors.table import vendor_of
+from numapin.topology.sources.vendors.table import support_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -31,7 +31,7 @@ def settle_gpus(topology: Topology, request: Request, environ: Mapping[str, str]
         return request, {}
     gpus = _named_gpus(topology, request.gpus)
     indices = in_turn([gpu.index for gpu in gpus], request.num_ranks or 0)
-    return replace(request, gpus=None, rank_gpus=indices), vendor_of(gpus[0]).show(gpus, environ)
+    return replace(request, gpus=None, rank_gpus=indices), support_of(gpus[0].vendor).variables_for(gpus, environ)
 
 
 def rank_gpus(topology: Topology, request: Request) -> tuple[Gpu | None, ...]:
@@ -39,6 +39,9 @@ def rank_gpus(topology: Topology, request: Request) -> tuple[Gpu | None, ...]:
     if request.rank_gpus is not None:
         by_index: dict[int | None, Gpu | None] = {gpu.index: gpu for gpu in topology.gpus}
         by_index[None] = None
+        unknown = [index for index in request.rank_gpus if index not in by_index]
+        if unknown:
+            raise UsageError(f"rank_gpus names gpu{unknown[0]}, which does not exist", "list them with: numapin topo")
         return tuple(map(by_index.__getitem__, request.rank_gpus))
     if request.gpus is not None:
         return _named_gpus(topology, request.gpus)
@@ -56,6 +59,7 @@ def _named_gpus(topology: Topology, keys: Sequence[str]) -> tuple[Gpu, ...]:
     indices = [gpu.index for gpu in named]
     if len(set(indices)) < len(indices):
         raise UsageError(f"--gpus names a GPU twice: {indices}", "for several ranks per GPU: --nproc-per-node N")
+    _require_order(named)
     return named
 
 
@@ -70,12 +74,31 @@ def _find(topology: Topology, keys: Sequence[str]) -> tuple[Gpu, ...]:
         raise UsageError(error.message, hint) from None
 
 
+def _require_order(named: Sequence[Gpu]) -> None:
+    """Raise UsageError if the runtime would number the GPUs in another order."""
+    in_order = sorted(named, key=lambda gpu: gpu.index)
+    if list(named) == in_order or support_of(named[0].vendor).keeps_list_order:
+        return
+    ascending = ",".join(str(gpu.index) for gpu in in_order)
+    raise UsageError(
+        f"--gpus names {_labels(named)}, but Level Zero numbers the GPUs of a list in ascending order",
+        f"write: --gpus {ascending}",
+    )
+
+
 def _require_visible(named: Sequence[Gpu], visible: Sequence[Gpu]) -> None:
     hidden = [gpu for gpu in named if gpu not in visible]
-    if hidden or not named:
-        names, shown = _labels(hidden) or "nothing", _labels(visible) or "none"
-        variable = vendor_of((*visible, *hidden)[0]).variables[0] if visible or hidden else "CUDA_VISIBLE_DEVICES"
-        raise UsageError(f"--gpus names {names}; {variable} shows {shown}", f"unset {variable}")
+    if not hidden and named:
+        return
+    names, shown = _labels(hidden) or "nothing", _labels(visible) or "none"
+    of_others = [gpu for gpu in hidden if visible and gpu.vendor != visible[0].vendor]
+    if of_others:
+        problem = f"--gpus names {_labels(of_others)} ({of_others[0].vendor})"
+        why = f"ranks use the GPUs of one vendor, here {visible[0].vendor}"
+        raise UsageError(f"{problem}, but {why}", f"choose from: {shown}")
+    support = support_of((*visible, *hidden)[0].vendor if visible or hidden else None)
+    variable = support.hiding_variables[0]
+    raise UsageError(f"--gpus names {names}; {variable} shows {shown}", f"unset {variable}")
 
 
 def _labels(gpus: Iterable[Gpu]) -> str:

@@ -24,7 +24,7 @@ class GpuRef:
     """A GPU by its names.
 
     Attributes:
-        index: Its NVML index.
+        index: Its index (as in `numapin topo`).
         uuid: Its UUID.
         pci: Its PCI address.
     """

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
+from operator import index
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from numapin.base.bounds import MAX_CPUS, MAX_RANKS
@@ -72,18 +73,20 @@ class Request:
     Attributes:
         bind: The CPUs that a rank may use. A string such as "exclusive" is accepted, too.
         memory: The memory policy. None: `preferred`, or `none` with `Bind.NONE`.
-        memory_nodes: The nodes of the policy. None: the plan chooses.
+        memory_nodes: The nodes of the policy, as numbers or as a list such as "0-1". None: the plan chooses.
         num_ranks: The number of ranks. None: one per visible GPU, or one rank without GPUs.
         cpus_per_rank: The maximum number of logical CPUs per rank, not shared with other ranks. None: no maximum.
         smt: Whether to use all hardware threads of a core, or only one.
-        reserve_cpus: CPUs that no rank gets.
-        gpus: NVML indices, UUIDs or PCI addresses, in the order of the ranks. None: all visible GPUs.
-        rank_gpus: The NVML index of each rank's GPU, once it is known; overrides `gpus`. An index of None stands for
+        reserve_cpus: CPUs that no rank gets, as numbers or as a list such as "0-3,8".
+        gpus: Indices (as in `numapin topo`), UUIDs or PCI addresses, in the order of the ranks, or a list such as
+            "0,1". None: all visible GPUs.
+        rank_gpus: The index of each rank's GPU, once it is known; overrides `gpus`. An index of None stands for
             an unknown GPU.
         nic_env: The libraries to which variables name each rank's nearest NIC, such as ("ucx", "nvshmem").
 
     Raises:
-        UsageError: A word is none of the choices, a number is out of range, or two options contradict each other.
+        UsageError: A word is none of the choices, a number or a list is not one or is out of range, or two options
+            contradict each other.
 
     Example:
         ```python
@@ -110,26 +113,27 @@ class Request:
         *,
         bind: Bind | str = Bind.NODE,
         memory: Memory | str | None = None,
-        memory_nodes: Collection[int] | None = None,
+        memory_nodes: Collection[int] | str | None = None,
         num_ranks: int | None = None,
         cpus_per_rank: int | None = None,
         smt: bool = True,
-        reserve_cpus: Collection[int] = (),
-        gpus: Sequence[str] | None = None,
+        reserve_cpus: Collection[int] | str = (),
+        gpus: Sequence[str | int] | str | None = None,
         rank_gpus: Sequence[int | None] | None = None,
-        nic_env: Iterable[NicLibrary | str] = (),
+        nic_env: Iterable[NicLibrary | str] | str = (),
     ) -> None:
         put = partial(object.__setattr__, self)  # the class is frozen
         put("bind", _chosen("--bind", Bind, bind))
         put("memory", None if memory is None else _chosen("--memory", Memory, memory))
-        put("memory_nodes", None if memory_nodes is None else CpuSet(memory_nodes))
+        put("memory_nodes", None if memory_nodes is None else _numbers("--memory", memory_nodes))
         put("num_ranks", num_ranks)
         put("cpus_per_rank", cpus_per_rank)
         put("smt", smt)
-        put("reserve_cpus", CpuSet(reserve_cpus))
-        put("gpus", None if gpus is None else tuple(gpus))
-        put("rank_gpus", None if rank_gpus is None else tuple(rank_gpus))
-        put("nic_env", tuple(dict.fromkeys(_chosen("--nic-env", NicLibrary, word) for word in nic_env)))
+        put("reserve_cpus", _numbers("--reserve-cpus", reserve_cpus))
+        put("gpus", None if gpus is None else _gpu_names(gpus))
+        put("rank_gpus", None if rank_gpus is None else _indices(rank_gpus))
+        libraries = nic_env.split(",") if isinstance(nic_env, str) else nic_env
+        put("nic_env", tuple(dict.fromkeys(_chosen("--nic-env", NicLibrary, word) for word in libraries)))
         self._check()
 
     def _check(self) -> None:
@@ -167,15 +171,47 @@ def parse_nic_env(text: str) -> tuple[NicLibrary, ...]:
 
 
 def parse_gpus(text: str) -> tuple[str, ...]:
-    """Parse a list of GPUs: NVML indices, UUIDs or PCI addresses. Raises ValueError for an empty entry."""
+    """Parse a list of GPUs: indices, UUIDs or PCI addresses. Raises ValueError for an empty entry."""
     keys = tuple(key.strip() for key in text.split(","))
     if not all(keys):
         raise ValueError(f"{text!r} has an empty entry; write a list such as 0,2")
     return keys
 
 
-def _require_in_range(option: str, number: int | None, most: int) -> None:
-    if number is None or 1 <= number <= most:
+def _numbers(option: str, members: Collection[int] | str) -> CpuSet:
+    """Return a set of CPUs or nodes. Raises UsageError."""
+    try:
+        return CpuSet.parse(members) if isinstance(members, str) else CpuSet(map(index, members))
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{option}: {error}", "write a list such as 0-3,8, or a set of numbers") from None
+
+
+def _gpu_names(gpus: Sequence[str | int] | str) -> tuple[str, ...]:
+    """Return the names of GPUs. Raises UsageError."""
+    try:
+        return parse_gpus(gpus) if isinstance(gpus, str) else tuple(map(_gpu_name, gpus))
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"--gpus: {error}", "list the GPUs with: numapin topo") from None
+
+
+def _gpu_name(gpu: str | int) -> str:
+    return gpu if isinstance(gpu, str) else str(index(gpu))
+
+
+def _indices(gpus: Sequence[int | None]) -> tuple[int | None, ...]:
+    """Return the indices of the ranks' GPUs. Raises UsageError."""
+    try:
+        return tuple(None if gpu is None else index(gpu) for gpu in gpus)
+    except TypeError as error:
+        raise UsageError(f"rank_gpus: {error}", "give an index for each rank") from None
+
+
+def _require_in_range(option: str, number: object, most: int) -> None:
+    if number is None:
+        return
+    if not isinstance(number, int):
+        raise UsageError(f"{option} is {number!r}; it must be a whole number", "numapin run --help")
+    if 1 <= number <= most:
         return
     bound = "at least 1" if number < 1 else f"at most {most}"
     raise UsageError(f"{option} is {_shown(number)}; it must be {bound}", "numapin run --help")

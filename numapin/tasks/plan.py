@@ -96,7 +96,7 @@ def _for_one_task(topology: Topology, request: Request, task: Task) -> Request:
 
 
 def _index_if_order_known(gpu: Gpu) -> int | None:
-    """Return a GPU's NVML index; None if CUDA's order is unknown, because the rank's GPU is then unknown too."""
+    """Return a GPU's index; None if the runtime's order is unknown, because the rank's GPU is then unknown too."""
     return None if gpu.cuda_index is None else gpu.index
 
 

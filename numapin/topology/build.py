@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from functools import cache
-from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -18,12 +17,12 @@ from numapin.base.cpu_set import CpuSet
 from numapin.errors import UsageError
 from numapin.topology.fast import speed_notes
 from numapin.topology.gpus import (
-    Homes,
+    NodeIndex,
     find_gpus,
     find_nics,
+    gpu_notes,
     only_member,
     unusable,
-    unusable_notes,
     why_order_unknown,
     within,
 )
@@ -53,14 +52,14 @@ def build(readings: Readings, *, environ: Mapping[str, str] | None = None) -> To
     cpus = {reading.cpu: reading for reading in readings.cpus}
     nodes = _nodes(readings, cpus)
     cores = _cores(cpus, nodes)
-    homes = Homes(nodes)
-    found = find_gpus(readings, nodes, homes)
+    index = NodeIndex(nodes)
+    found = find_gpus(readings, index)
     gpus, visibility_notes = seen_by_ranks(
         tuple(device.gpu for device in found), environ or {}, unusable=frozenset(unusable(found))
     )
     order_note = why_order_unknown(found, environ or {})
     doubtful = readings.doubtful_nodes | _overlapping(nodes)
-    nics = find_nics(readings, homes)
+    nics = find_nics(readings, index)
     links, links_notes = links_of(readings, gpus, nics)
     topology = Topology(
         host=readings.host,
@@ -75,7 +74,7 @@ def build(readings: Readings, *, environ: Mapping[str, str] | None = None) -> To
         notes=(
             *readings.notes,
             *_nvml_notes(readings),
-            *unusable_notes(found),
+            *gpu_notes(found),
             *visibility_notes,
             *filter(None, [order_note]),
             *links_notes,
@@ -221,26 +220,27 @@ def _cores(cpus: Mapping[int, CpuReading], nodes: tuple[Node, ...]) -> tuple[Cor
     return tuple(cores)
 
 
+def _shared_cpus(nodes: tuple[Node, ...]) -> CpuSet:
+    """Return the CPUs that several nodes list (seen on machines with broken firmware)."""
+    shared: set[int] = set()
+    seen: set[int] = set()
+    for cpus, number in Counter(node.cpus for node in nodes).items():
+        shared |= cpus if number > 1 else seen & cpus
+        seen |= cpus
+    return CpuSet(shared)
+
+
 def _overlapping(nodes: tuple[Node, ...]) -> CpuSet:
-    """Return the nodes that list a CPU of another node (seen on machines with broken firmware)."""
-    num_lists = Counter(chain.from_iterable(node.cpus for node in nodes))
-    shared = CpuSet(cpu for cpu, number in num_lists.items() if number > 1)
+    """Return the nodes that list a CPU of another node."""
+    shared = _shared_cpus(nodes)
     return CpuSet(node.id for node in nodes if not node.cpus.isdisjoint(shared)) if shared else CpuSet()
 
 
 def _unique_homes(nodes: tuple[Node, ...]) -> dict[int, int]:
-    """Map each CPU to its node, without CPUs that several nodes claim (seen on machines with broken firmware)."""
-    homes: dict[int, int] = {}
-    contested: set[int] = set()
-    claims: dict[CpuSet, list[int]] = {}
-    for node in nodes:
-        claims.setdefault(node.cpus, []).append(node.id)
-    for cpus, ids in claims.items():
-        contested |= homes.keys() & cpus
-        if len(ids) > 1:
-            contested |= cpus
-        homes.update(dict.fromkeys(cpus, ids[0]))
-    return {cpu: node for cpu, node in homes.items() if cpu not in contested}
+    """Map each CPU to its node, without CPUs that several nodes claim."""
+    lists = {node.cpus: node.id for node in nodes}  # nodes with equal lists have shared CPUs only
+    shared = _shared_cpus(nodes)
+    return {cpu: node for cpus, node in lists.items() for cpu in (cpus - shared if shared else cpus)}
 
 
 def _packages(cpus: Mapping[int, CpuReading], nodes: tuple[Node, ...]) -> tuple[Package, ...]:

@@ -44,7 +44,8 @@ def discover(
         environ: Where CUDA_VISIBLE_DEVICES (AMD: ROCR_VISIBLE_DEVICES and HIP_VISIBLE_DEVICES; Intel:
             ZE_AFFINITY_MASK), CUDA_DEVICE_ORDER and NCCL_TOPO_FILE are looked up, usually `os.environ`. They apply to
             this host only.
-        gpu_nodes: Pairs of a GPU (NVML index, UUID or PCI address) and its node. They override what was read.
+        gpu_nodes: Pairs of a GPU (index as in `numapin topo`, UUID or PCI address) and its node. They override what
+            was read.
 
     Returns:
         The machine as data. Nothing rereads it later.
@@ -165,7 +166,7 @@ def _read_xml(text: str, *, source: str) -> Readings:
 def _built(readings: Readings, path: Path) -> Topology:
     """Build the topology of a described machine. A contradiction in it is an error in the file."""
     try:
-        # The runtime's order on that machine is unknown, but a plan for it can always use the PCI order.
+        # CUDA's order on that machine is unknown, but a plan for it can always use the PCI order.
         return build(readings, environ=PCI_ORDER)
     except ValueError as error:
         raise MachineFileError(f"{path}: {error}", "capture the machine again") from None

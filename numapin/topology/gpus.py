@@ -14,7 +14,7 @@ from numapin.base.cpu_set import CpuSet
 from numapin.topology.address import pci_order
 from numapin.topology.model import Gpu, GpuVendor, Nic, Node, NodeKind, NodeSource, Pcie
 from numapin.topology.readings import NvmlReading, PciReading, Readings
-from numapin.topology.sources.vendors.table import KINDS, preferred, vendor_of
+from numapin.topology.sources.vendors.table import VENDORS, preferred, support_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 class _Evidence(NamedTuple):
     """All findings about the node of one device."""
 
-    homes: Homes
+    nodes: NodeIndex
     pci: PciReading
     nvml_nodes: CpuSet | None = None
     nvml_cpus: CpuSet | None = None
     nccl_node: int | None = None
 
 
-class Homes:
+class NodeIndex:
     """The nodes on which a device can be (those with CPUs), and those that are the memory of a GPU."""
 
     def __init__(self, nodes: tuple[Node, ...]) -> None:
@@ -38,6 +38,11 @@ class Homes:
         self._of_gpus = CpuSet(node.id for node in nodes if node.kind is NodeKind.GPU)
         self.single = only_member(self._with_cpus)
         self._around: dict[CpuSet, int | None] = {}
+
+    @property
+    def with_cpus(self) -> CpuSet:
+        """The nodes that have CPUs."""
+        return CpuSet(self._with_cpus)
 
     def cpus_of(self, node: int | None) -> CpuSet | None:
         """Return the CPUs of a node with CPUs."""
@@ -64,13 +69,13 @@ class Homes:
 # `NodeSource` in its order, without the two that `with_gpu_nodes` adds: the user's and the measured node. The first may
 # be a file instead (`PciReading.node_source`).
 _LADDER: Final[tuple[tuple[NodeSource, Callable[[_Evidence], int | None]], ...]] = (
-    (NodeSource.SYSFS, lambda e: e.homes.only([e.pci.node])),
-    (NodeSource.PCI_PARENT, lambda e: e.homes.only(e.pci.parent_nodes[:1])),
-    (NodeSource.NVML_MEMORY, lambda e: e.homes.only(e.nvml_nodes)),
-    (NodeSource.LOCAL_CPUS, lambda e: e.homes.around(e.pci.local_cpus)),
-    (NodeSource.NVML_CPUS, lambda e: e.homes.around(e.nvml_cpus)),
-    (NodeSource.NCCL_FILE, lambda e: e.homes.only([e.nccl_node])),
-    (NodeSource.SINGLE, lambda e: e.homes.single),
+    (NodeSource.SYSFS, lambda e: e.nodes.only([e.pci.node])),
+    (NodeSource.PCI_PARENT, lambda e: e.nodes.only(e.pci.parent_nodes[:1])),
+    (NodeSource.NVML_MEMORY, lambda e: e.nodes.only(e.nvml_nodes)),
+    (NodeSource.LOCAL_CPUS, lambda e: e.nodes.around(e.pci.local_cpus)),
+    (NodeSource.NVML_CPUS, lambda e: e.nodes.around(e.nvml_cpus)),
+    (NodeSource.NCCL_FILE, lambda e: e.nodes.only([e.nccl_node])),
+    (NodeSource.SINGLE, lambda e: e.nodes.single),
 )
 
 
@@ -91,32 +96,33 @@ class FoundGpu(NamedTuple):
     is_preferred: bool
 
 
-def find_gpus(readings: Readings, nodes: tuple[Node, ...], homes: Homes) -> tuple[FoundGpu, ...]:
+def find_gpus(readings: Readings, nodes: NodeIndex) -> tuple[FoundGpu, ...]:
     """Return the GPUs of all vendors, those of the ranks' vendor first. Each has a number of its own."""
-    kind = preferred(readings)
+    first = preferred(readings)
     found: list[FoundGpu] = []
-    for vendor in sorted(KINDS, key=lambda vendor: vendor is not kind):
-        of_vendor = _gpus_of(vendor, readings, nodes, homes, is_preferred=vendor is kind)
+    for vendor in sorted(VENDORS, key=lambda vendor: vendor is not first):
+        by_nvml = vendor is GpuVendor.NVIDIA and readings.nvml.gpus is not None
+        find = _gpus_of_nvml if by_nvml else _gpus_on_pci
+        of_vendor = find(vendor, readings, nodes, is_preferred=vendor is first)
         taken = {device.gpu.index for device in found}
         in_order = sorted(of_vendor, key=_own_number)
         found += _renumbered(in_order, after=max(taken)) if taken else in_order
     return tuple(found)
 
 
-def _gpus_of(
-    kind: GpuVendor, readings: Readings, nodes: tuple[Node, ...], homes: Homes, *, is_preferred: bool
-) -> Iterator[FoundGpu]:
+def _gpus_of_nvml(vendor: GpuVendor, readings: Readings, nodes: NodeIndex, *, is_preferred: bool) -> Iterator[FoundGpu]:
+    by_address = {reading.address: reading for reading in readings.pci if reading.is_nvidia}
+    for gpu in _without_cpuset(readings, nodes):
+        pci = by_address.get(gpu.pci, PciReading(address=gpu.pci, vendor=vendor))
+        yield FoundGpu(_gpu(gpu, pci, readings, nodes), pci, is_preferred)
+
+
+def _gpus_on_pci(vendor: GpuVendor, readings: Readings, nodes: NodeIndex, *, is_preferred: bool) -> Iterator[FoundGpu]:
     """Yield a vendor's GPUs. A VGA controller beside another vendor's GPUs is for the screen, and is left out."""
-    on_pci = [reading for reading in readings.pci if reading.is_gpu and (reading.vendor or GpuVendor.NVIDIA) is kind]
-    if kind is GpuVendor.NVIDIA and readings.nvml.gpus is not None:
-        by_address = {reading.address: reading for reading in on_pci}
-        for gpu in _without_cpuset(readings, nodes, readings.nvml.gpus):
-            pci = by_address.get(gpu.pci, PciReading(address=gpu.pci, vendor=kind))
-            yield FoundGpu(_gpu(gpu, pci, readings, homes), pci, is_preferred)
-        return
+    on_pci = (r for r in readings.pci if r.is_gpu and (r.vendor or GpuVendor.NVIDIA) is vendor)
     parts = {reading.part: reading for reading in on_pci if is_preferred or not reading.is_vga}
     for index, pci in _numbered(parts.values()):
-        yield FoundGpu(_gpu(_as_nvml(index, pci), pci, readings, homes), pci, is_preferred)
+        yield FoundGpu(_gpu(_as_nvml(index, pci), pci, readings, nodes), pci, is_preferred)
 
 
 def _renumbered(devices: list[FoundGpu], *, after: int) -> Iterator[FoundGpu]:
@@ -134,27 +140,43 @@ def unusable(devices: Iterable[FoundGpu]) -> Iterator[int]:
     return (device.gpu.index for device in devices if not device.is_preferred or device.pci.is_driven is False)
 
 
-def unusable_notes(devices: tuple[FoundGpu, ...]) -> Iterator[str]:
-    """Yield notes on GPUs that the ranks cannot use."""
+def gpu_notes(devices: Sequence[FoundGpu]) -> tuple[str, ...]:
+    """Return notes on GPUs that the ranks cannot use, or whose place is unknown."""
+    return *_other_vendor_notes(devices), *_no_driver_notes(devices), *_not_on_pci_notes(devices)
+
+
+def _other_vendor_notes(devices: Sequence[FoundGpu]) -> Iterator[str]:
+    """Yield a note on GPUs of another vendor than the ranks'."""
     others = [device.gpu for device in devices if not device.is_preferred]
     if others:
         names = ", ".join(f"{gpu.label} ({gpu.vendor})" for gpu in others)
-        used = devices[0].gpu.vendor
-        yield f"{names}: not used, because ranks use the GPUs of one vendor, and this machine has GPUs of {used}"
-    undriven = [device.gpu for device in devices if device.is_preferred and device.pci.is_driven is False]
-    if undriven:
-        names = ", ".join(f"{gpu.label} ({gpu.pci})" for gpu in undriven)
-        remedy = "load the driver, or give the container its devices: docker run --device /dev/kfd --device /dev/dri"
-        yield f"no driver serves {names} here; {remedy}"
+        verb = "is" if len(others) == 1 else "are"
+        yield f"{names} {verb} not used: ranks use the GPUs of one vendor, here {devices[0].gpu.vendor}"
+
+
+def _no_driver_notes(devices: Sequence[FoundGpu]) -> Iterator[str]:
+    """Yield a note on GPUs of the ranks' vendor that no driver serves."""
+    without = [device.gpu for device in devices if device.is_preferred and device.pci.is_driven is False]
+    if without:
+        names = ", ".join(f"{gpu.label} ({gpu.pci})" for gpu in without)
+        yield f"no driver serves {names} here; {support_of(without[0].vendor).driver_remedy}"
+
+
+def _not_on_pci_notes(devices: Sequence[FoundGpu]) -> Iterator[str]:
+    """Yield a note on GPUs that their driver lists, but PCI does not."""
+    missing = [device.gpu for device in devices if not device.pci.is_on_pci]
+    if missing:
+        names = ", ".join(f"{gpu.label} ({gpu.pci})" for gpu in missing)
+        yield f"the driver lists {names}, but no PCI device has that address"
 
 
 def why_order_unknown(devices: Sequence[FoundGpu], environ: Mapping[str, str]) -> str:
     """Return why ranks may use the GPUs in another order than `cuda_index`, or ""."""
     hidden = frozenset(unusable(devices))
-    used = [device for device in devices if device.gpu.index not in hidden]
+    used = [(device.gpu, device.pci) for device in devices if device.gpu.index not in hidden]
     if len(used) < 2:
         return ""
-    return vendor_of(used[0].gpu).why_order_unknown([device.pci for device in used], environ)
+    return support_of(used[0][0].vendor).why_order_unknown(used, environ)
 
 
 def _numbered(devices: Collection[PciReading]) -> Iterator[tuple[int, PciReading]]:
@@ -170,24 +192,21 @@ def _index_and_address(reading: PciReading) -> tuple[bool, int, tuple[int, ...],
 
 
 def _as_nvml(index: int, reading: PciReading) -> NvmlReading:
-    """Return the identity of a GPU in NVML's form, for a machine without NVML."""
+    """Return the identity of a GPU in NVML's form, for a GPU that NVML does not list."""
     return NvmlReading(index=index, uuid=reading.uuid, pci=reading.address)
 
 
-def _without_cpuset(
-    readings: Readings, nodes: tuple[Node, ...], gpus: tuple[NvmlReading, ...]
-) -> Iterator[NvmlReading]:
-    """Drop NVML affinities that may only reflect the launcher's own cpuset.
+def _without_cpuset(readings: Readings, nodes: NodeIndex) -> Iterator[NvmlReading]:
+    """Yield NVML's GPUs without affinities that may only reflect the launcher's own cpuset.
 
     NVML answers from inside the cpuset: if that holds a single node, a GPU of unknown place would look local to it.
     """
     online = readings.online
-    with_cpus = CpuSet(node.id for node in nodes if node.kind is NodeKind.CPU)
-    for gpu in gpus:
+    for gpu in readings.nvml.gpus or ():
         yield replace(
             gpu,
             cpus=_beyond_cpuset(gpu.cpus, readings.allowed_cpus, online),
-            memory_nodes=_beyond_cpuset(gpu.memory_nodes, readings.allowed_nodes, with_cpus),
+            memory_nodes=_beyond_cpuset(gpu.memory_nodes, readings.allowed_nodes, nodes.with_cpus),
         )
 
 
@@ -197,17 +216,17 @@ def _beyond_cpuset(affinity: CpuSet | None, allowed: CpuSet | None, existing: Cp
     return None if affinity and inside != existing and affinity >= inside else affinity
 
 
-def _gpu(nvml: NvmlReading, pci: PciReading, readings: Readings, homes: Homes) -> Gpu:
+def _gpu(nvml: NvmlReading, pci: PciReading, readings: Readings, nodes: NodeIndex) -> Gpu:
     node, source = _locate(
         _Evidence(
-            homes=homes,
+            nodes=nodes,
             pci=pci,
             nvml_nodes=nvml.memory_nodes,
             nvml_cpus=nvml.cpus,
             nccl_node=readings.nccl_nodes.get(nvml.pci),
         )
     )
-    cpus = homes.cpus_of(node)
+    cpus = nodes.cpus_of(node)
     return Gpu(
         index=nvml.index,
         uuid=nvml.uuid,
@@ -220,7 +239,7 @@ def _gpu(nvml: NvmlReading, pci: PciReading, readings: Readings, homes: Homes) -
         mig=nvml.mig,
         vendor=pci.vendor or GpuVendor.NVIDIA,
         partition=pci.partition,
-        memory_node=homes.gpu_memory(nvml.own_node),
+        memory_node=nodes.gpu_memory(_known(nvml.own_node, pci.memory_node)),
     )
 
 
@@ -237,14 +256,14 @@ def _known(first: int | None, second: int | None) -> int | None:
     return second if first is None else first
 
 
-def find_nics(readings: Readings, homes: Homes) -> tuple[Nic, ...]:
+def find_nics(readings: Readings, nodes: NodeIndex) -> tuple[Nic, ...]:
     """Return the network interfaces, sorted by name."""
     found = []
     for reading in readings.pci:
         nccl_node = readings.nccl_nodes.get(reading.address)
-        node, _ = _locate(_Evidence(homes=homes, pci=reading, nccl_node=nccl_node))
+        node, _ = _locate(_Evidence(nodes=nodes, pci=reading, nccl_node=nccl_node))
         found += [Nic(name=name, pci=reading.address, node=node, kind=kind) for name, kind in reading.interfaces]
-    found += [Nic(name=nic.name, node=homes.only([nic.node]), kind=nic.kind) for nic in readings.nics]
+    found += [Nic(name=nic.name, node=nodes.only([nic.node]), kind=nic.kind) for nic in readings.nics]
     return tuple(sorted(found, key=lambda nic: (nic.name, nic.pci or "")))
 
 

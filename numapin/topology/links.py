@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from numapin.base.bounds import MAX_LINKS
 from numapin.topology.model import Gpu, Link, LinkKind, Nic
-from numapin.topology.readings import OTHERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -55,7 +54,7 @@ def links_of(
 
 def _with_nvml(reading: PciReading, readings: Readings) -> PciReading:
     """Return a GPU's reading as one that reports NVLink if NVML answered."""
-    by_nvml = reading.is_gpu and reading.vendor not in OTHERS and readings.nvml.gpus is not None
+    by_nvml = reading.is_nvidia and readings.nvml.gpus is not None
     return replace(reading, reports_fabric=True) if by_nvml else reading
 
 

@@ -88,7 +88,7 @@ class Topology:
         notes: What could not be read, with the remedy.
         siblings_known: Whether the source reports which CPUs are threads of one core. If it does not, each CPU counts
             as a core.
-        doubtful_nodes: Nodes of which the source does not say which CPUs belong to them: several nodes list the same.
+        doubtful_nodes: Nodes whose CPUs are uncertain, because several nodes list the same ones.
         memory_bytes: The memory of the host, without regard to nodes.
         speeds: The ratings of CPUs by speed. Empty: the kernel does not report them.
         gpu_order_known: Whether the source reports the order of `cuda_index`. If it does not, the order is assumed.
@@ -146,7 +146,7 @@ class Topology:
 
     @property
     def visible_gpus(self) -> tuple[Gpu, ...]:
-        """The GPUs that CUDA sees, in CUDA's order; those of unknown order come last, in NVML's order."""
+        """The GPUs that the ranks' runtime sees, in its order; those of unknown order come last, by index."""
         visible = (gpu for gpu in self.gpus if gpu.visible)
         return tuple(sorted(visible, key=lambda g: (g.cuda_index is None, g.cuda_index or 0, g.index)))
 

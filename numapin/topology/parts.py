@@ -197,7 +197,7 @@ class NodeSource(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """A GPU. NVML and CUDA number GPUs differently; for other vendors, read the names of their own runtime.
+    """A GPU. The driver and the runtime (CUDA, HIP, Level Zero) may number GPUs differently.
 
     Attributes:
         index: Its number in NVML's order; AMD: in the driver's (KFD) order, which HIP uses too; Intel: by address.
@@ -233,12 +233,17 @@ class Gpu:
     memory_node: int | None = None
 
     def __post_init__(self) -> None:
-        """Check that a node has a source and that only visible GPUs have a CUDA index."""
+        """Check that a node has a source and that only visible GPUs have a number in the runtime's order."""
         if (self.node is None) != (self.node_source is None):
             raise ValueError(f"GPU {self.index} has node {self.node} from source {self.node_source}")
         if self.cuda_index is not None and not self.visible:
             msg = f"GPU {self.index} is not visible but has CUDA index {self.cuda_index}"
             raise ValueError(msg)
+
+    @property
+    def is_nvidia(self) -> bool:
+        """Whether it is NVIDIA's; machine files from before other vendors were read do not say so."""
+        return self.vendor in (None, GpuVendor.NVIDIA)
 
     @property
     def label(self) -> str:
@@ -249,7 +254,7 @@ class Gpu:
         """Return whether a name refers to this GPU.
 
         Args:
-            name: An NVML index, the beginning of a UUID, or a PCI address in any spelling.
+            name: An index (as in `numapin topo`), the beginning of a UUID, or a PCI address in any spelling.
 
         Returns:
             Whether it is one of this GPU's names.

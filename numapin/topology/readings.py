@@ -32,6 +32,7 @@ NO_CORES: Final = (
 """The note of a reader that leaves `CpuReading.siblings` None."""
 OTHERS: Final = (GpuVendor.AMD, GpuVendor.INTEL)
 """Vendors whose GPUs NVML does not know."""
+_INTEL_MAX: Final = range(0x0BD0, 0x0BDC)  # PCI device ids of Data Center GPU Max, of which some have two tiles
 VGA: Final = 0x0300
 CONTROLLER_3D: Final = 0x0302
 ACCELERATOR: Final = 0x1200
@@ -88,7 +89,7 @@ def distinct_packages(
 class CpuReading(NamedTuple):
     """One online CPU: the CPUs of its core (itself included), its package, and the CPUs that share its L3.
 
-    `siblings` is None if the source does not have the threads of cores.
+    `siblings` is None if the source does not say which CPUs share a core.
     """
 
     cpu: int
@@ -113,7 +114,7 @@ class PciReading:
 
     Attributes:
         address: Its PCI address.
-        node: Its node, if the source has one: neither -1 nor nothing.
+        node: Its node. None: unknown, or the kernel's -1.
         node_source: Where `node` is from.
         parent_nodes: The nodes of the bridges above it that report one, nearest first.
         local_cpus: The CPUs that are local to it.
@@ -128,6 +129,10 @@ class PciReading:
         partition: The number of a partition or tile of a GPU.
         is_vga: Whether it is a VGA controller, which may only serve a screen.
         is_driven: Whether its driver serves a GPU here.
+        device_id: The PCI device id of a GPU.
+        tiles_known: Whether the source reports the tiles of an Intel GPU that may have several.
+        is_on_pci: Whether PCI has a device at the address, if the driver names a GPU there.
+        memory_node: The node that is the memory of a GPU.
         reports_fabric: Whether the source has the links that a GPU has besides PCI, such as NVLink.
     """
 
@@ -147,12 +152,31 @@ class PciReading:
     partition: int | None = None
     is_vga: bool = False
     is_driven: bool | None = None
+    device_id: int | None = None
+    tiles_known: bool = True
+    is_on_pci: bool = True
+    memory_node: int | None = None
     reports_fabric: bool = False
 
     @property
     def is_gpu(self) -> bool:
         """Whether it is a GPU; a NIC without an interface is not read."""
         return not self.interfaces
+
+    @property
+    def is_nvidia(self) -> bool:
+        """Whether it is a GPU of NVIDIA; sources from before other vendors were read do not name it."""
+        return self.is_gpu and self.vendor in (None, GpuVendor.NVIDIA)
+
+    @property
+    def may_be_board_vga(self) -> bool:
+        """Whether it may be the VGA chip of a server's board: only a driver tells it from a GPU for computing."""
+        return self.is_vga and not self.is_nvidia
+
+    @property
+    def may_have_tiles(self) -> bool:
+        """Whether it is of a model with several tiles."""
+        return self.vendor is GpuVendor.INTEL and self.device_id in _INTEL_MAX
 
     @property
     def part(self) -> GpuPart:
@@ -174,6 +198,13 @@ class FabricLink(NamedTuple):
     a: GpuPart
     b: GpuPart
     word: str
+
+
+class DriverReading(NamedTuple):
+    """The GPUs of a vendor as its driver serves them, with their links: partitions are devices of their own."""
+
+    gpus: tuple[PciReading, ...]
+    fabric: tuple[FabricLink, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)  # its `index` would hide a tuple's
@@ -260,10 +291,9 @@ class Readings(NamedTuple):
     @property
     def num_gpus(self) -> int:
         """The number of GPUs: of NVIDIA's, that of the source that reports more of them."""
-        return self.num_nvidia + sum(reading.is_gpu and reading.vendor in OTHERS for reading in self.pci)
+        return self.num_nvidia + sum(reading.is_gpu and not reading.is_nvidia for reading in self.pci)
 
     @property
     def num_nvidia(self) -> int:
         """The number of NVIDIA GPUs in the source that reports more of them."""
-        of_nvidia = (reading.is_gpu and reading.vendor not in OTHERS for reading in self.pci)
-        return max(sum(of_nvidia), len(self.nvml.gpus or ()))
+        return max(sum(reading.is_nvidia for reading in self.pci), len(self.nvml.gpus or ()))

@@ -25,7 +25,7 @@ Ranks = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marks:
-    """The ranks on each CPU (by number), in each node's memory (by number), and on each GPU (by NVML index)."""
+    """The ranks on each CPU (by number), in each node's memory (by number), and on each GPU (by index)."""
 
     cpus: Mapping[int, Ranks] = field(default_factory=dict)
     memory: Mapping[int, Ranks] = field(default_factory=dict)

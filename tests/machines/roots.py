@@ -286,7 +286,7 @@ def _attributes(machine: Machine, path: str, device: dict[str, Any]) -> dict[str
     is_gpu = device in machine.gpus
     values = {
         **_identity(machine, device),
-        "device": "0x20b0",
+        "device": "0x0bd5" if is_gpu and machine.vendor == "intel" else "0x20b0",
         "local_cpus": _mask(_local_cpus(machine, path, device)),
         "local_cpulist": cpu_set.render(_local_cpus(machine, path, device)),
     }

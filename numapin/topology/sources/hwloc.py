@@ -23,7 +23,12 @@ from numapin.topology.readings import (
     Readings,
     distinct_packages,
 )
-from numapin.topology.sources.hwloc_devices import Fabrics, read_other_interfaces, read_pci_devices
+from numapin.topology.sources.hwloc_devices import (
+    Fabrics,
+    find_pci_devices,
+    read_other_interfaces,
+    read_pci_devices,
+)
 from numapin.topology.sources.hwloc_objects import NUMBER, info, kind_of, numbers, placed_of_kind, square
 
 if TYPE_CHECKING:
@@ -50,8 +55,9 @@ def read_hwloc(root: Element) -> Readings:
     cpus, package_notes = _read_cpus(objects, machine)
     nodes, doubtful = _read_nodes(objects, CpuSet(cpu.cpu for cpu in cpus), _distances(root))
     with_cpus = CpuSet(node.id for node in nodes if node.cpus)
-    fabrics = Fabrics(root, objects)
-    devices = read_pci_devices(objects, with_cpus, version, fabrics.kinds)
+    pci_devices = find_pci_devices(objects)
+    fabrics = Fabrics(root, pci_devices)
+    devices = read_pci_devices(pci_devices, with_cpus, version, fabrics.parts)
     allowed_cpus, allowed_nodes = (_allowed(machine, name) for name in _ALLOWED)
     return Readings(
         host=info(machine, "HostName") or info(root, "HostName"),
@@ -180,10 +186,10 @@ def _doubtful(near: dict[int, CpuSet], untyped: CpuSet) -> CpuSet:
 def _doubtful_notes(nodes: CpuSet) -> tuple[str, ...]:
     if not nodes:
         return ()
-    text = (
-        "have the same CPUs near them, and the file does not say whose they are: the lowest node is taken to own them"
-    )
-    return (f"{listed('node', nodes)} {text}; capture the machine's sysfs instead: hwloc-gather-topology",)
+    problem = "list the same CPUs, and the file does not say which node owns them"
+    assumed = "the smaller list, then the lower number, is assumed"
+    remedy = "capture the machine's sysfs instead: hwloc-gather-topology"
+    return (f"{listed('node', nodes)} {problem}; {assumed}; {remedy}",)
 
 
 def _node_elements(objects: list[Placed]) -> dict[int, Element]:

@@ -16,27 +16,23 @@ from numapin.topology.address import pci_address
 from numapin.topology.model import GpuVendor, NicKind, NodeSource
 from numapin.topology.readings import VGA, FabricLink, NicReading, PciReading, nic_kind, pci_class
 from numapin.topology.sources.hwloc_objects import info, kind_of, numbers, of_kind, placed_of_kind, square
-from numapin.topology.sources.vendors.table import BY_PCI_ID, KINDS, vendor
+from numapin.topology.sources.vendors.table import BY_PCI_ID, VENDORS, support_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from numapin.base.cpu_set import CpuSet
     from numapin.topology.readings import GpuPart
     from numapin.topology.sources.hwloc_objects import Placed
-    from numapin.topology.sources.vendors.seam import Vendor
+    from numapin.topology.sources.vendors.seam import VendorSupport
     from numapin.topology.sources.xmlfile import Element
 
 _IO: Final = frozenset({"Bridge", "PCIDev", "OSDev", "Misc"})
-_PCI_TYPE: Final = re.compile(r"([0-9a-f]{4}) \[([0-9a-f]{4}):[0-9a-f]{4}\].*", re.IGNORECASE)
+_PCI_TYPE: Final = re.compile(r"([0-9a-f]{4}) \[([0-9a-f]{4}):([0-9a-f]{4})\].*", re.IGNORECASE)
 _BRIDGE_PCI: Final = re.compile(r"([0-9a-f]{4,8}):\[([0-9a-f]{2})-[0-9a-f]{2}\]")
 
-_FABRICS: Final = {
-    "NVLinkBandwidth": (GpuVendor.NVIDIA, "NV"),
-    "XGMIBandwidth": (GpuVendor.AMD, "XGMI"),
-    "XeLinkBandwidth": (GpuVendor.INTEL, "XELINK"),
-}
-"""Matrix of bandwidths -> the GPUs that it is about, and the word for a link in it."""
+_WORDS: Final = {"NVLinkBandwidth": "NV", "XGMIBandwidth": "XGMI", "XeLinkBandwidth": "XELINK"}
+"""Matrix of bandwidths -> the word for a link in it."""
 _NVLINK_SPEEDS: Final = (
     (re.compile(r"\bP100\b"), 20_000),
     (re.compile(r"\b(?:V100|GV100|A100|A800|A30|A40|H100|H200|H800|H20|GH200)\b"), 25_000),
@@ -47,10 +43,47 @@ _REFERENCE: Final = re.compile(r"(?:[A-Za-z0-9]{1,20}:)?([0-9]{1,18})")
 _INFINIBAND_OCTETS: Final = 20  # of the address of an IP-over-InfiniBand interface
 
 
-def read_pci_devices(
-    objects: list[Placed], with_cpus: CpuSet, version: int, fabrics: frozenset[GpuVendor]
-) -> Iterator[PciReading]:
-    """Yield the GPUs and NICs on PCI; `fabrics` are the vendors whose links between GPUs the file has."""
+class _GpuDevice(NamedTuple):
+    """A GPU's device of a vendor's library, such as nvml0, with the devices of its tiles (ze0.0, ze0.1)."""
+
+    support: VendorSupport
+    number: int
+    element: Element
+    tiles: tuple[Element | None, ...] = ()
+
+    @property
+    def parts(self) -> tuple[Element | None, ...]:
+        """The elements of the devices that the runtime shows; None: the file does not have the tile's."""
+        return self.tiles or (self.element,)
+
+
+class PciDevice(NamedTuple):
+    """A PCI device: its element, those above it, the operating system's devices below it, and its GPUs."""
+
+    element: Element
+    above: tuple[Element, ...]
+    below: list[Element]
+    gpus: list[_GpuDevice]
+
+    @property
+    def address(self) -> str:
+        """The PCI address. Raises MachineFileError if it is malformed."""
+        address = pci_address(self.element.text("pci_busid"))
+        if address is None:
+            raise self.element.error(f"pci_busid={self.element.text('pci_busid')!r} is not a PCI address")
+        return address
+
+    @property
+    def parts(self) -> list[tuple[_GpuDevice, Element | None, int | None]]:
+        """The GPU's devices, each with its element and the number of its partition if there are several."""
+        parts = [(gpu, element) for gpu in self.gpus for element in gpu.parts]
+        is_divided = len(parts) > 1
+        return [(gpu, element, number if is_divided else None) for number, (gpu, element) in enumerate(parts)]
+
+
+def find_pci_devices(objects: list[Placed]) -> list[PciDevice]:
+    """Return the PCI devices. Raises MachineFileError if they are inside each other too often."""
+    found: list[PciDevice] = []
     num_left = MAX_ELEMENTS
     for device, above in placed_of_kind(objects, "PCIDev"):
         inner = [element for element, _ in device.walk()]
@@ -58,89 +91,124 @@ def read_pci_devices(
         if num_left < 0:
             raise device.error("PCI devices are inside other PCI devices")
         below = of_kind(inner, "OSDev")
-        for reading in _read_gpus(device, below) or _read_nic(device, below, version):
-            placed = _placed(reading, above, with_cpus)
-            yield replace(placed, reports_fabric=reading.vendor in fabrics)
+        found.append(PciDevice(device, above, below, _gpu_devices(below)))
+    return found
 
 
-def _read_gpus(device: Element, below: list[Element]) -> list[PciReading]:
-    """Return a GPU or its partitions, known by the devices of its driver's library or by its PCI class."""
-    device_class, vendor_id = _class_and_vendor(device)
-    reading = PciReading(address=_address(device), name=info(device, "PCIDevice"), is_vga=device_class == VGA)
-    driven = _gpu_devices(below)
-    if driven:
-        parts = [_as_gpu(reading, element) for element in driven]
-        return [replace(part, partition=number) for number, part in enumerate(parts)] if len(parts) > 1 else parts
-    kind = BY_PCI_ID.get(vendor_id)
-    is_gpu = kind is not None and vendor(kind).is_gpu(device_class, reading.address)
-    return [replace(reading, vendor=kind)] if is_gpu else []
-
-
-def _gpu_devices(below: list[Element]) -> list[Element]:
+def _gpu_devices(below: list[Element]) -> list[_GpuDevice]:
     """Return the devices by which a vendor's library knows a GPU."""
-    return [element for element in below if _vendor_and_number(element) is not None]
+    by_name = {element.word("name"): element for element in below}
+    found: list[_GpuDevice] = []
+    for element in below:
+        for support in map(support_of, VENDORS):
+            match = support.hwloc_name.fullmatch(element.word("name"))
+            if match is not None:
+                found.append(_GpuDevice(support, int(match[1]), element, _tiles(element, by_name)))
+    return found
 
 
-def _vendor_and_number(element: Element) -> tuple[Vendor, int] | None:
-    for maker in map(vendor, KINDS):
-        match = maker.hwloc_name.fullmatch(element.word("name"))
-        if match is not None:
-            return maker, int(match[1])
-    return None
+def _tiles(element: Element, by_name: Mapping[str, Element]) -> tuple[Element | None, ...]:
+    """Return the tiles of an Intel GPU, each of which Level Zero shows as a device; none if it has only one."""
+    number = int(info(element, "LevelZeroSubdevices") or 0) if _has_tile_count(element) else 0
+    return tuple(by_name.get(f"{element.word('name')}.{tile}") for tile in range(number)) if number > 1 else ()
 
 
-def _as_gpu(reading: PciReading, element: Element) -> PciReading:
-    found = _vendor_and_number(element)
-    assert found is not None  # noqa: S101 - only such elements are given
-    maker, number = found
-    name = info(element, "GPUModel") or info(element, "LevelZeroModel") or reading.name
-    return replace(reading, vendor=maker.kind, index=number, uuid=_uuid(element, maker), name=name)
+def _has_tile_count(element: Element) -> bool:
+    return re.fullmatch(r"[0-9]", info(element, "LevelZeroSubdevices") or "") is not None
 
 
-def _uuid(element: Element, maker: Vendor) -> str | None:
+def read_pci_devices(
+    devices: list[PciDevice], with_cpus: CpuSet, version: int, linked: frozenset[GpuPart]
+) -> Iterator[PciReading]:
+    """Yield the GPUs and NICs on PCI; `linked` are the GPUs whose links to others the file has."""
+    for device in devices:
+        for reading in _read_gpus(device) or _read_nic(device, version):
+            placed = _placed(reading, device.above, with_cpus)
+            yield replace(placed, reports_fabric=reading.part in linked)
+
+
+def _read_gpus(device: PciDevice) -> list[PciReading]:
+    """Return a GPU or its partitions, known by the devices of its driver's library or by its PCI class."""
+    ids = _ids(device.element)
+    vendor = BY_PCI_ID.get(ids.vendor)
+    reading = PciReading(
+        address=device.address,
+        name=info(device.element, "PCIDevice"),
+        vendor=vendor,
+        device_id=ids.device,
+        is_vga=ids.device_class == VGA,
+    )
+    if device.gpus:
+        return [_as_gpu(reading, gpu, partition) for gpu, _, partition in device.parts]
+    is_gpu = vendor is not None and support_of(vendor).is_gpu(ids.device_class, reading.address)
+    is_served = not reading.may_be_board_vga or any(e.word("name").startswith("renderD") for e in device.below)
+    return [replace(reading, tiles_known=not reading.may_have_tiles)] if is_gpu and is_served else []
+
+
+def _as_gpu(reading: PciReading, gpu: _GpuDevice, partition: int | None) -> PciReading:
+    name = info(gpu.element, "GPUModel") or info(gpu.element, "LevelZeroModel") or reading.name
+    return replace(
+        reading,
+        vendor=gpu.support.vendor,
+        index=None if gpu.support.vendor is GpuVendor.INTEL else gpu.number,  # tiles are counted, too
+        uuid=None if gpu.tiles else _uuid(gpu),
+        name=name,
+        partition=partition,
+    )
+
+
+def _uuid(gpu: _GpuDevice) -> str | None:
     """Return a GPU's UUID; hwloc writes AMD's without the prefix that ROCr gives it."""
-    uuid = info(element, maker.hwloc_uuid)
-    is_bare = uuid is not None and maker.kind is GpuVendor.AMD and not uuid.startswith(GPU_PREFIX)
+    uuid = info(gpu.element, gpu.support.hwloc_uuid)
+    is_bare = uuid is not None and gpu.support.vendor is GpuVendor.AMD and not uuid.startswith(GPU_PREFIX)
     return f"{GPU_PREFIX}{uuid}" if is_bare else uuid
 
 
-def _read_nic(device: Element, below: list[Element], version: int) -> list[PciReading]:
+def _read_nic(device: PciDevice, version: int) -> list[PciReading]:
     """Return a network device that has interfaces."""
-    device_class, _ = _class_and_vendor(device)
-    interfaces = tuple(_interfaces(below, nic_kind(device_class), version))
-    return [PciReading(address=_address(device), interfaces=interfaces)] if interfaces else []
+    interfaces = tuple(_interfaces(device.below, nic_kind(_ids(device.element).device_class), version))
+    return [PciReading(address=device.address, interfaces=interfaces)] if interfaces else []
 
 
 def read_other_interfaces(objects: list[Placed], with_cpus: CpuSet, version: int) -> Iterator[NicReading]:
     """Yield the network interfaces that are not below a PCI device."""
     for device, above in placed_of_kind(objects, "OSDev"):
         if not of_kind(above, "PCIDev"):
-            place = _placed(PciReading(address=""), above, with_cpus)
             for name, kind in _interfaces([device], NicKind.ETHERNET, version):
-                yield NicReading(name=name, kind=kind, node=place.node)
+                yield NicReading(name=name, kind=kind, node=_node_of(_home(above), with_cpus))
 
 
-def _class_and_vendor(device: Element) -> tuple[int, int]:
+class _PciIds(NamedTuple):
+    """The class of a PCI device, its vendor and its model; 0: unknown."""
+
+    device_class: int = 0
+    vendor: int = 0
+    device: int = 0
+
+
+def _ids(device: Element) -> _PciIds:
     match = _PCI_TYPE.fullmatch(device.word("pci_type"))
-    return (pci_class(match[1]) or 0, int(match[2], 16)) if match else (0, 0)
+    return _PciIds(pci_class(match[1]) or 0, int(match[2], 16), int(match[3], 16)) if match else _PciIds()
 
 
-def _address(device: Element) -> str:
-    address = pci_address(device.text("pci_busid"))
-    if address is None:
-        raise device.error(f"pci_busid={device.text('pci_busid')!r} is not a PCI address")
-    return address
+def _home(above: tuple[Element, ...]) -> Element:
+    """Return the element that hwloc attaches a device's PCI tree to: the machine if its place is unknown."""
+    return next(element for element in above if kind_of(element) not in _IO)
+
+
+def _node_of(home: Element, with_cpus: CpuSet) -> int | None:
+    nodes = home.members("nodeset") & with_cpus
+    return min(nodes) if len(nodes) == 1 else None
 
 
 def _placed(reading: PciReading, above: tuple[Element, ...], with_cpus: CpuSet) -> PciReading:
-    """Return the device with its place: hwloc attaches its PCI tree there, or to the machine if it is unknown."""
-    home = next(element for element in above if kind_of(element) not in _IO)
-    nodes = home.members("nodeset") & with_cpus
+    """Return the device with its place."""
+    home = _home(above)
     bridges = of_kind(above, "Bridge")
     parents = (pci_address(bridge.text("pci_busid")) for bridge in bridges)
     return replace(
         reading,
-        node=min(nodes) if len(nodes) == 1 else None,
+        node=_node_of(home, with_cpus),
         node_source=NodeSource.HWLOC_FILE,
         local_cpus=home.mask("cpuset"),
         parents=tuple(filter(None, parents)),
@@ -184,34 +252,35 @@ class _FabricEnd(NamedTuple):
 class Fabrics:
     """The matrices of NVLink, xGMI and Xe Link bandwidths."""
 
-    def __init__(self, root: Element, objects: list[Placed]) -> None:
+    def __init__(self, root: Element, devices: list[PciDevice]) -> None:
         matrices = root.named("distances2", "distances2hetero")
-        self._matrices = [matrix for matrix in matrices if matrix.text("name") in _FABRICS]
-        self._objects = objects
+        self._matrices = [matrix for matrix in matrices if matrix.text("name") in _WORDS]
+        self._gpus = _gpus_by_gp_index(devices) if self._matrices else {}
 
     @property
-    def kinds(self) -> frozenset[GpuVendor]:
-        """The vendors whose links the file has."""
-        return frozenset(_FABRICS[matrix.word("name")][0] for matrix in self._matrices)
+    def parts(self) -> frozenset[GpuPart]:
+        """The GPUs whose links the file has."""
+        names = {name for matrix in self._matrices for name in numbers(matrix, "indexes", _REFERENCE)}
+        return frozenset(self._gpus[name].part for name in names & self._gpus.keys())
 
     def links(self) -> Iterator[FabricLink]:
         """Yield the links between GPUs, each once; GPUs of one switch are linked through it."""
-        gpus = _gpus_by_gp_index(self._objects) if self._matrices else {}
         for matrix in self._matrices:
             names = numbers(matrix, "indexes", _REFERENCE)
             rows = square(matrix, len(names))
-            ends = {row: gpus[name] for row, name in enumerate(names) if name in gpus}
+            ends = {row: self._gpus[name] for row, name in enumerate(names) if name in self._gpus}
             switches = [row for row in _rows_of_switches(matrix) if row not in ends]
             to_switch = {row: sum(rows[row][switch] for switch in switches) for row in ends}
             for a, b in combinations(ends, 2):
                 speed = rows[a][b] or min(to_switch[a], to_switch[b])
-                if speed:
+                is_one_gpu = ends[a].part[0] == ends[b].part[0]  # hwloc gives its tiles a made-up bandwidth
+                if speed and not is_one_gpu:
                     yield FabricLink(ends[a].part, ends[b].part, _fabric_word(matrix, speed, ends[a].model))
 
 
 def _fabric_word(matrix: Element, speed: int, model: str) -> str:
     """Return the word for a link, with the number of NVLinks if the bandwidth of one is known for the GPU's model."""
-    _, word = _FABRICS[matrix.word("name")]
+    word = _WORDS[matrix.word("name")]
     one = next((one for models, one in _NVLINK_SPEEDS if models.search(model)), 0) if word == "NV" else 0
     return f"{word}{speed // one}" if one and speed % one == 0 else word
 
@@ -222,14 +291,13 @@ def _rows_of_switches(matrix: Element) -> Iterator[int]:
     return (row for row, word in enumerate(words) if word.startswith("PCIDev:"))
 
 
-def _gpus_by_gp_index(objects: list[Placed]) -> dict[int, _FabricEnd]:
+def _gpus_by_gp_index(devices: list[PciDevice]) -> dict[int, _FabricEnd]:
     """Return the GPU of each device of a vendor's library, by hwloc's number for the device."""
     found: dict[int, _FabricEnd] = {}
-    for device, _ in placed_of_kind(objects, "PCIDev"):
-        elements = _gpu_devices(of_kind((element for element, _ in device.walk()), "OSDev"))
-        for number, element in enumerate(elements):
-            gp_index = element.number("gp_index")
+    for device in devices:
+        for gpu, element, partition in device.parts:
+            gp_index = element.number("gp_index") if element else None
             if gp_index is not None:
-                part = _address(device), number if len(elements) > 1 else None
-                found[gp_index] = _FabricEnd(part=part, model=info(element, "GPUModel") or "")
+                part = device.address, partition
+                found[gp_index] = _FabricEnd(part=part, model=info(gpu.element, "GPUModel") or "")
     return found

@@ -8,9 +8,9 @@ Source: NCCL's graph/xml.cc and topo.cc.
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import replace
-from itertools import chain, combinations, islice, starmap
+from itertools import chain, combinations, islice, product, starmap
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
@@ -34,11 +34,12 @@ from numapin.topology.readings import (
     pcie_generation,
     pcie_width,
 )
-from numapin.topology.sources.vendors.table import BY_PCI_ID, vendor
+from numapin.topology.sources.vendors.table import BY_PCI_ID, support_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from numapin.topology.readings import GpuPart
     from numapin.topology.sources.xmlfile import Element
 
 _DISPLAY_OTHER: Final = 0x0380  # of AMD's accelerators before the MI300; NVIDIA's are 3D controllers
@@ -54,14 +55,16 @@ def read_nccl(root: Element) -> Readings:
     It has CPUs, nodes, GPUs and NICs, but no cores, packages, caches, memory or distances.
     """
     elements = _cpu_elements(root)
-    devices = list(islice(chain.from_iterable(starmap(_read_pci, elements.items())), MAX_DEVICES + 1))
+    found = list(islice(chain.from_iterable(starmap(_read_pci, elements.items())), MAX_DEVICES + 1))
+    pci = tuple(_numbered_partitions([reading for reading, _ in found]))
+    devices = list(zip(pci, (element for _, element in found), strict=True))
     all_cpus = CpuSet().union(*elements.values())
     return Readings(
         host=None,
         source=root.source,
         cpus=tuple(CpuReading(cpu=cpu, siblings=None) for cpu in sorted(all_cpus)),
         nodes=tuple(sorted(_read_nodes(elements), key=attrgetter("id"))),
-        pci=tuple(_numbered_partitions([reading for reading, _ in devices])),  # `build` refuses too many
+        pci=pci,  # `build` refuses too many
         fabric=tuple(islice(_fabric(devices), MAX_LINKS)),
         allowed_known=False,
         notes=(NO_CORES if all_cpus else _NO_CPUS,),
@@ -130,18 +133,25 @@ def _read_pci(cpu: Element, cpus: CpuSet) -> Iterator[tuple[PciReading, Element]
 def _read_gpu(pci: Element, address: str) -> PciReading | None:
     gpu = next(pci.named("gpu"), None)
     device_class = pci_class(pci.text("class")) or 0
-    kind = _vendor(pci, gpu, device_class)
+    vendor = _vendor(pci, gpu, device_class)
+    device_id = _hexadecimal(pci.text("device"))
+    reading = PciReading(address=address, vendor=vendor, is_vga=device_class == VGA, device_id=device_id)
     if gpu is None:
-        is_gpu = kind is not None and vendor(kind).is_gpu(device_class, address)
-        return PciReading(address=address, vendor=kind, is_vga=device_class == VGA) if is_gpu else None
+        is_gpu = vendor is not None and support_of(vendor).is_gpu(device_class, address)
+        counts = is_gpu and not reading.may_be_board_vga
+        return replace(reading, tiles_known=not reading.may_have_tiles) if counts else None
     # NCCL writes `dev`, the number in NVML or ROCm SMI, and `sm` when it looks for links, none of them included.
-    return PciReading(address=address, vendor=kind, index=gpu.number("dev"), reports_fabric=gpu.text("sm") is not None)
+    return replace(reading, is_vga=False, index=gpu.number("dev"), reports_fabric=gpu.text("sm") is not None)
+
+
+def _hexadecimal(text: str | None) -> int | None:
+    return int(text, 16) if text and _HEXADECIMAL.fullmatch(text) else None
 
 
 def _vendor(pci: Element, gpu: Element | None, device_class: int) -> GpuVendor | None:
     """Return a GPU's vendor. Older files do not have it, but AMD's devices have an attribute or class of their own."""
     number = pci.text("vendor")
-    known = BY_PCI_ID.get(int(number, 16)) if number and _HEXADECIMAL.fullmatch(number) else None
+    known = BY_PCI_ID.get(_hexadecimal(number) or 0)
     if known is not None:
         return known
     if gpu is not None and gpu.text("gcn"):
@@ -171,16 +181,21 @@ def _fabric(devices: list[tuple[PciReading, Element]]) -> Iterator[FabricLink]:
     gpus = [(reading, pci) for reading, pci in devices if reading.is_gpu]
     if len(gpus) > MAX_GPUS:  # `build` refuses that many
         return
-    counts = {reading.address: _link_counts(pci) for reading, pci in gpus}
-    words = {reading.address: "XGMI" if reading.vendor is GpuVendor.AMD else "NV" for reading, _ in gpus}
-    for a, b in combinations(counts, 2):
-        direct = counts[a].get(b) or counts[b].get(a)
-        number = direct or min(counts[a].get(_SWITCH, 0), counts[b].get(_SWITCH, 0))
+    counts: defaultdict[str, Counter[str | None]] = defaultdict(Counter)  # the partitions of a GPU have the same links
+    parts: defaultdict[str, list[GpuPart]] = defaultdict(list)
+    words: dict[str, str] = {}
+    for reading, pci in gpus:
+        counts[reading.address] |= _link_counts(pci)
+        parts[reading.address].append(reading.part)
+        words[reading.address] = "XGMI" if reading.vendor is GpuVendor.AMD else "NV"
+    for a, b in combinations(words, 2):
+        direct = counts[a][b] or counts[b][a]
+        number = direct or min(counts[a][_SWITCH], counts[b][_SWITCH])
         if number:
-            yield FabricLink((a, None), (b, None), f"{words[a]}{number}")
+            yield from (FabricLink(one, other, f"{words[a]}{number}") for one, other in product(parts[a], parts[b]))
 
 
-def _link_counts(pci: Element) -> dict[str | None, int]:
+def _link_counts(pci: Element) -> Counter[str | None]:
     """Return the number of a GPU's NVLinks or xGMI links to each address, or to switches together."""
     counts: Counter[str | None] = Counter()
     for gpu in pci.named("gpu"):

@@ -1,8 +1,8 @@
 """GPUs and network devices from /sys/bus/pci and /sys/class/net below any root directory. Edge.
 
 Comes in: a `Tree` and the online CPUs. Goes out: a `PciReading` for each GPU and each NIC with an interface, the
-network interfaces that are not on PCI, and the nodes that consist of GPU memory.
-Source: Documentation/ABI/testing/sysfs-bus-pci and sysfs-class-net; the NVIDIA driver's README, chapter on /proc.
+network interfaces that are not on PCI.
+Source: Documentation/ABI/testing/sysfs-bus-pci and sysfs-class-net.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from itertools import accumulate, islice
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.bounds import MAX_PARENTS
-from numapin.base.cpu_set import CpuSet
 from numapin.topology.address import pci_address
 from numapin.topology.model import GpuVendor, NicKind, Pcie
 from numapin.topology.readings import (
@@ -29,12 +28,13 @@ from numapin.topology.readings import (
     pcie_generation,
     pcie_width,
 )
-from numapin.topology.sources.vendors.nvidia import DRIVER, driver_names
-from numapin.topology.sources.vendors.table import BY_PCI_ID, vendor
+from numapin.topology.sources.nvidia_driver import names_by_address
+from numapin.topology.sources.vendors.table import BY_PCI_ID, support_of
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping
 
+    from numapin.base.cpu_set import CpuSet
     from numapin.system.tree import Tree
 
 _DEVICES: Final = "sys/bus/pci/devices"
@@ -47,15 +47,20 @@ _HOST_BRIDGE: Final = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 
 def read_pci(tree: Tree, online: CpuSet) -> Iterator[PciReading]:
     """Yield the GPUs and the NICs in order of address. `local_cpus` are the online ones."""
-    driver = driver_names(tree)
+    driver = names_by_address(tree)
     for name in tree.names(_DEVICES):
         address, at = pci_address(name), f"{_DEVICES}/{name}"
         device_class = pci_class(tree.text(f"{at}/class"))
         if address is None or device_class is None:
             continue
-        kind = _gpu_vendor(tree, at, device_class, address, known_to_nvidia=address in driver)
-        if kind is not None:
-            yield replace(_device(tree, at, address, online), vendor=kind, is_vga=device_class == VGA)
+        vendor = _gpu_vendor(tree, at, device_class, address, known_to_nvidia=address in driver)
+        if vendor is not None:
+            yield replace(
+                _device(tree, at, address, online),
+                vendor=vendor,
+                is_vga=device_class == VGA,
+                device_id=_hexadecimal(tree.text(f"{at}/device")),
+            )
         elif is_network(device_class) and (interfaces := _interfaces(tree, at, device_class)):
             yield replace(_device(tree, at, address, online), interfaces=interfaces)
 
@@ -70,28 +75,21 @@ def read_other_nics(tree: Tree, known: Container[str]) -> Iterator[NicReading]:
             yield NicReading(name=name, kind=kind, node=tree.number(f"{_NET}/{name}/device/numa_node"))
 
 
-def read_gpu_memory_nodes(tree: Tree) -> CpuSet:
-    """Return the nodes that are the memory of a GPU; the driver reports -1 if a GPU's memory is not a node."""
-    statuses = (tree.text(f"{DRIVER}/{name}/numa_status") or "" for name in tree.names(DRIVER))
-    matches = (re.search(r"^Node:\s*([0-9]{1,6})\s*$", status, re.MULTILINE) for status in statuses)
-    return CpuSet(int(match[1]) for match in matches if match)
-
-
 def _gpu_vendor(tree: Tree, at: str, device_class: int, address: str, *, known_to_nvidia: bool) -> GpuVendor | None:
     """Return the vendor of a GPU; None for any other device."""
     if device_class >> 8 != DISPLAY and device_class != ACCELERATOR:
         return None
-    number = _vendor(tree, at)
+    number = _vendor_id(tree, at)
     if number is None:  # some captures have only the class: a VGA device may then be the board's own
         return GpuVendor.NVIDIA if known_to_nvidia or device_class == CONTROLLER_3D else None
-    kind = BY_PCI_ID.get(number)
-    return kind if kind is not None and vendor(kind).is_gpu(device_class, address) else None
+    vendor = BY_PCI_ID.get(number)
+    return vendor if vendor is not None and support_of(vendor).is_gpu(device_class, address) else None
 
 
-def _vendor(tree: Tree, at: str) -> int | None:
-    vendor = _hexadecimal(tree.text(f"{at}/vendor"))
-    if vendor is not None:
-        return vendor
+def _vendor_id(tree: Tree, at: str) -> int | None:
+    vendor_id = _hexadecimal(tree.text(f"{at}/vendor"))
+    if vendor_id is not None:
+        return vendor_id
     number = (tree.data(f"{at}/config") or b"")[:2]
     return int.from_bytes(number, "little") if len(number) == 2 else None
 

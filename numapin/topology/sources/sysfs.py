@@ -21,9 +21,10 @@ from numapin.errors import MachineError
 from numapin.system.cgroup import mounts, own_cgroups
 from numapin.system.tree import CAPTURE, Tree
 from numapin.topology.readings import NO_CORES, CpuReading, NodeReading, Readings, distinct_packages
-from numapin.topology.sources.pci import read_gpu_memory_nodes, read_other_nics, read_pci
+from numapin.topology.sources.drivers import read_drivers
+from numapin.topology.sources.nvidia_driver import gpu_memory_nodes
+from numapin.topology.sources.pci import read_other_nics, read_pci
 from numapin.topology.sources.speeds import read_speeds
-from numapin.topology.sources.vendors.table import read_drivers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -49,7 +50,7 @@ def read_sysfs(root: Path, *, source: str) -> Readings:
     tree = Tree(os.fspath(root).rstrip("/"))
     online = _online_cpus(tree)
     cpus, package_notes = _read_cpus(tree, online)
-    others, served = read_drivers(tree, read_pci(tree, online))
+    others, driven = read_drivers(tree, read_pci(tree, online))
     on_pci = {name for device in others for name, _ in device.interfaces}
     allowed_cpus, allowed_nodes = _allowed(tree, "cpus"), _allowed(tree, "mems")
     return Readings(
@@ -59,10 +60,10 @@ def read_sysfs(root: Path, *, source: str) -> Readings:
         nodes=tuple(_read_nodes(tree, online)),
         allowed_cpus=allowed_cpus,
         allowed_nodes=allowed_nodes,
-        pci=(*served.gpus, *others),
+        pci=(*driven.gpus, *others),
         nics=tuple(islice(read_other_nics(tree, on_pci), MAX_NICS + 1)),  # `build` refuses that many
-        fabric=served.fabric,
-        gpu_memory_nodes=read_gpu_memory_nodes(tree),
+        fabric=driven.fabric,
+        gpu_memory_nodes=gpu_memory_nodes(tree),
         memory_bytes=_kilobytes(tree.text("proc/meminfo") or "", "MemTotal"),
         notes=(*package_notes, *([] if all(cpu.siblings is not None for cpu in cpus) else [NO_CORES])),
         speeds=read_speeds(tree, sorted({reading.siblings for reading in cpus if reading.siblings}, key=min)),
@@ -103,7 +104,10 @@ def _read_cpus(tree: Tree, online: CpuSet) -> tuple[tuple[CpuReading, ...], tupl
 def _whole_packages(
     tree: Tree, numbers: Mapping[CpuSet, int | None], packages: frozenset[CpuSet]
 ) -> Iterator[tuple[CpuSet, int | None]]:
-    """Yield the packages with their numbers; of those with one number, only sets that the kernel lists as they are."""
+    """Yield the packages with their numbers.
+
+    If several have one number, leave out those that the kernel lists differently.
+    """
     num_with = Counter(numbers[cpus] for cpus in packages)
     for cpus in packages:
         number = numbers[cpus]

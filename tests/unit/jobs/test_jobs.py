@@ -392,6 +392,21 @@ def test_images_are_named_as_each_program_takes_them(
         assert f"image: {registry}\n" in write(["kubernetes", *words]).replace('"', "")
 
 
+@pytest.mark.parametrize(
+    ("vendor", "start"),
+    [
+        (GpuVendor.NVIDIA, ["apptainer", "exec", "--nv", "a.sif"]),
+        (GpuVendor.AMD, ["apptainer", "exec", "--rocm", "a.sif"]),
+        (GpuVendor.INTEL, ["apptainer", "exec", "a.sif"]),
+    ],
+)
+def test_apptainer_gets_the_option_of_the_vendor(vendor: GpuVendor, start: list[str]) -> None:
+    """--nv brings NVIDIA's driver into the container, --rocm AMD's; Intel's GPUs need only /dev."""
+    request = JobRequest(command=("train.py",), gpus_per_node=1, container="a.sif", vendor=vendor)
+    container = shell.started(request, "", "")[1]
+    assert list(container) == start
+
+
 # --- derived values --------------------------------------------------------------------------------------------------
 
 

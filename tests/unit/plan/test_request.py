@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from numapin.base.cpu_set import CpuSet
+from numapin.errors import UsageError
+from numapin.plan.make import make_plan
 from numapin.plan.request import Bind, Memory, MemoryChoice, Request, parse_bind, parse_gpus, parse_memory
+from tests.machines.grids import grid
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,3 +57,40 @@ def test_what_cannot_be(parse: Callable[[str], object], text: str, told: str) ->
     """The error has the text that was seen and the valid words."""
     with pytest.raises(ValueError, match=told):
         parse(text)
+
+
+def test_lists_as_text() -> None:
+    """Texts are lists, not sequences of characters; GPUs may be numbers."""
+    assert Request(gpus="10").gpus == ("10",)
+    assert Request(gpus="1, 0").gpus == Request(gpus=[1, 0]).gpus == ("1", "0")
+    assert Request(reserve_cpus="0-3,8").reserve_cpus == CpuSet({0, 1, 2, 3, 8})
+    assert Request(memory="bind", memory_nodes="0-1").memory_nodes == CpuSet({0, 1})
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"num_ranks": "4"}, "--nproc-per-node is '4'; it must be a whole number"),
+        ({"num_ranks": 2.5}, "--nproc-per-node is 2.5"),
+        ({"cpus_per_rank": "x"}, "--cpus-per-rank is 'x'"),
+        ({"gpus": "0,"}, "--gpus: '0,' has an empty entry"),
+        ({"gpus": [1.5]}, "--gpus: "),
+        ({"gpus": 3}, "--gpus: "),
+        ({"reserve_cpus": "x"}, "--reserve-cpus: 'x' is not a number"),
+        ({"reserve_cpus": [1.5]}, "--reserve-cpus: "),
+        ({"reserve_cpus": None}, "--reserve-cpus: "),
+        ({"memory": "bind", "memory_nodes": "y"}, "--memory: 'y' is not a number"),
+        ({"rank_gpus": "01"}, "rank_gpus: "),
+    ],
+)
+def test_values_of_the_wrong_kind_are_refused(options: dict[str, Any], told: str) -> None:
+    """Each is a UsageError with the option and a hint."""
+    with pytest.raises(UsageError, match=told) as caught:
+        Request(**options)
+    assert caught.value.hint
+
+
+def test_a_rank_on_a_gpu_that_does_not_exist_is_refused() -> None:
+    """An index that no GPU has is a UsageError."""
+    with pytest.raises(UsageError, match="rank_gpus names gpu99, which does not exist"):
+        make_plan(grid(gpus=[0]), Request(rank_gpus=[99]))

@@ -131,7 +131,7 @@ def test_a_file_without_threads_of_cores_is_never_exact(name: str) -> None:
     for bind in MODES:
         plan = make_plan(topology, Request(bind=bind))
         assert not any(rank.exact for rank in plan.ranks)
-        assert all("threads of one core" in rank.reason for rank in plan.ranks)
+        assert all("which CPUs share a core is unknown" in rank.reason for rank in plan.ranks)
     (rank, *_) = make_plan(topology, Request()).ranks
     sharers = sum(other.node == rank.node for other in make_plan(topology, Request()).ranks)
     assert rank.num_threads == max(1, len(rank.cpus) // sharers // 2)
@@ -141,7 +141,7 @@ def test_a_file_that_leaves_open_whose_cpus_they_are_is_not_exact() -> None:
     """A memory node's near CPUs are written like a CPU node's own: a note says so, and no rank there is exact."""
     topology = _build_file("3node-memory-first-2gpu", "hwloc")
     assert str(topology.doubtful_nodes) == "0-1"
-    assert "nodes 0-1 have the same CPUs near them" in topology.warnings[0]
+    assert "nodes 0-1 list the same CPUs, and the file does not say" in topology.warnings[0]
     first, second = make_plan(topology, Request()).ranks
     assert (first.exact, second.exact, second.node) == (False, True, 2)
 
@@ -357,12 +357,14 @@ def test_gpu_memory_is_no_host_memory(name: str, gpu: str, memory: str, readings
 
 
 def test_gpus_name_their_own_memory(readings_of: Callable[[str], Readings]) -> None:
-    """Each GPU of a GB200 tray names the node of its memory; without the driver's word it is unknown."""
+    """Each GPU of a GB200 tray names the node of its memory, by NVML or by the driver's file in a capture."""
     readings = readings_of("2pkg-34node-gpumem-4gpu")
     assert [gpu.memory_node for gpu in build(readings).gpus] == [2, 10, 18, 26]
     assert {gpu.memory_node for gpu in build(readings_of("2pkg-2node-smt2-8gpu-a100")).gpus} == {None}
-    absent = readings._replace(nvml=NvmlReadings(gpus=None))
-    assert {gpu.memory_node for gpu in build(absent).gpus} == {None}
+    capture = readings._replace(nvml=NvmlReadings(gpus=None))
+    assert {gpu.pci: gpu.memory_node for gpu in build(capture).gpus} == {
+        gpu.pci: gpu.memory_node for gpu in build(readings).gpus
+    }
 
 
 # Machine -> each GPU's nearest NICs, its own first, from the facts and not from the program.

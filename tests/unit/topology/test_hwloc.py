@@ -393,15 +393,72 @@ class TestVendorsAndLinks:
     @pytest.mark.parametrize(
         ("pci_type", "busid", "vendor"),
         [
-            ("0300 [1002:66a1] [1002:0834] 00", "0000:13:00.0", GpuVendor.AMD),
+            ("0300 [1002:66a1] [1002:0834] 00", "0000:13:00.0", None),
+            ("0380 [1002:740f] [1002:0834] 00", "0000:13:00.0", GpuVendor.AMD),
             ("0380 [8086:0bd5] [0:0] 0", "0000:18:00.0", GpuVendor.INTEL),
             ("0300 [8086:4680] [0:0] 0", "0000:00:02.0", None),
         ],
     )
     def test_other_vendors_without_their_library(self, pci_type: str, busid: str, vendor: GpuVendor | None) -> None:
-        """They are known by vendor and class; integrated graphics is not a GPU for ranks."""
+        """They are known by vendor and class; integrated graphics and a board's VGA chip are not GPUs for ranks."""
         found = read(two_packages(gpu(pci_type=pci_type, busid=busid))).pci
         assert [reading.vendor for reading in found] == ([vendor] if vendor else [])
+
+    @pytest.mark.parametrize("name", ["renderD128", "rsmi0"])
+    def test_a_vga_device_that_a_driver_serves_is_a_gpu(self, name: str) -> None:
+        """Workstation GPUs are VGA controllers, too; their render node or ROCm SMI tells them apart."""
+        device = gpu(obj("OSDev", name=name, osdev_type=1), pci_type="0300 [1002:66a1] [1002:0834] 00")
+        assert [reading.vendor for reading in read(two_packages(device)).pci] == [GpuVendor.AMD]
+
+    def test_tiles_are_devices_with_their_links(self) -> None:
+        """LevelZeroSubdevices are devices; the matrix of Xe Links names them, and what is not in it stays unknown."""
+        devices = []
+        for card in (0, 1):
+            whole = obj("OSDev", info("LevelZeroSubdevices", "2"), name=f"ze{card}", gp_index=50 + 3 * card)
+            tiles = [obj("OSDev", name=f"ze{card}.{tile}", gp_index=51 + 3 * card + tile) for tile in (0, 1)]
+            devices.append(gpu(whole, *tiles, busid=f"0000:{card + 1}8:00.0", pci_type="0380 [8086:0bd5] [0:0] 0"))
+        devices.append(gpu(obj("OSDev", name="ze2", gp_index=60), busid="0000:38:00.0", pci_type="0380 [8086:56c0] 0"))
+        rows = "9 9 8 0", "9 9 0 8", "8 0 9 9", "0 8 9 9"
+        inner = "<indexes>51 52 54 55</indexes>" + "".join(f"<u64values>{row}</u64values>" for row in rows)
+        head = 'type="OSDev" indexing="gp" nbobjs="4" kind="42" name="XeLinkBandwidth"'
+        matrix = f"<distances2 {head}>{inner}</distances2>"
+        readings = read(two_packages(*devices, after=matrix))
+        topology = build(readings)
+        assert [(g.index, g.pci, g.partition) for g in topology.gpus] == [
+            (0, "0000:18:00.0", 0),
+            (1, "0000:18:00.0", 1),
+            (2, "0000:28:00.0", 0),
+            (3, "0000:28:00.0", 1),
+            (4, "0000:38:00.0", None),
+        ]
+        assert topology.gpu_order_known
+        links = {(link.a, link.b): link.kind for link in topology.links}
+        assert links == {
+            ("gpu0", "gpu1"): "PSB",
+            ("gpu0", "gpu2"): "XELINK",
+            ("gpu0", "gpu3"): "NODE",
+            ("gpu1", "gpu2"): "NODE",
+            ("gpu1", "gpu3"): "XELINK",
+            ("gpu2", "gpu3"): "PSB",
+        }
+
+    @pytest.mark.parametrize("text", ["99999999999", "x", "-1"])
+    def test_an_absurd_number_of_tiles(self, text: str) -> None:
+        """It is not believed, and takes no time."""
+        device = gpu(obj("OSDev", info("LevelZeroSubdevices", text), name="ze0"), pci_type="0380 [8086:0bd5] [0:0] 0")
+        assert len(read(two_packages(device)).pci) == 1
+
+    def test_unknown_tiles_make_the_order_unknown(self) -> None:
+        """Without Level Zero's library, a GPU Max may be one device or two."""
+        devices = [gpu(busid=f"0000:{n}8:00.0", pci_type="0380 [8086:0bd5] [0:0] 0") for n in (1, 2)]
+        topology = build(read(two_packages(*devices)))
+        assert not topology.gpu_order_known
+        assert any("the number of tiles of gpu0, gpu1 is unknown" in note for note in topology.notes)
+
+    def test_a_core_that_is_missing_is_unknown(self) -> None:
+        """CPUs without a Core element have unknown siblings, so that no exclusive plan is exact."""
+        text = two_packages().replace('type="Core"', 'type="Group"')
+        assert {cpu.siblings for cpu in read(text).cpus} == {None}
 
     def test_links_through_a_switch(self) -> None:
         """An NVSwitch is a PCI device in the matrix; GPUs reach each other through it, processors do not forward."""

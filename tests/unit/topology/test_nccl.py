@@ -212,6 +212,23 @@ class TestVendorsAndLinks:
         assert [link.kind for link in build(read(system(cpu(*dump)))).links] == ["NODE"]
         assert build(read(system(cpu(gpu("0000:10:00.0"), gpu("0000:20:00.0"))))).links == ()
 
+    def test_partitions_have_the_links_of_their_gpus(self) -> None:
+        """XGMI between two addresses links each partition at one with each at the other."""
+        part = (
+            '<pci busid="0000:{}0:00.0" class="0x120000" vendor="0x1002"><gpu dev="{}" sm="94" gcn="gfx942">'
+            '<xgmi target="0000:{}0:00.0" count="2" tclass="0x120000"/></gpu></pci>'
+        )
+        written = [part.format(1, 0, 2), part.format(1, 1, 2), part.format(2, 2, 1), part.format(2, 3, 1)]
+        topology = build(read(system(cpu(*written))))
+        words = {(link.a, link.b): link.kind for link in topology.links}
+        pairs = (("gpu0", "gpu2"), ("gpu0", "gpu3"), ("gpu1", "gpu2"), ("gpu1", "gpu3"))
+        assert words == {("gpu0", "gpu1"): "PSB", ("gpu2", "gpu3"): "PSB"} | dict.fromkeys(pairs, "XGMI2")
+
+    def test_a_boards_vga_chip_is_not_a_gpu(self) -> None:
+        """NCCL writes <gpu> for the GPUs that its runtime shows; a VGA device of another vendor without it is none."""
+        chip = '<pci busid="0000:01:03.0" class="0x030000" vendor="0x1002"/>'
+        assert build(read(system(cpu(chip)))).gpus == ()
+
     def test_partitions_share_an_address(self) -> None:
         """RCCL writes each partition of AMD's GPUs as a device; they get numbers in the order of the file."""
         part = '<pci busid="0000:10:00.0" class="0x120000" vendor="0x1002"><gpu dev="{}" sm="94" gcn="gfx942"/></pci>'

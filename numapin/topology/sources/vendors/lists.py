@@ -2,21 +2,37 @@
 
 Comes in: the text of a variable, and GPUs in the runtime's order. Goes out: the GPUs that it names, and notes. CUDA's
 lists have more forms: topology/visible.py reads them.
+
+======================  ========================  =======================  ===========================
+entry                   ROCr                      HIP                      Level Zero
+======================  ========================  =======================  ===========================
+index                   as C writes it: 1, 0x1    digits only, no blanks   as C writes it
+UUID                    unique beginning          beginning, first match   no
+same GPU again          ends the list             skipped                  skipped
+anything else           ends the list             ends the list            out of range: skipped
+order                   of the list               of the list              of the devices
+empty list              hides every GPU           is not set               is not set
+======================  ========================  =======================  ===========================
+
+Source: ROCR-Runtime, core/runtime/amd_filter_device.cpp; clr, device/rocm/rocdevice.cpp, Device::init;
+compute-runtime, execution_environment.cpp, parseAffinityMask.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from numapin.base.gpu_uuid import GPU_PREFIX
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from numapin.topology.model import Gpu
 
-_INDEX: Final = re.compile(r"\s*[0-9]{1,9}\s*")
+_C_NUMBER: Final = re.compile(r"[ \t\n\v\f\r]*([+-]?)(0[xX][0-9a-fA-F]{1,8}|[0-9]{1,10})")
+_ROCR_UUID_LENGTHS: Final = range(len(GPU_PREFIX) + 1, len(GPU_PREFIX) + 17)
 
 
 class Variable(NamedTuple):
@@ -31,48 +47,89 @@ class Variable(NamedTuple):
 
     @property
     def entries(self) -> list[str]:
-        """The entries of the list."""
-        return [entry.strip() for entry in self.text.split(",")]
+        """The entries of the list, without an empty one at its end."""
+        entries = self.text.split(",")
+        return entries if entries[-1] else entries[:-1]
 
 
-def first_set(names: Sequence[str], environ: Mapping[str, str]) -> Variable | None:
-    """Return the first of several variables that is set."""
-    return next((Variable(name, environ[name]) for name in names if name in environ), None)
+def c_number(text: str) -> int | None:
+    """Return a number as C's strtol reads it with base 0: decimal, hexadecimal (0x1) or octal (01)."""
+    match = _C_NUMBER.fullmatch(text)
+    if match is None:
+        return None
+    digits = match[2].lower()
+    is_octal = digits.startswith("0") and not digits.startswith("0x") and len(digits) > 1
+    if is_octal and not set(digits) <= set("01234567"):
+        return None
+    number = int(digits, 8 if is_octal else 0)
+    return -number if match[1] == "-" else number
 
 
-def chosen(variable: Variable, gpus: Sequence[Gpu], *, see: str) -> tuple[list[Gpu], tuple[str, ...]]:
-    """Return the GPUs that a list names; the first entry that names none, or one again, ends it.
+def find_by_rocr(entry: str, gpus: Sequence[Gpu]) -> Gpu | None:
+    """Return the GPU that an entry of ROCR_VISIBLE_DEVICES names."""
+    entry = entry.strip().upper()
+    if not entry.startswith("G"):
+        return _at(c_number(entry), gpus)
+    matches = [gpu for gpu in gpus if (gpu.uuid or "").upper().startswith(entry)]
+    return matches[0] if len(matches) == 1 and len(entry) in _ROCR_UUID_LENGTHS else None
+
+
+def find_by_hip(entry: str, gpus: Sequence[Gpu]) -> Gpu | None:
+    """Return the GPU that an entry of HIP_VISIBLE_DEVICES or CUDA_VISIBLE_DEVICES names."""
+    if GPU_PREFIX in entry:
+        return next((gpu for gpu in gpus if entry in (gpu.uuid or "")), None)
+    number = c_number(entry)
+    return _at(number, gpus) if entry == str(number) else None
+
+
+def _at(number: int | None, gpus: Sequence[Gpu]) -> Gpu | None:
+    return gpus[number] if number is not None and 0 <= number < len(gpus) else None
+
+
+def listed_gpus(
+    variable: Variable,
+    gpus: Sequence[Gpu],
+    find: Callable[[str, Sequence[Gpu]], Gpu | None],
+    *,
+    skips_repeats: bool,
+    list_command: str,
+) -> tuple[list[Gpu], tuple[str, ...]]:
+    """Return the GPUs that a list names; the first entry that names none ends it.
 
     Args:
-        variable: The list: indices into `gpus`, or UUIDs.
+        variable: The list.
         gpus: The GPUs in the order in which the runtime counts them.
-        see: The command that lists the devices, for the note.
+        find: The function that returns the GPU of an entry.
+        skips_repeats: Whether a GPU that is named again is skipped; otherwise it ends the list.
+        list_command: The command that lists the devices, for the note.
 
     Returns:
         The GPUs in the order of the list, and a note if the list ends early or is empty.
     """
     found: list[Gpu] = []
     for position, entry in enumerate(variable.entries):
-        gpu = _named(entry, gpus)
-        if gpu is None or gpu in found:
-            return found, _loss(variable, variable.entries[position:], see)
-        found.append(gpu)
-    return found, ()
+        gpu = find(entry, gpus)
+        if gpu is None or (gpu in found and not skips_repeats):
+            return found, _loss(variable, position, list_command)
+        if gpu not in found:
+            found.append(gpu)
+    return found, () if found else (_hides_all(variable),)
 
 
-def _named(entry: str, gpus: Sequence[Gpu]) -> Gpu | None:
-    if _INDEX.fullmatch(entry):
-        return gpus[int(entry)] if int(entry) < len(gpus) else None
-    if not entry.startswith(GPU_PREFIX):
-        return None
-    matches = [gpu for gpu in gpus if (gpu.uuid or "").lower() == entry.lower()]
-    return matches[0] if len(matches) == 1 else None
-
-
-def _loss(variable: Variable, rest: list[str], see: str) -> tuple[str, ...]:
+def _loss(variable: Variable, position: int, list_command: str) -> tuple[str, ...]:
     """Note what is lost from the entry on at which a list ends."""
-    if len(rest) == len(variable.entries) and rest[0] in ("", "-1"):
-        return (f"{variable} hides every GPU; to use them: unset {variable.name}",)
-    if not any(rest):  # "0,1," loses nothing
-        return ()
-    return (f"{variable}: {rest[0]!r} names no further device, so the list ends there; list the devices with: {see}",)
+    entry = variable.entries[position].strip()
+    if position == 0 and entry in ("", "-1"):
+        return (_hides_all(variable),)
+    problem = f"{entry!r} is not a device or is named twice, so the list ends there"
+    return (f"{variable}: {problem}; list the devices with: {list_command}",)
+
+
+def _hides_all(variable: Variable) -> str:
+    return f"{variable} hides every GPU; to use them: unset {variable.name}"
+
+
+def with_visible(gpus: tuple[Gpu, ...], in_order: Sequence[Gpu]) -> tuple[Gpu, ...]:
+    """Return all GPUs, of which those in `in_order` are visible and have the numbers of that order."""
+    numbers = {gpu.index: number for number, gpu in enumerate(in_order)}
+    return tuple(replace(gpu, visible=gpu.index in numbers, cuda_index=numbers.get(gpu.index)) for gpu in gpus)

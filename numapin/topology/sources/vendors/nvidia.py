@@ -1,74 +1,41 @@
-"""NVIDIA's GPUs. Pure.
+"""NVIDIA's GPUs: their runtime's variables. Pure.
 
-Comes in: PCI devices and the files of /proc/driver/nvidia, or GPUs and CUDA's variables. Goes out: readings with model
-and UUID; the GPUs that CUDA shows. NVML is read on the live host only, by sources/nvml.py.
-Source: the driver's README, chapter on /proc.
+Comes in: GPUs and CUDA's variables. Goes out: the GPUs that CUDA shows.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from numapin.errors import UsageError
-from numapin.topology.address import pci_address
 from numapin.topology.model import GpuVendor
 from numapin.topology.readings import DISPLAY
-from numapin.topology.sources.vendors.seam import Served, Vendor
+from numapin.topology.sources.vendors.seam import VendorSupport
 from numapin.topology.visible import apply_visibility
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from numapin.system.tree import Tree
     from numapin.topology.model import Gpu
-    from numapin.topology.readings import PciReading
-    from numapin.topology.sources.vendors.seam import Environ, Seen
-
-_MAX_CHARS: Final = 4096  # the driver writes some 500
-DRIVER: Final = "proc/driver/nvidia/gpus"
-
-
-def driver_names(tree: Tree) -> Mapping[str | None, str]:
-    """Return the driver's name of each GPU, by PCI address."""
-    return {pci_address(name): name for name in tree.names(DRIVER)}
+    from numapin.topology.sources.vendors.seam import Device, Environ, Seen
 
 
 def _is_gpu(device_class: int, _address: str) -> bool:
     return device_class >> 8 == DISPLAY
 
 
-def _read(tree: Tree, gpus: Sequence[PciReading]) -> Served:
-    names = driver_names(tree)
-    return Served(tuple(_informed(tree, gpu, names.get(gpu.address)) for gpu in gpus))
-
-
-def _informed(tree: Tree, gpu: PciReading, name: str | None) -> PciReading:
-    text = tree.text(f"{DRIVER}/{name}/information") if name else None
-    model, uuid = _information((text or "")[:_MAX_CHARS])
-    return replace(gpu, name=model, uuid=uuid)
-
-
-def _information(text: str) -> tuple[str | None, str | None]:
-    """Return the driver's name and UUID of a GPU; until the GPU is initialized, the UUID is question marks."""
-    lines = (line.partition(":") for line in text.splitlines())
-    values = {key.strip(): value.strip() for key, _, value in lines}
-    model, uuid = values.get("Model") or None, values.get("GPU UUID") or "?"
-    return model, None if "?" in uuid else uuid
-
-
-def _why_order_unknown(_gpus: Sequence[PciReading], _environ: Environ) -> str:
+def _why_order_unknown(_devices: Sequence[Device], _environ: Environ) -> str:
     """Return "": GPUs of unknown order have no `cuda_index`."""
     return ""
 
 
-def _see(gpus: tuple[Gpu, ...], environ: Environ) -> Seen:
+def _mark_visible(gpus: tuple[Gpu, ...], environ: Environ) -> Seen:
     visible_devices, device_order = environ.get("CUDA_VISIBLE_DEVICES"), environ.get("CUDA_DEVICE_ORDER")
     return apply_visibility(gpus, visible_devices=visible_devices, device_order=device_order)
 
 
-def _show(gpus: Sequence[Gpu], _environ: Environ) -> dict[str, str]:
+def _variables_for(gpus: Sequence[Gpu], _environ: Environ) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": ",".join(map(_uuid, gpus))}
 
 
@@ -86,14 +53,15 @@ def _uuid(gpu: Gpu) -> str:
     return gpu.uuid
 
 
-NVIDIA: Final = Vendor(
-    kind=GpuVendor.NVIDIA,
+NVIDIA: Final = VendorSupport(
+    vendor=GpuVendor.NVIDIA,
     is_gpu=_is_gpu,
-    read=_read,
     hwloc_name=re.compile(r"nvml([0-9]{1,4})"),  # its CUDA and OpenCL devices are numbered in other orders
     hwloc_uuid="NVIDIAUUID",
     why_order_unknown=_why_order_unknown,
-    see=_see,
-    show=_show,
-    variables=("CUDA_VISIBLE_DEVICES",),
+    mark_visible=_mark_visible,
+    variables_for=_variables_for,
+    hiding_variables=("CUDA_VISIBLE_DEVICES",),
+    driver_remedy="load the driver, or give the container the GPUs: docker run --gpus all",
+    order_remedy="CUDA_DEVICE_ORDER=PCI_BUS_ID gives CUDA a known order",
 )

@@ -1,6 +1,6 @@
-"""The functions that every GPU vendor has. Pure.
+"""What every GPU vendor has. Pure.
 
-Comes in: nothing. Goes out: `Vendor`, the record that a vendor's module fills in and the rest of topology/ uses.
+Comes in: nothing. Goes out: `VendorSupport`, the record that a vendor's module fills in and the rest of numapin uses.
 """
 
 from __future__ import annotations
@@ -11,45 +11,43 @@ if TYPE_CHECKING:
     import re
     from collections.abc import Callable, Mapping, Sequence
 
-    from numapin.system.tree import Tree
     from numapin.topology.model import Gpu, GpuVendor
-    from numapin.topology.readings import FabricLink, PciReading
+    from numapin.topology.readings import PciReading
 
     Environ: TypeAlias = Mapping[str, str]
     """Environment variables."""
     Seen: TypeAlias = tuple[tuple[Gpu, ...], tuple[str, ...]]
     """GPUs with `visible` and `cuda_index`, and notes."""
+    Device: TypeAlias = tuple[Gpu, PciReading]
+    """A GPU, and what was read of it on PCI."""
 
 
-class Served(NamedTuple):
-    """The GPUs of a vendor as its driver serves them: partitions are devices of their own."""
-
-    gpus: tuple[PciReading, ...]
-    fabric: tuple[FabricLink, ...] = ()
-
-
-class Vendor(NamedTuple):
-    """A vendor of GPUs.
+class VendorSupport(NamedTuple):
+    """What numapin knows of a vendor of GPUs.
 
     Attributes:
-        kind: Its name.
+        vendor: The vendor.
         is_gpu: Return whether a device of this vendor is a GPU for computing, by its PCI class and address.
-        read: Add to the PCI devices of a tree what the driver says about them.
         hwloc_name: The name of a GPU's device in hwloc XML, with its number.
         hwloc_uuid: The name of its UUID there.
         why_order_unknown: Return why the runtime may number several GPUs in another order than ours, or "".
-        see: Return the GPUs as the runtime shows them to a process with these variables.
-        show: Return the variables that show some of the visible GPUs, in this order, to a process. Raises UsageError
-            for a GPU that they cannot name.
-        variables: The variables that hide GPUs, the usual one first.
+        mark_visible: Return the GPUs as the runtime shows them to a process with these variables.
+        variables_for: Return the variables that show some of the visible GPUs, in this order, to a process. Raises
+            UsageError for a GPU that they cannot name.
+        hiding_variables: The variables that hide GPUs, the usual one first.
+        keeps_list_order: Whether the runtime numbers GPUs in the order in which these variables name them.
+        order_remedy: The end of a sentence on GPUs of unknown order, or "".
+        driver_remedy: What to do if no driver serves a GPU.
     """
 
-    kind: GpuVendor
+    vendor: GpuVendor
     is_gpu: Callable[[int, str], bool]
-    read: Callable[[Tree, Sequence[PciReading]], Served]
     hwloc_name: re.Pattern[str]
     hwloc_uuid: str
-    why_order_unknown: Callable[[Sequence[PciReading], Environ], str]
-    see: Callable[[tuple[Gpu, ...], Environ], Seen]
-    show: Callable[[Sequence[Gpu], Environ], dict[str, str]]
-    variables: tuple[str, ...]
+    why_order_unknown: Callable[[Sequence[Device], Environ], str]
+    mark_visible: Callable[[tuple[Gpu, ...], Environ], Seen]
+    variables_for: Callable[[Sequence[Gpu], Environ], dict[str, str]]
+    hiding_variables: tuple[str, ...]
+    driver_remedy: str
+    keeps_list_order: bool = True
+    order_remedy: str = ""

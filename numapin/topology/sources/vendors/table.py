@@ -1,6 +1,6 @@
 """All GPU vendors, and machines with GPUs of several. Pure.
 
-Comes in: PCI devices, or GPUs and an environment. Goes out: what the vendor's module makes of them.
+Comes in: GPUs and an environment. Goes out: what the vendor's module makes of them.
 
 Ranks use the GPUs of one vendor, because a build of PyTorch does. GPUs of the others are listed and count as hidden.
 """
@@ -13,78 +13,73 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.topology.model import Gpu, GpuVendor
 from numapin.topology.sources.vendors.nvidia import NVIDIA
-from numapin.topology.sources.vendors.seam import Served
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from numapin.system.tree import Tree
     from numapin.topology.readings import PciReading, Readings
-    from numapin.topology.sources.vendors.seam import Environ, Seen, Vendor
+    from numapin.topology.sources.vendors.seam import Environ, Seen, VendorSupport
 
 
-def _nvidia() -> Vendor:
+def _nvidia() -> VendorSupport:
     return NVIDIA
 
 
-def _amd() -> Vendor:
+def _amd() -> VendorSupport:
     from numapin.topology.sources.vendors.amd import AMD  # most machines have none of its GPUs
 
     return AMD
 
 
-def _intel() -> Vendor:
+def _intel() -> VendorSupport:
     from numapin.topology.sources.vendors.intel import INTEL  # likewise
 
     return INTEL
 
 
-_LOADERS: Final[Mapping[GpuVendor, Callable[[], Vendor]]] = {
+_LOADERS: Final[Mapping[GpuVendor, Callable[[], VendorSupport]]] = {
     GpuVendor.NVIDIA: _nvidia,
     GpuVendor.AMD: _amd,
     GpuVendor.INTEL: _intel,
 }
-KINDS: Final = tuple(_LOADERS)
+VENDORS: Final = tuple(_LOADERS)
 """All vendors, in the order in which they are preferred if a machine has GPUs of several."""
-PCI_ORDER: Final = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "ZE_ENABLE_PCI_ID_DEVICE_ORDER": "1"}
-"""The variables by which runtimes number GPUs in the order of their PCI addresses; HIP has none."""
+PCI_ORDER: Final = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+"""The variable by which CUDA numbers GPUs in the order of their PCI addresses; HIP has none, Level Zero needs none."""
 BY_PCI_ID: Final = {0x10DE: GpuVendor.NVIDIA, 0x1002: GpuVendor.AMD, 0x8086: GpuVendor.INTEL}
 
 
-def vendor(kind: GpuVendor) -> Vendor:
-    """Return a vendor."""
-    return _LOADERS[kind]()
+def support_of(vendor: GpuVendor | None) -> VendorSupport:
+    """Return what is known of a vendor; a machine file without vendors is from when only NVIDIA's GPUs were read."""
+    return _LOADERS[vendor or GpuVendor.NVIDIA]()
 
 
 def hiding_variables() -> tuple[str, ...]:
     """Return the variables that hide GPUs from a process, of all vendors."""
-    return tuple(dict.fromkeys(name for kind in KINDS for name in vendor(kind).variables))
-
-
-def vendor_of(gpu: Gpu) -> Vendor:
-    """Return the vendor of a GPU; a machine file without vendors is from when only NVIDIA's were read."""
-    return vendor(gpu.vendor or GpuVendor.NVIDIA)
-
-
-def read_drivers(tree: Tree, devices: Iterable[PciReading]) -> tuple[tuple[PciReading, ...], Served]:
-    """Return the devices that are not GPUs, and the GPUs as their drivers serve them."""
-    others: list[PciReading] = []
-    gpus: defaultdict[GpuVendor | None, list[PciReading]] = defaultdict(list)
-    for device in devices:
-        (gpus[device.vendor] if device.is_gpu else others).append(device)
-    served = [vendor(kind).read(tree, gpus[kind]) for kind in KINDS if gpus[kind]]
-    fabric = tuple(link for part in served for link in part.fabric)
-    return tuple(others), Served(tuple(gpu for part in served for gpu in part.gpus), fabric)
+    return tuple(dict.fromkeys(name for vendor in VENDORS for name in support_of(vendor).hiding_variables))
 
 
 def preferred(readings: Readings) -> GpuVendor | None:
-    """Return the vendor whose GPUs the ranks use: one whose driver answers, else the first that has GPUs here."""
-    if readings.nvml.gpus:
+    """Return the vendor whose GPUs the ranks use.
+
+    It is NVIDIA if its driver lists a GPU. Vendors whose drivers serve no GPU here come last. Of the others, a GPU that
+    is more than a screen counts as much as one that a driver serves.
+    """
+    gpus: defaultdict[GpuVendor, list[PciReading]] = defaultdict(list)
+    for reading in readings.pci:
+        if reading.is_gpu:
+            gpus[reading.vendor or GpuVendor.NVIDIA].append(reading)
+    if readings.nvml.gpus or any(gpu.is_driven for gpu in gpus[GpuVendor.NVIDIA]):
         return GpuVendor.NVIDIA
-    gpus = [reading for reading in readings.pci if reading.is_gpu]
-    driven = {reading.vendor for reading in gpus if reading.is_driven}
-    here = driven or {reading.vendor or GpuVendor.NVIDIA for reading in gpus}
-    return next((kind for kind in KINDS if kind in here), None)
+    here = [vendor for vendor in VENDORS if gpus[vendor]]
+    return max(here, key=lambda vendor: _rank(gpus[vendor]), default=None)
+
+
+def _rank(gpus: Sequence[PciReading]) -> tuple[bool, int]:
+    is_more_than_a_screen = any(not gpu.is_vga for gpu in gpus)
+    is_driven = any(gpu.is_driven for gpu in gpus)
+    may_be_driven = any(gpu.is_driven is not False for gpu in gpus)
+    return may_be_driven, is_more_than_a_screen + is_driven
 
 
 def seen_by_ranks(gpus: tuple[Gpu, ...], environ: Environ, *, unusable: Collection[int] = ()) -> Seen:
@@ -95,7 +90,7 @@ def seen_by_ranks(gpus: tuple[Gpu, ...], environ: Environ, *, unusable: Collecti
     usable = tuple(gpu for gpu in gpus if gpu.index not in unusable)
     if not usable:
         return tuple(replace(gpu, visible=False) for gpu in gpus), ()
-    seen, notes = vendor_of(usable[0]).see(usable, environ)
+    seen, notes = support_of(usable[0].vendor).mark_visible(usable, environ)
     by_index = {gpu.index: gpu for gpu in seen}
     hidden = (by_index.get(gpu.index) or replace(gpu, visible=False, cuda_index=None) for gpu in gpus)
     return tuple(hidden), notes
@@ -103,6 +98,6 @@ def seen_by_ranks(gpus: tuple[Gpu, ...], environ: Environ, *, unusable: Collecti
 
 def first_visible(gpus: tuple[Gpu, ...], environ: Environ) -> int | None:
     """Return the index of a process's device 0; None if its runtime shows no GPU or the order is unknown."""
-    kinds = {gpu.vendor for gpu in gpus if gpu.visible} or {gpu.vendor for gpu in gpus}
-    seen, _ = seen_by_ranks(tuple(gpu for gpu in gpus if gpu.vendor in kinds), environ)
+    vendors = {gpu.vendor for gpu in gpus if gpu.visible} or {gpu.vendor for gpu in gpus}
+    seen, _ = seen_by_ranks(tuple(gpu for gpu in gpus if gpu.vendor in vendors), environ)
     return next((gpu.index for gpu in seen if gpu.cuda_index == 0), None)
