@@ -22,8 +22,7 @@ _BACKLOG: Final = 2048  # as in torch's own store: all ranks connect at the same
 def listen(address: str, port: int) -> socket.socket:
     """Return a socket that listens on one address only, on a free port if `port` is 0. Raises UsageError."""
     try:
-        host = address.encode() if address.isascii() else address  # a string would load Python's IDNA codec
-        places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        places = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise UsageError(f"{address} is not an address of this host: {error}", _OWN_ADDRESS) from None
     problem = OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))

@@ -384,10 +384,12 @@ class TestFaults:
             "real, socket.getaddrinfo = socket.getaddrinfo, refuse\n"
             "socket.gethostbyaddr = socket.gethostbyname = refuse\n"
         )
-        line = f"hostname nowhere.invalid && exec {' '.join(NUMAPIN)} run --nproc-per-node 1 {path}"
-        done = call("unshare", "--uts", "sh", "-c", line, PYTHONPATH=str(lookups))
-        assert done.status == 0, done.err
-        assert done.out.strip() == "127.0.0.1"
+        for launcher in ("direct", "agent"):
+            options = f"--launcher {launcher} --nproc-per-node 1"
+            line = f"hostname nowhere.invalid && exec {' '.join(NUMAPIN)} run {options} {path}"
+            done = call("unshare", "--uts", "sh", "-c", line, PYTHONPATH=str(lookups))
+            assert done.status == 0, done.err
+            assert done.out.strip() == "127.0.0.1"
 
 
 def interrupted(folder: Path, command: Sequence[str], number: signal.Signals) -> tuple[int, list[int]]:
