@@ -119,7 +119,8 @@ def _drafts(machine: UsableMachine, request: Request) -> list[Draft]:
         return [draft.because("--bind none: all allowed CPUs") for draft in drafts]
     if not gpus:
         return _spread(machine, drafts)
-    remedy = support_of(machine.topology.visible_gpus[0].vendor).order_remedy if None in gpus else ""
+    vendors = [gpu.vendor for gpu in machine.topology.vendor_gpus]
+    remedy = support_of(vendors[0] if vendors else None).order_remedy
     return [_near_gpu(draft, draft.gpu, remedy) for draft in drafts]
 
 

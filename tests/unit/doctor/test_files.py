@@ -45,7 +45,7 @@ CASES: list[tuple[str, dict[str, str | bytes | None], DoctorSeverity | None, str
         "node-memory",
         {"proc/meminfo": "MemTotal: 1073741824 kB"},
         NOTE,
-        "the nodes have 128.0 GiB together, but /proc/meminfo says 1.0 TiB: one of them is made up",
+        "the nodes have 128.0 GiB together, but /proc/meminfo says 1.0 TiB: a hypervisor or container may",
     ),
     ("node-memory", {f"{NODE1}/meminfo": FULL}, WARNING, "almost full: node 1 (free: 50.0% of node 0, 1.0% of node 1)"),
     ("memlock", {"proc/self/limits": LIMITS.format("unlimited")}, OK, "unlimited"),
