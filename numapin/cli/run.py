@@ -37,7 +37,6 @@ from numapin.plan.make import default_num_ranks, make_plan
 from numapin.plan.nics import nic_variables, with_users_nics
 from numapin.rank.signals import open_mailbox
 from numapin.tasks import repeated
-from numapin.topology.readings import OTHERS
 from numapin.topology.sources.vendors.table import first_visible
 
 if TYPE_CHECKING:
@@ -165,7 +164,7 @@ def start(job: AnyJob, options: RunOptions, mailbox: Mailbox, *, trace: str = ""
         _print_commands(plan, job, environment)
     else:
         observed = partial(run_reports.observed, job=job, num_ranks=len(plan.ranks), watch=watch, options=options)
-        looks = _gpu_readings if any(gpu.vendor not in OTHERS for gpu in topology.visible_gpus) else tuple
+        looks = _gpu_readings if any(gpu.is_nvidia for gpu in topology.visible_gpus) else tuple
         _launch(plan, job, environment, mailbox=mailbox, observed=observed, looks=looks, tell=tell)
 
 

@@ -30,8 +30,6 @@ NO_CORES: Final = (
     "two threads per core"
 )
 """The note of a reader that leaves `CpuReading.siblings` None."""
-OTHERS: Final = (GpuVendor.AMD, GpuVendor.INTEL)
-"""Vendors whose GPUs NVML does not know."""
 _INTEL_MAX: Final = range(0x0BD0, 0x0BDC)  # PCI device ids of Data Center GPU Max, of which some have two tiles
 VGA: Final = 0x0300
 CONTROLLER_3D: Final = 0x0302
