@@ -17,6 +17,7 @@ diagnostics on stderr, an exit status.
     torch_import.py  EDGE  import torch with Ctrl-C deferred
     run.py           EDGE  numapin run
     run_decisions.py PURE  what run --verbose adds: why the job is started as it is
+    run_hooks.py     EDGE  what is hooked into the ranks' programs
     run_reports.py   EDGE  what it reports during and after a run
     topo.py          EDGE  numapin topo
     plan.py          EDGE  numapin plan

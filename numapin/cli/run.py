@@ -21,6 +21,7 @@ from numapin.cli import run_reports
 from numapin.cli.options import BINDING, BindingOptions, FilePath, topology_from
 from numapin.cli.output import emit, show, warn
 from numapin.cli.run_decisions import decisions
+from numapin.cli.run_hooks import hook_environment
 from numapin.cli.torch_import import importing_torch
 from numapin.cli.torchrun_command import TorchrunCommand
 from numapin.errors import BindingRefused, UsageError
@@ -151,7 +152,7 @@ def start(job: AnyJob, options: RunOptions, mailbox: Mailbox, *, trace: str = ""
     watch = run_reports.watching_of(options, run_reports.launcher_of(job))
     topology = topology_from(gpu_nodes=options.gpu_nodes)
     request, gpu_variables = _request(job, options, topology)
-    environment = {**gpu_variables, **_hook_environment(job, options, trace)}
+    environment = {**gpu_variables, **hook_environment(job.command, options, trace)}
     plan = rehearse(with_users_nics(make_plan(topology, request), os.environ), strict=options.strict)
 
     _announce(plan, topology, quiet=options.quiet and not options.dry_run)
@@ -292,39 +293,6 @@ def _num_ranks(job: AnyJob, topology: Topology) -> int | None:
     from numapin.launcher.torchrun import number_of_ranks  # torch knows other devices, and counts CPUs
 
     return number_of_ranks(wanted)
-
-
-def _hook_environment(job: AnyJob, options: RunOptions, trace: str) -> dict[str, str]:
-    """Return the variables that give the ranks the chosen data path and the tracing hook."""
-    if trace:
-        _check_trace_hook(job.command)
-    elif options.dataloader != "torch":
-        _check_dataloader_hook(job.command, strict=options.strict)
-    return preload.environment(options.dataloader, os.environ, trace=trace)
-
-
-def _check_trace_hook(command: Sequence[str]) -> None:
-    """Raise UsageError if the hook cannot run in this command."""
-    reason = preload.refusal(command)
-    if reason:
-        raise UsageError(f"numapin trace cannot work: {reason}", preload.TRACE_REMEDY)
-    _note_other_program("numapin trace", command)
-
-
-def _check_dataloader_hook(command: Sequence[str], *, strict: bool) -> None:
-    """Warn if the hook cannot run in this command. Raises BindingRefused instead if `strict`."""
-    reason = preload.refusal(command)
-    if reason and strict:
-        raise BindingRefused(f"--strict: --dataloader numapin cannot work: {reason}", preload.REMEDY)
-    if reason:
-        warn([f"--dataloader numapin cannot work: {reason}; {preload.REMEDY}"])
-    else:
-        _note_other_program("--dataloader numapin", command)
-
-
-def _note_other_program(feature: str, command: Sequence[str]) -> None:
-    if not preload.is_python(command):
-        say(f"{feature} applies to the Python processes that {command[0]} starts, if any")
 
 
 def _gpus_of_virtual_ranks(topology: Topology, environ: Mapping[str, str]) -> tuple[int | None, ...]:

@@ -271,7 +271,8 @@ class TestEnds:
 
 def test_the_rank_behind_a_virtual_number_has_its_gpu(tmp_path: Path) -> None:
     """--virtual-local-rank without an entry for a rank is status 2."""
-    path = script(tmp_path, "import os; print(os.environ['LOCAL_RANK'], os.environ['CUDA_VISIBLE_DEVICES'])")
+    text = 'import os\nline = f\'{os.environ["LOCAL_RANK"]} {os.environ["CUDA_VISIBLE_DEVICES"]}\\n\'\n'
+    path = script(tmp_path, f"{text}os.write(1, line.encode())\n")  # at once: ranks share stdout
     done = numapin(*DIRECT, "--virtual-local-rank", *TWO, path, CUDA_VISIBLE_DEVICES="7, 5")
     assert (done.status, sorted(done.out.splitlines())) == (0, ["0 5", "0 7"]), done.err
     done = numapin(*DIRECT, "--virtual-local-rank", *TWO, path, CUDA_VISIBLE_DEVICES="7")

@@ -125,12 +125,15 @@ def planned(topology: Topology, request: Request) -> Plan | None:
 
 
 ROOTS: Final[dict[str, Path]] = {}
+IN_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - thousands of small files
 
 
 def root_of(name: str) -> Path:
     """Write a machine's tree once."""
     if name not in ROOTS:
-        ROOTS[name] = write_root(load(name), Path(mkdtemp(prefix="numapin-exact-")))
+        ROOTS[name] = write_root(
+            load(name), Path(mkdtemp(prefix="numapin-exact-", dir=IN_MEMORY if IN_MEMORY.is_dir() else None))
+        )
     return ROOTS[name]
 
 

@@ -58,7 +58,8 @@ HWLOC: Final = """<?xml version="1.0" encoding="UTF-8"?>
 <object type="PCIDev" pci_busid="0000:18:00.1" pci_type="0200 [1d0f:efa0] [1d0f:efa0] 00">
 <object type="OSDev" name="eth0" osdev_type="2"/></object></object>
 <object type="PCIDev" pci_busid="0000:c1:00.0" pci_type="0380 [1002:7408] [1002:0b0c] 00">
-<object type="OSDev" name="rsmi0" osdev_type="1" gp_index="70"><info name="AMDUUID" value="e850"/></object>
+<object type="OSDev" name="rsmi0" osdev_type="1" gp_index="70"><info name="AMDUUID" value="e850"/></object></object>
+<object type="PCIDev" pci_busid="0000:c6:00.0" pci_type="0380 [1002:7408] [1002:0b0c] 00">
 <object type="OSDev" name="rsmi1" osdev_type="1" gp_index="71"/></object></object></object>
 <object type="OSDev" name="eth1" osdev_type="2"><info name="Address" value="80:00"/></object></object>
 <distances2 type="OSDev" nbobjs="2" kind="9" name="XGMIBandwidth" indexing="gp">
@@ -205,7 +206,7 @@ def test_the_good_documents_are_good() -> None:
     assert [link.word for link in parse_nccl(NCCL).fabric] == ["XGMI2"]
     assert len(parse_nccl(NCCL).pci) == 5
     with tree({}) as root:
-        assert [gpu.partition for gpu in build(read_sysfs(root, source="fuzz")).visible_gpus if gpu.partition] == [1]
+        assert [gpu.partition for gpu in build(read_sysfs(root, source="fuzz")).gpus if gpu.partition] == [1]
     assert Topology.from_json(JSON) == TOPOLOGY
 
 
