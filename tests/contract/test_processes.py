@@ -120,8 +120,8 @@ def test_interrupted(loader_class: LoaderClass, whole_group: bool) -> None:  # n
         err = program.process.communicate()[1]
         status, last = program.process.returncode, err.splitlines()[-1]
         if whole_group and last.endswith("exited unexpectedly"):
-            # The signal met a worker before or after its loop, which alone handles it. The program was just handling its
-            # own, and torch's SIGCHLD handler then raises that the worker has died.
+            # The signal met a worker before or after its loop, which alone handles it. The program was handling its own,
+            # and torch's SIGCHLD handler raised that the worker has died.
             assert (status, "KeyboardInterrupt" in err) == (1, True)
         else:
             assert (status, last) == (-signal.SIGINT, "KeyboardInterrupt")  # torch's, too
