@@ -120,7 +120,7 @@ def test_interrupted(loader_class: LoaderClass, whole_group: bool) -> None:  # n
         err = program.process.communicate()[1]
         status, last = program.process.returncode, err.splitlines()[-1]
         if whole_group and last.endswith("exited unexpectedly"):
-            # The signal met a worker before or after its loop, which alone handles it. The program was handling its own,
+            # The signal met a worker outside of its loop, which alone handles it. The program was handling its own,
             # and torch's SIGCHLD handler raised that the worker has died.
             assert (status, "KeyboardInterrupt" in err) == (1, True)
         else:
